@@ -1,0 +1,224 @@
+"""run.toml -> RunConfig: what every site of a run agrees on, its canonical form and its hash.
+
+Settings of one site (addresses, devices, data directory) are flags of `pier-node start`, never part of the run.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import tomllib
+from pathlib import Path
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+
+from pier_node.errors import PierError
+from pier_node.model.presets import PRESETS
+
+PositiveInt = Annotated[int, Field(ge=1)]
+Fraction = Annotated[float, Field(ge=0.0, lt=1.0)]
+
+
+class Section(BaseModel):
+    """A table of run.toml: unknown keys are errors, values never change after loading."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class RunSection(Section):
+    """[run]: its name and who it waits for."""
+
+    name: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$")] = "run"
+    seed: Annotated[int, Field(ge=0, lt=2**63)] = 1
+    sites: Annotated[int, Field(ge=1, le=1024)] = 1
+    """Sites to wait for before the first exchange; parts that the training data is dealt into."""
+
+
+class ModelSection(Section):
+    """[model]: a preset, and any of its keys changed."""
+
+    preset: str = "llama-1m"
+    form: Literal["llama", "gpt2"] = "llama"
+    vocab_size: PositiveInt = 256
+    dim: PositiveInt = 128
+    layers: PositiveInt = 4
+    heads: PositiveInt = 4
+    kv_heads: PositiveInt = 4
+    ffn_dim: PositiveInt = 352
+    context: PositiveInt = 256
+    rope_theta: Annotated[float, Field(gt=0)] = 10_000.0
+    tie_embeddings: bool = True
+
+    @model_validator(mode="before")
+    @classmethod
+    def fill_from_preset(cls, keys: Any) -> Any:
+        """Take from the preset whatever the table does not say."""
+        if not isinstance(keys, dict):
+            return keys
+        preset = keys.get("preset", "llama-1m")
+        if preset not in PRESETS:
+            raise ValueError(f"preset {preset!r} is unknown; allowed: {', '.join(PRESETS)}")
+        merged: dict[str, Any] = {**PRESETS[preset], **keys}
+        if "heads" in keys and "kv_heads" not in keys:
+            merged["kv_heads"] = keys["heads"]
+        return merged
+
+    @model_validator(mode="after")
+    def check_shapes(self) -> Self:
+        """Refuse head counts that do not divide."""
+        if self.dim % self.heads:
+            raise ValueError(f"dim = {self.dim} must be a multiple of heads = {self.heads}")
+        if self.heads % self.kv_heads:
+            raise ValueError(f"heads = {self.heads} must be a multiple of kv_heads = {self.kv_heads}")
+        if self.form == "llama" and (self.dim // self.heads) % 2:
+            raise ValueError(f"dim / heads = {self.dim // self.heads} must be even for rotary positions")
+        return self
+
+
+class DataSection(Section):
+    """[data]: where text comes from. `--data PATH` replaces `path` at one site."""
+
+    source: Literal["stdlib", "text", "jsonl", "parquet"] = "stdlib"
+    path: str = ""
+    text_field: str = "text"
+    tokenizer: str = "bytes"
+    """`bytes`, or the path of a tokenizer.json."""
+    validation: Annotated[float, Field(gt=0.0, le=0.5)] = 0.02
+    """Fraction of the documents that no site trains on."""
+
+    @model_validator(mode="after")
+    def check_path(self) -> Self:
+        """A source other than the built-in one needs a path."""
+        if self.source != "stdlib" and not self.path:
+            raise ValueError(f'source = "{self.source}" needs path = "FILE or FOLDER"')
+        return self
+
+
+class InnerSection(Section):
+    """[inner]: training inside a site."""
+
+    total_steps: PositiveInt = 1000
+    """T, inner steps of the whole run."""
+    batch_size: PositiveInt = 8
+    """Sequences a site trains on in one inner step, over all its workers."""
+    micro_batch: Annotated[int, Field(ge=0)] = 0
+    """Sequences a worker computes at once; 0: its whole share (no gradient accumulation)."""
+    lr: Annotated[float, Field(gt=0)] = 1e-3
+    min_lr: Annotated[float, Field(ge=0)] = 1e-4
+    warmup_steps: Annotated[int, Field(ge=0)] = 50
+    weight_decay: Annotated[float, Field(ge=0)] = 0.1
+    beta1: Fraction = 0.9
+    beta2: Fraction = 0.999
+    clip_norm: Annotated[float, Field(ge=0)] = 1.0
+    """Global gradient norm is clipped to this; 0: never."""
+    precision: Literal["auto", "fp32", "bf16"] = "auto"
+    compile: bool = False
+    eval_every: Annotated[int, Field(ge=0)] = 5
+    """Outer rounds between validations; 0: only at the end."""
+    eval_batches: PositiveInt = 4
+
+
+class OuterSection(Section):
+    """[outer]: the exchange between sites. `algorithm` sets the defaults of the keys after it."""
+
+    algorithm: Literal["pier", "diloco", "sync"] = "pier"
+    inner_steps: PositiveInt = 50
+    """H, inner steps between outer rounds."""
+    start: Literal["solo", "sync", "none"] = "solo"
+    start_fraction: Fraction = 0.1
+    """p, the part of the run that the synchronous start takes."""
+    momentum_warmup: bool = True
+    schedule: Literal["staged", "cosine", "constant"] = "staged"
+    momentum: Fraction = 0.9
+    """μ of the constant schedule and of the momentum warmup."""
+    lr: Annotated[float, Field(gt=0)] = 0.7
+    """η of the constant schedule."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def fill_from_algorithm(cls, keys: Any) -> Any:
+        """Take from the algorithm whatever the table does not say (spec/pier.md, section 2)."""
+        if not isinstance(keys, dict):
+            return keys
+        plain = {"start": "none", "start_fraction": 0.0, "momentum_warmup": False, "schedule": "constant"}
+        algorithm = keys.get("algorithm", "pier")
+        if algorithm == "diloco" and keys.get("start", "none") != "none":
+            plain["start_fraction"] = 0.1
+        return {**(plain if algorithm in ("diloco", "sync") else {}), **keys}
+
+    @model_validator(mode="after")
+    def check_start(self) -> Self:
+        """A start takes a part of the run; no start takes none."""
+        if self.algorithm == "sync" and self.start != "none":
+            raise ValueError('algorithm = "sync" is synchronous from the first step to the last: leave start out')
+        if self.start != "none" and self.start_fraction == 0.0:
+            raise ValueError(f'start = "{self.start}" needs start_fraction > 0, or use start = "none"')
+        return self
+
+
+class RunConfig(Section):
+    """A whole run.toml."""
+
+    run: RunSection = RunSection()
+    model: ModelSection = Field(default_factory=ModelSection)
+    data: DataSection = DataSection()
+    inner: InnerSection = InnerSection()
+    outer: OuterSection = Field(default_factory=OuterSection)
+
+    def canonical(self) -> str:
+        """The one JSON text of this configuration: every default filled in, keys sorted, no spaces."""
+        return json.dumps(self.model_dump(mode="json"), sort_keys=True, separators=(",", ":"))
+
+    def hash(self) -> bytes:
+        """SHA-256 of the canonical form: sites with equal hashes run the same run."""
+        return hashlib.sha256(self.canonical().encode()).digest()
+
+
+def load(path: Path) -> RunConfig:
+    """Read run.toml.
+
+    Raises:
+        PierError: the file is missing, is not TOML, or a key has a value that is not allowed; each such key is named.
+    """
+    try:
+        tables = tomllib.loads(path.read_text())
+    except OSError as error:
+        raise PierError(f"{path}: {error.strerror}", "Write one with: pier-node init") from error
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise PierError(f"{path}: not TOML: {error}", "Compare it with what `pier-node init` writes.") from error
+    return _validated(tables, str(path))
+
+
+def from_canonical(text: str) -> RunConfig:
+    """The configuration that a peer sent. Raises PierError when this version of Pier does not understand it."""
+    try:
+        tables = json.loads(text)
+    except ValueError as error:
+        raise PierError(f"the peer's run configuration is not JSON: {error}") from error
+    return _validated(tables, "the peer's run configuration")
+
+
+def _validated(tables: Any, where: str) -> RunConfig:
+    try:
+        return RunConfig.model_validate(tables)
+    except ValidationError as error:
+        lines = [_explain(problem) for problem in error.errors()]
+        raise PierError(f"{where}:\n" + "\n".join(f"  {line}" for line in lines)) from error
+
+
+def _explain(problem: Any) -> str:
+    key = ".".join(str(part) for part in problem["loc"]) or "(top level)"
+    if problem["type"] == "extra_forbidden":
+        return f"{key}: no such key; {_allowed(problem['loc'])}"
+    value = problem["input"]
+    shown = "" if isinstance(value, dict) else f" = {json.dumps(value, default=str)}"
+    return f"{key}{shown}: {problem['msg'].removeprefix('Value error, ')}"
+
+
+def _allowed(location: tuple[str | int, ...]) -> str:
+    section = RunConfig.model_fields.get(str(location[0])) if len(location) > 1 else None
+    kind = section.annotation if section else RunConfig
+    assert isinstance(kind, type)
+    assert issubclass(kind, BaseModel)
+    return f"allowed here: {', '.join(kind.model_fields)}"

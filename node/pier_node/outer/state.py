@@ -1,0 +1,83 @@
+"""OuterState: what every member of a round holds, bit for bit, and the digest that says so.
+
+A state is never changed: a round stages the next one (the shadow) and a commit is the assignment of a reference, so
+that a state being sent to a newcomer, saved or loaded by workers stays whole for as long as somebody holds it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from functools import cached_property
+
+from pier_node.shared import SharedVector, Vector
+
+PIECE = 1 << 18
+"""Elements in a hashed piece: 1 MiB of fp32."""
+
+ANCHOR, MOMENTUM, ADAM_M, ADAM_V = "anchor", "momentum", "adam_m", "adam_v"
+
+_hashers = ThreadPoolExecutor(2, thread_name_prefix="hash")
+
+
+@dataclass(frozen=True)
+class OuterState:
+    """The state after a committed (or staged) round.
+
+    Attributes:
+        round: 0 is the start of the run.
+        members: node ids of the group that made it, sorted; the next group must hold a majority of them.
+        tensors: `anchor` φ and `momentum` M, fp32, shape [parameters], in canonical order; under synchronous
+            training AdamW's `adam_m` and `adam_v` too, because there every site holds the same ones.
+        adam_step: AdamW steps behind `adam_m` and `adam_v`; 0 when they are not here.
+    """
+
+    round: int
+    members: tuple[str, ...]
+    tensors: Mapping[str, SharedVector]
+    adam_step: int = 0
+
+    @property
+    def anchor(self) -> Vector:
+        """φ, shape [parameters]."""
+        return self.tensors[ANCHOR].array
+
+    @property
+    def momentum(self) -> Vector:
+        """M, shape [parameters]."""
+        return self.tensors[MOMENTUM].array
+
+    @cached_property
+    def hashes(self) -> dict[str, list[bytes]]:
+        """SHA-256 of each piece of each tensor."""
+        return {name: piece_hashes(vector.array) for name, vector in self.tensors.items()}
+
+    @cached_property
+    def digest(self) -> bytes:
+        """SHA-256 of the whole state, through the hashes of its pieces."""
+        return state_digest(self.round, self.members, self.adam_step, self.hashes)
+
+
+def piece_hashes(vector: Vector) -> list[bytes]:
+    """SHA-256 of every PIECE elements of a vector."""
+    return list(_hashers.map(_sha256, _pieces(vector)))
+
+
+def state_digest(number: int, members: tuple[str, ...], adam_step: int, hashes: Mapping[str, list[bytes]]) -> bytes:
+    """The digest of a state from its description: a receiver checks a manifest with it before it fetches a byte."""
+    digest = hashlib.sha256(f"{number} {adam_step} {' '.join(members)}".encode())
+    for name in sorted(hashes):
+        digest.update(f"\n{name} {len(hashes[name])}\n".encode())
+        digest.update(b"".join(hashes[name]))
+    return digest.digest()
+
+
+def _pieces(vector: Vector) -> Iterator[memoryview]:
+    flat = memoryview(vector).cast("B")
+    return (flat[start : start + 4 * PIECE] for start in range(0, len(flat), 4 * PIECE))
+
+
+def _sha256(piece: memoryview) -> bytes:
+    return hashlib.sha256(piece).digest()

@@ -1,0 +1,108 @@
+"""What a carrier must do: everything above it (rounds, quorum, state transfer) is written against this once.
+
+A carrier knows peers by node id. It hands over whole, validated messages, in order within a stream, and raises
+`PeerLost` for whatever keeps a peer from answering. It neither retries nor interprets.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Awaitable, Callable
+from dataclasses import dataclass
+from typing import Generic, Protocol, TypeVar
+
+from google.protobuf.message import Message
+from pier.v1.peer_pb2 import (
+    AbortNotice,
+    Ack,
+    Chunk,
+    FetchRequest,
+    HelloReply,
+    HelloRequest,
+    LeaveRequest,
+    Manifest,
+    ProbeReply,
+    ProbeRequest,
+    Proposal,
+    Pulse,
+    Ready,
+    StateRequest,
+    Vote,
+)
+
+PROTOCOL = 1
+CHUNK_BYTES = 1 << 20
+
+Q = TypeVar("Q", bound=Message)
+R = TypeVar("R", bound=Message)
+
+
+class PeerLost(Exception):
+    """A peer did not answer: gone, unreachable, too slow, or cut off in mid-stream."""
+
+    def __init__(self, node: str, reason: str) -> None:
+        super().__init__(f"{node}: {reason}")
+        self.node = node
+        self.reason = reason
+
+
+class PeerRefused(PeerLost):
+    """A peer answered that it will not do it; `reason` says why in its words."""
+
+
+class BadMessage(Exception):
+    """What a peer sent is out of bounds, malformed or inconsistent: refused, and told so."""
+
+
+@dataclass(frozen=True)
+class Method(Generic[Q, R]):
+    """One question and its answer."""
+
+    name: str
+    request: type[Q]
+    reply: type[R]
+
+
+HELLO = Method("Hello", HelloRequest, HelloReply)
+BEAT = Method("Beat", Pulse, Pulse)
+LEAVE = Method("Leave", LeaveRequest, Ack)
+GATHER = Method("Gather", Ready, Proposal)
+VOTE = Method("CastVote", Vote, Ack)
+ABORT = Method("Abort", AbortNotice, Ack)
+DESCRIBE = Method("Describe", StateRequest, Manifest)
+PROBE = Method("Probe", ProbeRequest, ProbeReply)
+
+Handler = Callable[[str, Q], Awaitable[R]]
+"""Answers a question; its first argument is the authenticated node id of the asker."""
+
+
+class Carrier(Protocol):
+    """One site's end of the wire."""
+
+    node: str
+
+    def introduce(self, node: str, address: str) -> None:
+        """Remember (or change) where a peer is reached."""
+
+    async def greet(self, address: str, request: HelloRequest, timeout: float) -> HelloReply:
+        """Say hello to whoever listens at an address. Raises PeerLost."""
+
+    async def call(self, peer: str, method: Method[Q, R], request: Q, timeout: float) -> R:
+        """Ask a peer. Raises PeerLost when no answer came within `timeout` seconds, PeerRefused when it said no."""
+
+    async def push(self, peer: str, chunks: AsyncIterator[Chunk]) -> None:
+        """Stream chunks to a peer (Exchange) with back-pressure; returns once it took them all. Raises PeerLost."""
+
+    def pull(self, peer: str, request: FetchRequest) -> AsyncIterator[Chunk]:
+        """Stream a piece of a peer's state (Fetch). The iterator raises PeerLost."""
+
+    def serve(self, method: Method[Q, R], handler: Handler[Q, R]) -> None:
+        """Answer a method. The handler raises BadMessage to refuse."""
+
+    def serve_push(self, handler: Callable[[str, AsyncIterator[Chunk]], Awaitable[None]]) -> None:
+        """Take the streams that peers push."""
+
+    def serve_pull(self, handler: Callable[[str, FetchRequest], AsyncIterator[Chunk]]) -> None:
+        """Give the streams that peers pull."""
+
+    def bytes_sent(self) -> int:
+        """Payload bytes of all streams so far, sent by this site."""

@@ -1,0 +1,1 @@
+"""Messages that Pier's processes exchange, by version."""
