@@ -71,6 +71,8 @@ class ModelSection(Section):
             raise ValueError(f"dim = {self.dim} must be a multiple of heads = {self.heads}")
         if self.heads % self.kv_heads:
             raise ValueError(f"heads = {self.heads} must be a multiple of kv_heads = {self.kv_heads}")
+        if self.form == "gpt2" and self.kv_heads != self.heads:
+            raise ValueError(f'form = "gpt2" has no grouped heads: kv_heads = {self.kv_heads} must be {self.heads}')
         if self.form == "llama" and (self.dim // self.heads) % 2:
             raise ValueError(f"dim / heads = {self.dim // self.heads} must be even for rotary positions")
         return self

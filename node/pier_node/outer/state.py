@@ -7,10 +7,13 @@ that a state being sent to a newcomer, saved or loaded by workers stays whole fo
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator, Mapping
+import json
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import cached_property
+
+import numpy as np
 
 from pier_node.shared import SharedVector, Vector
 
@@ -31,12 +34,15 @@ class OuterState:
         members: node ids of the group that made it, sorted; the next group must hold a majority of them.
         tensors: `anchor` φ and `momentum` M, fp32, shape [parameters], in canonical order; under synchronous
             training AdamW's `adam_m` and `adam_v` too, because there every site holds the same ones.
+        ledger: tokens of each site that are in the anchor: tells a site that was cut off whether its last contribution
+            got in.
         adam_step: AdamW steps behind `adam_m` and `adam_v`; 0 when they are not here.
     """
 
     round: int
     members: tuple[str, ...]
     tensors: Mapping[str, SharedVector]
+    ledger: Mapping[str, int]
     adam_step: int = 0
 
     @property
@@ -57,17 +63,26 @@ class OuterState:
     @cached_property
     def digest(self) -> bytes:
         """SHA-256 of the whole state, through the hashes of its pieces."""
-        return state_digest(self.round, self.members, self.adam_step, self.hashes)
+        return state_digest(self.round, self.members, self.ledger, self.adam_step, self.hashes)
 
 
 def piece_hashes(vector: Vector) -> list[bytes]:
     """SHA-256 of every PIECE elements of a vector."""
+    if len(vector) <= PIECE:
+        return [_sha256(piece) for piece in _pieces(vector)]
     return list(_hashers.map(_sha256, _pieces(vector)))
 
 
-def state_digest(number: int, members: tuple[str, ...], adam_step: int, hashes: Mapping[str, list[bytes]]) -> bytes:
+def state_digest(
+    number: int,
+    members: Sequence[str],
+    ledger: Mapping[str, int],
+    adam_step: int,
+    hashes: Mapping[str, Sequence[bytes]],
+) -> bytes:
     """The digest of a state from its description: a receiver checks a manifest with it before it fetches a byte."""
-    digest = hashlib.sha256(f"{number} {adam_step} {' '.join(members)}".encode())
+    head = json.dumps([number, list(members), sorted(ledger.items()), adam_step])
+    digest = hashlib.sha256(head.encode())
     for name in sorted(hashes):
         digest.update(f"\n{name} {len(hashes[name])}\n".encode())
         digest.update(b"".join(hashes[name]))
@@ -75,7 +90,7 @@ def state_digest(number: int, members: tuple[str, ...], adam_step: int, hashes: 
 
 
 def _pieces(vector: Vector) -> Iterator[memoryview]:
-    flat = memoryview(vector).cast("B")
+    flat = memoryview(vector.view(np.uint8).data)
     return (flat[start : start + 4 * PIECE] for start in range(0, len(flat), 4 * PIECE))
 
 

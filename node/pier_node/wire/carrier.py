@@ -6,11 +6,12 @@ A carrier knows peers by node id. It hands over whole, validated messages, in or
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass
 from typing import Generic, Protocol, TypeVar
 
 from google.protobuf.message import Message
+
 from pier.v1.peer_pb2 import (
     AbortNotice,
     Ack,
@@ -92,7 +93,7 @@ class Carrier(Protocol):
     async def push(self, peer: str, chunks: AsyncIterator[Chunk]) -> None:
         """Stream chunks to a peer (Exchange) with back-pressure; returns once it took them all. Raises PeerLost."""
 
-    def pull(self, peer: str, request: FetchRequest) -> AsyncIterator[Chunk]:
+    def pull(self, peer: str, request: FetchRequest) -> AsyncGenerator[Chunk]:
         """Stream a piece of a peer's state (Fetch). The iterator raises PeerLost."""
 
     def serve(self, method: Method[Q, R], handler: Handler[Q, R]) -> None:

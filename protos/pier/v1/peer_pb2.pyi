@@ -312,6 +312,7 @@ class Ready(_message.Message):
     SEEN_FIELD_NUMBER: _builtins.int
     VOTED_FIELD_NUMBER: _builtins.int
     VOTED_IN_FIELD_NUMBER: _builtins.int
+    VOTED_ROUND_FIELD_NUMBER: _builtins.int
     HOLDS_FIELD_NUMBER: _builtins.int
     SUSPECTS_FIELD_NUMBER: _builtins.int
     node: _builtins.str
@@ -322,6 +323,7 @@ class Ready(_message.Message):
     """weight of its pseudo-gradient"""
     bandwidth: _builtins.float
     """measured bytes per second, 0: not known yet"""
+    voted_round: _builtins.int
     holds: _builtins.bool
     """it still has the staged result it voted for"""
     @_builtins.property
@@ -330,7 +332,7 @@ class Ready(_message.Message):
 
     @_builtins.property
     def voted(self) -> Global___Value:
-        """what it voted for in this round, if it did"""
+        """what it voted for last, if that was for this round or a later one"""
 
     @_builtins.property
     def voted_in(self) -> Global___Ballot: ...
@@ -349,12 +351,13 @@ class Ready(_message.Message):
         seen: Global___Ballot | None = ...,
         voted: Global___Value | None = ...,
         voted_in: Global___Ballot | None = ...,
+        voted_round: _builtins.int = ...,
         holds: _builtins.bool = ...,
         suspects: _abc.Iterable[_builtins.str] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["seen", b"seen", "voted", b"voted", "voted_in", b"voted_in"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["bandwidth", b"bandwidth", "holds", b"holds", "node", b"node", "nonce", b"nonce", "round", b"round", "seen", b"seen", "suspects", b"suspects", "tokens", b"tokens", "voted", b"voted", "voted_in", b"voted_in"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["bandwidth", b"bandwidth", "holds", b"holds", "node", b"node", "nonce", b"nonce", "round", b"round", "seen", b"seen", "suspects", b"suspects", "tokens", b"tokens", "voted", b"voted", "voted_in", b"voted_in", "voted_round", b"voted_round"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -603,19 +606,23 @@ class StateRequest(_message.Message):
 
     ROUND_FIELD_NUMBER: _builtins.int
     SHADOW_FIELD_NUMBER: _builtins.int
+    MOMENTS_FIELD_NUMBER: _builtins.int
     round: _builtins.int
     """0: the newest one"""
     shadow: _builtins.bool
     """the staged result of `round`, to finish an adopted one"""
+    moments: _builtins.bool
+    """AdamW's moments too"""
     def __init__(
         self,
         *,
         round: _builtins.int = ...,
         shadow: _builtins.bool = ...,
+        moments: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["round", b"round", "shadow", b"shadow"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["moments", b"moments", "round", b"round", "shadow", b"shadow"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -655,12 +662,33 @@ Global___Tensor: _TypeAlias = Tensor  # noqa: Y015
 class Manifest(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
+    @_typing.final
+    class LedgerEntry(_message.Message):
+        DESCRIPTOR: _descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: _builtins.int
+        VALUE_FIELD_NUMBER: _builtins.int
+        key: _builtins.str
+        value: _builtins.int
+        def __init__(
+            self,
+            *,
+            key: _builtins.str = ...,
+            value: _builtins.int = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "value", b"value"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
     ROUND_FIELD_NUMBER: _builtins.int
     DIGEST_FIELD_NUMBER: _builtins.int
     MEMBERS_FIELD_NUMBER: _builtins.int
     PIECE_LENGTH_FIELD_NUMBER: _builtins.int
     TENSORS_FIELD_NUMBER: _builtins.int
     ADAM_STEP_FIELD_NUMBER: _builtins.int
+    LEDGER_FIELD_NUMBER: _builtins.int
     round: _builtins.int
     digest: _builtins.bytes
     """what the members of that round voted for"""
@@ -672,6 +700,10 @@ class Manifest(_message.Message):
 
     @_builtins.property
     def tensors(self) -> _containers.RepeatedCompositeFieldContainer[Global___Tensor]: ...
+    @_builtins.property
+    def ledger(self) -> _containers.ScalarMap[_builtins.str, _builtins.int]:
+        """tokens of each site that are in the anchor"""
+
     def __init__(
         self,
         *,
@@ -681,10 +713,11 @@ class Manifest(_message.Message):
         piece_length: _builtins.int = ...,
         tensors: _abc.Iterable[Global___Tensor] | None = ...,
         adam_step: _builtins.int = ...,
+        ledger: _abc.Mapping[_builtins.str, _builtins.int] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["adam_step", b"adam_step", "digest", b"digest", "members", b"members", "piece_length", b"piece_length", "round", b"round", "tensors", b"tensors"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["adam_step", b"adam_step", "digest", b"digest", "ledger", b"ledger", "members", b"members", "piece_length", b"piece_length", "round", b"round", "tensors", b"tensors"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

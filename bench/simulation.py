@@ -1,0 +1,130 @@
+"""All sites of a run in one process: Pier's own schedule, outer step and model, without daemons and without a network.
+
+Synchronous steps are taken once, on the rows of all sites together: every site would take the same one. Sites then
+part with copies of the weights and of AdamW's moments, as they do after a start (spec/pier.md, section 2).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+import torch
+
+from pier_node.config import RunConfig
+from pier_node.data.corpus import open_corpus
+from pier_node.data.windows import Batch, Windows
+from pier_node.inner.replica import Replica
+from pier_node.model.initial import initial_weights
+from pier_node.outer.mean import relative_weights, weighted_mean
+from pier_node.outer.pier import accumulate, outer_step, pseudo_gradient
+from pier_node.outer.schedule import Kind, RoundPlan, round_plan, total_rounds
+from pier_node.shared import Vector
+
+VALIDATION_SEQUENCES = 32
+
+
+class Point(NamedTuple):
+    """Validation loss, nats per token, of the anchor after `step` inner steps."""
+
+    step: int
+    loss: float
+
+
+class Trainer:
+    """One replica of the model, trained on the rows of one site or of several."""
+
+    def __init__(self, config: RunConfig, windows: Sequence[Windows], weights: Vector) -> None:
+        self._config, self._windows = config, windows
+        self.replica = Replica(config, torch.device("cpu"), workers=1)
+        self.load(weights)
+
+    def part(self, windows: Sequence[Windows]) -> Trainer:
+        """A trainer that goes on from this one's weights and moments with other rows."""
+        first, second = torch.empty(self.replica.layout.length), torch.empty(self.replica.layout.length)
+        self.replica.store_moments(first, second)
+        trainer = Trainer(self._config, windows, self.weights())
+        trainer.replica.load_moments(first, second, self.replica.adam_step)
+        return trainer
+
+    def load(self, weights: Vector) -> None:
+        """Set the weights, shape [parameters]; AdamW's moments stay."""
+        self.replica.load_weights(torch.from_numpy(weights))
+
+    def weights(self) -> Vector:
+        """A copy of the weights, shape [parameters]."""
+        flat = np.empty(self.replica.layout.length, dtype=np.float32)
+        self.replica.store_weights(torch.from_numpy(flat))
+        return flat
+
+    def train(self, plan: RoundPlan) -> None:
+        """Take the inner steps of a round."""
+        size = self._config.inner.batch_size
+        for step in range(plan.first_step, plan.first_step + plan.steps):
+            batches = [windows.batch(step, size) for windows in self._windows]
+            inputs, targets = (np.concatenate(part) for part in zip(*batches, strict=True))
+            self.replica.train(step, (inputs, targets), len(inputs))
+
+
+class Simulation:
+    """The outer rounds of a run with `config.run.sites` sites."""
+
+    def __init__(self, config: RunConfig, cache: Path) -> None:
+        sites, context, seed = config.run.sites, config.model.context, config.run.seed
+        corpora = [open_corpus(config.data, slot, sites, None, cache) for slot in range(sites)]
+        self._config = config
+        self._windows = [Windows(corpus, context, seed, f"site-{slot}") for slot, corpus in enumerate(corpora)]
+        self._validation: list[Batch] = self._windows[0].validation(config.inner.eval_batches, VALIDATION_SEQUENCES)
+        self.anchor: Vector = initial_weights(config.model, seed).numpy()
+        self._everybody = Trainer(config, self._windows, self.anchor)
+        self._sites: list[Trainer] = []
+        self.momentum = np.zeros_like(self.anchor)
+
+    def run(self, every: int, tell: Callable[[int], None]) -> list[Point]:
+        """All rounds; losses at multiples of `every` steps and at the end. `tell` hears how many steps were done."""
+        curve, last = [], self._config.inner.total_steps
+        for number in range(1, total_rounds(self._config) + 1):
+            plan = round_plan(self._config, number)
+            self._round(plan)
+            done = plan.first_step + plan.steps
+            if done % every == 0 or done == last:
+                curve.append(Point(done, self.loss()))
+            tell(plan.steps)
+        return curve
+
+    def loss(self) -> float:
+        """Validation loss of the anchor, nats per token."""
+        return self._everybody.replica.evaluate(torch.from_numpy(self.anchor), self._validation)
+
+    def _round(self, plan: RoundPlan) -> None:
+        if plan.kind is Kind.LOCAL:
+            self._apart(plan)
+        else:
+            self._together(plan)
+
+    def _together(self, plan: RoundPlan) -> None:
+        self._everybody.train(plan)
+        weights = self._everybody.weights()
+        if plan.warmup:
+            delta = np.empty_like(weights)
+            pseudo_gradient(self.anchor, weights, out=delta)
+            accumulate(self.momentum, delta, plan.momentum, out=self.momentum)
+        self.anchor = weights
+
+    def _apart(self, plan: RoundPlan) -> None:
+        if not self._sites:
+            self._sites = [self._everybody.part([windows]) for windows in self._windows]
+        deltas = [self._delta(site, plan) for site in self._sites]
+        mean, anchor, momentum = (np.empty_like(self.anchor) for _ in range(3))
+        weighted_mean(deltas, relative_weights([1] * len(deltas)), out=mean)
+        outer_step(self.anchor, self.momentum, mean, plan.momentum, plan.lr, anchor_out=anchor, momentum_out=momentum)
+        self.anchor, self.momentum = anchor, momentum
+
+    def _delta(self, site: Trainer, plan: RoundPlan) -> Vector:
+        site.load(self.anchor)
+        site.train(plan)
+        delta = np.empty_like(self.anchor)
+        pseudo_gradient(self.anchor, site.weights(), out=delta)
+        return delta

@@ -1,0 +1,151 @@
+"""The tokens that a site trains and validates on: dealt, tokenized once, kept on disk, mapped into memory."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
+
+import numpy as np
+
+from pier_node.config import DataSection
+from pier_node.data.deal import VALIDATION, part_of
+from pier_node.data.sources import Source, open_source
+from pier_node.data.token_file import TokenWriter, fingerprint
+from pier_node.data.tokens import Tokenizer, Tokens, open_tokenizer
+from pier_node.errors import PierError
+
+FORMAT = 1
+"""Changes with whatever changes the tokens that the same files give."""
+BATCH = 256
+"""Documents that are tokenized at once, on all cores where the tokenizer can."""
+TRAIN, HELD_OUT, CHECK = "train.npy", "validation.npy", "check.json"
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Corpus:
+    """Read-only tokens, documents one after the other with a separator behind each.
+
+    Attributes:
+        train: this slot's part, uint8, uint16 or uint32 [tokens]; no other slot has any of it.
+        validation: tokens that no slot trains on, the same at every site with the same data.
+        vocab_size: all ids are below it.
+    """
+
+    train: Tokens
+    validation: Tokens
+    vocab_size: int
+
+
+@dataclass(frozen=True)
+class _Dealing:
+    """What decides which tokens a corpus has."""
+
+    config: DataSection
+    source: Source
+    tokenizer: Tokenizer
+    slot: int
+    slots: int
+
+    def key(self) -> str:
+        """A hash of all that matters, contents of files excepted: their sizes and times stand for them."""
+        stats = [(str(entry.path.resolve()), entry.name, entry.path.stat()) for entry in self.source.entries]
+        files = [(path, name, stat.st_size, stat.st_mtime_ns) for path, name, stat in stats]
+        terms = (FORMAT, self.config.model_dump_json(), self.tokenizer.fingerprint, self.slot, self.slots, files)
+        return hashlib.sha256(repr(terms).encode()).hexdigest()[:32]
+
+    def wanted(self) -> Iterator[tuple[str, str]]:
+        """The file and the text of each document that this slot trains on, or everybody validates on."""
+        documents = 0
+        for document in self.source.documents():
+            documents += 1
+            part = part_of(document, self.config.validation, self.slots)
+            if part in (VALIDATION, self.slot):
+                yield HELD_OUT if part == VALIDATION else TRAIN, document.text
+        if not documents:
+            raise PierError("the data has no text in it", "Give files with text: [data] path, or --data PATH.")
+
+
+def open_corpus(config: DataSection, slot: int, slots: int, path: str | None, cache: Path) -> Corpus:
+    """The corpus of a site: part `slot` modulo `slots` of the data at `path`, or where [data] says.
+
+    The first call reads and tokenizes everything and keeps the tokens in the folder `cache`; later ones map them.
+
+    Raises:
+        PierError: the data or the tokenizer cannot be used, or `cache` cannot be written.
+    """
+    tokenizer = open_tokenizer(config.tokenizer)
+    dealing = _Dealing(config, open_source(config, path), tokenizer, slot % slots, slots)
+    folder = cache / f"corpus-{dealing.key()}"
+    if not _is_whole(folder):
+        _build(dealing, folder)
+    train, validation = (np.load(folder / name, mmap_mode="r") for name in (TRAIN, HELD_OUT))
+    return Corpus(train, validation, tokenizer.vocab_size)
+
+
+def _is_whole(folder: Path) -> bool:
+    if not folder.exists():
+        return False
+    try:
+        if json.loads((folder / CHECK).read_text()) == _fingerprints(folder):
+            return True
+    except (OSError, ValueError) as error:
+        log.warning("%s: %s", folder, error)
+    log.warning("%s is damaged; it is made anew", folder)
+    return False
+
+
+def _fingerprints(folder: Path) -> dict[str, str]:
+    return {name: fingerprint(folder / name) for name in (TRAIN, HELD_OUT)}
+
+
+def _build(dealing: _Dealing, folder: Path) -> None:
+    """Make the folder under another name first, so that it is there whole or not at all."""
+    log.info("tokenizing %d files into %s", len(dealing.source.entries), folder)
+    try:
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        building = Path(tempfile.mkdtemp(dir=folder.parent, prefix="building-"))
+    except OSError as error:
+        raise PierError(f"{folder.parent}: {error.strerror}", "Give a data directory that can be written.") from error
+    try:
+        _tokenize(dealing, building)
+        _publish(building, folder)
+    except OSError as error:
+        raise PierError(f"{folder}: {error.strerror}", "Free some space, or use another data directory.") from error
+    finally:
+        if building.exists():
+            shutil.rmtree(building)
+
+
+def _tokenize(dealing: _Dealing, folder: Path) -> None:
+    tokenizer, wanted = dealing.tokenizer, dealing.wanted()
+    dtype = np.min_scalar_type(max(tokenizer.vocab_size - 1, 0))
+    separator = np.array([] if tokenizer.separator is None else [tokenizer.separator], dtype=dtype)
+    writers = {name: TokenWriter(folder / name, dtype) for name in (TRAIN, HELD_OUT)}
+    while batch := list(islice(wanted, BATCH)):
+        for (name, _), tokens in zip(batch, tokenizer.encode_batch([text for _, text in batch]), strict=True):
+            writers[name].append(tokens)
+            writers[name].append(separator)
+    for writer in writers.values():
+        writer.close()
+    (folder / CHECK).write_text(json.dumps(_fingerprints(folder)))
+
+
+def _publish(building: Path, folder: Path) -> None:
+    if folder.exists():
+        shutil.rmtree(folder)
+    try:
+        os.rename(building, folder)
+    except OSError:
+        # Another process of this site made the same folder meanwhile: either will do.
+        if not folder.exists():
+            raise

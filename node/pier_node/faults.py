@@ -1,0 +1,41 @@
+"""Named points of a round at which a test makes a node fail: `fail_at(node, round, phase)`.
+
+A daemon takes them from the hidden flag `--fail-at ROUND:PHASE`, and ends itself there with SIGKILL.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Awaitable, Callable
+
+PHASES = ("ready", "exchanging", "staged", "journaled", "voting", "committed", "saved", "fetching")
+"""In the order of a round; `exchanging` is in the middle of the data, `voting` after the first of the votes is out."""
+
+
+class Faults:
+    """Calls `strike` when a phase of a round is reached."""
+
+    def __init__(self, strike: Callable[[int, str], Awaitable[None]] | None = None) -> None:
+        self._strike = strike
+
+    async def reach(self, round: int, phase: str) -> None:
+        """The node is at this point."""
+        if self._strike:
+            await self._strike(round, phase)
+
+
+NO_FAULTS = Faults()
+
+
+def kill_at(point: str) -> Faults:
+    """ROUND:PHASE -> faults that end this process there. Raises ValueError for a point that does not exist."""
+    number, _, phase = point.partition(":")
+    if not number.isdigit() or phase not in PHASES:
+        raise ValueError(f"{point!r} is not ROUND:PHASE with a phase of {', '.join(PHASES)}")
+
+    async def strike(round: int, reached: str) -> None:
+        if (round, reached) == (int(number), phase):
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    return Faults(strike)

@@ -1,0 +1,166 @@
+"""Who a node is, and what it needs to join a run: its key pair and the run's token, kept in its data directory.
+
+A node's id is the hash of its public key, so that nobody can claim another's. The token is the run's one secret:
+certificates.py derives everything else from it.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import os
+import secrets
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Self
+
+from cryptography.hazmat.primitives import serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+
+from pier_node import durable
+from pier_node.errors import PierError
+
+_PREFIX = "pier1-"
+_SECRET, _RUN, _CHECK = 32, 16, 4
+_LETTERS = len(_PREFIX) + -(-(_SECRET + _RUN + _CHECK) * 8 // 5)
+_KEY_FILE, _TOKEN_FILE = "node.key", "run.token"
+
+
+@dataclass(frozen=True)
+class Identity:
+    """A node's key pair."""
+
+    key: ec.EllipticCurvePrivateKey = field(repr=False)
+
+    @property
+    def node(self) -> str:
+        """The node id: 16 hex digits."""
+        return node_id(self.key.public_key())
+
+    @classmethod
+    def load_or_create(cls, folder: Path) -> Self:
+        """The identity that lives in a data directory; made at the first start. Raises PierError."""
+        path = folder / _KEY_FILE
+        try:
+            if path.exists():
+                return cls(_load_key(path))
+            key = ec.generate_private_key(ec.SECP256R1())
+            _write_private(path, key_pem(key))
+        except OSError as error:
+            raise _unusable(path, error) from error
+        return cls(key)
+
+
+@dataclass(frozen=True)
+class Token:
+    """What a site needs to join a run: the run's secret, and the run it is for.
+
+    Attributes:
+        run: the first 16 bytes of the hash of the run's configuration.
+    """
+
+    secret: bytes = field(repr=False)
+    run: bytes
+
+    @classmethod
+    def new(cls, run_hash: bytes) -> Self:
+        """A token for a run that starts now."""
+        return cls(secrets.token_bytes(_SECRET), run_hash[:_RUN])
+
+    @classmethod
+    def parse(cls, text: str) -> Self:
+        """Read what somebody typed or pasted: case and line breaks do not matter. Raises PierError."""
+        compact = "".join(text.split()).lower()
+        if not compact.startswith(_PREFIX):
+            raise _mistyped(f"a token starts with {_PREFIX}")
+        if len(compact) != _LETTERS:
+            raise _mistyped(f"it has {len(compact)} characters, a token has {_LETTERS}")
+        try:
+            padding = "=" * (-len(compact.removeprefix(_PREFIX)) % 8)
+            raw = base64.b32decode(compact.removeprefix(_PREFIX).upper() + padding)
+        except ValueError as error:
+            raise _mistyped(f"after {_PREFIX} only letters and the digits 2 to 7 occur in a token") from error
+        token = cls(raw[:_SECRET], raw[_SECRET : _SECRET + _RUN])
+        if str(token) != compact:
+            raise _mistyped("its check digits do not match the rest")
+        return token
+
+    def __str__(self) -> str:
+        body = self.secret + self.run
+        return _PREFIX + base64.b32encode(body + _checksum(body)).decode().rstrip("=").lower()
+
+    def require_run(self, run_hash: bytes) -> None:
+        """Make sure that a configuration is the one this token was made for. Raises PierError."""
+        if run_hash[:_RUN] != self.run:
+            raise PierError(
+                f"the token is for run {self.run.hex()[:8]}, the configuration here is run {run_hash.hex()[:8]}",
+                "Use the token of this run, or start without run.toml to get the configuration from --peers.",
+            )
+
+    def save(self, folder: Path) -> None:
+        """Keep the token in a data directory, so that the same command restarts. Raises PierError."""
+        try:
+            _write_private(folder / _TOKEN_FILE, f"{self}\n".encode())
+        except OSError as error:
+            raise _unusable(folder / _TOKEN_FILE, error) from error
+
+    @classmethod
+    def load(cls, folder: Path) -> Self | None:
+        """The token kept in a data directory; None: there is none. Raises PierError."""
+        path = folder / _TOKEN_FILE
+        try:
+            return cls.parse(path.read_text(errors="replace"))
+        except FileNotFoundError:
+            return None
+        except OSError as error:
+            raise _unusable(path, error) from error
+        except PierError as error:
+            raise PierError(f"{path}: {error.problem}", "Delete it and start with --token again.") from error
+
+
+def node_id(key: ec.EllipticCurvePublicKey) -> str:
+    """The first 16 hex digits of SHA-256 of a public key (DER, SubjectPublicKeyInfo)."""
+    spki = key.public_bytes(serialization.Encoding.DER, serialization.PublicFormat.SubjectPublicKeyInfo)
+    return hashlib.sha256(spki).hexdigest()[:16]
+
+
+def key_pem(key: ec.EllipticCurvePrivateKey) -> bytes:
+    """A private key as PEM text (PKCS #8, not encrypted)."""
+    return key.private_bytes(
+        serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
+    )
+
+
+def _load_key(path: Path) -> ec.EllipticCurvePrivateKey:
+    remedy = f"Restore it from a backup, or delete it: this site then joins under a new node id ({path})."
+    try:
+        key = serialization.load_pem_private_key(path.read_bytes(), password=None)
+    except (ValueError, TypeError) as error:
+        raise PierError(f"{path}: not a private key: {error}", remedy) from error
+    if not isinstance(key, ec.EllipticCurvePrivateKey) or not isinstance(key.curve, ec.SECP256R1):
+        raise PierError(f"{path}: a private key of another kind than P-256", remedy)
+    return key
+
+
+def _write_private(path: Path, data: bytes) -> None:
+    """Write a file that only its owner can read, whole or not at all. Raises OSError."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.with_name(f"{path.name}.{os.getpid()}.tmp")
+    temporary.unlink(missing_ok=True)
+    with os.fdopen(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
+        file.write(data)
+    durable.sync(temporary)
+    temporary.replace(path)
+    durable.sync(path.parent)
+
+
+def _checksum(body: bytes) -> bytes:
+    return hashlib.sha256(_PREFIX.encode() + body).digest()[:_CHECK]
+
+
+def _mistyped(why: str) -> PierError:
+    return PierError(f"this is not a whole token: {why}", "Copy the token again, from `pier1-` to its last character.")
+
+
+def _unusable(path: Path, error: OSError) -> PierError:
+    return PierError(f"{path}: {error.strerror}", "Start pier-node as the user that owns the --data folder.")

@@ -1,0 +1,118 @@
+"""The model on one worker's device, its AdamW, and its ways in and out of vectors in host memory.
+
+Copies go parameter by parameter, so that the device never holds more during one than during an inner step
+(Pier's memory-aware outer update, arXiv 2511.17849).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from functools import cached_property
+
+import torch
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
+
+from pier_node.config import ModelSection, RunConfig
+from pier_node.data.windows import Batch
+from pier_node.inner import devices
+from pier_node.inner.optim import take_step
+from pier_node.inner.step import mean_gradient
+from pier_node.model.decoder import Decoder
+from pier_node.model.evaluate import validation_loss
+from pier_node.model.layout import Layout
+
+
+class Replica:
+    """One worker's copy of the model. Its weights are undefined until `load_weights`.
+
+    Args:
+        config: the run.
+        device: where it lives.
+        workers: replicas in the site; when there are several, the default process group joins them.
+    """
+
+    def __init__(self, config: RunConfig, device: torch.device, workers: int) -> None:
+        self.layout = Layout.of(config.model)
+        self.adam_step = 0
+        self.context = config.model.context
+        self._inner, self._device = config.inner, device
+        self._bf16 = devices.uses_bf16(device, config.inner.precision)
+        self._model = _undefined(config.model, self.layout, device)
+        self._parameters = dict(self._model.named_parameters())
+        if config.inner.compile:
+            self._model.compile()
+        self._trained = _joined(self._model) if workers > 1 else self._model
+
+    def load_weights(self, flat: Tensor) -> None:
+        """Take the weights from a vector, shape [parameters]."""
+        self.layout.load(self._model, flat)
+
+    def load_moments(self, first: Tensor, second: Tensor, step: int) -> None:
+        """Take AdamW's moments from two vectors, shape [parameters], with `step` steps behind them."""
+        self.adam_step = step
+        for moment, flat in zip(self._moments, (first, second)):
+            for name, view in self.layout.views(flat).items():
+                moment[name].copy_(view)
+
+    def store_weights(self, flat: Tensor) -> None:
+        """Write the weights to a vector."""
+        self.layout.store(self._parameters, flat)
+
+    def store_moments(self, first: Tensor, second: Tensor) -> None:
+        """Write AdamW's moments to two vectors."""
+        for moment, flat in zip(self._moments, (first, second)):
+            self.layout.store(moment, flat)
+
+    def store_gradient(self, flat: Tensor) -> None:
+        """Write the gradient of the last `gradient` to a vector."""
+        gradients = ((name, parameter.grad) for name, parameter in self._parameters.items())
+        self.layout.store({name: gradient for name, gradient in gradients if gradient is not None}, flat)
+
+    def gradient(self, rows: Batch, sequences: int) -> Tensor:
+        """Compute the gradient of the mean loss over the site's `sequences`; return the loss, on the device.
+
+        Args:
+            rows: this worker's part of the site's batch.
+            sequences: the whole of it.
+        """
+        inputs, targets = (torch.from_numpy(part).to(self._device) for part in rows)
+        return mean_gradient(self._trained, inputs, targets, sequences, self._inner.micro_batch, self._bf16)
+
+    def train(self, step: int, rows: Batch, sequences: int) -> Tensor:
+        """Inner step `step`, counted over the whole run; returns what `gradient` returns."""
+        loss = self.gradient(rows, sequences)
+        take_step(self._parameters, *self._moments, self.adam_step, step, self._inner)
+        self.adam_step += 1
+        return loss
+
+    def evaluate(self, flat: Tensor, windows: Iterable[Batch]) -> float:
+        """Validation loss of the weights in a vector. The replica's own wait in host memory meanwhile."""
+        own = torch.empty(self.layout.length)
+        self.store_weights(own)
+        try:
+            self.load_weights(flat)
+            return validation_loss(self._model, windows, self._bf16)
+        finally:
+            self.load_weights(own)
+
+    @cached_property
+    def _moments(self) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+        # Made when first needed: a worker that only computes gradients has none.
+        first, second = ({name: torch.zeros_like(it) for name, it in self._parameters.items()} for _ in range(2))
+        return first, second
+
+
+def _undefined(config: ModelSection, layout: Layout, device: torch.device) -> Decoder:
+    with torch.device("meta"):
+        model = Decoder(config)
+    # Not `to_empty`: on the meta device that imports SymPy, a third of a second of every worker's start.
+    memory = {entry.name: torch.empty(entry.shape, device=device) for entry in layout.entries}
+    model.load_state_dict(memory, assign=True)
+    return model
+
+
+def _joined(model: nn.Module) -> nn.Module:
+    # Weights come by load_weights: there is nothing to broadcast at the start. Gradients lie in the buckets that are
+    # sent, so that they take memory once.
+    return DistributedDataParallel(model, init_sync=False, gradient_as_bucket_view=True)

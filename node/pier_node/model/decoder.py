@@ -1,0 +1,152 @@
+"""A decoder-only transformer in two forms, whole or a range of its blocks.
+
+llama: rotary positions, RMSNorm, SwiGLU, no biases, grouped-query heads (Touvron et al., arXiv 2307.09288).
+gpt2: learned positions, LayerNorm, tanh-approximate GELU, biases (Radford et al. 2019).
+It holds no buffers: built on the meta device, `to_empty` and `Layout.load` make it whole.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from pier_node.config import ModelSection
+
+EPSILON = 1e-5
+"""Of both kinds of norm."""
+
+
+class Decoder(nn.Module):
+    """Token ids in, logits out; a range of the blocks takes and gives activations where it lacks an end.
+
+    Args:
+        config: the [model] section.
+        blocks: consecutive blocks to build; None: all. Token and position embeddings come with block 0, the final norm
+            and the head with the last block. With tied embeddings the range that holds the last block has an
+            `embedding.weight` too, and whoever splits the model adds up the two gradients.
+    """
+
+    def __init__(self, config: ModelSection, blocks: range | None = None) -> None:
+        super().__init__()
+        blocks = range(config.layers) if blocks is None else blocks
+        self.config = config
+        self.embeds = 0 in blocks
+        self.predicts = config.layers - 1 in blocks
+        if self.embeds or (self.predicts and config.tie_embeddings):
+            self.embedding = nn.Embedding(config.vocab_size, config.dim)
+        if self.embeds and config.form == "gpt2":
+            self.positions = nn.Embedding(config.context, config.dim)
+        self.blocks = nn.ModuleDict({str(index): Block(config) for index in blocks})
+        if self.predicts:
+            self.norm = _norm(config)
+        if self.predicts and not config.tie_embeddings:
+            self.head = nn.Linear(config.dim, config.vocab_size, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[batch, time] token ids, or [batch, time, dim] -> [batch, time, vocab] logits, or [batch, time, dim]."""
+        if self.embeds:
+            x = self._embed(x)  # [batch, time, dim]
+        rotation = self._rotation(x) if self.config.form == "llama" else None
+        for block in self.blocks.values():
+            x = block(x, rotation)
+        return self._predict(x) if self.predicts else x
+
+    def _embed(self, tokens: Tensor) -> Tensor:
+        x: Tensor = self.embedding(tokens)
+        return x + self.positions.weight[: tokens.shape[1]] if self.config.form == "gpt2" else x
+
+    def _predict(self, x: Tensor) -> Tensor:
+        head = self.embedding if self.config.tie_embeddings else self.head
+        return functional.linear(self.norm(x), head.weight)  # [batch, time, vocab]
+
+    def _rotation(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        head_dim = self.config.dim // self.config.heads
+        even = torch.arange(0, head_dim, 2, device=x.device, dtype=torch.float32)
+        speed = 1.0 / self.config.rope_theta ** (even / head_dim)  # [head_dim / 2]
+        angle = torch.outer(torch.arange(x.shape[1], device=x.device, dtype=torch.float32), speed).repeat(1, 2)
+        return angle.cos(), angle.sin()  # [time, head_dim] each
+
+
+class Block(nn.Module):
+    """Attention, then the feed-forward part, each on a normed copy of the residual stream."""
+
+    def __init__(self, config: ModelSection) -> None:
+        super().__init__()
+        self.attention_norm = _norm(config)
+        self.attention = Attention(config)
+        self.mlp_norm = _norm(config)
+        self.mlp = SwiGLU(config) if config.form == "llama" else GELU(config)
+
+    def forward(self, x: Tensor, rotation: tuple[Tensor, Tensor] | None) -> Tensor:
+        """[batch, time, dim] -> the same."""
+        x = x + self.attention(self.attention_norm(x), rotation)
+        out: Tensor = x + self.mlp(self.mlp_norm(x))
+        return out
+
+
+class Attention(nn.Module):
+    """Causal attention; each key and value head serves heads / kv_heads query heads."""
+
+    def __init__(self, config: ModelSection) -> None:
+        super().__init__()
+        bias = config.form == "gpt2"
+        self.head_dim = config.dim // config.heads
+        self.grouped = config.kv_heads != config.heads
+        self.query = nn.Linear(config.dim, config.dim, bias=bias)
+        self.key = nn.Linear(config.dim, config.kv_heads * self.head_dim, bias=bias)
+        self.value = nn.Linear(config.dim, config.kv_heads * self.head_dim, bias=bias)
+        self.output = nn.Linear(config.dim, config.dim, bias=bias)
+
+    def forward(self, x: Tensor, rotation: tuple[Tensor, Tensor] | None) -> Tensor:
+        """[batch, time, dim] -> the same."""
+        query, key, value = (self._split(part(x)) for part in (self.query, self.key, self.value))
+        if rotation is not None:
+            query, key = _rotate(query, rotation), _rotate(key, rotation)
+        x = functional.scaled_dot_product_attention(query, key, value, is_causal=True, enable_gqa=self.grouped)
+        merged: Tensor = self.output(x.transpose(1, 2).flatten(2))
+        return merged
+
+    def _split(self, x: Tensor) -> Tensor:
+        return x.view(*x.shape[:2], -1, self.head_dim).transpose(1, 2)  # [batch, heads, time, head_dim]
+
+
+class SwiGLU(nn.Module):
+    """down(silu(gate x) * up x)."""
+
+    def __init__(self, config: ModelSection) -> None:
+        super().__init__()
+        self.gate = nn.Linear(config.dim, config.ffn_dim, bias=False)
+        self.up = nn.Linear(config.dim, config.ffn_dim, bias=False)
+        self.down = nn.Linear(config.ffn_dim, config.dim, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[batch, time, dim] -> the same."""
+        out: Tensor = self.down(functional.silu(self.gate(x)) * self.up(x))
+        return out
+
+
+class GELU(nn.Module):
+    """down(gelu(up x)), with the tanh approximation."""
+
+    def __init__(self, config: ModelSection) -> None:
+        super().__init__()
+        self.up = nn.Linear(config.dim, config.ffn_dim)
+        self.down = nn.Linear(config.ffn_dim, config.dim)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[batch, time, dim] -> the same."""
+        out: Tensor = self.down(functional.gelu(self.up(x), approximate="tanh"))
+        return out
+
+
+def _norm(config: ModelSection) -> nn.Module:
+    kind = nn.RMSNorm if config.form == "llama" else nn.LayerNorm
+    return kind(config.dim, eps=EPSILON)
+
+
+def _rotate(x: Tensor, rotation: tuple[Tensor, Tensor]) -> Tensor:
+    # Hugging Face's convention: dimension i turns with dimension i + head_dim / 2, not with its neighbour.
+    cos, sin = rotation
+    low, high = x.chunk(2, dim=-1)
+    return (x * cos + torch.cat((-high, low), dim=-1) * sin).type_as(x)

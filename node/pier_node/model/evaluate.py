@@ -1,0 +1,42 @@
+"""How well a model predicts text that it was not trained on."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+Tokens = npt.NDArray[np.int64]
+
+
+@torch.no_grad()
+def validation_loss(model: nn.Module, windows: Iterable[tuple[Tokens, Tokens]], bf16: bool = False) -> float:
+    """Mean cross-entropy in nats per token.
+
+    Args:
+        model: on any device; the windows are moved to it.
+        windows: inputs and targets, [sequences, context] each; there must be one at least.
+        bf16: compute under autocast to bfloat16, as a worker trains.
+    """
+    device = next(model.parameters()).device
+    total, count = torch.zeros((), dtype=torch.float64), 0
+    for inputs, targets in windows:
+        with torch.autocast(device.type, torch.bfloat16, enabled=bf16):
+            logits = model(torch.from_numpy(inputs).to(device))  # [sequences, context, vocab]
+        total += _summed_loss(logits, torch.from_numpy(targets).to(device)).cpu()
+        count += targets.size
+    return total.item() / count
+
+
+def bits_per_byte(loss: float, bytes_per_token: float = 1.0) -> float:
+    """A loss in nats per token as bits per byte of text: comparable between tokenizers."""
+    return loss / math.log(2) / bytes_per_token
+
+
+def _summed_loss(logits: Tensor, targets: Tensor) -> Tensor:
+    return functional.cross_entropy(logits.flatten(0, 1).float(), targets.flatten(), reduction="sum")

@@ -1,0 +1,22 @@
+"""Arithmetic of training, counted once for every report (PaLM, arXiv 2204.02311, appendix B)."""
+
+from __future__ import annotations
+
+from pier_node.config import ModelSection
+from pier_node.model.layout import Layout
+
+
+def parameter_count(config: ModelSection) -> int:
+    """Parameters of the whole model, tied ones once."""
+    return Layout.of(config).length
+
+
+def flops_per_token(config: ModelSection) -> float:
+    """Floating-point operations of a forward and a backward pass, per token: 6 N + 12 layers * dim * context.
+
+    N leaves out what is looked up rather than multiplied: positions, and the token embedding unless it is the head as
+    well. The second term is attention's scores and sums, counted without the causal half, as is usual.
+    """
+    looked_up = {"positions.weight"} if config.tie_embeddings else {"positions.weight", "embedding.weight"}
+    multiplied = sum(entry.size for entry in Layout.of(config).entries if entry.name not in looked_up)
+    return 6.0 * multiplied + 12.0 * config.layers * config.dim * config.context

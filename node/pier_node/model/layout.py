@@ -1,0 +1,91 @@
+"""The canonical flat layout: every parameter of the whole model, one after the other, in one vector.
+
+The order is that of `Decoder(config).named_parameters()`, so that a site with one device and a site with eight, or
+with a range of the blocks only, mean the same number by the same index.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Self
+
+import torch
+from torch import Tensor, nn
+
+from pier_node.config import ModelSection
+from pier_node.model.decoder import Decoder
+
+
+@dataclass(frozen=True)
+class Entry:
+    """Where a parameter lies: flat[offset : offset + size] is it, in row-major order."""
+
+    name: str
+    shape: tuple[int, ...]
+    offset: int
+
+    @property
+    def size(self) -> int:
+        """Elements of the parameter."""
+        return math.prod(self.shape)
+
+
+@dataclass(frozen=True)
+class Layout:
+    """The entries of a whole model, in canonical order; tied parameters are in it once."""
+
+    entries: tuple[Entry, ...]
+
+    @classmethod
+    def of(cls, config: ModelSection) -> Self:
+        """The layout of a model, from its shapes alone: no memory is taken for its weights."""
+        with torch.device("meta"):
+            model = Decoder(config)
+        return cls(tuple(_laid((name, tuple(tensor.shape)) for name, tensor in model.named_parameters())))
+
+    @property
+    def length(self) -> int:
+        """Elements of the flat vector: the parameter count of the model."""
+        return self.entries[-1].offset + self.entries[-1].size
+
+    def views(self, flat: Tensor) -> dict[str, Tensor]:
+        """The parameters as views into `flat` (shape [length]; any dtype or device). ValueError: another length."""
+        if flat.shape != (self.length,):
+            raise ValueError(f"a vector of shape {list(flat.shape)} cannot hold the model's [{self.length}] parameters")
+        return {entry.name: flat[entry.offset : entry.offset + entry.size].view(entry.shape) for entry in self.entries}
+
+    @torch.no_grad()
+    def load(self, model: nn.Module, flat: Tensor) -> None:
+        """Set the parameters that `model` has (all of them, or a range of blocks) from `flat`, in the model's dtype."""
+        views = self.views(flat)
+        for name, parameter in model.named_parameters():
+            parameter.copy_(views[name])
+
+    @torch.no_grad()
+    def store(self, tensors: Mapping[str, Tensor], flat: Tensor) -> None:
+        """Write tensors (parameters, gradients, moments), named as the parameters are, to their places in `flat`.
+
+        Raises:
+            KeyError: a name is not in the layout.
+            ValueError: a tensor does not have its parameter's shape.
+        """
+        views = self.views(flat)
+        for name, tensor in tensors.items():
+            if tensor.shape != views[name].shape:
+                raise ValueError(f"{name} has shape {list(tensor.shape)}, not {list(views[name].shape)}")
+            views[name].copy_(tensor)
+
+
+def is_decayed(shape: Sequence[int]) -> bool:
+    """Whether weight decay applies to a parameter of this shape: matrices yes, norms and biases no."""
+    return len(shape) >= 2
+
+
+def _laid(shapes: Iterable[tuple[str, tuple[int, ...]]]) -> Iterable[Entry]:
+    offset = 0
+    for name, shape in shapes:
+        entry = Entry(name, shape, offset)
+        offset += entry.size
+        yield entry

@@ -1,0 +1,251 @@
+"""One attempt at a round: exchange, stage, vote, and wait for the votes of all. It ends in a shadow that is decided, or
+in a Suspicion; it changes nothing by itself."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable, Collection, Coroutine, Mapping
+from dataclasses import dataclass
+from typing import Any, Protocol, TypeVar
+
+import numpy as np
+
+from pier.v1.peer_pb2 import AbortNotice, Ack, Ballot, Proposal, Value, Vote
+from pier_node.faults import NO_FAULTS, Faults
+from pier_node.outer.deadline import Deadline
+from pier_node.outer.quorum import order
+from pier_node.outer.reduce import CHUNK, NOBODY, Plan, Reduction, Suspicion
+from pier_node.outer.state import OuterState
+from pier_node.roster import Roster
+from pier_node.shared import SharedVector, Vector
+from pier_node.signals import Signal
+from pier_node.wire.carrier import ABORT, VOTE, Carrier, Method, PeerLost, Q
+
+T = TypeVar("T")
+
+NORM_LIMIT = 100.0
+"""A contribution may not be longer than this many times the model itself."""
+TELL_TIMEOUT = 10.0
+TELLS = 3
+
+log = logging.getLogger(__name__)
+
+Advance = Callable[[OuterState, Vector, Mapping[str, int]], OuterState]
+"""(last state, mean, tokens by member) -> next state: pure, and equal in every bit at every member."""
+
+
+class VoteLog(Protocol):
+    """What remembers our last vote across a crash: see journal.py."""
+
+    def record(self, round: int, ballot_number: int, ballot_keeper: str, value: Value) -> None:
+        """Returns only when the vote would survive a crash."""
+
+
+@dataclass(frozen=True)
+class Contribution:
+    """What this site brings to a round: a vector of shape [parameters] and its weight."""
+
+    vector: Vector
+    tokens: int
+
+
+@dataclass
+class Voted:
+    """Our last vote, and its result as long as we have it."""
+
+    round: int
+    ballot: Ballot
+    value: Value
+    shadow: OuterState | None
+
+
+class VoteBook:
+    """The votes of the coming round that have arrived, those of attempts we have not heard of yet among them."""
+
+    LIMIT = 64
+    """Ballots that are kept."""
+
+    def __init__(self) -> None:
+        self._votes: dict[tuple[int, str], dict[str, bytes]] = {}
+
+    def of(self, ballot: Ballot) -> dict[str, bytes]:
+        """Digests by node."""
+        if len(self._votes) >= self.LIMIT and order(ballot) not in self._votes:
+            del self._votes[min(self._votes)]
+        return self._votes.setdefault(order(ballot), {})
+
+    def count(self, vote: Vote) -> None:
+        """Note a vote."""
+        self.of(vote.ballot)[vote.node] = bytes(vote.value.digest)
+
+    def clear(self) -> None:
+        """The round is over."""
+        self._votes.clear()
+
+
+@dataclass
+class Tools:
+    """What an attempt works with.
+
+    Attributes:
+        fetch_shadow: (holders, round, value) -> the staged result, from those who have it. Raises PeerLost.
+        news: notified when a vote, an abort or a new attempt is there.
+        silence: learns how long members keep each other waiting.
+    """
+
+    carrier: Carrier
+    roster: Roster
+    journal: VoteLog
+    fetch_shadow: Callable[[Collection[str], int, Value], Awaitable[OuterState]]
+    faults: Faults = NO_FAULTS
+    chunk: int = CHUNK
+
+    def __post_init__(self) -> None:
+        self.node = self.carrier.node
+        self.news = Signal()
+        self.votes = VoteBook()
+        self.silence = Deadline(initial=30.0, floor=10.0)
+        self.bandwidth = 0.0
+
+    async def tell(self, node: str, method: Method[Q, Ack], message: Q) -> None:
+        """Tell it, and again if that got lost: whoever misses it all the same finds out by asking the keeper again."""
+        for _ in range(TELLS):
+            try:
+                await self.carrier.call(node, method, message, TELL_TIMEOUT)
+                return
+            except PeerLost as lost:
+                log.info("could not tell %s: %s", lost.node, lost.reason)
+
+
+class Attempt:
+    """This site's part in an attempt.
+
+    Args:
+        state: the last committed one.
+        held: the shadow that we voted for before, if any.
+    """
+
+    def __init__(self, tools: Tools, state: OuterState, held: OuterState | None, proposal: Proposal) -> None:
+        self._tools, self._state, self._held, self._proposal = tools, state, held, proposal
+        self.ballot = proposal.ballot
+        self.group = tuple(share.node for share in proposal.shares)
+        self.reduction: Reduction | None = None
+        self._aborted: Suspicion | None = None
+
+    async def run(self, contribution: Contribution, advance: Advance, voted: Callable[[Voted], None]) -> OuterState:
+        """The decided shadow. Raises Suspicion.
+
+        Args:
+            voted: told once our vote is durable, before anybody else hears of it.
+        """
+        if self._proposal.HasField("adopt"):
+            value = self._proposal.adopt
+            shadow = await self._adopted(value)
+        else:
+            mean = await self._unless_aborted(self._exchange(contribution))
+            tokens = {share.node: share.tokens for share in self._proposal.shares}
+            shadow = await asyncio.to_thread(advance, self._state, mean, tokens)
+            await check_finite(shadow)
+            value = Value(origin=self.ballot, digest=shadow.digest, members=shadow.members)
+        await self._tools.faults.reach(shadow.round, "staged")
+        await self._cast(value, shadow, voted)
+        await self._unless_aborted(self._await_votes(shadow))
+        return shadow
+
+    def abort(self, sender: str, notice: AbortNotice) -> None:
+        """Another member gave up."""
+        self._aborted = Suspicion(NOBODY, f"{sender} gave up: {notice.suspect or 'itself'}: {notice.reason}")
+        self._tools.news.notify()
+
+    async def give_up(self, suspicion: Suspicion) -> None:
+        """Tell the others why, so that they do not wait for us."""
+        if self._aborted is not None:
+            return
+        notice = AbortNotice(
+            node=self._tools.node,
+            round=self._proposal.round,
+            ballot=self.ballot,
+            suspect=suspicion.node,
+            reason=suspicion.reason,
+        )
+        others = [node for node in self.group if node not in (self._tools.node, suspicion.node)]
+        await asyncio.gather(*(self._tools.tell(node, ABORT, notice) for node in others))
+
+    async def _exchange(self, contribution: Contribution) -> Vector:
+        tools, anchor = self._tools, self._state.anchor
+        plan = Plan(
+            round=self._proposal.round,
+            ballot=self.ballot,
+            shares=self._proposal.shares,
+            norm_limit=NORM_LIMIT * max(1.0, float(np.sqrt(np.dot(anchor, anchor)))),
+            silence=tools.silence.seconds(),
+            chunk=tools.chunk,
+        )
+        mean = SharedVector(len(anchor)).array
+        self.reduction = Reduction(tools.carrier, plan, contribution.vector, mean, tools.faults)
+        tools.news.notify()
+        loop = asyncio.get_running_loop()
+        began, sent = loop.time(), tools.carrier.bytes_sent()
+        await self.reduction.run()
+        tools.silence.saw(self.reduction.longest_wait)
+        if (seconds := loop.time() - began) > 0:
+            tools.bandwidth = (tools.carrier.bytes_sent() - sent) / seconds
+        return mean
+
+    async def _adopted(self, value: Value) -> OuterState:
+        if self._held and self._held.digest == value.digest:
+            return self._held
+        try:
+            return await self._tools.fetch_shadow(self._proposal.holders, self._proposal.round, value)
+        except PeerLost as lost:
+            raise Suspicion(lost.node, f"could not hand over its result: {lost.reason}") from lost
+
+    async def _cast(self, value: Value, shadow: OuterState, voted: Callable[[Voted], None]) -> None:
+        """Vote: durable here first, then told to all."""
+        tools, ballot = self._tools, self.ballot
+        await asyncio.to_thread(tools.journal.record, shadow.round, ballot.number, ballot.keeper, value)
+        voted(Voted(shadow.round, ballot, value, shadow))
+        await tools.faults.reach(shadow.round, "journaled")
+        vote = Vote(node=tools.node, round=shadow.round, ballot=ballot, value=value)
+        tools.votes.count(vote)
+        others = [node for node in self.group if node != tools.node]
+        for node in others[:1]:
+            await tools.tell(node, VOTE, vote)
+        await tools.faults.reach(shadow.round, "voting")
+        await asyncio.gather(*(tools.tell(node, VOTE, vote) for node in others[1:]))
+
+    async def _await_votes(self, shadow: OuterState) -> None:
+        tools, votes, loop = self._tools, self._tools.votes.of(self.ballot), asyncio.get_running_loop()
+        began = loop.time()
+        while missing := [node for node in self.group if node not in votes]:
+            if dead := [node for node in missing if not tools.roster.alive(node)]:
+                raise Suspicion(dead[0], "lost before it voted")
+            if loop.time() - began > tools.silence.seconds():
+                raise Suspicion(missing[0], f"did not vote for {tools.silence.seconds():.0f} s")
+            await tools.news.wait(1.0)
+        tools.silence.saw(loop.time() - began)
+        wrong = [node for node in self.group if votes[node] != shadow.digest]
+        if wrong:
+            raise Suspicion(wrong[0], "voted for other bits than ours")
+
+    async def _unless_aborted(self, work: Coroutine[Any, Any, T]) -> T:
+        task = asyncio.create_task(work)
+        watch = asyncio.create_task(self._tools.news.until(lambda: self._aborted is not None))
+        try:
+            await asyncio.wait([task, watch], return_when=asyncio.FIRST_COMPLETED)
+            if task.done():
+                return task.result()
+            assert self._aborted
+            raise self._aborted
+        finally:
+            watch.cancel()
+            task.cancel()
+            await asyncio.wait([task])
+
+
+async def check_finite(shadow: OuterState) -> None:
+    """Refuse to vote for a result with a NaN or an infinity in it. Raises Suspicion."""
+    squares = await asyncio.to_thread(lambda: [float(np.dot(v.array, v.array)) for v in shadow.tensors.values()])
+    if not np.isfinite(squares).all():
+        raise Suspicion(NOBODY, "the result is not finite")

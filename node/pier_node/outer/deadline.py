@@ -1,0 +1,41 @@
+"""Deadlines learnt from what was seen: median + k·MAD of past waits, never a bare constant.
+
+MAD is the median absolute deviation; a quarter of the samples may be wild without moving either by much.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from statistics import median
+
+SPREAD = 6.0
+"""k: about four standard deviations of a normal distribution."""
+FEW = 8
+"""Waits that must be known before they are believed."""
+MEMORY = 64
+
+
+class Deadline:
+    """How long to wait for something that has taken so and so long before.
+
+    Args:
+        initial: seconds while fewer than FEW waits are known.
+        floor: seconds below which jitter of the machine, not the network, would decide.
+    """
+
+    def __init__(self, initial: float, floor: float) -> None:
+        self._initial = initial
+        self._floor = floor
+        self._waits: deque[float] = deque(maxlen=MEMORY)
+
+    def saw(self, seconds: float) -> None:
+        """Learn from a wait that ended well."""
+        self._waits.append(seconds)
+
+    def seconds(self) -> float:
+        """The deadline now."""
+        if len(self._waits) < FEW:
+            return max(self._initial, self._floor)
+        middle = median(self._waits)
+        spread = median(abs(wait - middle) for wait in self._waits)
+        return max(self._floor, middle + SPREAD * spread)

@@ -1,0 +1,174 @@
+"""The keeper's side of a round: collect who is ready, decide when to wait no longer, propose the group.
+
+Every node can keep; the one with the lowest id among the live participants does. Nothing here needs to be right for
+safety (members check quorum and ballots themselves, see round.py): a bad keeper costs an attempt.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from pier.v1.peer_pb2 import Proposal, Ready, Share
+from pier_node.outer.deadline import Deadline
+from pier_node.outer.quorum import Adopt, Blocked, Fresh, choose_group, choose_value, has_quorum, next_ballot
+from pier_node.outer.shards import split
+from pier_node.roster import Roster
+
+POLL = 10.0
+"""Seconds that a question is held open before the member asks again."""
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Standing:
+    """Where a node stands: what the keeper needs to know of the round to come."""
+
+    committed: int
+    base: tuple[str, ...]
+    length: int
+    """Parameters."""
+    sites: int
+    """Members that the coming round must have at least."""
+
+
+@dataclass
+class Arrival:
+    """A member that is ready, and waits for its answer."""
+
+    ready: Ready
+    at: float
+    answer: asyncio.Future[Proposal]
+
+
+class Keeper:
+    """Collects announcements for the coming round and closes its group.
+
+    Args:
+        patience: learns how late members come after the first one.
+    """
+
+    def __init__(self, node: str, roster: Roster, standing: Callable[[], Standing], patience: Deadline) -> None:
+        self._node = node
+        self._roster = roster
+        self._standing = standing
+        self._patience = patience
+        self._arrivals: dict[str, Arrival] = {}
+        self._round = 0
+        self._last = Proposal()
+        self._told = ""
+        self._since: dict[bytes, float] = {}
+
+    async def gather(self, sender: str, ready: Ready) -> Proposal:
+        """Answer a member that is ready, once there is something to answer."""
+        if refusal := self._refuse(ready):
+            return refusal
+        if self._last.round == ready.round and any(share.nonce == ready.nonce for share in self._last.shares):
+            return self._last
+        arrival = self._admit(sender, ready)
+        try:
+            return await asyncio.wait_for(arrival.answer, POLL)
+        except TimeoutError:
+            return Proposal(verdict=Proposal.VERDICT_WAIT, round=ready.round, reason=self._told)
+        finally:
+            if self._arrivals.get(sender) is arrival:
+                del self._arrivals[sender]
+
+    async def run(self) -> None:
+        """Close groups as they become complete, or their deadline passes, for ever."""
+        while True:
+            await self._roster.changed.wait(self._close_if_due())
+
+    def _refuse(self, ready: Ready) -> Proposal | None:
+        committed = self._standing().committed
+        if ready.round <= committed:
+            return Proposal(verdict=Proposal.VERDICT_BEHIND, round=committed, other=self._node)
+        if ready.round > committed + 1:
+            return _not_keeper(ready, "", f"the keeper is at round {committed} itself")
+        lower = [node for node in self._roster.participants() if node < self._node and node not in ready.suspects]
+        return _not_keeper(ready, lower[0], "a site with a lower id is alive") if lower else None
+
+    def _admit(self, sender: str, ready: Ready) -> Arrival:
+        now = asyncio.get_running_loop().time()
+        if ready.round != self._round:
+            self._round, self._arrivals, self._since = ready.round, {}, {}
+        at = self._since.setdefault(ready.nonce, now)
+        arrival = self._arrivals[sender] = Arrival(ready, at, asyncio.get_running_loop().create_future())
+        self._roster.changed.notify()
+        return arrival
+
+    def _close_if_due(self) -> float | None:
+        """Close the group if it is time. Returns seconds to look again after, None: when something changes."""
+        standing, now = self._standing(), asyncio.get_running_loop().time()
+        if self._round != standing.committed + 1 or not self._arrivals:
+            return None
+        readies = {node: arrival.ready for node, arrival in self._arrivals.items()}
+        group = choose_group(readies)
+        if self._lacking(group, standing):
+            group = frozenset(readies)
+        if problem := self._lacking(group, standing):
+            self._tell(problem)
+            return None
+        suspects = {node for ready in readies.values() for node in ready.suspects}
+        awaited = set(self._roster.participants()) - suspects - set(readies)
+        due = min(arrival.at for arrival in self._arrivals.values()) + self._patience.seconds()
+        if awaited and now < due:
+            return due - now
+        self._propose(group, readies, standing)
+        return None
+
+    def _lacking(self, group: frozenset[str], standing: Standing) -> str:
+        """Why this group cannot go, in words; empty when it can."""
+        if not has_quorum(group, standing.base, self._roster.left):
+            absent = ", ".join(sorted(set(standing.base) - group - self._roster.left))
+            return f"no majority of the last round's members is here; absent: {absent}"
+        decision = choose_value([self._arrivals[node].ready for node in group])
+        if isinstance(decision, Blocked):
+            return f"a result may have been committed by sites that are not here: {', '.join(decision.missing)}"
+        if isinstance(decision, Fresh) and len(group) < standing.sites:
+            return f"waiting for {standing.sites - len(group)} more of the run's {standing.sites} sites"
+        return ""
+
+    def _propose(self, group: frozenset[str], readies: dict[str, Ready], standing: Standing) -> None:
+        members = sorted(group)
+        chosen = [readies[node] for node in members]
+        proposal = Proposal(
+            verdict=Proposal.VERDICT_GO,
+            round=self._round,
+            ballot=next_ballot(chosen, self._node),
+            shares=[
+                Share(node=ready.node, tokens=ready.tokens, offset=offset, length=length, nonce=ready.nonce)
+                for ready, (offset, length) in zip(
+                    chosen, split(standing.length, [ready.bandwidth for ready in chosen]), strict=True
+                )
+            ],
+        )
+        decision = choose_value(chosen)
+        if isinstance(decision, Adopt):
+            proposal.adopt.CopyFrom(decision.value)
+            proposal.holders.extend(decision.holders)
+        self._last = proposal
+        self._answer(group, proposal)
+
+    def _answer(self, group: frozenset[str], proposal: Proposal) -> None:
+        first = min(arrival.at for arrival in self._arrivals.values())
+        excluded = Proposal(
+            verdict=Proposal.VERDICT_EXCLUDED, round=self._round, reason="other members could not reach or trust it"
+        )
+        for node, arrival in self._arrivals.items():
+            self._patience.saw(arrival.at - first)
+            if not arrival.answer.done():
+                arrival.answer.set_result(proposal if node in group else excluded)
+        self._arrivals = {}
+
+    def _tell(self, problem: str) -> None:
+        if problem != self._told:
+            log.info("round %d: %s", self._round, problem)
+        self._told = problem
+
+
+def _not_keeper(ready: Ready, other: str, reason: str) -> Proposal:
+    return Proposal(verdict=Proposal.VERDICT_NOT_KEEPER, round=ready.round, other=other, reason=reason)

@@ -1,0 +1,105 @@
+"""Who may decide a round, and what: the rules that keep two groups from committing different bits.
+
+A round is one decision of Paxos (Lamport, "Paxos Made Simple", 2001) whose value is the digest of the next state.
+A commit needs the vote of *every* member of a group that holds a majority of the last round's members. Two such groups
+share a member, and that member tells the keeper of the later attempt what it voted for in the earlier one; the later
+attempt then finishes that result (adopts it) instead of computing another. docs/protocol.md has the argument in full.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass
+
+from pier.v1.peer_pb2 import Ballot, Ready, Value
+
+
+@dataclass(frozen=True)
+class Fresh:
+    """Nothing can have been decided yet: compute a result."""
+
+
+@dataclass(frozen=True)
+class Adopt:
+    """This result may have been committed by somebody: finish it; `holders` have it."""
+
+    value: Value
+    holders: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Blocked:
+    """A result may have been committed by sites that are not here: wait for one of `missing`."""
+
+    missing: tuple[str, ...]
+
+
+def has_quorum(group: Collection[str], base: Collection[str], left: Collection[str] = ()) -> bool:
+    """Whether a group holds a majority of the last members.
+
+    Those who said goodbye (`left`) no longer count. Of an even split, the half with the lowest node id goes on, so that
+    of two sites one may survive the other.
+    """
+    voters = sorted(set(base) - set(left))
+    if not voters:
+        return False
+    present = sum(node in group for node in voters)
+    return 2 * present > len(voters) or (2 * present == len(voters) and voters[0] in group)
+
+
+def order(ballot: Ballot) -> tuple[int, str]:
+    """Ballots are ordered by number, then by keeper: no two keepers can propose equal ones."""
+    return ballot.number, ballot.keeper
+
+
+def next_ballot(readies: Iterable[Ready], keeper: str) -> Ballot:
+    """A ballot above every one that the group has taken part in."""
+    return Ballot(number=1 + max((ready.seen.number for ready in readies), default=0), keeper=keeper)
+
+
+def choose_value(readies: Collection[Ready]) -> Fresh | Adopt | Blocked:
+    """What an attempt of exactly these members must do.
+
+    Only the newest vote counts (Paxos), by round first: a site that voted in a later round than the group is at knows
+    of committed rounds that the others have lost. That vote is finished if anybody holds its result. If nobody here
+    does (its voters were restarted), it is void once it is sure that nobody can have committed it: one of its members
+    is here and never voted for it, or all of them are here.
+    """
+    votes = [ready for ready in readies if ready.HasField("voted")]
+    if not votes:
+        return Fresh()
+    newest = max((vote.voted_round, order(vote.voted_in)) for vote in votes)
+    top = [vote for vote in votes if (vote.voted_round, order(vote.voted_in)) == newest]
+    if len({bytes(vote.voted.digest) for vote in top}) > 1:
+        return Fresh()
+    value = top[0].voted
+    here = {ready.node for ready in readies}
+    holders = tuple(sorted(vote.node for vote in votes if vote.holds and vote.voted.digest == value.digest))
+    if holders and newest[0] == top[0].round:
+        return Adopt(value, holders)
+    missing = tuple(node for node in value.members if node not in here)
+    return Blocked(missing) if missing and not _withheld(value, top, readies) else Fresh()
+
+
+def _withheld(value: Value, top: Collection[Ready], readies: Collection[Ready]) -> bool:
+    """Whether a member of the attempt that computed `value` is here, did not vote for it, and now never will."""
+    voters = {ready.node for ready in top}
+    computed = all(order(vote.voted_in) == order(value.origin) for vote in top)
+    return computed and any(ready.node in value.members and ready.node not in voters for ready in readies)
+
+
+def choose_group(readies: Mapping[str, Ready]) -> frozenset[str]:
+    """The members of the next attempt: all that are ready, less those that others lost or refused.
+
+    While a suspicion is left among the chosen, whoever is in most of them goes; of equals, the suspected rather than
+    the suspecting, then the highest node id.
+    """
+    group = set(readies)
+    while True:
+        pairs = [(accuser, node) for accuser in group for node in readies[accuser].suspects if node in group]
+        if not pairs:
+            return frozenset(group)
+        named = Counter(node for pair in pairs for node in pair)
+        suspected = Counter(node for _, node in pairs)
+        group.remove(max(named, key=lambda node: (named[node], suspected[node], node)))

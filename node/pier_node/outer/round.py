@@ -1,0 +1,299 @@
+"""The member's side of an atomic round: be ready, take part in an attempt, commit; or try again with the survivors.
+
+A commit happens in two ways only: with the equal votes of every member of the attempt, or by learning that somebody
+committed exactly the result that we hold. Whatever else happens, nothing has changed and the contribution is kept.
+The states and messages are written down in docs/protocol.md.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import secrets
+from collections.abc import AsyncIterator, Callable, Collection
+
+from pier.v1.peer_pb2 import AbortNotice, Ack, Ballot, Chunk, Proposal, Ready, Share, Vote
+from pier_node.outer.attempt import Advance, Attempt, Contribution, Tools, Voted, check_finite
+from pier_node.outer.deadline import Deadline
+from pier_node.outer.keeper import POLL, Keeper, Standing
+from pier_node.outer.quorum import has_quorum, order
+from pier_node.outer.reduce import NOBODY, Reduction, Suspicion
+from pier_node.outer.state import OuterState
+from pier_node.wire.carrier import ABORT, GATHER, VOTE, BadMessage, PeerLost
+
+SUSPICION = 3 * POLL
+"""Seconds after which a suspicion that led to no attempt is dropped."""
+EARLY = 30.0
+"""Seconds that a stream of an attempt we have not heard of yet may wait for us."""
+
+log = logging.getLogger(__name__)
+
+
+class Behind(Exception):
+    """The round was decided without us: catch up from `peers`."""
+
+    def __init__(self, peers: Collection[str]) -> None:
+        super().__init__(f"behind {', '.join(peers)}")
+        self.peers = tuple(peers)
+
+
+class Rounds:
+    """One node's rounds: hold `state`, and move it on together with the others.
+
+    Args:
+        state: the last committed one.
+        voted: the vote that the journal remembers, if it is for a later round than `state`.
+        nonce: a fresh name for an announcement.
+
+    Attributes:
+        sites: members that the coming round must have at least.
+        last_error: why the last attempt did not end in a commit, in words.
+    """
+
+    def __init__(
+        self,
+        tools: Tools,
+        state: OuterState,
+        voted: Voted | None,
+        nonce: Callable[[], bytes] = lambda: secrets.token_bytes(16),
+    ) -> None:
+        self.node = tools.node
+        self.state = state
+        self.sites = 1
+        self.last_error = ""
+        self._tools, self._voted, self._new_nonce = tools, voted, nonce
+        self._roster, self._carrier, self._faults = tools.roster, tools.carrier, tools.faults
+        self._seen = voted.ballot if voted else Ballot()
+        self._nonce = b""
+        self._suspicions: dict[str, float] = {}
+        self._attempt: Attempt | None = None
+        self.keeper = Keeper(self.node, tools.roster, self._standing, Deadline(initial=300.0, floor=5.0))
+        self._carrier.serve(GATHER, self.keeper.gather)
+        self._carrier.serve(VOTE, self._take_vote)
+        self._carrier.serve(ABORT, self._take_abort)
+        self._carrier.serve_push(self._take_stream)
+
+    @property
+    def shadow(self) -> OuterState | None:
+        """The staged result that we voted for, if it is not decided yet."""
+        return self._voted.shadow if self._voted else None
+
+    def offer(self, number: int, shadow: bool) -> OuterState | None:
+        """What a peer may fetch from us: the last committed state (0, or its number), or the shadow of the next."""
+        if shadow:
+            return self.shadow if self.shadow and self.shadow.round == number else None
+        return self.state if number in (0, self.state.round) else None
+
+    @property
+    def exchanging(self) -> bool:
+        """Whether an attempt is under way."""
+        return self._attempt is not None
+
+    async def commit_alone(self, contribution: Contribution, advance: Advance) -> OuterState:
+        """A round of a group of one, which needs nobody's word."""
+        state, tokens = self.state, {self.node: contribution.tokens}
+        shadow = await asyncio.to_thread(lambda: advance(state, contribution.vector, tokens))
+        await check_finite(shadow)
+        self._settle(shadow)
+        return shadow
+
+    async def commit(self, contribution: Contribution, advance: Advance) -> OuterState:
+        """Take part in the next round until it is committed. Raises Behind when it was, without us."""
+        backoff, last = Backoff(), self.state.round
+        while True:
+            task = asyncio.create_task(self._try_once(contribution, advance))
+            decided = asyncio.create_task(self._roster.changed.until(self._is_decided))
+            try:
+                await asyncio.wait([task, decided], return_when=asyncio.FIRST_COMPLETED)
+            finally:
+                decided.cancel()
+                task.cancel()
+                await asyncio.wait([task])
+                self._attempt = None
+            if not task.cancelled():
+                task.result()
+            if self.state.round > last or self._confirmed():
+                await self._faults.reach(self.state.round, "committed")
+                await self._roster.announce()
+                return self.state
+            await self._roster.changed.wait(backoff.seconds())
+
+    def adopt(self, state: OuterState) -> None:
+        """Go on from a state that was fetched from others."""
+        self._settle(state)
+
+    # --- asking the keeper ---------------------------------------------------------------------
+
+    async def _try_once(self, contribution: Contribution, advance: Advance) -> None:
+        proposal = await self._ask(contribution)
+        if proposal is None:
+            return
+        self._suspicions.clear()
+        self._seen, self._nonce = proposal.ballot, b""
+        attempt = self._attempt = Attempt(self._tools, self.state, self.shadow, proposal)
+        try:
+            self._settle(await attempt.run(contribution, advance, self._remember))
+        except Suspicion as suspicion:
+            self.last_error = str(suspicion)
+            log.warning("round %d, attempt %d: given up: %s", proposal.round, proposal.ballot.number, suspicion)
+            if suspicion.node not in (NOBODY, self.node):
+                self._suspect(suspicion.node)
+            await attempt.give_up(suspicion)
+
+    def _remember(self, voted: Voted) -> None:
+        self._voted = voted
+
+    async def _ask(self, contribution: Contribution) -> Proposal | None:
+        """Announce ourselves to the keeper; the proposal if there is one to take part in."""
+        self._nonce = self._nonce or self._new_nonce()
+        ready = self._ready(contribution)
+        await self._faults.reach(ready.round, "ready")
+        keeper = min({self.node, *self._roster.participants()} - self._suspects())
+        try:
+            if keeper == self.node:
+                proposal = await self.keeper.gather(keeper, ready)
+            else:
+                proposal = await self._carrier.call(keeper, GATHER, ready, 2 * POLL)
+        except PeerLost as lost:
+            log.warning("round %d: the keeper %s is lost: %s", ready.round, keeper, lost.reason)
+            self._suspect(keeper)
+            return None
+        if proposal.verdict == Proposal.VERDICT_GO:
+            return proposal if self._acceptable(proposal, ready) else None
+        self.last_error = proposal.reason
+        return None
+
+    def _ready(self, contribution: Contribution) -> Ready:
+        ready = Ready(
+            node=self.node,
+            round=self.state.round + 1,
+            nonce=self._nonce,
+            tokens=contribution.tokens,
+            bandwidth=self._tools.bandwidth,
+            seen=self._seen,
+            suspects=sorted(self._suspects()),
+        )
+        if (voted := self._voted) and voted.round > self.state.round:
+            ready.voted.CopyFrom(voted.value)
+            ready.voted_in.CopyFrom(voted.ballot)
+            ready.voted_round = voted.round
+            ready.holds = voted.shadow is not None
+        return ready
+
+    def _acceptable(self, proposal: Proposal, ready: Ready) -> bool:
+        """A member takes nobody's word: is this an attempt that may commit, and does it know what we know?"""
+        group = [share.node for share in proposal.shares]
+        mine = [share for share in proposal.shares if share.node == self.node]
+        problem = (
+            (proposal.round != ready.round and "another round")
+            or (order(proposal.ballot) <= order(self._seen) and "an old ballot")
+            or (group != sorted(set(group)) and "members out of order")
+            or ((not mine or mine[0].nonce != ready.nonce or ready.nonce != self._nonce) and "stale")
+            or (not has_quorum(group, self.state.members, self._roster.left) and "no quorum")
+            or (not _covers(proposal.shares, len(self.state.anchor)) and "shards do not cover the vector")
+        )
+        if problem:
+            log.warning("round %d: refused a proposal of %s: %s", ready.round, proposal.ballot.keeper, problem)
+        return not problem
+
+    def _suspect(self, node: str) -> None:
+        self._suspicions[node] = asyncio.get_running_loop().time() + SUSPICION
+
+    def _suspects(self) -> set[str]:
+        """Whom the next attempt should do without. A suspicion counts for one attempt, and not for ever."""
+        now = asyncio.get_running_loop().time()
+        return {node for node, until in self._suspicions.items() if until > now}
+
+    # --- what others say -----------------------------------------------------------------------
+
+    async def _take_vote(self, sender: str, vote: Vote) -> Ack:
+        if vote.node != sender:
+            raise BadMessage(f"a vote in the name of {vote.node}")
+        if vote.round == self.state.round + 1:
+            self._tools.votes.count(vote)
+            self._tools.news.notify()
+        return Ack()
+
+    async def _take_abort(self, sender: str, notice: AbortNotice) -> Ack:
+        attempt = self._attempt
+        if attempt and attempt.ballot == notice.ballot and sender in attempt.group:
+            attempt.abort(sender, notice)
+        return Ack()
+
+    async def _take_stream(self, sender: str, chunks: AsyncIterator[Chunk]) -> None:
+        first = await anext(chunks, None)
+        if first is None:
+            raise BadMessage("an empty stream")
+        reduction = await self._reduction_of(first)
+        await reduction.take(sender, first, chunks)
+
+    async def _reduction_of(self, first: Chunk) -> Reduction:
+        """The reduction that a stream belongs to: it may come a moment before our own proposal does."""
+
+        def found() -> bool:
+            attempt = self._attempt
+            stale = first.round <= self.state.round or order(first.ballot) < order(self._seen)
+            return stale or bool(attempt and attempt.reduction and attempt.ballot == first.ballot)
+
+        try:
+            await asyncio.wait_for(self._tools.news.until(found), EARLY)
+        except TimeoutError as error:
+            raise BadMessage("no such attempt") from error
+        attempt = self._attempt
+        if attempt is None or attempt.reduction is None or attempt.ballot != first.ballot:
+            raise BadMessage("that attempt is over")
+        return attempt.reduction
+
+    # --- how a round ends ----------------------------------------------------------------------
+
+    def _is_decided(self) -> bool:
+        return bool(self._roster.ahead(self.state.round))
+
+    def _confirmed(self) -> bool:
+        """If somebody committed the very result that we hold, so do we. Raises Behind if it was another one."""
+        peers = self._roster.ahead(self.state.round)
+        shadow = self.shadow
+        for node in peers:
+            pulse = self._roster.pulse_of(node)
+            if shadow and pulse and pulse.round == shadow.round and pulse.digest == shadow.digest:
+                self._settle(shadow)
+                return True
+        if peers:
+            raise Behind(peers)
+        return False
+
+    def _settle(self, state: OuterState) -> None:
+        self.state = state
+        self._voted = None
+        self._seen = Ballot()
+        self._nonce = b""
+        self._suspicions.clear()
+        self._tools.votes.clear()
+        self.last_error = ""
+        self._roster.welcome(state.members)
+        self._tools.news.notify()
+        self._roster.changed.notify()
+
+    def _standing(self) -> Standing:
+        return Standing(self.state.round, self.state.members, len(self.state.anchor), self.sites)
+
+
+class Backoff:
+    """Pauses between failed attempts: short at first, doubling, bounded."""
+
+    def __init__(self, first: float = 0.05, last: float = 5.0) -> None:
+        self._next, self._last = first, last
+
+    def seconds(self) -> float:
+        """The next pause."""
+        pause, self._next = self._next, min(2 * self._next, self._last)
+        return pause
+
+
+def _covers(shares: Collection[Share], length: int) -> bool:
+    done = 0
+    for share in shares:
+        if share.offset != done:
+            return False
+        done += share.length
+    return done == length

@@ -1,0 +1,165 @@
+"""Who is in the run: every site this one has heard of, what each last said of itself, and who is alive.
+
+Each peer is asked for its pulse once an `interval`; a peer that did not answer for longer than its own past suggests
+(median + k·MAD of the gaps between its answers) is not alive, and neither is one that failed twice in a row.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Collection
+from dataclasses import dataclass, field
+
+from pier.v1.peer_pb2 import Phase, Pulse, Site
+from pier_node.outer.deadline import Deadline
+from pier_node.signals import Signal
+from pier_node.wire.carrier import BEAT, Carrier, PeerLost
+
+ACTIVE = frozenset({Phase.PHASE_TRAINING, Phase.PHASE_WAITING, Phase.PHASE_EXCHANGING})
+"""Phases of a site that takes part in rounds."""
+FAILURES = 2
+
+log = logging.getLogger(__name__)
+
+
+@dataclass
+class Contact:
+    """What this site knows of a peer."""
+
+    site: Site
+    limit: Deadline
+    pulse: Pulse | None = None
+    heard_at: float = 0.0
+    failures: int = 0
+    last_error: str = ""
+    round_trip: float = 0.0
+    task: asyncio.Task[None] | None = field(default=None, repr=False)
+
+
+class Roster:
+    """The sites of the run. `changed` is notified whenever something about them is new.
+
+    Args:
+        pulse: what this site says of itself now.
+        interval: seconds between two questions to a peer.
+    """
+
+    def __init__(self, carrier: Carrier, pulse: Callable[[], Pulse], interval: float = 1.0) -> None:
+        self._carrier = carrier
+        self._pulse = pulse
+        self._interval = interval
+        self.contacts: dict[str, Contact] = {}
+        self.left: set[str] = set()
+        self.changed = Signal()
+        carrier.serve(BEAT, self._answer)
+
+    def add(self, site: Site) -> None:
+        """Learn of a site, or of its new address; ask it for its pulse from now on."""
+        if site.node == self._carrier.node:
+            return
+        contact = self.contacts.get(site.node)
+        if contact is None:
+            limit = Deadline(initial=10 * self._interval, floor=5 * self._interval)
+            contact = self.contacts[site.node] = Contact(site, limit)
+            contact.heard_at = asyncio.get_running_loop().time()
+        if contact.task is None:
+            contact.task = asyncio.create_task(self._follow(contact), name=f"beat {site.node}")
+        if site.address:
+            contact.site = site
+            self._carrier.introduce(site.node, site.address)
+
+    def farewell(self, node: str) -> None:
+        """A site left politely: it does not count in a quorum until it is a member of a committed round again."""
+        self.left.add(node)
+        if contact := self.contacts.get(node):
+            contact.failures = FAILURES
+        self.changed.notify()
+
+    def welcome(self, members: Collection[str]) -> None:
+        """These committed a round: whoever of them had left is back."""
+        self.left.difference_update(members)
+
+    def pulse_of(self, node: str) -> Pulse | None:
+        """What a site last said of itself."""
+        if node == self._carrier.node:
+            return self._pulse()
+        contact = self.contacts.get(node)
+        return contact.pulse if contact else None
+
+    def alive(self, node: str) -> bool:
+        """Whether a site answered lately."""
+        if node == self._carrier.node:
+            return True
+        contact = self.contacts.get(node)
+        if contact is None or contact.pulse is None or contact.failures >= FAILURES:
+            return False
+        return asyncio.get_running_loop().time() - contact.heard_at <= contact.limit.seconds()
+
+    def participants(self) -> list[str]:
+        """Live sites that take part in rounds, this one included, in node-id order."""
+        known = [*self.contacts, self._carrier.node]
+        pulses = ((node, self.pulse_of(node)) for node in sorted(known) if self.alive(node))
+        return [node for node, pulse in pulses if pulse and pulse.phase in ACTIVE]
+
+    def ahead(self, round: int) -> list[str]:
+        """Live peers that have committed a later round, the most advanced first."""
+        rounds = {node: contact.pulse.round for node, contact in self.contacts.items() if contact.pulse}
+        later = [node for node, reached in rounds.items() if reached > round and self.alive(node)]
+        return sorted(later, key=lambda node: (-rounds[node], node))
+
+    async def announce(self) -> None:
+        """Tell every live peer our pulse now rather than at the next beat."""
+        await asyncio.gather(*(self._ask(contact) for node, contact in self.contacts.items() if self.alive(node)))
+
+    async def stop(self) -> None:
+        """End all questions."""
+        tasks = [contact.task for contact in self.contacts.values() if contact.task]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def _follow(self, contact: Contact) -> None:
+        while True:
+            await self._ask(contact)
+            await asyncio.sleep(self._interval if contact.failures != 1 else self._interval / 4)
+
+    async def _ask(self, contact: Contact) -> None:
+        loop = asyncio.get_running_loop()
+        asked_at = loop.time()
+        try:
+            pulse = await self._carrier.call(contact.site.node, BEAT, self._pulse(), contact.limit.seconds())
+        except PeerLost as lost:
+            self._missed(contact, lost.reason)
+            return
+        contact.round_trip = loop.time() - asked_at
+        self._heard(pulse)
+
+    async def _answer(self, sender: str, pulse: Pulse) -> Pulse:
+        if pulse.site.node == sender:
+            self.add(pulse.site)
+            self._heard(pulse)
+        return self._pulse()
+
+    def _heard(self, pulse: Pulse) -> None:
+        contact = self.contacts.get(pulse.site.node)
+        if contact is None:
+            return
+        now = asyncio.get_running_loop().time()
+        if contact.pulse is not None and contact.failures == 0:
+            contact.limit.saw(now - contact.heard_at)
+        if contact.failures >= FAILURES:
+            log.info("%s is back", _called(contact.site))
+        contact.heard_at, contact.failures, contact.pulse = now, 0, pulse
+        self.changed.notify()
+
+    def _missed(self, contact: Contact, reason: str) -> None:
+        contact.failures += 1
+        contact.last_error = reason
+        if contact.failures == FAILURES:
+            log.warning("%s does not answer: %s", _called(contact.site), reason)
+        self.changed.notify()
+
+
+def _called(site: Site) -> str:
+    return f"{site.name} ({site.node})" if site.name else site.node

@@ -1,0 +1,220 @@
+"""What a message may hold: checked on arrival, before anything looks at it, so that nothing a peer sends surprises.
+
+`FIELDS` says what every field of every message may hold, the functions after it what fields must be to each other. What
+depends on where a node stands (this round, that ballot, this model's size) is checked by whoever handles the message.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterable
+from typing import TypeVar
+
+from google.protobuf.message import DecodeError, Message
+
+from pier.v1.peer_pb2 import (
+    AbortNotice,
+    Ack,
+    Ballot,
+    Chunk,
+    FetchRequest,
+    HelloReply,
+    HelloRequest,
+    LeaveRequest,
+    Manifest,
+    Phase,
+    ProbeReply,
+    ProbeRequest,
+    Proposal,
+    Pulse,
+    Ready,
+    Share,
+    Site,
+    StateRequest,
+    Tensor,
+    Value,
+    Vote,
+)
+from pier_node.outer.state import ADAM_M, ADAM_V, ANCHOR, MOMENTUM
+from pier_node.wire.address import is_address
+from pier_node.wire.carrier import CHUNK_BYTES, BadMessage
+from pier_node.wire.rules import Many, Only, Part, Rule, Rules, Table, increasing
+
+SITES = 1024
+"""Most sites of a run (RunSection.sites)."""
+COUNTS = 2**53
+"""Rounds, tokens and bytes stay below: whole numbers that JSON and a double hold exactly."""
+ELEMENTS = 2**40
+"""Most elements of a vector: 4 TiB of fp32."""
+MANIFEST_HASHES = 400_000
+"""Most pieces of a state: 12.5 MB of hashes, for 400 GiB of state in pieces of 1 MiB."""
+
+NODE_ID = re.compile("[0-9a-f]{16}")
+
+M = TypeVar("M", bound=Message)
+
+
+def _below(limit: int) -> Only:
+    return Only(f"below {limit}", lambda value: value < limit)
+
+
+def _text(most: int, breaks: str = "") -> Only:
+    """Text that does nothing to a terminal that shows it; `breaks` are control characters allowed besides."""
+    spaces = str.maketrans(dict.fromkeys(breaks, " "))
+    return Only(
+        f"at most {most} printable characters",
+        lambda value: len(value) <= most and value.translate(spaces).isprintable(),
+    )
+
+
+def _bytes(least: int, most: int) -> Only:
+    span = f"{least}" if least == most else f"{least} to {most}"
+    return Only(f"{span} bytes", lambda value: least <= len(value) <= most)
+
+
+def _known(values: Iterable[int]) -> Only:
+    known = frozenset(values)
+    return Only("one that this version knows", lambda value: value in known)
+
+
+def _or_empty(rule: Only) -> Only:
+    return Only(f"{rule.allowed}, or empty", lambda value: not value or rule.holds(value))
+
+
+COUNT = _below(COUNTS)
+ELEMENT = _below(ELEMENTS)
+ANY = Only("anything", lambda _: True)
+NODE = Only("a node id, 16 hex digits", lambda value: NODE_ID.fullmatch(value) is not None)
+NODES = Many(NODE, SITES, ordered=True)
+HASH = _bytes(32, 32)
+NONCE = _bytes(1, 64)
+REASON = _text(4000, breaks="\n\t")
+AMOUNT = Only("finite and not negative", lambda value: 0 <= value < math.inf)
+LOSS = Only("finite, or NaN: none yet", lambda value: not math.isinf(value))
+ADDRESS = Only("HOST:PORT", is_address)
+TENSORS = (ANCHOR, MOMENTUM, ADAM_M, ADAM_V)
+TENSOR = Only(f"one of {', '.join(TENSORS)}", lambda value: value in TENSORS)
+PADDING = _bytes(0, CHUNK_BYTES)
+VALUES = Only(
+    f"at most {CHUNK_BYTES} bytes, a multiple of 4", lambda value: len(value) <= CHUNK_BYTES and len(value) % 4 == 0
+)
+
+FIELDS: dict[type[Message], dict[str, Rule]] = {
+    Ack: {},
+    Site: {"node": NODE, "name": _text(128), "address": _or_empty(ADDRESS), "slot": _below(SITES)},
+    HelloRequest: {"protocol": ANY, "run_hash": _or_empty(HASH), "site": Part()},
+    HelloReply: {
+        "protocol": ANY,
+        "run_hash": HASH,
+        "run_config": _text(1 << 16),
+        "site": Part(needed=True),
+        "roster": Many(Part(), SITES),
+        "seen_as": _or_empty(ADDRESS),
+    },
+    Pulse: {
+        "site": Part(needed=True),
+        "phase": _known(Phase.values()),
+        "round": COUNT,
+        "digest": _or_empty(HASH),
+        "inner_step": COUNT,
+        "tokens": COUNT,
+        "tokens_per_second": AMOUNT,
+        "loss": LOSS,
+        "validation_loss": LOSS,
+        "bytes_sent": COUNT,
+        "time": AMOUNT,
+    },
+    LeaveRequest: {"node": NODE},
+    Ballot: {"number": COUNT, "keeper": _or_empty(NODE)},
+    Value: {"origin": Part(needed=True), "digest": HASH, "members": NODES},
+    Ready: {
+        "node": NODE,
+        "round": COUNT,
+        "nonce": NONCE,
+        "tokens": COUNT,
+        "bandwidth": AMOUNT,
+        "seen": Part(),
+        "voted": Part(),
+        "voted_in": Part(),
+        "voted_round": COUNT,
+        "holds": ANY,
+        "suspects": NODES,
+    },
+    Share: {"node": NODE, "tokens": COUNT, "offset": ELEMENT, "length": ELEMENT, "nonce": NONCE},
+    Proposal: {
+        "verdict": _known(Proposal.Verdict.values()),
+        "round": COUNT,
+        "ballot": Part(),
+        "shares": Many(Part(), SITES),
+        "adopt": Part(),
+        "holders": Many(NODE, SITES),
+        "other": _or_empty(NODE),
+        "reason": REASON,
+    },
+    Vote: {"node": NODE, "round": COUNT, "ballot": Part(needed=True), "value": Part(needed=True)},
+    AbortNotice: {
+        "node": NODE,
+        "round": COUNT,
+        "ballot": Part(needed=True),
+        "suspect": _or_empty(NODE),
+        "reason": REASON,
+    },
+    Chunk: {"round": COUNT, "ballot": Part(), "stage": _known(Chunk.Stage.values()), "offset": ELEMENT, "data": VALUES},
+    StateRequest: {"round": COUNT, "shadow": ANY},
+    Tensor: {"name": TENSOR, "length": ELEMENT, "hashes": Many(HASH, MANIFEST_HASHES)},
+    Manifest: {
+        "round": COUNT,
+        "digest": HASH,
+        "members": NODES,
+        "piece_length": Only("1 or more", lambda value: value > 0),
+        "tensors": Many(Part(), len(TENSORS)),
+        "adam_step": COUNT,
+        "ledger": Table(NODE, COUNT, SITES),
+    },
+    FetchRequest: {"round": COUNT, "shadow": ANY, "tensor": TENSOR, "offset": ELEMENT, "length": ELEMENT},
+    ProbeRequest: {"padding": PADDING, "reply_size": _below(CHUNK_BYTES + 1), "call_back": _or_empty(ADDRESS)},
+    ProbeReply: {"padding": PADDING, "time": AMOUNT, "reached": ANY, "detail": REASON},
+}
+
+
+def _ballot(ballot: Ballot) -> str:
+    return "" if bool(ballot.number) == bool(ballot.keeper) else "has a number without a keeper, or the reverse"
+
+
+def _proposal(proposal: Proposal) -> str:
+    nodes = [share.node for share in proposal.shares]
+    if not increasing(nodes):
+        return "has shares out of node-id order"
+    going = proposal.verdict == Proposal.VERDICT_GO
+    return "says go, but has no ballot or no shares" if going and not (proposal.ballot.number and nodes) else ""
+
+
+def _chunk(chunk: Chunk) -> str:
+    return "" if chunk.stage else "says of no stage that it belongs to it"
+
+
+def _manifest(manifest: Manifest) -> str:
+    for tensor in manifest.tensors:
+        if len(tensor.hashes) != (pieces := -(-tensor.length // manifest.piece_length)):
+            return f"has {len(tensor.hashes)} hashes for {pieces} pieces of {tensor.name}"
+    names = {tensor.name for tensor in manifest.tensors}
+    return "describes a tensor twice" if len(names) != len(manifest.tensors) else ""
+
+
+RULES = Rules(FIELDS, {Ballot: _ballot, Proposal: _proposal, Chunk: _chunk, Manifest: _manifest})
+
+
+def check(message: Message) -> None:
+    """Raise BadMessage, naming field, value and what is allowed, unless a message is within all bounds."""
+    RULES.check(message)
+
+
+def parse(kind: type[M], raw: bytes) -> M:
+    """The message of this kind that was sent. Raises BadMessage."""
+    try:
+        message = kind.FromString(raw)
+    except DecodeError as error:
+        raise BadMessage(f"{len(raw)} bytes that are no {kind.__name__}") from error
+    check(message)
+    return message

@@ -1,0 +1,158 @@
+"""The asking side of the gRPC carrier: connections to peers, calls and streams, failures as PeerLost."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator
+from contextlib import contextmanager
+from functools import cached_property
+from typing import TypeVar
+
+import grpc
+import grpc.aio
+from google.protobuf.message import Message
+
+from pier.v1.peer_pb2 import Chunk, FetchRequest
+from pier_node.certificates import DOMAIN, Credentials
+from pier_node.wire.bounds import parse
+from pier_node.wire.card import Card, Headers
+from pier_node.wire.carrier import BadMessage, Method, PeerLost
+from pier_node.wire.grpc_options import SERVICE, channel_options
+from pier_node.wire.grpc_reasons import Circumstances, lost
+from pier_node.wire.grpc_server import END, EXCHANGE, FETCH
+
+M = TypeVar("M", bound=Message)
+Q = TypeVar("Q", bound=Message)
+R = TypeVar("R", bound=Message)
+
+
+class Link:
+    """The way to one peer, or, with `node` None, to whoever listens at an address: two connections, made when needed.
+
+    Questions do not wait behind streams: what fills a connection's send buffer takes seconds to drain over a slow line.
+    """
+
+    def __init__(self, card: Card, credentials: Credentials | None, node: str | None, address: str) -> None:
+        self.node = node
+        self.address = address
+        self._card = card
+        self._credentials = credentials
+        self._channels: list[grpc.aio.Channel] = []
+
+    async def ask(self, method: Method[Q, R], request: Q, timeout: float) -> tuple[str, R]:
+        """The node that answered, and its answer. Raises PeerLost."""
+        headers = self._card.call(self.node)
+        with self._losses(self._questions, timeout):
+            call = self._questions.unary_unary(_path(method.name), None, None)(
+                request.SerializeToString(), timeout=timeout, metadata=_metadata(headers)
+            )
+            raw = await call
+            node = self._answerer(headers, await call.initial_metadata())
+        return node, self._parse(method.reply, raw)
+
+    async def push(self, chunks: AsyncIterator[Chunk], count: Callable[[int], None]) -> None:
+        """Stream chunks, and `count` their payload bytes; returns once the peer took them all. Raises PeerLost."""
+        headers = self._card.call(self.node)
+        call = self._streams.stream_unary(_path(EXCHANGE), None, None)(None, metadata=_metadata(headers))
+        try:
+            async for chunk in chunks:
+                with self._losses(self._streams):
+                    await self._write(call, chunk.SerializeToString())
+                count(len(chunk.data))
+            with self._losses(self._streams):
+                await self._write(call, END)
+                await call.done_writing()
+                await call
+                self._answerer(headers, await call.initial_metadata())
+        finally:
+            call.cancel()
+
+    async def pull(self, request: FetchRequest) -> AsyncGenerator[Chunk]:
+        """Stream what the peer gives. Raises PeerLost."""
+        headers = self._card.call(self.node)
+        call = self._streams.unary_stream(_path(FETCH), None, None)(
+            request.SerializeToString(), metadata=_metadata(headers)
+        )
+        proven = ""
+        try:
+            with self._losses(self._streams):
+                async for raw in call:
+                    proven = proven or self._answerer(headers, await call.initial_metadata())
+                    yield self._parse(Chunk, raw)
+        finally:
+            call.cancel()
+
+    async def close(self) -> None:
+        """Close the connections; calls under way raise PeerLost."""
+        await asyncio.gather(*(channel.close(None) for channel in self._channels))
+
+    @cached_property
+    def _questions(self) -> grpc.aio.Channel:
+        return self._connect()
+
+    @cached_property
+    def _streams(self) -> grpc.aio.Channel:
+        return self._connect()
+
+    def _connect(self) -> grpc.aio.Channel:
+        target = f"dns:///{self.address}"
+        if self._credentials is None:
+            channel = grpc.aio.insecure_channel(target, channel_options(None))
+        else:
+            name = f"{self.node}.{DOMAIN}" if self.node else DOMAIN
+            own = self._credentials
+            tls = grpc.ssl_channel_credentials(own.ca_pem, own.key_pem, own.cert_pem)
+            channel = grpc.aio.secure_channel(target, tls, channel_options(name))
+        self._channels.append(channel)
+        return channel
+
+    async def _write(self, call: grpc.aio.StreamUnaryCall[bytes, bytes], message: bytes) -> None:
+        try:
+            await call.write(message)
+        except asyncio.InvalidStateError:  # the peer ended the call: its status says why
+            await call
+            raise self._lost(f"{self.address}: it took only a part of the stream") from None
+
+    def _answerer(self, headers: Headers, answer: grpc.aio.Metadata) -> str:
+        try:
+            node = self._card.answered(headers, dict(answer))
+        except ValueError as error:
+            raise self._lost(f"{self.address}: whoever answers there does not prove who it is: {error}") from error
+        if self.node not in (None, node):
+            raise self._lost(f"{self.address}: node {node} answers there")
+        return node
+
+    def _parse(self, kind: type[M], raw: bytes) -> M:
+        try:
+            return parse(kind, raw)
+        except BadMessage as error:
+            raise self._lost(f"{self.address}: its answer is not valid: {error}") from error
+
+    @contextmanager
+    def _losses(self, channel: grpc.aio.Channel, timeout: float | None = None) -> Iterator[None]:
+        try:
+            yield
+        except grpc.aio.AioRpcError as error:
+            connected = channel.get_state() is grpc.ChannelConnectivity.READY
+            of = Circumstances(self.address, self._credentials is not None, timeout, connected)
+            raise lost(self._name, error, of) from error
+        except asyncio.CancelledError:
+            task = asyncio.current_task()
+            if task is None or task.cancelling():
+                raise
+            raise self._lost(f"{self.address}: this node closed the connection") from None
+
+    def _lost(self, reason: str) -> PeerLost:
+        return PeerLost(self._name, reason)
+
+    @property
+    def _name(self) -> str:
+        return self.node or self.address
+
+
+def _path(method: str) -> str:
+    return f"/{SERVICE}/{method}"
+
+
+def _metadata(headers: Headers) -> grpc.aio.Metadata:
+    return grpc.aio.Metadata(*headers.items())

@@ -1,0 +1,74 @@
+"""Channel and server settings of gRPC, each with its reason.
+
+https://github.com/grpc/grpc/blob/master/include/grpc/impl/channel_arg_names.h says what exists.
+"""
+
+from __future__ import annotations
+
+import json
+
+from pier_node.wire.carrier import CHUNK_BYTES, DESCRIBE
+
+SERVICE = "pier.v1.Peer"
+
+MESSAGE_BYTES = CHUNK_BYTES + (64 << 10)
+"""Largest message: a chunk and what names it."""
+REPLY_BYTES = 2 << 20
+"""Largest answer but one: a Hello with a roster of 1024 sites and the run's configuration."""
+MANIFEST_BYTES = 16 << 20
+"""Largest answer to Describe."""
+CALLS_PER_CONNECTION = 64
+
+_BOTH: dict[str, int] = {
+    # An idle connection through a NAT or a firewall is forgotten after a minute or so, without a word.
+    "grpc.keepalive_time_ms": 20_000,
+    "grpc.keepalive_timeout_ms": 20_000,
+    "grpc.keepalive_permit_without_calls": 1,
+    "grpc.http2.max_pings_without_data": 0,
+    # Measured: chunks of 1 MiB in one frame each save a quarter of the processor time.
+    "grpc.http2.max_frame_size": 1 << 20,
+    # The window starts at 64 KiB otherwise: one chunk would take 16 round trips until the bandwidth is known.
+    "grpc.http2.lookahead_bytes": 4 << 20,
+}
+_SERVER: dict[str, int] = {
+    "grpc.so_reuseport": 0,  # a port in use is an error, not a second server that takes half of the calls
+    "grpc.max_receive_message_length": MESSAGE_BYTES,
+    "grpc.max_concurrent_streams": CALLS_PER_CONNECTION,
+    "grpc.http2.min_ping_interval_without_data_ms": 5_000,  # or the pings of idle peers are "too many"
+    "grpc.http2.max_ping_strikes": 0,
+}
+_CLIENT: dict[str, int | str] = {
+    "grpc.max_receive_message_length": MANIFEST_BYTES,
+    "grpc.service_config": json.dumps(
+        {
+            "methodConfig": [
+                {"name": [{}], "maxResponseMessageBytes": REPLY_BYTES},
+                {
+                    "name": [{"service": SERVICE, "method": DESCRIBE.name}],
+                    "maxResponseMessageBytes": MANIFEST_BYTES,
+                },
+            ]
+        }
+    ),
+    "grpc.enable_retries": 0,  # whether to ask again is for those to decide who know what they asked
+    "grpc.enable_http_proxy": 0,  # a proxy set for the web knows no way to peers
+    "grpc.use_local_subchannel_pool": 1,  # each channel its own connection
+    # A peer that comes back is found within a second; a connection attempt may take five.
+    "grpc.initial_reconnect_backoff_ms": 100,
+    "grpc.max_reconnect_backoff_ms": 1_000,
+    "grpc.min_reconnect_backoff_ms": 5_000,
+    "grpc.dns_min_time_between_resolutions_ms": 1_000,
+}
+
+Options = list[tuple[str, int | str]]
+
+
+def server_options() -> Options:
+    """What a node's server is made with."""
+    return [*_BOTH.items(), *_SERVER.items()]
+
+
+def channel_options(name: str | None) -> Options:
+    """What a channel to a peer is made with; `name` is the one its certificate must hold, None without TLS."""
+    named = [("grpc.ssl_target_name_override", name)] if name else []
+    return [*_BOTH.items(), *_CLIENT.items(), *named]

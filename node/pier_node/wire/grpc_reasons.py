@@ -1,0 +1,80 @@
+"""Why a call failed, in words for people: gRPC's statuses and the texts of its core, translated."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import grpc
+import grpc.aio
+
+from pier_node.wire.carrier import PeerLost, PeerRefused
+
+_REFUSALS = frozenset(
+    {
+        grpc.StatusCode.FAILED_PRECONDITION,
+        grpc.StatusCode.INVALID_ARGUMENT,
+        grpc.StatusCode.RESOURCE_EXHAUSTED,
+        grpc.StatusCode.UNIMPLEMENTED,
+    }
+)
+
+_SIGNS = (
+    ("Connection refused", "connection refused: nothing listens there"),
+    ("Domain name not found", "no such host"),
+    ("lookup failed", "the host's name cannot be looked up"),
+    ("No route to host", "no route to that host"),
+    ("Network is unreachable", "no route to that host"),
+    ("WRONG_VERSION_NUMBER", "it does not speak TLS: it was started with --insecure, or is no Pier node"),
+    ("Hostname Verification", "another node answers there"),
+    ("not yet valid", "its certificate is not valid yet: the clocks of the two sites differ by more than a day"),
+    ("certificate has expired", "its certificate has expired: set the clock there, or restart that node"),
+    ("CERTIFICATE_VERIFY_FAILED", "its certificate is of another run: the tokens differ"),
+    ("BAD_SIGNATURE", "its certificate is of another run: the tokens differ"),
+    ("keepalive", "the connection went silent"),
+)
+
+
+@dataclass(frozen=True)
+class Circumstances:
+    """Of a call: where to, with TLS or not, its deadline in seconds (None: none), whether there is a connection now."""
+
+    address: str
+    secure: bool
+    timeout: float | None
+    connected: bool
+
+
+def lost(peer: str, error: grpc.aio.AioRpcError, of: Circumstances) -> PeerLost:
+    """The exception for a call to a peer that ended without an answer."""
+    code, details = error.code(), brief(error.details() or "")
+    if code in _REFUSALS:
+        return PeerRefused(peer, details)
+    if code is grpc.StatusCode.DEADLINE_EXCEEDED and of.connected:
+        return PeerLost(peer, f"{of.address}: no answer within {of.timeout:.3g} s")
+    if code is grpc.StatusCode.DEADLINE_EXCEEDED:
+        return PeerLost(
+            peer, f"{of.address}: no connection within {of.timeout:.3g} s: it is down, or behind a firewall"
+        )
+    if code is grpc.StatusCode.INTERNAL:
+        return PeerLost(peer, f"{of.address}: it failed to answer, see its log: {details}")
+    if code is grpc.StatusCode.UNAVAILABLE:
+        return PeerLost(peer, f"{of.address}: {_unavailable(details, of.secure)}")
+    return PeerLost(peer, f"{of.address}: {details or code.name}")
+
+
+def brief(text: str, most: int = 400) -> str:
+    """A text as one line that may be shown on any terminal and fits in a header."""
+    line = "".join(letter if letter.isprintable() else " " for letter in text)
+    return " ".join(line.split())[:most]
+
+
+def _unavailable(details: str, secure: bool) -> str:
+    for sign, text in _SIGNS:
+        if sign in details:
+            return text
+    if "failed to connect" not in details:
+        return f"the connection was cut off ({details})"
+    if "Socket closed" not in details and "reset" not in details:
+        return f"no connection: it is down, or behind a firewall ({details})"
+    here = "is in another run or was started with --insecure" if secure else "speaks TLS and this node is --insecure"
+    return f"it hung up: it {here}, or it is stopping"

@@ -1,0 +1,218 @@
+"""The answering side of the gRPC carrier: lets callers in, checks what they send, and turns failures into statuses."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import socket
+from collections import Counter
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager
+from typing import Any, NoReturn, TypeVar
+from urllib.parse import unquote
+
+import grpc
+import grpc.aio
+from google.protobuf.message import Message
+
+from pier.v1.peer_pb2 import Ack, Chunk, FetchRequest, HelloReply
+from pier_node.certificates import Credentials
+from pier_node.errors import PierError
+from pier_node.wire.address import format_address
+from pier_node.wire.bounds import parse
+from pier_node.wire.card import Card, Headers, NotAdmitted
+from pier_node.wire.carrier import BadMessage, Handler, Method, PeerLost
+from pier_node.wire.grpc_options import SERVICE, server_options
+from pier_node.wire.grpc_reasons import brief
+
+EXCHANGE, FETCH = "Exchange", "Fetch"
+END = b""
+"""Closes a pushed stream. To the receiver's library a stream that was cut off ends like one that is complete."""
+
+CALLS_PER_PEER = 64
+CALLS = 4096
+GRACE = 0.5
+"""Seconds that calls under way get to end by themselves when the node stops, or their caller is gone."""
+
+Q = TypeVar("Q", bound=Message)
+R = TypeVar("R", bound=Message)
+Context = grpc.aio.ServicerContext[bytes, bytes]
+
+log = logging.getLogger(__name__)
+
+
+class Busy(Exception):
+    """A peer has as many calls under way as one may have."""
+
+
+class PeerServer(grpc.GenericRpcHandler):  # type: ignore[type-arg]
+    """Serves whatever handlers it was given.
+
+    Args:
+        card: this node's own.
+        credentials: None: without TLS.
+        count: told the payload bytes of every chunk that a peer pulled.
+    """
+
+    def __init__(self, card: Card, credentials: Credentials | None, count: Callable[[int], None]) -> None:
+        self._card = card
+        self._credentials = credentials
+        self._count = count
+        self._methods: dict[str, grpc.RpcMethodHandler[Any, Any]] = {}
+        self._under_way: Counter[str] = Counter()
+        self._server: grpc.aio.Server | None = None
+
+    # --- what is served ------------------------------------------------------------------------
+
+    def serve(self, method: Method[Q, R], handler: Handler[Q, R]) -> None:
+        """Answer a method."""
+
+        async def answer(raw: bytes, context: Context) -> bytes:
+            async with self._admitted(method.name, context) as caller:
+                reply = await handler(caller, parse(method.request, raw))
+                if isinstance(reply, HelloReply):
+                    reply.seen_as = _seen_as(context.peer())
+                return reply.SerializeToString()
+
+        self._methods[method.name] = grpc.unary_unary_rpc_method_handler(answer)
+
+    def serve_push(self, handler: Callable[[str, AsyncIterator[Chunk]], Awaitable[None]]) -> None:
+        """Take streams. A handler whose caller is gone gets PeerLost from the stream, or is cancelled soon after."""
+
+        async def take(stream: AsyncIterator[bytes], context: Context) -> bytes:
+            async with self._admitted(EXCHANGE, context) as caller:
+                chunks = _chunks(caller, stream)
+                await _outliving_the_call(handler(caller, chunks))
+                async for _ in chunks:
+                    raise BadMessage("more chunks than were expected")
+            return Ack().SerializeToString()
+
+        self._methods[EXCHANGE] = grpc.stream_unary_rpc_method_handler(take)
+
+    def serve_pull(self, handler: Callable[[str, FetchRequest], AsyncIterator[Chunk]]) -> None:
+        """Give streams. A handler whose caller is gone is cancelled."""
+
+        async def give(raw: bytes, context: Context) -> None:
+            async with self._admitted(FETCH, context) as caller:
+                async for chunk in handler(caller, parse(FetchRequest, raw)):
+                    await context.write(chunk.SerializeToString())
+                    self._count(len(chunk.data))
+
+        self._methods[FETCH] = grpc.unary_stream_rpc_method_handler(give)
+
+    def service(self, details: grpc.HandlerCallDetails) -> grpc.RpcMethodHandler[Any, Any] | None:
+        """What gRPC asks to find a method."""
+        service, _, name = details.method.removeprefix("/").partition("/")
+        return self._methods.get(name) if service == SERVICE else None
+
+    # --- start and stop ------------------------------------------------------------------------
+
+    async def start(self, host: str, port: int) -> int:
+        """Listen; returns the port, which the system chooses if `port` is 0. Raises PierError."""
+        self._server = grpc.aio.server(options=server_options(), maximum_concurrent_rpcs=CALLS)
+        self._server.add_generic_rpc_handlers((self,))
+        address = format_address(host, port)
+        try:
+            bound = self._add_port(self._server, address)
+        except RuntimeError as error:
+            raise PierError(
+                f"cannot listen on {address}: {_why_not(host, port)}", "Choose another address with --listen HOST:PORT."
+            ) from error
+        await self._server.start()
+        return bound
+
+    async def stop(self) -> None:
+        """Stop listening and end all calls."""
+        if self._server is not None:
+            await self._server.stop(GRACE)
+
+    def _add_port(self, server: grpc.aio.Server, address: str) -> int:
+        if self._credentials is None:
+            return server.add_insecure_port(address)
+        own = self._credentials
+        return server.add_secure_port(
+            address, grpc.ssl_server_credentials([(own.key_pem, own.cert_pem)], own.ca_pem, require_client_auth=True)
+        )
+
+    # --- a call --------------------------------------------------------------------------------
+
+    @asynccontextmanager
+    async def _admitted(self, method: str, context: Context) -> AsyncGenerator[str]:
+        """The caller's node id, for as long as its call is under way; failures end the call with a status."""
+        try:
+            headers: Headers = dict(context.invocation_metadata() or ())
+            caller = self._card.admit(method, headers, _certificate(context))
+            with self._place(caller):
+                await context.send_initial_metadata(tuple(self._card.answer(caller, headers).items()))
+                yield caller
+        except (NotAdmitted, BadMessage, Busy, PeerLost) as error:
+            await _refuse(context, error)
+        except Exception as error:
+            if isinstance(error, grpc.aio.BaseError):
+                raise
+            log.exception("%s failed", method)
+            await _refuse(context, error)
+
+    @contextmanager
+    def _place(self, caller: str) -> Iterator[None]:
+        if self._under_way[caller] >= CALLS_PER_PEER:
+            raise Busy(f"{CALLS_PER_PEER} calls of {caller} are under way already")
+        self._under_way[caller] += 1
+        try:
+            yield
+        finally:
+            self._under_way[caller] -= 1
+            if not self._under_way[caller]:
+                del self._under_way[caller]
+
+
+async def _chunks(sender: str, stream: AsyncIterator[bytes]) -> AsyncGenerator[Chunk]:
+    async for raw in stream:
+        if raw == END:
+            return
+        yield parse(Chunk, raw)
+    raise PeerLost(sender, "its stream was cut off")
+
+
+async def _outliving_the_call(work: Awaitable[None]) -> None:
+    """Wait for work that learns from its stream that the caller is gone: it is cancelled only if it does not."""
+    task = asyncio.ensure_future(work)
+    try:
+        await asyncio.shield(task)
+    except asyncio.CancelledError:
+        await asyncio.wait({task}, timeout=GRACE)
+        if not task.cancel() and not task.cancelled():
+            task.exception()
+        raise
+
+
+async def _refuse(context: Context, error: Exception) -> NoReturn:
+    code = next((code for kind, code in _STATUSES.items() if isinstance(error, kind)), grpc.StatusCode.INTERNAL)
+    text = type(error).__name__ if code is grpc.StatusCode.INTERNAL else str(error)
+    await context.abort(code, brief(text))
+
+
+_STATUSES = {
+    NotAdmitted: grpc.StatusCode.FAILED_PRECONDITION,
+    BadMessage: grpc.StatusCode.INVALID_ARGUMENT,
+    Busy: grpc.StatusCode.RESOURCE_EXHAUSTED,
+    PeerLost: grpc.StatusCode.ABORTED,
+}
+
+
+def _certificate(context: Context) -> bytes | None:
+    return next(iter(context.auth_context().get("x509_pem_cert", ())), None)
+
+
+def _seen_as(peer: str) -> str:
+    """HOST:PORT of gRPC's name for a connection, such as ipv4:10.0.0.1:5000 or ipv6:%5B::1%5D:5000."""
+    return unquote(peer.partition(":")[2])
+
+
+def _why_not(host: str, port: int) -> str:
+    """Why listening failed: gRPC does not say."""
+    try:
+        socket.create_server((host, port), family=socket.AF_INET6 if ":" in host else socket.AF_INET).close()
+    except OSError as error:
+        return error.strerror or str(error)
+    return "gRPC could not bind it"

@@ -1,0 +1,126 @@
+"""StateServer: gives the states that this node holds to peers that join, fell behind or finish somebody's round.
+
+What was described stays as it was until nobody has fetched of it for a while, although the node goes on: a held state
+is a reference to memory that never changes. At most HELD of them are held, so that serving takes the memory of at most
+HELD states and HELD copies of the moments, besides streams that outlive their state's place.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass
+
+from pier.v1.peer_pb2 import Chunk, FetchRequest, Manifest, StateRequest
+from pier_node.outer import state as states
+from pier_node.outer.state import ADAM_M, OuterState
+from pier_node.shared import SharedVector
+from pier_node.wire.carrier import DESCRIBE, BadMessage, Carrier
+from pier_node.wire.manifest import Moments, describe
+
+HELD = 2
+"""Described states that are held at once; the one used least recently goes first."""
+IDLE = 60.0
+"""Seconds after its last use until a held state is let go."""
+
+Offer = Callable[[int, bool], OuterState | None]
+"""The state of a round (0: the newest), or, with True, the staged result of that round; None: not held."""
+LiveMoments = Callable[[], tuple[SharedVector, SharedVector, int] | None]
+"""AdamW's m and v as the workers published them, and their step; None: there are none, or they are being written."""
+
+
+@dataclass
+class _Held:
+    state: OuterState
+    moments: Moments | None = None
+    release: asyncio.TimerHandle | None = None
+
+    def tensor(self, name: str) -> SharedVector:
+        """One of its vectors. Raises BadMessage."""
+        tensors = {**(self.moments.tensors if self.moments else {}), **self.state.tensors}
+        if name not in tensors:
+            raise BadMessage(f"round {self.state.round} has no tensor {name!r} here")
+        return tensors[name]
+
+
+class StateServer:
+    """Answers Describe and Fetch on a carrier.
+
+    Moments come when they are asked for. They are live memory: described ones are copied first, and left out when the workers published new ones during the copy.
+    """
+
+    def __init__(self, carrier: Carrier, offer: Offer, moments: LiveMoments, idle: float = IDLE) -> None:
+        self._offer = offer
+        self._moments = moments
+        self._idle = idle
+        self._held: dict[tuple[int, bool], _Held] = {}
+        self._copying = asyncio.Lock()
+        carrier.serve(DESCRIBE, self._describe)
+        carrier.serve_pull(self._fetch)
+
+    async def _describe(self, _peer: str, request: StateRequest) -> Manifest:
+        held = self._hold(request.round, request.shadow)
+        if request.moments and not request.shadow and ADAM_M not in held.state.tensors:
+            async with self._copying:
+                held.moments = held.moments or await asyncio.to_thread(self._copy_moments)
+        return describe(held.state, held.moments)
+
+    async def _fetch(self, _peer: str, request: FetchRequest) -> AsyncIterator[Chunk]:
+        key = (request.round, request.shadow)
+        held = self._held.get(key) or self._hold(*key)
+        if held.state.round != request.round:
+            raise BadMessage(f"round {request.round} is not held here any more")
+        vector = held.tensor(request.tensor).array
+        end = request.offset + request.length
+        whole_pieces = request.offset % states.PIECE == 0 and (end % states.PIECE == 0 or end == len(vector))
+        if not (whole_pieces and request.offset < end <= len(vector)):
+            raise BadMessage(f"elements {request.offset} to {end} are not pieces of a vector of {len(vector)}")
+        for start in range(request.offset, end, states.PIECE):
+            self._touch(key, held)
+            data = vector[start : min(start + states.PIECE, end)].tobytes()
+            yield Chunk(round=request.round, stage=Chunk.STAGE_STATE, offset=start, data=data)
+
+    def _hold(self, number: int, shadow: bool) -> _Held:
+        """Hold what the node offers now, in place of what was held under that name before. Raises BadMessage."""
+        state = self._offer(number, shadow)
+        if state is None:
+            kind = "staged result" if shadow else "state"
+            raise BadMessage(f"the {kind} of round {number} is not held here")
+        key = (state.round, shadow)
+        held = self._held.get(key)
+        if held is None or held.state is not state:
+            self._drop(key)
+            held = self._held[key] = _Held(state)
+        self._touch(key, held)
+        if len(self._held) > HELD:
+            self._drop(next(iter(self._held)))
+        return held
+
+    def _touch(self, key: tuple[int, bool], held: _Held) -> None:
+        if self._held.get(key) is not held:
+            return  # let go in the middle of a stream, which ends by itself
+        self._drop(key)
+        self._held[key] = held
+        held.release = asyncio.get_running_loop().call_later(self._idle, self._drop, key)
+
+    def _drop(self, key: tuple[int, bool]) -> None:
+        held = self._held.pop(key, None)
+        if held is not None and held.release is not None:
+            held.release.cancel()
+
+    def _copy_moments(self) -> Moments | None:
+        live = self._moments()
+        if live is None:
+            return None
+        copy = Moments(_copy(live[0]), _copy(live[1]), live[2])
+        again = self._moments()
+        if again is None or again[2] != copy.step:
+            return None
+        _ = copy.hashes  # computed here, away from the event loop; the state's were when it was staged
+        return copy
+
+
+def _copy(vector: SharedVector) -> SharedVector:
+    copy = SharedVector(len(vector.array))
+    copy.array[:] = vector.array
+    return copy

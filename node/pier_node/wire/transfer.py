@@ -1,0 +1,228 @@
+"""State transfer, the receiving side: a whole OuterState, from as many peers as have it, checked before it is believed.
+
+One peer describes the state; its manifest proves its digest. Then all peers that hold the same one are asked for runs
+of pieces until every piece is here: a faster peer comes back for more sooner. Whoever fails, or sends a piece that its
+hash does not fit, is dropped and named in the log, and others fetch what it owed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import deque
+from collections.abc import AsyncGenerator, Callable, Coroutine, Iterable, Sequence
+from contextlib import aclosing
+from dataclasses import dataclass
+
+from pier.v1.peer_pb2 import Chunk, FetchRequest, StateRequest
+from pier_node.outer.state import ADAM_M, ADAM_V, OuterState
+from pier_node.shared import SharedVector
+from pier_node.wire.carrier import DESCRIBE, BadMessage, Carrier, PeerLost, PeerRefused
+from pier_node.wire.manifest import Description, Moments, examine
+from pier_node.wire.partial import Partial, Piece
+
+log = logging.getLogger(__name__)
+
+Progress = Callable[[int, int], None]
+"""Told after every piece: bytes that are here, bytes in all."""
+
+
+@dataclass(frozen=True)
+class Fetched:
+    """A state, and AdamW moments: the state's own, else one site's whole; None when they were not wanted or found."""
+
+    state: OuterState
+    adam_m: SharedVector | None
+    adam_v: SharedVector | None
+    adam_step: int
+
+
+async def fetch_state(
+    carrier: Carrier,
+    peers: Sequence[str],
+    *,
+    length: int,
+    timeout: float,
+    round: int = 0,
+    shadow: bool = False,
+    digest: bytes | None = None,
+    moments: bool = False,
+    partial: Partial | None = None,
+    progress: Progress | None = None,
+) -> Fetched:
+    """Fetch a state from peers.
+
+    Args:
+        carrier: this site's end of the wire.
+        peers: node ids to ask, the preferred one first.
+        length: parameters of the run's model; every vector must have as many.
+        timeout: seconds that a peer may be silent before it is dropped.
+        round: 0 is the newest one of the first peer that answers.
+        shadow: fetch the staged result of `round`.
+        digest: refuse every other state; None: believe the first peer.
+        moments: fetch AdamW moments too.
+        partial: keep it and pass it again after PeerLost: pieces of the same state are not fetched twice.
+        progress: called as the state arrives.
+
+    Raises:
+        PeerLost: no peer is left; `reason` says what became of each, `node` is the last one.
+    """
+    transfer = _Transfer(carrier, peers, length, timeout)
+    target = await transfer.choose(StateRequest(round=round, shadow=shadow), digest)
+    pinned = StateRequest(round=target.round, shadow=shadow)
+    tensors = await transfer.fetch(pinned, target, partial or Partial(), progress or _untold)
+    state = target.build(tensors)
+    if ADAM_M in tensors:
+        return Fetched(state, tensors[ADAM_M], tensors[ADAM_V], state.adam_step)
+    found = await transfer.fetch_moments() if moments else None
+    return Fetched(state, found.adam_m, found.adam_v, found.step) if found else Fetched(state, None, None, 0)
+
+
+class _Transfer:
+    """The peers of one transfer, and what became of those that were dropped."""
+
+    def __init__(self, carrier: Carrier, peers: Sequence[str], length: int, timeout: float) -> None:
+        self._carrier = carrier
+        self._length = length
+        self._timeout = timeout
+        self._peers = list(dict.fromkeys(peers))
+        self._lost: dict[str, PeerLost] = {}
+
+    async def choose(self, request: StateRequest, digest: bytes | None) -> Description:
+        """Settle what is fetched: the first good description. Raises PeerLost."""
+        for peer in list(self._peers):
+            try:
+                return await self._described(peer, request, digest)
+            except PeerLost as error:
+                self._drop(peer, error)
+        raise self._nobody()
+
+    async def fetch(
+        self, request: StateRequest, target: Description, partial: Partial, progress: Progress
+    ) -> dict[str, SharedVector]:
+        """Pull all of a state from all peers that hold it. Raises PeerLost."""
+        partial.aim(target.state, self._length)
+
+        async def work(peer: str) -> None:
+            try:
+                await self._described(peer, request, target.digest)
+                await self._pull_runs(peer, request, partial, progress)
+            except PeerLost as error:
+                self._drop(peer, error)
+
+        await _until_complete(partial, [work(peer) for peer in self._peers])
+        if not partial.complete:
+            raise self._nobody()
+        return partial.hand_over()
+
+    async def fetch_moments(self) -> Moments | None:
+        """The moments of the first peer that gives them whole; None, and a warning, when nobody does."""
+        moved_on = [peer for peer, error in self._lost.items() if isinstance(error, PeerRefused)]
+        for peer in [*self._peers, *moved_on]:
+            try:
+                moments = await self._moments_of(peer)
+            except PeerLost as error:
+                self._drop(peer, error)
+                continue
+            if moments is not None:
+                return moments
+        log.warning("state transfer: no peer gave its AdamW moments, so AdamW starts without any here")
+        return None
+
+    async def _moments_of(self, peer: str) -> Moments | None:
+        described = await self._described(peer, StateRequest(moments=True), None)
+        if not described.moments:
+            return None
+        partial = Partial()
+        partial.aim(described.moments, self._length)
+        await self._pull_runs(peer, StateRequest(round=described.round), partial, _untold)
+        tensors = partial.hand_over()
+        return Moments(tensors[ADAM_M], tensors[ADAM_V], described.adam_step)
+
+    async def _described(self, peer: str, request: StateRequest, digest: bytes | None) -> Description:
+        """A peer's description of a state, examined. Raises PeerLost for whatever is wrong with it."""
+        manifest = await self._carrier.call(peer, DESCRIBE, request, self._timeout)
+        try:
+            described = examine(manifest, self._length)
+        except BadMessage as error:
+            raise PeerLost(peer, f"its manifest is refused: {error}") from error
+        if request.round not in (0, described.round):
+            raise PeerLost(peer, f"it describes round {described.round}, asked for round {request.round}")
+        if digest is not None and described.digest != digest:
+            ours, theirs = digest.hex()[:12], described.digest.hex()[:12]
+            raise PeerLost(peer, f"its state of round {described.round} has the digest {theirs}, wanted {ours}")
+        return described
+
+    async def _pull_runs(self, peer: str, request: StateRequest, partial: Partial, progress: Progress) -> None:
+        """Pull one run after the other until every piece is here. Raises PeerLost."""
+        while await partial.settle():
+            run = partial.take(len(self._peers))
+            try:
+                await self._pull(peer, request, run, partial, progress)
+            except BadMessage as error:
+                raise PeerLost(peer, str(error)) from error
+            finally:
+                partial.put_back(run)
+
+    async def _pull(
+        self, peer: str, request: StateRequest, run: list[Piece], partial: Partial, progress: Progress
+    ) -> None:
+        fetch = FetchRequest(
+            round=request.round,
+            shadow=request.shadow,
+            tensor=run[0].tensor,
+            offset=run[0].start,
+            length=run[-1].end - run[0].start,
+        )
+        owed = deque(run)
+        async with aclosing(self._chunks(peer, fetch)) as chunks:
+            async for chunk in chunks:
+                if not owed:
+                    raise BadMessage("it sends more than it was asked for")
+                partial.accept(owed.popleft(), chunk)
+                progress(*partial.progress)
+        if owed:
+            raise PeerLost(peer, f"it ended a stream {len(owed)} pieces early")
+
+    async def _chunks(self, peer: str, request: FetchRequest) -> AsyncGenerator[Chunk, None]:
+        """A peer's stream, with a deadline for silence. Raises PeerLost."""
+        stream = self._carrier.pull(peer, request)
+        try:
+            while True:
+                async with asyncio.timeout(self._timeout):
+                    chunk = await anext(stream)
+                yield chunk
+        except StopAsyncIteration:
+            return
+        except TimeoutError as error:
+            raise PeerLost(peer, f"it sent nothing for {self._timeout:g} s") from error
+        finally:
+            await stream.aclose()
+
+    def _drop(self, peer: str, error: PeerLost) -> None:
+        log.warning("state transfer: %s is left out: %s", peer, error.reason)
+        self._lost[peer] = error
+        if peer in self._peers:
+            self._peers.remove(peer)
+
+    def _nobody(self) -> PeerLost:
+        reasons = "; ".join(f"{peer}: {error.reason}" for peer, error in self._lost.items())
+        return PeerLost(next(reversed(self._lost), ""), f"nobody is left to fetch a state from ({reasons})")
+
+
+async def _until_complete(partial: Partial, works: Iterable[Coroutine[None, None, None]]) -> None:
+    """Run workers until all pieces are here or all workers gave up; then stop those that still wait for a peer."""
+    pending = {asyncio.create_task(work) for work in works}
+    try:
+        while pending and not partial.complete:
+            done, pending = await asyncio.wait(pending, return_when=asyncio.FIRST_COMPLETED)
+            for task in done:
+                task.result()
+    finally:
+        for task in pending:
+            task.cancel()
+        await asyncio.gather(*pending, return_exceptions=True)
+
+
+def _untold(_arrived: int, _total: int) -> None:
+    """The progress of what nobody watches."""

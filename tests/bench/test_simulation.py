@@ -1,0 +1,72 @@
+from __future__ import annotations
+
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from bench.simulation import Point, Simulation
+from pier_node.config import RunConfig
+
+STEPS, EVERY = 24, 4
+
+
+@pytest.fixture(autouse=True)
+def one_thread() -> None:
+    torch.set_num_threads(1)
+
+
+@pytest.fixture(scope="module")
+def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("cache")
+
+
+def config(sites: int, seed: int = 1, **outer: Any) -> RunConfig:
+    return RunConfig.model_validate(
+        {
+            "run": {"sites": sites, "seed": seed},
+            "model": {"preset": "llama-tiny", "dim": 16, "layers": 1, "ffn_dim": 16, "context": 16},
+            "inner": {"total_steps": STEPS, "batch_size": 2, "warmup_steps": 2, "lr": 1e-2, "eval_batches": 1},
+            "outer": {"inner_steps": EVERY, **outer},
+        }
+    )
+
+
+def simulate(cache: Path, **outer: Any) -> tuple[Simulation, list[Point]]:
+    simulation = Simulation(config(**outer), cache)
+    return simulation, simulation.run(EVERY, lambda _: None)
+
+
+def test_start_is_plain_synchronous_training(cache: Path) -> None:
+    _, sync = simulate(cache, sites=2, algorithm="sync", start="none")
+    _, pier = simulate(cache, sites=2, algorithm="pier", start="sync", start_fraction=0.5)
+    assert pier[:3] == sync[:3], "bit-identical through the start (spec/pier.md, property 4)"
+    assert pier[3:] != sync[3:]
+
+
+def test_one_site_with_the_identity_as_outer_step_is_synchronous_training(cache: Path) -> None:
+    _, sync = simulate(cache, sites=1, algorithm="sync", start="none")
+    _, diloco = simulate(cache, sites=1, algorithm="diloco", momentum=0.0, lr=1.0)
+    np.testing.assert_allclose([point.loss for point in diloco], [point.loss for point in sync], rtol=1e-4)
+
+
+def test_momentum_warmup_is_the_sum_of_decayed_movements(cache: Path) -> None:
+    simulation = Simulation(config(2, algorithm="pier", start="sync", start_fraction=0.99), cache)
+    anchors: list[np.ndarray[Any, Any]] = [simulation.anchor]
+    simulation.run(STEPS, lambda _: anchors.append(simulation.anchor))
+    marks = anchors[::EVERY]
+    expected = np.zeros_like(marks[0], dtype=np.float64)
+    for before, after in pairwise(marks):
+        expected = 0.9 * expected + (before - after)
+    np.testing.assert_allclose(simulation.momentum, expected, atol=1e-6)
+
+
+def test_training_learns_and_seeds_differ(cache: Path) -> None:
+    _, first = simulate(cache, sites=2, algorithm="pier", start="sync")
+    _, second = simulate(cache, sites=2, seed=2, algorithm="pier", start="sync")
+    assert [point.step for point in first] == list(range(EVERY, STEPS + 1, EVERY))
+    assert first != second
+    assert first[-1].loss < first[0].loss < np.log(256) + 0.1

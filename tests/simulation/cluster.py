@@ -1,0 +1,223 @@
+"""A run of several sites in virtual time: the real loop, rounds, roster and state transfer; the training is feigned.
+
+Training is counting: an inner step moves one coordinate of the weights, the site's own, and costs one token.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections import defaultdict
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from simulation.network import Network, SimCarrier, Weather
+
+from pier.v1.peer_pb2 import Ballot, Pulse, Site, Value
+from pier_node.checkpoint import Checkpoint
+from pier_node.config import RunConfig
+from pier_node.faults import Faults
+from pier_node.model.layout import Layout
+from pier_node.outer.attempt import Tools, Voted
+from pier_node.outer.round import Rounds
+from pier_node.outer.state import ANCHOR, MOMENTUM, OuterState
+from pier_node.roster import Roster
+from pier_node.shared import SharedVector
+from pier_node.training import Progress, Training
+from pier_node.wire.state_server import StateServer
+
+LENGTH = 12
+CHUNK = 2
+
+
+class TinyLayout:
+    """Stands for a model of LENGTH parameters."""
+
+    length = LENGTH
+
+
+@dataclass
+class Report:
+    tokens: int
+    adam_step: int
+
+
+class FakeTrainer:
+    """Counts its inner steps: each takes some virtual time."""
+
+    def __init__(self, coordinate: int, pace: float, dice: random.Random) -> None:
+        self.outbox, self.adam_m, self.adam_v = (SharedVector(LENGTH) for _ in range(3))
+        self.coordinate, self.pace, self.dice = coordinate, pace, dice
+        self.steps_done = 0
+
+    async def run(
+        self,
+        first_step: int,
+        steps: int,
+        sequences: int,
+        payload: Literal["weights", "gradient"],
+        load: SharedVector,
+        adam_step: int | None,
+    ) -> Report:
+        await asyncio.sleep(steps * self.pace * (0.5 + self.dice.random()))
+        self.outbox.array[:] = load.array
+        self.outbox.array[self.coordinate] -= 0.01 * steps
+        self.steps_done += steps
+        return Report(steps, first_step + steps)
+
+    async def evaluate(self, weights: SharedVector) -> float:
+        return float(weights.array.sum())
+
+
+@dataclass
+class Disk:
+    """What a node finds again after a crash."""
+
+    checkpoint: Checkpoint | None = None
+    vote: tuple[int, Ballot, Value] | None = None
+
+    def record(self, round: int, ballot_number: int, ballot_keeper: str, value: Value) -> None:
+        self.vote = round, Ballot(number=ballot_number, keeper=ballot_keeper), value
+
+
+@dataclass
+class Node:
+    """One incarnation of a site."""
+
+    carrier: SimCarrier
+    rounds: Rounds
+    trainer: FakeTrainer
+    training: Training
+    main: asyncio.Task[None]
+
+
+@dataclass
+class Cluster:
+    """All sites, their disks, and what was ever committed."""
+
+    config: RunConfig
+    names: list[str]
+    seed: int
+    weather: Weather = field(default_factory=Weather)
+    fail_at: dict[tuple[str, int, str], str] = field(default_factory=dict)
+    """(node, round, phase) -> "stop" for ever or "restart" after a while."""
+
+    def __post_init__(self) -> None:
+        self.network = Network(self.seed, self.weather)
+        self.disks = {name: Disk() for name in self.names}
+        self.nodes: dict[str, Node] = {}
+        self.committed: dict[int, dict[str, set[bytes]]] = defaultdict(lambda: defaultdict(set))
+        self.crashed: set[str] = set()
+        self.paces = {name: 0.2 + self.network.random.random() for name in self.names}
+        self.errors: list[BaseException] = []
+        self.incarnations = iter(range(1 << 30))
+
+    def boot(self, name: str) -> None:
+        """Start a site, or start it again from its disk."""
+        carrier = self.network.join(name)
+        disk = self.disks[name]
+        progress = Progress()
+
+        def pulse() -> Pulse:
+            state = rounds.state
+            site = Site(node=name, name=name, address="sim")
+            return Pulse(
+                site=site,
+                phase=progress.phase,
+                round=state.round,
+                digest=state.digest,
+                inner_step=progress.inner_step,
+            )
+
+        roster = Roster(carrier, pulse)
+        state = disk.checkpoint.state if disk.checkpoint else self.beginning()
+        voted = Voted(*disk.vote, shadow=None) if disk.vote and disk.vote[0] > state.round else None
+        counter, incarnation = iter(range(1 << 30)), next(self.incarnations)
+        rounds = Rounds(
+            Tools(carrier, roster, disk, self._fetch_shadow(carrier), self._faults(name), CHUNK),
+            state,
+            voted,
+            nonce=lambda: f"{incarnation:08d}{next(counter):08d}".encode(),
+        )
+        StateServer(carrier, rounds.offer, lambda: None)
+        trainer = FakeTrainer(self.names.index(name), self.paces[name], random.Random(f"{self.seed} {name}"))
+        layout: Any = TinyLayout()
+        loop = Training(
+            self.config, layout, carrier, roster, rounds, trainer, progress, self._saver(name), self._faults(name)
+        )
+        if disk.checkpoint:
+            loop.restore(disk.checkpoint)
+        for other in self.names:
+            roster.add(Site(node=other, name=other, address="sim"))
+        for contact in roster.contacts.values():
+            assert contact.task
+            carrier.tasks.add(contact.task)
+        carrier.spawn(rounds.keeper.run())
+        main = carrier.spawn(self._live(loop))
+        self.nodes[name] = Node(carrier, rounds, trainer, loop, main)
+
+    def beginning(self) -> OuterState:
+        """Round 0: made by the first site alone, known to all."""
+        tensors = {ANCHOR: SharedVector(LENGTH), MOMENTUM: SharedVector(LENGTH)}
+        return OuterState(0, tuple(self.names), tensors, {})
+
+    def crash(self, name: str) -> None:
+        self.crashed.add(name)
+        self.nodes.pop(name, None)
+        self.network.crash(name)
+
+    async def settle(self, names: list[str], within: float) -> None:
+        """Wait until these sites have finished their run. Raises TimeoutError."""
+        async with asyncio.timeout(within):
+            while not all(name in self.nodes and self.nodes[name].main.done() for name in names):
+                if self.errors:
+                    raise self.errors[0]
+                await asyncio.sleep(1.0)
+
+    async def _live(self, loop: Training) -> None:
+        try:
+            await loop.run()
+        except asyncio.CancelledError:
+            raise
+        except BaseException as error:
+            self.errors.append(error)
+            raise
+
+    def _saver(self, name: str) -> Any:
+        async def save(checkpoint: Checkpoint) -> None:
+            state = checkpoint.state
+            self.committed[state.round][name].add(state.digest)
+            self.disks[name].checkpoint = checkpoint
+
+        return save
+
+    def _faults(self, name: str) -> Faults:
+        async def strike(round: int, phase: str) -> None:
+            fate = self.fail_at.pop((name, round, phase), None)
+            if fate is None:
+                return
+            asyncio.get_running_loop().call_soon(self.crash, name)
+            if fate == "restart":
+                asyncio.get_running_loop().call_later(20 * self.network.random.random(), self.boot, name)
+            await asyncio.Event().wait()
+
+        return Faults(strike)
+
+    def _fetch_shadow(self, carrier: SimCarrier) -> Any:
+        from pier_node.wire.transfer import fetch_state
+
+        async def fetch(holders: Any, number: int, value: Value) -> OuterState:
+            fetched = await fetch_state(
+                carrier, list(holders), length=LENGTH, timeout=10.0, round=number, shadow=True, digest=value.digest
+            )
+            return fetched.state
+
+        return fetch
+
+
+def digests_by_round(cluster: Cluster) -> dict[int, set[bytes]]:
+    """Every digest that anybody committed, by round: one each, or the run has forked."""
+    return {number: set().union(*by_node.values()) for number, by_node in cluster.committed.items()}
+
+
+__all__ = ["LENGTH", "Cluster", "Layout", "digests_by_round"]

@@ -1,0 +1,67 @@
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from pier.v1.peer_pb2 import Ballot, Value
+from pier_node.errors import PierError
+from pier_node.journal import Journal, RecordedVote
+
+VALUE = Value(origin=Ballot(number=3, keeper="b"), digest=bytes(range(32)), members=["a", "b"])
+
+
+def test_a_vote_is_remembered(tmp_path: Path) -> None:
+    path = tmp_path / "data" / "vote.json"
+    assert Journal(path).last() is None
+    Journal(path).record(42, 2**63, "b", VALUE)
+    assert Journal(path).last() == RecordedVote(42, 2**63, "b", VALUE)
+
+
+def test_the_last_vote_counts(tmp_path: Path) -> None:
+    journal = Journal(tmp_path / "vote.json")
+    for number in (1, 2):
+        journal.record(42, number, "b", Value(origin=Ballot(number=number)))
+    assert journal.last() == RecordedVote(42, 2, "b", Value(origin=Ballot(number=2)))
+
+
+RECORD_AND_DIE = """
+import os, signal, sys
+from pathlib import Path
+from pier.v1.peer_pb2 import Value
+from pier_node.journal import Journal
+Journal(Path(sys.argv[1])).record(7, 1, "a", Value(digest=b"x"))
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+def test_a_vote_outlives_the_process(tmp_path: Path) -> None:
+    path = tmp_path / "vote.json"
+    died = subprocess.run([sys.executable, "-c", RECORD_AND_DIE, str(path)], check=False, timeout=60)
+    assert died.returncode == -9
+    assert Journal(path).last() == RecordedVote(7, 1, "a", Value(digest=b"x"))
+
+
+@pytest.mark.parametrize("keep", [0, 1, 100, -2])
+def test_a_torn_record_is_no_record(tmp_path: Path, caplog: pytest.LogCaptureFixture, keep: int) -> None:
+    path = tmp_path / "vote.json"
+    Journal(path).record(42, 1, "b", VALUE)
+    path.write_bytes(path.read_bytes()[:keep])
+    assert Journal(path).last() is None
+    assert "vote.json" in caplog.text
+    assert "forgotten" in caplog.text
+
+
+def test_a_changed_record_is_no_record(tmp_path: Path) -> None:
+    path = tmp_path / "vote.json"
+    Journal(path).record(42, 1, "b", VALUE)
+    path.write_text(path.read_text().replace("42", "43"))
+    assert Journal(path).last() is None
+
+
+def test_a_vote_that_cannot_be_written_is_an_error(tmp_path: Path) -> None:
+    (tmp_path / "data").write_text("a file where the folder should be")
+    with pytest.raises(PierError, match="cannot write down the vote of round 42: File exists"):
+        Journal(tmp_path / "data" / "vote.json").record(42, 1, "b", VALUE)
