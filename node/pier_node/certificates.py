@@ -22,6 +22,17 @@ from pier_node.identity import Identity, Token, key_pem, node_id
 DOMAIN = "pier"
 """What every node of a run is called in its certificate, besides its own name `<node id>.pier`."""
 
+_SIGNS_CERTIFICATES = x509.KeyUsage(
+    key_cert_sign=True,
+    digital_signature=False,
+    content_commitment=False,
+    key_encipherment=False,
+    data_encipherment=False,
+    key_agreement=False,
+    crl_sign=False,
+    encipher_only=False,
+    decipher_only=False,
+)
 _P256_ORDER = 0xFFFFFFFF00000000FFFFFFFFFFFFFFFFBCE6FAADA7179E84F3B9CAC2FC632551
 
 
@@ -48,6 +59,7 @@ def credentials(identity: Identity, token: Token) -> Credentials:
         .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
         .add_extension(x509.SubjectAlternativeName(names), critical=False)
         .add_extension(x509.ExtendedKeyUsage(usages), critical=False)
+        .add_extension(x509.AuthorityKeyIdentifier.from_issuer_public_key(ca_key.public_key()), critical=False)
         .sign(ca_key, hashes.SHA256())
     )
     return Credentials(_pem(ca), _pem(certificate), key_pem(identity.key))
@@ -90,6 +102,8 @@ def _authority(token: Token) -> tuple[ec.EllipticCurvePrivateKey, x509.Certifica
         .not_valid_before(datetime(2000, 1, 1))
         .not_valid_after(datetime(9999, 12, 31, 23, 59, 59))  # never: RFC 5280, 4.1.2.5
         .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
+        .add_extension(_SIGNS_CERTIFICATES, critical=True)
+        .add_extension(x509.SubjectKeyIdentifier.from_public_key(key.public_key()), critical=False)
         .sign(key, hashes.SHA256(), ecdsa_deterministic=True)
     )
     return key, certificate

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Collection
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from pier.v1.peer_pb2 import Phase, Pulse, Site
@@ -50,7 +50,6 @@ class Roster:
         self._pulse = pulse
         self._interval = interval
         self.contacts: dict[str, Contact] = {}
-        self.left: set[str] = set()
         self.changed = Signal()
         carrier.serve(BEAT, self._answer)
 
@@ -70,15 +69,10 @@ class Roster:
             self._carrier.introduce(site.node, site.address)
 
     def farewell(self, node: str) -> None:
-        """A site left politely: it does not count in a quorum until it is a member of a committed round again."""
-        self.left.add(node)
+        """A site says that it stops: do not wait for it to fall silent."""
         if contact := self.contacts.get(node):
             contact.failures = FAILURES
         self.changed.notify()
-
-    def welcome(self, members: Collection[str]) -> None:
-        """These committed a round: whoever of them had left is back."""
-        self.left.difference_update(members)
 
     def pulse_of(self, node: str) -> Pulse | None:
         """What a site last said of itself."""
@@ -107,6 +101,12 @@ class Roster:
         rounds = {node: contact.pulse.round for node, contact in self.contacts.items() if contact.pulse}
         later = [node for node, reached in rounds.items() if reached > round and self.alive(node)]
         return sorted(later, key=lambda node: (-rounds[node], node))
+
+    async def settled(self) -> None:
+        """Return once every known peer has answered, or has failed to."""
+        await self.changed.until(
+            lambda: all(contact.pulse or contact.failures >= FAILURES for contact in self.contacts.values())
+        )
 
     async def announce(self) -> None:
         """Tell every live peer our pulse now rather than at the next beat."""

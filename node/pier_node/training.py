@@ -8,7 +8,7 @@ import math
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import Literal, Protocol
+from typing import Any, Literal, Protocol
 
 import numpy as np
 
@@ -36,12 +36,36 @@ SILENCE = 20.0
 log = logging.getLogger(__name__)
 
 
+class Step(Protocol):
+    """What the workers say now and then during a job."""
+
+    @property
+    def step(self) -> int:
+        """The inner step that is done, counted from 0 over the run."""
+
+    @property
+    def loss(self) -> float:
+        """The site's training loss at that step."""
+
+    @property
+    def tokens(self) -> int:
+        """Tokens of the job so far."""
+
+    @property
+    def seconds(self) -> float:
+        """Seconds of the job so far."""
+
+
 class Report(Protocol):
     """What the workers say of a finished job."""
 
     @property
     def tokens(self) -> int:
         """Tokens trained on."""
+
+    @property
+    def seconds(self) -> float:
+        """Seconds that it took."""
 
     @property
     def adam_step(self) -> int:
@@ -62,7 +86,8 @@ class Trainer(Protocol):
         sequences: int,
         payload: Literal["weights", "gradient"],
         load: SharedVector,
-        adam_step: int | None,
+        adam_step: int | None = None,
+        on_progress: Callable[[Any], None] | None = None,
     ) -> Report:
         """Train from the weights in `load`, publish into `outbox`; with `adam_step`, load the moments first."""
 
@@ -72,13 +97,25 @@ class Trainer(Protocol):
 
 @dataclass
 class Progress:
-    """Where this site is: for its pulse, its checkpoints and people."""
+    """Where this site is: for its pulse, its checkpoints and people. Losses are nats a token; times are seconds.
+
+    Attributes:
+        inner_step: of the run, done here or by those it was caught up from.
+        tokens: trained on by this site, steps under way included.
+        compute: spent in inner steps; `waited`: spent in outer rounds, their waiting included.
+        round_time: what the last outer round took.
+    """
 
     phase: Phase.ValueType = Phase.PHASE_STARTING
     inner_step: int = 0
     tokens: int = 0
+    tokens_per_second: float = 0.0
+    loss: float = math.nan
     validation_loss: float = math.nan
-    message: str = ""
+    validated_round: int = -1
+    compute: float = 0.0
+    waited: float = 0.0
+    round_time: float = 0.0
 
 
 @dataclass
@@ -121,6 +158,9 @@ class Training:
     def restore(self, checkpoint: Checkpoint) -> None:
         """Go on where a checkpoint was taken: moments, counters, and what no round had taken."""
         self._take_moments(checkpoint.adam_m, checkpoint.adam_v, checkpoint.adam_step)
+        state = checkpoint.state
+        if ADAM_M in state.tensors:
+            self._take_moments(state.tensors[ADAM_M], state.tensors[ADAM_V], state.adam_step)
         self.progress.inner_step, self.progress.tokens = checkpoint.inner_step, checkpoint.tokens
         if checkpoint.pending is not None:
             self._pending = Pending(checkpoint.pending, checkpoint.pending_tokens)
@@ -158,7 +198,7 @@ class Training:
         contribution = await asyncio.to_thread(self._contribution, plan, tokens)
         step = partial(advance, plan=plan, layout=self._layout, inner=self._config.inner)
         self.progress.phase = Phase.PHASE_WAITING
-        last = self._rounds.state
+        last, began = self._rounds.state, asyncio.get_running_loop().time()
         try:
             if plan.kind is Kind.SOLO:
                 await self._rounds.commit_alone(contribution, step)
@@ -168,6 +208,9 @@ class Training:
         except Behind as behind:
             log.info("round %d went on without this site: catching up from %s", plan.round, ", ".join(behind.peers))
             return
+        finally:
+            self.progress.round_time = asyncio.get_running_loop().time() - began
+            self.progress.waited += self.progress.round_time
         self._late = False
         self._carry(last, self._rounds.state)
         await self._settled(plan)
@@ -180,6 +223,7 @@ class Training:
             self._trainer.outbox.array[:] = start.array
             return 0
         self.progress.phase = Phase.PHASE_TRAINING
+        before = self.progress.tokens
         report = await self._trainer.run(
             first_step=plan.first_step + plan.steps - steps,
             steps=steps,
@@ -187,11 +231,20 @@ class Training:
             payload="gradient" if plan.kind is Kind.SYNC else "weights",
             load=start,
             adam_step=self._adam_step if self._load_adam else None,
+            on_progress=partial(self._stepped, before),
         )
-        self._load_adam, self._adam_step = False, report.adam_step
-        self.progress.tokens += report.tokens
+        if plan.kind is not Kind.SYNC:
+            self._load_adam, self._adam_step = False, report.adam_step
+        self.progress.tokens = before + report.tokens
+        self.progress.compute += report.seconds
         self.progress.inner_step = plan.first_step + plan.steps
         return report.tokens
+
+    def _stepped(self, tokens_before: int, step: Step) -> None:
+        progress = self.progress
+        progress.inner_step, progress.loss = step.step + 1, step.loss
+        progress.tokens = tokens_before + step.tokens
+        progress.tokens_per_second = step.tokens / step.seconds if step.seconds > 0 else 0.0
 
     def _steps_worth_doing(self, plan: RoundPlan) -> int:
         """All of them; a site that has just caught up does as many as the furthest of the others has left."""
@@ -218,11 +271,17 @@ class Training:
         if plan.kind is Kind.SYNC and state.round < total_rounds(self._config):
             self._take_moments(state.tensors[ADAM_M], state.tensors[ADAM_V], state.adam_step)
         self._assert_agreement(state)
-        await self._on_commit(self.snapshot())
-        await self._faults.reach(state.round, "saved")
         every, last = self._config.inner.eval_every, state.round == total_rounds(self._config)
         if last or (every and state.round % every == 0):
-            self.progress.validation_loss = await self._trainer.evaluate(state.tensors[ANCHOR])
+            await self.validate()
+        await self._on_commit(self.snapshot())
+        await self._faults.reach(state.round, "saved")
+
+    async def validate(self) -> None:
+        """Measure the anchor on the validation split, which is the same at every site."""
+        state = self._rounds.state
+        self.progress.validation_loss = await self._trainer.evaluate(state.tensors[ANCHOR])
+        self.progress.validated_round = state.round
 
     def _assert_agreement(self, state: OuterState) -> None:
         for node in self._roster.participants():
@@ -236,18 +295,14 @@ class Training:
 
     # --- catching up ---------------------------------------------------------------------------
 
-    async def catch_up(self, fresh: bool = False) -> None:
-        """Fetch the newest state from the others; what no round took is kept for the next one.
-
-        Args:
-            fresh: this site has no AdamW moments yet: take a peer's.
-        """
+    async def catch_up(self) -> None:
+        """Fetch the newest state from the others; what no round took is kept for the next one."""
         self.progress.phase = Phase.PHASE_CATCHING_UP
         last, backoff, arrived = self._rounds.state, Backoff(), Partial()
         while True:
             peers = self._roster.ahead(last.round)
             try:
-                fetched = await self._fetch(peers, fresh, arrived)
+                fetched = await self._fetch(peers, arrived)
                 break
             except PeerLost as lost:
                 log.warning("cannot catch up yet: %s", lost.reason)
@@ -260,7 +315,7 @@ class Training:
         self._late = True
         log.info("caught up with round %d", fetched.state.round)
 
-    async def _fetch(self, peers: list[str], fresh: bool, arrived: Partial) -> Fetched:
+    async def _fetch(self, peers: list[str], arrived: Partial) -> Fetched:
         pulse = self._roster.pulse_of(peers[0]) if peers else None
         if pulse is None:
             raise PeerLost("", "nobody who is ahead answers")
@@ -270,7 +325,9 @@ class Training:
             peers,
             length=self._layout.length,
             timeout=SILENCE,
-            moments=fresh,
+            round=pulse.round,
+            digest=pulse.digest,
+            moments=self._adam_step == 0,
             partial=arrived,
         )
 

@@ -40,6 +40,7 @@ class TinyLayout:
 class Report:
     tokens: int
     adam_step: int
+    seconds: float = 1.0
 
 
 class FakeTrainer:
@@ -57,7 +58,8 @@ class FakeTrainer:
         sequences: int,
         payload: Literal["weights", "gradient"],
         load: SharedVector,
-        adam_step: int | None,
+        adam_step: int | None = None,
+        on_progress: Any = None,
     ) -> Report:
         await asyncio.sleep(steps * self.pace * (0.5 + self.dice.random()))
         self.outbox.array[:] = load.array

@@ -76,11 +76,12 @@ class Foreman:
         return self._answer
 
     async def stop(self) -> None:
-        """End all workers, within seconds."""
+        """End all workers, within seconds; again: nothing."""
         if self._listener is not None:
             self._listener.cancel()
-        if self._group is not None:
-            await self._group.stop()
+        group, self._group = self._group, None
+        if group is not None:
+            await group.stop()
 
     async def _launch(self) -> None:
         self._group, self._productive = Group(self._logfile), False

@@ -65,6 +65,7 @@ class Group:
         self.events: asyncio.Queue[Team | Message | Ended] = asyncio.Queue()
         self.home = Path(tempfile.mkdtemp(prefix="pier-", dir="/tmp"))  # a socket's path has 107 bytes at most
         self._log = log
+        self._stopping = False
         self._attempt = -1
         self._writers: dict[int, asyncio.StreamWriter] = {}
         self._conversations: set[_Conversation] = set()
@@ -88,15 +89,16 @@ class Group:
 
     async def stop(self) -> None:
         """End everything, within seconds: by closing the sockets, then by SIGTERM, then by SIGKILL."""
+        self._stopping = True
         if self._watch is not None:
             self._watch.cancel()
-        if self._server is not None:
-            self._server.close()
         for conversation in self._conversations:
             conversation.writer.close()
-        await _heard_out(self._conversations)
         if self._process is not None:
             await _end(self._process)
+        await _heard_out(self._conversations)
+        if self._server is not None:
+            self._server.close()  # last: until now it turned away workers that were late
         shutil.rmtree(self.home)
 
     async def _report_end(self, process: asyncio.subprocess.Process) -> None:
@@ -109,6 +111,8 @@ class Group:
         assert task is not None
         conversation = _Conversation(task, writer)
         self._conversations.add(conversation)
+        if self._stopping:
+            writer.close()
         try:
             await self._converse(conversation, reader)
         except (PierError, ValueError) as error:  # ValueError: a line longer than LINE_LIMIT

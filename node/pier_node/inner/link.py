@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import queue
 import socket
 import threading
 
+from pier_node.errors import PierError
 from pier_node.inner.messages import LINE_LIMIT, Message, decode, encode
 
 
@@ -23,7 +25,7 @@ class Link:
             self._socket.connect(path)
         except (FileNotFoundError, ConnectionRefusedError):
             _leave()
-        self._received: queue.SimpleQueue[Message] = queue.SimpleQueue()
+        self._received: queue.SimpleQueue[Message | PierError] = queue.SimpleQueue()
         threading.Thread(target=self._read, daemon=True).start()
 
     def send(self, message: Message) -> None:
@@ -34,16 +36,24 @@ class Link:
             _leave()
 
     def receive(self) -> Message:
-        """The daemon's next message; waits for it as long as the daemon lives."""
-        return self._received.get()
+        """The daemon's next message; waits for it as long as the daemon lives. Raises PierError: it is none."""
+        received = self._received.get()
+        if isinstance(received, PierError):
+            raise received
+        return received
 
     def _read(self) -> None:
-        try:
-            with self._socket.makefile("rb") as lines:
-                while line := lines.readline(LINE_LIMIT):
-                    self._received.put(decode(line))
-        finally:
-            _leave()
+        with contextlib.suppress(ConnectionResetError), self._socket.makefile("rb") as lines:
+            while line := lines.readline(LINE_LIMIT):
+                self._received.put(_decoded(line))
+        _leave()
+
+
+def _decoded(line: bytes) -> Message | PierError:
+    try:
+        return decode(line)
+    except PierError as error:
+        return error
 
 
 def _leave() -> None:

@@ -122,8 +122,9 @@ class Keeper:
 
     def _lacking(self, group: frozenset[str], standing: Standing) -> str:
         """Why this group cannot go, in words; empty when it can."""
-        if not has_quorum(group, standing.base, self._roster.left):
-            absent = ", ".join(sorted(set(standing.base) - group - self._roster.left))
+        votes = {vote for node in group for vote in self._arrivals[node].ready.votes}
+        if not has_quorum(votes, standing.base):
+            absent = ", ".join(sorted(set(standing.base) - votes))
             return f"no majority of the last round's members is here; absent: {absent}"
         decision = choose_value([self._arrivals[node].ready for node in group])
         if isinstance(decision, Blocked):
@@ -140,7 +141,7 @@ class Keeper:
             round=self._round,
             ballot=next_ballot(chosen, self._node),
             shares=[
-                Share(node=ready.node, tokens=ready.tokens, offset=offset, length=length, nonce=ready.nonce)
+                _share(ready, offset, length)
                 for ready, (offset, length) in zip(
                     chosen, split(standing.length, [ready.bandwidth for ready in chosen]), strict=True
                 )
@@ -168,6 +169,12 @@ class Keeper:
         if problem != self._told:
             log.info("round %d: %s", self._round, problem)
         self._told = problem
+
+
+def _share(ready: Ready, offset: int, length: int) -> Share:
+    return Share(
+        node=ready.node, tokens=ready.tokens, offset=offset, length=length, nonce=ready.nonce, votes=ready.votes
+    )
 
 
 def _not_keeper(ready: Ready, other: str, reason: str) -> Proposal:

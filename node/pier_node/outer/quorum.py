@@ -35,17 +35,15 @@ class Blocked:
     missing: tuple[str, ...]
 
 
-def has_quorum(group: Collection[str], base: Collection[str], left: Collection[str] = ()) -> bool:
-    """Whether a group holds a majority of the last members.
+def has_quorum(votes: Collection[str], base: Collection[str]) -> bool:
+    """Whether a group may decide: it carries the votes of a majority of the last round's members.
 
-    Those who said goodbye (`left`) no longer count. Of an even split, the half with the lowest node id goes on, so that
-    of two sites one may survive the other.
+    Every member has one vote, and whoever stops politely hands its votes to one other: a vote is in one hand at a time,
+    so that two groups cannot both have most of them. Of an even split, the side with the vote of the lowest node id
+    goes on, so that of two sites one may survive the other.
     """
-    voters = sorted(set(base) - set(left))
-    if not voters:
-        return False
-    present = sum(node in group for node in voters)
-    return 2 * present > len(voters) or (2 * present == len(voters) and voters[0] in group)
+    present = set(votes) & set(base)
+    return 2 * len(present) > len(base) or (2 * len(present) == len(base) and min(base) in present)
 
 
 def order(ballot: Ballot) -> tuple[int, str]:

@@ -47,6 +47,7 @@ class Rounds:
 
     Attributes:
         sites: members that the coming round must have at least.
+        votes: of the last round's members, in this node's hand.
         last_error: why the last attempt did not end in a commit, in words.
     """
 
@@ -60,6 +61,7 @@ class Rounds:
         self.node = tools.node
         self.state = state
         self.sites = 1
+        self.votes = {self.node}
         self.last_error = ""
         self._tools, self._voted, self._new_nonce = tools, voted, nonce
         self._roster, self._carrier, self._faults = tools.roster, tools.carrier, tools.faults
@@ -118,6 +120,10 @@ class Rounds:
                 return self.state
             await self._roster.changed.wait(backoff.seconds())
 
+    def renew(self) -> None:
+        """What we announced is not true any more: proposals that rest on it are refused."""
+        self._nonce = b""
+
     def adopt(self, state: OuterState) -> None:
         """Go on from a state that was fetched from others."""
         self._settle(state)
@@ -172,6 +178,7 @@ class Rounds:
             bandwidth=self._tools.bandwidth,
             seen=self._seen,
             suspects=sorted(self._suspects()),
+            votes=sorted(self.votes),
         )
         if (voted := self._voted) and voted.round > self.state.round:
             ready.voted.CopyFrom(voted.value)
@@ -189,7 +196,7 @@ class Rounds:
             or (order(proposal.ballot) <= order(self._seen) and "an old ballot")
             or (group != sorted(set(group)) and "members out of order")
             or ((not mine or mine[0].nonce != ready.nonce or ready.nonce != self._nonce) and "stale")
-            or (not has_quorum(group, self.state.members, self._roster.left) and "no quorum")
+            or (not has_quorum(_votes(proposal), self.state.members) and "no quorum")
             or (not _covers(proposal.shares, len(self.state.anchor)) and "shards do not cover the vector")
         )
         if problem:
@@ -270,7 +277,7 @@ class Rounds:
         self._suspicions.clear()
         self._tools.votes.clear()
         self.last_error = ""
-        self._roster.welcome(state.members)
+        self.votes = {self.node}
         self._tools.news.notify()
         self._roster.changed.notify()
 
@@ -288,6 +295,10 @@ class Backoff:
         """The next pause."""
         pause, self._next = self._next, min(2 * self._next, self._last)
         return pause
+
+
+def _votes(proposal: Proposal) -> set[str]:
+    return {vote for share in proposal.shares for vote in share.votes}
 
 
 def _covers(shares: Collection[Share], length: int) -> bool:

@@ -125,7 +125,7 @@ FIELDS: dict[type[Message], dict[str, Rule]] = {
         "bytes_sent": COUNT,
         "time": AMOUNT,
     },
-    LeaveRequest: {"node": NODE},
+    LeaveRequest: {"node": NODE, "round": COUNT, "votes": NODES},
     Ballot: {"number": COUNT, "keeper": _or_empty(NODE)},
     Value: {"origin": Part(needed=True), "digest": HASH, "members": NODES},
     Ready: {
@@ -140,8 +140,9 @@ FIELDS: dict[type[Message], dict[str, Rule]] = {
         "voted_round": COUNT,
         "holds": ANY,
         "suspects": NODES,
+        "votes": NODES,
     },
-    Share: {"node": NODE, "tokens": COUNT, "offset": ELEMENT, "length": ELEMENT, "nonce": NONCE},
+    Share: {"node": NODE, "tokens": COUNT, "offset": ELEMENT, "length": ELEMENT, "nonce": NONCE, "votes": NODES},
     Proposal: {
         "verdict": _known(Proposal.Verdict.values()),
         "round": COUNT,
@@ -161,7 +162,7 @@ FIELDS: dict[type[Message], dict[str, Rule]] = {
         "reason": REASON,
     },
     Chunk: {"round": COUNT, "ballot": Part(), "stage": _known(Chunk.Stage.values()), "offset": ELEMENT, "data": VALUES},
-    StateRequest: {"round": COUNT, "shadow": ANY},
+    StateRequest: {"round": COUNT, "shadow": ANY, "moments": ANY},
     Tensor: {"name": TENSOR, "length": ELEMENT, "hashes": Many(HASH, MANIFEST_HASHES)},
     Manifest: {
         "round": COUNT,

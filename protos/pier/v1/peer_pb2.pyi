@@ -224,18 +224,28 @@ Global___Pulse: _TypeAlias = Pulse  # noqa: Y015
 
 @_typing.final
 class LeaveRequest(_message.Message):
+    """A member that stops hands its votes to one heir: see quorum.py."""
+
     DESCRIPTOR: _descriptor.Descriptor
 
     NODE_FIELD_NUMBER: _builtins.int
+    ROUND_FIELD_NUMBER: _builtins.int
+    VOTES_FIELD_NUMBER: _builtins.int
     node: _builtins.str
+    round: _builtins.int
+    """last committed round: the votes are for the next one"""
+    @_builtins.property
+    def votes(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]: ...
     def __init__(
         self,
         *,
         node: _builtins.str = ...,
+        round: _builtins.int = ...,
+        votes: _abc.Iterable[_builtins.str] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["node", b"node"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["node", b"node", "round", b"round", "votes", b"votes"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -315,6 +325,7 @@ class Ready(_message.Message):
     VOTED_ROUND_FIELD_NUMBER: _builtins.int
     HOLDS_FIELD_NUMBER: _builtins.int
     SUSPECTS_FIELD_NUMBER: _builtins.int
+    VOTES_FIELD_NUMBER: _builtins.int
     node: _builtins.str
     round: _builtins.int
     nonce: _builtins.bytes
@@ -340,6 +351,10 @@ class Ready(_message.Message):
     def suspects(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """members it lost or refused in the last attempt"""
 
+    @_builtins.property
+    def votes(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """of the last round's members: its own, unless given away, and those handed to it"""
+
     def __init__(
         self,
         *,
@@ -354,10 +369,11 @@ class Ready(_message.Message):
         voted_round: _builtins.int = ...,
         holds: _builtins.bool = ...,
         suspects: _abc.Iterable[_builtins.str] | None = ...,
+        votes: _abc.Iterable[_builtins.str] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["seen", b"seen", "voted", b"voted", "voted_in", b"voted_in"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["bandwidth", b"bandwidth", "holds", b"holds", "node", b"node", "nonce", b"nonce", "round", b"round", "seen", b"seen", "suspects", b"suspects", "tokens", b"tokens", "voted", b"voted", "voted_in", b"voted_in", "voted_round", b"voted_round"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["bandwidth", b"bandwidth", "holds", b"holds", "node", b"node", "nonce", b"nonce", "round", b"round", "seen", b"seen", "suspects", b"suspects", "tokens", b"tokens", "voted", b"voted", "voted_in", b"voted_in", "voted_round", b"voted_round", "votes", b"votes"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -372,6 +388,7 @@ class Share(_message.Message):
     OFFSET_FIELD_NUMBER: _builtins.int
     LENGTH_FIELD_NUMBER: _builtins.int
     NONCE_FIELD_NUMBER: _builtins.int
+    VOTES_FIELD_NUMBER: _builtins.int
     node: _builtins.str
     tokens: _builtins.int
     offset: _builtins.int
@@ -380,6 +397,10 @@ class Share(_message.Message):
     """and number of elements"""
     nonce: _builtins.bytes
     """the announcement this share answers"""
+    @_builtins.property
+    def votes(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """that the announcement carried"""
+
     def __init__(
         self,
         *,
@@ -388,10 +409,11 @@ class Share(_message.Message):
         offset: _builtins.int = ...,
         length: _builtins.int = ...,
         nonce: _builtins.bytes = ...,
+        votes: _abc.Iterable[_builtins.str] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["length", b"length", "node", b"node", "nonce", b"nonce", "offset", b"offset", "tokens", b"tokens"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["length", b"length", "node", b"node", "nonce", b"nonce", "offset", b"offset", "tokens", b"tokens", "votes", b"votes"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -1,0 +1,192 @@
+"""How a site comes into a run: it founds one, comes back to the one in its folder, or is let in by a peer."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+from pier.v1.peer_pb2 import HelloReply, HelloRequest, Site
+from pier_node.certificates import Credentials, credentials
+from pier_node.config import RunConfig, from_canonical, load
+from pier_node.errors import PierError
+from pier_node.identity import Identity, Token
+from pier_node.roster import Roster
+from pier_node.site import SiteRecord, load_run, save_run
+from pier_node.wire.carrier import PROTOCOL, BadMessage, PeerLost
+from pier_node.wire.grpc_carrier import GrpcCarrier
+
+PATIENCE = 300.0
+"""Seconds to go on knocking at peers that do not answer."""
+GREETING = 10.0
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What `pier-node start` was told.
+
+    Attributes:
+        folder: the data directory.
+        run: path of run.toml.
+        listen, advertise: HOST:PORT; see wire/interfaces.py.
+        workers: 0: one for each device.
+        http: port of the status page on 127.0.0.1; 0: any.
+    """
+
+    folder: Path
+    run: Path | None = None
+    peers: tuple[str, ...] = ()
+    token: str | None = None
+    name: str = ""
+    listen: str = "0.0.0.0:7700"
+    advertise: str | None = None
+    data: str | None = None
+    workers: int = 0
+    http: int = 0
+    insecure: bool = False
+    fail_at: str = ""
+
+
+@dataclass(frozen=True)
+class Membership:
+    """This site's place in a run."""
+
+    config: RunConfig
+    identity: Identity
+    token: Token | None
+    credentials: Credentials | None
+    record: SiteRecord | None
+
+
+async def find_run(settings: Settings) -> Membership:
+    """Settle which run this is, and prove that we may be in it. Raises PierError."""
+    folder = settings.folder
+    folder.mkdir(parents=True, exist_ok=True)
+    identity, record = Identity.load_or_create(folder), SiteRecord.load(folder)
+    token = _token(settings)
+    config = _known_config(settings)
+    if token is None and config is not None and not settings.peers and not settings.insecure:
+        token = Token.new(config.hash())
+    if config is None:
+        config = await _ask_for_config(settings, identity, token)
+    if token is not None:
+        token.require_run(config.hash())
+        token.save(folder)
+    save_run(folder, config)
+    return Membership(config, identity, token, credentials(identity, token) if token else None, record)
+
+
+def _token(settings: Settings) -> Token | None:
+    if settings.insecure:
+        return None
+    token = Token.parse(settings.token) if settings.token else Token.load(settings.folder)
+    if token is None and settings.peers:
+        raise PierError(
+            "--peers needs the --token that the first site printed",
+            "Start with --insecure only if every site does, on a network where everyone is trusted.",
+        )
+    return token
+
+
+def _known_config(settings: Settings) -> RunConfig | None:
+    stored = load_run(settings.folder)
+    given = load(settings.run) if settings.run else None
+    if stored and given and stored.hash() != given.hash():
+        raise PierError(
+            f"{settings.folder} belongs to another run than {settings.run}: {stored.run.name!r}, "
+            f"hash {stored.hash().hex()[:8]}, not {given.hash().hex()[:8]}",
+            "Choose another --data folder, or put run.toml back as it was: a run's configuration never changes.",
+        )
+    if not (stored or given or settings.peers):
+        raise PierError(
+            "this site does not know which run to be in",
+            "Found one with --run run.toml (pier-node init writes one), or join one with --peers HOST:PORT --token …",
+        )
+    return given or stored
+
+
+async def _ask_for_config(settings: Settings, identity: Identity, token: Token | None) -> RunConfig:
+    carrier = GrpcCarrier(identity.node, b"", credentials(identity, token) if token else None)
+    try:
+        reply = await first_answer(
+            carrier, settings.peers, HelloRequest(protocol=PROTOCOL, site=Site(node=identity.node))
+        )
+    finally:
+        await carrier.stop()
+    return from_canonical(reply.run_config)
+
+
+async def first_answer(carrier: GrpcCarrier, addresses: Iterable[str], request: HelloRequest) -> HelloReply:
+    """Knock at addresses until one answers. Raises PierError after PATIENCE seconds, with what each of them said."""
+    loop = asyncio.get_running_loop()
+    deadline, told, problems = loop.time() + PATIENCE, False, [""]
+    while loop.time() < deadline:
+        problems = []
+        for address in addresses:
+            try:
+                return await carrier.greet(address, request, GREETING)
+            except PeerLost as lost:
+                problems.append(f"{address}: {lost.reason}")
+        if not told:
+            log.warning("no peer answers yet, still trying: %s", "; ".join(problems))
+        told = True
+        await asyncio.sleep(1.0)
+    raise PierError(
+        f"no peer answered for {PATIENCE:.0f} s: {'; '.join(problems)}",
+        "Is a site running there, its port open, the token its own? `pier-node doctor` tells more.",
+    )
+
+
+class Reception:
+    """Says hello, both ways: keeps the roster complete."""
+
+    def __init__(self, carrier: GrpcCarrier, roster: Roster, config: RunConfig, me: Callable[[], Site]) -> None:
+        self._carrier, self._roster, self._config, self._me = carrier, roster, config, me
+
+    async def answer(self, sender: str, request: HelloRequest) -> HelloReply:
+        """Let a site in, or tell it why not."""
+        if request.protocol != PROTOCOL:
+            raise BadMessage(f"protocol {request.protocol} here is {PROTOCOL}: use the same version of Pier everywhere")
+        if request.run_hash and request.run_hash != self._config.hash():
+            raise BadMessage(f"this is run {self._config.hash().hex()[:8]}, not {request.run_hash.hex()[:8]}")
+        if request.site.node == sender and request.site.address:
+            self._roster.add(request.site)
+        known = [contact.site for contact in self._roster.contacts.values()]
+        return HelloReply(
+            protocol=PROTOCOL,
+            run_hash=self._config.hash(),
+            run_config=self._config.canonical(),
+            site=self._me(),
+            roster=[self._me(), *known],
+        )
+
+    async def introduce(self, addresses: Iterable[str]) -> int:
+        """Say hello at addresses, and to whoever their rosters name; returns how many answered."""
+        waiting, tried, answered = list(addresses), {self._me().address}, 0
+        while waiting:
+            address = waiting.pop()
+            if address in tried:
+                continue
+            tried.add(address)
+            request = HelloRequest(protocol=PROTOCOL, run_hash=self._config.hash(), site=self._me())
+            try:
+                reply = await self._carrier.greet(address, request, GREETING)
+            except PeerLost as lost:
+                log.info("%s does not say hello: %s", address, lost.reason)
+                continue
+            answered += 1
+            for site in [reply.site, *reply.roster]:
+                if site.address and site.node != self._carrier.node:
+                    self._roster.add(site)
+                    waiting.append(site.address)
+        return answered
+
+
+def free_slot(roster: Roster, slots: int) -> int:
+    """The lowest part of the training data that no known site has; parts are shared once all are taken."""
+    taken = {contact.site.slot for contact in roster.contacts.values()}
+    return next((slot for slot in range(slots) if slot not in taken), len(taken) % slots)

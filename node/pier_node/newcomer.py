@@ -1,0 +1,63 @@
+"""A site's first state: from its last checkpoint, from the run's seed if it founds the run, else from its peers."""
+
+from __future__ import annotations
+
+import logging
+
+from pier_node.checkpoint import Checkpoint
+from pier_node.config import RunConfig
+from pier_node.model.layout import Layout
+from pier_node.outer.schedule import start_steps
+from pier_node.outer.state import ANCHOR, MOMENTUM, OuterState
+from pier_node.roster import Roster
+from pier_node.shared import SharedVector
+from pier_node.training import SILENCE
+from pier_node.wire.carrier import Carrier, PeerLost
+from pier_node.wire.partial import Partial
+from pier_node.wire.transfer import fetch_state
+
+log = logging.getLogger(__name__)
+
+
+def beginning(config: RunConfig, layout: Layout, node: str) -> Checkpoint:
+    """Round 0 of a run, at its founder: weights from the run's seed, no momentum, nobody else."""
+    from pier_node.model.initial import initial_weights
+
+    tensors = {ANCHOR: SharedVector(layout.length), MOMENTUM: SharedVector(layout.length)}
+    tensors[ANCHOR].array[:] = initial_weights(config.model, config.run.seed).numpy()
+    return _at_rest(OuterState(0, (node,), tensors, {}))
+
+
+async def from_peers(config: RunConfig, layout: Layout, carrier: Carrier, roster: Roster) -> Checkpoint:
+    """The newest state of the run, with one peer's AdamW moments.
+
+    During a solo start there is nothing to take part in: waits until it is over.
+    """
+    first, partial, told = _first_round(config), Partial(), False
+    while True:
+        peers = [node for node in roster.ahead(-1) if (pulse := roster.pulse_of(node)) and pulse.digest]
+        ready = [node for node in peers if (pulse := roster.pulse_of(node)) and pulse.round >= first]
+        if ready:
+            try:
+                fetched = await fetch_state(
+                    carrier, ready, length=layout.length, timeout=SILENCE, moments=True, partial=partial
+                )
+                at_rest = _at_rest(fetched.state)
+                return Checkpoint(
+                    fetched.state, fetched.adam_m, fetched.adam_v, fetched.adam_step, at_rest.inner_step, 0, None, 0
+                )
+            except PeerLost as lost:
+                log.warning("cannot fetch the run's state yet: %s", lost.reason)
+        elif peers and not told:
+            log.info("one site makes the run's start alone; this one joins at round %d", first + 1)
+            told = True
+        await roster.changed.wait(1.0)
+
+
+def _first_round(config: RunConfig) -> int:
+    solo = config.outer.start == "solo"
+    return start_steps(config) // config.outer.inner_steps if solo else 0
+
+
+def _at_rest(state: OuterState) -> Checkpoint:
+    return Checkpoint(state, None, None, 0, 0, 0, None, 0)

@@ -1,0 +1,65 @@
+"""What a site knows of itself and the others from one start to the next: `site.json` and `run.json` in its folder."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Self
+
+from pier.v1.peer_pb2 import Site
+from pier_node import durable
+from pier_node.config import RunConfig, from_canonical
+from pier_node.errors import PierError
+
+RUN_FILE, SITE_FILE = "run.json", "site.json"
+
+
+@dataclass(frozen=True)
+class SiteRecord:
+    """This site's own notes.
+
+    Attributes:
+        founder: this site began the run, and may begin it again if nobody ever joined.
+        slot: its part of the training data.
+        peers: (node id, name, address, slot) of the others.
+    """
+
+    founder: bool
+    slot: int
+    peers: tuple[tuple[str, str, str, int], ...] = ()
+
+    def with_peers(self, sites: Iterable[Site]) -> Self:
+        """The same with other peers."""
+        return replace(self, peers=tuple((site.node, site.name, site.address, site.slot) for site in sites))
+
+    def sites(self) -> list[Site]:
+        """The peers as messages."""
+        return [Site(node=node, name=name, address=address, slot=slot) for node, name, address, slot in self.peers]
+
+    def save(self, folder: Path) -> None:
+        """Write site.json."""
+        durable.replace(folder / SITE_FILE, durable.seal(asdict(self)))
+
+    @classmethod
+    def load(cls, folder: Path) -> Self | None:
+        """Read site.json; None at the first start. Raises PierError."""
+        if not (folder / SITE_FILE).exists():
+            return None
+        try:
+            fields = durable.read_sealed(folder / SITE_FILE)
+        except durable.Torn as torn:
+            raise PierError(f"{folder}: {torn}", "Delete it and start with --peers and --token again.") from torn
+        peers = tuple((str(node), str(name), str(address), int(slot)) for node, name, address, slot in fields["peers"])
+        return cls(bool(fields["founder"]), int(fields["slot"]), peers)
+
+
+def load_run(folder: Path) -> RunConfig | None:
+    """The configuration of the run that this folder belongs to; None: of none yet. Raises PierError."""
+    path = folder / RUN_FILE
+    return from_canonical(path.read_text()) if path.exists() else None
+
+
+def save_run(folder: Path, config: RunConfig) -> None:
+    """Make the folder belong to a run."""
+    durable.replace(folder / RUN_FILE, config.canonical().encode())

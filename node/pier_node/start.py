@@ -1,0 +1,39 @@
+"""`pier-node start`: runs a daemon in this terminal, says what happens, and ends it cleanly on Ctrl+C."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import signal
+
+from rich.console import Console
+from rich.logging import RichHandler
+
+from pier_node.join import Settings
+
+SIGNALS = (signal.SIGINT, signal.SIGTERM)
+
+
+def run_site(settings: Settings, quiet: bool) -> None:
+    """Run until the run is finished or somebody stops it. Raises PierError."""
+    console = Console()
+    handler = RichHandler(console=console, show_path=False, show_level=True, log_time_format="[%X]")
+    logging.basicConfig(level=logging.WARNING if quiet else logging.INFO, format="%(message)s", handlers=[handler])
+    asyncio.run(_run(settings, console, quiet))
+
+
+async def _run(settings: Settings, console: Console, quiet: bool) -> None:
+    from pier_node.daemon import Daemon
+
+    daemon = Daemon(settings, (lambda _: None) if quiet else lambda text: console.print(text, highlight=False))
+
+    def stop() -> None:
+        if daemon.stopping:
+            os._exit(130)
+        console.print("Leaving the run; once more to leave at once.")
+        daemon.stop()
+
+    for number in SIGNALS:
+        asyncio.get_running_loop().add_signal_handler(number, stop)
+    await daemon.run()

@@ -1,0 +1,24 @@
+"""What cannot be tested on this machine is skipped, and said so in the last lines."""
+
+from __future__ import annotations
+
+import pytest
+
+NO_CUDA = "no CUDA device here: NOT tested"
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    marked = [item for item in items if item.get_closest_marker("gpu")]
+    if not marked:
+        return
+    import torch
+
+    if not torch.cuda.is_available():
+        for item in marked:
+            item.add_marker(pytest.mark.skip(reason=NO_CUDA))
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    for report in terminalreporter.stats.get("skipped", []):
+        if NO_CUDA in str(report.longrepr):
+            terminalreporter.write_line(f"SKIPPED {report.nodeid}: {NO_CUDA}", yellow=True)

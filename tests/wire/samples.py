@@ -1,0 +1,117 @@
+"""One message of each kind that is within all bounds, with as many fields set as can be."""
+
+from __future__ import annotations
+
+from google.protobuf.message import Message
+
+from pier.v1.peer_pb2 import (
+    AbortNotice,
+    Ack,
+    Ballot,
+    Chunk,
+    FetchRequest,
+    HelloReply,
+    HelloRequest,
+    LeaveRequest,
+    Manifest,
+    Phase,
+    ProbeReply,
+    ProbeRequest,
+    Proposal,
+    Pulse,
+    Ready,
+    Share,
+    Site,
+    StateRequest,
+    Tensor,
+    Value,
+    Vote,
+)
+
+ALICE, BOB, CAROL = "a" * 16, "b" * 16, "c" * 16
+HASH = bytes(range(32))
+
+BALLOT = Ballot(number=3, keeper=ALICE)
+SITE = Site(node=ALICE, name="Zürich 1", address="[fd00::5]:7700", slot=7)
+VALUE = Value(origin=BALLOT, digest=HASH, members=[ALICE, BOB])
+SHARES = [
+    Share(node=ALICE, tokens=0, offset=0, length=10, nonce=b"n" * 16, votes=[ALICE]),
+    Share(node=BOB, tokens=4096, offset=10, length=3, nonce=b"m" * 16, votes=[BOB, CAROL]),
+]
+HELLO_REPLY = HelloReply(
+    protocol=1,
+    run_hash=HASH,
+    run_config='{"run":{}}',
+    site=SITE,
+    roster=[SITE, Site(node=BOB)],
+    seen_as="10.0.0.1:5000",
+)
+PULSE = Pulse(
+    site=SITE,
+    phase=Phase.PHASE_TRAINING,
+    round=4,
+    digest=HASH,
+    inner_step=200,
+    tokens=1 << 40,
+    tokens_per_second=1e6,
+    loss=2.5,
+    validation_loss=float("nan"),
+    bytes_sent=1 << 50,
+    time=1.7e9,
+)
+READY = Ready(
+    node=BOB,
+    round=5,
+    nonce=b"n" * 16,
+    tokens=4096,
+    bandwidth=1e8,
+    seen=Ballot(),
+    voted=VALUE,
+    voted_in=BALLOT,
+    voted_round=5,
+    holds=True,
+    suspects=[CAROL],
+    votes=[BOB],
+)
+PROPOSAL = Proposal(
+    verdict=Proposal.VERDICT_GO,
+    round=5,
+    ballot=BALLOT,
+    shares=SHARES,
+    adopt=VALUE,
+    holders=[BOB, ALICE],
+    other=CAROL,
+    reason="waiting\n\tfor two",
+)
+MANIFEST = Manifest(
+    round=4,
+    digest=HASH,
+    members=[ALICE, BOB],
+    piece_length=4,
+    tensors=[Tensor(name=name, length=9, hashes=[HASH] * 3) for name in ("anchor", "momentum")],
+    adam_step=9,
+    ledger={ALICE: 5, BOB: 0},
+)
+
+SAMPLES: tuple[Message, ...] = (
+    Ack(),
+    SITE,
+    HelloRequest(protocol=1, run_hash=HASH, site=SITE),
+    HELLO_REPLY,
+    PULSE,
+    LeaveRequest(node=ALICE, round=4, votes=[ALICE, BOB]),
+    BALLOT,
+    VALUE,
+    READY,
+    *SHARES,
+    PROPOSAL,
+    Vote(node=ALICE, round=5, ballot=BALLOT, value=VALUE),
+    AbortNotice(node=ALICE, round=5, ballot=BALLOT, suspect=BOB, reason="lost"),
+    Chunk(round=5, ballot=BALLOT, stage=Chunk.STAGE_SCATTER, offset=1 << 30, data=b"1234" * 2),
+    StateRequest(round=4, shadow=True, moments=True),
+    *MANIFEST.tensors,
+    MANIFEST,
+    FetchRequest(round=4, shadow=True, tensor="adam_v", offset=4, length=5),
+    ProbeRequest(padding=bytes(100), reply_size=1 << 20, call_back="site.example.org:7700"),
+    ProbeReply(padding=bytes(100), time=1.7e9, reached=True, detail="42 ms"),
+)

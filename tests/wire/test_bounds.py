@@ -1,0 +1,210 @@
+from __future__ import annotations
+
+import math
+from contextlib import suppress
+from typing import Any
+
+import pytest
+from google.protobuf.message import Message
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from wire.samples import (
+    ALICE,
+    BALLOT,
+    BOB,
+    HASH,
+    HELLO_REPLY,
+    MANIFEST,
+    PROPOSAL,
+    PULSE,
+    READY,
+    SAMPLES,
+    SHARES,
+    SITE,
+    VALUE,
+)
+
+from pier.v1 import peer_pb2
+from pier.v1.peer_pb2 import (
+    AbortNotice,
+    Ballot,
+    Chunk,
+    FetchRequest,
+    HelloRequest,
+    Manifest,
+    ProbeReply,
+    ProbeRequest,
+    Proposal,
+    Share,
+    Site,
+    Tensor,
+    Value,
+    Vote,
+)
+from pier_node.wire.bounds import FIELDS, SITES, check, parse
+from pier_node.wire.carrier import CHUNK_BYTES, BadMessage
+
+KINDS = sorted(FIELDS, key=lambda kind: kind.__name__)
+NODES = [f"{number:016x}" for number in range(SITES + 1)]
+
+kinds = pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.__name__)
+
+
+def changed(message: Message, **fields: Any) -> Message:
+    """A copy with some fields set to something else, or, with None, to nothing."""
+    copy = type(message).FromString(message.SerializeToString())
+    for field, value in fields.items():
+        copy.ClearField(field)
+        if value is not None:
+            copy.MergeFrom(type(message)(**{field: value}))
+    return copy
+
+
+def test_there_is_a_rule_for_every_field_of_every_message() -> None:
+    messages = peer_pb2.DESCRIPTOR.message_types_by_name
+    assert {kind.__name__ for kind in KINDS} == set(messages)
+    for kind in KINDS:
+        assert set(FIELDS[kind]) == set(messages[kind.__name__].fields_by_name), kind.__name__
+
+
+@pytest.mark.parametrize("message", SAMPLES, ids=lambda message: type(message).__name__)
+def test_what_is_within_bounds_arrives(message: Message) -> None:
+    check(message)
+    raw = message.SerializeToString(deterministic=True)
+    assert parse(type(message), raw).SerializeToString(deterministic=True) == raw
+
+
+def test_there_is_a_sample_of_every_message() -> None:
+    assert {type(message) for message in SAMPLES} == set(KINDS)
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        HelloRequest(),  # somebody who has nothing but the token
+        Site(node=ALICE),  # a site that nobody can reach, or whose address is not known yet
+        changed(PULSE, loss=math.nan, digest=None),
+        Chunk(stage=Chunk.STAGE_GATHER, ballot=BALLOT),  # opens a stream
+        Chunk(stage=Chunk.STAGE_STATE, data=bytes(CHUNK_BYTES)),
+        Proposal(verdict=Proposal.VERDICT_WAIT),
+        Manifest(digest=HASH, piece_length=1),
+        changed(HELLO_REPLY, roster=[Site(node=node) for node in NODES[:SITES]]),
+        changed(VALUE, members=NODES[:SITES]),
+    ],
+)
+def test_the_edges_are_within(message: Message) -> None:
+    check(message)
+
+
+BEYOND = [
+    (Site(), "Site.node = '': must be a node id"),
+    (changed(SITE, node="A" * 16), "Site.node = 'AAAAAAAAAAAAAAAA'"),
+    (changed(SITE, node="a" * 17), "Site.node"),
+    (changed(SITE, node="a" * 15 + "\n"), "Site.node = 'aaaaaaaaaaaaaaa\\n'"),
+    (changed(SITE, name="x" * 129), "Site.name = 'xxx"),
+    (changed(SITE, name="\x1b[2J"), "Site.name = '\\x1b[2J': must be at most 128 printable characters"),
+    (changed(SITE, name="two\nlines"), "Site.name"),
+    (changed(SITE, address="nowhere"), "Site.address = 'nowhere': must be HOST:PORT, or empty"),
+    (changed(SITE, address="10.0.0.1:0"), "Site.address"),
+    (changed(SITE, slot=SITES), "Site.slot = 1024: must be below 1024"),
+    (HelloRequest(run_hash=b"x"), "HelloRequest.run_hash = 1 bytes: must be 32 bytes, or empty"),
+    (HelloRequest(site=Site()), "HelloRequest.site.node"),
+    (changed(HELLO_REPLY, run_hash=None), "HelloReply.run_hash = 0 bytes"),
+    (changed(HELLO_REPLY, site=None), "HelloReply.site is missing"),
+    (changed(HELLO_REPLY, roster=[SITE, Site()]), "HelloReply.roster[1].node"),
+    (changed(HELLO_REPLY, roster=[SITE] * (SITES + 1)), "HelloReply.roster has 1025 items"),
+    (changed(HELLO_REPLY, run_config="{" * 65537), "HelloReply.run_config"),
+    (changed(HELLO_REPLY, seen_as="?"), "HelloReply.seen_as"),
+    (changed(PULSE, site=None), "Pulse.site is missing"),
+    (changed(PULSE, phase=99), "Pulse.phase = 99: must be one that this version knows"),
+    (changed(PULSE, digest=b"x" * 31), "Pulse.digest"),
+    (changed(PULSE, round=1 << 53), "Pulse.round"),
+    (changed(PULSE, loss=math.inf), "Pulse.loss = inf: must be finite, or NaN"),
+    (changed(PULSE, tokens_per_second=math.nan), "Pulse.tokens_per_second = nan"),
+    (changed(PULSE, time=math.inf), "Pulse.time"),
+    (Ballot(number=1), "Ballot has a number without a keeper"),
+    (Ballot(keeper=ALICE), "Ballot has a number without a keeper, or the reverse"),
+    (changed(VALUE, digest=None), "Value.digest"),
+    (changed(VALUE, origin=None), "Value.origin is missing"),
+    (changed(VALUE, members=[BOB, ALICE]), "Value.members: must be in order, each once"),
+    (changed(VALUE, members=[ALICE, ALICE]), "Value.members: must be in order, each once"),
+    (changed(VALUE, members=NODES), "Value.members has 1025 items: must have at most 1024"),
+    (changed(READY, nonce=None), "Ready.nonce"),
+    (changed(READY, nonce=bytes(65)), "Ready.nonce"),
+    (changed(READY, bandwidth=-1.0), "Ready.bandwidth = -1.0: must be finite and not negative"),
+    (changed(READY, bandwidth=math.nan), "Ready.bandwidth"),
+    (changed(READY, voted=Value(digest=HASH)), "Ready.voted.origin is missing"),
+    (changed(READY, suspects=NODES), "Ready.suspects has 1025 items"),
+    (changed(SHARES[0], offset=1 << 40), "Share.offset"),
+    (changed(PROPOSAL, verdict=9), "Proposal.verdict"),
+    (changed(PROPOSAL, shares=SHARES[::-1]), "Proposal has shares out of node-id order"),
+    (changed(PROPOSAL, shares=[Share(node=node, nonce=b"n") for node in NODES]), "Proposal.shares has 1025 items"),
+    (changed(PROPOSAL, shares=None), "Proposal says go, but has no ballot or no shares"),
+    (changed(PROPOSAL, ballot=None), "Proposal says go"),
+    (changed(PROPOSAL, other="?"), "Proposal.other"),
+    (changed(PROPOSAL, reason="\x07"), "Proposal.reason"),
+    (Vote(node=ALICE, ballot=BALLOT), "Vote.value is missing"),
+    (AbortNotice(node=ALICE), "AbortNotice.ballot is missing"),
+    (AbortNotice(node=ALICE, ballot=BALLOT, reason="x" * 4001), "AbortNotice.reason"),
+    (Chunk(), "Chunk says of no stage"),
+    (Chunk(stage=7), "Chunk.stage = 7"),  # type: ignore[arg-type]
+    (Chunk(stage=1, data=b"123"), "Chunk.data = 3 bytes: must be at most 1048576 bytes, a multiple of 4"),  # type: ignore[arg-type]
+    (Chunk(stage=1, data=bytes(CHUNK_BYTES + 4)), "Chunk.data = 1048580 bytes"),  # type: ignore[arg-type]
+    (Chunk(stage=1, offset=1 << 40), "Chunk.offset"),  # type: ignore[arg-type]
+    (Tensor(name="gradient"), "Tensor.name = 'gradient': must be one of anchor, momentum, adam_m, adam_v"),
+    (Tensor(name="anchor", hashes=[HASH, b"x"]), "Tensor.hashes[1] = 1 bytes"),
+    (changed(MANIFEST, piece_length=0), "Manifest.piece_length = 0: must be 1 or more"),
+    (changed(MANIFEST, piece_length=5), "Manifest has 3 hashes for 2 pieces of anchor"),
+    (changed(MANIFEST, tensors=[MANIFEST.tensors[0]] * 2), "Manifest describes a tensor twice"),
+    (changed(MANIFEST, tensors=[MANIFEST.tensors[0]] * 5), "Manifest.tensors has 5 items"),
+    (changed(MANIFEST, ledger={"?": 1}), "Manifest.ledger[0] = '?': must be a node id"),
+    (changed(MANIFEST, ledger={ALICE: 1 << 60}), "Manifest.ledger[0] = 1152921504606846976: must be below"),
+    (changed(MANIFEST, ledger=dict.fromkeys(NODES, 1)), "Manifest.ledger has 1025 items"),
+    (FetchRequest(tensor="../key"), "FetchRequest.tensor"),
+    (ProbeRequest(padding=bytes(CHUNK_BYTES + 1)), "ProbeRequest.padding"),
+    (ProbeRequest(reply_size=CHUNK_BYTES + 1), "ProbeRequest.reply_size"),
+    (ProbeRequest(call_back="10.0.0.1"), "ProbeRequest.call_back"),
+    (ProbeReply(time=math.nan), "ProbeReply.time"),
+]
+
+
+@pytest.mark.parametrize(("message", "problem"), BEYOND, ids=[problem[:40] for _, problem in BEYOND])
+def test_what_is_beyond_them_is_refused_by_name(message: Message, problem: str) -> None:
+    with pytest.raises(BadMessage) as error:
+        parse(type(message), message.SerializeToString())
+    assert str(error.value).startswith(problem)
+    assert len(str(error.value)) < 300
+    assert str(error.value).isprintable()
+
+
+def test_bytes_that_are_no_message_are_refused() -> None:
+    with pytest.raises(BadMessage, match="3 bytes that are no Pulse"):
+        parse(peer_pb2.Pulse, b"\xff\xff\xff")
+    with pytest.raises(BadMessage, match="are no Site"):
+        parse(Site, b"\x0a\x02\xff\xfe")  # not UTF-8
+
+
+@kinds
+@settings(max_examples=60, deadline=None)
+@given(raw=st.binary(max_size=300))
+def test_any_bytes_arrive_or_are_refused(kind: type[Message], raw: bytes) -> None:
+    with suppress(BadMessage):
+        check(parse(kind, raw))
+
+
+@kinds
+@settings(max_examples=60, deadline=None)
+@given(data=st.data())
+def test_any_damage_arrives_or_is_refused(kind: type[Message], data: st.DataObject) -> None:
+    """Bytes flipped in a good message get deeper than random ones."""
+    good = next(message for message in SAMPLES if type(message) is kind)
+    raw = bytearray(good.SerializeToString())
+    for _ in range(data.draw(st.integers(1, 3)) if raw else 0):
+        raw[data.draw(st.integers(0, len(raw) - 1))] = data.draw(st.integers(0, 255))
+    with suppress(BadMessage):
+        check(parse(kind, bytes(raw)))
+
+
+def test_a_type_that_is_not_ours_is_a_mistake_in_the_program() -> None:
+    with pytest.raises(KeyError):
+        check(Manifest.LedgerEntry())
