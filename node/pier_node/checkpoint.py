@@ -28,6 +28,10 @@ from pier_node.shared import SharedVector
 FORMAT = 1
 STATE, LOCAL, RECORD = "state.safetensors", "local.safetensors", "checkpoint.json"
 PENDING = "pending"
+KEEP = 2
+"""Checkpoints that a node keeps; while it saves, the disk holds one more."""
+LISTINGS = 5
+"""A reader beside the daemon lists the folder again, so often, when what it read was rotated away meanwhile."""
 
 _NAME = re.compile(r"round-(\d{8,})(\.old)?")
 log = logging.getLogger(__name__)
@@ -65,9 +69,12 @@ class Checkpoint:
 
 
 class CheckpointStore:
-    """The `keep` newest checkpoints of one run in one folder. One process at a time; the disk must hold one more."""
+    """The `keep` newest checkpoints of one run in one folder.
 
-    def __init__(self, folder: Path, run_hash: bytes, keep: int = 2) -> None:
+    One process at a time saves and loads there; any may `peek` and read the `newest_state` beside it.
+    """
+
+    def __init__(self, folder: Path, run_hash: bytes, keep: int = KEEP) -> None:
         assert keep >= 1
         self._folder = folder
         self._run_hash = run_hash.hex()
@@ -108,14 +115,39 @@ class CheckpointStore:
                 self._set_aside(folder, problem)
         return None
 
+    def peek(self) -> tuple[Path, dict[str, Any]] | None:
+        """Folder and record of the newest checkpoint, without its vectors; changes nothing. Raises PierError."""
+        for folder in self._found():
+            try:
+                return folder, self._record_in(folder)
+            except Torn as problem:
+                log.info("%s: %s", folder, problem)
+        return None
+
+    def newest_state(self) -> OuterState | None:
+        """The state of the newest checkpoint that is whole; changes nothing. Raises PierError as `newest` does."""
+        for _ in range(LISTINGS):
+            listed = self._found()
+            for folder in listed:
+                try:
+                    return _read_state(folder, self._record_in(folder))
+                except Torn as problem:
+                    log.warning("checkpoint %s is not used: %s", folder, problem)
+            if all(folder.exists() for folder in listed):
+                break
+        return None
+
     def _load(self, folder: Path) -> Checkpoint:
+        return _read(folder, self._record_in(folder))
+
+    def _record_in(self, folder: Path) -> dict[str, Any]:
         record = read_sealed(folder / RECORD)
         if record["format"] != FORMAT:
             raise PierError(f"{folder} has format {record['format']}, this Pier reads {FORMAT}", "Update pier-node.")
         if record["run_hash"] != self._run_hash:
             problem = f"{folder} belongs to another run: its configuration has the hash {record['run_hash'][:12]}"
             raise PierError(problem, "Give this run its own --data folder, or join the run that the folder is of.")
-        return _read(folder, record)
+        return record
 
     def _found(self) -> list[Path]:
         """Checkpoint folders, newest first; one that was being replaced comes after the one that replaces it."""
@@ -175,12 +207,17 @@ def _record(checkpoint: Checkpoint, run_hash: str) -> dict[str, Any]:
     }
 
 
-def _read(folder: Path, record: dict[str, Any]) -> Checkpoint:
+def _read_state(folder: Path, record: dict[str, Any]) -> OuterState:
     tensors = _load_tensors(folder / STATE)
     members, ledger = tuple(record["members"]), record["ledger"]
     state = OuterState(record["round"], members, tensors, ledger, record["outer_adam_step"])
     if state.digest.hex() != record["digest"]:
         raise Torn(f"{STATE} does not match its digest")
+    return state
+
+
+def _read(folder: Path, record: dict[str, Any]) -> Checkpoint:
+    state = _read_state(folder, record)
     local = _load_tensors(folder / LOCAL)
     if _local_digest(state, record["adam_step"], local) != record["local_digest"]:
         raise Torn(f"{LOCAL} does not match its digest")
@@ -219,7 +256,7 @@ def _load_tensors(path: Path) -> dict[str, SharedVector]:
 def _vector(stored: Any) -> SharedVector:
     # Piece by piece: the file is mapped, and is never a second time in memory as a whole.
     (length,) = stored.get_shape()
-    vector = SharedVector(length)
+    vector = SharedVector.scratch(length)
     for start in range(0, length, PIECE):
         end = min(start + PIECE, length)
         vector.array[start:end] = stored[start:end]

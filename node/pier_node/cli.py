@@ -12,6 +12,7 @@ import click
 
 from pier_node import __version__
 from pier_node.errors import PierError
+from pier_node.model.presets import PRESETS
 
 FOLDER = click.option(
     "--data",
@@ -21,7 +22,39 @@ FOLDER = click.option(
     show_default=True,
     help="Folder of this site: its identity, checkpoints and logs.",
 )
-JSON = click.option("--json", "as_json", is_flag=True, help="Print JSON for scripts.")
+JSON = click.option("--json", "as_json", is_flag=True, help="Print JSON for scripts. [default: tables]")
+RUN = click.option(
+    "--run",
+    type=click.Path(path_type=Path, dir_okay=False),
+    help="run.toml of a run to found. [default: the run of --data, or of --peers]",
+)
+PEERS = click.option(
+    "--peers",
+    multiple=True,
+    metavar="HOST:PORT",
+    help="A site of the run to join; repeat or separate by commas. [default: those that --data knows]",
+)
+TOKEN = click.option("--token", help="What the first site printed. [default: the one kept in --data]")
+LISTEN = click.option(
+    "--listen", default="0.0.0.0:7700", show_default=True, metavar="HOST:PORT", help="Where to listen."
+)
+ADVERTISE = click.option(
+    "--advertise", metavar="HOST[:PORT]", help="Where others reach this site. [default: found out, and said]"
+)
+INSECURE = click.option(
+    "--insecure",
+    is_flag=True,
+    help="No TLS, no token: anyone who reaches the port can take part. [default: TLS and the run's token]",
+)
+MODEL = click.option(
+    "--model",
+    type=click.Path(path_type=Path, file_okay=False, exists=True),
+    help="Folder of an exported model. [default: the newest checkpoint in --data]",
+)
+DATASET = "Use this path instead of data.path of run.toml at this site. [default: data.path]"
+DEVICE = click.option(
+    "--device", default="", help="cpu, cuda or cuda:N. [default: a GPU if there is one, else the CPU]"
+)
 
 
 def explained(command: Callable[..., Any]) -> Callable[..., Any]:
@@ -52,27 +85,160 @@ def main() -> None:
 
 
 @main.command()
-@click.option("--run", type=click.Path(path_type=Path, dir_okay=False), help="run.toml of a run to found.")
-@click.option("--peers", multiple=True, metavar="HOST:PORT", help="A site of the run to join; repeat or separate by commas.")
-@click.option("--token", help="What the first site printed.")
+@click.argument("file", type=click.Path(path_type=Path, dir_okay=False), default=Path("run.toml"))
+@click.option("--preset", type=click.Choice(list(PRESETS)), default="llama-1m", show_default=True, help="Model size.")
+@click.option("--force", is_flag=True, help="Write over FILE if it exists. [default: refuse]")
+@explained
+def init(file: Path, preset: str, force: bool) -> None:
+    """Write a run.toml with every setting, its meaning and its default.
+
+    FILE is what it is called. [default: run.toml]
+    """
+    from pier_node.commands.init import init
+
+    click.echo(init(file, preset, force))
+
+
+@main.command()
+@RUN
+@PEERS
+@TOKEN
 @FOLDER
 @click.option("--name", default="", help="What people call this site. [default: host name]")
-@click.option("--listen", default="0.0.0.0:7700", show_default=True, metavar="HOST:PORT", help="Where to listen.")
-@click.option("--advertise", metavar="HOST[:PORT]", help="Where others reach this site. [default: found out, and said]")
-@click.option("--dataset", "data", help="Use this path instead of data.path of run.toml at this site.")
+@LISTEN
+@ADVERTISE
+@click.option("--dataset", "data", help=DATASET)
 @click.option("--workers", type=click.IntRange(0), default=0, help="Processes that train. [default: one for each GPU]")
-@click.option("--http", type=click.IntRange(0, 65535), default=0, help="Status port on 127.0.0.1. [default: any free one]")
-@click.option("--insecure", is_flag=True, help="No TLS, no token: anyone who reaches the port can take part.")
-@click.option("--quiet", is_flag=True, help="Say only what is wrong.")
+@click.option(
+    "--http", type=click.IntRange(0, 65535), default=0, help="Status port on 127.0.0.1. [default: any free one]"
+)
+@INSECURE
+@click.option("--quiet", is_flag=True, help="Say only what is wrong. [default: say what happens]")
 @click.option("--fail-at", default="", hidden=True)
 @explained
 def start(peers: tuple[str, ...], quiet: bool, **options: Any) -> None:
-    """Take part in a run: found it (--run), join it (--peers), or go on (neither).
+    """Take part in a run: found it, join it, or go on with it.
 
-    Ctrl+C leaves politely; the same command goes on later.
+    Founds it with --run, joins it with --peers, goes on with the one of --data with neither. Ctrl+C leaves politely;
+    the same command goes on later.
     """
+    from pier_node.commands.start import run_site
     from pier_node.join import Settings
-    from pier_node.start import run_site
 
-    listed = tuple(address for text in peers for address in text.split(",") if address)
-    run_site(Settings(peers=listed, **options), quiet)
+    run_site(Settings(peers=_listed(peers), **options), quiet)
+
+
+@main.command()
+@FOLDER
+@JSON
+@click.option("--watch", is_flag=True, help="Show it anew every second until Ctrl+C. [default: once]")
+@explained
+def status(folder: Path, as_json: bool, watch: bool) -> None:
+    """Show what a site of this machine and its peers are doing.
+
+    Exit code: 0 when its daemon runs, 3 when not.
+    """
+    from pier_node.commands.status import status
+
+    sys.exit(status(folder, as_json, watch))
+
+
+@main.command()
+@FOLDER
+@click.option(
+    "--timeout", type=click.FloatRange(0), default=30.0, show_default=True, help="Seconds to wait until it has ended."
+)
+@explained
+def stop(folder: Path, timeout: float) -> None:
+    """Have a site of this machine leave its run politely; start goes on later."""
+    from pier_node.commands.stop import stop
+
+    click.echo(stop(folder, timeout))
+
+
+@main.command()
+@RUN
+@PEERS
+@TOKEN
+@FOLDER
+@LISTEN
+@ADVERTISE
+@INSECURE
+@JSON
+@explained
+def doctor(peers: tuple[str, ...], as_json: bool, **options: Any) -> None:
+    """Find what would keep this site from training, and what to change.
+
+    Takes the options of start, before or while the daemon runs. Measures the links to all sites of the run, which takes
+    some seconds and up to 43 MB for each.
+
+    Exit code: 0 when nothing is wrong, 1 when something is.
+    """
+    from pier_node.commands.doctor import doctor
+    from pier_node.join import Settings
+
+    sys.exit(doctor(Settings(peers=_listed(peers), **options), as_json))
+
+
+@main.command()
+@FOLDER
+@click.argument("out", type=click.Path(path_type=Path, file_okay=False))
+@explained
+def export(folder: Path, out: Path) -> None:
+    """Write the newest checkpoint as Hugging Face's libraries load it.
+
+    OUT is the folder to make. The daemon may run meanwhile.
+    """
+    from pier_node.commands.export import export
+
+    click.echo(export(folder, out))
+
+
+@main.command()
+@FOLDER
+@MODEL
+@click.option(
+    "--batches", type=click.IntRange(0), default=0, help="Batches to predict. [default: inner.eval_batches of the run]"
+)
+@click.option("--dataset", help=DATASET)
+@DEVICE
+@JSON
+@explained
+def evaluate(folder: Path, **options: Any) -> None:
+    """Measure a model on the validation split of a run.
+
+    Prints the loss in nats a token, the perplexity, and bits per byte of text.
+    """
+    from pier_node.commands.evaluate import evaluate
+
+    click.echo(evaluate(folder, **options))
+
+
+@main.command()
+@FOLDER
+@MODEL
+@click.argument("prompt")
+@click.option("--tokens", type=click.IntRange(0), default=200, show_default=True, help="Tokens to make.")
+@click.option(
+    "--temperature",
+    type=click.FloatRange(0),
+    default=0.8,
+    show_default=True,
+    help="0: always the likeliest token; 1: as the model says; above: wilder.",
+)
+@click.option(
+    "--top-k", type=click.IntRange(0), default=0, help="Choose among so many likeliest tokens. [default: among all]"
+)
+@click.option("--seed", type=int, default=0, show_default=True, help="The same seed makes the same text.")
+@DEVICE
+@explained
+def generate(folder: Path, **options: Any) -> None:
+    """Let a model go on from PROMPT, and print the text as it comes."""
+    from pier_node.commands.generate import generate
+
+    generate(folder, show=lambda text: click.echo(text, nl=False), **options)
+    click.echo()
+
+
+def _listed(peers: tuple[str, ...]) -> tuple[str, ...]:
+    return tuple(address for text in peers for address in text.split(",") if address)

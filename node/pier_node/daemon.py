@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
-import math
 import os
 import socket
 import time
@@ -14,7 +13,7 @@ from contextlib import AsyncExitStack
 from dataclasses import replace
 from typing import Any
 
-from pier.v1.peer_pb2 import Ballot, Phase, Pulse, Site, Value
+from pier.v1.peer_pb2 import Ballot, Phase, Site, Value
 from pier_node import durable
 from pier_node.checkpoint import Checkpoint, CheckpointStore
 from pier_node.faults import NO_FAULTS, Faults, kill_at
@@ -29,10 +28,11 @@ from pier_node.outer.attempt import Tools, Voted
 from pier_node.outer.round import Rounds
 from pier_node.outer.schedule import total_rounds
 from pier_node.outer.state import OuterState
+from pier_node.report import Reporter, Status
 from pier_node.roster import Roster
 from pier_node.shared import SharedVector
-from pier_node.site import SiteRecord
-from pier_node.status import Status, StatusServer, finite
+from pier_node.site import DAEMON_FILE, EVENTS_FILE, SiteRecord
+from pier_node.status import StatusServer, finite
 from pier_node.training import SILENCE, Progress, Training
 from pier_node.wire.address import format_address, parse_address
 from pier_node.wire.carrier import HELLO
@@ -45,7 +45,6 @@ GOSSIP = 15.0
 """Seconds between two rounds of hellos, which bring rosters together."""
 LINGER = 120.0
 """Seconds that a finished site waits for others that still need its last state."""
-DAEMON_FILE, EVENTS_FILE = "daemon.json", "events.jsonl"
 
 log = logging.getLogger(__name__)
 
@@ -61,7 +60,6 @@ class Daemon:
         self._settings, self._say = settings, say
         self._stopping = asyncio.Event()
         self._progress = Progress()
-        self._rounds: Rounds | None = None
         self._helpers: list[asyncio.Task[None]] = []
 
     @property
@@ -99,8 +97,9 @@ class Daemon:
         settings = self._settings
         member = self._member = await find_run(settings)
         self._carrier = GrpcCarrier(member.identity.node, member.config.hash(), member.credentials)
-        self._roster = Roster(self._carrier, self._pulse)
         self._site = Site(node=member.identity.node, name=settings.name or socket.gethostname())
+        self._reporter = Reporter(member.config, self._site, self._carrier, self._progress)
+        self._roster = Roster(self._carrier, self._reporter.pulse)
         reception = Reception(self._carrier, self._roster, member.config, lambda: self._site)
         self._carrier.serve(HELLO, reception.answer)
         host, port = parse_address(settings.listen)
@@ -171,6 +170,7 @@ class Daemon:
         await starting
         if checkpoint.state.round == 0 and config.inner.eval_every:
             await training.validate()
+            self._write_event()
         self._say(f"{'Going on' if resumed else 'Starting'} at round {checkpoint.state.round} as {self._name()}.")
         return training
 
@@ -183,11 +183,11 @@ class Daemon:
             ballot = Ballot(number=vote.ballot_number, keeper=vote.ballot_keeper)
             voted = Voted(vote.round, ballot, vote.value, None)
         tools = Tools(self._carrier, self._roster, journal, self._fetch_shadow(layout), faults)
-        rounds = self._rounds = Rounds(tools, checkpoint.state, voted)
+        rounds = self._reporter.rounds = Rounds(tools, checkpoint.state, voted)
         StateServer(self._carrier, rounds.offer, self._moments)
         leave = Leave(self._carrier, self._roster, rounds, folder / "votes.json")
         leave.restore()
-        stack.push_async_callback(leave.leave)
+        stack.push_async_callback(self._leave, leave)
         training = Training(
             self._member.config,
             layout,
@@ -204,6 +204,11 @@ class Daemon:
         stack.callback(self._save_pending, training)
         self._background(stack, rounds.keeper.run())
         return training
+
+    async def _leave(self, leave: Leave) -> None:
+        if self._progress.phase != Phase.PHASE_DONE:
+            self._progress.phase = Phase.PHASE_LEAVING
+            await leave.leave()
 
     def _faults(self) -> Faults:
         return kill_at(self._settings.fail_at) if self._settings.fail_at else NO_FAULTS
@@ -238,86 +243,27 @@ class Daemon:
     async def _committed(self, checkpoint: Checkpoint) -> None:
         """After each round: a checkpoint, and a line for whoever reads along."""
         await asyncio.to_thread(self._store.save, checkpoint)
-        event = {"time": time.time(), **self.status()}
-        event.pop("peers")
-        with (self._settings.folder / EVENTS_FILE).open("a") as file:
-            file.write(json.dumps(finite(event)) + "\n")
+        self._write_event()
         loss = f", validation loss {self._progress.validation_loss:.4f}"
         fresh = self._progress.validated_round == checkpoint.state.round
         log.info(
             "round %d committed by %d%s", checkpoint.state.round, len(checkpoint.state.members), loss if fresh else ""
         )
 
+    def _write_event(self) -> None:
+        event = {"time": time.time(), **self.status()}
+        event.pop("peers")
+        with (self._settings.folder / EVENTS_FILE).open("a") as file:
+            file.write(json.dumps(finite(event)) + "\n")
+
     def _save_pending(self, training: Training) -> None:
         """What no round has taken yet is not lost by stopping."""
         if self._progress.phase == Phase.PHASE_WAITING:
             self._store.save(training.snapshot())
 
-    def _pulse(self) -> Pulse:
-        progress, state = self._progress, self._rounds.state if self._rounds else None
-        exchanging = self._rounds is not None and self._rounds.exchanging
-        return Pulse(
-            site=self._site,
-            phase=Phase.PHASE_EXCHANGING if exchanging else progress.phase,
-            round=state.round if state else 0,
-            digest=state.digest if state else b"",
-            inner_step=progress.inner_step,
-            tokens=progress.tokens,
-            tokens_per_second=progress.tokens_per_second,
-            loss=progress.loss,
-            validation_loss=progress.validation_loss,
-            bytes_sent=self._carrier.bytes_sent(),
-            time=time.time(),
-        )
-
     def status(self) -> Status:
         """Everything that `pier-node status` shows."""
-        progress, rounds, pulse = self._progress, self._rounds, self._pulse()
-        state, config = rounds.state if rounds else None, self._member.config
-        busy = progress.compute + progress.waited
-        return {
-            "run": config.run.name,
-            "run_hash": config.hash().hex(),
-            "node": self._carrier.node,
-            "name": self._site.name,
-            "address": self._site.address,
-            "phase": phase_name(pulse.phase),
-            "round": pulse.round,
-            "rounds": total_rounds(config),
-            "digest": pulse.digest.hex(),
-            "members": list(state.members) if state else [],
-            "inner_step": progress.inner_step,
-            "total_steps": config.inner.total_steps,
-            "tokens": progress.tokens,
-            "tokens_in_anchor": sum(state.ledger.values()) if state else 0,
-            "tokens_per_second": progress.tokens_per_second,
-            "loss": progress.loss,
-            "validation_loss": progress.validation_loss,
-            "bytes_sent": pulse.bytes_sent,
-            "round_seconds": progress.round_time,
-            "utilisation": progress.compute / busy if busy else math.nan,
-            "message": rounds.last_error if rounds else "",
-            "peers": [self._peer_status(node) for node in sorted(self._roster.contacts)],
-        }
-
-    def _peer_status(self, node: str) -> Status:
-        contact = self._roster.contacts[node]
-        pulse = contact.pulse or Pulse()
-        return {
-            "node": node,
-            "name": contact.site.name,
-            "address": contact.site.address,
-            "alive": self._roster.alive(node),
-            "phase": phase_name(pulse.phase),
-            "round": pulse.round,
-            "digest": pulse.digest.hex(),
-            "inner_step": pulse.inner_step,
-            "tokens_per_second": pulse.tokens_per_second,
-            "loss": pulse.loss,
-            "bytes_sent": pulse.bytes_sent,
-            "round_trip": contact.round_trip,
-            "last_error": contact.last_error,
-        }
+        return self._reporter.status(self._roster)
 
     def _name(self) -> str:
         return f"{self._site.name} ({self._carrier.node})"
@@ -351,8 +297,3 @@ class Daemon:
         finally:
             main.cancel()
             await asyncio.wait([main])
-
-
-def phase_name(phase: Phase.ValueType) -> str:
-    """PHASE_CATCHING_UP -> "catching up"."""
-    return Phase.Name(phase).removeprefix("PHASE_").replace("_", " ").lower()

@@ -29,13 +29,16 @@ NO_FAULTS = Faults()
 
 
 def kill_at(point: str) -> Faults:
-    """ROUND:PHASE -> faults that end this process there. Raises ValueError for a point that does not exist."""
+    """ROUND:PHASE -> faults that end this process at that phase of that round, or of the first later one it gets to.
+
+    Raises ValueError for a point that does not exist.
+    """
     number, _, phase = point.partition(":")
     if not number.isdigit() or phase not in PHASES:
         raise ValueError(f"{point!r} is not ROUND:PHASE with a phase of {', '.join(PHASES)}")
 
     async def strike(round: int, reached: str) -> None:
-        if (round, reached) == (int(number), phase):
+        if round >= int(number) and reached == phase:
             os.kill(os.getpid(), signal.SIGKILL)
 
     return Faults(strike)

@@ -96,6 +96,12 @@ class Roster:
         pulses = ((node, self.pulse_of(node)) for node in sorted(known) if self.alive(node))
         return [node for node, pulse in pulses if pulse and pulse.phase in ACTIVE]
 
+    def abreast(self, round: int) -> list[str]:
+        """Participants that may come to the next round in time: not those that still train for an earlier one."""
+        pulses = ((node, self.pulse_of(node)) for node in self.participants())
+        busy = Phase.PHASE_TRAINING
+        return [node for node, pulse in pulses if pulse and not (pulse.phase == busy and pulse.round < round)]
+
     def ahead(self, round: int) -> list[str]:
         """Live peers that have committed a later round, the most advanced first."""
         rounds = {node: contact.pulse.round for node, contact in self.contacts.items() if contact.pulse}
@@ -148,7 +154,7 @@ class Roster:
         now = asyncio.get_running_loop().time()
         if contact.pulse is not None and contact.failures == 0:
             contact.limit.saw(now - contact.heard_at)
-        if contact.failures >= FAILURES:
+        if contact.failures >= FAILURES and pulse.phase in ACTIVE:
             log.info("%s is back", _called(contact.site))
         contact.heard_at, contact.failures, contact.pulse = now, 0, pulse
         self.changed.notify()

@@ -13,6 +13,8 @@ from pier_node.config import RunConfig, from_canonical
 from pier_node.errors import PierError
 
 RUN_FILE, SITE_FILE = "run.json", "site.json"
+DAEMON_FILE, EVENTS_FILE = "daemon.json", "events.jsonl"
+"""While a daemon runs: its pid and its status page; and a line for each round that it committed."""
 
 
 @dataclass(frozen=True)

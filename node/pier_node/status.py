@@ -9,7 +9,7 @@ from typing import Any
 from aiohttp import web
 from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, Gauge, generate_latest
 
-Status = dict[str, Any]
+from pier_node.report import Status
 
 METRICS = {
     "round": "last committed outer round",
@@ -28,7 +28,7 @@ class StatusServer:
     """Serves a status on 127.0.0.1.
 
     Args:
-        status: what to say now; see Daemon.status.
+        status: what to say now; see report.py.
     """
 
     def __init__(self, status: Callable[[], Status]) -> None:

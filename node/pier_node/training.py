@@ -19,7 +19,7 @@ from pier_node.errors import PierError
 from pier_node.faults import NO_FAULTS, Faults
 from pier_node.model.layout import Layout
 from pier_node.outer.advance import advance
-from pier_node.outer.attempt import Contribution
+from pier_node.outer.attempt import Contribution, norm_limit
 from pier_node.outer.pier import pseudo_gradient
 from pier_node.outer.round import Backoff, Behind, Rounds
 from pier_node.outer.schedule import Kind, RoundPlan, round_plan, total_rounds
@@ -207,6 +207,8 @@ class Training:
                 await self._rounds.commit(contribution, step)
         except Behind as behind:
             log.info("round %d went on without this site: catching up from %s", plan.round, ", ".join(behind.peers))
+            if self._pending.tokens:  # the peers may vanish again before they gave us anything
+                self._start_from_pending()
             return
         finally:
             self.progress.round_time = asyncio.get_running_loop().time() - began
@@ -260,11 +262,25 @@ class Training:
             pseudo_gradient(self._rounds.state.anchor, vector, out=self._pending.vector.array)
             self._pending.tokens += tokens
             vector, tokens = self._pending.vector.array, self._pending.tokens
-        if not np.isfinite(np.dot(vector, vector)):
-            log.error("round %d: this site's update is not finite; it is dropped: lower inner.lr?", plan.round)
-            self._pending.tokens = 0
-            return Contribution(np.zeros_like(vector), 0)
-        return Contribution(vector, tokens)
+        norm, limit = float(np.sqrt(np.dot(vector, vector))), norm_limit(self._rounds.state.anchor)
+        if plan.kind is Kind.SOLO and not math.isfinite(norm):
+            raise PierError(
+                f"round {plan.round}: training diverged: the weights are not finite any more",
+                "Found a new run with a lower inner.lr; this one's last checkpoint is as it was.",
+            )
+        if plan.kind is Kind.SOLO or norm <= limit:
+            return Contribution(vector, tokens)
+        log.error("round %d: this site's update is dropped: its norm is %.3g: lower inner.lr?", plan.round, norm)
+        self._forget(plan)
+        return Contribution(np.zeros_like(vector), 0)
+
+    def _forget(self, plan: RoundPlan) -> None:
+        """Training went astray here: go on from the anchor, and with no moments that would lead there again."""
+        self._pending.tokens, self._start = 0, None
+        if plan.kind is Kind.LOCAL:
+            self._trainer.adam_m.array.fill(0)
+            self._trainer.adam_v.array.fill(0)
+            self._adam_step, self._load_adam = 0, True
 
     async def _settled(self, plan: RoundPlan) -> None:
         state = self._rounds.state

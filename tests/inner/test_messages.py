@@ -14,7 +14,11 @@ from pier_node.inner.messages import LINE_LIMIT, Evaluated, Failed, Message, Pro
 MESSAGES = st.one_of([st.from_type(kind) for kind in get_args(Message)])
 
 
-@given(MESSAGES.filter(lambda message: message == message))
+def _is_number(message: Message) -> bool:
+    return not any(isinstance(value, float) and math.isnan(value) for value in vars(message).values())
+
+
+@given(MESSAGES.filter(_is_number))
 def test_messages_survive_the_wire(message: Message) -> None:
     line = encode(message)
     assert line.endswith(b"\n")

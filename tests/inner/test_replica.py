@@ -73,22 +73,15 @@ def test_a_gradient_steps_nothing(replica: Replica, windows: Windows) -> None:
     assert replica.adam_step == 0
 
 
-def test_evaluation_leaves_the_replica_as_it_was(replica: Replica, config: RunConfig, windows: Windows) -> None:
+def test_evaluation_is_of_the_given_weights_and_touches_no_moments(
+    replica: Replica, config: RunConfig, windows: Windows
+) -> None:
     _train(replica, windows, range(30))
-    before, trained = _state(replica), torch.empty(replica.layout.length)
-    replica.store_weights(trained)
+    trained = _state(replica)
     validation = windows.validation(2, BATCH)
-    own = replica.evaluate(trained, validation)
     untrained = replica.evaluate(initial_weights(config.model, 9), validation)
-    assert own < untrained - 1.0
-    assert torch.equal(_state(replica), before)
-
-
-def test_evaluation_that_fails_leaves_it_as_it_was_too(replica: Replica, config: RunConfig) -> None:
-    before = _state(replica)
-    with pytest.raises(ZeroDivisionError):
-        replica.evaluate(initial_weights(config.model, 9), [])
-    assert torch.equal(_state(replica), before)
+    assert replica.evaluate(trained[0], validation) < untrained - 1.0
+    assert torch.equal(_state(replica), trained)
 
 
 @pytest.mark.gpu
@@ -112,3 +105,13 @@ def test_rounds_take_no_more_device_memory_than_steps(configure: Callable[..., R
     assert peak(lambda: replica.load_weights(vectors[0])) <= step
     assert peak(lambda: replica.load_moments(vectors[1], vectors[2], 2)) <= step
     assert peak(lambda: replica.evaluate(vectors[0], windows.validation(1, BATCH))) <= step
+
+
+@pytest.mark.parametrize("wanted", [True, False])
+def test_the_model_is_compiled_when_the_run_says_so(
+    configure: Callable[..., RunConfig], monkeypatch: pytest.MonkeyPatch, wanted: bool
+) -> None:
+    compiled: list[object] = []
+    monkeypatch.setattr(torch.nn.Module, "compile", lambda module: compiled.append(module))
+    Replica(configure(compile=wanted), torch.device("cpu"), 1)
+    assert len(compiled) == wanted

@@ -10,6 +10,10 @@ from typing import Any, TypeVar
 T = TypeVar("T")
 
 
+TICK = 1e-9
+"""Time never stands still: a timer that is nearer than the clock's last digit would be due for ever."""
+
+
 class _NoSelector(selectors.BaseSelector):
     """Waiting for input means that time passes, because there is no input."""
 
@@ -20,7 +24,7 @@ class _NoSelector(selectors.BaseSelector):
     def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
         if timeout is None:
             raise RuntimeError("deadlock: nothing is scheduled any more")
-        self.now += max(timeout, 0.0)
+        self.now += max(timeout, TICK)
         return []
 
     def register(self, fileobj: Any, events: int, data: Any = None) -> selectors.SelectorKey:

@@ -92,6 +92,7 @@ MANIFEST = Manifest(
     adam_step=9,
     ledger={ALICE: 5, BOB: 0},
 )
+CHUNK = Chunk(round=5, ballot=BALLOT, stage=Chunk.STAGE_SCATTER, offset=1 << 30, data=b"1234" * 2)
 
 SAMPLES: tuple[Message, ...] = (
     Ack(),
@@ -107,7 +108,7 @@ SAMPLES: tuple[Message, ...] = (
     PROPOSAL,
     Vote(node=ALICE, round=5, ballot=BALLOT, value=VALUE),
     AbortNotice(node=ALICE, round=5, ballot=BALLOT, suspect=BOB, reason="lost"),
-    Chunk(round=5, ballot=BALLOT, stage=Chunk.STAGE_SCATTER, offset=1 << 30, data=b"1234" * 2),
+    CHUNK,
     StateRequest(round=4, shadow=True, moments=True),
     *MANIFEST.tensors,
     MANIFEST,

@@ -15,7 +15,7 @@ SMALL = Only("below 10", lambda value: value < 10)
 
 def rules(**fields: Rule) -> Rules:
     kinds: list[type[Message]] = [LeaveRequest, Value, Manifest]
-    of_kind: dict[type[Message], dict[str, Rule]] = {kind: fields for kind in kinds}
+    of_kind: dict[type[Message], dict[str, Rule]] = dict.fromkeys(kinds, fields)
     return Rules({**of_kind, Ballot: {"number": SMALL}}, {Ballot: _odd})
 
 

@@ -57,7 +57,7 @@ class Job:
 
 @dataclass(frozen=True, config=_STRICT)
 class Evaluate:
-    """Daemon: the validation loss of the weights in a vector; the training weights stay as they are."""
+    """Daemon: the validation loss of the weights in a vector. No job is disturbed: each loads its own."""
 
     id: int
     weights: str

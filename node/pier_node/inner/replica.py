@@ -87,14 +87,9 @@ class Replica:
         return loss
 
     def evaluate(self, flat: Tensor, windows: Iterable[Batch]) -> float:
-        """Validation loss of the weights in a vector. The replica's own wait in host memory meanwhile."""
-        own = torch.empty(self.layout.length)
-        self.store_weights(own)
-        try:
-            self.load_weights(flat)
-            return validation_loss(self._model, windows, self._bf16)
-        finally:
-            self.load_weights(own)
+        """Validation loss of the weights in a vector. They stay: whoever trains next loads what it trains from."""
+        self.load_weights(flat)
+        return validation_loss(self._model, windows, self._bf16)
 
     @cached_property
     def _moments(self) -> tuple[dict[str, Tensor], dict[str, Tensor]]:

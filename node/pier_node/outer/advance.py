@@ -38,10 +38,13 @@ def _solo(
     state: OuterState, mean: Vector, plan: RoundPlan, _layout: Layout, _inner: InnerSection
 ) -> dict[str, SharedVector]:
     """The anchor becomes the weights to the last bit; momentum warmup gathers what they moved by."""
-    anchor, momentum = SharedVector(len(mean)), SharedVector(len(mean))
+    anchor, momentum = SharedVector.scratch(len(mean)), SharedVector.scratch(len(mean))
     anchor.array[:] = mean
     if plan.warmup:
-        accumulate(state.momentum, state.anchor - mean, plan.momentum, out=momentum.array)
+        moved = np.subtract(state.anchor, mean, out=mean)
+        accumulate(state.momentum, moved, plan.momentum, out=momentum.array)
+    else:
+        momentum.array.fill(0)
     return {ANCHOR: anchor, MOMENTUM: momentum}
 
 
@@ -54,16 +57,17 @@ def _sync(
     from pier_node.inner.optim import step_vectors
 
     names = (ANCHOR, ADAM_M, ADAM_V)
-    next_state = {name: SharedVector(len(mean)) for name in (*names, MOMENTUM)}
+    next_state = {name: SharedVector.scratch(len(mean)) for name in (*names, MOMENTUM)}
     for name in names:
-        if name in state.tensors:
-            next_state[name].array[:] = state.tensors[name].array
+        next_state[name].array[:] = state.tensors[name].array if name in state.tensors else 0
     anchor, adam_m, adam_v = (torch.from_numpy(next_state[name].array) for name in names)
     gradient = torch.from_numpy(mean)
     step_vectors(layout, anchor, (adam_m, adam_v, state.adam_step), gradient, plan.first_step, inner)
     if plan.warmup:
         moved = np.subtract(state.anchor, next_state[ANCHOR].array, out=mean)
         accumulate(state.momentum, moved, plan.momentum, out=next_state[MOMENTUM].array)
+    else:
+        next_state[MOMENTUM].array.fill(0)
     return next_state
 
 
@@ -71,6 +75,6 @@ def _local(
     state: OuterState, mean: Vector, plan: RoundPlan, _layout: Layout, _inner: InnerSection
 ) -> dict[str, SharedVector]:
     """Pier's (and DiLoCo's) outer step."""
-    anchor, momentum = SharedVector(len(mean)), SharedVector(len(mean))
+    anchor, momentum = SharedVector.scratch(len(mean)), SharedVector.scratch(len(mean))
     outer_step(state.anchor, state.momentum, mean, plan.momentum, plan.lr, anchor.array, momentum.array)
     return {ANCHOR: anchor, MOMENTUM: momentum}

@@ -18,7 +18,7 @@ from pier_node.outer.quorum import order
 from pier_node.outer.reduce import CHUNK, NOBODY, Plan, Reduction, Suspicion
 from pier_node.outer.state import OuterState
 from pier_node.roster import Roster
-from pier_node.shared import SharedVector, Vector
+from pier_node.shared import Vector
 from pier_node.signals import Signal
 from pier_node.wire.carrier import ABORT, VOTE, Carrier, Method, PeerLost, Q
 
@@ -107,6 +107,13 @@ class Tools:
         self.votes = VoteBook()
         self.silence = Deadline(initial=30.0, floor=10.0)
         self.bandwidth = 0.0
+        self._scratch: Vector = np.empty(0, np.float32)
+
+    def scratch(self, length: int) -> Vector:
+        """Memory for a mean, shape [length]: the same one for every attempt, so that its pages are there already."""
+        if len(self._scratch) != length:
+            self._scratch = np.zeros(length, np.float32)
+        return self._scratch
 
     async def tell(self, node: str, method: Method[Q, Ack], message: Q) -> None:
         """Tell it, and again if that got lost: whoever misses it all the same finds out by asking the keeper again."""
@@ -140,12 +147,14 @@ class Attempt:
             voted: told once our vote is durable, before anybody else hears of it.
         """
         if self._proposal.HasField("adopt"):
-            value = self._proposal.adopt
-            shadow = await self._adopted(value)
+            adopted = self._proposal.adopt
+            shadow = await self._adopted(adopted)
+            known = sorted({*adopted.members, *self.group})
+            value = Value(origin=adopted.origin, digest=adopted.digest, members=known)
         else:
             mean = await self._unless_aborted(self._exchange(contribution))
             tokens = {share.node: share.tokens for share in self._proposal.shares}
-            shadow = await asyncio.to_thread(advance, self._state, mean, tokens)
+            shadow = await _to_the_end(lambda: advance(self._state, mean, tokens))
             await check_finite(shadow)
             value = Value(origin=self.ballot, digest=shadow.digest, members=shadow.members)
         await self._tools.faults.reach(shadow.round, "staged")
@@ -178,11 +187,11 @@ class Attempt:
             round=self._proposal.round,
             ballot=self.ballot,
             shares=self._proposal.shares,
-            norm_limit=NORM_LIMIT * max(1.0, float(np.sqrt(np.dot(anchor, anchor)))),
+            norm_limit=norm_limit(anchor),
             silence=tools.silence.seconds(),
             chunk=tools.chunk,
         )
-        mean = SharedVector(len(anchor)).array
+        mean = tools.scratch(len(anchor))
         self.reduction = Reduction(tools.carrier, plan, contribution.vector, mean, tools.faults)
         tools.news.notify()
         loop = asyncio.get_running_loop()
@@ -204,7 +213,7 @@ class Attempt:
     async def _cast(self, value: Value, shadow: OuterState, voted: Callable[[Voted], None]) -> None:
         """Vote: durable here first, then told to all."""
         tools, ballot = self._tools, self.ballot
-        await asyncio.to_thread(tools.journal.record, shadow.round, ballot.number, ballot.keeper, value)
+        await _to_the_end(lambda: tools.journal.record(shadow.round, ballot.number, ballot.keeper, value))
         voted(Voted(shadow.round, ballot, value, shadow))
         await tools.faults.reach(shadow.round, "journaled")
         vote = Vote(node=tools.node, round=shadow.round, ballot=ballot, value=value)
@@ -242,6 +251,21 @@ class Attempt:
             watch.cancel()
             task.cancel()
             await asyncio.wait([task])
+
+
+def norm_limit(anchor: Vector) -> float:
+    """The largest L2 norm that a contribution to the round after this anchor may have."""
+    return NORM_LIMIT * max(1.0, float(np.sqrt(np.dot(anchor, anchor))))
+
+
+async def _to_the_end(work: Callable[[], T]) -> T:
+    """Do it in a thread that does not outlive us: of two votes the later one must be the last in the journal."""
+    task = asyncio.create_task(asyncio.to_thread(work))
+    try:
+        return await asyncio.shield(task)
+    except asyncio.CancelledError:
+        await asyncio.wait([task])
+        raise
 
 
 async def check_finite(shadow: OuterState) -> None:

@@ -16,9 +16,12 @@ from pier_node.outer.deadline import Deadline
 from pier_node.outer.quorum import Adopt, Blocked, Fresh, choose_group, choose_value, has_quorum, next_ballot
 from pier_node.outer.shards import split
 from pier_node.roster import Roster
+from pier_node.wire.carrier import BadMessage
 
 POLL = 10.0
 """Seconds that a question is held open before the member asks again."""
+UNREMARKABLE = 5.0
+"""Seconds for which something may be lacking before people hear of it."""
 
 log = logging.getLogger(__name__)
 
@@ -64,6 +67,8 @@ class Keeper:
 
     async def gather(self, sender: str, ready: Ready) -> Proposal:
         """Answer a member that is ready, once there is something to answer."""
+        if ready.node != sender:
+            raise BadMessage(f"an announcement in the name of {ready.node}")
         if refusal := self._refuse(ready):
             return refusal
         if self._last.round == ready.round and any(share.nonce == ready.nonce for share in self._last.shares):
@@ -88,7 +93,7 @@ class Keeper:
             return Proposal(verdict=Proposal.VERDICT_BEHIND, round=committed, other=self._node)
         if ready.round > committed + 1:
             return _not_keeper(ready, "", f"the keeper is at round {committed} itself")
-        lower = [node for node in self._roster.participants() if node < self._node and node not in ready.suspects]
+        lower = [node for node in self._roster.abreast(committed) if node < self._node and node not in ready.suspects]
         return _not_keeper(ready, lower[0], "a site with a lower id is alive") if lower else None
 
     def _admit(self, sender: str, ready: Ready) -> Arrival:
@@ -109,14 +114,13 @@ class Keeper:
         group = choose_group(readies)
         if self._lacking(group, standing):
             group = frozenset(readies)
+        waited = now - min(arrival.at for arrival in self._arrivals.values())
         if problem := self._lacking(group, standing):
-            self._tell(problem)
-            return None
+            return self._tell(problem, waited)
         suspects = {node for ready in readies.values() for node in ready.suspects}
-        awaited = set(self._roster.participants()) - suspects - set(readies)
-        due = min(arrival.at for arrival in self._arrivals.values()) + self._patience.seconds()
-        if awaited and now < due:
-            return due - now
+        awaited = set(self._roster.abreast(standing.committed)) - suspects - set(readies)
+        if awaited and waited < self._patience.seconds():
+            return self._patience.seconds() - waited
         self._propose(group, readies, standing)
         return None
 
@@ -165,10 +169,14 @@ class Keeper:
                 arrival.answer.set_result(proposal if node in group else excluded)
         self._arrivals = {}
 
-    def _tell(self, problem: str) -> None:
+    def _tell(self, problem: str, waited: float) -> float | None:
+        """Say what is lacking, once it has been lacking for a while. Returns seconds until then."""
+        if waited < UNREMARKABLE:
+            return UNREMARKABLE - waited
         if problem != self._told:
             log.info("round %d: %s", self._round, problem)
         self._told = problem
+        return None
 
 
 def _share(ready: Ready, offset: int, length: int) -> Share:

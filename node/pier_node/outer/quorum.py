@@ -8,11 +8,16 @@ attempt then finishes that result (adopts it) instead of computing another. docs
 
 from __future__ import annotations
 
+import hashlib
 from collections import Counter
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
 from pier.v1.peer_pb2 import Ballot, Ready, Value
+
+
+SALT = 3
+"""Bytes of salt in a ballot's number."""
 
 
 @dataclass(frozen=True)
@@ -43,7 +48,7 @@ def has_quorum(votes: Collection[str], base: Collection[str]) -> bool:
     goes on, so that of two sites one may survive the other.
     """
     present = set(votes) & set(base)
-    return 2 * len(present) > len(base) or (2 * len(present) == len(base) and min(base) in present)
+    return 2 * len(present) > len(base) or (2 * len(present) == len(base) and min(base, default="") in present)
 
 
 def order(ballot: Ballot) -> tuple[int, str]:
@@ -51,9 +56,15 @@ def order(ballot: Ballot) -> tuple[int, str]:
     return ballot.number, ballot.keeper
 
 
-def next_ballot(readies: Iterable[Ready], keeper: str) -> Ballot:
-    """A ballot above every one that the group has taken part in."""
-    return Ballot(number=1 + max((ready.seen.number for ready in readies), default=0), keeper=keeper)
+def next_ballot(readies: Collection[Ready], keeper: str) -> Ballot:
+    """A ballot above every one that the group has taken part in, and that was never proposed to another group.
+
+    A keeper that was restarted does not know which numbers it has used: each is salted with the announcements that it
+    answers, which their nodes name anew after every act and every restart.
+    """
+    seen = max((ready.seen.number for ready in readies), default=0)
+    announcements = hashlib.sha256(b"".join(sorted(ready.nonce for ready in readies)))
+    return Ballot(number=seen + 1 + int.from_bytes(announcements.digest()[:SALT]), keeper=keeper)
 
 
 def choose_value(readies: Collection[Ready]) -> Fresh | Adopt | Blocked:
@@ -74,10 +85,12 @@ def choose_value(readies: Collection[Ready]) -> Fresh | Adopt | Blocked:
     value = top[0].voted
     here = {ready.node for ready in readies}
     holders = tuple(sorted(vote.node for vote in votes if vote.holds and vote.voted.digest == value.digest))
-    if holders and newest[0] == top[0].round:
+    current = newest[0] == top[0].round
+    if holders and current:
         return Adopt(value, holders)
     missing = tuple(node for node in value.members if node not in here)
-    return Blocked(missing) if missing and not _withheld(value, top, readies) else Fresh()
+    void = not missing or (current and _withheld(value, top, readies))
+    return Fresh() if void else Blocked(missing)
 
 
 def _withheld(value: Value, top: Collection[Ready], readies: Collection[Ready]) -> bool:

@@ -68,8 +68,10 @@ class Reduction:
         self._others = [share for share in plan.shares if share.node != carrier.node]
         self._senders = {share.node: asyncio.Queue[bytes](WINDOW) for share in self._others if share.tokens}
         self._heard = {share.node: asyncio.Event() for share in self._others}
+        self._opened: set[tuple[str, int]] = set()
         self._complete: set[str] = set()
         self._broken: asyncio.Future[Suspicion] = asyncio.get_running_loop().create_future()
+        self._over = False
         self.longest_wait = 0.0
         self._reduced = 0
         self._progress = asyncio.Condition()
@@ -83,6 +85,8 @@ class Reduction:
                 watch.cancel()
         except* Suspicion as group:
             raise _worst(group) from group
+        finally:
+            self._over = True
 
     async def _exchange(self) -> None:
         async with asyncio.TaskGroup() as tasks:
@@ -97,6 +101,9 @@ class Reduction:
         share = next((share for share in self._others if share.node == sender), None)
         if share is None:
             raise BadMessage(f"{sender} is not a member of this attempt")
+        if (sender, first.stage) in self._opened:
+            raise BadMessage("a second stream of the same kind")
+        self._opened.add((sender, first.stage))
         take = self._take_scatter if first.stage == Chunk.STAGE_SCATTER else self._take_gather
         try:
             await take(share, first, rest)
@@ -198,6 +205,8 @@ class Reduction:
         awaited = iter(ranges)
         async for chunk in rest:
             start, end = next(awaited, (0, 0))
+            if self._over:  # `mean` may be in use by the next attempt
+                raise BadMessage("that attempt is over")
             if (chunk.offset, len(chunk.data)) != (start, 4 * (end - start)) or start == end:
                 raise BadMessage(f"chunk at {chunk.offset} of {len(chunk.data)} bytes, expected {start}..{end}")
             yield chunk.data

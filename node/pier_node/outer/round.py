@@ -80,6 +80,11 @@ class Rounds:
         """The staged result that we voted for, if it is not decided yet."""
         return self._voted.shadow if self._voted else None
 
+    @property
+    def undecided(self) -> bool:
+        """Whether we voted for a result that somebody may have committed without our knowledge."""
+        return self._voted is not None and self._voted.round > self.state.round
+
     def offer(self, number: int, shadow: bool) -> OuterState | None:
         """What a peer may fetch from us: the last committed state (0, or its number), or the shadow of the next."""
         if shadow:
@@ -96,12 +101,14 @@ class Rounds:
         state, tokens = self.state, {self.node: contribution.tokens}
         shadow = await asyncio.to_thread(lambda: advance(state, contribution.vector, tokens))
         await check_finite(shadow)
+        await asyncio.to_thread(lambda: shadow.digest)
         self._settle(shadow)
         return shadow
 
     async def commit(self, contribution: Contribution, advance: Advance) -> OuterState:
         """Take part in the next round until it is committed. Raises Behind when it was, without us."""
         backoff, last = Backoff(), self.state.round
+        self.renew()
         while True:
             task = asyncio.create_task(self._try_once(contribution, advance))
             decided = asyncio.create_task(self._roster.changed.until(self._is_decided))
@@ -154,7 +161,7 @@ class Rounds:
         self._nonce = self._nonce or self._new_nonce()
         ready = self._ready(contribution)
         await self._faults.reach(ready.round, "ready")
-        keeper = min({self.node, *self._roster.participants()} - self._suspects())
+        keeper = min({self.node, *self._roster.abreast(self.state.round)} - self._suspects())
         try:
             if keeper == self.node:
                 proposal = await self.keeper.gather(keeper, ready)
@@ -180,7 +187,7 @@ class Rounds:
             suspects=sorted(self._suspects()),
             votes=sorted(self.votes),
         )
-        if (voted := self._voted) and voted.round > self.state.round:
+        if (voted := self._voted) and self.undecided:
             ready.voted.CopyFrom(voted.value)
             ready.voted_in.CopyFrom(voted.ballot)
             ready.voted_round = voted.round
@@ -271,8 +278,9 @@ class Rounds:
 
     def _settle(self, state: OuterState) -> None:
         self.state = state
-        self._voted = None
-        self._seen = Ballot()
+        if not self.undecided:  # a vote for a later round than one that was fetched still binds us
+            self._voted = None
+        self._seen = self._voted.ballot if self._voted else Ballot()
         self._nonce = b""
         self._suspicions.clear()
         self._tools.votes.clear()

@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator
 from contextlib import contextmanager
 from functools import cached_property
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import grpc
 import grpc.aio
@@ -53,19 +53,29 @@ class Link:
     async def push(self, chunks: AsyncIterator[Chunk], count: Callable[[int], None]) -> None:
         """Stream chunks, and `count` their payload bytes; returns once the peer took them all. Raises PeerLost."""
         headers = self._card.call(self.node)
-        call = self._streams.stream_unary(_path(EXCHANGE), None, None)(None, metadata=_metadata(headers))
+        call = self._streams.stream_stream(_path(EXCHANGE), None, None)(None, metadata=_metadata(headers))
+        answer, whole = asyncio.ensure_future(call.read()), False
         try:
             async for chunk in chunks:
+                if answer.done():  # it does not want the rest; the status says why
+                    break
                 with self._losses(self._streams):
-                    await self._write(call, chunk.SerializeToString())
+                    await _write(call, chunk.SerializeToString())
                 count(len(chunk.data))
+            else:
+                with self._losses(self._streams):
+                    await _write(call, END)
+                whole = True
             with self._losses(self._streams):
-                await self._write(call, END)
                 await call.done_writing()
-                await call
+                await answer
+                await call.read()
                 self._answerer(headers, await call.initial_metadata())
+            if not whole:
+                raise self._lost(f"{self.address}: it took only a part of the stream")
         finally:
             call.cancel()
+            _forget(answer)
 
     async def pull(self, request: FetchRequest) -> AsyncGenerator[Chunk]:
         """Stream what the peer gives. Raises PeerLost."""
@@ -105,13 +115,6 @@ class Link:
             channel = grpc.aio.secure_channel(target, tls, channel_options(name))
         self._channels.append(channel)
         return channel
-
-    async def _write(self, call: grpc.aio.StreamUnaryCall[bytes, bytes], message: bytes) -> None:
-        try:
-            await call.write(message)
-        except asyncio.InvalidStateError:  # the peer ended the call: its status says why
-            await call
-            raise self._lost(f"{self.address}: it took only a part of the stream") from None
 
     def _answerer(self, headers: Headers, answer: grpc.aio.Metadata) -> str:
         try:
@@ -156,3 +159,16 @@ def _path(method: str) -> str:
 
 def _metadata(headers: Headers) -> grpc.aio.Metadata:
     return grpc.aio.Metadata(*headers.items())
+
+
+async def _write(call: grpc.aio.StreamStreamCall[bytes, bytes], message: bytes) -> None:
+    try:
+        await call.write(message)
+    except asyncio.InvalidStateError:  # the call has ended: to read tells why
+        await call.read()
+
+
+def _forget(task: asyncio.Future[Any]) -> None:
+    """End a task whose outcome does not matter any more."""
+    if not task.cancel() and not task.cancelled():
+        task.exception()

@@ -14,7 +14,6 @@ _REFUSALS = frozenset(
         grpc.StatusCode.FAILED_PRECONDITION,
         grpc.StatusCode.INVALID_ARGUMENT,
         grpc.StatusCode.RESOURCE_EXHAUSTED,
-        grpc.StatusCode.UNIMPLEMENTED,
     }
 )
 
@@ -32,6 +31,8 @@ _SIGNS = (
     ("BAD_SIGNATURE", "its certificate is of another run: the tokens differ"),
     ("keepalive", "the connection went silent"),
 )
+_WRITE_FAILED = "Internal error from Core"
+"""What grpc.aio says when it could not write; the status that came instead, if any, is lost."""
 
 
 @dataclass(frozen=True)
@@ -49,12 +50,16 @@ def lost(peer: str, error: grpc.aio.AioRpcError, of: Circumstances) -> PeerLost:
     code, details = error.code(), brief(error.details() or "")
     if code in _REFUSALS:
         return PeerRefused(peer, details)
+    if code is grpc.StatusCode.UNIMPLEMENTED:
+        return PeerRefused(peer, "it does not answer that, or not yet")
     if code is grpc.StatusCode.DEADLINE_EXCEEDED and of.connected:
         return PeerLost(peer, f"{of.address}: no answer within {of.timeout:.3g} s")
     if code is grpc.StatusCode.DEADLINE_EXCEEDED:
         return PeerLost(
             peer, f"{of.address}: no connection within {of.timeout:.3g} s: it is down, or behind a firewall"
         )
+    if code is grpc.StatusCode.INTERNAL and details == _WRITE_FAILED:
+        return PeerLost(peer, f"{of.address}: the connection was cut off")
     if code is grpc.StatusCode.INTERNAL:
         return PeerLost(peer, f"{of.address}: it failed to answer, see its log: {details}")
     if code is grpc.StatusCode.UNAVAILABLE:
@@ -65,7 +70,7 @@ def lost(peer: str, error: grpc.aio.AioRpcError, of: Circumstances) -> PeerLost:
 def brief(text: str, most: int = 400) -> str:
     """A text as one line that may be shown on any terminal and fits in a header."""
     line = "".join(letter if letter.isprintable() else " " for letter in text)
-    return " ".join(line.split())[:most]
+    return " ".join(line.split())[:most].rstrip()
 
 
 def _unavailable(details: str, secure: bool) -> str:

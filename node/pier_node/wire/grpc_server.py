@@ -7,7 +7,7 @@ import logging
 import socket
 from collections import Counter
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterator
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import asynccontextmanager, contextmanager, suppress
 from typing import Any, NoReturn, TypeVar
 from urllib.parse import unquote
 
@@ -29,8 +29,12 @@ EXCHANGE, FETCH = "Exchange", "Fetch"
 END = b""
 """Closes a pushed stream. To the receiver's library a stream that was cut off ends like one that is complete."""
 
+ACK = Ack().SerializeToString()
+
 CALLS_PER_PEER = 64
 CALLS = 4096
+PATIENCE = 10.0
+"""Seconds that a caller gets to end a stream which was refused."""
 GRACE = 0.5
 """Seconds that calls under way get to end by themselves when the node stops, or their caller is gone."""
 
@@ -61,6 +65,7 @@ class PeerServer(grpc.GenericRpcHandler):  # type: ignore[type-arg]
         self._methods: dict[str, grpc.RpcMethodHandler[Any, Any]] = {}
         self._under_way: Counter[str] = Counter()
         self._server: grpc.aio.Server | None = None
+        self.serve_push(_not_yet)
 
     # --- what is served ------------------------------------------------------------------------
 
@@ -79,15 +84,15 @@ class PeerServer(grpc.GenericRpcHandler):  # type: ignore[type-arg]
     def serve_push(self, handler: Callable[[str, AsyncIterator[Chunk]], Awaitable[None]]) -> None:
         """Take streams. A handler whose caller is gone gets PeerLost from the stream, or is cancelled soon after."""
 
-        async def take(stream: AsyncIterator[bytes], context: Context) -> bytes:
-            async with self._admitted(EXCHANGE, context) as caller:
+        async def take(stream: AsyncIterator[bytes], context: Context) -> None:
+            async with self._admitted(EXCHANGE, context, stream) as caller:
                 chunks = _chunks(caller, stream)
                 await _outliving_the_call(handler(caller, chunks))
                 async for _ in chunks:
                     raise BadMessage("more chunks than were expected")
-            return Ack().SerializeToString()
+                await context.write(ACK)
 
-        self._methods[EXCHANGE] = grpc.stream_unary_rpc_method_handler(take)
+        self._methods[EXCHANGE] = grpc.stream_stream_rpc_method_handler(take)
 
     def serve_pull(self, handler: Callable[[str, FetchRequest], AsyncIterator[Chunk]]) -> None:
         """Give streams. A handler whose caller is gone is cancelled."""
@@ -137,20 +142,27 @@ class PeerServer(grpc.GenericRpcHandler):  # type: ignore[type-arg]
     # --- a call --------------------------------------------------------------------------------
 
     @asynccontextmanager
-    async def _admitted(self, method: str, context: Context) -> AsyncGenerator[str]:
-        """The caller's node id, for as long as its call is under way; failures end the call with a status."""
+    async def _admitted(
+        self, method: str, context: Context, stream: AsyncIterator[bytes] | None = None
+    ) -> AsyncGenerator[str]:
+        """The caller's node id, for as long as its call is under way; failures end the call with a status.
+
+        A caller that still sends would not get to see it: its `stream` is answered, and left to end, before.
+        """
         try:
             headers: Headers = dict(context.invocation_metadata() or ())
             caller = self._card.admit(method, headers, _certificate(context))
             with self._place(caller):
                 await context.send_initial_metadata(tuple(self._card.answer(caller, headers).items()))
                 yield caller
-        except (NotAdmitted, BadMessage, Busy, PeerLost) as error:
-            await _refuse(context, error)
+        except grpc.aio.BaseError:
+            raise
         except Exception as error:
-            if isinstance(error, grpc.aio.BaseError):
-                raise
-            log.exception("%s failed", method)
+            if not isinstance(error, tuple(_STATUSES)):
+                log.exception("%s, asked by %s, failed", method, context.peer())
+            if stream is not None:
+                await context.write(ACK)
+                await _drain(stream)
             await _refuse(context, error)
 
     @contextmanager
@@ -164,6 +176,10 @@ class PeerServer(grpc.GenericRpcHandler):  # type: ignore[type-arg]
             self._under_way[caller] -= 1
             if not self._under_way[caller]:
                 del self._under_way[caller]
+
+
+async def _not_yet(_caller: str, _chunks: AsyncIterator[Chunk]) -> None:
+    raise BadMessage("no streams are taken here yet")
 
 
 async def _chunks(sender: str, stream: AsyncIterator[bytes]) -> AsyncGenerator[Chunk]:
@@ -184,6 +200,14 @@ async def _outliving_the_call(work: Awaitable[None]) -> None:
         if not task.cancel() and not task.cancelled():
             task.exception()
         raise
+
+
+async def _drain(stream: AsyncIterator[bytes]) -> None:
+    """Let a caller find out that it was answered early, and stop sending."""
+    with suppress(TimeoutError):
+        async with asyncio.timeout(PATIENCE):
+            async for _ in stream:
+                pass
 
 
 async def _refuse(context: Context, error: Exception) -> NoReturn:

@@ -49,7 +49,7 @@ class Partial:
         if hashes == self._hashes and length == self._length:
             return
         self._hashes, self._length = hashes, length
-        self._vectors = {name: SharedVector(length) for name in hashes}
+        self._vectors = {name: SharedVector.scratch(length) for name in hashes}
         self._waiting = deque(piece for name in hashes for piece in _pieces_of(name, length))
         self._flying = set()
         self._arrived = 0

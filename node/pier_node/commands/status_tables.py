@@ -1,0 +1,138 @@
+"""Tables of a status for people: numbers with their units, and words where colour alone would not do."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from rich.console import Group, RenderableType
+from rich.markup import escape
+from rich.table import Table
+
+from pier_node.commands.running import Status
+
+DIGITS = 12
+"""Hex digits shown of a digest."""
+UNKNOWN = "-"
+
+
+def site_table(status: Status) -> RenderableType:
+    """This site and its run."""
+    table = _pairs(f"{escape(status['name'])} ({status['node']}) at {status['address'] or 'no address yet'}")
+    members = len(status["members"])
+    table.add_row("run", f"{status['run']} ({status['run_hash'][:8]})")
+    table.add_row("round", f"{status['round']} of {status['rounds']}, step {_steps(status)}")
+    table.add_row(
+        "state", f"digest {status['digest'][:DIGITS] or UNKNOWN}, made by {members} site{'s' * (members != 1)}"
+    )
+    table.add_row("phase", status["phase"])
+    table.add_row("loss", f"{number(status['loss'])}, validation {number(status['validation_loss'])} (nats a token)")
+    table.add_row("speed", f"{_count(status['tokens_per_second'])} tokens/s; {_count(status['tokens'])} tokens so far")
+    table.add_row("sent", f"{amount(status['bytes_sent'])}; last outer round {number(status['round_seconds'], 1)} s")
+    table.add_row("utilisation", f"{percent(status['utilisation'])} of the time in inner steps")
+    if status["message"]:
+        table.add_row("message", escape(status["message"]))
+    return table
+
+
+def peers_table(status: Status) -> RenderableType:
+    """The other sites, and what went wrong with those that do not answer."""
+    peers = status["peers"]
+    if not peers:
+        return "No other site is known yet."
+    table = Table(box=None, padding=(0, 2, 0, 0), header_style="bold", pad_edge=False)
+    table.add_column("site", overflow="ellipsis", no_wrap=True, min_width=8)
+    for name in ("phase", "round"):
+        table.add_column(name, no_wrap=True)
+    table.add_column("same state", no_wrap=True)
+    for name in ("loss", "tokens/s", "ms away"):
+        table.add_column(name, justify="right", no_wrap=True)
+    table.add_column("alive", no_wrap=True)
+    for peer in peers:
+        table.add_row(*_peer_row(peer, status))
+    silent = [peer for peer in peers if not peer["alive"] and peer["last_error"]]
+    notes = [f"{_called(peer)} is silent: {escape(peer['last_error'])}" for peer in silent]
+    return Group(table, *notes)
+
+
+def disk_table(found: dict[str, Any]) -> RenderableType:
+    """A site that does not run."""
+    table = _pairs(f"No daemon runs for {escape(found['data'])}.")
+    if "run" in found:
+        table.add_row("run", f"{found['run']} ({found['run_hash'][:8]})")
+        table.add_row("on disk", _saved(found))
+    else:
+        table.add_row("on disk", "no run: this folder has not been started yet")
+    table.add_row("start it", escape(found["command"]))
+    return table
+
+
+def number(value: float | None, digits: int = 4) -> str:
+    """A number, or a dash for one that is not known yet."""
+    return UNKNOWN if value is None else f"{value:.{digits}f}"
+
+
+def percent(value: float | None) -> str:
+    """A fraction as a percentage."""
+    return UNKNOWN if value is None else f"{100 * value:.0f} %"
+
+
+def amount(size: float) -> str:
+    """Bytes with a unit: 12.3 MB."""
+    for unit in ("B", "kB", "MB", "GB"):
+        if size < 1000:
+            return f"{size:.3g} {unit}"
+        size /= 1000
+    return f"{size:,.3g} TB"
+
+
+def duration(seconds: float) -> str:
+    """Seconds with a unit: 5 min."""
+    for unit, length in (("s", 60), ("min", 60), ("h", 48)):
+        if seconds < length:
+            return f"{seconds:.0f} {unit}"
+        seconds /= 60 if unit != "h" else 24
+    return f"{seconds:.0f} days"
+
+
+def _pairs(title: str) -> Table:
+    table = Table(box=None, padding=(0, 2, 0, 0), show_header=False, title=title, title_justify="left", pad_edge=False)
+    table.title_style = "bold"
+    table.add_column(style="dim", no_wrap=True)
+    table.add_column(overflow="fold")
+    return table
+
+
+def _peer_row(peer: Status, status: Status) -> list[str]:
+    away = f"{1000 * peer['round_trip']:.1f}" if peer["round_trip"] else UNKNOWN
+    alive = "yes" if peer["alive"] else "[red]no[/red]"
+    agreement = _agreement(peer, status)
+    speed = _count(peer["tokens_per_second"])
+    return [_called(peer), peer["phase"], str(peer["round"]), agreement, number(peer["loss"], 3), speed, away, alive]
+
+
+def _agreement(peer: Status, status: Status) -> str:
+    """Digests can be compared at the same round only."""
+    if not (peer["digest"] and status["digest"]):
+        return UNKNOWN
+    if peer["round"] != status["round"]:
+        return "ahead" if peer["round"] > status["round"] else "behind"
+    return "[green]✓ yes[/green]" if peer["digest"] == status["digest"] else "[bold red]✗ NO[/bold red]"
+
+
+def _called(peer: Status) -> str:
+    return escape(peer["name"]) or str(peer["node"])
+
+
+def _steps(status: Status) -> str:
+    return f"{_count(status['inner_step'])} of {_count(status['total_steps'])}"
+
+
+def _saved(found: dict[str, Any]) -> str:
+    if "round" not in found:
+        return f"no checkpoint yet of {found['rounds']} rounds"
+    saved = f"round {found['round']} of {found['rounds']}, digest {found['digest'][:DIGITS]}"
+    return f"{saved}, saved {duration(found['age_seconds'])} ago"
+
+
+def _count(value: float | None) -> str:
+    return UNKNOWN if value is None else f"{value:,.0f}"

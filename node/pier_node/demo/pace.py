@@ -1,0 +1,43 @@
+"""How fast this machine trains the demo's model: a few steps, timed."""
+
+from __future__ import annotations
+
+import os
+import time
+
+import numpy as np
+import torch
+
+from pier_node.config import RunConfig
+from pier_node.demo.plan import Pace
+from pier_node.inner import devices
+from pier_node.inner.replica import Replica
+from pier_node.model.initial import initial_weights
+
+
+def cores() -> int:
+    """Cores that this process may use."""
+    return len(os.sched_getaffinity(0))
+
+
+def threads_for(sites: int) -> int:
+    """Threads for each of `sites` sites, so that together they use the cores once."""
+    return max(cores() // sites, 1)
+
+
+def measure(config: RunConfig, seconds: float = 1.5) -> Pace:
+    """Train on noise for `seconds`, with the threads that each site will have."""
+    device = devices.pick(0)
+    torch.set_num_threads(threads_for(config.run.sites))
+    replica = Replica(config, device, workers=1)
+    replica.load_weights(initial_weights(config.model, config.run.seed))
+    shape = config.inner.batch_size, config.model.context
+    noise = np.random.default_rng(0).integers(config.model.vocab_size, size=shape)
+    steps, started = 0, 0.0
+    while steps < 2 or time.perf_counter() - started < seconds:
+        if steps == 1:  # the first one also allocates
+            started = time.perf_counter()
+        replica.train(steps, (noise, noise), len(noise)).item()
+        steps += 1
+    speed = (steps - 1) * noise.size / (time.perf_counter() - started)
+    return Pace(speed, cores() if device.type == "cpu" else 1)

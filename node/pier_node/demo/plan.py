@@ -1,0 +1,94 @@
+"""What the demo trains, and how many inner steps of it fit into the time there is."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from pathlib import Path
+
+from pier_node.config import RunConfig, load
+from pier_node.outer.schedule import total_rounds
+
+BATCH = 4
+START_FRACTION = 0.1
+FEWEST, MOST = 60, 1000
+"""Inner steps of a run that shows something, and of one that needs no more."""
+ROUND_SECONDS = 0.3
+"""What an outer round takes on loopback, its checkpoint included."""
+SLACK = 1.3
+"""Validation, and everything else that runs on the same cores."""
+
+_RUN = """\
+[run]
+name = "demo"
+sites = {sites}
+
+[model]
+preset = "llama-1m"
+
+[data]
+source = "stdlib"
+
+[inner]
+total_steps = {steps}
+batch_size = {batch}
+lr = 3e-3
+min_lr = 3e-4
+warmup_steps = {warmup}
+eval_every = {eval_every}
+eval_batches = 8
+
+[outer]
+algorithm = "{algorithm}"
+inner_steps = {inner_steps}
+"""
+
+
+@dataclass(frozen=True)
+class Pace:
+    """How fast this machine is.
+
+    Attributes:
+        tokens_per_second: of one site that trains alone.
+        abreast: sites that keep this speed when all train.
+    """
+
+    tokens_per_second: float
+    abreast: int
+
+
+def write_run(path: Path, sites: int, algorithm: str, steps: int) -> RunConfig:
+    """Write the demo's run.toml, and read it as a site does."""
+    every = inner_steps(steps)
+    rounds = steps if algorithm == "sync" else math.ceil(steps / every)
+    keys = {"warmup": max(steps // 20, 1), "eval_every": max(rounds // 20, 1), "inner_steps": every, "batch": BATCH}
+    path.write_text(_RUN.format(sites=sites, algorithm=algorithm, steps=steps, **keys))
+    return load(path)
+
+
+def inner_steps(steps: int) -> int:
+    """H: 5 to 20, so that there are 30 rounds if they can be had."""
+    return min(max(steps // 30, 5), 20)
+
+
+def steps_within(seconds: float, sites: int, algorithm: str, pace: Pace, context: int) -> int:
+    """Inner steps, in tens, that `sites` sites do in `seconds`: alone during pier's start, then all abreast."""
+    alone = START_FRACTION if algorithm == "pier" else 0.0
+    share = alone + (1 - alone) / min(sites, pace.abreast)
+    training = sites * BATCH * context * share / pace.tokens_per_second * SLACK
+    rounds = ROUND_SECONDS / (1 if algorithm == "sync" else inner_steps(MOST))
+    return min(max(int(seconds / (training + rounds)) // 10 * 10, FEWEST), MOST)
+
+
+def synchronous_bytes(config: RunConfig, parameters: int) -> float:
+    """Bytes that each site would send if gradients were averaged at every step: 2 · 4 · P · (n − 1) / n a step.
+
+    A ring all-reduce of P fp32 numbers among n sites (Patarasuk and Yuan, JPDC 69, 2009), the least there is.
+    """
+    sites = config.run.sites
+    return 2 * 4 * parameters * (sites - 1) / sites * config.inner.total_steps
+
+
+def rounds_between_validations(config: RunConfig) -> int:
+    """Outer rounds from one validation to the next."""
+    return config.inner.eval_every or total_rounds(config)

@@ -1,0 +1,135 @@
+"""What the demo has seen of its sites, and what follows from it: everything that is shown, drawn and reported."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from pier_node.config import RunConfig
+from pier_node.demo.plan import rounds_between_validations
+from pier_node.outer.schedule import start_steps, total_rounds
+
+Status = dict[str, Any]
+Curve = list[tuple[int, float]]
+"""(inner step, nats a token), in the order of the steps."""
+
+
+@dataclass
+class Track:
+    """One site, seen from outside.
+
+    Attributes:
+        status: its last answer; empty: none yet.
+        event: the last line of its events.jsonl, one a committed round; empty: none yet.
+        loss: of its training.
+        code: the exit code of its daemon, once it has ended.
+    """
+
+    name: str
+    status: Status = field(default_factory=dict)
+    event: Status = field(default_factory=dict)
+    loss: Curve = field(default_factory=list)
+    code: int | None = None
+    _sent_before: int = 0
+
+    @property
+    def round(self) -> int:
+        """The last that it committed; -1: none, it has no state yet."""
+        return int(self.event.get("round", -1))
+
+    @property
+    def bytes_sent(self) -> int:
+        """Until its last round, by all its daemons if there was more than one."""
+        return self._sent_before + int(self.event.get("bytes_sent", 0))
+
+    def saw_status(self, status: Status) -> None:
+        """It answered."""
+        self.status = status
+        self._saw_loss(status)
+
+    def saw_event(self, event: Status) -> None:
+        """It committed a round."""
+        if event["bytes_sent"] < self.event.get("bytes_sent", 0):  # another daemon counts from zero
+            self._sent_before = self.bytes_sent
+        self.event = event
+        self._saw_loss(event)
+
+    def _saw_loss(self, status: Status) -> None:
+        step, loss = status["inner_step"], status["loss"]
+        if loss is not None and (not self.loss or step > self.loss[-1][0]):
+            self.loss.append((step, loss))
+
+
+class Record:
+    """All sites of the demo, from /status and events.jsonl of each."""
+
+    def __init__(self, config: RunConfig, names: list[str]) -> None:
+        self.config = config
+        self.rounds = total_rounds(config)
+        self.start_steps = start_steps(config) if config.outer.start == "solo" else 0
+        self.tracks = {name: Track(name) for name in names}
+        self._digests: dict[int, dict[str, str]] = {}
+        self._validation: dict[int, float] = {}
+
+    def saw_event(self, name: str, event: Status) -> None:
+        """A site has committed a round, or begins at round 0."""
+        number = event["round"]
+        self.tracks[name].saw_event(event)
+        self._digests.setdefault(number, {})[name] = event["digest"]
+        fresh = number % rounds_between_validations(self.config) == 0 or number == self.rounds
+        if fresh and event["validation_loss"] is not None:
+            self._validation[event["inner_step"]] = event["validation_loss"]
+
+    @property
+    def validation(self) -> Curve:
+        """Of the anchor, which all sites share."""
+        return sorted(self._validation.items())
+
+    @property
+    def newest(self) -> Track:
+        """A site that nobody is ahead of."""
+        return max(self.tracks.values(), key=lambda track: track.round)
+
+    @property
+    def alive(self) -> list[Track]:
+        """Sites whose daemon has not ended."""
+        return [track for track in self.tracks.values() if track.code is None]
+
+    @property
+    def lost(self) -> list[Track]:
+        """Sites whose daemon has ended before the run."""
+        return [track for track in self.tracks.values() if track.code is not None and track.round < self.rounds]
+
+    @property
+    def finished(self) -> bool:
+        """Whether every site that is left has committed the last round."""
+        kept = [track for track in self.tracks.values() if track not in self.lost]
+        return bool(kept) and all(track.round == self.rounds for track in kept)
+
+    @property
+    def hopeless(self) -> bool:
+        """Whether those that are left cannot go on: they are no majority, or the run waits for all sites to begin."""
+        if not self.lost:
+            return False
+        members = self.newest.event.get("members", [])
+        if len(members) < 2 or not self.alive:
+            return True
+        # Who left politely has handed its vote to another.
+        gone = [track for track in self.lost if track.code != 0 and track.status.get("node") in members]
+        return 2 * (len(members) - len(gone)) <= len(members)
+
+    @property
+    def compared(self) -> int:
+        """Rounds after which the digests of two sites or more were compared."""
+        return sum(len(digests) > 1 for digests in self._digests.values())
+
+    @property
+    def forks(self) -> list[int]:
+        """Rounds after which two sites held different bits: there must be none."""
+        return [number for number, digests in sorted(self._digests.items()) if len(set(digests.values())) > 1]
+
+    @property
+    def digest(self) -> str:
+        """Of the newest round that two sites or more have told; empty: there is none."""
+        shared = [number for number, digests in self._digests.items() if len(digests) > 1]
+        return next(iter(self._digests[max(shared)].values())) if shared else ""

@@ -1,0 +1,107 @@
+"""What a site says of itself: the pulse that other sites get, and the status that people and programs read."""
+
+from __future__ import annotations
+
+import math
+import time
+from dataclasses import dataclass
+from typing import Any
+
+from pier.v1.peer_pb2 import Phase, Pulse, Site
+from pier_node.config import RunConfig
+from pier_node.outer.round import Rounds
+from pier_node.outer.schedule import total_rounds
+from pier_node.roster import Roster
+from pier_node.training import Progress
+from pier_node.wire.carrier import Carrier
+
+Status = dict[str, Any]
+
+
+@dataclass
+class Reporter:
+    """Knows where to look; `rounds` is None until this site has a state."""
+
+    config: RunConfig
+    site: Site
+    carrier: Carrier
+    progress: Progress
+    rounds: Rounds | None = None
+
+    def pulse(self) -> Pulse:
+        """What others may know without asking for more."""
+        progress, rounds = self.progress, self.rounds
+        return Pulse(
+            site=self.site,
+            phase=Phase.PHASE_EXCHANGING if rounds and rounds.exchanging else progress.phase,
+            round=rounds.state.round if rounds else 0,
+            digest=rounds.state.digest if rounds else b"",
+            inner_step=progress.inner_step,
+            tokens=progress.tokens,
+            tokens_per_second=progress.tokens_per_second,
+            loss=progress.loss,
+            validation_loss=progress.validation_loss,
+            bytes_sent=self.carrier.bytes_sent(),
+            time=time.time(),
+        )
+
+    def status(self, roster: Roster) -> Status:
+        """Everything that `pier-node status` shows; numbers that are not known yet are NaN."""
+        return {**self._run(), **self._site(), "peers": [_peer(roster, node) for node in sorted(roster.contacts)]}
+
+    def _run(self) -> Status:
+        state = self.rounds.state if self.rounds else None
+        return {
+            "run": self.config.run.name,
+            "run_hash": self.config.hash().hex(),
+            "rounds": total_rounds(self.config),
+            "total_steps": self.config.inner.total_steps,
+            "members": list(state.members) if state else [],
+            "tokens_in_anchor": sum(state.ledger.values()) if state else 0,
+        }
+
+    def _site(self) -> Status:
+        progress, pulse = self.progress, self.pulse()
+        busy = progress.compute + progress.waited
+        return {
+            "node": self.carrier.node,
+            "name": self.site.name,
+            "address": self.site.address,
+            "phase": phase_name(pulse.phase),
+            "round": pulse.round,
+            "digest": pulse.digest.hex(),
+            "inner_step": progress.inner_step,
+            "tokens": progress.tokens,
+            "tokens_per_second": progress.tokens_per_second,
+            "loss": progress.loss,
+            "validation_loss": progress.validation_loss,
+            "bytes_sent": pulse.bytes_sent,
+            "round_seconds": progress.round_time,
+            "utilisation": progress.compute / busy if busy else math.nan,
+            "message": self.rounds.last_error if self.rounds else "",
+        }
+
+
+def _peer(roster: Roster, node: str) -> Status:
+    contact = roster.contacts[node]
+    pulse = contact.pulse or Pulse()
+    return {
+        "node": node,
+        "name": contact.site.name,
+        "address": contact.site.address,
+        "alive": roster.alive(node),
+        "phase": phase_name(pulse.phase),
+        "round": pulse.round,
+        "digest": pulse.digest.hex(),
+        "inner_step": pulse.inner_step,
+        "tokens_per_second": pulse.tokens_per_second,
+        "loss": pulse.loss,
+        "bytes_sent": pulse.bytes_sent,
+        "round_trip": contact.round_trip,
+        "last_error": contact.last_error,
+    }
+
+
+def phase_name(phase: Phase.ValueType) -> str:
+    """PHASE_CATCHING_UP -> "catching up"."""
+    return Phase.Name(phase).removeprefix("PHASE_").replace("_", " ").lower()

@@ -1,0 +1,97 @@
+"""A run under test: its run.toml, its sites, and what must hold for them whatever a test does."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+from processes.site import Site
+
+from pier_node.config import load
+from pier_node.identity import Token
+
+CORPUS = Path(argparse.__file__)
+"""A hundred kilobytes of text that every machine has."""
+NAMES = ("alpha", "beta", "gamma")
+BAD_SIGNS = ("Traceback", "never retrieved", "never awaited", "Unclosed", "was destroyed but it is pending")
+
+
+class Run:
+    """A run and its sites, the first of which founds it; all are made before any starts, the keeper first.
+
+    Args:
+        folder: takes run.toml and the sites' folders.
+        tables: of run.toml, by name; `sites` sets run.sites too.
+        sites: how many there are.
+        twin: a run whose sites' identities those of this one take over.
+    """
+
+    def __init__(self, folder: Path, sites: int, twin: Run | None = None, **tables: dict[str, Any]) -> None:
+        folder.mkdir(parents=True, exist_ok=True)
+        self.path = folder / "run.toml"
+        self.path.write_text(toml(tiny(sites, tables)))
+        self.token = Token.new(load(self.path).hash())
+        self.sites: list[Site] = []
+        self._folder = folder
+        for name in NAMES[:sites]:
+            if twin:
+                (folder / name).mkdir()
+                shutil.copy(twin._folder / name / "node.key", folder / name)
+            self.add(name)
+
+    def add(self, name: str, *options: str) -> Site:
+        """One more site. The first founds the run, the others join it."""
+        way = ["--peers", self.sites[0].address] if self.sites else ["--run", str(self.path)]
+        site = Site(self._folder / name, *way, "--token", str(self.token), "--dataset", str(CORPUS), *options)
+        self.sites.append(site)
+        return site
+
+    @property
+    def by_node(self) -> list[Site]:
+        """The sites in node-id order: the first is the keeper."""
+        return sorted(self.sites, key=lambda site: site.node)
+
+    def start(self) -> None:
+        """Start all sites at once."""
+        for site in self.sites:
+            site.start()
+
+    def finish(self, within: float = 60.0) -> None:
+        """Wait until all sites are done with the run."""
+        for site in self.sites:
+            assert site.ended(within) == 0, f"{site} failed"
+        finals = {site.digests()[site.events()[-1]["rounds"]] for site in self.sites}
+        assert len(finals) == 1
+
+    def check(self) -> None:
+        """No two sites ever committed different bits, and nobody logged what only a programmer understands."""
+        by_round: dict[int, set[str]] = {}
+        for site in self.sites:
+            for number, digest in site.digests().items():
+                by_round.setdefault(number, set()).add(digest)
+        forks = [number for number, digests in by_round.items() if len(digests) > 1]
+        assert not forks, f"forked at {forks}"
+        for site in self.sites:
+            assert not [sign for sign in BAD_SIGNS if sign in site.tail()], f"{site}: see its log"
+
+
+def tiny(sites: int, tables: dict[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:
+    """The tables of a run of the smallest model, with those given laid over them."""
+    plain: dict[str, dict[str, Any]] = {
+        "run": {"name": "test", "sites": sites},
+        "model": {"preset": "llama-tiny"},
+        "data": {"source": "text", "path": "each site says where"},
+        "inner": {"total_steps": 100, "batch_size": 2, "eval_every": 0},
+        "outer": {"algorithm": "diloco", "inner_steps": 10},
+    }
+    return {name: {**plain.get(name, {}), **tables.get(name, {})} for name in {**plain, **tables}}
+
+
+def toml(tables: dict[str, dict[str, Any]]) -> str:
+    """TOML of plain tables; its plain values are written as JSON's are."""
+    return "\n".join(
+        line for name, keys in tables.items() for line in (f"[{name}]", *(f"{k} = {json.dumps(v)}" for k, v in keys.items()))
+    )

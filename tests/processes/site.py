@@ -1,0 +1,192 @@
+"""A real site under test: `pier-node start` in a process of its own, watched from outside as a user would."""
+
+from __future__ import annotations
+
+import json
+import os
+from signal import SIGTERM, Signals
+import socket
+import subprocess
+import sys
+import time
+import urllib.request
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from pier_node.identity import Identity
+
+PROGRAM = Path(sys.executable).with_name("pier-node")
+ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1", "COLUMNS": "180"}
+PATIENCE = 120.0
+"""Seconds within which whatever is waited for happens, on a busy machine of two cores."""
+LOOK = 0.02
+TAIL = 60
+
+Status = dict[str, Any]
+
+
+def wait_until(what: str, seen: Callable[[], bool], within: float = PATIENCE) -> None:
+    """Look again and again until `seen()`. Raises AssertionError when it does not come."""
+    deadline = time.monotonic() + within
+    while not seen():
+        assert time.monotonic() < deadline, f"not within {within:.0f} s: {what}"
+        time.sleep(LOOK)
+
+
+def free_port() -> int:
+    """A port of this machine that nobody listens on."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        return int(server.getsockname()[1])
+
+
+ACTIVE = ("training", "waiting", "exchanging")
+
+
+class Site:
+    """A site: its folder, its command, and the process that runs it when it does.
+
+    Args:
+        folder: its data folder; the identity in it is made here if there is none.
+        options: of `pier-node start`, besides its folder, name and address.
+        prefix: command to start it with, such as `ip netns exec NAME`.
+    """
+
+    def __init__(self, folder: Path, *options: str, address: str = "", prefix: tuple[str, ...] = ()) -> None:
+        self.folder, self.name = folder, folder.name
+        self.address = address or f"127.0.0.1:{free_port()}"
+        self.node = Identity.load_or_create(folder).node
+        self.log = folder.parent / f"{folder.name}.log"
+        own = ["--data", str(folder), "--name", folder.name, "--listen", self.address]
+        self._command = [*prefix, str(PROGRAM), "start", *own, *options]
+        self._process: subprocess.Popen[bytes] | None = None
+
+    def __repr__(self) -> str:
+        return f"{self.name} ({self.node})"
+
+    def start(self, *more: str) -> None:
+        """Run its command."""
+        with self.log.open("ab") as log:
+            log.write(f"--- start {' '.join(more)}\n".encode())
+            log.flush()
+            self._process = subprocess.Popen(
+                [*self._command, *more], stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=ENVIRONMENT
+            )
+
+    # --- what it says --------------------------------------------------------------------------
+
+    @property
+    def output(self) -> str:
+        """All that it printed, since its first start."""
+        return self.log.read_text(errors="replace")
+
+    def status(self) -> Status:
+        """Its status over HTTP; {} while it does not answer."""
+        try:
+            daemon = json.loads((self.folder / "daemon.json").read_text())
+            with urllib.request.urlopen(f"{daemon['http']}/status", timeout=2.0) as answer:
+                return dict(json.load(answer))
+        except (OSError, ValueError):
+            return {}
+
+    def events(self) -> list[Status]:
+        """A status for each round that it committed, of all its starts."""
+        path = self.folder / "events.jsonl"
+        lines = path.read_text().splitlines(keepends=True) if path.exists() else []
+        return [json.loads(line) for line in lines if line.endswith("\n")]
+
+    @property
+    def round(self) -> int:
+        """The last round that it committed itself; 0 before the first."""
+        events = self.events()
+        return int(events[-1]["round"]) if events else 0
+
+    def digests(self) -> dict[int, str]:
+        """Digest by round, of the rounds that it committed."""
+        return {event["round"]: event["digest"] for event in self.events()}
+
+    # --- waiting for it ------------------------------------------------------------------------
+
+    def wait(self, what: str, seen: Callable[[], bool], within: float = PATIENCE) -> None:
+        """Wait for something that it does while it runs."""
+
+        def seen_or_ended() -> bool:
+            return seen() or not self.running
+
+        wait_until(f"{self}: {what}", seen_or_ended, within)
+        assert seen(), f"{self} ended before: {what}"
+
+    def reach(self, round: int, within: float = PATIENCE) -> None:
+        """Wait until it has committed a round."""
+        self.wait(f"round {round}", lambda: self.round >= round, within)
+
+    def rejoin(self, within: float = PATIENCE) -> None:
+        """Wait until it, started again, commits a round with others."""
+        before = len(self.events())
+        self.wait("a round with others", lambda: any(len(it["members"]) > 1 for it in self.events()[before:]), within)
+
+    def take_part(self, within: float = PATIENCE) -> None:
+        """Wait until it is up and trains."""
+        self.wait("takes part", lambda: self.status().get("phase") in ACTIVE, within)
+
+    def ended(self, within: float = PATIENCE) -> int:
+        """Wait until its process ends; returns the exit code, -N: signal N."""
+        assert self._process
+        wait_until(f"{self} ends", lambda: not self.running, within)
+        return int(self._process.returncode)
+
+    # --- what is done to it --------------------------------------------------------------------
+
+    @property
+    def running(self) -> bool:
+        """Whether its daemon runs."""
+        return self._process is not None and self._process.poll() is None
+
+    @property
+    def daemon(self) -> psutil.Process:
+        """Its daemon."""
+        assert self._process
+        return psutil.Process(self._process.pid)
+
+    def family(self) -> list[psutil.Process]:
+        """The daemon's children and theirs."""
+        return list(self.daemon.children(recursive=True)) if self.running else []
+
+    def workers(self) -> list[psutil.Process]:
+        """Its worker processes."""
+        return [child for child in self.family() if "pier_node.inner.worker" in child.cmdline()]
+
+    def send(self, number: Signals) -> None:
+        """Send its daemon a signal."""
+        assert self._process
+        self._process.send_signal(number)
+
+    def kill(self) -> None:
+        """SIGKILL to the whole family at once."""
+        for process in [*self.family(), *([self.daemon] if self.running else [])]:
+            process.kill()
+        if self._process:
+            self._process.wait()
+
+    def hold(self) -> None:
+        """Stop its workers where they are: it trains no further, and answers all the same."""
+        for worker in self.workers():
+            worker.suspend()
+
+    def release(self) -> None:
+        """Let its workers go on."""
+        for worker in self.workers():
+            worker.resume()
+
+    def stop(self, number: Signals = SIGTERM) -> int:
+        """Have it leave politely; returns the exit code."""
+        self.send(number)
+        return self.ended(15.0)
+
+    def tail(self) -> str:
+        """The end of what it and its workers printed."""
+        workers = self.folder / "logs" / "workers.log"
+        parts = [path for path in (self.log, workers) if path.exists()]
+        return "\n".join(f"=== {path}\n" + "\n".join(path.read_text().splitlines()[-TAIL:]) for path in parts)

@@ -1,0 +1,79 @@
+"""Killed and started again by the same command: the run goes on, and to the last bit where it would have gone."""
+
+from __future__ import annotations
+
+import json
+from signal import SIGKILL
+
+import pytest
+from processes.conftest import Found
+from processes.run import Run
+from safetensors.numpy import load_file
+
+pytestmark = pytest.mark.processes
+
+ROUNDS = 12
+
+
+def twins(found: Found, sites: int) -> tuple[Run, Run]:
+    """Two runs that are the same in everything that may matter."""
+    tables = {"inner": {"total_steps": ROUNDS * 50}, "outer": {"algorithm": "pier", "inner_steps": 50}}
+    first = found(sites, **tables)
+    return first, found(sites, twin=first, **tables)
+
+
+def assert_equal_to_the_bit(run: Run, other: Run) -> None:
+    """Anchor, momentum, AdamW's moments and all that is counted."""
+    for pair in zip(run.sites, other.sites, strict=True):
+        folders = [site.folder / "checkpoints" / f"round-{ROUNDS:08d}" for site in pair]
+        for name, keys in (("state", {"anchor", "momentum"}), ("local", {"adam_m", "adam_v"})):
+            mine, theirs = (load_file(folder / f"{name}.safetensors") for folder in folders)
+            assert set(mine) == set(theirs) == keys
+            assert all(mine[key].tobytes() == theirs[key].tobytes() for key in keys), f"{pair[0]}: {name}"
+        mine, theirs = (json.loads((folder / "checkpoint.json").read_text()) for folder in folders)
+        assert mine == theirs
+
+
+def test_all_sites_killed_at_once_go_on(found: Found) -> None:
+    run = found(3, inner={"total_steps": 30 * 30}, outer={"inner_steps": 30})
+    run.start()
+    for site in run.sites:
+        site.reach(5)
+    for site in run.sites:
+        site.kill()
+    killed_at = max(site.round for site in run.sites)
+    assert killed_at < 30
+    run.start()
+    run.finish()
+    assert {site.round for site in run.sites} == {30}
+
+
+def test_a_killed_site_ends_with_the_bits_of_one_that_was_not(found: Found) -> None:
+    straight, killed = twins(found, 1)
+    straight.start()
+    straight.finish()
+    killed.start()
+    for rounds in (2, 7):
+        killed.sites[0].reach(rounds)
+        killed.sites[0].kill()
+        assert killed.sites[0].round < ROUNDS
+        killed.start()
+    killed.finish()
+    assert_equal_to_the_bit(straight, killed)
+
+
+def test_two_killed_sites_end_with_the_bits_of_two_that_were_not(found: Found) -> None:
+    straight, killed = twins(found, 2)
+    straight.start()
+    straight.finish()
+    for site in killed.sites:
+        site.start("--fail-at", "5:ready")
+    for site in killed.sites:
+        assert site.ended() == -SIGKILL
+        assert site.round == 4
+    # Of two sites the keeper may go on alone: it comes last, or a round would have other members.
+    for site in reversed(killed.by_node):
+        site.start()
+        site.take_part()
+    killed.finish()
+    assert_equal_to_the_bit(straight, killed)

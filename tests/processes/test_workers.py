@@ -1,0 +1,28 @@
+"""Sites of several workers, and workers that die."""
+
+from __future__ import annotations
+
+import pytest
+from processes.conftest import Found
+
+pytestmark = pytest.mark.processes
+
+
+def test_two_workers_and_one_agree_and_outlive_a_killed_worker(found: Found) -> None:
+    run = found(2, inner={"total_steps": 40 * 20, "batch_size": 4}, outer={"inner_steps": 20})
+    two, one = run.sites
+    two.start("--workers", "2")
+    one.start("--workers", "1")
+    two.reach(3)
+    assert (len(two.workers()), len(one.workers())) == (2, 1)
+    two.workers()[1].kill()
+    two.reach(two.round + 3)
+    one.workers()[0].kill()
+    one.reach(one.round + 3)
+    run.finish()
+    for site in run.sites:
+        assert [event["round"] for event in site.events()] == list(range(1, 41))
+        assert all(len(event["members"]) == 2 for event in site.events())
+    assert two.digests() == one.digests()
+    last = [site.events()[-1] for site in run.sites]
+    assert last[0]["tokens_in_anchor"] == sum(event["tokens"] for event in last) == 2 * 40 * 20 * 4 * 64
