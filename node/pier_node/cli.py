@@ -170,7 +170,7 @@ def doctor(peers: tuple[str, ...], as_json: bool, **options: Any) -> None:
     """Find what would keep this site from training, and what to change.
 
     Takes the options of start, before or while the daemon runs. Measures the links to all sites of the run, which takes
-    some seconds and up to 43 MB for each.
+    some seconds and up to 45 MB for each.
 
     Exit code: 0 when nothing is wrong, 1 when something is.
     """

@@ -121,6 +121,14 @@ class InnerSection(Section):
     eval_batches: PositiveInt = 4
 
 
+    @model_validator(mode="after")
+    def check_rates(self) -> Self:
+        """The rate falls, it does not rise."""
+        if self.min_lr > self.lr:
+            raise ValueError(f"min_lr = {self.min_lr:g} must not be above lr = {self.lr:g}")
+        return self
+
+
 class OuterSection(Section):
     """[outer]: the exchange between sites. `algorithm` sets the defaults of the keys after it."""
 

@@ -15,9 +15,9 @@ pytestmark = pytest.mark.processes
 ROUNDS = 12
 
 
-def twins(found: Found, sites: int) -> tuple[Run, Run]:
+def twins(found: Found, sites: int, algorithm: str) -> tuple[Run, Run]:
     """Two runs that are the same in everything that may matter."""
-    tables = {"inner": {"total_steps": ROUNDS * 50}, "outer": {"algorithm": "pier", "inner_steps": 50}}
+    tables = {"inner": {"total_steps": ROUNDS * 50}, "outer": {"algorithm": algorithm, "inner_steps": 50}}
     first = found(sites, **tables)
     return first, found(sites, twin=first, **tables)
 
@@ -49,7 +49,7 @@ def test_all_sites_killed_at_once_go_on(found: Found) -> None:
 
 
 def test_a_killed_site_ends_with_the_bits_of_one_that_was_not(found: Found) -> None:
-    straight, killed = twins(found, 1)
+    straight, killed = twins(found, 1, "pier")
     straight.start()
     straight.finish()
     killed.start()
@@ -63,7 +63,7 @@ def test_a_killed_site_ends_with_the_bits_of_one_that_was_not(found: Found) -> N
 
 
 def test_two_killed_sites_end_with_the_bits_of_two_that_were_not(found: Found) -> None:
-    straight, killed = twins(found, 2)
+    straight, killed = twins(found, 2, "diloco")
     straight.start()
     straight.finish()
     for site in killed.sites:

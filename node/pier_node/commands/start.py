@@ -24,9 +24,14 @@ def run_site(settings: Settings, quiet: bool) -> None:
 
 
 async def _run(settings: Settings, console: Console, quiet: bool) -> None:
+    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # threads that spin would take the cores from the workers
     from pier_node.daemon import Daemon
 
-    daemon = Daemon(settings, (lambda _: None) if quiet else lambda text: console.print(text, highlight=False))
+    def say(text: str) -> None:
+        if not quiet:
+            console.print(text, highlight=False, soft_wrap=True)  # a command to copy must stay in one line
+
+    daemon = Daemon(settings, say)
 
     def stop() -> None:
         if daemon.stopping:

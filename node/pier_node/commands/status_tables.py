@@ -9,10 +9,10 @@ from rich.markup import escape
 from rich.table import Table
 
 from pier_node.commands.running import Status
+from pier_node.units import UNKNOWN, amount, count, duration, number, percent
 
 DIGITS = 12
 """Hex digits shown of a digest."""
-UNKNOWN = "-"
 
 
 def site_table(status: Status) -> RenderableType:
@@ -25,8 +25,8 @@ def site_table(status: Status) -> RenderableType:
         "state", f"digest {status['digest'][:DIGITS] or UNKNOWN}, made by {members} site{'s' * (members != 1)}"
     )
     table.add_row("phase", status["phase"])
-    table.add_row("loss", f"{number(status['loss'])}, validation {number(status['validation_loss'])} (nats a token)")
-    table.add_row("speed", f"{_count(status['tokens_per_second'])} tokens/s; {_count(status['tokens'])} tokens so far")
+    table.add_row("loss", f"{number(status['loss'], 4)}, validation {number(status['validation_loss'], 4)} (nats a token)")
+    table.add_row("speed", f"{count(status['tokens_per_second'])} tokens/s; {count(status['tokens'])} tokens so far")
     table.add_row("sent", f"{amount(status['bytes_sent'])}; last outer round {number(status['round_seconds'], 1)} s")
     table.add_row("utilisation", f"{percent(status['utilisation'])} of the time in inner steps")
     if status["message"]:
@@ -66,34 +66,6 @@ def disk_table(found: dict[str, Any]) -> RenderableType:
     return table
 
 
-def number(value: float | None, digits: int = 4) -> str:
-    """A number, or a dash for one that is not known yet."""
-    return UNKNOWN if value is None else f"{value:.{digits}f}"
-
-
-def percent(value: float | None) -> str:
-    """A fraction as a percentage."""
-    return UNKNOWN if value is None else f"{100 * value:.0f} %"
-
-
-def amount(size: float) -> str:
-    """Bytes with a unit: 12.3 MB."""
-    for unit in ("B", "kB", "MB", "GB"):
-        if size < 1000:
-            return f"{size:.3g} {unit}"
-        size /= 1000
-    return f"{size:,.3g} TB"
-
-
-def duration(seconds: float) -> str:
-    """Seconds with a unit: 5 min."""
-    for unit, length in (("s", 60), ("min", 60), ("h", 48)):
-        if seconds < length:
-            return f"{seconds:.0f} {unit}"
-        seconds /= 60 if unit != "h" else 24
-    return f"{seconds:.0f} days"
-
-
 def _pairs(title: str) -> Table:
     table = Table(box=None, padding=(0, 2, 0, 0), show_header=False, title=title, title_justify="left", pad_edge=False)
     table.title_style = "bold"
@@ -106,7 +78,7 @@ def _peer_row(peer: Status, status: Status) -> list[str]:
     away = f"{1000 * peer['round_trip']:.1f}" if peer["round_trip"] else UNKNOWN
     alive = "yes" if peer["alive"] else "[red]no[/red]"
     agreement = _agreement(peer, status)
-    speed = _count(peer["tokens_per_second"])
+    speed = count(peer["tokens_per_second"])
     return [_called(peer), peer["phase"], str(peer["round"]), agreement, number(peer["loss"], 3), speed, away, alive]
 
 
@@ -124,7 +96,7 @@ def _called(peer: Status) -> str:
 
 
 def _steps(status: Status) -> str:
-    return f"{_count(status['inner_step'])} of {_count(status['total_steps'])}"
+    return f"{count(status['inner_step'])} of {count(status['total_steps'])}"
 
 
 def _saved(found: dict[str, Any]) -> str:
@@ -132,7 +104,3 @@ def _saved(found: dict[str, Any]) -> str:
         return f"no checkpoint yet of {found['rounds']} rounds"
     saved = f"round {found['round']} of {found['rounds']}, digest {found['digest'][:DIGITS]}"
     return f"{saved}, saved {duration(found['age_seconds'])} ago"
-
-
-def _count(value: float | None) -> str:
-    return UNKNOWN if value is None else f"{value:,.0f}"

@@ -2,27 +2,16 @@
 
 from __future__ import annotations
 
-import os
 import time
 
 import numpy as np
 import torch
 
 from pier_node.config import RunConfig
-from pier_node.demo.plan import Pace
+from pier_node.demo.plan import Pace, cores, threads_for
 from pier_node.inner import devices
 from pier_node.inner.replica import Replica
 from pier_node.model.initial import initial_weights
-
-
-def cores() -> int:
-    """Cores that this process may use."""
-    return len(os.sched_getaffinity(0))
-
-
-def threads_for(sites: int) -> int:
-    """Threads for each of `sites` sites, so that together they use the cores once."""
-    return max(cores() // sites, 1)
 
 
 def measure(config: RunConfig, seconds: float = 1.5) -> Pace:

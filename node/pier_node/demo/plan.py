@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -92,3 +93,13 @@ def synchronous_bytes(config: RunConfig, parameters: int) -> float:
 def rounds_between_validations(config: RunConfig) -> int:
     """Outer rounds from one validation to the next."""
     return config.inner.eval_every or total_rounds(config)
+
+
+def cores() -> int:
+    """Cores that this process may use."""
+    return len(os.sched_getaffinity(0))
+
+
+def threads_for(sites: int) -> int:
+    """Threads for each of `sites` sites, so that together they use the cores once."""
+    return max(cores() // sites, 1)

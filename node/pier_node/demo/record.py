@@ -7,6 +7,7 @@ from typing import Any
 
 from pier_node.config import RunConfig
 from pier_node.demo.plan import rounds_between_validations
+from pier_node.model.flops import parameter_count
 from pier_node.outer.schedule import start_steps, total_rounds
 
 Status = dict[str, Any]
@@ -65,6 +66,7 @@ class Record:
 
     def __init__(self, config: RunConfig, names: list[str]) -> None:
         self.config = config
+        self.parameters = parameter_count(config.model)
         self.rounds = total_rounds(config)
         self.start_steps = start_steps(config) if config.outer.start == "solo" else 0
         self.tracks = {name: Track(name) for name in names}

@@ -119,6 +119,12 @@ class Sites:
         for site in self.all[1:]:
             await site.start("--peers", address, "--token", str(token))
 
+    async def ended(self, patience: float) -> None:
+        """Return when all sites have ended, or after `patience` seconds."""
+        running = [asyncio.create_task(site.ended()) for site in self.all if site.running]
+        if running:
+            await asyncio.wait(running, timeout=patience)
+
     def hurry(self) -> None:
         """Let nobody leave politely any more."""
         for site in self.all:
@@ -133,4 +139,4 @@ class Sites:
                 return
             for site in running:
                 act(site)
-            await asyncio.wait([asyncio.create_task(site.ended()) for site in running], timeout=patience)
+            await self.ended(patience)

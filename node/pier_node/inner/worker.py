@@ -16,6 +16,7 @@ from torch import Tensor
 
 from pier_node.config import RunConfig, from_canonical
 from pier_node.data.corpus import Corpus, open_corpus
+from pier_node.data.tokens import check_vocab
 from pier_node.data.windows import Batch, Windows, share
 from pier_node.errors import PierError
 from pier_node.inner import devices
@@ -135,11 +136,7 @@ def _open_data(config: RunConfig, setup: Setup, place: Place) -> Corpus:
     corpus = open_corpus(config.data, setup.slot, setup.slots, setup.data_path, Path(setup.cache))
     if place.rank == 0 and place.world > 1:
         dist.barrier()
-    if corpus.vocab_size > config.model.vocab_size:
-        raise PierError(
-            f"the data has token ids up to {corpus.vocab_size - 1}, the model has {config.model.vocab_size} of them",
-            f"Set model.vocab_size = {corpus.vocab_size} in run.toml, or use another tokenizer.",
-        )
+    check_vocab(corpus.vocab_size, config.model.vocab_size)
     return corpus
 
 

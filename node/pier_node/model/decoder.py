@@ -34,9 +34,9 @@ class Decoder(nn.Module):
         self.embeds = 0 in blocks
         self.predicts = config.layers - 1 in blocks
         if self.embeds or (self.predicts and config.tie_embeddings):
-            self.embedding = nn.Embedding(config.vocab_size, config.dim)
+            self.embedding = _embedding(config.vocab_size, config.dim)
         if self.embeds and config.form == "gpt2":
-            self.positions = nn.Embedding(config.context, config.dim)
+            self.positions = _embedding(config.context, config.dim)
         self.blocks = nn.ModuleDict({str(index): Block(config) for index in blocks})
         if self.predicts:
             self.norm = _norm(config)
@@ -150,3 +150,8 @@ def _rotate(x: Tensor, rotation: tuple[Tensor, Tensor]) -> Tensor:
     cos, sin = rotation
     low, high = x.chunk(2, dim=-1)
     return (x * cos + torch.cat((-high, low), dim=-1) * sin).type_as(x)
+
+
+def _embedding(rows: int, dim: int) -> nn.Embedding:
+    # Its own initialisation would import PyTorch's compiler on the meta device: a second of every start.
+    return nn.Embedding(rows, dim, _weight=torch.rand(rows, dim))

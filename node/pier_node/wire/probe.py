@@ -6,7 +6,6 @@ CALL_BACKS attempts at once, so that nobody slows the training of this site down
 
 from __future__ import annotations
 
-import asyncio
 import os
 import time
 from collections.abc import Callable
@@ -75,10 +74,9 @@ class ProbeServer:
         request = HelloRequest(protocol=PROTOCOL, run_hash=self._run_hash, site=Site(node=self._carrier.node))
         self._calling += 1
         try:
-            async with asyncio.timeout(CALL_BACK_TIMEOUT):
-                reply = await self._carrier.greet(address, request, CALL_BACK_TIMEOUT)
-        except (PeerLost, TimeoutError) as error:
-            return error.reason if isinstance(error, PeerLost) else f"no answer within {CALL_BACK_TIMEOUT:g} s"
+            reply = await self._carrier.greet(address, request, CALL_BACK_TIMEOUT)
+        except PeerLost as lost:
+            return lost.reason
         finally:
             self._calling -= 1
         return "" if reply.site.node == wanted else f"{address}: another node answers there, {reply.site.node}"

@@ -1,0 +1,94 @@
+"""`pier-node demo`, from its options to its report."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+
+from pier_node.config import RunConfig, load
+from pier_node.demo.folder import claimed
+from pier_node.demo.plan import steps_within, threads_for, write_run
+from pier_node.demo.record import Record
+from pier_node.demo.report import report
+from pier_node.demo.results import Result, measured
+from pier_node.demo.screen import screen_on
+from pier_node.demo.sites import NAMES, Sites
+from pier_node.demo.train import train
+
+RUN_FILE, RESULT_FILE, PLOT_FILE, MODEL_FOLDER = "run.toml", "result.json", "loss.png", "model"
+
+
+@dataclass(frozen=True)
+class Options:
+    """What `pier-node demo` was told.
+
+    Attributes:
+        steps: inner steps; None: as many as fit into `seconds`.
+        keep: go on with the run in `folder`, whatever the other options say of it.
+    """
+
+    folder: Path
+    sites: int = 3
+    algorithm: str = "pier"
+    steps: int | None = None
+    seconds: float = 100.0
+    keep: bool = False
+
+
+def run_demo(options: Options, as_json: bool) -> bool:
+    """Run the demo and print what came out, as text or as JSON and nothing else. Returns whether all went well.
+
+    Raises:
+        PierError: it could not be finished.
+        Interrupted: somebody ended it.
+    """
+    console = Console(stderr=as_json)
+    with claimed(options.folder, options.keep) as work:
+        config = _configured(options, work, console)
+        record = Record(config, list(NAMES[: config.run.sites]))
+        sites = Sites(work, config.run.sites, threads_for(config.run.sites))
+        with screen_on(console) as screen:
+            seconds = train(sites, work / RUN_FILE, record, screen)
+        return _tell(record, seconds, work, console, as_json)
+
+
+def _configured(options: Options, work: Path, console: Console) -> RunConfig:
+    path, steps = work / RUN_FILE, options.steps
+    if options.keep and path.exists():
+        return load(path)
+    if steps is None:
+        from pier_node.demo.pace import measure
+
+        config = write_run(path, options.sites, options.algorithm, steps=1)
+        with console.status("Measuring how fast this machine is"):
+            pace = measure(config)
+        steps = steps_within(options.seconds, options.sites, options.algorithm, pace, config.model.context)
+        console.print(f"This machine trains on {pace.tokens_per_second:,.0f} tokens/s: {steps} inner steps.")
+    return write_run(path, options.sites, options.algorithm, steps)
+
+
+def _tell(record: Record, seconds: float, work: Path, console: Console, as_json: bool) -> bool:
+    from pier_node.demo.plot import draw
+    from pier_node.demo.product import export_site, sample
+
+    with console.status("Exporting the model, and letting it write"):
+        result = measured(record, seconds)
+        model = export_site(work / record.newest.name, record.config, work / MODEL_FOLDER)
+        text = sample(model)
+        draw(record, work / PLOT_FILE)
+    everything = {**result.as_json(), "text": text, "export": str(model), "plot": str(work / PLOT_FILE)}
+    (work / RESULT_FILE).write_text(json.dumps(everything, indent=1) + "\n")
+    files = {"model": model, "loss curve": work / PLOT_FILE, "all numbers": work / RESULT_FILE, "sites and logs": work}
+    if as_json:
+        print(json.dumps(everything))
+    else:
+        console.print(report(result, text, files))
+    return _went_well(result)
+
+
+def _went_well(result: Result) -> bool:
+    return result.digests_equal and all(site.finished and not site.exit_code for site in result.sites)

@@ -1,0 +1,118 @@
+"""A demo's training, from the start of the first site until all have ended."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+from pathlib import Path
+
+from pier_node.demo.record import Record, Track
+from pier_node.demo.screen import Screen
+from pier_node.demo.sites import PATIENCE, Site, Sites
+from pier_node.demo.watch import Watch
+from pier_node.errors import PierError
+
+TICK = 0.25
+"""Seconds between two looks at the sites."""
+STILL = 180.0
+"""Seconds without any news after which a demo gives up."""
+SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
+
+class Interrupted(Exception):
+    """Somebody wants the demo to end."""
+
+
+def train(sites: Sites, run: Path, record: Record, screen: Screen) -> float:
+    """Have the sites train, fill the record, show it. Returns the seconds until the last round; no site lives then.
+
+    Raises:
+        PierError: sites died and those that are left cannot go on, or nothing happened for a long time.
+        Interrupted: by a signal; no site lives then either.
+    """
+    seconds = asyncio.run(_interruptible(sites, _Training(sites, run, record, screen)))
+    if seconds is None:
+        raise Interrupted
+    return seconds
+
+
+async def _interruptible(sites: Sites, training: _Training) -> float | None:
+    task, asked = asyncio.create_task(training.run()), False
+
+    def interrupt() -> None:
+        nonlocal asked
+        if asked or sites.stopping:
+            sites.hurry()
+        else:
+            task.cancel()
+        asked = True
+
+    for number in SIGNALS:
+        asyncio.get_running_loop().add_signal_handler(number, interrupt)
+    await asyncio.wait([task])
+    return None if task.cancelled() or asked else task.result()
+
+
+class _Training:
+    def __init__(self, sites: Sites, run: Path, record: Record, screen: Screen) -> None:
+        self._sites, self._run, self._record, self._screen = sites, run, record, screen
+        self._told: set[str] = set()
+        self._news: object = None
+        self._news_at = 0.0
+
+    async def run(self) -> float:
+        clock = asyncio.get_running_loop().time
+        began = self._news_at = clock()
+        try:
+            async with Watch(self._sites.all, self._record) as watch:
+                await self._sites.found(self._run)
+                while not self._record.finished:
+                    await asyncio.sleep(TICK)
+                    await watch.look()
+                    await self._invite()
+                    self._screen.show(self._record, clock() - began)
+                    self._mourn()
+                    self._require_news(clock())
+                seconds = clock() - began
+                await self._sites.ended(PATIENCE)
+                await watch.look()
+            return seconds
+        finally:
+            await self._sites.stop()
+
+    async def _invite(self) -> None:
+        founder, *others = self._sites.all
+        address = self._record.tracks[founder.name].status.get("address")
+        if address and not any(site.started for site in others):
+            await self._sites.join(address)
+
+    def _mourn(self) -> None:
+        """Say which site ended too early and what its log says; an error if the others cannot go on without it."""
+        lost = [site for site in self._sites.all if self._record.tracks[site.name] in self._record.lost]
+        if self._record.hopeless:
+            problems = [_obituary(site) for site in lost]
+            raise PierError("\n".join(problems), "The sites that are left cannot go on: they are no majority.")
+        for site in lost:
+            if site.name not in self._told:
+                self._told.add(site.name)
+                self._screen.tell(f"{_obituary(site)}\nThe other sites go on without it.")
+
+    def _require_news(self, now: float) -> None:
+        news = [_pulse(track) for track in self._record.tracks.values()]
+        if news != self._news:
+            self._news, self._news_at = news, now
+        if now - self._news_at > STILL:
+            states = [f"{site.name}: {self._state(site)}; its log ends with:\n{site.tail()}" for site in self._sites.all]
+            raise PierError(f"nothing has happened for {STILL:.0f} seconds\n" + "\n".join(states), "Start it again.")
+
+    def _state(self, site: Site) -> str:
+        status = self._record.tracks[site.name].status
+        return f"{status['phase']}, round {status['round']} {status['message']}" if status else "no answer yet"
+
+
+def _obituary(site: Site) -> str:
+    return f"site {site.name} ended with exit code {site.code}; {site.log} ends with:\n{site.tail()}"
+
+
+def _pulse(track: Track) -> tuple[object, ...]:
+    return track.round, track.code, *(track.status.get(key) for key in ("phase", "inner_step", "bytes_sent"))

@@ -1,0 +1,106 @@
+"""The whole examination: the way to every site of the run and back, then what this machine has for it."""
+
+from __future__ import annotations
+
+from contextlib import AsyncExitStack
+from dataclasses import dataclass
+
+from pier.v1.peer_pb2 import HelloReply, HelloRequest, Site
+from pier_node.config import RunConfig, from_canonical
+from pier_node.doctor.disk import disk_finding, free_disk
+from pier_node.doctor.finding import THIS_SITE, Finding, Verdict
+from pier_node.doctor.links import Link
+from pier_node.doctor.memory import free_memory, held_memory, memory_finding
+from pier_node.doctor.standpoint import Standpoint
+from pier_node.doctor.utilisation import utilisation_finding
+from pier_node.doctor.visit import Round, go_round, missed, visit
+from pier_node.errors import PierError
+from pier_node.inner import devices
+from pier_node.join import Settings
+from pier_node.model.layout import Layout
+from pier_node.wire.address import format_address, parse_address
+from pier_node.wire.carrier import HELLO, PROTOCOL
+from pier_node.wire.grpc_carrier import GrpcCarrier
+from pier_node.wire.interfaces import choose_address
+
+
+@dataclass(frozen=True)
+class Surroundings:
+    """The other sites, as they were found."""
+
+    sites: int
+    """That take part or answer, this one included."""
+    slowest: float
+    """Bytes a second of the slowest link in its slower direction; 0: none was measured."""
+
+
+async def examine(settings: Settings) -> list[Finding]:
+    """Look at everything. Raises PierError: the options contradict each other, or say too little."""
+    here = Standpoint.of(settings)
+    found = await _meet(here)
+    if here.config is None and found.met:
+        here = here.in_run(from_canonical(next(iter(found.met.values())).run_config))
+    findings = [missed(address, reason) for address, reason in found.missed.items()]
+    if here.config is None:
+        return findings
+    visited, links = await _visit(here, here.config, found.met)
+    slowest = min((min(link.up, link.down) for link in links), default=0.0)
+    around = Surroundings(max(here.config.run.sites, 1 + len(found.met)), slowest)
+    return [*findings, *visited, *_of_this_machine(here, here.config, around)]
+
+
+async def _meet(here: Standpoint) -> Round:
+    run_hash = here.config.hash() if here.config else b""
+    carrier = GrpcCarrier(here.identity.node, run_hash, here.credentials)
+    try:
+        return await go_round(carrier, set(here.addresses) - {here.status.get("address")}, run_hash)
+    finally:
+        await carrier.stop()
+
+
+async def _visit(
+    here: Standpoint, config: RunConfig, met: dict[str, HelloReply]
+) -> tuple[list[Finding], list[Link]]:
+    """Visit the sites one after the other: two at once would measure each other."""
+    async with AsyncExitStack() as stack:
+        carrier = GrpcCarrier(here.identity.node, config.hash(), here.credentials)
+        stack.push_async_callback(carrier.stop)
+        address, listening = await _listen(here, config, carrier)
+        findings, links = [listening], list[Link]()
+        for where, hello in met.items():
+            seen, link = await visit(carrier, where, hello, address)
+            findings += seen
+            links += [link] if link else []
+        return findings, links
+
+
+async def _listen(here: Standpoint, config: RunConfig, carrier: GrpcCarrier) -> tuple[str, Finding]:
+    """Where others reach this site: its daemon, or, while none runs, the doctor; "" if it cannot listen."""
+    if here.daemon:
+        address = str(here.status["address"])
+        return address, Finding(THIS_SITE, "address", Verdict.OK, f"its daemon tells others to reach it at {address}")
+    settings, me = here.settings, Site(node=here.identity.node)
+
+    async def answer(_sender: str, _request: HelloRequest) -> HelloReply:
+        return HelloReply(protocol=PROTOCOL, run_hash=config.hash(), run_config=config.canonical(), site=me)
+
+    carrier.serve(HELLO, answer)
+    host, port = parse_address(settings.listen)
+    try:
+        port = await carrier.start(host, port)
+    except PierError as error:
+        return "", Finding(THIS_SITE, "address", Verdict.PROBLEM, error.problem, error.remedy)
+    choice = choose_address(list(here.addresses), settings.advertise, format_address(host, port))
+    return choice.address, Finding(THIS_SITE, "address", Verdict.OK, choice.why)
+
+
+def _of_this_machine(here: Standpoint, config: RunConfig, around: Surroundings) -> list[Finding]:
+    parameters, folder = Layout.of(config.model).length, here.settings.folder
+    on_cpu = devices.pick(0).type == "cpu" and here.daemon is None
+    held = held_memory(here.daemon.pid) if here.daemon else 0
+    speed = here.status.get("tokens_per_second") or 0.0
+    return [
+        disk_finding(folder, parameters, free_disk(folder)),
+        memory_finding(config, parameters, devices.count() if on_cpu else 0, held, free_memory()),
+        utilisation_finding(config, parameters, around.sites, around.slowest, speed),
+    ]

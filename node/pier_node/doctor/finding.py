@@ -1,0 +1,40 @@
+"""What an examination finds: one line of the doctor's table, with what to change if it is not well."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import Enum
+
+THIS_SITE = "this site"
+
+
+class Verdict(Enum):
+    """What to think of it, in one word."""
+
+    OK = "ok"
+    ADVICE = "advice"
+    """The site can take part; it could do so better."""
+    PROBLEM = "PROBLEM"
+    """The site cannot take part, or not for long, or wastes most of its time."""
+    UNKNOWN = "unknown"
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One line.
+
+    Attributes:
+        site: THIS_SITE, or what people call a peer.
+        check: what was looked at.
+        detail: what was seen, with units.
+        remedy: what to change, where, to what.
+        values: the same as numbers for programs; names end in their units.
+    """
+
+    site: str
+    check: str
+    verdict: Verdict
+    detail: str
+    remedy: str = ""
+    values: Mapping[str, float] = field(default_factory=dict)

@@ -1,0 +1,98 @@
+"""Host memory that a site needs when sites exchange, against what is free.
+
+The outer state lives in the daemon, fp32, in vectors of one element a parameter; `vectors` counts them.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import psutil
+
+from pier_node.config import RunConfig
+from pier_node.doctor.finding import THIS_SITE, Finding, Verdict
+from pier_node.units import amount
+
+FLOAT = 4
+WORKER_BYTES = 16
+"""Bytes a parameter of a worker on the CPU: fp32 weights, gradients and AdamW's two moments; activations come on top."""
+
+_CGROUP = Path("/sys/fs/cgroup")
+
+
+@dataclass(frozen=True)
+class Vectors:
+    """How many vectors of a whole model the daemon holds at once.
+
+    Attributes:
+        always: by what they are, at the end of every round.
+        at_times: more of them: a round went on without this site; a newcomer fetches the run's state from it.
+    """
+
+    always: dict[str, int]
+    at_times: dict[str, int]
+
+    @property
+    def usual(self) -> int:
+        """In every round."""
+        return sum(self.always.values())
+
+    @property
+    def most(self) -> int:
+        """When everything comes together."""
+        return self.usual + sum(self.at_times.values())
+
+
+def vectors(config: RunConfig) -> Vectors:
+    """What the daemon holds; a state has AdamW's moments in it where gradients are exchanged."""
+    state = 4 if "sync" in (config.outer.algorithm, config.outer.start) else 2
+    always = {"state": state, "shadow": state, "mean": 1, "outbox": 1, "AdamW's moments": 2, "pending": 1}
+    at_times = {"start from pending": 1, "state that is served": state, "moments that are served": 2}
+    return Vectors(always, at_times)
+
+
+def memory_finding(config: RunConfig, parameters: int, cpu_workers: int, held: int, free: int) -> Finding:
+    """Whether the memory is enough.
+
+    Args:
+        cpu_workers: of this site, still to be started.
+        held: bytes that a running daemon has taken of this already.
+        free: bytes.
+    """
+    held_at_once = vectors(config)
+    workers = WORKER_BYTES * parameters * cpu_workers
+    usual, most = (max(0, FLOAT * parameters * number - held) + workers for number in (held_at_once.usual, held_at_once.most))
+    more = "more " if held else ""
+    detail = f"needs {amount(usual)} {more}in every round, {amount(most)} at most; {amount(free)} free"
+    values = {"usual_bytes": usual, "most_bytes": most, "free_bytes": free, "bytes_a_parameter": FLOAT * held_at_once.most}
+    if free >= most:
+        return Finding(THIS_SITE, "memory", Verdict.OK, detail, "", values)
+    verdict = Verdict.ADVICE if free >= usual else Verdict.PROBLEM
+    remedy = (
+        f"Free {amount(most - free)} of memory here, or run a smaller model: the daemon holds up to {held_at_once.most} fp32 "
+        f"copies of it ({FLOAT * held_at_once.most} bytes a parameter)."
+    )
+    return Finding(THIS_SITE, "memory", verdict, detail, remedy, values)
+
+
+def free_memory() -> int:
+    """Bytes that can be had: of the machine, or of the container if that has a limit."""
+    return min(psutil.virtual_memory().available, *_container_room(_CGROUP))
+
+
+def held_memory(pid: int) -> int:
+    """Bytes of shared memory in a daemon: its vectors."""
+    for line in Path(f"/proc/{pid}/status").read_text().splitlines():
+        if line.startswith("RssShmem:"):
+            return int(line.split()[1]) * 1024
+    return 0
+
+
+def _container_room(cgroup: Path) -> list[int]:
+    """What a limit of control groups (version 2) leaves; [] without one. Cached files give way, so they do not count."""
+    if not (cgroup / "memory.max").exists() or (limit := (cgroup / "memory.max").read_text().strip()) == "max":
+        return []
+    stat = dict(line.split() for line in (cgroup / "memory.stat").read_text().splitlines())
+    used = int((cgroup / "memory.current").read_text()) - int(stat.get("inactive_file", 0))
+    return [max(0, int(limit) - used)]

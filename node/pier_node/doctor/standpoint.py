@@ -1,0 +1,62 @@
+"""From where the doctor looks: what this site is told, and what is known here already, without changing any of it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Self
+
+from cryptography.hazmat.primitives.asymmetric import ec
+
+from pier_node.certificates import Credentials, credentials
+from pier_node.commands.on_disk import last_event
+from pier_node.commands.running import Running, Status, find_daemon
+from pier_node.config import RunConfig
+from pier_node.errors import PierError
+from pier_node.identity import Identity, Token
+from pier_node.join import Settings, find_token, known_config
+from pier_node.site import SiteRecord
+
+
+@dataclass(frozen=True)
+class Standpoint:
+    """This site.
+
+    Attributes:
+        config: the run; None: only the peers know it.
+        credentials: None with --insecure, or when this site will found a run.
+        daemon: None: none runs.
+        status: what the daemon says; else what its last round left; else {}.
+        addresses: of other sites, as far as they are known.
+    """
+
+    settings: Settings
+    config: RunConfig | None
+    identity: Identity
+    token: Token | None
+    credentials: Credentials | None
+    daemon: Running | None
+    status: Status
+    addresses: tuple[str, ...]
+
+    @classmethod
+    def of(cls, settings: Settings) -> Self:
+        """Look at the data folder and the options. Raises PierError: they contradict each other, or say too little."""
+        token, config, record = find_token(settings), known_config(settings), SiteRecord.load(settings.folder)
+        # Before its first start a site has no key: the one made here is forgotten again.
+        identity = Identity.load_or_create(settings.folder) if record else Identity(ec.generate_private_key(ec.SECP256R1()))
+        daemon = find_daemon(settings.folder)
+        status = daemon.status() if daemon else last_event(settings.folder)
+        known = [site.address for site in record.sites()] if record else []
+        peers = [peer["address"] for peer in status.get("peers", [])]
+        addresses = tuple(dict.fromkeys([*settings.peers, *peers, *known]))
+        if addresses and token is None and not settings.insecure:
+            raise PierError(f"there is no token in {settings.folder}", "Give --token, or --insecure if the run is.")
+        proof = credentials(identity, token) if token else None
+        here = cls(settings, None, identity, token, proof, daemon, status, addresses)
+        return here.in_run(config) if config else here
+
+    def in_run(self, config: RunConfig) -> Self:
+        """The same, once the run is known. Raises PierError: the token is of another one."""
+        if self.token:
+            self.token.require_run(config.hash())
+        return replace(self, config=config)

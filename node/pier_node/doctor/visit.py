@@ -1,0 +1,125 @@
+"""Goes round the sites of a run: who answers at which address, and, at each of them, both directions of its link."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from pier.v1.peer_pb2 import HelloReply, HelloRequest, ProbeReply, ProbeRequest, Site
+from pier_node.doctor.finding import Finding, Verdict
+from pier_node.doctor.links import Link, measure
+from pier_node.doctor.remedies import to_be_reached, to_reach_peer
+from pier_node.units import rate
+from pier_node.wire.carrier import PROBE, PROTOCOL, PeerLost
+from pier_node.wire.grpc_carrier import GrpcCarrier
+
+GREETING = 10.0
+"""Seconds for an answer to a hello."""
+ANSWER = 30.0
+"""Seconds for an answer to a probe: 64 KiB on a line of 20 kbit/s, or a call back that fails."""
+CLOCKS = 10.0
+"""Seconds that the clocks of two sites may differ; at a day their certificates are refused."""
+
+
+@dataclass(frozen=True)
+class Round:
+    """Who was met.
+
+    Attributes:
+        met: their answers, by the address that they answered at.
+        missed: why nobody answered, by address.
+    """
+
+    met: dict[str, HelloReply]
+    missed: dict[str, str]
+
+
+async def go_round(carrier: GrpcCarrier, addresses: Iterable[str], run_hash: bytes) -> Round:
+    """Say hello at addresses and to whoever is named there, all at once. A site is met once, this one not at all."""
+    request = HelloRequest(protocol=PROTOCOL, run_hash=run_hash, site=Site(node=carrier.node))
+    found, tried, waiting = Round({}, {}), set[str](), set(addresses)
+    while waiting:
+        tried |= waiting
+        answers = await asyncio.gather(*(_greet(carrier, address, request) for address in sorted(waiting)))
+        named = [site.address for answer in answers if isinstance(answer, HelloReply) for site in answer.roster]
+        for address, answer in zip(sorted(waiting), answers, strict=True):
+            _note(found, carrier.node, address, answer)
+        known = {reply.site.address for reply in found.met.values()}
+        waiting = {address for address in named if address} - tried - known
+    return found
+
+
+async def _greet(carrier: GrpcCarrier, address: str, request: HelloRequest) -> HelloReply | PeerLost:
+    try:
+        return await carrier.greet(address, request, GREETING)
+    except PeerLost as lost:
+        return lost
+
+
+def _note(found: Round, me: str, address: str, answer: HelloReply | PeerLost) -> None:
+    if isinstance(answer, PeerLost):
+        found.missed[address] = answer.reason
+    elif answer.site.node not in {me, *(reply.site.node for reply in found.met.values())}:
+        found.met[address] = answer
+
+
+def missed(address: str, reason: str) -> Finding:
+    """A site that does not answer."""
+    return Finding(address, "reach it", Verdict.PROBLEM, reason, to_reach_peer(address, reason))
+
+
+async def visit(
+    carrier: GrpcCarrier, address: str, hello: HelloReply, own_address: str
+) -> tuple[list[Finding], Link | None]:
+    """Examine the way to a site that was met, and back. The link is None if it could not be measured.
+
+    Args:
+        own_address: where this site is reached; "": it does not listen, so that is not tried.
+    """
+    name, node = hello.site.name or hello.site.node, hello.site.node
+    carrier.introduce(node, address)
+
+    async def ask(request: ProbeRequest) -> ProbeReply:
+        return await carrier.call(node, PROBE, request, ANSWER)
+
+    try:
+        link = await measure(ask)
+    except PeerLost as lost:
+        return [Finding(name, "measure it", Verdict.UNKNOWN, lost.reason)], None
+    away = f"answers at {address}, {1000 * link.round_trip:.3g} ms away"
+    findings = [
+        Finding(name, "reach it", Verdict.OK, away, values={"round_trip_seconds": link.round_trip}),
+        _line(name, link),
+        _clock(name, link),
+    ]
+    if own_address:
+        findings.insert(1, await _back(carrier, name, hello, own_address))
+    return findings, link
+
+
+async def _back(carrier: GrpcCarrier, name: str, hello: HelloReply, own_address: str) -> Finding:
+    """Whether the site reaches this one."""
+    try:
+        reply = await carrier.call(hello.site.node, PROBE, ProbeRequest(call_back=own_address), ANSWER)
+    except PeerLost as lost:
+        return Finding(name, "reached by it", Verdict.UNKNOWN, lost.reason)
+    if reply.reached:
+        return Finding(name, "reached by it", Verdict.OK, f"it reaches this site at {own_address}")
+    remedy = to_be_reached(own_address, reply.detail, hello.seen_as)
+    return Finding(name, "reached by it", Verdict.PROBLEM, reply.detail, remedy)
+
+
+def _line(name: str, link: Link) -> Finding:
+    values = {"up_bytes_per_second": link.up, "down_bytes_per_second": link.down}
+    return Finding(name, "line", Verdict.OK, f"{rate(link.up)} there, {rate(link.down)} back", values=values)
+
+
+def _clock(name: str, link: Link) -> Finding:
+    ahead = link.clock_ahead
+    values = {"clock_ahead_seconds": ahead}
+    if abs(ahead) <= CLOCKS:
+        return Finding(name, "clock", Verdict.OK, f"its clock agrees, to {abs(ahead):.1g} s", values=values)
+    detail = f"its clock is {abs(ahead):,.0f} s {'ahead of' if ahead > 0 else 'behind'} this site's"
+    remedy = "Run NTP at both sites (timedatectl set-ntp true); clocks a day apart refuse each other's certificates."
+    return Finding(name, "clock", Verdict.PROBLEM, detail, remedy, values)

@@ -1,0 +1,44 @@
+"""Numbers as people read them, with their units."""
+
+from __future__ import annotations
+
+UNKNOWN = "-"
+"""Shown for a number that is not known yet."""
+
+
+def number(value: float | None, digits: int) -> str:
+    """With so many digits after the point."""
+    return UNKNOWN if value is None else f"{value:.{digits}f}"
+
+
+def count(value: float | None) -> str:
+    """Whole, in groups of three: 12,345."""
+    return UNKNOWN if value is None else f"{value:,.0f}"
+
+
+def percent(fraction: float | None) -> str:
+    """0.874 -> 87 %."""
+    return UNKNOWN if fraction is None else f"{100 * fraction:.0f} %"
+
+
+def amount(size: float) -> str:
+    """Bytes: 12.3 MB."""
+    for unit in ("B", "kB", "MB", "GB"):
+        if size < 999.5:
+            return f"{size:.3g} {unit}"
+        size /= 1000
+    return f"{size:,.3g} TB"
+
+
+def rate(bytes_a_second: float) -> str:
+    """Speed of a line, in bits as people know it: 94.3 Mbit/s."""
+    return f"{bytes_a_second * 8 / 1e6:,.3g} Mbit/s" if bytes_a_second < 124e6 else f"{bytes_a_second / 125e6:,.3g} Gbit/s"
+
+
+def duration(seconds: float) -> str:
+    """Seconds: 5 min."""
+    for unit, longest in (("s", 120), ("min", 120), ("h", 48)):
+        if seconds < longest:
+            return f"{seconds:.0f} {unit}"
+        seconds /= 24 if unit == "h" else 60
+    return f"{seconds:.0f} days"

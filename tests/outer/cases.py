@@ -1,0 +1,154 @@
+"""Small outer states, announcements, and sites that hold rounds over the simulated network, for the tests beside."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from simulation.network import Network, SimCarrier, Weather
+
+from pier.v1.peer_pb2 import Ballot, Phase, Pulse, Ready, Share, Site, Value
+from pier_node.config import RunConfig
+from pier_node.faults import NO_FAULTS, Faults
+from pier_node.outer.attempt import Contribution, Tools, Voted
+from pier_node.outer.round import Rounds
+from pier_node.outer.state import ANCHOR, MOMENTUM, OuterState
+from pier_node.roster import Roster
+from pier_node.shared import SharedVector, Vector
+from pier_node.wire.carrier import PeerLost
+
+LENGTH = 12
+CALM = Weather(delay=0.01, jitter=0.0)
+
+
+def config(run: Mapping[str, Any] | None = None, inner: Mapping[str, Any] | None = None, **outer: Any) -> RunConfig:
+    return RunConfig.model_validate({"run": run or {}, "inner": inner or {}, "outer": outer})
+
+
+def fp32(*values: float) -> Vector:
+    return np.array(values, np.float32)
+
+
+def shared(values: Sequence[float] | Vector) -> SharedVector:
+    vector = SharedVector(len(values))
+    vector.array[:] = values
+    return vector
+
+
+def outer_state(
+    members: Sequence[str], round: int = 0, anchor: Sequence[float] | Vector | None = None, **ledger: int
+) -> OuterState:
+    values = np.zeros(LENGTH, np.float32) if anchor is None else anchor
+    tensors = {ANCHOR: shared(values), MOMENTUM: SharedVector(len(values))}
+    return OuterState(round, tuple(members), tensors, ledger)
+
+
+def ballot(number: int, keeper: str = "a") -> Ballot:
+    return Ballot(number=number, keeper=keeper)
+
+
+def value(name: str, members: str, origin: Ballot | None = None) -> Value:
+    """A result called `name`, computed by the members (one letter each)."""
+    return Value(origin=origin or ballot(1), digest=name.encode() * 32, members=list(members))
+
+
+def ready(node: str, round: int = 5, **fields: Any) -> Ready:
+    return Ready(node=node, round=round, nonce=fields.pop("nonce", node.encode()), votes=[node], **fields)
+
+
+def voter(node: str, voted: Value, number: int = 1, holds: bool = True, voted_round: int = 5, round: int = 5) -> Ready:
+    fields = {"voted": voted, "voted_in": ballot(number), "voted_round": voted_round, "holds": holds}
+    return ready(node, round, seen=ballot(number), **fields)
+
+
+def shares(tokens: Mapping[str, int], split: Sequence[tuple[int, int]]) -> list[Share]:
+    """Shares of the members in node-id order, for the given (offset, length) each."""
+    return [
+        Share(node=node, tokens=tokens[node], offset=offset, length=length, nonce=node.encode(), votes=[node])
+        for node, (offset, length) in zip(sorted(tokens), split, strict=True)
+    ]
+
+
+def add_mean(state: OuterState, mean: Vector, tokens: Mapping[str, int]) -> OuterState:
+    """The simplest way on: the anchor moves by the mean."""
+    ledger = {node: state.ledger.get(node, 0) + tokens.get(node, 0) for node in {*state.ledger, *tokens}}
+    tensors = {ANCHOR: shared(state.anchor + mean), MOMENTUM: state.tensors[MOMENTUM]}
+    return OuterState(state.round + 1, tuple(sorted(tokens)), tensors, ledger)
+
+
+class Memory:
+    """A vote log that tells what happened in which order."""
+
+    def __init__(self, diary: list[str]) -> None:
+        self.diary = diary
+        self.votes: list[tuple[int, Ballot, Value]] = []
+
+    def record(self, round: int, ballot_number: int, ballot_keeper: str, value: Value) -> None:
+        self.diary.append("recorded")
+        self.votes.append((round, Ballot(number=ballot_number, keeper=ballot_keeper), value))
+
+
+class Member:
+    """A site that holds rounds: carrier, roster and Rounds, without training."""
+
+    def __init__(
+        self, network: Network, node: str, state: OuterState, voted: Voted | None = None, faults: Faults = NO_FAULTS
+    ) -> None:
+        self.node, self.phase, self.diary = node, Phase.PHASE_WAITING, list[str]()
+        self.carrier: SimCarrier = network.join(node)
+        self.roster = Roster(self.carrier, self.pulse)
+        self.journal = Memory(self.diary)
+        self.tools = Tools(self.carrier, self.roster, self.journal, self.fetch_shadow, faults, chunk=2)
+        self.rounds = Rounds(self.tools, state, voted, nonces(node))
+        self.held: dict[str, OuterState] = {}
+
+    def pulse(self) -> Pulse:
+        state = self.rounds.state
+        return Pulse(site=Site(node=self.node), phase=self.phase, round=state.round, digest=state.digest)
+
+    async def fetch_shadow(self, holders: Any, number: int, value: Value) -> OuterState:
+        for holder in holders:
+            if holder in self.held:
+                return self.held[holder]
+        raise PeerLost(next(iter(holders), ""), "has nothing")
+
+    def meet(self, *others: str) -> None:
+        for node in others:
+            self.roster.add(Site(node=node))
+        for contact in self.roster.contacts.values():
+            if contact.task:
+                self.carrier.tasks.add(contact.task)
+
+    def contribute(self, amount: float, tokens: int = 1) -> asyncio.Task[OuterState]:
+        """Take part in the next round with `amount` in every place."""
+        contribution = Contribution(np.full(LENGTH, amount, np.float32), tokens)
+        return self.carrier.spawn(self.rounds.commit(contribution, add_mean))
+
+
+def nonces(node: str) -> Callable[[], bytes]:
+    numbers = iter(range(1, 1 << 30))
+    return lambda: f"{node}{next(numbers)}".encode()
+
+
+def assemble(network: Network, names: str, state: OuterState | None = None, **made: Member) -> dict[str, Member]:
+    """Members with these one-letter names that know each other, their keepers at work."""
+    begin = state or outer_state(tuple(names))
+    members = {node: made.get(node) or Member(network, node, begin) for node in names}
+    for member in members.values():
+        member.meet(*names)
+        member.carrier.spawn(member.rounds.keeper.run())
+    return members
+
+
+async def acquainted(members: Mapping[str, Member]) -> None:
+    """Return once all of them have heard of each other."""
+    names = set(members)
+    for member in members.values():
+        await member.roster.changed.until(lambda roster=member.roster: set(roster.participants()) >= names)
+
+
+async def within(seconds: float, work: Awaitable[Any]) -> Any:
+    async with asyncio.timeout(seconds):
+        return await work

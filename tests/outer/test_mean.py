@@ -1,0 +1,57 @@
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from hypothesis.extra.numpy import arrays
+from outer.cases import fp32
+
+from pier_node.outer.mean import relative_weights, weighted_mean
+from pier_node.shared import Vector
+
+FINITE = st.floats(-1e6, 1e6, width=32)
+
+
+def mean(vectors: list[Vector], tokens: list[int]) -> Vector:
+    out = np.full(len(vectors[0]), np.nan, np.float32)
+    weighted_mean(vectors, relative_weights(tokens), out=out)
+    return out
+
+
+def test_golden() -> None:
+    np.testing.assert_allclose(mean([fp32(1, -2), fp32(4, 4)], [100, 50]), [2.0, 0.0], rtol=1e-6)
+
+
+@given(st.integers(1, 8), st.integers(1, 2**52), st.data())
+def test_equal_tokens_give_the_plain_mean_to_the_last_bit(count: int, tokens: int, data: st.DataObject) -> None:
+    vectors = [data.draw(arrays(np.float32, 5, elements=FINITE)) for _ in range(count)]
+    total = vectors[0].copy()
+    for vector in vectors[1:]:
+        total = total + vector
+    assert mean(vectors, [tokens] * count).tobytes() == (total / np.float32(count)).tobytes()
+
+
+@given(st.lists(st.integers(1, 2**40), min_size=1, max_size=6), st.data())
+def test_is_the_weighted_mean(tokens: list[int], data: st.DataObject) -> None:
+    vectors = [data.draw(arrays(np.float32, 4, elements=FINITE)) for _ in tokens]
+    expected = np.average(np.array(vectors, np.float64), axis=0, weights=tokens)
+    scale = max(float(np.abs(vector).max()) for vector in vectors)
+    np.testing.assert_allclose(mean(vectors, tokens), expected, atol=4e-6 * scale + 1e-30)
+
+
+def test_nobody_means_zero() -> None:
+    out = fp32(1, 2)
+    weighted_mean([], [], out=out)
+    assert out.tolist() == [0, 0]
+
+
+@pytest.mark.parametrize(
+    ("tokens", "weights"), [([], []), ([0, 0], [0, 0]), ([5], [1]), ([3, 0, 3], [1, 0, 1]), ([1, 4], [0.25, 1])]
+)
+def test_relative_weights(tokens: list[int], weights: list[float]) -> None:
+    assert [float(weight) for weight in relative_weights(tokens)] == weights
+
+
+def test_whoever_has_a_token_has_a_weight() -> None:
+    assert relative_weights([1, 2**53 - 1])[0] > 0

@@ -1,0 +1,111 @@
+from __future__ import annotations
+
+import math
+
+import pytest
+from hypothesis import assume, given
+from hypothesis import strategies as st
+from outer.cases import config
+
+from pier_node.config import OuterSection, RunConfig
+from pier_node.outer.schedule import Kind, RoundPlan, lr_at, momentum_at, round_plan, start_steps, total_rounds
+
+STAGED = OuterSection()
+COSINE = OuterSection(schedule="cosine")
+
+
+@pytest.mark.parametrize(
+    ("done", "momentum"),
+    [(0.05, 0.9), (0.1, 0.99), (0.12, 0.99), (0.15, 0.95), (0.17, 0.95), (0.2, 0.9), (0.5, 0.9), (1.0, 0.9)],
+)
+def test_staged_momentum(done: float, momentum: float) -> None:
+    assert momentum_at(STAGED, done) == momentum
+
+
+@pytest.mark.parametrize(
+    ("done", "lr"),
+    [(0.1, 0.0), (0.15, 0.55), (0.19, 0.99), (0.2, 1.1), (0.5, 1.1), (0.79, 1.1), (0.8, 0.9), (0.81, 0.9), (1.0, 0.9)],
+)
+def test_staged_lr(done: float, lr: float) -> None:
+    assert lr_at(STAGED, done) == pytest.approx(lr, abs=1e-12)
+
+
+@pytest.mark.parametrize(
+    ("done", "momentum", "lr"),
+    [(0.1, 0.99, 0.0), (0.15, 0.90 + 0.045 * (1 + math.cos(math.pi * 0.05 / 0.9)), 0.55)]
+    + [(0.2, 0.90 + 0.045 * (1 + math.cos(math.pi / 9)), 1.1), (0.55, 0.945, None), (0.6, None, 1.0), (1.0, 0.9, 0.9)],
+)
+def test_cosine(done: float, momentum: float | None, lr: float | None) -> None:
+    if momentum is not None:
+        assert momentum_at(COSINE, done) == pytest.approx(momentum, abs=1e-7)
+    if lr is not None:
+        assert lr_at(COSINE, done) == pytest.approx(lr, abs=1e-7)
+
+
+@given(st.floats(0, 1), st.floats(0, 0.95))
+def test_schedules_stay_within_their_bounds_wherever_the_start_ends(done: float, fraction: float) -> None:
+    for schedule in ("staged", "cosine"):
+        outer = OuterSection(schedule=schedule, start="none", start_fraction=fraction)
+        assert 0.9 <= momentum_at(outer, done) <= 0.99
+        assert 0.0 <= lr_at(outer, done) <= 1.1
+
+
+@given(st.floats(0, 1), st.floats(0, 0.99), st.floats(0.01, 2))
+def test_constant(done: float, momentum: float, lr: float) -> None:
+    outer = OuterSection(schedule="constant", momentum=momentum, lr=lr)
+    assert (momentum_at(outer, done), lr_at(outer, done)) == (momentum, lr)
+
+
+def pier(**outer: object) -> RunConfig:
+    return config(inner={"total_steps": 1000}, inner_steps=50, **outer)
+
+
+def test_solo_start() -> None:
+    run = pier()
+    assert (start_steps(run), total_rounds(run)) == (100, 20)
+    assert round_plan(run, 2) == RoundPlan(2, Kind.SOLO, 50, 50, 0.9, 0.0, True, False)
+    assert round_plan(run, 3) == RoundPlan(3, Kind.LOCAL, 100, 50, 0.95, pytest.approx(0.55), False, True)
+    assert round_plan(run, 4).first_exchange is False
+    assert round_plan(run, 20).lr == 0.9
+
+
+def test_sync_start_is_a_round_a_step_and_gathers_momentum_once_an_interval() -> None:
+    run = pier(start="sync")
+    assert (start_steps(run), total_rounds(run)) == (100, 118)
+    assert round_plan(run, 1) == RoundPlan(1, Kind.SYNC, 0, 1, 0.9, 0.0, True, True)
+    assert [round_plan(run, number).momentum for number in (2, 50, 51, 52)] == [1.0, 1.0, 0.9, 1.0]
+    assert round_plan(run, 101) == RoundPlan(101, Kind.LOCAL, 100, 50, 0.95, pytest.approx(0.55), False, False)
+
+
+def test_plain_algorithms() -> None:
+    diloco, sync = pier(algorithm="diloco"), pier(algorithm="sync")
+    assert round_plan(diloco, 1) == RoundPlan(1, Kind.LOCAL, 0, 50, 0.9, 0.7, False, True)
+    assert total_rounds(sync) == 1000
+    assert round_plan(sync, 1000) == RoundPlan(1000, Kind.SYNC, 999, 1, 0.0, 0.0, False, False)
+
+
+def test_no_momentum_without_its_warmup() -> None:
+    plan = round_plan(pier(momentum_warmup=False), 1)
+    assert (plan.kind, plan.momentum, plan.warmup) == (Kind.SOLO, 0.0, False)
+
+
+@given(
+    st.integers(1, 400),
+    st.integers(1, 60),
+    st.sampled_from(["solo", "sync", "none"]),
+    st.sampled_from(["pier", "diloco", "sync"]),
+    st.floats(0.01, 0.9),
+)
+def test_rounds_cover_every_step_once_and_start_once(
+    steps: int, every: int, start: str, algorithm: str, fraction: float
+) -> None:
+    assume(algorithm != "sync" or start == "none")
+    outer = {"algorithm": algorithm, "inner_steps": every, "start": start, "start_fraction": fraction}
+    run = config(inner={"total_steps": steps}, **outer)
+    plans = [round_plan(run, number) for number in range(1, total_rounds(run) + 1)]
+    assert [step for plan in plans for step in range(plan.first_step, plan.first_step + plan.steps)] == [*range(steps)]
+    exchanging = [plan for plan in plans if plan.kind is not Kind.SOLO]
+    assert [plan.first_exchange for plan in exchanging[:2]] == [True, False][: len(exchanging)]
+    assert not any(plan.first_exchange for plan in exchanging[1:])
+    assert [plan.kind for plan in plans] == sorted((plan.kind for plan in plans), key=lambda kind: kind is Kind.LOCAL)
+    assert start_steps(run) % every == 0 or start_steps(run) == steps
