@@ -240,5 +240,37 @@ def generate(folder: Path, **options: Any) -> None:
     click.echo()
 
 
+@main.command()
+@click.option("--sites", type=click.IntRange(2, 8), default=3, show_default=True, help="Sites on this machine.")
+@click.option("--algorithm", type=click.Choice(["pier", "diloco", "sync"]), default="pier", show_default=True)
+@click.option("--steps", type=click.IntRange(1), help="Inner steps. [default: what fits into --seconds]")
+@click.option(
+    "--seconds", type=click.FloatRange(min=0, min_open=True), default=90.0, show_default=True, help="For the training."
+)
+@click.option(
+    "--folder",
+    type=click.Path(path_type=Path, file_okay=False),
+    default=Path("pier-demo"),
+    show_default=True,
+    help="Where all of it lies: sites, logs, the model, the loss curve. Emptied first.",
+)
+@click.option("--keep", is_flag=True, help="Go on with the run in --folder. [default: begin anew]")
+@JSON
+@explained
+def demo(as_json: bool, **options: Any) -> None:
+    """Watch several sites on this machine train a small model together.
+
+    Exit code: 0 when all went well, 1 when not, 130 after Ctrl+C, which ends everything.
+    """
+    from pier_node.demo.run import Options, run_demo
+    from pier_node.demo.train import Interrupted
+
+    try:
+        sys.exit(0 if run_demo(Options(**options), as_json) else 1)
+    except Interrupted:
+        click.echo("Stopped, and no process is left. To go on: pier-node demo --keep", err=True)
+        sys.exit(130)
+
+
 def _listed(peers: tuple[str, ...]) -> tuple[str, ...]:
     return tuple(address for text in peers for address in text.split(",") if address)

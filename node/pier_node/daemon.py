@@ -38,6 +38,7 @@ from pier_node.wire.address import format_address, parse_address
 from pier_node.wire.carrier import HELLO
 from pier_node.wire.grpc_carrier import GrpcCarrier
 from pier_node.wire.interfaces import choose_address
+from pier_node.wire.probe import ProbeServer
 from pier_node.wire.state_server import StateServer
 from pier_node.wire.transfer import fetch_state
 
@@ -102,6 +103,7 @@ class Daemon:
         self._roster = Roster(self._carrier, self._reporter.pulse)
         reception = Reception(self._carrier, self._roster, member.config, lambda: self._site)
         self._carrier.serve(HELLO, reception.answer)
+        ProbeServer(self._carrier, member.config.hash())
         host, port = parse_address(settings.listen)
         port = await self._carrier.start(host, port)
         stack.push_async_callback(self._carrier.stop)

@@ -67,8 +67,8 @@ async def find_run(settings: Settings) -> Membership:
     folder = settings.folder
     folder.mkdir(parents=True, exist_ok=True)
     identity, record = Identity.load_or_create(folder), SiteRecord.load(folder)
-    token = _token(settings)
-    config = _known_config(settings)
+    token = find_token(settings)
+    config = known_config(settings)
     if token is None and config is not None and not settings.peers and not settings.insecure:
         token = Token.new(config.hash())
     if config is None:
@@ -80,7 +80,8 @@ async def find_run(settings: Settings) -> Membership:
     return Membership(config, identity, token, credentials(identity, token) if token else None, record)
 
 
-def _token(settings: Settings) -> Token | None:
+def find_token(settings: Settings) -> Token | None:
+    """The token that was given, or is kept; None: --insecure, or there is no run yet. Raises PierError."""
     if settings.insecure:
         return None
     token = Token.parse(settings.token) if settings.token else Token.load(settings.folder)
@@ -92,7 +93,8 @@ def _token(settings: Settings) -> Token | None:
     return token
 
 
-def _known_config(settings: Settings) -> RunConfig | None:
+def known_config(settings: Settings) -> RunConfig | None:
+    """The run, as far as this machine knows; None: the peers do. Raises PierError."""
     stored = load_run(settings.folder)
     given = load(settings.run) if settings.run else None
     if stored and given and stored.hash() != given.hash():

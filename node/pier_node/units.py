@@ -32,7 +32,9 @@ def amount(size: float) -> str:
 
 def rate(bytes_a_second: float) -> str:
     """Speed of a line, in bits as people know it: 94.3 Mbit/s."""
-    return f"{bytes_a_second * 8 / 1e6:,.3g} Mbit/s" if bytes_a_second < 124e6 else f"{bytes_a_second / 125e6:,.3g} Gbit/s"
+    return (
+        f"{bytes_a_second * 8 / 1e6:,.3g} Mbit/s" if bytes_a_second < 124e6 else f"{bytes_a_second / 125e6:,.3g} Gbit/s"
+    )
 
 
 def duration(seconds: float) -> str:

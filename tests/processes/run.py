@@ -5,6 +5,8 @@ from __future__ import annotations
 import argparse
 import json
 import shutil
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -75,7 +77,17 @@ class Run:
         forks = [number for number, digests in by_round.items() if len(digests) > 1]
         assert not forks, f"forked at {forks}"
         for site in self.sites:
-            assert not [sign for sign in BAD_SIGNS if sign in site.tail()], f"{site}: see its log"
+            assert not [sign for sign in BAD_SIGNS if sign in site.output], f"{site}: see its log"
+
+
+@contextmanager
+def held(sites: Sequence[Site]) -> Iterator[None]:
+    """Hold these sites' workers meanwhile, so that a run waits for what a test does, and leaves it the machine."""
+    for site in sites:
+        site.hold()
+    yield
+    for site in sites:
+        site.release()
 
 
 def tiny(sites: int, tables: dict[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:

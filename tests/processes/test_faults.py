@@ -6,6 +6,7 @@ from signal import SIGKILL
 
 import pytest
 from processes.conftest import Found
+from processes.run import held
 from processes.site import Site
 
 from pier_node.faults import PHASES
@@ -29,12 +30,9 @@ def test_killed_at_every_phase(found: Found, place: int) -> None:
     victim.start("--fail-at", f"3:{PHASES[0]}")
     for phase in (*PHASES[1:], None):
         dies_and_others_go_on(victim, others)
-        for site in others:
-            site.hold()
-        victim.start(*(["--fail-at", f"{max(site.round for site in others) + 3}:{phase}"] if phase else []))
-        if phase != "fetching":
-            victim.take_part()
-        for site in others:
-            site.release()
+        with held(others):
+            victim.start(*(["--fail-at", f"{max(site.round for site in others) + 3}:{phase}"] if phase else []))
+            if phase != "fetching":
+                victim.take_part()
     victim.rejoin()
     run.finish()

@@ -6,7 +6,8 @@ import asyncio
 import json
 import logging
 from collections.abc import Sequence
-from dataclasses import asdict
+from itertools import groupby
+from typing import Any
 
 from rich.console import Console
 from rich.markup import escape
@@ -23,11 +24,62 @@ COLOURS = {Verdict.OK: "green", Verdict.ADVICE: "yellow", Verdict.PROBLEM: "bold
 def doctor(settings: Settings, as_json: bool) -> int:
     """Examine and print; returns the exit code: 1 when there is a problem. Raises PierError."""
     logging.getLogger("pier_node").setLevel(logging.ERROR)  # what is wrong stands in the table
-    console = Console()
-    with console.status("Looking at the sites of the run, one after the other ...") if not as_json else _silence():
+    with Console(stderr=True).status("Looking at the sites of the run, one after the other ..."):
         findings = asyncio.run(examine(settings))
     if as_json:
         print(json.dumps(as_fields(findings)))
     else:
-        show(findings, console)
-    return int(any(finding.verdict is Verdict.PROBLEM for finding in findings))
+        show(findings, Console())
+    return int(_is_wrong(findings))
+
+
+def show(findings: Sequence[Finding], console: Console) -> None:
+    """Print them as a table, and under it what to change."""
+    console.print(_table(findings))
+    to_change = [finding for finding in findings if finding.remedy]
+    for number, finding in enumerate(to_change, 1):
+        heading = f"{number}. {finding.site}, {finding.check}: {finding.verdict.value}"
+        console.print(f"\n[{COLOURS[finding.verdict]}]{escape(heading)}[/]", highlight=False)
+        console.print(Padding(escape(finding.remedy), (0, 0, 0, 3)), highlight=False)
+    console.print(f"\n{_summary(findings)}")
+
+
+def as_fields(findings: Sequence[Finding]) -> dict[str, Any]:
+    """The same for programs."""
+    lines = [
+        {
+            "site": finding.site,
+            "check": finding.check,
+            "verdict": finding.verdict.value.lower(),
+            "detail": finding.detail,
+            "remedy": finding.remedy,
+            "values": dict(finding.values),
+        }
+        for finding in findings
+    ]
+    return {"ok": not _is_wrong(findings), "findings": lines}
+
+
+def _table(findings: Sequence[Finding]) -> Table:
+    table = Table(box=None, padding=(0, 2, 0, 0), header_style="bold", pad_edge=False)
+    table.add_column("site", overflow="fold", max_width=21)
+    table.add_column("check", no_wrap=True)
+    table.add_column("verdict", no_wrap=True)
+    table.add_column("what was seen", overflow="fold")
+    for site, lines in groupby(findings, key=lambda finding: finding.site):
+        for index, finding in enumerate(lines):
+            verdict = f"[{COLOURS[finding.verdict]}]{finding.verdict.value}[/]"
+            table.add_row("" if index else escape(site), finding.check, verdict, escape(finding.detail))
+    return table
+
+
+def _summary(findings: Sequence[Finding]) -> str:
+    problems = sum(finding.verdict is Verdict.PROBLEM for finding in findings)
+    if problems:
+        return f"{problems} problem{'s' * (problems > 1)}: change what is said above and ask again."
+    advice = any(finding.verdict is Verdict.ADVICE for finding in findings)
+    return "Nothing is wrong; it could be better." if advice else "Nothing is wrong."
+
+
+def _is_wrong(findings: Sequence[Finding]) -> bool:
+    return any(finding.verdict is Verdict.PROBLEM for finding in findings)

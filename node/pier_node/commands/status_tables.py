@@ -25,7 +25,9 @@ def site_table(status: Status) -> RenderableType:
         "state", f"digest {status['digest'][:DIGITS] or UNKNOWN}, made by {members} site{'s' * (members != 1)}"
     )
     table.add_row("phase", status["phase"])
-    table.add_row("loss", f"{number(status['loss'], 4)}, validation {number(status['validation_loss'], 4)} (nats a token)")
+    table.add_row(
+        "loss", f"{number(status['loss'], 4)}, validation {number(status['validation_loss'], 4)} (nats a token)"
+    )
     table.add_row("speed", f"{count(status['tokens_per_second'])} tokens/s; {count(status['tokens'])} tokens so far")
     table.add_row("sent", f"{amount(status['bytes_sent'])}; last outer round {number(status['round_seconds'], 1)} s")
     table.add_row("utilisation", f"{percent(status['utilisation'])} of the time in inner steps")

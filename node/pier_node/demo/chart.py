@@ -21,9 +21,7 @@ def bars(curve: Sequence[tuple[int, float]], end: int, width: int, height: int) 
     low, high = min(value for _, value in curve), max(value for _, value in curve)
     scale = (8 * height - 1) / math.log(high / low) if high > low else 0.0
     eighths = [1 + round(math.log(value / low) * scale) for value in values]
-    return [
-        "".join(EIGHTHS[min(max(level - 8 * line, 0), 8)] for level in eighths) for line in reversed(range(height))
-    ]
+    return ["".join(EIGHTHS[min(max(level - 8 * line, 0), 8)] for level in eighths) for line in reversed(range(height))]
 
 
 def _value_at(curve: Sequence[tuple[int, float]], step: float) -> float:

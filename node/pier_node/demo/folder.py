@@ -1,4 +1,4 @@
-"""The folder that a demo works in: marked as its own, so that nothing else is ever deleted, and used by one at a time."""
+"""The folder of a demo: marked as one, so that nothing else is ever deleted, and in use by one at a time."""
 
 from __future__ import annotations
 

@@ -11,7 +11,8 @@ from rich.table import Table
 from rich.text import Text
 
 from pier_node.demo.results import Result, SiteResult
-from pier_node.demo.screen import clock, megabytes
+from pier_node.demo.screen import clock
+from pier_node.units import amount, count, percent
 
 
 def report(result: Result, text: str, files: dict[str, Path]) -> RenderableType:
@@ -22,9 +23,8 @@ def report(result: Result, text: str, files: dict[str, Path]) -> RenderableType:
         files: what they are -> where they lie.
     """
     title = f"[b]Pier[/b]  trained {result.parameters:,} parameters at {len(result.sites)} sites"
-    parts = [_summary(result), Text(), _sites(result), Text(), Text("the model goes on from a prompt:", "dim")]
-    sample = Padding(Text(text, "cyan"), (0, 2))
-    body = Group(*parts, sample, Text(), _files(files))
+    heading, sample = Text("the model goes on from a prompt:", "dim"), Padding(Text(text, "cyan"), (0, 2))
+    body = Group(_summary(result), Text(), _sites(result), Text(), heading, sample, Text(), _files(files))
     return Panel(Padding(body, (1, 1)), title=title, width=112, border_style="green")
 
 
@@ -35,17 +35,17 @@ def _summary(result: Result) -> Table:
     bits = f"{result.initial_bits_per_byte:.3f} → {result.final_bits_per_byte:.3f} bits a byte"
     table.add_row("validation loss", f"[b]{result.initial_loss:.3f} → {result.final_loss:.3f}[/b] nats a byte, {bits}")
     table.add_row("sent by a site", _saving(result))
-    table.add_row("synchronous", f"{megabytes(result.synchronous_bytes)}: {_formula(result)}")
+    table.add_row("synchronous", f"{amount(result.synchronous_bytes)}: {_formula(result)}")
     table.add_row("bits", _agreement(result))
     if result.utilisation is not None:
-        table.add_row("utilisation", f"{result.utilisation:.0%} of the time in inner steps, the rest in rounds")
+        table.add_row("utilisation", f"{percent(result.utilisation)} of the time in inner steps, the rest in rounds")
     table.add_row("time", f"{clock(result.seconds)} for {result.steps} inner steps in {result.rounds} rounds")
     return table
 
 
 def _saving(result: Result) -> str:
     factor = f": [b green]{result.saving:,.1f} times less[/b green] than synchronous training" if result.saving else ""
-    return f"[b]{megabytes(result.mean_bytes_sent)}[/b]{factor}"
+    return f"[b]{amount(result.mean_bytes_sent)}[/b]{factor}"
 
 
 def _formula(result: Result) -> str:
@@ -66,8 +66,13 @@ def _sites(result: Result) -> Table:
         table.add_column(heading, justify="right")
     table.add_column("weights")
     for site in result.sites:
-        busy = f"{site.utilisation:.0%}" if site.utilisation is not None else ""
-        row = f"{max(site.round, 0)}", f"{site.tokens:,}", megabytes(site.bytes_sent), busy, _weights(site)
+        row = (
+            f"{max(site.round, 0)}",
+            count(site.tokens),
+            amount(site.bytes_sent),
+            percent(site.utilisation),
+            _weights(site),
+        )
         table.add_row(site.name, *row)
     return table
 

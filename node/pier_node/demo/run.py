@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from rich.console import Console
 
@@ -20,6 +19,8 @@ from pier_node.demo.sites import NAMES, Sites
 from pier_node.demo.train import train
 
 RUN_FILE, RESULT_FILE, PLOT_FILE, MODEL_FOLDER = "run.toml", "result.json", "loss.png", "model"
+PROMPT, LENGTH = "def ", 320
+TEMPERATURE, TOP_K = 0.6, 40
 
 
 @dataclass(frozen=True)
@@ -35,7 +36,7 @@ class Options:
     sites: int = 3
     algorithm: str = "pier"
     steps: int | None = None
-    seconds: float = 100.0
+    seconds: float = 90.0
     keep: bool = False
 
 
@@ -72,13 +73,13 @@ def _configured(options: Options, work: Path, console: Console) -> RunConfig:
 
 
 def _tell(record: Record, seconds: float, work: Path, console: Console, as_json: bool) -> bool:
+    from pier_node.commands.export import export
     from pier_node.demo.plot import draw
-    from pier_node.demo.product import export_site, sample
 
+    result, model = measured(record, seconds), work / MODEL_FOLDER
     with console.status("Exporting the model, and letting it write"):
-        result = measured(record, seconds)
-        model = export_site(work / record.newest.name, record.config, work / MODEL_FOLDER)
-        text = sample(model)
+        export(work / record.newest.name, model)
+        text = _sample(model)
         draw(record, work / PLOT_FILE)
     everything = {**result.as_json(), "text": text, "export": str(model), "plot": str(work / PLOT_FILE)}
     (work / RESULT_FILE).write_text(json.dumps(everything, indent=1) + "\n")
@@ -88,6 +89,15 @@ def _tell(record: Record, seconds: float, work: Path, console: Console, as_json:
     else:
         console.print(report(result, text, files))
     return _went_well(result)
+
+
+def _sample(model: Path) -> str:
+    """The prompt, and how the exported model goes on."""
+    from pier_node.commands.generate import generate
+
+    pieces: list[str] = []
+    generate(model, model, PROMPT, LENGTH, TEMPERATURE, TOP_K, seed=0, device="cpu", show=pieces.append)
+    return "".join(pieces)
 
 
 def _went_well(result: Result) -> bool:

@@ -17,6 +17,7 @@ from rich.text import Text
 from pier_node.demo.chart import bars
 from pier_node.demo.plan import synchronous_bytes
 from pier_node.demo.record import Record, Track
+from pier_node.units import amount, count, number
 
 LINE_SECONDS = 5.0
 CHART_WIDTH, CHART_HEIGHT = 60, 4
@@ -112,7 +113,7 @@ def line(record: Record, seconds: float) -> str:
     ]
     if record.validation:
         parts.append(f"validation loss {record.validation[-1][1]:.3f}")
-    parts += [f"{megabytes(sum(track.bytes_sent for track in record.tracks.values()))} sent", agreement(record).plain]
+    parts += [f"{amount(sum(track.bytes_sent for track in record.tracks.values()))} sent", agreement(record).plain]
     return "  ".join(parts)
 
 
@@ -143,10 +144,8 @@ def _row(track: Track, record: Record) -> list[RenderableType]:
     row: list[RenderableType] = [Text(track.name, "bold"), phase(track, record), bar, f"{done}/{steps}"]
     if not status:
         return [*row, *[""] * 5]
-    loss = f"{status['loss']:.3f}" if status["loss"] is not None else ""
-    speed = f"{status['tokens_per_second']:,.0f}"
-    exchange = f"{status['round_seconds']:.2f} s"
-    return [*row, f"{max(track.round, 0)}", speed, loss, megabytes(status["bytes_sent"]), exchange]
+    speed, exchange = count(status["tokens_per_second"]), f"{number(status['round_seconds'], 2)} s"
+    return [*row, str(max(track.round, 0)), speed, number(status["loss"], 3), amount(status["bytes_sent"]), exchange]
 
 
 def phase(track: Track, record: Record) -> Text:
@@ -189,13 +188,8 @@ def _traffic(record: Record) -> Text:
     steps = max(record.newest.event.get("inner_step", 0), 1)
     mean = sum(track.bytes_sent for track in record.tracks.values()) / len(record.tracks)
     gradients = synchronous_bytes(record.config, record.parameters) * steps / record.config.inner.total_steps
-    text = Text(f"sent by a site until now: {megabytes(mean)}; ")
-    return text.append(f"with gradients averaged at every step it would be {megabytes(gradients)}")
-
-
-def megabytes(count: float) -> str:
-    """Bytes in words."""
-    return f"{count / 1e9:,.2f} GB" if count >= 1e9 else f"{count / 1e6:,.1f} MB"
+    text = Text(f"sent by a site until now: {amount(mean)}; ")
+    return text.append(f"with gradients averaged at every step it would be {amount(gradients)}")
 
 
 def clock(seconds: float) -> str:

@@ -8,9 +8,9 @@ import os
 import sysconfig
 from pathlib import Path
 
-from pier_node.daemon import DAEMON_FILE
 from pier_node.identity import Token
 from pier_node.inner.parent import die_with_parent
+from pier_node.site import DAEMON_FILE
 
 NAMES = ("alpha", "beta", "gamma", "delta", "epsilon", "zeta", "eta", "theta")
 ANY_PORT = "127.0.0.1:0"

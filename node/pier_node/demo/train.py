@@ -102,12 +102,15 @@ class _Training:
         if news != self._news:
             self._news, self._news_at = news, now
         if now - self._news_at > STILL:
-            states = [f"{site.name}: {self._state(site)}; its log ends with:\n{site.tail()}" for site in self._sites.all]
+            states = [
+                f"{site.name}: {self._state(site)}; its log ends with:\n{site.tail()}" for site in self._sites.all
+            ]
             raise PierError(f"nothing has happened for {STILL:.0f} seconds\n" + "\n".join(states), "Start it again.")
 
     def _state(self, site: Site) -> str:
         status = self._record.tracks[site.name].status
-        return f"{status['phase']}, round {status['round']} {status['message']}" if status else "no answer yet"
+        state = f"{status['phase']}, round {status['round']}; {status['message']}" if status else "no answer yet"
+        return f"{site.name}: {state}; {site.log} ends with:\n{site.tail()}"
 
 
 def _obituary(site: Site) -> str:

@@ -9,9 +9,9 @@ from typing import Self
 
 import aiohttp
 
-from pier_node.daemon import EVENTS_FILE
 from pier_node.demo.record import Record, Status
 from pier_node.demo.sites import Site
+from pier_node.site import EVENTS_FILE
 
 TIMEOUT = 2.0
 """Seconds that a site may take to answer; it may be busy, and is asked again."""

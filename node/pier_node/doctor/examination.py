@@ -58,9 +58,7 @@ async def _meet(here: Standpoint) -> Round:
         await carrier.stop()
 
 
-async def _visit(
-    here: Standpoint, config: RunConfig, met: dict[str, HelloReply]
-) -> tuple[list[Finding], list[Link]]:
+async def _visit(here: Standpoint, config: RunConfig, met: dict[str, HelloReply]) -> tuple[list[Finding], list[Link]]:
     """Visit the sites one after the other: two at once would measure each other."""
     async with AsyncExitStack() as stack:
         carrier = GrpcCarrier(here.identity.node, config.hash(), here.credentials)

@@ -16,7 +16,7 @@ from pier_node.units import amount
 
 FLOAT = 4
 WORKER_BYTES = 16
-"""Bytes a parameter of a worker on the CPU: fp32 weights, gradients and AdamW's two moments; activations come on top."""
+"""Bytes a parameter of a worker on the CPU: fp32 weights, gradients, AdamW's two moments; activations come on top."""
 
 _CGROUP = Path("/sys/fs/cgroup")
 
@@ -60,25 +60,29 @@ def memory_finding(config: RunConfig, parameters: int, cpu_workers: int, held: i
         held: bytes that a running daemon has taken of this already.
         free: bytes.
     """
-    held_at_once = vectors(config)
+    copies = vectors(config)
     workers = WORKER_BYTES * parameters * cpu_workers
-    usual, most = (max(0, FLOAT * parameters * number - held) + workers for number in (held_at_once.usual, held_at_once.most))
-    more = "more " if held else ""
-    detail = f"needs {amount(usual)} {more}in every round, {amount(most)} at most; {amount(free)} free"
-    values = {"usual_bytes": usual, "most_bytes": most, "free_bytes": free, "bytes_a_parameter": FLOAT * held_at_once.most}
+    usual, most = (max(0, FLOAT * parameters * number - held) + workers for number in (copies.usual, copies.most))
+    detail = f"up to {amount(most)} {'more ' if held else ''}needed when sites exchange; {amount(free)} free"
+    values = {
+        "usual_bytes": usual,
+        "most_bytes": most,
+        "free_bytes": free,
+        "bytes_a_parameter": FLOAT * copies.most,
+    }
     if free >= most:
         return Finding(THIS_SITE, "memory", Verdict.OK, detail, "", values)
     verdict = Verdict.ADVICE if free >= usual else Verdict.PROBLEM
     remedy = (
-        f"Free {amount(most - free)} of memory here, or run a smaller model: the daemon holds up to {held_at_once.most} fp32 "
-        f"copies of it ({FLOAT * held_at_once.most} bytes a parameter)."
+        f"Free {amount(most - free)} of memory here, or run a smaller model: the daemon holds up to {copies.most} fp32 "
+        f"copies of it ({FLOAT * copies.most} bytes a parameter)."
     )
     return Finding(THIS_SITE, "memory", verdict, detail, remedy, values)
 
 
 def free_memory() -> int:
     """Bytes that can be had: of the machine, or of the container if that has a limit."""
-    return min(psutil.virtual_memory().available, *_container_room(_CGROUP))
+    return min([psutil.virtual_memory().available, *_container_room(_CGROUP)])
 
 
 def held_memory(pid: int) -> int:
@@ -90,7 +94,7 @@ def held_memory(pid: int) -> int:
 
 
 def _container_room(cgroup: Path) -> list[int]:
-    """What a limit of control groups (version 2) leaves; [] without one. Cached files give way, so they do not count."""
+    """What a limit of control groups (version 2) leaves; [] without one. Cached files give way: they do not count."""
     if not (cgroup / "memory.max").exists() or (limit := (cgroup / "memory.max").read_text().strip()) == "max":
         return []
     stat = dict(line.split() for line in (cgroup / "memory.stat").read_text().splitlines())

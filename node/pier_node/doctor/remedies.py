@@ -23,8 +23,14 @@ def to_reach_peer(address: str, reason: str) -> str:
     """When this site does not reach a peer."""
     _, port = parse_address(address)
     signs = (
-        ("connection refused", f"Start that site; if it runs, make it listen on that address: --listen 0.0.0.0:{port}."),
-        ("no route", "Check this machine's network and the address: a private one is reached from its own network only."),
+        (
+            "connection refused",
+            f"Start that site; if it runs, make it listen on that address: --listen 0.0.0.0:{port}.",
+        ),
+        (
+            "no route",
+            "Check this machine's network and the address: a private one is reached from its own network only.",
+        ),
         ("firewall", f"At that site: {_open(port)}"),
     )
     return _first(reason, signs + _SIGNS, "The log of that site says more.")

@@ -43,7 +43,9 @@ class Standpoint:
         """Look at the data folder and the options. Raises PierError: they contradict each other, or say too little."""
         token, config, record = find_token(settings), known_config(settings), SiteRecord.load(settings.folder)
         # Before its first start a site has no key: the one made here is forgotten again.
-        identity = Identity.load_or_create(settings.folder) if record else Identity(ec.generate_private_key(ec.SECP256R1()))
+        identity = (
+            Identity.load_or_create(settings.folder) if record else Identity(ec.generate_private_key(ec.SECP256R1()))
+        )
         daemon = find_daemon(settings.folder)
         status = daemon.status() if daemon else last_event(settings.folder)
         known = [site.address for site in record.sites()] if record else []

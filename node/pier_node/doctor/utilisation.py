@@ -60,8 +60,8 @@ def _remedy(config: RunConfig, wanted: int) -> str:
         return f'Synchronous training needs a faster line: choose algorithm = "pier" with inner_steps = {wanted}.'
     if wanted > config.inner.total_steps:
         return (
-            f"The exchange takes as long as {wanted / 9:.0f} inner steps, the whole run has {config.inner.total_steps}: "
-            "give the slowest site a faster line, or train a smaller model."
+            f"The run's {config.inner.total_steps} inner steps are fewer than the H = {wanted} needed for "
+            f"{100 * AIM:.0f} %: give the slowest site a faster line, or train a smaller model."
         )
     return (
         f"Raise outer.inner_steps to H = {wanted} in the run.toml of a new run (it never changes within one) for "
@@ -71,5 +71,5 @@ def _remedy(config: RunConfig, wanted: int) -> str:
 
 def _round_up(steps: float) -> int:
     """To two digits: 1234 -> 1300."""
-    unit = 10 ** max(0, math.floor(math.log10(max(steps, 1))) - 1)
-    return math.ceil(steps / unit) * unit
+    unit = 10 ** max(0, len(str(math.ceil(steps))) - 2)
+    return int(math.ceil(steps / unit) * unit)

@@ -194,12 +194,9 @@ class Attempt:
         mean = tools.scratch(len(anchor))
         self.reduction = Reduction(tools.carrier, plan, contribution.vector, mean, tools.faults)
         tools.news.notify()
-        loop = asyncio.get_running_loop()
-        began, sent = loop.time(), tools.carrier.bytes_sent()
         await self.reduction.run()
         tools.silence.saw(self.reduction.longest_wait)
-        if (seconds := loop.time() - began) > 0:
-            tools.bandwidth = (tools.carrier.bytes_sent() - sent) / seconds
+        tools.bandwidth = self.reduction.meter.rate()
         return mean
 
     async def _adopted(self, value: Value) -> OuterState:

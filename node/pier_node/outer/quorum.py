@@ -15,7 +15,6 @@ from dataclasses import dataclass
 
 from pier.v1.peer_pb2 import Ballot, Ready, Value
 
-
 SALT = 3
 """Bytes of salt in a ballot's number."""
 

@@ -17,6 +17,7 @@ import numpy as np
 from pier.v1.peer_pb2 import Ballot, Chunk, Share
 from pier_node.faults import NO_FAULTS, Faults
 from pier_node.outer.mean import relative_weights, weighted_mean
+from pier_node.outer.meter import Meter
 from pier_node.shared import Vector
 from pier_node.wire.carrier import CHUNK_BYTES, BadMessage, Carrier, PeerLost, PeerRefused
 
@@ -56,6 +57,10 @@ class Reduction:
     Args:
         vector: its contribution, shape [parameters]; not read where its share has no tokens.
         mean: takes the token-weighted mean, shape [parameters]; complete once `run` returns.
+
+    Attributes:
+        longest_wait: seconds that a member's next chunk let us wait at most.
+        meter: what we sent, and when.
     """
 
     def __init__(self, carrier: Carrier, plan: Plan, vector: Vector, mean: Vector, faults: Faults = NO_FAULTS) -> None:
@@ -73,6 +78,7 @@ class Reduction:
         self._broken: asyncio.Future[Suspicion] = asyncio.get_running_loop().create_future()
         self._over = False
         self.longest_wait = 0.0
+        self.meter = Meter(asyncio.get_running_loop().time())
         self._reduced = 0
         self._progress = asyncio.Condition()
 
@@ -127,6 +133,7 @@ class Reduction:
         if self._mine.tokens:
             for start, end in self._ranges(owner):
                 yield self._chunk(Chunk.STAGE_SCATTER, start, self._vector[start:end].tobytes())
+                self.meter.sent(4 * (end - start), asyncio.get_running_loop().time())
 
     async def _gather_to(self) -> AsyncIterator[Chunk]:
         """The mean of our shard, chunk by chunk as it becomes ready."""
@@ -136,6 +143,7 @@ class Reduction:
                 while self._reduced < end:
                     await self._progress.wait()
             yield self._chunk(Chunk.STAGE_GATHER, start, self._mean[start:end].tobytes())
+            self.meter.sent(4 * (end - start), asyncio.get_running_loop().time())
 
     async def _reduce(self) -> None:
         """Sum our shard in node-id order; members without tokens are left out."""

@@ -13,6 +13,7 @@ from google.protobuf.message import Message
 
 from pier.v1.peer_pb2 import Chunk, FetchRequest, HelloReply, HelloRequest
 from pier_node.certificates import Credentials
+from pier_node.wire.allocator import keep_chunk_memory
 from pier_node.wire.card import Card
 from pier_node.wire.carrier import HELLO, Handler, Method, PeerLost
 from pier_node.wire.grpc_client import Link
@@ -43,6 +44,7 @@ class GrpcCarrier:
 
     async def start(self, host: str, port: int) -> int:
         """Listen; returns the port, which the system chooses if `port` is 0. Raises PierError."""
+        keep_chunk_memory()
         return await self._server.start(host, port)
 
     async def stop(self) -> None:
