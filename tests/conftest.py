@@ -1,13 +1,15 @@
-"""What cannot be tested on this machine is skipped, and said so in the last lines."""
+"""Quick tests come first. What cannot be tested on this machine is skipped, and said so in the last lines."""
 
 from __future__ import annotations
 
 import pytest
 
+SLOW = ("processes", "netns")
 NO_CUDA = "no CUDA device here: NOT tested"
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    items.sort(key=lambda item: any(item.get_closest_marker(name) for name in SLOW))
     marked = [item for item in items if item.get_closest_marker("gpu")]
     if not marked:
         return

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import os
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -82,6 +83,8 @@ def main() -> None:
 
     Other sites:  the command that the first one prints
     """
+    # What gRPC's core would print on the terminal, Pier says in words for people.
+    os.environ.setdefault("GRPC_VERBOSITY", "NONE")
 
 
 @main.command()
@@ -90,7 +93,7 @@ def main() -> None:
 @click.option("--force", is_flag=True, help="Write over FILE if it exists. [default: refuse]")
 @explained
 def init(file: Path, preset: str, force: bool) -> None:
-    """Write a run.toml with every setting, its meaning and its default.
+    """Write a run.toml: every setting, its meaning and its default.
 
     FILE is what it is called. [default: run.toml]
     """
@@ -150,7 +153,10 @@ def status(folder: Path, as_json: bool, watch: bool) -> None:
 )
 @explained
 def stop(folder: Path, timeout: float) -> None:
-    """Have a site of this machine leave its run politely; start goes on later."""
+    """Have a site of this machine leave its run politely.
+
+    `pier-node start` goes on later.
+    """
     from pier_node.commands.stop import stop
 
     click.echo(stop(folder, timeout))
@@ -167,7 +173,7 @@ def stop(folder: Path, timeout: float) -> None:
 @JSON
 @explained
 def doctor(peers: tuple[str, ...], as_json: bool, **options: Any) -> None:
-    """Find what would keep this site from training, and what to change.
+    """Find what keeps this site from training, and how to mend it.
 
     Takes the options of start, before or while the daemon runs. Measures the links to all sites of the run, which takes
     some seconds and up to 45 MB for each.
@@ -242,7 +248,13 @@ def generate(folder: Path, **options: Any) -> None:
 
 @main.command()
 @click.option("--sites", type=click.IntRange(2, 8), default=3, show_default=True, help="Sites on this machine.")
-@click.option("--algorithm", type=click.Choice(["pier", "diloco", "sync"]), default="pier", show_default=True)
+@click.option(
+    "--algorithm",
+    type=click.Choice(["pier", "diloco", "sync"]),
+    default="pier",
+    show_default=True,
+    help="How sites exchange.",
+)
 @click.option("--steps", type=click.IntRange(1), help="Inner steps. [default: what fits into --seconds]")
 @click.option(
     "--seconds", type=click.FloatRange(min=0, min_open=True), default=90.0, show_default=True, help="For the training."
@@ -258,16 +270,15 @@ def generate(folder: Path, **options: Any) -> None:
 @JSON
 @explained
 def demo(as_json: bool, **options: Any) -> None:
-    """Watch several sites on this machine train a small model together.
+    """Watch several sites on this machine train one small model.
 
     Exit code: 0 when all went well, 1 when not, 130 after Ctrl+C, which ends everything.
     """
-    from pier_node.demo.run import Options, run_demo
-    from pier_node.demo.train import Interrupted
-
     try:
+        from pier_node.demo.run import Options, run_demo
+
         sys.exit(0 if run_demo(Options(**options), as_json) else 1)
-    except Interrupted:
+    except KeyboardInterrupt:
         click.echo("Stopped, and no process is left. To go on: pier-node demo --keep", err=True)
         sys.exit(130)
 

@@ -31,7 +31,7 @@ from pier_node.outer.state import OuterState
 from pier_node.report import Reporter, Status
 from pier_node.roster import Roster
 from pier_node.shared import SharedVector
-from pier_node.site import DAEMON_FILE, EVENTS_FILE, SiteRecord
+from pier_node.site import DAEMON_FILE, EVENTS_FILE, SiteRecord, claim
 from pier_node.status import StatusServer, finite
 from pier_node.training import SILENCE, Progress, Training
 from pier_node.wire.address import format_address, parse_address
@@ -42,6 +42,8 @@ from pier_node.wire.probe import ProbeServer
 from pier_node.wire.state_server import StateServer
 from pier_node.wire.transfer import fetch_state
 
+LAST_ATTEMPT = 4.0
+"""Seconds that an attempt under way gets to end when this site is told to stop."""
 GOSSIP = 15.0
 """Seconds between two rounds of hellos, which bring rosters together."""
 LINGER = 120.0
@@ -61,6 +63,7 @@ class Daemon:
         self._settings, self._say = settings, say
         self._stopping = asyncio.Event()
         self._progress = Progress()
+        self._rounds: Rounds | None = None
         self._helpers: list[asyncio.Task[None]] = []
 
     @property
@@ -78,10 +81,19 @@ class Daemon:
         stop = asyncio.create_task(self._stopping.wait())
         await asyncio.wait([work, stop], return_when=asyncio.FIRST_COMPLETED)
         stop.cancel()
+        await self._end_of_attempt(work)
         work.cancel()
         await asyncio.wait([work])
         if not work.cancelled():
             work.result()
+
+    async def _end_of_attempt(self, work: asyncio.Task[None]) -> None:
+        """Others count on a site that is in the middle of an attempt with them: it leaves when that has ended."""
+        if self._rounds is None or work.done():
+            return
+        rest = asyncio.create_task(self._rounds.at_rest())
+        await asyncio.wait([work, rest], timeout=LAST_ATTEMPT, return_when=asyncio.FIRST_COMPLETED)
+        rest.cancel()
 
     async def _live(self) -> None:
         async with AsyncExitStack() as stack:
@@ -96,6 +108,8 @@ class Daemon:
     async def _join(self, stack: AsyncExitStack) -> None:
         """Listen, find the others, take a slot, and let this machine ask for our status."""
         settings = self._settings
+        settings.folder.mkdir(parents=True, exist_ok=True)
+        stack.callback(claim(settings.folder).close)
         member = self._member = await find_run(settings)
         self._carrier = GrpcCarrier(member.identity.node, member.config.hash(), member.credentials)
         self._site = Site(node=member.identity.node, name=settings.name or socket.gethostname())
@@ -185,7 +199,7 @@ class Daemon:
             ballot = Ballot(number=vote.ballot_number, keeper=vote.ballot_keeper)
             voted = Voted(vote.round, ballot, vote.value, None)
         tools = Tools(self._carrier, self._roster, journal, self._fetch_shadow(layout), faults)
-        rounds = self._reporter.rounds = Rounds(tools, checkpoint.state, voted)
+        rounds = self._rounds = self._reporter.rounds = Rounds(tools, checkpoint.state, voted)
         StateServer(self._carrier, rounds.offer, self._moments)
         leave = Leave(self._carrier, self._roster, rounds, folder / "votes.json")
         leave.restore()

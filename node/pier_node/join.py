@@ -15,7 +15,7 @@ from pier_node.errors import PierError
 from pier_node.identity import Identity, Token
 from pier_node.roster import Roster
 from pier_node.site import SiteRecord, load_run, save_run
-from pier_node.wire.carrier import PROTOCOL, BadMessage, PeerLost
+from pier_node.wire.carrier import PROTOCOL, BadMessage, PeerLost, PeerRefused
 from pier_node.wire.grpc_carrier import GrpcCarrier
 
 PATIENCE = 300.0
@@ -123,16 +123,26 @@ async def _ask_for_config(settings: Settings, identity: Identity, token: Token |
 
 
 async def first_answer(carrier: GrpcCarrier, addresses: Iterable[str], request: HelloRequest) -> HelloReply:
-    """Knock at addresses until one answers. Raises PierError after PATIENCE seconds, with what each of them said."""
+    """Knock at addresses until one answers.
+
+    Raises:
+        PierError: all of them refuse this site, or none answers for PATIENCE seconds; with what each of them said.
+    """
     loop = asyncio.get_running_loop()
     deadline, told, problems = loop.time() + PATIENCE, False, [""]
     while loop.time() < deadline:
-        problems = []
+        losses: list[PeerLost] = []
         for address in addresses:
             try:
                 return await carrier.greet(address, request, GREETING)
             except PeerLost as lost:
-                problems.append(f"{address}: {lost.reason}")
+                losses.append(lost)
+        problems = [_said(lost) for lost in losses]
+        if all(isinstance(lost, PeerRefused) for lost in losses):
+            raise PierError(
+                f"no peer lets this site in: {'; '.join(problems)}",
+                "Start it with the --token that the first site of the run printed, and with the same version of Pier.",
+            )
         if not told:
             log.warning("no peer answers yet, still trying: %s", "; ".join(problems))
         told = True
@@ -141,6 +151,10 @@ async def first_answer(carrier: GrpcCarrier, addresses: Iterable[str], request: 
         f"no peer answered for {PATIENCE:.0f} s: {'; '.join(problems)}",
         "Is a site running there, its port open, the token its own? `pier-node doctor` tells more.",
     )
+
+
+def _said(lost: PeerLost) -> str:
+    return lost.reason if lost.reason.startswith(lost.node) else f"{lost.node}: {lost.reason}"
 
 
 class Reception:
@@ -178,7 +192,7 @@ class Reception:
             try:
                 reply = await self._carrier.greet(address, request, GREETING)
             except PeerLost as lost:
-                log.info("%s does not say hello: %s", address, lost.reason)
+                log.info("no hello from %s", _said(lost))
                 continue
             answered += 1
             for site in [reply.site, *reply.roster]:

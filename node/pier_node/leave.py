@@ -61,7 +61,7 @@ class Leave:
     async def _hand_to(self, heir: str) -> bool:
         """Whether the search for an heir is over."""
         votes = self._rounds.votes
-        if not votes or self._rounds.undecided:  # the heir would not know what they were given for already
+        if not votes or self._rounds.engaged:  # the heir would not know what binds them already
             return True
         request = LeaveRequest(node=self._carrier.node, round=self._rounds.state.round, votes=sorted(votes))
         self._keep(set())

@@ -70,7 +70,8 @@ class Roster:
 
     def farewell(self, node: str) -> None:
         """A site says that it stops: do not wait for it to fall silent."""
-        if contact := self.contacts.get(node):
+        if (contact := self.contacts.get(node)) and contact.failures < FAILURES:
+            log.info("%s has left", _called(contact.site))
             contact.failures = FAILURES
         self.changed.notify()
 
@@ -156,7 +157,9 @@ class Roster:
             contact.limit.saw(now - contact.heard_at)
         if contact.failures >= FAILURES and pulse.phase in ACTIVE:
             log.info("%s is back", _called(contact.site))
-        contact.heard_at, contact.failures, contact.pulse = now, 0, pulse
+        contact.heard_at, contact.pulse = now, pulse
+        if pulse.phase != Phase.PHASE_LEAVING:
+            contact.failures = 0
         self.changed.notify()
 
     def _missed(self, contact: Contact, reason: str) -> None:

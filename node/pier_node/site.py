@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
+import fcntl
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Self
+from typing import IO, Self
 
 from pier.v1.peer_pb2 import Site
 from pier_node import durable
 from pier_node.config import RunConfig, from_canonical
 from pier_node.errors import PierError
 
-RUN_FILE, SITE_FILE = "run.json", "site.json"
+RUN_FILE, SITE_FILE, LOCK_FILE = "run.json", "site.json", "lock"
 DAEMON_FILE, EVENTS_FILE = "daemon.json", "events.jsonl"
 """While a daemon runs: its pid and its status page; and a line for each round that it committed."""
 
@@ -54,6 +55,20 @@ class SiteRecord:
             raise PierError(f"{folder}: {torn}", "Delete it and start with --peers and --token again.") from torn
         peers = tuple((str(node), str(name), str(address), int(slot)) for node, name, address, slot in fields["peers"])
         return cls(bool(fields["founder"]), int(fields["slot"]), peers)
+
+
+def claim(folder: Path) -> IO[bytes]:
+    """Keep other daemons out of a data folder, as long as the returned file is open. Raises PierError."""
+    file = (folder / LOCK_FILE).open("ab")
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError as error:
+        file.close()
+        raise PierError(
+            f"another pier-node runs in {folder}",
+            "Stop it with `pier-node stop`, or give this one its own --data folder.",
+        ) from error
+    return file
 
 
 def load_run(folder: Path) -> RunConfig | None:

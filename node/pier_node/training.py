@@ -207,14 +207,12 @@ class Training:
                 await self._rounds.commit(contribution, step)
         except Behind as behind:
             log.info("round %d went on without this site: catching up from %s", plan.round, ", ".join(behind.peers))
-            if self._pending.tokens:  # the peers may vanish again before they gave us anything
-                self._start_from_pending()
             return
-        finally:
+        finally:  # also when stopped on the way: a checkpoint holds Δ until it is in the anchor, and not for longer
             self.progress.round_time = asyncio.get_running_loop().time() - began
             self.progress.waited += self.progress.round_time
+            self._carry(last, self._rounds.state)
         self._late = False
-        self._carry(last, self._rounds.state)
         await self._settled(plan)
 
     async def _train(self, plan: RoundPlan) -> int:

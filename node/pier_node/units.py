@@ -37,10 +37,15 @@ def rate(bytes_a_second: float) -> str:
     )
 
 
-def duration(seconds: float) -> str:
-    """Seconds: 5 min."""
+def seconds(time: float) -> str:
+    """A time that was measured: 12.3 ms."""
+    return f"{time:,.3g} s" if time >= 1 else f"{1000 * time:.3g} ms"
+
+
+def age(time: float) -> str:
+    """Seconds that have gone by: 5 min."""
     for unit, longest in (("s", 120), ("min", 120), ("h", 48)):
-        if seconds < longest:
-            return f"{seconds:.0f} {unit}"
-        seconds /= 24 if unit == "h" else 60
-    return f"{seconds:.0f} days"
+        if time < longest:
+            return f"{time:.0f} {unit}"
+        time /= 24 if unit == "h" else 60
+    return f"{time:.0f} days"

@@ -105,5 +105,7 @@ def tiny(sites: int, tables: dict[str, dict[str, Any]]) -> dict[str, dict[str, A
 def toml(tables: dict[str, dict[str, Any]]) -> str:
     """TOML of plain tables; its plain values are written as JSON's are."""
     return "\n".join(
-        line for name, keys in tables.items() for line in (f"[{name}]", *(f"{k} = {json.dumps(v)}" for k, v in keys.items()))
+        line
+        for name, keys in tables.items()
+        for line in (f"[{name}]", *(f"{k} = {json.dumps(v)}" for k, v in keys.items()))
     )

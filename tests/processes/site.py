@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-from signal import SIGTERM, Signals
 import socket
 import subprocess
 import sys
@@ -12,6 +11,7 @@ import time
 import urllib.request
 from collections.abc import Callable
 from pathlib import Path
+from signal import SIGTERM, Signals
 from typing import Any
 
 import psutil
@@ -80,7 +80,7 @@ class Site:
     @property
     def output(self) -> str:
         """All that it printed, since its first start."""
-        return self.log.read_text(errors="replace")
+        return self.log.read_text(errors="replace") if self.log.exists() else ""
 
     def status(self) -> Status:
         """Its status over HTTP; {} while it does not answer."""
@@ -95,7 +95,8 @@ class Site:
         """A status for each round that it committed, of all its starts."""
         path = self.folder / "events.jsonl"
         lines = path.read_text().splitlines(keepends=True) if path.exists() else []
-        return [json.loads(line) for line in lines if line.endswith("\n")]
+        events = [json.loads(line) for line in lines if line.endswith("\n")]
+        return [event for event in events if event["round"]]
 
     @property
     def round(self) -> int:

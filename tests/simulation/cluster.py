@@ -77,6 +77,13 @@ class Disk:
 
     checkpoint: Checkpoint | None = None
     vote: tuple[int, Ballot, Value] | None = None
+    promise_made: tuple[int, Ballot] = (0, Ballot())
+
+    def promise(self, round: int, ballot: Ballot) -> None:
+        self.promise_made = round, ballot
+
+    def promised(self) -> tuple[int, Ballot]:
+        return self.promise_made
 
     def record(self, round: int, ballot_number: int, ballot_keeper: str, value: Value) -> None:
         self.vote = round, Ballot(number=ballot_number, keeper=ballot_keeper), value

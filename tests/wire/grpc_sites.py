@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import asynccontextmanager
@@ -9,7 +10,7 @@ from dataclasses import dataclass
 
 from cryptography.hazmat.primitives.asymmetric import ec
 
-from pier.v1.peer_pb2 import Ballot, Chunk
+from pier.v1.peer_pb2 import Ack, Ballot, Chunk, FetchRequest, LeaveRequest
 from pier_node.certificates import credentials
 from pier_node.identity import Identity, Token
 from pier_node.wire.grpc_carrier import GrpcCarrier
@@ -19,6 +20,12 @@ TOKEN = Token(hashlib.sha256(b"secret").digest(), RUN[:16])
 OTHER_TOKEN = Token(hashlib.sha256(b"other secret").digest(), RUN[:16])
 ALICE, BOB, CAROL = (Identity(ec.derive_private_key(number, ec.SECP256R1())) for number in (1, 2, 3))
 MIB = 1 << 20
+QUICK = 5.0
+"""Seconds within which things must have happened; they take milliseconds."""
+
+LEAVING = LeaveRequest(node=ALICE.node)
+FETCH = FetchRequest(round=1, tensor="anchor", length=1)
+Pair = tuple[GrpcCarrier, GrpcCarrier]
 
 
 def impostor(real: Identity, name: str) -> Identity:
@@ -69,3 +76,26 @@ async def chunks(count: int, size: int = MIB) -> AsyncIterator[Chunk]:
         yield Chunk(
             round=1, ballot=Ballot(number=1, keeper="a" * 16), stage=Chunk.STAGE_SCATTER, offset=number, data=data
         )
+
+
+async def endless(sender: str = "", request: FetchRequest = FETCH) -> AsyncIterator[Chunk]:
+    """A source, or an answer to a pull, that never ends."""
+    while True:
+        async for chunk in chunks(100):
+            yield chunk
+
+
+async def take_all(sender: str, stream: AsyncIterator[Chunk]) -> None:
+    """Takes a pushed stream to its end."""
+    async for _ in stream:
+        pass
+
+
+async def ack(sender: str, request: LeaveRequest) -> Ack:
+    """Answers at once."""
+    return Ack()
+
+
+async def hold(sender: str, request: LeaveRequest) -> Ack:
+    """Never answers."""
+    return await asyncio.Event().wait() and Ack()

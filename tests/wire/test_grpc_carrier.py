@@ -1,15 +1,29 @@
 from __future__ import annotations
 
 import asyncio
-import logging
-from collections.abc import AsyncGenerator, AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from contextlib import suppress
 from typing import Any
 
 import pytest
 from google.protobuf.message import Message
 from wire import samples
-from wire.grpc_sites import ALICE, BOB, CAROL, MIB, OTHER_TOKEN, RUN, Sites, chunks
+from wire.grpc_sites import (
+    ALICE,
+    BOB,
+    CAROL,
+    LEAVING,
+    MIB,
+    OTHER_TOKEN,
+    QUICK,
+    RUN,
+    Pair,
+    Sites,
+    ack,
+    endless,
+    hold,
+    take_all,
+)
 
 from pier.v1.peer_pb2 import (
     AbortNotice,
@@ -35,7 +49,6 @@ from pier_node.wire.carrier import (
     LEAVE,
     PROBE,
     VOTE,
-    BadMessage,
     Carrier,
     Method,
     PeerLost,
@@ -44,9 +57,8 @@ from pier_node.wire.carrier import (
 from pier_node.wire.grpc_carrier import GrpcCarrier
 
 FETCH = FetchRequest(round=1, tensor="anchor", length=1)
-LEAVING = LeaveRequest(node=ALICE.node)
-QUICK = 5.0
-"""Seconds within which things must have happened; they take milliseconds."""
+
+pytestmark = pytest.mark.usefixtures("no_complaints")
 
 METHODS: list[tuple[Method[Any, Any], Message, Message]] = [
     (HELLO, HelloRequest(protocol=1, run_hash=RUN, site=samples.SITE), samples.HELLO_REPLY),
@@ -58,49 +70,6 @@ METHODS: list[tuple[Method[Any, Any], Message, Message]] = [
     (DESCRIBE, StateRequest(round=1), samples.MANIFEST),
     (PROBE, ProbeRequest(padding=bytes(MIB)), ProbeReply(padding=bytes(MIB))),
 ]
-
-Pair = tuple[GrpcCarrier, GrpcCarrier]
-
-
-@pytest.fixture(params=[True, False], ids=["tls", "insecure"])
-def sites(request: pytest.FixtureRequest) -> Sites:
-    return Sites(request.param)
-
-
-@pytest.fixture
-async def pair(sites: Sites) -> AsyncGenerator[Pair]:
-    async with sites.pair() as both:
-        yield both
-
-
-@pytest.fixture(autouse=True)
-def no_complaints(caplog: pytest.LogCaptureFixture) -> Iterator[None]:
-    """Nothing that happens here is a surprise to the libraries below, or to the carrier."""
-    yield
-    assert [record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING] == []
-
-
-class Inbox:
-    """Takes pushed streams, one chunk for every permit."""
-
-    def __init__(self, permits: int = 0) -> None:
-        self.offsets: list[int] = []
-        self.started = asyncio.Event()
-        self.permits = asyncio.Semaphore(permits)
-        self.outcome: asyncio.Future[str] = asyncio.get_running_loop().create_future()
-
-    async def take(self, sender: str, stream: AsyncIterator[Chunk]) -> None:
-        try:
-            await self.permits.acquire()
-            async for chunk in stream:
-                self.started.set()
-                assert chunk.data == bytes([chunk.offset % 256]) * len(chunk.data)
-                self.offsets.append(chunk.offset)
-                await self.permits.acquire()
-        except PeerLost as lost:
-            self.outcome.set_result(f"lost {lost.node}")
-            raise
-        self.outcome.set_result(f"all of {sender}")
 
 
 def test_it_is_a_carrier() -> None:
@@ -152,160 +121,6 @@ async def test_greeting_one_that_calls_itself_another_fails(sites: Sites) -> Non
         with pytest.raises(PeerLost, match=f"node {BOB.node} calls itself {CAROL.node}"):
             await alice.greet(address, HelloRequest(protocol=1), QUICK)
     await alice.stop()
-
-
-async def test_streams_arrive_whole_and_in_order(pair: Pair) -> None:
-    alice, bob = pair
-    inbox = Inbox(permits=100)
-    bob.serve_push(inbox.take)
-    await alice.push(bob.node, chunks(20, MIB // 2))
-    assert inbox.offsets == list(range(20))
-    assert await inbox.outcome == f"all of {alice.node}"
-    assert (alice.bytes_sent(), bob.bytes_sent()) == (10 * MIB, 0)
-
-
-async def test_pulled_streams_arrive_whole_and_in_order(pair: Pair) -> None:
-    alice, bob = pair
-    asked: list[tuple[str, FetchRequest]] = []
-
-    async def give(sender: str, request: FetchRequest) -> AsyncIterator[Chunk]:
-        asked.append((sender, request))
-        async for chunk in chunks(20):
-            yield chunk
-
-    bob.serve_pull(give)
-    pulled = [(chunk.offset, chunk.data) async for chunk in alice.pull(bob.node, FETCH)]
-    assert pulled == [(number, bytes([number]) * MIB) for number in range(20)]
-    assert asked == [(alice.node, FETCH)]
-    assert (alice.bytes_sent(), bob.bytes_sent()) == (0, 20 * MIB)
-
-
-async def settled(carrier: GrpcCarrier, peer: str, count: list[int]) -> int:
-    """Length of a list once it did not grow during ten round trips."""
-    while True:
-        before = len(count)
-        for _ in range(10):
-            await carrier.call(peer, LEAVE, LEAVING, QUICK)
-        if len(count) == before:
-            return before
-
-
-async def ack(sender: str, request: LeaveRequest) -> Ack:
-    return Ack()
-
-
-async def test_a_slow_receiver_holds_the_sender_back(pair: Pair) -> None:
-    alice, bob = pair
-    inbox, made = Inbox(), list[int]()
-    bob.serve_push(inbox.take)
-    bob.serve(LEAVE, ack)
-
-    async def source() -> AsyncIterator[Chunk]:
-        async for chunk in chunks(200):
-            made.append(chunk.offset)
-            yield chunk
-
-    push = asyncio.create_task(alice.push(bob.node, source()))
-    assert await settled(alice, bob.node, made) < 50
-    for _ in range(201):
-        inbox.permits.release()
-    await asyncio.wait_for(push, 4 * QUICK)
-    assert inbox.offsets == made == list(range(200))
-
-
-async def test_a_slow_puller_holds_the_giver_back_and_may_stop(pair: Pair) -> None:
-    alice, bob = pair
-    made, ended = list[int](), asyncio.Event()
-
-    async def give(sender: str, request: FetchRequest) -> AsyncIterator[Chunk]:
-        try:
-            async for chunk in chunks(200):
-                made.append(chunk.offset)
-                yield chunk
-        finally:
-            ended.set()
-
-    bob.serve_pull(give)
-    bob.serve(LEAVE, ack)
-    stream = alice.pull(bob.node, FETCH)
-    assert (await anext(stream)).offset == 0
-    assert await settled(alice, bob.node, made) < 50
-    await stream.aclose()
-    await asyncio.wait_for(ended.wait(), QUICK)
-
-
-async def test_a_source_that_fails_cuts_the_stream_off(pair: Pair) -> None:
-    alice, bob = pair
-    inbox = Inbox(permits=100)
-    bob.serve_push(inbox.take)
-
-    async def source() -> AsyncIterator[Chunk]:
-        async for chunk in chunks(3):
-            yield chunk
-        await inbox.started.wait()
-        raise ZeroDivisionError
-
-    with pytest.raises(ZeroDivisionError):
-        await alice.push(bob.node, source())
-    assert await asyncio.wait_for(inbox.outcome, QUICK) == f"lost {alice.node}"
-
-
-async def test_a_cancelled_push_cuts_the_stream_off(pair: Pair) -> None:
-    alice, bob = pair
-    inbox = Inbox(permits=100)
-    bob.serve_push(inbox.take)
-
-    async def source() -> AsyncIterator[Chunk]:
-        async for chunk in chunks(3):
-            yield chunk
-        await asyncio.Event().wait()
-
-    push = asyncio.create_task(alice.push(bob.node, source()))
-    await asyncio.wait_for(inbox.started.wait(), QUICK)
-    push.cancel()
-    with pytest.raises(asyncio.CancelledError):
-        await push
-    assert await asyncio.wait_for(inbox.outcome, QUICK) == f"lost {alice.node}"
-
-
-async def test_a_stream_may_be_refused_on_the_way(pair: Pair) -> None:
-    alice, bob = pair
-
-    async def take(sender: str, stream: AsyncIterator[Chunk]) -> None:
-        async for chunk in stream:
-            if chunk.offset == 2:
-                raise BadMessage("chunk 2 is not welcome")
-
-    bob.serve_push(take)
-    with pytest.raises(PeerRefused, match="chunk 2 is not welcome"):
-        await alice.push(bob.node, chunks(200))
-
-
-async def test_a_receiver_that_wants_less_refuses_the_rest(pair: Pair) -> None:
-    alice, bob = pair
-
-    async def take(sender: str, stream: AsyncIterator[Chunk]) -> None:
-        await anext(stream)
-
-    bob.serve_push(take)
-    await alice.push(bob.node, chunks(1))
-    with pytest.raises(PeerRefused, match="more chunks than were expected"):
-        await alice.push(bob.node, chunks(3))
-
-
-async def test_a_pull_may_be_refused(pair: Pair) -> None:
-    alice, bob = pair
-
-    async def give(sender: str, request: FetchRequest) -> AsyncIterator[Chunk]:
-        async for chunk in chunks(2):
-            yield chunk
-        raise BadMessage("no more")
-
-    bob.serve_pull(give)
-    stream = alice.pull(bob.node, FETCH)
-    assert [(await anext(stream)).offset for _ in range(2)] == [0, 1]
-    with pytest.raises(PeerRefused, match="no more"):
-        await anext(stream)
 
 
 async def test_an_asker_that_goes_away_cancels_the_answer(pair: Pair) -> None:
@@ -380,17 +195,9 @@ async def test_a_peer_that_comes_back_is_found_within_a_second(sites: Sites) -> 
 
 
 async def test_stopping_is_quick_whatever_is_under_way(sites: Sites) -> None:
-    async def endless(sender: str = "", request: FetchRequest = FETCH) -> AsyncIterator[Chunk]:
-        while True:
-            async for chunk in chunks(100):
-                yield chunk
-
     async def pull_all(carrier: GrpcCarrier, peer: str) -> None:
         async for _ in carrier.pull(peer, FETCH):
             pass
-
-    async def hold(sender: str, request: LeaveRequest) -> Ack:
-        return await asyncio.Event().wait() and Ack()
 
     async def never_read(sender: str, stream: AsyncIterator[Chunk]) -> None:
         await asyncio.Event().wait()
@@ -400,7 +207,7 @@ async def test_stopping_is_quick_whatever_is_under_way(sites: Sites) -> None:
         bob.serve(LEAVE, hold)
         bob.serve(BEAT, lambda sender, pulse: asyncio.sleep(0, pulse))
         bob.serve_push(never_read)
-        alice.serve_push(Inbox(permits=1_000_000).take)
+        alice.serve_push(take_all)
         work = [
             asyncio.create_task(pull_all(alice, bob.node)),
             asyncio.create_task(alice.push(bob.node, endless())),

@@ -11,20 +11,13 @@ from pathlib import Path
 
 import pytest
 from wire import samples
-from wire.grpc_sites import ALICE, BOB, Sites, chunks
+from wire.grpc_sites import ALICE, BOB, FETCH, LEAVING, QUICK, Sites, chunks, endless
 
-from pier.v1.peer_pb2 import Chunk, FetchRequest, HelloRequest, LeaveRequest
+from pier.v1.peer_pb2 import Chunk, HelloRequest
 from pier_node.wire.carrier import BEAT, LEAVE, PeerLost
 from pier_node.wire.grpc_carrier import GrpcCarrier
 
 VICTIM = Path(__file__).with_name("victim.py")
-LEAVING = LeaveRequest(node=ALICE.node)
-QUICK = 5.0
-
-
-@pytest.fixture(params=[True, False], ids=["tls", "insecure"])
-def sites(request: pytest.FixtureRequest) -> Sites:
-    return Sites(request.param)
 
 
 @asynccontextmanager
@@ -67,16 +60,15 @@ class Witness:
 
 
 async def pulling(alice: GrpcCarrier, progress: asyncio.Semaphore) -> None:
-    async for _ in alice.pull(BOB.node, FetchRequest(tensor="anchor")):
+    async for _ in alice.pull(BOB.node, FETCH):
         progress.release()
 
 
 async def pushing(alice: GrpcCarrier, progress: asyncio.Semaphore) -> None:
     async def source() -> AsyncIterator[Chunk]:
-        while True:
-            async for chunk in chunks(100):
-                yield chunk
-                progress.release()
+        async for chunk in endless():
+            yield chunk
+            progress.release()
 
     await alice.push(BOB.node, source())
 

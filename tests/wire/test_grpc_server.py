@@ -2,18 +2,29 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import threading
-from collections.abc import AsyncIterator, Iterator
-from contextlib import suppress
-from typing import Any
+from collections.abc import AsyncIterator
 
 import grpc
 import grpc.aio
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from wire import samples
-from wire.grpc_sites import ALICE, BOB, CAROL, MIB, OTHER_TOKEN, RUN, TOKEN, Sites, chunks, impostor
+from wire.grpc_sites import (
+    ALICE,
+    BOB,
+    CAROL,
+    FETCH,
+    LEAVING,
+    MIB,
+    OTHER_TOKEN,
+    QUICK,
+    RUN,
+    TOKEN,
+    Sites,
+    ack,
+    chunks,
+    impostor,
+    take_all,
+)
 
 from pier.v1.peer_pb2 import (
     Ack,
@@ -31,36 +42,17 @@ from pier_node.errors import PierError
 from pier_node.wire import grpc_server
 from pier_node.wire.card import Card
 from pier_node.wire.carrier import (
-    ABORT,
     BEAT,
     DESCRIBE,
-    GATHER,
-    HELLO,
     LEAVE,
     PROBE,
-    VOTE,
-    BadMessage,
-    Method,
     PeerLost,
     PeerRefused,
 )
 from pier_node.wire.grpc_carrier import GrpcCarrier
 from pier_node.wire.grpc_options import MESSAGE_BYTES, channel_options
 
-LEAVING = LeaveRequest(node=ALICE.node)
-QUICK = 5.0
-
 TLS, INSECURE = Sites(True), Sites(False)
-
-
-@pytest.fixture(params=[TLS, INSECURE], ids=["tls", "insecure"])
-def sites(request: pytest.FixtureRequest) -> Sites:
-    found: Sites = request.param
-    return found
-
-
-async def ack(sender: str, request: LeaveRequest) -> Ack:
-    return Ack()
 
 
 async def refused(carrier: GrpcCarrier, peer: str) -> str:
@@ -163,17 +155,13 @@ async def test_chunks_out_of_bounds_are_refused_both_ways(sites: Sites) -> None:
     async def odd(sender: str = "", request: FetchRequest | None = None) -> AsyncIterator[Chunk]:
         yield Chunk(stage=Chunk.STAGE_STATE, data=b"123")
 
-    async def take(sender: str, stream: AsyncIterator[Chunk]) -> None:
-        async for _ in stream:
-            pass
-
     async with sites.pair() as (alice, bob):
-        bob.serve_push(take)
+        bob.serve_push(take_all)
         bob.serve_pull(odd)
         with pytest.raises(PeerRefused, match=r"Chunk\.data = 3 bytes"):
             await alice.push(bob.node, odd())
         with pytest.raises(PeerLost, match=r"its answer is not valid: Chunk\.data = 3 bytes"):
-            await anext(alice.pull(bob.node, FetchRequest(tensor="anchor")))
+            await anext(alice.pull(bob.node, FETCH))
 
 
 async def test_a_message_that_is_too_large_is_refused(sites: Sites) -> None:
@@ -243,7 +231,7 @@ async def test_a_method_that_is_not_served_is_refused(sites: Sites) -> None:
         with pytest.raises(PeerRefused, match="no streams are taken here yet"):
             await alice.push(bob.node, chunks(100))
         with pytest.raises(PeerRefused, match="it does not answer that, or not yet"):
-            await anext(alice.pull(bob.node, FetchRequest(tensor="anchor")))
+            await anext(alice.pull(bob.node, FETCH))
 
 
 async def test_a_peer_has_only_so_many_calls_under_way(sites: Sites, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -279,80 +267,3 @@ async def test_a_port_in_use_is_reported(sites: Sites) -> None:
     assert "--listen" in error.value.remedy
     with pytest.raises(PierError, match=r"cannot listen on 192\.0\.2\.1:7700: Cannot assign requested address"):
         await sites.carrier(BOB).start("192.0.2.1", 7700)
-
-
-class Background:
-    """A node on an event loop of its own, so that tests without one can talk to it."""
-
-    def __init__(self) -> None:
-        self.loop = asyncio.new_event_loop()
-        self.thread = threading.Thread(target=self.loop.run_forever, daemon=True)
-        self.thread.start()
-        self.carrier = INSECURE.carrier(BOB)
-        self.port = asyncio.run_coroutine_threadsafe(self._start(), self.loop).result(QUICK)
-
-    async def _start(self) -> int:
-        async def echo(sender: str, pulse: Pulse) -> Pulse:
-            return pulse
-
-        async def take(sender: str, stream: AsyncIterator[Chunk]) -> None:
-            async for _ in stream:
-                pass
-
-        async def give(sender: str, request: FetchRequest) -> AsyncIterator[Chunk]:
-            yield Chunk(stage=Chunk.STAGE_STATE)
-
-        async def never(sender: str, request: object) -> Ack:
-            raise BadMessage("noise that is a message by chance")
-
-        self.carrier.serve(BEAT, echo)
-        others: list[Method[Any, Any]] = [HELLO, LEAVE, GATHER, VOTE, ABORT, DESCRIBE, PROBE]
-        for method in others:
-            self.carrier.serve(method, never)
-        self.carrier.serve_push(take)
-        self.carrier.serve_pull(give)
-        return await self.carrier.start("127.0.0.1", 0)
-
-    def stop(self) -> None:
-        asyncio.run_coroutine_threadsafe(self.carrier.stop(), self.loop).result(QUICK)
-        self.loop.call_soon_threadsafe(self.loop.stop)
-        self.thread.join(QUICK)
-        self.loop.close()
-
-
-@pytest.fixture(scope="module")
-def live() -> Iterator[grpc.Channel]:
-    background = Background()
-    channel = grpc.insecure_channel(f"127.0.0.1:{background.port}")
-    yield channel
-    channel.close()
-    background.stop()
-
-
-HEADERS = tuple(Card(ALICE.node, RUN).call(BOB.node).items())
-METHODS = ["Hello", "Beat", "Leave", "Gather", "CastVote", "Abort", "Describe", "Probe", "Exchange", "Fetch", "Nothing"]
-texts = st.text(st.characters(min_codepoint=32, max_codepoint=126), max_size=20)
-noisy_headers = st.lists(
-    st.tuples(st.sampled_from(["pier-protocol", "pier-run", "pier-node", "pier-to", "x"]), texts), max_size=5
-)
-
-
-@settings(max_examples=250, deadline=None)
-@given(
-    method=st.sampled_from(METHODS),
-    messages=st.lists(st.binary(max_size=200), min_size=1, max_size=3),
-    headers=st.one_of(st.just(HEADERS), noisy_headers.map(tuple)),
-)
-def test_noise_gets_an_error_and_nothing_else(
-    live: grpc.Channel, method: str, messages: list[bytes], headers: tuple[tuple[str, str | bytes], ...]
-) -> None:
-    call = live.stream_stream(f"/pier.v1.Peer/{method}", None, None)
-    stream = call(iter(messages), metadata=headers, timeout=QUICK)
-    with suppress(grpc.RpcError):
-        assert len(list(stream)) == 1
-    if stream.code() is grpc.StatusCode.OK:
-        assert headers == HEADERS
-        assert method in ("Beat", "Exchange", "Fetch")
-    assert stream.code() not in (grpc.StatusCode.DEADLINE_EXCEEDED, grpc.StatusCode.UNAVAILABLE)
-    good = live.unary_unary("/pier.v1.Peer/Beat", Pulse.SerializeToString, Pulse.FromString)
-    assert good(samples.PULSE, metadata=HEADERS, timeout=QUICK).site == samples.SITE

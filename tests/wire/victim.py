@@ -4,27 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import sys
-from collections.abc import AsyncIterator
 
-from wire.grpc_sites import ALICE, BOB, Sites, chunks
+from wire.grpc_sites import ALICE, BOB, Sites, endless, hold, take_all
 
-from pier.v1.peer_pb2 import Ack, Chunk, FetchRequest, LeaveRequest, Pulse
+from pier.v1.peer_pb2 import Pulse
 from pier_node.wire.carrier import BEAT, LEAVE
-
-
-async def endless(sender: str = "", request: FetchRequest | None = None) -> AsyncIterator[Chunk]:
-    while True:
-        async for chunk in chunks(100):
-            yield chunk
-
-
-async def take(sender: str, stream: AsyncIterator[Chunk]) -> None:
-    async for _ in stream:
-        pass
-
-
-async def hold(sender: str, request: LeaveRequest) -> Ack:
-    return await asyncio.Event().wait() and Ack()
 
 
 async def echo(sender: str, pulse: Pulse) -> Pulse:
@@ -35,7 +19,7 @@ async def main(mode: str, alice: str) -> None:
     async with Sites(mode == "tls").listening(BOB) as (bob, address):
         bob.serve(LEAVE, hold)
         bob.serve(BEAT, echo)
-        bob.serve_push(take)
+        bob.serve_push(take_all)
         bob.serve_pull(endless)
         bob.introduce(ALICE.node, alice)
         print(address, flush=True)

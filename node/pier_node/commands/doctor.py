@@ -36,12 +36,15 @@ def doctor(settings: Settings, as_json: bool) -> int:
 def show(findings: Sequence[Finding], console: Console) -> None:
     """Print them as a table, and under it what to change."""
     console.print(_table(findings))
-    to_change = [finding for finding in findings if finding.remedy]
-    for number, finding in enumerate(to_change, 1):
-        heading = f"{number}. {finding.site}, {finding.check}: {finding.verdict.value}"
-        console.print(f"\n[{COLOURS[finding.verdict]}]{escape(heading)}[/]", highlight=False)
-        console.print(Padding(escape(finding.remedy), (0, 0, 0, 3)), highlight=False)
-    console.print(f"\n{_summary(findings)}")
+    same = {
+        remedy: [it for it in findings if it.remedy == remedy] for remedy in (it.remedy for it in findings) if remedy
+    }
+    for number, (remedy, lines) in enumerate(same.items(), 1):
+        sites = ", ".join(finding.site for finding in lines)
+        heading = f"{number}. {sites}: {lines[0].check}: {lines[0].verdict.value}"
+        console.print(f"\n[{COLOURS[lines[0].verdict]}]{escape(heading)}[/]", highlight=False)
+        console.print(Padding(escape(remedy), (0, 0, 0, 3)), highlight=False)
+    console.print(f"\n{_summary(findings)}", highlight=False)
 
 
 def as_fields(findings: Sequence[Finding]) -> dict[str, Any]:

@@ -9,7 +9,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from pier_node.commands.running import Status
-from pier_node.units import UNKNOWN, amount, count, duration, number, percent
+from pier_node.units import UNKNOWN, age, amount, count, number, percent
 
 DIGITS = 12
 """Hex digits shown of a digest."""
@@ -29,7 +29,7 @@ def site_table(status: Status) -> RenderableType:
         "loss", f"{number(status['loss'], 4)}, validation {number(status['validation_loss'], 4)} (nats a token)"
     )
     table.add_row("speed", f"{count(status['tokens_per_second'])} tokens/s; {count(status['tokens'])} tokens so far")
-    table.add_row("sent", f"{amount(status['bytes_sent'])}; last outer round {number(status['round_seconds'], 1)} s")
+    table.add_row("sent", f"{amount(status['bytes_sent'])}; last outer round {number(status['round_seconds'], 2)} s")
     table.add_row("utilisation", f"{percent(status['utilisation'])} of the time in inner steps")
     if status["message"]:
         table.add_row("message", escape(status["message"]))
@@ -42,7 +42,7 @@ def peers_table(status: Status) -> RenderableType:
     if not peers:
         return "No other site is known yet."
     table = Table(box=None, padding=(0, 2, 0, 0), header_style="bold", pad_edge=False)
-    table.add_column("site", overflow="ellipsis", no_wrap=True, min_width=8)
+    table.add_column("site", overflow="fold")
     for name in ("phase", "round"):
         table.add_column(name, no_wrap=True)
     table.add_column("same state", no_wrap=True)
@@ -105,4 +105,4 @@ def _saved(found: dict[str, Any]) -> str:
     if "round" not in found:
         return f"no checkpoint yet of {found['rounds']} rounds"
     saved = f"round {found['round']} of {found['rounds']}, digest {found['digest'][:DIGITS]}"
-    return f"{saved}, saved {duration(found['age_seconds'])} ago"
+    return f"{saved}, saved {age(found['age_seconds'])} ago"

@@ -72,7 +72,7 @@ class _Dealing:
             if part in (VALIDATION, self.slot):
                 yield HELD_OUT if part == VALIDATION else TRAIN, document.text
         if not documents:
-            raise PierError("the data has no text in it", "Give files with text: [data] path, or --data PATH.")
+            raise PierError("the data has no text in it", "Give files with text: [data] path, or --dataset PATH.")
 
 
 def open_corpus(config: DataSection, slot: int, slots: int, path: str | None, cache: Path) -> Corpus:

@@ -35,7 +35,7 @@ def find_entries(root: Path, suffix: str = "", left_out: frozenset[str] = frozen
     if root.is_file():
         return [Entry("", root)]
     if not root.is_dir():
-        raise PierError(f"data path {root}: no such file or folder", "Correct [data] path, or give --data PATH.")
+        raise PierError(f"data path {root}: no such file or folder", "Correct [data] path, or give --dataset PATH.")
     found = (path for path in _walk(root, left_out) if path.name.endswith(suffix) and path.is_file())
     entries = sorted(Entry(path.relative_to(root).as_posix(), path) for path in found)
     if not entries:

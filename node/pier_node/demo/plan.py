@@ -33,8 +33,8 @@ source = "stdlib"
 [inner]
 total_steps = {steps}
 batch_size = {batch}
-lr = 3e-3
-min_lr = 3e-4
+lr = 1.5e-3
+min_lr = 1.5e-4
 warmup_steps = {warmup}
 eval_every = {eval_every}
 eval_batches = 8
@@ -68,8 +68,8 @@ def write_run(path: Path, sites: int, algorithm: str, steps: int) -> RunConfig:
 
 
 def inner_steps(steps: int) -> int:
-    """H: 5 to 20, so that there are 30 rounds if they can be had."""
-    return min(max(steps // 30, 5), 20)
+    """H: 20, or less in a run so short that there would be fewer than six rounds."""
+    return min(max(steps // 6, 5), 20)
 
 
 def steps_within(seconds: float, sites: int, algorithm: str, pace: Pace, context: int) -> int:

@@ -10,8 +10,8 @@ from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
 
+from pier_node.demo.picture import WIDTH, clock
 from pier_node.demo.results import Result, SiteResult
-from pier_node.demo.screen import clock
 from pier_node.units import amount, count, percent
 
 
@@ -25,7 +25,7 @@ def report(result: Result, text: str, files: dict[str, Path]) -> RenderableType:
     title = f"[b]Pier[/b]  trained {result.parameters:,} parameters at {len(result.sites)} sites"
     heading, sample = Text("the model goes on from a prompt:", "dim"), Padding(Text(text, "cyan"), (0, 2))
     body = Group(_summary(result), Text(), _sites(result), Text(), heading, sample, Text(), _files(files))
-    return Panel(Padding(body, (1, 1)), title=title, width=112, border_style="green")
+    return Panel(Padding(body, (1, 1)), title=title, width=WIDTH, border_style="green")
 
 
 def _summary(result: Result) -> Table:

@@ -45,7 +45,7 @@ def run_demo(options: Options, as_json: bool) -> bool:
 
     Raises:
         PierError: it could not be finished.
-        Interrupted: somebody ended it.
+        KeyboardInterrupt: somebody ended it.
     """
     console = Console(stderr=as_json)
     with claimed(options.folder, options.keep) as work:
@@ -73,9 +73,12 @@ def _configured(options: Options, work: Path, console: Console) -> RunConfig:
 
 
 def _tell(record: Record, seconds: float, work: Path, console: Console, as_json: bool) -> bool:
+    import torch
+
     from pier_node.commands.export import export
     from pier_node.demo.plot import draw
 
+    torch.set_num_threads(1)  # more would wait for one another: the model is small
     result, model = measured(record, seconds), work / MODEL_FOLDER
     with console.status("Exporting the model, and letting it write"):
         export(work / record.newest.name, model)

@@ -1,43 +1,23 @@
-"""The demo while it runs: a live screen in a terminal, a line every few seconds elsewhere."""
+"""Where the demo shows itself: a live screen in a terminal, a line every few seconds elsewhere."""
 
 from __future__ import annotations
 
-import time
-from types import TracebackType
-from typing import Protocol, Self
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Protocol
 
-from rich.console import Console, Group, RenderableType
+from rich.console import Console
 from rich.live import Live
-from rich.padding import Padding
-from rich.panel import Panel
-from rich.progress_bar import ProgressBar
-from rich.table import Table
-from rich.text import Text
 
-from pier_node.demo.chart import bars
-from pier_node.demo.plan import synchronous_bytes
-from pier_node.demo.record import Record, Track
-from pier_node.units import amount, count, number
+from pier_node.demo.picture import line, picture
+from pier_node.demo.record import Record
 
 LINE_SECONDS = 5.0
-CHART_WIDTH, CHART_HEIGHT = 60, 4
-PHASES = {
-    "training": "training",
-    "waiting": "waiting for others",
-    "exchanging": "exchanging",
-    "catching up": "fetching the state",
-    "leaving": "leaving",
-    "done": "done",
-}
 
 
 class Screen(Protocol):
-    """Where the demo shows itself; a context manager."""
+    """Shows a demo."""
 
-    def __enter__(self) -> Self: ...
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None: ...
     def show(self, record: Record, seconds: float) -> None:
         """Show how things are after `seconds`."""
 
@@ -45,26 +25,22 @@ class Screen(Protocol):
         """Say something that stays."""
 
 
-def screen_on(console: Console) -> Screen:
+@contextmanager
+def screen_on(console: Console) -> Iterator[Screen]:
     """The screen that suits a console."""
-    return LiveScreen(console) if console.is_terminal else LineScreen(console)
+    if not console.is_terminal:
+        yield LineScreen(console)
+        return
+    # Without a thread of its own: the process that draws also starts the sites.
+    with Live(console=console, auto_refresh=False, transient=True) as live:
+        yield LiveScreen(live)
 
 
 class LiveScreen:
     """Draws everything anew in place."""
 
-    def __init__(self, console: Console) -> None:
-        # Without a thread of its own: the sites are started by a process that has one.
-        self._live = Live(console=console, auto_refresh=False, transient=True)
-
-    def __enter__(self) -> Self:
-        self._live.start()
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._live.stop()
+    def __init__(self, live: Live) -> None:
+        self._live = live
 
     def show(self, record: Record, seconds: float) -> None:
         """Draw."""
@@ -82,116 +58,12 @@ class LineScreen:
         self._console = console
         self._next = 0.0
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        pass
+    def show(self, record: Record, seconds: float) -> None:
+        """Print, if it is time."""
+        if seconds >= self._next:
+            self._next = seconds + LINE_SECONDS
+            self.tell(line(record, seconds))
 
     def tell(self, text: str) -> None:
         """Print."""
         self._console.print(text, markup=False, highlight=False, soft_wrap=True)
-
-    def show(self, record: Record, seconds: float) -> None:
-        """Print, if it is time."""
-        if time.monotonic() >= self._next:
-            self._next = time.monotonic() + LINE_SECONDS
-            self._console.print(line(record, seconds), highlight=False, soft_wrap=True)
-
-
-def line(record: Record, seconds: float) -> str:
-    """The state of things in one line."""
-    newest = record.newest
-    steps = max((track.status.get("inner_step", 0) for track in record.alive), default=0)
-    speed = sum(track.status.get("tokens_per_second", 0.0) for track in record.alive)
-    parts = [
-        f"[{clock(seconds)}] round {max(newest.round, 0)}/{record.rounds}",
-        f"step {steps}/{record.config.inner.total_steps}",
-        f"{speed:,.0f} tokens/s",
-    ]
-    if record.validation:
-        parts.append(f"validation loss {record.validation[-1][1]:.3f}")
-    parts += [f"{amount(sum(track.bytes_sent for track in record.tracks.values()))} sent", agreement(record).plain]
-    return "  ".join(parts)
-
-
-def picture(record: Record, seconds: float) -> RenderableType:
-    """The whole screen."""
-    config = record.config
-    title = f"[b]Pier[/b]  {record.parameters:,} parameters, {config.run.sites} sites, {config.outer.algorithm}"
-    body = Group(_sites(record), Text(), *_losses(record), Text(), agreement(record), _traffic(record))
-    foot = f"{clock(seconds)}   Ctrl+C ends everything"
-    return Panel(Padding(body, (1, 1)), title=title, subtitle=foot, width=112, border_style="cyan")
-
-
-def _sites(record: Record) -> Table:
-    table = Table(box=None, pad_edge=False, expand=True, header_style="dim")
-    for heading in ("site", "does", "", "step"):
-        table.add_column(heading, no_wrap=True)
-    for heading in ("round", "tokens/s", "loss", "sent", "last round"):
-        table.add_column(heading, justify="right", no_wrap=True)
-    for track in record.tracks.values():
-        table.add_row(*_row(track, record))
-    return table
-
-
-def _row(track: Track, record: Record) -> list[RenderableType]:
-    status, steps = track.status, record.config.inner.total_steps
-    done = status.get("inner_step", 0)
-    bar = ProgressBar(total=steps, completed=done, width=18)
-    row: list[RenderableType] = [Text(track.name, "bold"), phase(track, record), bar, f"{done}/{steps}"]
-    if not status:
-        return [*row, *[""] * 5]
-    speed, exchange = count(status["tokens_per_second"]), f"{number(status['round_seconds'], 2)} s"
-    return [*row, str(max(track.round, 0)), speed, number(status["loss"], 3), amount(status["bytes_sent"]), exchange]
-
-
-def phase(track: Track, record: Record) -> Text:
-    """What a site does, in words."""
-    if track in record.lost:
-        return Text("left" if track.code == 0 else f"DIED (exit code {track.code})", "bold red")
-    if track.code is not None or track.round == record.rounds:
-        return Text("done", "green")
-    name = track.status.get("phase", "")
-    first = record.newest.event.get("inner_step", 0) < record.start_steps
-    if first and name == "training":
-        return Text("training for all", "green")
-    if first and name == "catching up":
-        return Text("waits for the start", "dim")
-    return Text(PHASES.get(name, "starting up"), "green" if name == "training" else "yellow")
-
-
-def _losses(record: Record) -> list[RenderableType]:
-    curve = record.validation
-    heading = Text("validation loss  ", "dim")
-    if not curve:
-        return [heading.append("not measured yet")]
-    first, last = curve[0][1], curve[-1][1]
-    heading.append(f"{first:.3f} → {last:.3f}", "bold").append(" nats a byte")
-    rows = bars(curve, record.config.inner.total_steps, CHART_WIDTH, CHART_HEIGHT)
-    return [heading, *(Text(row, "cyan") for row in rows)]
-
-
-def agreement(record: Record) -> Text:
-    """Whether all sites hold the same bits, as their digests say."""
-    if record.forks:
-        return Text(f"DIGESTS DIFFER after rounds {record.forks}", "bold red")
-    if not record.compared:
-        return Text("digests: nothing to compare yet", "dim")
-    text = Text("✓ same bits at all sites", "green")
-    return text.append(f" after each of {record.compared} rounds, now {record.digest[:12]}…", "none")
-
-
-def _traffic(record: Record) -> Text:
-    steps = max(record.newest.event.get("inner_step", 0), 1)
-    mean = sum(track.bytes_sent for track in record.tracks.values()) / len(record.tracks)
-    gradients = synchronous_bytes(record.config, record.parameters) * steps / record.config.inner.total_steps
-    text = Text(f"sent by a site until now: {amount(mean)}; ")
-    return text.append(f"with gradients averaged at every step it would be {amount(gradients)}")
-
-
-def clock(seconds: float) -> str:
-    """Minutes and seconds."""
-    return f"{int(seconds) // 60}:{int(seconds) % 60:02}"

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import os
 import sysconfig
 from pathlib import Path
+
+import psutil
 
 from pier_node.identity import Token
 from pier_node.inner.parent import die_with_parent
@@ -14,7 +17,7 @@ from pier_node.site import DAEMON_FILE
 
 NAMES = ("alpha", "beta", "gamma", "delta", "epsilon", "zeta", "eta", "theta")
 ANY_PORT = "127.0.0.1:0"
-PATIENCE = 10.0
+PATIENCE = 15.0
 """Seconds that a site gets to leave politely."""
 HURRY = 3.0
 """Seconds that it gets to end when it was told twice."""
@@ -96,6 +99,13 @@ class Site:
         if self._process:
             await self._process.wait()
 
+    def family(self) -> list[psutil.Process]:
+        """What its daemon has started: the workers."""
+        try:
+            return psutil.Process(self._process.pid).children(recursive=True) if self._process and self.running else []
+        except psutil.NoSuchProcess:
+            return []
+
     def tail(self) -> str:
         """The last lines of its log."""
         lines = self.log.read_text(errors="replace").splitlines() if self.log.exists() else []
@@ -107,7 +117,6 @@ class Sites:
 
     def __init__(self, work: Path, count: int, threads: int) -> None:
         self.all = [Site(work, name, threads) for name in NAMES[:count]]
-        self.stopping = False
 
     async def found(self, run: Path) -> None:
         """Start the first site."""
@@ -125,18 +134,14 @@ class Sites:
         if running:
             await asyncio.wait(running, timeout=patience)
 
-    def hurry(self) -> None:
-        """Let nobody leave politely any more."""
-        for site in self.all:
-            site.terminate()
-
     async def stop(self) -> None:
-        """End all sites, within seconds; sites that have ended already stay as they are."""
-        self.stopping = True
+        """End all sites and whatever they have started, within seconds; again: nothing."""
+        family = [relative for site in self.all for relative in site.family()]
         for act, patience in ((Site.terminate, PATIENCE), (Site.terminate, HURRY), (Site.kill, HURRY)):
-            running = [site for site in self.all if site.running]
-            if not running:
-                return
-            for site in running:
+            for site in self.all:
                 act(site)
             await self.ended(patience)
+        _, alive = await asyncio.to_thread(psutil.wait_procs, family, HURRY)
+        for relative in alive:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                relative.kill()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import signal
+from collections.abc import Coroutine
 from pathlib import Path
 
 from pier_node.demo.record import Record, Track
@@ -19,38 +20,30 @@ STILL = 180.0
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
-class Interrupted(Exception):
-    """Somebody wants the demo to end."""
-
-
 def train(sites: Sites, run: Path, record: Record, screen: Screen) -> float:
     """Have the sites train, fill the record, show it. Returns the seconds until the last round; no site lives then.
 
     Raises:
         PierError: sites died and those that are left cannot go on, or nothing happened for a long time.
-        Interrupted: by a signal; no site lives then either.
+        KeyboardInterrupt: at any of SIGNALS; no site lives then either.
     """
-    seconds = asyncio.run(_interruptible(sites, _Training(sites, run, record, screen)))
+    seconds = asyncio.run(_interruptible(sites, _Training(sites, run, record, screen).run()))
     if seconds is None:
-        raise Interrupted
+        raise KeyboardInterrupt
     return seconds
 
 
-async def _interruptible(sites: Sites, training: _Training) -> float | None:
-    task, asked = asyncio.create_task(training.run()), False
-
-    def interrupt() -> None:
-        nonlocal asked
-        if asked or sites.stopping:
-            sites.hurry()
-        else:
-            task.cancel()
-        asked = True
-
+async def _interruptible(sites: Sites, work: Coroutine[None, None, float]) -> float | None:
+    task, ending = asyncio.create_task(work), asyncio.Event()
     for number in SIGNALS:
-        asyncio.get_running_loop().add_signal_handler(number, interrupt)
+        asyncio.get_running_loop().add_signal_handler(number, ending.set)
+    end = asyncio.create_task(ending.wait())
+    await asyncio.wait([task, end], return_when=asyncio.FIRST_COMPLETED)
+    end.cancel()
+    task.cancel()
     await asyncio.wait([task])
-    return None if task.cancelled() or asked else task.result()
+    await sites.stop()
+    return None if task.cancelled() else task.result()
 
 
 class _Training:
@@ -63,22 +56,19 @@ class _Training:
     async def run(self) -> float:
         clock = asyncio.get_running_loop().time
         began = self._news_at = clock()
-        try:
-            async with Watch(self._sites.all, self._record) as watch:
-                await self._sites.found(self._run)
-                while not self._record.finished:
-                    await asyncio.sleep(TICK)
-                    await watch.look()
-                    await self._invite()
-                    self._screen.show(self._record, clock() - began)
-                    self._mourn()
-                    self._require_news(clock())
-                seconds = clock() - began
-                await self._sites.ended(PATIENCE)
+        async with Watch(self._sites.all, self._record) as watch:
+            await self._sites.found(self._run)
+            while not self._record.finished:
+                await asyncio.sleep(TICK)
                 await watch.look()
-            return seconds
-        finally:
-            await self._sites.stop()
+                await self._invite()
+                self._screen.show(self._record, clock() - began)
+                self._mourn()
+                self._require_news(clock())
+            seconds = clock() - began
+            await self._sites.ended(PATIENCE)
+            await watch.look()
+        return seconds
 
     async def _invite(self) -> None:
         founder, *others = self._sites.all

@@ -40,13 +40,13 @@ async def examine(settings: Settings) -> list[Finding]:
     found = await _meet(here)
     if here.config is None and found.met:
         here = here.in_run(from_canonical(next(iter(found.met.values())).run_config))
-    findings = [missed(address, reason) for address, reason in found.missed.items()]
+    lost = [missed(address, reason) for address, reason in found.missed.items()]
     if here.config is None:
-        return findings
-    visited, links = await _visit(here, here.config, found.met)
+        return lost
+    address, seen, links = await _visit(here, here.config, found.met)
     slowest = min((min(link.up, link.down) for link in links), default=0.0)
     around = Surroundings(max(here.config.run.sites, 1 + len(found.met)), slowest)
-    return [*findings, *visited, *_of_this_machine(here, here.config, around)]
+    return [address, *_of_this_machine(here, here.config, around), *seen, *lost]
 
 
 async def _meet(here: Standpoint) -> Round:
@@ -58,18 +58,20 @@ async def _meet(here: Standpoint) -> Round:
         await carrier.stop()
 
 
-async def _visit(here: Standpoint, config: RunConfig, met: dict[str, HelloReply]) -> tuple[list[Finding], list[Link]]:
-    """Visit the sites one after the other: two at once would measure each other."""
+async def _visit(
+    here: Standpoint, config: RunConfig, met: dict[str, HelloReply]
+) -> tuple[Finding, list[Finding], list[Link]]:
+    """Visit the sites one after the other, since two at once would measure each other; and say where this one is."""
     async with AsyncExitStack() as stack:
         carrier = GrpcCarrier(here.identity.node, config.hash(), here.credentials)
         stack.push_async_callback(carrier.stop)
         address, listening = await _listen(here, config, carrier)
-        findings, links = [listening], list[Link]()
+        findings, links = list[Finding](), list[Link]()
         for where, hello in met.items():
             seen, link = await visit(carrier, where, hello, address)
             findings += seen
             links += [link] if link else []
-        return findings, links
+        return listening, findings, links
 
 
 async def _listen(here: Standpoint, config: RunConfig, carrier: GrpcCarrier) -> tuple[str, Finding]:
@@ -87,7 +89,8 @@ async def _listen(here: Standpoint, config: RunConfig, carrier: GrpcCarrier) -> 
     try:
         port = await carrier.start(host, port)
     except PierError as error:
-        return "", Finding(THIS_SITE, "address", Verdict.PROBLEM, error.problem, error.remedy)
+        remedy = f"{error.remedy} If a daemon of yours has that port, name its folder with --data."
+        return "", Finding(THIS_SITE, "address", Verdict.PROBLEM, error.problem, remedy)
     choice = choose_address(list(here.addresses), settings.advertise, format_address(host, port))
     return choice.address, Finding(THIS_SITE, "address", Verdict.OK, choice.why)
 
@@ -96,9 +99,9 @@ def _of_this_machine(here: Standpoint, config: RunConfig, around: Surroundings) 
     parameters, folder = Layout.of(config.model).length, here.settings.folder
     on_cpu = devices.pick(0).type == "cpu" and here.daemon is None
     held = held_memory(here.daemon.pid) if here.daemon else 0
-    speed = here.status.get("tokens_per_second") or 0.0
+    speed, measured = here.status.get("tokens_per_second") or 0.0, here.status.get("utilisation")
     return [
         disk_finding(folder, parameters, free_disk(folder)),
         memory_finding(config, parameters, devices.count() if on_cpu else 0, held, free_memory()),
-        utilisation_finding(config, parameters, around.sites, around.slowest, speed),
+        utilisation_finding(config, parameters, around.sites, around.slowest, speed, measured),
     ]

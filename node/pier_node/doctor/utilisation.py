@@ -10,6 +10,7 @@ import math
 
 from pier_node.config import RunConfig
 from pier_node.doctor.finding import THIS_SITE, Finding, Verdict
+from pier_node.units import percent, seconds
 
 GOOD, POOR = 0.8, 0.5
 AIM = 0.9
@@ -27,13 +28,16 @@ def inner_steps(config: RunConfig) -> int:
     return 1 if config.outer.algorithm == "sync" else config.outer.inner_steps
 
 
-def utilisation_finding(config: RunConfig, parameters: int, sites: int, rate: float, speed: float) -> Finding:
+def utilisation_finding(
+    config: RunConfig, parameters: int, sites: int, rate: float, speed: float, measured: float | None
+) -> Finding:
     """The prediction.
 
     Args:
         sites: that take part, this one included.
         rate: of the slowest link, bytes a second; 0: not known.
         speed: of this site in inner steps, tokens a second; 0: not known yet.
+        measured: by its daemon so far, waits for other sites included; None: not yet.
     """
     if sites < 2:
         return Finding(THIS_SITE, CHECK, Verdict.OK, "a run of one site exchanges nothing")
@@ -41,12 +45,14 @@ def utilisation_finding(config: RunConfig, parameters: int, sites: int, rate: fl
         return Finding(THIS_SITE, CHECK, Verdict.UNKNOWN, "no link to another site could be measured")
     exchange = exchange_bytes(parameters, sites) / rate
     if not speed:
-        detail = f"an exchange takes {exchange:.3g} s; its part of the time shows once this site has trained"
+        detail = f"an exchange takes {seconds(exchange)}; its part of the time shows once this site has trained"
         return Finding(THIS_SITE, CHECK, Verdict.UNKNOWN, detail, "", {"exchange_seconds": exchange})
     step = config.inner.batch_size * config.model.context / speed
     steps = inner_steps(config)
     share = steps * step / (steps * step + exchange)
-    detail = f"{100 * share:.0f} %: H = {steps} inner steps take {steps * step:.3g} s, an exchange {exchange:.3g} s"
+    so_far = f"; {percent(measured)} so far, waits for others included" if measured is not None else ""
+    times = f"H = {steps} inner steps take {seconds(steps * step)}, an exchange {seconds(exchange)}"
+    detail = f"{percent(share)} expected: {times}{so_far}"
     values = {"utilisation": share, "exchange_seconds": exchange, "compute_seconds": steps * step}
     if share >= GOOD:
         return Finding(THIS_SITE, CHECK, Verdict.OK, detail, "", values)

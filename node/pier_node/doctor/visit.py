@@ -10,7 +10,7 @@ from pier.v1.peer_pb2 import HelloReply, HelloRequest, ProbeReply, ProbeRequest,
 from pier_node.doctor.finding import Finding, Verdict
 from pier_node.doctor.links import Link, measure
 from pier_node.doctor.remedies import to_be_reached, to_reach_peer
-from pier_node.units import rate
+from pier_node.units import rate, seconds
 from pier_node.wire.carrier import PROBE, PROTOCOL, PeerLost
 from pier_node.wire.grpc_carrier import GrpcCarrier
 
@@ -66,7 +66,8 @@ def _note(found: Round, me: str, address: str, answer: HelloReply | PeerLost) ->
 
 def missed(address: str, reason: str) -> Finding:
     """A site that does not answer."""
-    return Finding(address, "reach it", Verdict.PROBLEM, reason, to_reach_peer(address, reason))
+    detail = reason.removeprefix(f"{address}: ")
+    return Finding(address, "reach it", Verdict.PROBLEM, detail, to_reach_peer(address, reason))
 
 
 async def visit(
@@ -87,7 +88,7 @@ async def visit(
         link = await measure(ask)
     except PeerLost as lost:
         return [Finding(name, "measure it", Verdict.UNKNOWN, lost.reason)], None
-    away = f"answers at {address}, {1000 * link.round_trip:.3g} ms away"
+    away = f"answers at {address}, {seconds(link.round_trip)} away"
     findings = [
         Finding(name, "reach it", Verdict.OK, away, values={"round_trip_seconds": link.round_trip}),
         _line(name, link),
@@ -119,7 +120,8 @@ def _clock(name: str, link: Link) -> Finding:
     ahead = link.clock_ahead
     values = {"clock_ahead_seconds": ahead}
     if abs(ahead) <= CLOCKS:
-        return Finding(name, "clock", Verdict.OK, f"its clock agrees, to {abs(ahead):.1g} s", values=values)
+        within = seconds(max(abs(ahead), link.round_trip / 2))
+        return Finding(name, "clock", Verdict.OK, f"its clock agrees within {within}", values=values)
     detail = f"its clock is {abs(ahead):,.0f} s {'ahead of' if ahead > 0 else 'behind'} this site's"
     remedy = "Run NTP at both sites (timedatectl set-ntp true); clocks a day apart refuse each other's certificates."
     return Finding(name, "clock", Verdict.PROBLEM, detail, remedy, values)

@@ -11,7 +11,7 @@ from typing import Any, Protocol, TypeVar
 
 import numpy as np
 
-from pier.v1.peer_pb2 import AbortNotice, Ack, Ballot, Proposal, Value, Vote
+from pier.v1.peer_pb2 import AbortNotice, Ack, Ballot, Proposal, Share, Value, Vote
 from pier_node.faults import NO_FAULTS, Faults
 from pier_node.outer.deadline import Deadline
 from pier_node.outer.quorum import order
@@ -36,7 +36,13 @@ Advance = Callable[[OuterState, Vector, Mapping[str, int]], OuterState]
 
 
 class VoteLog(Protocol):
-    """What remembers our last vote across a crash: see journal.py."""
+    """What remembers our last vote and promise across a crash: see journal.py."""
+
+    def promise(self, round: int, ballot: Ballot) -> None:
+        """Returns only when the promise to take part in no lower ballot would survive a crash."""
+
+    def promised(self) -> tuple[int, Ballot]:
+        """Round and ballot of the last promise."""
 
     def record(self, round: int, ballot_number: int, ballot_keeper: str, value: Value) -> None:
         """Returns only when the vote would survive a crash."""
@@ -146,15 +152,15 @@ class Attempt:
         Args:
             voted: told once our vote is durable, before anybody else hears of it.
         """
+        mean = await self._unless_aborted(self._exchange(contribution))
         if self._proposal.HasField("adopt"):
             adopted = self._proposal.adopt
             shadow = await self._adopted(adopted)
             known = sorted({*adopted.members, *self.group})
             value = Value(origin=adopted.origin, digest=adopted.digest, members=known)
         else:
-            mean = await self._unless_aborted(self._exchange(contribution))
             tokens = {share.node: share.tokens for share in self._proposal.shares}
-            shadow = await _to_the_end(lambda: advance(self._state, mean, tokens))
+            shadow = await to_the_end(lambda: advance(self._state, mean, tokens))
             await check_finite(shadow)
             value = Value(origin=self.ballot, digest=shadow.digest, members=shadow.members)
         await self._tools.faults.reach(shadow.round, "staged")
@@ -182,11 +188,12 @@ class Attempt:
         await asyncio.gather(*(self._tools.tell(node, ABORT, notice) for node in others))
 
     async def _exchange(self, contribution: Contribution) -> Vector:
-        tools, anchor = self._tools, self._state.anchor
+        """The mean. Members that adopt a result exchange nothing: but nobody votes before all have taken part."""
+        tools, anchor, adopts = self._tools, self._state.anchor, self._proposal.HasField("adopt")
         plan = Plan(
             round=self._proposal.round,
             ballot=self.ballot,
-            shares=self._proposal.shares,
+            shares=[Share(node=node) for node in self.group] if adopts else self._proposal.shares,
             norm_limit=norm_limit(anchor),
             silence=tools.silence.seconds(),
             chunk=tools.chunk,
@@ -195,8 +202,9 @@ class Attempt:
         self.reduction = Reduction(tools.carrier, plan, contribution.vector, mean, tools.faults)
         tools.news.notify()
         await self.reduction.run()
-        tools.silence.saw(self.reduction.longest_wait)
-        tools.bandwidth = self.reduction.meter.rate()
+        if not adopts:
+            tools.silence.saw(self.reduction.longest_wait)
+            tools.bandwidth = self.reduction.meter.rate()
         return mean
 
     async def _adopted(self, value: Value) -> OuterState:
@@ -210,7 +218,7 @@ class Attempt:
     async def _cast(self, value: Value, shadow: OuterState, voted: Callable[[Voted], None]) -> None:
         """Vote: durable here first, then told to all."""
         tools, ballot = self._tools, self.ballot
-        await _to_the_end(lambda: tools.journal.record(shadow.round, ballot.number, ballot.keeper, value))
+        await to_the_end(lambda: tools.journal.record(shadow.round, ballot.number, ballot.keeper, value))
         voted(Voted(shadow.round, ballot, value, shadow))
         await tools.faults.reach(shadow.round, "journaled")
         vote = Vote(node=tools.node, round=shadow.round, ballot=ballot, value=value)
@@ -255,7 +263,7 @@ def norm_limit(anchor: Vector) -> float:
     return NORM_LIMIT * max(1.0, float(np.sqrt(np.dot(anchor, anchor))))
 
 
-async def _to_the_end(work: Callable[[], T]) -> T:
+async def to_the_end(work: Callable[[], T]) -> T:
     """Do it in a thread that does not outlive us: of two votes the later one must be the last in the journal."""
     task = asyncio.create_task(asyncio.to_thread(work))
     try:

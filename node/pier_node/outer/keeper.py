@@ -105,9 +105,18 @@ class Keeper:
         self._roster.changed.notify()
         return arrival
 
+    def _send_on(self) -> None:
+        """Answer those who have come to the wrong one, by what is known now."""
+        for node, arrival in [*self._arrivals.items()]:
+            if refusal := self._refuse(arrival.ready):
+                del self._arrivals[node]
+                if not arrival.answer.done():
+                    arrival.answer.set_result(refusal)
+
     def _close_if_due(self) -> float | None:
         """Close the group if it is time. Returns seconds to look again after, None: when something changes."""
         standing, now = self._standing(), asyncio.get_running_loop().time()
+        self._send_on()
         if self._round != standing.committed + 1 or not self._arrivals:
             return None
         readies = {node: arrival.ready for node, arrival in self._arrivals.items()}

@@ -8,15 +8,11 @@ attempt then finishes that result (adopts it) instead of computing another. docs
 
 from __future__ import annotations
 
-import hashlib
 from collections import Counter
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 
 from pier.v1.peer_pb2 import Ballot, Ready, Value
-
-SALT = 3
-"""Bytes of salt in a ballot's number."""
 
 
 @dataclass(frozen=True)
@@ -51,19 +47,13 @@ def has_quorum(votes: Collection[str], base: Collection[str]) -> bool:
 
 
 def order(ballot: Ballot) -> tuple[int, str]:
-    """Ballots are ordered by number, then by keeper: no two keepers can propose equal ones."""
+    """Ballots are ordered by number, then by keeper. No site ever takes part in one that is not above all before."""
     return ballot.number, ballot.keeper
 
 
-def next_ballot(readies: Collection[Ready], keeper: str) -> Ballot:
-    """A ballot above every one that the group has taken part in, and that was never proposed to another group.
-
-    A keeper that was restarted does not know which numbers it has used: each is salted with the announcements that it
-    answers, which their nodes name anew after every act and every restart.
-    """
-    seen = max((ready.seen.number for ready in readies), default=0)
-    announcements = hashlib.sha256(b"".join(sorted(ready.nonce for ready in readies)))
-    return Ballot(number=seen + 1 + int.from_bytes(announcements.digest()[:SALT]), keeper=keeper)
+def next_ballot(readies: Iterable[Ready], keeper: str) -> Ballot:
+    """A ballot above every one that the group has taken part in."""
+    return Ballot(number=1 + max((ready.seen.number for ready in readies), default=0), keeper=keeper)
 
 
 def choose_value(readies: Collection[Ready]) -> Fresh | Adopt | Blocked:

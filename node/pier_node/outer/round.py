@@ -13,7 +13,7 @@ import secrets
 from collections.abc import AsyncIterator, Callable, Collection
 
 from pier.v1.peer_pb2 import AbortNotice, Ack, Ballot, Chunk, Proposal, Ready, Share, Vote
-from pier_node.outer.attempt import Advance, Attempt, Contribution, Tools, Voted, check_finite
+from pier_node.outer.attempt import Advance, Attempt, Contribution, Tools, Voted, check_finite, to_the_end
 from pier_node.outer.deadline import Deadline
 from pier_node.outer.keeper import POLL, Keeper, Standing
 from pier_node.outer.quorum import has_quorum, order
@@ -65,7 +65,9 @@ class Rounds:
         self.last_error = ""
         self._tools, self._voted, self._new_nonce = tools, voted, nonce
         self._roster, self._carrier, self._faults = tools.roster, tools.carrier, tools.faults
-        self._seen = voted.ballot if voted else Ballot()
+        self._promised = tools.journal.promised()
+        if voted:
+            self._promised = max(self._promised, (voted.round, voted.ballot), key=lambda it: (it[0], order(it[1])))
         self._nonce = b""
         self._suspicions: dict[str, float] = {}
         self._attempt: Attempt | None = None
@@ -81,9 +83,20 @@ class Rounds:
         return self._voted.shadow if self._voted else None
 
     @property
-    def undecided(self) -> bool:
+    def engaged(self) -> bool:
+        """Whether we took part in an attempt at a round that is not decided here."""
+        return self._promised[0] > self.state.round
+
+    @property
+    def _undecided(self) -> bool:
         """Whether we voted for a result that somebody may have committed without our knowledge."""
         return self._voted is not None and self._voted.round > self.state.round
+
+    @property
+    def _seen(self) -> Ballot:
+        """The highest ballot of the coming round that we have taken part in."""
+        round, ballot = self._promised
+        return ballot if round == self.state.round + 1 else Ballot()
 
     def offer(self, number: int, shadow: bool) -> OuterState | None:
         """What a peer may fetch from us: the last committed state (0, or its number), or the shadow of the next."""
@@ -119,6 +132,7 @@ class Rounds:
                 task.cancel()
                 await asyncio.wait([task])
                 self._attempt = None
+                self._tools.news.notify()
             if not task.cancelled():
                 task.result()
             if self.state.round > last or self._confirmed():
@@ -126,6 +140,10 @@ class Rounds:
                 await self._roster.announce()
                 return self.state
             await self._roster.changed.wait(backoff.seconds())
+
+    async def at_rest(self) -> None:
+        """Return once no attempt is under way."""
+        await self._tools.news.until(lambda: self._attempt is None)
 
     def renew(self) -> None:
         """What we announced is not true any more: proposals that rest on it are refused."""
@@ -142,7 +160,9 @@ class Rounds:
         if proposal is None:
             return
         self._suspicions.clear()
-        self._seen, self._nonce = proposal.ballot, b""
+        self.renew()
+        await to_the_end(lambda: self._tools.journal.promise(proposal.round, proposal.ballot))
+        self._promised = proposal.round, proposal.ballot
         attempt = self._attempt = Attempt(self._tools, self.state, self.shadow, proposal)
         try:
             self._settle(await attempt.run(contribution, advance, self._remember))
@@ -187,7 +207,7 @@ class Rounds:
             suspects=sorted(self._suspects()),
             votes=sorted(self.votes),
         )
-        if (voted := self._voted) and self.undecided:
+        if (voted := self._voted) and self._undecided:
             ready.voted.CopyFrom(voted.value)
             ready.voted_in.CopyFrom(voted.ballot)
             ready.voted_round = voted.round
@@ -278,9 +298,8 @@ class Rounds:
 
     def _settle(self, state: OuterState) -> None:
         self.state = state
-        if not self.undecided:  # a vote for a later round than one that was fetched still binds us
+        if not self._undecided:  # a vote for a later round than one that was fetched still binds us
             self._voted = None
-        self._seen = self._voted.ballot if self._voted else Ballot()
         self._nonce = b""
         self._suspicions.clear()
         self._tools.votes.clear()

@@ -17,9 +17,8 @@ from pier_node.certificates import DOMAIN, Credentials
 from pier_node.wire.bounds import parse
 from pier_node.wire.card import Card, Headers
 from pier_node.wire.carrier import BadMessage, Method, PeerLost
-from pier_node.wire.grpc_options import SERVICE, channel_options
+from pier_node.wire.grpc_options import END, EXCHANGE, FETCH, SERVICE, channel_options
 from pier_node.wire.grpc_reasons import Circumstances, lost
-from pier_node.wire.grpc_server import END, EXCHANGE, FETCH
 
 M = TypeVar("M", bound=Message)
 Q = TypeVar("Q", bound=Message)

@@ -1,4 +1,4 @@
-"""Channel and server settings of gRPC, each with its reason.
+"""What both ends of the gRPC carrier agree on, and the settings of gRPC, each with its reason.
 
 https://github.com/grpc/grpc/blob/master/include/grpc/impl/channel_arg_names.h says what exists.
 """
@@ -10,6 +10,9 @@ import json
 from pier_node.wire.carrier import CHUNK_BYTES, DESCRIBE
 
 SERVICE = "pier.v1.Peer"
+EXCHANGE, FETCH = "Exchange", "Fetch"
+END = b""
+"""Closes a pushed stream. To the receiver's library a stream that was cut off ends like one that is complete."""
 
 MESSAGE_BYTES = CHUNK_BYTES + (64 << 10)
 """Largest message: a chunk and what names it."""

@@ -17,6 +17,7 @@ _REFUSALS = frozenset(
     }
 )
 
+_OTHER_RUN = "its certificate is of another run: the tokens differ"
 _SIGNS = (
     ("Connection refused", "connection refused: nothing listens there"),
     ("Domain name not found", "no such host"),
@@ -27,8 +28,8 @@ _SIGNS = (
     ("Hostname Verification", "another node answers there"),
     ("not yet valid", "its certificate is not valid yet: the clocks of the two sites differ by more than a day"),
     ("certificate has expired", "its certificate has expired: set the clock there, or restart that node"),
-    ("CERTIFICATE_VERIFY_FAILED", "its certificate is of another run: the tokens differ"),
-    ("BAD_SIGNATURE", "its certificate is of another run: the tokens differ"),
+    ("CERTIFICATE_VERIFY_FAILED", _OTHER_RUN),
+    ("BAD_SIGNATURE", _OTHER_RUN),
     ("keepalive", "the connection went silent"),
 )
 _WRITE_FAILED = "Internal error from Core"
@@ -63,7 +64,8 @@ def lost(peer: str, error: grpc.aio.AioRpcError, of: Circumstances) -> PeerLost:
     if code is grpc.StatusCode.INTERNAL:
         return PeerLost(peer, f"{of.address}: it failed to answer, see its log: {details}")
     if code is grpc.StatusCode.UNAVAILABLE:
-        return PeerLost(peer, f"{of.address}: {_unavailable(details, of.secure)}")
+        reason = _unavailable(details, of.secure)
+        return (PeerRefused if reason is _OTHER_RUN else PeerLost)(peer, f"{of.address}: {reason}")
     return PeerLost(peer, f"{of.address}: {details or code.name}")
 
 

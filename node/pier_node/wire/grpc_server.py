@@ -22,12 +22,8 @@ from pier_node.wire.address import format_address
 from pier_node.wire.bounds import parse
 from pier_node.wire.card import Card, Headers, NotAdmitted
 from pier_node.wire.carrier import BadMessage, Handler, Method, PeerLost
-from pier_node.wire.grpc_options import SERVICE, server_options
+from pier_node.wire.grpc_options import END, EXCHANGE, FETCH, SERVICE, server_options
 from pier_node.wire.grpc_reasons import brief
-
-EXCHANGE, FETCH = "Exchange", "Fetch"
-END = b""
-"""Closes a pushed stream. To the receiver's library a stream that was cut off ends like one that is complete."""
 
 ACK = Ack().SerializeToString()
 
@@ -238,5 +234,5 @@ def _why_not(host: str, port: int) -> str:
     try:
         socket.create_server((host, port), family=socket.AF_INET6 if ":" in host else socket.AF_INET).close()
     except OSError as error:
-        return error.strerror or str(error)
+        return str(error.strerror).partition(" (")[0]
     return "gRPC could not bind it"

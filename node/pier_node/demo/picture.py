@@ -1,0 +1,128 @@
+"""What the demo shows while it runs: a picture for a terminal, a line for a log."""
+
+from __future__ import annotations
+
+from rich.console import Group, RenderableType
+from rich.padding import Padding
+from rich.panel import Panel
+from rich.progress_bar import ProgressBar
+from rich.table import Table
+from rich.text import Text
+
+from pier_node.config import OuterSection
+from pier_node.demo.chart import bars
+from pier_node.demo.plan import synchronous_bytes
+from pier_node.demo.record import Record, Track
+from pier_node.units import amount, count, number
+
+WIDTH = 112
+CHART_WIDTH, CHART_HEIGHT = 60, 4
+PHASES = {
+    "training": "training",
+    "waiting": "waiting for others",
+    "exchanging": "exchanging",
+    "catching up": "fetching the state",
+    "leaving": "leaving",
+    "done": "done",
+}
+
+
+def line(record: Record, seconds: float) -> str:
+    """The state of things in one line."""
+    newest = record.newest
+    steps = max((track.status.get("inner_step", 0) for track in record.alive), default=0)
+    speed = sum(track.status.get("tokens_per_second", 0.0) for track in record.alive)
+    parts = [
+        f"[{clock(seconds)}] round {max(newest.round, 0)}/{record.rounds}",
+        f"step {steps}/{record.config.inner.total_steps}",
+        f"{speed:,.0f} tokens/s",
+    ]
+    if record.validation:
+        parts.append(f"validation loss {record.validation[-1][1]:.3f}")
+    parts += [f"{amount(sum(track.bytes_sent for track in record.tracks.values()))} sent", agreement(record).plain]
+    return "  ".join(parts)
+
+
+def picture(record: Record, seconds: float) -> RenderableType:
+    """The whole screen."""
+    config = record.config
+    title = f"[b]Pier[/b]  {count(record.parameters)} parameters, {config.run.sites} sites, {_algorithm(config.outer)}"
+    body = Group(_sites(record), Text(), *_losses(record), Text(), agreement(record), _traffic(record))
+    foot = f"{clock(seconds)}   Ctrl+C ends everything"
+    return Panel(Padding(body, (1, 1)), title=title, subtitle=foot, width=WIDTH, border_style="cyan")
+
+
+def _algorithm(outer: OuterSection) -> str:
+    every = "at every step" if outer.algorithm == "sync" else f"every {outer.inner_steps} inner steps"
+    return f"{outer.algorithm}: a round {every}"
+
+
+def _sites(record: Record) -> Table:
+    table = Table(box=None, pad_edge=False, expand=True, header_style="dim")
+    for heading in ("site", "does", "", "step"):
+        table.add_column(heading, no_wrap=True)
+    for heading in ("round", "tokens/s", "loss", "sent", "last round"):
+        table.add_column(heading, justify="right", no_wrap=True)
+    for track in record.tracks.values():
+        table.add_row(*_row(track, record))
+    return table
+
+
+def _row(track: Track, record: Record) -> list[RenderableType]:
+    status, steps = track.status, record.config.inner.total_steps
+    done = status.get("inner_step", 0)
+    bar = ProgressBar(total=steps, completed=done, width=18, complete_style="cyan", finished_style="green")
+    row: list[RenderableType] = [Text(track.name, "bold"), phase(track, record), bar, f"{done}/{steps}"]
+    if not status:
+        return [*row, *[""] * 5]
+    speed, exchange = count(status["tokens_per_second"]), f"{number(status['round_seconds'], 2)} s"
+    return [*row, str(max(track.round, 0)), speed, number(status["loss"], 3), amount(status["bytes_sent"]), exchange]
+
+
+def phase(track: Track, record: Record) -> Text:
+    """What a site does, in words."""
+    if track in record.lost:
+        return Text("left" if track.code == 0 else f"DIED (exit code {track.code})", "bold red")
+    if track.code is not None or track.round == record.rounds:
+        return Text("done", "green")
+    name = track.status.get("phase", "")
+    first = record.newest.event.get("inner_step", 0) < record.start_steps
+    if first and name == "training":
+        return Text("training for all", "green")
+    if first and name == "catching up":
+        return Text("waits for the start", "dim")
+    return Text(PHASES.get(name, "starting up"), "green" if name == "training" else "yellow")
+
+
+def _losses(record: Record) -> list[RenderableType]:
+    curve = record.validation
+    heading = Text("validation loss  ", "dim")
+    if not curve:
+        return [heading.append("not measured yet")]
+    first, last = curve[0][1], curve[-1][1]
+    heading.append(f"{first:.3f} → {last:.3f}", "bold").append(" nats a byte")
+    rows = bars(curve, record.config.inner.total_steps, CHART_WIDTH, CHART_HEIGHT)
+    return [heading, *(Text(row, "cyan") for row in rows)]
+
+
+def agreement(record: Record) -> Text:
+    """Whether all sites hold the same bits, as their digests say."""
+    if record.forks:
+        return Text(f"DIGESTS DIFFER after rounds {record.forks}", "bold red")
+    if not record.compared:
+        return Text("digests: nothing to compare yet", "dim")
+    rounds = f"{record.compared} round{'s' * (record.compared != 1)} compared, digest {record.digest[:12]}"
+    return Text.assemble(("✓ same bits at all sites", "green"), f"  {rounds}")
+
+
+def _traffic(record: Record) -> Text:
+    part = record.newest.event.get("inner_step", 0) / record.config.inner.total_steps
+    sent = sum(track.bytes_sent for track in record.tracks.values()) / len(record.tracks)
+    gradients = synchronous_bytes(record.config, record.parameters) * part
+    text = Text(f"sent by a site until now: {amount(sent)}; gradients at every step would be {amount(gradients)}")
+    return text.append(f", {gradients / sent:.1f} times as much") if sent else text
+
+
+def clock(seconds: float) -> str:
+    """Minutes and seconds."""
+    return f"{int(seconds) // 60}:{int(seconds) % 60:02}"

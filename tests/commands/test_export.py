@@ -1,0 +1,55 @@
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from click.testing import Result
+from commands.conftest import save_round
+from processes.run import Run
+
+from pier_node.model.export import import_weights
+
+Call = Callable[..., Result]
+
+
+def test_the_newest_checkpoint_becomes_a_model_folder(call: Call, site: Path, tmp_path: Path) -> None:
+    state = save_round(site, 4)
+    done = call("export", "--data", site, tmp_path / "out")
+    assert done.exit_code == 0
+    assert "round 4 of run 'small'" in done.output
+    config, flat = import_weights(tmp_path / "out")
+    assert config.dim == 32
+    assert torch.equal(flat, torch.from_numpy(state.anchor))
+
+
+def test_an_earlier_export_is_replaced_and_other_folders_are_left_alone(call: Call, site: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    assert call("export", "--data", site, out).exit_code == 0
+    state = save_round(site, 5)
+    assert call("export", "--data", site, out).exit_code == 0
+    assert torch.equal(import_weights(out)[1], torch.from_numpy(state.anchor))
+    refused = call("export", "--data", site, site)
+    assert refused.exit_code == 1
+    assert "other files" in refused.output
+    assert not (site / "config.json").exists()
+
+
+def test_a_site_without_a_checkpoint_is_said(call: Call, tmp_path: Path) -> None:
+    failed = call("export", "--data", tmp_path / "none", tmp_path / "out")
+    assert failed.exit_code == 1
+    assert "belongs to no run yet" in failed.output
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.processes
+def test_it_works_while_the_daemon_saves_one_round_after_the_other(call: Call, run: Run, tmp_path: Path) -> None:
+    alpha = run.sites[0]
+    for number in range(5):
+        before, done = alpha.round, call("export", "--data", alpha.folder, tmp_path / "out")
+        assert done.exit_code == 0, done.output
+        exported = int(done.output.split("round ")[1].split()[0])
+        assert before <= exported + 1
+        assert import_weights(tmp_path / "out")[1].isfinite().all()
+        alpha.reach(before + 1 + number % 2)

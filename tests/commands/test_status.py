@@ -1,0 +1,64 @@
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from click.testing import Result
+from commands.conftest import CONFIG
+from processes.run import Run
+from processes.site import ENVIRONMENT, PROGRAM
+
+Call = Callable[..., Result]
+
+
+def test_a_site_that_does_not_run_says_what_it_has(call: Call, site: Path) -> None:
+    done = call("status", "--data", site)
+    assert done.exit_code == 3
+    assert "No daemon runs" in done.output
+    assert "round 3 of 10" in done.output
+    assert "pier-node start --data" in done.output
+
+
+def test_scripts_read_the_same(call: Call, site: Path) -> None:
+    done = call("status", "--data", site, "--json")
+    found = json.loads(done.output)
+    assert done.exit_code == 3
+    assert (found["running"], found["round"], found["run_hash"]) == (False, 3, CONFIG.hash().hex())
+
+
+def test_a_damaged_run_json_is_an_error_with_a_remedy(call: Call, site: Path) -> None:
+    (site / "run.json").write_text("{}}")
+    failed = call("status", "--data", site)
+    assert failed.exit_code == 1
+    assert failed.output.startswith("Error: ")
+
+
+@pytest.mark.processes
+def test_a_running_site_and_its_peer(call: Call, run: Run) -> None:
+    alpha, beta = run.sites
+    done = call("status", "--data", alpha.folder, "--json")
+    found = json.loads(done.output)
+    assert done.exit_code == 0
+    assert (found["running"], found["node"], found["address"]) == (True, alpha.node, alpha.address)
+    assert [(peer["node"], peer["alive"]) for peer in found["peers"]] == [(beta.node, True)]
+    table = call("status", "--data", alpha.folder)
+    assert table.exit_code == 0
+    assert f"alpha ({alpha.node}) at {alpha.address}" in table.output
+    assert "beta" in table.output.partition("same state")[2]
+
+
+@pytest.mark.processes
+def test_watching_goes_on_until_ctrl_c(run: Run) -> None:
+    words = [PROGRAM, "status", "--data", run.sites[1].folder, "--watch", "--json"]
+    with subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=ENVIRONMENT) as watching:
+        assert watching.stdout
+        first, second = (json.loads(watching.stdout.readline()) for _ in range(2))
+        watching.send_signal(signal.SIGINT)
+        _, errors = watching.communicate(timeout=20)
+    assert watching.returncode == 0
+    assert errors == b""
+    assert second["tokens"] >= first["tokens"] > 0

@@ -1,0 +1,171 @@
+from __future__ import annotations
+
+import asyncio
+import os
+import tracemalloc
+import weakref
+from contextlib import AsyncExitStack
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+from cryptography.hazmat.primitives.asymmetric import ec
+from processes.run import CORPUS, Run
+
+from pier.v1.peer_pb2 import StateRequest
+from pier_node import shared
+from pier_node.certificates import credentials
+from pier_node.checkpoint import Checkpoint
+from pier_node.config import RunConfig, load
+from pier_node.daemon import Daemon
+from pier_node.doctor.finding import Verdict
+from pier_node.doctor.memory import FLOAT, _container_room, free_memory, held_memory, memory_finding, vectors
+from pier_node.identity import Identity
+from pier_node.join import Settings
+from pier_node.model.layout import Layout
+from pier_node.shared import SharedVector, Vector
+from pier_node.training import Training
+from pier_node.wire.carrier import DESCRIBE
+from pier_node.wire.grpc_carrier import GrpcCarrier
+
+MILLION = 1_000_000
+DILOCO = RunConfig.model_validate({"outer": {"algorithm": "diloco"}})
+SYNC = RunConfig.model_validate({"outer": {"algorithm": "sync"}})
+
+
+def test_vectors_of_the_algorithms() -> None:
+    assert (vectors(DILOCO).usual, vectors(DILOCO).most) == (9, 14)
+    assert (vectors(RunConfig()).usual, vectors(RunConfig()).most) == (9, 14)
+    assert (vectors(SYNC).usual, vectors(SYNC).most) == (13, 20)
+    synchronous_start = RunConfig.model_validate({"outer": {"start": "sync"}})
+    assert vectors(synchronous_start).usual == 13
+
+
+def test_enough_memory() -> None:
+    finding = memory_finding(DILOCO, MILLION, cpu_workers=0, held=0, free=56 * MILLION)
+    assert finding.verdict is Verdict.OK
+    assert finding.detail == "up to 56 MB needed when sites exchange; 56 MB free"
+    assert finding.values["bytes_a_parameter"] == 56
+
+
+@pytest.mark.parametrize(
+    ("free", "verdict"), [(40, Verdict.ADVICE), (36, Verdict.ADVICE), (35, Verdict.PROBLEM), (0, Verdict.PROBLEM)]
+)
+def test_too_little_memory(free: int, verdict: Verdict) -> None:
+    finding = memory_finding(DILOCO, MILLION, cpu_workers=0, held=0, free=free * MILLION)
+    assert finding.verdict is verdict
+    assert f"Free {56 - free} MB of memory here" in finding.remedy
+
+
+def test_workers_on_the_cpu_need_theirs_and_a_daemon_that_runs_has_some() -> None:
+    with_workers = memory_finding(DILOCO, MILLION, cpu_workers=2, held=0, free=10**9)
+    assert with_workers.values["most_bytes"] == (56 + 2 * 16) * MILLION
+    running = memory_finding(DILOCO, MILLION, cpu_workers=0, held=32 * MILLION, free=24 * MILLION)
+    assert running.verdict is Verdict.OK
+    assert "up to 24 MB more needed" in running.detail
+
+
+def test_a_daemons_vectors_are_counted() -> None:
+    before = held_memory(os.getpid())
+    vector = SharedVector(MILLION)
+    vector.array[:] = 1
+    assert held_memory(os.getpid()) - before == pytest.approx(4 * MILLION, abs=8192)
+
+
+def test_a_container_has_less_than_its_machine(tmp_path: Path) -> None:
+    assert _container_room(tmp_path) == []
+    (tmp_path / "memory.max").write_text("max\n")
+    assert _container_room(tmp_path) == []
+    (tmp_path / "memory.max").write_text("1000000\n")
+    (tmp_path / "memory.current").write_text("900000\n")
+    (tmp_path / "memory.stat").write_text("anon 500000\ninactive_file 300000\n")
+    assert _container_room(tmp_path) == [400_000]
+    assert 0 < free_memory() <= psutil.virtual_memory().total
+
+
+# --- measured on a real daemon -----------------------------------------------------------------
+
+
+class Meter:
+    """Counts the elements of all shared vectors of this process while they are mapped."""
+
+    def __init__(self) -> None:
+        self._attach = shared.attach
+        self.now = self.peak = 0
+
+    def attach(self, path: str, length: int) -> Vector:
+        array = self._attach(path, length)
+        self.now += length
+        self.peak = max(self.peak, self.now)
+        weakref.finalize(array.base, self._gone, length)
+        return array
+
+    def _gone(self, length: int) -> None:
+        self.now -= length
+
+
+class Measured(Daemon):
+    """A daemon in this process, whose private vectors are counted after each round; a newcomer asks it at `ask_at`."""
+
+    def __init__(self, settings: Settings, run: Run, meter: Meter, ask_at: int) -> None:
+        super().__init__(settings, lambda _: None)
+        self._run, self._meter, self._ask_at = run, meter, ask_at
+        self.length = Layout.of(load(run.path).model).length
+        self.usual = self.private = 0
+
+    @property
+    def most(self) -> float:
+        """The most vectors that it has held."""
+        return self.private + self._meter.peak / self.length
+
+    async def _prepare(self, stack: AsyncExitStack) -> Training:
+        training = await super()._prepare(stack)
+        tracemalloc.start()
+        return training
+
+    async def _committed(self, checkpoint: Checkpoint) -> None:
+        sizes = [trace.size for trace in tracemalloc.take_snapshot().traces]
+        self.private = max(self.private, sizes.count(FLOAT * self.length))
+        await super()._committed(checkpoint)
+        if checkpoint.state.round == self._ask_at:
+            self.usual = self.most
+            await self._be_asked()
+
+    async def _be_asked(self) -> None:
+        """What a newcomer begins with; it has the state held for it a while, and the moments copied."""
+        newcomer, site = Identity(ec.generate_private_key(ec.SECP256R1())), self._run.sites[0]
+        run_hash, proof = load(self._run.path).hash(), credentials(newcomer, self._run.token)
+        carrier = GrpcCarrier(newcomer.node, run_hash, proof)
+        carrier.introduce(site.node, site.address)
+        await carrier.call(site.node, DESCRIBE, StateRequest(moments=True), 10.0)
+        await carrier.stop()
+
+
+@pytest.fixture
+def meter(monkeypatch: pytest.MonkeyPatch) -> Meter:
+    made = Meter()
+    monkeypatch.setattr(shared, "attach", made.attach)
+    monkeypatch.setattr(SharedVector, "_spares", type(SharedVector._spares)(list))
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    return made
+
+
+def settings(run: Run) -> Settings:
+    site, given = run.sites[0], str(run.token)
+    return Settings(site.folder, run=run.path, token=given, listen=site.address, data=str(CORPUS), workers=1)
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize("outer", [{"algorithm": "diloco"}, {"algorithm": "pier", "start": "sync"}])
+async def test_a_daemon_holds_what_is_said(tmp_path: Path, meter: Meter, outer: dict[str, Any]) -> None:
+    """Exactly that in every round, and no more when somebody joins."""
+    run = Run(tmp_path, 1, inner={"total_steps": 40}, outer={"start_fraction": 0.2, **outer})
+    said = vectors(load(run.path))
+    daemon = Measured(settings(run), run, meter, ask_at=2)
+    try:
+        await asyncio.wait_for(daemon.run(), 60)
+    finally:
+        tracemalloc.stop()
+    assert daemon.usual == said.usual
+    assert said.usual < daemon.most <= said.most

@@ -1,0 +1,91 @@
+"""Every algorithm from the first round to the last, between two sites; synchronous training against one process."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from processes.conftest import Found
+from processes.run import CORPUS, Run
+from safetensors.numpy import load_file
+
+from pier_node.config import load
+from pier_node.data.corpus import open_corpus
+from pier_node.data.windows import Windows
+from pier_node.inner.optim import take_step
+from pier_node.model.decoder import Decoder
+from pier_node.model.initial import initial_weights
+from pier_node.model.layout import Layout
+from pier_node.shared import Vector
+
+pytestmark = pytest.mark.processes
+
+STEPS = 60
+SYNC_STEPS = 6
+KINDS: dict[str, tuple[dict[str, Any], list[int]]] = {
+    "diloco": ({"algorithm": "diloco"}, [2] * 6),
+    "pier": ({"algorithm": "pier"}, [1] + [2] * 5),
+    "pier, synchronous start": ({"algorithm": "pier", "start": "sync"}, [2] * 15),
+    "pier, no start": ({"algorithm": "pier", "start": "none", "start_fraction": 0.0}, [2] * 6),
+    "pier, cosine": ({"algorithm": "pier", "schedule": "cosine"}, [1] + [2] * 5),
+}
+"""Of each kind: its [outer], and how many take part in each round. T is 60, H is 10, p is a tenth."""
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_two_sites_reach_the_end_with_the_same_bits(found: Found, kind: str) -> None:
+    outer, members = KINDS[kind]
+    run = found(2, inner={"total_steps": STEPS, "eval_every": 5}, outer={"inner_steps": 10, **outer})
+    run.start()
+    run.finish()
+    founder, other = run.sites
+    assert [len(event["members"]) for event in founder.events()] == members
+    assert founder.events()[-1]["validation_loss"] < 4.5 < np.log(256)
+    assert founder.digests().items() >= other.digests().items()
+    assert founder.events()[-1]["inner_step"] == STEPS
+
+
+@pytest.fixture
+def one_thread() -> Iterator[None]:
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
+def trained_in_one_process(run: Run, cache: Path) -> Vector:
+    """The weights after the same steps on the same sequences, each site's as one micro-batch."""
+    config = load(run.path)
+    layout, model = Layout.of(config.model), Decoder(config.model)
+    layout.load(model, initial_weights(config.model, config.run.seed))
+    parameters = dict(model.named_parameters())
+    first, second = ({name: torch.zeros_like(it) for name, it in parameters.items()} for _ in range(2))
+    windows = [
+        Windows(open_corpus(config.data, slot, 2, str(CORPUS), cache), config.model.context, config.run.seed, site.node)
+        for slot, site in enumerate(run.sites)
+    ]
+    for step in range(SYNC_STEPS):
+        model.zero_grad()
+        for site in windows:
+            inputs, targets = (torch.from_numpy(part) for part in site.batch(step, config.inner.batch_size))
+            loss = F.cross_entropy(model(inputs).flatten(0, 1), targets.flatten())
+            torch.autograd.backward(loss / len(windows))
+        take_step(parameters, first, second, step, step, config.inner)
+    weights = torch.empty(layout.length)
+    layout.store(parameters, weights)
+    return weights.numpy()
+
+
+@pytest.mark.usefixtures("one_thread")
+def test_synchronous_training_is_that_of_one_process_to_the_last_bit(found: Found, tmp_path: Path) -> None:
+    run = found(2, inner={"total_steps": SYNC_STEPS}, outer={"algorithm": "sync"})
+    run.start()
+    run.finish()
+    state = load_file(run.sites[0].folder / "checkpoints" / f"round-{SYNC_STEPS:08d}" / "state.safetensors")
+    expected = trained_in_one_process(run, tmp_path / "cache")
+    np.testing.assert_array_equal(state["anchor"], expected)

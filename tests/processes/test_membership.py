@@ -1,0 +1,92 @@
+"""Sites that come while a run is under way, leave politely, come back, or fall silent for a while."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from processes.conftest import Found
+from processes.run import Run, held
+from processes.site import Site, wait_until
+
+pytestmark = pytest.mark.processes
+
+ROUNDS = 60
+TABLES: dict[str, Any] = {"inner": {"total_steps": ROUNDS * 10}, "outer": {"inner_steps": 10}}
+
+
+def members(site: Site) -> int:
+    """How many took part in the last round that a site committed."""
+    return len(site.events()[-1]["members"])
+
+
+def nothing_was_lost(run: Run) -> None:
+    """Every token that any site trained on is in the last anchor."""
+    ledgers = [
+        json.loads((site.folder / "checkpoints" / f"round-{ROUNDS:08d}" / "checkpoint.json").read_text())["ledger"]
+        for site in run.sites
+    ]
+    assert all(ledger == ledgers[0] for ledger in ledgers)
+    assert ledgers[0] == {site.node: site.events()[-1]["tokens"] for site in run.sites}
+
+
+def test_a_third_site_joins_a_run_in_progress(found: Found) -> None:
+    run = found(2, **TABLES)
+    run.start()
+    for site in run.sites:
+        site.reach(5)
+    late = run.add("late")
+    with held(run.sites[:2]):
+        late.start()
+        late.take_part()
+    run.finish()
+    assert late.events()[0]["round"] > 5
+    assert members(run.sites[0]) == 3
+    assert "no peer gave its AdamW moments" not in late.output
+    nothing_was_lost(run)
+
+
+def test_sites_leave_politely_and_come_back(found: Found) -> None:
+    run = found(3, **TABLES)
+    run.start()
+    lowest, middle, highest = run.by_node
+    lowest.reach(3)
+    assert middle.stop() == 0
+    for site in (lowest, highest):
+        site.wait("goes on without the third", lambda site=site: members(site) == 2)
+    # Of two, the one with the higher id has no majority of its own: it goes on with the vote that it was given.
+    assert lowest.stop() == 0
+    highest.wait("goes on alone", lambda: members(highest) == 1)
+    highest.reach(highest.round + 2)
+    assert "does not answer" not in highest.output
+    with held([highest]):
+        for site in (lowest, middle):
+            site.start()
+        for site in (lowest, middle):
+            site.take_part()
+    run.finish()
+    assert members(highest) == 3
+    nothing_was_lost(run)
+
+
+def test_a_paused_site_catches_up_and_brings_what_it_learnt(found: Found) -> None:
+    run = found(3, **TABLES)
+    run.start()
+    paused, *others = run.sites
+    paused.reach(3)
+    paused.hold()
+    wait_until("the others are ready", lambda: all(site.status()["phase"] == "waiting" for site in others))
+    paused.daemon.suspend()
+    at = max(site.round for site in others)
+    for site in others:
+        site.reach(at + 4)
+    with held(others):
+        paused.daemon.resume()
+        paused.release()
+        paused.wait("catches up", lambda: "caught up" in paused.output)
+    run.finish()
+    rounds = [event["round"] for event in paused.events()]
+    assert at + 1 not in rounds
+    assert rounds[-1] == ROUNDS
+    nothing_was_lost(run)

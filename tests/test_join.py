@@ -1,0 +1,115 @@
+"""How a site comes into a run: its folder, its token, and hellos over real sockets."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import pytest
+
+from pier.v1.peer_pb2 import HelloRequest, Pulse, Site
+from pier_node.config import RunConfig
+from pier_node.errors import PierError
+from pier_node.identity import Identity, Token
+from pier_node.join import Reception, Settings, find_run, free_slot
+from pier_node.roster import Roster
+from pier_node.site import save_run
+from pier_node.wire.carrier import HELLO, PROTOCOL, PeerRefused
+from pier_node.wire.grpc_carrier import GrpcCarrier
+
+CONFIG = RunConfig.model_validate({"run": {"name": "here", "sites": 3}})
+
+
+@asynccontextmanager
+async def site(folder: Path, name: str) -> AsyncIterator[tuple[GrpcCarrier, Roster, Reception, Site]]:
+    """A site that says hello, without TLS."""
+    node = Identity.load_or_create(folder / name).node
+    carrier = GrpcCarrier(node, CONFIG.hash(), None)
+    me = Site(node=node, name=name)
+    roster = Roster(carrier, lambda: Pulse(site=me))
+    reception = Reception(carrier, roster, CONFIG, lambda: me)
+    carrier.serve(HELLO, reception.answer)
+    me.address = f"127.0.0.1:{await carrier.start('127.0.0.1', 0)}"
+    try:
+        yield carrier, roster, reception, me
+    finally:
+        await roster.stop()
+        await carrier.stop()
+
+
+def write_run(folder: Path, text: str = '[run]\nname = "here"\nsites = 3\n') -> Path:
+    path = folder / "run.toml"
+    path.write_text(text)
+    return path
+
+
+async def test_a_founder_gets_a_token_for_its_run(tmp_path: Path) -> None:
+    settings = Settings(tmp_path / "data", run=write_run(tmp_path))
+    member = await find_run(settings)
+    assert member.config == CONFIG
+    assert member.token is not None
+    member.token.require_run(CONFIG.hash())
+    again = await find_run(settings)
+    assert (again.token, again.identity.node) == (member.token, member.identity.node)
+
+
+async def test_a_folder_goes_on_without_any_option(tmp_path: Path) -> None:
+    first = await find_run(Settings(tmp_path / "data", run=write_run(tmp_path)))
+    assert (await find_run(Settings(tmp_path / "data"))).config == first.config
+
+
+async def test_nothing_to_go_by(tmp_path: Path) -> None:
+    with pytest.raises(PierError, match="does not know which run"):
+        await find_run(Settings(tmp_path / "data"))
+
+
+async def test_a_run_never_changes(tmp_path: Path) -> None:
+    await find_run(Settings(tmp_path / "data", run=write_run(tmp_path)))
+    changed = write_run(tmp_path, '[run]\nname = "there"\n')
+    with pytest.raises(PierError, match="belongs to another run"):
+        await find_run(Settings(tmp_path / "data", run=changed))
+
+
+async def test_peers_need_a_token(tmp_path: Path) -> None:
+    with pytest.raises(PierError, match="needs the --token"):
+        await find_run(Settings(tmp_path / "data", peers=("127.0.0.1:1",)))
+
+
+async def test_a_token_of_another_run_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "data").mkdir()
+    save_run(tmp_path / "data", CONFIG)
+    other = Token.new(bytes(32))
+    with pytest.raises(PierError, match="the token is for run"):
+        await find_run(Settings(tmp_path / "data", token=str(other)))
+
+
+async def test_a_joining_site_pulls_the_configuration(tmp_path: Path) -> None:
+    async with site(tmp_path, "a") as (_, _, _, me):
+        member = await find_run(Settings(tmp_path / "data", peers=(me.address,), insecure=True))
+    assert member.config == CONFIG
+    assert member.token is None
+
+
+async def test_hello_spreads_to_everybody(tmp_path: Path) -> None:
+    async with site(tmp_path, "a") as a, site(tmp_path, "b") as b, site(tmp_path, "c") as c:
+        assert await b[2].introduce([a[3].address]) == 1
+        assert await c[2].introduce([a[3].address]) == 2, "it hears of b from a"
+        assert {len(each[1].contacts) for each in (a, b, c)} == {2}
+
+
+async def test_another_protocol_is_told_so(tmp_path: Path) -> None:
+    async with site(tmp_path, "a") as (_, _, _, me), site(tmp_path, "b") as (carrier, *_):
+        with pytest.raises(PeerRefused, match="protocol"):
+            await carrier.greet(me.address, HelloRequest(protocol=PROTOCOL + 1, site=Site(node=carrier.node)), 5.0)
+
+
+async def test_slots_are_dealt_from_below(tmp_path: Path) -> None:
+    async with site(tmp_path, "a") as (carrier, roster, _, _):
+        assert free_slot(roster, 3) == 0
+        for number, slot in enumerate((0, 2)):
+            roster.add(Site(node=f"{number:016x}", address=f"127.0.0.1:{number + 1}", slot=slot))
+        assert free_slot(roster, 3) == 1
+        roster.add(Site(node=f"{9:016x}", address="127.0.0.1:9", slot=1))
+        assert free_slot(roster, 3) in range(3), "with all taken, parts are shared"
+        assert carrier.node not in roster.contacts

@@ -1,0 +1,140 @@
+"""A vote is in one hand at a time: whatever is lost or refused on the way, nobody can vote twice with it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine
+from pathlib import Path
+from typing import Any
+
+import pytest
+from simulation.cluster import Disk
+from simulation.network import Network, SimCarrier, Weather
+from simulation.virtual_time import run
+
+from pier.v1.peer_pb2 import LeaveRequest, Phase, Pulse, Site
+from pier_node.leave import Leave
+from pier_node.outer.attempt import Tools
+from pier_node.outer.round import Rounds
+from pier_node.outer.state import ANCHOR, MOMENTUM, OuterState
+from pier_node.roster import Roster
+from pier_node.shared import SharedVector
+from pier_node.wire.carrier import LEAVE, PeerRefused
+
+NAMES = ("a", "b", "c")
+
+
+class Member:
+    """A site at rest after round 0, with everything but training."""
+
+    def __init__(self, network: Network, name: str, folder: Path, committed: int = 0) -> None:
+        self.carrier: SimCarrier = network.join(name)
+        tensors = {ANCHOR: SharedVector(4), MOMENTUM: SharedVector(4)}
+        state = OuterState(committed, NAMES, tensors, {})
+
+        def pulse() -> Pulse:
+            site = Site(node=name, address="sim")
+            return Pulse(site=site, phase=Phase.PHASE_WAITING, round=committed, digest=state.digest)
+
+        self.roster = Roster(self.carrier, pulse)
+        self.rounds = Rounds(Tools(self.carrier, self.roster, Disk(), _nobody), state, None)
+        self.leave = Leave(self.carrier, self.roster, self.rounds, folder / f"{name}.json")
+        self.leave.restore()
+
+    async def meet(self) -> None:
+        for name in NAMES:
+            self.roster.add(Site(node=name, address="sim"))
+        await self.roster.settled()
+
+
+async def _nobody(*_: Any) -> OuterState:
+    raise AssertionError("nothing is adopted here")
+
+
+def in_virtual_time(test: Callable[[Network, Path], Coroutine[Any, Any, None]]) -> Callable[[Path], None]:
+    def wrapped(tmp_path: Path) -> None:
+        async def main() -> None:
+            await test(Network(1, Weather()), tmp_path)
+
+        run(main())
+
+    return wrapped
+
+
+async def members(network: Network, folder: Path) -> dict[str, Member]:
+    found = {name: Member(network, name, folder) for name in NAMES}
+    await asyncio.gather(*(member.meet() for member in found.values()))
+    return found
+
+
+@in_virtual_time
+async def test_the_first_live_peer_inherits(network: Network, folder: Path) -> None:
+    sites = await members(network, folder)
+    await sites["a"].leave.leave()
+    assert [sites[name].rounds.votes for name in NAMES] == [set(), {"a", "b"}, {"c"}]
+
+
+@in_virtual_time
+async def test_the_others_do_not_wait_for_one_that_left(network: Network, folder: Path) -> None:
+    sites = await members(network, folder)
+    await sites["a"].leave.leave()
+    assert not sites["b"].roster.alive("a")
+    assert not sites["c"].roster.alive("a")
+
+
+@in_virtual_time
+async def test_votes_go_on_to_the_next_heir(network: Network, folder: Path) -> None:
+    sites = await members(network, folder)
+    await sites["a"].leave.leave()
+    network.crash("a")
+    await sites["b"].leave.leave()
+    assert sites["b"].rounds.votes == set()
+    assert sites["c"].rounds.votes == {"a", "b", "c"}
+
+
+@in_virtual_time
+async def test_when_all_leave_at_once_everybody_keeps_its_vote(network: Network, folder: Path) -> None:
+    sites = await members(network, folder)
+    await asyncio.gather(*(site.leave.leave() for site in sites.values()))
+    assert [sites[name].rounds.votes for name in NAMES] == [{"a"}, {"b"}, {"c"}]
+
+
+@in_virtual_time
+async def test_an_answer_that_got_lost_counts_as_given(network: Network, folder: Path) -> None:
+    sites = await members(network, folder)
+    network.weather.loss = 1.0
+    await sites["a"].leave.leave()
+    assert sites["a"].rounds.votes == set()
+
+
+@in_virtual_time
+async def test_an_heir_at_another_round_refuses(network: Network, folder: Path) -> None:
+    sites = await members(network, folder)
+    request = LeaveRequest(node="a", round=3, votes=["a"])
+    with pytest.raises(PeerRefused, match="it is at round 0"):
+        await sites["a"].carrier.call("b", LEAVE, request, 5.0)
+    assert sites["b"].rounds.votes == {"b"}
+
+
+@in_virtual_time
+async def test_both_sides_remember_across_a_restart(network: Network, folder: Path) -> None:
+    sites = await members(network, folder)
+    await sites["a"].leave.leave()
+    for name in NAMES:
+        network.crash(name)
+    assert Member(network, "a", folder).rounds.votes == set()
+    assert Member(network, "b", folder).rounds.votes == {"a", "b"}
+
+
+@in_virtual_time
+async def test_what_was_kept_for_another_round_is_void(network: Network, folder: Path) -> None:
+    sites = await members(network, folder)
+    await sites["a"].leave.leave()
+    network.crash("b")
+    assert Member(network, "b", folder, committed=1).rounds.votes == {"b"}
+
+
+@in_virtual_time
+async def test_a_torn_file_gives_no_vote(network: Network, folder: Path) -> None:
+    (folder / "a.json").write_text("{")
+    assert Member(network, "a", folder).rounds.votes == set()

@@ -1,0 +1,37 @@
+from __future__ import annotations
+
+import pytest
+
+from pier_node.units import age, amount, count, number, percent, rate, seconds
+
+
+def test_numbers_that_are_not_known_yet_are_dashes() -> None:
+    assert [number(None, 4), count(None), percent(None)] == ["-"] * 3
+    assert [number(3.14159, 4), count(12345.6), percent(0.874)] == ["3.1416", "12,346", "87 %"]
+
+
+@pytest.mark.parametrize(
+    ("size", "shown"),
+    [(0, "0 B"), (999, "999 B"), (999.7, "1 kB"), (12_345_678, "12.3 MB"), (4e9, "4 GB"), (7.5e15, "7.5e+03 TB")],
+)
+def test_bytes(size: float, shown: str) -> None:
+    assert amount(size) == shown
+
+
+@pytest.mark.parametrize(
+    ("bytes_a_second", "shown"), [(12_500, "0.1 Mbit/s"), (11_787_500, "94.3 Mbit/s"), (1.25e9, "10 Gbit/s")]
+)
+def test_lines_are_as_fast_as_their_bits(bytes_a_second: float, shown: str) -> None:
+    assert rate(bytes_a_second) == shown
+
+
+@pytest.mark.parametrize(("time", "shown"), [(0.0421, "42.1 ms"), (0.9996, "1e+03 ms"), (12.34, "12.3 s")])
+def test_times_that_were_measured(time: float, shown: str) -> None:
+    assert seconds(time) == shown
+
+
+@pytest.mark.parametrize(
+    ("time", "shown"), [(5, "5 s"), (119, "119 s"), (300, "5 min"), (7200, "2 h"), (259_200, "3 days")]
+)
+def test_ages(time: float, shown: str) -> None:
+    assert age(time) == shown
