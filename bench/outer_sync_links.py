@@ -1,6 +1,6 @@
 """How much of a slow link does an exchange use? Two peers in network namespaces, shaped on both ends with `tc tbf`.
 
-    python -m bench.outer_sync --links          (root; Debian: iproute2)
+python -m bench.outer_sync --links          (root; Debian: iproute2)
 """
 
 from __future__ import annotations
@@ -65,7 +65,9 @@ def measure_links(quick: bool) -> list[LinkResult]:
 
 def show(links: list[dict[str, Any]]) -> Table:
     """The links as a table."""
-    shown = Table("link, Mbit/s", "system", title="Two peers on a shaped link", caption="payload over what the link allows")
+    shown = Table(
+        "link, Mbit/s", "system", title="Two peers on a shaped link", caption="payload over what the link allows"
+    )
     shown.add_column("achieved, Mbit/s", justify="right")
     shown.add_column("share", justify="right")
     for link in links:

@@ -1,4 +1,4 @@
-"""The peers that bench/outer_sync.py compares: each averages a vector with the others, `reps` times, in its own process.
+"""The peers of bench/outer_sync.py: each averages a vector with the others, `reps` times, in its own process.
 
 Every peer function is called as peer(rank, count, length, reps, gate, report): `gate` is a barrier of all peers, passed
 right before each measured exchange; `report` takes the seconds of each.
@@ -65,7 +65,7 @@ def gloo(task: Task, gate: Gate, report: Report) -> None:
     import torch.distributed as dist
 
     torch.set_num_threads(1)
-    store = dist.TCPStore(task.host(0), task.port, task.count, is_master=task.rank == 0)
+    store = dist.TCPStore(task.host(0), task.port, task.count, is_master=task.rank == 0)  # type: ignore[attr-defined]
     dist.init_process_group("gloo", store=store, rank=task.rank, world_size=task.count)
     for _ in range(task.reps):
         vector = torch.from_numpy(task.vector())

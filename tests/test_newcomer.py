@@ -1,4 +1,4 @@
-"""A site's first state: the run's seed at its founder, the peers' newest state elsewhere, and not before there is one."""
+"""A site's first state: the run's seed at its founder, the peers' newest state elsewhere, once there is one."""
 
 from __future__ import annotations
 
@@ -86,10 +86,8 @@ def test_another_newcomer_has_nothing_to_give() -> None:
     async def main() -> None:
         network = Network(1, Weather())
         carriers = [network.join(name) for name in ("b", "c")]
-        rosters = [
-            Roster(carrier, lambda carrier=carrier: Pulse(site=Site(node=carrier.node, address="sim")))
-            for carrier in carriers
-        ]
+        pulses = [Pulse(site=Site(node=carrier.node, address="sim")) for carrier in carriers]
+        rosters = [Roster(carriers[0], lambda: pulses[0]), Roster(carriers[1], lambda: pulses[1])]
         rosters[0].add(Site(node="c", address="sim"))
         joining = asyncio.create_task(from_peers(CONFIG, LAYOUT, carriers[0], rosters[0]))
         await asyncio.sleep(120)

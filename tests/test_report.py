@@ -13,10 +13,10 @@ from pier_node.config import RunConfig
 from pier_node.outer.attempt import Tools
 from pier_node.outer.round import Rounds
 from pier_node.outer.state import ANCHOR, MOMENTUM, OuterState
+from pier_node.progress import Progress
 from pier_node.report import Reporter, phase_name
 from pier_node.roster import Roster
 from pier_node.shared import SharedVector
-from pier_node.training import Progress
 
 CONFIG = RunConfig.model_validate({"inner": {"total_steps": 100}, "outer": {"inner_steps": 10}})
 
@@ -64,5 +64,5 @@ def test_it_reports_the_committed_round() -> None:
 
 
 def test_phases_are_words() -> None:
-    assert [phase_name(phase) for phase in (1, 6)] == ["starting", "leaving"]
+    assert [phase_name(phase) for phase in (Phase.PHASE_STARTING, Phase.PHASE_LEAVING)] == ["starting", "leaving"]
     assert phase_name(Phase.PHASE_CATCHING_UP) == "catching up"

@@ -34,7 +34,8 @@ def test_it_does_not_wake_who_comes_later() -> None:
 
 def test_until_looks_first_and_then_at_every_notice() -> None:
     async def main() -> None:
-        signal, seen = Signal(), []
+        signal = Signal()
+        seen: list[int] = []
         await asyncio.wait_for(signal.until(lambda: True), 1)
         waiting = asyncio.create_task(signal.until(lambda: len(seen) == 2))
         for number in range(2):

@@ -120,7 +120,6 @@ class InnerSection(Section):
     """Outer rounds between validations; 0: only at the end."""
     eval_batches: PositiveInt = 4
 
-
     @model_validator(mode="after")
     def check_rates(self) -> Self:
         """The rate falls, it does not rise."""

@@ -8,12 +8,12 @@ import logging
 import os
 import socket
 import time
-from collections.abc import Awaitable, Callable, Collection, Coroutine
+from collections.abc import Callable, Coroutine
 from contextlib import AsyncExitStack
 from dataclasses import replace
 from typing import Any
 
-from pier.v1.peer_pb2 import Ballot, Phase, Site, Value
+from pier.v1.peer_pb2 import Ballot, Phase, Site
 from pier_node import durable
 from pier_node.checkpoint import Checkpoint, CheckpointStore
 from pier_node.faults import NO_FAULTS, Faults, kill_at
@@ -27,20 +27,20 @@ from pier_node.newcomer import beginning, from_peers
 from pier_node.outer.attempt import Tools, Voted
 from pier_node.outer.round import Rounds
 from pier_node.outer.schedule import total_rounds
-from pier_node.outer.state import OuterState
+from pier_node.progress import Progress
 from pier_node.report import Reporter, Status
 from pier_node.roster import Roster
 from pier_node.shared import SharedVector
 from pier_node.site import DAEMON_FILE, EVENTS_FILE, SiteRecord, claim
 from pier_node.status import StatusServer, finite
-from pier_node.training import SILENCE, Progress, Training
+from pier_node.training import SILENCE, Training
 from pier_node.wire.address import format_address, parse_address
 from pier_node.wire.carrier import HELLO
 from pier_node.wire.grpc_carrier import GrpcCarrier
 from pier_node.wire.interfaces import choose_address
 from pier_node.wire.probe import ProbeServer
 from pier_node.wire.state_server import StateServer
-from pier_node.wire.transfer import fetch_state
+from pier_node.wire.transfer import shadow_fetcher
 
 LAST_ATTEMPT = 4.0
 """Seconds that an attempt under way gets to end when this site is told to stop."""
@@ -198,7 +198,9 @@ class Daemon:
         if vote and vote.round > checkpoint.state.round:
             ballot = Ballot(number=vote.ballot_number, keeper=vote.ballot_keeper)
             voted = Voted(vote.round, ballot, vote.value, None)
-        tools = Tools(self._carrier, self._roster, journal, self._fetch_shadow(layout), faults)
+        tools = Tools(
+            self._carrier, self._roster, journal, shadow_fetcher(self._carrier, layout.length, SILENCE), faults
+        )
         rounds = self._rounds = self._reporter.rounds = Rounds(tools, checkpoint.state, voted)
         StateServer(self._carrier, rounds.offer, self._moments)
         leave = Leave(self._carrier, self._roster, rounds, folder / "votes.json")
@@ -228,21 +230,6 @@ class Daemon:
 
     def _faults(self) -> Faults:
         return kill_at(self._settings.fail_at) if self._settings.fail_at else NO_FAULTS
-
-    def _fetch_shadow(self, layout: Layout) -> Callable[[Collection[str], int, Value], Awaitable[OuterState]]:
-        async def fetch(holders: Collection[str], number: int, value: Value) -> OuterState:
-            fetched = await fetch_state(
-                self._carrier,
-                list(holders),
-                length=layout.length,
-                timeout=SILENCE,
-                round=number,
-                shadow=True,
-                digest=value.digest,
-            )
-            return fetched.state
-
-        return fetch
 
     def _moments(self) -> tuple[SharedVector, SharedVector, int] | None:
         workers = self._workers

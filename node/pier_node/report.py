@@ -11,8 +11,8 @@ from pier.v1.peer_pb2 import Phase, Pulse, Site
 from pier_node.config import RunConfig
 from pier_node.outer.round import Rounds
 from pier_node.outer.schedule import total_rounds
+from pier_node.progress import Progress
 from pier_node.roster import Roster
-from pier_node.training import Progress
 from pier_node.wire.carrier import Carrier
 
 Status = dict[str, Any]

@@ -19,7 +19,7 @@ Vector = npt.NDArray[np.float32]
 
 
 class SharedVector:
-    """`length` fp32 values, zero at first, that other processes of this user can map by `path` while this object lives."""
+    """`length` fp32 values, zero at first, that other processes of this user can map by `path` as long as it lives."""
 
     SPARES: ClassVar[int] = 3
     """Vectors of a length that are kept for `scratch`."""

@@ -8,7 +8,6 @@ import math
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Literal, Protocol
 
 import numpy as np
 
@@ -20,12 +19,15 @@ from pier_node.faults import NO_FAULTS, Faults
 from pier_node.model.layout import Layout
 from pier_node.outer.advance import advance
 from pier_node.outer.attempt import Contribution, norm_limit
+from pier_node.outer.deadline import Backoff
 from pier_node.outer.pier import pseudo_gradient
-from pier_node.outer.round import Backoff, Behind, Rounds
+from pier_node.outer.round import Behind, Rounds
 from pier_node.outer.schedule import Kind, RoundPlan, round_plan, total_rounds
 from pier_node.outer.state import ADAM_M, ADAM_V, ANCHOR, OuterState
+from pier_node.progress import Progress
 from pier_node.roster import Roster
 from pier_node.shared import SharedVector
+from pier_node.trainer import Step, Trainer
 from pier_node.wire.carrier import Carrier, PeerLost
 from pier_node.wire.partial import Partial
 from pier_node.wire.transfer import Fetched, fetch_state
@@ -34,88 +36,6 @@ SILENCE = 20.0
 """Seconds that a peer may be silent in a state transfer."""
 
 log = logging.getLogger(__name__)
-
-
-class Step(Protocol):
-    """What the workers say now and then during a job."""
-
-    @property
-    def step(self) -> int:
-        """The inner step that is done, counted from 0 over the run."""
-
-    @property
-    def loss(self) -> float:
-        """The site's training loss at that step."""
-
-    @property
-    def tokens(self) -> int:
-        """Tokens of the job so far."""
-
-    @property
-    def seconds(self) -> float:
-        """Seconds of the job so far."""
-
-
-class Report(Protocol):
-    """What the workers say of a finished job."""
-
-    @property
-    def tokens(self) -> int:
-        """Tokens trained on."""
-
-    @property
-    def seconds(self) -> float:
-        """Seconds that it took."""
-
-    @property
-    def adam_step(self) -> int:
-        """AdamW steps behind the published moments."""
-
-
-class Trainer(Protocol):
-    """The workers of this site: see inner/workers.py."""
-
-    outbox: SharedVector
-    adam_m: SharedVector
-    adam_v: SharedVector
-
-    async def run(
-        self,
-        first_step: int,
-        steps: int,
-        sequences: int,
-        payload: Literal["weights", "gradient"],
-        load: SharedVector,
-        adam_step: int | None = None,
-        on_progress: Callable[[Any], None] | None = None,
-    ) -> Report:
-        """Train from the weights in `load`, publish into `outbox`; with `adam_step`, load the moments first."""
-
-    async def evaluate(self, weights: SharedVector) -> float:
-        """Validation loss of these weights, nats a token."""
-
-
-@dataclass
-class Progress:
-    """Where this site is: for its pulse, its checkpoints and people. Losses are nats a token; times are seconds.
-
-    Attributes:
-        inner_step: of the run, done here or by those it was caught up from.
-        tokens: trained on by this site, steps under way included.
-        compute: spent in inner steps; `waited`: spent in outer rounds, their waiting included.
-        round_time: what the last outer round took.
-    """
-
-    phase: Phase.ValueType = Phase.PHASE_STARTING
-    inner_step: int = 0
-    tokens: int = 0
-    tokens_per_second: float = 0.0
-    loss: float = math.nan
-    validation_loss: float = math.nan
-    validated_round: int = -1
-    compute: float = 0.0
-    waited: float = 0.0
-    round_time: float = 0.0
 
 
 @dataclass

@@ -68,7 +68,7 @@ def test_a_folder_that_is_no_site_is_said(call: Call, tmp_path: Path) -> None:
 
 def test_bytes_behind_a_token(tmp_path: Path) -> None:
     library = Tokenizer(models.WordLevel({"pier": 0, "pierpier": 1, "?": 2}, unk_token="?"))
-    library.pre_tokenizer = pre_tokenizers.Whitespace()  # type: ignore[assignment]
+    library.pre_tokenizer = pre_tokenizers.Whitespace()
     library.save(str(tmp_path / "tokenizer.json"))
     windows = [(np.zeros((2, 2), np.int64), np.array([[0, 1], [1, 1]]))]
     # "pier pierpier" and "pierpier pierpier": 13 and 17 bytes of 4 tokens

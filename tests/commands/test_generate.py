@@ -73,8 +73,8 @@ def test_a_tokenizer_that_drops_a_leading_space_keeps_it_within_the_text(tmp_pat
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
     library = Tokenizer(models.WordLevel({"▁pier": 0, "▁site": 1, "s": 2, "?": 3}, unk_token="?"))
-    library.pre_tokenizer = pre_tokenizers.Metaspace()  # type: ignore[assignment]
-    library.decoder = decoders.Metaspace()  # type: ignore[assignment]
+    library.pre_tokenizer = pre_tokenizers.Metaspace()
+    library.decoder = decoders.Metaspace()
     library.save(str(tmp_path / "tokenizer.json"))
     tokenizer = FileTokenizer(tmp_path / "tokenizer.json")
     assert list(pieces(tokenizer, [0], [1, 2, 0]))[:3] == [" site", "s", " pier"]

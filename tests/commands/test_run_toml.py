@@ -12,6 +12,8 @@ from pier_node.model.presets import PRESETS
 
 KEYS = [(name, key) for name, field in RunConfig.model_fields.items() for key in field.annotation.model_fields]  # type: ignore[union-attr]
 
+DEFAULTS = run_toml()
+
 
 def uncommented(text: str) -> str:
     """With what follows from other keys made explicit."""
@@ -39,14 +41,10 @@ def test_every_key_of_every_section_is_shown() -> None:
 @pytest.mark.parametrize(("section", "key"), KEYS, ids=lambda part: str(part))
 def test_every_key_is_explained(section: str, key: str) -> None:
     """By a sentence that is more than what is allowed."""
-    part = run_toml().partition(f"[{section}]\n")[2].partition("\n[")[0].splitlines()
-    at = next(index for index, line in enumerate(part) if re.match(rf"#?{key} = ", line))
-    about: list[str] = []
-    while (at := at - 1) >= 0 and part[at].startswith("# "):
-        about.insert(0, part[at].removeprefix("#").strip())
-        if part[at].startswith("# ") and not part[at].startswith("#   "):
-            break
-    assert re.match(r"\S.*[^\]]", " ".join(about).partition("[")[0]), f"{section}.{key}: say in config.py what it means"
+    part = DEFAULTS.partition(f"[{section}]\n")[2].partition("\n[")[0]
+    about = re.search(rf"((?:^# .*\n)+)#?{key} = ", part, re.MULTILINE)
+    assert about
+    assert len(about[1].removeprefix("# ").partition("[")[0]) > 5, f"{section}.{key}: say in config.py what it means"
 
 
 def test_meanings_are_of_keys_that_exist() -> None:

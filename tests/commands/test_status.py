@@ -53,7 +53,7 @@ def test_a_running_site_and_its_peer(call: Call, run: Run) -> None:
 
 @pytest.mark.processes
 def test_watching_goes_on_until_ctrl_c(run: Run) -> None:
-    words = [PROGRAM, "status", "--data", run.sites[1].folder, "--watch", "--json"]
+    words = [str(PROGRAM), "status", "--data", str(run.sites[1].folder), "--watch", "--json"]
     with subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=ENVIRONMENT) as watching:
         assert watching.stdout
         first, second = (json.loads(watching.stdout.readline()) for _ in range(2))

@@ -67,18 +67,17 @@ def test_one_that_does_not_end_is_said_with_what_to_do(call: Call, tmp_path: Pat
 
 
 @pytest.mark.processes
-def test_a_site_leaves_its_run(call: Call, tmp_path: Path) -> None:
-    run = Run(tmp_path, 1, inner={"total_steps": 10_000_000})
-    (site,) = run.sites
+def test_a_site_leaves_its_run_and_the_other_goes_on(call: Call, run: Run) -> None:
+    alpha, beta = run.sites
+    done = call("stop", "--data", beta.folder)
     try:
-        run.start()
-        site.reach(1)
-        done = call("stop", "--data", site.folder)
         assert done.exit_code == 0, done.output
         assert "has left the run and ended" in done.output
-        assert f"pier-node start --data {site.folder}" in done.output.replace("\n", "")
-        assert site.ended(5.0) == 0
-        assert not (site.folder / "daemon.json").exists()
-        assert call("status", "--data", site.folder).exit_code == 3
+        assert f"pier-node start --data {beta.folder}" in done.output.replace("\n", "")
+        assert beta.ended(5.0) == 0
+        assert not (beta.folder / "daemon.json").exists()
+        assert call("status", "--data", beta.folder).exit_code == 3
+        alpha.reach(alpha.round + 2)
     finally:
-        site.kill()
+        beta.start()
+    beta.rejoin()

@@ -4,6 +4,7 @@ import asyncio
 import os
 import tracemalloc
 import weakref
+from collections import defaultdict
 from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any
@@ -112,7 +113,7 @@ class Measured(Daemon):
         super().__init__(settings, lambda _: None)
         self._run, self._meter, self._ask_at = run, meter, ask_at
         self.length = Layout.of(load(run.path).model).length
-        self.usual = self.private = 0
+        self.usual, self.private = 0.0, 0
 
     @property
     def most(self) -> float:
@@ -146,7 +147,7 @@ class Measured(Daemon):
 def meter(monkeypatch: pytest.MonkeyPatch) -> Meter:
     made = Meter()
     monkeypatch.setattr(shared, "attach", made.attach)
-    monkeypatch.setattr(SharedVector, "_spares", type(SharedVector._spares)(list))
+    monkeypatch.setattr(SharedVector, "_spares", defaultdict(list))
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
     return made
 

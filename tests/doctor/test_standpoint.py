@@ -35,7 +35,7 @@ def test_a_folder_tells_the_run_its_identity_and_its_peers(folder: Path) -> None
     assert here.identity.node == Identity.load_or_create(folder).node
     assert here.token == TOKEN
     assert here.credentials is not None
-    assert here.addresses == ("10.0.0.3:7700", "10.0.0.2:7700")
+    assert here.addresses == {"10.0.0.3:7700": "", "10.0.0.2:7700": "beta"}
     assert (here.daemon, here.status["tokens_per_second"]) == (None, 5.0)
 
 

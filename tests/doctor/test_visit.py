@@ -4,11 +4,12 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from doctor.conftest import CONFIG, TOKEN, Peer
 from processes.site import free_port
 
-from pier.v1.peer_pb2 import HelloReply, Site
+from pier.v1.peer_pb2 import HelloReply, HelloRequest, Site
 from pier_node.certificates import credentials
 from pier_node.doctor.finding import Verdict
 from pier_node.doctor.visit import Round, go_round, missed, visit
 from pier_node.identity import Identity
+from pier_node.wire.carrier import HELLO, PROTOCOL
 from pier_node.wire.grpc_carrier import GrpcCarrier
 
 ME = Identity(ec.derive_private_key(7, ec.SECP256R1()))
@@ -36,32 +37,28 @@ async def test_everybody_is_met_once_at_whatever_address() -> None:
     assert not found.missed
 
 
-async def test_who_does_not_know_the_run_yet_is_told(tmp_path: object) -> None:
+async def test_who_does_not_know_the_run_yet_is_told() -> None:
     async with Peer("alpha").running() as address:
         found = await visited([address], run_hash=b"")
     assert found.met[address].run_config == CONFIG.canonical()
     assert found.met[address].seen_as.startswith("127.0.0.1:")
 
 
-async def test_a_roster_that_names_this_site_does_not_send_it_to_itself() -> None:
-    alpha, mine = Peer("alpha"), Peer("me")
-    mine_listens = carrier()
+async def test_this_site_is_not_sent_to_itself() -> None:
+    alpha, listening = Peer("alpha"), carrier()
 
-    async def never(_sender: str, _request: object) -> HelloReply:
-        return HelloReply(
-            protocol=1, run_hash=CONFIG.hash(), run_config=CONFIG.canonical(), site=Site(node=ME.node, name="me")
-        )
+    async def answer(_sender: str, _request: HelloRequest) -> HelloReply:
+        me = Site(node=ME.node, name="me")
+        return HelloReply(protocol=PROTOCOL, run_hash=CONFIG.hash(), run_config=CONFIG.canonical(), site=me)
 
-    from pier_node.wire.carrier import HELLO
-
-    mine_listens.serve(HELLO, never)
-    port = await mine_listens.start("127.0.0.1", 0)
-    alpha.names = [Site(node=ME.node, name=mine.name, address=f"127.0.0.1:{port}")]
+    listening.serve(HELLO, answer)
+    own = f"127.0.0.1:{await listening.start('127.0.0.1', 0)}"
+    alpha.names = [Site(node=ME.node, name="me", address=own)]
     try:
         async with alpha.running() as address:
-            found = await visited([address, f"127.0.0.1:{port}"])
+            found = await visited([address, own])
     finally:
-        await mine_listens.stop()
+        await listening.stop()
     assert [reply.site.name for reply in found.met.values()] == ["alpha"]
     assert not found.missed
 
@@ -69,10 +66,12 @@ async def test_a_roster_that_names_this_site_does_not_send_it_to_itself() -> Non
 async def test_who_is_missed_is_said_with_a_remedy() -> None:
     address = f"127.0.0.1:{free_port()}"
     found = await visited([address])
-    finding = missed(address, found.missed[address])
+    finding = missed("", address, found.missed[address])
     assert (finding.site, finding.verdict) == (address, Verdict.PROBLEM)
     assert finding.detail == "connection refused: nothing listens there"
     assert finding.remedy
+    named = missed("beta", address, found.missed[address])
+    assert (named.site, named.detail) == ("beta", f"{address}: connection refused: nothing listens there")
 
 
 async def test_a_site_that_does_not_listen_is_not_called_back() -> None:

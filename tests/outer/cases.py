@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from simulation.network import Network, SimCarrier, Weather
 
-from pier.v1.peer_pb2 import Ballot, Phase, Pulse, Ready, Share, Site, Value
+from pier.v1.peer_pb2 import AbortNotice, Ack, Ballot, Phase, Proposal, Pulse, Ready, Share, Site, Value, Vote
 from pier_node.config import RunConfig
 from pier_node.faults import NO_FAULTS, Faults
 from pier_node.outer.attempt import Contribution, Tools, Voted
@@ -17,7 +17,8 @@ from pier_node.outer.round import Rounds
 from pier_node.outer.state import ANCHOR, MOMENTUM, OuterState
 from pier_node.roster import Roster
 from pier_node.shared import SharedVector, Vector
-from pier_node.wire.carrier import PeerLost
+from pier_node.signals import Signal
+from pier_node.wire.carrier import ABORT, BEAT, GATHER, VOTE, PeerLost
 
 LENGTH = 12
 CALM = Weather(delay=0.01, jitter=0.0)
@@ -81,25 +82,75 @@ def add_mean(state: OuterState, mean: Vector, tokens: Mapping[str, int]) -> Oute
 class Memory:
     """A vote log that tells what happened in which order."""
 
-    def __init__(self, diary: list[str]) -> None:
-        self.diary = diary
+    def __init__(self, diary: list[str], promised: tuple[int, Ballot]) -> None:
+        self.diary, self.last_promise = diary, promised
         self.votes: list[tuple[int, Ballot, Value]] = []
+
+    def promise(self, round: int, ballot: Ballot) -> None:
+        self.diary.append("promised")
+        self.last_promise = round, ballot
+
+    def promised(self) -> tuple[int, Ballot]:
+        return self.last_promise
 
     def record(self, round: int, ballot_number: int, ballot_keeper: str, value: Value) -> None:
         self.diary.append("recorded")
         self.votes.append((round, Ballot(number=ballot_number, keeper=ballot_keeper), value))
 
 
+class Puppet:
+    """A live site of which a test decides what it answers; it hears what it is asked."""
+
+    def __init__(self, network: Network, node: str, round: int = 0) -> None:
+        self.node, self.round, self.digest = node, round, b"?" * 32
+        self.carrier = network.join(node)
+        self.carrier.serve(BEAT, self._beat)
+        self.carrier.serve(GATHER, self._gather)
+        self.carrier.serve(VOTE, self._vote)
+        self.carrier.serve(ABORT, self._abort)
+        self.propose: Callable[[Ready], Proposal] = lambda ready: Proposal(verdict=Proposal.VERDICT_WAIT)
+        self.heard: list[Ready] = []
+        self.votes: list[Vote] = []
+        self.aborts: list[AbortNotice] = []
+        self.changed = Signal()
+
+    async def _beat(self, sender: str, pulse: Pulse) -> Pulse:
+        site = Site(node=self.node)
+        return Pulse(site=site, phase=Phase.PHASE_WAITING, round=self.round, digest=self.digest)
+
+    async def _gather(self, sender: str, ready: Ready) -> Proposal:
+        self.heard.append(ready)
+        self.changed.notify()
+        await asyncio.sleep(1.0)
+        return self.propose(ready)
+
+    async def _vote(self, sender: str, vote: Vote) -> Ack:
+        self.votes.append(vote)
+        self.changed.notify()
+        return Ack()
+
+    async def _abort(self, sender: str, notice: AbortNotice) -> Ack:
+        self.aborts.append(notice)
+        self.changed.notify()
+        return Ack()
+
+
 class Member:
     """A site that holds rounds: carrier, roster and Rounds, without training."""
 
     def __init__(
-        self, network: Network, node: str, state: OuterState, voted: Voted | None = None, faults: Faults = NO_FAULTS
+        self,
+        network: Network,
+        node: str,
+        state: OuterState,
+        voted: Voted | None = None,
+        promised: tuple[int, Ballot] = (0, Ballot()),
+        faults: Faults = NO_FAULTS,
     ) -> None:
         self.node, self.phase, self.diary = node, Phase.PHASE_WAITING, list[str]()
         self.carrier: SimCarrier = network.join(node)
         self.roster = Roster(self.carrier, self.pulse)
-        self.journal = Memory(self.diary)
+        self.journal = Memory(self.diary, promised)
         self.tools = Tools(self.carrier, self.roster, self.journal, self.fetch_shadow, faults, chunk=2)
         self.rounds = Rounds(self.tools, state, voted, nonces(node))
         self.held: dict[str, OuterState] = {}

@@ -90,19 +90,19 @@ def test_a_synchronous_start_is_adamw_to_the_last_bit_and_gathers_what_it_moved_
     rng = np.random.default_rng(3)
     weights = torch.from_numpy(rng.normal(size=LAYOUT.length).astype(np.float32) * 0.02)
     now = OuterState(0, ("a",), {ANCHOR: vector(weights.numpy()), MOMENTUM: SharedVector(LAYOUT.length)}, {})
-    own = {name: view.clone() for name, view in LAYOUT.views(weights).items()}
-    moments = [{name: torch.zeros_like(view) for name, view in own.items()} for _ in range(2)]
+    own = {name: torch.nn.Parameter(view.clone()) for name, view in LAYOUT.views(weights).items()}
+    first, second = ({name: torch.zeros_like(view) for name, view in own.items()} for _ in range(2))
     boundaries = [now.anchor.copy()]
     for number in range(1, 9):
         gradient = rng.normal(size=LAYOUT.length).astype(np.float32)
         for name, view in LAYOUT.views(torch.from_numpy(gradient.copy())).items():
             own[name].grad = view
-        take_step(own, *moments, number - 1, number - 1, CONFIG.inner)
+        take_step(own, first, second, number - 1, number - 1, CONFIG.inner)
         now = advance(now, gradient, {"a": 1}, round_plan(CONFIG, number), LAYOUT, CONFIG.inner)
         if number % 4 == 0:
             boundaries.append(now.anchor.copy())
     flat = torch.empty(LAYOUT.length)
-    LAYOUT.store(own, flat)
+    LAYOUT.store({name: parameter.detach() for name, parameter in own.items()}, flat)
     assert now.anchor.tobytes() == flat.numpy().tobytes()
     assert now.adam_step == 8
     wanted = (boundaries[1] - boundaries[2]) + np.float32(0.9) * (boundaries[0] - boundaries[1])

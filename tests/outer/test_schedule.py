@@ -32,8 +32,14 @@ def test_staged_lr(done: float, lr: float) -> None:
 
 @pytest.mark.parametrize(
     ("done", "momentum", "lr"),
-    [(0.1, 0.99, 0.0), (0.15, 0.90 + 0.045 * (1 + math.cos(math.pi * 0.05 / 0.9)), 0.55)]
-    + [(0.2, 0.90 + 0.045 * (1 + math.cos(math.pi / 9)), 1.1), (0.55, 0.945, None), (0.6, None, 1.0), (1.0, 0.9, 0.9)],
+    [
+        (0.1, 0.99, 0.0),
+        (0.15, 0.90 + 0.045 * (1 + math.cos(math.pi * 0.05 / 0.9)), 0.55),
+        (0.2, 0.90 + 0.045 * (1 + math.cos(math.pi / 9)), 1.1),
+        (0.55, 0.945, None),
+        (0.6, None, 1.0),
+        (1.0, 0.9, 0.9),
+    ],
 )
 def test_cosine(done: float, momentum: float | None, lr: float | None) -> None:
     if momentum is not None:

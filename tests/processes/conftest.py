@@ -9,6 +9,13 @@ import pytest
 from processes.run import Run
 
 Found = Callable[..., Run]
+NO_NAMESPACES = "not root, or no `ip` and `tc` here (Debian: iproute2): a slow line between two hosts is NOT tested"
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    for report in terminalreporter.stats.get("skipped", []):
+        if NO_NAMESPACES in str(report.longrepr):
+            terminalreporter.write_line(f"SKIPPED {report.nodeid}: {NO_NAMESPACES}", yellow=True)
 
 
 @pytest.fixture

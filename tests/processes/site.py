@@ -19,7 +19,7 @@ import psutil
 from pier_node.identity import Identity
 
 PROGRAM = Path(sys.executable).with_name("pier-node")
-ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1", "COLUMNS": "180"}
+ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1", "COLUMNS": "200"}
 PATIENCE = 120.0
 """Seconds within which whatever is waited for happens, on a busy machine of two cores."""
 LOOK = 0.02
@@ -51,16 +51,18 @@ class Site:
     Args:
         folder: its data folder; the identity in it is made here if there is none.
         options: of `pier-node start`, besides its folder, name and address.
-        prefix: command to start it with, such as `ip netns exec NAME`.
+
+    Attributes:
+        command: what `start` runs, in the folder above its data folder.
     """
 
-    def __init__(self, folder: Path, *options: str, address: str = "", prefix: tuple[str, ...] = ()) -> None:
+    def __init__(self, folder: Path, *options: str) -> None:
         self.folder, self.name = folder, folder.name
-        self.address = address or f"127.0.0.1:{free_port()}"
+        self.address = f"127.0.0.1:{free_port()}"
         self.node = Identity.load_or_create(folder).node
         self.log = folder.parent / f"{folder.name}.log"
         own = ["--data", str(folder), "--name", folder.name, "--listen", self.address]
-        self._command = [*prefix, str(PROGRAM), "start", *own, *options]
+        self.command = [str(PROGRAM), "start", *own, *options]
         self._process: subprocess.Popen[bytes] | None = None
 
     def __repr__(self) -> str:
@@ -72,7 +74,12 @@ class Site:
             log.write(f"--- start {' '.join(more)}\n".encode())
             log.flush()
             self._process = subprocess.Popen(
-                [*self._command, *more], stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=ENVIRONMENT
+                [*self.command, *more],
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                env=ENVIRONMENT,
+                cwd=self.folder.parent,
             )
 
     # --- what it says --------------------------------------------------------------------------

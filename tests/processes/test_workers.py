@@ -21,6 +21,7 @@ def test_two_workers_and_one_agree_and_outlive_a_killed_worker(found: Found) -> 
     one.reach(one.round + 3)
     run.finish()
     for site in run.sites:
+        assert site.output.count("a worker died") == 1
         assert [event["round"] for event in site.events()] == list(range(1, 41))
         assert all(len(event["members"]) == 2 for event in site.events())
     assert two.digests() == one.digests()

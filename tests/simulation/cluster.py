@@ -21,10 +21,12 @@ from pier_node.model.layout import Layout
 from pier_node.outer.attempt import Tools, Voted
 from pier_node.outer.round import Rounds
 from pier_node.outer.state import ANCHOR, MOMENTUM, OuterState
+from pier_node.progress import Progress
 from pier_node.roster import Roster
 from pier_node.shared import SharedVector
-from pier_node.training import Progress, Training
+from pier_node.training import Training
 from pier_node.wire.state_server import StateServer
+from pier_node.wire.transfer import shadow_fetcher
 
 LENGTH = 12
 CHUNK = 2
@@ -143,7 +145,7 @@ class Cluster:
         voted = Voted(*disk.vote, shadow=None) if disk.vote and disk.vote[0] > state.round else None
         counter, incarnation = iter(range(1 << 30)), next(self.incarnations)
         rounds = Rounds(
-            Tools(carrier, roster, disk, self._fetch_shadow(carrier), self._faults(name), CHUNK),
+            Tools(carrier, roster, disk, shadow_fetcher(carrier, LENGTH, 10.0), self._faults(name), CHUNK),
             state,
             voted,
             nonce=lambda: f"{incarnation:08d}{next(counter):08d}".encode(),
@@ -211,17 +213,6 @@ class Cluster:
             await asyncio.Event().wait()
 
         return Faults(strike)
-
-    def _fetch_shadow(self, carrier: SimCarrier) -> Any:
-        from pier_node.wire.transfer import fetch_state
-
-        async def fetch(holders: Any, number: int, value: Value) -> OuterState:
-            fetched = await fetch_state(
-                carrier, list(holders), length=LENGTH, timeout=10.0, round=number, shadow=True, digest=value.digest
-            )
-            return fetched.state
-
-        return fetch
 
 
 def digests_by_round(cluster: Cluster) -> dict[int, set[bytes]]:

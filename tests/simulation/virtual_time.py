@@ -1,4 +1,4 @@
-"""An asyncio event loop whose clock jumps to the next timer: hours of protocol pass in milliseconds, alike each time."""
+"""An asyncio event loop whose clock jumps to the next timer: hours pass in milliseconds, alike each time."""
 
 from __future__ import annotations
 

@@ -23,7 +23,7 @@ COLOURS = {Verdict.OK: "green", Verdict.ADVICE: "yellow", Verdict.PROBLEM: "bold
 
 def doctor(settings: Settings, as_json: bool) -> int:
     """Examine and print; returns the exit code: 1 when there is a problem. Raises PierError."""
-    logging.getLogger("pier_node").setLevel(logging.ERROR)  # what is wrong stands in the table
+    logging.basicConfig(level=logging.ERROR)  # what is wrong with the run stands in the table
     with Console(stderr=True).status("Looking at the sites of the run, one after the other ..."):
         findings = asyncio.run(examine(settings))
     if as_json:

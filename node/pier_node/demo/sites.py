@@ -109,7 +109,7 @@ class Site:
     def tail(self) -> str:
         """The last lines of its log."""
         lines = self.log.read_text(errors="replace").splitlines() if self.log.exists() else []
-        return "\n".join(lines[-TAIL_LINES:])
+        return "\n".join(line.rstrip() for line in lines[-TAIL_LINES:])
 
 
 class Sites:

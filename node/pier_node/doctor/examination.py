@@ -40,7 +40,7 @@ async def examine(settings: Settings) -> list[Finding]:
     found = await _meet(here)
     if here.config is None and found.met:
         here = here.in_run(from_canonical(next(iter(found.met.values())).run_config))
-    lost = [missed(address, reason) for address, reason in found.missed.items()]
+    lost = [missed(here.addresses.get(address, ""), address, reason) for address, reason in found.missed.items()]
     if here.config is None:
         return lost
     address, seen, links = await _visit(here, here.config, found.met)

@@ -26,7 +26,7 @@ class Standpoint:
         credentials: None with --insecure, or when this site will found a run.
         daemon: None: none runs.
         status: what the daemon says; else what its last round left; else {}.
-        addresses: of other sites, as far as they are known.
+        addresses: of other sites, as far as they are known, and their names, which may be empty.
     """
 
     settings: Settings
@@ -36,7 +36,7 @@ class Standpoint:
     credentials: Credentials | None
     daemon: Running | None
     status: Status
-    addresses: tuple[str, ...]
+    addresses: dict[str, str]
 
     @classmethod
     def of(cls, settings: Settings) -> Self:
@@ -48,9 +48,9 @@ class Standpoint:
         )
         daemon = find_daemon(settings.folder)
         status = daemon.status() if daemon else last_event(settings.folder)
-        known = [site.address for site in record.sites()] if record else []
-        peers = [peer["address"] for peer in status.get("peers", [])]
-        addresses = tuple(dict.fromkeys([*settings.peers, *peers, *known]))
+        addresses = dict.fromkeys(settings.peers, "")
+        addresses |= {site.address: site.name for site in record.sites()} if record else {}
+        addresses |= {peer["address"]: peer["name"] for peer in status.get("peers", [])}
         if addresses and token is None and not settings.insecure:
             raise PierError(f"there is no token in {settings.folder}", "Give --token, or --insecure if the run is.")
         proof = credentials(identity, token) if token else None

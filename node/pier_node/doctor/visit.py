@@ -64,10 +64,11 @@ def _note(found: Round, me: str, address: str, answer: HelloReply | PeerLost) ->
         found.met[address] = answer
 
 
-def missed(address: str, reason: str) -> Finding:
-    """A site that does not answer."""
+def missed(name: str, address: str, reason: str) -> Finding:
+    """A site that does not answer; its name may be empty."""
     detail = reason.removeprefix(f"{address}: ")
-    return Finding(address, "reach it", Verdict.PROBLEM, detail, to_reach_peer(address, reason))
+    seen = f"{address}: {detail}" if name else detail
+    return Finding(name or address, "reach it", Verdict.PROBLEM, seen, to_reach_peer(address, reason))
 
 
 async def visit(

@@ -134,6 +134,8 @@ class Foreman:
         if self._moments.torn:
             log.error("a worker died while it was writing AdamW's moments: they are restored, or begin at zero")
             await asyncio.to_thread(self._moments.restore)
+        if self.team is not None:
+            log.warning("a worker died: this site's workers were started again; %s says why", self._logfile)
         self._moments_changed = True
         self.team = team
         team.send(self._setup)

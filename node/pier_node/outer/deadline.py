@@ -39,3 +39,15 @@ class Deadline:
         middle = median(self._waits)
         spread = median(abs(wait - middle) for wait in self._waits)
         return max(self._floor, middle + SPREAD * spread)
+
+
+class Backoff:
+    """Pauses between failed attempts: short at first, doubling, bounded."""
+
+    def __init__(self, first: float = 0.05, last: float = 5.0) -> None:
+        self._next, self._last = first, last
+
+    def seconds(self) -> float:
+        """The next pause."""
+        pause, self._next = self._next, min(2 * self._next, self._last)
+        return pause

@@ -12,17 +12,17 @@ import logging
 import secrets
 from collections.abc import AsyncIterator, Callable, Collection
 
-from pier.v1.peer_pb2 import AbortNotice, Ack, Ballot, Chunk, Proposal, Ready, Share, Vote
+from pier.v1.peer_pb2 import AbortNotice, Ack, Ballot, Chunk, Proposal, Ready, Vote
 from pier_node.outer.attempt import Advance, Attempt, Contribution, Tools, Voted, check_finite, to_the_end
-from pier_node.outer.deadline import Deadline
+from pier_node.outer.deadline import Backoff, Deadline
 from pier_node.outer.keeper import POLL, Keeper, Standing
-from pier_node.outer.quorum import has_quorum, order
+from pier_node.outer.proposal import flaw
+from pier_node.outer.quorum import order
 from pier_node.outer.reduce import NOBODY, Reduction, Suspicion
 from pier_node.outer.state import OuterState
+from pier_node.outer.suspects import Suspects
 from pier_node.wire.carrier import ABORT, GATHER, VOTE, BadMessage, PeerLost
 
-SUSPICION = 3 * POLL
-"""Seconds after which a suspicion that led to no attempt is dropped."""
 EARLY = 30.0
 """Seconds that a stream of an attempt we have not heard of yet may wait for us."""
 
@@ -69,7 +69,7 @@ class Rounds:
         if voted:
             self._promised = max(self._promised, (voted.round, voted.ballot), key=lambda it: (it[0], order(it[1])))
         self._nonce = b""
-        self._suspicions: dict[str, float] = {}
+        self._suspects = Suspects()
         self._attempt: Attempt | None = None
         self.keeper = Keeper(self.node, tools.roster, self._standing, Deadline(initial=300.0, floor=5.0))
         self._carrier.serve(GATHER, self.keeper.gather)
@@ -157,9 +157,11 @@ class Rounds:
 
     async def _try_once(self, contribution: Contribution, advance: Advance) -> None:
         proposal = await self._ask(contribution)
+        while proposal and proposal.verdict == Proposal.VERDICT_WAIT:  # at once: it may be closed without us meanwhile
+            proposal = await self._ask(contribution)
         if proposal is None:
             return
-        self._suspicions.clear()
+        self._suspects.clear()
         self.renew()
         await to_the_end(lambda: self._tools.journal.promise(proposal.round, proposal.ballot))
         self._promised = proposal.round, proposal.ballot
@@ -170,18 +172,18 @@ class Rounds:
             self.last_error = str(suspicion)
             log.warning("round %d, attempt %d: given up: %s", proposal.round, proposal.ballot.number, suspicion)
             if suspicion.node not in (NOBODY, self.node):
-                self._suspect(suspicion.node)
+                self._suspects.add(suspicion.node)
             await attempt.give_up(suspicion)
 
     def _remember(self, voted: Voted) -> None:
         self._voted = voted
 
     async def _ask(self, contribution: Contribution) -> Proposal | None:
-        """Announce ourselves to the keeper; the proposal if there is one to take part in."""
+        """Announce ourselves to the keeper; the proposal if there is one to take part in, or that we shall wait."""
         self._nonce = self._nonce or self._new_nonce()
         ready = self._ready(contribution)
         await self._faults.reach(ready.round, "ready")
-        keeper = min({self.node, *self._roster.abreast(self.state.round)} - self._suspects())
+        keeper = min({self.node, *self._roster.abreast(self.state.round)} - self._suspects.now())
         try:
             if keeper == self.node:
                 proposal = await self.keeper.gather(keeper, ready)
@@ -189,12 +191,12 @@ class Rounds:
                 proposal = await self._carrier.call(keeper, GATHER, ready, 2 * POLL)
         except PeerLost as lost:
             log.warning("round %d: the keeper %s is lost: %s", ready.round, keeper, lost.reason)
-            self._suspect(keeper)
+            self._suspects.add(keeper)
             return None
         if proposal.verdict == Proposal.VERDICT_GO:
             return proposal if self._acceptable(proposal, ready) else None
         self.last_error = proposal.reason
-        return None
+        return proposal if proposal.verdict == Proposal.VERDICT_WAIT else None
 
     def _ready(self, contribution: Contribution) -> Ready:
         ready = Ready(
@@ -204,7 +206,7 @@ class Rounds:
             tokens=contribution.tokens,
             bandwidth=self._tools.bandwidth,
             seen=self._seen,
-            suspects=sorted(self._suspects()),
+            suspects=sorted(self._suspects.now()),
             votes=sorted(self.votes),
         )
         if (voted := self._voted) and self._undecided:
@@ -216,27 +218,12 @@ class Rounds:
 
     def _acceptable(self, proposal: Proposal, ready: Ready) -> bool:
         """A member takes nobody's word: is this an attempt that may commit, and does it know what we know?"""
-        group = [share.node for share in proposal.shares]
-        mine = [share for share in proposal.shares if share.node == self.node]
-        problem = (
-            (proposal.round != ready.round and "another round")
-            or (order(proposal.ballot) <= order(self._seen) and "an old ballot")
-            or (group != sorted(set(group)) and "members out of order")
-            or ((not mine or mine[0].nonce != ready.nonce or ready.nonce != self._nonce) and "stale")
-            or (not has_quorum(_votes(proposal), self.state.members) and "no quorum")
-            or (not _covers(proposal.shares, len(self.state.anchor)) and "shards do not cover the vector")
-        )
+        problem = flaw(proposal, ready, self._seen, self.state.members, len(self.state.anchor))
+        if ready.nonce != self._nonce:
+            problem = "stale"
         if problem:
             log.warning("round %d: refused a proposal of %s: %s", ready.round, proposal.ballot.keeper, problem)
         return not problem
-
-    def _suspect(self, node: str) -> None:
-        self._suspicions[node] = asyncio.get_running_loop().time() + SUSPICION
-
-    def _suspects(self) -> set[str]:
-        """Whom the next attempt should do without. A suspicion counts for one attempt, and not for ever."""
-        now = asyncio.get_running_loop().time()
-        return {node for node, until in self._suspicions.items() if until > now}
 
     # --- what others say -----------------------------------------------------------------------
 
@@ -301,7 +288,7 @@ class Rounds:
         if not self._undecided:  # a vote for a later round than one that was fetched still binds us
             self._voted = None
         self._nonce = b""
-        self._suspicions.clear()
+        self._suspects.clear()
         self._tools.votes.clear()
         self.last_error = ""
         self.votes = {self.node}
@@ -310,28 +297,3 @@ class Rounds:
 
     def _standing(self) -> Standing:
         return Standing(self.state.round, self.state.members, len(self.state.anchor), self.sites)
-
-
-class Backoff:
-    """Pauses between failed attempts: short at first, doubling, bounded."""
-
-    def __init__(self, first: float = 0.05, last: float = 5.0) -> None:
-        self._next, self._last = first, last
-
-    def seconds(self) -> float:
-        """The next pause."""
-        pause, self._next = self._next, min(2 * self._next, self._last)
-        return pause
-
-
-def _votes(proposal: Proposal) -> set[str]:
-    return {vote for share in proposal.shares for vote in share.votes}
-
-
-def _covers(shares: Collection[Share], length: int) -> bool:
-    done = 0
-    for share in shares:
-        if share.offset != done:
-            return False
-        done += share.length
-    return done == length

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine, Iterator
 from contextlib import contextmanager
 from functools import cached_property
 from typing import Any, TypeVar
@@ -23,6 +23,7 @@ from pier_node.wire.grpc_reasons import Circumstances, lost
 M = TypeVar("M", bound=Message)
 Q = TypeVar("Q", bound=Message)
 R = TypeVar("R", bound=Message)
+T = TypeVar("T")
 
 
 class Link:
@@ -37,14 +38,15 @@ class Link:
         self._card = card
         self._credentials = credentials
         self._channels: list[grpc.aio.Channel] = []
+        self._calls: set[grpc.aio.Call] = set()
 
     async def ask(self, method: Method[Q, R], request: Q, timeout: float) -> tuple[str, R]:
         """The node that answered, and its answer. Raises PeerLost."""
         headers = self._card.call(self.node)
-        with self._losses(self._questions, timeout):
-            call = self._questions.unary_unary(_path(method.name), None, None)(
-                request.SerializeToString(), timeout=timeout, metadata=_metadata(headers)
-            )
+        call = self._questions.unary_unary(_path(method.name), None, None)(
+            request.SerializeToString(), timeout=timeout, metadata=_metadata(headers)
+        )
+        with self._under_way(call), self._losses(self._questions, timeout):
             raw = await call
             node = self._answerer(headers, await call.initial_metadata())
         return node, self._parse(method.reply, raw)
@@ -53,8 +55,9 @@ class Link:
         """Stream chunks, and `count` their payload bytes; returns once the peer took them all. Raises PeerLost."""
         headers = self._card.call(self.node)
         call = self._streams.stream_stream(_path(EXCHANGE), None, None)(None, metadata=_metadata(headers))
-        answer, whole = asyncio.ensure_future(call.read()), False
-        try:
+        answer, whole = _retrieved(call.read()), False
+        with self._under_way(call):
+            await _first(call.wait_for_connection(), answer)
             async for chunk in chunks:
                 if answer.done():  # it does not want the rest; the status says why
                     break
@@ -70,11 +73,8 @@ class Link:
                 await answer
                 await call.read()
                 self._answerer(headers, await call.initial_metadata())
-            if not whole:
-                raise self._lost(f"{self.address}: it took only a part of the stream")
-        finally:
-            call.cancel()
-            _forget(answer)
+        if not whole:
+            raise self._lost(f"{self.address}: it took only a part of the stream")
 
     async def pull(self, request: FetchRequest) -> AsyncGenerator[Chunk]:
         """Stream what the peer gives. Raises PeerLost."""
@@ -83,17 +83,26 @@ class Link:
             request.SerializeToString(), metadata=_metadata(headers)
         )
         proven = ""
-        try:
-            with self._losses(self._streams):
-                async for raw in call:
-                    proven = proven or self._answerer(headers, await call.initial_metadata())
-                    yield self._parse(Chunk, raw)
-        finally:
-            call.cancel()
+        with self._under_way(call), self._losses(self._streams):
+            async for raw in call:
+                proven = proven or self._answerer(headers, await call.initial_metadata())
+                yield self._parse(Chunk, raw)
 
     async def close(self) -> None:
         """Close the connections; calls under way raise PeerLost."""
+        for call in self._calls:
+            call.cancel()
         await asyncio.gather(*(channel.close(None) for channel in self._channels))
+
+    @contextmanager
+    def _under_way(self, call: grpc.aio.Call) -> Iterator[None]:
+        """Ends a call with whatever needed it, or with this link: closing a channel does not end all its calls."""
+        self._calls.add(call)
+        try:
+            yield
+        finally:
+            self._calls.discard(call)
+            call.cancel()
 
     @cached_property
     def _questions(self) -> grpc.aio.Channel:
@@ -167,7 +176,17 @@ async def _write(call: grpc.aio.StreamStreamCall[bytes, bytes], message: bytes) 
         await call.read()
 
 
-def _forget(task: asyncio.Future[Any]) -> None:
-    """End a task whose outcome does not matter any more."""
-    if not task.cancel() and not task.cancelled():
-        task.exception()
+def _retrieved(work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
+    """A task whose exception may go unnoticed: the call that it reads from raises it as well."""
+    task = asyncio.create_task(work)
+    task.add_done_callback(lambda done: done.cancelled() or done.exception())
+    return task
+
+
+async def _first(work: Coroutine[Any, Any, None], ended: asyncio.Task[Any]) -> None:
+    """Wait for work on a call, or for the call's end: of a call that is cancelled early, grpc.aio tells only readers."""
+    task = _retrieved(work)
+    try:
+        await asyncio.wait({task, ended}, return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        task.cancel()

@@ -46,7 +46,8 @@ class _Held:
 class StateServer:
     """Answers Describe and Fetch on a carrier.
 
-    Moments come when they are asked for. They are live memory: described ones are copied first, and left out when the workers published new ones during the copy.
+    Moments come when they are asked for. They are live memory: described ones are copied first, and left out when the
+    workers published new ones during the copy.
     """
 
     def __init__(self, carrier: Carrier, offer: Offer, moments: LiveMoments, idle: float = IDLE) -> None:

@@ -10,11 +10,11 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import deque
-from collections.abc import AsyncGenerator, Callable, Coroutine, Iterable, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Collection, Coroutine, Iterable, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
 
-from pier.v1.peer_pb2 import Chunk, FetchRequest, StateRequest
+from pier.v1.peer_pb2 import Chunk, FetchRequest, StateRequest, Value
 from pier_node.outer.state import ADAM_M, ADAM_V, OuterState
 from pier_node.shared import SharedVector
 from pier_node.wire.carrier import DESCRIBE, BadMessage, Carrier, PeerLost, PeerRefused
@@ -76,6 +76,20 @@ async def fetch_state(
         return Fetched(state, tensors[ADAM_M], tensors[ADAM_V], state.adam_step)
     found = await transfer.fetch_moments() if moments else None
     return Fetched(state, found.adam_m, found.adam_v, found.step) if found else Fetched(state, None, None, 0)
+
+
+def shadow_fetcher(
+    carrier: Carrier, length: int, timeout: float
+) -> Callable[[Collection[str], int, Value], Awaitable[OuterState]]:
+    """What a member needs to finish a result that it does not have: (holders, round, value) -> the staged state."""
+
+    async def fetch(holders: Collection[str], number: int, value: Value) -> OuterState:
+        fetched = await fetch_state(
+            carrier, list(holders), length=length, timeout=timeout, round=number, shadow=True, digest=value.digest
+        )
+        return fetched.state
+
+    return fetch
 
 
 class _Transfer:

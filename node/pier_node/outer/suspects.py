@@ -1,0 +1,31 @@
+"""Whom the next attempt should do without: members that were lost, or refused for what they sent.
+
+A suspicion counts for one attempt: it is forgotten when one begins, and after a while if none does.
+"""
+
+from __future__ import annotations
+
+import asyncio
+
+EXPIRY = 30.0
+"""Seconds; a few times what a member waits for the keeper's answer."""
+
+
+class Suspects:
+    """One member's suspicions in a round."""
+
+    def __init__(self) -> None:
+        self._until: dict[str, float] = {}
+
+    def add(self, node: str) -> None:
+        """Suspect a member from now on."""
+        self._until[node] = asyncio.get_running_loop().time() + EXPIRY
+
+    def now(self) -> set[str]:
+        """Those under suspicion."""
+        now = asyncio.get_running_loop().time()
+        return {node for node, until in self._until.items() if until > now}
+
+    def clear(self) -> None:
+        """Forget all."""
+        self._until.clear()

@@ -1,0 +1,31 @@
+"""Where a site is in its run: written by its loop, read by pulses, checkpoints and people."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from pier.v1.peer_pb2 import Phase
+
+
+@dataclass
+class Progress:
+    """Where this site is: for its pulse, its checkpoints and people. Losses are nats a token; times are seconds.
+
+    Attributes:
+        inner_step: of the run, done here or by those it was caught up from.
+        tokens: trained on by this site, steps under way included.
+        compute: spent in inner steps; `waited`: spent in outer rounds, their waiting included.
+        round_time: what the last outer round took.
+    """
+
+    phase: Phase.ValueType = Phase.PHASE_STARTING
+    inner_step: int = 0
+    tokens: int = 0
+    tokens_per_second: float = 0.0
+    loss: float = math.nan
+    validation_loss: float = math.nan
+    validated_round: int = -1
+    compute: float = 0.0
+    waited: float = 0.0
+    round_time: float = 0.0

@@ -1,0 +1,104 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from demo.seen import event, record
+
+Losses = list[tuple[int, float]]
+
+
+def test_a_run_from_its_events(tmp_path: Path) -> None:
+    seen = record(tmp_path, rounds=10)
+    assert (seen.rounds, seen.start_steps, seen.parameters) == (10, 20, 1_037_696)
+    assert seen.finished
+    assert seen.validation == [(20 * number, pytest.approx(5.25 - number / 5)) for number in range(11)]
+    assert (seen.compared, seen.forks, seen.digest) == (9, [], f"{10:064x}")
+    assert seen.lost == []
+
+
+def test_not_finished_while_one_is_behind(tmp_path: Path) -> None:
+    seen = record(tmp_path, rounds=9)
+    for name in ("alpha", "beta"):
+        seen.saw_event(name, event(name, 10))
+    assert not seen.finished
+    assert seen.newest.name == "alpha"
+    seen.saw_event("gamma", event("gamma", 10))
+    assert seen.finished
+
+
+def test_other_bits_are_seen(tmp_path: Path) -> None:
+    seen = record(tmp_path, rounds=3)
+    seen.saw_event("gamma", event("gamma", 4))
+    assert seen.forks == []
+    seen.saw_event("beta", event("beta", 4, digest="f" * 64))
+    assert seen.forks == [4]
+
+
+def test_validation_of_a_round_that_was_not_measured_is_an_old_one(tmp_path: Path) -> None:
+    seen = record(tmp_path)
+    seen.config = seen.config.model_copy(update={"inner": seen.config.inner.model_copy(update={"eval_every": 4})})
+    seen.rounds = 10
+    for number in range(1, 11):
+        seen.saw_event("alpha", event("alpha", number))
+    assert [step for step, _ in seen.validation] == [0, 80, 160, 200]
+
+
+def test_bytes_of_a_site_that_was_started_again(tmp_path: Path) -> None:
+    seen = record(tmp_path, rounds=3)
+    seen.saw_event("alpha", event("alpha", 4, bytes_sent=500))
+    seen.saw_event("alpha", event("alpha", 5, bytes_sent=700))
+    assert seen.tracks["alpha"].bytes_sent == 3_000_700
+
+
+def test_losses_go_forward_only(tmp_path: Path) -> None:
+    track = record(tmp_path).tracks["alpha"]
+    for step, loss in ((3, 4.0), (2, 9.0), (3, 9.0), (5, None), (6, 3.0)):
+        track.saw_status(event("alpha", 0, inner_step=step, loss=loss))
+    assert track.loss == [(0, 5.0), (3, 4.0), (6, 3.0)]
+
+
+class TestHopeless:
+    def test_nobody_is_lost(self, tmp_path: Path) -> None:
+        assert not record(tmp_path, rounds=4).hopeless
+
+    @pytest.mark.parametrize("name", ["alpha", "gamma"])
+    def test_two_of_three_are_a_majority(self, tmp_path: Path, name: str) -> None:
+        seen = record(tmp_path, rounds=4)
+        seen.tracks[name].code = -9
+        assert [track.name for track in seen.lost] == [name]
+        assert not seen.hopeless
+
+    def test_one_of_three_is_none(self, tmp_path: Path) -> None:
+        seen = record(tmp_path, rounds=4)
+        seen.tracks["alpha"].code = seen.tracks["beta"].code = -9
+        assert seen.hopeless
+
+    def test_one_of_the_two_that_were_left_is_none(self, tmp_path: Path) -> None:
+        seen = record(tmp_path, rounds=4)
+        seen.tracks["alpha"].code = -9
+        pair = [seen.tracks[name].status["node"] for name in ("beta", "gamma")]
+        for name in ("beta", "gamma"):
+            seen.saw_event(name, event(name, 5, members=pair))
+        assert not seen.hopeless
+        seen.tracks["beta"].code = 1
+        assert seen.hopeless
+
+    def test_a_polite_site_hands_over_its_vote(self, tmp_path: Path) -> None:
+        seen = record(tmp_path, rounds=4)
+        seen.tracks["alpha"].code = seen.tracks["beta"].code = 0
+        assert not seen.hopeless
+        seen.tracks["gamma"].code = 0
+        assert seen.hopeless
+
+    def test_the_first_exchange_needs_everybody(self, tmp_path: Path) -> None:
+        seen = record(tmp_path, rounds=1)
+        seen.tracks["gamma"].code = 1
+        assert seen.hopeless
+
+    def test_the_end_of_the_run_is_no_loss(self, tmp_path: Path) -> None:
+        seen = record(tmp_path, rounds=10)
+        for track in seen.tracks.values():
+            track.code = 0
+        assert (seen.lost, seen.hopeless, seen.alive) == ([], False, [])
+        assert seen.finished

@@ -1,0 +1,60 @@
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import psutil
+import pytest
+
+from pier_node.demo.sites import NAMES, Site, Sites
+from pier_node.site import DAEMON_FILE
+
+
+def test_sites_have_names_and_folders_of_their_own(tmp_path: Path) -> None:
+    sites = Sites(tmp_path, 8, threads=1).all
+    assert [site.name for site in sites] == list(NAMES)
+    assert len({path for site in sites for path in (site.folder, site.log)}) == 16
+    assert not any(site.started or site.running for site in sites)
+
+
+async def test_stopping_what_was_never_started(tmp_path: Path) -> None:
+    sites = Sites(tmp_path, 3, threads=1)
+    await sites.stop()
+    assert [site.code for site in sites.all] == [None] * 3
+
+
+async def test_a_site_that_cannot_start_says_why(tmp_path: Path) -> None:
+    site = Site(tmp_path, "alpha", threads=1)
+    await site.start("--run", str(tmp_path / "missing.toml"))
+    assert site.started
+    await site.ended()
+    assert (site.code, site.running) == (1, False)
+    assert "missing.toml: No such file or directory" in site.tail()
+
+
+async def test_stop_ends_a_site_that_is_starting(tmp_path: Path) -> None:
+    sites = Sites(tmp_path, 2, threads=1)
+    await sites.all[0].start("--peers", "127.0.0.1:9", "--insecure")
+    assert sites.all[0].running
+    await sites.stop()
+    assert not sites.all[0].running
+    assert psutil.Process().children(recursive=True) == []
+
+
+async def test_a_daemon_json_of_another_daemon_is_an_old_one(tmp_path: Path) -> None:
+    site = Site(tmp_path, "alpha", threads=1)
+    site.folder.mkdir()
+    (site.folder / DAEMON_FILE).write_text(json.dumps({"pid": 1, "http": "http://127.0.0.1:1"}))
+    assert site.http() is None
+    await site.start("--run", str(tmp_path / "missing.toml"))
+    assert site.http() is None
+    await site.ended()
+
+
+@pytest.mark.parametrize(("lines", "last"), [(3, "line 2"), (100, "line 99")])
+def test_the_end_of_a_log(tmp_path: Path, lines: int, last: str) -> None:
+    site = Site(tmp_path, "alpha", threads=1)
+    assert site.tail() == ""
+    site.log.write_text("".join(f"line {number}   \n" for number in range(lines)))
+    assert site.tail().splitlines()[-1] == last
+    assert len(site.tail().splitlines()) == min(lines, 15)

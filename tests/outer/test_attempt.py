@@ -1,0 +1,321 @@
+from __future__ import annotations
+
+import asyncio
+import math
+import threading
+from collections.abc import Callable, Coroutine
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from outer.cases import CALM, LENGTH, Member, Puppet, add_mean, ballot, fp32, outer_state, shares, value
+from simulation.network import Network
+from simulation.virtual_time import run
+
+from pier.v1.peer_pb2 import AbortNotice, Proposal, Share, Value, Vote
+from pier_node.faults import Faults
+from pier_node.outer.attempt import (
+    NORM_LIMIT,
+    TELLS,
+    Attempt,
+    Contribution,
+    VoteBook,
+    Voted,
+    check_finite,
+    norm_limit,
+    to_the_end,
+)
+from pier_node.outer.reduce import NOBODY, Suspicion
+from pier_node.outer.state import OuterState
+from pier_node.wire.carrier import VOTE
+
+BALLOT = ballot(3, "a")
+
+
+def fresh(*names: str) -> Proposal:
+    width = LENGTH // len(names)
+    dealt = shares(dict.fromkeys(names, 1), [(width * index, width) for index in range(len(names))])
+    return Proposal(verdict=Proposal.VERDICT_GO, round=1, ballot=BALLOT, shares=dealt)
+
+
+def adopting(result: OuterState, members: str, holders: str, *names: str) -> Proposal:
+    adopted = Value(origin=ballot(1), digest=result.digest, members=list(members))
+    return Proposal(
+        verdict=Proposal.VERDICT_GO,
+        round=1,
+        ballot=BALLOT,
+        shares=[Share(node=node) for node in names],
+        adopt=adopted,
+        holders=list(holders),
+    )
+
+
+class Part:
+    """One member's part in an attempt, and the votes it made on its way."""
+
+    def __init__(self, member: Member, proposal: Proposal, held: OuterState | None = None) -> None:
+        self.member, self.votes = member, list[Voted]()
+        self.attempt = Attempt(member.tools, member.rounds.state, held, proposal)
+        member.rounds._attempt = self.attempt
+        contribution = Contribution(np.full(LENGTH, ord(member.node) - ord("a"), np.float32), 1)
+        self.task = member.carrier.spawn(self.attempt.run(contribution, add_mean, self.votes.append))
+
+    async def suspicion(self) -> Suspicion:
+        with pytest.raises(Suspicion) as caught:
+            await self.task
+        return caught.value
+
+
+def scene(play: Callable[[dict[str, Member]], Coroutine[Any, Any, None]], names: str = "abc", **faults: Faults) -> None:
+    async def main() -> None:
+        network, begin = Network(1, CALM), outer_state(tuple(names))
+        made = {node: Member(network, node, begin, faults=faults.get(node, Faults())) for node in names}
+        for member in made.values():
+            member.meet(*names)
+        await asyncio.sleep(3)
+        await play(made)
+
+    run(main())
+
+
+def stop_at(phase: str) -> Faults:
+    async def strike(round: int, reached: str) -> None:
+        if reached == phase:
+            await asyncio.Event().wait()
+
+    return Faults(strike)
+
+
+def test_all_decide_the_same() -> None:
+    async def play(members: dict[str, Member]) -> None:
+        parts = [Part(member, fresh(*"abc")) for member in members.values()]
+        decided = [await part.task for part in parts]
+        assert {state.digest for state in decided} == {decided[0].digest}
+        assert decided[0].anchor.tolist() == [1.0] * LENGTH
+        assert decided[0].ledger == {"a": 1, "b": 1, "c": 1}
+        for part in parts:
+            expected = Value(origin=BALLOT, digest=decided[0].digest, members=["a", "b", "c"])
+            assert [(vote.round, vote.ballot, vote.value) for vote in part.votes] == [(1, BALLOT, expected)]
+            assert part.member.journal.votes == [(1, BALLOT, expected)]
+            assert part.member.rounds.state.round == 0, "an attempt changes nothing by itself"
+
+    scene(play)
+
+
+def test_the_vote_is_on_the_disk_before_anybody_hears_of_it() -> None:
+    async def play(members: dict[str, Member]) -> None:
+        for member in members.values():
+            ask = member.carrier.call
+
+            async def tell(
+                peer: str, method: Any, request: Any, timeout: float, member: Member = member, ask: Any = ask
+            ) -> Any:
+                if method is VOTE:
+                    member.diary.append(f"told {peer}")
+                return await ask(peer, method, request, timeout)
+
+            member.carrier.call = tell  # type: ignore[method-assign, assignment]
+        parts = [Part(member, fresh(*"abc")) for member in members.values()]
+        await asyncio.gather(*(part.task for part in parts))
+        assert members["a"].diary == ["recorded", "told b", "told c"]
+
+    scene(play)
+
+
+@pytest.mark.parametrize(("phase", "recorded", "heard"), [("staged", 0, 0), ("journaled", 1, 0), ("voting", 1, 1)])
+def test_who_stops_has_told_no_more_than_it_has_written_down(phase: str, recorded: int, heard: int) -> None:
+    async def play(members: dict[str, Member]) -> None:
+        parts = {node: Part(member, fresh(*"abc")) for node, member in members.items()}
+        await asyncio.sleep(20)
+        assert len(members["c"].journal.votes) == recorded
+        told = ["c" in members[node].tools.votes.of(BALLOT) for node in "ab"]
+        assert told == [heard == 1, False], "the first vote goes out alone, so that a test can stop after it"
+        members["c"].carrier.network.crash("c")
+        suspicion = await parts["b"].suspicion()
+        assert (suspicion.node, suspicion.reason) == ("c", "lost before it voted")
+        assert parts["b"].votes, "b stays bound by its vote"
+
+    scene(play, c=stop_at(phase))
+
+
+def test_a_member_that_does_not_vote_is_named_after_the_deadline() -> None:
+    async def play(members: dict[str, Member]) -> None:
+        parts = {node: Part(member, fresh(*"abc")) for node, member in members.items()}
+        suspicion = await parts["a"].suspicion()
+        assert (suspicion.node, suspicion.reason) == ("c", "did not vote for 30 s")
+
+    scene(play, c=stop_at("journaled"))
+
+
+def test_other_bits_decide_nothing() -> None:
+    async def play(members: dict[str, Member]) -> None:
+        parts = {node: Part(members[node], fresh(*"abc")) for node in "ab"}
+        contribution = Contribution(np.full(LENGTH, 2, np.float32), 1)
+        odd = Attempt(members["c"].tools, outer_state("abc", anchor=[1e-3] * LENGTH), None, fresh(*"abc"))
+        members["c"].rounds._attempt = odd
+        task = members["c"].carrier.spawn(odd.run(contribution, add_mean, lambda vote: None))
+        suspicion = await parts["a"].suspicion()
+        assert (suspicion.node, suspicion.reason) == ("c", "voted for other bits than ours")
+        with pytest.raises(Suspicion):
+            await task
+
+    scene(play)
+
+
+def test_a_result_that_is_not_finite_is_not_voted_for() -> None:
+    async def play(members: dict[str, Member]) -> None:
+        def explode(state: OuterState, mean: Any, tokens: Any) -> OuterState:
+            return add_mean(state, mean * np.float32(np.inf), tokens)
+
+        part = Attempt(members["a"].tools, members["a"].rounds.state, None, fresh("a"))
+        with pytest.raises(Suspicion, match="not finite"):
+            await part.run(Contribution(np.ones(LENGTH, np.float32), 1), explode, lambda vote: None)
+        assert not members["a"].diary
+
+    scene(play, "a")
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
+def test_check_finite(bad: float) -> None:
+    async def main() -> None:
+        await check_finite(outer_state("a"))
+        with pytest.raises(Suspicion) as caught:
+            await check_finite(outer_state("a", anchor=[1.0, bad]))
+        assert caught.value.node == NOBODY
+
+    run(main())
+
+
+# --- finishing somebody's result ----------------------------------------------------------------
+
+
+def test_a_result_is_adopted_from_its_holder() -> None:
+    async def play(members: dict[str, Member]) -> None:
+        result = outer_state("ab", round=1, anchor=[5.0] * LENGTH)
+        members["c"].held["b"] = result
+        proposal = adopting(result, "abd", "b", "b", "c")
+        parts = {node: Part(members[node], proposal, result if node == "b" else None) for node in "bc"}
+        assert [(await part.task).digest for part in parts.values()] == [result.digest] * 2
+        vote = members["c"].journal.votes[0][2]
+        assert (vote.origin, list(vote.members)) == (ballot(1), ["a", "b", "c", "d"]), "all that may have committed it"
+
+    scene(play)
+
+
+def test_nobody_votes_for_a_result_before_all_take_part() -> None:
+    """Or a later attempt would take the votes of one that never came about for the newest."""
+
+    async def play(members: dict[str, Member]) -> None:
+        result = outer_state("ab", round=1)
+        part = Part(members["b"], adopting(result, "ab", "b", "b", "c"), result)
+        await asyncio.sleep(25)
+        assert not members["b"].diary
+        assert not part.votes
+        assert (await part.suspicion()).reason
+
+    scene(play)
+
+
+def test_a_holder_that_cannot_hand_it_over_is_suspected() -> None:
+    async def play(members: dict[str, Member]) -> None:
+        result = outer_state("ab", round=1)
+        proposal = adopting(result, "ab", "b", "b", "c")
+        Part(members["b"], proposal, result)
+        suspicion = await Part(members["c"], proposal).suspicion()
+        assert (suspicion.node, suspicion.reason) == ("b", "could not hand over its result: has nothing")
+
+    scene(play)
+
+
+# --- giving up ------------------------------------------------------------------------------
+
+
+def test_an_abort_ends_the_attempt_and_is_held_against_nobody() -> None:
+    async def play(members: dict[str, Member]) -> None:
+        part = Part(members["a"], fresh(*"abc"))
+        await asyncio.sleep(1)
+        part.attempt.abort("b", AbortNotice(node="b", suspect="c", reason="unreachable"))
+        suspicion = await part.suspicion()
+        assert (suspicion.node, suspicion.reason) == (NOBODY, "b gave up: c: unreachable")
+        await part.attempt.give_up(suspicion)
+        assert members["b"].rounds._attempt is None, "an abort is not answered by another one"
+
+    scene(play)
+
+
+def test_the_others_are_told_why_and_the_suspect_is_not() -> None:
+    async def main() -> None:
+        network = Network(1, CALM)
+        member = Member(network, "a", outer_state("abc"))
+        puppets = [Puppet(network, node) for node in "bc"]
+        await Attempt(member.tools, member.rounds.state, None, fresh(*"abc")).give_up(Suspicion("c", "cut"))
+        notice = AbortNotice(node="a", round=1, ballot=BALLOT, suspect="c", reason="cut")
+        assert [puppet.aborts for puppet in puppets] == [[notice], []]
+
+    run(main())
+
+
+def test_a_message_that_gets_lost_is_told_again_but_not_for_ever() -> None:
+    async def main() -> None:
+        network = Network(1, CALM)
+        member = Member(network, "a", outer_state("a"))
+        tries = 0
+
+        async def deaf(sender: str, vote: Vote) -> Any:
+            nonlocal tries
+            tries += 1
+            await asyncio.Event().wait()
+
+        network.join("b").serve(VOTE, deaf)
+        await member.tools.tell("b", VOTE, Vote(node="a", round=1, ballot=BALLOT, value=value("x", "a")))
+        assert tries == TELLS
+
+    run(main())
+
+
+async def test_a_thread_is_waited_for_although_its_waiter_is_cancelled() -> None:
+    started, go_on, ended = threading.Event(), threading.Event(), threading.Event()
+
+    def write() -> None:
+        started.set()
+        assert go_on.wait(60)
+        ended.set()
+
+    task = asyncio.create_task(to_the_end(write))
+    await asyncio.to_thread(started.wait, 60)
+    task.cancel()
+    await asyncio.sleep(0)
+    assert not task.done()
+    go_on.set()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert ended.is_set()
+
+
+# --- votes --------------------------------------------------------------------------------
+
+
+def test_votes_may_come_before_their_attempt() -> None:
+    book = VoteBook()
+    for node in "ba":
+        book.count(Vote(node=node, round=1, ballot=BALLOT, value=value("x", "ab", BALLOT)))
+    assert book.of(BALLOT) == {"a": b"x" * 32, "b": b"x" * 32}
+    assert book.of(ballot(4)) == {}
+    book.clear()
+    assert book.of(BALLOT) == {}
+
+
+def test_a_flood_of_ballots_takes_no_more_memory_and_drops_the_oldest() -> None:
+    book = VoteBook()
+    for number in range(1, 1000):
+        book.count(Vote(node="a", ballot=ballot(number), value=value("x", "a")))
+    assert len(book._votes) == VoteBook.LIMIT
+    assert book.of(ballot(999)) == {"a": b"x" * 32}
+    assert book.of(ballot(1)) == {}
+
+
+@given(st.lists(st.floats(-1e6, 1e6), max_size=9))
+def test_a_contribution_may_be_a_hundred_times_as_long_as_the_model(anchor: list[float]) -> None:
+    assert norm_limit(fp32(*anchor)) == pytest.approx(NORM_LIMIT * max(1.0, math.hypot(*anchor)), rel=1e-5)

@@ -1,0 +1,283 @@
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import pytest
+from outer.cases import ballot, ready, value, voter
+from simulation.virtual_time import run
+
+from pier.v1.peer_pb2 import Proposal, Ready
+from pier_node.outer.deadline import Deadline
+from pier_node.outer.keeper import POLL, Keeper, Standing
+from pier_node.signals import Signal
+from pier_node.wire.carrier import BadMessage
+
+PATIENCE = 60.0
+LENGTH = 12
+
+
+class Roll:
+    """A roster that a test writes."""
+
+    def __init__(self, names: str) -> None:
+        self.names = list(names)
+        self.changed = Signal()
+
+    def abreast(self, round: int) -> list[str]:
+        return self.names
+
+
+class Desk:
+    """A keeper at work, at round 4, in a run that has had these members."""
+
+    def __init__(self, node: str = "a", present: str = "abc", base: str = "abc", sites: int = 1) -> None:
+        self.roll: Any = Roll(present)
+        self.standing = Standing(4, tuple(base), LENGTH, sites)
+        self.patience = Deadline(PATIENCE, 1.0)
+        self.keeper = Keeper(node, self.roll, lambda: self.standing, self.patience)
+
+    def ask(self, announced: Ready, sender: str = "") -> asyncio.Task[Proposal]:
+        return asyncio.create_task(self.keeper.gather(sender or announced.node, announced))
+
+    async def ask_until_told(self, announced: Ready) -> Proposal:
+        """As a member does: again whenever it shall wait."""
+        while (answer := await self.ask(announced)).verdict == Proposal.VERDICT_WAIT:
+            pass
+        return answer
+
+
+def at_desk(scene: Callable[[Desk], Awaitable[None]], **desk: Any) -> None:
+    async def main() -> None:
+        made = Desk(**desk)
+        working = asyncio.create_task(made.keeper.run())
+        await scene(made)
+        working.cancel()
+
+    run(main())
+
+
+def now() -> float:
+    return asyncio.get_running_loop().time()
+
+
+def group(proposal: Proposal) -> str:
+    assert proposal.verdict == Proposal.VERDICT_GO, proposal
+    return "".join(share.node for share in proposal.shares)
+
+
+def test_all_are_here() -> None:
+    async def scene(desk: Desk) -> None:
+        asked = [desk.ask(ready(node, tokens=10, bandwidth=5.0, seen=ballot(3))) for node in "cab"]
+        answers = await asyncio.gather(*asked)
+        assert now() < 1
+        assert answers[0] == answers[1] == answers[2]
+        proposal = answers[0]
+        assert group(proposal) == "abc"
+        assert proposal.ballot == ballot(4, "a")
+        assert [(share.offset, share.length, share.tokens) for share in proposal.shares] == [
+            (0, 4, 10),
+            (4, 4, 10),
+            (8, 4, 10),
+        ]
+        assert [(share.nonce, list(share.votes)) for share in proposal.shares] == [
+            (b"%c" % n, [chr(n)]) for n in b"abc"
+        ]
+        assert not proposal.HasField("adopt")
+
+    at_desk(scene)
+
+
+def test_a_live_participant_is_waited_for_until_the_deadline() -> None:
+    async def scene(desk: Desk) -> None:
+        answers = await asyncio.gather(*(desk.ask_until_told(ready(node)) for node in "ab"))
+        assert now() == pytest.approx(PATIENCE, abs=1)
+        assert {group(answer) for answer in answers} == {"ab"}
+
+    at_desk(scene)
+
+
+def test_who_is_not_there_any_more_is_not_waited_for() -> None:
+    async def scene(desk: Desk) -> None:
+        asked = [desk.ask(ready(node)) for node in "ab"]
+        await asyncio.sleep(5)
+        assert not any(task.done() for task in asked)
+        desk.roll.names.remove("c")
+        desk.roll.changed.notify()
+        assert group(await asked[0]) == "ab"
+        assert now() == pytest.approx(5, abs=0.1)
+
+    at_desk(scene)
+
+
+def test_the_deadline_follows_what_was_seen() -> None:
+    async def scene(desk: Desk) -> None:
+        for _ in range(8):
+            desk.patience.saw(3.0)
+        await asyncio.gather(*(desk.ask_until_told(ready(node)) for node in "ab"))
+        assert now() == pytest.approx(3, abs=0.1)
+
+    at_desk(scene)
+
+
+def test_no_majority_no_proposal() -> None:
+    async def scene(desk: Desk) -> None:
+        answer = await desk.ask(ready("a"))
+        assert now() == pytest.approx(POLL, abs=0.1)
+        assert answer.verdict == Proposal.VERDICT_WAIT
+        assert answer.reason == "no majority of the last round's members is here; absent: b, c"
+
+    at_desk(scene, present="a")
+
+
+def test_votes_that_were_handed_over_count() -> None:
+    async def scene(desk: Desk) -> None:
+        heir = ready("a")
+        heir.votes[:] = ["a", "c"]
+        assert group(await desk.ask(heir)) == "a"
+
+    at_desk(scene, present="a")
+
+
+def test_suspects_are_left_out_and_told_so() -> None:
+    async def scene(desk: Desk) -> None:
+        asked = [desk.ask(ready("a", suspects=["c"])), desk.ask(ready("c")), desk.ask(ready("b"))]
+        answers = await asyncio.gather(*asked)
+        assert [answer.verdict for answer in answers] == [
+            Proposal.VERDICT_GO,
+            Proposal.VERDICT_EXCLUDED,
+            Proposal.VERDICT_GO,
+        ]
+        assert group(answers[0]) == "ab"
+        assert "could not reach or trust" in answers[1].reason
+
+    at_desk(scene)
+
+
+def test_suspicions_do_not_cost_the_majority() -> None:
+    async def scene(desk: Desk) -> None:
+        answer, _ = await asyncio.gather(desk.ask(ready("a", suspects=["b"])), desk.ask(ready("b")))
+        assert group(answer) == "ab"
+
+    at_desk(scene, present="ab")
+
+
+@pytest.mark.parametrize("round", [1, 4])
+def test_who_comes_too_late_is_told_where_the_others_are(round: int) -> None:
+    async def scene(desk: Desk) -> None:
+        answer = await desk.ask(ready("b", round))
+        assert (answer.verdict, answer.round, answer.other) == (Proposal.VERDICT_BEHIND, 4, "a")
+
+    at_desk(scene)
+
+
+def test_a_keeper_that_is_behind_keeps_nothing() -> None:
+    async def scene(desk: Desk) -> None:
+        answer = await desk.ask(ready("b", 6))
+        assert (answer.verdict, answer.reason) == (Proposal.VERDICT_NOT_KEEPER, "the keeper is at round 4 itself")
+
+    at_desk(scene)
+
+
+def test_the_lowest_live_id_keeps_unless_the_member_suspects_it() -> None:
+    async def scene(desk: Desk) -> None:
+        answer = await desk.ask(ready("c"))
+        assert (answer.verdict, answer.other) == (Proposal.VERDICT_NOT_KEEPER, "a")
+        asked = [desk.ask(ready(node, suspects=["a"])) for node in "bc"]
+        assert group(await asked[0]) == "bc"
+
+    at_desk(scene, node="b")
+
+
+def test_members_are_sent_on_as_soon_as_a_better_keeper_is_there() -> None:
+    async def scene(desk: Desk) -> None:
+        asked = desk.ask(ready("c"))
+        await asyncio.sleep(3)
+        desk.roll.names.insert(0, "a")
+        desk.roll.changed.notify()
+        assert (await asked).other == "a"
+        assert now() < 4
+
+    at_desk(scene, node="b", present="bc")
+
+
+def test_an_announcement_in_anothers_name_is_refused() -> None:
+    async def scene(desk: Desk) -> None:
+        with pytest.raises(BadMessage, match="in the name of b"):
+            await desk.ask(ready("b"), sender="c")
+
+    at_desk(scene)
+
+
+def test_a_member_that_lost_the_answer_gets_the_same_one() -> None:
+    async def scene(desk: Desk) -> None:
+        first = await asyncio.gather(*(desk.ask(ready(node)) for node in "abc"))
+        assert await desk.ask(ready("b")) == first[0]
+        assert now() < 1, "it is not waited for a new group"
+        later = desk.ask(ready("b", nonce=b"new"))
+        await asyncio.sleep(1)
+        assert not later.done(), "another announcement asks for another attempt"
+
+    at_desk(scene)
+
+
+def test_asking_again_replaces_the_question() -> None:
+    async def scene(desk: Desk) -> None:
+        old = desk.ask(ready("b"))
+        await asyncio.sleep(1)
+        asked = [desk.ask(ready("b", tokens=7)), desk.ask(ready("a")), desk.ask(ready("c"))]
+        proposal = await asked[0]
+        assert [share.tokens for share in proposal.shares] == [0, 7, 0]
+        assert (await old).verdict == Proposal.VERDICT_WAIT
+
+    at_desk(scene)
+
+
+def test_the_first_exchange_waits_for_all_sites_of_the_run() -> None:
+    async def scene(desk: Desk) -> None:
+        asked = [desk.ask(ready(node)) for node in "ab"]
+        answers = await asyncio.gather(*asked)
+        assert {answer.reason for answer in answers} == {"waiting for 1 more of the run's 3 sites"}
+        answers = await asyncio.gather(*(desk.ask(ready(node)) for node in "abc"))
+        assert group(answers[0]) == "abc"
+
+    at_desk(scene, present="ab", base="a", sites=3)
+
+
+def test_a_result_that_may_be_committed_is_finished_by_fewer() -> None:
+    async def scene(desk: Desk) -> None:
+        result = value("x", "abc")
+        answers = await asyncio.gather(desk.ask(voter("a", result)), desk.ask(ready("b")))
+        assert group(answers[0]) == "ab"
+        assert answers[0].adopt == result
+        assert list(answers[0].holders) == ["a"]
+        assert answers[0].ballot == ballot(2)
+
+    at_desk(scene, present="ab", sites=3)
+
+
+def test_a_result_that_is_held_elsewhere_blocks() -> None:
+    async def scene(desk: Desk) -> None:
+        result = value("x", "abc")
+        asked = [desk.ask(voter(node, result, holds=False)) for node in "ab"]
+        answer = await asked[0]
+        assert answer.verdict == Proposal.VERDICT_WAIT
+        assert answer.reason == "a result may have been committed by sites that are not here: c"
+        again = [desk.ask(voter(node, result, holds=node == "c")) for node in "abc"]
+        assert (await again[0]).adopt == result
+
+    at_desk(scene, present="ab")
+
+
+def test_a_new_round_starts_from_nothing() -> None:
+    async def scene(desk: Desk) -> None:
+        old = desk.ask(ready("b"))
+        await asyncio.sleep(1)
+        desk.standing = Standing(5, tuple("abc"), LENGTH, 1)
+        desk.roll.changed.notify()
+        assert (await old).verdict == Proposal.VERDICT_BEHIND
+        answers = await asyncio.gather(*(desk.ask(ready(node, 6)) for node in "abc"))
+        assert (group(answers[0]), answers[0].round) == ("abc", 6)
+
+    at_desk(scene)

@@ -1,0 +1,100 @@
+"""Two hosts, as far as the kernel is concerned, and a slow line between them: the walk-through of the README."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shlex
+import shutil
+import subprocess
+from collections.abc import Iterator
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+from processes.conftest import NO_NAMESPACES
+from processes.run import CORPUS, tiny, toml
+from processes.site import PROGRAM, Site
+
+pytestmark = [pytest.mark.processes, pytest.mark.netns]
+
+SHAPE = "tbf rate 50mbit burst 64kb latency 300ms"
+
+
+@dataclass(frozen=True)
+class Host:
+    """A network namespace with one end of the line in it."""
+
+    name: str
+    address: str
+
+    def ip(self, command: str) -> None:
+        sh(f"ip -n {self.name} {command}")
+
+    def sent(self) -> int:
+        """Bytes that went through its end of the line."""
+        return int(json.loads(sh(f"tc -n {self.name} -s -j qdisc show dev eth0"))[0]["bytes"])
+
+
+def sh(command: str) -> str:
+    """What a command prints."""
+    done = subprocess.run(shlex.split(command), capture_output=True, text=True, timeout=20)
+    assert done.returncode == 0, f"{command}: {done.stderr}"
+    return done.stdout
+
+
+@pytest.fixture
+def hosts() -> Iterator[tuple[Host, Host]]:
+    """Two namespaces, joined by a shaped line; everything is gone afterwards."""
+    if os.geteuid() != 0 or not (shutil.which("ip") and shutil.which("tc")):
+        pytest.skip(NO_NAMESPACES)
+    one, two = (Host(f"pier-{os.getpid()}-{side}", f"10.77.0.{side}") for side in (1, 2))
+    with ExitStack() as stack:
+        for host in (one, two):
+            sh(f"ip netns add {host.name}")
+            stack.callback(sh, f"ip netns del {host.name}")
+        one.ip(f"link add eth0 type veth peer name eth0 netns {two.name}")
+        for host in (one, two):
+            host.ip(f"addr add {host.address}/24 dev eth0")
+            host.ip("link set lo up")
+            host.ip("link set eth0 up")
+            sh(f"tc -n {host.name} qdisc add dev eth0 root {SHAPE}")
+        for host, other in ((one, two), (two, one)):
+            host.ip(f"route add default via {other.address}")
+        yield one, two
+
+
+def on(host: Host, folder: Path, command: str) -> Site:
+    """A site at a host, started by a command as a user types it, in a folder of its own."""
+    site = Site(folder / "pier-data")
+    program, *words = shlex.split(command)
+    assert program == "pier-node"
+    site.command = ["ip", "netns", "exec", host.name, str(PROGRAM), *words]
+    return site
+
+
+def test_the_walk_through_trains_across_a_slow_line(tmp_path: Path, hosts: tuple[Host, Host]) -> None:
+    tables = {"data": {"path": str(CORPUS)}, "outer": {"algorithm": "pier", "inner_steps": 10}}
+    (tmp_path / "one").mkdir()
+    (tmp_path / "one" / "run.toml").write_text(toml(tiny(2, tables)))
+    sites = [on(hosts[0], tmp_path / "one", "pier-node start --run run.toml")]
+    try:
+        sites[0].start()
+        sites[0].wait("prints how to join", lambda: "token pier1-" in sites[0].output)
+        (printed,) = re.findall(r"^ *(pier-node start .*)$", sites[0].output, re.MULTILINE)
+        assert f"--peers {hosts[0].address}:7700" in printed
+        sites.append(on(hosts[1], tmp_path / "two", printed))
+        sites[1].start()
+        assert [site.ended() for site in sites] == [0, 0]
+        one, two = (site.digests() for site in sites)
+        assert set(one) == set(range(1, 11))
+        assert set(two) == set(range(2, 11))
+        assert one.items() >= two.items()
+        for host, site in zip(hosts, sites, strict=True):
+            assert host.sent() > site.events()[-1]["bytes_sent"] > 0
+    finally:
+        for site in sites:
+            print(site.tail())
+            site.kill()
