@@ -79,7 +79,7 @@ class ModelSection(Section):
 
 
 class DataSection(Section):
-    """[data]: where text comes from. `--data PATH` replaces `path` at one site."""
+    """[data]: where text comes from. `--dataset PATH` replaces `path` at one site."""
 
     source: Literal["stdlib", "text", "jsonl", "parquet"] = "stdlib"
     path: str = ""

@@ -16,7 +16,7 @@ from typing import Any
 from pier.v1.peer_pb2 import Ballot, Phase, Site
 from pier_node import durable
 from pier_node.checkpoint import Checkpoint, CheckpointStore
-from pier_node.faults import NO_FAULTS, Faults, kill_at
+from pier_node.faults import NO_FAULTS, kill_at
 from pier_node.inner.moments import Moments
 from pier_node.inner.workers import Workers
 from pier_node.join import Reception, Settings, find_run, free_slot
@@ -191,7 +191,8 @@ class Daemon:
         return training
 
     def _member_of_rounds(self, stack: AsyncExitStack, layout: Layout, checkpoint: Checkpoint) -> Training:
-        folder, faults = self._settings.folder, self._faults()
+        folder = self._settings.folder
+        faults = kill_at(self._settings.fail_at) if self._settings.fail_at else NO_FAULTS
         journal = Journal(folder / "journal.json")
         vote = journal.last()
         voted = None
@@ -227,9 +228,6 @@ class Daemon:
         if self._progress.phase != Phase.PHASE_DONE:
             self._progress.phase = Phase.PHASE_LEAVING
             await leave.leave()
-
-    def _faults(self) -> Faults:
-        return kill_at(self._settings.fail_at) if self._settings.fail_at else NO_FAULTS
 
     def _moments(self) -> tuple[SharedVector, SharedVector, int] | None:
         workers = self._workers

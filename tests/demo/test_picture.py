@@ -30,7 +30,7 @@ def test_in_the_middle_of_a_run(tmp_path: Path) -> None:
     assert "1,037,696 parameters, 3 sites, pier: a round every 20 inner steps" in text
     (alpha,) = (row for row in text.splitlines() if "alpha" in row)
     assert alpha.strip("│ ").split() == [
-        *("alpha", "training"), "━" * 18, *("100/200", "5", "1,234", "4.500", "5", "MB", "0.25", "s")
+        *("alpha", "training"), "━" * 9, *("100/200", "5", "1,234", "4.500", "5", "MB", "0.25", "s")
     ]  # fmt: skip
     assert "5.250 → 4.250 nats a byte" in text
     assert "✓ same bits at all sites  4 rounds compared, digest 000000000000" in text

@@ -5,14 +5,13 @@ from pathlib import Path
 import pytest
 from demo.seen import event, record
 
-Losses = list[tuple[int, float]]
-
 
 def test_a_run_from_its_events(tmp_path: Path) -> None:
     seen = record(tmp_path, rounds=10)
     assert (seen.rounds, seen.start_steps, seen.parameters) == (10, 20, 1_037_696)
     assert seen.finished
-    assert seen.validation == [(20 * number, pytest.approx(5.25 - number / 5)) for number in range(11)]
+    assert [step for step, _ in seen.validation] == list(range(0, 201, 20))
+    assert [loss for _, loss in seen.validation] == pytest.approx([5.25 - number / 5 for number in range(11)])
     assert (seen.compared, seen.forks, seen.digest) == (9, [], f"{10:064x}")
     assert seen.lost == []
 

@@ -13,8 +13,8 @@ def test_golden_numbers(tmp_path: Path) -> None:
     result = measured(record(tmp_path, rounds=10), seconds=12.5)
     assert (result.algorithm, result.steps, result.rounds, result.inner_steps) == ("pier", 200, 10, 20)
     assert (result.initial_loss, result.final_loss) == (5.25, 3.25)
-    assert result.initial_bits_per_byte == pytest.approx(7.5742)
-    assert result.final_bits_per_byte == pytest.approx(4.6887, abs=1e-4)
+    assert result.initial_bits_per_byte == pytest.approx(7.574149)
+    assert result.final_bits_per_byte == pytest.approx(4.688759)
     assert result.synchronous_bytes == pytest.approx(1_106_875_733.33)
     assert result.mean_bytes_sent == 10_000_000
     assert result.saving == pytest.approx(110.6875733)

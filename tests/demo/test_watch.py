@@ -18,8 +18,8 @@ from pier_node.site import DAEMON_FILE, EVENTS_FILE
 class Pretended(Site):
     """A site whose daemon is this process."""
 
-    running = True  # type: ignore[assignment]
-    code: int | None = None  # type: ignore[assignment]
+    running = True
+    code: int | None = None
 
     def http(self) -> str | None:
         path = self.folder / DAEMON_FILE

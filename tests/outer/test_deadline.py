@@ -3,7 +3,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pier_node.outer.deadline import FEW, MEMORY, SPREAD, Deadline
+from pier_node.outer.deadline import FEW, MEMORY, SPREAD, Backoff, Deadline
 
 WAITS = st.lists(st.floats(0, 1e4), min_size=FEW, max_size=MEMORY)
 
@@ -42,3 +42,8 @@ def test_never_below_the_floor_nor_below_most_of_what_was_seen(waits: list[float
 
 def test_the_floor_holds_from_the_beginning() -> None:
     assert Deadline(initial=1.0, floor=5.0).seconds() == 5.0
+
+
+def test_pauses_double_up_to_a_bound() -> None:
+    backoff = Backoff(0.5, 3.0)
+    assert [backoff.seconds() for _ in range(5)] == [0.5, 1.0, 2.0, 3.0, 3.0]
