@@ -65,3 +65,22 @@ def test_a_vote_that_cannot_be_written_is_an_error(tmp_path: Path) -> None:
     (tmp_path / "data").write_text("a file where the folder should be")
     with pytest.raises(PierError, match="cannot write down the vote of round 42: File exists"):
         Journal(tmp_path / "data" / "vote.json").record(42, 1, "b", VALUE)
+
+
+def test_a_promise_is_remembered_beside_the_vote(tmp_path: Path) -> None:
+    path = tmp_path / "data" / "vote.json"
+    assert Journal(path).promised() == (0, Ballot())
+    Journal(path).promise(42, Ballot(number=7, keeper="b"))
+    Journal(path).record(42, 6, "a", VALUE)
+    assert Journal(path).promised() == (42, Ballot(number=7, keeper="b"))
+    assert Journal(path).last() == RecordedVote(42, 6, "a", VALUE)
+
+
+def test_a_torn_promise_is_no_promise_and_leaves_the_vote(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    journal = Journal(tmp_path / "vote.json")
+    journal.record(42, 6, "a", VALUE)
+    journal.promise(42, Ballot(number=7, keeper="b"))
+    (tmp_path / "vote-promise.json").write_text("{")
+    assert journal.promised() == (0, Ballot())
+    assert "the promise it held is forgotten" in caplog.text
+    assert journal.last()

@@ -12,7 +12,7 @@ from simulation.cluster import Disk
 from simulation.network import Network, SimCarrier, Weather
 from simulation.virtual_time import run
 
-from pier.v1.peer_pb2 import LeaveRequest, Phase, Pulse, Site
+from pier.v1.peer_pb2 import Ballot, LeaveRequest, Phase, Pulse, Site
 from pier_node.leave import Leave
 from pier_node.outer.attempt import Tools
 from pier_node.outer.round import Rounds
@@ -124,6 +124,15 @@ async def test_both_sides_remember_across_a_restart(network: Network, folder: Pa
         network.crash(name)
     assert Member(network, "a", folder).rounds.votes == set()
     assert Member(network, "b", folder).rounds.votes == {"a", "b"}
+
+
+@in_virtual_time
+async def test_who_takes_part_in_an_attempt_keeps_its_votes(network: Network, folder: Path) -> None:
+    """The heir would not know of the attempt, and could decide another result than those who are in it."""
+    sites = await members(network, folder)
+    sites["a"].rounds._promised = 1, Ballot(number=1, keeper="a")
+    await sites["a"].leave.leave()
+    assert [sites[name].rounds.votes for name in NAMES] == [{"a"}, {"b"}, {"c"}]
 
 
 @in_virtual_time

@@ -14,10 +14,9 @@ from pathlib import Path
 import psutil
 import pytest
 
-from pier_node.demo.sites import Site
 from pier_node.model.export import import_weights
 from pier_node.model.layout import Layout
-from pier_node.site import DAEMON_FILE
+from pier_node.site import DAEMON_FILE, EVENTS_FILE
 
 pytestmark = pytest.mark.processes
 
@@ -129,6 +128,6 @@ def test_a_demo_that_was_killed_takes_its_sites_along(tmp_path: Path) -> None:
 
 
 def _round(folder: Path, name: str) -> int:
-    path = Site(folder, name, threads=1).folder / "events.jsonl"
+    path = folder / name / EVENTS_FILE
     lines = path.read_text().splitlines() if path.exists() else []
     return int(json.loads(lines[-1])["round"]) if lines else -1

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 from simulation.network import Network, SimCarrier, Weather
+from simulation.virtual_time import run
 
-from pier.v1.peer_pb2 import AbortNotice, Ack, Ballot, Phase, Proposal, Pulse, Ready, Share, Site, Value, Vote
+from pier.v1.peer_pb2 import AbortNotice, Ack, Ballot, Chunk, Phase, Proposal, Pulse, Ready, Share, Site, Value, Vote
 from pier_node.config import RunConfig
 from pier_node.faults import NO_FAULTS, Faults
 from pier_node.outer.attempt import Contribution, Tools, Voted
@@ -85,6 +86,7 @@ class Memory:
     def __init__(self, diary: list[str], promised: tuple[int, Ballot]) -> None:
         self.diary, self.last_promise = diary, promised
         self.votes: list[tuple[int, Ballot, Value]] = []
+        self.full = False
 
     def promise(self, round: int, ballot: Ballot) -> None:
         self.diary.append("promised")
@@ -94,6 +96,8 @@ class Memory:
         return self.last_promise
 
     def record(self, round: int, ballot_number: int, ballot_keeper: str, value: Value) -> None:
+        if self.full:
+            raise OSError("no space left")
         self.diary.append("recorded")
         self.votes.append((round, Ballot(number=ballot_number, keeper=ballot_keeper), value))
 
@@ -108,6 +112,7 @@ class Puppet:
         self.carrier.serve(GATHER, self._gather)
         self.carrier.serve(VOTE, self._vote)
         self.carrier.serve(ABORT, self._abort)
+        self.carrier.serve_push(self._push)
         self.propose: Callable[[Ready], Proposal] = lambda ready: Proposal(verdict=Proposal.VERDICT_WAIT)
         self.heard: list[Ready] = []
         self.votes: list[Vote] = []
@@ -123,6 +128,9 @@ class Puppet:
         self.changed.notify()
         await asyncio.sleep(1.0)
         return self.propose(ready)
+
+    async def _push(self, sender: str, chunks: AsyncIterator[Chunk]) -> None:
+        await asyncio.Event().wait()
 
     async def _vote(self, sender: str, vote: Vote) -> Ack:
         self.votes.append(vote)
@@ -175,7 +183,13 @@ class Member:
     def contribute(self, amount: float, tokens: int = 1) -> asyncio.Task[OuterState]:
         """Take part in the next round with `amount` in every place."""
         contribution = Contribution(np.full(LENGTH, amount, np.float32), tokens)
-        return self.carrier.spawn(self.rounds.commit(contribution, add_mean))
+        return self.play(self.rounds.commit(contribution, add_mean))
+
+    def play(self, part: Coroutine[Any, Any, OuterState]) -> asyncio.Task[OuterState]:
+        """Do it as this site, whether or not the test looks at how it ends."""
+        task = self.carrier.spawn(part)
+        task.add_done_callback(lambda task: task.cancelled() or task.exception())
+        return task
 
 
 def nonces(node: str) -> Callable[[], bytes]:
@@ -197,9 +211,30 @@ async def acquainted(members: Mapping[str, Member]) -> None:
     """Return once all of them have heard of each other."""
     names = set(members)
     for member in members.values():
-        await member.roster.changed.until(lambda roster=member.roster: set(roster.participants()) >= names)
+        while not names <= set(member.roster.participants()):
+            await member.roster.changed.wait()
 
 
-async def within(seconds: float, work: Awaitable[Any]) -> Any:
-    async with asyncio.timeout(seconds):
-        return await work
+async def with_puppet(network: Network, promised: tuple[int, Ballot] = (0, Ballot())) -> tuple[Puppet, Member]:
+    """The member b, and a, which is its keeper and does as a test likes."""
+    puppet = Puppet(network, "a")
+    member = Member(network, "b", outer_state("ab"), promised=promised)
+    member.meet("a")
+    await member.roster.changed.until(lambda: member.roster.alive("a"))
+    return puppet, member
+
+
+Play = Callable[[Network, dict[str, Member]], Coroutine[Any, Any, None]]
+
+
+def scene(play: Play, names: str = "abc", **faults: Faults) -> None:
+    """Members that have met, and what happens to them."""
+
+    async def main() -> None:
+        network, begin = Network(1, CALM), outer_state(tuple(names))
+        made = {node: Member(network, node, begin, faults=fault) for node, fault in faults.items()}
+        members = assemble(network, names, begin, **made)
+        await acquainted(members)
+        await play(network, members)
+
+    run(main())

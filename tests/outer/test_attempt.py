@@ -3,26 +3,24 @@ from __future__ import annotations
 import asyncio
 import math
 import threading
-from collections.abc import Callable, Coroutine
 from typing import Any
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from outer.cases import CALM, LENGTH, Member, Puppet, add_mean, ballot, fp32, outer_state, shares, value
+from outer.cases import CALM, LENGTH, Member, Puppet, add_mean, ballot, fp32, outer_state, value
+from outer.parts import BALLOT, Part, adopting, fresh, scene, stop_at
 from simulation.network import Network
 from simulation.virtual_time import run
 
-from pier.v1.peer_pb2 import AbortNotice, Proposal, Share, Value, Vote
-from pier_node.faults import Faults
+from pier.v1.peer_pb2 import AbortNotice, Value, Vote
 from pier_node.outer.attempt import (
     NORM_LIMIT,
     TELLS,
     Attempt,
     Contribution,
     VoteBook,
-    Voted,
     check_finite,
     norm_limit,
     to_the_end,
@@ -30,62 +28,6 @@ from pier_node.outer.attempt import (
 from pier_node.outer.reduce import NOBODY, Suspicion
 from pier_node.outer.state import OuterState
 from pier_node.wire.carrier import VOTE
-
-BALLOT = ballot(3, "a")
-
-
-def fresh(*names: str) -> Proposal:
-    width = LENGTH // len(names)
-    dealt = shares(dict.fromkeys(names, 1), [(width * index, width) for index in range(len(names))])
-    return Proposal(verdict=Proposal.VERDICT_GO, round=1, ballot=BALLOT, shares=dealt)
-
-
-def adopting(result: OuterState, members: str, holders: str, *names: str) -> Proposal:
-    adopted = Value(origin=ballot(1), digest=result.digest, members=list(members))
-    return Proposal(
-        verdict=Proposal.VERDICT_GO,
-        round=1,
-        ballot=BALLOT,
-        shares=[Share(node=node) for node in names],
-        adopt=adopted,
-        holders=list(holders),
-    )
-
-
-class Part:
-    """One member's part in an attempt, and the votes it made on its way."""
-
-    def __init__(self, member: Member, proposal: Proposal, held: OuterState | None = None) -> None:
-        self.member, self.votes = member, list[Voted]()
-        self.attempt = Attempt(member.tools, member.rounds.state, held, proposal)
-        member.rounds._attempt = self.attempt
-        contribution = Contribution(np.full(LENGTH, ord(member.node) - ord("a"), np.float32), 1)
-        self.task = member.carrier.spawn(self.attempt.run(contribution, add_mean, self.votes.append))
-
-    async def suspicion(self) -> Suspicion:
-        with pytest.raises(Suspicion) as caught:
-            await self.task
-        return caught.value
-
-
-def scene(play: Callable[[dict[str, Member]], Coroutine[Any, Any, None]], names: str = "abc", **faults: Faults) -> None:
-    async def main() -> None:
-        network, begin = Network(1, CALM), outer_state(tuple(names))
-        made = {node: Member(network, node, begin, faults=faults.get(node, Faults())) for node in names}
-        for member in made.values():
-            member.meet(*names)
-        await asyncio.sleep(3)
-        await play(made)
-
-    run(main())
-
-
-def stop_at(phase: str) -> Faults:
-    async def strike(round: int, reached: str) -> None:
-        if reached == phase:
-            await asyncio.Event().wait()
-
-    return Faults(strike)
 
 
 def test_all_decide_the_same() -> None:
@@ -116,7 +58,7 @@ def test_the_vote_is_on_the_disk_before_anybody_hears_of_it() -> None:
                     member.diary.append(f"told {peer}")
                 return await ask(peer, method, request, timeout)
 
-            member.carrier.call = tell  # type: ignore[method-assign, assignment]
+            member.carrier.call = tell  # type: ignore[method-assign]
         parts = [Part(member, fresh(*"abc")) for member in members.values()]
         await asyncio.gather(*(part.task for part in parts))
         assert members["a"].diary == ["recorded", "told b", "told c"]
@@ -155,7 +97,7 @@ def test_other_bits_decide_nothing() -> None:
         contribution = Contribution(np.full(LENGTH, 2, np.float32), 1)
         odd = Attempt(members["c"].tools, outer_state("abc", anchor=[1e-3] * LENGTH), None, fresh(*"abc"))
         members["c"].rounds._attempt = odd
-        task = members["c"].carrier.spawn(odd.run(contribution, add_mean, lambda vote: None))
+        task = members["c"].play(odd.run(contribution, add_mean, lambda vote: None))
         suspicion = await parts["a"].suspicion()
         assert (suspicion.node, suspicion.reason) == ("c", "voted for other bits than ours")
         with pytest.raises(Suspicion):

@@ -33,10 +33,11 @@ class Desk:
     """A keeper at work, at round 4, in a run that has had these members."""
 
     def __init__(self, node: str = "a", present: str = "abc", base: str = "abc", sites: int = 1) -> None:
-        self.roll: Any = Roll(present)
+        self.roll = Roll(present)
+        roster: Any = self.roll
         self.standing = Standing(4, tuple(base), LENGTH, sites)
         self.patience = Deadline(PATIENCE, 1.0)
-        self.keeper = Keeper(node, self.roll, lambda: self.standing, self.patience)
+        self.keeper = Keeper(node, roster, lambda: self.standing, self.patience)
 
     def ask(self, announced: Ready, sender: str = "") -> asyncio.Task[Proposal]:
         return asyncio.create_task(self.keeper.gather(sender or announced.node, announced))

@@ -2,72 +2,22 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import AsyncIterator, Callable, Sequence
-from typing import Any
+from collections.abc import AsyncIterator
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from outer.cases import CALM, ballot, fp32, shares
+from outer.cases import fp32
+from outer.exchanges import SILENCE, Exchange, vectors
 from simulation.network import Network, Weather
 from simulation.virtual_time import run
 
-from pier.v1.peer_pb2 import Chunk, Share
+from pier.v1.peer_pb2 import Chunk
 from pier_node.faults import Faults
-from pier_node.outer.reduce import NOBODY, Plan, Reduction, Suspicion
-from pier_node.outer.shards import split
+from pier_node.outer.reduce import NOBODY, Suspicion
 from pier_node.shared import Vector
 from pier_node.wire.carrier import BadMessage
-
-BALLOT = ballot(1)
-SILENCE = 30.0
-
-
-class Exchange:
-    """An attempt of some members, each with its own vector."""
-
-    def __init__(
-        self,
-        vectors: dict[str, Vector],
-        tokens: dict[str, int] | None = None,
-        bandwidths: Sequence[float] | None = None,
-        chunk: int = 2,
-        network: Network | None = None,
-        limit: float = 1e6,
-    ) -> None:
-        length = len(next(iter(vectors.values())))
-        dealt = shares(tokens or dict.fromkeys(vectors, 1), split(length, bandwidths or [1.0] * len(vectors)))
-        self.network = network or Network(1, CALM)
-        self.carriers = {node: self.network.join(node) for node in vectors}
-        self.means = {node: np.full(length, np.nan, np.float32) for node in vectors}
-        plan = Plan(5, BALLOT, dealt, norm_limit=limit, silence=SILENCE, chunk=chunk)
-        self.parts = {
-            node: Reduction(self.carriers[node], plan, vectors[node], self.means[node]) for node in sorted(vectors)
-        }
-        for node, part in self.parts.items():
-            self.carriers[node].serve_push(self._taker(part))
-
-    def _taker(self, part: Reduction) -> Callable[[str, AsyncIterator[Chunk]], Any]:
-        async def take(sender: str, chunks: AsyncIterator[Chunk]) -> None:
-            await part.take(sender, await anext(chunks), chunks)
-
-        return take
-
-    async def run(self) -> None:
-        await asyncio.gather(*(part.run() for part in self.parts.values()))
-
-    async def outcome(self, node: str) -> Suspicion | None:
-        """What became of one member's part while all took theirs."""
-        ends = await asyncio.gather(*(part.run() for part in self.parts.values()), return_exceptions=True)
-        end = dict(zip(self.parts, ends, strict=True))[node]
-        assert end is None or isinstance(end, Suspicion)
-        return end
-
-
-def vectors(names: str, length: int, seed: int = 1) -> dict[str, Vector]:
-    dice = np.random.default_rng(seed)
-    return {node: dice.standard_normal(length).astype(np.float32) for node in names}
 
 
 def mean_in_id_order(given: dict[str, Vector], tokens: dict[str, int]) -> Vector:
@@ -146,123 +96,6 @@ def test_every_member_takes_part_even_if_it_has_nothing_to_send() -> None:
     suspicion = run(main("ab"))
     assert suspicion
     assert suspicion.node == "c"
-
-
-# --- what a member refuses ----------------------------------------------------------------------
-
-
-def scatter(*pieces: tuple[int, Vector]) -> list[Chunk]:
-    """A stream of b's contribution, which opens with the chunk that names it."""
-    opening = Chunk(round=5, ballot=BALLOT, stage=Chunk.STAGE_SCATTER)
-    return [opening, *(Chunk(offset=offset, data=data.tobytes()) for offset, data in pieces)]
-
-
-ZERO = fp32(0, 0)
-GOOD = [(0, ZERO), (2, ZERO)]
-
-
-async def taken_by_a(chunks: Sequence[Chunk], sender: str = "b", limit: float = 1e6) -> tuple[str, Suspicion]:
-    """What a tells the sender of a stream (b owes it elements 0..4), and whom it suspects then."""
-    dealt = [
-        Share(node="a", tokens=1, offset=0, length=4),
-        Share(node="b", tokens=1, offset=4, length=2),
-    ]
-    network = Network(1, CALM)
-    carrier = network.join("a")
-    network.join("b").serve_push(_swallow)
-    mean = np.zeros(6, np.float32)
-    part = Reduction(carrier, Plan(5, BALLOT, dealt, limit, SILENCE, 2), np.zeros(6, np.float32), mean)
-    task = carrier.spawn(part.run())
-    taking = carrier.spawn(part.take(sender, chunks[0], _stream(chunks[1:])))
-    await asyncio.wait([task])
-    taking.cancel()
-    answer, end = await asyncio.gather(taking, task, return_exceptions=True)
-    assert isinstance(end, Suspicion)
-    return str(answer), end
-
-
-async def _swallow(sender: str, chunks: AsyncIterator[Chunk]) -> None:
-    async for _ in chunks:
-        pass
-
-
-async def _stream(chunks: Sequence[Chunk]) -> AsyncIterator[Chunk]:
-    for chunk in chunks:
-        await asyncio.sleep(0.01)
-        yield chunk
-
-
-@pytest.mark.parametrize(
-    ("pieces", "complaint"),
-    [
-        ([(0, ZERO), (0, ZERO)], "chunk at 0 of 8 bytes, expected 2..4"),
-        ([(2, ZERO), (0, ZERO)], "chunk at 2 of 8 bytes, expected 0..2"),
-        ([(0, ZERO)], "ended early"),
-        ([], "ended early"),
-        ([(0, fp32(0))], "of 4 bytes, expected 0..2"),
-        ([(0, fp32(0, 0, 0, 0))], "of 16 bytes, expected 0..2"),
-        ([*GOOD, (4, ZERO)], "chunk at 4 of 8 bytes, expected 0..0"),
-        ([*GOOD, (0, fp32())], "chunk at 0 of 0 bytes"),
-    ],
-)
-def test_a_stream_that_is_not_exactly_what_is_owed(pieces: list[tuple[int, Vector]], complaint: str) -> None:
-    answer, suspicion = run(taken_by_a(scatter(*pieces)))
-    assert complaint in answer, "the sender is told"
-    assert complaint in suspicion.reason
-    assert suspicion.node == "b"
-
-
-def test_a_stream_that_does_not_open_with_its_name() -> None:
-    answer, suspicion = run(taken_by_a([Chunk(stage=Chunk.STAGE_SCATTER, data=b"0000"), *scatter(*GOOD)]))
-    assert "opens with an empty chunk" in answer
-    assert suspicion.node == "b"
-
-
-def test_strangers_are_refused_and_change_nothing() -> None:
-    answer, suspicion = run(taken_by_a(scatter(*GOOD), sender="z"))
-    assert answer == "z is not a member of this attempt"
-    assert suspicion.node == "b", "it is still waited for"
-
-
-@pytest.mark.filterwarnings("ignore:overflow")
-@pytest.mark.parametrize("values", [[np.nan, 0], [np.inf, 0], [3e38, 3e38], [8, 8]])
-def test_an_update_that_is_not_finite_or_too_long_is_refused_by_name(values: list[float]) -> None:
-    _, suspicion = run(taken_by_a(scatter((0, fp32(*values)), (2, ZERO)), limit=10.0))
-    assert suspicion.node == "b"
-    assert "not finite, or its norm is above 10" in suspicion.reason
-
-
-def test_the_norm_is_that_of_all_chunks_together() -> None:
-    _, suspicion = run(taken_by_a(scatter((0, fp32(5, 5)), (2, fp32(5, 6))), limit=10.0))
-    assert "norm" in suspicion.reason
-
-
-def test_a_second_stream_is_refused() -> None:
-    async def main() -> None:
-        exchange = Exchange(vectors("ab", 4))
-        part, opening = exchange.parts["a"], scatter()[0]
-        for complaint in ("ended early", "a second stream"):
-            with pytest.raises(BadMessage, match=complaint):
-                await part.take("b", opening, _stream([]))
-
-    run(main())
-
-
-def test_a_stream_of_an_attempt_that_is_over_writes_nothing() -> None:
-    async def main() -> None:
-        exchange = Exchange(vectors("ab", 4))
-        part = exchange.parts["a"]
-        task = asyncio.create_task(part.run())
-        await asyncio.sleep(0.001)
-        task.cancel()
-        await asyncio.wait([task])
-        exchange.means["a"].fill(7)
-        late = Chunk(round=5, ballot=BALLOT, stage=Chunk.STAGE_GATHER)
-        with pytest.raises(BadMessage, match="over"):
-            await part.take("b", late, _stream([Chunk(offset=2, data=ZERO.tobytes())]))
-        assert exchange.means["a"].tolist() == [7] * 4, "that memory may belong to the next attempt"
-
-    run(main())
 
 
 # --- who is lost -----------------------------------------------------------------------------

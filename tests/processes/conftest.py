@@ -2,20 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+import errno
+import shutil
+import socket
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from processes.run import Run
-
-Found = Callable[..., Run]
-NO_NAMESPACES = "not root, or no `ip` and `tc` here (Debian: iproute2): a slow line between two hosts is NOT tested"
+from processes.run import NO_NAMESPACES, Found, Run
+from processes.site import TEMPORARY
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     for report in terminalreporter.stats.get("skipped", []):
         if NO_NAMESPACES in str(report.longrepr):
             terminalreporter.write_line(f"SKIPPED {report.nodeid}: {NO_NAMESPACES}", yellow=True)
+
+
+def is_deserted(home: Path) -> bool:
+    """Whether a killed daemon left this folder behind: nobody listens at the socket in it."""
+    with socket.socket(socket.AF_UNIX) as probe:
+        return probe.connect_ex(str(home / "socket")) == errno.ECONNREFUSED
 
 
 @pytest.fixture
@@ -28,11 +35,14 @@ def found(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Found]:
         runs.append(run)
         return run
 
-    failures = request.session.testsfailed
+    failures, homes = request.session.testsfailed, set(TEMPORARY.glob("pier-*"))
     yield make
     for run in runs:
         for site in run.sites:
             site.kill()
+    for home in {*TEMPORARY.glob("pier-*")} - homes:
+        if is_deserted(home):
+            shutil.rmtree(home)
     if request.session.testsfailed > failures:
         print("\n".join(site.tail() for run in runs for site in run.sites))
     for run in runs:

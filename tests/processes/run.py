@@ -5,12 +5,12 @@ from __future__ import annotations
 import argparse
 import json
 import shutil
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from processes.site import Site
+from processes.site import PATIENCE, Site
 
 from pier_node.config import load
 from pier_node.identity import Token
@@ -18,17 +18,18 @@ from pier_node.identity import Token
 CORPUS = Path(argparse.__file__)
 """A hundred kilobytes of text that every machine has."""
 NAMES = ("alpha", "beta", "gamma")
+NO_NAMESPACES = "not root, or no `ip` and `tc` here (Debian: iproute2): a slow line between two hosts is NOT tested"
 BAD_SIGNS = ("Traceback", "never retrieved", "never awaited", "Unclosed", "was destroyed but it is pending")
 
 
 class Run:
-    """A run and its sites, the first of which founds it; all are made before any starts, the keeper first.
+    """A run and its sites, the first of which founds it. All know its token and their identities before any starts.
 
     Args:
         folder: takes run.toml and the sites' folders.
-        tables: of run.toml, by name; `sites` sets run.sites too.
-        sites: how many there are.
-        twin: a run whose sites' identities those of this one take over.
+        sites: how many it has at first, and run.sites.
+        twin: a run whose sites' identities the sites of this one take over.
+        tables: of run.toml, by name; the rest is that of `tiny`.
     """
 
     def __init__(self, folder: Path, sites: int, twin: Run | None = None, **tables: dict[str, Any]) -> None:
@@ -61,7 +62,7 @@ class Run:
         for site in self.sites:
             site.start()
 
-    def finish(self, within: float = 60.0) -> None:
+    def finish(self, within: float = PATIENCE) -> None:
         """Wait until all sites are done with the run."""
         for site in self.sites:
             assert site.ended(within) == 0, f"{site} failed"
@@ -72,12 +73,16 @@ class Run:
         """No two sites ever committed different bits, and nobody logged what only a programmer understands."""
         by_round: dict[int, set[str]] = {}
         for site in self.sites:
-            for number, digest in site.digests().items():
-                by_round.setdefault(number, set()).add(digest)
+            for event in site.events():
+                by_round.setdefault(event["round"], set()).add(event["digest"])
         forks = [number for number, digests in by_round.items() if len(digests) > 1]
         assert not forks, f"forked at {forks}"
         for site in self.sites:
             assert not [sign for sign in BAD_SIGNS if sign in site.output], f"{site}: see its log"
+
+
+Found = Callable[..., Run]
+"""The fixture: (sites, twin, tables) -> a run of this test's."""
 
 
 @contextmanager

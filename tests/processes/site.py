@@ -19,10 +19,14 @@ import psutil
 from pier_node.identity import Identity
 
 PROGRAM = Path(sys.executable).with_name("pier-node")
-ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1", "COLUMNS": "200"}
+BYTECODE = Path(__file__).parents[2] / ".pytest_cache" / "bytecode"
+ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1", "COLUMNS": "200", "PYTHONPYCACHEPREFIX": str(BYTECODE)}
+ENVIRONMENT.pop("PYTHONDONTWRITEBYTECODE", None)
 PATIENCE = 120.0
 """Seconds within which whatever is waited for happens, on a busy machine of two cores."""
 LOOK = 0.02
+TEMPORARY = Path("/tmp")
+"""Where a daemon keeps the socket of its workers."""
 TAIL = 60
 
 Status = dict[str, Any]
@@ -40,9 +44,6 @@ def free_port() -> int:
     """A port of this machine that nobody listens on."""
     with socket.create_server(("127.0.0.1", 0)) as server:
         return int(server.getsockname()[1])
-
-
-ACTIVE = ("training", "waiting", "exchanging")
 
 
 class Site:
@@ -135,9 +136,13 @@ class Site:
         before = len(self.events())
         self.wait("a round with others", lambda: any(len(it["members"]) > 1 for it in self.events()[before:]), within)
 
-    def take_part(self, within: float = PATIENCE) -> None:
+    def be(self, *phases: str, within: float = PATIENCE) -> None:
+        """Wait until its status says one of these phases."""
+        self.wait(f"is {' or '.join(phases)}", lambda: self.status().get("phase") in phases, within)
+
+    def take_part(self) -> None:
         """Wait until it is up and trains."""
-        self.wait("takes part", lambda: self.status().get("phase") in ACTIVE, within)
+        self.be("training", "waiting", "exchanging")
 
     def ended(self, within: float = PATIENCE) -> int:
         """Wait until its process ends; returns the exit code, -N: signal N."""

@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
-import shutil
 import socket
 from pathlib import Path
+from typing import Any
 
 import pytest
-from processes.conftest import Found
-from processes.run import CORPUS, held
+from processes.run import CORPUS, Found, held
 from processes.site import Site
 
 from pier_node.config import load
 from pier_node.identity import Token
 
 pytestmark = pytest.mark.processes
+
+
+LONG: dict[str, Any] = {"run": {"seed": 1}, "inner": {"total_steps": 100_000}}
 
 
 def refused(site: Site, *texts: str, within: float = 30.0) -> None:
@@ -50,33 +52,38 @@ def test_a_damaged_checkpoint_is_set_aside(found: Found) -> None:
 
 
 def test_strangers_are_turned_away(found: Found) -> None:
-    run = found(1, inner={"total_steps": 100_000}, outer={"inner_steps": 10})
-    honest = run.sites[0]
+    run, other_run = found(1, **LONG), found(1, run={"name": "other"})
+    honest, join = run.sites[0], ("--peers", run.sites[0].address)
     honest.start()
     honest.reach(1)
-    run_hash = load(run.path).hash()
-    peers = ("--peers", honest.address)
-    others = found(1, run={"name": "other"})
-    wrong = str(Token.new(run_hash))
-    refused(stranger(honest, "wrong-token", *peers, "--token", wrong), "the tokens differ", "--token")
-    refused(stranger(honest, "other-run", *peers, "--token", str(others.token)), "another run", "--token")
-    refused(stranger(honest, "no-token", *peers), "--peers needs the --token that the first site printed")
-    refused(stranger(honest, "mistyped", *peers, "--token", str(run.token)[:-1]), "not a whole token", "Copy the token")
-    mixed = stranger(honest, "mixed", "--run", str(others.path), *peers, "--token", str(run.token))
+    wrong = str(Token.new(load(run.path).hash()))
+    refused(stranger(honest, "wrong-token", *join, "--token", wrong), "the tokens differ", "Start it with the --token")
+    token = str(other_run.token)
+    refused(stranger(honest, "other-run", *join, "--token", token), "of another run", "Start it with the --token")
+    refused(stranger(honest, "no-token", *join), "--peers needs the --token that the first site printed")
+    token = str(run.token)
+    refused(stranger(honest, "mistyped", *join, "--token", token[:-1]), "not a whole token", "Copy the token again")
+    mixed = stranger(honest, "mixed", "--run", str(other_run.path), *join, "--token", token)
     refused(mixed, "the token is for run", "Use the token of this run")
-
     honest.reach(honest.round + 3)
-    assert len(honest.status()["peers"]) == 0
+    assert honest.status()["peers"] == []
     assert "WARNING" not in honest.output
     assert honest.stop() == 0
 
 
-def test_a_folder_belongs_to_one_run(found: Found, tmp_path: Path) -> None:
-    run = found(1, inner={"total_steps": 20})
-    run.start()
-    run.finish()
-    run.path.write_text(run.path.read_text().replace("total_steps = 20", "total_steps = 30"))
-    refused(run.sites[0], "belongs to another run than", "Choose another --data folder")
+def test_a_folder_is_of_one_run_and_of_one_daemon(found: Found) -> None:
+    run = found(1, **LONG)
+    honest = run.sites[0]
+    honest.start()
+    honest.reach(1)
+    twin = Site(honest.folder, "--run", str(run.path))
+    twin.log = honest.folder.parent / "twin.log"
+    refused(twin, f"another pier-node runs in {honest.folder}", "pier-node stop")
+    honest.reach(honest.round + 3)
+    assert honest.status()["node"] == honest.node
+    assert honest.stop() == 0
+    run.path.write_text(run.path.read_text().replace("seed = 1", "seed = 2"))
+    refused(honest, "belongs to another run than", "Choose another --data folder")
 
 
 def test_a_taken_port_is_named(found: Found) -> None:
@@ -86,20 +93,7 @@ def test_a_taken_port_is_named(found: Found) -> None:
         refused(run.sites[0], run.sites[0].address, "Address already in use", "--listen")
 
 
-def test_one_folder_runs_once(found: Found) -> None:
-    run = found(1, inner={"total_steps": 100_000}, outer={"inner_steps": 10})
-    first = run.sites[0]
-    first.start()
-    first.reach(1)
-    twin = Site(first.folder, "--run", str(run.path), "--dataset", str(CORPUS))
-    twin.log = first.folder.parent / "twin.log"
-    refused(twin, f"another pier-node runs in {first.folder}", "pier-node stop")
-    assert (first.folder / "daemon.json").exists()
-    assert first.stop() == 0
-
-
 def test_missing_data_is_named(found: Found, tmp_path: Path) -> None:
     run = found(1)
     site = Site(tmp_path / "site", "--run", str(run.path), "--dataset", str(tmp_path / "nothing here"))
     refused(site, "nothing here", within=60.0)
-    shutil.rmtree(site.folder)

@@ -5,8 +5,7 @@ from __future__ import annotations
 from signal import SIGKILL
 
 import pytest
-from processes.conftest import Found
-from processes.run import held
+from processes.run import Found, held
 from processes.site import Site
 
 from pier_node.faults import PHASES
@@ -23,7 +22,7 @@ def dies_and_others_go_on(victim: Site, others: list[Site]) -> None:
 
 @pytest.mark.parametrize("place", [0, 2], ids=["keeper", "another"])
 def test_killed_at_every_phase(found: Found, place: int) -> None:
-    run = found(3, inner={"total_steps": 150 * 4}, outer={"inner_steps": 4})
+    run = found(3, inner={"total_steps": 70 * 4}, outer={"inner_steps": 4})
     victim, others = run.by_node[place], [site for site in run.sites if site is not run.by_node[place]]
     for site in others:
         site.start()
@@ -32,7 +31,9 @@ def test_killed_at_every_phase(found: Found, place: int) -> None:
         dies_and_others_go_on(victim, others)
         with held(others):
             victim.start(*(["--fail-at", f"{max(site.round for site in others) + 3}:{phase}"] if phase else []))
-            if phase != "fetching":
+            if phase == "fetching":
+                victim.ended()
+            else:
                 victim.take_part()
     victim.rejoin()
     run.finish()

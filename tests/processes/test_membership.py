@@ -6,9 +6,8 @@ import json
 from typing import Any
 
 import pytest
-from processes.conftest import Found
-from processes.run import Run, held
-from processes.site import Site, wait_until
+from processes.run import Found, Run, held
+from processes.site import Site
 
 pytestmark = pytest.mark.processes
 
@@ -19,6 +18,11 @@ TABLES: dict[str, Any] = {"inner": {"total_steps": ROUNDS * 10}, "outer": {"inne
 def members(site: Site) -> int:
     """How many took part in the last round that a site committed."""
     return len(site.events()[-1]["members"])
+
+
+def goes_on_with(site: Site, count: int) -> None:
+    """Wait until so many take part in its rounds."""
+    site.wait(f"goes on with {count}", lambda: members(site) == count)
 
 
 def nothing_was_lost(run: Run) -> None:
@@ -54,10 +58,10 @@ def test_sites_leave_politely_and_come_back(found: Found) -> None:
     lowest.reach(3)
     assert middle.stop() == 0
     for site in (lowest, highest):
-        site.wait("goes on without the third", lambda site=site: members(site) == 2)
+        goes_on_with(site, 2)
     # Of two, the one with the higher id has no majority of its own: it goes on with the vote that it was given.
     assert lowest.stop() == 0
-    highest.wait("goes on alone", lambda: members(highest) == 1)
+    goes_on_with(highest, 1)
     highest.reach(highest.round + 2)
     assert "does not answer" not in highest.output
     with held([highest]):
@@ -76,7 +80,8 @@ def test_a_paused_site_catches_up_and_brings_what_it_learnt(found: Found) -> Non
     paused, *others = run.sites
     paused.reach(3)
     paused.hold()
-    wait_until("the others are ready", lambda: all(site.status()["phase"] == "waiting" for site in others))
+    for site in others:
+        site.be("waiting")
     paused.daemon.suspend()
     at = max(site.round for site in others)
     for site in others:

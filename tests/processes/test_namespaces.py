@@ -12,10 +12,10 @@ from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pytest
-from processes.conftest import NO_NAMESPACES
-from processes.run import CORPUS, tiny, toml
+from processes.run import CORPUS, NO_NAMESPACES, tiny, toml
 from processes.site import PROGRAM, Site
 
 pytestmark = [pytest.mark.processes, pytest.mark.netns]
@@ -76,7 +76,10 @@ def on(host: Host, folder: Path, command: str) -> Site:
 
 
 def test_the_walk_through_trains_across_a_slow_line(tmp_path: Path, hosts: tuple[Host, Host]) -> None:
-    tables = {"data": {"path": str(CORPUS)}, "outer": {"algorithm": "pier", "inner_steps": 10}}
+    tables: dict[str, dict[str, Any]] = {
+        "data": {"path": str(CORPUS)},
+        "outer": {"algorithm": "pier", "inner_steps": 10},
+    }
     (tmp_path / "one").mkdir()
     (tmp_path / "one" / "run.toml").write_text(toml(tiny(2, tables)))
     sites = [on(hosts[0], tmp_path / "one", "pier-node start --run run.toml")]

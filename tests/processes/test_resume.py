@@ -6,8 +6,7 @@ import json
 from signal import SIGKILL
 
 import pytest
-from processes.conftest import Found
-from processes.run import Run
+from processes.run import Found, Run
 from safetensors.numpy import load_file
 
 pytestmark = pytest.mark.processes
@@ -59,6 +58,10 @@ def test_a_killed_site_ends_with_the_bits_of_one_that_was_not(found: Found) -> N
         assert killed.sites[0].round < ROUNDS
         killed.start()
     killed.finish()
+    assert_equal_to_the_bit(straight, killed)
+    straight.start()
+    straight.finish()
+    assert straight.sites[0].output.count("The run is finished") == 2
     assert_equal_to_the_bit(straight, killed)
 
 

@@ -4,18 +4,17 @@ from __future__ import annotations
 
 import os
 import socket
-import tempfile
 from pathlib import Path
 from signal import SIGINT
 
 import psutil
 import pytest
-from processes.conftest import Found
-from processes.site import Site
+from processes.run import Found
+from processes.site import TEMPORARY, Site
 
 pytestmark = pytest.mark.processes
 
-TEMPORARY, SHARED_MEMORY = Path(tempfile.gettempdir()), Path("/dev/shm")
+SHARED_MEMORY = Path("/dev/shm")
 
 
 def belongings(site: Site) -> set[Path]:
@@ -37,7 +36,7 @@ def test_nothing_is_left(found: Found, moment: str) -> None:
     site.start()
     site.wait("starts its workers", lambda: bool(belongings(site)))
     if moment != "starting":
-        site.wait("is at work", lambda: site.status().get("phase") == moment)
+        site.be(moment)
     family, folders = site.family(), belongings(site)
     assert listens(site.address)
     site.send(SIGINT)
@@ -48,14 +47,3 @@ def test_nothing_is_left(found: Found, moment: str) -> None:
     assert not [folder for folder in folders if folder.exists()]
     assert set(os.listdir(SHARED_MEMORY)) <= shared
     assert "Leaving the run" in site.output
-
-
-def test_a_finished_run_starts_and_ends_at_once(found: Found) -> None:
-    run = found(1, inner={"total_steps": 20})
-    run.start()
-    run.finish()
-    events = run.sites[0].events()
-    run.start()
-    run.finish()
-    assert run.sites[0].events() == events
-    assert run.sites[0].output.count("The run is finished") == 2

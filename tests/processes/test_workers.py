@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from processes.conftest import Found
+from processes.run import Found
 
 pytestmark = pytest.mark.processes
 
@@ -15,10 +15,10 @@ def test_two_workers_and_one_agree_and_outlive_a_killed_worker(found: Found) -> 
     one.start("--workers", "1")
     two.reach(3)
     assert (len(two.workers()), len(one.workers())) == (2, 1)
-    two.workers()[1].kill()
-    two.reach(two.round + 3)
-    one.workers()[0].kill()
-    one.reach(one.round + 3)
+    for site in (two, one):
+        site.be("training")
+        site.workers()[-1].kill()
+        site.reach(site.round + 3)
     run.finish()
     for site in run.sites:
         assert site.output.count("a worker died") == 1

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
 from typing import Any
 
 from pier.v1.peer_pb2 import Chunk, FetchRequest, HelloReply, HelloRequest
@@ -57,7 +57,7 @@ class MemoryCarrier:
     async def push(self, peer: str, chunks: AsyncIterator[Chunk]) -> None:
         raise AssertionError("not used in state transfer")
 
-    async def pull(self, peer: str, request: FetchRequest) -> AsyncIterator[Chunk]:
+    async def pull(self, peer: str, request: FetchRequest) -> AsyncGenerator[Chunk, None]:
         serve = self._net.reach(peer)._pull
         assert serve
         self._net.pulled.append((peer, request))

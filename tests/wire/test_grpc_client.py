@@ -119,6 +119,26 @@ async def test_a_host_that_takes_the_connection_and_says_nothing_is_given_up(sit
     await alice.stop()
 
 
+async def test_stopping_ends_what_has_no_connection_yet(sites: Sites) -> None:
+    alice = sites.carrier(ALICE)
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        silent.setblocking(False)
+        alice.introduce(BOB.node, f"127.0.0.1:{silent.getsockname()[1]}")
+        work = [
+            asyncio.create_task(pulling(alice, asyncio.Semaphore())),
+            asyncio.create_task(pushing(alice, asyncio.Semaphore())),
+            asyncio.create_task(alice.call(BOB.node, LEAVE, LEAVING, 60)),
+        ]
+        loop = asyncio.get_running_loop()
+        accepted = [await asyncio.wait_for(loop.sock_accept(silent), QUICK) for _ in ("questions", "streams")]
+        await asyncio.wait_for(alice.stop(), 2)
+        done, pending = await asyncio.wait(work, timeout=QUICK)
+        assert not pending
+        assert {type(task.exception()) for task in done} == {PeerLost}
+        for connection, _ in accepted:
+            connection.close()
+
+
 async def test_a_name_that_nobody_has_is_said_to_be_unknown(sites: Sites) -> None:
     alice = sites.carrier(ALICE)
     with pytest.raises(

@@ -16,7 +16,7 @@ from pier_node.demo.record import Record, Track
 from pier_node.units import amount, count, number
 
 WIDTH = 112
-CHART_WIDTH, CHART_HEIGHT = 60, 4
+CHART_WIDTH, CHART_HEIGHT = 72, 4
 PHASES = {
     "training": "training",
     "waiting": "waiting for others",
@@ -61,7 +61,7 @@ def _sites(record: Record) -> Table:
     table = Table(box=None, pad_edge=False, expand=True, header_style="dim")
     for heading in ("site", "does", "", "step"):
         table.add_column(heading, no_wrap=True)
-    for heading in ("round", "tokens/s", "loss", "sent", "last round"):
+    for heading in ("round", "tokens/s", "train loss", "sent", "last round"):
         table.add_column(heading, justify="right", no_wrap=True)
     for track in record.tracks.values():
         table.add_row(*_row(track, record))
@@ -95,14 +95,14 @@ def phase(track: Track, record: Record) -> Text:
 
 
 def _losses(record: Record) -> list[RenderableType]:
-    curve = record.validation
-    heading = Text("validation loss  ", "dim")
+    curve, steps = record.validation, record.config.inner.total_steps
     if not curve:
-        return [heading.append("not measured yet")]
-    first, last = curve[0][1], curve[-1][1]
-    heading.append(f"{first:.3f} → {last:.3f}", "bold").append(" nats a byte")
-    rows = bars(curve, record.config.inner.total_steps, CHART_WIDTH, CHART_HEIGHT)
-    return [heading, *(Text(row, "cyan") for row in rows)]
+        return [Text.assemble(("validation loss  ", "dim"), "not measured yet")]
+    values = f"{curve[0][1]:.3f} → {curve[-1][1]:.3f}"
+    heading = Text.assemble(("validation loss  ", "dim"), (values, "bold"), " nats a byte")
+    rows = bars(curve, steps, CHART_WIDTH, CHART_HEIGHT)
+    axis = f"0 {f' step {steps}':─>{CHART_WIDTH - 2}}"
+    return [heading, *(Text(row, "cyan") for row in rows), Text(axis, "dim")]
 
 
 def agreement(record: Record) -> Text:

@@ -23,14 +23,14 @@ def draw(record: Record, file: Path) -> None:
             axes.plot(*zip(*smoothed(track.loss)), linewidth=1, alpha=0.6, label=f"training, {track.name}")
     axes.plot(*zip(*record.validation), color="black", marker="o", markersize=3.5, label="validation, the same for all")
     if record.start_steps:
-        axes.axvline(record.start_steps, color="grey", linestyle="--", linewidth=1)
-        axes.text(record.start_steps, axes.get_ylim()[1], "  one site alone | all apart", va="top", color="grey")
+        axes.axvspan(0, record.start_steps, color="grey", alpha=0.15, label="start: one site with everybody's batch")
     config = record.config
-    axes.set_title(f"{config.run.sites} sites, {config.outer.algorithm}, {record.rounds} rounds")
+    axes.set_title(f"{record.parameters:,} parameters, {config.run.sites} sites, {record.rounds} outer rounds")
     axes.set_xlabel("inner step")
     axes.set_ylabel("loss, nats a byte")
+    axes.spines[["top", "right"]].set_visible(False)
     axes.grid(alpha=0.25)
-    axes.legend()
+    axes.legend(frameon=False)
     figure.tight_layout()
     figure.savefig(file, dpi=120)
     pyplot.close(figure)

@@ -20,7 +20,7 @@ from pier_node.demo.train import train
 
 RUN_FILE, RESULT_FILE, PLOT_FILE, MODEL_FOLDER = "run.toml", "result.json", "loss.png", "model"
 PROMPT, LENGTH = "def ", 320
-TEMPERATURE, TOP_K = 0.6, 40
+TEMPERATURE, TOP_K = 0.7, 20
 
 
 @dataclass(frozen=True)
@@ -100,7 +100,7 @@ def _sample(model: Path) -> str:
 
     pieces: list[str] = []
     generate(model, model, PROMPT, LENGTH, TEMPERATURE, TOP_K, seed=0, device="cpu", show=pieces.append)
-    return "".join(pieces)
+    return "".join(pieces).rstrip()
 
 
 def _went_well(result: Result) -> bool:

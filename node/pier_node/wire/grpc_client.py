@@ -184,7 +184,7 @@ def _retrieved(work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
 
 
 async def _first(work: Coroutine[Any, Any, None], ended: asyncio.Task[Any]) -> None:
-    """Wait for work on a call, or for the call's end: of a call that is cancelled early, grpc.aio tells only readers."""
+    """Wait for work on a call or for the call's end: of one that is cancelled early, grpc.aio tells only readers."""
     task = _retrieved(work)
     try:
         await asyncio.wait({task, ended}, return_when=asyncio.FIRST_COMPLETED)

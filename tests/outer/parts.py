@@ -1,0 +1,75 @@
+"""Members' parts in one attempt, played without a keeper."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine
+from typing import Any
+
+import numpy as np
+import pytest
+from outer.cases import CALM, LENGTH, Member, add_mean, ballot, outer_state, shares
+from simulation.network import Network
+from simulation.virtual_time import run
+
+from pier.v1.peer_pb2 import Proposal, Share, Value
+from pier_node.faults import Faults
+from pier_node.outer.attempt import Attempt, Contribution, Voted
+from pier_node.outer.reduce import Suspicion
+from pier_node.outer.state import OuterState
+
+BALLOT = ballot(3, "a")
+
+
+def fresh(*names: str) -> Proposal:
+    width = LENGTH // len(names)
+    dealt = shares(dict.fromkeys(names, 1), [(width * index, width) for index in range(len(names))])
+    return Proposal(verdict=Proposal.VERDICT_GO, round=1, ballot=BALLOT, shares=dealt)
+
+
+def adopting(result: OuterState, members: str, holders: str, *names: str) -> Proposal:
+    adopted = Value(origin=ballot(1), digest=result.digest, members=list(members))
+    return Proposal(
+        verdict=Proposal.VERDICT_GO,
+        round=1,
+        ballot=BALLOT,
+        shares=[Share(node=node) for node in names],
+        adopt=adopted,
+        holders=list(holders),
+    )
+
+
+class Part:
+    """One member's part in an attempt, and the votes it made on its way."""
+
+    def __init__(self, member: Member, proposal: Proposal, held: OuterState | None = None) -> None:
+        self.member, self.votes = member, list[Voted]()
+        self.attempt = Attempt(member.tools, member.rounds.state, held, proposal)
+        member.rounds._attempt = self.attempt
+        contribution = Contribution(np.full(LENGTH, ord(member.node) - ord("a"), np.float32), 1)
+        self.task = member.play(self.attempt.run(contribution, add_mean, self.votes.append))
+
+    async def suspicion(self) -> Suspicion:
+        with pytest.raises(Suspicion) as caught:
+            await self.task
+        return caught.value
+
+
+def scene(play: Callable[[dict[str, Member]], Coroutine[Any, Any, None]], names: str = "abc", **faults: Faults) -> None:
+    async def main() -> None:
+        network, begin = Network(1, CALM), outer_state(tuple(names))
+        made = {node: Member(network, node, begin, faults=faults.get(node, Faults())) for node in names}
+        for member in made.values():
+            member.meet(*names)
+        await asyncio.sleep(3)
+        await play(made)
+
+    run(main())
+
+
+def stop_at(phase: str) -> Faults:
+    async def strike(round: int, reached: str) -> None:
+        if reached == phase:
+            await asyncio.Event().wait()
+
+    return Faults(strike)

@@ -1,0 +1,170 @@
+"""What a member of a round takes from nobody, and what binds it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+from outer.cases import CALM, LENGTH, Member, Puppet, ballot, outer_state, scene, shares, value, with_puppet
+from simulation.network import Network
+from simulation.virtual_time import run
+
+from pier.v1.peer_pb2 import AbortNotice, Ballot, Chunk, Proposal, Ready, Vote
+from pier_node.outer.attempt import Contribution, Voted
+from pier_node.wire.carrier import ABORT, VOTE, PeerRefused
+
+
+def proposal(ready: Ready, **change: Any) -> Proposal:
+    """A good one, for the puppet a and the member b; then what is wrong with it."""
+    dealt = shares({"a": 1, "b": ready.tokens}, [(0, 6), (6, 6)])
+    dealt[1].nonce = ready.nonce
+    fields = {"round": ready.round, "ballot": ballot(1, "a"), "shares": dealt, **change}
+    return Proposal(verdict=Proposal.VERDICT_GO, **fields)
+
+
+def stale(ready: Ready) -> Proposal:
+    good = proposal(ready)
+    good.shares[1].nonce = b"before"
+    return good
+
+
+@pytest.mark.parametrize(
+    ("wrong", "complaint"), [(lambda ready: proposal(ready, ballot=Ballot()), "an old ballot"), (stale, "stale")]
+)
+def test_a_proposal_that_could_do_harm_is_refused(
+    wrong: Callable[[Ready], Proposal], complaint: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def main() -> None:
+        puppet, member = await with_puppet(Network(1, CALM))
+        puppet.propose = wrong
+        member.contribute(1.0)
+        await puppet.changed.until(lambda: len(puppet.heard) > 1)
+        assert not member.diary
+
+    run(main())
+    assert complaint in caplog.text
+
+
+def test_a_promise_outlives_a_restart() -> None:
+    async def main() -> None:
+        puppet, member = await with_puppet(Network(1, CALM), promised=(1, ballot(7, "c")))
+        puppet.propose = lambda ready: proposal(ready, ballot=ballot(7, "b"))
+        member.contribute(1.0)
+        await puppet.changed.until(lambda: len(puppet.heard) > 1)
+        assert puppet.heard[0].seen == ballot(7, "c")
+        assert not member.diary
+        puppet.propose = lambda ready: proposal(ready, ballot=ballot(8, "a"))
+        await puppet.changed.until(lambda: len(puppet.heard) > 2)
+        await asyncio.sleep(2)
+        assert member.journal.last_promise == (1, ballot(8, "a"))
+        assert member.rounds.engaged
+
+    run(main())
+
+
+def test_an_announcement_is_good_for_one_attempt_and_a_lost_answer_does_not_void_it() -> None:
+    async def main() -> None:
+        puppet, member = await with_puppet(Network(1, CALM))
+        member.contribute(1.0)
+        await puppet.changed.until(lambda: len(puppet.heard) == 3)
+        assert {(ready.nonce, ready.seen.number) for ready in puppet.heard} == {(b"b1", 0)}
+        puppet.propose = proposal
+        await puppet.changed.until(lambda: len(puppet.heard) == 4)
+        assert (puppet.heard[3].nonce, puppet.heard[3].seen.number) == (b"b2", 1), "after an attempt that failed"
+
+    run(main())
+
+
+def test_new_contributions_are_announced_anew() -> None:
+    async def main() -> None:
+        puppet, member = await with_puppet(Network(1, CALM))
+        for amount in (1, 2):
+            task = member.contribute(1.0, tokens=amount)
+            while not (puppet.heard and puppet.heard[-1].tokens == amount):
+                await puppet.changed.wait()
+            task.cancel()
+            await asyncio.wait([task])
+        assert puppet.heard[-1].nonce != puppet.heard[0].nonce, "a keeper could answer with the old number of tokens"
+
+    run(main())
+
+
+@pytest.mark.parametrize(("journal", "members", "kept"), [(12, ("b",), True), (11, ("b",), False), (10, ("b",), False)])
+def test_a_vote_for_a_later_round_than_what_was_fetched_still_binds(
+    journal: int, members: tuple[str, ...], kept: bool
+) -> None:
+    """The site crashed after its vote, with an old checkpoint: catching up must not make it forget."""
+
+    async def main() -> None:
+        network = Network(1, CALM)
+        vote = Voted(journal, ballot(3), value("x", "ab"), None)
+        member = Member(network, "b", outer_state("ab", round=9), vote, promised=(journal, ballot(4)))
+        member.rounds.adopt(outer_state("ab", round=11))
+        ready = member.rounds._ready(Contribution(np.ones(LENGTH, np.float32), 1))
+        assert (ready.HasField("voted"), ready.seen) == (kept, ballot(4) if kept else Ballot())
+        assert (ready.voted_round, ready.holds) == (12 if kept else 0, False)
+
+    run(main())
+
+
+def test_a_vote_in_anothers_name_is_refused() -> None:
+    async def play(network: Network, members: dict[str, Member]) -> None:
+        vote = Vote(node="c", round=1, ballot=ballot(1), value=value("x", "abc"))
+        with pytest.raises(PeerRefused, match="in the name of c"):
+            await members["b"].carrier.call("a", VOTE, vote, 5.0)
+        assert members["a"].tools.votes.of(ballot(1)) == {}
+
+    scene(play)
+
+
+@pytest.mark.parametrize(("round", "counted"), [(0, False), (1, True), (2, False)])
+def test_votes_of_other_rounds_are_not_counted(round: int, counted: bool) -> None:
+    async def play(network: Network, members: dict[str, Member]) -> None:
+        vote = Vote(node="b", round=round, ballot=ballot(1), value=value("x", "abc"))
+        await members["b"].carrier.call("a", VOTE, vote, 5.0)
+        assert bool(members["a"].tools.votes.of(ballot(1))) == counted
+
+    scene(play)
+
+
+def test_only_members_of_an_attempt_can_abort_it() -> None:
+    async def main() -> None:
+        puppet, member = await with_puppet(Network(1, CALM))
+        stranger = Puppet(puppet.carrier.network, "z")
+        puppet.propose = proposal
+        member.contribute(1.0)
+        await member.tools.news.until(lambda: member.rounds.exchanging)
+        for sender, number in ((stranger, 1), (puppet, 2)):
+            notice = AbortNotice(node=sender.node, round=1, ballot=ballot(number, "a"), reason="because")
+            await sender.carrier.call("b", ABORT, notice, 5.0)
+            await asyncio.sleep(0)
+            assert "because" not in member.rounds.last_error
+        notice = AbortNotice(node="a", round=1, ballot=ballot(1, "a"), reason="because")
+        await puppet.carrier.call("b", ABORT, notice, 5.0)
+        await asyncio.sleep(0.1)
+        assert member.rounds.last_error == ": a gave up: itself: because"
+
+    run(main())
+
+
+@pytest.mark.parametrize(
+    ("chunks", "complaint"),
+    [
+        ([], "an empty stream"),
+        ([Chunk(round=1, ballot=ballot(1), stage=Chunk.STAGE_SCATTER)], "no such attempt"),
+        ([Chunk(round=0, ballot=ballot(1), stage=Chunk.STAGE_SCATTER)], "that attempt is over"),
+    ],
+)
+def test_streams_of_no_attempt_are_refused(chunks: list[Chunk], complaint: str) -> None:
+    async def play(network: Network, members: dict[str, Member]) -> None:
+        async def stream() -> Any:
+            for chunk in chunks:
+                yield chunk
+
+        with pytest.raises(PeerRefused, match=complaint):
+            await members["b"].carrier.push("a", stream())
+
+    scene(play)

@@ -1,0 +1,245 @@
+"""The loop of one site between a trainer and rounds that a test plays."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+from outer.cases import config, outer_state, shared
+from simulation.cluster import LENGTH
+from training_cases import LOCAL, ME, Roster, Rounds, Site, begin, local
+
+from pier.v1.peer_pb2 import Phase, Pulse
+from pier_node import training as module
+from pier_node.checkpoint import Checkpoint
+from pier_node.errors import PierError
+from pier_node.outer.attempt import Contribution
+from pier_node.outer.round import Behind
+from pier_node.outer.state import ADAM_M, ADAM_V, OuterState
+from pier_node.wire.carrier import PeerLost
+from pier_node.wire.transfer import Fetched
+
+
+def test_a_run() -> None:
+    site = Site(local(3), Rounds(begin()))
+    site.run()
+    assert [(job.first_step, job.steps, job.sequences, job.payload) for job in site.trainer.jobs] == [
+        (0, 4, 8, "weights"),
+        (4, 4, 8, "weights"),
+        (8, 4, 8, "weights"),
+    ]
+    assert site.rounds.heard == [(4.0, 40)] * 3
+    assert [job.start for job in site.trainer.jobs] == [100, 96, 92]
+    assert site.training.progress.phase == Phase.PHASE_DONE
+    assert (site.training.progress.inner_step, site.training.progress.tokens) == (12, 120)
+    assert [checkpoint.state.round for checkpoint in site.saved] == [1, 2, 3]
+    assert all(checkpoint.pending is None for checkpoint in site.saved)
+    assert site.training.progress.validated_round == 3, "the last state at least is validated"
+
+
+def test_the_first_exchange_waits_for_all_sites() -> None:
+    run_config = config(run={"sites": 5}, inner={"total_steps": 8, "eval_every": 0}, **LOCAL)
+    needed: list[int] = []
+    rounds = Rounds(begin())
+    site = Site(run_config, rounds)
+    site.save = lambda checkpoint: _note(needed, rounds.sites)  # type: ignore[method-assign]
+    site.training._on_commit = site.save
+    site.run()
+    assert needed == [5, 1]
+
+
+async def _note(needed: list[int], sites: int) -> None:
+    needed.append(sites)
+
+
+# --- what no round took -------------------------------------------------------------------------
+
+
+def caught_up_with(monkeypatch: pytest.MonkeyPatch, *outcomes: Any) -> list[dict[str, Any]]:
+    """Let fetch_state hand over these states, one after the other, or fail."""
+    asked: list[dict[str, Any]] = []
+
+    async def fetch(carrier: Any, peers: list[str], **more: Any) -> Fetched:
+        asked.append({"peers": peers, **more})
+        outcome = outcomes[len(asked) - 1]
+        if isinstance(outcome, Exception):
+            raise outcome
+        return outcome if isinstance(outcome, Fetched) else Fetched(outcome, None, None, 0)
+
+    monkeypatch.setattr(module, "fetch_state", fetch)
+    return asked
+
+
+def later(round: int, level: float, **ledger: int) -> OuterState:
+    return outer_state(["other"], round=round, anchor=[level] * LENGTH, **ledger)
+
+
+AHEAD = {"other": Pulse(phase=Phase.PHASE_TRAINING, round=1, inner_step=4, digest=b"d" * 32)}
+
+
+def test_what_a_round_did_not_take_goes_into_the_next_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The site goes on from φ_new − Δ, and brings both parts to the next round."""
+    asked = caught_up_with(monkeypatch, later(1, 50.0))
+    site = Site(local(2), Rounds(begin(), Behind(["other"])), Roster([[], ["other"], ["other"]], AHEAD))
+    site.run()
+    assert [job.start for job in site.trainer.jobs] == [100.0, 50.0 - 4.0]
+    assert site.rounds.heard == [(4.0, 40), (8.0, 80)]
+    assert (asked[0]["peers"], asked[0]["round"], asked[0]["digest"]) == (["other"], 1, b"d" * 32)
+    assert site.saved[-1].pending is None
+
+
+def test_what_is_in_the_new_state_already_is_not_brought_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    caught_up_with(monkeypatch, later(1, 50.0, me=40))
+    site = Site(local(2), Rounds(begin(), Behind(["other"])), Roster([[], ["other"], ["other"]], AHEAD))
+    site.run()
+    assert [job.start for job in site.trainer.jobs] == [100.0, 50.0]
+    assert site.rounds.heard == [(4.0, 40), (4.0, 40)]
+
+
+def test_a_round_that_was_finished_without_our_part_leaves_it_pending() -> None:
+    site = Site(local(2), Rounds(begin(), "out"))
+    site.run()
+    assert [job.start for job in site.trainer.jobs] == [100.0, 96.0]
+    assert site.rounds.heard == [(4.0, 40), (8.0, 80)]
+    first = site.saved[0]
+    assert first.pending is not None
+    assert first.pending_tokens == 40
+
+
+def test_nothing_is_lost_when_those_ahead_vanish_before_they_gave_us_anything() -> None:
+    site = Site(local(1), Rounds(begin(), Behind(["other"])), Roster([[], []]))
+    site.run()
+    assert [job.start for job in site.trainer.jobs] == [100.0, 96.0]
+    assert site.rounds.heard == [(4.0, 40), (8.0, 80)]
+
+
+def test_a_failed_transfer_is_tried_again_with_what_has_arrived(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = caught_up_with(monkeypatch, PeerLost("other", "cut"), later(1, 50.0))
+    site = Site(local(2), Rounds(begin()), Roster([["other"]] * 4, AHEAD))
+    site.run()
+    assert len(asked) == 2
+    assert asked[0]["partial"] is asked[1]["partial"]
+    assert [job.first_step for job in site.trainer.jobs] == [4]
+
+
+def test_a_checkpoint_keeps_what_no_round_took() -> None:
+    site = Site(local(2), Rounds(begin(), "out", asyncio.CancelledError()))
+    with pytest.raises(asyncio.CancelledError):
+        site.run()
+    snapshot = site.training.snapshot()
+    assert snapshot.pending is not None
+    assert (snapshot.pending.array[0], snapshot.pending_tokens) == (8.0, 80)
+    again = Site(local(2), Rounds(snapshot.state))
+    again.training.restore(snapshot)
+    again.run()
+    assert [job.start for job in again.trainer.jobs] == [100.0 - 8.0]
+    assert again.rounds.heard == [(12.0, 120)]
+    assert again.training.progress.tokens == 80 + 40
+
+
+# --- training that went astray ---------------------------------------------------------------------
+
+
+@pytest.mark.filterwarnings("ignore:overflow")
+@pytest.mark.parametrize("lands", [math.nan, math.inf, 1e30])
+def test_an_update_that_others_would_refuse_contributes_nothing(lands: float) -> None:
+    site = Site(local(2), Rounds(begin()))
+    site.trainer.lands = lands
+
+    async def heal(checkpoint: Checkpoint) -> None:
+        site.trainer.lands = None
+
+    site.training._on_commit = heal
+    site.run()
+    assert site.rounds.heard == [(0.0, 0), (4.0, 40)]
+    second = site.trainer.jobs[1]
+    assert (second.start, second.adam_step, second.adam_m) == (100.0, 0, 0.0), "and its moments are forgotten"
+
+
+def test_a_solo_start_that_diverged_stops_the_run() -> None:
+    site = Site(config(inner={"total_steps": 40}, inner_steps=4), Rounds(begin()))
+    site.trainer.lands = math.nan
+    with pytest.raises(PierError, match="diverged"):
+        site.run()
+    assert site.rounds.state.round == 0
+
+
+# --- starts ----------------------------------------------------------------------------------
+
+
+def test_a_solo_start_trains_with_everybodys_batch_and_brings_its_weights() -> None:
+    run_config = config(run={"sites": 3}, inner={"total_steps": 40, "eval_every": 0}, inner_steps=4)
+    site = Site(run_config, Rounds(begin(), "in", asyncio.CancelledError()))
+    with pytest.raises(asyncio.CancelledError):
+        site.run()
+    assert [job.sequences for job in site.trainer.jobs] == [24, 8]
+    assert site.rounds.heard[0] == (96.0, 40)
+    assert site.rounds.state.anchor[0] == 96.0
+    assert site.rounds.state.momentum[0] == 4.0
+
+
+def test_workers_get_the_moments_of_a_synchronous_start_at_its_end() -> None:
+    run_config = config(inner={"total_steps": 20, "eval_every": 0}, inner_steps=2, start="sync")
+    site = Site(run_config, SyncRounds(begin()))
+    site.run()
+    jobs = site.trainer.jobs
+    assert [(job.payload, job.steps) for job in jobs[:3]] == [("gradient", 1), ("gradient", 1), ("weights", 2)]
+    assert (jobs[2].adam_step, jobs[2].adam_m) == (2, 0.5), "those of the state, not what the workers had"
+    assert jobs[3].adam_step is None, "from then on they keep their own"
+    assert site.saved[0].adam_m is None, "the state has them"
+    assert site.saved[2].adam_m is site.trainer.adam_m
+    assert site.rounds.heard[0] == (99.0, 10), "the gradient as it is, not its distance from the anchor"
+
+
+class SyncRounds(Rounds):
+    """Its first two rounds are synchronous ones."""
+
+    async def commit(self, contribution: Contribution, advance: Callable[..., OuterState]) -> OuterState:
+        if self.state.round >= 2:
+            return await super().commit(contribution, advance)
+        self.heard.append((float(contribution.vector[0]), contribution.tokens))
+        moments = {name: shared(np.full(LENGTH, 0.5, np.float32)) for name in (ADAM_M, ADAM_V)}
+        tensors = {**self.state.tensors, **moments}
+        number = self.state.round + 1
+        self.state = OuterState(number, (ME,), tensors, {ME: 10 * number}, adam_step=number)
+        return self.state
+
+
+# --- joining in the middle ------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("inner_step", "left"), [(4, 4), (5, 3), (7, 1), (8, 0), (20, 0), (0, 4)])
+def test_a_site_that_has_just_caught_up_does_the_steps_that_are_left(
+    monkeypatch: pytest.MonkeyPatch, inner_step: int, left: int
+) -> None:
+    """So that it is ready when the furthest of the others is."""
+    caught_up_with(monkeypatch, later(1, 50.0))
+    others = {"other": Pulse(phase=Phase.PHASE_TRAINING, round=1, inner_step=inner_step)}
+    site = Site(local(3), Rounds(begin()), Roster([["other"], ["other"]], others))
+    site.run()
+    jobs = [(job.first_step, job.steps) for job in site.trainer.jobs]
+    assert jobs == ([(8 - left, left)] if left else []) + [(8, 4)]
+    assert site.rounds.heard[0] == (float(left), 10 * left)
+
+
+def test_moments_are_fetched_by_who_has_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    moments = [shared(np.full(LENGTH, level, np.float32)) for level in (3.0, 4.0)]
+    asked = caught_up_with(monkeypatch, Fetched(later(1, 50.0), moments[0], moments[1], 77), later(2, 40.0))
+    site = Site(local(3), Rounds(begin()), Roster([["other"], ["other"], [], ["other"], ["other"]], AHEAD))
+    site.rounds.fates = [Behind(["other"])]
+    site.run()
+    assert [question["moments"] for question in asked] == [True, False]
+    assert (site.trainer.jobs[0].adam_step, site.trainer.jobs[0].adam_m) == (77, 3.0)
+
+
+def test_different_bits_in_the_same_round_stop_the_site() -> None:
+    others = {"other": Pulse(phase=Phase.PHASE_TRAINING, round=1, digest=b"!" * 32)}
+    site = Site(local(2), Rounds(begin()), Roster(pulses=others))
+    with pytest.raises(PierError, match="other holds other bits") as stopped:
+        site.run()
+    assert "empty data directory" in stopped.value.remedy
+    assert not site.saved
