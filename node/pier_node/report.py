@@ -39,8 +39,8 @@ class Reporter:
             inner_step=progress.inner_step,
             tokens=progress.tokens,
             tokens_per_second=progress.tokens_per_second,
-            loss=progress.loss,
-            validation_loss=progress.validation_loss,
+            loss=_finite(progress.loss),
+            validation_loss=_finite(progress.validation_loss),
             bytes_sent=self.carrier.bytes_sent(),
             time=time.time(),
         )
@@ -100,6 +100,11 @@ def _peer(roster: Roster, node: str) -> Status:
         "round_trip": contact.round_trip,
         "last_error": contact.last_error,
     }
+
+
+def _finite(loss: float) -> float:
+    """A loss that ran away is told as NaN: peers refuse what is infinite."""
+    return loss if math.isfinite(loss) else math.nan
 
 
 def phase_name(phase: Phase.ValueType) -> str:

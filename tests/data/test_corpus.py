@@ -169,7 +169,7 @@ def test_data_without_text_is_an_error(tmp_path: Path) -> None:
     (tmp_path / "empty.txt").write_text("")
     with pytest.raises(PierError, match="no text in it") as caught:
         open_slot(tmp_path / "empty.txt", tmp_path / "cache")
-    assert "--data PATH" in caught.value.remedy
+    assert "--dataset PATH" in caught.value.remedy
     assert list((tmp_path / "cache").iterdir()) == []
 
 

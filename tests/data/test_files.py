@@ -46,7 +46,7 @@ def test_hidden_broken_and_unwanted_files_are_left_out(tmp_path: Path) -> None:
 def test_a_missing_path_is_named(tmp_path: Path) -> None:
     with pytest.raises(PierError, match=r"nowhere: no such file or folder") as caught:
         find_entries(tmp_path / "nowhere")
-    assert "--data PATH" in caught.value.remedy
+    assert "--dataset PATH" in caught.value.remedy
 
 
 @pytest.mark.parametrize(("suffix", "said"), [("", "no visible file"), (".jsonl", "no .jsonl file")])

@@ -10,8 +10,8 @@ from pier_node.demo.picture import agreement, clock, line, phase, picture
 from pier_node.demo.record import Record
 
 
-def shown(renderable: RenderableType) -> str:
-    console = Console(width=120, color_system=None)
+def shown(renderable: RenderableType, width: int = 120) -> str:
+    console = Console(width=width, color_system=None)
     with console.capture() as capture:
         console.print(renderable)
     return capture.get()
@@ -20,7 +20,7 @@ def shown(renderable: RenderableType) -> str:
 def test_before_anything_is_known(tmp_path: Path) -> None:
     seen = Record(record(tmp_path).config, ["alpha", "beta", "gamma"])
     text = shown(picture(seen, 0.0))
-    assert text.count("starting up") == 3
+    assert text.count("starting") == 3
     assert "validation loss  not measured yet" in text
     assert "nothing to compare yet" in text
 
@@ -30,29 +30,38 @@ def test_in_the_middle_of_a_run(tmp_path: Path) -> None:
     assert "1,037,696 parameters, 3 sites, pier: a round every 20 inner steps" in text
     (alpha,) = (row for row in text.splitlines() if "alpha" in row)
     assert alpha.strip("│ ").split() == [
-        *("alpha", "training"), "━" * 9, *("100/200", "5", "1,234", "4.500", "5", "MB", "0.25", "s")
+        *("alpha", "training"), "━" * 16 + "╸", *("100/200", "1,234", "4.500", "5", "MB", "5", "0.25", "s")
     ]  # fmt: skip
     assert "5.250 → 4.250 nats a byte" in text
     assert "✓ same bits at all sites  4 rounds compared, digest 000000000000" in text
-    assert "sent by a site until now: 5 MB; gradients at every step would be 553 MB, 110.7 times as much" in text
+    assert "sent by a site: 5 MB; averaging gradients at every step: 553 MB (110.7x)" in text
     assert "1:15" in text
+
+
+def test_it_fits_into_a_small_terminal(tmp_path: Path) -> None:
+    seen = record(tmp_path, rounds=5)
+    for track in seen.tracks.values():
+        track.saw_status(
+            {**track.status, "phase": "catching up", "tokens_per_second": 98_765.0, "bytes_sent": 987_654_321}
+        )
+    assert "…" not in shown(picture(seen, 75.0), width=80)
 
 
 def test_the_start_is_made_for_all(tmp_path: Path) -> None:
     seen = record(tmp_path)
     seen.tracks["beta"].saw_status(event("beta", 0, phase="catching up"))
-    assert phase(seen.tracks["alpha"], seen).plain == "training for all"
-    assert phase(seen.tracks["beta"], seen).plain == "waits for the start"
+    assert phase(seen.tracks["alpha"], seen).plain == "trains for all"
+    assert phase(seen.tracks["beta"], seen).plain == "waits for start"
 
 
 @pytest.mark.parametrize(
     ("said", "words"),
     [
         ("training", "training"),
-        ("waiting", "waiting for others"),
+        ("waiting", "waiting"),
         ("exchanging", "exchanging"),
-        ("catching up", "fetching the state"),
-        ("starting", "starting up"),
+        ("catching up", "fetching state"),
+        ("starting", "starting"),
     ],
 )
 def test_phases_in_words(tmp_path: Path, said: str, words: str) -> None:
@@ -61,7 +70,7 @@ def test_phases_in_words(tmp_path: Path, said: str, words: str) -> None:
     assert phase(seen.tracks["beta"], seen).plain == words
 
 
-@pytest.mark.parametrize(("code", "words"), [(-9, "DIED (exit code -9)"), (0, "left")])
+@pytest.mark.parametrize(("code", "words"), [(-9, "DIED, code -9"), (0, "left")])
 def test_a_site_that_is_gone(tmp_path: Path, code: int, words: str) -> None:
     seen = record(tmp_path, rounds=3)
     seen.tracks["beta"].code = code

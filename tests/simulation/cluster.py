@@ -19,6 +19,7 @@ from pier_node.config import RunConfig
 from pier_node.faults import Faults
 from pier_node.model.layout import Layout
 from pier_node.outer.attempt import Tools, Voted
+from pier_node.outer.quorum import has_quorum
 from pier_node.outer.round import Rounds
 from pier_node.outer.state import ANCHOR, MOMENTUM, OuterState
 from pier_node.progress import Progress
@@ -178,12 +179,26 @@ class Cluster:
         self.network.crash(name)
 
     async def settle(self, names: list[str], within: float) -> None:
-        """Wait until these sites have finished their run. Raises TimeoutError."""
+        """Wait until these sites have finished their run.
+
+        Raises:
+            TimeoutError: they have not, or they lack a quorum and stood still for a twentieth of that time.
+        """
+        commits, still = 0, 0.0
         async with asyncio.timeout(within):
             while not all(name in self.nodes and self.nodes[name].main.done() for name in names):
                 if self.errors:
                     raise self.errors[0]
-                await asyncio.sleep(1.0)
+                await asyncio.sleep(10.0)
+                committed = sum(len(found) for found in self.committed.values())
+                commits, still = committed, still + 10.0 if committed == commits else 0.0
+                if still > within / 20 and not has_quorum(names, self.furthest(names).members):
+                    raise TimeoutError
+
+    def furthest(self, names: list[str]) -> OuterState:
+        """The latest state that any of these sites holds."""
+        states = [self.nodes[name].rounds.state for name in names if name in self.nodes]
+        return max(states, key=lambda state: state.round)
 
     async def _live(self, loop: Training) -> None:
         try:

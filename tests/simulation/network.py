@@ -121,25 +121,24 @@ class SimCarrier:
             await asyncio.Event().wait()
         assert target
         if self.network.random.random() < self.network.weather.repeat:
-            again = target.spawn(self._ignore(target.handlers[method.name](self.node, _copy(request))))
-            again.set_name("repeated")
-        reply = await self._in(target, target.handlers[method.name](self.node, _copy(request)))
+            target.spawn(self._ignore(target.handlers[method.name], _copy(request)))
+        reply = await self._in(target, target.handlers[method.name], _copy(request))
         back = await target.network.hop(target, self.node)
         if back is not self:
             await asyncio.Event().wait()
         return method.reply.FromString(reply.SerializeToString())
 
-    async def _ignore(self, work: Awaitable[Any]) -> None:
+    async def _ignore(self, handler: Callable[[str, Any], Awaitable[Any]], request: Any) -> None:
         try:
-            await work
+            await handler(self.node, request)
         except (BadMessage, PeerLost):
             return
 
-    async def _in(self, target: SimCarrier, work: Awaitable[Any]) -> Any:
+    async def _in(self, target: SimCarrier, handler: Callable[[str, Any], Awaitable[Any]], request: Any) -> Any:
         """Run a handler at its node; a crash of either end cuts the call."""
 
         async def handle() -> Any:
-            return await work
+            return await handler(self.node, request)
 
         task = target.spawn(handle())
         try:
@@ -158,7 +157,7 @@ class SimCarrier:
         if target is None or target.on_push is None:
             raise PeerLost(peer, "unreachable")
         queue: asyncio.Queue[Chunk | PeerLost | None] = asyncio.Queue(2)
-        handler = asyncio.create_task(self._in(target, target.on_push(self.node, _drain(queue))))
+        handler = asyncio.create_task(self._in(target, target.on_push, _drain(queue)))
         feeder = self.spawn(self._feed(peer, chunks, queue))
         try:
             await asyncio.wait([handler, feeder], return_when=asyncio.FIRST_COMPLETED)

@@ -49,7 +49,7 @@ async def whole_run(cluster: Cluster, survivors: list[str], within: float = 2 * 
         await cluster.settle(survivors, within)
         return True
     except TimeoutError:
-        furthest = max((cluster.nodes[name].rounds.state for name in survivors), key=lambda state: state.round)
+        furthest = cluster.furthest(survivors)
         assert not has_quorum(survivors, furthest.members), f"seed {cluster.seed}: a live majority stands still"
         return False
     finally:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from rich.console import Group, RenderableType
-from rich.padding import Padding
 from rich.panel import Panel
 from rich.progress_bar import ProgressBar
 from rich.table import Table
@@ -15,16 +14,10 @@ from pier_node.demo.plan import synchronous_bytes
 from pier_node.demo.record import Record, Track
 from pier_node.units import amount, count, number
 
-WIDTH = 112
+WIDTH = 100
 CHART_WIDTH, CHART_HEIGHT = 72, 4
-PHASES = {
-    "training": "training",
-    "waiting": "waiting for others",
-    "exchanging": "exchanging",
-    "catching up": "fetching the state",
-    "leaving": "leaving",
-    "done": "done",
-}
+WORDS = {"": "starting", "catching up": "fetching state"}
+"""For phases that do not speak for themselves."""
 
 
 def line(record: Record, seconds: float) -> str:
@@ -49,7 +42,7 @@ def picture(record: Record, seconds: float) -> RenderableType:
     title = f"[b]Pier[/b]  {count(record.parameters)} parameters, {config.run.sites} sites, {_algorithm(config.outer)}"
     body = Group(_sites(record), Text(), *_losses(record), Text(), agreement(record), _traffic(record))
     foot = f"{clock(seconds)}   Ctrl+C ends everything"
-    return Panel(Padding(body, (1, 1)), title=title, subtitle=foot, width=WIDTH, border_style="cyan")
+    return Panel(body, title=title, subtitle=foot, width=WIDTH, padding=(1, 1), border_style="cyan")
 
 
 def _algorithm(outer: OuterSection) -> str:
@@ -58,10 +51,11 @@ def _algorithm(outer: OuterSection) -> str:
 
 
 def _sites(record: Record) -> Table:
-    table = Table(box=None, pad_edge=False, expand=True, header_style="dim")
-    for heading in ("site", "does", "", "step"):
-        table.add_column(heading, no_wrap=True)
-    for heading in ("round", "tokens/s", "train loss", "sent", "last round"):
+    table = Table(box=None, pad_edge=False, expand=True, header_style="dim", padding=(0, 1, 0, 0))
+    table.add_column("site", no_wrap=True)
+    table.add_column("does", no_wrap=True, min_width=15)
+    table.add_column("", ratio=1)
+    for heading in ("step", "tokens/s", "loss", "sent", "round", "took"):
         table.add_column(heading, justify="right", no_wrap=True)
     for track in record.tracks.values():
         table.add_row(*_row(track, record))
@@ -71,27 +65,27 @@ def _sites(record: Record) -> Table:
 def _row(track: Track, record: Record) -> list[RenderableType]:
     status, steps = track.status, record.config.inner.total_steps
     done = status.get("inner_step", 0)
-    bar = ProgressBar(total=steps, completed=done, width=18, complete_style="cyan", finished_style="green")
+    bar = ProgressBar(total=steps, completed=done, complete_style="cyan", finished_style="green")
     row: list[RenderableType] = [Text(track.name, "bold"), phase(track, record), bar, f"{done}/{steps}"]
     if not status:
-        return [*row, *[""] * 5]
+        return row
     speed, exchange = count(status["tokens_per_second"]), f"{number(status['round_seconds'], 2)} s"
-    return [*row, str(max(track.round, 0)), speed, number(status["loss"], 3), amount(status["bytes_sent"]), exchange]
+    return [*row, speed, number(status["loss"], 3), amount(status["bytes_sent"]), str(max(track.round, 0)), exchange]
 
 
 def phase(track: Track, record: Record) -> Text:
     """What a site does, in words."""
     if track in record.lost:
-        return Text("left" if track.code == 0 else f"DIED (exit code {track.code})", "bold red")
+        return Text("left" if track.code == 0 else f"DIED, code {track.code}", "bold red")
     if track.code is not None or track.round == record.rounds:
         return Text("done", "green")
-    name = track.status.get("phase", "")
+    name = str(track.status.get("phase", ""))
     first = record.newest.event.get("inner_step", 0) < record.start_steps
     if first and name == "training":
-        return Text("training for all", "green")
+        return Text("trains for all", "green")
     if first and name == "catching up":
-        return Text("waits for the start", "dim")
-    return Text(PHASES.get(name, "starting up"), "green" if name == "training" else "yellow")
+        return Text("waits for start", "dim")
+    return Text(WORDS.get(name, name), "green" if name == "training" else "yellow")
 
 
 def _losses(record: Record) -> list[RenderableType]:
@@ -119,8 +113,8 @@ def _traffic(record: Record) -> Text:
     part = record.newest.event.get("inner_step", 0) / record.config.inner.total_steps
     sent = sum(track.bytes_sent for track in record.tracks.values()) / len(record.tracks)
     gradients = synchronous_bytes(record.config, record.parameters) * part
-    text = Text(f"sent by a site until now: {amount(sent)}; gradients at every step would be {amount(gradients)}")
-    return text.append(f", {gradients / sent:.1f} times as much") if sent else text
+    text = Text(f"sent by a site: {amount(sent)}; averaging gradients at every step: {amount(gradients)}")
+    return text.append(f" ({gradients / sent:.1f}x)") if sent else text
 
 
 def clock(seconds: float) -> str:

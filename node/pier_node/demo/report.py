@@ -25,7 +25,7 @@ def report(result: Result, text: str, files: dict[str, Path]) -> RenderableType:
     title = f"[b]Pier[/b]  trained {result.parameters:,} parameters at {len(result.sites)} sites"
     heading, sample = Text("the model goes on from a prompt:", "dim"), Padding(Text(text, "cyan"), (0, 2))
     body = Group(_summary(result), Text(), _sites(result), Text(), heading, sample, Text(), _files(files))
-    return Panel(Padding(body, (1, 1)), title=title, width=WIDTH, border_style="green")
+    return Panel(body, title=title, width=WIDTH, padding=(1, 1), border_style="green")
 
 
 def _summary(result: Result) -> Table:
@@ -88,5 +88,5 @@ def _files(files: dict[str, Path]) -> Table:
     table.add_column(style="dim", no_wrap=True)
     table.add_column(overflow="fold")
     for what, path in files.items():
-        table.add_row(what, str(path))
+        table.add_row(what, str(path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path))
     return table

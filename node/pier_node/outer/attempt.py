@@ -256,6 +256,8 @@ class Attempt:
             watch.cancel()
             task.cancel()
             await asyncio.wait([task])
+            if not task.cancelled():
+                task.exception()  # it may have failed just as the others gave up
 
 
 def norm_limit(anchor: Vector) -> float:

@@ -31,7 +31,7 @@ class Suspicion(Exception):
     """An attempt cannot go on because of a member: lost, or refused for what it sent; `node` may be NOBODY."""
 
     def __init__(self, node: str, reason: str) -> None:
-        super().__init__(f"{node}: {reason}")
+        super().__init__(f"{node}: {reason}" if node else reason)
         self.node = node
         self.reason = reason
 
@@ -115,7 +115,8 @@ class Reduction:
             await take(share, first, rest)
         except (BadMessage, PeerLost) as error:
             if not self._broken.done():
-                self._broken.set_result(Suspicion(sender, str(error)))
+                reason = error.reason if isinstance(error, PeerLost) else str(error)
+                self._broken.set_result(Suspicion(sender, reason))
             raise
 
     async def _push(self, node: str, chunks: AsyncIterator[Chunk]) -> None:
@@ -200,6 +201,7 @@ class Reduction:
             part = np.frombuffer(data, dtype="<f4")
             self._mean[position : position + len(part)] = part
             position += len(part)
+            await self._faults.reach(self._plan.round, "exchanging")  # a member may own no shard
             self._heard[share.node].set()
         self._complete.add(share.node)
         self._heard[share.node].set()
