@@ -22,7 +22,7 @@ def test_everything_is_said(tmp_path: Path) -> None:
     assert "5.250 → 3.250 nats a byte, 7.574 → 4.689 bits a byte" in text
     assert "10 MB: 110.7 times less than synchronous training" in text
     assert "1.11 GB: 2·4·P·(n−1)/n bytes a step, P = 1,037,696, n = 3, 200 steps" in text
-    assert "the same at all sites after each of the 9 rounds that they share" in text
+    assert "the same bits at all sites after each of the 9 rounds that they share" in text
     assert "90 % of the time in inner steps" in text
     assert "1:23 for 200 inner steps in 10 rounds" in text
     assert "def [b]go(self):" in text

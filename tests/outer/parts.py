@@ -12,7 +12,7 @@ from outer.cases import CALM, LENGTH, Member, add_mean, ballot, outer_state, sha
 from simulation.network import Network
 from simulation.virtual_time import run
 
-from pier.v1.peer_pb2 import Proposal, Share, Value
+from pier.v1.peer_pb2 import Proposal, Value
 from pier_node.faults import Faults
 from pier_node.outer.attempt import Attempt, Contribution, Voted
 from pier_node.outer.reduce import Suspicion
@@ -33,7 +33,7 @@ def adopting(result: OuterState, members: str, holders: str, *names: str) -> Pro
         verdict=Proposal.VERDICT_GO,
         round=1,
         ballot=BALLOT,
-        shares=[Share(node=node) for node in names],
+        shares=fresh(*names).shares,
         adopt=adopted,
         holders=list(holders),
     )

@@ -140,6 +140,8 @@ def test_a_result_is_adopted_from_its_holder() -> None:
         proposal = adopting(result, "abd", "b", "b", "c")
         parts = {node: Part(members[node], proposal, result if node == "b" else None) for node in "bc"}
         assert [(await part.task).digest for part in parts.values()] == [result.digest] * 2
+        assert parts["b"].attempt.reduction
+        assert parts["b"].attempt.reduction.meter.rate() == 0, "nothing is exchanged"
         vote = members["c"].journal.votes[0][2]
         assert (vote.origin, list(vote.members)) == (ballot(1), ["a", "b", "c", "d"]), "all that may have committed it"
 

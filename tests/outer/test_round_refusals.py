@@ -145,7 +145,7 @@ def test_only_members_of_an_attempt_can_abort_it() -> None:
         notice = AbortNotice(node="a", round=1, ballot=ballot(1, "a"), reason="because")
         await puppet.carrier.call("b", ABORT, notice, 5.0)
         await asyncio.sleep(0.1)
-        assert member.rounds.last_error == ": a gave up: itself: because"
+        assert member.rounds.last_error == "a gave up: itself: because"
 
     run(main())
 

@@ -36,7 +36,7 @@ def _summary(result: Result) -> Table:
     table.add_row("validation loss", f"[b]{result.initial_loss:.3f} → {result.final_loss:.3f}[/b] nats a byte, {bits}")
     table.add_row("sent by a site", _saving(result))
     table.add_row("synchronous", f"{amount(result.synchronous_bytes)}: {_formula(result)}")
-    table.add_row("bits", _agreement(result))
+    table.add_row("weights", _agreement(result))
     if result.utilisation is not None:
         table.add_row("utilisation", f"{percent(result.utilisation)} of the time in inner steps, the rest in rounds")
     table.add_row("time", f"{clock(result.seconds)} for {result.steps} inner steps in {result.rounds} rounds")
@@ -56,7 +56,8 @@ def _formula(result: Result) -> str:
 def _agreement(result: Result) -> str:
     if not result.digests_equal:
         return "[b red]the sites did NOT hold the same bits: please report this[/b red]"
-    return f"[green]the same at all sites after each of the {result.rounds_compared} rounds that they share[/green]"
+    shared = f"after each of the {result.rounds_compared} rounds that they share"
+    return f"[green]the same bits at all sites {shared}[/green]"
 
 
 def _sites(result: Result) -> Table:
