@@ -279,7 +279,7 @@ def demo(as_json: bool, **options: Any) -> None:
 
         sys.exit(0 if run_demo(Options(**options), as_json) else 1)
     except KeyboardInterrupt:
-        click.echo("Stopped, and no process is left. To go on: pier-node demo --keep", err=True)
+        click.echo("Stopped, and no process is left. The same command with --keep goes on.", err=True)
         sys.exit(130)
 
 

@@ -12,6 +12,7 @@ def test_a_new_folder_is_made_and_marked(tmp_path: Path) -> None:
     with claimed(tmp_path / "a" / "demo", keep=False) as work:
         assert work == tmp_path / "a" / "demo"
         assert [path.name for path in work.iterdir()] == [MARK]
+        assert work.stat().st_mode & 0o077 == 0  # it will hold keys and a token
 
 
 def test_the_last_demo_goes_unless_it_is_kept(tmp_path: Path) -> None:

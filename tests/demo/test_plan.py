@@ -50,17 +50,17 @@ def test_steps_within_a_time() -> None:
     # A step of all: 3 sites x 4 x 128 tokens, a tenth of them alone and the rest two sites abreast.
     pace = Pace(tokens_per_second=6000.0, abreast=2)
     a_step = 3 * 4 * 128 * (0.1 + 0.9 / 2) / 6000 * 1.3 + 0.3 / 20
-    assert steps_within(90.0, 3, "pier", pace, context=128) == int(90 / a_step) // 10 * 10 == 450
+    assert steps_within(90.0, 3, "pier", pace) == int(90 / a_step) // 10 * 10 == 450
 
 
 def test_synchronous_steps_take_longer() -> None:
     pace = Pace(tokens_per_second=6000.0, abreast=3)
-    assert steps_within(90.0, 3, "sync", pace, 128) < steps_within(90.0, 3, "diloco", pace, 128)
+    assert steps_within(90.0, 3, "sync", pace) < steps_within(90.0, 3, "diloco", pace)
 
 
 @given(st.floats(0.1, 1e4), st.integers(2, 8), st.floats(1.0, 1e7), st.integers(1, 64))
 def test_steps_are_bounded_and_round(seconds: float, sites: int, speed: float, abreast: int) -> None:
-    steps = steps_within(seconds, sites, "pier", Pace(speed, abreast), context=128)
+    steps = steps_within(seconds, sites, "pier", Pace(speed, abreast))
     assert FEWEST <= steps <= MOST
     assert steps % 10 == 0
 

@@ -33,7 +33,7 @@ def claimed(folder: Path, keep: bool) -> Iterator[Path]:
 
 
 def _claim(folder: Path) -> IO[str]:
-    folder.mkdir(parents=True, exist_ok=True)
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     if not (folder / MARK).exists() and any(folder.iterdir()):
         raise PierError(f"{folder} holds something else than a demo, and a demo begins by emptying it", ELSEWHERE)
     mark = (folder / MARK).open("w")

@@ -8,8 +8,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from pier_node.config import RunConfig, load
+from pier_node.model.presets import PRESETS
 from pier_node.outer.schedule import total_rounds
 
+PRESET = "llama-1m"
 BATCH = 4
 START_FRACTION = 0.1
 FEWEST, MOST = 60, 1000
@@ -25,7 +27,7 @@ name = "demo"
 sites = {sites}
 
 [model]
-preset = "llama-1m"
+preset = "{preset}"
 
 [data]
 source = "stdlib"
@@ -62,8 +64,8 @@ def write_run(path: Path, sites: int, algorithm: str, steps: int) -> RunConfig:
     """Write the demo's run.toml, and read it as a site does."""
     every = inner_steps(steps)
     rounds = steps if algorithm == "sync" else math.ceil(steps / every)
-    keys = {"warmup": max(steps // 20, 1), "eval_every": max(rounds // 20, 1), "inner_steps": every, "batch": BATCH}
-    path.write_text(_RUN.format(sites=sites, algorithm=algorithm, steps=steps, **keys))
+    often = {"warmup": max(steps // 20, 1), "eval_every": max(rounds // 20, 1), "inner_steps": every}
+    path.write_text(_RUN.format(preset=PRESET, batch=BATCH, sites=sites, algorithm=algorithm, steps=steps, **often))
     return load(path)
 
 
@@ -72,11 +74,11 @@ def inner_steps(steps: int) -> int:
     return min(max(steps // 6, 5), 20)
 
 
-def steps_within(seconds: float, sites: int, algorithm: str, pace: Pace, context: int) -> int:
+def steps_within(seconds: float, sites: int, algorithm: str, pace: Pace) -> int:
     """Inner steps, in tens, that `sites` sites do in `seconds`: alone during pier's start, then all abreast."""
     alone = START_FRACTION if algorithm == "pier" else 0.0
     share = alone + (1 - alone) / min(sites, pace.abreast)
-    training = sites * BATCH * context * share / pace.tokens_per_second * SLACK
+    training = sites * BATCH * PRESETS[PRESET]["context"] * share / pace.tokens_per_second * SLACK
     rounds = ROUND_SECONDS / (1 if algorithm == "sync" else inner_steps(MOST))
     return min(max(int(seconds / (training + rounds)) // 10 * 10, FEWEST), MOST)
 

@@ -33,11 +33,11 @@ class Options:
     """
 
     folder: Path
-    sites: int = 3
-    algorithm: str = "pier"
-    steps: int | None = None
-    seconds: float = 90.0
-    keep: bool = False
+    sites: int
+    algorithm: str
+    steps: int | None
+    seconds: float
+    keep: bool
 
 
 def run_demo(options: Options, as_json: bool) -> bool:
@@ -64,10 +64,9 @@ def _configured(options: Options, work: Path, console: Console) -> RunConfig:
     if steps is None:
         from pier_node.demo.pace import measure
 
-        config = write_run(path, options.sites, options.algorithm, steps=1)
         with console.status("Measuring how fast this machine is"):
-            pace = measure(config)
-        steps = steps_within(options.seconds, options.sites, options.algorithm, pace, config.model.context)
+            pace = measure(options.sites)
+        steps = steps_within(options.seconds, options.sites, options.algorithm, pace)
         console.print(f"This machine trains on {pace.tokens_per_second:,.0f} tokens/s: {steps} inner steps.")
     return write_run(path, options.sites, options.algorithm, steps)
 

@@ -80,8 +80,8 @@ class _Training:
         """Say which site ended too early and what its log says; an error if the others cannot go on without it."""
         lost = [site for site in self._sites.all if self._record.tracks[site.name] in self._record.lost]
         if self._record.hopeless:
-            problems = [_obituary(site) for site in lost]
-            raise PierError("\n".join(problems), "The sites that are left cannot go on: they are no majority.")
+            remedy = "The others cannot go on without it. Mend what its log shows, and start the demo again."
+            raise PierError("\n".join(_obituary(site) for site in lost), remedy)
         for site in lost:
             if site.name not in self._told:
                 self._told.add(site.name)
@@ -92,10 +92,8 @@ class _Training:
         if news != self._news:
             self._news, self._news_at = news, now
         if now - self._news_at > STILL:
-            states = [
-                f"{site.name}: {self._state(site)}; its log ends with:\n{site.tail()}" for site in self._sites.all
-            ]
-            raise PierError(f"nothing has happened for {STILL:.0f} seconds\n" + "\n".join(states), "Start it again.")
+            states = "\n".join(self._state(site) for site in self._sites.all)
+            raise PierError(f"nothing has happened for {STILL:.0f} seconds\n{states}", "Mend what the logs show.")
 
     def _state(self, site: Site) -> str:
         status = self._record.tracks[site.name].status
