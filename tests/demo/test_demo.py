@@ -89,7 +89,7 @@ def test_two_sites_train_one_model(tmp_path: Path) -> None:
     ],
 )
 def test_an_interrupt_leaves_nothing(tmp_path: Path, moment: Callable[[Path], bool]) -> None:
-    demo = start(tmp_path, "--steps", "1000")
+    demo = start(tmp_path, "--steps", "200")
     try:
         wait_until(lambda: moment(tmp_path), demo)
         homes = sockets(descendants(tmp_path))
@@ -118,7 +118,7 @@ def test_the_others_go_on_without_a_site_that_was_killed_and_it_is_told(tmp_path
 
 
 def test_a_demo_that_was_killed_takes_its_sites_along(tmp_path: Path) -> None:
-    demo = start(tmp_path, "--sites", "2", "--steps", "1000")
+    demo = start(tmp_path, "--sites", "2", "--steps", "200")
     wait_until(lambda: (tmp_path / "beta" / DAEMON_FILE).exists(), demo)
     family = descendants(tmp_path)
     demo.kill()

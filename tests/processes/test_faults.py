@@ -30,10 +30,12 @@ def test_killed_at_every_phase(found: Found, place: int) -> None:
     for phase in (*PHASES[1:], None):
         dies_and_others_go_on(victim, others)
         with held(others):
-            victim.start(*(["--fail-at", f"{max(site.round for site in others) + 3}:{phase}"] if phase else []))
-            if phase == "fetching":
+            if phase == "fetching":  # it is behind already
+                victim.start("--fail-at", f"1:{phase}")
                 victim.ended()
             else:
+                at = max(site.round for site in others) + 3
+                victim.start(*(["--fail-at", f"{at}:{phase}"] if phase else []))
                 victim.take_part()
     victim.rejoin()
     run.finish()

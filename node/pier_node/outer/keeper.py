@@ -1,7 +1,7 @@
 """The keeper's side of a round: collect who is ready, decide when to wait no longer, propose the group.
 
-Every node can keep; the one with the lowest id among the live participants does. Nothing here needs to be right for
-safety (members check quorum and ballots themselves, see round.py): a bad keeper costs an attempt.
+Every node can keep; the one with the lowest id among the live participants does. Members check quorum and ballots
+themselves (proposal.py). Whether a result is adopted is the keeper's choice alone: only it has seen all announcements.
 """
 
 from __future__ import annotations
