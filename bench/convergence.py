@@ -1,10 +1,11 @@
-"""Does Pier keep the loss where synchronous training has it? Final validation loss of six methods at equal tokens.
+"""Does the loss stay where it should be? Final validation loss of methods, or of codecs and overlap, at equal tokens.
 
-    python -m bench.convergence [--quick] [--json FILE] [--plot FILE.png]
+    python -m bench.convergence [--table methods|bandwidth] [--quick] [--json FILE] [--plot FILE.png]
 
 Sites are simulated in one process on the text of the standard library; all methods see the same windows. `start` is a
 synchronous start of a tenth of the run, `warmup` the momentum that is gathered in it; pier has both. The gap ratio of
 a method is (its loss - sync) / (diloco - sync), of means over seeds: spec/pier.md, property 8, wants 0.6 for pier.
+All of the table `bandwidth` are diloco with such a start; what they lose is measured against `none`.
 """
 
 from __future__ import annotations
@@ -22,17 +23,38 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
-from bench.simulation import Point, Simulation
+from bench.pair_simulation import simulation_of
+from bench.simulation import Point
 from pier_node.config import RunConfig
 
 START = {"start": "sync", "start_fraction": 0.1}
-METHODS: dict[str, dict[str, Any]] = {
+Methods = dict[str, dict[str, Any]]
+METHODS: Methods = {
     "sync": {"algorithm": "sync", "start": "none"},
     "diloco": {"algorithm": "diloco"},
     "diloco, start": {"algorithm": "diloco", **START},
     "diloco, start, warmup": {"algorithm": "diloco", **START, "momentum_warmup": True},
     "pier, staged": {"algorithm": "pier", **START, "schedule": "staged"},
     "pier, cosine": {"algorithm": "pier", **START, "schedule": "cosine"},
+    "noloco": {"algorithm": "noloco"},
+    "noloco, start": {"algorithm": "noloco", "start": "solo", "start_fraction": 0.1},
+    "noloco, start, γ 0.3": {"algorithm": "noloco", "start": "solo", "start_fraction": 0.1, "noloco": {"gamma": 0.3}},
+}
+WAYS: Methods = {
+    "none": {},
+    "bf16": {"codec": "bf16"},
+    "int8": {"codec": "int8"},
+    "int4": {"codec": "int4"},
+    "topk": {"codec": "topk"},
+    "topk2": {"codec": "topk2"},
+    "overlap": {"overlap": True},
+    "4 fragments": {"fragments": 4},
+    "int4, overlap": {"codec": "int4", "overlap": True},
+    "int4, overlap, 4 fragments": {"codec": "int4", "overlap": True, "fragments": 4},
+}
+TABLES: dict[str, Methods] = {
+    "methods": METHODS,
+    "bandwidth": {name: {"algorithm": "diloco", **START, **way} for name, way in WAYS.items()},
 }
 WANTED = 0.6
 """Property 8: the most that pier's gap to sync may be, as a part of diloco's."""
@@ -59,7 +81,7 @@ class Setting:
     eval_batches: int = 8
     seeds: tuple[int, ...] = (1, 2, 3)
 
-    def config(self, method: str, seed: int) -> RunConfig:
+    def config(self, outer: dict[str, Any], seed: int) -> RunConfig:
         """The run of one method with one seed."""
         model = {"dim": self.dim, "layers": self.layers, "heads": 4, "ffn_dim": self.ffn_dim, "context": self.context}
         inner = {key: getattr(self, key) for key in ("batch_size", "total_steps", "lr", "warmup_steps", "eval_batches")}
@@ -67,7 +89,7 @@ class Setting:
             "run": {"name": "convergence", "seed": seed, "sites": self.sites},
             "model": {"preset": "llama-1m", **model},
             "inner": {**inner, "min_lr": self.lr / 10, "precision": "fp32"},
-            "outer": {"inner_steps": self.inner_steps, **METHODS[method]},
+            "outer": {"inner_steps": self.inner_steps, **outer},
         }
         return RunConfig.model_validate(tables)
 
@@ -78,19 +100,19 @@ QUICK = Setting(
 )  # fmt: skip
 
 
-def measure(setting: Setting, console: Console) -> Curves:
+def measure(methods: Methods, setting: Setting, console: Console) -> Curves:
     """Train with every method and seed, one after the other."""
-    curves: Curves = {method: {} for method in METHODS}
+    curves: Curves = {method: {} for method in methods}
     columns = TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn()
-    steps = setting.total_steps * len(METHODS) * len(setting.seeds)
+    steps = setting.total_steps * len(methods) * len(setting.seeds)
     with tempfile.TemporaryDirectory() as cache, Progress(*columns, console=console) as progress:
         bar = progress.add_task("", total=steps)
         for seed in setting.seeds:
-            for method in METHODS:
+            for method, outer in methods.items():
                 progress.update(bar, description=f"seed {seed}: {method}")
-                simulation = Simulation(setting.config(method, seed), Path(cache))
+                simulation = simulation_of(setting.config(outer, seed), Path(cache))
                 curves[method][seed] = simulation.run(setting.eval_steps, lambda done: progress.advance(bar, done))
-                progress.console.print(f"seed {seed}  {method:22}{curves[method][seed][-1].loss:8.4f}")
+                progress.console.print(f"seed {seed}  {method:28}{curves[method][seed][-1].loss:8.4f}")
     return curves
 
 
@@ -99,9 +121,15 @@ def finals(curves: Curves, method: str) -> np.ndarray[Any, np.dtype[np.float64]]
     return np.array([points[-1].loss for points in curves[method].values()])
 
 
+def reference(curves: Curves) -> tuple[str, float]:
+    """What all others are compared with: the first method, and its mean loss."""
+    first = next(iter(curves))
+    return first, float(finals(curves, first).mean())
+
+
 def gap_ratio(curves: Curves, method: str) -> float:
     """(method - sync) / (diloco - sync), of means over seeds."""
-    sync = finals(curves, "sync").mean()
+    _, sync = reference(curves)
     return float((finals(curves, method).mean() - sync) / (finals(curves, "diloco").mean() - sync))
 
 
@@ -109,15 +137,14 @@ def table(curves: Curves, setting: Setting) -> Table:
     """The losses of every method."""
     rounds = setting.total_steps // setting.inner_steps
     title = f"Final validation loss, nats a byte: {setting.sites} sites, {rounds} intervals, {len(setting.seeds)} seeds"
-    shown = Table("method", title=title)
-    for heading in ("mean", "std", "min", "max", "to sync", "gap ratio"):
+    shown, (first, level) = Table("method", title=title), reference(curves)
+    for heading in ("mean", "std", "min", "max", f"to {first}", *(["gap ratio"] if "diloco" in curves else [])):
         shown.add_column(heading, justify="right")
-    sync = finals(curves, "sync").mean()
-    for method in METHODS:
+    for method in curves:
         losses = finals(curves, method)
         spread = (losses.mean(), losses.std(ddof=1), losses.min(), losses.max())
-        gap = f"{losses.mean() - sync:+.4f}", f"{gap_ratio(curves, method):.2f}"
-        shown.add_row(method, *(f"{value:.4f}" for value in spread), *gap)
+        ratio = [f"{gap_ratio(curves, method):.2f}"] if "diloco" in curves else []
+        shown.add_row(method, *(f"{value:.4f}" for value in spread), f"{losses.mean() - level:+.4f}", *ratio)
     return shown
 
 
@@ -129,10 +156,9 @@ def report(curves: Curves, setting: Setting) -> dict[str, Any]:
             "std": finals(curves, method).std(ddof=1),
             "min": finals(curves, method).min(),
             "max": finals(curves, method).max(),
-            "gap_ratio": gap_ratio(curves, method),
-            "curves": {str(seed): [list(point) for point in points] for seed, points in curves[method].items()},
+            "curves": {str(seed): [list(point) for point in points] for seed, points in seeds.items()},
         }
-        for method in METHODS
+        for method, seeds in curves.items()
     }
     return {"setting": asdict(setting), "torch": torch.__version__, "methods": methods}
 
@@ -152,9 +178,10 @@ def plot(curves: Curves, file: Path) -> None:
             axes.plot(steps, losses.mean(axis=0), label=method)
             axes.fill_between(steps, losses.min(axis=0), losses.max(axis=0), alpha=0.15)
             axes.set_xlabel("inner step")
+    lowest = min(finals(curves, method).min() for method in curves)
     later = [points[len(points) // 2].loss for seeds in curves.values() for points in seeds.values()]
     end.set_xlim(left=steps[len(steps) // 2])
-    end.set_ylim(min(finals(curves, "sync")) - 0.02, max(later) + 0.02)
+    end.set_ylim(lowest - 0.02, max(later) + 0.02)
     whole.set_ylabel("validation loss, nats a byte")
     whole.legend()
     figure.tight_layout()
@@ -162,16 +189,17 @@ def plot(curves: Curves, file: Path) -> None:
 
 
 @click.command(help=__doc__)
+@click.option("--table", "what", type=click.Choice([*TABLES]), default="methods", help="What to compare.")
 @click.option("--quick", is_flag=True, help="A tiny model and few steps: under a minute, and no evidence.")
 @click.option("--json", "json_file", type=click.Path(dir_okay=False, path_type=Path), help="Write all numbers here.")
 @click.option("--plot", "plot_file", type=click.Path(dir_okay=False, path_type=Path), help="Draw the curves here.")
-def main(quick: bool, json_file: Path | None, plot_file: Path | None) -> None:
-    """Compare the methods and say whether property 8 holds."""
+def main(what: str, quick: bool, json_file: Path | None, plot_file: Path | None) -> None:
+    """Compare the methods of a table; of `methods`, say whether property 8 holds."""
     torch.set_num_threads(1)
     console, setting = Console(), QUICK if quick else Setting()
-    curves = measure(setting, console)
+    curves = measure(TABLES[what], setting, console)
     console.print(table(curves, setting))
-    for method in ("pier, staged", "pier, cosine"):
+    for method in ("pier, staged", "pier, cosine") if what == "methods" else ():
         ratio = gap_ratio(curves, method)
         console.print(f"{method}: gap ratio {ratio:.2f}, wanted {WANTED} at most: {'yes' if ratio <= WANTED else 'no'}")
     if json_file:

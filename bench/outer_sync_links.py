@@ -60,7 +60,7 @@ def shaped_link(rate: int) -> Iterator[None]:
 def measure_links(quick: bool) -> list[LinkResult]:
     """Every rate, with and without TLS."""
     reps, seconds = (2, SECONDS / 4) if quick else (5, SECONDS)
-    return [_measure(rate, system, reps, seconds) for rate in RATES for system in ("pier", "pier, TLS")]
+    return [_measure(rate, system, reps, seconds) for rate in RATES for system in ("pier", "pier, TLS", "pier, libp2p")]
 
 
 def show(links: list[dict[str, Any]]) -> Table:

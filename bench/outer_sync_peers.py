@@ -18,6 +18,8 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from pier_node.wire.transport import Transport, make_carrier
+
 HOST = "127.0.0.1"
 
 
@@ -119,26 +121,32 @@ def hivemind(task: Task, gate: Gate, report: Report) -> None:
 
 def pier(task: Task, gate: Gate, report: Report) -> None:
     """Pier's reduce-scatter and all-gather over gRPC, without TLS."""
-    asyncio.run(_pier(task, gate, report, secure=False))
+    asyncio.run(_pier(task, gate, report, "grpc", secure=False))
 
 
 def pier_tls(task: Task, gate: Gate, report: Report) -> None:
     """The same over mutual TLS, as sites use it."""
-    asyncio.run(_pier(task, gate, report, secure=True))
+    asyncio.run(_pier(task, gate, report, "grpc", secure=True))
 
 
-async def _pier(task: Task, gate: Gate, report: Report, secure: bool) -> None:
+def pier_libp2p(task: Task, gate: Gate, report: Report) -> None:
+    """The same over libp2p, through hivemind's p2pd: TLS too."""
+    asyncio.run(_pier(task, gate, report, "hivemind", secure=True))
+
+
+async def _pier(task: Task, gate: Gate, report: Report, transport: Transport, secure: bool) -> None:
     from pier.v1.peer_pb2 import Ballot, Chunk, Share
     from pier_node.certificates import credentials
     from pier_node.identity import Identity, Token
+    from pier_node.outer.codec.plain import Plain
+    from pier_node.outer.contribution import Contribution
     from pier_node.outer.reduce import Plan, Reduction
     from pier_node.outer.shards import split
-    from pier_node.wire.grpc_carrier import GrpcCarrier
 
     run = hashlib.sha256(b"bench").digest()
     identity = Identity.load_or_create(task.folder / f"peer{task.rank}")
     own = credentials(identity, Token(bytes(32), run[:16])) if secure else None
-    carrier = GrpcCarrier(identity.node, run, own)
+    carrier = make_carrier(transport, identity.node, run, own)
     reductions: dict[int, asyncio.Future[Reduction]] = {
         number: asyncio.get_running_loop().create_future() for number in range(1, task.reps + 1)
     }
@@ -148,19 +156,20 @@ async def _pier(task: Task, gate: Gate, report: Report, secure: bool) -> None:
         await (await reductions[first.round]).take(sender, first, chunks)
 
     carrier.serve_push(take)
-    await carrier.start(task.host(task.rank), task.port + task.rank)
-    (task.folder / f"node{task.rank}").write_text(identity.node)
+    choice = await carrier.listen(f"{task.host(task.rank)}:{task.port + task.rank}", None, [])
+    (task.folder / f"node{task.rank}").write_text(f"{identity.node} {choice.address}")
     await asyncio.to_thread(gate.wait)
-    nodes = [(task.folder / f"node{rank}").read_text() for rank in range(task.count)]
-    for rank, node in enumerate(nodes):
+    known = [(task.folder / f"node{rank}").read_text().split() for rank in range(task.count)]
+    nodes = [node for node, _ in known]
+    for node, address in known:
         if node != identity.node:
-            carrier.introduce(node, f"{task.host(rank)}:{task.port + rank}")
+            carrier.introduce(node, address)
     shards = zip(sorted(nodes), split(task.length, [0.0] * task.count), strict=True)
     shares = [Share(node=node, tokens=1, offset=offset, length=length) for node, (offset, length) in shards]
     vector, mean = task.vector(), np.zeros(task.length, np.float32)
     for number in range(1, task.reps + 1):
         plan = Plan(number, Ballot(number=1, keeper=min(nodes)), shares, norm_limit=1e9, silence=60.0)
-        reduction = Reduction(carrier, plan, vector, mean)
+        reduction = Reduction(carrier, plan, Contribution(vector, 1), mean, Plain())
         await asyncio.to_thread(gate.wait)
         began = time.perf_counter()
         reductions[number].set_result(reduction)
@@ -174,6 +183,7 @@ async def _pier(task: Task, gate: Gate, report: Report, secure: bool) -> None:
 PEERS: dict[str, Callable[[Task, Gate, Report], None]] = {
     "pier": pier,
     "pier, TLS": pier_tls,
+    "pier, libp2p": pier_libp2p,
     "hivemind": hivemind,
     "gloo": gloo,
 }

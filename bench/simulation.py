@@ -1,7 +1,8 @@
 """All sites of a run in one process: Pier's own schedule, outer step and model, without daemons and without a network.
 
 Synchronous steps are taken once, on the rows of all sites together: every site would take the same one. Sites then
-part with copies of the weights and of AdamW's moments, as they do after a start (spec/pier.md, section 2).
+part with copies of the weights and of AdamW's moments, as they do after a start (spec/pier.md, section 2). Codecs,
+overlap and fragments are those of the node: the same pending pseudo-gradients, offered and taken at the same times.
 """
 
 from __future__ import annotations
@@ -13,14 +14,17 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
+from bench.exchange import exchanged
 from pier_node.config import RunConfig
 from pier_node.data.corpus import open_corpus
 from pier_node.data.windows import Batch, Windows
 from pier_node.inner.replica import Replica
 from pier_node.model.initial import initial_weights
-from pier_node.outer.mean import relative_weights, weighted_mean
+from pier_node.outer.codec import codec
+from pier_node.outer.contribution import Contribution
 from pier_node.outer.pier import accumulate, outer_step, pseudo_gradient
 from pier_node.outer.schedule import Kind, RoundPlan, round_plan, total_rounds
+from pier_node.pending import Pending
 from pier_node.shared import Vector
 
 VALIDATION_SEQUENCES = 32
@@ -80,6 +84,10 @@ class Simulation:
         self.anchor: Vector = initial_weights(config.model, seed).numpy()
         self._everybody = Trainer(config, self._windows, self.anchor)
         self._sites: list[Trainer] = []
+        self._starts: list[Vector] = []
+        self._flight: tuple[RoundPlan, list[Contribution]] | None = None
+        self._codec = codec(config.outer.codec)
+        self._pending = [Pending(len(self.anchor), config.outer.fragments, self._codec.lossy) for _ in range(sites)]
         self.momentum = np.zeros_like(self.anchor)
 
     def run(self, every: int, tell: Callable[[int], None]) -> list[Point]:
@@ -89,10 +97,11 @@ class Simulation:
             plan = round_plan(self._config, number)
             self._round(plan)
             done = plan.first_step + plan.steps
-            if done % every == 0 or done == last:
+            if done % every == 0 and done < last:
                 curve.append(Point(done, self.loss()))
             tell(plan.steps)
-        return curve
+        self._land()
+        return [*curve, Point(last, self.loss())]
 
     def loss(self) -> float:
         """Validation loss of the anchor, nats per token."""
@@ -116,15 +125,34 @@ class Simulation:
     def _apart(self, plan: RoundPlan) -> None:
         if not self._sites:
             self._sites = [self._everybody.part([windows]) for windows in self._windows]
-        deltas = [self._delta(site, plan) for site in self._sites]
-        mean, anchor, momentum = (np.empty_like(self.anchor) for _ in range(3))
-        weighted_mean(deltas, relative_weights([1] * len(deltas)), out=mean)
-        outer_step(self.anchor, self.momentum, mean, plan.momentum, plan.lr, anchor_out=anchor, momentum_out=momentum)
-        self.anchor, self.momentum = anchor, momentum
+        starts = self._starts if self._flight else self._beginnings()
+        for site, start in zip(self._sites, starts, strict=True):
+            site.load(start)
+            site.train(plan)
+        self._land()
+        for site, start, pending in zip(self._sites, starts, self._pending, strict=True):
+            pending.learn(start, site.weights(), plan.steps)
+        part = plan.span(len(self.anchor))
+        offers = [(pending.offer(part), pending.tokens[plan.fragment]) for pending in self._pending]
+        self._flight = plan, [Contribution(vector, tokens, error) for (vector, error), tokens in offers]
+        self._starts = self._beginnings()
+        if not self._config.outer.overlap:
+            self._land()
 
-    def _delta(self, site: Trainer, plan: RoundPlan) -> Vector:
-        site.load(self.anchor)
-        site.train(plan)
-        delta = np.empty_like(self.anchor)
-        pseudo_gradient(self.anchor, site.weights(), out=delta)
-        return delta
+    def _beginnings(self) -> list[Vector]:
+        """Where each site goes on: φ less what no round has taken."""
+        starts = [pending.start(self.anchor) for pending in self._pending]
+        return [self.anchor if start is None else start.array for start in starts]
+
+    def _land(self) -> None:
+        """The round under way, if there is one, ends."""
+        if self._flight is None:
+            return
+        (plan, contributions), self._flight = self._flight, None
+        mean, part = exchanged(contributions, self._codec), plan.span(len(self.anchor))
+        anchor, momentum = self.anchor.copy(), self.momentum.copy()
+        step = self.anchor[part], self.momentum[part], mean, plan.momentum, plan.lr, anchor[part], momentum[part]
+        outer_step(*step)
+        self.anchor, self.momentum = anchor, momentum
+        for pending in self._pending:
+            pending.taken(plan.fragment)

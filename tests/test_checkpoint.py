@@ -38,7 +38,7 @@ def checkpoint(round: int = 42, length: int = 1000, sync: bool = False, pending:
         inner_step=2105,
         tokens=10**12,
         pending=vector(length, 12) if pending else None,
-        pending_tokens=640 if pending else 0,
+        pending_tokens=(640, 0) if pending else (),
     )
 
 

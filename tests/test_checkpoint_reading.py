@@ -20,7 +20,7 @@ RUN = bytes(range(32))
 def at(round: int) -> Checkpoint:
     tensors = {name: SharedVector(10) for name in (ANCHOR, MOMENTUM)}
     tensors[ANCHOR].array[:] = np.arange(10) + round
-    return Checkpoint(OuterState(round, ("a",), tensors, {"a": round}), None, None, 0, 0, 0, None, 0)
+    return Checkpoint(OuterState(round, ("a",), tensors, {"a": round}), None, None, 0, 0, 0, None, ())
 
 
 def test_the_newest_whole_state_is_read_and_nothing_is_changed(tmp_path: Path) -> None:
@@ -49,7 +49,7 @@ def test_another_runs_checkpoint_is_refused(tmp_path: Path) -> None:
 def test_the_folder_is_listed_again_when_the_daemon_overtook_the_reader(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    store, read = CheckpointStore(tmp_path, RUN, keep=1), checkpoints._read_state
+    store, read = CheckpointStore(tmp_path, RUN, keep=1), checkpoints.read_state
     store.save(at(7))
 
     def overtaken(folder: Path, record: dict[str, object]) -> OuterState:
@@ -57,7 +57,7 @@ def test_the_folder_is_listed_again_when_the_daemon_overtook_the_reader(
             store.save(at(8))
         return read(folder, record)
 
-    monkeypatch.setattr(checkpoints, "_read_state", overtaken)
+    monkeypatch.setattr(checkpoints, "read_state", overtaken)
     state = CheckpointStore(tmp_path, RUN).newest_state()
     assert state
     assert state.round == 8

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from pydantic import ValidationError
 
 from pier_node.config import RunConfig, from_canonical, load
 from pier_node.errors import PierError
@@ -34,9 +36,18 @@ ERRORS = {
     "[inner]\nlr = -1": "inner.lr = -1: Input should be greater than 0",
     "[inner]\nlr = 1e-5\nmin_lr = 1e-4": "min_lr = 0.0001 must not be above lr = 1e-05",
     "[inner]\nstep = 3": "inner.step: no such key; allowed here: total_steps, batch_size",
-    '[outer]\nalgorithm = "dilco"': "outer.algorithm = \"dilco\": Input should be 'pier', 'diloco' or 'sync'",
+    '[outer]\nalgorithm = "dilco"': "outer.algorithm = \"dilco\": Input should be 'pier', 'diloco', 'noloco' or 'sync'",
     '[outer]\nalgorithm = "sync"\nstart = "solo"': "synchronous from the first step to the last",
     '[outer]\nstart = "solo"\nstart_fraction = 0.0': "needs start_fraction > 0",
+    '[outer]\nalgorithm = "noloco"\nstart = "sync"': 'start = "sync" needs every site at every step',
+    '[outer]\nalgorithm = "noloco"\nschedule = "cosine"': "no momentum_warmup, no schedule",
+    "[outer]\nfinal_merge = true": 'final_merge = true is for algorithm = "noloco"',
+    "[outer.noloco]\ngamma = 1.5": "gamma = 1.5 must be below 2(1 - alpha²) = 1.5 for alpha = 0.5",
+    "[outer.noloco]\nalpha = 0.9": "gamma = 0.7 must be below 2(1 - alpha²) = 0.38 for alpha = 0.9",
+    "[outer.noloco]\ngamma = -0.1": "outer.noloco.gamma = -0.1: Input should be greater than or equal to 0",
+    "[outer.noloco]\nbeta = -0.1": "outer.noloco.beta = -0.1: Input should be greater than or equal to 0",
+    '[outer]\nalgorithm = "noloco"\ninner_steps = 0': "outer.inner_steps = 0",
+    "[outer.noloco]\ngroup = 3": "outer.noloco.group: no such key; allowed here: alpha, beta, gamma",
     "[outer]\nmomentum = 1.0": "outer.momentum = 1.0: Input should be less than 1",
     "[other]\na = 1": "other: no such key; allowed here: run, model, data, inner, outer",
 }
@@ -81,6 +92,22 @@ def test_an_algorithm_sets_defaults_that_keys_overrule(tmp_path: Path) -> None:
     assert (mixed.start, mixed.start_fraction, mixed.momentum_warmup, mixed.schedule) == ("sync", 0.1, True, "cosine")
 
 
+def test_noloco_has_the_defaults_of_its_paper(tmp_path: Path) -> None:
+    outer = read(tmp_path, '[outer]\nalgorithm = "noloco"').outer
+    assert (outer.noloco.alpha, outer.noloco.beta, outer.noloco.gamma, outer.inner_steps) == (0.5, 0.7, 0.7, 50)
+    assert (outer.start, outer.start_fraction, outer.momentum_warmup, outer.schedule) == ("none", 0, False, "constant")
+    assert outer.final_merge is False
+    solo = read(tmp_path, '[outer]\nalgorithm = "noloco"\nstart = "solo"').outer
+    assert solo.start_fraction == 0.1
+
+
+def test_without_a_pull_there_is_a_warning(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    read(tmp_path, "[outer.noloco]\ngamma = 0")
+    assert not caplog.messages
+    read(tmp_path, '[outer]\nalgorithm = "noloco"\n[outer.noloco]\ngamma = 0')
+    assert "gamma = 0: nothing pulls the sites' anchors together" in caplog.text
+
+
 def test_the_hash_does_not_depend_on_how_it_was_written(tmp_path: Path) -> None:
     one = read(tmp_path, "[run]\nname = 'x'\nseed = 3\n[inner]\nlr = 0.001")
     other = read(tmp_path, '# comment\n[inner]\nlr = 1e-3\n[run]\nseed = 3\nname = "x"')
@@ -90,7 +117,7 @@ def test_the_hash_does_not_depend_on_how_it_was_written(tmp_path: Path) -> None:
 
 def test_the_hash_of_the_defaults_is_known() -> None:
     """It changes when a default does: then old and new sites are in different runs, and CHANGELOG.md must say so."""
-    assert RunConfig().hash().hex() == "05b374f11dda6760dc18719ae89f9452a3aed14ea301bd36d09db1f66aa872fe"
+    assert RunConfig().hash().hex() == "bff9615839042ab06adb3e7b054aa037ee6ae5d4a9b014fee73ef00fb4d09a45"
 
 
 @given(
@@ -115,3 +142,30 @@ def test_the_canonical_form_comes_back_the_same(seed: int, sites: int, steps: in
 def test_what_a_peer_sent_is_checked(text: str) -> None:
     with pytest.raises(PierError, match="peer's run configuration"):
         from_canonical(text)
+
+
+@pytest.mark.parametrize(
+    ("outer", "problem"),
+    [
+        ({"inner_steps": 50, "fragments": 3}, "inner_steps = 50 must be a multiple of fragments = 3"),
+        ({"algorithm": "sync", "overlap": True}, "no overlap, no fragments"),
+        ({"algorithm": "sync", "inner_steps": 4, "fragments": 2}, "no overlap, no fragments"),
+        ({"algorithm": "noloco", "fragments": 2}, "pairs of noloco swap the whole model"),
+        ({"algorithm": "noloco", "codec": "topk2"}, "is for pseudo-gradients"),
+        ({"codec": "int3"}, "int3"),
+        ({"fragments": 65}, "64"),
+    ],
+)
+def test_ways_to_send_less_that_do_not_go_together(outer: dict[str, Any], problem: str) -> None:
+    with pytest.raises(ValidationError, match=problem):
+        RunConfig.model_validate({"outer": outer})
+
+
+def test_no_start_takes_no_part_of_the_run() -> None:
+    """Else the ramp of the outer learning rate would begin late, and what is learnt before be thrown away."""
+    taken = [
+        RunConfig.model_validate({"outer": {"algorithm": algorithm, "start": start}}).outer.start_fraction
+        for algorithm in ("pier", "diloco", "noloco")
+        for start in ("none", "solo")
+    ]
+    assert taken == [0.0, 0.1] * 3

@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from pier_node.faults import NO_FAULTS, PHASES, Faults, kill_at
+from pier_node.faults import NO_FAULTS, PAIR_PHASES, PHASES, Faults, kill_at
 
 VICTIM = """
 import asyncio, sys
@@ -23,7 +23,7 @@ asyncio.run(main())
 
 
 async def test_without_faults_nothing_happens() -> None:
-    for phase in PHASES:
+    for phase in PHASES + PAIR_PHASES:
         await NO_FAULTS.reach(1, phase)
 
 

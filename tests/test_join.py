@@ -12,12 +12,14 @@ from pier.v1.peer_pb2 import HelloRequest, Pulse, Site
 from pier_node.config import RunConfig
 from pier_node.errors import PierError
 from pier_node.identity import Identity, Token
-from pier_node.join import Reception, Settings, find_run, free_slot
+from pier_node.join import Reception, Settings, find_run, find_site, free_slot
 from pier_node.roster import Roster
-from pier_node.site import save_run
+from pier_node.site import SiteRecord, save_run
 from pier_node.wire.carrier import HELLO, PROTOCOL, PeerRefused
 from pier_node.wire.grpc_carrier import GrpcCarrier
+from pier_node.wire.transport import Transport
 
+MULTIADDR = "/ip4/10.0.0.1/tcp/7700/p2p/QmYyQSo1c1Ym7orWxLYvCrM2EmxFTANf8wXmmE7DWjhx5N"
 CONFIG = RunConfig.model_validate({"run": {"name": "here", "sites": 3}})
 
 
@@ -113,3 +115,27 @@ async def test_slots_are_dealt_from_below(tmp_path: Path) -> None:
         roster.add(Site(node=f"{9:016x}", address="127.0.0.1:9", slot=1))
         assert free_slot(roster, 3) in range(3), "with all taken, parts are shared"
         assert carrier.node not in roster.contacts
+
+
+def test_a_site_stays_with_its_transport(tmp_path: Path) -> None:
+    peer = Site(node="a" * 16, address=MULTIADDR)
+    SiteRecord(False, 1, transport="hivemind").with_peers([peer]).save(tmp_path)
+    assert find_site(Settings(tmp_path)) == ("hivemind", SiteRecord.load(tmp_path))
+    transport, record = find_site(Settings(tmp_path, transport="grpc"))
+    assert (transport, record) == ("grpc", SiteRecord(False, 1))
+    assert find_site(Settings(tmp_path / "new")) == ("grpc", None)
+
+
+@pytest.mark.parametrize(
+    ("transport", "peer", "words"),
+    [
+        ("hivemind", "127.0.0.1:7700", "is not /ip4/ADDRESS/tcp/PORT/p2p/PEER"),
+        ("grpc", MULTIADDR, "is of a site on libp2p"),
+        ("grpc", "127.0.0.1:x", "is not HOST:PORT"),
+    ],
+)
+async def test_an_address_for_another_transport_is_refused(
+    tmp_path: Path, transport: Transport, peer: str, words: str
+) -> None:
+    with pytest.raises(PierError, match=words):
+        await find_run(Settings(tmp_path / "data", peers=(peer,), insecure=True, transport=transport))

@@ -8,7 +8,8 @@ import pytest
 
 from pier.v1.peer_pb2 import Ballot, Value
 from pier_node.errors import PierError
-from pier_node.journal import Journal, RecordedVote
+from pier_node.journal import Journal, PairJournal, RecordedVote
+from pier_node.outer.records import Doubt, Records
 
 VALUE = Value(origin=Ballot(number=3, keeper="b"), digest=bytes(range(32)), members=["a", "b"])
 
@@ -84,3 +85,27 @@ def test_a_torn_promise_is_no_promise_and_leaves_the_vote(tmp_path: Path, caplog
     assert journal.promised() == (0, Ballot())
     assert "the promise it held is forgotten" in caplog.text
     assert journal.last()
+
+
+def test_pairs_come_back_as_they_were_kept(tmp_path: Path) -> None:
+    journal = PairJournal(tmp_path / "run" / "pairs.json")
+    assert journal.load() == Records()
+    records = Records({3: "a" * 16}).voted(Doubt(4, "b" * 16, b"m" * 32, b"d" * 32))
+    journal.keep(records)
+    assert PairJournal(tmp_path / "run" / "pairs.json").load() == records
+    journal.keep(records.took(4, "b" * 16))
+    assert journal.load() == Records({3: "a" * 16, 4: "b" * 16})
+
+
+def test_damaged_records_of_pairs_are_forgotten_and_told(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    path = tmp_path / "pairs.json"
+    PairJournal(path).keep(Records({3: "a" * 16}))
+    path.write_text(path.read_text().replace("aaaa", "bbbb", 1))
+    assert PairJournal(path).load() == Records()
+    assert "the pairs it held is forgotten" in caplog.text
+
+
+def test_records_that_cannot_be_kept(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(PierError, match="cannot write down the records of pairs"):
+        PairJournal(tmp_path / "file" / "pairs.json").keep(Records())

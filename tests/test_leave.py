@@ -27,7 +27,7 @@ NAMES = ("a", "b", "c")
 class Member:
     """A site at rest after round 0, with everything but training."""
 
-    def __init__(self, network: Network, name: str, folder: Path, committed: int = 0) -> None:
+    def __init__(self, network: Network, name: str, folder: Path, committed: int = 0, pairs: bool = False) -> None:
         self.carrier: SimCarrier = network.join(name)
         tensors = {ANCHOR: SharedVector(4), MOMENTUM: SharedVector(4)}
         state = OuterState(committed, NAMES, tensors, {})
@@ -37,8 +37,10 @@ class Member:
             return Pulse(site=site, phase=Phase.PHASE_WAITING, round=committed, digest=state.digest)
 
         self.roster = Roster(self.carrier, pulse)
-        self.rounds = Rounds(Tools(self.carrier, self.roster, Disk(), _nobody), state, None)
-        self.leave = Leave(self.carrier, self.roster, self.rounds, folder / f"{name}.json")
+        self.rounds = Rounds(
+            Tools(self.carrier, self.roster, Disk(), _nobody), state, None, lambda _: len(state.anchor)
+        )
+        self.leave = Leave(self.carrier, self.roster, None if pairs else self.rounds, folder / f"{name}.json")
         self.leave.restore()
 
     async def meet(self) -> None:
@@ -147,3 +149,15 @@ async def test_what_was_kept_for_another_round_is_void(network: Network, folder:
 async def test_a_torn_file_gives_no_vote(network: Network, folder: Path) -> None:
     (folder / "a.json").write_text("{")
     assert Member(network, "a", folder).rounds.votes == set()
+
+
+@in_virtual_time
+async def test_without_votes_a_site_only_says_goodbye(network: Network, folder: Path) -> None:
+    """In a run in pairs nobody has any."""
+    leaver, other = (Member(network, name, folder, pairs=True) for name in ("a", "b"))
+    await leaver.meet()
+    await other.meet()
+    assert other.roster.alive("a")
+    await leaver.leave.leave()
+    assert not other.roster.alive("a")
+    assert leaver.rounds.votes == {"a"}, "not given to anybody"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 
+import pytest
 from simulation.cluster import Disk
 from simulation.network import Network, Weather
 from simulation.virtual_time import run
@@ -48,7 +49,7 @@ def test_it_reports_the_committed_round() -> None:
         roster = Roster(carrier, reporter.pulse)
         tensors = {ANCHOR: SharedVector(4), MOMENTUM: SharedVector(4)}
         state = OuterState(3, ("a", "b"), tensors, {"a": 600, "b": 500})
-        reporter.rounds = Rounds(Tools(carrier, roster, Disk(), _nobody), state, None)
+        reporter.rounds = Rounds(Tools(carrier, roster, Disk(), _nobody), state, None, lambda _: len(state.anchor))
         roster.add(Site(node="b", name="other", address="h:2"))
         roster.contacts["b"].pulse = Pulse(site=Site(node="b"), round=3, digest=state.digest)
         status = reporter.status(roster)
@@ -58,6 +59,30 @@ def test_it_reports_the_committed_round() -> None:
         assert status["utilisation"] == 0.9
         pulse = reporter.pulse()
         assert (pulse.round, pulse.digest, pulse.phase) == (3, state.digest, Phase.PHASE_TRAINING)
+        await roster.stop()
+
+    run(main())
+
+
+def test_the_spread_of_a_run_is_the_mean_of_what_live_sites_saw() -> None:
+    async def main() -> None:
+        carrier = Network(1, Weather()).join("a")
+        reporter = Reporter(CONFIG, Site(node="a"), carrier, Progress(Phase.PHASE_TRAINING))
+        roster = Roster(carrier, reporter.pulse)
+        assert math.isnan(reporter.status(roster)["mean_spread"])
+        assert math.isnan(reporter.pulse().spread)
+        reporter.progress.spread = 0.3
+        for node, spread, phase in (
+            ("b", 0.1, Phase.PHASE_WAITING),
+            ("c", math.nan, Phase.PHASE_TRAINING),
+            ("d", 9.0, Phase.PHASE_LEAVING),
+        ):
+            roster.add(Site(node=node, address="h:2"))
+            roster.contacts[node].pulse = Pulse(site=Site(node=node), phase=phase, spread=spread)
+        status = reporter.status(roster)
+        assert (status["algorithm"], status["spread"]) == ("pier", 0.3)
+        assert status["mean_spread"] == pytest.approx(0.2)
+        assert status["peers"][0]["spread"] == 0.1
         await roster.stop()
 
     run(main())

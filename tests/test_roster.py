@@ -26,7 +26,9 @@ class Friend:
         self.roster = Roster(self.carrier, self.pulse)
 
     def pulse(self) -> Pulse:
-        return Pulse(site=Site(node=self.node, address="sim"), phase=self.phase, round=self.round)
+        return Pulse(
+            site=Site(node=self.node, address="sim"), phase=self.phase, round=self.round, training_for=self.round + 1
+        )
 
     def meet(self, *nodes: str) -> None:
         for node in nodes:

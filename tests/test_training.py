@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import math
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -14,10 +15,11 @@ from simulation.cluster import LENGTH
 from training_cases import LOCAL, ME, Roster, Rounds, Site, begin, local
 
 from pier.v1.peer_pb2 import Phase, Pulse
-from pier_node import training as module
+from pier_node import catch_up
 from pier_node.checkpoint import Checkpoint
+from pier_node.config import RunConfig
 from pier_node.errors import PierError
-from pier_node.outer.attempt import Contribution
+from pier_node.outer.contribution import Contribution
 from pier_node.outer.round import Behind
 from pier_node.outer.state import ADAM_M, ADAM_V, OuterState
 from pier_node.wire.carrier import PeerLost
@@ -70,7 +72,7 @@ def caught_up_with(monkeypatch: pytest.MonkeyPatch, *outcomes: Any) -> list[dict
             raise outcome
         return outcome if isinstance(outcome, Fetched) else Fetched(outcome, None, None, 0)
 
-    monkeypatch.setattr(module, "fetch_state", fetch)
+    monkeypatch.setattr(catch_up, "fetch_state", fetch)
     return asked
 
 
@@ -107,14 +109,14 @@ def test_a_round_that_was_finished_without_our_part_leaves_it_pending() -> None:
     assert site.rounds.heard == [(4.0, 40), (8.0, 80)]
     first = site.saved[0]
     assert first.pending is not None
-    assert first.pending_tokens == 40
+    assert first.pending_tokens == (40,)
 
 
 def test_nothing_is_lost_when_those_ahead_vanish_before_they_gave_us_anything() -> None:
     site = Site(local(1), Rounds(begin(), Behind(["other"])), Roster([[], []]))
     site.run()
-    assert [job.start for job in site.trainer.jobs] == [100.0, 96.0]
-    assert site.rounds.heard == [(4.0, 40), (8.0, 80)]
+    assert [job.start for job in site.trainer.jobs] == [100.0]
+    assert site.rounds.heard == [(4.0, 40), (4.0, 40)], "what an undecided round may take of ours is all that we have"
 
 
 def test_a_failed_transfer_is_tried_again_with_what_has_arrived(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -132,13 +134,66 @@ def test_a_checkpoint_keeps_what_no_round_took() -> None:
         site.run()
     snapshot = site.training.snapshot()
     assert snapshot.pending is not None
-    assert (snapshot.pending.array[0], snapshot.pending_tokens) == (8.0, 80)
+    assert (snapshot.pending.array[0], snapshot.pending_tokens) == (8.0, (80,))
     again = Site(local(2), Rounds(snapshot.state))
     again.training.restore(snapshot)
     again.run()
-    assert [job.start for job in again.trainer.jobs] == [100.0 - 8.0]
-    assert again.rounds.heard == [(12.0, 120)]
-    assert again.training.progress.tokens == 80 + 40
+    assert again.trainer.jobs == [], "the steps of its round are done"
+    assert again.rounds.heard == [(8.0, 80)]
+    assert again.training.progress.tokens == 80
+
+
+# --- overlap and fragments -------------------------------------------------------------------------
+
+
+def overlapping(rounds: int) -> RunConfig:
+    return config(inner={"total_steps": 4 * rounds, "eval_every": 0}, **{**LOCAL, "overlap": True})
+
+
+def test_with_overlap_a_result_is_loaded_one_interval_later() -> None:
+    """From φ = 100 with η = 1: the second interval goes on from the first one's end, and every step counts once."""
+    site = Site(overlapping(3), Rounds(begin()))
+    site.run()
+    assert [job.start for job in site.trainer.jobs] == [100.0, 96.0, 92.0]
+    assert site.rounds.heard == [(4.0, 40)] * 3
+    assert site.rounds.state.anchor[0] == 88.0
+    assert [state.round for state in site.states] == [1, 2, 3]
+    saved = [(it.state.round, it.inner_step, it.pending_tokens) for it in site.saved]
+    assert saved == [(1, 8, (40,)), (2, 12, (40,)), (3, 12, ())]
+
+
+def test_a_checkpoint_that_was_taken_during_a_flight_goes_on_with_the_same_steps() -> None:
+    straight, broken = (Site(overlapping(4), Rounds(begin())) for _ in range(2))
+    straight.run()
+    broken.run()
+    second = replace(broken.saved[1], pending=shared([4.0] * LENGTH))  # as it was when it was taken
+    again = Site(overlapping(4), Rounds(second.state), kept=broken.states[2])
+    again.training.restore(second)
+    again.run()
+    assert [job.start for job in again.trainer.jobs] == [job.start for job in straight.trainer.jobs[3:]]
+    assert again.rounds.heard == straight.rounds.heard[3:], "the third round was committed before the crash"
+    assert again.rounds.state.digest == straight.rounds.state.digest
+
+
+def test_with_fragments_each_part_is_brought_at_its_own_time() -> None:
+    parts = config(inner={"total_steps": 8, "eval_every": 0}, **{**LOCAL, "fragments": 2})
+    site = Site(parts, Rounds(begin()))
+    site.run()
+    assert site.rounds.heard == [(2.0, 20), (4.0, 40), (4.0, 40), (4.0, 40), (2.0, 20)]
+    assert [job.steps for job in site.trainer.jobs] == [2, 2, 2, 2], "the last round has no steps left"
+    assert site.rounds.state.anchor.tolist() == [92.0] * LENGTH
+    assert site.rounds.state.ledger == {"me": 80, "me/1": 80, "other": 3, "other/1": 2}
+
+
+def test_what_a_codec_drops_is_brought_again() -> None:
+    lossy = config(inner={"total_steps": 8, "eval_every": 0}, **{**LOCAL, "codec": "int8"})
+    rounds = Rounds(begin())
+    rounds.drops = 1.0
+    site = Site(lossy, rounds)
+    site.run()
+    assert rounds.heard == [(4.0, 40), (5.0, 40)]
+    assert site.saved[-1].residual is not None
+    assert site.saved[-1].residual.array.tolist() == [1.0] * LENGTH
 
 
 # --- training that went astray ---------------------------------------------------------------------

@@ -15,7 +15,7 @@ from simulation.virtual_time import run
 from pier.v1.peer_pb2 import Pulse
 from pier_node.checkpoint import Checkpoint
 from pier_node.config import RunConfig
-from pier_node.outer.attempt import Contribution
+from pier_node.outer.contribution import Contribution
 from pier_node.outer.state import OuterState
 from pier_node.progress import Progress
 from pier_node.shared import SharedVector
@@ -72,17 +72,31 @@ class Rounds:
     def __init__(self, state: OuterState, *fates: Any) -> None:
         self.state, self.sites, self.fates = state, 0, [*fates]
         self.heard: list[tuple[float, int]] = []
+        self.drops = 0.0
+        self.roster = Roster()
 
     async def commit(self, contribution: Contribution, advance: Callable[..., OuterState]) -> OuterState:
         self.heard.append((float(contribution.vector[0]), contribution.tokens))
         fate = self.fates.pop(0) if self.fates else "in"
         if isinstance(fate, BaseException):
             raise fate
-        mean, tokens = (contribution.vector, {ME: contribution.tokens}) if fate == "in" else (np.zeros(LENGTH), {})
+        if contribution.error is not None:
+            contribution.error[:] = self.drops
+        mean, tokens = (
+            (contribution.vector, {ME: contribution.tokens})
+            if fate == "in"
+            else (np.zeros(len(contribution.vector)), {})
+        )
         self.state = advance(self.state, np.array(mean, np.float32), {**tokens, "other": 1})
         return self.state
 
     commit_alone = commit
+
+    def coming(self) -> int:
+        return self.state.round + 1
+
+    def leaders(self) -> list[str]:
+        return self.roster.ahead(self.state.round)
 
     def adopt(self, state: OuterState) -> None:
         self.state = state
@@ -113,17 +127,26 @@ class Carrier:
 class Site:
     """A Training whose surroundings are all played."""
 
-    def __init__(self, run_config: RunConfig, rounds: Rounds, roster: Roster | None = None) -> None:
+    def __init__(
+        self, run_config: RunConfig, rounds: Rounds, roster: Roster | None = None, kept: OuterState | None = None
+    ) -> None:
         self.trainer, self.rounds, self.roster = Trainer(), rounds, roster or Roster()
+        rounds.roster = self.roster
         self.saved: list[Checkpoint] = []
         layout: Any = TinyLayout()
         carrier: Any = Carrier()
         crowd: Any = self.roster
         played: Any = rounds
-        self.training = Training(run_config, layout, carrier, crowd, played, self.trainer, Progress(), self.save)
+        self.states: list[OuterState] = []
+        self.training = Training(
+            run_config, layout, carrier, crowd, played, self.trainer, Progress(), self.save, self.keep, kept
+        )
 
     async def save(self, checkpoint: Checkpoint) -> None:
         self.saved.append(checkpoint)
+
+    async def keep(self, state: OuterState) -> None:
+        self.states.append(state)
 
     def run(self) -> None:
         run(self.training.run())

@@ -44,6 +44,13 @@ class Credentials:
     cert_pem: bytes
     key_pem: bytes = field(repr=False)
 
+    @property
+    def key(self) -> ec.EllipticCurvePrivateKey:
+        """The node's private key."""
+        key = serialization.load_pem_private_key(self.key_pem, password=None)
+        assert isinstance(key, ec.EllipticCurvePrivateKey)
+        return key
+
 
 def credentials(identity: Identity, token: Token) -> Credentials:
     """Certify a node for a run. Its clock may be wrong by a day."""

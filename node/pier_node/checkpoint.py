@@ -1,7 +1,8 @@
 """Checkpoints of a node: what it needs to go on where it was, in files that a crash leaves whole.
 
     checkpoints/round-00000042/state.safetensors   the outer state, guarded by the digest its members voted for
-                               local.safetensors   what only this site has: AdamW moments, pending pseudo-gradient
+                               local.safetensors   what only this site has: AdamW moments, pending pseudo-gradient,
+                                                  residual of error feedback
                                checkpoint.json     everything else, and the digests of both files' tensors
 
 A folder is written under another name, forced to the disk, and only then renamed.
@@ -12,6 +13,7 @@ from __future__ import annotations
 import logging
 import re
 import shutil
+import threading
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -27,7 +29,7 @@ from pier_node.shared import SharedVector
 
 FORMAT = 1
 STATE, LOCAL, RECORD = "state.safetensors", "local.safetensors", "checkpoint.json"
-PENDING = "pending"
+PENDING, RESIDUAL = "pending", "residual"
 KEEP = 2
 """Checkpoints that a node keeps; while it saves, the disk holds one more."""
 LISTINGS = 5
@@ -49,7 +51,8 @@ class Checkpoint:
         inner_step: inner steps since the start of the run.
         tokens: tokens trained on since the start of the run.
         pending: pseudo-gradient that no round has taken yet, shape [parameters].
-        pending_tokens: tokens behind it.
+        pending_tokens: tokens behind each fragment of it.
+        residual: what a lossy codec dropped so far, shape [parameters].
     """
 
     state: OuterState
@@ -59,12 +62,13 @@ class Checkpoint:
     inner_step: int
     tokens: int
     pending: SharedVector | None
-    pending_tokens: int
+    pending_tokens: tuple[int, ...]
+    residual: SharedVector | None = None
 
     @property
     def local(self) -> dict[str, SharedVector]:
         """The vectors that are here and not in the state, by their names in local.safetensors."""
-        named = {ADAM_M: self.adam_m, ADAM_V: self.adam_v, PENDING: self.pending}
+        named = {ADAM_M: self.adam_m, ADAM_V: self.adam_v, PENDING: self.pending, RESIDUAL: self.residual}
         return {name: vector for name, vector in named.items() if vector is not None}
 
 
@@ -79,15 +83,20 @@ class CheckpointStore:
         self._folder = folder
         self._run_hash = run_hash.hex()
         self._keep = keep
+        self._saving = threading.Lock()
 
     def save(self, checkpoint: Checkpoint) -> Path:
-        """Write a checkpoint, then delete what rotation does not keep. Blocks; call it in a thread.
+        """Write a checkpoint, then delete what rotation does not keep. Blocks; call it in a thread, or in several.
 
-        Its vectors are read in place, so `adam_m`, `adam_v` and `pending` must not be written meanwhile.
+        Its vectors are read in place, so `adam_m`, `adam_v`, `pending` and `residual` must not be written meanwhile.
 
         Raises:
             PierError: the disk is full or failing; the earlier checkpoints are as they were.
         """
+        with self._saving:
+            return self._save(checkpoint)
+
+    def _save(self, checkpoint: Checkpoint) -> Path:
         final = self._folder / f"round-{checkpoint.state.round:08d}"
         temporary = final.with_suffix(".tmp")
         try:
@@ -130,7 +139,7 @@ class CheckpointStore:
             listed = self._found()
             for folder in listed:
                 try:
-                    return _read_state(folder, self._record_in(folder))
+                    return read_state(folder, self._record_in(folder))
                 except Torn as problem:
                     log.warning("checkpoint %s is not used: %s", folder, problem)
             if all(folder.exists() for folder in listed):
@@ -182,15 +191,25 @@ class CheckpointStore:
 
 
 def _write(folder: Path, checkpoint: Checkpoint, run_hash: str) -> None:
-    _save_tensors(folder / STATE, checkpoint.state.tensors)
+    write_state(folder, checkpoint.state)
     _save_tensors(folder / LOCAL, checkpoint.local)
-    (folder / RECORD).write_bytes(seal(_record(checkpoint, run_hash)))
+    write_record(folder, _record(checkpoint, run_hash))
+
+
+def write_state(folder: Path, state: OuterState) -> None:
+    """Write the vectors of a state. Raises OSError, SafetensorError."""
+    _save_tensors(folder / STATE, state.tensors)
+
+
+def write_record(folder: Path, record: Mapping[str, Any]) -> None:
+    """Write what seals a folder: nothing in it counts before. Raises OSError."""
+    (folder / RECORD).write_bytes(seal(record))
     sync(folder / RECORD)
     sync(folder)
 
 
-def _record(checkpoint: Checkpoint, run_hash: str) -> dict[str, Any]:
-    state = checkpoint.state
+def state_record(state: OuterState, run_hash: str) -> dict[str, Any]:
+    """All of a state but its vectors."""
     return {
         "format": FORMAT,
         "run_hash": run_hash,
@@ -199,6 +218,13 @@ def _record(checkpoint: Checkpoint, run_hash: str) -> dict[str, Any]:
         "ledger": dict(state.ledger),
         "outer_adam_step": state.adam_step,
         "digest": state.digest.hex(),
+    }
+
+
+def _record(checkpoint: Checkpoint, run_hash: str) -> dict[str, Any]:
+    state = checkpoint.state
+    return {
+        **state_record(state, run_hash),
         "adam_step": checkpoint.adam_step,
         "inner_step": checkpoint.inner_step,
         "tokens": checkpoint.tokens,
@@ -207,7 +233,8 @@ def _record(checkpoint: Checkpoint, run_hash: str) -> dict[str, Any]:
     }
 
 
-def _read_state(folder: Path, record: dict[str, Any]) -> OuterState:
+def read_state(folder: Path, record: dict[str, Any]) -> OuterState:
+    """The state that a record is of. Raises Torn."""
     tensors = _load_tensors(folder / STATE)
     members, ledger = tuple(record["members"]), record["ledger"]
     state = OuterState(record["round"], members, tensors, ledger, record["outer_adam_step"])
@@ -217,7 +244,7 @@ def _read_state(folder: Path, record: dict[str, Any]) -> OuterState:
 
 
 def _read(folder: Path, record: dict[str, Any]) -> Checkpoint:
-    state = _read_state(folder, record)
+    state = read_state(folder, record)
     local = _load_tensors(folder / LOCAL)
     if _local_digest(state, record["adam_step"], local) != record["local_digest"]:
         raise Torn(f"{LOCAL} does not match its digest")
@@ -229,7 +256,8 @@ def _read(folder: Path, record: dict[str, Any]) -> Checkpoint:
         inner_step=record["inner_step"],
         tokens=record["tokens"],
         pending=local.get(PENDING),
-        pending_tokens=record["pending_tokens"],
+        pending_tokens=tuple(record["pending_tokens"]),
+        residual=local.get(RESIDUAL),
     )
 
 

@@ -32,7 +32,7 @@ RUN = click.option(
 PEERS = click.option(
     "--peers",
     multiple=True,
-    metavar="HOST:PORT",
+    metavar="ADDRESS",
     help="A site of the run to join; repeat or separate by commas. [default: those that --data knows]",
 )
 TOKEN = click.option("--token", help="What the first site printed. [default: the one kept in --data]")
@@ -41,6 +41,11 @@ LISTEN = click.option(
 )
 ADVERTISE = click.option(
     "--advertise", metavar="HOST[:PORT]", help="Where others reach this site. [default: found out, and said]"
+)
+TRANSPORT = click.option(
+    "--transport",
+    type=click.Choice(["grpc", "hivemind"]),
+    help="How sites are connected: directly, or over libp2p; the same at all. [default: as --data knows, or grpc]",
 )
 INSECURE = click.option(
     "--insecure",
@@ -115,6 +120,7 @@ def init(file: Path, preset: str, force: bool) -> None:
 @click.option(
     "--http", type=click.IntRange(0, 65535), default=0, help="Status port on 127.0.0.1. [default: any free one]"
 )
+@TRANSPORT
 @INSECURE
 @click.option("--quiet", is_flag=True, help="Say only what is wrong. [default: say what happens]")
 @click.option("--fail-at", default="", hidden=True)
@@ -169,6 +175,7 @@ def stop(folder: Path, timeout: float) -> None:
 @FOLDER
 @LISTEN
 @ADVERTISE
+@TRANSPORT
 @INSECURE
 @JSON
 @explained
@@ -250,10 +257,13 @@ def generate(folder: Path, **options: Any) -> None:
 @click.option("--sites", type=click.IntRange(2, 8), default=3, show_default=True, help="Sites on this machine.")
 @click.option(
     "--algorithm",
-    type=click.Choice(["pier", "diloco", "sync"]),
+    type=click.Choice(["pier", "diloco", "noloco", "sync"]),
     default="pier",
     show_default=True,
     help="How sites exchange.",
+)
+@click.option(
+    "--transport", type=click.Choice(["grpc", "hivemind"]), default="grpc", show_default=True, help="How sites connect."
 )
 @click.option("--steps", type=click.IntRange(1), help="Inner steps. [default: what fits into --seconds]")
 @click.option(

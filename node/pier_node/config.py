@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import logging
 import tomllib
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
@@ -15,9 +16,12 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 
 from pier_node.errors import PierError
 from pier_node.model.presets import PRESETS
+from pier_node.outer.stability import gamma_limit
 
 PositiveInt = Annotated[int, Field(ge=1)]
 Fraction = Annotated[float, Field(ge=0.0, lt=1.0)]
+
+log = logging.getLogger(__name__)
 
 
 class Section(BaseModel):
@@ -128,10 +132,31 @@ class InnerSection(Section):
         return self
 
 
+class NolocoSection(Section):
+    """[outer.noloco]: the outer step of algorithm = "noloco"; other algorithms do not look at it."""
+
+    alpha: Fraction = 0.5
+    """α, outer momentum; each site keeps its own."""
+    beta: Annotated[float, Field(ge=0)] = 0.7
+    """β, outer learning rate. With γ = β a site sends its weights only; else its anchor too."""
+    gamma: Annotated[float, Field(ge=0)] = 0.7
+    """γ, how far a site is pulled to the mean anchor of its pair; around 0.3 replicas come together fastest."""
+
+    @model_validator(mode="after")
+    def check_stability(self) -> Self:
+        """Replicas must not drift apart (spec/noloco.md, section 2.6: exact for pairs in a run of any size)."""
+        if self.gamma >= (limit := gamma_limit(self.alpha)):
+            raise ValueError(
+                f"gamma = {self.gamma:g} must be below 2(1 - alpha²) = {limit:.4g} for alpha = {self.alpha:g}: "
+                "from there on the replicas of pairs drift apart without end"
+            )
+        return self
+
+
 class OuterSection(Section):
     """[outer]: the exchange between sites. `algorithm` sets the defaults of the keys after it."""
 
-    algorithm: Literal["pier", "diloco", "sync"] = "pier"
+    algorithm: Literal["pier", "diloco", "noloco", "sync"] = "pier"
     inner_steps: PositiveInt = 50
     """H, inner steps between outer rounds."""
     start: Literal["solo", "sync", "none"] = "solo"
@@ -143,6 +168,17 @@ class OuterSection(Section):
     """μ of the constant schedule and of the momentum warmup."""
     lr: Annotated[float, Field(gt=0)] = 0.7
     """η of the constant schedule."""
+    codec: Literal["none", "bf16", "int8", "int4", "topk", "topk2"] = "none"
+    """How values travel; what a lossy codec drops is kept at its site and sent later (error feedback)."""
+    overlap: bool = False
+    """Workers train on while a round runs; they load its result at the end of the next inner steps."""
+    fragments: Annotated[int, Field(ge=1, le=64)] = 1
+    """Parts of the model that are synced in turn, each every `inner_steps`."""
+    adaptive_steps: bool = True
+    """A slow site does fewer than `inner_steps`, so that all arrive together."""
+    final_merge: bool = False
+    """noloco only: after the last round all sites that are there take the mean of their models."""
+    noloco: NolocoSection = NolocoSection()
 
     @model_validator(mode="before")
     @classmethod
@@ -150,11 +186,10 @@ class OuterSection(Section):
         """Take from the algorithm whatever the table does not say (spec/pier.md, section 2)."""
         if not isinstance(keys, dict):
             return keys
-        plain = {"start": "none", "start_fraction": 0.0, "momentum_warmup": False, "schedule": "constant"}
-        algorithm = keys.get("algorithm", "pier")
-        if algorithm == "diloco" and keys.get("start", "none") != "none":
-            plain["start_fraction"] = 0.1
-        return {**(plain if algorithm in ("diloco", "sync") else {}), **keys}
+        paper = keys.get("algorithm", "pier") == "pier"
+        start = keys.get("start", "solo" if paper else "none")
+        plain = {} if paper else {"start": "none", "momentum_warmup": False, "schedule": "constant"}
+        return {**plain, "start_fraction": 0.0 if start == "none" else 0.1, **keys}
 
     @model_validator(mode="after")
     def check_start(self) -> Self:
@@ -163,6 +198,32 @@ class OuterSection(Section):
             raise ValueError('algorithm = "sync" is synchronous from the first step to the last: leave start out')
         if self.start != "none" and self.start_fraction == 0.0:
             raise ValueError(f'start = "{self.start}" needs start_fraction > 0, or use start = "none"')
+        return self
+
+    @model_validator(mode="after")
+    def check_fragments(self) -> Self:
+        """Each fragment has its own beat within the inner steps of a round."""
+        if self.inner_steps % self.fragments:
+            raise ValueError(f"inner_steps = {self.inner_steps} must be a multiple of fragments = {self.fragments}")
+        if self.algorithm == "sync" and (self.overlap or self.fragments > 1):
+            raise ValueError('algorithm = "sync" exchanges whole gradients step by step: no overlap, no fragments')
+        return self
+
+    @model_validator(mode="after")
+    def check_noloco(self) -> Self:
+        """Refuse what would have no effect, or would need all sites at every step."""
+        if self.algorithm != "noloco":
+            if self.final_merge:
+                raise ValueError('final_merge = true is for algorithm = "noloco": with others all sites end equal')
+            return self
+        if self.start == "sync":
+            raise ValueError('start = "sync" needs every site at every step: use "solo" or "none" with noloco')
+        if self.momentum_warmup or self.schedule != "constant":
+            raise ValueError("noloco takes alpha, beta and gamma of [outer.noloco]: no momentum_warmup, no schedule")
+        if self.fragments > 1:
+            raise ValueError("fragments > 1: pairs of noloco swap the whole model; overlap, or a codec, is for them")
+        if self.codec in ("topk", "topk2"):
+            raise ValueError(f'codec = "{self.codec}" is for pseudo-gradients: pairs swap weights')
         return self
 
 
@@ -210,10 +271,13 @@ def from_canonical(text: str) -> RunConfig:
 
 def _validated(tables: Any, where: str) -> RunConfig:
     try:
-        return RunConfig.model_validate(tables)
+        config = RunConfig.model_validate(tables)
     except ValidationError as error:
         lines = [_explain(problem) for problem in error.errors()]
         raise PierError(f"{where}:\n" + "\n".join(f"  {line}" for line in lines)) from error
+    if config.outer.algorithm == "noloco" and config.outer.noloco.gamma == 0:
+        log.warning("%s: outer.noloco.gamma = 0: nothing pulls the sites' anchors together", where)
+    return config
 
 
 def _explain(problem: Any) -> str:
@@ -226,8 +290,10 @@ def _explain(problem: Any) -> str:
 
 
 def _allowed(location: tuple[str | int, ...]) -> str:
-    section = RunConfig.model_fields.get(str(location[0])) if len(location) > 1 else None
-    kind = section.annotation if section else RunConfig
-    assert isinstance(kind, type)
-    assert issubclass(kind, BaseModel)
+    kind: type[BaseModel] = RunConfig
+    for part in location[:-1]:
+        inside = kind.model_fields[str(part)].annotation
+        assert isinstance(inside, type)
+        assert issubclass(inside, BaseModel)
+        kind = inside
     return f"allowed here: {', '.join(kind.model_fields)}"

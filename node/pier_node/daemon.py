@@ -7,40 +7,38 @@ import json
 import logging
 import os
 import socket
-import time
 from collections.abc import Callable, Coroutine
 from contextlib import AsyncExitStack
 from dataclasses import replace
 from typing import Any
 
-from pier.v1.peer_pb2 import Ballot, Phase, Site
+from pier.v1.peer_pb2 import Phase, Site
 from pier_node import durable
-from pier_node.checkpoint import Checkpoint, CheckpointStore
+from pier_node.archive import Archive
+from pier_node.checkpoint import Checkpoint
 from pier_node.faults import NO_FAULTS, kill_at
-from pier_node.inner.moments import Moments
 from pier_node.inner.workers import Workers
 from pier_node.join import Reception, Settings, find_run, free_slot
-from pier_node.journal import Journal
 from pier_node.leave import Leave
+from pier_node.member import pairs_of_two, rounds_of_all
 from pier_node.model.layout import Layout
 from pier_node.newcomer import beginning, from_peers
-from pier_node.outer.attempt import Tools, Voted
+from pier_node.outer.pairs import Pairs
 from pier_node.outer.round import Rounds
 from pier_node.outer.schedule import total_rounds
+from pier_node.outer.state import OuterState
+from pier_node.pair_training import PairTraining
 from pier_node.progress import Progress
 from pier_node.report import Reporter, Status
 from pier_node.roster import Roster
 from pier_node.shared import SharedVector
-from pier_node.site import DAEMON_FILE, EVENTS_FILE, SiteRecord, claim
-from pier_node.status import StatusServer, finite
-from pier_node.training import SILENCE, Training
-from pier_node.wire.address import format_address, parse_address
+from pier_node.site import DAEMON_FILE, SiteRecord, claim
+from pier_node.status import StatusServer
+from pier_node.training import Training
 from pier_node.wire.carrier import HELLO
-from pier_node.wire.grpc_carrier import GrpcCarrier
-from pier_node.wire.interfaces import choose_address
 from pier_node.wire.probe import ProbeServer
 from pier_node.wire.state_server import StateServer
-from pier_node.wire.transfer import shadow_fetcher
+from pier_node.wire.transport import make_carrier
 
 LAST_ATTEMPT = 4.0
 """Seconds that an attempt under way gets to end when this site is told to stop."""
@@ -63,7 +61,7 @@ class Daemon:
         self._settings, self._say = settings, say
         self._stopping = asyncio.Event()
         self._progress = Progress()
-        self._rounds: Rounds | None = None
+        self._rounds: Rounds | Pairs | None = None
         self._helpers: list[asyncio.Task[None]] = []
 
     @property
@@ -111,25 +109,25 @@ class Daemon:
         settings.folder.mkdir(parents=True, exist_ok=True)
         stack.callback(claim(settings.folder).close)
         member = self._member = await find_run(settings)
-        self._carrier = GrpcCarrier(member.identity.node, member.config.hash(), member.credentials)
-        self._site = Site(node=member.identity.node, name=settings.name or socket.gethostname())
+        node, run_hash = member.identity.node, member.config.hash()
+        self._carrier = make_carrier(member.transport, node, run_hash, member.credentials, settings.folder)
+        self._site = Site(node=node, name=settings.name or socket.gethostname())
         self._reporter = Reporter(member.config, self._site, self._carrier, self._progress)
         self._roster = Roster(self._carrier, self._reporter.pulse)
         reception = Reception(self._carrier, self._roster, member.config, lambda: self._site)
         self._carrier.serve(HELLO, reception.answer)
-        ProbeServer(self._carrier, member.config.hash())
-        host, port = parse_address(settings.listen)
-        port = await self._carrier.start(host, port)
+        ProbeServer(self._carrier, run_hash)
         stack.push_async_callback(self._carrier.stop)
         stack.push_async_callback(self._roster.stop)
-        choice = choose_address(list(settings.peers), settings.advertise, format_address(host, port))
+        record = member.record or SiteRecord(not settings.peers, slot=0, transport=member.transport)
+        peers = [*settings.peers, *(site.address for site in record.sites())]
+        choice = await self._carrier.listen(settings.listen, settings.advertise, peers)
         self._site.address = choice.address
         self._say(choice.why)
         await self._serve_status(stack)
-        record = member.record or SiteRecord(founder=not settings.peers, slot=0)
         for site in record.sites():
             self._roster.add(site)
-        await reception.introduce([*settings.peers, *(site.address for site in record.sites())])
+        await reception.introduce(peers)
         self._record = record if member.record else replace(record, slot=self._first_slot(record))
         self._site.slot = self._record.slot
         self._save_record()
@@ -142,7 +140,8 @@ class Daemon:
 
     def _invitation(self) -> str:
         proof = f"--token {self._member.token}" if self._member.token else "--insecure"
-        return f"To join from another machine:\n\n  pier-node start --peers {self._site.address} {proof}\n"
+        transport = "" if self._member.transport == "grpc" else f" --transport {self._member.transport}"
+        return f"To join from another machine:\n\n  pier-node start --peers {self._site.address}{transport} {proof}\n"
 
     async def _serve_status(self, stack: AsyncExitStack) -> None:
         server = StatusServer(self.status)
@@ -172,9 +171,9 @@ class Daemon:
         starting = asyncio.create_task(self._workers.start())
         stack.push_async_callback(self._workers.stop)
         stack.callback(starting.cancel)
-        self._store = CheckpointStore(folder / "checkpoints", config.hash())
+        self._archive = Archive(folder, config.hash(), self._saved, self.status)
         await self._roster.settled()
-        checkpoint = await asyncio.to_thread(self._store.newest)
+        checkpoint = await self._archive.newest()
         resumed = checkpoint is not None
         if checkpoint is None and self._record.founder:
             checkpoint = await asyncio.to_thread(beginning, config, layout, node)
@@ -185,43 +184,36 @@ class Daemon:
         training = self._member_of_rounds(stack, layout, checkpoint)
         await starting
         if checkpoint.state.round == 0 and config.inner.eval_every:
-            await training.validate()
-            self._write_event()
+            await training.validate(checkpoint.state)
+            self._archive.note(checkpoint.state)
         self._say(f"{'Going on' if resumed else 'Starting'} at round {checkpoint.state.round} as {self._name()}.")
         return training
 
     def _member_of_rounds(self, stack: AsyncExitStack, layout: Layout, checkpoint: Checkpoint) -> Training:
-        folder = self._settings.folder
+        folder, config, carrier, roster = self._settings.folder, self._member.config, self._carrier, self._roster
         faults = kill_at(self._settings.fail_at) if self._settings.fail_at else NO_FAULTS
-        journal = Journal(folder / "journal.json")
-        vote = journal.last()
-        voted = None
-        if vote and vote.round > checkpoint.state.round:
-            ballot = Ballot(number=vote.ballot_number, keeper=vote.ballot_keeper)
-            voted = Voted(vote.round, ballot, vote.value, None)
-        tools = Tools(
-            self._carrier, self._roster, journal, shadow_fetcher(self._carrier, layout.length, SILENCE), faults
-        )
-        rounds = self._rounds = self._reporter.rounds = Rounds(tools, checkpoint.state, voted)
-        StateServer(self._carrier, rounds.offer, self._moments)
-        leave = Leave(self._carrier, self._roster, rounds, folder / "votes.json")
+        kept = self._archive.kept_after(checkpoint.state.round)
+        rounds: Rounds | Pairs
+        rounds = of_all = rounds_of_all(config, carrier, roster, folder, layout.length, checkpoint.state, faults)
+        in_pairs = config.outer.algorithm == "noloco"
+        if in_pairs:
+            rounds = pairs = pairs_of_two(config, carrier, roster, folder, kept or checkpoint.state, faults)
+            stack.push_async_callback(pairs.stop)
+        else:
+            self._background(stack, of_all.keeper.run())
+        self._rounds = self._reporter.rounds = rounds
+        StateServer(carrier, rounds.offer, self._moments)
+        leave = Leave(carrier, roster, None if in_pairs else of_all, folder / "votes.json")
         leave.restore()
         stack.push_async_callback(self._leave, leave)
-        training = Training(
-            self._member.config,
-            layout,
-            self._carrier,
-            self._roster,
-            rounds,
-            self._workers,
-            self._progress,
-            self._committed,
-            faults,
-        )
+        hooks = self._committed, self._archive.keep, kept, faults
+        loop = PairTraining if in_pairs else Training
+        training = loop(config, layout, carrier, roster, rounds, self._workers, self._progress, *hooks)
+        if isinstance(training, PairTraining) and config.outer.final_merge:
+            training.merge = of_all
         training.restore(checkpoint)
-        self._workers.recover_moments = self._saved_moments
+        self._workers.recover_moments = self._archive.moments
         stack.callback(self._save_pending, training)
-        self._background(stack, rounds.keeper.run())
         return training
 
     async def _leave(self, leave: Leave) -> None:
@@ -233,34 +225,23 @@ class Daemon:
         workers = self._workers
         return (workers.adam_m, workers.adam_v, workers.adam_step) if workers.adam_step else None
 
-    def _saved_moments(self) -> Moments | None:
-        saved = self._store.newest()
-        if saved is None or saved.adam_m is None or saved.adam_v is None:
-            return None
-        return saved.adam_m.array, saved.adam_v.array, saved.adam_step
-
     # --- while it runs -------------------------------------------------------------------------
 
     async def _committed(self, checkpoint: Checkpoint) -> None:
-        """After each round: a checkpoint, and a line for whoever reads along."""
-        await asyncio.to_thread(self._store.save, checkpoint)
-        self._write_event()
-        loss = f", validation loss {self._progress.validation_loss:.4f}"
-        fresh = self._progress.validated_round == checkpoint.state.round
-        log.info(
-            "round %d committed by %d%s", checkpoint.state.round, len(checkpoint.state.members), loss if fresh else ""
-        )
+        await self._archive.commit(checkpoint)
+        loss, state = f", validation loss {self._progress.validation_loss:.4f}", checkpoint.state
+        fresh = self._progress.validated_round == state.round
+        log.info("round %d committed by %d%s", state.round, len(state.members), loss if fresh else "")
 
-    def _write_event(self) -> None:
-        event = {"time": time.time(), **self.status()}
-        event.pop("peers")
-        with (self._settings.folder / EVENTS_FILE).open("a") as file:
-            file.write(json.dumps(finite(event)) + "\n")
+    def _saved(self, state: OuterState) -> None:
+        if self._rounds:
+            self._rounds.saved = max(self._rounds.saved, state.round)
 
     def _save_pending(self, training: Training) -> None:
         """What no round has taken yet is not lost by stopping."""
-        if self._progress.phase == Phase.PHASE_WAITING:
-            self._store.save(training.snapshot())
+        checkpoint = training.snapshot()
+        if self._progress.phase == Phase.PHASE_WAITING and checkpoint.pending is not None:
+            self._archive.save(checkpoint)
 
     def status(self) -> Status:
         """Everything that `pier-node status` shows."""

@@ -11,6 +11,9 @@ from collections.abc import Awaitable, Callable
 
 PHASES = ("ready", "exchanging", "staged", "journaled", "voting", "committed", "saved", "fetching")
 """In the order of a round; `exchanging` is in the middle of the data, `voting` after the first of the votes is out."""
+PAIR_PHASES = ("ready", "met", "exchanging", "staged", "journaled", "voting", "committed", "saved", "fetching")
+"""Of a pair's: only the one with the higher id writes its yes down; the decider has it in `voting`, and answers after
+`saved`."""
 
 
 class Faults:
@@ -34,8 +37,9 @@ def kill_at(point: str) -> Faults:
     Raises ValueError for a point that does not exist.
     """
     number, _, phase = point.partition(":")
-    if not number.isdigit() or phase not in PHASES:
-        raise ValueError(f"{point!r} is not ROUND:PHASE with a phase of {', '.join(PHASES)}")
+    known = dict.fromkeys(PHASES + PAIR_PHASES)
+    if not number.isdigit() or phase not in known:
+        raise ValueError(f"{point!r} is not ROUND:PHASE with a phase of {', '.join(known)}")
 
     async def strike(round: int, reached: str) -> None:
         if round >= int(number) and reached == phase:

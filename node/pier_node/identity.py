@@ -45,7 +45,7 @@ class Identity:
             if path.exists():
                 return cls(_load_key(path))
             key = ec.generate_private_key(ec.SECP256R1())
-            _write_private(path, key_pem(key))
+            write_private(path, key_pem(key))
         except OSError as error:
             raise _unusable(path, error) from error
         return cls(key)
@@ -100,7 +100,7 @@ class Token:
     def save(self, folder: Path) -> None:
         """Keep the token in a data directory, so that the same command restarts. Raises PierError."""
         try:
-            _write_private(folder / _TOKEN_FILE, f"{self}\n".encode())
+            write_private(folder / _TOKEN_FILE, f"{self}\n".encode())
         except OSError as error:
             raise _unusable(folder / _TOKEN_FILE, error) from error
 
@@ -142,7 +142,7 @@ def _load_key(path: Path) -> ec.EllipticCurvePrivateKey:
     return key
 
 
-def _write_private(path: Path, data: bytes) -> None:
+def write_private(path: Path, data: bytes) -> None:
     """Write a file that only its owner can read, whole or not at all. Raises OSError."""
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(f"{path.name}.{os.getpid()}.tmp")

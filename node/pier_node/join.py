@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from pier.v1.peer_pb2 import HelloReply, HelloRequest, Site
@@ -16,7 +16,7 @@ from pier_node.identity import Identity, Token
 from pier_node.roster import Roster
 from pier_node.site import SiteRecord, load_run, save_run
 from pier_node.wire.carrier import PROTOCOL, BadMessage, PeerLost, PeerRefused
-from pier_node.wire.grpc_carrier import GrpcCarrier
+from pier_node.wire.transport import SiteCarrier, Transport, check_address, make_carrier
 
 PATIENCE = 300.0
 """Seconds to go on knocking at peers that do not answer."""
@@ -34,6 +34,7 @@ class Settings:
         run: path of run.toml.
         listen, advertise: HOST:PORT; see wire/interfaces.py.
         workers: 0: one for each device.
+        transport: None: the one that this site has used before, or gRPC.
         http: port of the status page on 127.0.0.1; 0: any.
     """
 
@@ -48,6 +49,7 @@ class Settings:
     workers: int = 0
     http: int = 0
     insecure: bool = False
+    transport: Transport | None = None
     fail_at: str = ""
 
 
@@ -60,24 +62,36 @@ class Membership:
     token: Token | None
     credentials: Credentials | None
     record: SiteRecord | None
+    transport: Transport
 
 
 async def find_run(settings: Settings) -> Membership:
     """Settle which run this is, and prove that we may be in it. Raises PierError."""
     folder = settings.folder
     folder.mkdir(parents=True, exist_ok=True)
-    identity, record = Identity.load_or_create(folder), SiteRecord.load(folder)
+    identity, (transport, record) = Identity.load_or_create(folder), find_site(settings)
     token = find_token(settings)
     config = known_config(settings)
     if token is None and config is not None and not settings.peers and not settings.insecure:
         token = Token.new(config.hash())
     if config is None:
-        config = await _ask_for_config(settings, identity, token)
+        config = await _ask_for_config(settings.peers, transport, identity, token)
     if token is not None:
         token.require_run(config.hash())
         token.save(folder)
     save_run(folder, config)
-    return Membership(config, identity, token, credentials(identity, token) if token else None, record)
+    return Membership(config, identity, token, credentials(identity, token) if token else None, record, transport)
+
+
+def find_site(settings: Settings) -> tuple[Transport, SiteRecord | None]:
+    """How to reach the peers, as is told or as before; and what this site has noted. Raises PierError."""
+    record = SiteRecord.load(settings.folder)
+    transport = settings.transport or (record.transport if record else "grpc")
+    for peer in settings.peers:
+        check_address(transport, peer)
+    if record and record.transport != transport:  # where the others were is of no use now
+        record = replace(record, peers=(), transport=transport)
+    return transport, record
 
 
 def find_token(settings: Settings) -> Token | None:
@@ -106,23 +120,23 @@ def known_config(settings: Settings) -> RunConfig | None:
     if not (stored or given or settings.peers):
         raise PierError(
             "this site does not know which run to be in",
-            "Found one with --run run.toml (pier-node init writes one), or join one with --peers HOST:PORT --token …",
+            "Found one with --run run.toml (pier-node init writes one), or join one with --peers ADDRESS --token …",
         )
     return given or stored
 
 
-async def _ask_for_config(settings: Settings, identity: Identity, token: Token | None) -> RunConfig:
-    carrier = GrpcCarrier(identity.node, b"", credentials(identity, token) if token else None)
+async def _ask_for_config(
+    peers: Iterable[str], transport: Transport, identity: Identity, token: Token | None
+) -> RunConfig:
+    carrier = make_carrier(transport, identity.node, b"", credentials(identity, token) if token else None)
     try:
-        reply = await first_answer(
-            carrier, settings.peers, HelloRequest(protocol=PROTOCOL, site=Site(node=identity.node))
-        )
+        reply = await first_answer(carrier, peers, HelloRequest(protocol=PROTOCOL, site=Site(node=identity.node)))
     finally:
         await carrier.stop()
     return from_canonical(reply.run_config)
 
 
-async def first_answer(carrier: GrpcCarrier, addresses: Iterable[str], request: HelloRequest) -> HelloReply:
+async def first_answer(carrier: SiteCarrier, addresses: Iterable[str], request: HelloRequest) -> HelloReply:
     """Knock at addresses until one answers.
 
     Raises:
@@ -160,7 +174,7 @@ def _said(lost: PeerLost) -> str:
 class Reception:
     """Says hello, both ways: keeps the roster complete."""
 
-    def __init__(self, carrier: GrpcCarrier, roster: Roster, config: RunConfig, me: Callable[[], Site]) -> None:
+    def __init__(self, carrier: SiteCarrier, roster: Roster, config: RunConfig, me: Callable[[], Site]) -> None:
         self._carrier, self._roster, self._config, self._me = carrier, roster, config, me
 
     async def answer(self, sender: str, request: HelloRequest) -> HelloReply:

@@ -1,7 +1,7 @@
 """The journal: what this site voted for last, on the disk before the vote leaves it, and its last promise.
 
 A site that restarts in the middle of a round must not contradict a vote that others may have counted, nor vote in a
-ballot below one that it has taken part in.
+ballot below one that it has taken part in. Of pairs it keeps what outer/records.py says.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from google.protobuf.json_format import MessageToDict, ParseDict
 from pier.v1.peer_pb2 import Ballot, Value
 from pier_node.durable import Torn, read_sealed, replace, seal
 from pier_node.errors import PierError
+from pier_node.outer.records import Doubt, Records
 
 log = logging.getLogger(__name__)
 
@@ -69,6 +70,27 @@ class Journal:
         """The last promise: its round, 0 when there is none or the file is damaged, which is logged; its ballot."""
         fields = _read(self._promise, "promise")
         return (fields["round"], Ballot(number=fields["number"], keeper=fields["keeper"])) if fields else (0, Ballot())
+
+
+class PairJournal:
+    """Records of pairs in one file, each replaced by the next."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+
+    def load(self) -> Records:
+        """What was kept last; nothing when the file is damaged, which is logged."""
+        fields = _read(self._path, "pairs") or {"partners": [], "doubts": []}
+        doubts = [
+            Doubt(number, node, bytes.fromhex(name), bytes.fromhex(it)) for number, node, name, it in fields["doubts"]
+        ]
+        return Records(dict(fields["partners"]), {doubt.round: doubt for doubt in doubts})
+
+    def keep(self, records: Records) -> None:
+        """Return once they would survive a power cut. Raises PierError: they cannot be written."""
+        doubts = [[it.round, it.decider, it.meeting.hex(), it.digest.hex()] for it in records.doubts.values()]
+        fields = {"partners": [[number, node] for number, node in records.partners.items()], "doubts": doubts}
+        _write(self._path, fields, "records of pairs")
 
 
 def _write(path: Path, fields: dict[str, Any], what: str) -> None:

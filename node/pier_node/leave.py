@@ -24,17 +24,18 @@ class Leave:
     """Takes the votes of sites that stop, and hands over this one's.
 
     Args:
+        rounds: None: this run has no votes, because its sites meet in pairs.
         path: where votes that are not simply this node's own are kept.
     """
 
-    def __init__(self, carrier: Carrier, roster: Roster, rounds: Rounds, path: Path) -> None:
+    def __init__(self, carrier: Carrier, roster: Roster, rounds: Rounds | None, path: Path) -> None:
         self._carrier, self._roster, self._rounds, self._path = carrier, roster, rounds, path
         self._leaving = False
         carrier.serve(LEAVE, self._take)
 
     def restore(self) -> None:
         """Take up the votes that this node held when it stopped, if its round is still the same."""
-        if not self._path.exists():
+        if self._rounds is None or not self._path.exists():
             return
         try:
             kept = durable.read_sealed(self._path)
@@ -50,7 +51,7 @@ class Leave:
         self._leaving = True
         others = [node for node in self._roster.participants() if node != self._carrier.node]
         for heir in others:
-            if await self._hand_to(heir):
+            if self._rounds is None or await self._hand_to(heir, self._rounds):
                 break
         for node in others:
             try:
@@ -58,34 +59,35 @@ class Leave:
             except PeerLost as lost:
                 log.info("could not say goodbye to %s: %s", node, lost.reason)
 
-    async def _hand_to(self, heir: str) -> bool:
+    async def _hand_to(self, heir: str, rounds: Rounds) -> bool:
         """Whether the search for an heir is over."""
-        votes = self._rounds.votes
-        if not votes or self._rounds.engaged:  # the heir would not know what binds them already
+        votes = rounds.votes
+        if not votes or rounds.engaged:  # the heir would not know what binds them already
             return True
-        request = LeaveRequest(node=self._carrier.node, round=self._rounds.state.round, votes=sorted(votes))
-        self._keep(set())
+        request = LeaveRequest(node=self._carrier.node, round=rounds.state.round, votes=sorted(votes))
+        self._keep(rounds, set())
         try:
             await self._carrier.call(heir, LEAVE, request, TIMEOUT)
         except PeerRefused as refused:
             log.info("%s does not take this site's votes: %s", heir, refused.reason)
-            self._keep(votes)
+            self._keep(rounds, votes)
             return False
         except PeerLost as lost:
             log.warning("%s may or may not have this site's votes: %s", heir, lost.reason)
         return True
 
     async def _take(self, sender: str, request: LeaveRequest) -> Ack:
-        if request.votes:
+        rounds = self._rounds
+        if request.votes and rounds:
             if self._leaving:
                 raise BadMessage("it is stopping itself")
-            if request.round != self._rounds.state.round or sender not in self._rounds.state.members:
-                raise BadMessage(f"it is at round {self._rounds.state.round}, and has other members")
-            self._keep(self._rounds.votes | set(request.votes))
+            if request.round != rounds.state.round or sender not in rounds.state.members:
+                raise BadMessage(f"it is at round {rounds.state.round}, and has other members")
+            self._keep(rounds, rounds.votes | set(request.votes))
         self._roster.farewell(sender)
         return Ack()
 
-    def _keep(self, votes: set[str]) -> None:
-        durable.replace(self._path, durable.seal({"round": self._rounds.state.round, "votes": sorted(votes)}))
-        self._rounds.votes = votes
-        self._rounds.renew()
+    def _keep(self, rounds: Rounds, votes: set[str]) -> None:
+        durable.replace(self._path, durable.seal({"round": rounds.state.round, "votes": sorted(votes)}))
+        rounds.votes = votes
+        rounds.renew()

@@ -11,10 +11,9 @@ from pier_node.outer.schedule import start_steps
 from pier_node.outer.state import ANCHOR, MOMENTUM, OuterState
 from pier_node.roster import Roster
 from pier_node.shared import SharedVector
-from pier_node.training import SILENCE
 from pier_node.wire.carrier import Carrier, PeerLost
 from pier_node.wire.partial import Partial
-from pier_node.wire.transfer import fetch_state
+from pier_node.wire.transfer import SILENCE, fetch_state
 
 log = logging.getLogger(__name__)
 
@@ -44,7 +43,7 @@ async def from_peers(config: RunConfig, layout: Layout, carrier: Carrier, roster
                 )
                 at_rest = _at_rest(fetched.state)
                 return Checkpoint(
-                    fetched.state, fetched.adam_m, fetched.adam_v, fetched.adam_step, at_rest.inner_step, 0, None, 0
+                    fetched.state, fetched.adam_m, fetched.adam_v, fetched.adam_step, at_rest.inner_step, 0, None, ()
                 )
             except PeerLost as lost:
                 log.warning("cannot fetch the run's state yet: %s", lost.reason)
@@ -60,4 +59,4 @@ def _first_round(config: RunConfig) -> int:
 
 
 def _at_rest(state: OuterState) -> Checkpoint:
-    return Checkpoint(state, None, None, 0, 0, 0, None, 0)
+    return Checkpoint(state, None, None, 0, 0, 0, None, ())

@@ -17,6 +17,9 @@ class Progress:
         tokens: trained on by this site, steps under way included.
         compute: spent in inner steps; `waited`: spent in outer rounds, their waiting included.
         round_time: what the last outer round took.
+        members_loss: mean validation loss of the models that were merged at the end.
+        training_for: the round that the present inner steps are brought to; `steps`: so many, fewer at a slow site.
+        spread: standard deviation between replicas, as this site's last pair saw it; of equal replicas it is not known.
     """
 
     phase: Phase.ValueType = Phase.PHASE_STARTING
@@ -29,3 +32,7 @@ class Progress:
     compute: float = 0.0
     waited: float = 0.0
     round_time: float = 0.0
+    training_for: int = 0
+    steps: int = 0
+    spread: float = math.nan
+    members_loss: float = math.nan

@@ -9,6 +9,7 @@ from typing import Any
 
 from pier.v1.peer_pb2 import Phase, Pulse, Site
 from pier_node.config import RunConfig
+from pier_node.outer.pairs import Pairs
 from pier_node.outer.round import Rounds
 from pier_node.outer.schedule import total_rounds
 from pier_node.progress import Progress
@@ -26,7 +27,7 @@ class Reporter:
     site: Site
     carrier: Carrier
     progress: Progress
-    rounds: Rounds | None = None
+    rounds: Rounds | Pairs | None = None
 
     def pulse(self) -> Pulse:
         """What others may know without asking for more."""
@@ -43,17 +44,27 @@ class Reporter:
             validation_loss=_finite(progress.validation_loss),
             bytes_sent=self.carrier.bytes_sent(),
             time=time.time(),
+            training_for=progress.training_for,
+            spread=_finite(progress.spread),
         )
 
     def status(self, roster: Roster) -> Status:
         """Everything that `pier-node status` shows; numbers that are not known yet are NaN."""
-        return {**self._run(), **self._site(), "peers": [_peer(roster, node) for node in sorted(roster.contacts)]}
+        peers = [_peer(roster, node) for node in sorted(roster.contacts)]
+        return {**self._run(), **self._site(), "mean_spread": self._mean_spread(roster), "peers": peers}
+
+    def _mean_spread(self, roster: Roster) -> float:
+        """Of what live sites last said: each sees one partner a round, and all of them together the run."""
+        pulses = [pulse for node in roster.participants() if (pulse := roster.pulse_of(node))]
+        known = [pulse.spread for pulse in pulses if math.isfinite(pulse.spread)]
+        return sum(known) / len(known) if known else math.nan
 
     def _run(self) -> Status:
         state = self.rounds.state if self.rounds else None
         return {
             "run": self.config.run.name,
             "run_hash": self.config.hash().hex(),
+            "algorithm": self.config.outer.algorithm,
             "rounds": total_rounds(self.config),
             "total_steps": self.config.inner.total_steps,
             "members": list(state.members) if state else [],
@@ -75,8 +86,11 @@ class Reporter:
             "tokens_per_second": progress.tokens_per_second,
             "loss": progress.loss,
             "validation_loss": progress.validation_loss,
+            "members_loss": progress.members_loss,
+            "spread": progress.spread,
             "bytes_sent": pulse.bytes_sent,
             "round_seconds": progress.round_time,
+            "round_steps": progress.steps,
             "utilisation": progress.compute / busy if busy else math.nan,
             "message": self.rounds.last_error if self.rounds else "",
         }
@@ -96,6 +110,7 @@ def _peer(roster: Roster, node: str) -> Status:
         "inner_step": pulse.inner_step,
         "tokens_per_second": pulse.tokens_per_second,
         "loss": pulse.loss,
+        "spread": pulse.spread if contact.pulse else math.nan,
         "bytes_sent": pulse.bytes_sent,
         "round_trip": contact.round_trip,
         "last_error": contact.last_error,

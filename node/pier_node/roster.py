@@ -101,7 +101,7 @@ class Roster:
         """Participants that may come to the next round in time: not those that still train for an earlier one."""
         pulses = ((node, self.pulse_of(node)) for node in self.participants())
         busy = Phase.PHASE_TRAINING
-        return [node for node, pulse in pulses if pulse and not (pulse.phase == busy and pulse.round < round)]
+        return [node for node, pulse in pulses if pulse and not (pulse.phase == busy and pulse.training_for <= round)]
 
     def ahead(self, round: int) -> list[str]:
         """Live peers that have committed a later round, the most advanced first."""

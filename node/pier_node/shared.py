@@ -37,10 +37,12 @@ class SharedVector:
         It takes the memory of one that nobody uses any more if there is one: a fresh page has to be zeroed by the
         kernel first, which costs several times what an outer step does.
         """
-        if not cls._spares[length]:
+        try:
+            spare = cls._spares[length].pop()
+        except IndexError:
             return cls(length)
         vector = cls.__new__(cls)
-        vector._fd, vector.array = cls._spares[length].pop()
+        vector._fd, vector.array = spare
         return vector
 
     @property

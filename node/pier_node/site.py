@@ -12,6 +12,7 @@ from pier.v1.peer_pb2 import Site
 from pier_node import durable
 from pier_node.config import RunConfig, from_canonical
 from pier_node.errors import PierError
+from pier_node.wire.transport import Transport
 
 RUN_FILE, SITE_FILE, LOCK_FILE = "run.json", "site.json", "lock"
 DAEMON_FILE, EVENTS_FILE = "daemon.json", "events.jsonl"
@@ -26,11 +27,13 @@ class SiteRecord:
         founder: this site began the run, and may begin it again if nobody ever joined.
         slot: its part of the training data.
         peers: (node id, name, address, slot) of the others.
+        transport: how this site is connected to them.
     """
 
     founder: bool
     slot: int
     peers: tuple[tuple[str, str, str, int], ...] = ()
+    transport: Transport = "grpc"
 
     def with_peers(self, sites: Iterable[Site]) -> Self:
         """The same with other peers."""
@@ -54,7 +57,7 @@ class SiteRecord:
         except durable.Torn as torn:
             raise PierError(f"{folder}: {torn}", "Delete it and start with --peers and --token again.") from torn
         peers = tuple((str(node), str(name), str(address), int(slot)) for node, name, address, slot in fields["peers"])
-        return cls(bool(fields["founder"]), int(fields["slot"]), peers)
+        return cls(bool(fields["founder"]), int(fields["slot"]), peers, fields.get("transport", "grpc"))
 
 
 def claim(folder: Path) -> IO[bytes]:

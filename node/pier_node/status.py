@@ -18,6 +18,7 @@ METRICS = {
     "tokens_per_second": "speed of the inner training",
     "loss": "last training loss, nats a token",
     "validation_loss": "last validation loss, nats a token",
+    "spread": "standard deviation between replicas, as the last pair saw it (noloco)",
     "bytes_sent": "payload bytes sent to other sites",
     "round_seconds": "duration of the last outer round",
     "utilisation": "fraction of the time spent in inner steps",

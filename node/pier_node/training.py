@@ -1,49 +1,63 @@
-"""A site's way through a run: train, bring what was learnt to a round, take its result; catch up when left behind."""
+"""A site's way through a run: train, bring what was learnt to a round, take its result; catch up when left behind.
+
+Without overlap workers wait for a round's result. With it they train on from φ − Δ while Δ is under way (its flight);
+the result is taken in at the end of the next inner steps, and what those learnt meanwhile is kept on top of it: the
+site goes on from φ_new − Δ_new, and Δ_new is what it brings to the next round. So every step counts once, as in the
+delayed update of Streaming DiLoCo (Douillard et al., arXiv 2501.18512, section 2.3) with all of the local progress.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import logging
-import math
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from functools import partial
-
-import numpy as np
+from typing import cast
 
 from pier.v1.peer_pb2 import Phase
+from pier_node.agreement import assert_agreement
+from pier_node.catch_up import CatchUp
 from pier_node.checkpoint import Checkpoint
 from pier_node.config import RunConfig
-from pier_node.errors import PierError
 from pier_node.faults import NO_FAULTS, Faults
+from pier_node.inner_steps import InnerSteps
 from pier_node.model.layout import Layout
 from pier_node.outer.advance import advance
-from pier_node.outer.attempt import Contribution, norm_limit
-from pier_node.outer.deadline import Backoff
-from pier_node.outer.pier import pseudo_gradient
+from pier_node.outer.attempt import Advance
+from pier_node.outer.contribution import Contribution, worth_sending
+from pier_node.outer.fragments import entry
+from pier_node.outer.pairs import Pairs
 from pier_node.outer.round import Behind, Rounds
 from pier_node.outer.schedule import Kind, RoundPlan, round_plan, total_rounds
 from pier_node.outer.state import ADAM_M, ADAM_V, ANCHOR, OuterState
+from pier_node.pending import Pending
 from pier_node.progress import Progress
 from pier_node.roster import Roster
 from pier_node.shared import SharedVector
-from pier_node.trainer import Step, Trainer
-from pier_node.wire.carrier import Carrier, PeerLost
-from pier_node.wire.partial import Partial
-from pier_node.wire.transfer import Fetched, fetch_state
-
-SILENCE = 20.0
-"""Seconds that a peer may be silent in a state transfer."""
+from pier_node.trainer import Trainer
+from pier_node.wire.carrier import Carrier
+from pier_node.workload import steps_worth_doing
 
 log = logging.getLogger(__name__)
 
+NOWHERE = SharedVector(0)
+APART = (Kind.LOCAL, Kind.PAIR)
+"""Rounds of which a site may miss one, and bring its Δ to the next."""
 
-@dataclass
-class Pending:
-    """What this site learnt and no round has taken: Δ in `vector`, shape [parameters]; void without tokens."""
 
-    vector: SharedVector
-    tokens: int = 0
+@dataclass(frozen=True)
+class Flight:
+    """A contribution on its way into a round.
+
+    Attributes:
+        before: the state that it was made from.
+        work: ends when the round is decided here, with this site in it or not.
+    """
+
+    plan: RoundPlan
+    before: OuterState
+    work: asyncio.Task[bool]
 
 
 class Training:
@@ -51,6 +65,8 @@ class Training:
 
     Args:
         on_commit: awaited after each round with what a checkpoint would hold.
+        keep: awaited with each state that others count on before its checkpoint can be taken.
+        kept: a state that an earlier incarnation kept, of a later round than the one that it is restored from.
     """
 
     def __init__(
@@ -59,229 +75,226 @@ class Training:
         layout: Layout,
         carrier: Carrier,
         roster: Roster,
-        rounds: Rounds,
+        rounds: Rounds | Pairs,
         trainer: Trainer,
         progress: Progress,
         on_commit: Callable[[Checkpoint], Awaitable[None]],
+        keep: Callable[[OuterState], Awaitable[None]],
+        kept: OuterState | None = None,
         faults: Faults = NO_FAULTS,
     ) -> None:
-        self._config, self._layout, self._carrier = config, layout, carrier
-        self._roster, self._rounds, self._trainer = roster, rounds, trainer
-        self._on_commit, self._faults = on_commit, faults
-        self.progress = progress
-        self._pending = Pending(SharedVector(layout.length))
-        self._start: SharedVector | None = None
-        self._adam_step = 0
-        self._load_adam = False
+        self._config, self._layout, self._carrier, self._roster = config, layout, carrier, roster
+        self._rounds, self.progress, self._faults = rounds, progress, faults
+        self._on_commit, self._keep, self._kept = on_commit, keep, kept
+        self._inner = InnerSteps(config, trainer, progress)
+        self._catch_up = CatchUp(carrier, roster, faults, layout.length)
+        self._pending = Pending(layout.length, config.outer.fragments, config.outer.codec != "none")
+        self._start = NOWHERE
+        self._flight: Flight | None = None
         self._late = False
 
     def restore(self, checkpoint: Checkpoint) -> None:
         """Go on where a checkpoint was taken: moments, counters, and what no round had taken."""
-        self._take_moments(checkpoint.adam_m, checkpoint.adam_v, checkpoint.adam_step)
+        self._inner.take_moments(checkpoint.adam_m, checkpoint.adam_v, checkpoint.adam_step)
         state = checkpoint.state
         if ADAM_M in state.tensors:
-            self._take_moments(state.tensors[ADAM_M], state.tensors[ADAM_V], state.adam_step)
+            self._inner.take_moments(state.tensors[ADAM_M], state.tensors[ADAM_V], state.adam_step)
         self.progress.inner_step, self.progress.tokens = checkpoint.inner_step, checkpoint.tokens
-        if checkpoint.pending is not None:
-            self._pending = Pending(checkpoint.pending, checkpoint.pending_tokens)
-            self._start_from_pending()
+        self._pending.restore(checkpoint.pending, checkpoint.pending_tokens, checkpoint.residual)
+        self._carry(state)
 
     def snapshot(self) -> Checkpoint:
         """This site at rest: valid while its workers are not publishing."""
-        state, pending = self._rounds.state, self._pending
-        own = ADAM_M not in state.tensors and self._adam_step > 0
+        state, pending, inner = self._rounds.state, self._pending, self._inner
+        own = ADAM_M not in state.tensors and inner.adam_step > 0
+        adam_m, adam_v = inner.moments if own else (None, None)
         return Checkpoint(
             state=state,
-            adam_m=self._trainer.adam_m if own else None,
-            adam_v=self._trainer.adam_v if own else None,
-            adam_step=self._adam_step if own else 0,
+            adam_m=adam_m,
+            adam_v=adam_v,
+            adam_step=inner.adam_step if own else 0,
             inner_step=self.progress.inner_step,
             tokens=self.progress.tokens,
-            pending=pending.vector if pending.tokens else None,
-            pending_tokens=pending.tokens,
+            pending=pending.delta if pending else None,
+            pending_tokens=tuple(pending.tokens) if pending else (),
+            residual=pending.residual,
         )
 
     async def run(self) -> None:
         """Train to the end of the run. Raises PierError when it cannot go on."""
         last = total_rounds(self._config)
-        while self._rounds.state.round < last:
-            if self._roster.ahead(self._rounds.state.round):
-                await self.catch_up()
-            else:
-                await self._round(round_plan(self._config, self._rounds.state.round + 1))
+        try:
+            while (number := self._next_round()) <= last:
+                if self._flight is None and self._rounds.leaders():
+                    before, self._late = self._rounds.state, await self._fetch()
+                    self._carry(before)
+                else:
+                    await self._round(round_plan(self._config, number))
+            await self._rest()
+        except (Exception, asyncio.CancelledError):
+            await self._drop_flight()
+            raise
         self.progress.phase = Phase.PHASE_DONE
+
+    def _next_round(self) -> int:
+        if self._flight:
+            return self._flight.plan.round + 1
+        self._late |= self._rounds.coming() > self._rounds.state.round + 1
+        return self._rounds.coming()
 
     # --- one round -----------------------------------------------------------------------------
 
     async def _round(self, plan: RoundPlan) -> None:
+        if self._flight is None:
+            self._start = await asyncio.to_thread(self._beginning)
         tokens = await self._train(plan)
-        contribution = await asyncio.to_thread(self._contribution, plan, tokens)
-        step = partial(advance, plan=plan, layout=self._layout, inner=self._config.inner)
-        self.progress.phase = Phase.PHASE_WAITING
-        last, began = self._rounds.state, asyncio.get_running_loop().time()
-        try:
-            if plan.kind is Kind.SOLO:
-                await self._rounds.commit_alone(contribution, step)
-            else:
-                self._rounds.sites = self._config.run.sites if plan.first_exchange else 1
-                await self._rounds.commit(contribution, step)
-        except Behind as behind:
-            log.info("round %d went on without this site: catching up from %s", plan.round, ", ".join(behind.peers))
-            return
-        finally:  # also when stopped on the way: a checkpoint holds Δ until it is in the anchor, and not for longer
-            self.progress.round_time = asyncio.get_running_loop().time() - began
-            self.progress.waited += self.progress.round_time
-            self._carry(last, self._rounds.state)
-        self._late = False
-        await self._settled(plan)
+        landed = await self._land()
+        if tokens and plan.kind in APART:
+            await asyncio.to_thread(self._pending.learn, self._start.array, self._inner.weights, tokens)
+        self._start = NOWHERE
+        checkpoint, number = self.snapshot(), self._rounds.coming()
+        if number <= total_rounds(self._config):
+            await self._launch(round_plan(self._config, number), tokens)
+        if landed:
+            await self._settled(checkpoint)
+        if not (self._config.outer.overlap and plan.kind in APART):
+            await self._rest()
+
+    async def _rest(self) -> None:
+        if await self._land():
+            await self._settled(self.snapshot())
+
+    def _beginning(self) -> SharedVector:
+        """φ − Δ, where training goes on."""
+        state = self._rounds.state
+        return self._pending.start(state.anchor) or state.tensors[ANCHOR]
 
     async def _train(self, plan: RoundPlan) -> int:
         """Do the round's inner steps. Returns the tokens trained on."""
-        steps = self._steps_worth_doing(plan)
-        start = self._start or self._rounds.state.tensors[ANCHOR]
+        others = [self._roster.pulse_of(node) for node in self._roster.participants() if node != self._carrier.node]
+        steps = steps_worth_doing(plan, self._config.outer, self.progress, [it for it in others if it], self._late)
+        self.progress.training_for, self.progress.steps = plan.round, steps
         if steps == 0:
-            self._trainer.outbox.array[:] = start.array
             return 0
         self.progress.phase = Phase.PHASE_TRAINING
-        before = self.progress.tokens
-        report = await self._trainer.run(
-            first_step=plan.first_step + plan.steps - steps,
-            steps=steps,
-            sequences=self._config.inner.batch_size * (self._config.run.sites if plan.kind is Kind.SOLO else 1),
-            payload="gradient" if plan.kind is Kind.SYNC else "weights",
-            load=start,
-            adam_step=self._adam_step if self._load_adam else None,
-            on_progress=partial(self._stepped, before),
-        )
-        if plan.kind is not Kind.SYNC:
-            self._load_adam, self._adam_step = False, report.adam_step
-        self.progress.tokens = before + report.tokens
-        self.progress.compute += report.seconds
-        self.progress.inner_step = plan.first_step + plan.steps
-        return report.tokens
+        return await self._inner.train(plan, steps, self._start)
 
-    def _stepped(self, tokens_before: int, step: Step) -> None:
-        progress = self.progress
-        progress.inner_step, progress.loss = step.step + 1, step.loss
-        progress.tokens = tokens_before + step.tokens
-        progress.tokens_per_second = step.tokens / step.seconds if step.seconds > 0 else 0.0
-
-    def _steps_worth_doing(self, plan: RoundPlan) -> int:
-        """All of them; a site that has just caught up does as many as the furthest of the others has left."""
-        if plan.kind is Kind.SYNC or not self._late:
-            return plan.steps
-        others = [self._roster.pulse_of(node) for node in self._roster.participants() if node != self._carrier.node]
-        done = max((pulse.inner_step - plan.first_step for pulse in others if pulse), default=0)
-        return min(max(plan.steps - done, 0), plan.steps)
+    async def _launch(self, plan: RoundPlan, tokens: int) -> None:
+        """Bring what this site has to a round."""
+        contribution = await asyncio.to_thread(self._contribution, plan, tokens)
+        if self._config.outer.overlap:
+            self._start = await asyncio.to_thread(self._beginning)
+        self._flight = Flight(plan, self._rounds.state, asyncio.create_task(self._exchange(plan, contribution)))
 
     def _contribution(self, plan: RoundPlan, tokens: int) -> Contribution:
-        vector = self._trainer.outbox.array
-        if plan.kind is Kind.LOCAL:
-            pseudo_gradient(self._rounds.state.anchor, vector, out=self._pending.vector.array)
-            self._pending.tokens += tokens
-            vector, tokens = self._pending.vector.array, self._pending.tokens
-        norm, limit = float(np.sqrt(np.dot(vector, vector))), norm_limit(self._rounds.state.anchor)
-        if plan.kind is Kind.SOLO and not math.isfinite(norm):
-            raise PierError(
-                f"round {plan.round}: training diverged: the weights are not finite any more",
-                "Found a new run with a lower inner.lr; this one's last checkpoint is as it was.",
-            )
-        if plan.kind is Kind.SOLO or norm <= limit:
-            return Contribution(vector, tokens)
-        log.error("round %d: this site's update is dropped: its norm is %.3g: lower inner.lr?", plan.round, norm)
-        self._forget(plan)
-        return Contribution(np.zeros_like(vector), 0)
+        outbox, anchor, pending = self._inner.weights, self._rounds.state.anchor, self._pending
+        part = plan.span(len(anchor))
+        if plan.kind is Kind.SOLO:
+            return worth_sending(plan, Contribution(outbox, tokens), anchor)
+        vector, error = pending.offer(part, outbox if plan.kind is Kind.SYNC else None)
+        if plan.kind in APART:
+            tokens = pending.tokens[plan.fragment]
+        sent = worth_sending(plan, Contribution(vector, tokens, error), anchor)
+        if sent.tokens < tokens:
+            self._forget(plan)
+        return sent
 
     def _forget(self, plan: RoundPlan) -> None:
         """Training went astray here: go on from the anchor, and with no moments that would lead there again."""
-        self._pending.tokens, self._start = 0, None
-        if plan.kind is Kind.LOCAL:
-            self._trainer.adam_m.array.fill(0)
-            self._trainer.adam_v.array.fill(0)
-            self._adam_step, self._load_adam = 0, True
+        self._pending.forget()
+        if plan.kind in APART:
+            self._inner.forget_moments()
 
-    async def _settled(self, plan: RoundPlan) -> None:
+    async def _exchange(self, plan: RoundPlan, contribution: Contribution) -> bool:
+        """Until the round is decided, and known here. Returns whether this site was in it to the end."""
+        rounds, began = self._rounds, asyncio.get_running_loop().time()
+        rounds.sites = self._config.run.sites if plan.first_exchange else 1
+        try:
+            if plan.kind is Kind.SOLO:
+                await rounds.commit_alone(contribution, self._step(plan))
+                return True
+            return await self._decide(plan, contribution)
+        finally:
+            self.progress.round_time = asyncio.get_running_loop().time() - began
+
+    def _step(self, plan: RoundPlan) -> Advance:
+        return partial(advance, plan=plan, layout=self._layout, inner=self._config.inner)
+
+    async def _decide(self, plan: RoundPlan, contribution: Contribution) -> bool:
+        rounds = cast(Rounds, self._rounds)
+        if self._kept and self._kept.round >= plan.round:
+            rounds.adopt(self._kept)
+            return True
+        while rounds.state.round < plan.round:
+            try:
+                state = await rounds.commit(contribution, self._step(plan))
+                if self._config.outer.overlap:
+                    await self._keep(state)
+                return True
+            except Behind as behind:
+                log.info("round %d went on without this site: catching up from %s", plan.round, behind)
+                await self._fetch()
+        return False
+
+    async def _land(self) -> bool:
+        """Take the result of the flight in, if there is one. Returns whether there is a new state that is not saved."""
+        if self._flight is None:
+            return False
+        flight, began = self._flight, asyncio.get_running_loop().time()
+        self.progress.phase = Phase.PHASE_WAITING
+        took_part = await flight.work
+        self.progress.waited += asyncio.get_running_loop().time() - began
+        await self._drop_flight()
+        self._late = not took_part
         state = self._rounds.state
-        if plan.kind is Kind.SYNC and state.round < total_rounds(self._config):
-            self._take_moments(state.tensors[ADAM_M], state.tensors[ADAM_V], state.adam_step)
-        self._assert_agreement(state)
+        if took_part and flight.plan.kind is Kind.SYNC and state.round < total_rounds(self._config):
+            self._inner.take_moments(state.tensors[ADAM_M], state.tensors[ADAM_V], state.adam_step)
+        return took_part
+
+    async def _drop_flight(self) -> None:
+        """The flight is over, by its end or by ours: whether Δ is in the anchor, the state's ledger tells."""
+        if self._flight is None:
+            return
+        flight, self._flight = self._flight, None
+        flight.work.cancel()
+        await asyncio.wait([flight.work])
+        self._carry(flight.before)
+
+    async def _settled(self, checkpoint: Checkpoint) -> None:
+        """A round is committed: validate it now and then, and keep it."""
+        state = checkpoint.state
+        if self._config.outer.algorithm != "noloco":
+            assert_agreement(self._roster, state)
         every, last = self._config.inner.eval_every, state.round == total_rounds(self._config)
         if last or (every and state.round % every == 0):
-            await self.validate()
-        await self._on_commit(self.snapshot())
+            await self.validate(state)
+        await self._on_commit(checkpoint)
         await self._faults.reach(state.round, "saved")
 
-    async def validate(self) -> None:
-        """Measure the anchor on the validation split, which is the same at every site."""
-        state = self._rounds.state
-        self.progress.validation_loss = await self._trainer.evaluate(state.tensors[ANCHOR])
+    async def validate(self, state: OuterState) -> None:
+        """Measure its anchor on the validation split, which is the same at every site."""
+        self.progress.validation_loss = await self._inner.evaluate(state.tensors[ANCHOR])
         self.progress.validated_round = state.round
 
-    def _assert_agreement(self, state: OuterState) -> None:
-        for node in self._roster.participants():
-            pulse = self._roster.pulse_of(node)
-            if pulse and pulse.round == state.round and pulse.digest != state.digest:
-                raise PierError(
-                    f"round {state.round}: {node} holds other bits than this site: {pulse.digest.hex()[:12]} there, "
-                    f"{state.digest.hex()[:12]} here",
-                    "One of the two must start again from an empty data directory; please report this.",
-                )
+    # --- left behind ---------------------------------------------------------------------------
 
-    # --- catching up ---------------------------------------------------------------------------
-
-    async def catch_up(self) -> None:
-        """Fetch the newest state from the others; what no round took is kept for the next one."""
-        self.progress.phase = Phase.PHASE_CATCHING_UP
-        last, backoff, arrived = self._rounds.state, Backoff(), Partial()
-        while True:
-            peers = self._roster.ahead(last.round)
-            try:
-                fetched = await self._fetch(peers, arrived)
-                break
-            except PeerLost as lost:
-                log.warning("cannot catch up yet: %s", lost.reason)
-                await self._roster.changed.wait(backoff.seconds())
-                if not self._roster.ahead(last.round):
-                    return
+    async def _fetch(self) -> bool:
+        """Go on from the newest state of the others, if anybody is ahead; what no round took is kept."""
+        phase, self.progress.phase = self.progress.phase, Phase.PHASE_CATCHING_UP
+        fetched = await self._catch_up.newest(self._rounds.leaders, moments=self._inner.adam_step == 0)
+        if self.progress.phase == Phase.PHASE_CATCHING_UP:
+            self.progress.phase = phase
+        if fetched is None:
+            return False
         self._rounds.adopt(fetched.state)
-        self._carry(last, fetched.state)
-        self._take_moments(fetched.adam_m, fetched.adam_v, fetched.adam_step)
-        self._late = True
+        self._inner.take_moments(fetched.adam_m, fetched.adam_v, fetched.adam_step)
         log.info("caught up with round %d", fetched.state.round)
+        return True
 
-    async def _fetch(self, peers: list[str], arrived: Partial) -> Fetched:
-        pulse = self._roster.pulse_of(peers[0]) if peers else None
-        if pulse is None:
-            raise PeerLost("", "nobody who is ahead answers")
-        await self._faults.reach(pulse.round, "fetching")
-        return await fetch_state(
-            self._carrier,
-            peers,
-            length=self._layout.length,
-            timeout=SILENCE,
-            round=pulse.round,
-            digest=pulse.digest,
-            moments=self._adam_step == 0,
-            partial=arrived,
-        )
-
-    def _carry(self, last: OuterState, state: OuterState) -> None:
-        """Start from φ_new − Δ if our Δ is not in φ_new: the next round takes it together with what comes."""
-        node = self._carrier.node
-        if state.ledger.get(node, 0) > last.ledger.get(node, 0):
-            self._pending.tokens = 0
-        if self._pending.tokens:
-            self._start_from_pending()
-        else:
-            self._start = None
-
-    def _start_from_pending(self) -> None:
-        self._start = SharedVector(self._layout.length)
-        np.subtract(self._rounds.state.anchor, self._pending.vector.array, out=self._start.array)
-
-    def _take_moments(self, adam_m: SharedVector | None, adam_v: SharedVector | None, adam_step: int) -> None:
-        if adam_m is None or adam_v is None:
-            return
-        self._trainer.adam_m.array[:] = adam_m.array
-        self._trainer.adam_v.array[:] = adam_v.array
-        self._adam_step, self._load_adam = adam_step, True
+    def _carry(self, before: OuterState) -> None:
+        """Forget what is in φ_new; the rest is kept, and a later round takes it together with what comes."""
+        state = self._rounds.state
+        for fragment in range(self._config.outer.fragments):
+            key = entry(self._carrier.node, fragment)
+            if state.ledger.get(key, 0) > before.ledger.get(key, 0):
+                self._pending.taken(fragment)

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 
+from bench.pair_simulation import PairSimulation, simulation_of
 from bench.simulation import Point, Simulation
 from pier_node.config import RunConfig
 
@@ -36,7 +37,7 @@ def config(sites: int, seed: int = 1, **outer: Any) -> RunConfig:
 
 
 def simulate(cache: Path, **outer: Any) -> tuple[Simulation, list[Point]]:
-    simulation = Simulation(config(**outer), cache)
+    simulation = simulation_of(config(**outer), cache)
     return simulation, simulation.run(EVERY, lambda _: None)
 
 
@@ -70,3 +71,31 @@ def test_training_learns_and_seeds_differ(cache: Path) -> None:
     assert [point.step for point in first] == list(range(EVERY, STEPS + 1, EVERY))
     assert first != second
     assert first[-1].loss < first[0].loss < np.log(256) + 0.1
+
+
+def in_pairs(cache: Path, sites: int, **outer: Any) -> tuple[PairSimulation, list[Point]]:
+    simulation, curve = simulate(cache, sites=sites, algorithm="noloco", **outer)
+    assert isinstance(simulation, PairSimulation)
+    return simulation, curve
+
+
+def test_two_sites_in_pairs_are_diloco_with_heavy_ball(cache: Path) -> None:
+    """Without momentum it is DiLoCo's own step: spec/noloco.md section 3.1."""
+    pairs, curve = in_pairs(cache, 2, noloco={"alpha": 0.0, "beta": 0.7, "gamma": 0.7})
+    _, diloco = simulate(cache, sites=2, algorithm="diloco", momentum=0.0, lr=0.7)
+    assert pairs.spreads == [0.0] * (STEPS // EVERY)
+    np.testing.assert_allclose([point.loss for point in curve], [point.loss for point in diloco], rtol=1e-5)
+
+
+def test_four_sites_in_pairs_stay_close(cache: Path) -> None:
+    pairs, curve = in_pairs(cache, 4)
+    assert curve[-1].loss < curve[0].loss
+    assert 0 < pairs.spreads[-1] < 0.02
+    assert pairs.merged_loss() < curve[-1].loss + 0.05
+
+
+def test_a_solo_start_before_pairs_is_plain_synchronous_training(cache: Path) -> None:
+    _, sync = simulate(cache, sites=3, algorithm="sync", start="none")
+    _, pairs = in_pairs(cache, 3, start="solo", start_fraction=0.5)
+    assert pairs[:3] == sync[:3]
+    assert pairs[3:] != sync[3:]

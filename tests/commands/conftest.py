@@ -56,12 +56,12 @@ def save_round(folder: Path, number: int) -> OuterState:
     tensors = {name: SharedVector(len(flat)) for name in (ANCHOR, MOMENTUM)}
     tensors[ANCHOR].array[:] = flat.numpy()
     state = OuterState(number, ("a" * 16,), tensors, {"a" * 16: 5})
-    checkpoint = Checkpoint(state, None, None, 0, 10 * number, 1000 * number, None, 0)
+    checkpoint = Checkpoint(state, None, None, 0, 10 * number, 1000 * number, None, ())
     CheckpointStore(folder / "checkpoints", CONFIG.hash()).save(checkpoint)
     return state
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Run]:
     """Two sites in the middle of training; who uses it lets them go on."""
     made = Run(tmp_path_factory.mktemp("live"), 2, inner={"total_steps": 10_000_000, "eval_every": 1})

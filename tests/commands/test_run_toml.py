@@ -2,15 +2,30 @@ from __future__ import annotations
 
 import re
 import tomllib
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from pydantic import BaseModel
 
 from pier_node.commands.run_toml import MEANINGS, run_toml
 from pier_node.config import RunConfig, load
 from pier_node.model.presets import PRESETS
 
-KEYS = [(name, key) for name, field in RunConfig.model_fields.items() for key in field.annotation.model_fields]  # type: ignore[union-attr]
+
+def keys_of(kind: type[BaseModel], name: str = "") -> Iterator[tuple[str, str]]:
+    """(section, key) of every key, those of sections in sections after the others."""
+    inside = {}
+    for key, field in kind.model_fields.items():
+        if isinstance(field.annotation, type) and issubclass(field.annotation, BaseModel):
+            inside[f"{name}.{key}".strip(".")] = field.annotation
+        else:
+            yield name, key
+    for section, part in inside.items():
+        yield from keys_of(part, section)
+
+
+KEYS = [*keys_of(RunConfig)]
 
 DEFAULTS = run_toml()
 
@@ -35,7 +50,13 @@ def test_without_a_preset_it_is_what_an_empty_file_means() -> None:
 
 def test_every_key_of_every_section_is_shown() -> None:
     tables = tomllib.loads(uncommented(run_toml()))
-    assert [(name, key) for name, keys in tables.items() for key in keys] == KEYS
+    found = [
+        (f"{name}.{key}", inner) if isinstance(value, dict) else (name, key)
+        for name, keys in tables.items()
+        for key, value in keys.items()
+        for inner in (value if isinstance(value, dict) else [key])
+    ]
+    assert found == KEYS
 
 
 @pytest.mark.parametrize(("section", "key"), KEYS, ids=lambda part: str(part))
@@ -53,7 +74,7 @@ def test_meanings_are_of_keys_that_exist() -> None:
 
 def test_bounds_are_those_of_the_models() -> None:
     text = " ".join(run_toml().replace("#   ", "").split())
-    assert "[one of pier, diloco, sync] algorithm =" in text
+    assert "[one of pier, diloco, noloco, sync] algorithm =" in text
     assert "[1 or more, 1024 or less] sites = 1" in text
     assert "[above 0.0, 0.5 or less] validation = 0.02" in text
     assert "[true or false] compile = false" in text
@@ -65,6 +86,7 @@ def test_what_follows_from_the_preset_or_the_algorithm_can_be_left_to_it() -> No
     for old, new, tables in (
         ('preset = "llama-1m"', 'preset = "gpt2-small"', {"model": {"preset": "gpt2-small"}}),
         ('algorithm = "pier"', 'algorithm = "diloco"', {"outer": {"algorithm": "diloco"}}),
+        ('algorithm = "pier"', 'algorithm = "noloco"', {"outer": {"algorithm": "noloco"}}),
     ):
         changed = run_toml().replace(old, new)
         assert RunConfig.model_validate(tomllib.loads(changed)) == RunConfig.model_validate(tables)

@@ -19,6 +19,7 @@ PEER = {
     "inner_step": 600,
     "tokens_per_second": 45_678.9,
     "loss": 2.3456,
+    "spread": 0.00321,
     "bytes_sent": 1,
     "round_trip": 0.0421,
     "last_error": "",
@@ -26,6 +27,7 @@ PEER = {
 STATUS = {
     "run": "lake",
     "run_hash": "cd" * 32,
+    "algorithm": "pier",
     "rounds": 60,
     "total_steps": 3000,
     "members": ["a" * 16, "b" * 16],
@@ -41,6 +43,8 @@ STATUS = {
     "tokens_per_second": 12_345.6,
     "loss": 2.4567,
     "validation_loss": None,
+    "spread": None,
+    "mean_spread": None,
     "bytes_sent": 98_700_000,
     "round_seconds": 1.234,
     "utilisation": 0.874,
@@ -79,6 +83,14 @@ def test_a_site_with_units() -> None:
     ):
         assert part in text
     assert "message" not in text
+
+
+def test_in_pairs_the_spread_takes_the_place_of_the_digest() -> None:
+    pairs = status(algorithm="noloco", spread=0.00123, mean_spread=None)
+    assert "spread 1.23e-03, - over all sites" in shown(site_table(pairs))
+    assert "3.21e-03" in shown(peers_table(pairs))
+    assert "same state" not in shown(peers_table(pairs))
+    assert "spread" not in shown(site_table(STATUS)) + shown(peers_table(STATUS))
 
 
 def test_what_a_round_waits_for_is_shown_as_it_is() -> None:

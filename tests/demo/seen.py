@@ -14,6 +14,7 @@ NODES = {"alpha": "a" * 16, "beta": "b" * 16, "gamma": "c" * 16}
 def event(name: str, round: int, **more: Any) -> dict[str, Any]:
     """A line of events.jsonl, or an answer of /status: rounds of 20 steps, everybody a member from round 2 on."""
     return {
+        "pid": 1,
         "node": NODES[name],
         "address": "127.0.0.1:7700",
         "phase": "training",
@@ -25,6 +26,7 @@ def event(name: str, round: int, **more: Any) -> dict[str, Any]:
         "tokens_per_second": 1234.5,
         "loss": 5.0 - round / 10,
         "validation_loss": 5.25 - round / 5,
+        "spread": None,
         "bytes_sent": 1_000_000 * round,
         "round_seconds": 0.25,
         "utilisation": 0.9,
@@ -33,9 +35,9 @@ def event(name: str, round: int, **more: Any) -> dict[str, Any]:
     }
 
 
-def record(folder: Path, rounds: int = 0) -> Record:
+def record(folder: Path, rounds: int = 0, algorithm: str = "pier") -> Record:
     """Of three sites and 200 steps: round 0 and 1 by alpha alone, then `rounds` in all by everybody."""
-    seen = Record(write_run(folder / "run.toml", sites=3, algorithm="pier", steps=200), list(NODES))
+    seen = Record(write_run(folder / "run.toml", sites=3, algorithm=algorithm, steps=200), list(NODES))
     for number in range(rounds + 1):
         for name in NODES if number > 1 else ["alpha"]:
             seen.saw_event(name, event(name, number))

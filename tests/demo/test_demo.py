@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sysconfig
@@ -80,6 +81,20 @@ def test_two_sites_train_one_model(tmp_path: Path) -> None:
     assert json.loads((tmp_path / "result.json").read_text()) == result
 
 
+def test_three_sites_train_in_pairs(tmp_path: Path) -> None:
+    demo = start(tmp_path, "--algorithm", "noloco", "--steps", "40", "--json")
+    output, errors = demo.communicate(timeout=PATIENCE)
+    assert demo.returncode == 0, errors
+    result = json.loads(output)
+    assert (result["algorithm"], result["digests_equal"]) == ("noloco", True)
+    assert result["final_loss"] < 0.8 * result["initial_loss"]
+    assert result["spread"] > 0
+    assert len({site["digest"] for site in result["sites"]}) == 3
+    assert [site["finished"] for site in result["sites"]] == [True, True, True]
+    assert result["validation"][0][0] == 0
+    assert result["validation"][-1][0] == 40
+
+
 @pytest.mark.parametrize(
     "moment",
     [
@@ -101,6 +116,26 @@ def test_an_interrupt_leaves_nothing(tmp_path: Path, moment: Callable[[Path], bo
     assert "no process is left" in errors
     assert descendants(tmp_path) == []
     assert not [home for home in homes if home.exists()]
+
+
+def test_an_interrupted_demo_goes_on_where_it_was(tmp_path: Path) -> None:
+    first = start(tmp_path, "--sites", "2", "--steps", "60")
+    wait_until(lambda: _round(tmp_path, "beta") >= 2, first)
+    first.send_signal(signal.SIGINT)
+    first.communicate(timeout=60)
+    assert first.returncode == 130
+    second = start(tmp_path, "--keep", "--json")
+    output, errors = second.communicate(timeout=PATIENCE)
+    assert second.returncode == 0, errors
+    result = json.loads(output)
+    assert result["steps"] == 60
+    assert result["digests_equal"]
+    assert result["rounds_compared"] >= 2  # of those between, the founder may have made some alone: it is half of two
+    assert [step for step, _ in result["validation"]] == list(range(0, 61, 10))
+    assert re.search(r"Going on at round [1-9] as alpha", (tmp_path / "alpha.log").read_text())
+    # Each daemon counts its own bytes, and both are told: 4 P a round that both took part in, before the end and after.
+    exchanged = 4 * result["parameters"] * result["rounds_compared"]
+    assert exchanged <= result["sites"][1]["bytes_sent"] < 1.5 * exchanged
 
 
 def test_the_others_go_on_without_a_site_that_was_killed_and_it_is_told(tmp_path: Path) -> None:

@@ -84,6 +84,13 @@ def test_different_bits_are_shouted(tmp_path: Path) -> None:
     assert "red" in str(agreement(seen).style)
 
 
+def test_in_pairs_it_says_how_far_apart_the_sites_are(tmp_path: Path) -> None:
+    seen = record(tmp_path, rounds=2, algorithm="noloco")
+    assert agreement(seen).plain == "a model at each site  spread between them not known yet"
+    seen.saw_event("alpha", event("alpha", 3, spread=0.00123, digest="f" * 64))
+    assert agreement(seen).plain == "a model at each site  spread between them 1.23e-03"
+
+
 def test_one_line(tmp_path: Path) -> None:
     assert line(record(tmp_path, rounds=2), 65.0) == (
         "[1:05] round 2/10  step 40/200  3,704 tokens/s  validation loss 4.850  6 MB sent  "

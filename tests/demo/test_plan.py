@@ -36,6 +36,12 @@ def test_the_run_is_what_sites_read(tmp_path: Path) -> None:
     assert total_rounds(config) // config.inner.eval_every >= 20
 
 
+def test_noloco_needs_no_start(tmp_path: Path) -> None:
+    config = write_run(tmp_path / "run.toml", sites=3, algorithm="noloco", steps=600)
+    assert (config.outer.algorithm, config.outer.inner_steps, start_steps(config)) == ("noloco", 20, 0)
+    assert (total_rounds(config), config.inner.eval_every) == (30, 1)
+
+
 def test_synchronous_rounds_are_not_all_validated(tmp_path: Path) -> None:
     config = write_run(tmp_path / "run.toml", sites=2, algorithm="sync", steps=100)
     assert (total_rounds(config), config.inner.eval_every) == (100, 5)

@@ -3,7 +3,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from demo.seen import event, record
+from demo.seen import NODES, event, record
 
 
 def test_a_run_from_its_events(tmp_path: Path) -> None:
@@ -45,9 +45,11 @@ def test_validation_of_a_round_that_was_not_measured_is_an_old_one(tmp_path: Pat
 
 def test_bytes_of_a_site_that_was_started_again(tmp_path: Path) -> None:
     seen = record(tmp_path, rounds=3)
-    seen.saw_event("alpha", event("alpha", 4, bytes_sent=500))
-    seen.saw_event("alpha", event("alpha", 5, bytes_sent=700))
+    seen.saw_event("alpha", event("alpha", 4, pid=2, bytes_sent=500))
+    seen.saw_event("alpha", event("alpha", 5, pid=2, bytes_sent=700))
     assert seen.tracks["alpha"].bytes_sent == 3_000_700
+    seen.saw_event("alpha", event("alpha", 6, pid=3, bytes_sent=4_000_000))
+    assert seen.tracks["alpha"].bytes_sent == 7_000_700
 
 
 def test_losses_go_forward_only(tmp_path: Path) -> None:
@@ -101,3 +103,25 @@ class TestHopeless:
             track.code = 0
         assert (seen.lost, seen.hopeless, seen.alive) == ([], False, [])
         assert seen.finished
+
+
+class TestInPairs:
+    def test_every_site_has_a_model_of_its_own(self, tmp_path: Path) -> None:
+        seen = record(tmp_path, rounds=3, algorithm="noloco")
+        assert seen.spread is None
+        for number, name in enumerate(NODES):
+            more = {"digest": f"{number:064x}", "spread": 0.1 * number, "validation_loss": 2.0 + number}
+            seen.saw_event(name, event(name, 4, **more))
+        assert (seen.apart, seen.forks) == (True, [])
+        assert seen.spread == pytest.approx(0.1)
+        assert seen.validation[-1] == (80, 3.0), "the mean over the sites"
+
+    def test_one_that_is_left_goes_on_but_for_the_first_round(self, tmp_path: Path) -> None:
+        seen = record(tmp_path, rounds=3, algorithm="noloco")
+        seen.tracks["alpha"].code = seen.tracks["beta"].code = -9
+        assert not seen.hopeless
+        seen.tracks["gamma"].code = -9
+        assert seen.hopeless
+        begun = record(tmp_path, algorithm="noloco")
+        begun.tracks["alpha"].code = -9
+        assert begun.hopeless

@@ -37,3 +37,9 @@ def test_bad_news_is_said(tmp_path: Path) -> None:
     assert "ended with exit code -9 after round 4" in text
     assert "times less" not in text
     assert "of the time" not in text
+
+
+def test_in_pairs_the_distance_between_the_sites_is_said(tmp_path: Path) -> None:
+    text = shown(replace(measured(record(tmp_path, rounds=10), seconds=83.0), spread=0.00456))
+    assert "a model at each site, with a standard deviation of 4.56e-03 between them" in text
+    assert "same bits" not in text

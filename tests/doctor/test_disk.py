@@ -26,7 +26,7 @@ def test_a_checkpoint_is_as_large_as_is_said(tmp_path: Path, sync: bool) -> None
     names = (ANCHOR, MOMENTUM, ADAM_M, ADAM_V) if sync else (ANCHOR, MOMENTUM)
     state = OuterState(1, ("a",), {name: vector() for name in names}, {"a": 1}, int(sync))
     first, second = (None, None) if sync else (vector(), vector())
-    folder = CheckpointStore(tmp_path, bytes(32)).save(Checkpoint(state, first, second, 1, 1, 1, vector(), 1))
+    folder = CheckpointStore(tmp_path, bytes(32)).save(Checkpoint(state, first, second, 1, 1, 1, vector(), (1,)))
     size = sum(file.stat().st_size for file in folder.iterdir())
     assert size == pytest.approx(CHECKPOINT_BYTES * MILLION, rel=0.01)
 

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import os
 import tracemalloc
 import weakref
@@ -39,6 +40,8 @@ def test_vectors_of_the_algorithms() -> None:
     assert (vectors(DILOCO).usual, vectors(DILOCO).most) == (9, 14)
     assert (vectors(RunConfig()).usual, vectors(RunConfig()).most) == (9, 14)
     assert (vectors(SYNC).usual, vectors(SYNC).most) == (13, 20)
+    pairs = [RunConfig.model_validate({"outer": {"algorithm": "noloco", "noloco": {"gamma": g}}}) for g in (0.7, 0.3)]
+    assert [(vectors(it).usual, vectors(it).most) for it in pairs] == [(9, 14), (10, 17)]
     synchronous_start = RunConfig.model_validate({"outer": {"start": "sync"}})
     assert vectors(synchronous_start).usual == 13
 
@@ -145,6 +148,7 @@ class Measured(Daemon):
 
 @pytest.fixture
 def meter(monkeypatch: pytest.MonkeyPatch) -> Meter:
+    gc.collect()  # what an earlier daemon leaves in a cycle would become spare memory of this one
     made = Meter()
     monkeypatch.setattr(shared, "attach", made.attach)
     monkeypatch.setattr(SharedVector, "_spares", defaultdict(list))
@@ -158,15 +162,27 @@ def settings(run: Run) -> Settings:
 
 
 @pytest.mark.processes
-@pytest.mark.parametrize("outer", [{"algorithm": "diloco"}, {"algorithm": "pier", "start": "sync"}])
+@pytest.mark.parametrize(
+    "outer",
+    [
+        {"algorithm": "diloco"},
+        {"algorithm": "pier", "start": "sync"},
+        {"algorithm": "diloco", "codec": "int8"},
+        {"algorithm": "diloco", "codec": "int4", "overlap": True},
+    ],
+)
 async def test_a_daemon_holds_what_is_said(tmp_path: Path, meter: Meter, outer: dict[str, Any]) -> None:
     """Exactly that in every round, and no more when somebody joins."""
     run = Run(tmp_path, 1, inner={"total_steps": 40}, outer={"start_fraction": 0.2, **outer})
     said = vectors(load(run.path))
-    daemon = Measured(settings(run), run, meter, ask_at=2)
+    ask_at = 4 if outer.get("overlap") else 2  # at the end nothing is under way that is not kept yet
+    daemon = Measured(settings(run), run, meter, ask_at)
     try:
         await asyncio.wait_for(daemon.run(), 60)
     finally:
         tracemalloc.stop()
-    assert daemon.usual == said.usual
-    assert said.usual < daemon.most <= said.most
+    if outer.get("overlap"):  # what is there when a round is saved depends on how far the next one is
+        assert daemon.usual <= said.usual
+    else:
+        assert daemon.usual == said.usual < daemon.most
+    assert daemon.most <= said.most

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from pier_node.config import RunConfig
 from pier_node.doctor.finding import Verdict
-from pier_node.doctor.utilisation import AIM, exchange_bytes, utilisation_finding
+from pier_node.doctor.utilisation import AIM, exchange_bytes, share_of_compute, utilisation_finding
 
 PARAMETERS = 30_800_000
 
@@ -19,9 +19,20 @@ def config(**outer: Any) -> RunConfig:
 
 
 def test_bytes_of_an_exchange() -> None:
-    assert exchange_bytes(1000, 2) == 4000
-    assert exchange_bytes(1000, 4) == 6000
-    assert exchange_bytes(1000, 1) == 0
+    assert exchange_bytes(config(), 1000, 2) == 4000
+    assert exchange_bytes(config(), 1000, 4) == 6000
+    assert exchange_bytes(config(), 1000, 1) == 0
+    assert exchange_bytes(config(codec="int4"), 1000, 2) == pytest.approx(4000 * 4.25 / 32)
+    assert exchange_bytes(config(algorithm="noloco"), 1000, 4) == 4000, "to its partner only"
+
+
+def test_with_overlap_only_what_outlasts_the_inner_steps_counts() -> None:
+    assert share_of_compute(config(), 10.0, 5.0) == pytest.approx(2 / 3)
+    assert share_of_compute(config(overlap=True), 10.0, 5.0) == 1.0
+    assert share_of_compute(config(overlap=True), 10.0, 20.0) == 0.5
+    finding = utilisation_finding(config(overlap=True), PARAMETERS, 2, 6.25e6, 5120, None)
+    assert finding.values["better_inner_steps"] == 89
+    assert finding.remedy.endswith('; or set outer.codec = "int4" (an eighth of the bytes).')
 
 
 def test_a_fast_line() -> None:

@@ -13,7 +13,8 @@ from simulation.virtual_time import run
 from pier.v1.peer_pb2 import AbortNotice, Ack, Ballot, Chunk, Phase, Proposal, Pulse, Ready, Share, Site, Value, Vote
 from pier_node.config import RunConfig
 from pier_node.faults import NO_FAULTS, Faults
-from pier_node.outer.attempt import Contribution, Tools, Voted
+from pier_node.outer.attempt import Tools, Voted
+from pier_node.outer.contribution import Contribution
 from pier_node.outer.round import Rounds
 from pier_node.outer.state import ANCHOR, MOMENTUM, OuterState
 from pier_node.roster import Roster
@@ -160,12 +161,13 @@ class Member:
         self.roster = Roster(self.carrier, self.pulse)
         self.journal = Memory(self.diary, promised)
         self.tools = Tools(self.carrier, self.roster, self.journal, self.fetch_shadow, faults, chunk=2)
-        self.rounds = Rounds(self.tools, state, voted, nonces(node))
+        self.rounds = Rounds(self.tools, state, voted, lambda _: LENGTH, nonces(node))
         self.held: dict[str, OuterState] = {}
 
     def pulse(self) -> Pulse:
         state = self.rounds.state
-        return Pulse(site=Site(node=self.node), phase=self.phase, round=state.round, digest=state.digest)
+        site, coming = Site(node=self.node), state.round + 1
+        return Pulse(site=site, phase=self.phase, round=state.round, digest=state.digest, training_for=coming)
 
     async def fetch_shadow(self, holders: Any, number: int, value: Value) -> OuterState:
         for holder in holders:

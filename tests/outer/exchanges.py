@@ -11,6 +11,8 @@ from outer.cases import CALM, ballot, shares
 from simulation.network import Network
 
 from pier.v1.peer_pb2 import Chunk
+from pier_node.outer.codec import codec as codec_of
+from pier_node.outer.contribution import Contribution
 from pier_node.outer.reduce import Plan, Reduction, Suspicion
 from pier_node.outer.shards import split
 from pier_node.shared import Vector
@@ -30,6 +32,7 @@ class Exchange:
         chunk: int = 2,
         network: Network | None = None,
         limit: float = 1e6,
+        codec: str = "none",
     ) -> None:
         length = len(next(iter(vectors.values())))
         dealt = shares(tokens or dict.fromkeys(vectors, 1), split(length, bandwidths or [1.0] * len(vectors)))
@@ -37,8 +40,16 @@ class Exchange:
         self.carriers = {node: self.network.join(node) for node in vectors}
         self.means = {node: np.full(length, np.nan, np.float32) for node in vectors}
         plan = Plan(5, BALLOT, dealt, norm_limit=limit, silence=SILENCE, chunk=chunk)
+        self.errors = {node: np.full(length, np.nan, np.float32) for node in vectors}
         self.parts = {
-            node: Reduction(self.carriers[node], plan, vectors[node], self.means[node]) for node in sorted(vectors)
+            node: Reduction(
+                self.carriers[node],
+                plan,
+                Contribution(vectors[node], (tokens or {}).get(node, 1), self.errors[node]),
+                self.means[node],
+                codec_of(codec),
+            )
+            for node in sorted(vectors)
         }
         for node, part in self.parts.items():
             self.carriers[node].serve_push(self._taker(part))

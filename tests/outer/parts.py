@@ -14,7 +14,8 @@ from simulation.virtual_time import run
 
 from pier.v1.peer_pb2 import Proposal, Value
 from pier_node.faults import Faults
-from pier_node.outer.attempt import Attempt, Contribution, Voted
+from pier_node.outer.attempt import Attempt, Voted
+from pier_node.outer.contribution import Contribution
 from pier_node.outer.reduce import Suspicion
 from pier_node.outer.state import OuterState
 

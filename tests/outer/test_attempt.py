@@ -1,30 +1,25 @@
 from __future__ import annotations
 
 import asyncio
-import math
 import threading
 from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
-from outer.cases import CALM, LENGTH, Member, Puppet, add_mean, ballot, fp32, outer_state, value
+from outer.cases import CALM, LENGTH, Member, Puppet, add_mean, ballot, outer_state, value
 from outer.parts import BALLOT, Part, adopting, fresh, scene, stop_at
 from simulation.network import Network
 from simulation.virtual_time import run
 
 from pier.v1.peer_pb2 import AbortNotice, Value, Vote
 from pier_node.outer.attempt import (
-    NORM_LIMIT,
     TELLS,
     Attempt,
-    Contribution,
     VoteBook,
     check_finite,
-    norm_limit,
     to_the_end,
 )
+from pier_node.outer.contribution import Contribution
 from pier_node.outer.reduce import NOBODY, Suspicion
 from pier_node.outer.state import OuterState
 from pier_node.wire.carrier import VOTE
@@ -258,8 +253,3 @@ def test_a_flood_of_ballots_takes_no_more_memory_and_drops_the_oldest() -> None:
     assert len(book._votes) == VoteBook.LIMIT
     assert book.of(ballot(999)) == {"a": b"x" * 32}
     assert book.of(ballot(1)) == {}
-
-
-@given(st.lists(st.floats(-1e6, 1e6), max_size=9))
-def test_a_contribution_may_be_a_hundred_times_as_long_as_the_model(anchor: list[float]) -> None:
-    assert norm_limit(fp32(*anchor)) == pytest.approx(NORM_LIMIT * max(1.0, math.hypot(*anchor)), rel=1e-5)

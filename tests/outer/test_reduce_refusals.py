@@ -13,6 +13,8 @@ from simulation.network import Network
 from simulation.virtual_time import run
 
 from pier.v1.peer_pb2 import Chunk, Share
+from pier_node.outer.codec.plain import Plain
+from pier_node.outer.contribution import Contribution
 from pier_node.outer.reduce import Plan, Reduction, Suspicion
 from pier_node.shared import Vector
 from pier_node.wire.carrier import BadMessage
@@ -38,7 +40,8 @@ async def taken_by_a(chunks: Sequence[Chunk], sender: str = "b", limit: float = 
     carrier = network.join("a")
     network.join("b").serve_push(_swallow)
     mean = np.zeros(6, np.float32)
-    part = Reduction(carrier, Plan(5, BALLOT, dealt, limit, SILENCE, 2), np.zeros(6, np.float32), mean)
+    plan, mine = Plan(5, BALLOT, dealt, limit, SILENCE, 2), Contribution(np.zeros(6, np.float32), 1)
+    part = Reduction(carrier, plan, mine, mean, Plain())
     task = carrier.spawn(part.run())
     taking = carrier.spawn(part.take(sender, chunks[0], _stream(chunks[1:])))
     await asyncio.wait([task])
@@ -66,8 +69,8 @@ async def _stream(chunks: Sequence[Chunk]) -> AsyncIterator[Chunk]:
         ([(2, ZERO), (0, ZERO)], "chunk at 2 of 8 bytes, expected 0..2"),
         ([(0, ZERO)], "ended early"),
         ([], "ended early"),
-        ([(0, fp32(0))], "of 4 bytes, expected 0..2"),
-        ([(0, fp32(0, 0, 0, 0))], "of 16 bytes, expected 0..2"),
+        ([(0, fp32(0))], "chunk at 0: none: 4 bytes for 2 values"),
+        ([(0, fp32(0, 0, 0, 0))], "chunk at 0: none: 16 bytes for 2 values"),
         ([*GOOD, (4, ZERO)], "chunk at 4 of 8 bytes, expected 0..0"),
         ([*GOOD, (0, fp32())], "chunk at 0 of 0 bytes"),
     ],

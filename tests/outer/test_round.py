@@ -23,7 +23,8 @@ from simulation.virtual_time import run
 
 from pier.v1.peer_pb2 import Ack, Phase, Vote
 from pier_node.faults import Faults
-from pier_node.outer.attempt import Contribution, Voted
+from pier_node.outer.attempt import Voted
+from pier_node.outer.contribution import Contribution
 from pier_node.outer.keeper import POLL
 from pier_node.outer.round import Behind
 from pier_node.outer.state import OuterState

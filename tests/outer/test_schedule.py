@@ -9,8 +9,10 @@ from hypothesis import strategies as st
 from outer.cases import config
 
 from pier_node.config import OuterSection, RunConfig
+from pier_node.inner.optim import learning_rate
 from pier_node.outer.schedule import Kind, RoundPlan, lr_at, momentum_at, round_plan, start_steps, total_rounds
 
+APART = (Kind.LOCAL, Kind.PAIR)
 STAGED = OuterSection()
 COSINE = OuterSection(schedule="cosine")
 
@@ -90,6 +92,8 @@ def test_sync_start_is_a_round_a_step_and_gathers_momentum_once_an_interval() ->
 def test_plain_algorithms() -> None:
     diloco, sync = pier(algorithm="diloco"), pier(algorithm="sync")
     assert round_plan(diloco, 1) == RoundPlan(1, Kind.LOCAL, 0, 50, 0.9, 0.7, False, True)
+    noloco = pier(algorithm="noloco")
+    assert round_plan(noloco, 2) == RoundPlan(2, Kind.PAIR, 50, 50, 0.0, 0.0, False, False)
     assert total_rounds(sync) == 1000
     assert round_plan(sync, 1000) == RoundPlan(1000, Kind.SYNC, 999, 1, 0.0, 0.0, False, False)
 
@@ -103,13 +107,14 @@ def test_no_momentum_without_its_warmup() -> None:
     st.integers(1, 400),
     st.integers(1, 60),
     st.sampled_from(["solo", "sync", "none"]),
-    st.sampled_from(["pier", "diloco", "sync"]),
+    st.sampled_from(["pier", "diloco", "noloco", "sync"]),
     st.floats(0.01, 0.9),
 )
 def test_rounds_cover_every_step_once_and_start_once(
     steps: int, every: int, start: str, algorithm: str, fraction: float
 ) -> None:
     assume(algorithm != "sync" or start == "none")
+    assume(algorithm != "noloco" or start != "sync")
     outer: dict[str, Any] = {"algorithm": algorithm, "inner_steps": every, "start": start, "start_fraction": fraction}
     run = config(inner={"total_steps": steps}, **outer)
     plans = [round_plan(run, number) for number in range(1, total_rounds(run) + 1)]
@@ -117,5 +122,16 @@ def test_rounds_cover_every_step_once_and_start_once(
     exchanging = [plan for plan in plans if plan.kind is not Kind.SOLO]
     assert [plan.first_exchange for plan in exchanging[:2]] == [True, False][: len(exchanging)]
     assert not any(plan.first_exchange for plan in exchanging[1:])
-    assert [plan.kind for plan in plans] == sorted((plan.kind for plan in plans), key=lambda kind: kind is Kind.LOCAL)
+    assert [plan.kind for plan in plans] == sorted((plan.kind for plan in plans), key=lambda kind: kind in APART)
     assert start_steps(run) % every == 0 or start_steps(run) == steps
+
+
+def test_noloco_at_the_size_of_its_paper() -> None:
+    """spec/noloco.md, property 12: 500 rounds, at the inner steps 50, 100, … 25 000, and the paper's inner rates."""
+    inner = {"total_steps": 25_000, "warmup_steps": 1000, "lr": 6e-4, "min_lr": 6e-5}
+    run = config(inner=inner, algorithm="noloco")
+    plans = [round_plan(run, number) for number in range(1, total_rounds(run) + 1)]
+    assert [plan.first_step + plan.steps for plan in plans] == [*range(50, 25_001, 50)]
+    assert [plan.first_exchange for plan in plans] == [True] + [False] * 499
+    rates = {step: learning_rate(step, run.inner) for step in (0, 999, 13_000, 25_000)}
+    assert rates == pytest.approx({0: 6e-7, 999: 6e-4, 13_000: 0.55 * 6e-4, 25_000: 6e-5})

@@ -12,6 +12,8 @@ import pytest
 from processes.run import NO_NAMESPACES, Found, Run
 from processes.site import TEMPORARY
 
+from pier_node.wire.transport import Transport
+
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     for report in terminalreporter.stats.get("skipped", []):
@@ -30,8 +32,8 @@ def found(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Found]:
     """Makes a run: `found(sites, inner={...}, outer={...})`."""
     runs: list[Run] = []
 
-    def make(sites: int, twin: Run | None = None, **tables: dict[str, object]) -> Run:
-        run = Run(tmp_path / f"run{len(runs)}", sites, twin, **tables)
+    def make(sites: int, twin: Run | None = None, transport: Transport = "grpc", **tables: dict[str, object]) -> Run:
+        run = Run(tmp_path / f"run{len(runs)}", sites, twin, transport, **tables)
         runs.append(run)
         return run
 

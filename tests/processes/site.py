@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import socket
@@ -15,8 +16,13 @@ from signal import SIGTERM, Signals
 from typing import Any
 
 import psutil
+from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat, load_der_private_key
 
 from pier_node.identity import Identity
+from pier_node.wire.address import parse_address
+from pier_node.wire.hivemind_key import KEY_FILE, make_key
+from pier_node.wire.multiaddr import Route
+from pier_node.wire.transport import Transport
 
 PROGRAM = Path(sys.executable).with_name("pier-node")
 BYTECODE = Path(__file__).parents[2] / ".pytest_cache" / "bytecode"
@@ -46,23 +52,38 @@ def free_port() -> int:
         return int(server.getsockname()[1])
 
 
+def peer_id(key: Path) -> str:
+    """The libp2p peer id of a key file, as https://github.com/libp2p/specs/blob/master/peer-ids/peer-ids.md says."""
+    import base58
+    from hivemind.proto.crypto_pb2 import KeyType, PrivateKey, PublicKey
+
+    private = load_der_private_key(PrivateKey.FromString(key.read_bytes()).data, password=None)
+    public = private.public_key().public_bytes(Encoding.DER, PublicFormat.SubjectPublicKeyInfo)
+    digest = hashlib.sha256(PublicKey(key_type=KeyType.ECDSA, data=public).SerializeToString()).digest()
+    return str(base58.b58encode(b"\x12\x20" + digest).decode())
+
+
 class Site:
     """A site: its folder, its command, and the process that runs it when it does.
 
     Args:
         folder: its data folder; the identity in it is made here if there is none.
-        options: of `pier-node start`, besides its folder, name and address.
+        options: of `pier-node start`, besides its folder, name, address and transport.
 
     Attributes:
+        address: that others are told.
         command: what `start` runs, in the folder above its data folder.
     """
 
-    def __init__(self, folder: Path, *options: str) -> None:
+    def __init__(self, folder: Path, *options: str, transport: Transport = "grpc") -> None:
         self.folder, self.name = folder, folder.name
-        self.address = f"127.0.0.1:{free_port()}"
+        self.address = listen = f"127.0.0.1:{free_port()}"
         self.node = Identity.load_or_create(folder).node
         self.log = folder.parent / f"{folder.name}.log"
-        own = ["--data", str(folder), "--name", folder.name, "--listen", self.address]
+        own = ["--data", str(folder), "--name", folder.name, "--listen", listen]
+        if transport == "hivemind":
+            own += ["--transport", "hivemind"]
+            self.address = str(Route(*parse_address(listen), peer_id(make_key(folder / KEY_FILE))))
         self.command = [str(PROGRAM), "start", *own, *options]
         self._process: subprocess.Popen[bytes] | None = None
 

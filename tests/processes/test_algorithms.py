@@ -30,10 +30,20 @@ KINDS: dict[str, tuple[dict[str, Any], list[int]]] = {
     "diloco": ({"algorithm": "diloco"}, [2] * 6),
     "pier": ({"algorithm": "pier"}, [1] + [2] * 5),
     "pier, synchronous start": ({"algorithm": "pier", "start": "sync"}, [2] * 15),
-    "pier, no start": ({"algorithm": "pier", "start": "none", "start_fraction": 0.0}, [2] * 6),
+    "pier, no start": ({"algorithm": "pier", "start": "none"}, [2] * 6),
     "pier, cosine": ({"algorithm": "pier", "schedule": "cosine"}, [1] + [2] * 5),
+    "int4, overlap": ({"algorithm": "diloco", "codec": "int4", "overlap": True}, [2] * 6),
+    "fragments": ({"algorithm": "pier", "fragments": 2, "codec": "int8"}, [1] + [2] * 11),
+    "top-k, fragments, overlap": ({"algorithm": "diloco", "codec": "topk", "fragments": 5, "overlap": True}, [2] * 34),
+    "noloco": ({"algorithm": "noloco"}, [2] * 6),
+    "noloco, weights and anchors": ({"algorithm": "noloco", "noloco.gamma": 0.3}, [2] * 6),
+    "noloco, solo start": ({"algorithm": "noloco", "start": "solo"}, [1] + [2] * 5),
+    "noloco, merged": ({"algorithm": "noloco", "final_merge": True}, [2] * 7),
+    "noloco, int8, overlap": ({"algorithm": "noloco", "codec": "int8", "overlap": True}, [2] * 6),
 }
-"""Of each kind: its [outer], and how many take part in each round. T is 60, H is 10, p is a tenth."""
+"""Of each kind: its [outer], and how many take part in each round. T is 60, H is 10, p is a tenth.
+
+Of two sites that are always a pair noloco keeps the bits equal; its merge is a round more."""
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -44,7 +54,8 @@ def test_two_sites_reach_the_end_with_the_same_bits(found: Found, kind: str) -> 
     run.finish()
     founder, other = run.sites
     assert [len(event["members"]) for event in founder.events()] == members
-    assert founder.events()[-1]["validation_loss"] == other.events()[-1]["validation_loss"] < 4.0
+    enough = 5.4 if outer.get("codec") == "topk" else 4.6 if outer["algorithm"] == "noloco" else 4.0
+    assert founder.events()[-1]["validation_loss"] == other.events()[-1]["validation_loss"] < enough
     assert founder.digests().items() >= other.digests().items()
     assert founder.events()[-1]["inner_step"] == STEPS
 

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from signal import SIGKILL
+from typing import Any
 
 import pytest
 from processes.run import Found, held
 from processes.site import Site
 
-from pier_node.faults import PHASES
+from pier_node.faults import PAIR_PHASES, PHASES
+from pier_node.wire.transport import Transport
 
 pytestmark = pytest.mark.processes
 
@@ -20,14 +23,26 @@ def dies_and_others_go_on(victim: Site, others: list[Site]) -> None:
         site.reach(last + 2)
 
 
-@pytest.mark.parametrize("place", [0, 2], ids=["keeper", "another"])
-def test_killed_at_every_phase(found: Found, place: int) -> None:
-    run = found(3, inner={"total_steps": 70 * 4}, outer={"inner_steps": 4})
+KINDS: dict[str, tuple[str, int, Sequence[str], Transport]] = {
+    "keeper": ("diloco", 0, PHASES, "grpc"),
+    "another": ("diloco", 2, PHASES, "grpc"),
+    "another, hivemind": ("diloco", 2, PHASES, "hivemind"),
+    "decider": ("noloco", 0, [phase for phase in PAIR_PHASES if phase not in ("journaled", "fetching")], "grpc"),
+    "voter": ("noloco", 2, [phase for phase in PAIR_PHASES if phase not in ("voting", "fetching")], "grpc"),
+}
+"""Of each kind: the algorithm, the victim's place among the node ids, the phases that it gets to, and the carrier."""
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_killed_at_every_phase(found: Found, kind: str) -> None:
+    algorithm, place, phases, transport = KINDS[kind]
+    tables: dict[str, Any] = {"inner": {"total_steps": 70 * 4}, "outer": {"algorithm": algorithm, "inner_steps": 4}}
+    run = found(3, transport=transport, **tables)
     victim, others = run.by_node[place], [site for site in run.sites if site is not run.by_node[place]]
     for site in others:
         site.start()
-    victim.start("--fail-at", f"3:{PHASES[0]}")
-    for phase in (*PHASES[1:], None):
+    victim.start("--fail-at", f"3:{phases[0]}")
+    for phase in (*phases[1:], None):
         dies_and_others_go_on(victim, others)
         with held(others):
             if phase == "fetching":  # it is behind already

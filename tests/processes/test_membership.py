@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 from processes.run import Found, Run, held
 from processes.site import Site
+
+from pier_node.wire.transport import Transport
 
 pytestmark = pytest.mark.processes
 
@@ -35,8 +37,9 @@ def nothing_was_lost(run: Run) -> None:
     assert ledgers[0] == {site.node: site.events()[-1]["tokens"] for site in run.sites}
 
 
-def test_a_third_site_joins_a_run_in_progress(found: Found) -> None:
-    run = found(2, **TABLES)
+@pytest.mark.parametrize("transport", get_args(Transport))
+def test_a_third_site_joins_a_run_in_progress(found: Found, transport: Transport) -> None:
+    run = found(2, transport=transport, **TABLES)
     run.start()
     for site in run.sites:
         site.reach(5)

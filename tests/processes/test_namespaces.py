@@ -2,54 +2,26 @@
 
 from __future__ import annotations
 
-import json
 import os
 import re
-import shlex
-import shutil
-import subprocess
 from collections.abc import Iterator
 from contextlib import ExitStack
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
-from processes.run import CORPUS, NO_NAMESPACES, tiny, toml
-from processes.site import PROGRAM, Site
+from processes.hosts import Host, on, require_namespaces, sh
+from processes.run import CORPUS, tiny, toml
 
 pytestmark = [pytest.mark.processes, pytest.mark.netns]
 
 SHAPE = "tbf rate 50mbit burst 64kb latency 300ms"
 
 
-@dataclass(frozen=True)
-class Host:
-    """A network namespace with one end of the line in it."""
-
-    name: str
-    address: str
-
-    def ip(self, command: str) -> None:
-        sh(f"ip -n {self.name} {command}")
-
-    def sent(self) -> int:
-        """Bytes that went through its end of the line."""
-        return int(json.loads(sh(f"tc -n {self.name} -s -j qdisc show dev eth0"))[0]["bytes"])
-
-
-def sh(command: str) -> str:
-    """What a command prints."""
-    done = subprocess.run(shlex.split(command), capture_output=True, text=True, timeout=20)
-    assert done.returncode == 0, f"{command}: {done.stderr}"
-    return done.stdout
-
-
 @pytest.fixture
 def hosts() -> Iterator[tuple[Host, Host]]:
     """Two namespaces, joined by a shaped line; everything is gone afterwards."""
-    if os.geteuid() != 0 or not (shutil.which("ip") and shutil.which("tc")):
-        pytest.skip(NO_NAMESPACES)
+    require_namespaces()
     one, two = (Host(f"pier-{os.getpid()}-{side}", f"10.77.0.{side}") for side in (1, 2))
     with ExitStack() as stack:
         for host in (one, two):
@@ -64,15 +36,6 @@ def hosts() -> Iterator[tuple[Host, Host]]:
         for host, other in ((one, two), (two, one)):
             host.ip(f"route add default via {other.address}")
         yield one, two
-
-
-def on(host: Host, folder: Path, command: str) -> Site:
-    """A site at a host, started by a command as a user types it, in a folder of its own."""
-    site = Site(folder / "pier-data")
-    program, *words = shlex.split(command)
-    assert program == "pier-node"
-    site.command = ["ip", "netns", "exec", host.name, str(PROGRAM), *words]
-    return site
 
 
 def test_the_walk_through_trains_across_a_slow_line(tmp_path: Path, hosts: tuple[Host, Host]) -> None:

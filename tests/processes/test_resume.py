@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from signal import SIGKILL
+from typing import Any
 
 import pytest
 from processes.run import Found, Run
@@ -14,9 +15,11 @@ pytestmark = pytest.mark.processes
 ROUNDS = 12
 
 
-def twins(found: Found, sites: int, algorithm: str) -> tuple[Run, Run]:
+def twins(found: Found, sites: int, **outer: Any) -> tuple[Run, Run]:
     """Two runs that are the same in everything that may matter."""
-    tables = {"inner": {"total_steps": ROUNDS * 50}, "outer": {"algorithm": algorithm, "inner_steps": 50}}
+    outer = {"inner_steps": 50, "adaptive_steps": False, **outer}
+    steps = (ROUNDS + 1 - outer.get("fragments", 1)) * outer["inner_steps"] // outer.get("fragments", 1)
+    tables = {"inner": {"total_steps": steps}, "outer": outer}
     first = found(sites, **tables)
     return first, found(sites, twin=first, **tables)
 
@@ -27,8 +30,8 @@ def assert_equal_to_the_bit(run: Run, other: Run) -> None:
         folders = [site.folder / "checkpoints" / f"round-{ROUNDS:08d}" for site in pair]
         for name, keys in (("state", {"anchor", "momentum"}), ("local", {"adam_m", "adam_v"})):
             mine, theirs = (load_file(folder / f"{name}.safetensors") for folder in folders)
-            assert set(mine) == set(theirs) == keys
-            assert all(mine[key].tobytes() == theirs[key].tobytes() for key in keys), f"{pair[0]}: {name}"
+            assert set(mine) == set(theirs) >= keys
+            assert all(mine[key].tobytes() == theirs[key].tobytes() for key in mine), f"{pair[0]}: {name}"
         mine, theirs = (json.loads((folder / "checkpoint.json").read_text()) for folder in folders)
         assert mine == theirs
 
@@ -47,8 +50,11 @@ def test_all_sites_killed_at_once_go_on(found: Found) -> None:
     assert {site.round for site in run.sites} == {30}
 
 
-def test_a_killed_site_ends_with_the_bits_of_one_that_was_not(found: Found) -> None:
-    straight, killed = twins(found, 1, "pier")
+@pytest.mark.parametrize("overlap", [False, True])
+def test_a_killed_site_ends_with_the_bits_of_one_that_was_not(found: Found, overlap: bool) -> None:
+    # Without a codec: what one dropped of a round that was kept, but not yet in a checkpoint, is lost with the process.
+    ways = {"algorithm": "diloco", "overlap": True, "fragments": 2, "inner_steps": 100}
+    straight, killed = twins(found, 1, **ways if overlap else {"algorithm": "pier"})
     straight.start()
     straight.finish()
     killed.start()
@@ -66,7 +72,7 @@ def test_a_killed_site_ends_with_the_bits_of_one_that_was_not(found: Found) -> N
 
 
 def test_two_killed_sites_end_with_the_bits_of_two_that_were_not(found: Found) -> None:
-    straight, killed = twins(found, 2, "diloco")
+    straight, killed = twins(found, 2, algorithm="diloco")
     straight.start()
     straight.finish()
     for site in killed.sites:

@@ -9,7 +9,7 @@ pytestmark = pytest.mark.processes
 
 
 def test_two_workers_and_one_agree_and_outlive_a_killed_worker(found: Found) -> None:
-    run = found(2, inner={"total_steps": 40 * 20, "batch_size": 4}, outer={"inner_steps": 20})
+    run = found(2, inner={"total_steps": 40 * 20, "batch_size": 4}, outer={"inner_steps": 20, "adaptive_steps": False})
     two, one = run.sites
     two.start("--workers", "2")
     one.start("--workers", "1")

@@ -6,8 +6,10 @@ Training is counting: an inner step moves one coordinate of the weights, the sit
 from __future__ import annotations
 
 import asyncio
+import math
 import random
 from collections import defaultdict
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -19,9 +21,15 @@ from pier_node.config import RunConfig
 from pier_node.faults import Faults
 from pier_node.model.layout import Layout
 from pier_node.outer.attempt import Tools, Voted
+from pier_node.outer.codec import codec
+from pier_node.outer.deal import PairTools
+from pier_node.outer.pairs import PairRun, Pairs
 from pier_node.outer.quorum import has_quorum
+from pier_node.outer.records import Records
 from pier_node.outer.round import Rounds
+from pier_node.outer.schedule import synced, total_rounds
 from pier_node.outer.state import ANCHOR, MOMENTUM, OuterState
+from pier_node.pair_training import PairTraining
 from pier_node.progress import Progress
 from pier_node.roster import Roster
 from pier_node.shared import SharedVector
@@ -40,6 +48,14 @@ class TinyLayout:
 
 
 @dataclass
+class Step:
+    step: int
+    loss: float
+    tokens: int
+    seconds: float
+
+
+@dataclass
 class Report:
     tokens: int
     adam_step: int
@@ -48,6 +64,8 @@ class Report:
 
 class FakeTrainer:
     """Counts its inner steps: each takes some virtual time."""
+
+    noise = 1.0
 
     def __init__(self, coordinate: int, pace: float, dice: random.Random) -> None:
         self.outbox, self.adam_m, self.adam_v = (SharedVector(LENGTH) for _ in range(3))
@@ -64,7 +82,10 @@ class FakeTrainer:
         adam_step: int | None = None,
         on_progress: Any = None,
     ) -> Report:
-        await asyncio.sleep(steps * self.pace * (0.5 + self.dice.random()))
+        seconds = steps * self.pace * (1 + self.noise * (self.dice.random() - 0.5))
+        await asyncio.sleep(seconds)
+        if on_progress:
+            on_progress(Step(first_step + steps - 1, math.nan, steps, seconds))
         self.outbox.array[:] = load.array
         self.outbox.array[self.coordinate] -= 0.01 * steps
         self.steps_done += steps
@@ -79,8 +100,10 @@ class Disk:
     """What a node finds again after a crash."""
 
     checkpoint: Checkpoint | None = None
+    state: OuterState | None = None
     vote: tuple[int, Ballot, Value] | None = None
     promise_made: tuple[int, Ballot] = (0, Ballot())
+    pairs: Records = field(default_factory=Records)
 
     def promise(self, round: int, ballot: Ballot) -> None:
         self.promise_made = round, ballot
@@ -91,13 +114,19 @@ class Disk:
     def record(self, round: int, ballot_number: int, ballot_keeper: str, value: Value) -> None:
         self.vote = round, Ballot(number=ballot_number, keeper=ballot_keeper), value
 
+    def load(self) -> Records:
+        return self.pairs
+
+    def keep(self, records: Records) -> None:
+        self.pairs = records
+
 
 @dataclass
 class Node:
     """One incarnation of a site."""
 
     carrier: SimCarrier
-    rounds: Rounds
+    rounds: Rounds | Pairs
     trainer: FakeTrainer
     training: Training
     main: asyncio.Task[None]
@@ -139,24 +168,26 @@ class Cluster:
                 round=state.round,
                 digest=state.digest,
                 inner_step=progress.inner_step,
+                tokens_per_second=progress.tokens_per_second,
+                training_for=progress.training_for,
+                validation_loss=progress.validation_loss,
+                spread=progress.spread,
             )
 
         roster = Roster(carrier, pulse)
         state = disk.checkpoint.state if disk.checkpoint else self.beginning()
-        voted = Voted(*disk.vote, shadow=None) if disk.vote and disk.vote[0] > state.round else None
-        counter, incarnation = iter(range(1 << 30)), next(self.incarnations)
-        rounds = Rounds(
-            Tools(carrier, roster, disk, shadow_fetcher(carrier, LENGTH, 10.0), self._faults(name), CHUNK),
-            state,
-            voted,
-            nonce=lambda: f"{incarnation:08d}{next(counter):08d}".encode(),
-        )
+        kept = disk.state if disk.state and disk.state.round > state.round else None
+        atomic, pairs = self._rounds_of(name, carrier, roster, state), None
+        if self.config.outer.algorithm == "noloco":
+            pairs = self._pairs_of(name, carrier, roster, kept or state)
+        rounds = pairs or atomic
         StateServer(carrier, rounds.offer, lambda: None)
         trainer = FakeTrainer(self.names.index(name), self.paces[name], random.Random(f"{self.seed} {name}"))
         layout: Any = TinyLayout()
-        loop = Training(
-            self.config, layout, carrier, roster, rounds, trainer, progress, self._saver(name), self._faults(name)
-        )
+        parts = trainer, progress, self._saver(name), self._keeper(name), disk.state, self._faults(name)
+        loop = (PairTraining if pairs else Training)(self.config, layout, carrier, roster, rounds, *parts)
+        if isinstance(loop, PairTraining) and self.config.outer.final_merge:
+            loop.merge = atomic
         if disk.checkpoint:
             loop.restore(disk.checkpoint)
         for other in self.names:
@@ -164,9 +195,26 @@ class Cluster:
         for contact in roster.contacts.values():
             assert contact.task
             carrier.tasks.add(contact.task)
-        carrier.spawn(rounds.keeper.run())
+        if isinstance(rounds, Rounds):
+            carrier.spawn(rounds.keeper.run())
         main = carrier.spawn(self._live(loop))
         self.nodes[name] = Node(carrier, rounds, trainer, loop, main)
+
+    def _pairs_of(self, name: str, carrier: SimCarrier, roster: Roster, state: OuterState) -> Pairs:
+        outer, disk = self.config.outer, self.disks[name]
+        tools = PairTools(carrier, roster, disk, outer.noloco, codec(outer.codec), self._faults(name), CHUNK)
+        return Pairs(tools, PairRun(self.seed, total_rounds(self.config)), state, self._nonces())
+
+    def _rounds_of(self, name: str, carrier: SimCarrier, roster: Roster, state: OuterState) -> Rounds:
+        disk, lossy = self.disks[name], codec(self.config.outer.codec)
+        voted = Voted(*disk.vote, shadow=None) if disk.vote and disk.vote[0] > state.round else None
+        fetch = shadow_fetcher(carrier, LENGTH, 10.0)
+        tools = Tools(carrier, roster, disk, fetch, self._faults(name), lossy, CHUNK)
+        return Rounds(tools, state, voted, lambda number: synced(self.config, number, LENGTH), self._nonces())
+
+    def _nonces(self) -> Callable[[], bytes]:
+        counter, incarnation = iter(range(1 << 30)), next(self.incarnations)
+        return lambda: f"{incarnation:08d}{next(counter):08d}".encode()
 
     def beginning(self) -> OuterState:
         """Round 0: made by the first site alone, known to all."""
@@ -182,7 +230,7 @@ class Cluster:
         """Wait until these sites have finished their run.
 
         Raises:
-            TimeoutError: they have not, or they lack a quorum and stood still for a twentieth of that time.
+            TimeoutError: they have not, or they lack a quorum and stood still for a sixtieth of that time.
         """
         commits, still = 0, 0.0
         async with asyncio.timeout(within):
@@ -192,7 +240,7 @@ class Cluster:
                 await asyncio.sleep(10.0)
                 committed = sum(len(found) for found in self.committed.values())
                 commits, still = committed, still + 10.0 if committed == commits else 0.0
-                if still > within / 20 and not has_quorum(names, self.furthest(names).members):
+                if still > within / 60 and not has_quorum(names, self.furthest(names).members):
                     raise TimeoutError
 
     def furthest(self, names: list[str]) -> OuterState:
@@ -203,7 +251,7 @@ class Cluster:
     async def _live(self, loop: Training) -> None:
         try:
             await loop.run()
-        except asyncio.CancelledError:
+        except (asyncio.CancelledError, GeneratorExit):  # the power cut
             raise
         except BaseException as error:
             self.errors.append(error)
@@ -214,8 +262,16 @@ class Cluster:
             state = checkpoint.state
             self.committed[state.round][name].add(state.digest)
             self.disks[name].checkpoint = checkpoint
+            self.nodes[name].rounds.saved = max(self.nodes[name].rounds.saved, state.round)
 
         return save
+
+    def _keeper(self, name: str) -> Any:
+        async def keep(state: OuterState) -> None:
+            self.disks[name].state = state
+            self.nodes[name].rounds.saved = state.round
+
+        return keep
 
     def _faults(self, name: str) -> Faults:
         async def strike(round: int, phase: str) -> None:

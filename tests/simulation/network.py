@@ -60,9 +60,10 @@ class Network:
         return self.sides.get(source) == self.sides.get(target)
 
     async def hop(self, source: SimCarrier, target: str) -> SimCarrier | None:
-        """One message on its way; None when it never arrives."""
+        """One message on its way; None when it never arrives. What has left arrives, whatever becomes of its sender."""
+        left = not source.dead
         await asyncio.sleep(self.weather.delay + self.random.random() * self.weather.jitter)
-        if source.dead or not self.reaches(source.node, target) or self.random.random() < self.weather.loss:
+        if not left or not self.reaches(source.node, target) or self.random.random() < self.weather.loss:
             return None
         found = self.carriers.get(target)
         if found is None:

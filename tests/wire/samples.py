@@ -14,12 +14,16 @@ from pier.v1.peer_pb2 import (
     HelloRequest,
     LeaveRequest,
     Manifest,
+    MeetReply,
+    MeetRequest,
     Phase,
     ProbeReply,
     ProbeRequest,
     Proposal,
     Pulse,
     Ready,
+    SettleReply,
+    SettleRequest,
     Share,
     Site,
     StateRequest,
@@ -27,6 +31,7 @@ from pier.v1.peer_pb2 import (
     Value,
     Vote,
 )
+from pier.v1.stream_pb2 import Opening, Passport
 
 ALICE, BOB, CAROL = "a" * 16, "b" * 16, "c" * 16
 HASH = bytes(range(32))
@@ -49,6 +54,7 @@ HELLO_REPLY = HelloReply(
 PULSE = Pulse(
     site=SITE,
     phase=Phase.PHASE_TRAINING,
+    training_for=4,
     round=4,
     digest=HASH,
     inner_step=200,
@@ -58,6 +64,7 @@ PULSE = Pulse(
     validation_loss=float("nan"),
     bytes_sent=1 << 50,
     time=1.7e9,
+    spread=0.03,
 )
 READY = Ready(
     node=BOB,
@@ -92,7 +99,11 @@ MANIFEST = Manifest(
     adam_step=9,
     ledger={ALICE: 5, BOB: 0},
 )
-CHUNK = Chunk(round=5, ballot=BALLOT, stage=Chunk.STAGE_SCATTER, offset=1 << 30, data=b"1234" * 2)
+CHUNK = Chunk(round=5, ballot=BALLOT, stage=Chunk.STAGE_SCATTER, offset=1 << 30, data=b"1234" * 2, meeting=HASH)
+MEETING = MeetRequest(round=5, nonce=b"n" * 16, digest=HASH, ledger={ALICE: 5, BOB: 0}, holds=HASH)
+SETTLING = SettleRequest(round=5, meeting=HASH, yes=True, digest=HASH, left=True, at=7)
+
+PASSPORT = Passport(node=ALICE, certificate=b"PEM" * 300, proof=bytes(72))
 
 SAMPLES: tuple[Message, ...] = (
     Ack(),
@@ -108,6 +119,10 @@ SAMPLES: tuple[Message, ...] = (
     PROPOSAL,
     Vote(node=ALICE, round=5, ballot=BALLOT, value=VALUE),
     AbortNotice(node=ALICE, round=5, ballot=BALLOT, suspect=BOB, reason="lost"),
+    MEETING,
+    MeetReply(verdict=MeetReply.VERDICT_READY, partner=MEETING, other=CAROL),
+    SETTLING,
+    SettleReply(outcome=SettleReply.OUTCOME_COMMITTED, at=8),
     CHUNK,
     StateRequest(round=4, shadow=True, moments=True),
     *MANIFEST.tensors,
@@ -115,4 +130,6 @@ SAMPLES: tuple[Message, ...] = (
     FetchRequest(round=4, shadow=True, tensor="adam_v", offset=4, length=5),
     ProbeRequest(padding=bytes(100), reply_size=1 << 20, call_back="site.example.org:7700"),
     ProbeReply(padding=bytes(100), time=1.7e9, reached=True, detail="42 ms"),
+    PASSPORT,
+    Opening(protocol=1, run_hash=HASH, to=BOB, passport=PASSPORT),
 )

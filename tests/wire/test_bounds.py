@@ -15,16 +15,18 @@ from wire.samples import (
     HASH,
     HELLO_REPLY,
     MANIFEST,
+    MEETING,
     PROPOSAL,
     PULSE,
     READY,
     SAMPLES,
+    SETTLING,
     SHARES,
     SITE,
     VALUE,
 )
 
-from pier.v1 import peer_pb2
+from pier.v1 import peer_pb2, stream_pb2
 from pier.v1.peer_pb2 import (
     AbortNotice,
     Ballot,
@@ -32,20 +34,24 @@ from pier.v1.peer_pb2 import (
     FetchRequest,
     HelloRequest,
     Manifest,
+    MeetReply,
     ProbeReply,
     ProbeRequest,
     Proposal,
+    SettleReply,
+    SettleRequest,
     Share,
     Site,
     Tensor,
     Value,
     Vote,
 )
-from pier_node.wire.bounds import FIELDS, SITES, check, parse
+from pier_node.wire.bounds import FIELDS, FRAGMENTS, SITES, check, parse
 from pier_node.wire.carrier import CHUNK_BYTES, BadMessage
 
 KINDS = sorted(FIELDS, key=lambda kind: kind.__name__)
 NODES = [f"{number:016x}" for number in range(SITES + 1)]
+ENTRIES = [f"{node}/{part}" for node in NODES for part in range(1, FRAGMENTS + 1)]
 
 kinds = pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.__name__)
 
@@ -61,7 +67,8 @@ def changed(message: Message, **fields: Any) -> Message:
 
 
 def test_there_is_a_rule_for_every_field_of_every_message() -> None:
-    messages = peer_pb2.DESCRIPTOR.message_types_by_name
+    files = (peer_pb2.DESCRIPTOR, stream_pb2.DESCRIPTOR)
+    messages = {name: kind for file in files for name, kind in file.message_types_by_name.items()}
     assert {kind.__name__ for kind in KINDS} == set(messages)
     for kind in KINDS:
         assert set(FIELDS[kind]) == set(messages[kind.__name__].fields_by_name), kind.__name__
@@ -87,6 +94,8 @@ def test_there_is_a_sample_of_every_message() -> None:
         Chunk(stage=Chunk.STAGE_GATHER, ballot=BALLOT),  # opens a stream
         Chunk(stage=Chunk.STAGE_STATE, data=bytes(CHUNK_BYTES)),
         Proposal(verdict=Proposal.VERDICT_WAIT),
+        MeetReply(verdict=MeetReply.VERDICT_OVER),
+        SettleRequest(meeting=HASH),  # a no
         Manifest(digest=HASH, piece_length=1),
         changed(HELLO_REPLY, roster=[Site(node=node) for node in NODES[:SITES]]),
         changed(VALUE, members=NODES[:SITES]),
@@ -104,7 +113,7 @@ BEYOND = [
     (changed(SITE, name="x" * 129), "Site.name = 'xxx"),
     (changed(SITE, name="\x1b[2J"), "Site.name = '\\x1b[2J': must be at most 128 printable characters"),
     (changed(SITE, name="two\nlines"), "Site.name"),
-    (changed(SITE, address="nowhere"), "Site.address = 'nowhere': must be HOST:PORT, or empty"),
+    (changed(SITE, address="nowhere"), "Site.address = 'nowhere': must be HOST:PORT, or multiaddrs, or empty"),
     (changed(SITE, address="10.0.0.1:0"), "Site.address"),
     (changed(SITE, slot=SITES), "Site.slot = 1024: must be below 1024"),
     (HelloRequest(run_hash=b"x"), "HelloRequest.run_hash = 1 bytes: must be 32 bytes, or empty"),
@@ -146,9 +155,21 @@ BEYOND = [
     (Vote(node=ALICE, ballot=BALLOT), "Vote.value is missing"),
     (AbortNotice(node=ALICE), "AbortNotice.ballot is missing"),
     (AbortNotice(node=ALICE, ballot=BALLOT, reason="x" * 4001), "AbortNotice.reason"),
+    (changed(PULSE, spread=math.inf), "Pulse.spread = inf: must be finite, or NaN"),
+    (changed(MEETING, nonce=None), "MeetRequest.nonce"),
+    (changed(MEETING, digest=None), "MeetRequest.digest = 0 bytes: must be 32 bytes"),
+    (changed(MEETING, holds=b"x"), "MeetRequest.holds = 1 bytes: must be 32 bytes, or empty"),
+    (changed(MEETING, ledger=dict.fromkeys(NODES, 1)), "MeetRequest.ledger has 1025 items"),
+    (MeetReply(verdict=MeetReply.VERDICT_READY), "MeetReply says that we meet, and not whom"),
+    (MeetReply(verdict=9), "MeetReply.verdict = 9"),  # type: ignore[arg-type]
+    (MeetReply(other="?"), "MeetReply.other"),
+    (changed(SETTLING, meeting=None), "SettleRequest.meeting = 0 bytes"),
+    (changed(SETTLING, digest=None), "SettleRequest says yes to nothing"),
+    (changed(SETTLING, at=1 << 53), "SettleRequest.at"),
+    (SettleReply(outcome=9), "SettleReply.outcome = 9"),  # type: ignore[arg-type]
+    (Chunk(stage=1, meeting=b"x"), "Chunk.meeting = 1 bytes: must be 32 bytes, or empty"),  # type: ignore[arg-type]
     (Chunk(), "Chunk says of no stage"),
     (Chunk(stage=7), "Chunk.stage = 7"),  # type: ignore[arg-type]
-    (Chunk(stage=1, data=b"123"), "Chunk.data = 3 bytes: must be at most 1048576 bytes, a multiple of 4"),  # type: ignore[arg-type]
     (Chunk(stage=1, data=bytes(CHUNK_BYTES + 4)), "Chunk.data = 1048580 bytes"),  # type: ignore[arg-type]
     (Chunk(stage=1, offset=1 << 40), "Chunk.offset"),  # type: ignore[arg-type]
     (Tensor(name="gradient"), "Tensor.name = 'gradient': must be one of anchor, momentum, adam_m, adam_v"),
@@ -159,7 +180,8 @@ BEYOND = [
     (changed(MANIFEST, tensors=[MANIFEST.tensors[0]] * 5), "Manifest.tensors has 5 items"),
     (changed(MANIFEST, ledger={"?": 1}), "Manifest.ledger[0] = '?': must be a node id"),
     (changed(MANIFEST, ledger={ALICE: 1 << 60}), "Manifest.ledger[0] = 1152921504606846976: must be below"),
-    (changed(MANIFEST, ledger=dict.fromkeys(NODES, 1)), "Manifest.ledger has 1025 items"),
+    (changed(MANIFEST, ledger={f"{NODES[0]}/100": 1}), "Manifest.ledger"),
+    (changed(MANIFEST, ledger=dict.fromkeys(ENTRIES, 1)), "Manifest.ledger has 65600 items"),
     (FetchRequest(tensor="../key"), "FetchRequest.tensor"),
     (ProbeRequest(padding=bytes(CHUNK_BYTES + 1)), "ProbeRequest.padding"),
     (ProbeRequest(reply_size=CHUNK_BYTES + 1), "ProbeRequest.reply_size"),

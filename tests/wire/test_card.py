@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 from cryptography.hazmat.primitives.asymmetric import ec
-from wire.grpc_sites import ALICE, BOB, CAROL, RUN, TOKEN, impostor
+from wire.sites import ALICE, BOB, CAROL, RUN, TOKEN, impostor
 
 from pier_node.certificates import credentials
 from pier_node.identity import Identity, Token

@@ -11,11 +11,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from wire import samples
-from wire.grpc_sites import ALICE, BOB, QUICK, RUN, Sites, take_all
+from wire.sites import ALICE, BOB, QUICK, RUN, take_all
 
 from pier.v1.peer_pb2 import Ack, Chunk, FetchRequest, Pulse
 from pier_node.wire.card import Card
 from pier_node.wire.carrier import ABORT, BEAT, DESCRIBE, GATHER, HELLO, LEAVE, PROBE, VOTE, BadMessage, Method
+from pier_node.wire.grpc_carrier import GrpcCarrier
 
 
 class Background:
@@ -25,7 +26,7 @@ class Background:
         self.loop = asyncio.new_event_loop()
         self.thread = threading.Thread(target=self.loop.run_forever, daemon=True)
         self.thread.start()
-        self.carrier = Sites(secure=False).carrier(BOB)
+        self.carrier = GrpcCarrier(BOB.node, RUN, None)
         self.port = asyncio.run_coroutine_threadsafe(self._start(), self.loop).result(QUICK)
 
     async def _start(self) -> int:

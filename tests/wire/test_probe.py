@@ -3,22 +3,22 @@ from __future__ import annotations
 import asyncio
 
 import pytest
-from wire.grpc_sites import ALICE, BOB, CAROL, MIB, OTHER_TOKEN, RUN, Sites
+from wire.sites import ALICE, BOB, CAROL, MIB, OTHER_TOKEN, RUN, Sites
 
 from pier.v1.peer_pb2 import HelloReply, HelloRequest, ProbeReply, ProbeRequest, Site
 from pier_node.wire import probe
 from pier_node.wire.carrier import HELLO, PROBE, PROTOCOL, BadMessage, PeerRefused
-from pier_node.wire.grpc_carrier import GrpcCarrier
 from pier_node.wire.probe import Allowance, ProbeServer
+from pier_node.wire.transport import SiteCarrier
 
 SECURE = Sites(secure=True)
 
 
-async def ask(carrier: GrpcCarrier, **fields: object) -> ProbeReply:
+async def ask(carrier: SiteCarrier, **fields: object) -> ProbeReply:
     return await carrier.call(BOB.node, PROBE, ProbeRequest(**fields), 10.0)  # type: ignore[arg-type]
 
 
-def welcome(carrier: GrpcCarrier) -> None:
+def welcome(carrier: SiteCarrier) -> None:
     """Answer hellos as a node does."""
 
     async def answer(sender: str, request: HelloRequest) -> HelloReply:

@@ -1,22 +1,23 @@
-"""A node in a process of its own, to be killed: `python victim.py tls|insecure ADDRESS-OF-ALICE`."""
+"""A node in a process of its own, to be killed: `python victim.py grpc|hivemind tls|insecure ADDRESS-OF-ALICE`."""
 
 from __future__ import annotations
 
 import asyncio
 import sys
 
-from wire.grpc_sites import ALICE, BOB, Sites, endless, hold, take_all
+from wire.sites import ALICE, BOB, Sites, endless, hold, take_all
 
 from pier.v1.peer_pb2 import Pulse
 from pier_node.wire.carrier import BEAT, LEAVE
+from pier_node.wire.transport import Transport
 
 
 async def echo(sender: str, pulse: Pulse) -> Pulse:
     return pulse
 
 
-async def main(mode: str, alice: str) -> None:
-    async with Sites(mode == "tls").listening(BOB) as (bob, address):
+async def main(transport: Transport, mode: str, alice: str) -> None:
+    async with Sites(mode == "tls", transport).listening(BOB) as (bob, address):
         bob.serve(LEAVE, hold)
         bob.serve(BEAT, echo)
         bob.serve_push(take_all)
@@ -27,4 +28,4 @@ async def main(mode: str, alice: str) -> None:
 
 
 if __name__ == "__main__":
-    asyncio.run(main(*sys.argv[1:]))
+    asyncio.run(main(*sys.argv[1:]))  # type: ignore[arg-type]

@@ -62,7 +62,7 @@ MEANINGS = {
 
 DECIDES: dict[str, tuple[str, Sequence[str]]] = {
     "model": ("preset", tuple(PRESETS)),
-    "outer": ("algorithm", ("pier", "diloco", "sync")),
+    "outer": ("algorithm", ("pier", "diloco", "noloco", "sync")),
 }
 """The key of a section from which defaults of others follow, and its values."""
 
@@ -70,21 +70,27 @@ DECIDES: dict[str, tuple[str, Sequence[str]]] = {
 def run_toml(preset: str = "") -> str:
     """The text; what follows from the preset (or the algorithm) is shown in lines that begin with #."""
     config = RunConfig.model_validate({"model": {"preset": preset} if preset else {}})
-    return "\n".join([HEAD, *(line for name in RunConfig.model_fields for line in _section(name, config))])
+    return "\n".join(
+        [HEAD, *(line for name in RunConfig.model_fields for line in _section(name, getattr(config, name)))]
+    )
 
 
-def _section(name: str, config: RunConfig) -> Iterator[str]:
-    section: BaseModel = getattr(config, name)
+def _section(name: str, section: BaseModel) -> Iterator[str]:
     follows = _following(name, type(section))
     docstrings = _docstrings(type(section))
     yield from (f"# {inspect.getdoc(type(section))}", f"[{name}]")
+    inside = {key: part for key in type(section).model_fields if isinstance(part := getattr(section, key), BaseModel)}
     for key, field in type(section).model_fields.items():
+        if key in inside:
+            continue
         meaning = docstrings.get(key) or MEANINGS.get(f"{name}.{key}", "")
         allowed = "one of " + ", ".join(PRESETS) if key == "preset" else _allowed(field)
         about = " ".join(part for part in (meaning, f"[{allowed}]" if allowed else "") if part)
         yield from textwrap.wrap(about, WIDTH, initial_indent="# ", subsequent_indent="#   ", break_on_hyphens=False)
         yield f"{'#' if key in follows else ''}{key} = {_toml(getattr(section, key))}"
     yield ""
+    for key, part in inside.items():
+        yield from _section(f"{name}.{key}", part)
 
 
 def _following(name: str, section: type[BaseModel]) -> set[str]:

@@ -31,6 +31,10 @@ def site_table(status: Status) -> RenderableType:
     table.add_row("speed", f"{count(status['tokens_per_second'])} tokens/s; {count(status['tokens'])} tokens so far")
     table.add_row("sent", f"{amount(status['bytes_sent'])}; last outer round {number(status['round_seconds'], 2)} s")
     table.add_row("utilisation", f"{percent(status['utilisation'])} of the time in inner steps")
+    if _in_pairs(status):
+        table.add_row(
+            "replicas", f"spread {_spread(status['spread'])}, {_spread(status['mean_spread'])} over all sites"
+        )
     if status["message"]:
         table.add_row("message", escape(status["message"]))
     return table
@@ -45,7 +49,7 @@ def peers_table(status: Status) -> RenderableType:
     table.add_column("site", overflow="fold")
     for name in ("phase", "round"):
         table.add_column(name, no_wrap=True)
-    table.add_column("same state", no_wrap=True)
+    table.add_column("spread" if _in_pairs(status) else "same state", no_wrap=True)
     for name in ("loss", "tokens/s", "ms away"):
         table.add_column(name, justify="right", no_wrap=True)
     table.add_column("alive", no_wrap=True)
@@ -79,9 +83,19 @@ def _pairs(title: str) -> Table:
 def _peer_row(peer: Status, status: Status) -> list[str]:
     away = f"{1000 * peer['round_trip']:.1f}" if peer["round_trip"] else UNKNOWN
     alive = "yes" if peer["alive"] else "[red]no[/red]"
-    agreement = _agreement(peer, status)
+    agreement = _spread(peer["spread"]) if _in_pairs(status) else _agreement(peer, status)
     speed = count(peer["tokens_per_second"])
     return [_called(peer), peer["phase"], str(peer["round"]), agreement, number(peer["loss"], 3), speed, away, alive]
+
+
+def _in_pairs(status: Status) -> bool:
+    """Whether every site has a state of its own."""
+    return bool(status["algorithm"] == "noloco")
+
+
+def _spread(value: float | None) -> str:
+    """Standard deviation of a weight between replicas."""
+    return UNKNOWN if value is None else f"{value:.2e}"
 
 
 def _agreement(peer: Status, status: Status) -> str:

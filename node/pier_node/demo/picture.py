@@ -77,7 +77,7 @@ def phase(track: Track, record: Record) -> Text:
     """What a site does, in words."""
     if track in record.lost:
         return Text("left" if track.code == 0 else f"DIED, code {track.code}", "bold red")
-    if track.code is not None or track.round == record.rounds:
+    if track.code is not None or track.round >= record.rounds:
         return Text("done", "green")
     name = str(track.status.get("phase", ""))
     first = record.newest.event.get("inner_step", 0) < record.start_steps
@@ -100,7 +100,10 @@ def _losses(record: Record) -> list[RenderableType]:
 
 
 def agreement(record: Record) -> Text:
-    """Whether all sites hold the same bits, as their digests say."""
+    """Whether all sites hold the same bits, as their digests say; in pairs, how far apart they are."""
+    if record.apart:
+        known = "not known yet" if record.spread is None else f"{record.spread:.2e}"
+        return Text.assemble(("a model at each site", "green"), f"  spread between them {known}")
     if record.forks:
         return Text(f"DIGESTS DIFFER after rounds {record.forks}", "bold red")
     if not record.compared:

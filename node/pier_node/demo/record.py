@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from statistics import fmean
 from typing import Any
 
 from pier_node.config import RunConfig
@@ -50,7 +51,7 @@ class Track:
 
     def saw_event(self, event: Status) -> None:
         """It committed a round."""
-        if event["bytes_sent"] < self.event.get("bytes_sent", 0):  # another daemon counts from zero
+        if event["pid"] != self.event.get("pid"):  # another daemon counts from zero
             self._sent_before = self.bytes_sent
         self.event = event
         self._saw_loss(event)
@@ -71,7 +72,7 @@ class Record:
         self.start_steps = start_steps(config) if config.outer.start == "solo" else 0
         self.tracks = {name: Track(name) for name in names}
         self._digests: dict[int, dict[str, str]] = {}
-        self._validation: dict[int, float] = {}
+        self._validation: dict[int, dict[str, float]] = {}
 
     def saw_event(self, name: str, event: Status) -> None:
         """A site has committed a round, or begins at round 0."""
@@ -80,12 +81,23 @@ class Record:
         self._digests.setdefault(number, {})[name] = event["digest"]
         fresh = number % rounds_between_validations(self.config) == 0 or number == self.rounds
         if fresh and event["validation_loss"] is not None:
-            self._validation[event["inner_step"]] = event["validation_loss"]
+            self._validation.setdefault(event["inner_step"], {})[name] = event["validation_loss"]
 
     @property
     def validation(self) -> Curve:
-        """Of the anchor, which all sites share."""
-        return sorted(self._validation.items())
+        """Of the anchor, which all sites share; with noloco the mean over the sites, each of which has its own."""
+        return [(step, fmean(losses.values())) for step, losses in sorted(self._validation.items())]
+
+    @property
+    def apart(self) -> bool:
+        """Whether each site has a model of its own."""
+        return self.config.outer.algorithm == "noloco"
+
+    @property
+    def spread(self) -> float | None:
+        """Between the replicas, as pairs last saw it, in the mean over sites; None: not known, or there is none."""
+        known = [spread for track in self.tracks.values() if (spread := track.event.get("spread")) is not None]
+        return fmean(known) if known else None
 
     @property
     def newest(self) -> Track:
@@ -106,13 +118,15 @@ class Record:
     def finished(self) -> bool:
         """Whether every site that is left has committed the last round."""
         kept = [track for track in self.tracks.values() if track not in self.lost]
-        return bool(kept) and all(track.round == self.rounds for track in kept)
+        return bool(kept) and all(track.round >= self.rounds for track in kept)
 
     @property
     def hopeless(self) -> bool:
         """Whether those that are left cannot go on: they are no majority, or the run waits for all sites to begin."""
         if not self.lost:
             return False
+        if self.apart:  # only the first round waits for all
+            return not self.alive or self.newest.round < 1
         members = self.newest.event.get("members", [])
         if len(members) < 2 or not self.alive:
             return True
@@ -127,7 +141,9 @@ class Record:
 
     @property
     def forks(self) -> list[int]:
-        """Rounds after which two sites held different bits: there must be none."""
+        """Rounds after which two sites held different bits although they share a model: there must be none."""
+        if self.apart:
+            return []
         return [number for number, digests in sorted(self._digests.items()) if len(set(digests.values())) > 1]
 
     @property

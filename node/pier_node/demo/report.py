@@ -56,6 +56,8 @@ def _formula(result: Result) -> str:
 def _agreement(result: Result) -> str:
     if not result.digests_equal:
         return "[b red]the sites did NOT hold the same bits: please report this[/b red]"
+    if result.spread is not None:
+        return f"[green]a model at each site[/green], with a standard deviation of {result.spread:.2e} between them"
     shared = f"after each of the {result.rounds_compared} rounds that they share"
     return f"[green]the same bits at all sites {shared}[/green]"
 

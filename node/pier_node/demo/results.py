@@ -39,6 +39,7 @@ class Result:
         saving: how many times less a site sent, in the mean over sites; None: nothing was sent.
         seconds: from the start of the first site to the last round.
         rounds_compared: after which digests of several sites were compared; they were `digests_equal` or not.
+        spread: between the sites' models, where each has its own (noloco); None: they share one.
     """
 
     algorithm: str
@@ -57,6 +58,7 @@ class Result:
     seconds: float
     digests_equal: bool
     rounds_compared: int
+    spread: float | None
     validation: Curve
     sites: list[SiteResult]
 
@@ -89,6 +91,7 @@ def measured(record: Record, seconds: float) -> Result:
         seconds=seconds,
         digests_equal=not record.forks,
         rounds_compared=record.compared,
+        spread=record.spread,
         validation=curve,
         sites=sites,
     )
@@ -97,7 +100,7 @@ def measured(record: Record, seconds: float) -> Result:
 def _site(track: Track, record: Record) -> SiteResult:
     return SiteResult(
         name=track.name,
-        finished=track.round == record.rounds,
+        finished=track.round >= record.rounds,
         exit_code=track.code,
         round=track.round,
         tokens=track.event.get("tokens", 0),

@@ -17,6 +17,7 @@ from pier_node.demo.results import Result, measured
 from pier_node.demo.screen import screen_on
 from pier_node.demo.sites import NAMES, Sites
 from pier_node.demo.train import train
+from pier_node.wire.transport import Transport
 
 RUN_FILE, RESULT_FILE, PLOT_FILE, MODEL_FOLDER = "run.toml", "result.json", "loss.png", "model"
 PROMPT, LENGTH = "def ", 320
@@ -38,6 +39,7 @@ class Options:
     steps: int | None
     seconds: float
     keep: bool
+    transport: Transport = "grpc"
 
 
 def run_demo(options: Options, as_json: bool) -> bool:
@@ -51,7 +53,7 @@ def run_demo(options: Options, as_json: bool) -> bool:
     with claimed(options.folder, options.keep) as work:
         config = _configured(options, work, console)
         record = Record(config, list(NAMES[: config.run.sites]))
-        sites = Sites(work, config.run.sites, threads_for(config.run.sites))
+        sites = Sites(work, config.run.sites, threads_for(config.run.sites), options.transport)
         with screen_on(console) as screen:
             seconds = train(sites, work / RUN_FILE, record, screen)
         return _tell(record, seconds, work, console, as_json)
@@ -103,4 +105,4 @@ def _sample(model: Path) -> str:
 
 
 def _went_well(result: Result) -> bool:
-    return result.digests_equal and all(site.finished and not site.exit_code for site in result.sites)
+    return result.digests_equal is not False and all(site.finished and not site.exit_code for site in result.sites)

@@ -14,6 +14,7 @@ import psutil
 from pier_node.identity import Token
 from pier_node.inner.parent import die_with_parent
 from pier_node.site import DAEMON_FILE
+from pier_node.wire.transport import Transport
 
 NAMES = ("alpha", "beta", "gamma", "delta", "epsilon", "zeta", "eta", "theta")
 ANY_PORT = "127.0.0.1:0"
@@ -32,8 +33,9 @@ class Site:
         threads: for each of its processes.
     """
 
-    def __init__(self, work: Path, name: str, threads: int) -> None:
+    def __init__(self, work: Path, name: str, threads: int, transport: Transport = "grpc") -> None:
         self.name = name
+        self._transport = transport
         self.folder, self.log = work / name, work / f"{name}.log"
         self._threads = threads
         self._process: asyncio.subprocess.Process | None = None
@@ -57,6 +59,7 @@ class Site:
         """Found a run (`--run FILE`) or join one (`--peers … --token …`)."""
         program = Path(sysconfig.get_path("scripts")) / "pier-node"
         options = ["--data", str(self.folder), "--name", self.name, "--listen", ANY_PORT, "--workers", "1"]
+        options += ["--transport", self._transport]
         plain = {"COLUMNS": "160", "NO_COLOR": "1", "OMP_NUM_THREADS": str(self._threads)}
         with self.log.open("ab") as log:
             self._process = await asyncio.create_subprocess_exec(
@@ -115,8 +118,8 @@ class Site:
 class Sites:
     """All sites of the demo; the first one founds the run."""
 
-    def __init__(self, work: Path, count: int, threads: int) -> None:
-        self.all = [Site(work, name, threads) for name in NAMES[:count]]
+    def __init__(self, work: Path, count: int, threads: int, transport: Transport = "grpc") -> None:
+        self.all = [Site(work, name, threads, transport) for name in NAMES[:count]]
 
     async def found(self, run: Path) -> None:
         """Start the first site."""

@@ -18,10 +18,8 @@ from pier_node.errors import PierError
 from pier_node.inner import devices
 from pier_node.join import Settings
 from pier_node.model.layout import Layout
-from pier_node.wire.address import format_address, parse_address
 from pier_node.wire.carrier import HELLO, PROTOCOL
-from pier_node.wire.grpc_carrier import GrpcCarrier
-from pier_node.wire.interfaces import choose_address
+from pier_node.wire.transport import SiteCarrier, make_carrier
 
 
 @dataclass(frozen=True)
@@ -51,11 +49,15 @@ async def examine(settings: Settings) -> list[Finding]:
 
 async def _meet(here: Standpoint) -> Round:
     run_hash = here.config.hash() if here.config else b""
-    carrier = GrpcCarrier(here.identity.node, run_hash, here.credentials)
+    carrier = _carrier(here, run_hash)
     try:
         return await go_round(carrier, set(here.addresses) - {here.status.get("address")}, run_hash)
     finally:
         await carrier.stop()
+
+
+def _carrier(here: Standpoint, run_hash: bytes) -> SiteCarrier:
+    return make_carrier(here.transport, here.identity.node, run_hash, here.credentials)
 
 
 async def _visit(
@@ -63,7 +65,7 @@ async def _visit(
 ) -> tuple[Finding, list[Finding], list[Link]]:
     """Visit the sites one after the other, since two at once would measure each other; and say where this one is."""
     async with AsyncExitStack() as stack:
-        carrier = GrpcCarrier(here.identity.node, config.hash(), here.credentials)
+        carrier = _carrier(here, config.hash())
         stack.push_async_callback(carrier.stop)
         address, listening = await _listen(here, config, carrier)
         findings, links = list[Finding](), list[Link]()
@@ -74,7 +76,7 @@ async def _visit(
         return listening, findings, links
 
 
-async def _listen(here: Standpoint, config: RunConfig, carrier: GrpcCarrier) -> tuple[str, Finding]:
+async def _listen(here: Standpoint, config: RunConfig, carrier: SiteCarrier) -> tuple[str, Finding]:
     """Where others reach this site: its daemon, or, while none runs, the doctor; "" if it cannot listen."""
     if here.daemon:
         address = str(here.status["address"])
@@ -85,13 +87,11 @@ async def _listen(here: Standpoint, config: RunConfig, carrier: GrpcCarrier) -> 
         return HelloReply(protocol=PROTOCOL, run_hash=config.hash(), run_config=config.canonical(), site=me)
 
     carrier.serve(HELLO, answer)
-    host, port = parse_address(settings.listen)
     try:
-        port = await carrier.start(host, port)
+        choice = await carrier.listen(settings.listen, settings.advertise, list(here.addresses))
     except PierError as error:
         remedy = f"{error.remedy} If a daemon of yours has that port, name its folder with --data."
         return "", Finding(THIS_SITE, "address", Verdict.PROBLEM, error.problem, remedy)
-    choice = choose_address(list(here.addresses), settings.advertise, format_address(host, port))
     return choice.address, Finding(THIS_SITE, "address", Verdict.OK, choice.why)
 
 

@@ -12,6 +12,8 @@ import psutil
 
 from pier_node.config import RunConfig
 from pier_node.doctor.finding import THIS_SITE, Finding, Verdict
+from pier_node.outer.ahead import HELD
+from pier_node.outer.noloco import needs_anchors
 from pier_node.units import amount
 
 FLOAT = 4
@@ -46,9 +48,18 @@ class Vectors:
 
 def vectors(config: RunConfig) -> Vectors:
     """What the daemon holds; a state has AdamW's moments in it where gradients are exchanged."""
-    state = 4 if "sync" in (config.outer.algorithm, config.outer.start) else 2
-    always = {"state": state, "shadow": state, "mean": 1, "outbox": 1, "AdamW's moments": 2, "pending": 1}
-    at_times = {"start from pending": 1, "state that is served": state, "moments that are served": 2}
+    outer = config.outer
+    state = 4 if "sync" in (outer.algorithm, outer.start) else 2
+    anchors = outer.algorithm == "noloco" and needs_anchors(outer.noloco)
+    means = 2 if anchors else 1
+    always = {"state": state, "shadow": state, "mean": means, "outbox": 1, "AdamW's moments": 2, "pending": 1}
+    at_times = {"state that is served": state, "moments that are served": 2}
+    if anchors:
+        at_times["anchors of partners"] = HELD
+    (always if outer.overlap or outer.fragments > 1 else at_times)["start from pending"] = 1
+    if outer.codec != "none":
+        always["residual"] = 1
+        (always if outer.overlap else at_times).update({"contribution": 1, "its error": 1})
     return Vectors(always, at_times)
 
 

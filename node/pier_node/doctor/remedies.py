@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from pier_node.wire.address import parse_address
+from pier_node.wire.multiaddr import first_hop
 
 _SIGNS = (
     ("tokens differ", "Use the token that the run's first site printed; it is also in run.token of its --data folder."),
     ("clocks of the two", "Set the clocks: run NTP at both sites (timedatectl set-ntp true)."),
     ("has expired", "Set the clocks: run NTP at both sites (timedatectl set-ntp true)."),
     ("this is run", "The two sites are in different runs: check --peers, and the --data folder or run.toml at both."),
+    ("shows no certificate", "Start every site with --insecure, or none."),
     ("does not speak TLS", "Start every site with --insecure, or none."),
     ("it hung up", "Start every site with --insecure, or none, and all of them with the token of one run."),
     ("speaks protocol", "Install the same version of Pier at every site."),
@@ -21,7 +23,7 @@ _SIGNS = (
 
 def to_reach_peer(address: str, reason: str) -> str:
     """When this site does not reach a peer."""
-    _, port = parse_address(address)
+    _, port = parse_address(first_hop(address))
     signs = (
         (
             "connection refused",
@@ -43,7 +45,7 @@ def to_be_reached(address: str, reason: str, seen_as: str) -> str:
         address: of this site, as it tells others.
         seen_as: HOST:PORT that the peer saw this site's connection come from; may be empty.
     """
-    host, port = parse_address(address)
+    host, port = parse_address(first_hop(address))
     signs = (
         ("connection refused", f"Let this site listen on that address: --listen 0.0.0.0:{port}, or {_other(port)}"),
         ("no route", f"Others have no way to {host}: {_other(port)}"),

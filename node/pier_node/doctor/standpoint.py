@@ -13,8 +13,8 @@ from pier_node.commands.running import Running, Status, find_daemon
 from pier_node.config import RunConfig
 from pier_node.errors import PierError
 from pier_node.identity import Identity, Token
-from pier_node.join import Settings, find_token, known_config
-from pier_node.site import SiteRecord
+from pier_node.join import Settings, find_site, find_token, known_config
+from pier_node.wire.transport import Transport
 
 
 @dataclass(frozen=True)
@@ -37,11 +37,12 @@ class Standpoint:
     daemon: Running | None
     status: Status
     addresses: dict[str, str]
+    transport: Transport
 
     @classmethod
     def of(cls, settings: Settings) -> Self:
         """Look at the data folder and the options. Raises PierError: they contradict each other, or say too little."""
-        token, config, record = find_token(settings), known_config(settings), SiteRecord.load(settings.folder)
+        token, config, (transport, record) = find_token(settings), known_config(settings), find_site(settings)
         # Before its first start a site has no key: the one made here is forgotten again.
         identity = (
             Identity.load_or_create(settings.folder) if record else Identity(ec.generate_private_key(ec.SECP256R1()))
@@ -54,7 +55,7 @@ class Standpoint:
         if addresses and token is None and not settings.insecure:
             raise PierError(f"there is no token in {settings.folder}", "Give --token, or --insecure if the run is.")
         proof = credentials(identity, token) if token else None
-        here = cls(settings, None, identity, token, proof, daemon, status, addresses)
+        here = cls(settings, None, identity, token, proof, daemon, status, addresses, transport)
         return here.in_run(config) if config else here
 
     def in_run(self, config: RunConfig) -> Self:

@@ -11,8 +11,7 @@ from pier_node.doctor.finding import Finding, Verdict
 from pier_node.doctor.links import Link, measure
 from pier_node.doctor.remedies import to_be_reached, to_reach_peer
 from pier_node.units import rate, seconds
-from pier_node.wire.carrier import PROBE, PROTOCOL, PeerLost
-from pier_node.wire.grpc_carrier import GrpcCarrier
+from pier_node.wire.carrier import PROBE, PROTOCOL, Carrier, PeerLost
 
 GREETING = 10.0
 """Seconds for an answer to a hello."""
@@ -35,7 +34,7 @@ class Round:
     missed: dict[str, str]
 
 
-async def go_round(carrier: GrpcCarrier, addresses: Iterable[str], run_hash: bytes) -> Round:
+async def go_round(carrier: Carrier, addresses: Iterable[str], run_hash: bytes) -> Round:
     """Say hello at addresses and to whoever is named there, all at once. A site is met once, this one not at all."""
     request = HelloRequest(protocol=PROTOCOL, run_hash=run_hash, site=Site(node=carrier.node))
     found, tried, waiting = Round({}, {}), set[str](), set(addresses)
@@ -50,7 +49,7 @@ async def go_round(carrier: GrpcCarrier, addresses: Iterable[str], run_hash: byt
     return found
 
 
-async def _greet(carrier: GrpcCarrier, address: str, request: HelloRequest) -> HelloReply | PeerLost:
+async def _greet(carrier: Carrier, address: str, request: HelloRequest) -> HelloReply | PeerLost:
     try:
         return await carrier.greet(address, request, GREETING)
     except PeerLost as lost:
@@ -72,7 +71,7 @@ def missed(name: str, address: str, reason: str) -> Finding:
 
 
 async def visit(
-    carrier: GrpcCarrier, address: str, hello: HelloReply, own_address: str
+    carrier: Carrier, address: str, hello: HelloReply, own_address: str
 ) -> tuple[list[Finding], Link | None]:
     """Examine the way to a site that was met, and back. The link is None if it could not be measured.
 
@@ -100,7 +99,7 @@ async def visit(
     return findings, link
 
 
-async def _back(carrier: GrpcCarrier, name: str, hello: HelloReply, own_address: str) -> Finding:
+async def _back(carrier: Carrier, name: str, hello: HelloReply, own_address: str) -> Finding:
     """Whether the site reaches this one."""
     try:
         reply = await carrier.call(hello.site.node, PROBE, ProbeRequest(call_back=own_address), ANSWER)

@@ -99,7 +99,7 @@ class Group:
         await _heard_out(self._conversations)
         if self._server is not None:
             self._server.close()  # last: until now it turned away workers that were late
-        shutil.rmtree(self.home)
+        shutil.rmtree(self.home, ignore_errors=True)  # of another tidy-up, perhaps
 
     async def _report_end(self, process: asyncio.subprocess.Process) -> None:
         code = await process.wait()

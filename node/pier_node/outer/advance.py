@@ -5,12 +5,14 @@ Pure: equal states and equal means give equal bits at every member.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from pier_node.config import InnerSection
+from pier_node.config import InnerSection, NolocoSection
 from pier_node.model.layout import Layout
+from pier_node.outer.fragments import entry
+from pier_node.outer.noloco import noloco_step
 from pier_node.outer.pier import accumulate, outer_step
 from pier_node.outer.schedule import Kind, RoundPlan
 from pier_node.outer.state import ADAM_M, ADAM_V, ANCHOR, MOMENTUM, OuterState
@@ -23,15 +25,39 @@ def advance(
     """The state after a round.
 
     Args:
-        mean: by the kind of the round the weights (solo), the mean gradient (sync) or the mean pseudo-gradient (local),
-            shape [parameters]; scratch afterwards.
+        mean: by the kind of the round the weights (solo), the mean gradient (sync) or the mean pseudo-gradient (local)
+            of the fragment that the round syncs, which is all of the model or a part; scratch afterwards.
         tokens: what each member of the round trained on.
     """
     step = {Kind.SOLO: _solo, Kind.SYNC: _sync, Kind.LOCAL: _local}[plan.kind]
     tensors = step(state, mean, plan, layout, inner)
-    ledger = {node: state.ledger.get(node, 0) + tokens.get(node, 0) for node in {*state.ledger, *tokens}}
+    ledger = dict(state.ledger)
+    for node, count in tokens.items():
+        key = entry(node, plan.fragment)
+        ledger[key] = ledger.get(key, 0) + count
     adam_step = state.adam_step + 1 if ADAM_M in tensors else 0
     return OuterState(state.round + 1, tuple(sorted(tokens)), tensors, ledger, adam_step)
+
+
+def advance_pair(
+    state: OuterState,
+    number: int,
+    members: Sequence[str],
+    means: Sequence[Vector],
+    ledger: Mapping[str, int],
+    rates: NolocoSection,
+) -> OuterState:
+    """One member's state after round `number`, in which it met the other members, or none.
+
+    Args:
+        state: this member's own.
+        means: of θ and, where the step needs it, of φ, shape [parameters] each; of a member alone its own θ.
+        ledger: of what the means are made of.
+    """
+    anchor, momentum = SharedVector.scratch(len(means[0])), SharedVector.scratch(len(means[0]))
+    mean_anchor = means[1] if len(means) > 1 else None
+    noloco_step(state.anchor, state.momentum, means[0], mean_anchor, rates, anchor.array, momentum.array)
+    return OuterState(number, tuple(sorted(members)), {ANCHOR: anchor, MOMENTUM: momentum}, dict(ledger))
 
 
 def _solo(
@@ -74,7 +100,12 @@ def _sync(
 def _local(
     state: OuterState, mean: Vector, plan: RoundPlan, _layout: Layout, _inner: InnerSection
 ) -> dict[str, SharedVector]:
-    """Pier's (and DiLoCo's) outer step."""
-    anchor, momentum = SharedVector.scratch(len(mean)), SharedVector.scratch(len(mean))
-    outer_step(state.anchor, state.momentum, mean, plan.momentum, plan.lr, anchor.array, momentum.array)
+    """Pier's (and DiLoCo's) outer step on a fragment; the others are as they were."""
+    length = len(state.anchor)
+    part = plan.span(length)
+    anchor, momentum = SharedVector.scratch(length), SharedVector.scratch(length)
+    for rest in (slice(part.start), slice(part.stop, length)):
+        anchor.array[rest], momentum.array[rest] = state.anchor[rest], state.momentum[rest]
+    old, new = (state.anchor[part], state.momentum[part]), (anchor.array[part], momentum.array[part])
+    outer_step(*old, mean, plan.momentum, plan.lr, *new)
     return {ANCHOR: anchor, MOMENTUM: momentum}

@@ -6,13 +6,16 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Collection, Coroutine, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Protocol, TypeVar
 
 import numpy as np
 
 from pier.v1.peer_pb2 import AbortNotice, Ack, Ballot, Proposal, Share, Value, Vote
 from pier_node.faults import NO_FAULTS, Faults
+from pier_node.outer.codec.interface import Codec
+from pier_node.outer.codec.plain import Plain
+from pier_node.outer.contribution import Contribution, norm_limit
 from pier_node.outer.deadline import Deadline
 from pier_node.outer.quorum import order
 from pier_node.outer.reduce import CHUNK, NOBODY, Plan, Reduction, Suspicion
@@ -24,8 +27,6 @@ from pier_node.wire.carrier import ABORT, VOTE, Carrier, Method, PeerLost, Q
 
 T = TypeVar("T")
 
-NORM_LIMIT = 100.0
-"""A contribution may not be longer than this many times the model itself."""
 TELL_TIMEOUT = 10.0
 TELLS = 3
 
@@ -46,14 +47,6 @@ class VoteLog(Protocol):
 
     def record(self, round: int, ballot_number: int, ballot_keeper: str, value: Value) -> None:
         """Returns only when the vote would survive a crash."""
-
-
-@dataclass(frozen=True)
-class Contribution:
-    """What this site brings to a round: a vector of shape [parameters] and its weight."""
-
-    vector: Vector
-    tokens: int
 
 
 @dataclass
@@ -105,6 +98,7 @@ class Tools:
     journal: VoteLog
     fetch_shadow: Callable[[Collection[str], int, Value], Awaitable[OuterState]]
     faults: Faults = NO_FAULTS
+    codec: Codec = field(default_factory=Plain)
     chunk: int = CHUNK
 
     def __post_init__(self) -> None:
@@ -198,8 +192,8 @@ class Attempt:
             silence=tools.silence.seconds(),
             chunk=tools.chunk,
         )
-        mean = tools.scratch(len(anchor))
-        self.reduction = Reduction(tools.carrier, plan, contribution.vector, mean, tools.faults)
+        mean = tools.scratch(len(contribution.vector))
+        self.reduction = Reduction(tools.carrier, plan, contribution, mean, tools.codec, tools.faults)
         tools.news.notify()
         await self.reduction.run()
         if not adopts:
@@ -258,11 +252,6 @@ class Attempt:
             await asyncio.wait([task])
             if not task.cancelled():
                 task.exception()  # it may have failed just as the others gave up
-
-
-def norm_limit(anchor: Vector) -> float:
-    """The largest L2 norm that a contribution to the round after this anchor may have."""
-    return NORM_LIMIT * max(1.0, float(np.sqrt(np.dot(anchor, anchor))))
 
 
 async def to_the_end(work: Callable[[], T]) -> T:

@@ -24,21 +24,21 @@ class Deadline:
     """
 
     def __init__(self, initial: float, floor: float) -> None:
-        self._initial = initial
         self._floor = floor
         self._waits: deque[float] = deque(maxlen=MEMORY)
+        self._seconds = max(initial, floor)
 
     def saw(self, seconds: float) -> None:
         """Learn from a wait that ended well."""
         self._waits.append(seconds)
+        if len(self._waits) >= FEW:
+            middle = median(self._waits)
+            spread = median(abs(wait - middle) for wait in self._waits)
+            self._seconds = max(self._floor, middle + SPREAD * spread)
 
     def seconds(self) -> float:
         """The deadline now."""
-        if len(self._waits) < FEW:
-            return max(self._initial, self._floor)
-        middle = median(self._waits)
-        spread = median(abs(wait - middle) for wait in self._waits)
-        return max(self._floor, middle + SPREAD * spread)
+        return self._seconds
 
 
 class Backoff:

@@ -33,7 +33,7 @@ class Standing:
     committed: int
     base: tuple[str, ...]
     length: int
-    """Parameters."""
+    """Elements that the coming round syncs."""
     sites: int
     """Members that the coming round must have at least."""
 
@@ -75,7 +75,8 @@ class Keeper:
             return self._last
         arrival = self._admit(sender, ready)
         try:
-            return await asyncio.wait_for(arrival.answer, POLL)
+            async with asyncio.timeout(POLL):
+                return await arrival.answer
         except TimeoutError:
             return Proposal(verdict=Proposal.VERDICT_WAIT, round=ready.round, reason=self._told)
         finally:

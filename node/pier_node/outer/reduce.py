@@ -3,19 +3,27 @@
 Each member owns a shard. It takes that shard of everybody's vector, sums it in node-id order whatever the order of
 arrival, and sends the mean to all. The mean of a chunk leaves while later chunks still come in, and a slow owner holds
 its senders back through the carrier's flow control: at most `WINDOW` chunks of a sender wait in memory.
+
+With a lossy codec everybody uses the decoded bytes, the owner too. What is dropped of a contribution is its sender's
+error; what is dropped of a mean is its owner's, over the owner's weight: added to the next contribution it moves the
+mean by as much as is missing. So errors belong to sites, not to shards, which may be dealt anew in every round.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
+from functools import partial
+from typing import TypeVar
 
 import numpy as np
 
 from pier.v1.peer_pb2 import Ballot, Chunk, Share
 from pier_node.faults import NO_FAULTS, Faults
+from pier_node.outer.codec.interface import BadCode, Codec
+from pier_node.outer.contribution import Contribution
 from pier_node.outer.mean import relative_weights, weighted_mean
 from pier_node.outer.meter import Meter
 from pier_node.shared import Vector
@@ -23,6 +31,7 @@ from pier_node.wire.carrier import CHUNK_BYTES, BadMessage, Carrier, PeerLost, P
 
 CHUNK = CHUNK_BYTES // 4
 WINDOW = 4
+T = TypeVar("T")
 NO_DATA = b""
 NOBODY = ""
 
@@ -55,23 +64,33 @@ class Reduction:
     """One member's part in one attempt.
 
     Args:
-        vector: its contribution, shape [parameters]; not read where its share has no tokens.
-        mean: takes the token-weighted mean, shape [parameters]; complete once `run` returns.
+        contribution: its vector is not read where its share has no tokens.
+        mean: takes the token-weighted mean, as long as the contribution; complete once `run` returns.
 
     Attributes:
         longest_wait: seconds that a member's next chunk let us wait at most.
         meter: what we sent, and when.
     """
 
-    def __init__(self, carrier: Carrier, plan: Plan, vector: Vector, mean: Vector, faults: Faults = NO_FAULTS) -> None:
+    def __init__(
+        self,
+        carrier: Carrier,
+        plan: Plan,
+        contribution: Contribution,
+        mean: Vector,
+        codec: Codec,
+        faults: Faults = NO_FAULTS,
+    ) -> None:
         self._carrier = carrier
         self._faults = faults
         self._plan = plan
-        self._vector = vector
+        self._vector, self._error = contribution.vector, contribution.error
         self._mean = mean
+        self._codec = codec
+        self._codes: dict[int, bytes] = {}
         self._mine = next(share for share in plan.shares if share.node == carrier.node)
         self._others = [share for share in plan.shares if share.node != carrier.node]
-        self._senders = {share.node: asyncio.Queue[bytes](WINDOW) for share in self._others if share.tokens}
+        self._senders = {share.node: asyncio.Queue[Vector](WINDOW) for share in self._others if share.tokens}
         self._heard = {share.node: asyncio.Event() for share in self._others}
         self._opened: set[tuple[str, int]] = set()
         self._complete: set[str] = set()
@@ -133,8 +152,9 @@ class Reduction:
         yield self._chunk(Chunk.STAGE_SCATTER, owner.offset, NO_DATA)
         if self._mine.tokens:
             for start, end in self._ranges(owner):
-                yield self._chunk(Chunk.STAGE_SCATTER, start, self._vector[start:end].tobytes())
-                self.meter.sent(4 * (end - start), asyncio.get_running_loop().time())
+                data = await self._work(partial(self._encoded, slice(start, end)))
+                yield self._chunk(Chunk.STAGE_SCATTER, start, data)
+                self.meter.sent(len(data), asyncio.get_running_loop().time())
 
     async def _gather_to(self) -> AsyncIterator[Chunk]:
         """The mean of our shard, chunk by chunk as it becomes ready."""
@@ -143,8 +163,9 @@ class Reduction:
             async with self._progress:
                 while self._reduced < end:
                     await self._progress.wait()
-            yield self._chunk(Chunk.STAGE_GATHER, start, self._mean[start:end].tobytes())
-            self.meter.sent(4 * (end - start), asyncio.get_running_loop().time())
+            data = self._codes[start] if self._codec.lossy else self._codec.encode(self._mean[start:end])
+            yield self._chunk(Chunk.STAGE_GATHER, start, data)
+            self.meter.sent(len(data), asyncio.get_running_loop().time())
 
     async def _reduce(self) -> None:
         """Sum our shard in node-id order; members without tokens are left out."""
@@ -152,25 +173,55 @@ class Reduction:
         givers = [(share.node, weight) for share, weight in zip(self._plan.shares, weights, strict=True) if weight]
         squares = dict.fromkeys(self._senders, 0.0)
         for start, end in self._ranges(self._mine):
+            part = slice(start, end)
             parts = [
-                self._vector[start:end] if node == self._carrier.node else await self._next_part(node, squares)
+                await self._own(part) if node == self._carrier.node else await self._next_part(node, squares)
                 for node, _ in givers
             ]
-            weighted_mean(parts, [weight for _, weight in givers], out=self._mean[start:end])
+            await self._work(partial(self._average, part, parts, [weight for _, weight in givers]))
             await self._faults.reach(self._plan.round, "exchanging")
             async with self._progress:
                 self._reduced = end
                 self._progress.notify_all()
 
+    async def _own(self, part: slice) -> Vector:
+        """Our own part as the others would have decoded it."""
+        if not self._codec.lossy:
+            return self._vector[part]
+        return await self._work(lambda: self._codec.decode(self._encoded(part), part.stop - part.start))
+
+    def _encoded(self, part: slice) -> bytes:
+        values = self._vector[part]
+        data = self._codec.encode(values)
+        if self._error is not None:
+            np.subtract(values, self._codec.decode(data, len(values)), out=self._error[part])
+        return data
+
+    def _average(self, part: slice, parts: Sequence[Vector], weights: Sequence[np.float32]) -> None:
+        mean = self._mean[part]
+        weighted_mean(parts, weights, out=mean)
+        if not self._codec.lossy:
+            return
+        data = self._codes[part.start] = self._codec.encode(mean)
+        decoded = self._codec.decode(data, len(mean))
+        if self._error is not None and self._mine.tokens:
+            whole = sum(share.tokens for share in self._plan.shares) / self._mine.tokens
+            self._error[part] += np.float32(whole) * (mean - decoded)
+        mean[:] = decoded
+
+    async def _work(self, work: Callable[[], T]) -> T:
+        """Codecs take long enough to be worth a thread; a copy does not."""
+        return await asyncio.to_thread(work) if self._codec.lossy else work()
+
     async def _next_part(self, node: str, squares: dict[str, float]) -> Vector:
         loop = asyncio.get_running_loop()
         began = loop.time()
         try:
-            data = await asyncio.wait_for(self._senders[node].get(), self._plan.silence)
+            async with asyncio.timeout(self._plan.silence):
+                part = await self._senders[node].get()
             self.longest_wait = max(self.longest_wait, loop.time() - began)
         except TimeoutError as error:
             raise Suspicion(node, f"sent nothing for {self._plan.silence:.0f} s") from error
-        part = np.frombuffer(data, dtype="<f4")
         squares[node] += float(np.dot(part, part))
         if not squares[node] <= self._plan.norm_limit**2:
             raise Suspicion(node, f"its update is not finite, or its norm is above {self._plan.norm_limit:.3g}")
@@ -182,7 +233,8 @@ class Reduction:
         while share.node not in self._complete:
             heard.clear()
             try:
-                await asyncio.wait_for(heard.wait(), 2 * self._plan.silence)
+                async with asyncio.timeout(2 * self._plan.silence):
+                    await heard.wait()
             except TimeoutError as error:
                 raise Suspicion(share.node, f"sent no mean for {2 * self._plan.silence:.0f} s") from error
 
@@ -192,13 +244,12 @@ class Reduction:
 
     async def _take_scatter(self, share: Share, first: Chunk, rest: AsyncIterator[Chunk]) -> None:
         ranges = self._ranges(self._mine) if share.tokens else []
-        async for data in self._expect(ranges, first, rest):
-            await self._senders[share.node].put(data)
+        async for part in self._expect(ranges, first, rest):
+            await self._senders[share.node].put(part)
 
     async def _take_gather(self, share: Share, first: Chunk, rest: AsyncIterator[Chunk]) -> None:
         position = share.offset
-        async for data in self._expect(self._ranges(share), first, rest):
-            part = np.frombuffer(data, dtype="<f4")
+        async for part in self._expect(self._ranges(share), first, rest):
             self._mean[position : position + len(part)] = part
             position += len(part)
             await self._faults.reach(self._plan.round, "exchanging")  # a member may own no shard
@@ -208,18 +259,22 @@ class Reduction:
 
     async def _expect(
         self, ranges: Sequence[tuple[int, int]], first: Chunk, rest: AsyncIterator[Chunk]
-    ) -> AsyncIterator[bytes]:
+    ) -> AsyncIterator[Vector]:
         """Exactly the chunks of these ranges, in order: anything repeated, missing or of another size is refused."""
         if first.data:
             raise BadMessage("a stream opens with an empty chunk that names it")
         awaited = iter(ranges)
         async for chunk in rest:
             start, end = next(awaited, (0, 0))
+            if chunk.offset != start or start == end:
+                raise BadMessage(f"chunk at {chunk.offset} of {len(chunk.data)} bytes, expected {start}..{end}")
+            try:
+                part = await self._work(partial(self._codec.decode, chunk.data, end - start))
+            except BadCode as bad:
+                raise BadMessage(f"chunk at {start}: {bad}") from bad
             if self._over:  # `mean` may be in use by the next attempt
                 raise BadMessage("that attempt is over")
-            if (chunk.offset, len(chunk.data)) != (start, 4 * (end - start)) or start == end:
-                raise BadMessage(f"chunk at {chunk.offset} of {len(chunk.data)} bytes, expected {start}..{end}")
-            yield chunk.data
+            yield part
         if next(awaited, None) is not None:
             raise BadMessage("the stream ended early")
 

@@ -10,21 +10,20 @@ from __future__ import annotations
 import asyncio
 import logging
 import secrets
-from collections.abc import AsyncIterator, Callable, Collection
+from collections.abc import Callable, Collection
 
 from pier.v1.peer_pb2 import AbortNotice, Ack, Ballot, Chunk, Proposal, Ready, Vote
-from pier_node.outer.attempt import Advance, Attempt, Contribution, Tools, Voted, check_finite, to_the_end
+from pier_node.outer.attempt import Advance, Attempt, Tools, Voted, check_finite, to_the_end
+from pier_node.outer.contribution import Contribution
 from pier_node.outer.deadline import Backoff, Deadline
 from pier_node.outer.keeper import POLL, Keeper, Standing
 from pier_node.outer.proposal import flaw
 from pier_node.outer.quorum import order
-from pier_node.outer.reduce import NOBODY, Reduction, Suspicion
+from pier_node.outer.reduce import NOBODY, Suspicion
 from pier_node.outer.state import OuterState
+from pier_node.outer.streams import Streams
 from pier_node.outer.suspects import Suspects
 from pier_node.wire.carrier import ABORT, GATHER, VOTE, BadMessage, PeerLost
-
-EARLY = 30.0
-"""Seconds that a stream of an attempt we have not heard of yet may wait for us."""
 
 log = logging.getLogger(__name__)
 
@@ -43,9 +42,11 @@ class Rounds:
     Args:
         state: the last committed one.
         voted: the vote that the journal remembers, if it is for a later round than `state`.
+        length: of what a round syncs, in elements, by its number.
         nonce: a fresh name for an announcement.
 
     Attributes:
+        saved: the round of the newest state that is on the disk, here or where it was fetched.
         sites: members that the coming round must have at least.
         votes: of the last round's members, in this node's hand.
         last_error: why the last attempt did not end in a commit, in words.
@@ -56,14 +57,16 @@ class Rounds:
         tools: Tools,
         state: OuterState,
         voted: Voted | None,
+        length: Callable[[int], int],
         nonce: Callable[[], bytes] = lambda: secrets.token_bytes(16),
     ) -> None:
         self.node = tools.node
         self.state = state
+        self.saved = state.round
         self.sites = 1
         self.votes = {self.node}
         self.last_error = ""
-        self._tools, self._voted, self._new_nonce = tools, voted, nonce
+        self._tools, self._voted, self._length, self._new_nonce = tools, voted, length, nonce
         self._roster, self._carrier, self._faults = tools.roster, tools.carrier, tools.faults
         self._promised = tools.journal.promised()
         if voted:
@@ -75,7 +78,8 @@ class Rounds:
         self._carrier.serve(GATHER, self.keeper.gather)
         self._carrier.serve(VOTE, self._take_vote)
         self._carrier.serve(ABORT, self._take_abort)
-        self._carrier.serve_push(self._take_stream)
+        self.streams = Streams(tools.news, lambda: self._attempt, self._is_stale)
+        self._carrier.serve_push(self.streams.take)
 
     @property
     def shadow(self) -> OuterState | None:
@@ -99,10 +103,21 @@ class Rounds:
         return ballot if round == self.state.round + 1 else Ballot()
 
     def offer(self, number: int, shadow: bool) -> OuterState | None:
-        """What a peer may fetch from us: the last committed state (0, or its number), or the shadow of the next."""
+        """What a peer may fetch from us: the last committed state (0, or its number), or the shadow of the next.
+
+        A commit is for us alone until it is on our disk: what a peer goes on from must not be undone by a power cut.
+        """
         if shadow:
             return self.shadow if self.shadow and self.shadow.round == number else None
-        return self.state if number in (0, self.state.round) else None
+        return self.state if self.saved == self.state.round and number in (0, self.saved) else None
+
+    def coming(self) -> int:
+        """The number of this site's next round."""
+        return self.state.round + 1
+
+    def leaders(self) -> list[str]:
+        """Whose state this site needs before it goes on."""
+        return self._roster.ahead(self.state.round)
 
     @property
     def exchanging(self) -> bool:
@@ -152,6 +167,7 @@ class Rounds:
     def adopt(self, state: OuterState) -> None:
         """Go on from a state that was fetched from others."""
         self._settle(state)
+        self.saved = state.round
 
     # --- asking the keeper ---------------------------------------------------------------------
 
@@ -179,7 +195,7 @@ class Rounds:
         self._voted = voted
 
     async def _ask(self, contribution: Contribution) -> Proposal | None:
-        """Announce ourselves to the keeper; the proposal if there is one to take part in, or that we shall wait."""
+        """Announce ourselves to the keeper; the proposal, if there is one to take part in or if we shall wait."""
         self._nonce = self._nonce or self._new_nonce()
         ready = self._ready(contribution)
         await self._faults.reach(ready.round, "ready")
@@ -218,7 +234,7 @@ class Rounds:
 
     def _acceptable(self, proposal: Proposal, ready: Ready) -> bool:
         """A member takes nobody's word: is this an attempt that may commit, and does it know what we know?"""
-        problem = flaw(proposal, ready, self._seen, self.state.members, len(self.state.anchor))
+        problem = flaw(proposal, ready, self._seen, self.state.members, self._length(ready.round))
         if ready.nonce != self._nonce:
             problem = "stale"
         if problem:
@@ -241,29 +257,9 @@ class Rounds:
             attempt.abort(sender, notice)
         return Ack()
 
-    async def _take_stream(self, sender: str, chunks: AsyncIterator[Chunk]) -> None:
-        first = await anext(chunks, None)
-        if first is None:
-            raise BadMessage("an empty stream")
-        reduction = await self._reduction_of(first)
-        await reduction.take(sender, first, chunks)
-
-    async def _reduction_of(self, first: Chunk) -> Reduction:
-        """The reduction that a stream belongs to: it may come a moment before our own proposal does."""
-
-        def found() -> bool:
-            attempt = self._attempt
-            stale = first.round <= self.state.round or order(first.ballot) < order(self._seen)
-            return stale or bool(attempt and attempt.reduction and attempt.ballot == first.ballot)
-
-        try:
-            await asyncio.wait_for(self._tools.news.until(found), EARLY)
-        except TimeoutError as error:
-            raise BadMessage("no such attempt") from error
-        attempt = self._attempt
-        if attempt is None or attempt.reduction is None or attempt.ballot != first.ballot:
-            raise BadMessage("that attempt is over")
-        return attempt.reduction
+    def _is_stale(self, first: Chunk) -> bool:
+        """Whether a stream is of an attempt that is over."""
+        return first.round <= self.state.round or order(first.ballot) < order(self._seen)
 
     # --- how a round ends ----------------------------------------------------------------------
 
@@ -296,4 +292,5 @@ class Rounds:
         self._roster.changed.notify()
 
     def _standing(self) -> Standing:
-        return Standing(self.state.round, self.state.members, len(self.state.anchor), self.sites)
+        committed = self.state.round
+        return Standing(committed, self.state.members, self._length(committed + 1), self.sites)

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from enum import Enum
 
 from pier_node.config import OuterSection, RunConfig
+from pier_node.outer.fragments import span
 
 RAMP = 0.1
 """Part of the run over which η rises from 0 after the start, and within which μ is above its final value."""
@@ -26,6 +27,8 @@ class Kind(Enum):
     """One inner step; gradients are averaged and the outer state takes the AdamW step."""
     LOCAL = "local"
     """Sites train apart; pseudo-gradients are averaged and the anchor takes a Nesterov step."""
+    PAIR = "pair"
+    """Sites train apart and meet in pairs; each has an anchor of its own, which takes a heavy-ball step (noloco.py)."""
 
 
 @dataclass(frozen=True)
@@ -35,9 +38,10 @@ class RoundPlan:
     Attributes:
         first_step, steps: inner steps [first_step, first_step + steps), counted from 0 over the whole run.
         momentum: factor μ on M; 1 within an interval of synchronous steps, 0 where no momentum is gathered.
-        lr: outer learning rate η; 0 where the anchor follows the weights.
+        lr: outer learning rate η; 0 where the anchor follows the weights. Pairs have neither: see [outer.noloco].
         warmup: a start's round adds its pseudo-gradient to M.
         first_exchange: the first round that needs other sites.
+        fragment, fragments: which of the model's parts it syncs; (0, 1): all of it.
     """
 
     round: int
@@ -48,6 +52,12 @@ class RoundPlan:
     lr: float
     warmup: bool
     first_exchange: bool
+    fragment: int = 0
+    fragments: int = 1
+
+    def span(self, length: int) -> slice:
+        """The elements of a model of that length that the round syncs."""
+        return span(length, self.fragments, self.fragment)
 
 
 def start_steps(config: RunConfig) -> int:
@@ -61,26 +71,25 @@ def start_steps(config: RunConfig) -> int:
 
 def total_rounds(config: RunConfig) -> int:
     """Outer rounds of the whole run."""
-    stepwise = _stepwise(config)
-    rest = config.inner.total_steps - stepwise
-    return stepwise + math.ceil(rest / config.outer.inner_steps)
+    before, local_steps = _start_rounds(config), config.inner.total_steps - start_steps(config)
+    if config.outer.algorithm == "sync" or local_steps <= 0:
+        return before
+    # After the last step the fragments whose beat is over are synced once more, so that all of what was learnt gets in.
+    return before + math.ceil(local_steps / _beat(config.outer)) + config.outer.fragments - 1
 
 
 def round_plan(config: RunConfig, number: int) -> RoundPlan:
     """The plan of round `number`, counted from 1."""
-    outer, stepwise = config.outer, _stepwise(config)
-    if number <= stepwise:
+    before = _start_rounds(config)
+    if number <= _stepwise(config):
         return _sync_plan(config, number)
-    first = stepwise + (number - 1 - stepwise) * outer.inner_steps
-    steps = min(outer.inner_steps, config.inner.total_steps - first)
-    start = start_steps(config)
-    if first < start:
-        momentum = outer.momentum if outer.momentum_warmup else 0.0
-        return RoundPlan(number, Kind.SOLO, first, steps, momentum, 0.0, outer.momentum_warmup, False)
-    done = (first + steps) / config.inner.total_steps
-    momentum, lr = momentum_at(outer, done), lr_at(outer, done)
-    opens = first == start and stepwise == 0
-    return RoundPlan(number, Kind.LOCAL, first, steps, momentum, lr, False, opens)
+    return _solo_plan(config, number) if number <= before else _local_plan(config, number, number - 1 - before)
+
+
+def synced(config: RunConfig, number: int, length: int) -> int:
+    """Elements that round `number` syncs of a model of that length."""
+    part = round_plan(config, number).span(length)
+    return int(part.stop - part.start)
 
 
 def momentum_at(outer: OuterSection, done: float) -> float:
@@ -108,11 +117,42 @@ def lr_at(outer: OuterSection, done: float) -> float:
     return 1.1 if done < 0.8 - ROUNDING else 0.9
 
 
+def _beat(outer: OuterSection) -> int:
+    """Inner steps between two rounds; each round syncs the next of the fragments."""
+    return outer.inner_steps // outer.fragments
+
+
+def _start_rounds(config: RunConfig) -> int:
+    """Rounds until sites train apart."""
+    return _stepwise(config) or math.ceil(start_steps(config) / config.outer.inner_steps)
+
+
 def _stepwise(config: RunConfig) -> int:
     """Inner steps, from the first, that are a round each because gradients are averaged."""
     if config.outer.algorithm == "sync":
         return config.inner.total_steps
     return start_steps(config) if config.outer.start == "sync" else 0
+
+
+def _solo_plan(config: RunConfig, number: int) -> RoundPlan:
+    outer = config.outer
+    first = (number - 1) * outer.inner_steps
+    steps = min(outer.inner_steps, config.inner.total_steps - first)
+    momentum = outer.momentum if outer.momentum_warmup else 0.0
+    return RoundPlan(number, Kind.SOLO, first, steps, momentum, 0.0, outer.momentum_warmup, False)
+
+
+def _local_plan(config: RunConfig, number: int, index: int) -> RoundPlan:
+    outer, total, beat = config.outer, config.inner.total_steps, _beat(config.outer)
+    first = min(start_steps(config) + index * beat, total)
+    steps = min(beat, total - first)
+    done = (first + steps) / total
+    opens = index == 0 and _stepwise(config) == 0
+    if outer.algorithm == "noloco":
+        return RoundPlan(number, Kind.PAIR, first, steps, 0.0, 0.0, False, opens)
+    momentum, lr = momentum_at(outer, done), lr_at(outer, done)
+    turn = index % outer.fragments, outer.fragments
+    return RoundPlan(number, Kind.LOCAL, first, steps, momentum, lr, False, opens, *turn)
 
 
 def _sync_plan(config: RunConfig, number: int) -> RoundPlan:

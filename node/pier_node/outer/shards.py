@@ -20,7 +20,7 @@ TALLEST = 100.0
 
 
 def fractions(bandwidths: Sequence[float]) -> list[float]:
-    """The fraction of the vector that each member reduces; 0 stands for a bandwidth not known yet."""
+    """The fraction of the vector that each member reduces; below 1 byte a second it counts as not known yet."""
     count = len(bandwidths)
     rates = _plausible(bandwidths)
     if count <= 2:
@@ -47,6 +47,6 @@ def split(length: int, bandwidths: Sequence[float]) -> list[tuple[int, int]]:
 
 
 def _plausible(bandwidths: Sequence[float]) -> list[float]:
-    known = sorted(rate for rate in bandwidths if rate > 0)
+    known = sorted(rate for rate in bandwidths if rate >= 1)
     typical = known[len(known) // 2] if known else 1.0
-    return [min(max(rate, typical / TALLEST), typical * TALLEST) if rate > 0 else typical for rate in bandwidths]
+    return [min(max(rate, typical / TALLEST), typical * TALLEST) if rate >= 1 else typical for rate in bandwidths]

@@ -23,12 +23,16 @@ from pier.v1.peer_pb2 import (
     HelloRequest,
     LeaveRequest,
     Manifest,
+    MeetReply,
+    MeetRequest,
     Phase,
     ProbeReply,
     ProbeRequest,
     Proposal,
     Pulse,
     Ready,
+    SettleReply,
+    SettleRequest,
     Share,
     Site,
     StateRequest,
@@ -36,9 +40,11 @@ from pier.v1.peer_pb2 import (
     Value,
     Vote,
 )
+from pier.v1.stream_pb2 import Opening, Passport
 from pier_node.outer.state import ADAM_M, ADAM_V, ANCHOR, MOMENTUM
 from pier_node.wire.address import is_address
 from pier_node.wire.carrier import CHUNK_BYTES, BadMessage
+from pier_node.wire.multiaddr import are_routes
 from pier_node.wire.rules import Many, Only, Part, Rule, Rules, Table, increasing
 
 SITES = 1024
@@ -50,7 +56,9 @@ ELEMENTS = 2**40
 MANIFEST_HASHES = 400_000
 """Most pieces of a state: 12.5 MB of hashes, for 400 GiB of state in pieces of 1 MiB."""
 
+FRAGMENTS = 64
 NODE_ID = re.compile("[0-9a-f]{16}")
+LEDGER_KEY = re.compile("[0-9a-f]{16}(/[1-9][0-9]?)?")
 
 M = TypeVar("M", bound=Message)
 
@@ -87,18 +95,17 @@ ELEMENT = _below(ELEMENTS)
 ANY = Only("anything", lambda _: True)
 NODE = Only("a node id, 16 hex digits", lambda value: NODE_ID.fullmatch(value) is not None)
 NODES = Many(NODE, SITES, ordered=True)
+ENTRY = Only("a node id, or one with the number of a fragment", lambda value: LEDGER_KEY.fullmatch(value) is not None)
 HASH = _bytes(32, 32)
 NONCE = _bytes(1, 64)
 REASON = _text(4000, breaks="\n\t")
 AMOUNT = Only("finite and not negative", lambda value: 0 <= value < math.inf)
 LOSS = Only("finite, or NaN: none yet", lambda value: not math.isinf(value))
-ADDRESS = Only("HOST:PORT", is_address)
+ADDRESS = Only("HOST:PORT, or multiaddrs", lambda value: is_address(value) or are_routes(value))
 TENSORS = (ANCHOR, MOMENTUM, ADAM_M, ADAM_V)
 TENSOR = Only(f"one of {', '.join(TENSORS)}", lambda value: value in TENSORS)
 PADDING = _bytes(0, CHUNK_BYTES)
-VALUES = Only(
-    f"at most {CHUNK_BYTES} bytes, a multiple of 4", lambda value: len(value) <= CHUNK_BYTES and len(value) % 4 == 0
-)
+VALUES = _bytes(0, CHUNK_BYTES)
 
 FIELDS: dict[type[Message], dict[str, Rule]] = {
     Ack: {},
@@ -124,6 +131,8 @@ FIELDS: dict[type[Message], dict[str, Rule]] = {
         "validation_loss": LOSS,
         "bytes_sent": COUNT,
         "time": AMOUNT,
+        "training_for": COUNT,
+        "spread": LOSS,
     },
     LeaveRequest: {"node": NODE, "round": COUNT, "votes": NODES},
     Ballot: {"number": COUNT, "keeper": _or_empty(NODE)},
@@ -161,7 +170,31 @@ FIELDS: dict[type[Message], dict[str, Rule]] = {
         "suspect": _or_empty(NODE),
         "reason": REASON,
     },
-    Chunk: {"round": COUNT, "ballot": Part(), "stage": _known(Chunk.Stage.values()), "offset": ELEMENT, "data": VALUES},
+    MeetRequest: {
+        "round": COUNT,
+        "nonce": NONCE,
+        "digest": HASH,
+        "ledger": Table(NODE, COUNT, SITES),
+        "holds": _or_empty(HASH),
+    },
+    MeetReply: {"verdict": _known(MeetReply.Verdict.values()), "partner": Part(), "other": _or_empty(NODE)},
+    SettleRequest: {
+        "round": COUNT,
+        "meeting": HASH,
+        "yes": ANY,
+        "digest": _or_empty(HASH),
+        "left": ANY,
+        "at": COUNT,
+    },
+    SettleReply: {"outcome": _known(SettleReply.Outcome.values()), "at": COUNT},
+    Chunk: {
+        "round": COUNT,
+        "ballot": Part(),
+        "stage": _known(Chunk.Stage.values()),
+        "offset": ELEMENT,
+        "data": VALUES,
+        "meeting": _or_empty(HASH),
+    },
     StateRequest: {"round": COUNT, "shadow": ANY, "moments": ANY},
     Tensor: {"name": TENSOR, "length": ELEMENT, "hashes": Many(HASH, MANIFEST_HASHES)},
     Manifest: {
@@ -171,11 +204,13 @@ FIELDS: dict[type[Message], dict[str, Rule]] = {
         "piece_length": Only("1 or more", lambda value: value > 0),
         "tensors": Many(Part(), len(TENSORS)),
         "adam_step": COUNT,
-        "ledger": Table(NODE, COUNT, SITES),
+        "ledger": Table(ENTRY, COUNT, SITES * FRAGMENTS),
     },
     FetchRequest: {"round": COUNT, "shadow": ANY, "tensor": TENSOR, "offset": ELEMENT, "length": ELEMENT},
     ProbeRequest: {"padding": PADDING, "reply_size": _below(CHUNK_BYTES + 1), "call_back": _or_empty(ADDRESS)},
     ProbeReply: {"padding": PADDING, "time": AMOUNT, "reached": ANY, "detail": REASON},
+    Passport: {"node": NODE, "certificate": _bytes(0, 4096), "proof": _bytes(0, 128)},
+    Opening: {"protocol": ANY, "run_hash": _or_empty(HASH), "to": _or_empty(NODE), "passport": Part(needed=True)},
 }
 
 
@@ -191,6 +226,15 @@ def _proposal(proposal: Proposal) -> str:
     return "says go, but has no ballot or no shares" if going and not (proposal.ballot.number and nodes) else ""
 
 
+def _meeting(reply: MeetReply) -> str:
+    ready = reply.verdict == MeetReply.VERDICT_READY
+    return "says that we meet, and not whom" if ready and not reply.HasField("partner") else ""
+
+
+def _settling(request: SettleRequest) -> str:
+    return "says yes to nothing" if request.yes and not request.digest else ""
+
+
 def _chunk(chunk: Chunk) -> str:
     return "" if chunk.stage else "says of no stage that it belongs to it"
 
@@ -203,7 +247,17 @@ def _manifest(manifest: Manifest) -> str:
     return "describes a tensor twice" if len(names) != len(manifest.tensors) else ""
 
 
-RULES = Rules(FIELDS, {Ballot: _ballot, Proposal: _proposal, Chunk: _chunk, Manifest: _manifest})
+RULES = Rules(
+    FIELDS,
+    {
+        Ballot: _ballot,
+        Proposal: _proposal,
+        MeetReply: _meeting,
+        SettleRequest: _settling,
+        Chunk: _chunk,
+        Manifest: _manifest,
+    },
+)
 
 
 def check(message: Message) -> None:

@@ -21,11 +21,15 @@ from pier.v1.peer_pb2 import (
     HelloRequest,
     LeaveRequest,
     Manifest,
+    MeetReply,
+    MeetRequest,
     ProbeReply,
     ProbeRequest,
     Proposal,
     Pulse,
     Ready,
+    SettleReply,
+    SettleRequest,
     StateRequest,
     Vote,
 )
@@ -69,6 +73,8 @@ LEAVE = Method("Leave", LeaveRequest, Ack)
 GATHER = Method("Gather", Ready, Proposal)
 VOTE = Method("CastVote", Vote, Ack)
 ABORT = Method("Abort", AbortNotice, Ack)
+MEET = Method("Meet", MeetRequest, MeetReply)
+SETTLE = Method("Settle", SettleRequest, SettleReply)
 DESCRIBE = Method("Describe", StateRequest, Manifest)
 PROBE = Method("Probe", ProbeRequest, ProbeReply)
 

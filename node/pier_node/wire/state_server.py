@@ -64,7 +64,7 @@ class StateServer:
         if request.moments and not request.shadow and ADAM_M not in held.state.tensors:
             async with self._copying:
                 held.moments = held.moments or await asyncio.to_thread(self._copy_moments)
-        return describe(held.state, held.moments)
+        return describe(held.state, held.moments if request.moments else None)
 
     async def _fetch(self, _peer: str, request: FetchRequest) -> AsyncIterator[Chunk]:
         key = (request.round, request.shadow)

@@ -21,6 +21,9 @@ from pier_node.wire.carrier import DESCRIBE, BadMessage, Carrier, PeerLost, Peer
 from pier_node.wire.manifest import Description, Moments, examine
 from pier_node.wire.partial import Partial, Piece
 
+SILENCE = 20.0
+"""Seconds that a peer may be silent."""
+
 log = logging.getLogger(__name__)
 
 Progress = Callable[[int, int], None]

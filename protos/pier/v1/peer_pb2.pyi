@@ -181,6 +181,8 @@ class Pulse(_message.Message):
     VALIDATION_LOSS_FIELD_NUMBER: _builtins.int
     BYTES_SENT_FIELD_NUMBER: _builtins.int
     TIME_FIELD_NUMBER: _builtins.int
+    SPREAD_FIELD_NUMBER: _builtins.int
+    TRAINING_FOR_FIELD_NUMBER: _builtins.int
     phase: Global___Phase.ValueType
     round: _builtins.int
     """last committed round"""
@@ -197,6 +199,10 @@ class Pulse(_message.Message):
     """by this site, training traffic only"""
     time: _builtins.float
     """sender's clock, seconds since the epoch"""
+    spread: _builtins.float
+    """NoLoCo: standard deviation between replicas, as its last pair saw it; NaN: not known"""
+    training_for: _builtins.int
+    """the round that it brings its present inner steps to"""
     @_builtins.property
     def site(self) -> Global___Site: ...
     def __init__(
@@ -213,10 +219,12 @@ class Pulse(_message.Message):
         validation_loss: _builtins.float = ...,
         bytes_sent: _builtins.int = ...,
         time: _builtins.float = ...,
+        spread: _builtins.float = ...,
+        training_for: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["site", b"site"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["bytes_sent", b"bytes_sent", "digest", b"digest", "inner_step", b"inner_step", "loss", b"loss", "phase", b"phase", "round", b"round", "site", b"site", "time", b"time", "tokens", b"tokens", "tokens_per_second", b"tokens_per_second", "validation_loss", b"validation_loss"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["bytes_sent", b"bytes_sent", "digest", b"digest", "inner_step", b"inner_step", "loss", b"loss", "phase", b"phase", "round", b"round", "site", b"site", "spread", b"spread", "time", b"time", "tokens", b"tokens", "tokens_per_second", b"tokens_per_second", "training_for", b"training_for", "validation_loss", b"validation_loss"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -563,6 +571,207 @@ class AbortNotice(_message.Message):
 Global___AbortNotice: _TypeAlias = AbortNotice  # noqa: Y015
 
 @_typing.final
+class MeetRequest(_message.Message):
+    """--- a pair (NoLoCo: docs/noloco.md) -----------------------------------------------------------"""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    @_typing.final
+    class LedgerEntry(_message.Message):
+        DESCRIPTOR: _descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: _builtins.int
+        VALUE_FIELD_NUMBER: _builtins.int
+        key: _builtins.str
+        value: _builtins.int
+        def __init__(
+            self,
+            *,
+            key: _builtins.str = ...,
+            value: _builtins.int = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "value", b"value"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+    ROUND_FIELD_NUMBER: _builtins.int
+    NONCE_FIELD_NUMBER: _builtins.int
+    DIGEST_FIELD_NUMBER: _builtins.int
+    LEDGER_FIELD_NUMBER: _builtins.int
+    HOLDS_FIELD_NUMBER: _builtins.int
+    round: _builtins.int
+    """the sender has done its inner steps for it"""
+    nonce: _builtins.bytes
+    """a fresh name of this announcement"""
+    digest: _builtins.bytes
+    """of the sender's state"""
+    holds: _builtins.bytes
+    """digest of the receiver's state whose anchor the sender has here; empty: none"""
+    @_builtins.property
+    def ledger(self) -> _containers.ScalarMap[_builtins.str, _builtins.int]:
+        """of the sender, with what it brings now"""
+
+    def __init__(
+        self,
+        *,
+        round: _builtins.int = ...,
+        nonce: _builtins.bytes = ...,
+        digest: _builtins.bytes = ...,
+        ledger: _abc.Mapping[_builtins.str, _builtins.int] | None = ...,
+        holds: _builtins.bytes = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["digest", b"digest", "holds", b"holds", "ledger", b"ledger", "nonce", b"nonce", "round", b"round"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___MeetRequest: _TypeAlias = MeetRequest  # noqa: Y015
+
+@_typing.final
+class MeetReply(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    class _Verdict:
+        ValueType = _typing.NewType("ValueType", _builtins.int)
+        V: _TypeAlias = ValueType  # noqa: Y015
+
+    class _VerdictEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[MeetReply._Verdict.ValueType], _builtins.type):
+        DESCRIPTOR: _descriptor.EnumDescriptor
+        VERDICT_UNSPECIFIED: MeetReply._Verdict.ValueType  # 0
+        VERDICT_READY: MeetReply._Verdict.ValueType  # 1
+        """we meet: `partner` says the rest"""
+        VERDICT_WAIT: MeetReply._Verdict.ValueType  # 2
+        """not ready yet: ask again"""
+        VERDICT_OTHER: MeetReply._Verdict.ValueType  # 3
+        """by what we know of the roster, we meet the node named in `other`"""
+        VERDICT_OVER: MeetReply._Verdict.ValueType  # 4
+        """we have taken that round, or meet somebody already"""
+
+    class Verdict(_Verdict, metaclass=_VerdictEnumTypeWrapper): ...
+    VERDICT_UNSPECIFIED: MeetReply.Verdict.ValueType  # 0
+    VERDICT_READY: MeetReply.Verdict.ValueType  # 1
+    """we meet: `partner` says the rest"""
+    VERDICT_WAIT: MeetReply.Verdict.ValueType  # 2
+    """not ready yet: ask again"""
+    VERDICT_OTHER: MeetReply.Verdict.ValueType  # 3
+    """by what we know of the roster, we meet the node named in `other`"""
+    VERDICT_OVER: MeetReply.Verdict.ValueType  # 4
+    """we have taken that round, or meet somebody already"""
+
+    VERDICT_FIELD_NUMBER: _builtins.int
+    PARTNER_FIELD_NUMBER: _builtins.int
+    OTHER_FIELD_NUMBER: _builtins.int
+    verdict: Global___MeetReply.Verdict.ValueType
+    other: _builtins.str
+    @_builtins.property
+    def partner(self) -> Global___MeetRequest:
+        """what the asker would have been told, had we asked"""
+
+    def __init__(
+        self,
+        *,
+        verdict: Global___MeetReply.Verdict.ValueType = ...,
+        partner: Global___MeetRequest | None = ...,
+        other: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["partner", b"partner"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["other", b"other", "partner", b"partner", "verdict", b"verdict"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___MeetReply: _TypeAlias = MeetReply  # noqa: Y015
+
+@_typing.final
+class SettleRequest(_message.Message):
+    """From the member of a pair with the higher id to the one with the lower, which decides."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    ROUND_FIELD_NUMBER: _builtins.int
+    MEETING_FIELD_NUMBER: _builtins.int
+    YES_FIELD_NUMBER: _builtins.int
+    DIGEST_FIELD_NUMBER: _builtins.int
+    LEFT_FIELD_NUMBER: _builtins.int
+    AT_FIELD_NUMBER: _builtins.int
+    round: _builtins.int
+    meeting: _builtins.bytes
+    """name of the pair's meeting"""
+    yes: _builtins.bool
+    digest: _builtins.bytes
+    """of the means and the ledger that the pair's step is made of"""
+    left: _builtins.bool
+    """the asker did not wait for the answer: it went on without this step"""
+    at: _builtins.int
+    """the asker's last committed round"""
+    def __init__(
+        self,
+        *,
+        round: _builtins.int = ...,
+        meeting: _builtins.bytes = ...,
+        yes: _builtins.bool = ...,
+        digest: _builtins.bytes = ...,
+        left: _builtins.bool = ...,
+        at: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["at", b"at", "digest", b"digest", "left", b"left", "meeting", b"meeting", "round", b"round", "yes", b"yes"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___SettleRequest: _TypeAlias = SettleRequest  # noqa: Y015
+
+@_typing.final
+class SettleReply(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    class _Outcome:
+        ValueType = _typing.NewType("ValueType", _builtins.int)
+        V: _TypeAlias = ValueType  # noqa: Y015
+
+    class _OutcomeEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[SettleReply._Outcome.ValueType], _builtins.type):
+        DESCRIPTOR: _descriptor.EnumDescriptor
+        OUTCOME_UNSPECIFIED: SettleReply._Outcome.ValueType  # 0
+        OUTCOME_UNDECIDED: SettleReply._Outcome.ValueType  # 1
+        """ask again"""
+        OUTCOME_COMMITTED: SettleReply._Outcome.ValueType  # 2
+        """the pair's step is taken here, and on the disk"""
+        OUTCOME_REFUSED: SettleReply._Outcome.ValueType  # 3
+        """it is not, and never will be"""
+
+    class Outcome(_Outcome, metaclass=_OutcomeEnumTypeWrapper): ...
+    OUTCOME_UNSPECIFIED: SettleReply.Outcome.ValueType  # 0
+    OUTCOME_UNDECIDED: SettleReply.Outcome.ValueType  # 1
+    """ask again"""
+    OUTCOME_COMMITTED: SettleReply.Outcome.ValueType  # 2
+    """the pair's step is taken here, and on the disk"""
+    OUTCOME_REFUSED: SettleReply.Outcome.ValueType  # 3
+    """it is not, and never will be"""
+
+    OUTCOME_FIELD_NUMBER: _builtins.int
+    AT_FIELD_NUMBER: _builtins.int
+    outcome: Global___SettleReply.Outcome.ValueType
+    at: _builtins.int
+    """the decider's last committed round"""
+    def __init__(
+        self,
+        *,
+        outcome: Global___SettleReply.Outcome.ValueType = ...,
+        at: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["at", b"at", "outcome", b"outcome"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___SettleReply: _TypeAlias = SettleReply  # noqa: Y015
+
+@_typing.final
 class Chunk(_message.Message):
     """A piece of a stream of fp32 little-endian values. The first one of a stream names it."""
 
@@ -581,6 +790,10 @@ class Chunk(_message.Message):
         """mean, from the owner of the shard"""
         STAGE_STATE: Chunk._Stage.ValueType  # 3
         """state transfer"""
+        STAGE_SWAP: Chunk._Stage.ValueType  # 4
+        """weights, and the anchor where it is needed, to the partner of a pair"""
+        STAGE_ANCHOR: Chunk._Stage.ValueType  # 5
+        """the anchor, ahead of the round, to the partner that is expected"""
 
     class Stage(_Stage, metaclass=_StageEnumTypeWrapper): ...
     STAGE_UNSPECIFIED: Chunk.Stage.ValueType  # 0
@@ -590,17 +803,24 @@ class Chunk(_message.Message):
     """mean, from the owner of the shard"""
     STAGE_STATE: Chunk.Stage.ValueType  # 3
     """state transfer"""
+    STAGE_SWAP: Chunk.Stage.ValueType  # 4
+    """weights, and the anchor where it is needed, to the partner of a pair"""
+    STAGE_ANCHOR: Chunk.Stage.ValueType  # 5
+    """the anchor, ahead of the round, to the partner that is expected"""
 
     ROUND_FIELD_NUMBER: _builtins.int
     BALLOT_FIELD_NUMBER: _builtins.int
     STAGE_FIELD_NUMBER: _builtins.int
     OFFSET_FIELD_NUMBER: _builtins.int
     DATA_FIELD_NUMBER: _builtins.int
+    MEETING_FIELD_NUMBER: _builtins.int
     round: _builtins.int
     stage: Global___Chunk.Stage.ValueType
     offset: _builtins.int
     """in elements, from the start of the vector"""
     data: _builtins.bytes
+    meeting: _builtins.bytes
+    """of SWAP: the pair's meeting; of ANCHOR: the digest of the state that it is of"""
     @_builtins.property
     def ballot(self) -> Global___Ballot: ...
     def __init__(
@@ -611,10 +831,11 @@ class Chunk(_message.Message):
         stage: Global___Chunk.Stage.ValueType = ...,
         offset: _builtins.int = ...,
         data: _builtins.bytes = ...,
+        meeting: _builtins.bytes = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["ballot", b"ballot"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["ballot", b"ballot", "data", b"data", "offset", b"offset", "round", b"round", "stage", b"stage"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["ballot", b"ballot", "data", b"data", "meeting", b"meeting", "offset", b"offset", "round", b"round", "stage", b"stage"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

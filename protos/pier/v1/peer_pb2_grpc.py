@@ -69,6 +69,16 @@ class PeerStub:
                 request_serializer=pier_dot_v1_dot_peer__pb2.AbortNotice.SerializeToString,
                 response_deserializer=pier_dot_v1_dot_peer__pb2.Ack.FromString,
                 _registered_method=True)
+        self.Meet = channel.unary_unary(
+                '/pier.v1.Peer/Meet',
+                request_serializer=pier_dot_v1_dot_peer__pb2.MeetRequest.SerializeToString,
+                response_deserializer=pier_dot_v1_dot_peer__pb2.MeetReply.FromString,
+                _registered_method=True)
+        self.Settle = channel.unary_unary(
+                '/pier.v1.Peer/Settle',
+                request_serializer=pier_dot_v1_dot_peer__pb2.SettleRequest.SerializeToString,
+                response_deserializer=pier_dot_v1_dot_peer__pb2.SettleReply.FromString,
+                _registered_method=True)
         self.Describe = channel.unary_unary(
                 '/pier.v1.Peer/Describe',
                 request_serializer=pier_dot_v1_dot_peer__pb2.StateRequest.SerializeToString,
@@ -132,6 +142,20 @@ class PeerServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Meet(self, request, context):
+        """NoLoCo: held open by the partner until it is ready too
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Settle(self, request, context):
+        """NoLoCo: a pair's vote, and the question how it ended
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def Describe(self, request, context):
         """Missing associated documentation comment in .proto file."""
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
@@ -188,6 +212,16 @@ def add_PeerServicer_to_server(servicer, server):
                     servicer.Abort,
                     request_deserializer=pier_dot_v1_dot_peer__pb2.AbortNotice.FromString,
                     response_serializer=pier_dot_v1_dot_peer__pb2.Ack.SerializeToString,
+            ),
+            'Meet': grpc.unary_unary_rpc_method_handler(
+                    servicer.Meet,
+                    request_deserializer=pier_dot_v1_dot_peer__pb2.MeetRequest.FromString,
+                    response_serializer=pier_dot_v1_dot_peer__pb2.MeetReply.SerializeToString,
+            ),
+            'Settle': grpc.unary_unary_rpc_method_handler(
+                    servicer.Settle,
+                    request_deserializer=pier_dot_v1_dot_peer__pb2.SettleRequest.FromString,
+                    response_serializer=pier_dot_v1_dot_peer__pb2.SettleReply.SerializeToString,
             ),
             'Describe': grpc.unary_unary_rpc_method_handler(
                     servicer.Describe,
@@ -394,6 +428,60 @@ class Peer:
             '/pier.v1.Peer/Abort',
             pier_dot_v1_dot_peer__pb2.AbortNotice.SerializeToString,
             pier_dot_v1_dot_peer__pb2.Ack.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Meet(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/pier.v1.Peer/Meet',
+            pier_dot_v1_dot_peer__pb2.MeetRequest.SerializeToString,
+            pier_dot_v1_dot_peer__pb2.MeetReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Settle(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/pier.v1.Peer/Settle',
+            pier_dot_v1_dot_peer__pb2.SettleRequest.SerializeToString,
+            pier_dot_v1_dot_peer__pb2.SettleReply.FromString,
             options,
             channel_credentials,
             insecure,

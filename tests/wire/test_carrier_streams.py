@@ -4,11 +4,11 @@ import asyncio
 from collections.abc import AsyncIterator
 
 import pytest
-from wire.grpc_sites import FETCH, LEAVING, MIB, QUICK, Pair, ack, chunks
+from wire.sites import FETCH, LEAVING, MIB, QUICK, Pair, ack, chunks
 
 from pier.v1.peer_pb2 import Chunk, FetchRequest
 from pier_node.wire.carrier import LEAVE, BadMessage, PeerLost, PeerRefused
-from pier_node.wire.grpc_carrier import GrpcCarrier
+from pier_node.wire.transport import SiteCarrier
 
 pytestmark = pytest.mark.usefixtures("no_complaints")
 
@@ -62,7 +62,7 @@ async def test_pulled_streams_arrive_whole_and_in_order(pair: Pair) -> None:
     assert (alice.bytes_sent(), bob.bytes_sent()) == (0, 20 * MIB)
 
 
-async def settled(carrier: GrpcCarrier, peer: str, count: list[int]) -> int:
+async def settled(carrier: SiteCarrier, peer: str, count: list[int]) -> int:
     """Length of a list once it did not grow during ten round trips."""
     while True:
         before = len(count)

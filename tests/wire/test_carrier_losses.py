@@ -11,11 +11,11 @@ from pathlib import Path
 
 import pytest
 from wire import samples
-from wire.grpc_sites import ALICE, BOB, FETCH, LEAVING, QUICK, Sites, chunks, endless
+from wire.sites import ALICE, BOB, FETCH, LEAVING, QUICK, Sites, chunks, clear_up_after, endless
 
 from pier.v1.peer_pb2 import Chunk, HelloRequest
 from pier_node.wire.carrier import BEAT, LEAVE, PeerLost
-from pier_node.wire.grpc_carrier import GrpcCarrier
+from pier_node.wire.transport import SiteCarrier
 
 VICTIM = Path(__file__).with_name("victim.py")
 
@@ -24,9 +24,9 @@ VICTIM = Path(__file__).with_name("victim.py")
 async def victim(sites: Sites, alice_at: str) -> AsyncGenerator[tuple[asyncio.subprocess.Process, str]]:
     """Bob in another process, and the address it listens on."""
     path = os.pathsep.join([str(VICTIM.parent.parent), *filter(None, [os.environ.get("PYTHONPATH")])])
-    mode = "tls" if sites.secure else "insecure"
+    mode = [sites.transport, "tls" if sites.secure else "insecure"]
     process = await asyncio.create_subprocess_exec(
-        *(sys.executable, str(VICTIM), mode, alice_at),
+        *(sys.executable, str(VICTIM), *mode, alice_at),
         stdout=asyncio.subprocess.PIPE,
         env={**os.environ, "PYTHONPATH": path},
     )
@@ -38,6 +38,7 @@ async def victim(sites: Sites, alice_at: str) -> AsyncGenerator[tuple[asyncio.su
         if process.returncode is None:
             process.kill()
         await process.wait()
+        clear_up_after(process.pid)
 
 
 class Witness:
@@ -59,12 +60,12 @@ class Witness:
         await self.lost
 
 
-async def pulling(alice: GrpcCarrier, progress: asyncio.Semaphore) -> None:
+async def pulling(alice: SiteCarrier, progress: asyncio.Semaphore) -> None:
     async for _ in alice.pull(BOB.node, FETCH):
         progress.release()
 
 
-async def pushing(alice: GrpcCarrier, progress: asyncio.Semaphore) -> None:
+async def pushing(alice: SiteCarrier, progress: asyncio.Semaphore) -> None:
     async def source() -> AsyncIterator[Chunk]:
         async for chunk in endless():
             yield chunk
@@ -111,7 +112,7 @@ async def test_a_peer_that_is_frozen_is_given_up_at_the_deadline(sites: Sites) -
 async def test_a_host_that_takes_the_connection_and_says_nothing_is_given_up(sites: Sites) -> None:
     alice = sites.carrier(ALICE)
     with socket.create_server(("127.0.0.1", 0)) as silent:
-        address = f"127.0.0.1:{silent.getsockname()[1]}"
+        address = sites.nowhere(silent.getsockname()[1])
         alice.introduce(BOB.node, address)
         for ask in (alice.call(BOB.node, LEAVE, LEAVING, 0.3), alice.greet(address, HelloRequest(protocol=1), 0.3)):
             with pytest.raises(PeerLost, match=r"no connection within 0\.3 s: it is down, or behind a firewall"):
@@ -123,7 +124,7 @@ async def test_stopping_ends_what_has_no_connection_yet(sites: Sites) -> None:
     alice = sites.carrier(ALICE)
     with socket.create_server(("127.0.0.1", 0)) as silent:
         silent.setblocking(False)
-        alice.introduce(BOB.node, f"127.0.0.1:{silent.getsockname()[1]}")
+        alice.introduce(BOB.node, sites.nowhere(silent.getsockname()[1]))
         work = [
             asyncio.create_task(pulling(alice, asyncio.Semaphore())),
             asyncio.create_task(pushing(alice, asyncio.Semaphore())),
@@ -140,12 +141,10 @@ async def test_stopping_ends_what_has_no_connection_yet(sites: Sites) -> None:
 
 
 async def test_a_name_that_nobody_has_is_said_to_be_unknown(sites: Sites) -> None:
-    alice = sites.carrier(ALICE)
-    with pytest.raises(
-        PeerLost, match=r"no-such-host\.invalid:7700: (no such host|the host's name cannot be)"
-    ) as error:
-        await alice.greet("no-such-host.invalid:7700", HelloRequest(protocol=1), QUICK)
-    assert error.value.node == "no-such-host.invalid:7700"
+    alice, address = sites.carrier(ALICE), sites.nowhere(7700, "no-such-host.invalid")
+    with pytest.raises(PeerLost, match=f"{address}: (no such host|the host's name cannot be)") as error:
+        await alice.greet(address, HelloRequest(protocol=1), QUICK)
+    assert error.value.node == address
     await alice.stop()
 
 

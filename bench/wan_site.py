@@ -1,0 +1,162 @@
+"""A site of bench/wan.py, in its own process: the real loop, rounds, roster and carrier (TLS); its compute is a sleep.
+
+It says where it is as each round's inner steps begin, and runs until it is killed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import time
+import traceback
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+
+from bench.wan_grid import Task
+from bench.wan_link import HOSTS, enter
+from pier.v1.peer_pb2 import Pulse, Site
+from pier_node.certificates import credentials
+from pier_node.checkpoint import Checkpoint
+from pier_node.faults import NO_FAULTS
+from pier_node.identity import Identity, Token
+from pier_node.member import pairs_of_two, rounds_of_all
+from pier_node.model.layout import Entry, Layout
+from pier_node.outer.pairs import Pairs
+from pier_node.outer.round import Rounds
+from pier_node.outer.state import ANCHOR, MOMENTUM, OuterState
+from pier_node.progress import Progress
+from pier_node.roster import Roster
+from pier_node.shared import SharedVector
+from pier_node.training import Training
+from pier_node.wire.grpc_carrier import GrpcCarrier
+from pier_node.wire.state_server import StateServer
+
+PORT = 7800
+
+
+@dataclass(frozen=True)
+class Mark:
+    """A site as the inner steps of a round begin.
+
+    Attributes:
+        at: monotonic seconds, the same clock at both sites.
+        sent: payload bytes so far.
+        exchange: seconds that the last round that is over took.
+    """
+
+    at: float
+    sent: int
+    exchange: float
+
+
+@dataclass(frozen=True)
+class Report:
+    """What a job of the sleeper says."""
+
+    tokens: int
+    seconds: float
+    adam_step: int
+
+
+class Sleeper:
+    """A trainer whose inner steps take their time and nothing else; then it publishes other weights, as workers do."""
+
+    def __init__(self, length: int, step_seconds: float, begins: Callable[[], None]) -> None:
+        self.outbox, self.adam_m, self.adam_v = (SharedVector(length) for _ in range(3))
+        self._step_seconds, self._begins = step_seconds, begins
+
+    async def run(
+        self,
+        first_step: int,
+        steps: int,
+        sequences: int,  # noqa: ARG002
+        payload: Literal["weights", "gradient"],
+        load: SharedVector,
+        adam_step: int | None = None,  # noqa: ARG002
+        on_progress: Callable[[Any], None] | None = None,  # noqa: ARG002
+    ) -> Report:
+        """Sleep; publish weights that are a little smaller, or a gradient that has the same effect."""
+        self._begins()
+        await asyncio.sleep(steps * self._step_seconds)
+        factor = np.float32(0.999 if payload == "weights" else 0.001)
+        await asyncio.to_thread(np.multiply, load.array, factor, out=self.outbox.array)
+        return Report(steps, steps * self._step_seconds, first_step + steps)
+
+    async def evaluate(self, weights: SharedVector) -> float:
+        """There is nothing to evaluate."""
+        return float(weights.array[0])
+
+
+def main(rank: int, task: Task, space: str, folder: Path, marks: Any) -> None:
+    """Train in a namespace until killed; puts (rank, Mark) into the queue `marks`, and (rank, str) of what went wrong.
+
+    The other site's folder lies beside this one's.
+    """
+    os.environ["OMP_NUM_THREADS"] = "1"
+    try:
+        enter(space)
+        asyncio.run(_train(rank, task, folder, lambda mark: marks.put((rank, mark))))
+    except Exception:
+        marks.put((rank, traceback.format_exc()))
+
+
+async def _train(rank: int, task: Task, folder: Path, say: Callable[[Mark], None]) -> None:
+    config = task.config()
+    identities = [Identity.load_or_create(folder / str(each)) for each in (0, 1)]
+    nodes, own = [each.node for each in identities], identities[rank]
+    token = Token(bytes(32), config.hash()[:16])
+    carrier, progress = GrpcCarrier(own.node, config.hash(), credentials(own, token)), Progress()
+    sites = [Site(node=node, name=node, address=f"{host}:{PORT}") for node, host in zip(nodes, HOSTS, strict=True)]
+
+    def pulse() -> Pulse:
+        state = rounds.state
+        return Pulse(
+            site=sites[rank],
+            phase=progress.phase,
+            round=state.round,
+            digest=state.digest,
+            inner_step=progress.inner_step,
+            training_for=progress.training_for,
+        )
+
+    def begins() -> None:
+        say(Mark(time.monotonic(), carrier.bytes_sent(), progress.round_time))
+
+    roster, state = Roster(carrier, pulse), _beginning(nodes, task.parameters)
+    rounds = _rounds(task, carrier, roster, folder / str(rank), state)
+    StateServer(carrier, rounds.offer, lambda: None)
+    keeping = asyncio.create_task(rounds.keeper.run()) if isinstance(rounds, Rounds) else None
+    await carrier.start(HOSTS[rank], PORT)
+    roster.add(sites[1 - rank])
+
+    async def saved(state: OuterState) -> None:
+        rounds.saved = max(rounds.saved, state.round)
+
+    async def committed(checkpoint: Checkpoint) -> None:
+        await saved(checkpoint.state)
+
+    layout = Layout((Entry("vector", (task.parameters,), 0),))
+    trainer = Sleeper(task.parameters, task.step_seconds, begins)
+    training = Training(config, layout, carrier, roster, rounds, trainer, progress, committed, saved)
+    await training.run()
+    if keeping:
+        keeping.cancel()
+
+
+def _rounds(task: Task, carrier: GrpcCarrier, roster: Roster, folder: Path, state: OuterState) -> Rounds | Pairs:
+    if task.config().outer.algorithm == "noloco":
+        return pairs_of_two(task.config(), carrier, roster, folder, state, NO_FAULTS)
+    return rounds_of_all(task.config(), carrier, roster, folder, task.parameters, state, NO_FAULTS)
+
+
+def _beginning(nodes: list[str], length: int) -> OuterState:
+    """Round 0, the same at both."""
+    tensors = {ANCHOR: SharedVector(length), MOMENTUM: SharedVector(length)}
+    tensors[ANCHOR].array[:] = np.random.default_rng(1).standard_normal(length, np.float32)
+    state = OuterState(0, tuple(sorted(nodes)), tensors, {})
+    _ = state.digest
+    return state

@@ -1,0 +1,54 @@
+"""Catching up: the newest state from sites that have gone on without this one, for as long as it takes."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+
+from pier_node.faults import Faults
+from pier_node.outer.deadline import Backoff
+from pier_node.roster import Roster
+from pier_node.wire.carrier import Carrier, PeerLost
+from pier_node.wire.partial import Partial
+from pier_node.wire.transfer import SILENCE, Fetched, fetch_state
+
+log = logging.getLogger(__name__)
+
+
+class CatchUp:
+    """Fetches states of `length` parameters."""
+
+    def __init__(self, carrier: Carrier, roster: Roster, faults: Faults, length: int) -> None:
+        self._carrier, self._roster, self._faults, self._length = carrier, roster, faults, length
+
+    async def newest(self, leaders: Callable[[], list[str]], moments: bool) -> Fetched | None:
+        """The state of the first of the leaders; None once there are none.
+
+        Args:
+            leaders: live peers whose states this site should go on from, as things are now.
+            moments: fetch somebody's moments of AdamW with it.
+        """
+        backoff, arrived = Backoff(), Partial()
+        while peers := leaders():
+            try:
+                return await self._fetch(peers, moments, arrived)
+            except PeerLost as lost:
+                log.warning("cannot catch up yet: %s", lost.reason)
+                await self._roster.changed.wait(backoff.seconds())
+        return None
+
+    async def _fetch(self, peers: list[str], moments: bool, arrived: Partial) -> Fetched:
+        pulse = self._roster.pulse_of(peers[0])
+        if pulse is None:
+            raise PeerLost(peers[0], "nobody who is ahead answers")
+        await self._faults.reach(pulse.round, "fetching")
+        return await fetch_state(
+            self._carrier,
+            peers,
+            length=self._length,
+            timeout=SILENCE,
+            round=pulse.round,
+            digest=pulse.digest,
+            moments=moments,
+            partial=arrived,
+        )

@@ -1,0 +1,64 @@
+"""The newest committed states, on the disk before they are served, where a checkpoint of the round has to wait.
+
+With overlap a round is committed in the middle of inner steps, and a checkpoint needs their end. A state that others go
+on from must not be undone by a power cut of all who committed it: so it is kept by itself meanwhile.
+"""
+
+from __future__ import annotations
+
+import logging
+import shutil
+from pathlib import Path
+
+from safetensors import SafetensorError
+
+from pier_node.checkpoint import RECORD, read_state, state_record, write_record, write_state
+from pier_node.durable import Torn, read_sealed, sync
+from pier_node.errors import PierError
+from pier_node.outer.state import OuterState
+
+KEEP = 2
+"""The checkpoint of the last but one may be still on its way to the disk."""
+
+log = logging.getLogger(__name__)
+
+
+class KeptStates:
+    """The last states of one run, each in a folder that is named after its round."""
+
+    def __init__(self, folder: Path, run_hash: bytes) -> None:
+        self._folder, self._run_hash = folder, run_hash.hex()
+
+    def save(self, state: OuterState) -> None:
+        """Return once it would survive a power cut. Blocks; call it in a thread.
+
+        Raises:
+            PierError: the disk is full or failing; the earlier ones are as they were.
+        """
+        folder = self._folder / f"round-{state.round:08d}"
+        try:
+            shutil.rmtree(folder, ignore_errors=True)
+            folder.mkdir(parents=True)
+            write_state(folder, state)
+            write_record(folder, state_record(state, self._run_hash))
+            sync(self._folder)
+            for old in self._found()[KEEP:]:
+                shutil.rmtree(old)
+        except (OSError, SafetensorError) as error:
+            shutil.rmtree(folder, ignore_errors=True)
+            problem = f"cannot keep the state of round {state.round} in {self._folder}: {error}"
+            raise PierError(problem, "Free some space there and start again.") from error
+
+    def after(self, round: int) -> OuterState | None:
+        """The newest that is whole, if it is of a later round than that."""
+        for folder in self._found():
+            try:
+                record = read_sealed(folder / RECORD)
+                if record["run_hash"] == self._run_hash:
+                    return read_state(folder, record) if record["round"] > round else None
+            except Torn as torn:  # it was being written: nobody has been served of it
+                log.info("%s: %s", folder, torn)
+        return None
+
+    def _found(self) -> list[Path]:
+        return sorted(self._folder.glob("round-*"), reverse=True)

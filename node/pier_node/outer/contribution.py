@@ -1,0 +1,55 @@
+"""What a site brings to a round; and what it does not bring, because the others would refuse it."""
+
+from __future__ import annotations
+
+import logging
+import math
+from dataclasses import dataclass
+
+import numpy as np
+
+from pier_node.errors import PierError
+from pier_node.outer.schedule import Kind, RoundPlan
+from pier_node.shared import Vector
+
+NORM_LIMIT = 100.0
+"""A contribution may not be longer than this many times the model itself."""
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Contribution:
+    """A vector of the length that the round syncs, and its weight.
+
+    Attributes:
+        error: takes what a lossy codec drops of it, same shape; None with a codec that drops nothing.
+    """
+
+    vector: Vector
+    tokens: int
+    error: Vector | None = None
+
+
+def norm_limit(anchor: Vector) -> float:
+    """The largest L2 norm that a contribution to the round after this anchor may have."""
+    return NORM_LIMIT * max(1.0, float(np.sqrt(np.dot(anchor, anchor))))
+
+
+def worth_sending(plan: RoundPlan, contribution: Contribution, anchor: Vector) -> Contribution:
+    """The contribution; an empty one, which is logged, if training went astray.
+
+    Raises:
+        PierError: it did so in a solo start, where nobody else has anything either.
+    """
+    vector = contribution.vector
+    norm, limit = float(np.sqrt(np.dot(vector, vector))), norm_limit(anchor)
+    if plan.kind is Kind.SOLO and not math.isfinite(norm):
+        raise PierError(
+            f"round {plan.round}: training diverged: the weights are not finite any more",
+            "Found a new run with a lower inner.lr; this one's last checkpoint is as it was.",
+        )
+    if plan.kind is Kind.SOLO or norm <= limit:
+        return contribution
+    log.error("round %d: this site's update is dropped: its norm is %.3g: lower inner.lr?", plan.round, norm)
+    return Contribution(np.zeros_like(vector), 0)

@@ -1,0 +1,68 @@
+"""Which carrier a site uses: `--transport`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Literal, Protocol
+
+from pier_node.certificates import Credentials
+from pier_node.errors import PierError
+from pier_node.wire.address import parse_address
+from pier_node.wire.carrier import Carrier
+from pier_node.wire.interfaces import Choice
+from pier_node.wire.multiaddr import are_routes, parse_routes
+
+Transport = Literal["grpc", "hivemind"]
+
+
+class SiteCarrier(Carrier, Protocol):
+    """A carrier that a site starts and stops."""
+
+    async def listen(self, at: str, advertise: str | None, peers: Sequence[str]) -> Choice:
+        """Listen at HOST:PORT, and choose the address to tell others. Raises PierError.
+
+        Args:
+            advertise: HOST or HOST:PORT that the user wants; None: choose.
+            peers: addresses of sites to join, may be empty.
+        """
+
+    async def stop(self) -> None:
+        """Close all connections and stop listening, within two seconds; whatever is under way fails."""
+
+
+def check_address(transport: Transport, address: str) -> None:
+    """Make sure that somebody may be reached there with this carrier. Raises PierError."""
+    if transport == "hivemind":
+        try:
+            parse_routes(address)
+        except ValueError as error:
+            raise PierError(
+                f"--transport hivemind: {error}", "Give the address that the other site printed, with its /p2p/ part."
+            ) from error
+    elif are_routes(address):
+        raise PierError(f"{address} is of a site on libp2p", "Start with --transport hivemind, as that site was.")
+    else:
+        parse_address(address)
+
+
+def make_carrier(
+    transport: Transport, node: str, run_hash: bytes, credentials: Credentials | None, folder: Path | None = None
+) -> SiteCarrier:
+    """A carrier.
+
+    Args:
+        run_hash: hash of the run's configuration; b"" as long as it is not known: only `greet` works then.
+        credentials: what proves that this node is in the run; None: neither encrypted nor authenticated.
+        folder: of this site's data, when it listens and others shall find it again after a restart.
+
+    Raises:
+        PierError: what it needs is not installed.
+    """
+    if transport == "grpc":
+        from pier_node.wire.grpc_carrier import GrpcCarrier
+
+        return GrpcCarrier(node, run_hash, credentials)
+    from pier_node.wire.hivemind_carrier import HivemindCarrier
+
+    return HivemindCarrier(node, run_hash, credentials, folder)

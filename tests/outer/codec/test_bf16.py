@@ -1,0 +1,62 @@
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from outer.cases import fp32
+from outer.codec.samples import LARGEST, VECTORS
+
+from pier_node.outer.codec import BadCode
+from pier_node.outer.codec.bf16 import Bf16, from_bf16, to_bf16
+from pier_node.shared import Vector
+
+LARGEST_BF16 = float.fromhex("0x1.fep127")
+
+
+@given(VECTORS)
+def test_rounds_as_torch_does_but_for_saturation(values: Vector) -> None:
+    expected = torch.from_numpy(values).bfloat16().float().clamp(-LARGEST_BF16, LARGEST_BF16).numpy()
+    assert Bf16().decode(Bf16().encode(values), len(values)).tobytes() == expected.tobytes()
+
+
+@given(VECTORS)
+def test_is_idempotent(values: Vector) -> None:
+    data = Bf16().encode(values)
+    assert Bf16().encode(Bf16().decode(data, len(values))) == data
+
+
+@pytest.mark.parametrize(
+    ("value", "half"),
+    [
+        (1.0, 0x3F80),
+        (-2.0, 0xC000),
+        (1 + 2**-8, 0x3F80),  # a tie goes to even: down,
+        (1 + 3 * 2**-8, 0x3F82),  # and up
+        (1 + 2**-8 + 2**-20, 0x3F81),
+        (0.0, 0),
+        (-0.0, 0x8000),
+        (1e-45, 0),
+        (2.0**-126, 0x0080),
+        (LARGEST, 0x7F7F),
+        (-LARGEST, 0xFF7F),
+    ],
+)
+def test_golden(value: float, half: int) -> None:
+    assert to_bf16(fp32(value)).tolist() == [half]
+    assert Bf16().encode(fp32(value)) == half.to_bytes(2, "little")
+
+
+def test_only_what_overflows_is_saturated() -> None:
+    assert to_bf16(fp32(LARGEST, 1, -LARGEST, -1)).tolist() == [0x7F7F, 0x3F80, 0xFF7F, 0xBF80]
+
+
+@pytest.mark.parametrize("half", [0x7F80, 0xFF80, 0x7FC0, 0xFFFF])
+def test_infinities_and_nans_are_refused(half: int) -> None:
+    with pytest.raises(BadCode, match="not finite"):
+        Bf16().decode(b"\0\0" + half.to_bytes(2, "little"), 2)
+
+
+def test_every_bf16_is_exact() -> None:
+    halves = np.arange(0x7F80, dtype=np.uint16)
+    assert (to_bf16(from_bf16(halves)) == halves).all()

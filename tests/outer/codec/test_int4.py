@@ -1,0 +1,112 @@
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from outer.cases import fp32
+from outer.codec.samples import LARGEST, VECTORS, relative_error, vector
+
+from pier_node.outer.codec import BadCode
+from pier_node.outer.codec.int4 import BLOCK, Int4
+from pier_node.shared import Vector
+
+ONE = 0x7F00
+"""A step of 1 with its zero at 0: sign-less exponent and 4 bits of mantissa, then 4 bits of zero."""
+
+
+def code(head: int, *packed: int) -> bytes:
+    return head.to_bytes(2, "little") + bytes(packed)
+
+
+def step(value: float) -> int:
+    """The head of a step that 4 bits of mantissa can hold."""
+    return int(np.array(value, np.float32).view(np.uint32)) >> 15
+
+
+def round_trip(values: Vector, coder: Int4) -> Vector:
+    return coder.decode(coder.encode(values), len(values))
+
+
+def span(values: Vector) -> Vector:
+    """Highest - lowest, 0 among them, of the block of each value; fp64."""
+    parts = [values[start : start + BLOCK].astype(np.float64) for start in range(0, len(values), BLOCK)]
+    return np.concatenate([np.full(len(part), part.max(initial=0) - part.min(initial=0)) for part in parts])
+
+
+@given(VECTORS)
+@settings(deadline=None)
+def test_error_is_at_most_half_a_step(values: Vector) -> None:
+    steps = span(values) / 15 * (1 + 2**-4)
+    error = np.abs(values.astype(np.float64) - round_trip(values, Int4()))
+    assert (error <= np.maximum(steps / 2 * (1 + 1e-5), 2.0**-122)).all()
+
+
+@given(VECTORS)
+@settings(deadline=None)
+def test_zeros_stay_zeros_and_signs_never_change(values: Vector) -> None:
+    assert (round_trip(values, Int4()) * np.sign(values) >= 0).all()
+    assert (round_trip(values, Int4())[values == 0] == 0).all()
+
+
+def test_golden() -> None:
+    assert step(1) == ONE
+    values = fp32(0, 15, 1.4, 1.6, 7)
+    data = Int4().encode(values)
+    assert data == code(ONE, 0x20, 0x7F, 0x01), "values 0 to 2 in the low halves, 3 and 4 in the high ones"
+    assert Int4().decode(data, 5).tolist() == [0, 15, 1, 2, 7]
+    assert Int4().decode(code(ONE | 5, 0xF0), 2).tolist() == [-5, 10]
+    assert Int4().encode(fp32(-5, 10)) == code(ONE | 5, 0xF0)
+    assert Int4().encode(np.zeros(3, np.float32)) == bytes(4)
+
+
+def test_both_ends_half_a_step_beyond_the_levels() -> None:
+    assert round_trip(fp32(7.5, -7.5), Int4()).tolist() == [7, -8]
+
+
+def test_a_step_is_rounded_up() -> None:
+    assert Int4().encode(fp32(15.001))[:2] == code(step(1 + 1 / 16))
+    assert Int4().encode(fp32(15 * (1 + 1 / 16)))[:2] == code(step(1 + 1 / 16))
+
+
+def test_every_block_has_its_step() -> None:
+    values = np.concatenate([np.full(BLOCK, 1e-20), np.full(BLOCK, -1e20), [3.0]]).astype(np.float32)
+    np.testing.assert_allclose(round_trip(values, Int4()), values, rtol=1.07 / 30)
+
+
+def test_error_on_known_distributions() -> None:
+    assert relative_error(vector("normal", 262_144), round_trip(vector("normal", 262_144), Int4())) < 0.095
+    positive = vector("positive", 262_144)
+    assert relative_error(positive, round_trip(positive, Int4())) < 0.075, "no level is wasted on negative values"
+    assert Int4().size(262_144) * 8 / 262_144 == 4.25
+
+
+@pytest.mark.parametrize("kind", ["normal", "positive"])
+@pytest.mark.parametrize("length", [BLOCK, 41])
+def test_by_chance_it_is_unbiased(kind: str, length: int) -> None:
+    values, coder, draws = vector(kind, length), Int4(np.random.default_rng(5)), 4000
+    steps = span(values) / 14 * (1 + 2**-4)
+    for signed in (values, -values):
+        decoded = np.array([round_trip(signed, coder) for _ in range(draws)], np.float64)
+        bias = np.abs(decoded.mean(axis=0) - signed)
+        assert (bias < 5 * steps * 0.5 / np.sqrt(draws)).all(), "five standard errors of a fair coin"
+        assert (np.abs(decoded - signed) < steps * 1.001).all()
+
+
+def test_values_of_both_signs_near_the_largest_fp32() -> None:
+    values = fp32(LARGEST, -LARGEST, LARGEST / 2)
+    np.testing.assert_allclose(round_trip(values, Int4()), values, atol=LARGEST / 14)
+    saturated = Int4().decode(code(step(2.0**125) | 8, 0x0F), 2)
+    assert saturated.tolist() == [7 * 2.0**125, -LARGEST], "-8 · 2^125 is more than an fp32 holds"
+
+
+@pytest.mark.parametrize("head", [0xFFFF, 0xFF00, 0xFF80, 0x0070, 0x0001, step(LARGEST / 7) + 32])
+def test_steps_that_no_block_has_are_refused(head: int) -> None:
+    with pytest.raises(BadCode, match="step is out of range"):
+        Int4().decode(code(head, 0), 1)
+
+
+def test_values_beside_the_vector_are_refused() -> None:
+    with pytest.raises(BadCode, match="a value too many"):
+        Int4().decode(code(ONE, 0x10), 1)
+    with pytest.raises(BadCode, match="without a step"):
+        Int4().decode(code(0, 0x10), 2)

@@ -1,0 +1,96 @@
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from outer.cases import fp32
+from outer.codec.samples import LARGEST, VECTORS, relative_error, vector
+
+from pier_node.outer.codec import BadCode
+from pier_node.outer.codec.int8 import BLOCK, Int8
+from pier_node.shared import Vector
+
+ONE = 0x3F80
+"""A scale of 1, in bf16."""
+
+
+def code(scale: int, *codes: int) -> bytes:
+    return scale.to_bytes(2, "little") + np.array(codes, np.int8).tobytes()
+
+
+def round_trip(values: Vector, coder: Int8) -> Vector:
+    return coder.decode(coder.encode(values), len(values))
+
+
+def absmax(values: Vector) -> Vector:
+    """Of the block of each value."""
+    parts = [values[start : start + BLOCK] for start in range(0, len(values), BLOCK)]
+    return np.concatenate([np.full(len(part), np.abs(part).max()) for part in parts])
+
+
+@given(VECTORS)
+@settings(deadline=None)
+def test_error_is_at_most_half_a_scale(values: Vector) -> None:
+    scales = absmax(values).astype(np.float64) / 127 * (1 + 2**-8)
+    error = np.abs(values.astype(np.float64) - round_trip(values, Int8()))
+    assert (error <= np.maximum(scales / 2 * (1 + 1e-5), 2.0**-119)).all()
+
+
+@given(VECTORS)
+@settings(deadline=None)
+def test_is_idempotent(values: Vector) -> None:
+    once = round_trip(values, Int8())
+    assert (round_trip(once, Int8()) == once).all()
+
+
+def test_golden() -> None:
+    data = Int8().encode(fp32(127, -127, 1.4, 1.6, 0, -0.4))
+    assert data == code(ONE, 127, -127, 1, 2, 0, 0)
+    assert Int8().decode(data, 6).tolist() == [127, -127, 1, 2, 0, 0]
+    assert Int8().encode(np.zeros(3, np.float32)) == bytes(5)
+
+
+def test_every_block_has_its_scale() -> None:
+    values = np.concatenate([np.full(BLOCK, 1e-20), np.full(BLOCK, 1e20), [3.0]]).astype(np.float32)
+    np.testing.assert_allclose(round_trip(values, Int8()), values, rtol=1 / 254)
+
+
+def test_error_on_known_distributions() -> None:
+    assert relative_error(vector("normal", 262_144), round_trip(vector("normal", 262_144), Int8())) < 0.0068
+    assert Int8().size(262_144) * 8 / 262_144 == 8.125
+
+
+@pytest.mark.parametrize("length", [BLOCK, 77])
+def test_by_chance_it_is_unbiased(length: int) -> None:
+    values, coder, draws = vector("normal", length), Int8(np.random.default_rng(5)), 4000
+    decoded = np.array([round_trip(values, coder) for _ in range(draws)], np.float64)
+    bias = np.abs(decoded.mean(axis=0) - values)
+    assert (bias < 5 * (absmax(values) / 126) * 0.5 / np.sqrt(draws)).all(), "five standard errors of a fair coin"
+    assert (np.abs(decoded - values) < absmax(values) / 126 * 1.01).all()
+    assert len(np.unique(decoded[:, 0])) == 2
+
+
+@pytest.mark.parametrize("sign", [1, -1])
+def test_by_chance_the_largest_value_is_unbiased_too(sign: int) -> None:
+    coder = Int8(np.random.default_rng(6))
+    values = np.array([sign * 1.0037] + [sign * 1.0037 / 3] * 5, np.float32)
+    decoded = np.array([round_trip(values, coder) for _ in range(4000)], np.float64)
+    np.testing.assert_allclose(decoded.mean(axis=0), values, atol=5 * (1 / 126) * 0.5 / np.sqrt(4000))
+
+
+@pytest.mark.parametrize("scale", [0x7F80, 0x7FC0, 0xFF80, 0xBF80, 0x8000, 0x007F, 0x7C02, 0x7F7F])
+def test_scales_that_no_block_has_are_refused(scale: int) -> None:
+    with pytest.raises(BadCode, match="scale is out of range"):
+        Int8().decode(code(scale, 1), 1)
+
+
+@pytest.mark.parametrize("scale", [0x0080, 0x7C01])
+def test_extreme_scales(scale: int) -> None:
+    assert np.isfinite(Int8().decode(code(scale, 127, -127), 2)).all()
+    assert Int8().encode(fp32(LARGEST))[:2] == code(0x7C01)
+
+
+@pytest.mark.parametrize(("scale", "value"), [(ONE, -128), (0, 1), (0, -1)])
+def test_codes_that_no_value_has_are_refused(scale: int, value: int) -> None:
+    with pytest.raises(BadCode, match="code is out of range"):
+        Int8().decode(code(scale, 0, value), 2)
