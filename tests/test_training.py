@@ -150,6 +150,32 @@ def overlapping(rounds: int) -> RunConfig:
     return config(inner={"total_steps": 4 * rounds, "eval_every": 0}, **{**LOCAL, "overlap": True})
 
 
+def test_a_stop_between_a_commit_and_its_checkpoint_keeps_the_commit() -> None:
+    site = Site(local(2), Rounds(begin()))
+
+    async def stop(_checkpoint: Checkpoint) -> None:
+        raise asyncio.CancelledError
+
+    site.training._on_commit = stop
+    with pytest.raises(asyncio.CancelledError):
+        site.run()
+    last = site.training.snapshot()
+    assert site.training.resting
+    assert (last.state.round, last.state.ledger[ME], last.tokens) == (1, 40, 40)
+
+
+def test_a_stop_during_inner_steps_leaves_nothing_to_be_saved() -> None:
+    site = Site(local(2), Rounds(begin()))
+
+    async def stop(**_job: Any) -> None:
+        raise asyncio.CancelledError
+
+    site.trainer.run = stop  # type: ignore[method-assign, assignment]
+    with pytest.raises(asyncio.CancelledError):
+        site.run()
+    assert not site.training.resting
+
+
 def test_with_overlap_a_result_is_loaded_one_interval_later() -> None:
     """From φ = 100 with η = 1: the second interval goes on from the first one's end, and every step counts once."""
     site = Site(overlapping(3), Rounds(begin()))

@@ -213,7 +213,7 @@ class Daemon:
             training.merge = of_all
         training.restore(checkpoint)
         self._workers.recover_moments = self._archive.moments
-        stack.callback(self._save_pending, training)
+        stack.callback(self._save_rest, training)
         return training
 
     async def _leave(self, leave: Leave) -> None:
@@ -237,11 +237,10 @@ class Daemon:
         if self._rounds:
             self._rounds.saved = max(self._rounds.saved, state.round)
 
-    def _save_pending(self, training: Training) -> None:
-        """What no round has taken yet is not lost by stopping."""
-        checkpoint = training.snapshot()
-        if self._progress.phase == Phase.PHASE_WAITING and checkpoint.pending is not None:
-            self._archive.save(checkpoint)
+    def _save_rest(self, training: Training) -> None:
+        """What no round has taken yet, or took a moment ago, is not lost by stopping."""
+        if training.resting and self._progress.phase != Phase.PHASE_DONE:
+            self._archive.save(training.snapshot())
 
     def status(self) -> Status:
         """Everything that `pier-node status` shows."""

@@ -16,11 +16,13 @@ class InnerSteps:
 
     Attributes:
         adam_step: AdamW steps behind the moments; 0: there are none yet.
+        resting: workers are between jobs, so that nobody writes what they publish.
     """
 
     def __init__(self, config: RunConfig, trainer: Trainer, progress: Progress) -> None:
         self._config, self._trainer, self._progress = config, trainer, progress
         self.adam_step = 0
+        self.resting = True
         self._load_moments = False
 
     @property
@@ -37,6 +39,7 @@ class InnerSteps:
         """Do the last `steps` of a round's inner steps from the weights in `start`. Returns the tokens trained on."""
         progress, synchronous = self._progress, plan.kind is Kind.SYNC
         before = progress.tokens
+        self.resting = False  # and so it stays when this is cut off
         report = await self._trainer.run(
             first_step=plan.first_step + plan.steps - steps,
             steps=steps,
@@ -46,6 +49,7 @@ class InnerSteps:
             adam_step=self.adam_step if self._load_moments else None,
             on_progress=partial(self._stepped, before),
         )
+        self.resting = True
         if not synchronous:
             self._load_moments, self.adam_step = False, report.adam_step
         progress.tokens = before + report.tokens

@@ -103,8 +103,13 @@ class Training:
         self._pending.restore(checkpoint.pending, checkpoint.pending_tokens, checkpoint.residual)
         self._carry(state)
 
+    @property
+    def resting(self) -> bool:
+        """Whether `snapshot` is valid: workers are not publishing."""
+        return self._inner.resting
+
     def snapshot(self) -> Checkpoint:
-        """This site at rest: valid while its workers are not publishing."""
+        """This site at rest."""
         state, pending, inner = self._rounds.state, self._pending, self._inner
         own = ADAM_M not in state.tensors and inner.adam_step > 0
         adam_m, adam_v = inner.moments if own else (None, None)

@@ -5,12 +5,13 @@ from __future__ import annotations
 import argparse
 import json
 import shutil
+import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from processes.site import PATIENCE, Site
+from processes.site import LOOK, PATIENCE, Site, wait_until
 
 from pier_node.config import load
 from pier_node.identity import Token
@@ -18,6 +19,8 @@ from pier_node.wire.transport import Transport
 
 CORPUS = Path(argparse.__file__)
 """A hundred kilobytes of text that every machine has."""
+ENDLESS = {"total_steps": 1_000_000}
+"""Inner steps of a run that is ended by stopping it: on a fast machine a short one might be over too soon."""
 NAMES = ("alpha", "beta", "gamma", "delta", "epsilon")
 NO_NAMESPACES = "not root, or no `ip` and `tc` here (Debian: iproute2): a slow line between two hosts is NOT tested"
 BAD_SIGNS = ("Traceback", "never retrieved", "never awaited", "Unclosed", "was destroyed but it is pending")
@@ -84,6 +87,11 @@ class Run:
         finals = {site.digests()[site.events()[-1]["rounds"]] for site in self.sites}
         assert len(finals) == 1 or self.apart
 
+    def stop(self) -> None:
+        """Have all sites leave politely, one after the other."""
+        for site in self.sites:
+            assert site.stop() == 0, f"{site} failed"
+
     def check(self) -> None:
         """No two sites ever committed different bits, but for pairs, and nobody logged what only a programmer reads."""
         by_round: dict[int, set[str]] = {}
@@ -102,12 +110,33 @@ Found = Callable[..., Run]
 
 @contextmanager
 def held(sites: Sequence[Site]) -> Iterator[None]:
-    """Hold these sites' workers meanwhile, so that a run waits for what a test does, and leaves it the machine."""
+    """Hold these sites' workers meanwhile, so that a run waits for what a test does, and leaves it the machine.
+
+    All are held in the inner steps for the same round: who has done them would go on without the others after a while.
+    """
     for site in sites:
         site.hold()
+    while not are_together(sites):
+        for site in sites:
+            site.release()
+        time.sleep(LOOK)
+        for site in sites:
+            site.hold()
     yield
     for site in sites:
         site.release()
+
+
+def are_together(sites: Sequence[Site]) -> bool:
+    """Whether these sites, whose workers are held, are in the inner steps for the same round."""
+    seen: list[dict[str, Any]] = []
+
+    def settled() -> bool:
+        seen[:] = [site.status() for site in sites]
+        return all(status.get("phase") in ("training", "waiting", "catching up") for status in seen)
+
+    wait_until("held sites come to rest", settled)
+    return len({(status["phase"], status["round"]) for status in seen} | {("training", seen[0]["round"])}) == 1
 
 
 def tiny(sites: int, tables: dict[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:

@@ -7,7 +7,7 @@ from signal import SIGKILL
 from typing import Any
 
 import pytest
-from processes.run import Found, held
+from processes.run import ENDLESS, Found, held
 from processes.site import Site
 
 from pier_node.faults import PAIR_PHASES, PHASES
@@ -36,7 +36,7 @@ KINDS: dict[str, tuple[str, int, Sequence[str], Transport]] = {
 @pytest.mark.parametrize("kind", KINDS)
 def test_killed_at_every_phase(found: Found, kind: str) -> None:
     algorithm, place, phases, transport = KINDS[kind]
-    tables: dict[str, Any] = {"inner": {"total_steps": 70 * 4}, "outer": {"algorithm": algorithm, "inner_steps": 4}}
+    tables: dict[str, Any] = {"inner": ENDLESS, "outer": {"algorithm": algorithm, "inner_steps": 4}}
     run = found(3, transport=transport, **tables)
     victim, others = run.by_node[place], [site for site in run.sites if site is not run.by_node[place]]
     for site in others:
@@ -53,4 +53,4 @@ def test_killed_at_every_phase(found: Found, kind: str) -> None:
                 victim.start(*(["--fail-at", f"{at}:{phase}"] if phase else []))
                 victim.take_part()
     victim.rejoin()
-    run.finish()
+    run.stop()
