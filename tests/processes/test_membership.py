@@ -67,7 +67,7 @@ def test_a_third_site_joins_a_run_in_progress(found: Found, transport: Transport
         late.take_part()
     late.rejoin()
     assert late.events()[0]["round"] > 5
-    assert members(run.sites[0]) == 3
+    goes_on_with(run.sites[0], 3)
     assert "no peer gave its AdamW moments" not in late.output
     nothing_was_lost(run)
 
