@@ -1,0 +1,54 @@
+"""Facts: what happened in a run, one after the other. The page is made of them, live and when they are replayed.
+
+A fact is a row of the database and a line of the event log. Its body has, by its kind:
+
+    run      name, run_hash, algorithm, rounds, total_steps, sites: of the run's configuration; the first fact of all
+    site     name, address, transport, version, workers: a site has registered
+    sample   inner_step, tokens, tokens_per_second, loss, utilisation, bytes_sent, memory
+    round    round, digest, members, compute, waiting, exchange, retry, steps, tokens, bytes_sent, loss, validation_loss
+    link     peer, round_trip, bandwidth, bytes_sent: from `node` to `peer`
+    note     level, text: what the site told, a level of Python's logging
+    order    epoch, activity, assignment: what the operator wants of the site
+    event    level, text: what the coordinator noticed, or its operator did; `node` is "" when it is of no one site
+
+What the fields mean is said where they come from: protos/pier/v1/coordinator.proto. Numbers not known are None.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass
+from typing import Any, Literal, Self, get_args
+
+Kind = Literal["run", "site", "sample", "round", "link", "note", "order", "event"]
+
+
+@dataclass(frozen=True)
+class Fact:
+    """Something that happened.
+
+    Attributes:
+        number: grows with every fact of a run, without gaps; 0: not stored yet.
+        time: seconds since the epoch; by the coordinator's clock, but for what sites report.
+        node: the site that it is about.
+    """
+
+    time: float
+    kind: Kind
+    node: str
+    body: dict[str, Any]
+    number: int = 0
+
+    def line(self) -> str:
+        """Its line of the event log."""
+        return json.dumps(asdict(self), separators=(",", ":"), allow_nan=False)
+
+    @classmethod
+    def parse(cls, line: str) -> Self:
+        """The fact of a line. Raises ValueError."""
+        fields = json.loads(line)
+        if not isinstance(fields, dict) or fields.keys() != cls.__dataclass_fields__.keys():
+            raise ValueError("not a line of an event log")
+        if fields["kind"] not in get_args(Kind) or not isinstance(fields["body"], dict):
+            raise ValueError(f"a fact of no known kind: {fields['kind']!a}")
+        return cls(**fields)
