@@ -64,7 +64,7 @@ class CoordinatorService(grpc.GenericRpcHandler):  # type: ignore[type-arg]
     def __init__(self, coordinator: Coordinator, own: Credentials, issue: Issue, limits: Limits | None = None) -> None:
         self._coordinator = coordinator
         self._reception = Reception(coordinator, own, node_id_of_certificate(own.cert_pem), issue)
-        self._limits = limits or Limits()
+        self._limits = Limits() if limits is None else limits
         self._trust = Trust(own)
         self._trust.change(coordinator.invites.values())
         coordinator.invites_changed = self._trust.change

@@ -166,6 +166,8 @@ def _attempt(job: _Job, transaction: Transaction) -> None:
     try:
         job.result = job.operation(transaction)
     except Exception as error:
+        if not transaction.connection.in_transaction:  # SQLite has rolled all of it back: the disk is full, say
+            raise
         job.error = error
         transaction.execute("ROLLBACK TO operation")
         transaction.last = last
