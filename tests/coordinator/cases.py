@@ -123,7 +123,7 @@ def register_request(site: Identity, **fields: Any) -> RegisterRequest:
     return RegisterRequest(**{**given, "version": "0.1.0", **fields})
 
 
-def pulse(site: Identity, phase: Phase = Phase.PHASE_TRAINING, **fields: Any) -> Pulse:
+def pulse(site: Identity, phase: Phase.ValueType = Phase.PHASE_TRAINING, **fields: Any) -> Pulse:
     return Pulse(site=Site(node=site.node), phase=phase, **fields)
 
 
@@ -141,7 +141,7 @@ class Caller:
         self.channel = grpc.aio.secure_channel(f"127.0.0.1:{port}", secured, options=options)
 
     async def raw(self, method: str, request: bytes) -> bytes:
-        call = self.channel.unary_unary(f"/{SERVICE}/{method}")
+        call = self.channel.unary_unary(f"/{SERVICE}/{method}", None, None)
         answer: bytes = await call(request, timeout=10)
         return answer
 
@@ -161,7 +161,7 @@ class Caller:
         return await self._ask("Report", request, ReportReply)
 
     async def watch(self, lease: bytes) -> AsyncGenerator[Order]:
-        call = self.channel.unary_stream(f"/{SERVICE}/Watch")
+        call = self.channel.unary_stream(f"/{SERVICE}/Watch", None, None)
         async for raw in call(WatchRequest(lease=lease).SerializeToString(), timeout=10):
             yield Order.FromString(raw)
 
@@ -182,7 +182,7 @@ class Running:
         try:
             yield caller
         finally:
-            await caller.channel.close()
+            await caller.channel.close(None)
 
     @asynccontextmanager
     async def site(self, site: Identity) -> AsyncGenerator[Caller]:

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import math
 from contextlib import suppress
-from typing import Any
+from typing import Any, TypeVar
 
 import pytest
 from coordinator.cases import ALICE, BOB, CAROL, NOW, STREAM, Ticket, pulse, register_request
@@ -33,6 +33,8 @@ from pier_coordinator.bounds import FIELDS, MESSAGE_BYTES, RECORDS, REVOKED, par
 from pier_node.wire.bounds import SITES
 from pier_node.wire.carrier import BadMessage
 
+M = TypeVar("M", bound=Message)
+
 KINDS = sorted(FIELDS, key=lambda kind: kind.__name__)
 SAMPLE = Sample(inner_step=1, tokens=2, tokens_per_second=3.0, loss=math.nan, utilisation=0.5, bytes_sent=4, memory=5)
 ROUND = RoundRecord(round=1, digest=bytes(32), members=sorted([ALICE.node, BOB.node]), compute=1.5, loss=2.0)
@@ -62,7 +64,7 @@ SAMPLES: list[Message] = [
 ]
 
 
-def changed(message: Message, **fields: Any) -> Message:
+def changed(message: M, **fields: Any) -> M:
     """A copy with some fields set to something else, or, with None, to nothing."""
     copy = type(message).FromString(message.SerializeToString())
     for field, value in fields.items():

@@ -1,0 +1,148 @@
+"""The simulated sites of bench/coordinator.py: each with a key, a TLS connection, a lease and a Watch stream."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import time
+from collections import defaultdict
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import grpc
+import grpc.aio
+from google.protobuf.message import Message
+
+from pier.v1.coordinator_pb2 import (
+    HeartbeatRequest,
+    LinkRecord,
+    Record,
+    RegisterReply,
+    RegisterRequest,
+    ReportRequest,
+    RoundRecord,
+    Sample,
+    WatchRequest,
+)
+from pier.v1.peer_pb2 import Phase, Pulse, Site
+from pier_coordinator.service import SERVICE
+from pier_node.certificates import Credentials
+from pier_node.wire.carrier import PROTOCOL
+
+HEARTBEAT, REPORT = 1.0, 10.0
+REGISTERING = 32
+"""Sites that register at once."""
+PATIENCE = 30.0
+
+
+@dataclass(frozen=True)
+class Member:
+    """A site, as it finds the coordinator."""
+
+    node: str
+    own: Credentials
+    port: int
+    server: str
+    run_hash: bytes
+
+
+@dataclass
+class Answers:
+    """Seconds that answers took, by method, and the calls that had none."""
+
+    seconds: dict[str, list[float]] = field(default_factory=lambda: defaultdict(list))
+    errors: list[str] = field(default_factory=list)
+
+
+class SimulatedSite:
+    """One site."""
+
+    def __init__(self, member: Member, answers: Answers) -> None:
+        self._member = member
+        self._answers = answers
+        own = member.own
+        secured = grpc.ssl_channel_credentials(own.ca_pem, own.key_pem, own.cert_pem)
+        options = [("grpc.ssl_target_name_override", member.server), ("grpc.use_local_subchannel_pool", 1)]
+        self._channel = grpc.aio.secure_channel(f"127.0.0.1:{member.port}", secured, options=options)
+        self._calls = {
+            name: self._channel.unary_unary(f"/{SERVICE}/{name}", None, None)
+            for name in ("Register", "Heartbeat", "Report")
+        }
+        self._lease = b""
+        self._sent = 0
+
+    async def register(self) -> None:
+        """Connect, begin a lease, and watch for orders. Raises grpc.aio.AioRpcError."""
+        request = RegisterRequest(
+            protocol=PROTOCOL, run_hash=self._member.run_hash, site=self._site(), time=time.time()
+        )
+        request.transport, request.version = "grpc", "bench"
+        begun = time.perf_counter()
+        raw = await self._calls["Register"](request.SerializeToString(), timeout=PATIENCE)
+        self._answers.seconds["Register"].append(time.perf_counter() - begun)
+        self._lease = RegisterReply.FromString(raw).lease
+        watch = self._channel.unary_stream(f"/{SERVICE}/Watch", None, None)
+        self._orders = watch(WatchRequest(lease=self._lease).SerializeToString())
+        await self._orders.read()
+
+    async def work(self, seconds: float) -> None:
+        """Heartbeats and reports for so long, beginning at any moment of the beat."""
+        async with asyncio.TaskGroup() as group:
+            group.create_task(self._every(HEARTBEAT, seconds, "Heartbeat", self._heartbeat))
+            group.create_task(self._every(REPORT, seconds, "Report", self._report))
+
+    async def leave(self) -> None:
+        """Hang up."""
+        self._orders.cancel()
+        await self._channel.close(None)
+
+    async def _every(self, period: float, seconds: float, name: str, request: Callable[[], Message]) -> None:
+        due = time.perf_counter() + random.random() * period
+        end = time.perf_counter() + seconds
+        while due < end:
+            await asyncio.sleep(max(due - time.perf_counter(), 0))
+            await self._timed(name, request())
+            due += period
+
+    async def _timed(self, name: str, request: Message) -> None:
+        begun = time.perf_counter()
+        try:
+            await self._calls[name](request.SerializeToString(), timeout=PATIENCE)
+        except grpc.aio.AioRpcError as error:
+            self._answers.errors.append(f"{name}: {error.code().name} {error.details()}")
+        else:
+            self._answers.seconds[name].append(time.perf_counter() - begun)
+
+    def _site(self) -> Site:
+        return Site(node=self._member.node, address="10.0.0.1:7700")
+
+    def _heartbeat(self) -> HeartbeatRequest:
+        pulse = Pulse(site=self._site(), phase=Phase.PHASE_TRAINING, round=7, inner_step=350, tokens=10**9, loss=2.5)
+        return HeartbeatRequest(lease=self._lease, pulse=pulse, order=1)
+
+    def _report(self) -> ReportRequest:
+        now = time.time()
+        records = [
+            Record(time=now, sample=Sample(inner_step=350, tokens=10**9, tokens_per_second=12345.6, loss=2.5)),
+            Record(time=now, round=RoundRecord(round=7, digest=bytes(32), members=[self._member.node], compute=9.5)),
+            Record(time=now, link=LinkRecord(peer=self._member.node, round_trip=0.05, bandwidth=5e6)),
+        ]
+        first, self._sent = self._sent, self._sent + len(records)
+        return ReportRequest(lease=self._lease, stream=b"bench", first=first, records=records)
+
+
+async def load(members: list[Member], seconds: float, started: Callable[[], None]) -> Answers:
+    """Let all sites register, a few at a time, then work; `started` is called in between."""
+    answers = Answers()
+    sites = [SimulatedSite(member, answers) for member in members]
+    gate = asyncio.Semaphore(REGISTERING)
+
+    async def register(site: SimulatedSite) -> None:
+        async with gate:
+            await site.register()
+
+    await asyncio.gather(*map(register, sites))
+    started()
+    await asyncio.gather(*(site.work(seconds) for site in sites))
+    await asyncio.gather(*(site.leave() for site in sites))
+    return answers
