@@ -109,9 +109,10 @@ class Reception:
     async def watch(self, node: str, request: WatchRequest) -> AsyncIterator[Order]:
         """What a site shall do, now and whenever that changes. Ends with Stranger, Unregistered, Superseded."""
         told = 0
+        mine = self._of.registry.holder(node, request.lease).watch()
         while True:
             self._of.member(node)
-            changed = self._of.registry.holder(node, request.lease).changed
+            changed = self._of.registry.watched(node, request.lease, mine)
             newest = self._of.orders[node]
             if newest.epoch > told:
                 told = newest.epoch

@@ -27,7 +27,8 @@ class Presence:
         heard: when it was heard of last, by the registry's clock.
         alive: its lease has not run out.
         pulse: what it said last; None: nothing yet.
-        changed: set, and replaced, when there is news for those who watch its orders.
+        changed: set, and replaced, when there is news for the one who watches its orders.
+        watches: number of the newest watch; a site has one, or it could take all the streams that there are.
     """
 
     node: str
@@ -37,9 +38,16 @@ class Presence:
     alive: bool
     pulse: Pulse | None = None
     changed: asyncio.Event = field(default_factory=asyncio.Event)
+    watches: int = 0
+
+    def watch(self) -> int:
+        """Begin to watch, in the place of whoever did before; returns the number of the watch."""
+        self.watches += 1
+        self.notify()
+        return self.watches
 
     def notify(self) -> None:
-        """Wake all who watch."""
+        """Wake who watches."""
         news, self.changed = self.changed, asyncio.Event()
         news.set()
 
@@ -90,6 +98,13 @@ class Registry:
                 "see that one data folder, or a copy of it, is not in use twice"
             )
         return presence
+
+    def watched(self, node: str, lease: bytes, watch: int) -> asyncio.Event:
+        """What a watch of a site waits for. Raises Unregistered, Superseded."""
+        presence = self.holder(node, lease)
+        if presence.watches != watch:
+            raise Superseded("another call of this site watches its orders now")
+        return presence.changed
 
     def beat(self, presence: Presence, pulse: Pulse) -> Fact | None:
         """A site is here; the event that it came back, if it was silent."""

@@ -261,6 +261,19 @@ async def test_orders_reach_those_who_watch_and_show_in_heartbeats(run: Running)
         assert (await bob.beat(BOB, other)).order == 2
 
 
+async def test_a_site_has_one_watch(run: Running) -> None:
+    await run.let_in(ALICE)
+    async with run.site(ALICE) as alice:
+        lease = (await alice.register(ALICE)).lease
+        first, second = alice.watch(lease), alice.watch(lease)
+        await anext(first)
+        await anext(second)
+        code, text = await refused(anext(first))
+        assert (code, text) == (Code.ABORTED, "another call of this site watches its orders now")
+        await run.coordinator.pause()
+        assert (await anext(second)).activity == Order.ACTIVITY_PAUSE
+
+
 async def test_a_report_that_is_sent_twice_is_stored_once(run: Running) -> None:
     await run.let_in(ALICE)
     async with run.site(ALICE) as alice:

@@ -10,7 +10,8 @@ from __future__ import annotations
 import asyncio
 import logging
 import sqlite3
-from collections.abc import Callable, Iterable
+import time
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from queue import SimpleQueue
 from threading import Thread
@@ -19,8 +20,8 @@ from typing import Any, TypeVar
 from pier_coordinator.facts import Fact
 from pier_coordinator.store.rows import insert
 
-BATCH = 256
-"""Most operations of a transaction, so that the first of them does not wait long for the last."""
+BATCH_SECONDS = 0.005
+"""How long a transaction takes up more operations: the first of them does not wait long for the last."""
 
 T = TypeVar("T")
 Told = Callable[[list[Fact]], None]
@@ -70,7 +71,7 @@ class _Job:
     error: Exception | None = None
 
     def end(self) -> None:
-        if self.future.done():
+        if self.future.done():  # nobody waits any more
             return
         if self.error is not None:
             self.future.set_exception(self.error)
@@ -94,6 +95,7 @@ class Writer:
         self._told = told
         self._loop = asyncio.get_running_loop()
         self._jobs: SimpleQueue[_Job | None] = SimpleQueue()
+        self._closing = self._over = False
         self._thread = Thread(target=self._work, name="store", daemon=True)
         self._thread.start()
 
@@ -101,9 +103,11 @@ class Writer:
         """Run an operation in a transaction; returns its result once that is committed.
 
         Raises:
-            sqlite3.Error: the database takes nothing: the disk is full, say.
+            sqlite3.Error: the database takes nothing: the disk is full, or it was closed.
             Exception: whatever the operation raised; then nothing of it was done.
         """
+        if self._closing:
+            raise sqlite3.ProgrammingError("the database was closed")
         job = _Job(operation, self._loop.create_future())
         self._jobs.put(job)
         result: T = await job.future
@@ -111,34 +115,31 @@ class Writer:
 
     async def close(self) -> None:
         """End, after everything that was asked before."""
+        self._closing = True
         self._jobs.put(None)
         await asyncio.to_thread(self._thread.join)
 
     # --- in the thread -------------------------------------------------------------------------
 
     def _work(self) -> None:
-        going = True
-        while going:
-            jobs, going = self._next()
-            facts = self._commit(jobs) if jobs else []
-            self._loop.call_soon_threadsafe(self._tell, jobs, facts)
+        while not self._over:
+            jobs: list[_Job] = []
+            if facts := self._commit(self._jobs.get(), jobs):
+                self._logged(facts)
+                self._loop.call_soon_threadsafe(self._told, facts)
+            self._loop.call_soon_threadsafe(_end, jobs)
 
-    def _next(self) -> tuple[list[_Job], bool]:
-        jobs: list[_Job] = []
-        while not jobs or (len(jobs) < BATCH and not self._jobs.empty()):
-            job = self._jobs.get()
-            if job is None:
-                return jobs, False
-            jobs.append(job)
-        return jobs, True
-
-    def _commit(self, jobs: list[_Job]) -> list[Fact]:
+    def _commit(self, first: _Job | None, jobs: list[_Job]) -> list[Fact]:
+        """Do jobs, which are put into the list, in one transaction; returns the facts that they added."""
         transaction = Transaction(self._connection, self._last)
         try:
-            self._connection.execute("BEGIN IMMEDIATE")
-            for job in jobs:
+            for job in self._batch(first):
+                jobs.append(job)
+                if len(jobs) == 1:
+                    self._connection.execute("BEGIN IMMEDIATE")
                 _attempt(job, transaction)
-            self._connection.execute("COMMIT")
+            if jobs:
+                self._connection.execute("COMMIT")
         except sqlite3.Error as error:
             log.error("the database takes nothing: %s", error)
             if self._connection.in_transaction:
@@ -147,16 +148,17 @@ class Writer:
                 job.error = error
             return []
         self._last = transaction.last
-        if transaction.facts:
-            self._logged(transaction.facts)
         return transaction.facts
 
-    def _tell(self, jobs: list[_Job], facts: list[Fact]) -> None:
-        """In the loop's thread."""
-        if facts:
-            self._told(facts)
-        for job in jobs:
-            job.end()
+    def _batch(self, job: _Job | None) -> Iterator[_Job]:
+        """A job, and what else was asked by now or is while it is done."""
+        end = time.monotonic() + BATCH_SECONDS
+        while job is not None:
+            yield job
+            if self._jobs.empty() or time.monotonic() >= end:
+                return
+            job = self._jobs.get()
+        self._over = True
 
 
 def _attempt(job: _Job, transaction: Transaction) -> None:
@@ -173,3 +175,8 @@ def _attempt(job: _Job, transaction: Transaction) -> None:
         transaction.last = last
         del transaction.facts[count:]
     transaction.execute("RELEASE operation")
+
+
+def _end(jobs: Iterable[_Job]) -> None:
+    for job in jobs:
+        job.end()

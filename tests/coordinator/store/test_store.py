@@ -4,6 +4,7 @@ import asyncio
 import math
 import sqlite3
 from collections.abc import AsyncGenerator
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -92,6 +93,28 @@ async def test_all_is_there_again_after_a_restart(store: Store, tmp_path: Path) 
     await again.close()
 
 
+async def test_what_is_asked_before_the_end_is_done_and_nothing_after_it(tmp_path: Path) -> None:
+    store = open_store(tmp_path)
+    last = asyncio.gather(*(store.add_facts([note(str(number))]) for number in range(100)))
+    await asyncio.sleep(0)  # they are asked
+    await store.close()
+    assert len(await last) == 100
+    with pytest.raises(sqlite3.ProgrammingError, match="was closed"):
+        await store.add_facts([note("late")])
+
+
+async def test_a_listener_that_fails_keeps_nobody_waiting(tmp_path: Path) -> None:
+    def told(_: list[Fact]) -> None:
+        raise RuntimeError("a listener's own trouble")
+
+    failures: list[str] = []
+    asyncio.get_running_loop().set_exception_handler(lambda _, context: failures.append(str(context["exception"])))
+    store = open_store(tmp_path, told)
+    assert (await store.add_facts([note("a")]))[0].number == 1
+    assert failures == ["a listener's own trouble"]
+    await store.close()
+
+
 async def test_two_coordinators_cannot_have_one_database(store: Store, tmp_path: Path) -> None:
     with pytest.raises(PierError, match="a coordinator is running with it"):
         open_store(tmp_path)
@@ -115,6 +138,16 @@ async def test_a_full_database_refuses_and_goes_on_when_there_is_room(store: Sto
     (added,) = await store.add_facts([note("after")])
     assert added.number == 2
     assert texts(store) == ["before", "after"]
+
+
+async def test_a_database_that_somebody_else_locks_refuses(store: Store, tmp_path: Path) -> None:
+    store._connection.execute("PRAGMA busy_timeout = 0")
+    with closing(sqlite3.connect(tmp_path / "run.db", isolation_level=None)) as other:
+        other.execute("BEGIN IMMEDIATE")
+        with pytest.raises(sqlite3.OperationalError, match="locked"):
+            await store.add_facts([note("a")])
+        other.execute("ROLLBACK")
+    assert (await store.add_facts([note("b")]))[0].number == 1
 
 
 # --- sites -----------------------------------------------------------------------------------------
