@@ -102,7 +102,7 @@ class Reception:
     async def heartbeat(self, node: str, request: HeartbeatRequest) -> HeartbeatReply:
         """A site is here. Raises Unregistered, Superseded."""
         presence = self._of.registry.holder(node, request.lease)
-        if back := self._of.registry.beat(presence, request.pulse):
+        if back := self._of.registry.beat(presence, request.pulse, request.order):
             await self._of.store.note_presence(False, [back])
         return HeartbeatReply(order=self._of.orders[node].epoch, revoked=self._of.revoked[-REVOKED:])
 

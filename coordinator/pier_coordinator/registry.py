@@ -27,6 +27,7 @@ class Presence:
         heard: when it was heard of last, by the registry's clock.
         alive: its lease has not run out.
         pulse: what it said last; None: nothing yet.
+        follows: epoch of the order that it follows; 0: not known yet.
         changed: set, and replaced, when there is news for the one who watches its orders.
         watches: number of the newest watch; a site has one, or it could take all the streams that there are.
     """
@@ -37,6 +38,7 @@ class Presence:
     heard: float
     alive: bool
     pulse: Pulse | None = None
+    follows: int = 0
     changed: asyncio.Event = field(default_factory=asyncio.Event)
     watches: int = 0
 
@@ -106,11 +108,11 @@ class Registry:
             raise Superseded("another call of this site watches its orders now")
         return presence.changed
 
-    def beat(self, presence: Presence, pulse: Pulse) -> Fact | None:
+    def beat(self, presence: Presence, pulse: Pulse, follows: int) -> Fact | None:
         """A site is here; the event that it came back, if it was silent."""
         now = self._clock()
         silent, presence.heard = now - presence.heard, now
-        presence.pulse = pulse
+        presence.pulse, presence.follows = pulse, follows
         if presence.alive:
             return None
         presence.alive = True

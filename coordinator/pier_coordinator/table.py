@@ -25,7 +25,8 @@ PULSE_KEYS = (
 def row(site: SiteRow, presence: Presence | None, order: OrderRow, newest: int) -> dict[str, Any]:
     """Who a site is, how it does, what it shall do; None where nothing is known.
 
-    `lag` is in rounds behind `newest`, the newest round that a living site has committed.
+    `lag` is in rounds behind `newest`, the newest round that a living site has committed; `order` is the epoch of its
+    newest order, `follows` that of the one it has taken up.
     """
     pulse = presence.pulse if presence else None
     return {
@@ -40,6 +41,7 @@ def row(site: SiteRow, presence: Presence | None, order: OrderRow, newest: int) 
         "activity": order.activity,
         "assignment": next(iter(order.assignment)),
         "order": order.epoch,
+        "follows": presence.follows if presence else 0,
     }
 
 

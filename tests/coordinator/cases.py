@@ -155,7 +155,9 @@ class Caller:
         return await self._ask("Register", register_request(site, **fields), RegisterReply)
 
     async def beat(self, site: Identity, lease: bytes, **fields: Any) -> HeartbeatReply:
-        return await self._ask("Heartbeat", HeartbeatRequest(lease=lease, pulse=pulse(site, **fields)), HeartbeatReply)
+        return await self._ask(
+            "Heartbeat", HeartbeatRequest(lease=lease, pulse=pulse(site, **fields), order=1), HeartbeatReply
+        )
 
     async def report(self, request: ReportRequest) -> ReportReply:
         return await self._ask("Report", request, ReportReply)

@@ -35,26 +35,26 @@ def test_a_lease_runs_out_once(registry: Registry, clock: Clock) -> None:
 
 def test_heartbeats_keep_a_lease(registry: Registry, clock: Clock) -> None:
     for clock.now in (10.0, 20.0, 30.0, 40.0):
-        assert registry.beat(registry.holder(ALICE.node, b"one"), pulse(ALICE, round=3)) is None
+        assert registry.beat(registry.holder(ALICE.node, b"one"), pulse(ALICE, round=3), 2) is None
         assert registry.expire() == []
-    last = registry.holder(ALICE.node, b"one").pulse
-    assert last is not None
-    assert last.round == 3
+    presence = registry.holder(ALICE.node, b"one")
+    assert presence.follows == 2
+    assert presence.pulse == pulse(ALICE, round=3)
 
 
 def test_a_site_that_comes_back_is_welcomed_once(registry: Registry, clock: Clock) -> None:
     clock.now = 42.0
     registry.expire()
     presence = registry.holder(ALICE.node, b"one")
-    assert registry.beat(presence, pulse(ALICE)) == event(NOW, "lab-a is back after 42 s", ALICE.node)
-    assert registry.beat(presence, pulse(ALICE)) is None
+    assert registry.beat(presence, pulse(ALICE), 1) == event(NOW, "lab-a is back after 42 s", ALICE.node)
+    assert registry.beat(presence, pulse(ALICE), 1) is None
 
 
 @pytest.mark.parametrize("phase", [Phase.PHASE_LEAVING, Phase.PHASE_DONE])
 def test_a_site_that_said_good_bye_is_not_called_silent(
     registry: Registry, clock: Clock, phase: Phase.ValueType
 ) -> None:
-    registry.beat(registry.holder(ALICE.node, b"one"), pulse(ALICE, phase))
+    registry.beat(registry.holder(ALICE.node, b"one"), pulse(ALICE, phase), 1)
     clock.now = LEASE_SECONDS
     assert registry.expire() == [event(NOW, "lab-a has left", ALICE.node)]
 
@@ -94,4 +94,4 @@ def test_after_a_restart_who_was_here_has_a_lease_to_say_so(clock: Clock) -> Non
     clock.now = LEASE_SECONDS
     assert [fact.node for fact in registry.expire()] == [ALICE.node]
     clock.now = 20.0
-    assert registry.beat(registry.holder(BOB.node, b"two"), pulse(BOB)) is not None
+    assert registry.beat(registry.holder(BOB.node, b"two"), pulse(BOB), 1) is not None

@@ -256,6 +256,7 @@ async def test_orders_reach_those_who_watch_and_show_in_heartbeats(run: Running)
         assert (paused.epoch, paused.activity) == (2, Order.ACTIVITY_PAUSE)
         assert (await alice.beat(ALICE, lease)).order == 2
         assert (await bob.beat(BOB, other)).order == 1
+        assert [(site["order"], site["follows"]) for site in run.coordinator.nodes()] == [(2, 1), (1, 1)]
         await run.coordinator.stop()
         assert (await anext(orders)).activity == Order.ACTIVITY_STOP
         assert (await bob.beat(BOB, other)).order == 2

@@ -60,7 +60,7 @@ async def test_a_torn_line_is_cut_off_and_written_again(tmp_path: Path) -> None:
     await store.close()
     path = tmp_path / LOG_NAME
     whole = path.read_bytes()
-    for cut in range(len(whole)):
+    for cut in range(0, len(whole), 7):
         path.write_bytes(whole[:cut])
         await open_store(tmp_path).close()
         assert path.read_bytes() == whole

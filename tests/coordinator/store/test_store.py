@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 from coordinator.cases import ALICE, BOB, CAROL, NOW, Ticket, note, open_store, registration
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pier_coordinator.facts import Fact
@@ -273,6 +273,7 @@ def report(first: int, count: int, stream: bytes = b"s", dropped: int = 0) -> re
     return reports.Report(ALICE.node, stream, first, facts, dropped)
 
 
+@settings(max_examples=40, deadline=None)
 @given(cuts=st.lists(st.tuples(st.integers(0, 12), st.integers(0, 6)), max_size=12))
 def test_each_record_is_stored_once_however_reports_overlap(
     tmp_path_factory: pytest.TempPathFactory, cuts: list[tuple[int, int]]
