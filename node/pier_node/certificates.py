@@ -92,7 +92,7 @@ def check_issued(certificate_pem: bytes, authority_pem: bytes, identity: Identit
     try:
         certificate, issuer = (x509.load_pem_x509_certificate(pem) for pem in (certificate_pem, authority_pem))
         certificate.verify_directly_issued_by(issuer)
-    except (TypeError, InvalidSignature) as error:
+    except (ValueError, TypeError, InvalidSignature) as error:
         raise ValueError("the certificate is not signed by the run's authority") from error
 
 
