@@ -135,6 +135,9 @@ class Daemon:
         self._site.slot = self._record.slot
         self._save_record()
         self._background(stack, self._gossip(reception))
+        if self._coordination:
+            self._background(stack, self._coordination.run())
+            self._background(stack, self._coordination.sample())
         if self._record.founder and member.enrolment is None:
             self._say(self._invitation())
 
@@ -146,10 +149,7 @@ class Daemon:
         by = member.enrolment, member.identity, self._reporter, self._carrier, self._roster, member.transport
         self._coordination = Coordination(*by, settings.workers, self.stop)
         stack.push_async_callback(self._coordination.close)
-        record = await self._coordination.enter(member.record)
-        self._background(stack, self._coordination.run())
-        self._background(stack, self._coordination.sample())
-        return record
+        return await self._coordination.enter(member.record)
 
     def _first_slot(self, record: SiteRecord) -> int:
         return 0 if record.founder else free_slot(self._roster, self._member.config.run.sites)

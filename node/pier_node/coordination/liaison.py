@@ -58,18 +58,24 @@ class Liaison:
         self._flushed = 0.0
 
     async def enter(self, patience: float) -> RegisterReply | None:
-        """Register; None: no answer for `patience` seconds. Raises PierError when the coordinator refuses."""
+        """Register for the first time; `run` does it again, when the site knows where it is reached.
+
+        Returns:
+            None: no answer for `patience` seconds.
+
+        Raises:
+            PierError: the coordinator refuses this site.
+        """
         with suppress(TimeoutError):
             async with asyncio.timeout(patience):
                 await self._register()
-                return self._lease
-        return None
+        reply, self._lease = self._lease, RegisterReply()
+        return reply if reply.lease else None
 
     async def run(self) -> None:
         """Keep in touch, for ever. Raises PierError when the coordinator will not have this site any more."""
         while True:
-            if not self._lease.lease:
-                await self._register()
+            await self._register()
             watch = asyncio.create_task(self._watch(self._lease.lease))
             try:
                 await self._beat()
