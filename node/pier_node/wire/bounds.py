@@ -63,11 +63,12 @@ LEDGER_KEY = re.compile("[0-9a-f]{16}(/[1-9][0-9]?)?")
 M = TypeVar("M", bound=Message)
 
 
-def _below(limit: int) -> Only:
+def below(limit: int) -> Only:
+    """Whole numbers below a limit."""
     return Only(f"below {limit}", lambda value: value < limit)
 
 
-def _text(most: int, breaks: str = "") -> Only:
+def text(most: int, breaks: str = "") -> Only:
     """Text that does nothing to a terminal that shows it; `breaks` are control characters allowed besides."""
     spaces = str.maketrans(dict.fromkeys(breaks, " "))
     return Only(
@@ -76,54 +77,57 @@ def _text(most: int, breaks: str = "") -> Only:
     )
 
 
-def _bytes(least: int, most: int) -> Only:
+def size(least: int, most: int) -> Only:
+    """So many bytes."""
     span = f"{least}" if least == most else f"{least} to {most}"
     return Only(f"{span} bytes", lambda value: least <= len(value) <= most)
 
 
-def _known(values: Iterable[int]) -> Only:
+def one_of(values: Iterable[int]) -> Only:
+    """A value of an enumeration."""
     known = frozenset(values)
     return Only("one that this version knows", lambda value: value in known)
 
 
-def _or_empty(rule: Only) -> Only:
+def or_empty(rule: Only) -> Only:
+    """What a rule allows, or nothing."""
     return Only(f"{rule.allowed}, or empty", lambda value: not value or rule.holds(value))
 
 
-COUNT = _below(COUNTS)
-ELEMENT = _below(ELEMENTS)
+COUNT = below(COUNTS)
+ELEMENT = below(ELEMENTS)
 ANY = Only("anything", lambda _: True)
 NODE = Only("a node id, 16 hex digits", lambda value: NODE_ID.fullmatch(value) is not None)
 NODES = Many(NODE, SITES, ordered=True)
 ENTRY = Only("a node id, or one with the number of a fragment", lambda value: LEDGER_KEY.fullmatch(value) is not None)
-HASH = _bytes(32, 32)
-NONCE = _bytes(1, 64)
-REASON = _text(4000, breaks="\n\t")
+HASH = size(32, 32)
+NONCE = size(1, 64)
+REASON = text(4000, breaks="\n\t")
 AMOUNT = Only("finite and not negative", lambda value: 0 <= value < math.inf)
 LOSS = Only("finite, or NaN: none yet", lambda value: not math.isinf(value))
 ADDRESS = Only("HOST:PORT, or multiaddrs", lambda value: is_address(value) or are_routes(value))
 TENSORS = (ANCHOR, MOMENTUM, ADAM_M, ADAM_V)
 TENSOR = Only(f"one of {', '.join(TENSORS)}", lambda value: value in TENSORS)
-PADDING = _bytes(0, CHUNK_BYTES)
-VALUES = _bytes(0, CHUNK_BYTES)
+PADDING = size(0, CHUNK_BYTES)
+VALUES = size(0, CHUNK_BYTES)
 
 FIELDS: dict[type[Message], dict[str, Rule]] = {
     Ack: {},
-    Site: {"node": NODE, "name": _text(128), "address": _or_empty(ADDRESS), "slot": _below(SITES)},
-    HelloRequest: {"protocol": ANY, "run_hash": _or_empty(HASH), "site": Part()},
+    Site: {"node": NODE, "name": text(128), "address": or_empty(ADDRESS), "slot": below(SITES)},
+    HelloRequest: {"protocol": ANY, "run_hash": or_empty(HASH), "site": Part()},
     HelloReply: {
         "protocol": ANY,
         "run_hash": HASH,
-        "run_config": _text(1 << 16),
+        "run_config": text(1 << 16),
         "site": Part(needed=True),
         "roster": Many(Part(), SITES),
-        "seen_as": _or_empty(ADDRESS),
+        "seen_as": or_empty(ADDRESS),
     },
     Pulse: {
         "site": Part(needed=True),
-        "phase": _known(Phase.values()),
+        "phase": one_of(Phase.values()),
         "round": COUNT,
-        "digest": _or_empty(HASH),
+        "digest": or_empty(HASH),
         "inner_step": COUNT,
         "tokens": COUNT,
         "tokens_per_second": AMOUNT,
@@ -135,7 +139,7 @@ FIELDS: dict[type[Message], dict[str, Rule]] = {
         "spread": LOSS,
     },
     LeaveRequest: {"node": NODE, "round": COUNT, "votes": NODES},
-    Ballot: {"number": COUNT, "keeper": _or_empty(NODE)},
+    Ballot: {"number": COUNT, "keeper": or_empty(NODE)},
     Value: {"origin": Part(needed=True), "digest": HASH, "members": NODES},
     Ready: {
         "node": NODE,
@@ -153,13 +157,13 @@ FIELDS: dict[type[Message], dict[str, Rule]] = {
     },
     Share: {"node": NODE, "tokens": COUNT, "offset": ELEMENT, "length": ELEMENT, "nonce": NONCE, "votes": NODES},
     Proposal: {
-        "verdict": _known(Proposal.Verdict.values()),
+        "verdict": one_of(Proposal.Verdict.values()),
         "round": COUNT,
         "ballot": Part(),
         "shares": Many(Part(), SITES),
         "adopt": Part(),
         "holders": Many(NODE, SITES),
-        "other": _or_empty(NODE),
+        "other": or_empty(NODE),
         "reason": REASON,
     },
     Vote: {"node": NODE, "round": COUNT, "ballot": Part(needed=True), "value": Part(needed=True)},
@@ -167,7 +171,7 @@ FIELDS: dict[type[Message], dict[str, Rule]] = {
         "node": NODE,
         "round": COUNT,
         "ballot": Part(needed=True),
-        "suspect": _or_empty(NODE),
+        "suspect": or_empty(NODE),
         "reason": REASON,
     },
     MeetRequest: {
@@ -175,25 +179,25 @@ FIELDS: dict[type[Message], dict[str, Rule]] = {
         "nonce": NONCE,
         "digest": HASH,
         "ledger": Table(NODE, COUNT, SITES),
-        "holds": _or_empty(HASH),
+        "holds": or_empty(HASH),
     },
-    MeetReply: {"verdict": _known(MeetReply.Verdict.values()), "partner": Part(), "other": _or_empty(NODE)},
+    MeetReply: {"verdict": one_of(MeetReply.Verdict.values()), "partner": Part(), "other": or_empty(NODE)},
     SettleRequest: {
         "round": COUNT,
         "meeting": HASH,
         "yes": ANY,
-        "digest": _or_empty(HASH),
+        "digest": or_empty(HASH),
         "left": ANY,
         "at": COUNT,
     },
-    SettleReply: {"outcome": _known(SettleReply.Outcome.values()), "at": COUNT},
+    SettleReply: {"outcome": one_of(SettleReply.Outcome.values()), "at": COUNT},
     Chunk: {
         "round": COUNT,
         "ballot": Part(),
-        "stage": _known(Chunk.Stage.values()),
+        "stage": one_of(Chunk.Stage.values()),
         "offset": ELEMENT,
         "data": VALUES,
-        "meeting": _or_empty(HASH),
+        "meeting": or_empty(HASH),
     },
     StateRequest: {"round": COUNT, "shadow": ANY, "moments": ANY},
     Tensor: {"name": TENSOR, "length": ELEMENT, "hashes": Many(HASH, MANIFEST_HASHES)},
@@ -207,10 +211,10 @@ FIELDS: dict[type[Message], dict[str, Rule]] = {
         "ledger": Table(ENTRY, COUNT, SITES * FRAGMENTS),
     },
     FetchRequest: {"round": COUNT, "shadow": ANY, "tensor": TENSOR, "offset": ELEMENT, "length": ELEMENT},
-    ProbeRequest: {"padding": PADDING, "reply_size": _below(CHUNK_BYTES + 1), "call_back": _or_empty(ADDRESS)},
+    ProbeRequest: {"padding": PADDING, "reply_size": below(CHUNK_BYTES + 1), "call_back": or_empty(ADDRESS)},
     ProbeReply: {"padding": PADDING, "time": AMOUNT, "reached": ANY, "detail": REASON},
-    Passport: {"node": NODE, "certificate": _bytes(0, 4096), "proof": _bytes(0, 128)},
-    Opening: {"protocol": ANY, "run_hash": _or_empty(HASH), "to": _or_empty(NODE), "passport": Part(needed=True)},
+    Passport: {"node": NODE, "certificate": size(0, 4096), "proof": size(0, 128)},
+    Opening: {"protocol": ANY, "run_hash": or_empty(HASH), "to": or_empty(NODE), "passport": Part(needed=True)},
 }
 
 

@@ -1,0 +1,194 @@
+"""The coordinator: what it knows, from its database and from the sites themselves, and what its operator can do."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import sqlite3
+import time
+from collections.abc import Callable, Collection
+from typing import Any
+
+from pier_coordinator.facts import Fact
+from pier_coordinator.refusals import Refused
+from pier_coordinator.registry import Registry
+from pier_coordinator.store.rows import Activity, InviteRow, OrderRow, SiteRow, Standing
+from pier_coordinator.store.sites import member
+from pier_coordinator.store.store import Store
+from pier_coordinator.store.thinning import Thinning
+from pier_coordinator.table import row
+from pier_coordinator.tls import der, trusted
+from pier_node.config import RunConfig
+from pier_node.errors import PierError
+from pier_node.outer.schedule import total_rounds
+
+CONFIG = "config"
+EXPIRY_SECONDS = 1.0
+THINNING_SECONDS = 600.0
+
+log = logging.getLogger(__name__)
+
+
+class Coordinator:
+    """One run.
+
+    Attributes:
+        sites: every site that was ever let in, by node id.
+        orders: the newest order of each site.
+        revoked: nodes that are not of the run any more, the latest last.
+        invites: those whose holders may knock, by their certificate (DER).
+        invites_changed: called with them whenever they change.
+
+    Args:
+        wall: seconds since the epoch.
+        clock: seconds that never go backward.
+    """
+
+    def __init__(
+        self,
+        store: Store,
+        config: RunConfig,
+        wall: Callable[[], float] = time.time,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.store = store
+        self.config = config
+        self.run_hash = config.hash()
+        self.wall = wall
+        self.registry = Registry(clock, wall)
+        self.sites: dict[str, SiteRow] = {site.node: site for site in store.sites()}
+        self.orders: dict[str, OrderRow] = {order.node: order for order in store.orders()}
+        self.revoked = [site.node for site in self.sites.values() if site.revoked_at is not None]
+        self.invites: dict[bytes, InviteRow] = {}
+        self.invites_changed: Callable[[Collection[InviteRow]], None] = lambda _: None
+        self.look_at_invites()
+        self.registry.restore(self.sites.values())
+
+    async def begin(self) -> None:
+        """Write down which run this is, or make sure that it is the one of the database. Raises PierError."""
+        known = self.store.meta(CONFIG)
+        if known is None:
+            await self.store.put_meta(CONFIG, self.config.canonical())
+            await self.store.add_facts([run_fact(self.config, self.wall())])
+        elif known != self.config.canonical():
+            raise PierError(
+                "run.toml has changed since the run began: its sites have the configuration that it had then",
+                "Undo the change, or start another run in a new folder (pier-coordinator init).",
+            )
+
+    async def watch_over(self) -> None:
+        """Notice who falls silent, and thin out old samples, until cancelled."""
+        thinning, due = Thinning(self.store), 0.0
+        while True:
+            try:
+                await self.expire()
+                if self.wall() >= due:
+                    await thinning.run(self.wall())
+                    due = self.wall() + THINNING_SECONDS
+            except sqlite3.Error as error:  # the disk may have room again
+                log.error("the database takes nothing: %s", error)
+            await asyncio.sleep(EXPIRY_SECONDS)
+
+    async def expire(self) -> None:
+        """Write down who fell silent."""
+        if events := self.registry.expire():
+            await self.store.note_presence(True, events)
+
+    # --- what the operator can do --------------------------------------------------------------
+
+    async def pause(self, sites: Collection[str] | None = None) -> list[OrderRow]:
+        """Stop training at the next round boundary; like all orders for sites by name or node id, None: for all.
+
+        Raises:
+            Refused: a site of that name is not of the run.
+        """
+        return await self._order(sites, "pause", None)
+
+    async def resume(self, sites: Collection[str] | None = None) -> list[OrderRow]:
+        """Train. Raises Refused."""
+        return await self._order(sites, "train", None)
+
+    async def stop(self, sites: Collection[str] | None = None) -> list[OrderRow]:
+        """Leave the run, and end. Raises Refused."""
+        return await self._order(sites, "stop", None)
+
+    async def assign(self, assignment: dict[str, Any], sites: Collection[str] | None = None) -> list[OrderRow]:
+        """Give sites another assignment, the JSON form of the message. Raises Refused."""
+        return await self._order(sites, None, assignment)
+
+    async def revoke(self, site: str) -> SiteRow:
+        """Put a site, by its name or node id, out of the run for good. Raises Refused."""
+        (node,) = self._nodes([site])
+        revoked = self.sites[node] = await self.store.revoke(node, self.wall())
+        self.revoked.append(node)
+        self.registry.remove(node)
+        return revoked
+
+    async def invite(self, invite: InviteRow) -> None:
+        """Let whoever holds an invite come in. Raises Refused: too many are open."""
+        await self.store.add_invite(invite)
+        self.look_at_invites()
+
+    async def revoke_invite(self, invite: str) -> InviteRow:
+        """Take an invite back. Raises Refused."""
+        revoked = await self.store.revoke_invite(invite, self.wall())
+        self.look_at_invites()
+        return revoked
+
+    def nodes(self) -> list[dict[str, Any]]:
+        """The sites of the run for a table: see table.py."""
+        here = [site for site in self.sites.values() if site.revoked_at is None]
+        present = {site.node: self.registry.get(site.node) for site in here}
+        newest = max((each.pulse.round for each in present.values() if each and each.alive and each.pulse), default=0)
+        return [row(site, present[site.node], self.orders[site.node], newest) for site in here]
+
+    async def _order(
+        self, sites: Collection[str] | None, activity: Activity | None, assignment: dict[str, Any] | None
+    ) -> list[OrderRow]:
+        nodes = None if sites is None else self._nodes(sites)
+        orders = await self.store.set_order(nodes, activity, assignment, self.wall())
+        for order in orders:
+            self.orders[order.node] = order
+            if presence := self.registry.get(order.node):
+                presence.notify()
+        return orders
+
+    def look_at_invites(self) -> None:
+        """Take notice that invites were made, used or revoked."""
+        self.invites = {der(each.certificate): each for each in trusted(self.store.invites(), self.wall())}
+        self.invites_changed(self.invites.values())
+
+    def _nodes(self, sites: Collection[str]) -> list[str]:
+        by_name = {site.name: site.node for site in self.sites.values() if site.revoked_at is None}
+        nodes = {node: node for node in by_name.values()} | by_name
+        for site in sites:
+            if site not in nodes:
+                raise Refused(
+                    f"there is no site {site!a} in this run: {', '.join(sorted(by_name)) or 'it has none yet'}"
+                )
+        return [nodes[site] for site in sites]
+
+    # --- what sites need -----------------------------------------------------------------------
+
+    def member(self, node: str) -> SiteRow:
+        """A site that is of the run. Raises Stranger."""
+        return member(self.sites.get(node), node)
+
+    def stands(self, standing: Standing) -> SiteRow:
+        """Take notice how a site stands now; returns the site."""
+        self.orders[standing.site.node] = standing.order
+        self.sites[standing.site.node] = standing.site
+        return standing.site
+
+
+def run_fact(config: RunConfig, now: float) -> Fact:
+    """What the run is: its first fact."""
+    body = {
+        "name": config.run.name,
+        "run_hash": config.hash().hex(),
+        "algorithm": config.outer.algorithm,
+        "rounds": total_rounds(config),
+        "total_steps": config.inner.total_steps,
+        "sites": config.run.sites,
+    }
+    return Fact(now, "run", "", body)

@@ -1,0 +1,115 @@
+"""Who is here: the leases of the sites, what each said last, and a signal for whoever waits for its next order.
+
+In memory only. What outlives the coordinator is in its database; a site goes on with its lease when it is back.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+
+from pier.v1.peer_pb2 import Phase, Pulse
+from pier_coordinator.facts import Fact
+from pier_coordinator.refusals import Superseded, Unregistered
+from pier_coordinator.store.rows import SiteRow, event
+
+LEASE_SECONDS = 15.0
+HEARTBEAT_SECONDS = 1.0
+_ENDING = (Phase.PHASE_LEAVING, Phase.PHASE_DONE)
+
+
+@dataclass
+class Presence:
+    """A site that has a lease.
+
+    Attributes:
+        heard: when it was heard of last, by the registry's clock.
+        alive: its lease has not run out.
+        pulse: what it said last; None: nothing yet.
+        changed: set, and replaced, when there is news for those who watch its orders.
+    """
+
+    node: str
+    name: str
+    lease: bytes = field(repr=False)
+    heard: float
+    alive: bool
+    pulse: Pulse | None = None
+    changed: asyncio.Event = field(default_factory=asyncio.Event)
+
+    def notify(self) -> None:
+        """Wake all who watch."""
+        news, self.changed = self.changed, asyncio.Event()
+        news.set()
+
+
+class Registry:
+    """The sites that are here, or were not long ago.
+
+    Args:
+        clock: seconds that never go backward.
+        wall: seconds since the epoch, for events.
+    """
+
+    def __init__(self, clock: Callable[[], float], wall: Callable[[], float]) -> None:
+        self._clock = clock
+        self._wall = wall
+        self._present: dict[str, Presence] = {}
+
+    def restore(self, sites: Iterable[SiteRow]) -> None:
+        """After a restart: who was here then has a lease from now on."""
+        for site in sites:
+            if site.lease and site.revoked_at is None:
+                self._present[site.node] = Presence(site.node, site.name, site.lease, self._clock(), not site.gone)
+
+    def admit(self, site: SiteRow) -> None:
+        """A site has registered; whoever used its last lease is told."""
+        before = self._present.get(site.node)
+        self._present[site.node] = Presence(site.node, site.name, site.lease, self._clock(), alive=True)
+        if before:
+            before.notify()
+
+    def remove(self, node: str) -> None:
+        """A site was revoked."""
+        if before := self._present.pop(node, None):
+            before.notify()
+
+    def get(self, node: str) -> Presence | None:
+        """A site, if it has a lease."""
+        return self._present.get(node)
+
+    def holder(self, node: str, lease: bytes) -> Presence:
+        """The site with that lease. Raises Unregistered, Superseded."""
+        presence = self._present.get(node)
+        if presence is None:
+            raise Unregistered("this site has no lease: it must register")
+        if presence.lease != lease:
+            raise Superseded(
+                "another start of this site has registered since: "
+                "see that one data folder, or a copy of it, is not in use twice"
+            )
+        return presence
+
+    def beat(self, presence: Presence, pulse: Pulse) -> Fact | None:
+        """A site is here; the event that it came back, if it was silent."""
+        now = self._clock()
+        silent, presence.heard = now - presence.heard, now
+        presence.pulse = pulse
+        if presence.alive:
+            return None
+        presence.alive = True
+        return event(self._wall(), f"{presence.name} is back after {silent:.0f} s", presence.node)
+
+    def expire(self) -> list[Fact]:
+        """An event for each site whose lease has run out since the last time."""
+        now = self._clock()
+        over = [each for each in self._present.values() if each.alive and now - each.heard >= LEASE_SECONDS]
+        for presence in over:
+            presence.alive = False
+        return [self._silence(presence) for presence in over]
+
+    def _silence(self, presence: Presence) -> Fact:
+        if presence.pulse is not None and presence.pulse.phase in _ENDING:
+            return event(self._wall(), f"{presence.name} has left", presence.node)
+        return event(self._wall(), f"{presence.name} is silent for {LEASE_SECONDS:.0f} s", presence.node, level=30)

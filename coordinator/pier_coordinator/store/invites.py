@@ -1,0 +1,48 @@
+"""Invites are made, used up and taken back: what happens in the database then."""
+
+from __future__ import annotations
+
+from pier_coordinator.refusals import Refused
+from pier_coordinator.store.rows import InviteRow, event
+from pier_coordinator.store.writer import Transaction
+
+OPEN_INVITES = 256
+"""Most invites that somebody can still use: TLS looks at all of their certificates for each new connection."""
+
+
+def add(transaction: Transaction, invite: InviteRow) -> None:
+    """Make an invite. Raises Refused."""
+    rows = transaction.execute("SELECT * FROM invites WHERE revoked = 0 AND uses_left > 0")
+    if sum(not InviteRow.of(row).closed(invite.created) for row in rows) >= OPEN_INVITES:
+        raise Refused(f"{OPEN_INVITES} invites are open: revoke some, or make one with more uses (--uses)")
+    values = (invite.id, invite.name, invite.expires, invite.uses_left, invite.certificate, invite.created)
+    transaction.execute(
+        "INSERT INTO invites (id, name, expires, uses_left, certificate, created) VALUES (?, ?, ?, ?, ?, ?)", *values
+    )
+    whom = f" for {invite.name}" if invite.name else ""
+    transaction.add([event(invite.created, f"invite {invite.id} was made{whom}")])
+
+
+def revoke(transaction: Transaction, invite: str, now: float) -> InviteRow:
+    """Take an invite back. Raises Refused."""
+    _find(transaction, invite)
+    transaction.execute("UPDATE invites SET revoked = 1 WHERE id = ?", invite)
+    transaction.add([event(now, f"invite {invite} was revoked")])
+    return _find(transaction, invite)
+
+
+def use(transaction: Transaction, invite: str, now: float, free: bool = False) -> InviteRow:
+    """Count a use, unless it is `free`; returns the invite as it was. Raises Refused: it is open no more."""
+    found = _find(transaction, invite)
+    if why := found.closed(now):
+        raise Refused(f"this invite {why}: ask the run's operator for a new one (pier-coordinator invite)")
+    if not free:
+        transaction.execute("UPDATE invites SET uses_left = uses_left - 1 WHERE id = ?", invite)
+    return found
+
+
+def _find(transaction: Transaction, invite: str) -> InviteRow:
+    row = transaction.one("SELECT * FROM invites WHERE id = ?", invite)
+    if row is None:
+        raise Refused(f"there is no invite {invite}: pier-coordinator nodes lists those that there are")
+    return InviteRow.of(row)

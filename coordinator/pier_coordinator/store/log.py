@@ -1,0 +1,79 @@
+"""The event log: a file with a line for each fact, in order, for people and for `pier-coordinator replay`.
+
+It follows the database: a fact is committed first, its line is written before anybody hears of it. What a crash keeps
+from the one is taken from the other at the next start.
+"""
+
+from __future__ import annotations
+
+import mmap
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import BinaryIO
+
+from pier_coordinator.facts import Fact
+
+
+class EventLog:
+    """An open log.
+
+    Attributes:
+        last: number of the last fact in it; 0: it is empty.
+    """
+
+    def __init__(self, path: Path) -> None:
+        """Open or make it, and cut off whatever a crash left of a last line. Raises OSError."""
+        self._path = path
+        self._file: BinaryIO = path.open("ab", buffering=0)
+        self.last = _mend(path)
+
+    def append(self, facts: Iterable[Fact]) -> None:
+        """Hand lines to the system, which keeps them when the process dies. Raises OSError."""
+        last = self.last
+        lines = []
+        for fact in facts:
+            lines.append(f"{fact.line()}\n")
+            last = fact.number
+        left = "".join(lines).encode()
+        while left:
+            left = left[self._file.write(left) :]
+        self.last = last
+
+    def after(self, number: int) -> Iterator[Fact]:
+        """The facts with a greater number. Raises OSError, ValueError."""
+        with self._path.open("rb") as file:
+            for line in file:
+                fact = Fact.parse(line.decode())
+                if fact.number > number:
+                    yield fact
+
+    def close(self) -> None:
+        """Close it."""
+        self._file.close()
+
+
+def _mend(path: Path) -> int:
+    """Cut a file after its last whole line; the number of that line's fact."""
+    if not path.stat().st_size:
+        return 0
+    with path.open("r+b") as file, mmap.mmap(file.fileno(), 0) as text:
+        end = len(text)
+        while end:
+            start = text.rfind(b"\n", 0, end - 1) + 1
+            if text[end - 1 : end] == b"\n" and (number := _number(text[start:end])):
+                break
+            end = start
+        else:
+            number = 0
+        size = len(text)
+    if end < size:
+        with path.open("r+b") as file:
+            file.truncate(end)
+    return number
+
+
+def _number(line: bytes) -> int:
+    try:
+        return Fact.parse(line.decode()).number
+    except ValueError:
+        return 0

@@ -1,0 +1,73 @@
+"""The tables, as numbered steps: step n brings a database of version n - 1 (its `user_version`) to version n."""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Sequence
+from pathlib import Path
+
+from pier_node.errors import PierError
+
+MIGRATIONS = (
+    """
+    CREATE TABLE facts (
+        number INTEGER PRIMARY KEY AUTOINCREMENT,  -- a number is not given again when old facts are thinned out
+        time REAL NOT NULL,
+        kind TEXT NOT NULL,
+        node TEXT NOT NULL,
+        body TEXT NOT NULL                         -- JSON
+    );
+    CREATE INDEX facts_by_kind ON facts (kind);
+    CREATE TABLE sites (
+        node TEXT PRIMARY KEY,
+        name TEXT NOT NULL,
+        enrolled_at REAL NOT NULL,
+        invite TEXT NOT NULL,
+        revoked_at REAL,
+        address TEXT NOT NULL DEFAULT '',
+        slot INTEGER,
+        lease BLOB NOT NULL DEFAULT x'',
+        gone INTEGER NOT NULL DEFAULT 1,
+        transport TEXT NOT NULL DEFAULT '',
+        version TEXT NOT NULL DEFAULT '',
+        workers INTEGER NOT NULL DEFAULT 0
+    );
+    CREATE UNIQUE INDEX site_names ON sites (name) WHERE revoked_at IS NULL;
+    CREATE TABLE invites (
+        id TEXT PRIMARY KEY,
+        name TEXT,
+        expires REAL NOT NULL,
+        uses_left INTEGER NOT NULL,
+        certificate BLOB NOT NULL,                 -- PEM
+        created REAL NOT NULL,
+        revoked INTEGER NOT NULL DEFAULT 0
+    );
+    CREATE TABLE streams (
+        number INTEGER PRIMARY KEY AUTOINCREMENT,
+        node TEXT NOT NULL,
+        stream BLOB NOT NULL,
+        stored INTEGER NOT NULL,
+        dropped INTEGER NOT NULL,
+        UNIQUE (node, stream)
+    );
+    CREATE TABLE orders (
+        node TEXT PRIMARY KEY,
+        epoch INTEGER NOT NULL,
+        activity TEXT NOT NULL,
+        assignment TEXT NOT NULL                   -- JSON
+    );
+    CREATE TABLE meta (key TEXT PRIMARY KEY, value TEXT NOT NULL);
+    """,
+)
+
+
+def migrate(connection: sqlite3.Connection, path: Path, migrations: Sequence[str] = MIGRATIONS) -> None:
+    """Bring a database to the newest version, each step in a transaction. Raises PierError, sqlite3.Error."""
+    (version,) = connection.execute("PRAGMA user_version").fetchone()
+    if version > len(migrations):
+        raise PierError(
+            f"{path} was written by a newer Pier (version {version} of its tables; this one knows {len(migrations)})",
+            "Upgrade Pier here, or restore the copy of the folder from before the upgrade.",
+        )
+    for number, step in enumerate(migrations[version:], start=version + 1):
+        connection.executescript(f"BEGIN IMMEDIATE; {step}; PRAGMA user_version = {number}; COMMIT;")

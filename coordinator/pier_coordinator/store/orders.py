@@ -1,0 +1,40 @@
+"""What each site shall do: an order's epoch grows whenever that changes."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Collection
+from typing import Any
+
+from pier_coordinator.store.meta import put
+from pier_coordinator.store.rows import Activity, OrderRow
+from pier_coordinator.store.writer import Transaction
+
+
+def order_of(transaction: Transaction, node: str) -> OrderRow:
+    """The newest order of a site that was let in."""
+    row = transaction.one("SELECT * FROM orders WHERE node = ?", node)
+    assert row is not None
+    return OrderRow.of(row)
+
+
+def set_order(
+    transaction: Transaction,
+    nodes: Collection[str] | None,
+    activity: Activity | None,
+    assignment: dict[str, Any] | None,
+    now: float,
+) -> list[OrderRow]:
+    """Order sites of the run, or all; None: that part stays. An activity for all holds for sites to come as well."""
+    if nodes is None and activity is not None:
+        put(transaction, "activity", activity)
+    rows = transaction.execute(
+        "UPDATE orders SET epoch = epoch + 1, activity = coalesce(?, activity), assignment = coalesce(?, assignment)"
+        " WHERE node IN (SELECT node FROM sites WHERE revoked_at IS NULL)"
+        " AND (? IS NULL OR node IN (SELECT value FROM json_each(?))) RETURNING *",
+        *(activity, assignment and json.dumps(assignment)),
+        *[None if nodes is None else json.dumps(sorted(nodes))] * 2,
+    )
+    orders = [OrderRow.of(row) for row in rows.fetchall()]
+    transaction.add(order.fact(now) for order in orders)
+    return orders

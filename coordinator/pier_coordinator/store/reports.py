@@ -1,0 +1,54 @@
+"""Reports are taken once, however often they are sent: a site numbers the records of a stream from 0."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from pier_coordinator.facts import Fact
+from pier_coordinator.store.rows import event
+from pier_coordinator.store.writer import Transaction
+
+STREAMS = 16
+"""Streams remembered for a site: its last starts. Older ones are over, and nothing of them is sent again."""
+
+
+@dataclass(frozen=True)
+class Report:
+    """Records `first`, `first` + 1, ... of a stream; `dropped` so many it lost, in all, before anybody took them."""
+
+    node: str
+    stream: bytes = field(repr=False)
+    first: int
+    facts: Sequence[Fact]
+    dropped: int = 0
+
+
+def take(transaction: Transaction, report: Report, now: float) -> int:
+    """Store what is new in a report. All records of the stream below the returned number are stored, or lost."""
+    row = transaction.one(
+        "SELECT stored, dropped FROM streams WHERE node = ? AND stream = ?", report.node, report.stream
+    )
+    known, dropped = (row["stored"], row["dropped"]) if row else (0, 0)
+    transaction.add(report.facts[max(known - report.first, 0) :])
+    stored = max(known, report.first + len(report.facts))
+    if report.dropped > dropped:
+        lost = f"{report.dropped - dropped} records of this site are lost: it could not hand them over for too long"
+        transaction.add([event(now, lost, report.node, level=30)])
+    if row is None:
+        _forget_old(transaction, report.node)
+    if row is None or stored > known or report.dropped > dropped:
+        transaction.execute(
+            "INSERT INTO streams (node, stream, stored, dropped) VALUES (?, ?, ?, ?) ON CONFLICT (node, stream)"
+            " DO UPDATE SET stored = excluded.stored, dropped = max(dropped, excluded.dropped)",
+            *(report.node, report.stream, stored, report.dropped),
+        )
+    return int(stored)
+
+
+def _forget_old(transaction: Transaction, node: str) -> None:
+    transaction.execute(
+        "DELETE FROM streams WHERE number IN"
+        " (SELECT number FROM streams WHERE node = ? ORDER BY number DESC LIMIT -1 OFFSET ?)",
+        *(node, STREAMS - 1),
+    )

@@ -1,0 +1,124 @@
+"""The coordinator's memory: everything that changes it returns once the change would survive kill -9."""
+
+from __future__ import annotations
+
+import fcntl
+import sqlite3
+from collections.abc import Collection, Iterable
+from pathlib import Path
+from typing import Any, BinaryIO
+
+from pier_coordinator.facts import Fact
+from pier_coordinator.store import invites, orders, reports, sites
+from pier_coordinator.store.log_keeper import LogKeeper
+from pier_coordinator.store.meta import put
+from pier_coordinator.store.migrations import migrate
+from pier_coordinator.store.reader import Reader, last_number, unusable
+from pier_coordinator.store.reports import Report
+from pier_coordinator.store.rows import Activity, InviteRow, OrderRow, Registration, SiteRow, Standing
+from pier_coordinator.store.writer import Told, Transaction, Writer
+from pier_node.errors import PierError
+
+LOG_NAME = "events.jsonl"
+
+
+class Store(Reader):
+    """An open database, and the event log beside it. To be made, and used, in one running event loop.
+
+    The methods that write raise sqlite3.Error when the database takes nothing (the disk is full), and change nothing
+    whenever they raise. `now` is in seconds since the epoch.
+    """
+
+    def __init__(self, path: Path, told: Told) -> None:
+        """Open or make it; `told` hears of every fact once it is stored, in order. Raises PierError."""
+        self._lock = _lock(path)
+        try:
+            self._connection = sqlite3.connect(path, isolation_level=None, check_same_thread=False)
+            self._connection.row_factory = sqlite3.Row
+            self._connection.execute("PRAGMA journal_mode = WAL")
+            self._connection.execute("PRAGMA synchronous = NORMAL")
+            migrate(self._connection, path)
+            self._log = LogKeeper(self._connection, path.with_name(LOG_NAME))
+        except (OSError, ValueError, sqlite3.Error) as error:
+            raise unusable(path, error) from error
+        super().__init__(path)
+        self._writer = Writer(self._connection, last_number(self._connection), self._log.write, told)
+
+    async def close(self) -> None:
+        """Close it, after all that was asked before."""
+        await self._writer.close()
+        self.stop_reading()
+        self._connection.close()
+        self._log.close()
+        self._lock.close()
+
+    # --- facts ---------------------------------------------------------------------------------
+
+    async def add_facts(self, facts: Iterable[Fact]) -> list[Fact]:
+        """Store facts; returns them with their numbers. Raises ValueError for numbers that JSON has not."""
+        return await self._writer.do(lambda transaction: transaction.add(facts))
+
+    async def take_report(self, report: Report, now: float) -> int:
+        """Store what is new in a report; all records of its stream below the returned number are stored, or lost."""
+        return await self._writer.do(lambda transaction: reports.take(transaction, report, now))
+
+    async def forget(self, numbers: Iterable[int]) -> None:
+        """Delete facts; the log keeps them."""
+
+        def delete(transaction: Transaction) -> None:
+            rows = ((number,) for number in numbers)
+            transaction.connection.executemany("DELETE FROM facts WHERE number = ?", rows)
+
+        await self._writer.do(delete)
+
+    # --- sites ---------------------------------------------------------------------------------
+
+    async def enrol(self, node: str, name: str, invite: str, now: float) -> Standing:
+        """Let a site in for one use of an invite; one that is in already costs none. Raises Refused."""
+        return await self._writer.do(lambda transaction: sites.enrol(transaction, node, name, invite, now))
+
+    async def register(self, node: str, registration: Registration, now: float) -> Standing:
+        """A site starts. Raises Stranger, Refused."""
+        return await self._writer.do(lambda transaction: sites.register(transaction, node, registration, now))
+
+    async def note_presence(self, gone: bool, events: Iterable[Fact]) -> None:
+        """Sites went silent or came back: one event each."""
+        await self._writer.do(lambda transaction: sites.note_presence(transaction, gone, events))
+
+    async def revoke(self, node: str, now: float) -> SiteRow:
+        """Put a site out for good. Raises Stranger."""
+        return await self._writer.do(lambda transaction: sites.revoke(transaction, node, now))
+
+    # --- what the operator wants ---------------------------------------------------------------
+
+    async def set_order(
+        self, nodes: Collection[str] | None, activity: Activity | None, assignment: dict[str, Any] | None, now: float
+    ) -> list[OrderRow]:
+        """Order some sites, or all; None: that part stays as it is. Returns the new orders."""
+        return await self._writer.do(
+            lambda transaction: orders.set_order(transaction, nodes, activity, assignment, now)
+        )
+
+    async def add_invite(self, invite: InviteRow) -> None:
+        """Make an invite. Raises Refused: too many are open."""
+        await self._writer.do(lambda transaction: invites.add(transaction, invite))
+
+    async def revoke_invite(self, invite: str, now: float) -> InviteRow:
+        """Take an invite back. Raises Refused: there is none of that id."""
+        return await self._writer.do(lambda transaction: invites.revoke(transaction, invite, now))
+
+    async def put_meta(self, key: str, value: str | None) -> None:
+        """Keep a value under a key, or forget it."""
+        await self._writer.do(lambda transaction: put(transaction, key, value))
+
+
+def _lock(path: Path) -> BinaryIO:
+    """Hold a file for as long as the database is open. Raises PierError: somebody else does."""
+    try:
+        lock = path.with_name(f"{path.name}.lock").open("wb")
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError as error:
+        raise PierError(f"{path}: a coordinator is running with it", "Stop that one first.") from error
+    except OSError as error:
+        raise unusable(path, error) from error
+    return lock

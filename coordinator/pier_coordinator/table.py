@@ -1,0 +1,62 @@
+"""A site as a row of a table, for people and for --json."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from pier.v1.peer_pb2 import Phase, Pulse
+from pier_coordinator.registry import Presence
+from pier_coordinator.store.rows import OrderRow, SiteRow
+
+PULSE_KEYS = (
+    "phase",
+    "round",
+    "lag",
+    "inner_step",
+    "tokens",
+    "tokens_per_second",
+    "loss",
+    "validation_loss",
+    "bytes_sent",
+)
+
+
+def row(site: SiteRow, presence: Presence | None, order: OrderRow, newest: int) -> dict[str, Any]:
+    """Who a site is, how it does, what it shall do; None where nothing is known.
+
+    `lag` is in rounds behind `newest`, the newest round that a living site has committed.
+    """
+    pulse = presence.pulse if presence else None
+    return {
+        "node": site.node,
+        "name": site.name,
+        "address": site.address,
+        "slot": site.slot,
+        "version": site.version,
+        "transport": site.transport,
+        "alive": presence is not None and presence.alive,
+        **(_pulse(pulse, newest) if pulse else dict.fromkeys(PULSE_KEYS)),
+        "activity": order.activity,
+        "assignment": next(iter(order.assignment)),
+        "order": order.epoch,
+    }
+
+
+def _pulse(pulse: Pulse, newest: int) -> dict[str, Any]:
+    values = (
+        Phase.Name(pulse.phase).removeprefix("PHASE_").lower(),
+        pulse.round,
+        max(newest - pulse.round, 0),
+        pulse.inner_step,
+        pulse.tokens,
+        pulse.tokens_per_second,
+        _known(pulse.loss),
+        _known(pulse.validation_loss),
+        pulse.bytes_sent,
+    )
+    return dict(zip(PULSE_KEYS, values))
+
+
+def _known(value: float) -> float | None:
+    return None if math.isnan(value) else value

@@ -1,0 +1,213 @@
+"""A run to test the coordinator with: its sites, its authority, an invite, and calls as sites make them."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any, TypeVar
+
+import grpc
+import grpc.aio
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.x509.oid import NameOID
+from google.protobuf.message import Message
+
+from pier.v1.coordinator_pb2 import (
+    EnrolReply,
+    EnrolRequest,
+    HeartbeatReply,
+    HeartbeatRequest,
+    Note,
+    Order,
+    Record,
+    RegisterReply,
+    RegisterRequest,
+    ReportReply,
+    ReportRequest,
+    WatchRequest,
+)
+from pier.v1.peer_pb2 import Phase, Pulse, Site
+from pier_coordinator.coordinator import Coordinator
+from pier_coordinator.facts import Fact
+from pier_coordinator.limits import Limits
+from pier_coordinator.service import SERVICE, CoordinatorService
+from pier_coordinator.store.rows import InviteRow, Registration
+from pier_coordinator.store.store import Store
+from pier_node.certificates import Credentials, credentials
+from pier_node.config import RunConfig, RunSection
+from pier_node.identity import Identity, Token, key_pem, node_id
+from pier_node.wire.carrier import PROTOCOL
+
+NOW = 1_800_000_000.0
+CONFIG = RunConfig(run=RunSection(name="lark", sites=2))
+TOKEN = Token(bytes(32), CONFIG.hash()[:16])
+OWN, ALICE, BOB, CAROL = (Identity(ec.derive_private_key(number, ec.SECP256R1())) for number in (1, 2, 3, 4))
+BY_NODE = {identity.node: identity for identity in (OWN, ALICE, BOB, CAROL)}
+STREAM = b"stream"
+
+R = TypeVar("R", bound=Message)
+
+
+class Clock:
+    """Stands still until told otherwise."""
+
+    def __init__(self, now: float = NOW) -> None:
+        self.now = now
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def note(text: str, node: str = ALICE.node) -> Fact:
+    return Fact(NOW, "note", node, {"level": 20, "text": text})
+
+
+def registration(name: str = "", lease: bytes = b"lease") -> Registration:
+    return Registration(name, "10.0.0.1:7700", "grpc", "0.1.0", 1, lease)
+
+
+def open_store(folder: Path, told: Callable[[list[Fact]], None] = lambda _: None) -> Store:
+    return Store(folder / "run.db", told)
+
+
+@dataclass(frozen=True)
+class Ticket:
+    """An invite as its holder has it."""
+
+    id: str
+    key: ec.EllipticCurvePrivateKey
+    pem: bytes
+
+    @classmethod
+    def make(cls, id: str = "first") -> Ticket:
+        key = ec.generate_private_key(ec.SECP256R1())
+        name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, f"Pier invite {id}")])
+        certificate = (
+            x509.CertificateBuilder(name, name, key.public_key())
+            .serial_number(1)
+            .not_valid_before(datetime(2000, 1, 1, tzinfo=UTC))
+            .not_valid_after(datetime.now(UTC) + timedelta(days=3650))
+            .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
+            .sign(key, hashes.SHA256())
+        )
+        return cls(id, key, certificate.public_bytes(serialization.Encoding.PEM))
+
+    def row(self, name: str | None = None, hours: float = 24, uses: int = 1, now: float = NOW) -> InviteRow:
+        return InviteRow(self.id, name, now + hours * 3600, uses, self.pem, now)
+
+    @property
+    def credentials(self) -> Credentials:
+        return Credentials(credentials(OWN, TOKEN).ca_pem, self.pem, key_pem(self.key))
+
+    def request(self, site: Identity, **fields: Any) -> EnrolRequest:
+        der = x509.load_pem_x509_certificate(self.pem).public_bytes(serialization.Encoding.DER)
+        key = site.key.public_key()
+        spki = key.public_bytes(serialization.Encoding.DER, serialization.PublicFormat.SubjectPublicKeyInfo)
+        proof = site.key.sign(der, ec.ECDSA(hashes.SHA256()))
+        given = {"protocol": PROTOCOL, "name": "lab-a", "public_key": spki, "proof": proof, "time": NOW}
+        return EnrolRequest(**{**given, **fields})
+
+
+def issue(key: ec.EllipticCurvePublicKey) -> bytes:
+    return credentials(BY_NODE[node_id(key)], TOKEN).cert_pem
+
+
+def register_request(site: Identity, **fields: Any) -> RegisterRequest:
+    about = Site(node=site.node, name=fields.pop("name", ""), address="10.0.0.1:7700")
+    given = {"protocol": PROTOCOL, "run_hash": CONFIG.hash(), "site": about, "transport": "grpc", "time": NOW}
+    return RegisterRequest(**{**given, "version": "0.1.0", **fields})
+
+
+def pulse(site: Identity, phase: Phase = Phase.PHASE_TRAINING, **fields: Any) -> Pulse:
+    return Pulse(site=Site(node=site.node), phase=phase, **fields)
+
+
+def report_request(lease: bytes, first: int, *texts: str) -> ReportRequest:
+    records = [Record(time=NOW, note=Note(level=20, text=text)) for text in texts]
+    return ReportRequest(lease=lease, stream=STREAM, first=first, records=records)
+
+
+class Caller:
+    """A connection to the coordinator."""
+
+    def __init__(self, port: int, own: Credentials) -> None:
+        secured = grpc.ssl_channel_credentials(own.ca_pem, own.key_pem, own.cert_pem)
+        options = [("grpc.ssl_target_name_override", f"{OWN.node}.pier"), ("grpc.use_local_subchannel_pool", 1)]
+        self.channel = grpc.aio.secure_channel(f"127.0.0.1:{port}", secured, options=options)
+
+    async def raw(self, method: str, request: bytes) -> bytes:
+        call = self.channel.unary_unary(f"/{SERVICE}/{method}")
+        answer: bytes = await call(request, timeout=10)
+        return answer
+
+    async def _ask(self, method: str, request: Message, kind: type[R]) -> R:
+        return kind.FromString(await self.raw(method, request.SerializeToString()))
+
+    async def enrol(self, request: EnrolRequest) -> EnrolReply:
+        return await self._ask("Enrol", request, EnrolReply)
+
+    async def register(self, site: Identity, **fields: Any) -> RegisterReply:
+        return await self._ask("Register", register_request(site, **fields), RegisterReply)
+
+    async def beat(self, site: Identity, lease: bytes, **fields: Any) -> HeartbeatReply:
+        return await self._ask("Heartbeat", HeartbeatRequest(lease=lease, pulse=pulse(site, **fields)), HeartbeatReply)
+
+    async def report(self, request: ReportRequest) -> ReportReply:
+        return await self._ask("Report", request, ReportReply)
+
+    async def watch(self, lease: bytes) -> AsyncGenerator[Order]:
+        call = self.channel.unary_stream(f"/{SERVICE}/Watch")
+        async for raw in call(WatchRequest(lease=lease).SerializeToString(), timeout=10):
+            yield Order.FromString(raw)
+
+
+@dataclass
+class Running:
+    """A coordinator that listens."""
+
+    coordinator: Coordinator
+    port: int
+    wall: Clock
+    clock: Clock
+    told: list[Fact]
+
+    @asynccontextmanager
+    async def caller(self, own: Credentials) -> AsyncGenerator[Caller]:
+        caller = Caller(self.port, own)
+        try:
+            yield caller
+        finally:
+            await caller.channel.close()
+
+    @asynccontextmanager
+    async def site(self, site: Identity) -> AsyncGenerator[Caller]:
+        async with self.caller(credentials(site, TOKEN)) as caller:
+            yield caller
+
+    async def let_in(self, *sites: Identity) -> None:
+        for number, site in enumerate(sites):
+            ticket = Ticket.make(f"for-{site.node}")
+            await self.coordinator.invite(ticket.row())
+            self.coordinator.stands(
+                await self.coordinator.store.enrol(site.node, f"lab-{number}", ticket.id, self.wall())
+            )
+
+
+@asynccontextmanager
+async def running(folder: Path, limits: Limits | None = None) -> AsyncGenerator[Running]:
+    told: list[Fact] = []
+    store = open_store(folder, told.extend)
+    wall, clock = Clock(), Clock(0.0)
+    coordinator = Coordinator(store, CONFIG, wall, clock)
+    await coordinator.begin()
+    service = CoordinatorService(coordinator, credentials(OWN, TOKEN), issue, limits)
+    try:
+        yield Running(coordinator, await service.start("127.0.0.1", 0), wall, clock, told)
+    finally:
+        await service.stop()
+        await store.close()

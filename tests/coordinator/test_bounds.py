@@ -1,0 +1,150 @@
+from __future__ import annotations
+
+import math
+from contextlib import suppress
+from typing import Any
+
+import pytest
+from coordinator.cases import ALICE, BOB, CAROL, NOW, STREAM, Ticket, pulse, register_request
+from google.protobuf.message import Message
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pier.v1 import coordinator_pb2
+from pier.v1.coordinator_pb2 import (
+    Assignment,
+    EnrolReply,
+    HeartbeatReply,
+    HeartbeatRequest,
+    LinkRecord,
+    Note,
+    Order,
+    Record,
+    RegisterReply,
+    Replica,
+    ReportReply,
+    ReportRequest,
+    RoundRecord,
+    Sample,
+    WatchRequest,
+)
+from pier.v1.peer_pb2 import Pulse, Site
+from pier_coordinator.bounds import FIELDS, MESSAGE_BYTES, RECORDS, REVOKED, parse
+from pier_node.wire.bounds import SITES
+from pier_node.wire.carrier import BadMessage
+
+KINDS = sorted(FIELDS, key=lambda kind: kind.__name__)
+SAMPLE = Sample(inner_step=1, tokens=2, tokens_per_second=3.0, loss=math.nan, utilisation=0.5, bytes_sent=4, memory=5)
+ROUND = RoundRecord(round=1, digest=bytes(32), members=sorted([ALICE.node, BOB.node]), compute=1.5, loss=2.0)
+LINK = LinkRecord(peer=BOB.node, round_trip=0.05, bandwidth=5e6, bytes_sent=7)
+NOTE = Note(level=30, text="uplink\nslow")
+RECORD_LIST = [
+    Record(time=NOW, sample=SAMPLE),
+    Record(time=NOW, round=ROUND),
+    Record(time=NOW, link=LINK),
+    Record(time=NOW, note=NOTE),
+]
+ORDER = Order(epoch=3, activity=Order.ACTIVITY_PAUSE, assignment=Assignment(replica=Replica()))
+REPORT = ReportRequest(lease=b"l", stream=STREAM, first=4, records=RECORD_LIST, dropped=1)
+REGISTERED = RegisterReply(lease=b"l", lease_seconds=15, roster=[Site(node=BOB.node)], order=ORDER)
+BEAT = HeartbeatRequest(lease=b"l", pulse=pulse(ALICE, loss=math.nan))
+SAMPLES: list[Message] = [
+    Ticket.make().request(ALICE),
+    EnrolReply(certificate=b"PEM", authority=b"PEM", run_config="{}", node=CAROL.node),
+    register_request(ALICE),
+    REGISTERED,
+    BEAT,
+    HeartbeatReply(order=1, revoked=[BOB.node, ALICE.node]),
+    WatchRequest(lease=b"l"),
+    ORDER,
+    REPORT,
+    ReportReply(stored=9),
+]
+
+
+def changed(message: Message, **fields: Any) -> Message:
+    """A copy with some fields set to something else, or, with None, to nothing."""
+    copy = type(message).FromString(message.SerializeToString())
+    for field, value in fields.items():
+        copy.ClearField(field)
+        if value is not None:
+            copy.MergeFrom(type(message)(**{field: value}))
+    return copy
+
+
+def test_there_is_a_rule_for_every_field_of_every_message() -> None:
+    messages = dict(coordinator_pb2.DESCRIPTOR.message_types_by_name)
+    assert {kind.__name__ for kind in KINDS} - {"Site", "Pulse"} == set(messages)
+    for kind in KINDS:
+        assert set(FIELDS[kind]) == set(kind.DESCRIPTOR.fields_by_name), kind.__name__
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        *SAMPLES,
+        changed(REPORT, records=[RECORD_LIST[0]] * RECORDS),
+        changed(REGISTERED, roster=[Site(node=f"{number:016x}") for number in range(SITES)]),
+    ],
+    ids=lambda message: type(message).__name__,
+)
+def test_what_is_within_bounds_arrives(message: Message) -> None:
+    raw = message.SerializeToString(deterministic=True)
+    assert parse(type(message), raw).SerializeToString(deterministic=True) == raw
+
+
+BEYOND = [
+    (register_request(ALICE, name="x" * 65), "RegisterRequest.site.name"),
+    (register_request(ALICE, name="\x1b[2J"), "RegisterRequest.site.name"),
+    (register_request(ALICE, transport="pigeon"), "RegisterRequest.transport = 'pigeon': must be grpc or hivemind"),
+    (register_request(ALICE, time=math.inf), "RegisterRequest.time"),
+    (register_request(ALICE, workers=1 << 16), "RegisterRequest.workers"),
+    (changed(register_request(ALICE), site=None), "RegisterRequest.site is missing"),
+    (changed(BEAT, pulse=None), "HeartbeatRequest.pulse is missing"),
+    (changed(BEAT, pulse=Pulse()), "HeartbeatRequest.pulse.site is missing"),
+    (changed(BEAT, lease=b""), "HeartbeatRequest.lease = 0 bytes: must be 1 to 32 bytes"),
+    (HeartbeatReply(revoked=[ALICE.node] * (REVOKED + 1)), "HeartbeatReply.revoked has 4097 items"),
+    (changed(REGISTERED, roster=[Site(node=ALICE.node)] * (SITES + 1)), "RegisterReply.roster has 1025 items"),
+    (changed(REGISTERED, slot=SITES), "RegisterReply.slot"),
+    (changed(ORDER, assignment=None), "Order.assignment is missing"),
+    (changed(ORDER, assignment=Assignment()), "Order.assignment assigns nothing that this version knows"),
+    (changed(ORDER, activity=9), "Order.activity = 9: must be one that this version knows"),
+    (changed(REPORT, records=[RECORD_LIST[0]] * (RECORDS + 1)), "ReportRequest.records has 257 items"),
+    (changed(REPORT, records=[Record(time=NOW)]), "ReportRequest.records[0] records nothing that this version knows"),
+    (changed(REPORT, first=1 << 53), "ReportRequest.first"),
+    (Record(time=1e300, note=NOTE), "Record.time = 1e+300: must be seconds since 1970, before the year 9999"),
+    (Record(note=Note(text="x" * 2001)), "Record.note.text"),
+    (Record(note=Note(level=101)), "Record.note.level"),
+    (Record(sample=changed(SAMPLE, utilisation=1.5)), "Record.sample.utilisation = 1.5: must be from 0 to 1, or NaN"),
+    (Record(sample=changed(SAMPLE, loss=math.inf)), "Record.sample.loss"),
+    (Record(round=changed(ROUND, members=["b", "a"])), "Record.round.members[0]"),
+    (Record(round=changed(ROUND, retry=-1.0)), "Record.round.retry"),
+    (Record(link=changed(LINK, peer="bob")), "Record.link.peer"),
+]
+
+
+@pytest.mark.parametrize(("message", "text"), BEYOND, ids=[text.partition(" ")[0] for _, text in BEYOND])
+def test_what_is_out_of_bounds_is_named(message: Message, text: str) -> None:
+    with pytest.raises(BadMessage) as caught:
+        parse(type(message), message.SerializeToString())
+    assert str(caught.value).startswith(text)
+
+
+def test_a_message_has_a_largest_size() -> None:
+    with pytest.raises(BadMessage, match="a ReportRequest of 262145 bytes: at most 262144 are taken"):
+        parse(ReportRequest, bytes(MESSAGE_BYTES + 1))
+
+
+@pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.__name__)
+@given(raw=st.binary(max_size=200))
+def test_noise_is_a_bad_message_or_one_within_bounds(kind: type[Message], raw: bytes) -> None:
+    with suppress(BadMessage):
+        parse(kind, raw)
+
+
+@given(message=st.sampled_from(SAMPLES), place=st.integers(0, 10_000), value=st.integers(0, 255))
+def test_one_wrong_byte_raises_nothing_else(message: Message, place: int, value: int) -> None:
+    raw = bytearray(message.SerializeToString())
+    raw[place % len(raw)] = value
+    with suppress(BadMessage):
+        parse(type(message), bytes(raw))
