@@ -24,7 +24,7 @@ HOURS = {"m": 60.0, "h": 3600.0, "d": 86400.0}
 PAGE = "127.0.0.1:7780"
 
 
-class Duration(click.ParamType):
+class Duration(click.ParamType[float]):
     """90m, 24h, 7d -> seconds."""
 
     name = "TIME"
@@ -205,10 +205,10 @@ def assign(folder: Path, site: str, kind: str) -> None:
 @main.command()
 @click.argument("file", type=click.Path(path_type=Path, dir_okay=False, exists=True))
 @click.option("--speed", type=click.FloatRange(0), default=0.0, help="Times as fast as it was. [default: all at once]")
-@click.option("--page", default=PAGE, show_default=True, metavar="HOST:PORT", help="Where the web page is.")
+@click.option("--port", type=click.IntRange(0, 65535), default=7780, show_default=True, help="Of the page, here.")
 @explained
-def replay(file: Path, speed: float, page: str) -> None:
-    """Show the page of an event log, FILE, again."""
+def replay(file: Path, speed: float, port: int) -> None:
+    """Show the page of an event log, FILE (events.jsonl in the folder of a run), again."""
     from pier_coordinator.commands.replay import run_replay
 
-    run_replay(file, speed, page)
+    run_replay(file, speed, port)

@@ -12,7 +12,7 @@ from rich.console import Console
 from rich.live import Live
 
 from pier_coordinator.commands.client import Client
-from pier_coordinator.commands.tables import events_table, sites_table, status_view
+from pier_coordinator.commands.tables import SILENT, events_table, nodes_table, status_view
 
 EVERY = 1.0
 """Seconds between two looks of --watch."""
@@ -36,7 +36,7 @@ def status(folder: Path, as_json: bool, watch: bool) -> int:
         print(json.dumps(found))
     else:
         console.print(status_view(found))
-    return ALL_WELL if all(site["alive"] for site in found["sites"]) else SITES_GONE
+    return SITES_GONE if any(site["state"] == SILENT for site in found["sites"]) else ALL_WELL
 
 
 def nodes(folder: Path, as_json: bool) -> None:
@@ -45,7 +45,7 @@ def nodes(folder: Path, as_json: bool) -> None:
     if as_json:
         print(json.dumps(found))
     else:
-        Console().print(sites_table(found) if found else "No site has come yet: `pier-coordinator invite` lets one in.")
+        Console().print(nodes_table(found) if found else "No site has come yet: `pier-coordinator invite` lets one in.")
 
 
 def events(folder: Path, as_json: bool, limit: int, of_sites: bool) -> None:
@@ -86,4 +86,4 @@ def act(folder: Path, action: str, **body: Any) -> None:
 
 
 def _whole(client: Client) -> dict[str, Any]:
-    return {**client.get("/api/board"), **client.get("/api/nodes")}
+    return client.get("/api/board")

@@ -9,41 +9,52 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from pier_node.units import amount, number
+from pier_node.units import UNKNOWN, amount, count, number
 
 Row = dict[str, Any]
 
 LEVELS = {20: "", 30: "yellow", 40: "red"}
-UNKNOWN = "–"
+SILENT = "silent"
+"""State of a site that was not heard of for longer than its lease."""
+NUMBERS = ("round", "loss", "tokens/s", "sent")
+AT_WORK = ("training", "exchanging", "waiting", "done")
 
 
 def sites_table(sites: list[Row]) -> Table:
     """Who is in the run, and how each does."""
     table = Table(box=None, pad_edge=False)
-    for name in ("site", "node", "state", "round", "loss", "tokens/s", "sent", "order", "address"):
-        table.add_column(name, justify="right" if name in ("round", "loss", "tokens/s", "sent") else "left")
+    for name in ("site", "state", "round", "loss", "tokens/s", "sent", "order"):
+        table.add_column(name, justify="right" if name in NUMBERS else "left", no_wrap=True)
     for site in sites:
         table.add_row(
             Text(str(site["name"] or UNKNOWN), "bold"),
-            str(site["node"]),
             _state(site),
-            number(site["round"], 0),
+            count(site["round"]),
             number(site["loss"], 3),
-            number(site["tokens_per_second"], 0),
+            count(site["tokens_per_second"]),
             UNKNOWN if site["bytes_sent"] is None else amount(site["bytes_sent"]),
             "" if site["activity"] in ("", "train") else str(site["activity"]),
-            str(site["address"] or UNKNOWN),
         )
+    return table
+
+
+def nodes_table(sites: list[Row]) -> Table:
+    """Who is in the run, and where."""
+    table = Table(box=None, pad_edge=False)
+    for name in ("site", "node", "state", "address", "version"):
+        table.add_column(name, no_wrap=True)
+    for site in sites:
+        called, where = Text(str(site["name"]), "bold"), str(site["address"] or UNKNOWN)
+        table.add_row(called, str(site["node"]), _state(site), where, str(site["version"] or UNKNOWN))
     return table
 
 
 def status_view(board: Row) -> RenderableType:
     """The run in a line, its alerts, its sites."""
-    run = board["run"]
-    head = Text.assemble(
-        (str(run.get("name", UNKNOWN)), "bold"),
-        f"  {run.get('algorithm', '')}  round {board['round']} of {run.get('rounds', UNKNOWN)}",
-    )
+    run, totals = board["run"], board["totals"]
+    progress = f"  {run['algorithm']}  round {totals['round']} of {run['rounds']}"
+    pace = f"  {count(totals['tokens_per_second'])} tokens/s  loss {number(totals['loss'], 3)}"
+    head = Text.assemble((str(run["name"]), "bold"), progress, pace)
     alerts = [Text(f"! {alert['text']}", "yellow") for alert in board["alerts"]]
     sites = board["sites"]
     return Group(head, *alerts, "", sites_table(sites) if sites else Text("No site has come yet.", "dim"))
@@ -59,7 +70,5 @@ def events_table(events: list[Row]) -> Table:
 
 
 def _state(site: Row) -> Text:
-    if not site["alive"]:
-        return Text("gone", "red")
-    phase = str(site["phase"] or UNKNOWN).replace("_", " ")
-    return Text(phase, "green" if phase in ("training", "exchanging", "waiting") else "yellow")
+    state = str(site["state"])
+    return Text(state, "red" if state == SILENT else "green" if state in AT_WORK else "yellow")

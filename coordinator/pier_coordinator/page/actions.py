@@ -9,15 +9,12 @@ from typing import Any, Protocol
 from aiohttp import web
 
 from pier_coordinator.page.guard import Guard, bad
+from pier_coordinator.refusals import Refused
 
 MOST_NODES = 4096
 LONGEST_EXPIRY = 365 * 86400.0
 MOST_USES = 10_000
 KINDS = ("replica",)
-
-
-class Refused(Exception):
-    """An action that cannot be done; its text says why, and is shown to the operator."""
 
 
 class Actions(Protocol):

@@ -82,11 +82,16 @@ class Sites:
 
     async def start(self, run: Path) -> str:
         """Start the coordinator, then all sites; returns the address of its page. Raises PierError."""
-        await self.coordinator.start(run)
-        told, token = self.coordinator.told(), await self.coordinator.invite(len(self.all))
+        way = await self.invited(run)
         for site in self.all:
-            await site.start("--coordinator", str(told["address"]), "--token", token)
-        return str(told["http"])
+            await site.start(*way)
+        return str(self.coordinator.http())
+
+    async def invited(self, run: Path) -> list[str]:
+        """Start the coordinator only; returns the options with which sites come. Raises PierError."""
+        await self.coordinator.start(run)
+        token = await self.coordinator.invite(len(self.all))
+        return ["--coordinator", str(self.coordinator.told()["address"]), "--token", token]
 
     async def ended(self, patience: float) -> None:
         """Return when all sites have ended, or after `patience` seconds."""
