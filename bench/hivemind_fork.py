@@ -12,7 +12,6 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
-import re
 import tempfile
 from dataclasses import dataclass
 from pathlib import Path
@@ -101,25 +100,14 @@ def of_pier(transport: Transport) -> Outcome:
 async def _train(sites: Sites, run: Path) -> None:
     try:
         async with asyncio.timeout(PATIENCE):
-            founder, *others = sites.all
-            await sites.found(run)
-            way = ["--peers", await _address(founder), "--token", str(founder.token())]
-            for site in others:
+            way = await sites.invited(run)
+            for site in sites.all:
                 doom = ["--fail-at", f"{KILLED_IN}:exchanging"] if site is sites.all[VICTIM] else []
                 await site.start(*way, *doom)
             for site in sites.all:
                 await site.ended()
     finally:
         await sites.stop()
-
-
-async def _address(site: Site) -> str:
-    """Where others reach a site, as soon as it prints it."""
-    while True:
-        said = site.log.read_text()
-        if printed := re.search(r"--peers (\S+) --", said):
-            return printed[1]
-        await asyncio.sleep(0.1)
 
 
 def _of_round(site: Site, number: int) -> dict[str, Any]:

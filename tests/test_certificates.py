@@ -10,7 +10,15 @@ from cryptography.hazmat.primitives.asymmetric import ec, ed25519
 from cryptography.x509.oid import ExtendedKeyUsageOID
 from cryptography.x509.verification import PolicyBuilder, Store, VerificationError
 
-from pier_node.certificates import DOMAIN, Credentials, credentials, node_id_of_certificate
+from pier_node.certificates import (
+    DOMAIN,
+    Credentials,
+    authority,
+    check_issued,
+    credentials,
+    issue,
+    node_id_of_certificate,
+)
 from pier_node.identity import Identity, Token, key_pem
 
 TOKEN = Token(bytes(range(100, 132)), bytes(range(16)))
@@ -113,3 +121,13 @@ def self_signed(key: ec.EllipticCurvePrivateKey | ed25519.Ed25519PrivateKey) -> 
 def test_other_certificates_have_no_node(pem: bytes, problem: str) -> None:
     with pytest.raises(ValueError, match=problem):
         node_id_of_certificate(pem)
+
+
+def test_a_node_that_was_given_a_certificate_makes_sure_that_it_is_its_own() -> None:
+    check_issued(issue(TOKEN, ALICE.node, ALICE.key.public_key()), authority(TOKEN), ALICE)
+    with pytest.raises(ValueError, match="another node's"):
+        check_issued(issue(TOKEN, BOB.node, BOB.key.public_key()), authority(TOKEN), ALICE)
+    other = Token(bytes(32), bytes(16))
+    for authority_of in (other, Token(bytes(32), TOKEN.run)):
+        with pytest.raises(ValueError, match="not signed by the run's authority"):
+            check_issued(issue(TOKEN, ALICE.node, ALICE.key.public_key()), authority(authority_of), ALICE)

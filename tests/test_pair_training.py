@@ -20,6 +20,7 @@ from pier_node.config import RunConfig
 from pier_node.outer.advance import advance_pair
 from pier_node.outer.contribution import Contribution
 from pier_node.outer.state import OuterState
+from pier_node.outer.times import Times
 from pier_node.pair_training import PairTraining
 from pier_node.progress import Progress
 from pier_node.wire.transfer import Fetched
@@ -34,7 +35,7 @@ class Pairs:
         self.follow: list[list[str]] = []
         self.heard: list[tuple[int, float, int]] = []
         self.order: list[str] = []
-        self.resolved = 0
+        self.resolved, self.times = 0, Times()
 
     def coming(self) -> int:
         return self.skips.get(self.state.round, self.state.round + 1)

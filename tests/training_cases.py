@@ -17,6 +17,7 @@ from pier_node.checkpoint import Checkpoint
 from pier_node.config import RunConfig
 from pier_node.outer.contribution import Contribution
 from pier_node.outer.state import OuterState
+from pier_node.outer.times import Times
 from pier_node.progress import Progress
 from pier_node.shared import SharedVector
 from pier_node.signals import Signal
@@ -70,7 +71,7 @@ class Rounds:
     """Plays what becomes of each contribution: "in" the next state, "out" of it, or an exception."""
 
     def __init__(self, state: OuterState, *fates: Any) -> None:
-        self.state, self.sites, self.fates = state, 0, [*fates]
+        self.state, self.sites, self.fates, self.times = state, 0, [*fates], Times()
         self.heard: list[tuple[float, int]] = []
         self.drops = 0.0
         self.roster = Roster()

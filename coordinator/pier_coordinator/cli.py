@@ -2,12 +2,213 @@
 
 from __future__ import annotations
 
+import os
+import sys
+from pathlib import Path
+
 import click
 
 from pier_node import __version__
+from pier_node.cli import JSON, explained
+from pier_node.model.presets import PRESETS
+
+FOLDER = click.option(
+    "--data",
+    "folder",
+    type=click.Path(path_type=Path, file_okay=False),
+    default=Path("."),
+    help="Folder of the run, that `init` made. [default: this one]",
+)
+SITES = click.argument("sites", nargs=-1)
+HOURS = {"m": 60.0, "h": 3600.0, "d": 86400.0}
+PAGE = "127.0.0.1:7780"
+
+
+class Duration(click.ParamType[float]):
+    """90m, 24h, 7d -> seconds."""
+
+    name = "TIME"
+
+    def convert(self, value: str | float, param: click.Parameter | None, ctx: click.Context | None) -> float:
+        """Seconds; fails with what is allowed."""
+        if isinstance(value, float):
+            return value
+        number, unit = value[:-1], value[-1:]
+        if unit not in HOURS or not number.isdigit() or not int(number):
+            self.fail(f"{value!r} is no duration: write 30m, 24h or 7d", param, ctx)
+        return int(number) * HOURS[unit]
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
 @click.version_option(__version__)
 def main() -> None:
-    """Watch over a run: invite its sites, see how they do, tell them what to do."""
+    """Watch over a run: invite its sites, see how they do, tell them what to do.
+
+    First:  pier-coordinator init my-run && pier-coordinator start my-run
+
+    Then:   pier-coordinator invite --data my-run --name lab-b
+    """
+    os.environ.setdefault("GRPC_VERBOSITY", "NONE")
+
+
+@main.command()
+@click.argument("folder", type=click.Path(path_type=Path, file_okay=False))
+@click.option("--preset", type=click.Choice(list(PRESETS)), default="llama-1m", show_default=True, help="Model size.")
+@explained
+def init(folder: Path, preset: str) -> None:
+    """Make a folder for a run: its commented run.toml, and the coordinator's identity."""
+    from pier_coordinator.commands.init import init
+
+    click.echo(init(folder, preset))
+
+
+@main.command()
+@click.argument("folder", type=click.Path(path_type=Path, file_okay=False), default=Path("."))
+@click.option("--listen", default="0.0.0.0:7790", show_default=True, metavar="HOST:PORT", help="Where sites call.")
+@click.option("--advertise", metavar="HOST[:PORT]", help="Where sites reach it. [default: found out, and said]")
+@click.option("--page", default=PAGE, show_default=True, metavar="HOST:PORT", help="Where the web page is.")
+@click.option("--quiet", is_flag=True, help="Say only what is wrong. [default: say what happens]")
+@explained
+def start(folder: Path, listen: str, advertise: str | None, page: str, quiet: bool) -> None:
+    """Run the coordinator of FOLDER until Ctrl+C; the sites train on without it. [default: this folder]"""
+    from pier_coordinator.commands.start import Settings, run_coordinator
+    from pier_coordinator.home import Home
+
+    run_coordinator(Settings(Home.found(folder), listen, advertise, page), quiet)
+
+
+@main.command()
+@FOLDER
+@click.option("--name", default="", help="What people call the site. [default: its host name]")
+@click.option("--expires", type=Duration(), default="24h", show_default=True, help="For how long it can be used.")
+@click.option("--uses", type=click.IntRange(1, 10_000), default=1, show_default=True, help="For so many sites.")
+@JSON
+@explained
+def invite(folder: Path, name: str, expires: float, uses: int, as_json: bool) -> None:
+    """Print the one command that brings a site into the run."""
+    from pier_coordinator.commands.operate import invite
+
+    invite(folder, as_json, name, expires, uses)
+
+
+@main.command()
+@FOLDER
+@click.argument("site")
+@explained
+def revoke(folder: Path, site: str) -> None:
+    """Put SITE (its name or node id) out of the run for good, or take back the invite of that id."""
+    from pier_coordinator.commands.operate import act
+
+    act(folder, "revoke", node=site)
+    click.echo(f"{site} is revoked: within a few seconds no site has anything to do with it any more.")
+
+
+@main.command()
+@FOLDER
+@JSON
+@explained
+def nodes(folder: Path, as_json: bool) -> None:
+    """Show the sites: where they are and what they do."""
+    from pier_coordinator.commands.operate import nodes
+
+    nodes(folder, as_json)
+
+
+@main.command()
+@FOLDER
+@JSON
+@click.option("--watch", is_flag=True, help="Show it anew every second until Ctrl+C. [default: once]")
+@explained
+def status(folder: Path, as_json: bool, watch: bool) -> None:
+    """Show how the run does, and what needs somebody's attention.
+
+    Exit code: 0 when all sites are there, 3 when one is gone.
+    """
+    from pier_coordinator.commands.operate import status
+
+    sys.exit(status(folder, as_json, watch))
+
+
+@main.command()
+@FOLDER
+@JSON
+@click.option("--limit", type=click.IntRange(1, 500), default=50, show_default=True, help="The last so many.")
+@explained
+def events(folder: Path, as_json: bool, limit: int) -> None:
+    """Show what happened: sites that came and went, orders, warnings."""
+    from pier_coordinator.commands.operate import events
+
+    events(folder, as_json, limit, of_sites=False)
+
+
+@main.command()
+@FOLDER
+@JSON
+@click.option("--limit", type=click.IntRange(1, 500), default=50, show_default=True, help="The last so many.")
+@explained
+def logs(folder: Path, as_json: bool, limit: int) -> None:
+    """Show the warnings that the sites logged."""
+    from pier_coordinator.commands.operate import events
+
+    events(folder, as_json, limit, of_sites=True)
+
+
+@main.command()
+@FOLDER
+@SITES
+@explained
+def pause(folder: Path, sites: tuple[str, ...]) -> None:
+    """Have SITES train no further from their next round on. [default: all]"""
+    from pier_coordinator.commands.operate import order
+
+    click.echo(order(folder, "pause", sites))
+
+
+@main.command()
+@FOLDER
+@SITES
+@explained
+def resume(folder: Path, sites: tuple[str, ...]) -> None:
+    """Have SITES train on. [default: all]"""
+    from pier_coordinator.commands.operate import order
+
+    click.echo(order(folder, "resume", sites))
+
+
+@main.command()
+@FOLDER
+@SITES
+@explained
+def stop(folder: Path, sites: tuple[str, ...]) -> None:
+    """Have SITES leave the run politely, and end. [default: all]
+
+    `pier-node start` at the site goes on later. The coordinator itself ends with Ctrl+C.
+    """
+    from pier_coordinator.commands.operate import order
+
+    click.echo(order(folder, "stop", sites))
+
+
+@main.command()
+@FOLDER
+@click.argument("site")
+@click.argument("kind", type=click.Choice(["replica"]))
+@explained
+def assign(folder: Path, site: str, kind: str) -> None:
+    """Give SITE an assignment, taken up at its next round: replica, the whole model together with the others."""
+    from pier_coordinator.commands.operate import act
+
+    act(folder, "assign", node=site, kind=kind)
+    click.echo(f"{site}: {kind} from its next round on")
+
+
+@main.command()
+@click.argument("file", type=click.Path(path_type=Path, dir_okay=False, exists=True))
+@click.option("--speed", type=click.FloatRange(0), default=0.0, help="Times as fast as it was. [default: all at once]")
+@click.option("--port", type=click.IntRange(0, 65535), default=7780, show_default=True, help="Of the page, here.")
+@explained
+def replay(file: Path, speed: float, port: int) -> None:
+    """Show the page of an event log, FILE (events.jsonl in the folder of a run), again."""
+    from pier_coordinator.commands.replay import run_replay
+
+    run_replay(file, speed, port)

@@ -110,6 +110,11 @@ def init(file: Path, preset: str, force: bool) -> None:
 @main.command()
 @RUN
 @PEERS
+@click.option(
+    "--coordinator",
+    metavar="HOST:PORT",
+    help="The run's coordinator; --token is its invite, needed once. [default: the one that --data knows]",
+)
 @TOKEN
 @FOLDER
 @click.option("--name", default="", help="What people call this site. [default: host name]")
@@ -128,8 +133,8 @@ def init(file: Path, preset: str, force: bool) -> None:
 def start(peers: tuple[str, ...], quiet: bool, **options: Any) -> None:
     """Take part in a run: found it, join it, or go on with it.
 
-    Founds it with --run, joins it with --peers, goes on with the one of --data with neither. Ctrl+C leaves politely;
-    the same command goes on later.
+    Founds it with --run, joins it with --peers or --coordinator, goes on with the one of --data with none of them.
+    Ctrl+C leaves politely; the same command goes on later.
     """
     from pier_node.commands.start import run_site
     from pier_node.join import Settings

@@ -16,6 +16,7 @@ from pier.v1.peer_pb2 import Phase, Site
 from pier_node import durable
 from pier_node.archive import Archive
 from pier_node.checkpoint import Checkpoint
+from pier_node.coordination.coordination import Coordination
 from pier_node.faults import NO_FAULTS, kill_at
 from pier_node.inner.workers import Workers
 from pier_node.join import Reception, Settings, find_run, free_slot
@@ -62,6 +63,7 @@ class Daemon:
         self._stopping = asyncio.Event()
         self._progress = Progress()
         self._rounds: Rounds | Pairs | None = None
+        self._coordination: Coordination | None = None
         self._helpers: list[asyncio.Task[None]] = []
 
     @property
@@ -119,7 +121,8 @@ class Daemon:
         ProbeServer(self._carrier, run_hash)
         stack.push_async_callback(self._carrier.stop)
         stack.push_async_callback(self._roster.stop)
-        record = member.record or SiteRecord(not settings.peers, slot=0, transport=member.transport)
+        known = await self._place(stack)
+        record = known or SiteRecord(not settings.peers, slot=0, transport=member.transport)
         peers = [*settings.peers, *(site.address for site in record.sites())]
         choice = await self._carrier.listen(settings.listen, settings.advertise, peers)
         self._site.address = choice.address
@@ -128,12 +131,25 @@ class Daemon:
         for site in record.sites():
             self._roster.add(site)
         await reception.introduce(peers)
-        self._record = record if member.record else replace(record, slot=self._first_slot(record))
+        self._record = record if known else replace(record, slot=self._first_slot(record))
         self._site.slot = self._record.slot
         self._save_record()
         self._background(stack, self._gossip(reception))
-        if self._record.founder:
+        if self._coordination:
+            self._background(stack, self._coordination.run())
+            self._background(stack, self._coordination.sample())
+        if self._record.founder and member.enrolment is None:
             self._say(self._invitation())
+
+    async def _place(self, stack: AsyncExitStack) -> SiteRecord | None:
+        """What this site has noted, or, as far as there is a coordinator, what that knows. None: nothing yet."""
+        member, settings = self._member, self._settings
+        if member.enrolment is None:
+            return member.record
+        by = member.enrolment, member.identity, self._reporter, self._carrier, self._roster, member.transport
+        self._coordination = Coordination(*by, settings.workers, self.stop)
+        stack.push_async_callback(self._coordination.close)
+        return await self._coordination.enter(member.record)
 
     def _first_slot(self, record: SiteRecord) -> int:
         return 0 if record.founder else free_slot(self._roster, self._member.config.run.sites)
@@ -206,7 +222,8 @@ class Daemon:
         leave = Leave(carrier, roster, None if in_pairs else of_all, folder / "votes.json")
         leave.restore()
         stack.push_async_callback(self._leave, leave)
-        hooks = self._committed, self._archive.keep, kept, faults
+        orders = self._coordination.orders if self._coordination else None
+        hooks = self._committed, self._archive.keep, kept, faults, orders
         loop = PairTraining if in_pairs else Training
         training = loop(config, layout, carrier, roster, rounds, self._workers, self._progress, *hooks)
         if isinstance(training, PairTraining) and config.outer.final_merge:
@@ -229,6 +246,8 @@ class Daemon:
 
     async def _committed(self, checkpoint: Checkpoint) -> None:
         await self._archive.commit(checkpoint)
+        if self._coordination:
+            self._coordination.committed(checkpoint.state)
         loss, state = f", validation loss {self._progress.validation_loss:.4f}", checkpoint.state
         fresh = self._progress.validated_round == state.round
         log.info("round %d committed by %d%s", state.round, len(state.members), loss if fresh else "")

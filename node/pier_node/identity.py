@@ -6,7 +6,6 @@ certificates.py derives everything else from it.
 
 from __future__ import annotations
 
-import base64
 import hashlib
 import os
 import secrets
@@ -17,12 +16,11 @@ from typing import Self
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 
-from pier_node import durable
+from pier_node import durable, secret_text
 from pier_node.errors import PierError
 
 _PREFIX = "pier1-"
-_SECRET, _RUN, _CHECK = 32, 16, 4
-_LETTERS = len(_PREFIX) + -(-(_SECRET + _RUN + _CHECK) * 8 // 5)
+_SECRET, _RUN = 32, 16
 _KEY_FILE, _TOKEN_FILE = "node.key", "run.token"
 
 
@@ -70,24 +68,11 @@ class Token:
     @classmethod
     def parse(cls, text: str) -> Self:
         """Read what somebody typed or pasted: case and line breaks do not matter. Raises PierError."""
-        compact = "".join(text.split()).lower()
-        if not compact.startswith(_PREFIX):
-            raise _mistyped(f"a token starts with {_PREFIX}")
-        if len(compact) != _LETTERS:
-            raise _mistyped(f"it has {len(compact)} characters, a token has {_LETTERS}")
-        try:
-            padding = "=" * (-len(compact.removeprefix(_PREFIX)) % 8)
-            raw = base64.b32decode(compact.removeprefix(_PREFIX).upper() + padding)
-        except ValueError as error:
-            raise _mistyped(f"after {_PREFIX} only letters and the digits 2 to 7 occur in a token") from error
-        token = cls(raw[:_SECRET], raw[_SECRET : _SECRET + _RUN])
-        if str(token) != compact:
-            raise _mistyped("its check digits do not match the rest")
-        return token
+        body = secret_text.read(_PREFIX, _SECRET + _RUN, text)
+        return cls(body[:_SECRET], body[_SECRET:])
 
     def __str__(self) -> str:
-        body = self.secret + self.run
-        return _PREFIX + base64.b32encode(body + _checksum(body)).decode().rstrip("=").lower()
+        return secret_text.spell(_PREFIX, self.secret + self.run)
 
     def require_run(self, run_hash: bytes) -> None:
         """Make sure that a configuration is the one this token was made for. Raises PierError."""
@@ -152,14 +137,6 @@ def write_private(path: Path, data: bytes) -> None:
     durable.sync(temporary)
     temporary.replace(path)
     durable.sync(path.parent)
-
-
-def _checksum(body: bytes) -> bytes:
-    return hashlib.sha256(_PREFIX.encode() + body).digest()[:_CHECK]
-
-
-def _mistyped(why: str) -> PierError:
-    return PierError(f"this is not a whole token: {why}", "Copy the token again, from `pier1-` to its last character.")
 
 
 def _unusable(path: Path, error: OSError) -> PierError:

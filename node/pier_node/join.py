@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import socket
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -11,8 +12,10 @@ from pathlib import Path
 from pier.v1.peer_pb2 import HelloReply, HelloRequest, Site
 from pier_node.certificates import Credentials, credentials
 from pier_node.config import RunConfig, from_canonical, load
+from pier_node.coordination.enrolment import Enrolment, enrol_patiently
 from pier_node.errors import PierError
 from pier_node.identity import Identity, Token
+from pier_node.invite import Invite
 from pier_node.roster import Roster
 from pier_node.site import SiteRecord, load_run, save_run
 from pier_node.wire.carrier import PROTOCOL, BadMessage, PeerLost, PeerRefused
@@ -36,6 +39,7 @@ class Settings:
         workers: 0: one for each device.
         transport: None: the one that this site has used before, or gRPC.
         http: port of the status page on 127.0.0.1; 0: any.
+        coordinator: HOST:PORT of the run's coordinator; its token is an invite.
     """
 
     folder: Path
@@ -51,6 +55,7 @@ class Settings:
     insecure: bool = False
     transport: Transport | None = None
     fail_at: str = ""
+    coordinator: str | None = None
 
 
 @dataclass(frozen=True)
@@ -63,6 +68,7 @@ class Membership:
     credentials: Credentials | None
     record: SiteRecord | None
     transport: Transport
+    enrolment: Enrolment | None = None
 
 
 async def find_run(settings: Settings) -> Membership:
@@ -70,6 +76,8 @@ async def find_run(settings: Settings) -> Membership:
     folder = settings.folder
     folder.mkdir(parents=True, exist_ok=True)
     identity, (transport, record) = Identity.load_or_create(folder), find_site(settings)
+    if settings.coordinator or Enrolment.load(folder):
+        return await _through_coordinator(settings, identity, transport, record)
     token = find_token(settings)
     config = known_config(settings)
     if token is None and config is not None and not settings.peers and not settings.insecure:
@@ -81,6 +89,30 @@ async def find_run(settings: Settings) -> Membership:
         token.save(folder)
     save_run(folder, config)
     return Membership(config, identity, token, credentials(identity, token) if token else None, record, transport)
+
+
+async def _through_coordinator(
+    settings: Settings, identity: Identity, transport: Transport, record: SiteRecord | None
+) -> Membership:
+    enrolment, config = await find_place(settings, identity)
+    save_run(settings.folder, config)
+    return Membership(config, identity, None, enrolment.credentials(identity), record, transport, enrolment)
+
+
+async def find_place(settings: Settings, identity: Identity) -> tuple[Enrolment, RunConfig]:
+    """The place that the coordinator has given this site, or gives it now for an invite. Raises PierError."""
+    folder, enrolment, config = settings.folder, Enrolment.load(settings.folder), load_run(settings.folder)
+    if enrolment is None or config is None:
+        if settings.coordinator is None or settings.token is None:
+            raise PierError("--coordinator needs the --token of an invite", "`pier-coordinator invite` prints one.")
+        if config is not None:
+            raise PierError(f"{folder} belongs to a run already", "Choose another --data folder.")
+        invite = Invite.parse(settings.token)
+        name = settings.name or socket.gethostname()
+        enrolment, config = await enrol_patiently(settings.coordinator, invite, identity, name)
+    enrolment = replace(enrolment, address=settings.coordinator or enrolment.address)
+    enrolment.save(folder)
+    return enrolment, config
 
 
 def find_site(settings: Settings) -> tuple[Transport, SiteRecord | None]:

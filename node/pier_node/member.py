@@ -11,7 +11,8 @@ from pier_node.journal import Journal, PairJournal
 from pier_node.outer.attempt import Tools, Voted
 from pier_node.outer.codec import codec
 from pier_node.outer.deal import PairTools
-from pier_node.outer.pairs import PairRun, Pairs
+from pier_node.outer.pairing import PairRun
+from pier_node.outer.pairs import Pairs
 from pier_node.outer.round import Rounds
 from pier_node.outer.schedule import synced, total_rounds
 from pier_node.outer.state import OuterState

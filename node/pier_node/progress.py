@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from pier.v1.peer_pb2 import Phase
+from pier_node.outer.times import Times
 
 
 @dataclass
@@ -17,6 +18,7 @@ class Progress:
         tokens: trained on by this site, steps under way included.
         compute: spent in inner steps; `waited`: spent in outer rounds, their waiting included.
         round_time: what the last outer round took.
+        times: where the time of the last outer round went.
         members_loss: mean validation loss of the models that were merged at the end.
         training_for: the round that the present inner steps are brought to; `steps`: so many, fewer at a slow site.
         spread: standard deviation between replicas, as this site's last pair saw it; of equal replicas it is not known.
@@ -32,6 +34,7 @@ class Progress:
     compute: float = 0.0
     waited: float = 0.0
     round_time: float = 0.0
+    times: Times = field(default_factory=Times)
     training_for: int = 0
     steps: int = 0
     spread: float = math.nan

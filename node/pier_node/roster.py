@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
 from pier.v1.peer_pb2 import Phase, Pulse, Site
@@ -50,12 +50,13 @@ class Roster:
         self._pulse = pulse
         self._interval = interval
         self.contacts: dict[str, Contact] = {}
+        self._barred: set[str] = set()
         self.changed = Signal()
         carrier.serve(BEAT, self._answer)
 
     def add(self, site: Site) -> None:
         """Learn of a site, or of its new address; ask it for its pulse from now on."""
-        if site.node == self._carrier.node:
+        if site.node == self._carrier.node or site.node in self._barred:
             return
         contact = self.contacts.get(site.node)
         if contact is None:
@@ -67,6 +68,16 @@ class Roster:
         if site.address:
             contact.site = site
             self._carrier.introduce(site.node, site.address)
+
+    def bar(self, nodes: Iterable[str]) -> None:
+        """Forget these sites for good: they are not of the run any more."""
+        for node in set(nodes) - self._barred:
+            self._barred.add(node)
+            if contact := self.contacts.pop(node, None):
+                log.warning("%s was revoked by the run's operator", _called(contact.site))
+                if contact.task:
+                    contact.task.cancel()
+                self.changed.notify()
 
     def farewell(self, node: str) -> None:
         """A site says that it stops: do not wait for it to fall silent."""

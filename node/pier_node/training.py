@@ -11,7 +11,6 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
 from functools import partial
 from typing import cast
 
@@ -21,8 +20,10 @@ from pier_node.catch_up import CatchUp
 from pier_node.checkpoint import Checkpoint
 from pier_node.config import RunConfig
 from pier_node.faults import NO_FAULTS, Faults
+from pier_node.flight import Flight
 from pier_node.inner_steps import InnerSteps
 from pier_node.model.layout import Layout
+from pier_node.orders import Orders
 from pier_node.outer.advance import advance
 from pier_node.outer.attempt import Advance
 from pier_node.outer.contribution import Contribution, worth_sending
@@ -46,20 +47,6 @@ APART = (Kind.LOCAL, Kind.PAIR)
 """Rounds of which a site may miss one, and bring its Δ to the next."""
 
 
-@dataclass(frozen=True)
-class Flight:
-    """A contribution on its way into a round.
-
-    Attributes:
-        before: the state that it was made from.
-        work: ends when the round is decided here, with this site in it or not.
-    """
-
-    plan: RoundPlan
-    before: OuterState
-    work: asyncio.Task[bool]
-
-
 class Training:
     """The loop of a site, from the state that `rounds` holds to the end of the run.
 
@@ -67,6 +54,7 @@ class Training:
         on_commit: awaited after each round with what a checkpoint would hold.
         keep: awaited with each state that others count on before its checkpoint can be taken.
         kept: a state that an earlier incarnation kept, of a later round than the one that it is restored from.
+        orders: of the run's operator; None: there are none.
     """
 
     def __init__(
@@ -82,10 +70,11 @@ class Training:
         keep: Callable[[OuterState], Awaitable[None]],
         kept: OuterState | None = None,
         faults: Faults = NO_FAULTS,
+        orders: Orders | None = None,
     ) -> None:
         self._config, self._layout, self._carrier, self._roster = config, layout, carrier, roster
         self._rounds, self.progress, self._faults = rounds, progress, faults
-        self._on_commit, self._keep, self._kept = on_commit, keep, kept
+        self._on_commit, self._keep, self._kept, self._orders = on_commit, keep, kept, orders or Orders()
         self._inner = InnerSteps(config, trainer, progress)
         self._catch_up = CatchUp(carrier, roster, faults, layout.length)
         self._pending = Pending(layout.length, config.outer.fragments, config.outer.codec != "none")
@@ -130,7 +119,10 @@ class Training:
         last = total_rounds(self._config)
         try:
             while (number := self._next_round()) <= last:
-                if self._flight is None and self._rounds.leaders():
+                if self._orders.paused:
+                    await self._rest()
+                    await self._orders.resumed(self.progress, self._roster)
+                elif self._flight is None and self._rounds.leaders():
                     before, self._late = self._rounds.state, await self._fetch()
                     self._carry(before)
                 else:
@@ -248,6 +240,7 @@ class Training:
         flight, began = self._flight, asyncio.get_running_loop().time()
         self.progress.phase = Phase.PHASE_WAITING
         took_part = await flight.work
+        self.progress.times = self._rounds.times
         self.progress.waited += asyncio.get_running_loop().time() - began
         await self._drop_flight()
         self._late = not took_part

@@ -7,6 +7,7 @@ import psutil
 import pytest
 
 from pier_node.demo.sites import NAMES, Site, Sites
+from pier_node.errors import PierError
 from pier_node.site import DAEMON_FILE
 
 
@@ -34,11 +35,20 @@ async def test_a_site_that_cannot_start_says_why(tmp_path: Path) -> None:
 
 async def test_stop_ends_a_site_that_is_starting(tmp_path: Path) -> None:
     sites = Sites(tmp_path, 2, threads=1)
-    await sites.all[0].start("--peers", "127.0.0.1:9", "--insecure")
+    (tmp_path / "run.toml").write_text("")
+    await sites.start(tmp_path / "run.toml")
     assert sites.all[0].running
     await sites.stop()
-    assert not sites.all[0].running
+    assert not any(program.running for program in [*sites.all, sites.coordinator])
     assert psutil.Process().children(recursive=True) == []
+
+
+async def test_a_coordinator_that_cannot_start_says_why(tmp_path: Path) -> None:
+    sites = Sites(tmp_path, 2, threads=1)
+    (tmp_path / "run.toml").write_text("not = toml =")
+    with pytest.raises(PierError, match=r"(?s)the coordinator does not run; .*coordinator\.log ends with:.*run\.toml"):
+        await sites.start(tmp_path / "run.toml")
+    assert not any(site.started for site in sites.all)
 
 
 async def test_a_daemon_json_of_another_daemon_is_an_old_one(tmp_path: Path) -> None:

@@ -33,16 +33,18 @@ def blank(tmp_path: Path) -> Record:
     return Record(record(tmp_path).config, ["alpha", "beta", "gamma"])
 
 
-def test_a_founder_that_dies_ends_the_demo_with_its_log(tmp_path: Path, blank: Record) -> None:
-    sites = Sites(tmp_path, 3, threads=1)
-    with pytest.raises(PierError, match=r"(?s)site alpha ended with exit code 1; .*alpha\.log ends with:.*missing"):
-        train(sites, tmp_path / "missing.toml", blank, Told())
+def test_sites_that_die_end_the_demo_with_their_logs(tmp_path: Path, blank: Record) -> None:
+    sites, run = Sites(tmp_path, 3, threads=1), tmp_path / "run.toml"
+    run.write_text(f'[data]\nsource = "text"\npath = "{tmp_path}/missing"\n')
+    with pytest.raises(PierError, match=r"(?s)site \w+ ended with exit code 1; .*\.log ends with:.*missing"):
+        train(sites, run, blank, Told())
     assert not any(site.running for site in sites.all)
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_signals_end_it(tmp_path: Path, blank: Record, number: int) -> None:
     sites = Sites(tmp_path, 3, threads=1)
+    (tmp_path / "run.toml").write_text("")
     with pytest.raises(KeyboardInterrupt):
         train(sites, tmp_path / "run.toml", blank, Told(act=number))
     assert sites.all[0].started
@@ -51,5 +53,6 @@ def test_signals_end_it(tmp_path: Path, blank: Record, number: int) -> None:
 
 def test_silence_is_not_waited_for_forever(tmp_path: Path, blank: Record, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "STILL", 0.0)
+    (tmp_path / "run.toml").write_text("")
     with pytest.raises(PierError, match=r"(?s)nothing has happened.*alpha: no answer yet"):
         train(Sites(tmp_path, 3, threads=1), tmp_path / "run.toml", blank, Told())

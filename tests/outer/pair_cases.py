@@ -17,7 +17,8 @@ from pier_node.faults import NO_FAULTS, Faults
 from pier_node.outer.codec.plain import Plain
 from pier_node.outer.contribution import Contribution
 from pier_node.outer.deal import PairTools
-from pier_node.outer.pairs import PairRun, Pairs
+from pier_node.outer.pairing import PairRun
+from pier_node.outer.pairs import Pairs
 from pier_node.outer.records import Records
 from pier_node.outer.state import OuterState
 from pier_node.roster import Roster

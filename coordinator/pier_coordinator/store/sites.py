@@ -55,7 +55,8 @@ def register(transaction: Transaction, node: str, registration: Registration, no
     )
     if get(transaction, FOUNDER) is None:
         put(transaction, FOUNDER, node)
-    transaction.add([Fact(now, "site", node, said)])
+    if registration.address:  # a site that does not listen yet registers again when it does
+        transaction.add([Fact(now, "site", node, said)])
     return _standing(transaction, node)
 
 

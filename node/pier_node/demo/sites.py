@@ -1,19 +1,20 @@
-"""The demo's sites: daemons of their own, started as a person would start them, and stopped whatever happens."""
+"""The demo's sites and their coordinator: daemons of their own, as a person would start them."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
 import json
-import os
+import shutil
 import sysconfig
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import psutil
 
-from pier_node.identity import Token
-from pier_node.inner.parent import die_with_parent
-from pier_node.site import DAEMON_FILE
+from pier_node.demo.program import Program
+from pier_node.errors import PierError
 from pier_node.wire.transport import Transport
 
 NAMES = ("alpha", "beta", "gamma", "delta", "epsilon", "zeta", "eta", "theta")
@@ -22,129 +23,98 @@ PATIENCE = 15.0
 """Seconds that a site gets to leave politely."""
 HURRY = 3.0
 """Seconds that it gets to end when it was told twice."""
-TAIL_LINES = 15
+STARTING = 60.0
+"""Seconds that the coordinator gets until it answers."""
+LOOK = 0.05
 
 
-class Site:
-    """One `pier-node start`; its folder and its log lie side by side.
-
-    Args:
-        work: the demo's folder.
-        threads: for each of its processes.
-    """
+class Site(Program):
+    """One `pier-node start`."""
 
     def __init__(self, work: Path, name: str, threads: int, transport: Transport = "grpc") -> None:
-        self.name = name
+        super().__init__(work, name, threads)
         self._transport = transport
-        self.folder, self.log = work / name, work / f"{name}.log"
-        self._threads = threads
-        self._process: asyncio.subprocess.Process | None = None
-
-    @property
-    def started(self) -> bool:
-        """Whether `start` was called."""
-        return self._process is not None
-
-    @property
-    def running(self) -> bool:
-        """Whether its daemon lives."""
-        return self._process is not None and self._process.returncode is None
-
-    @property
-    def code(self) -> int | None:
-        """The exit code of its daemon, once it has ended."""
-        return self._process.returncode if self._process else None
 
     async def start(self, *way: str) -> None:
-        """Found a run (`--run FILE`) or join one (`--peers … --token …`)."""
-        program = Path(sysconfig.get_path("scripts")) / "pier-node"
+        """Come into a run: `--coordinator … --token …`."""
         options = ["--data", str(self.folder), "--name", self.name, "--listen", ANY_PORT, "--workers", "1"]
-        options += ["--transport", self._transport]
-        plain = {"COLUMNS": "160", "NO_COLOR": "1", "OMP_NUM_THREADS": str(self._threads)}
-        with self.log.open("ab") as log:
-            self._process = await asyncio.create_subprocess_exec(
-                program,
-                "start",
-                *way,
-                *options,
-                stdin=asyncio.subprocess.DEVNULL,
-                stdout=log,
-                stderr=log,
-                env={**os.environ, **plain},
-                start_new_session=True,  # Ctrl+C is the demo's to decide about
-                preexec_fn=die_with_parent,
-            )
+        await self.run("pier-node", "start", *way, *options, "--transport", self._transport)
 
-    def http(self) -> str | None:
-        """Where it answers on this machine; None: not yet."""
-        try:
-            known = json.loads((self.folder / DAEMON_FILE).read_text())
-        except FileNotFoundError:
-            return None
-        return str(known["http"]) if self._process and known["pid"] == self._process.pid else None
 
-    def token(self) -> Token | None:
-        """What it would tell somebody who wants to join."""
-        return Token.load(self.folder)
+class Coordinator(Program):
+    """One `pier-coordinator start`."""
 
-    def terminate(self) -> None:
-        """Ask it to leave; the second time, to end at once."""
-        if self._process and self.running:
-            self._process.terminate()
+    async def start(self, run: Path) -> None:
+        """Start it for a run, and wait until it answers. Raises PierError: it does not."""
+        self.folder.mkdir(exist_ok=True)
+        shutil.copy(run, self.folder / "run.toml")
+        await self.run("pier-coordinator", "start", str(self.folder), "--listen", ANY_PORT, "--page", ANY_PORT)
+        deadline = asyncio.get_running_loop().time() + STARTING
+        while self.running and not self.told():
+            if asyncio.get_running_loop().time() > deadline:
+                self.kill()
+            await asyncio.sleep(LOOK)
+        if not self.running:
+            raise PierError(f"the coordinator does not run; {self.log} ends with:\n{self.tail()}")
 
-    def kill(self) -> None:
-        """End it; its workers end with it."""
-        if self._process and self.running:
-            self._process.kill()
-
-    async def ended(self) -> None:
-        """Return when its daemon has ended."""
-        if self._process:
-            await self._process.wait()
-
-    def family(self) -> list[psutil.Process]:
-        """What its daemon has started: the workers."""
-        try:
-            return psutil.Process(self._process.pid).children(recursive=True) if self._process and self.running else []
-        except psutil.NoSuchProcess:
-            return []
-
-    def tail(self) -> str:
-        """The last lines of its log."""
-        lines = self.log.read_text(errors="replace").splitlines() if self.log.exists() else []
-        return "\n".join(line.rstrip() for line in lines[-TAIL_LINES:])
+    async def invite(self, uses: int) -> str:
+        """A token for so many sites. Raises PierError."""
+        command = ["invite", "--data", str(self.folder), "--uses", str(uses), "--json"]
+        process = await asyncio.create_subprocess_exec(
+            Path(sysconfig.get_path("scripts")) / "pier-coordinator",
+            *command,
+            stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.PIPE,
+        )
+        output, errors = await process.communicate()
+        if process.returncode:
+            raise PierError(f"the coordinator makes no invite: {errors.decode(errors='replace').strip()}")
+        answer: dict[str, Any] = json.loads(output)
+        return str(answer["token"])
 
 
 class Sites:
-    """All sites of the demo; the first one founds the run."""
+    """All sites of the demo, and what watches over them."""
 
     def __init__(self, work: Path, count: int, threads: int, transport: Transport = "grpc") -> None:
         self.all = [Site(work, name, threads, transport) for name in NAMES[:count]]
+        self.coordinator = Coordinator(work, "coordinator", threads)
 
-    async def found(self, run: Path) -> None:
-        """Start the first site."""
-        await self.all[0].start("--run", str(run))
+    async def start(self, run: Path) -> str:
+        """Start the coordinator, then all sites; returns the address of its page. Raises PierError."""
+        way = await self.invited(run)
+        for site in self.all:
+            await site.start(*way)
+        return str(self.coordinator.http())
 
-    async def join(self, address: str) -> None:
-        """Start the others, with what the first one has told."""
-        token = self.all[0].token()
-        for site in self.all[1:]:
-            await site.start("--peers", address, "--token", str(token))
+    async def invited(self, run: Path) -> list[str]:
+        """Start the coordinator only; returns the options with which sites come. Raises PierError."""
+        await self.coordinator.start(run)
+        token = await self.coordinator.invite(len(self.all))
+        return ["--coordinator", str(self.coordinator.told()["address"]), "--token", token]
 
     async def ended(self, patience: float) -> None:
         """Return when all sites have ended, or after `patience` seconds."""
-        running = [asyncio.create_task(site.ended()) for site in self.all if site.running]
-        if running:
-            await asyncio.wait(running, timeout=patience)
+        await _ended(self.all, patience)
 
     async def stop(self) -> None:
-        """End all sites and whatever they have started, within seconds; again: nothing."""
-        family = [relative for site in self.all for relative in site.family()]
-        for act, patience in ((Site.terminate, PATIENCE), (Site.terminate, HURRY), (Site.kill, HURRY)):
+        """End all sites, then the coordinator, and whatever they have started, within seconds; again: nothing."""
+        everybody: list[Program] = [*self.all, self.coordinator]
+        family = [relative for program in everybody for relative in program.family()]
+        for act, patience in ((Program.terminate, PATIENCE), (Program.terminate, HURRY), (Program.kill, HURRY)):
             for site in self.all:
                 act(site)
             await self.ended(patience)
+        for act in (Program.terminate, Program.kill):
+            act(self.coordinator)
+            await _ended([self.coordinator], HURRY)
         _, alive = await asyncio.to_thread(psutil.wait_procs, family, HURRY)
         for relative in alive:
             with contextlib.suppress(psutil.NoSuchProcess):
                 relative.kill()
+
+
+async def _ended(programs: Sequence[Program], patience: float) -> None:
+    running = [asyncio.create_task(program.ended()) for program in programs if program.running]
+    if running:
+        await asyncio.wait(running, timeout=patience)

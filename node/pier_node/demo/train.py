@@ -57,11 +57,11 @@ class _Training:
         clock = asyncio.get_running_loop().time
         began = self._news_at = clock()
         async with Watch(self._sites.all, self._record) as watch:
-            await self._sites.found(self._run)
+            page = await self._sites.start(self._run)
+            self._screen.tell(f"The run's page: {page}")
             while not self._record.finished:
                 await asyncio.sleep(TICK)
                 await watch.look()
-                await self._invite()
                 self._screen.show(self._record, clock() - began)
                 self._mourn()
                 self._require_news(clock())
@@ -69,12 +69,6 @@ class _Training:
             await self._sites.ended(PATIENCE)
             await watch.look()
         return seconds
-
-    async def _invite(self) -> None:
-        founder, *others = self._sites.all
-        address = self._record.tracks[founder.name].status.get("address")
-        if address and not any(site.started for site in others):
-            await self._sites.join(address)
 
     def _mourn(self) -> None:
         """Say which site ended too early and what its log says; an error if the others cannot go on without it."""

@@ -8,8 +8,17 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 
 PAIR = 2
+
+
+@dataclass(frozen=True)
+class PairRun:
+    """What a run says of its pairs: its seed, and its last round."""
+
+    seed: int
+    last: int
 
 
 def epoch_of(nodes: Iterable[str]) -> bytes:

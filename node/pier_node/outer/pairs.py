@@ -11,7 +11,6 @@ import logging
 import math
 import secrets
 from collections.abc import AsyncIterator, Awaitable, Callable
-from dataclasses import dataclass
 
 from pier.v1.peer_pb2 import Chunk, MeetRequest
 from pier_node.errors import PierError
@@ -23,9 +22,11 @@ from pier_node.outer.deal import Deal, PairTools
 from pier_node.outer.meeting import Meetings, Met
 from pier_node.outer.noloco import needs_anchors
 from pier_node.outer.outcomes import Outcomes
+from pier_node.outer.pairing import PairRun
 from pier_node.outer.reduce import Suspicion
 from pier_node.outer.state import OuterState
 from pier_node.outer.streams import EARLY
+from pier_node.outer.times import Times
 from pier_node.shared import Vector
 from pier_node.wire.carrier import BadMessage
 
@@ -36,14 +37,6 @@ log = logging.getLogger(__name__)
 
 
 Saved = Callable[[], Awaitable[None]]
-
-
-@dataclass(frozen=True)
-class PairRun:
-    """What a run says of its pairs: its seed, and its last round."""
-
-    seed: int
-    last: int
 
 
 class Pairs:
@@ -58,6 +51,7 @@ class Pairs:
         sites: that must be there before this site's coming round begins.
         last_error: why the last meeting did not end in a common step, in words.
         spread: standard deviation between the replicas, as the last pair saw it; NaN: not known.
+        times: where the time of the last round went, or goes.
     """
 
     def __init__(
@@ -73,6 +67,7 @@ class Pairs:
         self.sites = 1
         self.last_error = ""
         self.spread = math.nan
+        self.times = Times()
         self._tools, self._run, self._nonce = tools, run, nonce
         self._roster, self._carrier = tools.roster, tools.carrier
         self._meetings = Meetings(self._carrier, self._roster, run.seed, lambda: self.state.round, tools.news)
@@ -160,7 +155,9 @@ class Pairs:
         Raises:
             PierError: the step is not finite, or cannot be saved.
         """
-        await self._roster.changed.until(lambda: self._is_open(number))
+        self.times = Times()
+        with self.times.spent_waiting():
+            await self._roster.changed.until(lambda: self._is_open(number))
         await self._ahead.end()
         try:
             number = self._reachable(number)
@@ -194,7 +191,8 @@ class Pairs:
         deal = self._deal = Deal(self._tools, self.state, met, contribution, held)
         self._tools.news.notify()
         try:
-            await deal.run(lambda shadow: self._commit_pair(deal, shadow, saved))
+            with self.times.spent_on_attempt():
+                await deal.run(lambda shadow: self._commit_pair(deal, shadow, saved))
         except Suspicion as suspicion:
             self.last_error = f"round {deal.round}, with {met.node}: {suspicion}"
             log.warning("round %d: not taken with %s: %s", deal.round, met.node, suspicion)
@@ -217,7 +215,8 @@ class Pairs:
         overtaken = number > self.state.round + 1
         # Those in front may have just begun: they need no longer than this site, which they have overtaken, has taken.
         allowance = asyncio.get_running_loop().time() - self._since if overtaken else 0.0
-        return await self._meetings.find(number, describe, allowance)
+        with self.times.spent_waiting():
+            return await self._meetings.find(number, describe, allowance)
 
     async def _alone(self, number: int, contribution: Contribution, saved: Saved) -> None:
         state, ledger, rates = self.state, self._ledger_with(contribution), self._tools.rates

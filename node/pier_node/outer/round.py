@@ -23,6 +23,7 @@ from pier_node.outer.reduce import NOBODY, Suspicion
 from pier_node.outer.state import OuterState
 from pier_node.outer.streams import Streams
 from pier_node.outer.suspects import Suspects
+from pier_node.outer.times import Times
 from pier_node.wire.carrier import ABORT, GATHER, VOTE, BadMessage, PeerLost
 
 log = logging.getLogger(__name__)
@@ -50,6 +51,7 @@ class Rounds:
         sites: members that the coming round must have at least.
         votes: of the last round's members, in this node's hand.
         last_error: why the last attempt did not end in a commit, in words.
+        times: where the time of the last round went, or goes.
     """
 
     def __init__(
@@ -61,11 +63,10 @@ class Rounds:
         nonce: Callable[[], bytes] = lambda: secrets.token_bytes(16),
     ) -> None:
         self.node = tools.node
-        self.state = state
-        self.saved = state.round
+        self.state, self.saved = state, state.round
         self.sites = 1
         self.votes = {self.node}
-        self.last_error = ""
+        self.last_error, self.times = "", Times()
         self._tools, self._voted, self._length, self._new_nonce = tools, voted, length, nonce
         self._roster, self._carrier, self._faults = tools.roster, tools.carrier, tools.faults
         self._promised = tools.journal.promised()
@@ -119,11 +120,6 @@ class Rounds:
         """Whose state this site needs before it goes on."""
         return self._roster.ahead(self.state.round)
 
-    @property
-    def exchanging(self) -> bool:
-        """Whether an attempt is under way."""
-        return self._attempt is not None
-
     async def commit_alone(self, contribution: Contribution, advance: Advance) -> OuterState:
         """A round of a group of one, which needs nobody's word."""
         state, tokens = self.state, {self.node: contribution.tokens}
@@ -136,6 +132,7 @@ class Rounds:
     async def commit(self, contribution: Contribution, advance: Advance) -> OuterState:
         """Take part in the next round until it is committed. Raises Behind when it was, without us."""
         backoff, last = Backoff(), self.state.round
+        self.times = Times()
         self.renew()
         while True:
             task = asyncio.create_task(self._try_once(contribution, advance))
@@ -156,9 +153,14 @@ class Rounds:
                 return self.state
             await self._roster.changed.wait(backoff.seconds())
 
+    @property
+    def exchanging(self) -> bool:
+        """Whether an attempt is under way."""
+        return self._attempt is not None
+
     async def at_rest(self) -> None:
         """Return once no attempt is under way."""
-        await self._tools.news.until(lambda: self._attempt is None)
+        await self._tools.news.until(lambda: not self.exchanging)
 
     def renew(self) -> None:
         """What we announced is not true any more: proposals that rest on it are refused."""
@@ -172,9 +174,10 @@ class Rounds:
     # --- asking the keeper ---------------------------------------------------------------------
 
     async def _try_once(self, contribution: Contribution, advance: Advance) -> None:
-        proposal = await self._ask(contribution)
-        while proposal and proposal.verdict == Proposal.VERDICT_WAIT:  # at once: it may be closed without us meanwhile
+        with self.times.spent_waiting():
             proposal = await self._ask(contribution)
+            while proposal and proposal.verdict == Proposal.VERDICT_WAIT:  # at once: it may be closed without us
+                proposal = await self._ask(contribution)
         if proposal is None:
             return
         self._suspects.clear()
@@ -183,7 +186,8 @@ class Rounds:
         self._promised = proposal.round, proposal.ballot
         attempt = self._attempt = Attempt(self._tools, self.state, self.shadow, proposal)
         try:
-            self._settle(await attempt.run(contribution, advance, self._remember))
+            with self.times.spent_on_attempt():
+                self._settle(await attempt.run(contribution, advance, self._remember))
         except Suspicion as suspicion:
             self.last_error = str(suspicion)
             log.warning("round %d, attempt %d: given up: %s", proposal.round, proposal.ballot.number, suspicion)

@@ -28,7 +28,7 @@ class GrpcCarrier(LinkedCarrier):
         card = Card(node, run_hash, credentials.key if credentials else None)
         sent = Tally()
         self._server = PeerServer(card, credentials, sent.add)
-        super().__init__(node, lambda peer, address: Link(card, credentials, peer, address), self._server, sent)
+        super().__init__(card, lambda peer, address: Link(card, credentials, peer, address), self._server, sent)
 
     async def start(self, host: str, port: int) -> int:
         """Listen; returns the port, which the system chooses if `port` is 0. Raises PierError."""

@@ -51,10 +51,10 @@ class PeerServer(grpc.GenericRpcHandler):  # type: ignore[type-arg]
     Args:
         card: this node's own.
         credentials: None: without TLS.
-        count: told the payload bytes of every chunk that a peer pulled.
+        count: told the peer and the payload bytes of every chunk that it pulled.
     """
 
-    def __init__(self, card: Card, credentials: Credentials | None, count: Callable[[int], None]) -> None:
+    def __init__(self, card: Card, credentials: Credentials | None, count: Callable[[str, int], None]) -> None:
         self._card = card
         self._credentials = credentials
         self._count = count
@@ -97,7 +97,7 @@ class PeerServer(grpc.GenericRpcHandler):  # type: ignore[type-arg]
             async with self._admitted(FETCH, context) as caller:
                 async for chunk in handler(caller, parse(FetchRequest, raw)):
                     await context.write(chunk.SerializeToString())
-                    self._count(len(chunk.data))
+                    self._count(caller, len(chunk.data))
 
         self._methods[FETCH] = grpc.unary_stream_rpc_method_handler(give)
 

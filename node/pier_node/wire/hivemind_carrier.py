@@ -50,7 +50,7 @@ class HivemindCarrier(LinkedCarrier):
         self._helpers: list[asyncio.Task[None]] = []
         sent = Tally()
         self._server = PeerServer(self._host, sent.add)
-        super().__init__(node, lambda peer, address: Link(self._host, peer, address), self._server, sent)
+        super().__init__(self._host.card, lambda peer, address: Link(self._host, peer, address), self._server, sent)
 
     async def listen(self, at: str, advertise: str | None, peers: Sequence[str]) -> Choice:
         """Listen at HOST:PORT, and choose the address to tell others; see interfaces.py. Raises PierError."""

@@ -55,10 +55,10 @@ class PeerServer:
     """Serves whatever handlers it was given.
 
     Args:
-        count: told the payload bytes of every chunk that a peer pulled.
+        count: told the peer and the payload bytes of every chunk that it pulled.
     """
 
-    def __init__(self, host: Host, count: Callable[[int], None]) -> None:
+    def __init__(self, host: Host, count: Callable[[str, int], None]) -> None:
         self._host, self._count = host, count
         self._answers: dict[str, Callable[[Caller, Stream], Awaitable[None]]] = {LINE: self._hold_line}
         self._callers: dict[bytes, list[Caller]] = {}
@@ -98,16 +98,16 @@ class PeerServer:
 
         async def give(caller: Caller, stream: Stream) -> None:
             request = parse(FetchRequest, await _message(stream, MESSAGE_BYTES))
-            await _while_there(self._given(handler(caller.node, request), stream), stream)
+            await _while_there(self._given(caller.node, handler(caller.node, request), stream), stream)
             await stream.send(Kind.END)
 
         self._answers[FETCH] = give
 
-    async def _given(self, chunks: AsyncIterator[Chunk], stream: Stream) -> None:
+    async def _given(self, peer: str, chunks: AsyncIterator[Chunk], stream: Stream) -> None:
         try:
             async for chunk in chunks:
                 await stream.send(Kind.MESSAGE, chunk.SerializeToString())
-                self._count(len(chunk.data))
+                self._count(peer, len(chunk.data))
         finally:
             if isinstance(chunks, AsyncGenerator):
                 await chunks.aclose()

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
+from collections import Counter
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterable
 from contextlib import aclosing
+from functools import partial
 from typing import Protocol, TypeVar
 
 from google.protobuf.message import Message
 
 from pier.v1.peer_pb2 import Chunk, FetchRequest, HelloReply, HelloRequest
+from pier_node.wire.card import Card
 from pier_node.wire.carrier import HELLO, Handler, Method, PeerLost
 
 Q = TypeVar("Q", bound=Message)
@@ -51,27 +54,27 @@ class Server(Protocol):
 
 
 class Tally:
-    """Payload bytes, counted."""
+    """Payload bytes, counted by the peer that they went to."""
 
     def __init__(self) -> None:
-        self.total = 0
+        self.by_peer: Counter[str] = Counter()
 
-    def add(self, size: int) -> None:
+    def add(self, peer: str, size: int) -> None:
         """Count some more."""
-        self.total += size
+        self.by_peer[peer] += size
 
 
 class LinkedCarrier:
     """A Carrier made of links and a server.
 
     Args:
-        node: this node's id.
+        card: this node's, which the links and the server show.
         connect: makes a link to a node at an address, or, with None, to whoever listens there.
         sent: what the server counts its payload bytes with.
     """
 
-    def __init__(self, node: str, connect: Callable[[str | None, str], Link], server: Server, sent: Tally) -> None:
-        self.node = node
+    def __init__(self, card: Card, connect: Callable[[str | None, str], Link], server: Server, sent: Tally) -> None:
+        self.node, self._card = card.node, card
         self._connect, self._answers, self._sent = connect, server, sent
         self._links: dict[str, Link] = {}
         self._closing: set[asyncio.Task[None]] = set()
@@ -89,9 +92,13 @@ class LinkedCarrier:
             return
         self._links[node] = self._connect(node, address)
         if known is not None:
-            task = asyncio.create_task(known.close())
-            self._closing.add(task)
-            task.add_done_callback(self._closing.discard)
+            self._close(known)
+
+    def refuse(self, nodes: Iterable[str]) -> None:
+        """Have nothing to do with these from now on; what is under way with them fails."""
+        self._card.revoked.update(nodes)
+        for node in self._card.revoked & self._links.keys():
+            self._close(self._links.pop(node))
 
     async def greet(self, address: str, request: HelloRequest, timeout: float) -> HelloReply:
         """Say hello to whoever listens at an address. Raises PeerLost."""
@@ -114,7 +121,7 @@ class LinkedCarrier:
 
         It lasts as long as the connection does: one that went silent is given up after 40 s. Bound it from outside.
         """
-        await self._link(peer).push(chunks, self._sent.add)
+        await self._link(peer).push(chunks, partial(self._sent.add, peer))
 
     async def pull(self, peer: str, request: FetchRequest) -> AsyncGenerator[Chunk]:
         """Stream a piece of a peer's state. The iterator raises PeerLost; like `push` it has no deadline."""
@@ -136,7 +143,16 @@ class LinkedCarrier:
 
     def bytes_sent(self) -> int:
         """Payload bytes of all streams so far, sent by this site."""
-        return self._sent.total
+        return self._sent.by_peer.total()
+
+    def bytes_sent_to(self, peer: str) -> int:
+        """The part of it that went to one peer."""
+        return self._sent.by_peer[peer]
+
+    def _close(self, link: Link) -> None:
+        task = asyncio.create_task(link.close())
+        self._closing.add(task)
+        task.add_done_callback(self._closing.discard)
 
     def _link(self, peer: str) -> Link:
         if self._stopped:

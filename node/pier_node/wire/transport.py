@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Literal, Protocol
 
@@ -26,6 +26,12 @@ class SiteCarrier(Carrier, Protocol):
             advertise: HOST or HOST:PORT that the user wants; None: choose.
             peers: addresses of sites to join, may be empty.
         """
+
+    def refuse(self, nodes: Iterable[str]) -> None:
+        """Have nothing to do with these from now on; what is under way with them fails."""
+
+    def bytes_sent_to(self, peer: str) -> int:
+        """Payload bytes that went to one peer so far."""
 
     async def stop(self) -> None:
         """Close all connections and stop listening, within two seconds; whatever is under way fails."""

@@ -100,6 +100,7 @@ class RegisterRequest(_message.Message):
     VERSION_FIELD_NUMBER: _builtins.int
     WORKERS_FIELD_NUMBER: _builtins.int
     TIME_FIELD_NUMBER: _builtins.int
+    STARTING_FIELD_NUMBER: _builtins.int
     protocol: _builtins.int
     run_hash: _builtins.bytes
     transport: _builtins.str
@@ -109,6 +110,8 @@ class RegisterRequest(_message.Message):
     workers: _builtins.int
     """0: one for each device"""
     time: _builtins.float
+    starting: _builtins.bool
+    """the site has just been started: an order to stop is fulfilled"""
     @_builtins.property
     def site(self) -> _peer_pb2.Site: ...
     def __init__(
@@ -121,10 +124,11 @@ class RegisterRequest(_message.Message):
         version: _builtins.str = ...,
         workers: _builtins.int = ...,
         time: _builtins.float = ...,
+        starting: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["site", b"site"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["protocol", b"protocol", "run_hash", b"run_hash", "site", b"site", "time", b"time", "transport", b"transport", "version", b"version", "workers", b"workers"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["protocol", b"protocol", "run_hash", b"run_hash", "site", b"site", "starting", b"starting", "time", b"time", "transport", b"transport", "version", b"version", "workers", b"workers"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

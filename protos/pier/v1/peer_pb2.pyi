@@ -34,6 +34,8 @@ class _PhaseEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_Phase.ValueType
     PHASE_CATCHING_UP: _Phase.ValueType  # 5
     PHASE_LEAVING: _Phase.ValueType  # 6
     PHASE_DONE: _Phase.ValueType  # 7
+    PHASE_PAUSED: _Phase.ValueType  # 8
+    """by the run's operator"""
 
 class Phase(_Phase, metaclass=_PhaseEnumTypeWrapper): ...
 
@@ -46,6 +48,8 @@ PHASE_EXCHANGING: Phase.ValueType  # 4
 PHASE_CATCHING_UP: Phase.ValueType  # 5
 PHASE_LEAVING: Phase.ValueType  # 6
 PHASE_DONE: Phase.ValueType  # 7
+PHASE_PAUSED: Phase.ValueType  # 8
+"""by the run's operator"""
 Global___Phase: _TypeAlias = Phase  # noqa: Y015
 
 @_typing.final

@@ -1,0 +1,210 @@
+"""What is wrong with a run, in words, and what to do about it. Pure, but for what it remembers so as not to flicker.
+
+Each rule looks at the board and names what it sees; for what was seen at the last look it may use a lower threshold.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass
+from statistics import median
+from typing import Any, Literal
+
+from pier_coordinator import slowest
+from pier_coordinator.advice import shorter_exchange
+from pier_coordinator.board import FEW_SITES, Board
+from pier_coordinator.sites import Site
+from pier_node.units import age, amount, rate
+
+Severity = Literal["error", "warning"]
+
+RECENT = 20
+"""Rounds that shares of time are taken of."""
+
+LATE = (3, 2)
+SHARE = (0.5, 0.4)
+RETRIED = (0.3, 0.2)
+CLOCK = (5.0, 4.0)
+"""Thresholds: the first raises an alert, the second keeps it (rounds; fractions of the time and of rounds; seconds)."""
+
+ERROR_SHOWN = 600.0
+"""Seconds that an error in a site's log is shown for."""
+
+LINGER = 5.0
+"""Seconds that an alert stays after its cause was last seen."""
+
+MOST = 20
+"""Alerts that are told: behind so many there is one cause."""
+
+ERROR = 40
+
+
+@dataclass(frozen=True)
+class Alert:
+    """Something is wrong: `text` says what, `remedy` what to do. `node` is "" when it is of no one site."""
+
+    kind: str
+    severity: Severity
+    node: str
+    text: str
+    remedy: str
+    since: float = 0.0
+
+
+Rule = Callable[[Board, Callable[[str, str], bool]], Iterator[Alert]]
+"""Called with a function that says whether an alert (kind, node) is up already."""
+
+
+class Watch:
+    """Looks at a board now and then, and remembers what it saw."""
+
+    def __init__(self) -> None:
+        self._up: dict[tuple[str, str], Alert] = {}
+        self._seen: dict[tuple[str, str], float] = {}
+
+    def look(self, board: Board) -> list[Alert]:
+        """Alerts that are up now; errors first, then the oldest first."""
+        now = board.now()
+        board.refresh()
+        for rule in RULES:
+            for alert in rule(board, lambda kind, node: (kind, node) in self._up):
+                self._raise(alert, now)
+        for key in [key for key, seen in self._seen.items() if now - seen > LINGER]:
+            del self._seen[key], self._up[key]
+        return sorted(self._up.values(), key=lambda alert: (alert.severity != "error", alert.since))[:MOST]
+
+    def told(self, board: Board) -> list[dict[str, Any]]:
+        """The same for JSON."""
+        return [{**asdict(alert), "name": board.name(alert.node)} for alert in self.look(board)]
+
+    def _raise(self, alert: Alert, now: float) -> None:
+        key = (alert.kind, alert.node)
+        since = self._up[key].since if key in self._up else now
+        self._up[key] = Alert(**{**asdict(alert), "since": since})
+        self._seen[key] = now
+
+
+def _silent(board: Board, _up: Callable[[str, str], bool]) -> Iterator[Alert]:
+    for site in board.sites.values():
+        if site.shown == "silent":
+            text = f"{site.name}: silent for {age(max(0.0, board.now() - site.heard))}"
+            remedy = "see there whether its machine is up and pier-node runs (pier-node status); the others train on"
+            yield Alert("silent", "error", site.node, text, remedy)
+
+
+def _late(board: Board, up: Callable[[str, str], bool]) -> Iterator[Alert]:
+    for site in board.live():
+        lag = board.round - site.round
+        if lag >= LATE[up("late", site.node)] and site.round:
+            uplink = board.links.uplink(site.node)
+            line = f", uplink {rate(uplink)}" if uplink else ""
+            text = f"{site.name}: {lag} rounds late{line}"
+            yield Alert("late", "warning", site.node, text, _shorter(board, site))
+
+
+def _shorter(board: Board, site: Site) -> str:
+    return shorter_exchange(board.run, site.segments.last(RECENT), board.links.uplink(site.node))
+
+
+def _time(board: Board, up: Callable[[str, str], bool]) -> Iterator[Alert]:
+    """Waiting, or the exchange, takes most of the time."""
+    by_node = {site.node: site.segments.last(RECENT) for site in board.live()[: 4 * FEW_SITES]}
+    spent = slowest.shares([row for rows in by_node.values() for row in rows])
+    if sum(map(len, by_node.values())) < RECENT:
+        return
+    if spent.get("waiting", 0.0) > SHARE[up("waiting", "")]:
+        yield _waiting(board, slowest.slowest(by_node), spent["waiting"])
+    if spent.get("exchange", 0.0) > SHARE[up("exchange", "")]:
+        yield _exchange(board, spent["exchange"])
+
+
+def _waiting(board: Board, slow: slowest.Slow | None, share: float) -> Alert:
+    text = f"sites wait for each other {100 * share:.0f} % of the time"
+    if slow is None:
+        remedy = "set outer.adaptive_steps = true, so that a slow site does fewer steps and all arrive together"
+        return Alert("waiting", "warning", "", text, remedy)
+    site = board.sites[slow.node]
+    text += f": {site.name} takes {slow.busy:.3g} s a round, the others {slow.others:.3g} s, mostly {slow.cause}"
+    if slow.cause == "exchange":
+        return Alert("waiting", "warning", "", text, _shorter(board, site))
+    return Alert("waiting", "warning", "", text, f"set outer.adaptive_steps = true, or see what slows {site.name} down")
+
+
+def _exchange(board: Board, share: float) -> Alert:
+    text = f"the exchange takes {100 * share:.0f} % of the time"
+    measured = [(uplink, site) for site in board.live() if (uplink := board.links.uplink(site.node))]
+    if not measured:
+        return Alert(
+            "exchange", "warning", "", text, "overlap = true hides it; a narrower codec or a larger H shortens it"
+        )
+    uplink, site = min(measured, key=lambda it: it[0])
+    text += f"; the thinnest uplink is that of {site.name}, {rate(uplink)}"
+    return Alert("exchange", "warning", "", text, f"{_shorter(board, site)}; overlap = true hides it")
+
+
+def _retries(board: Board, up: Callable[[str, str], bool]) -> Iterator[Alert]:
+    retried: dict[float, bool] = {}
+    for site in board.live()[: 4 * FEW_SITES]:
+        for row in site.segments.last(RECENT):
+            retried[row.round] = retried.get(row.round, False) or row.retry > 0
+    last = [retried[round] for round in sorted(retried)[-RECENT:]]
+    if len(last) >= RECENT / 2 and sum(last) / len(last) >= RETRIED[up("retries", "")]:
+        text = f"{sum(last)} of the last {len(last)} rounds needed another attempt"
+        remedy = "see in the events which site drops out, and its line: pier-node doctor --peers HOST:PORT"
+        yield Alert("retries", "warning", "", text, remedy)
+
+
+def _loss(board: Board, up: Callable[[str, str], bool]) -> Iterator[Alert]:
+    remedy = "stop the run, and resume it from a checkpoint with a lower inner.lr"
+    for site in board.live():
+        if site.loss is None and (site.inner_step or 0) > 0 and site.tokens_per_second:
+            yield Alert("not finite", "error", site.node, f"{site.name}: its loss is not a number any more", remedy)
+    means = board.curves["loss"].means()
+    if len(means) < RECENT:
+        return
+    now, best = median(means[-5:]), min(means[:-5])
+    if now > best + (0.15 if up("rising", "") else 0.3) and now > 1.05 * best:
+        text = f"the loss rises: {now:.3g} now, {best:.3g} at its best"
+        yield Alert("rising", "error", "", text, "lower inner.lr or outer.lr; see whether a site trains on broken data")
+
+
+def _clocks(board: Board, up: Callable[[str, str], bool]) -> Iterator[Alert]:
+    offsets = {site.node: site.offset for site in board.live() if site.offset is not None}
+    usual = median(offsets.values()) if len(offsets) > 2 else 0.0
+    for node, offset in offsets.items():
+        ahead = offset - usual
+        if abs(ahead) > CLOCK[up("clock", node)]:
+            way = "ahead" if ahead > 0 else "behind"
+            text = f"{board.name(node)}: its clock is {age(abs(ahead))} {way}"
+            yield Alert("clock", "warning", node, text, "set it by NTP (timedatectl set-ntp true)")
+
+
+def _dropped(board: Board, _up: Callable[[str, str], bool]) -> Iterator[Alert]:
+    for site in board.sites.values():
+        if site.dropped:
+            text = f"{site.name}: {site.dropped:,} of its reports were lost while it could not reach the coordinator"
+            yield Alert(
+                "dropped", "warning", site.node, text, "curves have gaps there; the training itself lost nothing"
+            )
+
+
+def _memory(board: Board, up: Callable[[str, str], bool]) -> Iterator[Alert]:
+    for site in board.live():
+        first, now = site.first_memory or 0.0, site.memory or 0.0
+        if now - first > 1e9 and now > (1.5 if up("memory", site.node) else 2.0) * first > 0:
+            text = f"{site.name}: its memory has grown from {amount(first)} to {amount(now)}"
+            yield Alert(
+                "memory", "warning", site.node, text, "restart pier-node there before the machine runs out of it"
+            )
+
+
+def _errors(board: Board, _up: Callable[[str, str], bool]) -> Iterator[Alert]:
+    newest: dict[str, str] = {}
+    for event in board.events():
+        if event["kind"] == "note" and event["level"] >= ERROR and board.now() - event["time"] < ERROR_SHOWN:
+            newest[event["node"]] = event["text"]
+    for node, text in newest.items():
+        yield Alert("error", "error", node, f"{board.name(node)}: {text}", "see its log: pier-coordinator logs")
+
+
+RULES: tuple[Rule, ...] = (_silent, _late, _time, _retries, _loss, _clocks, _dropped, _memory, _errors)

@@ -1,0 +1,274 @@
+"""The board: all that the page shows, made of facts and, while the run is live, of pulses. Pure, and bounded in memory.
+
+Whatever changes gets a stamp, a number that only grows. Who has seen the board at a stamp asks for what changed since.
+"""
+
+from __future__ import annotations
+
+import secrets
+import time
+from collections import deque
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+from pier_coordinator import slowest
+from pier_coordinator.facts import Fact
+from pier_coordinator.fields import number, text, whole
+from pier_coordinator.links import Links
+from pier_coordinator.rates import Rates
+from pier_coordinator.series import Series, rounded
+from pier_coordinator.sites import Site
+from pier_coordinator.timeline import LATEST, Timeline, segment_of
+
+EVENTS = 500
+POINTS = 480
+MOST_SITES = 4096
+FEW_SITES = 24
+"""Up to so many sites, everybody is told of every link and shown every site's rounds."""
+
+INFO = 20
+
+
+class Board:
+    """What is known of a run.
+
+    Args:
+        clock: seconds since the epoch; None: the time of the newest fact, for a run that is shown again.
+    """
+
+    def __init__(self, clock: Callable[[], float] | None = time.time) -> None:
+        self.boot = secrets.token_hex(4)
+        self.stamp = 0
+        self.run: dict[str, Any] = {}
+        self.sites: dict[str, Site] = {}
+        self.links = Links()
+        self.timeline = Timeline()
+        self.curves = {name: Series(POINTS) for name in ("loss", "tokens_per_second", "validation_loss")}
+        self.round = 0
+        self._events: deque[dict[str, Any]] = deque(maxlen=EVENTS)
+        self._rates = Rates()
+        self._clock = clock
+        self._newest = 0.0
+        self._started = clock() if clock else 0.0
+
+    # --- coming in -----------------------------------------------------------------------------
+
+    def apply(self, fact: Fact) -> None:
+        """Take in a fact. None of them, in whatever order and with whatever body, is an error."""
+        self.stamp += 1
+        body = fact.body
+        self._newest = max(self._newest, fact.time)
+        if fact.kind == "run":
+            self.run = _run(body)
+        site = self._site(fact.node)
+        if site is not None:
+            site.stamp, site.heard = self.stamp, max(site.heard, min(fact.time, self.now()))
+            self._of_site(site, fact)
+        self._tell(fact, site)
+
+    def _of_site(self, site: Site, fact: Fact) -> None:
+        match fact.kind:
+            case "site":
+                site.registered(fact.body)
+            case "sample":
+                self._sample(site, fact.time, fact.body)
+            case "round":
+                self._round(site, fact.time, fact.body)
+            case "link":
+                self.links.take(site.node, fact.body, self.stamp)
+            case "order":
+                site.activity = text(fact.body, "activity").lower().removeprefix("activity_")
+                site.assignment = text(fact.body, "assignment")
+            case "event":
+                site.ending = text(fact.body, "state") if "state" in fact.body else site.ending
+
+    def _sample(self, site: Site, when: float, body: Mapping[str, Any]) -> None:
+        site.measured(body)
+        if site.phase == "starting" and site.inner_step:
+            site.phase = "training"
+        for name in ("loss", "tokens_per_second", "utilisation"):
+            site.curves[name].add(when, number(body, name), self.stamp)
+        self.curves["loss"].add(when, number(body, "loss"), self.stamp)
+        speed = number(body, "tokens_per_second")
+        if speed is not None:
+            self.curves["tokens_per_second"].add(when, self._rates.take(site.node, when, speed), self.stamp)
+
+    def _round(self, site: Site, when: float, body: Mapping[str, Any]) -> None:
+        segment = segment_of(when, body)
+        if segment is None:
+            return
+        site.measured({key: body[key] for key in ("loss", "tokens", "bytes_sent") if number(body, key) is not None})
+        site.reached(int(segment.round))
+        self.round = max(self.round, site.round)
+        site.segments.add(segment)
+        self.timeline.add(site.node, segment, self.stamp)
+        measured = number(body, "validation_loss")
+        if measured is not None:
+            site.validation_loss = measured
+            site.curves["validation_loss"].add(segment.round, measured, self.stamp)
+            self.curves["validation_loss"].add(segment.round, measured, self.stamp)
+
+    def pulse(self, node: str, pulse: Mapping[str, Any], alive: bool) -> None:
+        """Take in a heartbeat; with `alive` False: the site's lease has run out, and `pulse` may be empty."""
+        site = self._site(node)
+        if site is None:
+            return
+        self.stamp += 1
+        site.stamp, site.alive = self.stamp, alive
+        if not alive:
+            return
+        sent = number(pulse, "time")
+        site.heard = self.now()
+        site.offset = sent - site.heard if sent else site.offset
+        site.phase = text(pulse, "phase").removeprefix("PHASE_").replace("_", " ").lower() or site.phase
+        site.measured(pulse)
+        site.reached(whole(pulse, "round"))
+        self.round = max(self.round, site.round)
+
+    def _site(self, node: str) -> Site | None:
+        if node and node not in self.sites and len(self.sites) < MOST_SITES:
+            self.sites[node] = Site(node, node[:12])
+        return self.sites.get(node)
+
+    def _tell(self, fact: Fact, site: Site | None) -> None:
+        said = _said(fact)
+        if said:
+            level = whole(fact.body, "level") or INFO
+            node = site.node if site else ""
+            self._events.append(
+                {"number": fact.number, "time": fact.time, "node": node, "kind": fact.kind, "level": level}
+                | {"text": said, "stamp": self.stamp}
+            )
+
+    # --- going out -----------------------------------------------------------------------------
+
+    def now(self) -> float:
+        """Seconds since the epoch, on the clock that the board was made with."""
+        return self._clock() if self._clock else self._newest
+
+    def snapshot(self) -> dict[str, Any]:
+        """All of it, for JSON."""
+        return self.changes(0)
+
+    def changes(self, since: int) -> dict[str, Any]:
+        """What changed after a stamp, for JSON."""
+        self.refresh()
+        few = len(self.sites) <= FEW_SITES
+        return {
+            "boot": self.boot,
+            "stamp": self.stamp,
+            "full": since == 0,
+            "now": self.now(),
+            "run": self.run,
+            "totals": self.totals(),
+            "sites": [self.row(site) for site in self.sites.values() if site.stamp > since],
+            "events": self.events(since),
+            "curves": {name: curve.points(since) for name, curve in self.curves.items()},
+            "rounds": self.timeline.rows(since),
+            "links": self.links.rows(since) if few else [],
+        }
+
+    def refresh(self) -> None:
+        """A site that says nothing changes too: see whose silence has lasted too long."""
+        now, rounds = self.now(), self.run.get("rounds") or 0
+        for site in self.sites.values():
+            state = site.state(now, self._started, rounds)
+            if state != site.shown:
+                self.stamp += 1
+                site.shown, site.stamp = state, self.stamp
+
+    def row(self, site: Site) -> dict[str, Any]:
+        """A site as the page's table has it."""
+        return site.row(self.round, self.links.uplink(site.node))
+
+    def totals(self) -> dict[str, Any]:
+        """The run in numbers."""
+        live = self.live()
+        duration = self.round_seconds()
+        left = max(0, (self.run.get("rounds") or 0) - self.round)
+        return {
+            "round": self.round,
+            "sites": len(self.sites),
+            "alive": len(live),
+            "tokens": sum(site.tokens or 0 for site in self.sites.values()),
+            "tokens_per_second": rounded(sum(site.tokens_per_second or 0 for site in live)),
+            "loss": rounded(self.curves["loss"].last()),
+            "validation_loss": rounded(self.curves["validation_loss"].last()),
+            "bytes_sent": sum(site.bytes_sent or 0 for site in self.sites.values()),
+            "round_seconds": rounded(duration),
+            "seconds_left": rounded(duration * left) if duration and left else None,
+        }
+
+    def live(self) -> list[Site]:
+        """Sites that are there, as of the last refresh."""
+        return [site for site in self.sites.values() if site.shown not in ("silent", "left", "done", "revoked")]
+
+    def round_seconds(self) -> float | None:
+        """How long a round takes at present; None before the first."""
+        recent = [segment.duration for site in self.live()[:FEW_SITES] for segment in site.segments.last(10)]
+        return sum(recent) / len(recent) if recent else None
+
+    def events(self, since: int = 0, after: int = 0) -> list[dict[str, Any]]:
+        """Those that came after a stamp, and those with a number above `after`; the oldest first."""
+        return [
+            {**event, "name": self.name(event["node"])}
+            for event in self._events
+            if event["stamp"] > since and (after == 0 or event["number"] > after)
+        ]
+
+    def name(self, node: str) -> str:
+        """What people call a site."""
+        site = self.sites.get(node)
+        return site.name if site else node[:12]
+
+    def curves_of(self, nodes: Iterable[str], since: int = 0) -> dict[str, Any]:
+        """Curves of some sites, as `changes` has them for all."""
+        known = [self.sites[node] for node in nodes if node in self.sites]
+        return {site.node: {name: it.points(since) for name, it in site.curves.items()} for site in known}
+
+    def rounds_of(self, first: int, last: int, nodes: Iterable[str] = ()) -> dict[str, Any]:
+        """Rounds first .. last, site by site: of the sites named, or of the busiest ones; and in words who was slow."""
+        by_node = {node: rows for node, site in self.sites.items() if (rows := site.segments.between(first, last))}
+        names = {node: site.name for node, site in self.sites.items()}
+        words = slowest.in_words(by_node, names, {node: self.links.uplink(node) for node in by_node})
+        chosen = [node for node in nodes if node in by_node] or _busiest(by_node)
+        return {
+            "words": words,
+            "oldest": max(1, self.round - LATEST + 1),
+            "sites": [
+                {
+                    "node": node,
+                    "name": self.name(node),
+                    "segments": [[round(it, 3) for it in row] for row in by_node[node]],
+                }
+                for node in chosen
+            ],
+        }
+
+
+def _busiest(by_node: Mapping[str, Any]) -> list[str]:
+    if len(by_node) <= FEW_SITES:
+        return list(by_node)
+    return sorted(by_node, key=lambda node: -sum(row.busy for row in by_node[node]))[:FEW_SITES]
+
+
+def _run(body: Mapping[str, Any]) -> dict[str, Any]:
+    texts = {key: text(body, key) for key in ("name", "run_hash", "algorithm", "codec")}
+    counts = {key: whole(body, key) for key in ("rounds", "total_steps", "sites", "inner_steps", "parameters")}
+    return {**texts, **counts}
+
+
+def _said(fact: Fact) -> str:
+    """What people are told of a fact; "" for those that only curves are made of."""
+    body = fact.body
+    match fact.kind:
+        case "run":
+            return f"run {text(body, 'name')}: {text(body, 'algorithm')}, {whole(body, 'rounds') or 0} rounds"
+        case "site":
+            return f"started: Pier {text(body, 'version')} over {text(body, 'transport')} at {text(body, 'address')}"
+        case "order":
+            return f"order {whole(body, 'epoch') or 0}: {text(body, 'activity').lower().removeprefix('activity_')}"
+        case "note" | "event":
+            return text(body, "text")
+        case _:
+            return ""

@@ -1,0 +1,78 @@
+"""Asks the coordinator of a folder, which runs on this machine, through its page."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from http.client import HTTPResponse
+from pathlib import Path
+from typing import Any
+from urllib.error import HTTPError
+from urllib.request import ProxyHandler, Request, build_opener
+
+from pier_coordinator.home import DAEMON_FILE, Home
+from pier_node.errors import PierError
+
+Answer = dict[str, Any]
+
+ANSWER = 10.0
+"""Seconds that a coordinator may take to answer."""
+
+# A proxy set for the web knows no way to this machine's own pages.
+_opener = build_opener(ProxyHandler({}))
+
+
+@dataclass(frozen=True)
+class Client:
+    """A coordinator that runs; `http` is its page, `address` where sites reach it."""
+
+    home: Home
+    http: str
+    address: str
+
+    @classmethod
+    def of(cls, folder: Path) -> Client:
+        """The coordinator of a folder. Raises PierError: none runs."""
+        home = Home.found(folder)
+        try:
+            known = json.loads((folder / DAEMON_FILE).read_text())
+            return cls(home, str(known["http"]), str(known["address"]))
+        except (OSError, ValueError, KeyError) as error:
+            raise _not_running(folder) from error
+
+    def get(self, path: str) -> Answer:
+        """What is at a path. Raises PierError."""
+        return self._ask(Request(self.http + path))
+
+    def act(self, action: str, **body: Any) -> Answer:
+        """Have it do something. Raises PierError."""
+        headers = {"Content-Type": "application/json", "Authorization": f"Bearer {self.home.operator}"}
+        return self._ask(Request(f"{self.http}/api/actions/{action}", json.dumps(body).encode(), headers))
+
+    def _ask(self, request: Request) -> Answer:
+        try:
+            answer: HTTPResponse
+            with _opener.open(request, timeout=ANSWER) as answer:
+                return dict(json.load(answer))
+        except HTTPError as error:
+            raise PierError(f"the coordinator refuses: {_reason(error)}") from error
+        except (OSError, ValueError) as error:
+            raise _not_running(self.home.folder) from error
+
+
+def nodes_of(sites: Sequence[str]) -> list[str]:
+    """Sites as the page wants them; none means all."""
+    return list(dict.fromkeys(sites))
+
+
+def _reason(error: HTTPError) -> str:
+    text = error.read(10_000).decode(errors="replace")
+    try:
+        return str(json.loads(text)["error"])
+    except (ValueError, KeyError, TypeError):
+        return text.strip() or str(error.reason)
+
+
+def _not_running(folder: Path) -> PierError:
+    return PierError(f"no coordinator runs on {folder}", f"Start it: `pier-coordinator start {folder}`.")

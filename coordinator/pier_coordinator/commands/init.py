@@ -1,0 +1,20 @@
+"""`pier-coordinator init`: a folder for a run."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from pier_coordinator.home import RUN_FILE, Home
+from pier_node.commands.init import init as write_run
+
+
+def init(folder: Path, preset: str) -> str:
+    """Make it; returns what to do next. Raises PierError, also when there is a run in it already."""
+    folder.mkdir(parents=True, exist_ok=True)
+    write_run(folder / RUN_FILE, preset, force=False)
+    home = Home(folder)
+    _ = home.identity, home.operator
+    return (
+        f"{folder / RUN_FILE} says what the run trains: look through it, it cannot be changed later.\n"
+        f"Then start the coordinator:\n\n  pier-coordinator start {folder}\n"
+    )

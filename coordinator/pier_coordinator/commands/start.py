@@ -1,0 +1,126 @@
+"""`pier-coordinator start`: runs the coordinator in this terminal, until Ctrl+C."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import signal
+import time
+from contextlib import AsyncExitStack
+from dataclasses import dataclass
+
+from aiohttp import web
+from rich.console import Console
+from rich.logging import RichHandler
+
+from pier_coordinator.board import Board
+from pier_coordinator.coordinator import Coordinator
+from pier_coordinator.facts import Fact
+from pier_coordinator.home import Home
+from pier_coordinator.operator import Operator
+from pier_coordinator.page.app import make_app
+from pier_coordinator.service import CoordinatorService
+from pier_coordinator.store.store import Store
+from pier_node.errors import PierError
+from pier_node.wire.address import format_address, parse_address
+from pier_node.wire.interfaces import choose_address
+
+GLANCE = 0.5
+"""Seconds between two looks at what sites say of themselves, for the page."""
+GOODBYE = 2.0
+"""Seconds that open pages get to end."""
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What `pier-coordinator start` was told; all but `home` are HOST:PORT."""
+
+    home: Home
+    listen: str
+    advertise: str | None
+    page: str
+
+
+def run_coordinator(settings: Settings, quiet: bool) -> None:
+    """Run until somebody stops it. Raises PierError."""
+    console = Console()
+    handler = RichHandler(console=console, show_path=False, show_level=True, log_time_format="[%X]")
+    logging.basicConfig(level=logging.WARNING if quiet else logging.INFO, format="%(message)s", handlers=[handler])
+    asyncio.run(_until_stopped(settings, console))
+
+
+async def _until_stopped(settings: Settings, console: Console) -> None:
+    work = asyncio.create_task(_run(settings, console))
+
+    def stop() -> None:
+        if work.cancelling():
+            os._exit(130)
+        work.cancel()
+
+    for number in (signal.SIGINT, signal.SIGTERM):
+        asyncio.get_running_loop().add_signal_handler(number, stop)
+    await asyncio.wait([work])
+    if not work.cancelled():
+        work.result()
+
+
+async def _run(settings: Settings, console: Console) -> None:
+    home, board = settings.home, Board()
+    async with AsyncExitStack() as stack:
+        store = Store(home.database, lambda facts: _show(board, facts))
+        stack.push_async_callback(store.close)
+        for fact in store.facts():
+            board.apply(fact)
+        coordinator = Coordinator(store, home.config)
+        await coordinator.begin()
+        host, port = parse_address(settings.listen)
+        service = CoordinatorService(coordinator, home.credentials(), home.certify)
+        port = await service.start(host, port)
+        stack.push_async_callback(service.stop)
+        choice = choose_address([], settings.advertise, format_address(host, port))
+        page = await _serve_page(stack, settings, board, Operator(coordinator, home, choice.address))
+        home.announce(choice.address, page)
+        stack.callback(home.leave)
+        _tell(console, home, choice.why, page)
+        await asyncio.gather(coordinator.watch_over(), _glance(coordinator, board))
+
+
+def _show(board: Board, facts: list[Fact]) -> None:
+    for fact in facts:
+        board.apply(fact)
+
+
+async def _glance(coordinator: Coordinator, board: Board) -> None:
+    while True:
+        for site in coordinator.nodes():
+            board.pulse(site["node"], site, site["alive"])
+        await asyncio.sleep(GLANCE)
+
+
+async def _serve_page(stack: AsyncExitStack, settings: Settings, board: Board, operator: Operator) -> str:
+    """Returns its URL."""
+    began = time.time()
+    app = make_app(board, operator, settings.home.operator, lambda: {"ok": True, "since": began})
+    runner = web.AppRunner(app, access_log=None, shutdown_timeout=GOODBYE)
+    await runner.setup()
+    stack.push_async_callback(runner.cleanup)
+    host, port = parse_address(settings.page)
+    try:
+        await web.TCPSite(runner, host, port).start()
+    except OSError as error:
+        raise PierError(
+            f"cannot show the page at {settings.page}: {error.strerror}",
+            "Choose another address with --page HOST:PORT.",
+        ) from error
+    port = runner.addresses[0][1]
+    return f"http://{format_address('127.0.0.1' if host in ('0.0.0.0', '::') else host, port)}"
+
+
+def _tell(console: Console, home: Home, why: str, page: str) -> None:
+    console.print(
+        why.replace("others reach this site", "Sites reach the coordinator", 1), highlight=False, soft_wrap=True
+    )
+    console.print(f"The page: {page}", highlight=False, soft_wrap=True)
+    invite = f"pier-coordinator invite --data {home.folder} --name NAME"
+    console.print(f"\nInvite a site:\n\n  {invite}\n", highlight=False, soft_wrap=True)

@@ -1,0 +1,124 @@
+"""What the operator can do on the page: POST /api/actions/..., with a small JSON body."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Awaitable, Callable
+from typing import Any, Protocol
+
+from aiohttp import web
+
+from pier_coordinator.page.guard import Guard, bad
+from pier_coordinator.refusals import Refused
+
+MOST_NODES = 4096
+LONGEST_EXPIRY = 365 * 86400.0
+MOST_USES = 10_000
+KINDS = ("replica",)
+
+
+class Actions(Protocol):
+    """What is done. Nodes are node ids; an empty list of nodes means all. Raises Refused."""
+
+    async def pause(self, nodes: list[str]) -> None:
+        """From the next round boundary on."""
+
+    async def resume(self, nodes: list[str]) -> None:
+        """Train on."""
+
+    async def stop(self, nodes: list[str]) -> None:
+        """Leave the run politely, and end."""
+
+    async def revoke(self, node: str) -> None:
+        """Take a site's certificate away: it is not of the run any more."""
+
+    async def invite(self, name: str, expires_seconds: float, uses: int) -> dict[str, Any]:
+        """Make a token; the answer has at least "command", what to paste at the site."""
+
+    async def assign(self, node: str, kind: str) -> None:
+        """Give a site something else to do, from a round boundary on."""
+
+
+Act = Callable[[dict[str, Any]], Awaitable[dict[str, Any] | None]]
+
+
+def action_routes(actions: Actions, guard: Guard) -> list[web.RouteDef]:
+    """POST /api/actions/NAME for each."""
+    acts: dict[str, Act] = {
+        "pause": lambda body: actions.pause(_nodes(body)),
+        "resume": lambda body: actions.resume(_nodes(body)),
+        "stop": lambda body: actions.stop(_nodes(body)),
+        "revoke": lambda body: actions.revoke(_node(body)),
+        "invite": lambda body: actions.invite(_name(body), *_limits(body)),
+        "assign": lambda body: actions.assign(_node(body), _kind(body)),
+        "check": _check,
+    }
+    return [web.post(f"/api/actions/{name}", _handler(act, guard)) for name, act in acts.items()]
+
+
+async def _check(_body: dict[str, Any]) -> None:
+    """Does nothing: the page asks whether the token is the right one."""
+
+
+def _handler(act: Act, guard: Guard) -> Callable[[web.Request], Awaitable[web.Response]]:
+    async def handle(request: web.Request) -> web.Response:
+        guard.check(request)
+        body = await _body(request)
+        try:
+            return web.json_response(await act(body) or {"ok": True})
+        except Refused as reason:
+            return web.json_response({"error": str(reason)}, status=409)
+
+    return handle
+
+
+async def _body(request: web.Request) -> dict[str, Any]:
+    if request.content_type != "application/json":
+        raise bad("the body must be JSON, and say so (Content-Type: application/json)")
+    try:
+        body = json.loads(await request.text())
+    except (ValueError, RecursionError) as error:
+        raise bad(f"the body is not JSON: {type(error).__name__}") from error
+    if not isinstance(body, dict):
+        raise bad("the body must be a JSON object")
+    return body
+
+
+def _nodes(body: dict[str, Any]) -> list[str]:
+    nodes = body.get("nodes")
+    if not isinstance(nodes, list) or len(nodes) > MOST_NODES or not all(map(_is_name, nodes)):
+        raise bad("nodes: must be a list of node ids; [] means all sites")
+    return nodes
+
+
+def _node(body: dict[str, Any]) -> str:
+    node = body.get("node")
+    if not _is_name(node):
+        raise bad("node: must be a node id")
+    return str(node)
+
+
+def _is_name(value: Any) -> bool:
+    return isinstance(value, str) and 0 < len(value) <= 128 and value.isprintable()
+
+
+def _name(body: dict[str, Any]) -> str:
+    name = body.get("name", "")
+    if name != "" and (not _is_name(name) or len(name) > 64):
+        raise bad("name: must be a text of at most 64 characters")
+    return str(name)
+
+
+def _limits(body: dict[str, Any]) -> tuple[float, int]:
+    expires, uses = body.get("expires_seconds", 86400), body.get("uses", 1)
+    if isinstance(expires, bool) or not isinstance(expires, int | float) or not 0 < expires <= LONGEST_EXPIRY:
+        raise bad("expires_seconds: must be a number above 0, a year at most")
+    if isinstance(uses, bool) or not isinstance(uses, int) or not 0 < uses <= MOST_USES:
+        raise bad(f"uses: must be a whole number, 1 to {MOST_USES}")
+    return float(expires), uses
+
+
+def _kind(body: dict[str, Any]) -> str:
+    if body.get("kind") not in KINDS:
+        raise bad(f"kind: must be one of: {', '.join(KINDS)}")
+    return str(body["kind"])

@@ -1,0 +1,86 @@
+"""Reading: everything that the page and the command line ask for. JSON, and no login."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from aiohttp import web
+
+from pier_coordinator.alerts import Watch
+from pier_coordinator.board import EVENTS, Board
+from pier_coordinator.page.guard import bad
+
+MOST_CURVES = 16
+MOST_LINKS = 2000
+
+
+class Api:
+    """Answers from a board.
+
+    Args:
+        operated: whether there are actions; the page offers them only then.
+    """
+
+    def __init__(self, board: Board, watch: Watch, health: Any, operated: bool) -> None:
+        self._board, self._watch, self._health, self._operated = board, watch, health, operated
+
+    async def healthz(self, _request: web.Request) -> web.Response:
+        """Whether the coordinator does its work: 200 or 503."""
+        health = self._health()
+        return web.json_response(health, status=200 if health["ok"] else 503)
+
+    async def board(self, _request: web.Request) -> web.Response:
+        """All that the page begins with."""
+        told = {**self._board.snapshot(), "alerts": self._watch.told(self._board), "operated": self._operated}
+        return compressed(told)
+
+    async def nodes(self, _request: web.Request) -> web.Response:
+        """The sites' table."""
+        self._board.refresh()
+        return compressed({"sites": [self._board.row(site) for site in self._board.sites.values()]})
+
+    async def events(self, request: web.Request) -> web.Response:
+        """?after=NUMBER&limit=COUNT: the first COUNT later ones, or without `after` the last; the oldest first."""
+        after, limit = _whole(request, "after", 0), _whole(request, "limit", EVENTS)
+        events = self._board.events(after=after)
+        return web.json_response({"events": events[:limit] if after else events[max(0, len(events) - limit) :]})
+
+    async def curves(self, request: web.Request) -> web.Response:
+        """?nodes=A,B&since=STAMP: the curves of some sites."""
+        nodes, since = _nodes(request), _whole(request, "since", 0)
+        stamp = self._board.stamp
+        return compressed({"stamp": stamp, "boot": self._board.boot, "curves": self._board.curves_of(nodes, since)})
+
+    async def rounds(self, request: web.Request) -> web.Response:
+        """?first=ROUND&last=ROUND&nodes=A,B: where the time went, site by site."""
+        first, last = _whole(request, "first", 1), _whole(request, "last", self._board.round)
+        return compressed(self._board.rounds_of(first, last, _nodes(request)))
+
+    async def links(self, request: web.Request) -> web.Response:
+        """?node=A: links from and to a site; without it all, up to a limit."""
+        node = request.query.get("node")
+        return compressed({"links": self._board.links.rows(node=node or None, most=MOST_LINKS)})
+
+
+def compressed(told: dict[str, Any]) -> web.Response:
+    """JSON, made small where the browser takes it so."""
+    answer = web.Response(text=dumps(told), content_type="application/json")
+    answer.enable_compression()
+    return answer
+
+
+def dumps(told: dict[str, Any]) -> str:
+    """Without spaces, and without NaN, which browsers refuse."""
+    return json.dumps(told, separators=(",", ":"), allow_nan=False)
+
+
+def _whole(request: web.Request, key: str, default: int) -> int:
+    value = request.query.get(key, str(default))
+    if not (value.isascii() and value.isdigit()) or len(value) > 15:
+        raise bad(f"{key}: must be a whole number")
+    return int(value)
+
+
+def _nodes(request: web.Request) -> list[str]:
+    return [node for node in request.query.get("nodes", "").split(",") if node][:MOST_CURVES]

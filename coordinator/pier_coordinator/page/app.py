@@ -1,0 +1,78 @@
+"""The page's web application."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable, Collection
+from pathlib import Path
+from typing import Any
+
+from aiohttp import web
+
+from pier_coordinator.alerts import Watch
+from pier_coordinator.board import Board
+from pier_coordinator.page.actions import Actions, action_routes
+from pier_coordinator.page.api import Api
+from pier_coordinator.page.guard import Guard, add_headers
+from pier_coordinator.page.metrics import Metrics
+from pier_coordinator.page.stream import Stream
+
+STATIC = Path(__file__).parent / "static"
+LARGEST_BODY = 16 * 1024
+
+Health = Callable[[], dict[str, Any]]
+
+
+def make_app(
+    board: Board,
+    actions: Actions | None,
+    operator_token: str,
+    health: Health,
+    hosts: Collection[str] = (),
+) -> web.Application:
+    """The page of a board.
+
+    Args:
+        actions: what the operator can do; None: nothing, for a run that is shown again.
+        operator_token: what actions need, as `Authorization: Bearer TOKEN`.
+        health: for /healthz, with "ok"; when that is false the answer is 503.
+        hosts: names that people reach the page by, besides addresses, localhost and this machine's name; actions that
+            come under another name are refused (DNS rebinding).
+    """
+    watch = Watch()
+    operated = actions is not None
+    stream, api = Stream(board, watch, operated), Api(board, watch, health, operated)
+    app = web.Application(client_max_size=LARGEST_BODY)
+    app.on_response_prepare.append(add_headers)
+    app.cleanup_ctx.append(_running(stream))
+    app.on_shutdown.append(stream.close)
+    app.add_routes(
+        [
+            web.get("/", _index),
+            web.static("/static", STATIC),
+            web.get("/healthz", api.healthz),
+            web.get("/metrics", Metrics(board).answer),
+            web.get("/api/board", api.board),
+            web.get("/api/nodes", api.nodes),
+            web.get("/api/events", api.events),
+            web.get("/api/curves", api.curves),
+            web.get("/api/rounds", api.rounds),
+            web.get("/api/links", api.links),
+            web.get("/api/stream", stream.answer),
+        ]
+    )
+    if actions is not None:
+        app.add_routes(action_routes(actions, Guard(operator_token, hosts)))
+    return app
+
+
+async def _index(_request: web.Request) -> web.StreamResponse:
+    return web.FileResponse(STATIC / "index.html")
+
+
+def _running(stream: Stream) -> Callable[[web.Application], AsyncIterator[None]]:
+    async def context(_app: web.Application) -> AsyncIterator[None]:
+        stream.start()
+        yield
+        await stream.stop()
+
+    return context

@@ -1,0 +1,105 @@
+// What the operator does: a token once, kept for this tab only, and then buttons. Whatever ends something asks first.
+import { $, make, say } from "./dom.js";
+import { openDialog } from "./dialog.js";
+
+const KEY = "pier-operator-token";
+const DONE = { pause: "will pause at the next round boundary", resume: "trains on", stop: "will leave the run and end", revoke: "is not of the run any more" };
+
+export class Operator {
+  constructor(onChange) {
+    this.onChange = onChange;
+    $("operator").addEventListener("click", () => (this.token ? this.forget() : this.askToken()));
+    for (const button of document.querySelectorAll("[data-act]")) {
+      button.addEventListener("click", () => this.onAll(button.dataset.act));
+    }
+    this.showState();
+  }
+
+  get token() {
+    return sessionStorage.getItem(KEY);
+  }
+
+  offer(operated) {
+    $("operator").hidden = !operated;
+  }
+
+  showState() {
+    const known = Boolean(this.token);
+    if (known) document.body.dataset.operator = "yes";
+    else delete document.body.dataset.operator;
+    $("operations").hidden = !known;
+    say($("operator"), known ? "Lock" : "Operator");
+    this.onChange();
+  }
+
+  forget() {
+    sessionStorage.removeItem(KEY);
+    this.showState();
+  }
+
+  async post(action, body, token = this.token) {
+    const answer = await fetch(`/api/actions/${action}`, { method: "POST", headers: { "Content-Type": "application/json", Authorization: `Bearer ${token}` }, body: JSON.stringify(body) });
+    const told = await answer.json().catch(() => ({}));
+    if (!answer.ok) throw new Error(told.error ?? `the coordinator answered ${answer.status}`);
+    return told;
+  }
+
+  askToken() {
+    const input = make("input", { type: "password", required: true, autocomplete: "off", id: "token" });
+    openDialog("Operator's token", [make("p", { className: "muted", textContent: "pier-coordinator start prints it. It is kept for this tab only." }), make("label", {}, "Token", input)], "Unlock", async () => {
+      const token = input.value.trim();
+      await this.post("check", {}, token);
+      sessionStorage.setItem(KEY, token);
+      this.showState();
+    });
+  }
+
+  onAll(action) {
+    if (action === "invite") return this.invite();
+    if (action !== "stop") return this.act(action, { nodes: [] }, "All sites");
+    return openDialog("Stop all sites?", [make("p", { textContent: "They leave the run at the next round boundary, and end. Start them again to resume." })], "Stop all", () => this.act(action, { nodes: [] }, "Every site"));
+  }
+
+  onSite(site) {
+    const pick = (text, action, body, warning) => {
+      const button = make("button", { type: "button", textContent: text, className: warning ? "danger" : "" });
+      button.addEventListener("click", () => {
+        $("dialog").close();
+        if (!warning) this.act(action, body, site.name);
+        else openDialog(`${text} ${site.name}?`, [make("p", { textContent: warning })], text, () => this.act(action, body, site.name));
+      });
+      return button;
+    };
+    const nodes = { nodes: [site.node] };
+    openDialog(site.name, [make("div", { className: "choices" }, pick("Pause", "pause", nodes), pick("Resume", "resume", nodes),
+      pick("Stop", "stop", nodes, "It leaves the run at the next round boundary, and ends."),
+      pick("Revoke", "revoke", { node: site.node }, "Its certificate is taken away: it can come back with a new invite only."))]);
+  }
+
+  async act(action, body, who) {
+    try {
+      await this.post(action, body);
+      toast(`${who}: ${DONE[action]}`);
+    } catch (error) {
+      toast(`${who}: ${error.message}`);
+    }
+  }
+
+  invite() {
+    const name = make("input", { maxLength: 64, placeholder: "any" });
+    const hours = make("input", { type: "number", min: 1, max: 8760, value: 24 });
+    const uses = make("input", { type: "number", min: 1, max: 10000, value: 1 });
+    openDialog("Invite a site", [make("label", {}, "Name", name), make("label", {}, "Expires after hours", hours), make("label", {}, "Sites that may use it", uses)], "Invite", async () => {
+      const told = await this.post("invite", { name: name.value.trim(), expires_seconds: 3600 * Number(hours.value), uses: Number(uses.value) });
+      openDialog("Paste this at the site", [make("pre", { textContent: told.command })]);
+    });
+  }
+}
+
+let fading = null;
+function toast(text) {
+  clearTimeout(fading);
+  $("toast").hidden = false;
+  say($("toast"), text);
+  fading = setTimeout(() => { $("toast").hidden = true; }, 6000);
+}

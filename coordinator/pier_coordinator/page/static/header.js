@@ -1,0 +1,55 @@
+// The run in numbers, and what is wrong with it in words.
+import { $, make, order, say } from "./dom.js";
+import { age, big, bytes, count, fixed, seconds, speed } from "./format.js";
+
+export function showHeader(state) {
+  const { run, totals } = state;
+  document.title = run.name ? `${run.name} · Pier` : "Pier";
+  say($("run-name"), run.name || "…");
+  $("algorithm").hidden = !run.algorithm;
+  say($("algorithm"), [run.algorithm, run.codec && run.codec !== "none" ? run.codec : ""].filter(Boolean).join(" · "));
+  say($("t-round"), run.rounds ? `${count(totals.round)} of ${count(run.rounds)}` : count(totals.round));
+  say($("t-left"), totals.seconds_left ? `about ${age(totals.seconds_left)} left` : "");
+  say($("t-speed"), speed(totals.tokens_per_second));
+  say($("t-tokens"), `tokens/s · ${big(totals.tokens)} in all`);
+  say($("t-validation"), fixed(totals.validation_loss, 3));
+  say($("t-perplexity"), totals.validation_loss === null ? "not measured yet" : `perplexity ${Math.exp(totals.validation_loss).toPrecision(3)}`);
+  say($("t-loss"), fixed(totals.loss, 3));
+  say($("t-sites"), `${count(totals.alive)} of ${count(totals.sites)}`);
+  say($("t-expected"), "there now");
+  say($("t-sent"), bytes(totals.bytes_sent));
+  say($("t-seconds"), totals.round_seconds ? `${seconds(totals.round_seconds)} a round` : "between sites");
+  showProgress(run.rounds ? (100 * totals.round) / run.rounds : 0);
+}
+
+function showProgress(percent) {
+  const bar = $("progress");
+  bar.setAttribute("aria-valuenow", String(Math.round(percent)));
+  bar.firstElementChild.style.width = `${Math.min(100, percent)}%`;
+}
+
+export function showConnection(word) {
+  $("connection").dataset.state = word;
+  say($("connection"), word);
+}
+
+const shown = new Map();
+
+// An alert keeps its element, so that a screen reader reads only what is new.
+export function showAlerts(alerts) {
+  const keys = alerts.map((alert) => `${alert.kind} ${alert.node}`);
+  for (const key of shown.keys()) if (!keys.includes(key)) shown.delete(key);
+  alerts.forEach((alert, at) => {
+    if (!shown.has(keys[at])) shown.set(keys[at], blank(alert.severity));
+    const [, body] = shown.get(keys[at]).children;
+    say(body.children[0], alert.text);
+    say(body.children[1], `; ${alert.remedy}`);
+  });
+  order($("alerts"), keys.map((key) => shown.get(key)));
+}
+
+function blank(severity) {
+  const body = make("div", {}, make("b"), make("span", { className: "remedy" }));
+  const word = make("span", { className: "severity", textContent: severity === "error" ? "Error" : "Warning" });
+  return make("div", { className: `alert ${severity}` }, word, body);
+}

@@ -1,0 +1,48 @@
+// Puts the parts together: the feed fills the store, and what is on the screen follows at its own pace.
+import { Operator } from "./actions.js";
+import { Charts } from "./charts.js";
+import { Chosen } from "./chosen.js";
+import { listenToDialog } from "./dialog.js";
+import { seldom } from "./dom.js";
+import { Events } from "./events.js";
+import { follow } from "./feed.js";
+import { showAlerts, showConnection, showHeader } from "./header.js";
+import { Links } from "./links.js";
+import { Rounds } from "./rounds.js";
+import { SitesTable } from "./sites.js";
+import { empty, take } from "./store.js";
+
+const state = empty();
+const chosen = new Chosen(() => { drawCharts(); drawTable(); });
+const charts = new Charts(chosen);
+const rounds = new Rounds();
+const links = new Links();
+const events = new Events();
+let ready = false;
+
+const drawCharts = seldom(1000, () => ready && charts.show(state).catch(() => undefined));
+const drawTable = seldom(250, () => ready && table.show(state));
+const drawLinks = seldom(2000, () => ready && links.show(state));
+const operator = new Operator(() => drawTable());
+const table = new SitesTable(chosen, (site) => operator.onSite(site));
+
+function show(told) {
+  const began = performance.now();
+  take(state, told);
+  ready = true;
+  chosen.offer([...state.sites.values()]);
+  operator.offer(state.operated);
+  showHeader(state);
+  showAlerts(state.alerts);
+  table.show(state);
+  events.show(state);
+  rounds.show(state);
+  drawCharts();
+  drawLinks();
+  document.documentElement.dataset.stamp = String(state.stamp);
+  performance.measure("pier-update", { start: began, end: performance.now() });
+}
+
+listenToDialog();
+follow(show, showConnection);
+setInterval(() => ready && table.show(state), 1000);

@@ -1,0 +1,39 @@
+// What the page knows: everything once, and after that what changed (see board.py, changes).
+export function empty() {
+  return { boot: "", stamp: 0, now: 0, heardAt: 0, operated: false, run: {}, totals: {}, sites: new Map(), links: new Map(), events: [], alerts: [], curves: {}, rounds: { width: 1, rows: new Map() } };
+}
+
+const MOST_EVENTS = 500;
+
+export function take(state, told) {
+  if (told.full) Object.assign(state, empty());
+  for (const key of ["boot", "stamp", "now", "run", "totals", "alerts", "operated"]) state[key] = told[key];
+  state.heardAt = performance.now();
+  for (const site of told.sites) state.sites.set(site.node, site);
+  for (const link of told.links) state.links.set(`${link.node} ${link.peer}`, link);
+  state.events = [...state.events, ...told.events].slice(-MOST_EVENTS);
+  for (const [name, points] of Object.entries(told.curves)) {
+    state.curves[name] = joined(state.curves[name], points);
+  }
+  takeRounds(state.rounds, told.rounds);
+}
+
+// A curve is a map from its place (a time, a round) to [mean, min, max].
+export function joined(curve, points) {
+  const all = !curve || points.reset ? new Map() : curve;
+  points.x.forEach((x, at) => all.set(x, [points.mean[at], points.min[at], points.max[at]]));
+  return all;
+}
+
+function takeRounds(rounds, told) {
+  if (told.reset) rounds.rows.clear();
+  rounds.width = told.width;
+  for (const row of told.rows) rounds.rows.set(row.first, row);
+}
+
+export const inOrder = (map) => [...map.entries()].sort((one, other) => one[0] - other[0]);
+
+// Seconds since the epoch by the coordinator's clock.
+export const now = (state) => state.now + (performance.now() - state.heardAt) / 1000;
+
+export const nameOf = (state, node) => state.sites.get(node)?.name ?? node.slice(0, 12);

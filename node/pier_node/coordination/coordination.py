@@ -1,0 +1,114 @@
+"""All of a site's dealings with its coordinator, put together for the daemon."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import replace
+
+from pier.v1.coordinator_pb2 import RegisterRequest
+from pier_node import __version__
+from pier_node.coordination.enrolment import Enrolment
+from pier_node.coordination.liaison import Liaison
+from pier_node.coordination.link import Link
+from pier_node.coordination.records import Noting, Recorder, memory_held
+from pier_node.coordination.reports import Reports
+from pier_node.identity import Identity
+from pier_node.orders import Orders
+from pier_node.outer.state import OuterState
+from pier_node.report import Reporter
+from pier_node.roster import Roster
+from pier_node.site import SiteRecord
+from pier_node.wire.carrier import PROTOCOL
+from pier_node.wire.transport import SiteCarrier, Transport
+
+SAMPLE = 10.0
+"""Seconds between two samples of the training."""
+PATIENCE = 10.0
+"""Seconds that a site which knows its peers waits for the coordinator before it goes on without."""
+FOR_EVER = 1e9
+
+
+class Coordination:
+    """One site's.
+
+    Args:
+        workers: that it starts; 0: one for each device.
+        stop: has the site leave the run.
+
+    Attributes:
+        orders: what the operator wants of this site.
+    """
+
+    def __init__(
+        self,
+        enrolment: Enrolment,
+        identity: Identity,
+        reporter: Reporter,
+        carrier: SiteCarrier,
+        roster: Roster,
+        transport: Transport,
+        workers: int,
+        stop: Callable[[], None],
+    ) -> None:
+        self.orders = Orders()
+        self._reporter, self._carrier, self._roster = reporter, carrier, roster
+        self._transport, self._workers, self._starting = transport, workers, True
+        reports = Reports()
+        self._recorder = Recorder(reports, reporter.progress, carrier, roster)
+        link = Link(enrolment.address, enrolment.node, enrolment.credentials(identity))
+        self._liaison = Liaison(link, self._request, reporter.pulse, self.orders, reports, stop, self._bar)
+        self._noting = Noting(self._recorder)
+
+    async def enter(self, record: SiteRecord | None) -> SiteRecord | None:
+        """Register; returns what the coordinator knows of this site's place, laid over what the site knew.
+
+        Raises:
+            PierError: it refuses this site.
+        """
+        logging.getLogger("pier_node").addHandler(self._noting)
+        reply = await self._liaison.enter(PATIENCE if record else FOR_EVER)
+        self._starting = False
+        if reply is None:
+            return record
+        place = record or SiteRecord(reply.founder, reply.slot, transport=self._transport)
+        peers = {site.node: site for site in [*place.sites(), *reply.roster] if site.address}
+        peers.pop(self._carrier.node, None)
+        return replace(place, slot=reply.slot).with_peers(peers.values())
+
+    async def run(self) -> None:
+        """Keep in touch, for ever. Raises PierError when this site is not wanted any more."""
+        await self._liaison.run()
+
+    async def sample(self) -> None:
+        """Take samples of the training, for ever."""
+        while True:
+            self._recorder.sample(await asyncio.to_thread(memory_held))
+            await asyncio.sleep(SAMPLE)
+
+    def committed(self, state: OuterState) -> None:
+        """A round was committed here."""
+        self._recorder.round(state)
+
+    async def close(self) -> None:
+        """Tell what is left, and hang up."""
+        logging.getLogger("pier_node").removeHandler(self._noting)
+        await self._liaison.close()
+
+    def _request(self) -> RegisterRequest:
+        return RegisterRequest(
+            protocol=PROTOCOL,
+            run_hash=self._reporter.config.hash(),
+            site=self._reporter.site,
+            transport=self._transport,
+            version=__version__,
+            workers=self._workers,
+            time=time.time(),
+            starting=self._starting,
+        )
+
+    def _bar(self, nodes: Iterable[str]) -> None:
+        self._roster.bar(nodes)
+        self._carrier.refuse(nodes)

@@ -1,0 +1,117 @@
+"""The connection of a site to its coordinator, over gRPC with mutual TLS."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator
+from typing import TypeVar
+
+import grpc
+import grpc.aio
+from google.protobuf.message import DecodeError, Message
+
+from pier.v1.coordinator_pb2 import (
+    EnrolReply,
+    EnrolRequest,
+    HeartbeatReply,
+    HeartbeatRequest,
+    Order,
+    RegisterReply,
+    RegisterRequest,
+    ReportReply,
+    ReportRequest,
+    WatchRequest,
+)
+from pier_node.certificates import DOMAIN, Credentials
+from pier_node.wire.grpc_options import channel_options
+from pier_node.wire.grpc_reasons import Circumstances, lost
+
+SERVICE = "pier.v1.Coordinator"
+_NO = frozenset(
+    {
+        grpc.StatusCode.FAILED_PRECONDITION,
+        grpc.StatusCode.INVALID_ARGUMENT,
+        grpc.StatusCode.PERMISSION_DENIED,
+        grpc.StatusCode.UNIMPLEMENTED,
+    }
+)
+
+R = TypeVar("R", bound=Message)
+
+
+class Unreachable(Exception):
+    """No answer, for now: try again later. Its text says why."""
+
+
+class Refused(Exception):
+    """The coordinator said no; its text says why, and what to do."""
+
+
+class NoLease(Exception):
+    """The coordinator does not know this start of the site: register again."""
+
+
+class Link:
+    """One connection.
+
+    Args:
+        node: the coordinator's node id, which its certificate must hold.
+        own: what this end shows, and whom it trusts.
+    """
+
+    def __init__(self, address: str, node: str, own: Credentials) -> None:
+        self.address = address
+        tls = grpc.ssl_channel_credentials(own.ca_pem, own.key_pem, own.cert_pem)
+        self._channel = grpc.aio.secure_channel(f"dns:///{address}", tls, channel_options(f"{node}.{DOMAIN}"))
+
+    async def enrol(self, request: EnrolRequest, timeout: float) -> EnrolReply:
+        """Raises Refused, Unreachable."""
+        return await self._ask("Enrol", request, EnrolReply, timeout)
+
+    async def register(self, request: RegisterRequest, timeout: float) -> RegisterReply:
+        """Raises Refused, Unreachable."""
+        return await self._ask("Register", request, RegisterReply, timeout)
+
+    async def heartbeat(self, request: HeartbeatRequest, timeout: float) -> HeartbeatReply:
+        """Raises NoLease, Refused, Unreachable."""
+        return await self._ask("Heartbeat", request, HeartbeatReply, timeout)
+
+    async def report(self, request: ReportRequest, timeout: float) -> ReportReply:
+        """Raises NoLease, Refused, Unreachable."""
+        return await self._ask("Report", request, ReportReply, timeout)
+
+    async def watch(self, request: WatchRequest) -> AsyncGenerator[Order]:
+        """Orders as they come, the present one first. Raises NoLease, Refused, Unreachable."""
+        call = self._channel.unary_stream(f"/{SERVICE}/Watch", None, None)(request.SerializeToString())
+        try:
+            async for raw in call:
+                yield _parsed(Order, raw)
+        except grpc.aio.AioRpcError as error:
+            raise self._problem(error, None) from error
+        finally:
+            call.cancel()
+
+    async def close(self) -> None:
+        """Close the connection; whatever is under way fails."""
+        await self._channel.close(None)
+
+    async def _ask(self, method: str, request: Message, reply: type[R], timeout: float) -> R:
+        call = self._channel.unary_unary(f"/{SERVICE}/{method}", None, None)
+        try:
+            return _parsed(reply, await call(request.SerializeToString(), timeout=timeout))
+        except grpc.aio.AioRpcError as error:
+            raise self._problem(error, timeout) from error
+
+    def _problem(self, error: grpc.aio.AioRpcError, timeout: float | None) -> Exception:
+        if error.code() is grpc.StatusCode.NOT_FOUND:
+            return NoLease(error.details())
+        if error.code() in _NO:
+            return Refused(error.details())
+        connected = self._channel.get_state() is grpc.ChannelConnectivity.READY
+        return Unreachable(lost("coordinator", error, Circumstances(self.address, True, timeout, connected)).reason)
+
+
+def _parsed(kind: type[R], raw: bytes) -> R:
+    try:
+        return kind.FromString(raw)
+    except DecodeError as error:
+        raise Unreachable("its answer is not valid") from error

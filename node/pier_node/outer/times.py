@@ -1,0 +1,49 @@
+"""Where the time of an outer round went."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+
+@dataclass
+class Times:
+    """Of one round, in seconds.
+
+    Attributes:
+        waiting: for the others.
+        exchange: in the attempt that was decided.
+        retry: in attempts that were given up.
+    """
+
+    waiting: float = 0.0
+    exchange: float = 0.0
+    retry: float = 0.0
+
+    @contextmanager
+    def spent_waiting(self) -> Iterator[None]:
+        """Count what is done meanwhile as waiting."""
+        began = time.monotonic()
+        try:
+            yield
+        finally:
+            self.waiting += time.monotonic() - began
+
+    @contextmanager
+    def spent_on_attempt(self) -> Iterator[None]:
+        """Count what is done meanwhile as an attempt, which fails by raising."""
+        began = time.monotonic()
+        try:
+            yield
+        except BaseException:
+            self.retry += time.monotonic() - began
+            raise
+        self.exchange += time.monotonic() - began
+
+    def scaled_to(self, total: float) -> Times:
+        """The same shares of another total: of what was hidden behind inner steps, only the rest is seen."""
+        own = self.waiting + self.exchange + self.retry
+        share = total / own if own > 0 else 0.0
+        return Times(self.waiting * share, self.exchange * share, self.retry * share)

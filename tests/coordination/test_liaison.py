@@ -1,0 +1,190 @@
+"""A site and its coordinator, which comes and goes: in virtual time, the connection played."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, Callable, Coroutine
+from typing import Any
+
+import pytest
+from simulation.virtual_time import run
+
+from pier.v1.coordinator_pb2 import (
+    HeartbeatReply,
+    HeartbeatRequest,
+    Note,
+    Order,
+    Record,
+    RegisterReply,
+    RegisterRequest,
+    ReportReply,
+    ReportRequest,
+    WatchRequest,
+)
+from pier.v1.peer_pb2 import Pulse
+from pier_node.coordination.liaison import Liaison
+from pier_node.coordination.link import NoLease, Refused, Unreachable
+from pier_node.coordination.reports import Reports
+from pier_node.errors import PierError
+from pier_node.orders import Orders
+
+PAUSE, TRAIN, STOP = Order.ACTIVITY_PAUSE, Order.ACTIVITY_TRAIN, Order.ACTIVITY_STOP
+
+
+class Played:
+    """A coordinator: `problem` is what every call meets, if there is one."""
+
+    def __init__(self) -> None:
+        self.problem: Exception | None = None
+        self.asked: list[str] = []
+        self.stored: list[str] = []
+        self.leases = 0
+        self.revoked: list[str] = []
+        self.orders: asyncio.Queue[Order] = asyncio.Queue()
+
+    def _ask(self, what: str) -> None:
+        self.asked.append(what)
+        if self.problem:
+            raise self.problem
+
+    async def register(self, request: RegisterRequest, timeout: float) -> RegisterReply:
+        self._ask("register")
+        self.leases += 1
+        order = Order(epoch=1, activity=TRAIN)
+        return RegisterReply(lease=b"%d" % self.leases, heartbeat_seconds=1.0, order=order)
+
+    async def heartbeat(self, request: HeartbeatRequest, timeout: float) -> HeartbeatReply:
+        self._ask("heartbeat")
+        if request.lease != b"%d" % self.leases:
+            raise NoLease("no such lease")
+        return HeartbeatReply(order=1, revoked=self.revoked)
+
+    async def report(self, request: ReportRequest, timeout: float) -> ReportReply:
+        self._ask("report")
+        self.stored += [record.note.text for record in request.records]
+        return ReportReply(stored=request.first + len(request.records))
+
+    async def watch(self, request: WatchRequest) -> AsyncGenerator[Order]:
+        self._ask("watch")
+        while True:
+            yield await self.orders.get()
+
+    async def close(self) -> None:
+        self._ask("close")
+
+
+class Site:
+    """A liaison, and what came of it."""
+
+    def __init__(self) -> None:
+        self.coordinator, self.orders, self.reports = Played(), Orders(), Reports()
+        self.stopped, self.barred = 0, set[str]()
+        link: Any = self.coordinator
+        self.liaison = Liaison(
+            link, RegisterRequest, Pulse, self.orders, self.reports, self._stop, lambda nodes: self.barred.update(nodes)
+        )
+
+    def _stop(self) -> None:
+        self.stopped += 1
+
+
+def meanwhile(story: Callable[[Site], Coroutine[Any, Any, None]]) -> Site:
+    """Let a site keep in touch while something happens."""
+
+    async def play() -> Site:
+        site = Site()
+        work = asyncio.create_task(site.liaison.run())
+        await story(site)
+        work.cancel()
+        await asyncio.wait([work])
+        return site
+
+    return run(play())
+
+
+def test_a_site_says_that_it_is_here_and_takes_orders() -> None:
+    async def story(site: Site) -> None:
+        await asyncio.sleep(3.5)
+        await site.coordinator.orders.put(Order(epoch=2, activity=PAUSE))
+        await asyncio.sleep(0.1)
+        assert site.orders.paused
+        await site.coordinator.orders.put(Order(epoch=3, activity=TRAIN))
+        site.coordinator.revoked = ["mallory"]
+        await asyncio.sleep(2.0)
+
+    site = meanwhile(story)
+    assert site.coordinator.asked.count("heartbeat") >= 5
+    assert (site.orders.epoch, site.orders.paused, site.stopped) == (3, False, 0)
+    assert site.barred == {"mallory"}
+
+
+def test_an_order_to_stop_is_followed() -> None:
+    async def story(site: Site) -> None:
+        await asyncio.sleep(0.5)
+        await site.coordinator.orders.put(Order(epoch=2, activity=STOP))
+        await asyncio.sleep(0.5)
+
+    assert meanwhile(story).stopped == 1
+
+
+def test_what_there_is_to_tell_waits_for_a_coordinator_that_is_away() -> None:
+    async def story(site: Site) -> None:
+        await asyncio.sleep(2.0)
+        site.coordinator.problem = Unreachable("connection refused")
+        for number in range(3):
+            site.reports.add(Record(note=Note(text=str(number))))
+        await asyncio.sleep(600.0)
+        before = len(site.coordinator.asked)
+        assert before < 60, "it asks less and less often"
+        site.coordinator.problem = None
+        await asyncio.sleep(60.0)
+
+    site = meanwhile(story)
+    assert site.coordinator.stored == ["0", "1", "2"]
+    assert site.coordinator.asked.count("register") == 1, "the lease holds"
+
+
+def test_a_coordinator_that_has_forgotten_the_lease_gets_another_registration() -> None:
+    async def story(site: Site) -> None:
+        await asyncio.sleep(2.0)
+        site.coordinator.leases += 5
+        await asyncio.sleep(5.0)
+        assert site.coordinator.asked[-1] == "heartbeat"
+
+    assert meanwhile(story).coordinator.asked.count("register") == 2
+
+
+def test_a_site_that_is_not_wanted_any_more_ends_with_the_reason() -> None:
+    async def story() -> None:
+        site = Site()
+        work = asyncio.create_task(site.liaison.run())
+        await asyncio.sleep(2.0)
+        site.coordinator.problem = Refused("this site was revoked")
+        await asyncio.wait([work])
+        with pytest.raises(PierError, match="this site was revoked"):
+            work.result()
+
+    run(story())
+
+
+def test_a_start_does_not_wait_for_a_coordinator_for_ever() -> None:
+    async def story() -> None:
+        site = Site()
+        site.coordinator.problem = Unreachable("connection refused")
+        assert await site.liaison.enter(10.0) is None
+        site.coordinator.problem = None
+        reply = await site.liaison.enter(10.0)
+        assert reply is not None
+        assert reply.lease == b"1"
+
+    run(story())
+
+
+def test_the_last_word_is_sent_at_the_end() -> None:
+    async def story(site: Site) -> None:
+        await asyncio.sleep(0.5)
+        site.reports.add(Record(note=Note(text="goodbye")))
+        await site.liaison.close()
+        assert site.coordinator.asked[-3:] == ["report", "heartbeat", "close"]
+
+    assert meanwhile(story).coordinator.stored == ["goodbye"]

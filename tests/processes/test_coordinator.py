@@ -1,0 +1,77 @@
+"""The coordinator with real sites: it watches and is obeyed, and nobody needs it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from signal import SIGKILL
+from typing import get_args
+
+import pytest
+from processes.coordinated import coordinated, polite
+from processes.run import ENDLESS
+from processes.site import wait_until
+
+from pier_node.wire.transport import Transport
+
+pytestmark = pytest.mark.processes
+
+
+def test_a_coordinator_that_is_killed_loses_nothing_and_stops_nobody(tmp_path: Path) -> None:
+    with coordinated(tmp_path, 3, inner=ENDLESS) as run:
+        for site in run.sites:
+            site.reach(3)
+        wait_until("rounds are reported", lambda: all(len(run.rounds(site)) >= 2 for site in run.sites))
+        run.end(SIGKILL)
+        known = run.facts()
+        at = max(site.round for site in run.sites)
+        for site in run.sites:
+            site.reach(at + 3)
+        run.start()
+        assert run.facts()[: len(known)] == known
+        at = max(site.round for site in run.sites)
+        wait_until("all is told", lambda: all(max(run.rounds(site)) >= at for site in run.sites))
+        for site in run.sites:
+            reported, committed = run.rounds(site), [event["round"] for event in site.events()]
+            assert reported == committed[: len(reported)]
+            assert site.output.count("the coordinator does not answer; training goes on without it") == 1
+            assert site.output.count("the coordinator is back") == 1
+        polite(run)
+
+
+@pytest.mark.parametrize("transport", get_args(Transport))
+def test_sites_do_what_the_operator_says(tmp_path: Path, transport: Transport) -> None:
+    with coordinated(tmp_path, 2, transport, inner=ENDLESS) as run:
+        second = run.sites[1]
+        second.reach(2)
+        assert "all sites: pause" in run.say("pause")
+        for site in run.sites:
+            site.be("paused")
+        at = [site.round for site in run.sites]
+        wait_until("the page says it", lambda: {run.state(site) for site in run.sites} == {"paused"})
+        assert [site.round for site in run.sites] == at
+        run.say("resume")
+        for site, round in zip(run.sites, at, strict=True):
+            site.reach(round + 2)
+        run.say("stop", "beta")
+        assert second.ended() == 0
+        second.start()
+        second.rejoin()
+        assert "beta" in run.say("nodes")
+        polite(run)
+
+
+def test_a_revoked_site_is_out(tmp_path: Path) -> None:
+    with coordinated(tmp_path, 3, inner=ENDLESS) as run:
+        for site in run.sites:
+            site.reach(2)
+        revoked, *others = sorted(run.sites, key=lambda site: site.node)[::-1]
+        run.say("revoke", revoked.name)
+        assert revoked.ended() == 1
+        assert "Error: the coordinator does not have this site in the run" in revoked.output
+        for site in others:
+            site.wait("knows it", lambda site=site: f"{revoked} was revoked" in site.output)  # type: ignore[misc]
+            site.reach(site.round + 3)
+        revoked.start()
+        assert revoked.ended() == 1
+        run.sites.remove(revoked)
+        polite(run)
