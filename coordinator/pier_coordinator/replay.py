@@ -14,7 +14,6 @@ from pier_coordinator.fields import number
 from pier_coordinator.page import make_app
 from pier_node.errors import PierError
 
-
 BATCH = 1000
 """Facts after which the page gets its turn."""
 
