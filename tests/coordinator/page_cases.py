@@ -12,7 +12,8 @@ import aiohttp
 from aiohttp import web
 
 from pier_coordinator.board import Board
-from pier_coordinator.page import Refused, make_app
+from pier_coordinator.page import make_app
+from pier_coordinator.refusals import Refused
 
 TOKEN = "operator-secret"
 SIGNED = {"Authorization": f"Bearer {TOKEN}"}
