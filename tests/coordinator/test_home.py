@@ -43,7 +43,7 @@ def test_secrets_last_and_are_for_their_owner_only(folder: Path) -> None:
 def test_a_run_does_not_change(folder: Path) -> None:
     _ = Home(folder).token
     path = folder / RUN_FILE
-    path.write_text(path.read_text().replace("seed = 0", "seed = 1", 1))
+    path.write_text(path.read_text().replace("seed = 1", "seed = 2", 1))
     with pytest.raises(PierError, match="has changed since the run began"):
         _ = Home(folder).token
 
