@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-SLOW = ("processes", "netns")
+SLOW = ("processes", "netns", "browser")
 NO_CUDA = "no CUDA device here: NOT tested"
 
 

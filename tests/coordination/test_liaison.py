@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Callable, Coroutine
+from collections.abc import AsyncGenerator, Callable, Coroutine, Iterable
 from typing import Any
 
 import pytest
@@ -21,7 +21,7 @@ from pier.v1.coordinator_pb2 import (
     ReportRequest,
     WatchRequest,
 )
-from pier.v1.peer_pb2 import Pulse
+from pier.v1.peer_pb2 import Pulse, Site
 from pier_node.coordination.liaison import Liaison
 from pier_node.coordination.link import NoLease, Refused, Unreachable
 from pier_node.coordination.reports import Reports
@@ -51,7 +51,8 @@ class Played:
         self._ask("register")
         self.leases += 1
         order = Order(epoch=1, activity=TRAIN)
-        return RegisterReply(lease=b"%d" % self.leases, heartbeat_seconds=1.0, order=order)
+        roster = [Site(node=f"site {self.leases}")]
+        return RegisterReply(lease=b"%d" % self.leases, heartbeat_seconds=1.0, order=order, roster=roster)
 
     async def heartbeat(self, request: HeartbeatRequest, timeout: float) -> HeartbeatReply:
         self._ask("heartbeat")
@@ -73,26 +74,29 @@ class Played:
         self._ask("close")
 
 
-class Site:
+class Here:
     """A liaison, and what came of it."""
 
     def __init__(self) -> None:
         self.coordinator, self.orders, self.reports = Played(), Orders(), Reports()
-        self.stopped, self.barred = 0, set[str]()
+        self.stopped, self.barred, self.met = 0, set[str](), list[str]()
         link: Any = self.coordinator
         self.liaison = Liaison(
-            link, RegisterRequest, Pulse, self.orders, self.reports, self._stop, lambda nodes: self.barred.update(nodes)
+            link, RegisterRequest, Pulse, self.orders, self.reports, self._stop, self.barred.update, self._meet
         )
+
+    def _meet(self, sites: Iterable[Site]) -> None:
+        self.met += [site.node for site in sites]
 
     def _stop(self) -> None:
         self.stopped += 1
 
 
-def meanwhile(story: Callable[[Site], Coroutine[Any, Any, None]]) -> Site:
+def meanwhile(story: Callable[[Here], Coroutine[Any, Any, None]]) -> Here:
     """Let a site keep in touch while something happens."""
 
-    async def play() -> Site:
-        site = Site()
+    async def play() -> Here:
+        site = Here()
         work = asyncio.create_task(site.liaison.run())
         await story(site)
         work.cancel()
@@ -103,7 +107,7 @@ def meanwhile(story: Callable[[Site], Coroutine[Any, Any, None]]) -> Site:
 
 
 def test_a_site_says_that_it_is_here_and_takes_orders() -> None:
-    async def story(site: Site) -> None:
+    async def story(site: Here) -> None:
         await asyncio.sleep(3.5)
         await site.coordinator.orders.put(Order(epoch=2, activity=PAUSE))
         await asyncio.sleep(0.1)
@@ -119,7 +123,7 @@ def test_a_site_says_that_it_is_here_and_takes_orders() -> None:
 
 
 def test_an_order_to_stop_is_followed() -> None:
-    async def story(site: Site) -> None:
+    async def story(site: Here) -> None:
         await asyncio.sleep(0.5)
         await site.coordinator.orders.put(Order(epoch=2, activity=STOP))
         await asyncio.sleep(0.5)
@@ -128,7 +132,7 @@ def test_an_order_to_stop_is_followed() -> None:
 
 
 def test_what_there_is_to_tell_waits_for_a_coordinator_that_is_away() -> None:
-    async def story(site: Site) -> None:
+    async def story(site: Here) -> None:
         await asyncio.sleep(2.0)
         site.coordinator.problem = Unreachable("connection refused")
         for number in range(3):
@@ -145,18 +149,20 @@ def test_what_there_is_to_tell_waits_for_a_coordinator_that_is_away() -> None:
 
 
 def test_a_coordinator_that_has_forgotten_the_lease_gets_another_registration() -> None:
-    async def story(site: Site) -> None:
+    async def story(site: Here) -> None:
         await asyncio.sleep(2.0)
         site.coordinator.leases += 5
         await asyncio.sleep(5.0)
         assert site.coordinator.asked[-1] == "heartbeat"
 
-    assert meanwhile(story).coordinator.asked.count("register") == 2
+    site = meanwhile(story)
+    assert site.coordinator.asked.count("register") == 2
+    assert site.met == ["site 1", "site 7"], "others may have come meanwhile"
 
 
 def test_a_site_that_is_not_wanted_any_more_ends_with_the_reason() -> None:
     async def story() -> None:
-        site = Site()
+        site = Here()
         work = asyncio.create_task(site.liaison.run())
         await asyncio.sleep(2.0)
         site.coordinator.problem = Refused("this site was revoked")
@@ -169,7 +175,7 @@ def test_a_site_that_is_not_wanted_any_more_ends_with_the_reason() -> None:
 
 def test_a_start_does_not_wait_for_a_coordinator_for_ever() -> None:
     async def story() -> None:
-        site = Site()
+        site = Here()
         site.coordinator.problem = Unreachable("connection refused")
         assert await site.liaison.enter(10.0) is None
         site.coordinator.problem = None
@@ -181,7 +187,7 @@ def test_a_start_does_not_wait_for_a_coordinator_for_ever() -> None:
 
 
 def test_the_last_word_is_sent_at_the_end() -> None:
-    async def story(site: Site) -> None:
+    async def story(site: Here) -> None:
         await asyncio.sleep(0.5)
         site.reports.add(Record(note=Note(text="goodbye")))
         await site.liaison.close()

@@ -93,8 +93,8 @@ class Stream:
     def _seen(self, event_id: str) -> int:
         """The stamp up to which a browser has seen this board; -1: it has not."""
         boot, _, stamp = event_id.partition("-")
-        known = boot == self._board.boot and stamp.isascii() and stamp.isdigit()
-        return min(int(stamp[:18]), self._board.stamp) if known else -1
+        known = boot == self._board.boot and stamp.isascii() and stamp.isdigit() and len(stamp) < 19
+        return int(stamp) if known and int(stamp) <= self._board.stamp else -1
 
     async def _tell(self, stream: web.StreamResponse, seen: int) -> None:
         await stream.write(b"retry: %d\n\n" % RETRY_MS)

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import replace
 
 from pier.v1.coordinator_pb2 import RegisterRequest
+from pier.v1.peer_pb2 import Site
 from pier_node import __version__
 from pier_node.coordination.enrolment import Enrolment
 from pier_node.coordination.liaison import Liaison
@@ -59,7 +60,7 @@ class Coordination:
         reports = Reports()
         self._recorder = Recorder(reports, reporter.progress, carrier, roster)
         link = Link(enrolment.address, enrolment.node, enrolment.credentials(identity))
-        self._liaison = Liaison(link, self._request, reporter.pulse, self.orders, reports, stop, self._bar)
+        self._liaison = Liaison(link, self._request, reporter.pulse, self.orders, reports, stop, self._bar, self._meet)
         self._noting = Noting(self._recorder)
 
     async def enter(self, record: SiteRecord | None) -> SiteRecord | None:
@@ -75,7 +76,6 @@ class Coordination:
             return record
         place = record or SiteRecord(reply.founder, reply.slot, transport=self._transport)
         peers = {site.node: site for site in [*place.sites(), *reply.roster] if site.address}
-        peers.pop(self._carrier.node, None)
         return replace(place, slot=reply.slot).with_peers(peers.values())
 
     async def run(self) -> None:
@@ -108,6 +108,11 @@ class Coordination:
             time=time.time(),
             starting=self._starting,
         )
+
+    def _meet(self, sites: Iterable[Site]) -> None:
+        for site in sites:
+            if site.address:
+                self._roster.add(site)
 
     def _bar(self, nodes: Iterable[str]) -> None:
         self._roster.bar(nodes)

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable
 from contextlib import suppress
 
 from pier.v1.coordinator_pb2 import HeartbeatRequest, Order, RegisterReply, RegisterRequest, WatchRequest
-from pier.v1.peer_pb2 import Pulse
+from pier.v1.peer_pb2 import Pulse, Site
 from pier_node.coordination.link import Link, NoLease, Refused, Unreachable
 from pier_node.coordination.reports import Reports
 from pier_node.errors import PierError
@@ -38,6 +38,7 @@ class Liaison:
         pulse: what this site says of itself now.
         stop: told when the operator wants this site to leave the run.
         revoked: told the node ids that are not of the run any more.
+        met: told of the other sites of the run, as the coordinator knows them.
     """
 
     def __init__(
@@ -49,9 +50,11 @@ class Liaison:
         reports: Reports,
         stop: Callable[[], None],
         revoked: Callable[[Iterable[str]], None],
+        met: Callable[[Iterable[Site]], None],
     ) -> None:
         self._link, self._request, self._pulse = link, request, pulse
-        self._orders, self._reports, self._stop, self._revoked = orders, reports, stop, revoked
+        self._orders, self._reports, self._stop = orders, reports, stop
+        self._revoked, self._met = revoked, met
         self._lease = RegisterReply()
         self._backoff = Backoff(first=0.25, last=30.0)
         self._away = False
@@ -116,6 +119,7 @@ class Liaison:
                 await self._missed(problem)
                 continue
             self._heard()
+            self._met(self._lease.roster)
             self._take(self._lease.order)
             return
 

@@ -43,7 +43,7 @@ class Chart {
       legend: { show: false },
       cursor: { y: false, points: { size: 5 } },
       scales: { x: { time: this.byTime }, y: this.fromZero ? { range: (_, __, most) => [0, 1.1 * (most || 1)] } : {} },
-      axes: [{ ...axis, grid: { show: false }, space: 64, values: (_, values, _axis, _space, step) => values.map((it) => this.place(it, step)) },
+      axes: [{ ...axis, grid: { show: false }, size: 30, space: 64, values: (_, values, _axis, _space, step) => values.map((it) => this.place(it, step)) },
         { ...axis, size: 54, values: (_, values) => values.map(this.format) }],
       series: [{}, line(all, 2), quiet, quiet, ...others.map((it) => line(it, 1.25))],
       bands: [{ series: [3, 2], fill: `${all.colour}1c` }],

@@ -47,7 +47,11 @@ export class Links {
   }
 
   async ofOne() {
-    this.table((await ask(`/api/links?node=${encodeURIComponent(this.select.value)}`)).links);
+    try {
+      this.table((await ask(`/api/links?node=${encodeURIComponent(this.select.value)}`)).links);
+    } catch {
+      this.nodes = ""; // the line is down: ask again when it is up
+    }
   }
 
   table(links) {
@@ -59,12 +63,13 @@ export class Links {
   }
 
   draw(sites, links) {
+    if (!sites.length) return order($("map"), []);
     const places = new Map(sites.map((site, at) => [site.node, place(at, sites.length)]));
     const drawn = links.filter((link) => places.has(link.node) && places.has(link.peer)).map((link) => arc(this.state, link, places, sites.length));
     const circles = sites.flatMap((site) => circle(site, places.get(site.node)));
     const picture = svg("svg", { viewBox: frame([...places.values()]), role: "img", "aria-label": `Map of ${sites.length} sites and ${links.length} links; the table has the same in numbers` });
     picture.append(...drawn.flat(), ...circles);
-    order($("map"), sites.length ? [picture] : []);
+    return order($("map"), [picture]);
   }
 }
 

@@ -7,6 +7,7 @@ import { Timeline, Overview, PARTS } from "./timeline.js";
 
 export class Rounds {
   constructor() {
+    if (innerWidth < 640) $("span").value = "10";
     this.follows = true;
     this.told = { sites: [], oldest: 1 };
     this.timeline = new Timeline($("timeline"));

@@ -1,0 +1,214 @@
+"""The page in a real browser: what it shows, that it is live, that the operator can act."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import time
+from typing import TYPE_CHECKING
+
+import pytest
+from coordinator.page_cases import TOKEN, Recorded, serving
+from coordinator.played import LABS, pulse
+
+from pier_coordinator.board import Board
+from pier_coordinator.facts import Fact
+
+if TYPE_CHECKING:
+    from playwright.async_api import Browser
+
+pytest.importorskip("playwright", reason="no Chromium, or no playwright here: the page was NOT looked at")
+
+from browser.looking import A, B, C, looking, run_of_three
+from playwright.async_api import expect
+
+pytestmark = pytest.mark.browser
+
+SMALL = {"viewport": {"width": 360, "height": 780}}
+
+
+async def test_it_shows_the_run_and_complains_of_nothing(chromium: Browser) -> None:
+    async with serving(run_of_three()) as address, looking(chromium, address) as look:
+        page = look.page
+        await expect(page.locator("#run-name")).to_have_text("atlantic")
+        await expect(page).to_have_title("atlantic · Pier")
+        await expect(page.locator("#connection")).to_have_text("live")
+        await expect(page.locator("#t-round")).to_have_text("63 of 100")
+        await expect(page.locator("#progress")).to_have_attribute("aria-valuenow", "63")
+        await expect(page.locator("#sites tbody tr")).to_have_count(3)
+        await expect(page.locator("#alerts")).to_contain_text("lab-b: 3 rounds late, uplink 4")
+        await expect(page.locator("#alerts")).to_contain_text("try codec int4 or H = 200")
+        await expect(page.locator("#rounds-words")).to_contain_text("lab-b was slowest in")
+        await expect(page.locator("#map svg circle")).to_have_count(3)
+        await expect(page.locator("#map svg path")).to_have_count(6)
+        await expect(page.locator("#events li").first).to_contain_text("round 41: lab-b sent nothing")
+        for chart in ("#c-loss", "#c-validation", "#c-speed"):
+            await expect(page.locator(f"{chart} canvas")).to_be_visible()
+            await expect(page.locator(f"{chart} .plot-box")).to_have_attribute("aria-label", re.compile("lab-c [0-9]"))
+        await page.locator("#links-all summary").click()
+        await expect(page.locator("#links tbody tr")).to_have_count(6)
+        assert look.errors == []
+
+
+async def test_it_is_live(chromium: Browser) -> None:
+    board = run_of_three()
+    async with serving(board) as address, looking(chromium, address) as look:
+        await expect(look.page.locator("#t-round")).to_have_text("63 of 100")
+        board.apply(Fact(time.time(), "round", A, {"round": 64, "compute": 20.0, "exchange": 9.0}))
+        board.apply(Fact(time.time(), "note", A, {"level": 40, "text": "<b>disk</b> is full"}))
+        await expect(look.page.locator("#t-round")).to_have_text("64 of 100")
+        await expect(look.page.locator("#events li").first).to_contain_text("error: <b>disk</b> is full")
+        await expect(look.page.locator("#alerts")).to_contain_text("lab-a: <b>disk</b> is full")
+        board.pulse(C, {}, alive=False)
+        await expect(look.page.locator("#sites tbody tr").nth(2)).to_contain_text("silent")
+        await expect(look.page.locator("#t-sites")).to_have_text("2 of 3")
+        board.pulse(C, pulse(LABS[2], 64, time.time()), alive=True)
+        await expect(look.page.locator("#sites tbody tr").nth(2)).to_contain_text("training")
+        assert look.errors == []
+
+
+async def test_it_survives_a_restart_of_the_coordinator(chromium: Browser) -> None:
+    async with asyncio.timeout(60):
+        async with serving(run_of_three()) as address:
+            port = int(address.rsplit(":", 1)[1])
+            context = looking(chromium, address)
+            look = await context.__aenter__()
+            await expect(look.page.locator("#t-round")).to_have_text("63 of 100")
+        await expect(look.page.locator("#connection")).to_have_text("reconnecting")
+        board = run_of_three(rounds=70, late=0, name="pacific")
+        async with serving(board, port=port):
+            await expect(look.page.locator("#t-round")).to_have_text("70 of 100", timeout=30_000)
+            await expect(look.page.locator("#run-name")).to_have_text("pacific")
+            await expect(look.page.locator("#connection")).to_have_text("live")
+            await expect(look.page.locator("#alerts")).to_be_empty()
+            board.apply(Fact(time.time(), "round", A, {"round": 71, "compute": 20.0}))
+            await expect(look.page.locator("#t-round")).to_have_text("71 of 100")
+        await context.__aexit__(None, None, None)
+
+
+async def test_without_a_token_nothing_can_be_done(chromium: Browser) -> None:
+    async with serving(run_of_three(), Recorded()) as address, looking(chromium, address) as look:
+        page = look.page
+        await expect(page.locator("#operator")).to_be_visible()
+        await expect(page.locator("#operations")).to_be_hidden()
+        await page.locator("#operator").click()
+        await page.locator("#token").fill("wrong")
+        await page.locator("#dialog-ok").click()
+        await expect(page.locator("#dialog-problem")).to_have_text("that is not the operator's token")
+        await expect(page.locator("#operations")).to_be_hidden()
+
+
+async def test_the_operator_acts(chromium: Browser) -> None:
+    actions = Recorded()
+    async with serving(run_of_three(), actions) as address, looking(chromium, address) as look:
+        page = look.page
+        await page.locator("#operator").click()
+        await page.locator("#token").fill(TOKEN)
+        await page.keyboard.press("Enter")
+        await page.locator("[data-act=pause]").click()
+        await expect(page.locator("#toast")).to_have_text("All sites: will pause at the next round boundary")
+        await page.locator("[data-act=stop]").click()
+        await page.locator("#dialog-cancel").click()
+        await page.get_by_label("actions on lab-b").click()
+        await page.get_by_role("button", name="Revoke").click()
+        await expect(page.locator("#dialog")).to_contain_text("it can come back with a new invite only")
+        await page.locator("#dialog-ok").click()
+        await expect(page.locator("#toast")).to_have_text("lab-b: is not of the run any more")
+        await page.locator("[data-act=invite]").click()
+        await page.get_by_label("Name").fill("lab-d")
+        await page.locator("#dialog-ok").click()
+        await expect(page.locator("#dialog pre")).to_contain_text("pier-node start --coordinator")
+        assert actions.asked == [("pause", []), ("revoke", B), ("invite", "lab-d", 86400.0, 1)]
+        assert look.errors == []
+
+
+async def test_the_token_stays_for_this_tab_until_it_is_locked(chromium: Browser) -> None:
+    async with serving(run_of_three(), Recorded()) as address, looking(chromium, address) as look:
+        page = look.page
+        await page.locator("#operator").click()
+        await page.locator("#token").fill(TOKEN)
+        await page.locator("#dialog-ok").click()
+        await expect(page.locator("#operations")).to_be_visible()
+        await page.reload()
+        await expect(page.locator("#operations")).to_be_visible()
+        await page.locator("#operator").click()
+        await expect(page.locator("#operations")).to_be_hidden()
+
+
+async def test_a_replay_offers_no_actions(chromium: Browser) -> None:
+    async with serving(run_of_three()) as address, looking(chromium, address) as look:
+        await expect(look.page.locator("#sites tbody tr")).to_have_count(3)
+        await expect(look.page.locator("#operator")).to_be_hidden()
+
+
+async def test_it_fits_a_small_phone(chromium: Browser) -> None:
+    board = run_of_three()
+    board.apply(Fact(time.time(), "site", A, {"name": "a-very-long-name-without-an-end-" * 2, "address": "x" * 200}))
+    board.apply(Fact(time.time(), "note", A, {"level": 30, "text": "y" * 400}))
+    async with serving(board, Recorded()) as address, looking(chromium, address, **SMALL) as look:
+        await expect(look.page.locator("#sites tbody tr")).to_have_count(3)
+        await expect(look.page.locator("#c-speed canvas")).to_be_visible()
+        assert await look.number("document.documentElement.scrollWidth") <= 360
+        assert look.errors == []
+
+
+async def test_sites_are_sorted_searched_and_chosen_by_keyboard(chromium: Browser) -> None:
+    async with serving(run_of_three()) as address, looking(chromium, address) as look:
+        page, first = look.page, look.page.locator("#sites tbody tr").first
+        await page.get_by_role("button", name="Tokens/s").focus()
+        await page.keyboard.press("Enter")
+        await expect(page.locator("#sites th[aria-sort=descending]")).to_have_text("Tokens/s")
+        await expect(first).to_contain_text("lab-c")
+        await page.get_by_label("show lab-c in the charts").focus()
+        await page.keyboard.press("Space")
+        await expect(page.locator("#c-speed .keys li")).to_have_count(3)
+        await page.get_by_label("Search sites").fill("catching")
+        await expect(page.locator("#sites tbody tr")).to_have_count(1)
+        await expect(first).to_contain_text("lab-b")
+
+
+async def test_rounds_of_long_ago_can_be_seen(chromium: Browser) -> None:
+    board = run_of_three()
+    for round in range(64, 1001):
+        board.apply(Fact(time.time(), "round", B, {"round": round, "compute": 20.0, "exchange": 9.0}))
+    async with serving(board) as address, looking(chromium, address) as look:
+        page = look.page
+        await expect(page.locator("#until-said")).to_have_text("the newest")
+        await page.locator("#until").focus()
+        await page.keyboard.press("Home")
+        await expect(page.locator("#until-said")).to_have_text("round 1")
+        await expect(page.locator("#rounds-words")).to_contain_text("A round took")
+        await page.locator("#span").select_option("all rounds")
+        await expect(page.locator("#rounds-words")).to_contain_text("most often the slowest: lab-b")
+        await page.keyboard.press("End")
+        assert look.errors == []
+
+
+@pytest.mark.parametrize("scheme", ["dark", "light"])
+async def test_texts_have_enough_contrast(chromium: Browser, scheme: str) -> None:
+    async with serving(run_of_three()) as address, looking(chromium, address, color_scheme=scheme) as look:
+        pairs = [("text", "bg"), ("text", "panel"), ("muted", "bg"), ("muted", "panel"), ("muted", "warn-bg")]
+        pairs += [("warn", "panel"), ("bad", "panel"), ("warn", "warn-bg"), ("bad", "bad-bg"), ("on-accent", "accent")]
+        pairs += [("muted", "raised"), ("bad", "raised"), ("text", "raised"), ("muted", "bad-bg")]
+        for front, back in pairs:
+            assert await look.number(CONTRAST % (front, back)) >= 4.5, (front, back)
+
+
+CONTRAST = """(() => {
+  const style = getComputedStyle(document.documentElement);
+  const light = (name) => {
+    const hex = style.getPropertyValue(name).trim();
+    const [r, g, b] = [1, 3, 5].map((at) => parseInt(hex.slice(at, at + 2), 16) / 255)
+      .map((it) => (it <= 0.03928 ? it / 12.92 : ((it + 0.055) / 1.055) ** 2.4));
+    return 0.2126 * r + 0.7152 * g + 0.0722 * b;
+  };
+  const [one, other] = [light('--%s'), light('--%s')];
+  return (Math.max(one, other) + 0.05) / (Math.min(one, other) + 0.05);
+})()"""
+
+
+async def test_an_empty_run_says_that_nobody_has_come(chromium: Browser) -> None:
+    async with serving(Board()) as address, looking(chromium, address) as look:
+        await expect(look.page.locator("#no-sites")).to_have_text("No site has come yet.")
+        await expect(look.page.locator("#rounds-words")).to_have_text("No rounds yet.")
+        assert look.errors == []

@@ -1,0 +1,102 @@
+"""A page over a real socket, and somebody who takes down what the operator wants."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import aiohttp
+from aiohttp import web
+
+from pier_coordinator.board import Board
+from pier_coordinator.page import make_app
+from pier_coordinator.refusals import Refused
+
+TOKEN = "operator-secret"
+SIGNED = {"Authorization": f"Bearer {TOKEN}"}
+
+
+class Recorded:
+    """Actions that only write down what they were asked; those on the site "never" are refused."""
+
+    def __init__(self) -> None:
+        self.asked: list[tuple[Any, ...]] = []
+        self.came = asyncio.Event()
+
+    def _take(self, *what: Any) -> None:
+        if "never" in what:
+            raise Refused("no site is called never")
+        self.asked.append(what)
+        self.came.set()
+
+    async def pause(self, nodes: list[str]) -> None:
+        self._take("pause", nodes)
+
+    async def resume(self, nodes: list[str]) -> None:
+        self._take("resume", nodes)
+
+    async def stop(self, nodes: list[str]) -> None:
+        self._take("stop", nodes)
+
+    async def revoke(self, node: str) -> None:
+        self._take("revoke", node)
+
+    async def invite(self, name: str, expires_seconds: float, uses: int) -> dict[str, Any]:
+        self._take("invite", name, expires_seconds, uses)
+        return {"command": "pier-node start --coordinator host:7700 --token pier1-x"}
+
+    async def assign(self, node: str, kind: str) -> None:
+        self._take("assign", node, kind)
+
+
+@asynccontextmanager
+async def serving(board: Board, actions: Recorded | None = None, port: int = 0, **more: Any) -> AsyncIterator[str]:
+    """The address of the board's page."""
+    app = make_app(board, actions, TOKEN, more.pop("health", lambda: {"ok": True}), **more)
+    runner = web.AppRunner(app, access_log=None, shutdown_timeout=2.0)
+    await runner.setup()
+    try:
+        await web.TCPSite(runner, "127.0.0.1", port, reuse_address=True).start()
+        yield f"http://127.0.0.1:{runner.addresses[0][1]}"
+    finally:
+        await runner.cleanup()
+
+
+class Events:
+    """Reads server-sent events."""
+
+    def __init__(self, answer: aiohttp.ClientResponse) -> None:
+        self._answer = answer
+        self.id = ""
+
+    async def next(self) -> dict[str, Any]:
+        """The next one's data."""
+        async with asyncio.timeout(10):
+            while True:
+                key, _, value = (await self.line()).partition(": ")
+                if key == "id":
+                    self.id = value
+                if key == "data":
+                    told = json.loads(value)
+                    assert isinstance(told, dict)
+                    return told
+
+    async def line(self) -> str:
+        """The next line, of whatever kind."""
+        return (await self._answer.content.readuntil(b"\n")).decode().rstrip("\n")
+
+
+@asynccontextmanager
+async def watching(address: str, last: str = "") -> AsyncIterator[Events]:
+    """Somebody who watches; with `last`, who comes back."""
+    headers = {"Last-Event-ID": last} if last else {}
+    async with (
+        aiohttp.ClientSession(read_bufsize=2**22) as session,
+        session.get(f"{address}/api/stream", headers=headers) as answer,
+    ):
+        assert answer.status == 200
+        assert answer.content_type == "text/event-stream"
+        yield Events(answer)
