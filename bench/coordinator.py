@@ -3,10 +3,10 @@
     python -m bench.coordinator [--quick] [--json FILE]
 
 Each simulated site has its own key and TLS connection, an open Watch stream, one heartbeat a second and a report of
-three records each 10 s. The coordinator is a process of its own, with its database on the disk; all sites are in one
-other process on the same machine. An answer's time is taken at the site: from the request to the answer, and whatever
-either of the two processes has to do before. Sites were let in before (an address may enrol two a second); they
-register 32 at once, which includes the TLS handshake, and is over before the rest is measured.
+three records each 10 s. The coordinator is `pier-coordinator start`, its page included, in a process of its own; all
+sites are in one other process on the same machine. An answer's time is taken at the site: from the request to the
+answer, with whatever the two processes have to do before. Sites were let in before (an address may enrol two a second);
+they register 32 at once, which includes the TLS handshake, and is over before the rest is measured.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ import multiprocessing as mp
 import sqlite3
 import tempfile
 import time
-from contextlib import closing
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
-from multiprocessing.connection import Connection
 from pathlib import Path
 
 import click
@@ -30,13 +30,13 @@ from rich.console import Console
 from rich.table import Table
 
 from bench.coordinator_load import Answers, Member, load
-from pier_coordinator.coordinator import Coordinator
-from pier_coordinator.service import CoordinatorService
+from pier_coordinator.commands.start import Settings, run_coordinator
+from pier_coordinator.home import DAEMON_FILE, RUN_FILE, Home
 from pier_coordinator.store.rows import InviteRow
 from pier_coordinator.store.store import LOG_NAME, Store
-from pier_node.certificates import Credentials, credentials
-from pier_node.config import RunConfig, RunSection
-from pier_node.identity import Identity, Token
+from pier_node.certificates import DOMAIN, credentials
+from pier_node.identity import Identity
+from pier_node.wire.address import parse_address
 
 GOAL = 0.050
 """Seconds, p99 of an answer."""
@@ -76,26 +76,37 @@ class Figures:
     log_an_hour: int
 
 
-def serve(folder: Path, config: RunConfig, own: Credentials, nodes: list[str], told: Connection) -> None:
-    """The coordinator's process: tells its port, and ends when it is told anything."""
-    asyncio.run(_serve(folder, config, own, nodes, told))
-
-
-async def _serve(folder: Path, config: RunConfig, own: Credentials, nodes: list[str], told: Connection) -> None:
-    store = Store(folder / "run.db", lambda _: None)
+async def let_in(home: Home, nodes: list[str]) -> None:
+    """Make the database, with these sites in it."""
+    store = Store(home.database, lambda _: None)
     now = time.time()
-    await store.add_invite(InviteRow("bench", None, now + HOUR, len(nodes), own.cert_pem, now))
+    await store.add_invite(InviteRow("bench", None, now + HOUR, len(nodes), home.credentials().cert_pem, now))
     for number, node in enumerate(nodes):
         await store.enrol(node, f"lab-{number}", "bench", now)
-    coordinator = Coordinator(store, config)
-    await coordinator.begin()
-    service = CoordinatorService(coordinator, own, lambda _: b"")
-    told.send(await service.start("127.0.0.1", 0))
-    watch = asyncio.create_task(coordinator.watch_over())
-    await asyncio.to_thread(told.recv)
-    watch.cancel()
-    await service.stop()
     await store.close()
+
+
+def serve(folder: Path) -> None:
+    """The coordinator's process."""
+    run_coordinator(Settings(Home(folder), "127.0.0.1:0", None, "127.0.0.1:0"), quiet=True)
+
+
+@contextmanager
+def coordinator(home: Home) -> Iterator[tuple[int, int]]:
+    """`pier-coordinator start` in a process of its own: its id, and its port."""
+    process = mp.get_context("spawn").Process(target=serve, args=(home.folder,))
+    process.start()
+    assert process.pid is not None
+    announced = home.folder / DAEMON_FILE
+    try:
+        while not announced.exists():
+            if process.exitcode is not None:
+                raise RuntimeError("the coordinator ended")
+            time.sleep(0.05)
+        yield process.pid, parse_address(json.loads(announced.read_text())["address"])[1]
+    finally:
+        process.terminate()
+        process.join()
 
 
 @dataclass
@@ -103,7 +114,7 @@ class Meter:
     """What the coordinator's process and files have used since the load began."""
 
     process: psutil.Process
-    folder: Path
+    home: Home
     begun: float = 0.0
     cpu: float = 0.0
     load_cpu: float = 0.0
@@ -133,11 +144,11 @@ class Meter:
         )
 
     def _sizes(self) -> tuple[int, int]:
-        with closing(sqlite3.connect(self.folder / "run.db")) as database:  # a part of it is in its write-ahead log
+        with closing(sqlite3.connect(self.home.database)) as database:  # a part of it is in its write-ahead log
             ((pages,), (page,)) = (
                 database.execute(f"PRAGMA {name}").fetchone() for name in ("page_count", "page_size")
             )
-        return pages * page, (self.folder / LOG_NAME).stat().st_size
+        return pages * page, (self.home.folder / LOG_NAME).stat().st_size
 
 
 def _cpu(process: psutil.Process) -> float:
@@ -147,27 +158,16 @@ def _cpu(process: psutil.Process) -> float:
 
 def measure(sites: int, seconds: float) -> Figures:
     """One coordinator, so many sites, for so long."""
-    config = RunConfig(run=RunSection(name="bench", sites=sites))
-    token = Token.new(config.hash())
-    identities = [Identity(ec.generate_private_key(ec.SECP256R1())) for _ in range(sites + 1)]
-    own, *others = identities
-    context = mp.get_context("spawn")
-    with tempfile.TemporaryDirectory() as name:
-        folder, (here, there) = Path(name), context.Pipe()
-        nodes = [identity.node for identity in others]
-        process = context.Process(target=serve, args=(folder, config, credentials(own, token), nodes, there))
-        process.start()
-        try:
-            port, server = here.recv(), f"{own.node}.pier"
-            members = [Member(each.node, credentials(each, token), port, server, config.hash()) for each in others]
-            meter = Meter(psutil.Process(process.pid), folder)
-            answers = asyncio.run(load(members, seconds, meter.start))
-            figures = meter.figures(sites, answers)
-            here.send("end")
-            process.join(timeout=30)
-            return figures
-        finally:
-            process.terminate()
+    identities = [Identity(ec.generate_private_key(ec.SECP256R1())) for _ in range(sites)]
+    with tempfile.TemporaryDirectory() as folder:
+        (Path(folder) / RUN_FILE).write_text(f'[run]\nname = "bench"\nsites = {sites}\n')
+        home = Home.found(Path(folder))
+        asyncio.run(let_in(home, [identity.node for identity in identities]))
+        with coordinator(home) as (process, port):
+            name, run_hash = f"{home.identity.node}.{DOMAIN}", home.config.hash()
+            members = [Member(each.node, credentials(each, home.token), port, name, run_hash) for each in identities]
+            meter = Meter(psutil.Process(process), home)
+            return meter.figures(sites, asyncio.run(load(members, seconds, meter.start)))
 
 
 def table(figures: Figures) -> Table:

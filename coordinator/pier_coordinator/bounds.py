@@ -62,6 +62,7 @@ FIELDS: dict[type[Message], dict[str, Rule]] = {
         "version": NAME,
         "workers": below(1 << 16),
         "time": TIME,
+        "starting": ANY,
     },
     RegisterReply: {
         "lease": LEASE,
