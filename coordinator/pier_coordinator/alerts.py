@@ -87,9 +87,14 @@ class Watch:
 def _silent(board: Board, _up: Callable[[str, str], bool]) -> Iterator[Alert]:
     for site in board.sites.values():
         if site.shown == "silent":
-            text = f"{site.name}: silent for {age(max(0.0, board.now() - site.heard))}"
+            text = f"{site.name}: silent for {_while(board.now() - site.heard)}"
             remedy = "see there whether its machine is up and pier-node runs (pier-node status); the others train on"
             yield Alert("silent", "error", site.node, text, remedy)
+
+
+def _while(seconds: float) -> str:
+    """Coarse: a screen reader reads an alert again whenever its text changes."""
+    return age(seconds) if seconds >= 120 else "a minute" if seconds >= 60 else "less than a minute"
 
 
 def _late(board: Board, up: Callable[[str, str], bool]) -> Iterator[Alert]:

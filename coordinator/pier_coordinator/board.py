@@ -62,6 +62,8 @@ class Board:
             self.run = _run(body)
         site = self._site(fact.node)
         if site is not None:
+            if fact.kind in ("site", "order"):
+                site.lasting = self.stamp
             site.stamp, site.heard = self.stamp, max(site.heard, min(fact.time, self.now()))
             self._of_site(site, fact)
         self._tell(fact, site)
@@ -127,7 +129,7 @@ class Board:
 
     def _site(self, node: str) -> Site | None:
         if node and node not in self.sites and len(self.sites) < MOST_SITES:
-            self.sites[node] = Site(node, node[:12])
+            self.sites[node] = Site(node, node[:12], lasting=self.stamp + 1)
         return self.sites.get(node)
 
     def _tell(self, fact: Fact, site: Site | None) -> None:
@@ -161,7 +163,7 @@ class Board:
             "now": self.now(),
             "run": self.run,
             "totals": self.totals(),
-            "sites": [self.row(site) for site in self.sites.values() if site.stamp > since],
+            "sites": [self.row(site, since) for site in self.sites.values() if site.stamp > since],
             "events": self.events(since),
             "curves": {name: curve.points(since) for name, curve in self.curves.items()},
             "rounds": self.timeline.rows(since),
@@ -177,9 +179,9 @@ class Board:
                 self.stamp += 1
                 site.shown, site.stamp = state, self.stamp
 
-    def row(self, site: Site) -> dict[str, Any]:
+    def row(self, site: Site, since: int = 0) -> dict[str, Any]:
         """A site as the page's table has it."""
-        return site.row(self.round, self.links.uplink(site.node))
+        return site.row(self.round, self.links.uplink(site.node), since)
 
     def totals(self) -> dict[str, Any]:
         """The run in numbers."""
@@ -228,10 +230,11 @@ class Board:
 
     def rounds_of(self, first: int, last: int, nodes: Iterable[str] = ()) -> dict[str, Any]:
         """Rounds first .. last, site by site: of the sites named, or of the busiest ones; and in words who was slow."""
-        by_node = {node: rows for node, site in self.sites.items() if (rows := site.segments.between(first, last))}
+        busy = {node: time for node, site in self.sites.items() if (time := site.segments.busy(first, last))}
+        shown = [node for node in nodes if node in busy] or _busiest(busy)
+        by_node = {node: self.sites[node].segments.between(first, last) for node in {*shown, *_some(list(busy))}}
         names = {node: site.name for node, site in self.sites.items()}
         words = slowest.in_words(by_node, names, {node: self.links.uplink(node) for node in by_node})
-        chosen = [node for node in nodes if node in by_node] or _busiest(by_node)
         return {
             "words": words,
             "oldest": max(1, self.round - LATEST + 1),
@@ -241,15 +244,18 @@ class Board:
                     "name": self.name(node),
                     "segments": [[round(it, 3) for it in row] for row in by_node[node]],
                 }
-                for node in chosen
+                for node in shown
             ],
         }
 
 
-def _busiest(by_node: Mapping[str, Any]) -> list[str]:
-    if len(by_node) <= FEW_SITES:
-        return list(by_node)
-    return sorted(by_node, key=lambda node: -sum(row.busy for row in by_node[node]))[:FEW_SITES]
+def _busiest(busy: Mapping[str, float]) -> list[str]:
+    return list(busy) if len(busy) <= FEW_SITES else sorted(busy, key=lambda node: -busy[node])[:FEW_SITES]
+
+
+def _some(nodes: list[str]) -> list[str]:
+    """A few from everywhere: what the busiest ones are compared with, where all would take too long."""
+    return nodes[:: max(1, len(nodes) // FEW_SITES)]
 
 
 def _run(body: Mapping[str, Any]) -> dict[str, Any]:

@@ -25,6 +25,8 @@ class Site:
     """A site; numbers that are not known are None.
 
     Attributes:
+        stamp: of its last change.
+        lasting: stamp of the last change of what seldom changes: its name, its address, its orders.
         alive: what the last pulse said; None before the first one.
         heard: when something last came from it, by the coordinator's clock.
         offset: seconds that its clock is ahead of the coordinator's.
@@ -35,6 +37,7 @@ class Site:
     node: str
     name: str
     stamp: int = 0
+    lasting: int = 0
     address: str = ""
     transport: str = ""
     version: str = ""
@@ -94,23 +97,22 @@ class Site:
             return ("left" if self.phase == "leaving" else "done") if finished else "silent"
         return self.phase or "training"
 
-    def row(self, top: int, uplink: float | None) -> dict[str, Any]:
-        """For JSON; `top` is the newest round of any site."""
+    def row(self, top: int, uplink: float | None, since: int = 0) -> dict[str, Any]:
+        """For JSON; `top` is the newest round of any site. What seldom changes is left out if told at stamp `since`."""
         return {
             "node": self.node,
-            "name": self.name,
+            **(self._card() if self.lasting >= since else {}),
             "state": self.shown,
-            "activity": self.activity,
-            "assignment": self.assignment,
             "round": self.round,
             "lag": max(0, top - self.round),
             **{key: rounded(getattr(self, key)) for key in LIVE if key not in ("tokens", "bytes_sent", "memory")},
             **{key: getattr(self, key) for key in ("tokens", "bytes_sent", "memory")},
             "uplink": rounded(uplink),
             "heard": round(self.heard, 1),
-            "address": self.address,
-            "transport": self.transport,
-            "version": self.version,
-            "workers": self.workers,
-            "stamp": self.stamp,
+        }
+
+    def _card(self) -> dict[str, Any]:
+        return {
+            key: getattr(self, key)
+            for key in ("name", "activity", "assignment", "address", "transport", "version", "workers")
         }

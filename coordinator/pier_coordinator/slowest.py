@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from statistics import mean
 
 from pier_coordinator.timeline import PARTS, Segment
 from pier_node.units import rate
@@ -55,7 +54,7 @@ def slowest(by_node: Mapping[str, Sequence[Segment]]) -> Slow | None:
 
 
 def _means(segments: Sequence[Segment]) -> dict[str, float]:
-    return {part: mean(getattr(segment, part) for segment in segments) for part in PARTS}
+    return {part: sum(getattr(segment, part) for segment in segments) / len(segments) for part in PARTS}
 
 
 def in_words(

@@ -6,6 +6,7 @@ Sums are kept for buckets of rounds; when there are too many buckets their width
 from __future__ import annotations
 
 from array import array
+from bisect import bisect_left, bisect_right
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -43,6 +44,10 @@ class Segment(NamedTuple):
         return self.duration - self.waiting
 
 
+WIDE = len(Segment._fields)
+BUSY = [Segment._fields.index(part) for part in PARTS if part != "waiting"]
+
+
 class Segments:
     """The last rounds of one site, packed: a thousand sites have 200,000 of them."""
 
@@ -50,24 +55,37 @@ class Segments:
         self._numbers = array("d")
 
     def __len__(self) -> int:
-        return len(self._numbers) // len(Segment._fields)
+        return len(self._numbers) // WIDE
 
     def add(self, segment: Segment) -> None:
-        """The oldest one goes when there are too many."""
-        self._numbers.extend(segment)
+        """It finds its place among the others; the earliest goes when there are too many."""
+        at = len(self._numbers)
+        while at and self._numbers[at - WIDE] > segment.round:
+            at -= WIDE
+        self._numbers[at:at] = array("d", segment)
         if len(self) > LATEST:
-            del self._numbers[: len(Segment._fields)]
+            del self._numbers[:WIDE]
 
     def last(self, count: int = LATEST) -> list[Segment]:
         """The last ones, by round."""
-        size = len(Segment._fields)
-        first = max(0, len(self) - count) * size
-        rows = [Segment(*self._numbers[at : at + size]) for at in range(first, len(self._numbers), size)]
-        return sorted(rows)
+        return self._rows(max(0, len(self) - count), len(self))
 
     def between(self, first: int, last: int) -> list[Segment]:
         """Those of rounds first .. last."""
-        return [segment for segment in self.last() if first <= segment.round <= last]
+        return self._rows(*self._places(first, last))
+
+    def busy(self, first: int, last: int) -> float:
+        """Mean time that the site was busy in each of these rounds; 0 without any."""
+        begin, end = self._places(first, last)
+        part = self._numbers[begin * WIDE : end * WIDE]
+        return sum(sum(part[at::WIDE]) for at in BUSY) / (end - begin) if part else 0.0
+
+    def _places(self, first: int, last: int) -> tuple[int, int]:
+        rounds = self._numbers[::WIDE]
+        return bisect_left(rounds, first), bisect_right(rounds, last)
+
+    def _rows(self, begin: int, end: int) -> list[Segment]:
+        return [Segment(*self._numbers[at * WIDE : (at + 1) * WIDE]) for at in range(begin, end)]
 
 
 def segment_of(time: float, body: Mapping[str, Any]) -> Segment | None:

@@ -55,7 +55,10 @@ def test_there_is_no_alert_without_a_run() -> None:
 def test_a_silent_site() -> None:
     live = Live()
     live.board.pulse(C, {}, alive=False)
-    live.now += 200
+    assert live.alerts()["silent"].text == "lab-c: silent for less than a minute"
+    live.now += 61
+    assert live.alerts()["silent"].text == "lab-c: silent for a minute"
+    live.now += 139
     alert = live.alerts()["silent"]
     assert (alert.severity, alert.node, alert.text) == ("error", C, "lab-c: silent for 3 min")
     assert "pier-node status" in alert.remedy

@@ -47,7 +47,7 @@ async def test_first_comes_everything_then_what_changed() -> None:
         second = await events.next()
         assert not second["full"]
         assert texts(second) == ["hello"]
-        assert [site["name"] for site in second["sites"]] == ["lab-a"]
+        assert [site["node"] for site in second["sites"]] == [A]
         assert events.id == f"{made.boot}-{second['stamp']}"
 
 

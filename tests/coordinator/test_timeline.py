@@ -37,6 +37,8 @@ def test_rounds_are_in_order_whenever_they_came() -> None:
     for round in (3, 1, 2):
         segments.add(segment(round))
     assert [row.round for row in segments.last()] == [1, 2, 3]
+    assert segments.busy(2, 3) == 12.0
+    assert segments.busy(4, 9) == 0.0
 
 
 def test_a_round_is_summed_up_over_its_sites() -> None:

@@ -1,5 +1,5 @@
 // Rounds: which of them are shown, what is asked for, and the words and tables around the drawing.
-import { $, cells, make, order, say, seldom } from "./dom.js";
+import { $, cells, order, say, seldom } from "./dom.js";
 import { ask } from "./feed.js";
 import { count, seconds } from "./format.js";
 import { inOrder } from "./store.js";

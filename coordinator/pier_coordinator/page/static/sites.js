@@ -3,7 +3,7 @@ import { $, make, mark, order, say } from "./dom.js";
 import { age, bytes, count, fixed, percent, rate, speed } from "./format.js";
 import { now } from "./store.js";
 
-const PAGE = 25;
+const PAGE = 15;
 const COLUMNS = [
   ["name", "Site"], ["state", "State"], ["round", "Round"], ["lag", "Late"], ["tokens_per_second", "Tokens/s"], ["loss", "Loss"],
   ["utilisation", "Utilisation"], ["uplink", "Uplink"], ["bytes_sent", "Sent"], ["heard", "Heard"],

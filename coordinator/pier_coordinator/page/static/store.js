@@ -9,7 +9,7 @@ export function take(state, told) {
   if (told.full) Object.assign(state, empty());
   for (const key of ["boot", "stamp", "now", "run", "totals", "alerts", "operated"]) state[key] = told[key];
   state.heardAt = performance.now();
-  for (const site of told.sites) state.sites.set(site.node, site);
+  for (const site of told.sites) state.sites.set(site.node, { ...state.sites.get(site.node), ...site });
   for (const link of told.links) state.links.set(`${link.node} ${link.peer}`, link);
   state.events = [...state.events, ...told.events].slice(-MOST_EVENTS);
   for (const [name, points] of Object.entries(told.curves)) {

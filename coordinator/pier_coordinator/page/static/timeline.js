@@ -1,5 +1,5 @@
 // Draws rounds: a row for each site by the clock; or, for long ago, a column for each group of rounds.
-import { colour, make } from "./dom.js";
+import { colour } from "./dom.js";
 import { clock, count, seconds } from "./format.js";
 
 export const PARTS = ["compute", "waiting", "exchange", "retry"];
