@@ -20,6 +20,7 @@ from pier_coordinator.table import row
 from pier_coordinator.tls import der, trusted
 from pier_node.config import RunConfig
 from pier_node.errors import PierError
+from pier_node.model.flops import parameter_count
 from pier_node.outer.schedule import total_rounds
 
 CONFIG = "config"
@@ -190,5 +191,8 @@ def run_fact(config: RunConfig, now: float) -> Fact:
         "rounds": total_rounds(config),
         "total_steps": config.inner.total_steps,
         "sites": config.run.sites,
+        "codec": config.outer.codec,
+        "inner_steps": config.outer.inner_steps,
+        "parameters": parameter_count(config.model),
     }
     return Fact(now, "run", "", body)

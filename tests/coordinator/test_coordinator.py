@@ -25,6 +25,9 @@ async def test_the_first_fact_says_what_the_run_is(tmp_path: Path) -> None:
         "rounds": 20,
         "total_steps": 1000,
         "sites": 2,
+        "codec": "none",
+        "inner_steps": 50,
+        "parameters": 1_037_696,
     }
 
 

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -11,6 +12,7 @@ from coordinator.cases import note, open_store
 from pier_coordinator.facts import Fact
 from pier_coordinator.store.store import LOG_NAME
 
+TESTS = Path(__file__).parents[2]
 VICTIM = """
 import asyncio, sys
 from pathlib import Path
@@ -41,7 +43,9 @@ async def reopened(folder: Path) -> list[Fact]:
 
 @pytest.mark.parametrize("after", [1, 30, 500])
 def test_kill_9_loses_nothing_that_was_acknowledged(tmp_path: Path, after: int) -> None:
-    victim = subprocess.Popen([sys.executable, "-c", VICTIM, str(tmp_path)], stdout=subprocess.PIPE, text=True)
+    path = {**os.environ, "PYTHONPATH": str(TESTS)}
+    command = [sys.executable, "-c", VICTIM, str(tmp_path)]
+    victim = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=path)
     assert victim.stdout is not None
     acknowledged = [int(victim.stdout.readline()) for _ in range(after)]
     victim.kill()
