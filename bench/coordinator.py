@@ -1,6 +1,6 @@
 """How fast does the coordinator answer 1,000 sites?
 
-    python -m bench.coordinator [--quick] [--json FILE]
+    python -m bench.coordinator [--quick] [--sites N] [--json FILE]
 
 Each simulated site has its own key and TLS connection, an open Watch stream, one heartbeat a second and a report of
 three records each 10 s. The coordinator is `pier-coordinator start`, its page included, in a process of its own; all
@@ -189,11 +189,12 @@ def table(figures: Figures) -> Table:
 
 @click.command()
 @click.option("--quick", is_flag=True, help="100 sites for 10 s.")
+@click.option("--sites", type=click.IntRange(1, 1024), default=1000, show_default=True, help="How many, for 60 s.")
 @click.option("--json", "json_file", type=click.Path(path_type=Path), help="Write the figures there.")
-def cli(quick: bool, json_file: Path | None) -> None:
+def cli(quick: bool, sites: int, json_file: Path | None) -> None:
     """Measure how fast the coordinator answers its sites."""
     console = Console()
-    figures = measure(100, 10) if quick else measure(1000, 60)
+    figures = measure(100, 10) if quick else measure(sites, 60)
     console.print(table(figures))
     for error in sorted(set(figures.errors))[:10]:
         console.print(error, markup=False)

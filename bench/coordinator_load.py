@@ -62,7 +62,11 @@ class SimulatedSite:
         self._answers = answers
         own = member.own
         secured = grpc.ssl_channel_credentials(own.ca_pem, own.key_pem, own.cert_pem)
-        options = [("grpc.ssl_target_name_override", member.server), ("grpc.use_local_subchannel_pool", 1)]
+        options = [
+            ("grpc.ssl_target_name_override", member.server),
+            ("grpc.use_local_subchannel_pool", 1),
+            ("grpc.http2.bdp_probe", 0),
+        ]
         self._channel = grpc.aio.secure_channel(f"127.0.0.1:{member.port}", secured, options=options)
         self._calls = {
             name: self._channel.unary_unary(f"/{SERVICE}/{name}", None, None)

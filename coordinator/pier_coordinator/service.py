@@ -38,6 +38,7 @@ OPTIONS = (
     ("grpc.so_reuseport", 0),  # a port in use is an error, not a second coordinator that takes half of the calls
     ("grpc.max_receive_message_length", MESSAGE_BYTES),
     ("grpc.max_concurrent_streams", 64),
+    ("grpc.http2.bdp_probe", 0),  # pings that measure the line for large messages, two for each small one here
     # A connection through a NAT is forgotten after a minute without a word; a site that vanished is found out.
     ("grpc.keepalive_time_ms", 20_000),
     ("grpc.keepalive_timeout_ms", 20_000),

@@ -28,6 +28,8 @@ from pier_node.wire.interfaces import choose_address
 
 GLANCE = 0.5
 """Seconds between two looks at what sites say of themselves, for the page."""
+TURN = 50
+"""Sites looked at before calls get their turn."""
 GOODBYE = 2.0
 """Seconds that open pages get to end."""
 
@@ -93,8 +95,10 @@ def _show(board: Board, facts: list[Fact]) -> None:
 
 async def _glance(coordinator: Coordinator, board: Board) -> None:
     while True:
-        for site in coordinator.nodes():
+        for number, site in enumerate(coordinator.nodes()):
             board.pulse(site["node"], site, site["alive"])
+            if number % TURN == TURN - 1:
+                await asyncio.sleep(0)
         await asyncio.sleep(GLANCE)
 
 
