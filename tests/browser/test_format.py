@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from coordinator.page_cases import serving
@@ -19,7 +20,7 @@ from browser.looking import looking
 
 pytestmark = pytest.mark.browser
 
-CASES = {
+CASES: dict[str, tuple[Callable[[Any], str], list[Any]]] = {
     "bytes": (units.amount, [0, 12, 999.6, 12_345_678, 1.06e12]),
     "rate": (units.rate, [12_500, 500_000, 35.5e6, 250e6]),
     "seconds": (units.seconds, [0.0123, 0.4, 1.5, 33.84]),
@@ -35,7 +36,7 @@ async def test_numbers_read_as_on_the_command_line(chromium: Browser) -> None:
             script = (
                 f"async (values) => {{ const it = await import('/static/format.js'); return values.map(it.{name}) }}"
             )
-            assert await look.page.evaluate(script, values) == [python(value) for value in values]  # type: ignore[operator]
+            assert await look.page.evaluate(script, values) == [python(value) for value in values]
 
 
 async def test_what_is_not_known_is_a_dash(chromium: Browser) -> None:
