@@ -20,7 +20,7 @@ from pier_coordinator.table import row
 from pier_coordinator.tls import der, trusted
 from pier_node.config import RunConfig
 from pier_node.errors import PierError
-from pier_node.model.flops import parameter_count
+from pier_node.model.count import parameter_count
 from pier_node.outer.schedule import total_rounds
 
 CONFIG = "config"

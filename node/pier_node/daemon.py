@@ -197,18 +197,22 @@ class Daemon:
             self._progress.phase = Phase.PHASE_CATCHING_UP
             checkpoint = await from_peers(config, layout, self._carrier, self._roster)
         await asyncio.to_thread(lambda: checkpoint.state.digest)
-        training = self._member_of_rounds(stack, layout, checkpoint)
+        kept = await asyncio.to_thread(self._archive.kept_after, checkpoint.state.round)
+        training = self._member_of_rounds(stack, layout, checkpoint, kept)
         await starting
         if checkpoint.state.round == 0 and config.inner.eval_every:
             await training.validate(checkpoint.state)
             self._archive.note(checkpoint.state)
-        self._say(f"{'Going on' if resumed else 'Starting'} at round {checkpoint.state.round} as {self._name()}.")
+        self._say(
+            f"{'Going on' if resumed else 'Starting'} at round {checkpoint.state.round} as {self._site.name} ({node})."
+        )
         return training
 
-    def _member_of_rounds(self, stack: AsyncExitStack, layout: Layout, checkpoint: Checkpoint) -> Training:
+    def _member_of_rounds(
+        self, stack: AsyncExitStack, layout: Layout, checkpoint: Checkpoint, kept: OuterState | None
+    ) -> Training:
         folder, config, carrier, roster = self._settings.folder, self._member.config, self._carrier, self._roster
         faults = kill_at(self._settings.fail_at) if self._settings.fail_at else NO_FAULTS
-        kept = self._archive.kept_after(checkpoint.state.round)
         rounds: Rounds | Pairs
         rounds = of_all = rounds_of_all(config, carrier, roster, folder, layout.length, checkpoint.state, faults)
         in_pairs = config.outer.algorithm == "noloco"
@@ -264,9 +268,6 @@ class Daemon:
     def status(self) -> Status:
         """Everything that `pier-node status` shows."""
         return self._reporter.status(self._roster)
-
-    def _name(self) -> str:
-        return f"{self._site.name} ({self._carrier.node})"
 
     async def _linger(self) -> None:
         """Stay until nobody alive needs our last state any more."""

@@ -54,6 +54,9 @@ class PairTraining(Training):
         await pairs.commit(plan.round, contribution, self._taken)
         return True
 
+    def _compare(self, state: OuterState) -> None:
+        """Each site has a state of its own."""
+
     async def _taken(self) -> None:
         """Keep a step before anybody relies on it."""
         state, self.progress.spread = self._pairs.state, self._pairs.spread

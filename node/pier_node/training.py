@@ -261,18 +261,20 @@ class Training:
     async def _settled(self, checkpoint: Checkpoint) -> None:
         """A round is committed: validate it now and then, and keep it."""
         state = checkpoint.state
-        if self._config.outer.algorithm != "noloco":
-            assert_agreement(self._roster, state)
+        self._compare(state)
         every, last = self._config.inner.eval_every, state.round == total_rounds(self._config)
         if last or (every and state.round % every == 0):
             await self.validate(state)
         await self._on_commit(checkpoint)
         await self._faults.reach(state.round, "saved")
 
+    def _compare(self, state: OuterState) -> None:
+        assert_agreement(self._roster, state)
+
     async def validate(self, state: OuterState) -> None:
         """Measure its anchor on the validation split, which is the same at every site."""
-        self.progress.validation_loss = await self._inner.evaluate(state.tensors[ANCHOR])
-        self.progress.validated_round = state.round
+        loss = await self._inner.evaluate(state.tensors[ANCHOR])
+        self.progress.validation_loss, self.progress.validated_round = loss, state.round
 
     # --- left behind ---------------------------------------------------------------------------
 

@@ -20,7 +20,7 @@ from browser.looking import looking
 
 pytestmark = pytest.mark.browser
 
-CASES: dict[str, tuple[Callable[[Any], str], list[float | None]]] = {
+CASES: dict[str, tuple[Callable[[Any], str], list[Any]]] = {
     "bytes": (units.amount, [0, 12, 999.6, 12_345_678, 1.06e12]),
     "rate": (units.rate, [12_500, 500_000, 35.5e6, 250e6]),
     "seconds": (units.seconds, [0.0123, 0.4, 1.5, 33.84]),

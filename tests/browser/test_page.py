@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 from coordinator.page_cases import TOKEN, Recorded, serving
-from coordinator.played import LABS, pulse
+from coordinator.played import LABS, Played, many, pulse
 
 from pier_coordinator.board import Board
 from pier_coordinator.facts import Fact
@@ -165,6 +165,17 @@ async def test_sites_are_sorted_searched_and_chosen_by_keyboard(chromium: Browse
         await page.get_by_label("Search sites").fill("catching")
         await expect(page.locator("#sites tbody tr")).to_have_count(1)
         await expect(first).to_contain_text("lab-b")
+
+
+async def test_among_many_links_those_of_one_site_stand_out(chromium: Browser) -> None:
+    board = Board(clock=None)
+    for fact in Played(rounds=2, labs=many(20)).facts():
+        board.apply(fact)
+    async with serving(board) as address, looking(chromium, address) as look:
+        await expect(look.page.locator("#map path")).to_have_count(20 * 19)
+        await look.page.locator("#map circle").nth(4).hover()
+        await expect(look.page.locator("#map path.lit")).to_have_count(2 * 19)
+        assert look.errors == []
 
 
 async def test_rounds_of_long_ago_can_be_seen(chromium: Browser) -> None:

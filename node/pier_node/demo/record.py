@@ -8,7 +8,7 @@ from typing import Any
 
 from pier_node.config import RunConfig
 from pier_node.demo.plan import rounds_between_validations
-from pier_node.model.flops import parameter_count
+from pier_node.model.count import parameter_count
 from pier_node.outer.schedule import start_steps, total_rounds
 
 Status = dict[str, Any]

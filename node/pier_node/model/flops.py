@@ -6,11 +6,6 @@ from pier_node.config import ModelSection
 from pier_node.model.layout import Layout
 
 
-def parameter_count(config: ModelSection) -> int:
-    """Parameters of the whole model, tied ones once."""
-    return Layout.of(config).length
-
-
 def flops_per_token(config: ModelSection) -> float:
     """Floating-point operations of a forward and a backward pass, per token: 6 N + 12 layers * dim * context.
 

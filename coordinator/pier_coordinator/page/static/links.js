@@ -5,6 +5,7 @@ import { ask } from "./feed.js";
 import { nameOf } from "./store.js";
 
 const FEW = 24;
+const ROOMY = 6; // up to so many sites lines do not hide each other
 const [WIDTH, HEIGHT] = [560, 380];
 
 function svg(tag, attributes, text) {
@@ -29,6 +30,9 @@ export class Links {
     $("map").hidden = !few;
     if (!few) return this.offer();
     const links = [...state.links.values()];
+    const drawn = JSON.stringify([[...state.sites.values()].map((site) => [site.name, site.state]), links.map((link) => link.stamp)]);
+    if (drawn === this.drawn) return undefined;
+    this.drawn = drawn;
     this.draw([...state.sites.values()].sort((one, other) => one.name.localeCompare(other.name)), links);
     return this.table(links);
   }
@@ -69,6 +73,7 @@ export class Links {
     const circles = sites.flatMap((site) => circle(site, places.get(site.node)));
     const picture = svg("svg", { viewBox: frame([...places.values()]), role: "img", "aria-label": `Map of ${sites.length} sites and ${links.length} links; the table has the same in numbers` });
     picture.append(...drawn.flat(), ...circles);
+    if (sites.length > ROOMY) lightUp(picture);
     return order($("map"), [picture]);
   }
 }
@@ -97,7 +102,9 @@ function arc(state, link, places, count) {
   const bend = Math.min(34, length / 6);
   const [x, y] = [(x1 + x2) / 2 + across * bend, (y1 + y2) / 2 + down * bend];
   const title = `${nameOf(state, link.node)} to ${nameOf(state, link.peer)}: ${rate(link.bandwidth)}, ${seconds(link.round_trip)}, ${bytes(link.bytes_sent)} sent`;
-  const path = svg("path", { d: `M${x1},${y1} Q${x},${y} ${x2},${y2}`, class: distance(link.round_trip), "stroke-width": thickness(link.bandwidth).toFixed(1), opacity: "0.85" });
+  const crowd = Math.min(1, ROOMY / count);
+  const path = svg("path", { d: `M${x1},${y1} Q${x},${y} ${x2},${y2}`, class: distance(link.round_trip), "stroke-width": (thickness(link.bandwidth) * crowd).toFixed(1), opacity: (0.85 * crowd * crowd).toFixed(2) });
+  Object.assign(path.dataset, { from: link.node, to: link.peer });
   path.append(svg("title", {}, title));
   if (count > 4) return [path];
   const off = bend / 2 + 12 + 30 * Math.abs(across);
@@ -105,9 +112,21 @@ function arc(state, link, places, count) {
   return [path, svg("text", { x: tx, y: ty, "text-anchor": "middle", "dominant-baseline": "middle", class: "fine" }, rate(link.bandwidth))];
 }
 
+// Among many lines those of the site under the pointer stand out.
+function lightUp(picture) {
+  picture.addEventListener("pointerover", (event) => {
+    const { node } = event.target.dataset;
+    for (const path of picture.querySelectorAll("path")) {
+      path.classList.toggle("lit", Boolean(node) && [path.dataset.from, path.dataset.to].includes(node));
+    }
+  });
+}
+
 function circle(site, [x, y]) {
-  const dot = svg("circle", { cx: x, cy: y, r: 10, "data-state": site.state });
+  const dot = svg("circle", { cx: x, cy: y, r: 10, "data-state": site.state, "data-node": site.node });
   dot.append(svg("title", {}, `${site.name}: ${site.state}`));
-  const below = y > HEIGHT / 2 + 8;
-  return [dot, svg("text", { x, y: below ? y + 28 : y - 20, "text-anchor": "middle" }, site.name.length > 22 ? `${site.name.slice(0, 21)}…` : site.name)];
+  const side = Math.abs(x - WIDTH / 2) < 40 ? 0 : Math.sign(x - WIDTH / 2);
+  const away = y > HEIGHT / 2 + 8 ? 28 : -20;
+  const place = { x: x + 17 * side, y: side ? y + 4 + away / 4 : y + away, "text-anchor": ["end", "middle", "start"][side + 1] };
+  return [dot, svg("text", place, site.name.length > 18 ? `${site.name.slice(0, 17)}…` : site.name)];
 }
