@@ -83,6 +83,7 @@ class Board:
                 site.assignment = text(fact.body, "assignment")
             case "event":
                 site.ending = text(fact.body, "state") if "state" in fact.body else site.ending
+                site.dropped = max(site.dropped, whole(fact.body, "dropped") or 0)
 
     def _sample(self, site: Site, when: float, body: Mapping[str, Any]) -> None:
         site.measured(body)

@@ -94,13 +94,14 @@ def invite(folder: Path, name: str, expires: float, uses: int, as_json: bool) ->
 @main.command()
 @FOLDER
 @click.argument("site")
+@JSON
 @explained
-def revoke(folder: Path, site: str) -> None:
+def revoke(folder: Path, site: str, as_json: bool) -> None:
     """Put SITE (its name or node id) out of the run for good, or take back the invite of that id."""
     from pier_coordinator.commands.operate import act
 
-    act(folder, "revoke", node=site)
-    click.echo(f"{site} is revoked: within a few seconds no site has anything to do with it any more.")
+    said = f"{site} is revoked: within a few seconds no site has anything to do with it any more."
+    act(folder, "revoke", said, as_json, node=site)
 
 
 @main.command()
@@ -156,50 +157,53 @@ def logs(folder: Path, as_json: bool, limit: int) -> None:
 @main.command()
 @FOLDER
 @SITES
+@JSON
 @explained
-def pause(folder: Path, sites: tuple[str, ...]) -> None:
+def pause(folder: Path, sites: tuple[str, ...], as_json: bool) -> None:
     """Have SITES train no further from their next round on. [default: all]"""
     from pier_coordinator.commands.operate import order
 
-    click.echo(order(folder, "pause", sites))
+    order(folder, "pause", sites, as_json)
 
 
 @main.command()
 @FOLDER
 @SITES
+@JSON
 @explained
-def resume(folder: Path, sites: tuple[str, ...]) -> None:
+def resume(folder: Path, sites: tuple[str, ...], as_json: bool) -> None:
     """Have SITES train on. [default: all]"""
     from pier_coordinator.commands.operate import order
 
-    click.echo(order(folder, "resume", sites))
+    order(folder, "resume", sites, as_json)
 
 
 @main.command()
 @FOLDER
 @SITES
+@JSON
 @explained
-def stop(folder: Path, sites: tuple[str, ...]) -> None:
+def stop(folder: Path, sites: tuple[str, ...], as_json: bool) -> None:
     """Have SITES leave the run politely, and end. [default: all]
 
     `pier-node start` at the site goes on later. The coordinator itself ends with Ctrl+C.
     """
     from pier_coordinator.commands.operate import order
 
-    click.echo(order(folder, "stop", sites))
+    order(folder, "stop", sites, as_json)
 
 
 @main.command()
 @FOLDER
 @click.argument("site")
 @click.argument("kind", type=click.Choice(["replica"]))
+@JSON
 @explained
-def assign(folder: Path, site: str, kind: str) -> None:
+def assign(folder: Path, site: str, kind: str, as_json: bool) -> None:
     """Give SITE an assignment, taken up at its next round: replica, the whole model together with the others."""
     from pier_coordinator.commands.operate import act
 
-    act(folder, "assign", node=site, kind=kind)
-    click.echo(f"{site}: {kind} from its next round on")
+    act(folder, "assign", f"{site}: {kind} from its next round on", as_json, node=site, kind=kind)
 
 
 @main.command()

@@ -10,7 +10,8 @@ A fact is a row of the database and a line of the event log. Its body has, by it
     link     peer, round_trip, bandwidth, bytes_sent: from `node` to `peer`
     note     level, text: what the site told, a level of Python's logging
     order    epoch, activity, assignment: what the operator wants of the site
-    event    level, text: what the coordinator noticed, or its operator did; `node` is "" when it is of no one site
+    event    level, text: what the coordinator noticed, or its operator did; `node` is "" when it is of no one site;
+             state: "revoked", if the site ended so; dropped: records that it has lost in all
 
 What the fields mean is said where they come from: protos/pier/v1/coordinator.proto. Numbers not known are None.
 """

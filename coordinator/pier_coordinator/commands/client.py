@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
 from dataclasses import dataclass
 from http.client import HTTPResponse
 from pathlib import Path
@@ -59,11 +58,6 @@ class Client:
             raise PierError(f"the coordinator refuses: {_reason(error)}") from error
         except (OSError, ValueError) as error:
             raise _not_running(self.home.folder) from error
-
-
-def nodes_of(sites: Sequence[str]) -> list[str]:
-    """Sites as the page wants them; none means all."""
-    return list(dict.fromkeys(sites))
 
 
 def _reason(error: HTTPError) -> str:

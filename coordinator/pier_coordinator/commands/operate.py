@@ -72,17 +72,17 @@ def invite(folder: Path, as_json: bool, name: str, expires: float, uses: int) ->
     console.print(f"To take it back: pier-coordinator revoke --data {folder} {made['id']}", style="dim", soft_wrap=True)
 
 
-def order(folder: Path, action: str, sites: Sequence[str]) -> str:
-    """Pause, resume or stop sites, or all; returns what to say. Raises PierError."""
-    Client.of(folder).act(action, nodes=[*sites])
+def order(folder: Path, action: str, sites: Sequence[str], as_json: bool) -> None:
+    """Pause, resume or stop sites, or all. Raises PierError."""
     whom = ", ".join(sites) or "all sites"
     done = {"pause": f"{whom}: pause at the next round", "resume": f"{whom}: go on", "stop": f"{whom}: leave the run"}
-    return done[action]
+    act(folder, action, done[action], as_json, nodes=[*sites])
 
 
-def act(folder: Path, action: str, **body: Any) -> None:
-    """Have the coordinator do something. Raises PierError."""
-    Client.of(folder).act(action, **body)
+def act(folder: Path, action: str, said: str, as_json: bool, **body: Any) -> None:
+    """Have the coordinator do something, and say so. Raises PierError."""
+    answer = Client.of(folder).act(action, **body)
+    print(json.dumps(answer) if as_json else said)
 
 
 def _whole(client: Client) -> dict[str, Any]:

@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from pier_coordinator.facts import Fact
-from pier_coordinator.store.rows import event
 from pier_coordinator.store.writer import Transaction
 
 STREAMS = 16
@@ -33,8 +32,9 @@ def take(transaction: Transaction, report: Report, now: float) -> int:
     transaction.add(report.facts[max(known - report.first, 0) :])
     stored = max(known, report.first + len(report.facts))
     if report.dropped > dropped:
-        lost = f"{report.dropped - dropped} records of this site are lost: it could not hand them over for too long"
-        transaction.add([event(now, lost, report.node, level=30)])
+        text = f"{report.dropped - dropped} records of this site are lost: it could not hand them over for too long"
+        lost = {"level": 30, "text": text, "dropped": report.dropped}
+        transaction.add([Fact(now, "event", report.node, lost)])
     if row is None:
         _forget_old(transaction, report.node)
     if row is None or stored > known or report.dropped > dropped:

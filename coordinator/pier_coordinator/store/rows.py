@@ -89,7 +89,7 @@ class OrderRow:
 
     def fact(self, now: float) -> Fact:
         """That it was given."""
-        body = {"epoch": self.epoch, "activity": self.activity, "assignment": self.assignment}
+        body = {"epoch": self.epoch, "activity": self.activity, "assignment": next(iter(self.assignment))}
         return Fact(now, "order", self.node, body)
 
 

@@ -64,7 +64,8 @@ def revoke(transaction: Transaction, node: str, now: float) -> SiteRow:
     """Put a site out for good. Raises Stranger."""
     site = require(transaction, node)
     transaction.execute("UPDATE sites SET revoked_at = ?, gone = 1, lease = x'' WHERE node = ?", now, node)
-    transaction.add([event(now, f"{site.name} was revoked", node, level=30)])
+    told = {"level": 30, "text": f"{site.name} was revoked", "state": "revoked"}
+    transaction.add([Fact(now, "event", node, told)])
     started = transaction.one("SELECT 1 FROM facts WHERE kind = 'round' LIMIT 1")
     if not started and get(transaction, FOUNDER) == node:  # or nobody would ever begin the run
         put(transaction, FOUNDER, None)

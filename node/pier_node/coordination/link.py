@@ -26,6 +26,8 @@ from pier_node.wire.grpc_options import channel_options
 from pier_node.wire.grpc_reasons import Circumstances, lost
 
 SERVICE = "pier.v1.Coordinator"
+NO_PROBES = ("grpc.http2.bdp_probe", 0)
+"""No pings that measure the line for large messages: two for each small one here."""
 _NO = frozenset(
     {
         grpc.StatusCode.FAILED_PRECONDITION,
@@ -61,7 +63,8 @@ class Link:
     def __init__(self, address: str, node: str, own: Credentials) -> None:
         self.address = address
         tls = grpc.ssl_channel_credentials(own.ca_pem, own.key_pem, own.cert_pem)
-        self._channel = grpc.aio.secure_channel(f"dns:///{address}", tls, channel_options(f"{node}.{DOMAIN}"))
+        options = [*channel_options(f"{node}.{DOMAIN}"), NO_PROBES]
+        self._channel = grpc.aio.secure_channel(f"dns:///{address}", tls, options)
 
     async def enrol(self, request: EnrolRequest, timeout: float) -> EnrolReply:
         """Raises Refused, Unreachable."""
