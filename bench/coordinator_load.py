@@ -69,8 +69,7 @@ class SimulatedSite:
         ]
         self._channel = grpc.aio.secure_channel(f"127.0.0.1:{member.port}", secured, options=options)
         self._calls = {
-            name: self._channel.unary_unary(f"/{SERVICE}/{name}", None, None)
-            for name in ("Register", "Heartbeat", "Report")
+            name: self._channel.unary_unary(f"/{SERVICE}/{name}", None, None) for name in ("Register", "Report")
         }
         self._lease = b""
         self._sent = 0
@@ -87,6 +86,7 @@ class SimulatedSite:
         self._lease = RegisterReply.FromString(raw).lease
         watch = self._channel.unary_stream(f"/{SERVICE}/Watch", None, None)
         self._orders = watch(WatchRequest(lease=self._lease).SerializeToString())
+        self._beats = self._channel.stream_stream(f"/{SERVICE}/Heartbeat", None, None)(None)
         await self._orders.read()
 
     async def work(self, seconds: float) -> None:
@@ -98,6 +98,7 @@ class SimulatedSite:
     async def leave(self) -> None:
         """Hang up."""
         self._orders.cancel()
+        self._beats.cancel()
         await self._channel.close(None)
 
     async def _every(self, period: float, seconds: float, name: str, request: Callable[[], Message]) -> None:
@@ -111,7 +112,12 @@ class SimulatedSite:
     async def _timed(self, name: str, request: Message) -> None:
         begun = time.perf_counter()
         try:
-            await self._calls[name](request.SerializeToString(), timeout=PATIENCE)
+            if name == "Heartbeat":
+                async with asyncio.timeout(PATIENCE):
+                    await self._beats.write(request.SerializeToString())
+                    await self._beats.read()
+            else:
+                await self._calls[name](request.SerializeToString(), timeout=PATIENCE)
         except grpc.aio.AioRpcError as error:
             self._answers.errors.append(f"{name}: {error.code().name} {error.details()}")
         else:

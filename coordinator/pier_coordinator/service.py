@@ -73,7 +73,7 @@ class CoordinatorService(grpc.GenericRpcHandler):  # type: ignore[type-arg]
         self._methods: dict[str, grpc.RpcMethodHandler[Any, Any]] = {
             "Enrol": grpc.unary_unary_rpc_method_handler(self._enrol),
             "Register": self._member_method("Register", RegisterRequest, self._reception.register),
-            "Heartbeat": self._member_method("Heartbeat", HeartbeatRequest, self._reception.heartbeat),
+            "Heartbeat": grpc.stream_stream_rpc_method_handler(self._heartbeats),
             "Report": self._member_method("Report", ReportRequest, self._reception.report),
             "Watch": grpc.unary_stream_rpc_method_handler(self._watch),
         }
@@ -123,6 +123,16 @@ class CoordinatorService(grpc.GenericRpcHandler):  # type: ignore[type-arg]
             return await _answered(reply(), context)
 
         return grpc.unary_unary_rpc_method_handler(answer)
+
+    async def _heartbeats(self, _requests: AsyncIterator[bytes], context: Context) -> None:
+        """As long as the site keeps the stream, or until it is refused."""
+        try:
+            while isinstance(raw := await context.read(), bytes):
+                node = self._member(context, "Heartbeat")
+                reply = await self._reception.heartbeat(node, parse(HeartbeatRequest, raw))
+                await context.write(reply.SerializeToString())
+        except Exception as error:
+            await _refuse(context, error)
 
     async def _watch(self, raw: bytes, context: Context) -> AsyncIterator[bytes]:
         try:

@@ -155,9 +155,15 @@ class Caller:
         return await self._ask("Register", register_request(site, **fields), RegisterReply)
 
     async def beat(self, site: Identity, lease: bytes, **fields: Any) -> HeartbeatReply:
-        return await self._ask(
-            "Heartbeat", HeartbeatRequest(lease=lease, pulse=pulse(site, **fields), order=1), HeartbeatReply
-        )
+        request = HeartbeatRequest(lease=lease, pulse=pulse(site, **fields), order=1)
+        call = self.channel.stream_stream(f"/{SERVICE}/Heartbeat", None, None)(None, timeout=10)
+        try:
+            await call.write(request.SerializeToString())
+            answer = await call.read()
+            assert isinstance(answer, bytes)
+            return HeartbeatReply.FromString(answer)
+        finally:
+            call.cancel()
 
     async def report(self, request: ReportRequest) -> ReportReply:
         return await self._ask("Report", request, ReportReply)
@@ -201,7 +207,7 @@ class Running:
 
 
 @asynccontextmanager
-async def running(folder: Path, limits: Limits | None = None) -> AsyncGenerator[Running]:
+async def running(folder: Path, limits: Limits | None = None, port: int = 0) -> AsyncGenerator[Running]:
     told: list[Fact] = []
     store = open_store(folder, told.extend)
     wall, clock = Clock(), Clock(0.0)
@@ -209,7 +215,7 @@ async def running(folder: Path, limits: Limits | None = None) -> AsyncGenerator[
     await coordinator.begin()
     service = CoordinatorService(coordinator, credentials(OWN, TOKEN), issue, limits)
     try:
-        yield Running(coordinator, await service.start("127.0.0.1", 0), wall, clock, told)
+        yield Running(coordinator, await service.start("127.0.0.1", port), wall, clock, told)
     finally:
         await service.stop()
         await store.close()

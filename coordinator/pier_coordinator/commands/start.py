@@ -6,6 +6,7 @@ import asyncio
 import logging
 import os
 import signal
+import sys
 import time
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
@@ -30,6 +31,8 @@ GLANCE = 0.5
 """Seconds between two looks at what sites say of themselves, for the page."""
 TURN = 50
 """Sites looked at before calls get their turn."""
+SWITCH = 0.0005
+"""Seconds after which a thread gives way: the one that writes to the database asks for its turn at every statement."""
 GOODBYE = 2.0
 """Seconds that open pages get to end."""
 
@@ -49,6 +52,7 @@ def run_coordinator(settings: Settings, quiet: bool) -> None:
     console = Console()
     handler = RichHandler(console=console, show_path=False, show_level=True, log_time_format="[%X]")
     logging.basicConfig(level=logging.WARNING if quiet else logging.INFO, format="%(message)s", handlers=[handler])
+    sys.setswitchinterval(SWITCH)
     asyncio.run(_until_stopped(settings, console))
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncGenerator
 from typing import TypeVar
 
@@ -65,6 +66,7 @@ class Link:
         tls = grpc.ssl_channel_credentials(own.ca_pem, own.key_pem, own.cert_pem)
         options = [*channel_options(f"{node}.{DOMAIN}"), NO_PROBES]
         self._channel = grpc.aio.secure_channel(f"dns:///{address}", tls, options)
+        self._beats: grpc.aio.StreamStreamCall[bytes, bytes] | None = None
 
     async def enrol(self, request: EnrolRequest, timeout: float) -> EnrolReply:
         """Raises Refused, Unreachable."""
@@ -75,8 +77,24 @@ class Link:
         return await self._ask("Register", request, RegisterReply, timeout)
 
     async def heartbeat(self, request: HeartbeatRequest, timeout: float) -> HeartbeatReply:
-        """Raises NoLease, Refused, Unreachable."""
-        return await self._ask("Heartbeat", request, HeartbeatReply, timeout)
+        """One at a time. Raises NoLease, Refused, Unreachable."""
+        beats = self._beats = self._beats or self._channel.stream_stream(f"/{SERVICE}/Heartbeat", None, None)(None)
+        try:
+            async with asyncio.timeout(timeout):
+                await beats.write(request.SerializeToString())
+                raw = await beats.read()
+            if isinstance(raw, bytes):
+                return _parsed(HeartbeatReply, raw)
+            problem: Exception = Unreachable("it ended the stream of heartbeats")
+        except grpc.aio.AioRpcError as error:
+            problem = self._problem(error, timeout)
+        except asyncio.InvalidStateError:  # the stream was over before this was written: reading says why
+            problem = await self._end_of(beats, timeout)
+        except TimeoutError:
+            problem = Unreachable(f"{self.address}: no answer within {timeout:.3g} s")
+        self._beats = None
+        beats.cancel()
+        raise problem
 
     async def report(self, request: ReportRequest, timeout: float) -> ReportReply:
         """Raises NoLease, Refused, Unreachable."""
@@ -103,6 +121,13 @@ class Link:
             return _parsed(reply, await call(request.SerializeToString(), timeout=timeout))
         except grpc.aio.AioRpcError as error:
             raise self._problem(error, timeout) from error
+
+    async def _end_of(self, call: grpc.aio.StreamStreamCall[bytes, bytes], timeout: float) -> Exception:
+        try:
+            await call.read()
+        except grpc.aio.AioRpcError as error:
+            return self._problem(error, timeout)
+        return Unreachable("it ended the stream of heartbeats")
 
     def _problem(self, error: grpc.aio.AioRpcError, timeout: float | None) -> Exception:
         if error.code() is grpc.StatusCode.NOT_FOUND:

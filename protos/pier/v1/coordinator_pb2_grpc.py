@@ -44,7 +44,7 @@ class CoordinatorStub:
                 request_serializer=pier_dot_v1_dot_coordinator__pb2.RegisterRequest.SerializeToString,
                 response_deserializer=pier_dot_v1_dot_coordinator__pb2.RegisterReply.FromString,
                 _registered_method=True)
-        self.Heartbeat = channel.unary_unary(
+        self.Heartbeat = channel.stream_stream(
                 '/pier.v1.Coordinator/Heartbeat',
                 request_serializer=pier_dot_v1_dot_coordinator__pb2.HeartbeatRequest.SerializeToString,
                 response_deserializer=pier_dot_v1_dot_coordinator__pb2.HeartbeatReply.FromString,
@@ -78,8 +78,9 @@ class CoordinatorServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
-    def Heartbeat(self, request, context):
-        """Missing associated documentation comment in .proto file."""
+    def Heartbeat(self, request_iterator, context):
+        """one answer each; a call each would cost more
+        """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
@@ -110,7 +111,7 @@ def add_CoordinatorServicer_to_server(servicer, server):
                     request_deserializer=pier_dot_v1_dot_coordinator__pb2.RegisterRequest.FromString,
                     response_serializer=pier_dot_v1_dot_coordinator__pb2.RegisterReply.SerializeToString,
             ),
-            'Heartbeat': grpc.unary_unary_rpc_method_handler(
+            'Heartbeat': grpc.stream_stream_rpc_method_handler(
                     servicer.Heartbeat,
                     request_deserializer=pier_dot_v1_dot_coordinator__pb2.HeartbeatRequest.FromString,
                     response_serializer=pier_dot_v1_dot_coordinator__pb2.HeartbeatReply.SerializeToString,
@@ -191,7 +192,7 @@ class Coordinator:
             _registered_method=True)
 
     @staticmethod
-    def Heartbeat(request,
+    def Heartbeat(request_iterator,
             target,
             options=(),
             channel_credentials=None,
@@ -201,8 +202,8 @@ class Coordinator:
             wait_for_ready=None,
             timeout=None,
             metadata=None):
-        return grpc.experimental.unary_unary(
-            request,
+        return grpc.experimental.stream_stream(
+            request_iterator,
             target,
             '/pier.v1.Coordinator/Heartbeat',
             pier_dot_v1_dot_coordinator__pb2.HeartbeatRequest.SerializeToString,
