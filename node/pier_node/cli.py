@@ -110,11 +110,7 @@ def init(file: Path, preset: str, force: bool) -> None:
 @main.command()
 @RUN
 @PEERS
-@click.option(
-    "--coordinator",
-    metavar="HOST:PORT",
-    help="The run's coordinator; --token is its invite, needed once. [default: the one that --data knows]",
-)
+@click.option("--coordinator", metavar="HOST:PORT", help="--token is its invite. [default: the one that --data knows]")
 @TOKEN
 @FOLDER
 @click.option("--name", default="", help="What people call this site. [default: host name]")
