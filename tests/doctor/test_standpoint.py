@@ -9,6 +9,7 @@ from doctor.conftest import CONFIG, TOKEN
 
 from pier.v1.peer_pb2 import Site
 from pier_node.config import RunConfig
+from pier_node.coordination.enrolment import Enrolment
 from pier_node.doctor.standpoint import Standpoint
 from pier_node.errors import PierError
 from pier_node.identity import Identity
@@ -51,6 +52,16 @@ def test_the_run_that_peers_tell_must_be_that_of_the_token(tmp_path: Path) -> No
     assert here.in_run(CONFIG).config == CONFIG
     with pytest.raises(PierError, match="the token is for run"):
         here.in_run(RunConfig())
+
+
+def test_a_site_that_a_coordinator_let_in_needs_no_token(folder: Path) -> None:
+    (folder / "run.token").unlink()
+    Enrolment("10.0.0.9:7790", "c" * 16, "authority", "certificate").save(folder)
+    here = Standpoint.of(Settings(folder))
+    assert (here.token, here.config) == (None, CONFIG)
+    assert here.credentials is not None
+    assert (here.credentials.ca_pem, here.credentials.cert_pem) == (b"authority", b"certificate")
+    assert Standpoint.of(Settings(folder, insecure=True)).credentials is None
 
 
 def test_a_folder_that_lost_its_token_is_said(folder: Path) -> None:

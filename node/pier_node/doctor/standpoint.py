@@ -11,6 +11,7 @@ from pier_node.certificates import Credentials, credentials
 from pier_node.commands.on_disk import last_event
 from pier_node.commands.running import Running, Status, find_daemon
 from pier_node.config import RunConfig
+from pier_node.coordination.enrolment import Enrolment
 from pier_node.errors import PierError
 from pier_node.identity import Identity, Token
 from pier_node.join import Settings, find_site, find_token, known_config
@@ -52,9 +53,12 @@ class Standpoint:
         addresses = dict.fromkeys(settings.peers, "")
         addresses |= {site.address: site.name for site in record.sites()} if record else {}
         addresses |= {peer["address"]: peer["name"] for peer in status.get("peers", [])}
-        if addresses and token is None and not settings.insecure:
+        enrolment = Enrolment.load(settings.folder)
+        if addresses and token is None and enrolment is None and not settings.insecure:
             raise PierError(f"there is no token in {settings.folder}", "Give --token, or --insecure if the run is.")
         proof = credentials(identity, token) if token else None
+        if enrolment and not settings.insecure:
+            proof = enrolment.credentials(identity)
         here = cls(settings, None, identity, token, proof, daemon, status, addresses, transport)
         return here.in_run(config) if config else here
 
