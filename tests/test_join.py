@@ -10,6 +10,7 @@ import pytest
 
 from pier.v1.peer_pb2 import HelloRequest, Pulse, Site
 from pier_node.config import RunConfig
+from pier_node.coordination.enrolment import Enrolment
 from pier_node.errors import PierError
 from pier_node.identity import Identity, Token
 from pier_node.join import Reception, Settings, find_run, find_site, free_slot
@@ -139,3 +140,34 @@ async def test_an_address_for_another_transport_is_refused(
 ) -> None:
     with pytest.raises(PierError, match=words):
         await find_run(Settings(tmp_path / "data", peers=(peer,), insecure=True, transport=transport))
+
+
+# --- through a coordinator ----------------------------------------------------------------------
+
+
+async def test_a_site_that_was_let_in_goes_on_by_itself(tmp_path: Path) -> None:
+    save_run(tmp_path, CONFIG)
+    Enrolment("10.0.0.9:7790", "c" * 16, "authority", "certificate").save(tmp_path)
+    member = await find_run(Settings(tmp_path))
+    assert (member.config, member.token) == (CONFIG, None)
+    assert member.enrolment is not None
+    assert member.enrolment.address == "10.0.0.9:7790"
+    assert member.credentials is not None
+    await find_run(Settings(tmp_path, coordinator="10.0.0.10:7790"))
+    moved = Enrolment.load(tmp_path)
+    assert moved is not None
+    assert moved.address == "10.0.0.10:7790"
+
+
+async def test_a_coordinator_wants_an_invite(tmp_path: Path) -> None:
+    with pytest.raises(PierError, match="needs the --token of an invite") as error:
+        await find_run(Settings(tmp_path / "data", coordinator="10.0.0.9:7790"))
+    assert "pier-coordinator invite" in error.value.remedy
+    with pytest.raises(PierError, match="this is not a whole token"):
+        await find_run(Settings(tmp_path / "data", coordinator="10.0.0.9:7790", token="pier1-abc"))
+
+
+async def test_a_folder_of_another_run_is_not_taken_over(tmp_path: Path) -> None:
+    save_run(tmp_path, CONFIG)
+    with pytest.raises(PierError, match="belongs to a run already"):
+        await find_run(Settings(tmp_path, coordinator="10.0.0.9:7790", token="pierinvite1-abc"))

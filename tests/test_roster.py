@@ -75,6 +75,18 @@ def test_a_new_address_replaces_the_old_one_and_none_does_not() -> None:
     friends(scene)
 
 
+def test_a_barred_site_is_forgotten_for_good() -> None:
+    async def scene(network: Network, sites: dict[str, Friend]) -> None:
+        roster = sites["a"].roster
+        roster.bar(["b", "unknown"])
+        assert roster.participants() == ["a", "c"]
+        roster.add(Site(node="b", address="elsewhere"))
+        await asyncio.sleep(30)
+        assert list(roster.contacts) == ["c"], "whatever others say of it"
+
+    friends(scene)
+
+
 def test_a_pulse_in_anothers_name_is_not_believed() -> None:
     async def scene(network: Network, sites: dict[str, Friend]) -> None:
         lie = Pulse(site=Site(node="c"), phase=WAITING, round=99)

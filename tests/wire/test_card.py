@@ -75,6 +75,16 @@ def test_a_call_needs_a_certificate_of_its_own_key() -> None:
         card(BOB).admit("Beat", asked, certificate(impostor(CAROL, ALICE.node)))
 
 
+def test_a_revoked_node_neither_asks_nor_answers() -> None:
+    here = card(BOB)
+    here.revoked.add(ALICE.node)
+    with pytest.raises(NotAdmitted, match=f"{ALICE.node} was revoked by the run's operator"):
+        here.admit("Beat", card(ALICE).call(BOB.node), certificate(ALICE))
+    asked = here.call(ALICE.node)
+    with pytest.raises(ValueError, match="was revoked"):
+        here.answered(asked, card(ALICE).answer(BOB.node, asked))
+
+
 def test_a_proof_holds_for_one_question_of_one_caller() -> None:
     asked, later = card(ALICE).call(BOB.node), card(ALICE).call(BOB.node)
     assert asked[NONCE] != later[NONCE]

@@ -113,6 +113,18 @@ async def test_a_forged_certificate_makes_no_peer(secured: Sites) -> None:
     await alice.stop()
 
 
+async def test_nobody_has_to_do_with_a_node_that_was_revoked(secured: Sites) -> None:
+    async with secured.pair() as (alice, bob):
+        for carrier in (alice, bob):
+            carrier.serve(LEAVE, ack)
+        await alice.call(bob.node, LEAVE, LEAVING, QUICK)
+        bob.refuse([alice.node])
+        with pytest.raises(PeerLost):
+            await alice.call(bob.node, LEAVE, LEAVING, QUICK)
+        with pytest.raises(PeerLost):
+            await bob.call(alice.node, LEAVE, LEAVING, QUICK)
+
+
 async def test_messages_out_of_bounds_are_refused_both_ways(sites: Sites) -> None:
     async def nonsense(sender: str, pulse: Pulse) -> Pulse:
         return Pulse(site=samples.SITE, phase=99)  # type: ignore[arg-type]

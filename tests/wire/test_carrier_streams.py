@@ -44,6 +44,7 @@ async def test_streams_arrive_whole_and_in_order(pair: Pair) -> None:
     assert inbox.offsets == list(range(20))
     assert await inbox.outcome == f"all of {alice.node}"
     assert (alice.bytes_sent(), bob.bytes_sent()) == (10 * MIB, 0)
+    assert (alice.bytes_sent_to(bob.node), alice.bytes_sent_to("f" * 16)) == (10 * MIB, 0)
 
 
 async def test_pulled_streams_arrive_whole_and_in_order(pair: Pair) -> None:
@@ -60,6 +61,7 @@ async def test_pulled_streams_arrive_whole_and_in_order(pair: Pair) -> None:
     assert pulled == [(number, bytes([number]) * MIB) for number in range(20)]
     assert asked == [(alice.node, FETCH)]
     assert (alice.bytes_sent(), bob.bytes_sent()) == (0, 20 * MIB)
+    assert bob.bytes_sent_to(alice.node) == 20 * MIB
 
 
 async def settled(carrier: SiteCarrier, peer: str, count: list[int]) -> int:
