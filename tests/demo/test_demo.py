@@ -71,8 +71,8 @@ def test_two_sites_train_one_model(tmp_path: Path) -> None:
     assert len({site["digest"] for site in result["sites"]}) == 1
     assert [site["finished"] for site in result["sites"]] == [True, True]
     # A round's payload is 4 bytes a parameter, once for the sums and once for the means, by each of two: 4 P in all.
-    beta = result["sites"][1]["bytes_sent"]
-    assert 5 * 4 * result["parameters"] <= beta < 1.2 * 5 * 4 * result["parameters"]
+    joiner = min(site["bytes_sent"] for site in result["sites"])  # the other gave it the first state
+    assert 5 * 4 * result["parameters"] <= joiner < 1.2 * 5 * 4 * result["parameters"]
     assert result["text"].startswith("def ")
     assert len(result["text"]) > 200
     assert Path(result["plot"]).read_bytes().startswith(b"\x89PNG")
@@ -135,7 +135,7 @@ def test_an_interrupted_demo_goes_on_where_it_was(tmp_path: Path) -> None:
     assert re.search(r"Going on at round [1-9] as alpha", (tmp_path / "alpha.log").read_text())
     # Each daemon counts its own bytes, and both are told: 4 P a round that both took part in, before the end and after.
     exchanged = 4 * result["parameters"] * result["rounds_compared"]
-    assert exchanged <= result["sites"][1]["bytes_sent"] < 1.5 * exchanged
+    assert exchanged <= min(site["bytes_sent"] for site in result["sites"]) < 1.5 * exchanged
 
 
 def test_the_others_go_on_without_a_site_that_was_killed_and_it_is_told(tmp_path: Path) -> None:

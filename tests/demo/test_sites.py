@@ -34,13 +34,13 @@ async def test_a_site_that_cannot_start_says_why(tmp_path: Path) -> None:
 
 
 async def test_stop_ends_a_site_that_is_starting(tmp_path: Path) -> None:
-    sites = Sites(tmp_path, 2, threads=1)
+    sites, before = Sites(tmp_path, 2, threads=1), psutil.Process().children(recursive=True)
     (tmp_path / "run.toml").write_text("")
     await sites.start(tmp_path / "run.toml")
     assert sites.all[0].running
     await sites.stop()
     assert not any(program.running for program in [*sites.all, sites.coordinator])
-    assert psutil.Process().children(recursive=True) == []
+    assert set(psutil.Process().children(recursive=True)) <= set(before)
 
 
 async def test_a_coordinator_that_cannot_start_says_why(tmp_path: Path) -> None:

@@ -137,14 +137,15 @@ async def test_two_workers_do_what_one_does(
 
 
 async def test_stopping_leaves_nothing_behind(open_workers: Open, weights: SharedVector) -> None:
-    workers = open_workers()
+    workers, before = open_workers(), psutil.Process().children(recursive=True)
     await workers.start()
     begun = asyncio.Event()
     job = asyncio.create_task(
         workers.run(0, 1_000_000, BATCH, "weights", weights, on_progress=lambda progress: begun.set())
     )
     await begun.wait()
-    processes = psutil.Process().children(recursive=True)
+    processes = set(psutil.Process().children(recursive=True)) - set(before)
+    assert processes
     home = Path(_processes()[0].cmdline()[-1]).parent
     assert home.is_dir()
     await workers.stop()

@@ -44,11 +44,10 @@ def test_sites_do_what_the_operator_says(tmp_path: Path, transport: Transport) -
         second = run.sites[1]
         second.reach(2)
         assert "all sites: pause" in run.say("pause")
-        for site in run.sites:
-            site.be("paused")
+        # One may have done the inner steps for a round that the other did not begin any more: it waits.
+        wait_until("they pause", lambda: {"paused"} <= {run.state(site) for site in run.sites} <= {"paused", "waiting"})
         at = [site.round for site in run.sites]
-        wait_until("the page says it", lambda: {run.state(site) for site in run.sites} == {"paused"})
-        assert [site.round for site in run.sites] == at
+        assert max(at) - min(at) <= 1
         run.say("resume")
         for site, round in zip(run.sites, at, strict=True):
             site.reach(round + 2)
