@@ -25,6 +25,7 @@ from pier_node.outer.schedule import total_rounds
 
 CONFIG = "config"
 EXPIRY_SECONDS = 1.0
+TIDY_SECONDS = 10.0
 THINNING_SECONDS = 600.0
 
 log = logging.getLogger(__name__)
@@ -78,11 +79,14 @@ class Coordinator:
             )
 
     async def watch_over(self) -> None:
-        """Notice who falls silent, and thin out old samples, until cancelled."""
-        thinning, due = Thinning(self.store), 0.0
+        """Notice who falls silent, keep the database tidy, and thin out old samples, until cancelled."""
+        thinning, due, untidy = Thinning(self.store), 0.0, self.wall()
         while True:
             try:
                 await self.expire()
+                if self.wall() >= untidy + TIDY_SECONDS:
+                    await self.store.tidy()
+                    untidy = self.wall()
                 if self.wall() >= due:
                     await thinning.run(self.wall())
                     due = self.wall() + THINNING_SECONDS

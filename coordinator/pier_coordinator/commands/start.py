@@ -31,7 +31,7 @@ GLANCE = 0.5
 """Seconds between two looks at what sites say of themselves, for the page."""
 TURN = 50
 """Sites looked at before calls get their turn."""
-SWITCH = 0.0005
+SWITCH = 0.0001
 """Seconds after which a thread gives way: the one that writes to the database asks for its turn at every statement."""
 GOODBYE = 2.0
 """Seconds that open pages get to end."""

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import fcntl
 import sqlite3
 from collections.abc import Collection, Iterable
+from contextlib import closing
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -31,12 +33,13 @@ class Store(Reader):
 
     def __init__(self, path: Path, told: Told) -> None:
         """Open or make it; `told` hears of every fact once it is stored, in order. Raises PierError."""
-        self._lock = _lock(path)
+        self._path, self._lock = path, _lock(path)
         try:
             self._connection = sqlite3.connect(path, isolation_level=None, check_same_thread=False)
             self._connection.row_factory = sqlite3.Row
             self._connection.execute("PRAGMA journal_mode = WAL")
             self._connection.execute("PRAGMA synchronous = NORMAL")
+            self._connection.execute("PRAGMA wal_autocheckpoint = 0")  # or every second a commit waits for the disk
             migrate(self._connection, path)
             self._log = LogKeeper(self._connection, path.with_name(LOG_NAME))
         except (OSError, ValueError, sqlite3.Error) as error:
@@ -51,6 +54,10 @@ class Store(Reader):
         self._connection.close()
         self._log.close()
         self._lock.close()
+
+    async def tidy(self) -> None:
+        """Bring what was committed from the write-ahead log into the database, meanwhile; to be asked now and then."""
+        await asyncio.to_thread(_checkpoint, self._path)
 
     # --- facts ---------------------------------------------------------------------------------
 
@@ -110,6 +117,13 @@ class Store(Reader):
     async def put_meta(self, key: str, value: str | None) -> None:
         """Keep a value under a key, or forget it."""
         await self._writer.do(lambda transaction: put(transaction, key, value))
+
+
+def _checkpoint(path: Path) -> None:
+    """Most of it while others write, the rest, and the end of the log, in a moment without them."""
+    with closing(sqlite3.connect(path, isolation_level=None)) as connection:
+        for mode in ("PASSIVE", "TRUNCATE"):
+            connection.execute(f"PRAGMA wal_checkpoint({mode})")
 
 
 def _lock(path: Path) -> BinaryIO:

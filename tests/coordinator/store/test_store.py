@@ -56,6 +56,18 @@ async def test_what_is_asked_at_once_is_committed_together_in_order(store: Store
     assert texts(store) == [str(number) for number in range(1000)]
 
 
+async def test_the_write_ahead_log_is_short_again_when_the_database_was_tidied(store: Store, tmp_path: Path) -> None:
+    log = tmp_path / "run.db-wal"
+    for number in range(50):
+        await store.add_facts([note(str(number) * 2000)])
+    assert log.stat().st_size > 1_000_000
+    writing = asyncio.create_task(store.add_facts([note("meanwhile")]))
+    await store.tidy()
+    await writing
+    assert log.stat().st_size < 100_000
+    assert len(texts(store)) == 51
+
+
 async def test_an_operation_that_fails_takes_nothing_else_along(store: Store) -> None:
     bad = Fact(NOW, "sample", ALICE.node, {"loss": math.nan})
     outcomes = await asyncio.gather(
