@@ -13,7 +13,7 @@ import numpy as np
 from pier_node.outer.codec import Codec
 from pier_node.outer.contribution import Contribution
 from pier_node.outer.mean import relative_weights, weighted_mean
-from pier_node.outer.reduce import CHUNK
+from pier_node.outer.plan import CHUNK
 from pier_node.shared import Vector
 
 

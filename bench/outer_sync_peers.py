@@ -140,7 +140,8 @@ async def _pier(task: Task, gate: Gate, report: Report, transport: Transport, se
     from pier_node.identity import Identity, Token
     from pier_node.outer.codec.plain import Plain
     from pier_node.outer.contribution import Contribution
-    from pier_node.outer.reduce import Plan, Reduction
+    from pier_node.outer.plan import Plan
+    from pier_node.outer.reduce import Reduction
     from pier_node.outer.shards import split
 
     run = hashlib.sha256(b"bench").digest()
@@ -165,7 +166,7 @@ async def _pier(task: Task, gate: Gate, report: Report, transport: Transport, se
         if node != identity.node:
             carrier.introduce(node, address)
     shards = zip(sorted(nodes), split(task.length, [0.0] * task.count), strict=True)
-    shares = [Share(node=node, tokens=1, offset=offset, length=length) for node, (offset, length) in shards]
+    shares = [Share(node=node, tokens=1, norm=1e9, offset=offset, length=length) for node, (offset, length) in shards]
     vector, mean = task.vector(), np.zeros(task.length, np.float32)
     for number in range(1, task.reps + 1):
         plan = Plan(number, Ballot(number=1, keeper=min(nodes)), shares, norm_limit=1e9, silence=60.0)

@@ -20,8 +20,8 @@ from pier_node.checkpoint import Checkpoint
 from pier_node.config import RunConfig
 from pier_node.errors import PierError
 from pier_node.outer.contribution import Contribution
-from pier_node.outer.round import Behind
 from pier_node.outer.state import ADAM_M, ADAM_V, OuterState
+from pier_node.outer.suspicion import Behind
 from pier_node.wire.carrier import PeerLost
 from pier_node.wire.transfer import Fetched
 

@@ -14,6 +14,7 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
+from pier_node.config_errors import explain
 from pier_node.errors import PierError
 from pier_node.model.presets import PRESETS
 from pier_node.outer.stability import gamma_limit
@@ -170,6 +171,8 @@ class OuterSection(Section):
     """η of the constant schedule."""
     codec: Literal["none", "bf16", "int8", "int4", "topk", "topk2"] = "none"
     """How values travel; what a lossy codec drops is kept at its site and sent later (error feedback)."""
+    robust: Literal["none", "trimmed"] = "none"
+    """trimmed: the mean of the middle third of the tokens in each place, whatever the others send."""
     overlap: bool = False
     """Workers train on while a round runs; they load its result at the end of the next inner steps."""
     fragments: Annotated[int, Field(ge=1, le=64)] = 1
@@ -220,6 +223,8 @@ class OuterSection(Section):
             raise ValueError('start = "sync" needs every site at every step: use "solo" or "none" with noloco')
         if self.momentum_warmup or self.schedule != "constant":
             raise ValueError("noloco takes alpha, beta and gamma of [outer.noloco]: no momentum_warmup, no schedule")
+        if self.robust != "none":
+            raise ValueError(f'robust = "{self.robust}" is for the mean of many sites: noloco meets in pairs')
         if self.fragments > 1:
             raise ValueError("fragments > 1: pairs of noloco swap the whole model; overlap, or a codec, is for them")
         if self.codec in ("topk", "topk2"):
@@ -273,27 +278,8 @@ def _validated(tables: Any, where: str) -> RunConfig:
     try:
         config = RunConfig.model_validate(tables)
     except ValidationError as error:
-        lines = [_explain(problem) for problem in error.errors()]
+        lines = [explain(problem, RunConfig) for problem in error.errors()]
         raise PierError(f"{where}:\n" + "\n".join(f"  {line}" for line in lines)) from error
     if config.outer.algorithm == "noloco" and config.outer.noloco.gamma == 0:
         log.warning("%s: outer.noloco.gamma = 0: nothing pulls the sites' anchors together", where)
     return config
-
-
-def _explain(problem: Any) -> str:
-    key = ".".join(str(part) for part in problem["loc"]) or "(top level)"
-    if problem["type"] == "extra_forbidden":
-        return f"{key}: no such key; {_allowed(problem['loc'])}"
-    value = problem["input"]
-    shown = "" if isinstance(value, dict) else f" = {json.dumps(value, default=str)}"
-    return f"{key}{shown}: {problem['msg'].removeprefix('Value error, ')}"
-
-
-def _allowed(location: tuple[str | int, ...]) -> str:
-    kind: type[BaseModel] = RunConfig
-    for part in location[:-1]:
-        inside = kind.model_fields[str(part)].annotation
-        assert isinstance(inside, type)
-        assert issubclass(inside, BaseModel)
-        kind = inside
-    return f"allowed here: {', '.join(kind.model_fields)}"

@@ -11,6 +11,7 @@ from pier_node.journal import Journal, PairJournal
 from pier_node.outer.attempt import Tools, Voted
 from pier_node.outer.codec import codec
 from pier_node.outer.deal import PairTools
+from pier_node.outer.mean import trimmed_mean, weighted_mean
 from pier_node.outer.pairing import PairRun
 from pier_node.outer.pairs import Pairs
 from pier_node.outer.round import Rounds
@@ -31,8 +32,9 @@ def rounds_of_all(
         ballot = Ballot(number=vote.ballot_number, keeper=vote.ballot_keeper)
         voted = Voted(vote.round, ballot, vote.value, None)
     fetch = shadow_fetcher(carrier, length, SILENCE)
-    whole_weights = config.outer.algorithm == "noloco"
-    tools = Tools(carrier, roster, journal, fetch, faults, codec("none" if whole_weights else config.outer.codec))
+    codec_name = "none" if config.outer.algorithm == "noloco" else config.outer.codec
+    mean = trimmed_mean if config.outer.robust == "trimmed" else weighted_mean
+    tools = Tools(carrier, roster, journal, fetch, faults, codec(codec_name), mean=mean)
     return Rounds(tools, state, voted, lambda number: synced(config, number, length))
 
 

@@ -13,8 +13,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from pier_node.outer.contribution import Contribution
-from pier_node.outer.round import Behind, Rounds
+from pier_node.outer.round import Rounds
 from pier_node.outer.state import ANCHOR, MOMENTUM, OuterState
+from pier_node.outer.suspicion import Behind
 from pier_node.roster import Roster
 from pier_node.shared import SharedVector, Vector
 from pier_node.wire.carrier import Carrier

@@ -9,9 +9,10 @@ from pier.v1.peer_pb2 import Phase
 from pier_node.merge import Merge
 from pier_node.outer.contribution import Contribution
 from pier_node.outer.pairs import Pairs
-from pier_node.outer.round import Behind, Rounds
+from pier_node.outer.round import Rounds
 from pier_node.outer.schedule import Kind, RoundPlan, total_rounds
 from pier_node.outer.state import OuterState
+from pier_node.outer.suspicion import Behind
 from pier_node.training import Training
 
 log = logging.getLogger(__name__)

@@ -92,6 +92,7 @@ class Reporter:
             "round_seconds": progress.round_time,
             "round_steps": progress.steps,
             "utilisation": progress.compute / busy if busy else math.nan,
+            "clipped": dict(self.rounds.clipped) if isinstance(self.rounds, Rounds) else {},
             "message": self.rounds.last_error if self.rounds else "",
         }
 

@@ -29,9 +29,10 @@ from pier_node.outer.attempt import Advance
 from pier_node.outer.contribution import Contribution, worth_sending
 from pier_node.outer.fragments import entry
 from pier_node.outer.pairs import Pairs
-from pier_node.outer.round import Behind, Rounds
+from pier_node.outer.round import Rounds
 from pier_node.outer.schedule import Kind, RoundPlan, round_plan, total_rounds
 from pier_node.outer.state import ADAM_M, ADAM_V, ANCHOR, OuterState
+from pier_node.outer.suspicion import Behind
 from pier_node.pending import Pending
 from pier_node.progress import Progress
 from pier_node.roster import Roster

@@ -145,7 +145,7 @@ def test_the_others_go_on_without_a_site_that_was_killed_and_it_is_told(tmp_path
     output, errors = demo.communicate(timeout=PATIENCE)
     assert demo.returncode == 1
     assert "site beta ended with exit code -9" in errors
-    assert "Starting at round 1 as beta" in errors  # from its log
+    assert re.search("Starting at round [01] as beta", errors)  # from its log; any site may found the run
     result = json.loads(output)
     assert [site["exit_code"] for site in result["sites"]] == [0, -9, 0]
     assert [site["finished"] for site in result["sites"]] == [True, False, True]

@@ -23,6 +23,8 @@ from pier_node.signals import Signal
 from pier_node.wire.carrier import ABORT, BEAT, GATHER, VOTE, PeerLost
 
 LENGTH = 12
+LONG = 1e6
+"""A norm that no update of a test has."""
 CALM = Weather(delay=0.01, jitter=0.0)
 
 
@@ -69,8 +71,8 @@ def voter(node: str, voted: Value, number: int = 1, holds: bool = True, voted_ro
 def shares(tokens: Mapping[str, int], split: Sequence[tuple[int, int]]) -> list[Share]:
     """Shares of the members in node-id order, for the given (offset, length) each."""
     return [
-        Share(node=node, tokens=tokens[node], offset=offset, length=length, nonce=node.encode(), votes=[node])
-        for node, (offset, length) in zip(sorted(tokens), split, strict=True)
+        Share(node=node, tokens=tokens[node], norm=LONG, offset=start, length=length, nonce=node.encode(), votes=[node])
+        for node, (start, length) in zip(sorted(tokens), split, strict=True)
     ]
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -13,8 +13,11 @@ from simulation.network import Network
 from pier.v1.peer_pb2 import Chunk
 from pier_node.outer.codec import codec as codec_of
 from pier_node.outer.contribution import Contribution
-from pier_node.outer.reduce import Plan, Reduction, Suspicion
+from pier_node.outer.mean import trimmed_mean, weighted_mean
+from pier_node.outer.plan import Plan
+from pier_node.outer.reduce import Reduction
 from pier_node.outer.shards import split
+from pier_node.outer.suspicion import Suspicion
 from pier_node.shared import Vector
 
 BALLOT = ballot(1)
@@ -33,9 +36,13 @@ class Exchange:
         network: Network | None = None,
         limit: float = 1e6,
         codec: str = "none",
+        rule: str = "none",
+        norms: Mapping[str, float] | None = None,
     ) -> None:
         length = len(next(iter(vectors.values())))
         dealt = shares(tokens or dict.fromkeys(vectors, 1), split(length, bandwidths or [1.0] * len(vectors)))
+        for share in dealt if norms is not None else []:
+            share.norm = norms.get(share.node, float(np.linalg.norm(vectors[share.node])))
         self.network = network or Network(1, CALM)
         self.carriers = {node: self.network.join(node) for node in vectors}
         self.means = {node: np.full(length, np.nan, np.float32) for node in vectors}
@@ -48,6 +55,7 @@ class Exchange:
                 Contribution(vectors[node], (tokens or {}).get(node, 1), self.errors[node]),
                 self.means[node],
                 codec_of(codec),
+                rule=trimmed_mean if rule == "trimmed" else weighted_mean,
             )
             for node in sorted(vectors)
         }

@@ -16,8 +16,8 @@ from pier.v1.peer_pb2 import Proposal, Value
 from pier_node.faults import Faults
 from pier_node.outer.attempt import Attempt, Voted
 from pier_node.outer.contribution import Contribution
-from pier_node.outer.reduce import Suspicion
 from pier_node.outer.state import OuterState
+from pier_node.outer.suspicion import Suspicion
 
 BALLOT = ballot(3, "a")
 

@@ -20,8 +20,8 @@ from pier_node.outer.attempt import (
     to_the_end,
 )
 from pier_node.outer.contribution import Contribution
-from pier_node.outer.reduce import NOBODY, Suspicion
 from pier_node.outer.state import OuterState
+from pier_node.outer.suspicion import NOBODY, Suspicion
 from pier_node.wire.carrier import VOTE
 
 

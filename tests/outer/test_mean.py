@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 from outer.cases import fp32
 
-from pier_node.outer.mean import relative_weights, weighted_mean
+from pier_node.outer.mean import relative_weights, trimmed_mean, weighted_mean
 from pier_node.shared import Vector
 
 FINITE = st.floats(-1e6, 1e6, width=32)
@@ -55,3 +55,54 @@ def test_relative_weights(tokens: list[int], weights: list[float]) -> None:
 
 def test_whoever_has_a_token_has_a_weight() -> None:
     assert relative_weights([1, 2**53 - 1])[0] > 0
+
+
+# --- trimmed -----------------------------------------------------------------------------------
+
+
+def trimmed(values: list[float], tokens: list[int]) -> float:
+    out = fp32(np.nan)
+    trimmed_mean([fp32(value) for value in values], relative_weights(tokens), out)
+    return float(out[0])
+
+
+@pytest.mark.parametrize(
+    ("values", "tokens", "mean"),
+    [
+        ([1, 2, 30], [5, 5, 5], 2),
+        ([30, 1, 2, 4], [5, 5, 5, 5], 3),
+        ([-1e6, 1, 2, 3, 1e6], [1] * 5, 2),
+        ([1, 2, 30], [1, 1, 4], 30),
+        ([1, 2, 1e6], [99, 99, 2], 1.515),
+        ([1, 3], [7, 7], 2),
+        ([1, 3], [99, 1], 1),
+        ([4], [7], 4),
+    ],
+)
+def test_the_middle_third(values: list[float], tokens: list[int], mean: float) -> None:
+    assert trimmed(values, tokens) == pytest.approx(mean, rel=1e-5)
+
+
+@given(st.lists(st.tuples(st.floats(-1e3, 1e3), st.integers(1, 100)), min_size=1, max_size=9))
+def test_is_the_mean_of_the_middle_third_of_single_tokens(sites: list[tuple[float, int]]) -> None:
+    ranked = sorted(value for value, tokens in sites for _ in range(3 * tokens))
+    third = len(ranked) // 3
+    values, tokens = zip(*sites, strict=True)
+    assert trimmed(list(values), list(tokens)) == pytest.approx(np.mean(ranked[third:-third]), rel=1e-3, abs=0.1)
+
+
+@given(st.integers(2, 7), st.floats(-1e30, 1e30), st.integers(0, 2**32))
+def test_less_than_a_third_of_the_tokens_cannot_leave_the_range_of_the_others(
+    count: int, evil: float, seed: int
+) -> None:
+    dice = np.random.default_rng(seed)
+    honest = dice.standard_normal(count).tolist()
+    tokens = dice.integers(1, 50, count).tolist()
+    result = trimmed([*honest, evil], [*tokens, max(1, sum(tokens) // 2 - 1)])
+    assert min(honest) - 1e-4 <= result <= max(honest) + 1e-4
+
+
+def test_nobody_trimmed_means_zero() -> None:
+    out = fp32(1, 2)
+    trimmed_mean([], [], out)
+    assert out.tolist() == [0, 0]

@@ -50,6 +50,14 @@ def _stale(proposal: Proposal) -> None:
     proposal.shares[0].nonce = b"before"
 
 
+def _weighted(proposal: Proposal) -> None:
+    proposal.shares[0].tokens = 1 << 40
+
+
+def _lengthened(proposal: Proposal) -> None:
+    proposal.shares[0].norm = 1e9
+
+
 def _alone(proposal: Proposal) -> None:
     proposal.shares[1].ClearField("votes")
 
@@ -71,6 +79,8 @@ FLAWS: list[tuple[Callable[[Proposal], None], str]] = [
     (_not_in_it, "stale"),
     (_twice, "members out of order"),
     (_stale, "stale"),
+    (_weighted, "other tokens, or another norm, than were announced"),
+    (_lengthened, "other tokens, or another norm, than were announced"),
     (_alone, "no quorum"),
     (_borrowed, "no quorum"),
     (_gap, "shards do not cover the vector"),

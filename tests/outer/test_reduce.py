@@ -15,7 +15,7 @@ from simulation.virtual_time import run
 
 from pier.v1.peer_pb2 import Chunk
 from pier_node.faults import Faults
-from pier_node.outer.reduce import NOBODY, Suspicion
+from pier_node.outer.suspicion import NOBODY, Suspicion
 from pier_node.shared import Vector
 from pier_node.wire.carrier import BadMessage
 

@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator, Sequence
 
 import numpy as np
 import pytest
-from outer.cases import CALM, fp32
+from outer.cases import CALM, LONG, fp32
 from outer.exchanges import BALLOT, SILENCE, Exchange, vectors
 from simulation.network import Network
 from simulation.virtual_time import run
@@ -15,7 +15,9 @@ from simulation.virtual_time import run
 from pier.v1.peer_pb2 import Chunk, Share
 from pier_node.outer.codec.plain import Plain
 from pier_node.outer.contribution import Contribution
-from pier_node.outer.reduce import Plan, Reduction, Suspicion
+from pier_node.outer.plan import Plan
+from pier_node.outer.reduce import Reduction
+from pier_node.outer.suspicion import Suspicion
 from pier_node.shared import Vector
 from pier_node.wire.carrier import BadMessage
 
@@ -33,8 +35,8 @@ GOOD = [(0, ZERO), (2, ZERO)]
 async def taken_by_a(chunks: Sequence[Chunk], sender: str = "b", limit: float = 1e6) -> tuple[str, Suspicion]:
     """What a tells the sender of a stream (b owes it elements 0..4), and whom it suspects then."""
     dealt = [
-        Share(node="a", tokens=1, offset=0, length=4),
-        Share(node="b", tokens=1, offset=4, length=2),
+        Share(node="a", tokens=1, norm=LONG, offset=0, length=4),
+        Share(node="b", tokens=1, norm=LONG, offset=4, length=2),
     ]
     network = Network(1, CALM)
     carrier = network.join("a")

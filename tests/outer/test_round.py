@@ -26,9 +26,9 @@ from pier_node.faults import Faults
 from pier_node.outer.attempt import Voted
 from pier_node.outer.contribution import Contribution
 from pier_node.outer.keeper import POLL
-from pier_node.outer.round import Behind
 from pier_node.outer.state import OuterState
 from pier_node.outer.suspects import EXPIRY
+from pier_node.outer.suspicion import Behind
 from pier_node.wire.carrier import BEAT, VOTE
 
 
@@ -45,6 +45,21 @@ def test_a_round_moves_all_members_to_the_same_state() -> None:
         )
         assert all(member.rounds.state is state for member, state in zip(members.values(), states, strict=True))
         assert members["a"].diary[:2] == ["promised", "recorded"]
+
+    scene(play)
+
+
+def test_a_member_that_wants_too_much_is_clipped_and_everybody_says_so(caplog: pytest.LogCaptureFixture) -> None:
+    async def play(network: Network, members: dict[str, Member]) -> None:
+        amounts = dict(zip(members, [1.0, 2.0, 30.0], strict=True))
+        tasks = [member.contribute(amounts[node]) for node, member in members.items()]
+        states = [await task for task in tasks]
+        assert states[0].anchor.tolist() == pytest.approx([(1 + 2 + 3 * 2) / 3] * LENGTH)
+        assert {state.digest for state in states} == {states[0].digest}
+        assert all(member.rounds.clipped == {"c": pytest.approx(0.2)} for member in members.values())
+        assert caplog.messages.count("round 1: the update of c was clipped to 0.2 of its length") == 3
+        await asyncio.gather(*(member.contribute(1.0) for member in members.values()))
+        assert all(member.rounds.clipped == {} for member in members.values())
 
     scene(play)
 

@@ -17,7 +17,7 @@ from simulation.virtual_time import run
 
 from pier.v1.peer_pb2 import Chunk
 from pier_node.outer.codec import CODECS, Codec
-from pier_node.outer.reduce import Suspicion
+from pier_node.outer.suspicion import Suspicion
 from pier_node.outer.swap import Lane, Swap, SwapPlan
 from pier_node.shared import Vector
 from pier_node.wire.carrier import BadMessage

@@ -12,7 +12,7 @@ import math
 from pier_node.config import RunConfig
 from pier_node.doctor.finding import THIS_SITE, Finding, Verdict
 from pier_node.outer.codec import codec
-from pier_node.outer.reduce import CHUNK
+from pier_node.outer.plan import CHUNK
 from pier_node.units import percent, seconds
 
 GOOD, POOR = 0.8, 0.5

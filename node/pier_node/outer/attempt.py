@@ -17,9 +17,12 @@ from pier_node.outer.codec.interface import Codec
 from pier_node.outer.codec.plain import Plain
 from pier_node.outer.contribution import Contribution, norm_limit
 from pier_node.outer.deadline import Deadline
+from pier_node.outer.mean import Mean, weighted_mean
+from pier_node.outer.plan import CHUNK, Plan
 from pier_node.outer.quorum import order
-from pier_node.outer.reduce import CHUNK, NOBODY, Plan, Reduction, Suspicion
+from pier_node.outer.reduce import Reduction
 from pier_node.outer.state import OuterState
+from pier_node.outer.suspicion import NOBODY, Suspicion
 from pier_node.roster import Roster
 from pier_node.shared import Vector
 from pier_node.signals import Signal
@@ -100,6 +103,7 @@ class Tools:
     faults: Faults = NO_FAULTS
     codec: Codec = field(default_factory=Plain)
     chunk: int = CHUNK
+    mean: Mean = weighted_mean
 
     def __post_init__(self) -> None:
         self.node = self.carrier.node
@@ -131,6 +135,9 @@ class Attempt:
     Args:
         state: the last committed one.
         held: the shadow that we voted for before, if any.
+
+    Attributes:
+        clipped: factor by node, of members whose update is longer than may be.
     """
 
     def __init__(self, tools: Tools, state: OuterState, held: OuterState | None, proposal: Proposal) -> None:
@@ -138,6 +145,7 @@ class Attempt:
         self.ballot = proposal.ballot
         self.group = tuple(share.node for share in proposal.shares)
         self.reduction: Reduction | None = None
+        self.clipped: Mapping[str, float] = {}
         self._aborted: Suspicion | None = None
 
     async def run(self, contribution: Contribution, advance: Advance, voted: Callable[[Voted], None]) -> OuterState:
@@ -160,6 +168,8 @@ class Attempt:
         await self._tools.faults.reach(shadow.round, "staged")
         await self._cast(value, shadow, voted)
         await self._unless_aborted(self._await_votes(shadow))
+        for node, factor in self.clipped.items():
+            log.warning("round %d: the update of %s was clipped to %.2g of its length", shadow.round, node, factor)
         return shadow
 
     def abort(self, sender: str, notice: AbortNotice) -> None:
@@ -192,8 +202,9 @@ class Attempt:
             silence=tools.silence.seconds(),
             chunk=tools.chunk,
         )
+        self.clipped = plan.clips()
         mean = tools.scratch(len(contribution.vector))
-        self.reduction = Reduction(tools.carrier, plan, contribution, mean, tools.codec, tools.faults)
+        self.reduction = Reduction(tools.carrier, plan, contribution, mean, tools.codec, tools.faults, tools.mean)
         tools.news.notify()
         await self.reduction.run()
         if not adopts:

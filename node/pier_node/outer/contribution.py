@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import math
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 
@@ -30,6 +31,11 @@ class Contribution:
     tokens: int
     error: Vector | None = None
 
+    @cached_property
+    def norm(self) -> float:
+        """L2 norm of what is sent: without tokens that is nothing."""
+        return float(np.sqrt(np.dot(self.vector, self.vector))) if self.tokens else 0.0
+
 
 def norm_limit(anchor: Vector) -> float:
     """The largest L2 norm that a contribution to the round after this anchor may have."""
@@ -42,8 +48,7 @@ def worth_sending(plan: RoundPlan, contribution: Contribution, anchor: Vector) -
     Raises:
         PierError: it did so in a solo start, where nobody else has anything either.
     """
-    vector = contribution.vector
-    norm, limit = float(np.sqrt(np.dot(vector, vector))), norm_limit(anchor)
+    norm, limit = contribution.norm, norm_limit(anchor)
     if plan.kind is Kind.SOLO and not math.isfinite(norm):
         raise PierError(
             f"round {plan.round}: training diverged: the weights are not finite any more",
@@ -52,4 +57,4 @@ def worth_sending(plan: RoundPlan, contribution: Contribution, anchor: Vector) -
     if plan.kind is Kind.SOLO or norm <= limit:
         return contribution
     log.error("round %d: this site's update is dropped: its norm is %.3g: lower inner.lr?", plan.round, norm)
-    return Contribution(np.zeros_like(vector), 0)
+    return Contribution(np.zeros_like(contribution.vector), 0)

@@ -26,9 +26,10 @@ from pier_node.outer.contribution import Contribution, norm_limit
 from pier_node.outer.deadline import Backoff, Deadline
 from pier_node.outer.meeting import Met, meeting_name
 from pier_node.outer.noloco import needs_anchors
+from pier_node.outer.plan import CHUNK
 from pier_node.outer.records import Doubt, Records
-from pier_node.outer.reduce import CHUNK, Suspicion
 from pier_node.outer.state import OuterState, piece_hashes, state_digest
+from pier_node.outer.suspicion import Suspicion
 from pier_node.outer.swap import Lane, Swap, SwapPlan
 from pier_node.roster import Roster
 from pier_node.shared import Vector

@@ -191,7 +191,13 @@ class Keeper:
 
 def _share(ready: Ready, offset: int, length: int) -> Share:
     return Share(
-        node=ready.node, tokens=ready.tokens, offset=offset, length=length, nonce=ready.nonce, votes=ready.votes
+        node=ready.node,
+        tokens=ready.tokens,
+        norm=ready.norm,
+        offset=offset,
+        length=length,
+        nonce=ready.nonce,
+        votes=ready.votes,
     )
 
 

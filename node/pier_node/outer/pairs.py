@@ -23,9 +23,9 @@ from pier_node.outer.meeting import Meetings, Met
 from pier_node.outer.noloco import needs_anchors
 from pier_node.outer.outcomes import Outcomes
 from pier_node.outer.pairing import PairRun
-from pier_node.outer.reduce import Suspicion
 from pier_node.outer.state import OuterState
 from pier_node.outer.streams import EARLY
+from pier_node.outer.suspicion import Suspicion
 from pier_node.outer.times import Times
 from pier_node.shared import Vector
 from pier_node.wire.carrier import BadMessage

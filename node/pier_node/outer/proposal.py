@@ -27,6 +27,8 @@ def flaw(proposal: Proposal, ready: Ready, seen: Ballot, base: Collection[str], 
         return "members out of order"
     if not mine or mine[0].nonce != ready.nonce:
         return "stale"
+    if (mine[0].tokens, mine[0].norm) != (ready.tokens, ready.norm):
+        return "other tokens, or another norm, than were announced"
     if not has_quorum({vote for share in proposal.shares for vote in share.votes}, base):
         return "no quorum"
     return "" if _covers(proposal.shares, length) else "shards do not cover the vector"

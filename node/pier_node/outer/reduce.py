@@ -12,52 +12,27 @@ mean by as much as is missing. So errors belong to sites, not to shards, which m
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import aclosing
-from dataclasses import dataclass
 from functools import partial
 from typing import TypeVar
 
 import numpy as np
 
-from pier.v1.peer_pb2 import Ballot, Chunk, Share
+from pier.v1.peer_pb2 import Chunk, Share
 from pier_node.faults import NO_FAULTS, Faults
 from pier_node.outer.codec.interface import BadCode, Codec
 from pier_node.outer.contribution import Contribution
-from pier_node.outer.mean import relative_weights, weighted_mean
+from pier_node.outer.mean import Mean, weighted_mean
 from pier_node.outer.meter import Meter
+from pier_node.outer.plan import Plan
+from pier_node.outer.suspicion import NOBODY, Suspicion
 from pier_node.shared import Vector
-from pier_node.wire.carrier import CHUNK_BYTES, BadMessage, Carrier, PeerLost, PeerRefused
+from pier_node.wire.carrier import BadMessage, Carrier, PeerLost, PeerRefused
 
-CHUNK = CHUNK_BYTES // 4
 WINDOW = 4
 T = TypeVar("T")
 NO_DATA = b""
-NOBODY = ""
-
-
-class Suspicion(Exception):
-    """An attempt cannot go on because of a member: lost, or refused for what it sent; `node` may be NOBODY."""
-
-    def __init__(self, node: str, reason: str) -> None:
-        super().__init__(f"{node}: {reason}" if node else reason)
-        self.node = node
-        self.reason = reason
-
-
-@dataclass(frozen=True)
-class Plan:
-    """What all members of an attempt know: its name, who owns what, and the bound on what anyone may send."""
-
-    round: int
-    ballot: Ballot
-    shares: Sequence[Share]
-    norm_limit: float
-    """Largest L2 norm that a member's shard may have."""
-    silence: float
-    """Seconds without a chunk after which a sender counts as lost."""
-    chunk: int = CHUNK
-    """Elements in a chunk."""
 
 
 class Reduction:
@@ -65,7 +40,8 @@ class Reduction:
 
     Args:
         contribution: its vector is not read where its share has no tokens.
-        mean: takes the token-weighted mean, as long as the contribution; complete once `run` returns.
+        mean: takes the mean, as long as the contribution; complete once `run` returns.
+        rule: how the members' updates become a mean.
 
     Attributes:
         longest_wait: seconds that a member's next chunk let us wait at most.
@@ -80,13 +56,16 @@ class Reduction:
         mean: Vector,
         codec: Codec,
         faults: Faults = NO_FAULTS,
+        rule: Mean = weighted_mean,
     ) -> None:
         self._carrier = carrier
         self._faults = faults
         self._plan = plan
         self._vector, self._error = contribution.vector, contribution.error
         self._mean = mean
-        self._codec = codec
+        self._codec, self._rule = codec, rule
+        self._weights = [np.float32(weight) for weight in plan.weights()]
+        self._clips = plan.clips()
         self._codes: dict[int, bytes] = {}
         self._mine = next(share for share in plan.shares if share.node == carrier.node)
         self._others = [share for share in plan.shares if share.node != carrier.node]
@@ -149,40 +128,43 @@ class Reduction:
 
     async def _scatter_to(self, owner: Share) -> AsyncIterator[Chunk]:
         """Our vector on the owner's shard; an empty stream if it has no weight or the owner owns nothing."""
-        yield self._chunk(Chunk.STAGE_SCATTER, owner.offset, NO_DATA)
+        yield self._plan.message(Chunk.STAGE_SCATTER, owner.offset, NO_DATA)
         if self._mine.tokens:
-            for start, end in self._ranges(owner):
+            for start, end in self._plan.ranges(owner):
                 data = await self._work(partial(self._encoded, slice(start, end)))
-                yield self._chunk(Chunk.STAGE_SCATTER, start, data)
+                yield self._plan.message(Chunk.STAGE_SCATTER, start, data)
                 self.meter.sent(len(data), asyncio.get_running_loop().time())
 
     async def _gather_to(self) -> AsyncIterator[Chunk]:
         """The mean of our shard, chunk by chunk as it becomes ready."""
-        yield self._chunk(Chunk.STAGE_GATHER, self._mine.offset, NO_DATA)
-        for start, end in self._ranges(self._mine):
+        yield self._plan.message(Chunk.STAGE_GATHER, self._mine.offset, NO_DATA)
+        for start, end in self._plan.ranges(self._mine):
             async with self._progress:
                 while self._reduced < end:
                     await self._progress.wait()
             data = self._codes[start] if self._codec.lossy else self._codec.encode(self._mean[start:end])
-            yield self._chunk(Chunk.STAGE_GATHER, start, data)
+            yield self._plan.message(Chunk.STAGE_GATHER, start, data)
             self.meter.sent(len(data), asyncio.get_running_loop().time())
 
     async def _reduce(self) -> None:
         """Sum our shard in node-id order; members without tokens are left out."""
-        weights = relative_weights([share.tokens for share in self._plan.shares])
-        givers = [(share.node, weight) for share, weight in zip(self._plan.shares, weights, strict=True) if weight]
         squares = dict.fromkeys(self._senders, 0.0)
-        for start, end in self._ranges(self._mine):
+        for start, end in self._plan.ranges(self._mine):
             part = slice(start, end)
-            parts = [
-                await self._own(part) if node == self._carrier.node else await self._next_part(node, squares)
-                for node, _ in givers
-            ]
-            await self._work(partial(self._average, part, parts, [weight for _, weight in givers]))
+            parts = {
+                share.node: await self._own(part)
+                if share.node == self._carrier.node
+                else await self._next_part(share, squares)
+                for share in self._plan.givers()
+            }
+            await self._work(partial(self._average, part, parts))
             await self._faults.reach(self._plan.round, "exchanging")
             async with self._progress:
                 self._reduced = end
                 self._progress.notify_all()
+
+    async def _part_of(self, share: Share, part: slice, squares: dict[str, float]) -> Vector:
+        return await (self._own(part) if share.node == self._carrier.node else self._next_part(share, squares))
 
     async def _own(self, part: slice) -> Vector:
         """Our own part as the others would have decoded it."""
@@ -197,9 +179,10 @@ class Reduction:
             np.subtract(values, self._codec.decode(data, len(values)), out=self._error[part])
         return data
 
-    def _average(self, part: slice, parts: Sequence[Vector], weights: Sequence[np.float32]) -> None:
-        mean = self._mean[part]
-        weighted_mean(parts, weights, out=mean)
+    def _average(self, part: slice, parts: Mapping[str, Vector]) -> None:
+        mean, clips = self._mean[part], self._clips
+        clipped = [it * np.float32(clips[node]) if node in clips else it for node, it in parts.items()]
+        self._rule(clipped, self._weights, mean)
         if not self._codec.lossy:
             return
         data = self._codes[part.start] = self._codec.encode(mean)
@@ -213,8 +196,8 @@ class Reduction:
         """Codecs take long enough to be worth a thread; a copy does not."""
         return await asyncio.to_thread(work) if self._codec.lossy else work()
 
-    async def _next_part(self, node: str, squares: dict[str, float]) -> Vector:
-        loop = asyncio.get_running_loop()
+    async def _next_part(self, share: Share, squares: dict[str, float]) -> Vector:
+        node, loop = share.node, asyncio.get_running_loop()
         began = loop.time()
         try:
             async with asyncio.timeout(self._plan.silence):
@@ -223,8 +206,9 @@ class Reduction:
         except TimeoutError as error:
             raise Suspicion(node, f"sent nothing for {self._plan.silence:.0f} s") from error
         squares[node] += float(np.dot(part, part))
-        if not squares[node] <= self._plan.norm_limit**2:
-            raise Suspicion(node, f"its update is not finite, or its norm is above {self._plan.norm_limit:.3g}")
+        limit = self._plan.longest(share, self._codec.lossy)
+        if not squares[node] <= limit**2:
+            raise Suspicion(node, f"its update is not finite, or its norm is above {limit:.3g}")
         return part
 
     async def _await_shard(self, share: Share) -> None:
@@ -243,13 +227,16 @@ class Reduction:
         raise await self._broken
 
     async def _take_scatter(self, share: Share, first: Chunk, rest: AsyncIterator[Chunk]) -> None:
-        ranges = self._ranges(self._mine) if share.tokens else []
+        ranges = self._plan.ranges(self._mine) if share.tokens else []
         async for part in self._expect(ranges, first, rest):
             await self._senders[share.node].put(part)
 
     async def _take_gather(self, share: Share, first: Chunk, rest: AsyncIterator[Chunk]) -> None:
-        position = share.offset
-        async for part in self._expect(self._ranges(share), first, rest):
+        position, squares, limit = share.offset, 0.0, self._plan.longest_mean(self._codec.lossy)
+        async for part in self._expect(self._plan.ranges(share), first, rest):
+            squares += float(np.dot(part, part))
+            if not squares <= limit**2:
+                raise BadMessage(f"a mean that is not finite, or of a norm above {limit:.3g}: no mean of this round is")
             self._mean[position : position + len(part)] = part
             position += len(part)
             await self._faults.reach(self._plan.round, "exchanging")  # a member may own no shard
@@ -277,13 +264,6 @@ class Reduction:
             yield part
         if next(awaited, None) is not None:
             raise BadMessage("the stream ended early")
-
-    def _ranges(self, share: Share) -> list[tuple[int, int]]:
-        end = share.offset + share.length
-        return [(start, min(start + self._plan.chunk, end)) for start in range(share.offset, end, self._plan.chunk)]
-
-    def _chunk(self, stage: Chunk.Stage.ValueType, offset: int, data: bytes) -> Chunk:
-        return Chunk(round=self._plan.round, ballot=self._plan.ballot, stage=stage, offset=offset, data=data)
 
 
 def _worst(group: BaseExceptionGroup[Suspicion]) -> Suspicion:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import secrets
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Mapping
 
 from pier.v1.peer_pb2 import AbortNotice, Ack, Ballot, Chunk, Proposal, Ready, Vote
 from pier_node.outer.attempt import Advance, Attempt, Tools, Voted, check_finite, to_the_end
@@ -19,22 +19,14 @@ from pier_node.outer.deadline import Backoff, Deadline
 from pier_node.outer.keeper import POLL, Keeper, Standing
 from pier_node.outer.proposal import flaw
 from pier_node.outer.quorum import order
-from pier_node.outer.reduce import NOBODY, Suspicion
 from pier_node.outer.state import OuterState
 from pier_node.outer.streams import Streams
 from pier_node.outer.suspects import Suspects
+from pier_node.outer.suspicion import NOBODY, Behind, Suspicion
 from pier_node.outer.times import Times
 from pier_node.wire.carrier import ABORT, GATHER, VOTE, BadMessage, PeerLost
 
 log = logging.getLogger(__name__)
-
-
-class Behind(Exception):
-    """The round was decided without us: catch up from `peers`."""
-
-    def __init__(self, peers: Collection[str]) -> None:
-        super().__init__(f"behind {', '.join(peers)}")
-        self.peers = tuple(peers)
 
 
 class Rounds:
@@ -52,6 +44,7 @@ class Rounds:
         votes: of the last round's members, in this node's hand.
         last_error: why the last attempt did not end in a commit, in words.
         times: where the time of the last round went, or goes.
+        clipped: factor by node, of members whose update was clipped in the last round.
     """
 
     def __init__(
@@ -67,6 +60,7 @@ class Rounds:
         self.sites = 1
         self.votes = {self.node}
         self.last_error, self.times = "", Times()
+        self.clipped: Mapping[str, float] = {}
         self._tools, self._voted, self._length, self._new_nonce = tools, voted, length, nonce
         self._roster, self._carrier, self._faults = tools.roster, tools.carrier, tools.faults
         self._promised = tools.journal.promised()
@@ -188,6 +182,7 @@ class Rounds:
         try:
             with self.times.spent_on_attempt():
                 self._settle(await attempt.run(contribution, advance, self._remember))
+            self.clipped = attempt.clipped
         except Suspicion as suspicion:
             self.last_error = str(suspicion)
             log.warning("round %d, attempt %d: given up: %s", proposal.round, proposal.ballot.number, suspicion)
@@ -224,6 +219,7 @@ class Rounds:
             round=self.state.round + 1,
             nonce=self._nonce,
             tokens=contribution.tokens,
+            norm=contribution.norm,
             bandwidth=self._tools.bandwidth,
             seen=self._seen,
             suspects=sorted(self._suspects.now()),

@@ -20,7 +20,9 @@ from pier.v1.peer_pb2 import Chunk
 from pier_node.faults import NO_FAULTS, Faults
 from pier_node.outer.codec import BadCode, Codec
 from pier_node.outer.meter import Meter
-from pier_node.outer.reduce import CHUNK, NO_DATA, NOBODY, Suspicion
+from pier_node.outer.plan import CHUNK
+from pier_node.outer.reduce import NO_DATA
+from pier_node.outer.suspicion import NOBODY, Suspicion
 from pier_node.shared import Vector
 from pier_node.wire.carrier import BadMessage, Carrier, PeerLost, PeerRefused
 

@@ -34,7 +34,7 @@ from pier.v1.peer_pb2 import (
     Vote,
 )
 
-PROTOCOL = 1
+PROTOCOL = 2
 CHUNK_BYTES = 1 << 20
 
 Q = TypeVar("Q", bound=Message)

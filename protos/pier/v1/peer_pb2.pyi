@@ -337,6 +337,7 @@ class Ready(_message.Message):
     VOTED_ROUND_FIELD_NUMBER: _builtins.int
     HOLDS_FIELD_NUMBER: _builtins.int
     SUSPECTS_FIELD_NUMBER: _builtins.int
+    NORM_FIELD_NUMBER: _builtins.int
     VOTES_FIELD_NUMBER: _builtins.int
     node: _builtins.str
     round: _builtins.int
@@ -349,6 +350,8 @@ class Ready(_message.Message):
     voted_round: _builtins.int
     holds: _builtins.bool
     """it still has the staged result it voted for"""
+    norm: _builtins.float
+    """L2 norm of its pseudo-gradient"""
     @_builtins.property
     def seen(self) -> Global___Ballot:
         """the highest ballot the node has taken part in, this round"""
@@ -381,11 +384,12 @@ class Ready(_message.Message):
         voted_round: _builtins.int = ...,
         holds: _builtins.bool = ...,
         suspects: _abc.Iterable[_builtins.str] | None = ...,
+        norm: _builtins.float = ...,
         votes: _abc.Iterable[_builtins.str] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["seen", b"seen", "voted", b"voted", "voted_in", b"voted_in"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["bandwidth", b"bandwidth", "holds", b"holds", "node", b"node", "nonce", b"nonce", "round", b"round", "seen", b"seen", "suspects", b"suspects", "tokens", b"tokens", "voted", b"voted", "voted_in", b"voted_in", "voted_round", b"voted_round", "votes", b"votes"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["bandwidth", b"bandwidth", "holds", b"holds", "node", b"node", "nonce", b"nonce", "norm", b"norm", "round", b"round", "seen", b"seen", "suspects", b"suspects", "tokens", b"tokens", "voted", b"voted", "voted_in", b"voted_in", "voted_round", b"voted_round", "votes", b"votes"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -401,6 +405,7 @@ class Share(_message.Message):
     LENGTH_FIELD_NUMBER: _builtins.int
     NONCE_FIELD_NUMBER: _builtins.int
     VOTES_FIELD_NUMBER: _builtins.int
+    NORM_FIELD_NUMBER: _builtins.int
     node: _builtins.str
     tokens: _builtins.int
     offset: _builtins.int
@@ -409,6 +414,8 @@ class Share(_message.Message):
     """and number of elements"""
     nonce: _builtins.bytes
     """the announcement this share answers"""
+    norm: _builtins.float
+    """of its pseudo-gradient, as announced"""
     @_builtins.property
     def votes(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """that the announcement carried"""
@@ -422,10 +429,11 @@ class Share(_message.Message):
         length: _builtins.int = ...,
         nonce: _builtins.bytes = ...,
         votes: _abc.Iterable[_builtins.str] | None = ...,
+        norm: _builtins.float = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["length", b"length", "node", b"node", "nonce", b"nonce", "offset", b"offset", "tokens", b"tokens", "votes", b"votes"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["length", b"length", "node", b"node", "nonce", b"nonce", "norm", b"norm", "offset", b"offset", "tokens", b"tokens", "votes", b"votes"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

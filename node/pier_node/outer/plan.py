@@ -1,0 +1,61 @@
+"""What all members of an attempt know: its name, who owns what, and what anyone may send."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from pier.v1.peer_pb2 import Ballot, Chunk, Share
+from pier_node.outer.clip import EXACT, LOSSY, clip_factors, longest_mean
+from pier_node.outer.mean import relative_weights
+from pier_node.wire.carrier import CHUNK_BYTES
+
+CHUNK = CHUNK_BYTES // 4
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Of one attempt; shares are in node-id order."""
+
+    round: int
+    ballot: Ballot
+    shares: Sequence[Share]
+    norm_limit: float
+    """Largest L2 norm that a member's shard may have, whatever the others' have."""
+    silence: float
+    """Seconds without a chunk after which a sender counts as lost."""
+    chunk: int = CHUNK
+    """Elements in a chunk."""
+
+    def ranges(self, share: Share) -> list[tuple[int, int]]:
+        """First element, and the one after the last, of each chunk of a shard."""
+        end = share.offset + share.length
+        return [(start, min(start + self.chunk, end)) for start in range(share.offset, end, self.chunk)]
+
+    def message(self, stage: Chunk.Stage.ValueType, offset: int, data: bytes) -> Chunk:
+        """A chunk of this attempt."""
+        return Chunk(round=self.round, ballot=self.ballot, stage=stage, offset=offset, data=data)
+
+    def givers(self) -> list[Share]:
+        """Those whose update has a weight."""
+        return [share for share in self.shares if share.tokens]
+
+    def weights(self) -> list[float]:
+        """Of the givers, over the largest."""
+        return [float(weight) for weight in relative_weights([share.tokens for share in self.givers()])]
+
+    def clips(self) -> dict[str, float]:
+        """Factor by node, of those whose update is shortened."""
+        factors = clip_factors(*self._norms())
+        return {share.node: factor for share, factor in zip(self.shares, factors, strict=True) if factor < 1}
+
+    def longest(self, share: Share, lossy: bool) -> float:
+        """Largest L2 norm that a member's update may have on a shard."""
+        return min(self.norm_limit, share.norm * (LOSSY if lossy else EXACT))
+
+    def longest_mean(self, lossy: bool) -> float:
+        """Largest L2 norm that a shard of the mean may have."""
+        return longest_mean(*self._norms()) * (LOSSY if lossy else EXACT)
+
+    def _norms(self) -> tuple[list[float], list[int]]:
+        return [share.norm for share in self.shares], [share.tokens for share in self.shares]
