@@ -41,8 +41,9 @@ class Exchange:
     ) -> None:
         length = len(next(iter(vectors.values())))
         dealt = shares(tokens or dict.fromkeys(vectors, 1), split(length, bandwidths or [1.0] * len(vectors)))
-        for share in dealt if norms is not None else []:
-            share.norm = norms.get(share.node, float(np.linalg.norm(vectors[share.node])))
+        if norms is not None:
+            for share in dealt:
+                share.norm = norms.get(share.node, float(np.linalg.norm(vectors[share.node])))
         self.network = network or Network(1, CALM)
         self.carriers = {node: self.network.join(node) for node in vectors}
         self.means = {node: np.full(length, np.nan, np.float32) for node in vectors}

@@ -52,7 +52,7 @@ def test_after_it_none_is_longer_than_three_times_the_median(members: list[tuple
 def test_no_mean_is_longer_than_it_can_be(members: list[tuple[float, int]], seed: int) -> None:
     norms, tokens = (list(it) for it in zip(*members, strict=True))
     dice, givers = np.random.default_rng(seed), [number for number, count in enumerate(tokens) if count]
-    given = [_of_length(dice.standard_normal(6), norms[number]) for number in givers]
+    given = [_of_length(dice.standard_normal(6, np.float32), norms[number]) for number in givers]
     factors = clip_factors(norms, tokens)
     clipped = [vector * np.float32(factors[number]) for vector, number in zip(given, givers, strict=True)]
     mean = np.zeros(6, np.float32)
