@@ -82,15 +82,18 @@ class Reduction:
 
     async def run(self) -> None:
         """Exchange with all members. Raises Suspicion."""
+        worst: Suspicion | None = None
         try:
             async with asyncio.TaskGroup() as tasks:
                 watch = tasks.create_task(self._watch())
                 await self._exchange()
                 watch.cancel()
         except* Suspicion as group:
-            raise _worst(group) from group
+            worst = _worst(group)
         finally:
             self._over = True
+        if worst:  # before Python 3.11.4 what is raised inside `except*` comes out wrapped in a group
+            raise worst
 
     async def _exchange(self) -> None:
         async with asyncio.TaskGroup() as tasks:
