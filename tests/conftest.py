@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-SLOW = ("processes", "netns", "browser")
+SLOW = ("processes", "netns", "browser", "multisite")
 NO_CUDA = "no CUDA device here: NOT tested"
+LOUD = "NOT tested"
+"""In a reason to skip: the last lines repeat it."""
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -22,5 +24,6 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     for report in terminalreporter.stats.get("skipped", []):
-        if NO_CUDA in str(report.longrepr):
-            terminalreporter.write_line(f"SKIPPED {report.nodeid}: {NO_CUDA}", yellow=True)
+        _, _, reason = report.longrepr
+        if LOUD in reason:
+            terminalreporter.write_line(f"SKIPPED {report.nodeid}: {reason.removeprefix('Skipped: ')}", yellow=True)

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 from click.testing import Result
+from processes.place import free_port
 from processes.run import Run
-from processes.site import free_port
 from rich.console import Console
 
 from pier_node.commands.doctor import as_fields, show

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 from cryptography.hazmat.primitives.asymmetric import ec
-from processes.site import free_port
+from processes.place import free_port
 
 from pier.v1.peer_pb2 import HelloReply, HelloRequest, Site
 from pier_node.certificates import credentials

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 from doctor.conftest import CONFIG, TOKEN, Peer
-from processes.site import free_port
+from processes.place import free_port
 
 from pier.v1.peer_pb2 import Site
 from pier_node.doctor import examination, visit

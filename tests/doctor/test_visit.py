@@ -2,7 +2,7 @@ from __future__ import annotations
 
 from cryptography.hazmat.primitives.asymmetric import ec
 from doctor.conftest import CONFIG, TOKEN, Peer
-from processes.site import free_port
+from processes.place import free_port
 
 from pier.v1.peer_pb2 import HelloReply, HelloRequest, Site
 from pier_node.certificates import credentials

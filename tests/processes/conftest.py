@@ -9,16 +9,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from processes.run import NO_NAMESPACES, Found, Run
+from processes.run import Found, Run
 from processes.site import TEMPORARY
 
 from pier_node.wire.transport import Transport
-
-
-def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    for report in terminalreporter.stats.get("skipped", []):
-        if NO_NAMESPACES in str(report.longrepr):
-            terminalreporter.write_line(f"SKIPPED {report.nodeid}: {NO_NAMESPACES}", yellow=True)
 
 
 def is_deserted(home: Path) -> bool:

@@ -5,68 +5,86 @@ from __future__ import annotations
 import json
 import sqlite3
 import subprocess
-import sys
-import urllib.request
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
 from signal import SIGKILL, SIGTERM, Signals
 from typing import Any
 
+import psutil
+from processes.place import HERE, Place
 from processes.run import CORPUS, tiny, toml
-from processes.site import ENVIRONMENT, Site, free_port, wait_until
+from processes.site import ENVIRONMENT, Site, wait_until
 
 from pier_node.wire.transport import Transport
 
-PROGRAM = Path(sys.executable).with_name("pier-coordinator")
 NAMES = ("alpha", "beta", "gamma")
 
 
-class Coordinated:
-    """A coordinator and its sites; the addresses of both last over restarts."""
+class Coordinator:
+    """`pier-coordinator start` in a process of its own; its addresses last over restarts.
 
-    def __init__(self, folder: Path, sites: int, transport: Transport, tables: dict[str, dict[str, Any]]) -> None:
-        self.folder, self._log = folder / "coordinator", folder / "coordinator.log"
+    Args:
+        folder: its folder, made here.
+        tables: its run.toml.
+        place: where it runs.
+    """
+
+    def __init__(self, folder: Path, tables: dict[str, dict[str, Any]], place: Place = HERE) -> None:
+        self.folder, self.place, self._log = folder, place, folder.parent / f"{folder.name}.log"
         self.folder.mkdir(parents=True)
-        (self.folder / "run.toml").write_text(toml(tiny(sites, tables)))
-        self.address, self.page = f"127.0.0.1:{free_port()}", f"127.0.0.1:{free_port()}"
+        (self.folder / "run.toml").write_text(toml(tables))
+        self.address, self.page = (f"{place.address}:{place.port(usual)}" for usual in (7790, 7780))
         self._process: subprocess.Popen[bytes] | None = None
-        self.sites = [Site(folder / name, transport=transport) for name in NAMES[:sites]]
 
     def start(self) -> None:
         """Run it, until it answers."""
-        command = [str(PROGRAM), "start", str(self.folder), "--listen", self.address, "--page", self.page]
+        own = ["--listen", self.address, "--page", self.page]
+        command = self.place.command("pier-coordinator", "start", str(self.folder), *own)
         with self._log.open("ab") as log:
             self._process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=ENVIRONMENT)
         wait_until(f"the coordinator answers\n{self.output}", lambda: bool(self.get("/healthz")))
 
+    @property
+    def running(self) -> bool:
+        """Whether it runs."""
+        return self._process is not None and self._process.poll() is None
+
+    @property
+    def daemon(self) -> psutil.Process:
+        """Its process."""
+        assert self._process
+        return psutil.Process(self.place.pid(self._process))
+
     def end(self, number: Signals) -> int:
         """End it; returns the exit code."""
         assert self._process
-        self._process.send_signal(number)
+        self.daemon.send_signal(number)
         return self._process.wait(15.0)
+
+    def kill(self) -> None:
+        """End it by force, if it runs."""
+        if self.running:
+            self.end(SIGKILL)
 
     def say(self, *words: str) -> str:
         """What a command of the operator's prints."""
-        command = [str(PROGRAM), words[0], "--data", str(self.folder), *words[1:]]
+        command = self.place.aside("pier-coordinator", words[0], "--data", str(self.folder), *words[1:])
         done = subprocess.run(command, capture_output=True, text=True, timeout=30, env=ENVIRONMENT)
         assert done.returncode == 0, done.stderr
         return done.stdout
 
-    def invite_all(self) -> None:
-        """Start all sites with invites of their own."""
-        for site in self.sites:
-            made = json.loads(self.say("invite", "--name", site.name, "--json"))
-            words = made["command"].split()
-            assert words[:2] == ["pier-node", "start"]
-            site.command += [*words[2:], "--dataset", str(CORPUS)]
-            site.start()
+    def invite(self, site: Site) -> None:
+        """Have a site's command bring it in by an invite of its own."""
+        made = json.loads(self.say("invite", "--name", site.name, "--json"))
+        words = made["command"].split()
+        assert words[:2] == ["pier-node", "start"]
+        site.command += words[2:]
 
     def get(self, path: str) -> dict[str, Any]:
         """What the page shows; {} while it does not answer."""
         try:
-            with urllib.request.urlopen(f"http://{self.page}{path}", timeout=5.0) as answer:
-                return dict(json.load(answer))
+            return dict(json.loads(self.place.get(f"http://{self.page}{path}")))
         except (OSError, ValueError):
             return {}
 
@@ -90,12 +108,25 @@ class Coordinated:
         """All that it printed."""
         return self._log.read_text(errors="replace") if self._log.exists() else ""
 
+
+class Coordinated(Coordinator):
+    """A coordinator and its sites."""
+
+    def __init__(self, folder: Path, sites: int, transport: Transport, tables: dict[str, dict[str, Any]]) -> None:
+        super().__init__(folder / "coordinator", tiny(sites, tables))
+        self.sites = [Site(folder / name, "--dataset", str(CORPUS), transport=transport) for name in NAMES[:sites]]
+
+    def start_sites(self) -> None:
+        """Start all with invites of their own."""
+        for site in self.sites:
+            self.invite(site)
+            site.start()
+
     def kill(self) -> None:
         """End everything."""
         for site in self.sites:
             site.kill()
-        if self._process and self._process.poll() is None:
-            self.end(SIGKILL)
+        super().kill()
 
 
 @contextmanager
@@ -106,7 +137,7 @@ def coordinated(
     run = Coordinated(folder, sites, transport, tables)
     try:
         run.start()
-        run.invite_all()
+        run.start_sites()
         yield run
         assert "Traceback" not in run.output
     except BaseException:

@@ -26,6 +26,11 @@ def require_namespaces() -> None:
         pytest.skip(NO_NAMESPACES)
 
 
+def shape(mbit: float) -> str:
+    """A queueing discipline of `tc` that lets so many Mbit/s out."""
+    return f"tbf rate {mbit:g}mbit burst 64kb latency 300ms"
+
+
 @dataclass(frozen=True)
 class Host:
     """A network namespace with one end of the line in it."""
@@ -48,7 +53,7 @@ class Host:
 
 def sh(command: str) -> str:
     """What a command prints."""
-    done = subprocess.run(shlex.split(command), capture_output=True, text=True, timeout=20)
+    done = subprocess.run(shlex.split(command), capture_output=True, text=True, timeout=60)
     assert done.returncode == 0, f"{command}: {done.stderr}"
     return done.stdout
 

@@ -94,14 +94,19 @@ class Run:
 
     def check(self) -> None:
         """No two sites ever committed different bits, but for pairs, and nobody logged what only a programmer reads."""
-        by_round: dict[int, set[str]] = {}
-        for site in self.sites:
-            for event in site.events():
-                by_round.setdefault(event["round"], set()).add(event["digest"])
-        forks = [number for number, digests in by_round.items() if len(digests) > 1]
-        assert not forks or self.apart, f"forked at {forks}"
-        for site in self.sites:
-            assert not [sign for sign in BAD_SIGNS if sign in site.output], f"{site}: see its log"
+        check_sites(self.sites, self.apart)
+
+
+def check_sites(sites: Sequence[Site], apart: bool) -> None:
+    """What must hold for the sites of a run; `apart`: they have states of their own."""
+    by_round: dict[int, set[str]] = {}
+    for site in sites:
+        for event in site.events():
+            by_round.setdefault(event["round"], set()).add(event["digest"])
+    forks = [number for number, digests in by_round.items() if len(digests) > 1]
+    assert not forks or apart, f"forked at {forks}"
+    for site in sites:
+        assert not [sign for sign in BAD_SIGNS if sign in site.output], f"{site}: see its log"
 
 
 Found = Callable[..., Run]

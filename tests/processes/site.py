@@ -5,11 +5,8 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-import socket
 import subprocess
-import sys
 import time
-import urllib.request
 from collections.abc import Callable
 from pathlib import Path
 from signal import SIGTERM, Signals
@@ -17,6 +14,7 @@ from typing import Any
 
 import psutil
 from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat, load_der_private_key
+from processes.place import HERE, Place
 
 from pier_node.identity import Identity
 from pier_node.wire.address import parse_address
@@ -24,7 +22,7 @@ from pier_node.wire.hivemind_key import KEY_FILE, make_key
 from pier_node.wire.multiaddr import Route
 from pier_node.wire.transport import Transport
 
-PROGRAM = Path(sys.executable).with_name("pier-node")
+PROGRAM = HERE.command("pier-node")[0]
 BYTECODE = Path(__file__).parents[2] / ".pytest_cache" / "bytecode"
 ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1", "COLUMNS": "200", "PYTHONPYCACHEPREFIX": str(BYTECODE)}
 ENVIRONMENT.pop("PYTHONDONTWRITEBYTECODE", None)
@@ -46,12 +44,6 @@ def wait_until(what: str, seen: Callable[[], bool], within: float = PATIENCE) ->
         time.sleep(LOOK)
 
 
-def free_port() -> int:
-    """A port of this machine that nobody listens on."""
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        return int(server.getsockname()[1])
-
-
 def peer_id(key: Path) -> str:
     """The libp2p peer id of a key file, as https://github.com/libp2p/specs/blob/master/peer-ids/peer-ids.md says."""
     import base58
@@ -69,22 +61,23 @@ class Site:
     Args:
         folder: its data folder; the identity in it is made here if there is none.
         options: of `pier-node start`, besides its folder, name, address and transport.
+        place: where it runs.
 
     Attributes:
         address: that others are told.
         command: what `start` runs, in the folder above its data folder.
     """
 
-    def __init__(self, folder: Path, *options: str, transport: Transport = "grpc") -> None:
-        self.folder, self.name = folder, folder.name
-        self.address = listen = f"127.0.0.1:{free_port()}"
+    def __init__(self, folder: Path, *options: str, transport: Transport = "grpc", place: Place = HERE) -> None:
+        self.folder, self.name, self.place = folder, folder.name, place
+        self.address = listen = f"{place.address}:{place.port(7700)}"
         self.node = Identity.load_or_create(folder).node
         self.log = folder.parent / f"{folder.name}.log"
         own = ["--data", str(folder), "--name", folder.name, "--listen", listen]
         if transport == "hivemind":
             own += ["--transport", "hivemind"]
             self.address = str(Route(*parse_address(listen), peer_id(make_key(folder / KEY_FILE))))
-        self.command = [str(PROGRAM), "start", *own, *options]
+        self.command = place.command("pier-node", "start", *own, *options)
         self._process: subprocess.Popen[bytes] | None = None
 
     def __repr__(self) -> str:
@@ -115,8 +108,7 @@ class Site:
         """Its status over HTTP; {} while it does not answer."""
         try:
             daemon = json.loads((self.folder / "daemon.json").read_text())
-            with urllib.request.urlopen(f"{daemon['http']}/status", timeout=2.0) as answer:
-                return dict(json.load(answer))
+            return dict(json.loads(self.place.get(f"{daemon['http']}/status")))
         except (OSError, ValueError):
             return {}
 
@@ -182,7 +174,7 @@ class Site:
     def daemon(self) -> psutil.Process:
         """Its daemon."""
         assert self._process
-        return psutil.Process(self._process.pid)
+        return psutil.Process(self.place.pid(self._process))
 
     def family(self) -> list[psutil.Process]:
         """The daemon's children and theirs."""
@@ -193,9 +185,9 @@ class Site:
         return [child for child in self.family() if "pier_node.inner.worker" in child.cmdline()]
 
     def send(self, number: Signals) -> None:
-        """Send its daemon a signal."""
-        assert self._process
-        self._process.send_signal(number)
+        """Send its daemon a signal, if it runs."""
+        if self.running:
+            self.daemon.send_signal(number)
 
     def kill(self) -> None:
         """SIGKILL to the whole family at once."""

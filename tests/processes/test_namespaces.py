@@ -10,12 +10,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from processes.hosts import Host, on, require_namespaces, sh
+from processes.hosts import Host, on, require_namespaces, sh, shape
 from processes.run import CORPUS, tiny, toml
 
 pytestmark = [pytest.mark.processes, pytest.mark.netns]
-
-SHAPE = "tbf rate 50mbit burst 64kb latency 300ms"
 
 
 @pytest.fixture
@@ -32,7 +30,7 @@ def hosts() -> Iterator[tuple[Host, Host]]:
             host.ip(f"addr add {host.address}/24 dev eth0")
             host.ip("link set lo up")
             host.ip("link set eth0 up")
-            sh(f"tc -n {host.name} qdisc add dev eth0 root {SHAPE}")
+            sh(f"tc -n {host.name} qdisc add dev eth0 root {shape(50)}")
         for host, other in ((one, two), (two, one)):
             host.ip(f"route add default via {other.address}")
         yield one, two
