@@ -107,13 +107,15 @@ def test_only_sites_that_train_or_exchange_take_part(phase: Phase.ValueType) -> 
     friends(scene)
 
 
-def test_who_still_trains_for_an_earlier_round_is_not_abreast() -> None:
+def test_who_still_trains_for_an_earlier_round_or_does_not_get_the_last_one_is_not_abreast() -> None:
     async def scene(network: Network, sites: dict[str, Friend]) -> None:
-        for node, round, phase in (("b", 3, TRAINING), ("c", 3, WAITING), ("d", 4, TRAINING)):
+        for node, round, phase in (("a", 4, WAITING), ("b", 3, TRAINING), ("c", 3, WAITING), ("d", 4, TRAINING)):
             sites[node].round, sites[node].phase = round, phase
         await asyncio.sleep(2)
-        roster = sites["a"].roster
-        assert (roster.abreast(3), roster.abreast(4)) == (["a", "b", "c", "d"], ["a", "c", "d"])
+        roster, now = sites["a"].roster, asyncio.get_running_loop().time()
+        assert (roster.abreast(3, now), roster.abreast(4, now)) == (["a", "b", "c", "d"], ["a", "c", "d"])
+        assert roster.abreast(4, now - 9) == ["a", "c", "d"]
+        assert roster.abreast(4, now - 11) == ["a", "d"], "c should have the fourth round by now"
 
     friends(scene, "abcd")
 

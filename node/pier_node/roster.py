@@ -19,6 +19,7 @@ from pier_node.wire.carrier import BEAT, Carrier, PeerLost
 ACTIVE = frozenset({Phase.PHASE_TRAINING, Phase.PHASE_WAITING, Phase.PHASE_EXCHANGING})
 """Phases of a site that takes part in rounds."""
 FAILURES = 2
+LATE = 10.0
 
 log = logging.getLogger(__name__)
 
@@ -108,11 +109,18 @@ class Roster:
         pulses = ((node, self.pulse_of(node)) for node in sorted(known) if self.alive(node))
         return [node for node, pulse in pulses if pulse and pulse.phase in ACTIVE]
 
-    def abreast(self, round: int) -> list[str]:
-        """Participants that may come to the next round in time: not those that still train for an earlier one."""
+    def abreast(self, round: int, committed: float) -> list[str]:
+        """Participants that may come to the next round in time.
+
+        Not those that still train for an earlier one; nor those that have not taken `round` some seconds after we have:
+        whoever is well and behind is catching up by then, and says so.
+
+        Args:
+            committed: when this site committed `round`, by the loop's clock.
+        """
+        late = asyncio.get_running_loop().time() > committed + LATE
         pulses = ((node, self.pulse_of(node)) for node in self.participants())
-        busy = Phase.PHASE_TRAINING
-        return [node for node, pulse in pulses if pulse and not (pulse.phase == busy and pulse.training_for <= round)]
+        return [node for node, pulse in pulses if pulse and not _is_behind(pulse, round, late)]
 
     def ahead(self, round: int) -> list[str]:
         """Live peers that have committed a later round, the most advanced first."""
@@ -179,6 +187,11 @@ class Roster:
         if contact.failures == FAILURES:
             log.warning("%s does not answer: %s", _called(contact.site), reason)
         self.changed.notify()
+
+
+def _is_behind(pulse: Pulse, round: int, late: bool) -> bool:
+    training = pulse.phase == Phase.PHASE_TRAINING and pulse.training_for <= round
+    return training or (late and pulse.round < round)
 
 
 def _called(site: Site) -> str:

@@ -35,7 +35,7 @@ class Desk:
     def __init__(self, node: str = "a", present: str = "abc", base: str = "abc", sites: int = 1) -> None:
         self.roll = Roll(present)
         roster: Any = self.roll
-        self.standing = Standing(4, tuple(base), LENGTH, sites)
+        self.standing = Standing(4, 0.0, tuple(base), LENGTH, sites)
         self.patience = Deadline(PATIENCE, 1.0)
         self.keeper = Keeper(node, roster, lambda: self.standing, self.patience)
 
@@ -275,7 +275,7 @@ def test_a_new_round_starts_from_nothing() -> None:
     async def scene(desk: Desk) -> None:
         old = desk.ask(ready("b"))
         await asyncio.sleep(1)
-        desk.standing = Standing(5, tuple("abc"), LENGTH, 1)
+        desk.standing = Standing(5, 0.0, tuple("abc"), LENGTH, 1)
         desk.roll.changed.notify()
         assert (await old).verdict == Proposal.VERDICT_BEHIND
         answers = await asyncio.gather(*(desk.ask(ready(node, 6)) for node in "abc"))

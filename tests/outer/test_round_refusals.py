@@ -21,7 +21,7 @@ from pier_node.wire.carrier import ABORT, VOTE, PeerRefused
 def proposal(ready: Ready, **change: Any) -> Proposal:
     """A good one, for the puppet a and the member b; then what is wrong with it."""
     dealt = shares({"a": 1, "b": ready.tokens}, [(0, 6), (6, 6)])
-    dealt[1].nonce = ready.nonce
+    dealt[1].nonce, dealt[1].norm = ready.nonce, ready.norm
     fields = {"round": ready.round, "ballot": ballot(1, "a"), "shares": dealt, **change}
     return Proposal(verdict=Proposal.VERDICT_GO, **fields)
 

@@ -31,6 +31,8 @@ class Standing:
     """Where a node stands: what the keeper needs to know of the round to come."""
 
     committed: int
+    at: float
+    """When it committed that, by the loop's clock."""
     base: tuple[str, ...]
     length: int
     """Elements that the coming round syncs."""
@@ -89,12 +91,14 @@ class Keeper:
             await self._roster.changed.wait(self._close_if_due())
 
     def _refuse(self, ready: Ready) -> Proposal | None:
-        committed = self._standing().committed
+        standing = self._standing()
+        committed = standing.committed
         if ready.round <= committed:
             return Proposal(verdict=Proposal.VERDICT_BEHIND, round=committed, other=self._node)
         if ready.round > committed + 1:
             return _not_keeper(ready, "", f"the keeper is at round {committed} itself")
-        lower = [node for node in self._roster.abreast(committed) if node < self._node and node not in ready.suspects]
+        abreast = self._roster.abreast(committed, standing.at)
+        lower = [node for node in abreast if node < self._node and node not in ready.suspects]
         return _not_keeper(ready, lower[0], "a site with a lower id is alive") if lower else None
 
     def _admit(self, sender: str, ready: Ready) -> Arrival:
@@ -128,7 +132,7 @@ class Keeper:
         if problem := self._lacking(group, standing):
             return self._tell(problem, waited)
         suspects = {node for ready in readies.values() for node in ready.suspects}
-        awaited = set(self._roster.abreast(standing.committed)) - suspects - set(readies)
+        awaited = set(self._roster.abreast(standing.committed, standing.at)) - suspects - set(readies)
         if awaited and waited < self._patience.seconds():
             return self._patience.seconds() - waited
         self._propose(group, readies, standing)

@@ -57,6 +57,7 @@ class Rounds:
     ) -> None:
         self.node = tools.node
         self.state, self.saved = state, state.round
+        self._committed_at = asyncio.get_running_loop().time()
         self.sites = 1
         self.votes = {self.node}
         self.last_error, self.times = "", Times()
@@ -198,7 +199,8 @@ class Rounds:
         self._nonce = self._nonce or self._new_nonce()
         ready = self._ready(contribution)
         await self._faults.reach(ready.round, "ready")
-        keeper = min({self.node, *self._roster.abreast(self.state.round)} - self._suspects.now())
+        abreast = self._roster.abreast(self.state.round, self._committed_at)
+        keeper = min({self.node, *abreast} - self._suspects.now())
         try:
             if keeper == self.node:
                 proposal = await self.keeper.gather(keeper, ready)
@@ -280,7 +282,7 @@ class Rounds:
         return False
 
     def _settle(self, state: OuterState) -> None:
-        self.state = state
+        self.state, self._committed_at = state, asyncio.get_running_loop().time()
         if not self._undecided:  # a vote for a later round than one that was fetched still binds us
             self._voted = None
         self._nonce = b""
@@ -293,4 +295,4 @@ class Rounds:
 
     def _standing(self) -> Standing:
         committed = self.state.round
-        return Standing(committed, self.state.members, self._length(committed + 1), self.sites)
+        return Standing(committed, self._committed_at, self.state.members, self._length(committed + 1), self.sites)

@@ -1,0 +1,140 @@
+"""A member of a run that means it no good: it holds the token, speaks the protocol, and lies where a test says so."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import numpy as np
+from processes.run import Run
+
+from pier.v1.peer_pb2 import Ballot, Chunk, Phase, Pulse, Site, Value, Vote
+from pier_node.catch_up import CatchUp
+from pier_node.certificates import credentials
+from pier_node.config import load
+from pier_node.faults import NO_FAULTS
+from pier_node.identity import Identity
+from pier_node.join import Reception
+from pier_node.journal import Journal
+from pier_node.model.count import parameter_count
+from pier_node.outer.attempt import Advance, Tools
+from pier_node.outer.contribution import Contribution
+from pier_node.outer.round import Rounds
+from pier_node.outer.state import ANCHOR, OuterState
+from pier_node.outer.suspicion import Behind
+from pier_node.roster import Roster
+from pier_node.shared import SharedVector, Vector
+from pier_node.wire.carrier import VOTE, PeerLost
+from pier_node.wire.grpc_carrier import GrpcCarrier
+
+NAME = "rogue"
+
+
+class Lie(Contribution):
+    """A contribution that announces a norm of one, whatever it is."""
+
+    norm = 1.0
+
+
+class Rogue:
+    """It follows the run's rounds, so that it can take part in the next."""
+
+    def __init__(self, run: Run, folder: Path) -> None:
+        config, self.identity = load(run.path), Identity.load_or_create(folder)
+        self.length = parameter_count(config.model)
+        self.site = Site(node=self.identity.node, name=NAME, slot=0)
+        self.carrier = GrpcCarrier(self.identity.node, config.hash(), credentials(self.identity, run.token))
+        self.roster = Roster(self.carrier, self._pulse)
+        self._reception = Reception(self.carrier, self.roster, config, lambda: self.site)
+        self._catch_up = CatchUp(self.carrier, self.roster, NO_FAULTS, self.length)
+        tools = Tools(self.carrier, self.roster, Journal(folder / "journal.json"), _nothing)
+        nothing = {ANCHOR: SharedVector(self.length)}
+        self.rounds = Rounds(tools, OuterState(0, (), nothing, {}), None, lambda _: self.length)
+        self._peers = [site.address for site in run.sites]
+
+    def _pulse(self) -> Pulse:
+        state = self.rounds.state
+        coming = state.round + 1
+        return Pulse(
+            site=self.site, phase=Phase.PHASE_WAITING, round=state.round, digest=state.digest, training_for=coming
+        )
+
+    @asynccontextmanager
+    async def in_the_run(self) -> AsyncIterator[None]:
+        """Be on everybody's roster meanwhile."""
+        choice = await self.carrier.listen("127.0.0.1:0", None, self._peers)
+        self.site.address = choice.address
+        try:
+            assert await self._reception.introduce(self._peers) == len(self._peers)
+            yield
+        finally:
+            await self.roster.stop()
+            await self.carrier.stop()
+
+    async def take_part(self, contribution: Contribution, advance: Advance) -> None:
+        """Bring this to one round after the other, until cancelled."""
+        keeper = asyncio.create_task(self.rounds.keeper.run())
+        try:
+            while True:
+                await self._follow()
+                try:
+                    await self.rounds.commit(contribution, advance)
+                except Behind:
+                    continue
+        finally:
+            keeper.cancel()
+
+    async def _follow(self) -> None:
+        await self.roster.changed.until(lambda: bool(self.rounds.leaders()) or self.rounds.state.round > 0)
+        if fetched := await self._catch_up.newest(self.rounds.leaders, moments=False):
+            self.rounds.adopt(fetched.state)
+
+    async def replay(self, node: str, votes: int) -> None:
+        """Send a site votes for every round up to its own, and for the next, in ballots that nobody proposed."""
+        await self.roster.changed.until(lambda: node in self.roster.ahead(0))
+        pulse = self.roster.pulse_of(node)
+        assert pulse
+        for number in range(votes):
+            ballot = Ballot(number=1 + number % 7, keeper=node)
+            value = Value(origin=ballot, digest=bytes(32), members=sorted([node, self.carrier.node]))
+            vote = Vote(node=self.carrier.node, round=1 + number % (pulse.round + 1), ballot=ballot, value=value)
+            await self.carrier.call(node, VOTE, vote, 10.0)
+
+    def cut_short(self) -> None:
+        """From now on send half of each chunk."""
+        push = self.carrier.push
+
+        async def halves(peer: str, chunks: AsyncIterator[Chunk]) -> None:
+            await push(peer, (_halved(chunk) async for chunk in chunks))
+
+        self.carrier.push = halves  # type: ignore[method-assign]
+
+    async def half_a_message(self, node: str, streams: int) -> None:
+        """Open so many streams to a site, and never say more in them, until cancelled; those it refuses are over."""
+        await asyncio.gather(
+            *(self.carrier.push(node, _half(number)) for number in range(streams)), return_exceptions=True
+        )
+        await asyncio.Event().wait()
+
+
+def _halved(chunk: Chunk) -> Chunk:
+    chunk.data = chunk.data[: len(chunk.data) // 2]
+    return chunk
+
+
+async def _half(number: int) -> AsyncIterator[Chunk]:
+    yield Chunk(round=1 << 40, ballot=Ballot(number=number + 1, keeper="0" * 16), stage=Chunk.STAGE_SCATTER)
+    await asyncio.Event().wait()
+
+
+async def _nothing(holders: object, number: int, value: Value) -> OuterState:
+    raise PeerLost("", "a rogue keeps nothing")
+
+
+def astray(state: OuterState, mean: Vector, tokens: Mapping[str, int]) -> OuterState:
+    """Another next state than everybody's."""
+    anchor = SharedVector(len(mean))
+    anchor.array[:] = state.anchor - np.float32(1.0)
+    return OuterState(state.round + 1, tuple(sorted(tokens)), {ANCHOR: anchor}, {})

@@ -1,0 +1,101 @@
+"""A member that lies changes no weight and stops nobody: what it sends is refused, and the others are told."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from processes.rogue import Lie, Rogue, astray
+from processes.run import ENDLESS, Found, Run
+
+from pier_node.outer.contribution import Contribution
+
+pytestmark = pytest.mark.processes
+
+ROUNDS = 3
+"""That the honest sites commit while it goes on."""
+STREAMS = 10_000
+
+
+Attack = Callable[[Rogue], Coroutine[Any, Any, None]]
+
+
+def bring(value: float, kind: type[Contribution] = Lie) -> Attack:
+    def attack(rogue: Rogue) -> Coroutine[Any, Any, None]:
+        vector = np.full(rogue.length, value, np.float32)
+        return rogue.take_part(kind(vector, tokens=1000), astray)
+
+    return attack
+
+
+def cut_short(rogue: Rogue) -> Coroutine[Any, Any, None]:
+    rogue.cut_short()
+    return bring(0.0)(rogue)
+
+
+ATTACKS: dict[str, tuple[Attack, str]] = {
+    "NaN": (bring(float("nan")), "not finite"),
+    "Inf": (bring(float("inf")), "not finite"),
+    "1e30": (bring(1e30), "its norm is above"),
+    "longer than announced": (bring(1.0), "its norm is above"),
+    "half of each chunk": (cut_short, "bytes for"),
+}
+
+
+def refuses(run: Run, rogue: Rogue, attack: Coroutine[Any, Any, None]) -> None:
+    """The honest sites go on while a rogue does this."""
+
+    async def main() -> None:
+        async with rogue.in_the_run():
+            attacking = asyncio.create_task(attack)
+            for site in run.sites:
+                await asyncio.to_thread(site.reach, site.round + ROUNDS)
+            assert not attacking.done() or attacking.exception() is None
+            attacking.cancel()
+            await asyncio.wait([attacking])
+
+    asyncio.run(main())
+
+
+@pytest.fixture
+def run(found: Found) -> Run:
+    """Two honest sites at work."""
+    run = found(2, inner=ENDLESS)
+    run.start()
+    for site in run.sites:
+        site.reach(2)
+    return run
+
+
+@pytest.mark.parametrize("name", ATTACKS)
+def test_what_a_member_makes_up_gets_into_no_round(run: Run, tmp_path: Path, name: str) -> None:
+    attack, complaint = ATTACKS[name]
+    rogue = Rogue(run, tmp_path / "rogue")
+    refuses(run, rogue, attack(rogue))
+    for site in run.sites:
+        assert complaint in site.output
+        assert all(rogue.carrier.node not in event["members"] for event in site.events())
+        assert site.status()["loss"] < 10
+    run.stop()
+
+
+def test_who_votes_for_other_bits_cannot_make_the_others_do_so(run: Run, tmp_path: Path) -> None:
+    rogue = Rogue(run, tmp_path / "rogue")
+    refuses(run, rogue, bring(0.0, Contribution)(rogue))
+    for site in run.sites:
+        assert "voted for other bits than ours" in site.output
+    run.stop()
+
+
+def test_votes_that_are_replayed_and_streams_that_never_end_change_nothing(run: Run, tmp_path: Path) -> None:
+    rogue, victim = Rogue(run, tmp_path / "rogue"), run.sites[0]
+    refuses(run, rogue, rogue.replay(victim.node, votes=500))
+    memory = victim.daemon.memory_info().rss
+    rogue = Rogue(run, tmp_path / "rogue")
+    refuses(run, rogue, rogue.half_a_message(victim.node, STREAMS))
+    assert victim.daemon.memory_info().rss < memory + (256 << 20)
+    run.stop()
