@@ -20,7 +20,7 @@ from pier_coordinator.table import row
 from pier_coordinator.tls import der, trusted
 from pier_node.config import RunConfig
 from pier_node.errors import PierError
-from pier_node.model.count import parameter_count
+from pier_node.model.layout import Layout
 from pier_node.outer.schedule import total_rounds
 
 CONFIG = "config"
@@ -197,6 +197,6 @@ def run_fact(config: RunConfig, now: float) -> Fact:
         "sites": config.run.sites,
         "codec": config.outer.codec,
         "inner_steps": config.outer.inner_steps,
-        "parameters": parameter_count(config.model),
+        "parameters": Layout.of(config.model).length,
     }
     return Fact(now, "run", "", body)

@@ -24,6 +24,7 @@ from pier_node.leave import Leave
 from pier_node.member import pairs_of_two, rounds_of_all
 from pier_node.model.layout import Layout
 from pier_node.newcomer import beginning, from_peers
+from pier_node.outer.advance import get_ready
 from pier_node.outer.pairs import Pairs
 from pier_node.outer.round import Rounds
 from pier_node.outer.schedule import total_rounds
@@ -131,7 +132,8 @@ class Daemon:
         for site in record.sites():
             self._roster.add(site)
         await reception.introduce(peers)
-        self._record = record if known else replace(record, slot=self._first_slot(record))
+        slot = 0 if record.founder else free_slot(self._roster, member.config.run.sites)
+        self._record = record if known else replace(record, slot=slot)
         self._site.slot = self._record.slot
         self._save_record()
         self._background(stack, self._gossip(reception))
@@ -150,9 +152,6 @@ class Daemon:
         self._coordination = Coordination(*by, settings.workers, self.stop)
         stack.push_async_callback(self._coordination.close)
         return await self._coordination.enter(member.record)
-
-    def _first_slot(self, record: SiteRecord) -> int:
-        return 0 if record.founder else free_slot(self._roster, self._member.config.run.sites)
 
     def _invitation(self) -> str:
         proof = f"--token {self._member.token}" if self._member.token else "--insecure"
@@ -182,15 +181,16 @@ class Daemon:
     async def _prepare(self, stack: AsyncExitStack) -> Training:
         """Bring up workers and state; from here on this site is a member."""
         config, folder, node = self._member.config, self._settings.folder, self._carrier.node
-        layout = await asyncio.to_thread(Layout.of, config.model)
+        layout = Layout.of(config.model)
         self._workers = Workers(config, node, self._record.slot, self._settings.data, folder, self._settings.workers)
         starting = asyncio.create_task(self._workers.start())
+        await asyncio.to_thread(get_ready, config)
         stack.push_async_callback(self._workers.stop)
         stack.callback(starting.cancel)
         self._archive = Archive(folder, config.hash(), self._saved, self.status)
         await self._roster.settled()
         checkpoint = await self._archive.newest()
-        resumed = checkpoint is not None
+        how = "Going on" if checkpoint else "Starting"
         if checkpoint is None and self._record.founder:
             checkpoint = await asyncio.to_thread(beginning, config, layout, node)
         if checkpoint is None:
@@ -203,9 +203,7 @@ class Daemon:
         if checkpoint.state.round == 0 and config.inner.eval_every:
             await training.validate(checkpoint.state)
             self._archive.note(checkpoint.state)
-        self._say(
-            f"{'Going on' if resumed else 'Starting'} at round {checkpoint.state.round} as {self._site.name} ({node})."
-        )
+        self._say(f"{how} at round {checkpoint.state.round} as {self._site.name} ({node}).")
         return training
 
     def _member_of_rounds(

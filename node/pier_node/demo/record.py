@@ -8,7 +8,7 @@ from typing import Any
 
 from pier_node.config import RunConfig
 from pier_node.demo.plan import rounds_between_validations
-from pier_node.model.count import parameter_count
+from pier_node.model.layout import Layout
 from pier_node.outer.schedule import start_steps, total_rounds
 
 Status = dict[str, Any]
@@ -67,7 +67,7 @@ class Record:
 
     def __init__(self, config: RunConfig, names: list[str]) -> None:
         self.config = config
-        self.parameters = parameter_count(config.model)
+        self.parameters = Layout.of(config.model).length
         self.rounds = total_rounds(config)
         self.start_steps = start_steps(config) if config.outer.start == "solo" else 0
         self.tracks = {name: Track(name) for name in names}

@@ -9,13 +9,13 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Self
-
-import torch
-from torch import Tensor, nn
+from typing import TYPE_CHECKING, Self
 
 from pier_node.config import ModelSection
-from pier_node.model.decoder import Decoder
+from pier_node.model.shapes import shapes
+
+if TYPE_CHECKING:  # a daemon does without torch
+    from torch import Tensor, nn
 
 
 @dataclass(frozen=True)
@@ -40,10 +40,8 @@ class Layout:
 
     @classmethod
     def of(cls, config: ModelSection) -> Self:
-        """The layout of a model, from its shapes alone: no memory is taken for its weights."""
-        with torch.device("meta"):
-            model = Decoder(config)
-        return cls(tuple(_laid((name, tuple(tensor.shape)) for name, tensor in model.named_parameters())))
+        """The layout of a model, from its shapes alone."""
+        return cls(tuple(_laid(shapes(config))))
 
     @property
     def length(self) -> int:
@@ -56,14 +54,12 @@ class Layout:
             raise ValueError(f"a vector of shape {list(flat.shape)} cannot hold the model's [{self.length}] parameters")
         return {entry.name: flat[entry.offset : entry.offset + entry.size].view(entry.shape) for entry in self.entries}
 
-    @torch.no_grad()
     def load(self, model: nn.Module, flat: Tensor) -> None:
         """Set the parameters that `model` has (all of them, or a range of blocks) from `flat`, in the model's dtype."""
         views = self.views(flat)
         for name, parameter in model.named_parameters():
-            parameter.copy_(views[name])
+            parameter.detach().copy_(views[name])
 
-    @torch.no_grad()
     def store(self, tensors: Mapping[str, Tensor], flat: Tensor) -> None:
         """Write tensors (parameters, gradients, moments), named as the parameters are, to their places in `flat`.
 
@@ -75,7 +71,7 @@ class Layout:
         for name, tensor in tensors.items():
             if tensor.shape != views[name].shape:
                 raise ValueError(f"{name} has shape {list(tensor.shape)}, not {list(views[name].shape)}")
-            views[name].copy_(tensor)
+            views[name].copy_(tensor.detach())
 
 
 def is_decayed(shape: Sequence[int]) -> bool:

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from pier_node.config import InnerSection, NolocoSection
+from pier_node.config import InnerSection, NolocoSection, RunConfig
 from pier_node.model.layout import Layout
 from pier_node.outer.fragments import entry
 from pier_node.outer.noloco import noloco_step
@@ -17,6 +17,12 @@ from pier_node.outer.pier import accumulate, outer_step
 from pier_node.outer.schedule import Kind, RoundPlan
 from pier_node.outer.state import ADAM_M, ADAM_V, ANCHOR, MOMENTUM, OuterState
 from pier_node.shared import SharedVector, Vector
+
+
+def get_ready(config: RunConfig) -> None:
+    """Import what synchronous rounds compute with, if there will be any: PyTorch takes seconds, and others wait."""
+    if "sync" in (config.outer.algorithm, config.outer.start):
+        import pier_node.inner.optim  # noqa: F401
 
 
 def advance(
