@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
 
-from pier.v1.peer_pb2 import HelloRequest, Pulse, Site
+from pier.v1.peer_pb2 import HelloReply, HelloRequest, Pulse, Site
 from pier_node.config import RunConfig
 from pier_node.coordination.enrolment import Enrolment
 from pier_node.errors import PierError
@@ -16,7 +17,7 @@ from pier_node.identity import Identity, Token
 from pier_node.join import Reception, Settings, find_run, find_site, free_slot
 from pier_node.roster import Roster
 from pier_node.site import SiteRecord, save_run
-from pier_node.wire.carrier import HELLO, PROTOCOL, PeerRefused
+from pier_node.wire.carrier import HELLO, PROTOCOL, PeerLost, PeerRefused
 from pier_node.wire.grpc_carrier import GrpcCarrier
 from pier_node.wire.transport import Transport
 
@@ -99,6 +100,18 @@ async def test_hello_spreads_to_everybody(tmp_path: Path) -> None:
         assert await b[2].introduce([a[3].address]) == 1
         assert await c[2].introduce([a[3].address]) == 2, "it hears of b from a"
         assert {len(each[1].contacts) for each in (a, b, c)} == {2}
+
+
+async def test_silent_peers_do_not_delay_each_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async with site(tmp_path, "a") as (carrier, _, reception, _):
+        all_asked = asyncio.Barrier(3)
+
+        async def silence(address: str, request: HelloRequest, timeout: float) -> HelloReply:
+            await all_asked.wait()
+            raise PeerLost(address, "no connection")
+
+        monkeypatch.setattr(carrier, "greet", silence)
+        assert await asyncio.wait_for(reception.introduce(["h:1", "h:2", "h:3"]), 10.0) == 0
 
 
 async def test_another_protocol_is_told_so(tmp_path: Path) -> None:

@@ -24,6 +24,9 @@ from pier_node.wire.transport import SiteCarrier, Transport, check_address, make
 PATIENCE = 300.0
 """Seconds to go on knocking at peers that do not answer."""
 GREETING = 10.0
+"""Seconds that an answer to a hello may take."""
+GREETINGS = 16
+"""Hellos at once."""
 
 log = logging.getLogger(__name__)
 
@@ -228,24 +231,27 @@ class Reception:
 
     async def introduce(self, addresses: Iterable[str]) -> int:
         """Say hello at addresses, and to whoever their rosters name; returns how many answered."""
-        waiting, tried, answered = list(addresses), {self._me().address}, 0
-        while waiting:
-            address = waiting.pop()
-            if address in tried:
-                continue
-            tried.add(address)
-            request = HelloRequest(protocol=PROTOCOL, run_hash=self._config.hash(), site=self._me())
-            try:
-                reply = await self._carrier.greet(address, request, GREETING)
-            except PeerLost as lost:
-                log.info("no hello from %s", _said(lost))
-                continue
-            answered += 1
-            for site in [reply.site, *reply.roster]:
-                if site.address and site.node != self._carrier.node:
-                    self._roster.add(site)
-                    waiting.append(site.address)
+        waiting, tried, answered, some = {*addresses}, {self._me().address}, 0, asyncio.Semaphore(GREETINGS)
+        while new := waiting - tried:
+            tried |= new
+            replies = await asyncio.gather(*(self._greeted(address, some) for address in sorted(new)))
+            answered += sum(reply is not None for reply in replies)
+            sites = [site for reply in replies if reply for site in (reply.site, *reply.roster)]
+            others = [site for site in sites if site.address and site.node != self._carrier.node]
+            for site in others:
+                self._roster.add(site)
+            waiting = {site.address for site in others}
         return answered
+
+    async def _greeted(self, address: str, some: asyncio.Semaphore) -> HelloReply | None:
+        """The answer of one; those who are silent must not delay the others."""
+        request = HelloRequest(protocol=PROTOCOL, run_hash=self._config.hash(), site=self._me())
+        try:
+            async with some:
+                return await self._carrier.greet(address, request, GREETING)
+        except PeerLost as lost:
+            log.info("no hello from %s", _said(lost))
+            return None
 
 
 def free_slot(roster: Roster, slots: int) -> int:
