@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 
+from pier_node.arrival import Arrival
 from pier_node.faults import Faults
 from pier_node.outer.deadline import Backoff
 from pier_node.roster import Roster
@@ -51,4 +52,5 @@ class CatchUp:
             digest=pulse.digest,
             moments=moments,
             partial=arrived,
+            progress=Arrival(),
         )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 
+from pier_node.arrival import Arrival
 from pier_node.checkpoint import Checkpoint
 from pier_node.config import RunConfig
 from pier_node.model.layout import Layout
@@ -39,7 +40,13 @@ async def from_peers(config: RunConfig, layout: Layout, carrier: Carrier, roster
         if ready:
             try:
                 fetched = await fetch_state(
-                    carrier, ready, length=layout.length, timeout=SILENCE, moments=True, partial=partial
+                    carrier,
+                    ready,
+                    length=layout.length,
+                    timeout=SILENCE,
+                    moments=True,
+                    partial=partial,
+                    progress=Arrival(),
                 )
                 at_rest = _at_rest(fetched.state)
                 return Checkpoint(
