@@ -64,6 +64,21 @@ def test_it_reports_the_committed_round() -> None:
     run(main())
 
 
+def test_the_message_names_sites() -> None:
+    async def main() -> None:
+        carrier, node = Network(1, Weather()).join("a"), "0123456789abcdef"
+        reporter = Reporter(CONFIG, Site(node="a"), carrier, Progress())
+        roster = Roster(carrier, reporter.pulse)
+        state = OuterState(3, ("a", node), {ANCHOR: SharedVector(4), MOMENTUM: SharedVector(4)}, {})
+        reporter.rounds = Rounds(Tools(carrier, roster, Disk(), _nobody), state, None, lambda _: 4)
+        roster.add(Site(node=node, name="lab-b", address="h:2"))
+        reporter.rounds.last_error = f"absent: {node}"
+        assert reporter.status(roster)["message"] == f"absent: lab-b ({node})"
+        await roster.stop()
+
+    run(main())
+
+
 def test_the_spread_of_a_run_is_the_mean_of_what_live_sites_saw() -> None:
     async def main() -> None:
         carrier = Network(1, Weather()).join("a")

@@ -23,6 +23,7 @@ from pier_node.join import Reception, Settings, find_run, free_slot
 from pier_node.leave import Leave
 from pier_node.member import pairs_of_two, rounds_of_all
 from pier_node.model.layout import Layout
+from pier_node.names import name_in_logs
 from pier_node.newcomer import beginning, from_peers
 from pier_node.outer.advance import get_ready
 from pier_node.outer.pairs import Pairs
@@ -117,6 +118,7 @@ class Daemon:
         self._site = Site(node=node, name=settings.name or socket.gethostname())
         self._reporter = Reporter(member.config, self._site, self._carrier, self._progress)
         self._roster = Roster(self._carrier, self._reporter.pulse)
+        name_in_logs(self._roster.called)
         reception = Reception(self._carrier, self._roster, member.config, lambda: self._site)
         self._carrier.serve(HELLO, reception.answer)
         ProbeServer(self._carrier, run_hash)

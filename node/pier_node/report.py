@@ -9,6 +9,7 @@ from typing import Any
 
 from pier.v1.peer_pb2 import Phase, Pulse, Site
 from pier_node.config import RunConfig
+from pier_node.names import named
 from pier_node.outer.pairs import Pairs
 from pier_node.outer.round import Rounds
 from pier_node.outer.schedule import total_rounds
@@ -51,7 +52,9 @@ class Reporter:
     def status(self, roster: Roster) -> Status:
         """Everything that `pier-node status` shows; numbers that are not known yet are NaN."""
         peers = [_peer(roster, node) for node in sorted(roster.contacts)]
-        return {**self._run(), **self._site(), "mean_spread": self._mean_spread(roster), "peers": peers}
+        message = named(self.rounds.last_error if self.rounds else "", roster.called)
+        told = {"message": message, "mean_spread": self._mean_spread(roster)}
+        return {**self._run(), **self._site(), **told, "peers": peers}
 
     def _mean_spread(self, roster: Roster) -> float:
         """Of what live sites last said: each sees one partner a round, and all of them together the run."""
@@ -93,7 +96,6 @@ class Reporter:
             "round_steps": progress.steps,
             "utilisation": progress.compute / busy if busy else math.nan,
             "clipped": dict(self.rounds.clipped) if isinstance(self.rounds, Rounds) else {},
-            "message": self.rounds.last_error if self.rounds else "",
         }
 
 

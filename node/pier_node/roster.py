@@ -87,6 +87,11 @@ class Roster:
             contact.failures = FAILURES
         self.changed.notify()
 
+    def called(self, node: str) -> str:
+        """A site as people are told of it: its name, if it has one, and its node id."""
+        contact = self.contacts.get(node)
+        return _called(contact.site) if contact else node
+
     def pulse_of(self, node: str) -> Pulse | None:
         """What a site last said of itself."""
         if node == self._carrier.node:

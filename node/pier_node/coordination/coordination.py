@@ -17,6 +17,7 @@ from pier_node.coordination.link import Link
 from pier_node.coordination.records import Noting, Recorder, memory_held
 from pier_node.coordination.reports import Reports
 from pier_node.identity import Identity
+from pier_node.names import Names
 from pier_node.orders import Orders
 from pier_node.outer.state import OuterState
 from pier_node.report import Reporter
@@ -62,6 +63,7 @@ class Coordination:
         link = Link(enrolment.address, enrolment.node, enrolment.credentials(identity))
         self._liaison = Liaison(link, self._request, reporter.pulse, self.orders, reports, stop, self._bar, self._meet)
         self._noting = Noting(self._recorder)
+        self._noting.addFilter(Names(roster.called))
 
     async def enter(self, record: SiteRecord | None) -> SiteRecord | None:
         """Register; returns what the coordinator knows of this site's place, laid over what the site knew.

@@ -188,7 +188,8 @@ class Keeper:
         if waited < UNREMARKABLE:
             return UNREMARKABLE - waited
         if problem != self._told:
-            log.info("round %d: %s", self._round, problem)
+            usual = self._standing().sites > 1  # sites come to a new run one after the other
+            log.log(logging.INFO if usual else logging.WARNING, "round %d waits: %s", self._round, problem)
         self._told = problem
         return None
 
