@@ -108,7 +108,7 @@ class CheckpointStore:
         except (OSError, SafetensorError) as error:
             shutil.rmtree(temporary, ignore_errors=True)
             problem = f"cannot save a checkpoint in {self._folder}: {error}"
-            raise PierError(problem, "Free some space there; the next round tries again.") from error
+            raise PierError(problem, "Free some space there and start again.") from error
         return final
 
     def newest(self) -> Checkpoint | None:

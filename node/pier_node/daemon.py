@@ -152,7 +152,7 @@ class Daemon:
             return member.record
         by = member.enrolment, member.identity, self._reporter, self._carrier, self._roster, member.transport
         self._coordination = Coordination(*by, settings.workers, self.stop)
-        stack.push_async_callback(self._coordination.close)
+        stack.push_async_exit(self._coordination.close)
         return await self._coordination.enter(member.record)
 
     def _invitation(self) -> str:

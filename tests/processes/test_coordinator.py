@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 from signal import SIGKILL
 from typing import get_args
@@ -73,4 +74,21 @@ def test_a_revoked_site_is_out(tmp_path: Path) -> None:
         revoked.start()
         assert revoked.ended() == 1
         run.sites.remove(revoked)
+        polite(run)
+
+
+def test_the_page_says_why_a_site_ended(tmp_path: Path) -> None:
+    with coordinated(tmp_path, 2, inner=ENDLESS) as run:
+        for site in run.sites:
+            site.reach(2)
+        broken = run.sites.pop()
+        broken.kill()
+        shutil.rmtree(broken.folder / "checkpoints")
+        (broken.folder / "checkpoints").touch()  # no checkpoint can be saved, as on a full disk
+        broken.start()
+        assert broken.ended() == 1
+        assert "Error: cannot save a checkpoint in" in broken.output
+        reason = "pier-node ends here: cannot save a checkpoint in"
+        wait_until("the page tells", lambda: any(reason in it["text"] for it in run.get("/api/events")["events"]))
+        assert reason in " ".join(run.say("logs").split())
         polite(run)

@@ -7,6 +7,7 @@ import logging
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import replace
+from types import TracebackType
 
 from pier.v1.coordinator_pb2 import RegisterRequest
 from pier.v1.peer_pb2 import Site
@@ -16,6 +17,7 @@ from pier_node.coordination.liaison import Liaison
 from pier_node.coordination.link import Link
 from pier_node.coordination.records import Noting, Recorder, memory_held
 from pier_node.coordination.reports import Reports
+from pier_node.errors import PierError
 from pier_node.identity import Identity
 from pier_node.names import Names
 from pier_node.orders import Orders
@@ -94,8 +96,15 @@ class Coordination:
         """A round was committed here."""
         self._recorder.round(state)
 
-    async def close(self) -> None:
-        """Tell what is left, and hang up."""
+    async def close(
+        self,
+        _kind: type[BaseException] | None = None,
+        error: BaseException | None = None,
+        _trace: TracebackType | None = None,
+    ) -> None:
+        """Tell what is left, and what ends this site if it is an error; hang up."""
+        if isinstance(error, PierError):
+            self._recorder.note(logging.ERROR, f"pier-node ends here: {error}")
         logging.getLogger("pier_node").removeHandler(self._noting)
         await self._liaison.close()
 
