@@ -27,6 +27,9 @@ RETRIED = (0.3, 0.2)
 CLOCK = (5.0, 4.0)
 """Thresholds: the first raises an alert, the second keeps it (rounds; fractions of the time and of rounds; seconds)."""
 
+STALLED = 60.0
+"""Seconds, and ten times what a round takes, in which no round is committed though sites wait for one."""
+
 ERROR_SHOWN = 600.0
 """Seconds that an error in a site's log is shown for."""
 
@@ -95,6 +98,19 @@ def _silent(board: Board, _up: Callable[[str, str], bool]) -> Iterator[Alert]:
 def _while(seconds: float) -> str:
     """Coarse: a screen reader reads an alert again whenever its text changes."""
     return age(seconds) if seconds >= 120 else "a minute" if seconds >= 60 else "less than a minute"
+
+
+def _stalled(board: Board, _up: Callable[[str, str], bool]) -> Iterator[Alert]:
+    live, still = board.live(), board.now() - board.moved
+    waiting = [site for site in live if site.shown in ("waiting", "exchanging")]
+    beginning = len(board.sites) < (board.run.get("sites") or 0)  # the first exchange needs all of them
+    if not waiting or len(waiting) < len(live) or not board.round or beginning:
+        return
+    if still > max(STALLED, 10 * (board.round_seconds() or 0.0)):
+        gone = ", ".join(site.name for site in board.sites.values() if site.shown in ("silent", "left"))
+        remedy = "bring back enough of the last round's members for a majority" + (f": {gone}" if gone else "")
+        text = f"no round for {_while(still)}: all that are here wait, {len(live)} of {len(board.sites)} sites"
+        yield Alert("stalled", "error", "", text, f"{remedy}; their logs say for whom (pier-coordinator logs)")
 
 
 def _late(board: Board, up: Callable[[str, str], bool]) -> Iterator[Alert]:
@@ -212,4 +228,4 @@ def _errors(board: Board, _up: Callable[[str, str], bool]) -> Iterator[Alert]:
         yield Alert("error", "error", node, f"{board.name(node)}: {text}", "see its log: pier-coordinator logs")
 
 
-RULES: tuple[Rule, ...] = (_silent, _late, _time, _retries, _loss, _clocks, _dropped, _memory, _errors)
+RULES: tuple[Rule, ...] = (_silent, _stalled, _late, _time, _retries, _loss, _clocks, _dropped, _memory, _errors)

@@ -34,6 +34,9 @@ class Board:
 
     Args:
         clock: seconds since the epoch; None: the time of the newest fact, for a run that is shown again.
+
+    Attributes:
+        round: the newest that a site has committed; `moved`: when this board heard of it.
     """
 
     def __init__(self, clock: Callable[[], float] | None = time.time) -> None:
@@ -45,6 +48,7 @@ class Board:
         self.timeline = Timeline()
         self.curves = {name: Series(POINTS) for name in ("loss", "tokens_per_second", "validation_loss")}
         self.round = 0
+        self.moved = 0.0
         self._events: deque[dict[str, Any]] = deque(maxlen=EVENTS)
         self._rates = Rates()
         self._clock = clock
@@ -101,8 +105,7 @@ class Board:
         if segment is None:
             return
         site.measured({key: body[key] for key in ("loss", "tokens", "bytes_sent") if number(body, key) is not None})
-        site.reached(int(segment.round))
-        self.round = max(self.round, site.round)
+        self._reached(site, int(segment.round))
         site.segments.add(segment)
         self.timeline.add(site.node, segment, self.stamp)
         measured = number(body, "validation_loss")
@@ -125,8 +128,12 @@ class Board:
         site.offset = sent - site.heard if sent else site.offset
         site.phase = text(pulse, "phase").removeprefix("PHASE_").replace("_", " ").lower() or site.phase
         site.measured(pulse)
-        site.reached(whole(pulse, "round"))
-        self.round = max(self.round, site.round)
+        self._reached(site, whole(pulse, "round"))
+
+    def _reached(self, site: Site, round: int | None) -> None:
+        site.reached(round)
+        if site.round > self.round:
+            self.round, self.moved = site.round, self.now()
 
     def _site(self, node: str) -> Site | None:
         if node and node not in self.sites and len(self.sites) < MOST_SITES:

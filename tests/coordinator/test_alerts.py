@@ -72,6 +72,31 @@ def test_a_silent_site_of_a_replay() -> None:
     assert silent.text.startswith("lab-c: silent for ")
 
 
+def test_sites_that_wait_for_a_majority() -> None:
+    live = Live()
+    for name in ("lab-b", "lab-c"):
+        live.board.pulse(node(name), {}, alive=False)
+    live.beat("lab-a", phase="PHASE_WAITING")
+    assert "stalled" not in live.alerts()
+    live.now += 3600
+    live.beat("lab-a", phase="PHASE_WAITING")
+    alert = live.alerts()["stalled"]
+    assert (alert.severity, alert.node) == ("error", "")
+    assert alert.text == "no round for 60 min: all that are here wait, 1 of 3 sites"
+    assert "for a majority: lab-b, lab-c" in alert.remedy
+    live.beat("lab-b", phase="PHASE_TRAINING")
+    live.rest()
+    assert "stalled" not in live.alerts()
+
+
+def test_a_run_that_waits_for_its_first_sites_is_not_stalled() -> None:
+    live = Live(run={"sites": 4})
+    live.now += 3600
+    for name in ("lab-a", "lab-b", "lab-c"):
+        live.beat(name, phase="PHASE_WAITING")
+    assert "stalled" not in live.alerts()
+
+
 def test_a_late_site_is_told_with_its_uplink_and_what_to_do() -> None:
     live = Live(rounds=40, late=3)
     live.board.sites[B].round = 37
