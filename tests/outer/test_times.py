@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import asyncio
 import time
 
 import pytest
@@ -18,6 +19,15 @@ def test_time_goes_where_it_was_spent(monkeypatch: pytest.MonkeyPatch) -> None:
     with times.spent_on_attempt():
         pass
     assert times == Times(waiting=1.0, exchange=4.0, retry=2.0)
+
+
+def test_an_attempt_that_others_have_decided_is_no_retry(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = iter([10.0, 12.0])
+    monkeypatch.setattr(time, "monotonic", lambda: next(clock))
+    times = Times()
+    with pytest.raises(asyncio.CancelledError), times.spent_on_attempt():
+        raise asyncio.CancelledError
+    assert times == Times(exchange=2.0)
 
 
 def test_what_is_hidden_behind_inner_steps_is_not_seen() -> None:

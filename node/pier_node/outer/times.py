@@ -33,14 +33,22 @@ class Times:
 
     @contextmanager
     def spent_on_attempt(self) -> Iterator[None]:
-        """Count what is done meanwhile as an attempt, which fails by raising."""
-        began = time.monotonic()
+        """Count what is done meanwhile as an attempt, which fails by raising.
+
+        One that is cancelled has not failed: another member's word that it is committed came before the last vote.
+        """
+        began, failed = time.monotonic(), False
         try:
             yield
-        except BaseException:
-            self.retry += time.monotonic() - began
+        except Exception:
+            failed = True
             raise
-        self.exchange += time.monotonic() - began
+        finally:
+            spent = time.monotonic() - began
+            if failed:
+                self.retry += spent
+            else:
+                self.exchange += spent
 
     def scaled_to(self, total: float) -> Times:
         """The same shares of another total: of what was hidden behind inner steps, only the rest is seen."""

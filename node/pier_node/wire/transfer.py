@@ -77,7 +77,7 @@ async def fetch_state(
     state = target.build(tensors)
     if ADAM_M in tensors:
         return Fetched(state, tensors[ADAM_M], tensors[ADAM_V], state.adam_step)
-    found = await transfer.fetch_moments() if moments else None
+    found = await transfer.fetch_moments() if moments and target.round else None  # before round 1 there are none
     return Fetched(state, found.adam_m, found.adam_v, found.step) if found else Fetched(state, None, None, 0)
 
 
