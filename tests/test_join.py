@@ -114,6 +114,21 @@ async def test_silent_peers_do_not_delay_each_other(tmp_path: Path, monkeypatch:
         assert await asyncio.wait_for(reception.introduce(["h:1", "h:2", "h:3"]), 10.0) == 0
 
 
+async def test_a_silence_is_told_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO")
+    async with site(tmp_path, "a") as (carrier, _, reception, _):
+
+        async def silence(address: str, request: HelloRequest, timeout: float) -> HelloReply:
+            raise PeerLost(address, "no connection")
+
+        monkeypatch.setattr(carrier, "greet", silence)
+        for _ in range(3):
+            await reception.introduce(["h:1"])
+    assert caplog.messages == ["no hello from h:1: no connection"]
+
+
 async def test_another_protocol_is_told_so(tmp_path: Path) -> None:
     async with site(tmp_path, "a") as (_, _, _, me), site(tmp_path, "b") as (carrier, *_):
         with pytest.raises(PeerRefused, match="protocol"):

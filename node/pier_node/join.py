@@ -211,6 +211,7 @@ class Reception:
 
     def __init__(self, carrier: SiteCarrier, roster: Roster, config: RunConfig, me: Callable[[], Site]) -> None:
         self._carrier, self._roster, self._config, self._me = carrier, roster, config, me
+        self._silent: set[str] = set()  # addresses of whose silence people have heard
 
     async def answer(self, sender: str, request: HelloRequest) -> HelloReply:
         """Let a site in, or tell it why not."""
@@ -248,10 +249,14 @@ class Reception:
         request = HelloRequest(protocol=PROTOCOL, run_hash=self._config.hash(), site=self._me())
         try:
             async with some:
-                return await self._carrier.greet(address, request, GREETING)
+                reply = await self._carrier.greet(address, request, GREETING)
         except PeerLost as lost:
-            log.info("no hello from %s", _said(lost))
+            if address not in self._silent:
+                log.info("no hello from %s", _said(lost))
+            self._silent.add(address)
             return None
+        self._silent.discard(address)
+        return reply
 
 
 def free_slot(roster: Roster, slots: int) -> int:
