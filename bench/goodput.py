@@ -1,0 +1,174 @@
+"""How much gets done when sites are killed all the time?
+
+    python -m bench.goodput [--quick] [--sites N] [--seconds S] [--mean S] [--json FILE]
+
+Sites are real `pier-node start` on loopback, with workers that train the smallest model. So that the two cores are not
+what limits them, **compute is paced**: an inner step is trained, and the rest of 50 ms is slept. Each site is hit by
+faults of its own, 15 s apart on average (a seeded Poisson process): SIGKILL to its daemon, launcher and workers, and
+the same command again at once, as systemd would give it. Goodput is the rate at which tokens get into the committed
+model, over that of the same sites without faults.
+
+Two peers go through the same faults. They are Pier too, so that only what they do about a fault differs: one that waits
+for everybody takes no round without all sites (goodput_hook/); one that restarts the whole job does likewise, and each
+fault kills all sites, as when a collective fails. It notices at once, and goes on from the last round: more than most
+such jobs do.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import tempfile
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import click
+from rich.console import Console
+from rich.table import Table
+
+from bench.goodput_figures import Fault, Lives, Outcome, outcome, schedule, undisturbed
+from bench.goodput_sites import Site, running
+
+PACE = 0.05
+INNER_STEPS = 20
+"""A round a second."""
+WARM = 12
+"""Rounds of all sites before faults begin: deadlines are learnt by then."""
+PATIENCE = 180.0
+LOOK = 0.05
+GOAL = 0.88
+"""Decoupled DiLoCo (arXiv 2604.21428) under heavy failures; plain: 27 %."""
+
+
+@dataclass(frozen=True)
+class Way:
+    """What is done about a fault."""
+
+    name: str
+    faults: bool = True
+    waits: bool = False
+    restarts: bool = False
+
+
+WAYS = (
+    Way("no faults", faults=False),
+    Way("pier"),
+    Way("wait for everybody", waits=True),
+    Way("restart the whole job", waits=True, restarts=True),
+)
+
+
+@dataclass(frozen=True)
+class Setting:
+    """What all ways have in common; times are seconds."""
+
+    sites: int
+    seconds: float
+    mean: float
+    seed: int
+    overlap: bool
+
+    def faults(self) -> list[Fault]:
+        """The schedule."""
+        return schedule(self.seed, self.sites, self.mean, self.seconds)
+
+
+def measure(way: Way, setting: Setting) -> Outcome:
+    """Run the sites once. Raises RuntimeError: they do not come together."""
+    with tempfile.TemporaryDirectory() as folder:
+        with running(Path(folder), setting.sites, INNER_STEPS, PACE, setting.overlap, way.waits) as sites:
+            _come_together(sites)
+            begun = time.time()
+            for fault in setting.faults() if way.faults else []:
+                _supervise(sites, begun + fault.at)
+                _strike(sites if way.restarts else [sites[fault.site]])
+            _supervise(sites, begun + setting.seconds)
+        lives = [Lives(site.commits(), site.killed, site.died) for site in sites]
+    return outcome(way.name, lives, begun, begun + setting.seconds, os.getloadavg()[0])
+
+
+def _come_together(sites: Sequence[Site]) -> None:
+    deadline = time.monotonic() + PATIENCE
+    while sum(commit.members == len(sites) for commit in sites[0].commits()) < WARM:
+        if time.monotonic() > deadline:
+            raise RuntimeError("\n\n".join(["the sites do not come together", *(site.tail() for site in sites)]))
+        time.sleep(LOOK)
+
+
+def _supervise(sites: Sequence[Site], until: float) -> None:
+    while (left := until - time.time()) > 0:
+        for site in sites:
+            site.supervise()
+        time.sleep(min(left, LOOK))
+
+
+def _strike(sites: Sequence[Site]) -> None:
+    for site in sites:
+        site.kill()
+    for site in sites:
+        site.killed.append(time.time())
+        site.start()
+
+
+def table(outcomes: Sequence[Outcome], setting: Setting) -> Table:
+    """The ways; the first has no faults."""
+    title = f"{setting.sites} sites for {setting.seconds:g} s, each killed every {setting.mean:g} s on average"
+    caption = (
+        f"compute is paced; goal {GOAL:.0%}; back: seconds from a kill to the site's next commit; "
+        "longest gap: seconds without a commit; load: of the machine, over the last minute"
+    )
+    shown = Table("way", title=title, caption=caption)
+    for heading in ("kills", "tokens/s", "goodput", "rounds", "members", "back (least)", "longest gap", "load"):
+        shown.add_column(heading, justify="right")
+    for each in outcomes:
+        back = f"{each.back:.1f} ({each.quickest:.1f})" if each.kills else ""
+        shown.add_row(
+            each.way,
+            str(each.kills),
+            f"{each.rate:.0f}",
+            f"{each.goodput(outcomes[0]):.1%}",
+            str(each.rounds),
+            f"{each.members:.2f}",
+            back,
+            f"{each.longest:.1f}",
+            f"{each.load:.1f}",
+        )
+    return shown
+
+
+def expectation(setting: Setting, recovery: float) -> str:
+    """What a fault costs at least, for sites that need so long to come back."""
+    alone, together = (undisturbed(count, setting.mean, recovery) for count in (1, setting.sites))
+    return (
+        f"With {recovery:.1f} s to come back, a site is undisturbed {alone:.0%} of the time, "
+        f"and all {setting.sites} at once {together:.0%}."
+    )
+
+
+@click.command()
+@click.option("--quick", is_flag=True, help="30 s.")
+@click.option("--sites", default=3, show_default=True, help="How many.")
+@click.option("--seconds", default=180.0, show_default=True, help="Of faults, for each way.")
+@click.option("--mean", default=15.0, show_default=True, help="Seconds between two faults of a site, on average.")
+@click.option("--seed", default=1, show_default=True, help="Of the faults.")
+@click.option("--overlap/--no-overlap", default=True, show_default=True, help="outer.overlap of the run.")
+@click.option("--json", "json_file", type=click.Path(path_type=Path), help="Write the figures there.")
+def cli(quick: bool, sites: int, seconds: float, mean: float, seed: int, overlap: bool, json_file: Path | None) -> None:
+    """Measure goodput under failures."""
+    console = Console()
+    setting = Setting(sites, 30.0 if quick else seconds, mean, seed, overlap)
+    outcomes = []
+    for way in WAYS:
+        with console.status(way.name):
+            outcomes.append(measure(way, setting))
+    console.print(table(outcomes, setting))
+    console.print(expectation(setting, outcomes[1].quickest))
+    if json_file:
+        records = [each.record(outcomes[0]) for each in outcomes]
+        json_file.write_text(json.dumps({**vars(setting), "outcomes": records}, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    cli()

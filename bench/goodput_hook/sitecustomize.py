@@ -1,0 +1,53 @@
+"""What bench/goodput.py changes in the processes of `pier-node`: Python imports this as they start (PYTHONPATH).
+
+In a worker an inner step takes PIER_BENCH_PACE seconds: it is trained, and the rest is slept. With PIER_BENCH_WAITS=1 a
+daemon takes no round without all sites, as the first exchange of a run: that is the peer which waits for everybody.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:  # each process imports what it would import anyway, and no more
+    from torch import Tensor
+
+    from pier_node.config import RunConfig
+    from pier_node.data.windows import Batch
+    from pier_node.inner.replica import Replica
+    from pier_node.outer.schedule import RoundPlan
+
+
+def pace(kind: type[Replica], seconds: float) -> None:
+    """Let an inner step take so long, if it takes less."""
+    train = kind.train
+
+    def paced(self: Replica, step: int, rows: Batch, sequences: int) -> Tensor:
+        over = time.monotonic() + seconds
+        loss = train(self, step, rows, sequences)
+        time.sleep(max(0.0, over - time.monotonic()))
+        return loss
+
+    kind.train = paced  # type: ignore[method-assign]
+
+
+def wait_for_all() -> None:
+    """Let every round need as many members as the first exchange."""
+    from pier_node import training
+    from pier_node.outer.schedule import round_plan
+
+    def patient(config: RunConfig, number: int) -> RoundPlan:
+        return replace(round_plan(config, number), first_exchange=True)
+
+    vars(training)["round_plan"] = patient
+
+
+if "pier_node.inner.worker" in sys.orig_argv:
+    from pier_node.inner.replica import Replica as OfWorker
+
+    pace(OfWorker, float(os.environ["PIER_BENCH_PACE"]))
+elif os.environ.get("PIER_BENCH_WAITS") == "1" and any(word.endswith("pier-node") for word in sys.orig_argv):
+    wait_for_all()

@@ -1,0 +1,126 @@
+"""The sites of bench/goodput.py: real `pier-node start`, killed with all that they started, and started again."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import socket
+import subprocess
+import sysconfig
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager, suppress
+from pathlib import Path
+
+import psutil
+
+from bench.goodput_figures import Commit
+from pier_node.config import load
+from pier_node.identity import Token
+from pier_node.site import EVENTS_FILE
+
+HOOK = Path(__file__).with_name("goodput_hook")
+RUN = f"""
+[run]
+name = "goodput"
+sites = {{sites}}
+[model]
+preset = "llama-tiny"
+[data]
+source = "text"
+path = "{argparse.__file__}"
+[inner]
+total_steps = 10_000_000
+batch_size = 2
+eval_every = 0
+[outer]
+algorithm = "diloco"
+inner_steps = {{inner_steps}}
+overlap = {{overlap}}
+"""
+
+
+class Site:
+    """A site, and its data folder.
+
+    Attributes:
+        killed: when it was, seconds since the epoch.
+        died: how often its daemon ended by itself.
+    """
+
+    def __init__(self, command: list[str], folder: Path, environment: Mapping[str, str]) -> None:
+        self._command, self._folder, self._environment = command, folder, environment
+        self._process: subprocess.Popen[bytes] | None = None
+        self.killed: list[float] = []
+        self.died = 0
+
+    def start(self) -> None:
+        """Run its command."""
+        with self._folder.with_suffix(".log").open("ab") as log:
+            self._process = subprocess.Popen(
+                self._command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=self._environment
+            )
+
+    def kill(self) -> None:
+        """SIGKILL to the daemon, its launcher and its workers, all at once."""
+        if self._process is None:
+            return
+        with suppress(psutil.NoSuchProcess):
+            daemon = psutil.Process(self._process.pid)
+            for process in [*daemon.children(recursive=True), daemon]:
+                with suppress(psutil.NoSuchProcess):
+                    process.kill()
+        self._process.wait()
+
+    def supervise(self) -> None:
+        """Start it again if it has ended by itself."""
+        if self._process and self._process.poll() is not None:
+            self.died += 1
+            self.start()
+
+    def commits(self) -> list[Commit]:
+        """What it wrote down of each round that it committed, in all of its lives."""
+        path = self._folder / EVENTS_FILE
+        lines = path.read_text().splitlines(keepends=True) if path.exists() else []
+        events = [json.loads(line) for line in lines if line.endswith("\n")]
+        return [
+            Commit(event["time"], event["round"], len(event["members"]), event["tokens_in_anchor"]) for event in events
+        ]
+
+    def tail(self) -> str:
+        """The end of what it printed."""
+        return "\n".join(self._folder.with_suffix(".log").read_text(errors="replace").splitlines()[-20:])
+
+
+@contextmanager
+def running(work: Path, count: int, inner_steps: int, pace: float, overlap: bool, waits: bool) -> Iterator[list[Site]]:
+    """Sites of a run of their own, started; killed in the end.
+
+    Args:
+        pace: seconds that an inner step takes.
+        waits: no round without all of them.
+    """
+    run = work / "run.toml"
+    run.write_text(RUN.format(sites=count, inner_steps=inner_steps, overlap=str(overlap).lower()))
+    paths = os.pathsep.join([str(HOOK), *filter(None, [os.environ.get("PYTHONPATH")])])
+    plain = {"PYTHONPATH": paths, "OMP_NUM_THREADS": "1", "COLUMNS": "160", "NO_COLOR": "1"}
+    environment = {**os.environ, **plain, "PIER_BENCH_PACE": str(pace), "PIER_BENCH_WAITS": str(int(waits))}
+    token, addresses = str(Token.new(load(run).hash())), [f"127.0.0.1:{port}" for port in _free_ports(count)]
+    with ExitStack() as stack:
+        sites = []
+        for number, address in enumerate(addresses):
+            way = ["--peers", addresses[0]] if number else ["--run", str(run)]
+            folder = work / f"site-{number}"
+            command = [str(Path(sysconfig.get_path("scripts")) / "pier-node"), "start", *way, "--token", token]
+            command += ["--data", str(folder), "--name", folder.name, "--listen", address, "--workers", "1"]
+            sites.append(Site(command, folder, environment))
+            stack.callback(sites[-1].kill)
+            sites[-1].start()
+        yield sites
+
+
+def _free_ports(count: int) -> list[int]:
+    """Ports of this machine that nobody listens on."""
+    with ExitStack() as stack:
+        servers = [stack.enter_context(socket.create_server(("127.0.0.1", 0))) for _ in range(count)]
+        return [int(server.getsockname()[1]) for server in servers]
