@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 from collections.abc import Callable, Coroutine
 from pathlib import Path
 from typing import Any
@@ -74,6 +75,28 @@ async def test_the_first_live_peer_inherits(network: Network, folder: Path) -> N
     sites = await members(network, folder)
     await sites["a"].leave.leave()
     assert [sites[name].rounds.votes for name in NAMES] == [set(), {"a", "b"}, {"c"}]
+
+
+def full_disk(*_: Any) -> None:
+    raise OSError(errno.ENOSPC, "No space left on device")
+
+
+@in_virtual_time
+async def test_votes_that_cannot_be_written_down_are_not_given(network: Network, folder: Path) -> None:
+    sites = await members(network, folder)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("pier_node.durable.replace", full_disk)
+        await sites["a"].leave.leave()
+    assert [sites[name].rounds.votes for name in NAMES] == [{"a"}, {"b"}, {"c"}]
+
+
+@in_virtual_time
+async def test_an_heir_with_a_full_disk_is_none(network: Network, folder: Path) -> None:
+    sites = await members(network, folder)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sites["b"].leave, "_keep", full_disk)
+        await sites["a"].leave.leave()
+    assert [sites[name].rounds.votes for name in NAMES] == [set(), {"b"}, {"a", "c"}]
 
 
 @in_virtual_time

@@ -65,7 +65,11 @@ class Leave:
         if not votes or rounds.engaged:  # the heir would not know what binds them already
             return True
         request = LeaveRequest(node=self._carrier.node, round=rounds.state.round, votes=sorted(votes))
-        self._keep(rounds, set())
+        try:
+            self._keep(rounds, set())
+        except OSError as error:
+            log.warning("%s: %s: this site keeps its votes", self._path, error.strerror)
+            return True
         try:
             await self._carrier.call(heir, LEAVE, request, TIMEOUT)
         except PeerRefused as refused:
@@ -83,7 +87,10 @@ class Leave:
                 raise BadMessage("it is stopping itself")
             if request.round != rounds.state.round or sender not in rounds.state.members:
                 raise BadMessage(f"it is at round {rounds.state.round}, and has other members")
-            self._keep(rounds, rounds.votes | set(request.votes))
+            try:
+                self._keep(rounds, rounds.votes | set(request.votes))
+            except OSError as error:
+                raise BadMessage(f"it cannot write them down: {error.strerror}") from error
         self._roster.farewell(sender)
         return Ack()
 

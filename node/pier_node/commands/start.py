@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import logging
 import os
 import signal
@@ -10,8 +11,10 @@ import signal
 from rich.console import Console
 from rich.logging import RichHandler
 
+from pier_node.errors import PierError
 from pier_node.join import Settings
 
+FULL = (errno.ENOSPC, errno.EDQUOT)
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
@@ -41,4 +44,10 @@ async def _run(settings: Settings, console: Console, quiet: bool) -> None:
 
     for number in SIGNALS:
         asyncio.get_running_loop().add_signal_handler(number, stop)
-    await daemon.run()
+    try:
+        await daemon.run()
+    except OSError as error:
+        if error.errno not in FULL:
+            raise
+        problem = f"{error.filename or settings.folder}: {error.strerror}"
+        raise PierError(problem, "Free some space there and start again.") from error

@@ -103,7 +103,7 @@ class Coordination:
         _trace: TracebackType | None = None,
     ) -> None:
         """Tell what is left, and what ends this site if it is an error; hang up."""
-        if isinstance(error, PierError):
+        if isinstance(error, PierError | OSError):
             self._recorder.note(logging.ERROR, f"pier-node ends here: {error}")
         logging.getLogger("pier_node").removeHandler(self._noting)
         await self._liaison.close()
