@@ -88,10 +88,11 @@ class Watch:
 
 
 def _silent(board: Board, _up: Callable[[str, str], bool]) -> Iterator[Alert]:
+    others = "; the others train on" if any(site.shown == "training" for site in board.live()) else ""
     for site in board.sites.values():
         if site.shown == "silent":
             text = f"{site.name}: silent for {_while(board.now() - site.heard)}"
-            remedy = "see there whether its machine is up and pier-node runs (pier-node status); the others train on"
+            remedy = f"see there whether its machine is up and pier-node runs (pier-node status){others}"
             yield Alert("silent", "error", site.node, text, remedy)
 
 

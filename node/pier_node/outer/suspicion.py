@@ -20,5 +20,5 @@ class Behind(Exception):
     """The round was decided without us: catch up from `peers`."""
 
     def __init__(self, peers: Collection[str]) -> None:
-        super().__init__(f"behind {', '.join(peers)}")
+        super().__init__(", ".join(peers))
         self.peers = tuple(peers)
