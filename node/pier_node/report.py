@@ -101,19 +101,19 @@ class Reporter:
 
 def _peer(roster: Roster, node: str) -> Status:
     contact = roster.contacts[node]
-    pulse = contact.pulse or Pulse()
+    pulse = contact.pulse or Pulse(loss=math.nan, spread=math.nan)
     return {
         "node": node,
         "name": contact.site.name,
         "address": contact.site.address,
         "alive": roster.alive(node),
-        "phase": phase_name(pulse.phase),
+        "phase": phase_name(pulse.phase) if contact.pulse else "not known",
         "round": pulse.round,
         "digest": pulse.digest.hex(),
         "inner_step": pulse.inner_step,
         "tokens_per_second": pulse.tokens_per_second,
         "loss": pulse.loss,
-        "spread": pulse.spread if contact.pulse else math.nan,
+        "spread": pulse.spread,
         "bytes_sent": pulse.bytes_sent,
         "round_trip": contact.round_trip,
         "last_error": contact.last_error,
