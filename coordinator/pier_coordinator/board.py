@@ -123,9 +123,9 @@ class Board:
         site.stamp, site.alive = self.stamp, alive
         if not alive:
             return
-        sent = number(pulse, "time")
+        offset = number(pulse, "offset")
         site.heard = self.now()
-        site.offset = sent - site.heard if sent else site.offset
+        site.offset = site.offset if offset is None else offset
         site.phase = text(pulse, "phase").removeprefix("PHASE_").replace("_", " ").lower() or site.phase
         site.measured(pulse)
         self._reached(site, whole(pulse, "round"))

@@ -27,6 +27,7 @@ class Presence:
         heard: when it was heard of last, by the registry's clock.
         alive: its lease has not run out.
         pulse: what it said last; None: nothing yet.
+        offset: seconds that its clock was ahead of ours then, but for the way of the message.
         follows: epoch of the order that it follows; 0: not known yet.
         changed: set, and replaced, when there is news for the one who watches its orders.
         watches: number of the newest watch; a site has one, or it could take all the streams that there are.
@@ -38,6 +39,7 @@ class Presence:
     heard: float
     alive: bool
     pulse: Pulse | None = None
+    offset: float | None = None
     follows: int = 0
     changed: asyncio.Event = field(default_factory=asyncio.Event)
     watches: int = 0
@@ -113,6 +115,7 @@ class Registry:
         now = self._clock()
         silent, presence.heard = now - presence.heard, now
         presence.pulse, presence.follows = pulse, follows
+        presence.offset = pulse.time - self._wall() if pulse.time else None
         if presence.alive:
             return None
         presence.alive = True

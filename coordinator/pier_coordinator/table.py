@@ -37,6 +37,7 @@ def row(site: SiteRow, presence: Presence | None, order: OrderRow, newest: int) 
         "version": site.version,
         "transport": site.transport,
         "alive": presence is not None and presence.alive,
+        "offset": presence.offset if presence else None,
         **(_pulse(pulse, newest) if pulse else dict.fromkeys(PULSE_KEYS)),
         "activity": order.activity,
         "assignment": next(iter(order.assignment)),

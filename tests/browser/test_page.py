@@ -62,7 +62,7 @@ async def test_it_is_live(chromium: Browser) -> None:
         board.pulse(C, {}, alive=False)
         await expect(look.page.locator("#sites tbody tr").nth(2)).to_contain_text("silent")
         await expect(look.page.locator("#t-sites")).to_have_text("2 of 3")
-        board.pulse(C, pulse(LABS[2], 64, time.time()), alive=True)
+        board.pulse(C, pulse(LABS[2], 64), alive=True)
         await expect(look.page.locator("#sites tbody tr").nth(2)).to_contain_text("training")
         assert look.errors == []
 

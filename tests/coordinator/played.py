@@ -150,7 +150,7 @@ def _link(lab: Lab, peer: Lab, number: int, dice: random.Random) -> dict[str, An
     return {"peer": node(peer.name), "round_trip": trip, "bandwidth": bandwidth, "bytes_sent": number * PAYLOAD // 2}
 
 
-def pulse(lab: Lab, round: int, time: float, phase: str = "PHASE_TRAINING") -> dict[str, Any]:
+def pulse(lab: Lab, round: int, offset: float = 0.0, phase: str = "PHASE_TRAINING") -> dict[str, Any]:
     """What a site says in a heartbeat."""
     numbers = {"inner_step": 50 * round, "tokens": int(round * lab.speed * 25), "tokens_per_second": lab.speed}
     return {
@@ -158,7 +158,7 @@ def pulse(lab: Lab, round: int, time: float, phase: str = "PHASE_TRAINING") -> d
         "round": round,
         "loss": _loss(round),
         "bytes_sent": round * PAYLOAD,
-        "time": time,
+        "offset": offset,
         **numbers,
     }
 

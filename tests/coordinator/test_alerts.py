@@ -31,7 +31,7 @@ class Live:
 
     def beat(self, name: str, **changes: Any) -> None:
         lab = next(lab for lab in LABS if lab.name == name)
-        self.board.pulse(node(name), {**pulse(lab, self.rounds, self.now), **changes}, alive=True)
+        self.board.pulse(node(name), {**pulse(lab, self.rounds), **changes}, alive=True)
 
     def tell(self, kind: Any, node: str, **body: Any) -> None:
         self.board.apply(Fact(self.now, kind, node, body))
@@ -191,7 +191,7 @@ def test_a_loss_that_rises() -> None:
 @pytest.mark.parametrize(("offset", "way"), [(3700.0, "62 min ahead"), (-8.0, "8 s behind")])
 def test_a_clock_that_is_off(offset: float, way: str) -> None:
     live = Live()
-    live.beat("lab-b", time=live.now + offset)
+    live.beat("lab-b", offset=offset)
     alert = live.alerts()["clock"]
     assert (alert.node, alert.text) == (B, f"lab-b: its clock is {way}")
     assert "NTP" in alert.remedy
@@ -200,7 +200,7 @@ def test_a_clock_that_is_off(offset: float, way: str) -> None:
 def test_when_all_clocks_differ_alike_it_is_the_coordinator_s() -> None:
     live = Live()
     for lab in LABS:
-        live.beat(lab.name, time=live.now + 100)
+        live.beat(lab.name, offset=100.0)
     assert live.alerts() == {}
 
 

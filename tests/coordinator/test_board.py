@@ -137,7 +137,7 @@ def test_a_snapshot_and_changes_come_to_the_same_as_a_later_snapshot() -> None:
 def test_a_pulse_is_what_is_live_only() -> None:
     now = START
     board = Board(clock=lambda: now)
-    board.pulse(A, pulse(LABS[0], 7, now + 3.0, "PHASE_CATCHING_UP"), alive=True)
+    board.pulse(A, pulse(LABS[0], 7, 3.0, "PHASE_CATCHING_UP"), alive=True)
     told = board.snapshot()
     assert (told["sites"][0]["state"], told["sites"][0]["round"]) == ("catching up", 7)
     assert told["totals"]["tokens_per_second"] == LABS[0].speed
@@ -147,12 +147,12 @@ def test_a_pulse_is_what_is_live_only() -> None:
 
 def test_a_site_whose_lease_ran_out_is_silent_and_counts_no_more() -> None:
     board = Board(clock=lambda: START)
-    board.pulse(A, pulse(LABS[0], 7, START), alive=True)
+    board.pulse(A, pulse(LABS[0], 7), alive=True)
     board.pulse(A, {}, alive=False)
     told = board.snapshot()
     assert told["sites"][0]["state"] == "silent"
     assert told["totals"]["tokens_per_second"] == 0
-    board.pulse(A, pulse(LABS[0], 7, START), alive=True)
+    board.pulse(A, pulse(LABS[0], 7), alive=True)
     assert board.snapshot()["sites"][0]["state"] == "training"
 
 

@@ -40,6 +40,14 @@ def test_heartbeats_keep_a_lease(registry: Registry, clock: Clock) -> None:
     presence = registry.holder(ALICE.node, b"one")
     assert presence.follows == 2
     assert presence.pulse == pulse(ALICE, round=3)
+    assert presence.offset is None
+
+
+def test_how_far_a_clock_is_off_is_seen_when_a_heartbeat_comes(registry: Registry) -> None:
+    presence, said = registry.holder(ALICE.node, b"one"), pulse(ALICE)
+    said.time = NOW + 3600
+    registry.beat(presence, said, 1)
+    assert presence.offset == 3600
 
 
 def test_a_site_that_comes_back_is_welcomed_once(registry: Registry, clock: Clock) -> None:

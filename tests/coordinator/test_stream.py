@@ -91,7 +91,7 @@ async def test_many_who_watch_are_told_the_same() -> None:
 async def test_an_alert_comes_and_goes_without_a_fact() -> None:
     now = Played().start
     made = Board(clock=lambda: now)
-    made.pulse(A, pulse(LABS[0], 1, now), alive=True)
+    made.pulse(A, pulse(LABS[0], 1), alive=True)
     async with serving(made) as address, watching(address) as events:
         assert (await events.next())["alerts"] == []
         made.pulse(A, {}, alive=False)
