@@ -89,6 +89,8 @@ class Roster:
 
     def called(self, node: str) -> str:
         """A site as people are told of it: its name, if it has one, and its node id."""
+        if node == self._carrier.node:
+            return _called(self._pulse().site)
         contact = self.contacts.get(node)
         return _called(contact.site) if contact else node
 
