@@ -18,7 +18,7 @@ from pier_node.faults import NO_FAULTS
 from pier_node.identity import Identity
 from pier_node.join import Reception
 from pier_node.journal import Journal
-from pier_node.model.count import parameter_count
+from pier_node.model.layout import Layout
 from pier_node.outer.attempt import Advance, Tools
 from pier_node.outer.contribution import Contribution
 from pier_node.outer.round import Rounds
@@ -43,7 +43,7 @@ class Rogue:
 
     def __init__(self, run: Run, folder: Path) -> None:
         config, self.identity = load(run.path), Identity.load_or_create(folder)
-        self.length = parameter_count(config.model)
+        self.length = Layout.of(config.model).length
         self.site = Site(node=self.identity.node, name=NAME, slot=0)
         self.carrier = GrpcCarrier(self.identity.node, config.hash(), credentials(self.identity, run.token))
         self.roster = Roster(self.carrier, self._pulse)
