@@ -25,7 +25,7 @@ class Roll:
         self.names = list(names)
         self.changed = Signal()
 
-    def abreast(self, round: int) -> list[str]:
+    def abreast(self, round: int, committed: float) -> list[str]:
         return self.names
 
 
