@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import secrets
 from collections.abc import Callable, Mapping
 
@@ -57,7 +58,7 @@ class Rounds:
     ) -> None:
         self.node = tools.node
         self.state, self.saved = state, state.round
-        self._committed_at = asyncio.get_running_loop().time()
+        self._committed_at = -math.inf
         self.sites = 1
         self.votes = {self.node}
         self.last_error, self.times = "", Times()
