@@ -42,7 +42,6 @@ from pier_node.wire.carrier import Carrier
 from pier_node.workload import steps_worth_doing
 
 log = logging.getLogger(__name__)
-
 NOWHERE = SharedVector(0)
 APART = (Kind.LOCAL, Kind.PAIR)
 """Rounds of which a site may miss one, and bring its Δ to the next."""
@@ -55,7 +54,7 @@ class Training:
         on_commit: awaited after each round with what a checkpoint would hold.
         keep: awaited with each state that others count on before its checkpoint can be taken.
         kept: a state that an earlier incarnation kept, of a later round than the one that it is restored from.
-        orders: of the run's operator; None: there are none.
+        orders: of the run's operator, if there are any.
     """
 
     def __init__(
