@@ -79,7 +79,8 @@ def test_the_grafana_board_fits_its_grid_and_names_its_source() -> None:
     assert all(place["x"] + place["w"] <= 24 for place in places)
     assert len({(place["x"], place["y"]) for place in places}) == len(places)
     assert len({panel["id"] for panel in dashboard["panels"]}) == len(places)
-    assert [source["name"] for source in dashboard["__inputs"]] == ["DS_PROMETHEUS"]
+    variables = {each["name"]: each["type"] for each in dashboard["templating"]["list"]}
+    assert variables == {"DS_PROMETHEUS": "datasource", "run": "query", "site": "query"}
 
 
 def test_prometheus_is_told_of_node_and_coordinator() -> None:
