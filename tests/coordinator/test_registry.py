@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from coordinator.cases import ALICE, BOB, NOW, Clock, pulse
 
@@ -56,6 +58,20 @@ def test_a_site_that_comes_back_is_welcomed_once(registry: Registry, clock: Cloc
     presence = registry.holder(ALICE.node, b"one")
     assert registry.beat(presence, pulse(ALICE), 1) == event(NOW, "lab-a is back after 42 s", ALICE.node)
     assert registry.beat(presence, pulse(ALICE), 1) is None
+
+
+def test_a_site_that_was_silent_and_is_started_again_is_welcomed_too(registry: Registry, clock: Clock) -> None:
+    clock.now = 30.0
+    registry.expire()
+    registry.admit(replace(SITE, lease=b"new"))
+    presence = registry.holder(ALICE.node, b"new")
+    clock.now = 31.0
+    assert not presence.alive
+    assert registry.beat(presence, pulse(ALICE), 1) == event(NOW, "lab-a is back after 31 s", ALICE.node)
+    clock.now = 32.0
+    registry.admit(replace(SITE, lease=b"third"))
+    clock.now = 33.0
+    assert registry.beat(registry.holder(ALICE.node, b"third"), pulse(ALICE), 1) is None, "it was not missed"
 
 
 @pytest.mark.parametrize("phase", [Phase.PHASE_LEAVING, Phase.PHASE_DONE])

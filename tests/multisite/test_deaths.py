@@ -1,0 +1,64 @@
+"""Sites that are killed at the worst moments, one or all: the others go on, and they come back."""
+
+from __future__ import annotations
+
+import pytest
+from multisite.world import MakeWorld, World
+from processes.run import ENDLESS
+from processes.site import Site, wait_until
+
+pytestmark = pytest.mark.multisite
+
+RATES = {"a": 20.0, "b": 50.0, "c": 200.0}
+KILLED = (-9, 137)
+"""Exit codes of SIGKILL: of a process, of a container."""
+
+
+def told(run: World, text: str) -> bool:
+    """Whether the run's operator can read this among the events."""
+    return any(text in body["text"] for _, kind, _, body in run.coordinator.facts() if kind == "event")
+
+
+def others_go_on(run: World, victim: Site, rounds: int = 2) -> None:
+    others = [name for name, site in run.sites.items() if site is not victim]
+    run.reach(max(run[name].round for name in others) + rounds, *others)
+
+
+def test_a_site_that_is_killed_in_mid_exchange_and_again_as_it_catches_up_comes_back(world: MakeWorld) -> None:
+    run = world(RATES, coordinator=True, inner=ENDLESS)
+    victim = run["b"]
+    run.start("a", "c")
+    victim.start("--fail-at", "3:exchanging")
+    assert victim.ended() in KILLED
+    others_go_on(run, victim)
+    victim.start("--fail-at", "1:fetching")
+    assert victim.ended() in KILLED
+    others_go_on(run, victim)
+    wait_until("the operator hears of it", lambda: told(run, "b is silent"))
+    victim.start()
+    victim.rejoin()
+    wait_until("the operator hears of it", lambda: told(run, "b is back"))
+
+
+def test_a_keeper_that_is_killed_in_mid_vote_forks_nobody(world: MakeWorld) -> None:
+    run = world(RATES, inner=ENDLESS)
+    keeper, *others = sorted(run.sites.values(), key=lambda site: site.node)
+    for site in others:
+        site.start()
+    keeper.start("--fail-at", "3:voting")
+    assert keeper.ended() in KILLED
+    others_go_on(run, keeper)
+    keeper.start()
+    keeper.rejoin()
+
+
+def test_all_are_killed_at_once_and_go_on_where_they_were(world: MakeWorld) -> None:
+    run = world(RATES, coordinator=True, inner=ENDLESS)
+    run.start()
+    run.reach(4)
+    for site in run.sites.values():
+        site.kill()
+    at = max(site.round for site in run.sites.values())
+    run.start()
+    run.reach(at + 2)
+    assert all("Going on at round" in site.output for site in run.sites.values())
