@@ -116,6 +116,8 @@ def _stalled(board: Board, _up: Callable[[str, str], bool]) -> Iterator[Alert]:
 
 def _late(board: Board, up: Callable[[str, str], bool]) -> Iterator[Alert]:
     for site in board.live():
+        if site.shown in ("paused", "leaving"):
+            continue
         lag = board.round - site.round
         if lag >= LATE[up("late", site.node)] and site.round:
             uplink = board.links.uplink(site.node)

@@ -115,7 +115,7 @@ class Daemon:
         member = self._member = await find_run(settings)
         node, run_hash = member.identity.node, member.config.hash()
         self._carrier = make_carrier(member.transport, node, run_hash, member.credentials, settings.folder)
-        self._site = Site(node=node, name=settings.name or socket.gethostname())
+        self._site = Site(node=node, name=settings.name or member.name or socket.gethostname())
         self._reporter = Reporter(member.config, self._site, self._carrier, self._progress)
         self._roster = Roster(self._carrier, self._reporter.pulse)
         name_in_logs(self._roster.called)
@@ -134,8 +134,8 @@ class Daemon:
         for site in record.sites():
             self._roster.add(site)
         await reception.introduce(peers)
-        slot = 0 if record.founder else free_slot(self._roster, member.config.run.sites)
-        self._record = record if known else replace(record, slot=slot)
+        slot = record.slot if known or record.founder else free_slot(self._roster, member.config.run.sites)
+        self._record = replace(record, slot=slot, name=self._site.name)
         self._site.slot = self._record.slot
         self._save_record()
         self._background(stack, self._gossip(reception))

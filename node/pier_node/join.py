@@ -73,6 +73,11 @@ class Membership:
     transport: Transport
     enrolment: Enrolment | None = None
 
+    @property
+    def name(self) -> str:
+        """What this site was called last; empty: nothing yet."""
+        return self.record.name if self.record else ""
+
 
 async def find_run(settings: Settings) -> Membership:
     """Settle which run this is, and prove that we may be in it. Raises PierError."""

@@ -28,12 +28,14 @@ class SiteRecord:
         slot: its part of the training data.
         peers: (node id, name, address, slot) of the others.
         transport: how this site is connected to them.
+        name: what it was called; it keeps that unless told otherwise.
     """
 
     founder: bool
     slot: int
     peers: tuple[tuple[str, str, str, int], ...] = ()
     transport: Transport = "grpc"
+    name: str = ""
 
     def with_peers(self, sites: Iterable[Site]) -> Self:
         """The same with other peers."""
@@ -57,7 +59,8 @@ class SiteRecord:
         except durable.Torn as torn:
             raise PierError(f"{folder}: {torn}", "Delete it and start with --peers and --token again.") from torn
         peers = tuple((str(node), str(name), str(address), int(slot)) for node, name, address, slot in fields["peers"])
-        return cls(bool(fields["founder"]), int(fields["slot"]), peers, fields.get("transport", "grpc"))
+        name = str(fields.get("name", ""))
+        return cls(bool(fields["founder"]), int(fields["slot"]), peers, fields.get("transport", "grpc"), name)
 
 
 def claim(folder: Path) -> IO[bytes]:

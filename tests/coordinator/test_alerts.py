@@ -117,6 +117,17 @@ def test_a_late_site_does_not_flicker() -> None:
     assert live.alerts() == {}
 
 
+@pytest.mark.parametrize("phase", ["PHASE_PAUSED", "PHASE_LEAVING"])
+def test_a_site_that_rests_by_order_or_leaves_is_not_late(phase: str) -> None:
+    live = Live(rounds=40, late=3)
+    live.board.sites[B].round = 30
+    assert "late" in live.alerts()
+    live.rest()
+    live.beat("lab-b", phase=phase)
+    live.board.sites[B].round = 30
+    assert "late" not in live.alerts()
+
+
 def test_a_new_site_is_not_late() -> None:
     live = Live()
     live.tell("site", "d" * 32, name="lab-d")

@@ -176,5 +176,5 @@ def _spread(seconds: float) -> float:
 def _refused(refused: Refused) -> PierError:
     return PierError(
         f"the coordinator does not have this site in the run: {refused}",
-        "A site that was revoked comes back as another: with an empty --data folder, and a new invite.",
+        "If it was revoked, it comes back as another: with an empty --data folder, and a new invite.",
     )
