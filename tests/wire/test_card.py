@@ -8,6 +8,7 @@ from pier_node.certificates import credentials
 from pier_node.identity import Identity, Token
 from pier_node.wire.card import FROM, NONCE, PROOF, PROTOCOL_KEY, TO, Card, Headers, NotAdmitted
 from pier_node.wire.card import RUN as RUN_KEY
+from pier_node.wire.carrier import PROTOCOL
 
 OTHER_RUN = b"\xee" * 32
 
@@ -40,7 +41,7 @@ def test_without_tls_names_are_taken_as_given() -> None:
 @pytest.mark.parametrize(
     ("changes", "problem"),
     [
-        ({PROTOCOL_KEY: "2"}, "this node speaks protocol 1, the caller '2': install one version of Pier"),
+        ({PROTOCOL_KEY: "1"}, f"this node speaks protocol {PROTOCOL}, the caller '1': install one version of Pier"),
         ({PROTOCOL_KEY: ""}, "the caller none"),
         ({RUN_KEY: OTHER_RUN.hex()}, f"this is run {RUN.hex()[:8]}, the caller is in run eeeeeeee"),
         ({RUN_KEY: ""}, f"this is run {RUN.hex()[:8]}"),

@@ -41,6 +41,7 @@ from pier_node.wire.carrier import (
     DESCRIBE,
     LEAVE,
     PROBE,
+    PROTOCOL,
     PeerLost,
     PeerRefused,
 )
@@ -80,10 +81,9 @@ async def test_another_protocol_is_refused(sites: Sites, monkeypatch: pytest.Mon
     async with sites.pair() as (alice, bob):
         bob.serve(LEAVE, ack)
         spoken = Card.call
-        monkeypatch.setattr(Card, "call", lambda card, to: {**spoken(card, to), "pier-protocol": "2"})
-        assert (
-            await refused(alice, bob.node) == "this node speaks protocol 1, the caller '2': install one version of Pier"
-        )
+        monkeypatch.setattr(Card, "call", lambda card, to: {**spoken(card, to), "pier-protocol": "1"})
+        said = await refused(alice, bob.node)
+        assert said == f"this node speaks protocol {PROTOCOL}, the caller '1': install one version of Pier"
 
 
 async def test_nobody_speaks_for_another(secured: Sites, monkeypatch: pytest.MonkeyPatch) -> None:

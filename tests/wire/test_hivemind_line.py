@@ -10,7 +10,7 @@ from pier.v1.stream_pb2 import Passport
 from pier_node.wire import hivemind_line
 from pier_node.wire.card import FROM, PROTOCOL_KEY, TO, Card
 from pier_node.wire.card import RUN as RUN_KEY
-from pier_node.wire.carrier import BadMessage, PeerLost, PeerRefused
+from pier_node.wire.carrier import PROTOCOL, BadMessage, PeerLost, PeerRefused
 from pier_node.wire.hivemind_line import answer, ending, headers, held, opening
 from pier_node.wire.hivemind_stream import Kind, Stream
 
@@ -23,7 +23,7 @@ async def line() -> tuple[Stream, Stream]:
 @pytest.mark.parametrize("to", [BOB.node, None])
 def test_an_opening_says_what_a_card_does(to: str | None) -> None:
     said = headers(opening(Card(ALICE.node, RUN), to, Passport(certificate=b"c", proof=b"p")))
-    expected = {PROTOCOL_KEY: "1", RUN_KEY: RUN.hex(), FROM: ALICE.node}
+    expected = {PROTOCOL_KEY: str(PROTOCOL), RUN_KEY: RUN.hex(), FROM: ALICE.node}
     assert said == ({**expected, TO: to} if to else expected)
     assert Card(BOB.node, RUN).admit("Leave", said, None) == ALICE.node
 

@@ -17,7 +17,7 @@ from pier.v1.stream_pb2 import Opening, Passport
 from pier_node.certificates import credentials
 from pier_node.wire import hivemind_server
 from pier_node.wire.bounds import parse
-from pier_node.wire.carrier import BEAT, LEAVE, PeerRefused
+from pier_node.wire.carrier import BEAT, LEAVE, PROTOCOL, PeerRefused
 from pier_node.wire.hivemind_carrier import HivemindCarrier
 from pier_node.wire.hivemind_host import Host
 from pier_node.wire.hivemind_line import LINE
@@ -40,7 +40,7 @@ class Stranger:
     async def opening(self) -> Opening:
         """What Alice would open a line with from here."""
         me = (await self.host.client()).peer_id.to_bytes()
-        return Opening(protocol=1, run_hash=RUN, passport=issue(ALICE.node, credentials(ALICE, TOKEN), me))
+        return Opening(protocol=PROTOCOL, run_hash=RUN, passport=issue(ALICE.node, credentials(ALICE, TOKEN), me))
 
     async def told(self, name: str, *bodies: bytes) -> tuple[Kind, str]:
         """The answer to a stream of these messages."""
@@ -99,7 +99,7 @@ async def test_a_line_lets_a_holder_of_the_token_in_and_its_end_shuts_it_out(str
 
 async def test_anothers_passport_lets_nobody_in(stranger: Stranger) -> None:
     stolen = issue(ALICE.node, credentials(ALICE, TOKEN), b"\x12\x20" + bytes(32))
-    opened = Opening(protocol=1, run_hash=RUN, passport=stolen)
+    opened = Opening(protocol=PROTOCOL, run_hash=RUN, passport=stolen)
     kind, reason = await stranger.told(LINE, opened.SerializeToString())
     assert kind is Kind.REFUSED
     assert reason == "the caller is not let in: its passport is of another libp2p peer"
