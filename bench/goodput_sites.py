@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
-import json
 import os
 import socket
 import subprocess
@@ -15,29 +13,13 @@ from pathlib import Path
 import psutil
 
 from bench.goodput_figures import Commit
+from bench.tiny_run import tiny_run
 from pier_node.config import load
 from pier_node.identity import Token
-from pier_node.site import EVENTS_FILE
+from pier_node.site import EVENTS_FILE, read_events
 
 HOOK = Path(__file__).with_name("goodput_hook")
-RUN = f"""
-[run]
-name = "goodput"
-sites = {{sites}}
-[model]
-preset = "llama-tiny"
-[data]
-source = "text"
-path = "{argparse.__file__}"
-[inner]
-total_steps = 10_000_000
-batch_size = 2
-eval_every = 0
-[outer]
-algorithm = "diloco"
-inner_steps = {{inner_steps}}
-overlap = {{overlap}}
-"""
+ENDLESS = 10_000_000
 
 
 class Site:
@@ -81,10 +63,9 @@ class Site:
     def commits(self) -> list[Commit]:
         """What it wrote down of each round that it committed, in all of its lives."""
         path = self._folder / EVENTS_FILE
-        lines = path.read_text().splitlines(keepends=True) if path.exists() else []
-        events = [json.loads(line) for line in lines if line.endswith("\n")]
         return [
-            Commit(event["time"], event["round"], len(event["members"]), event["tokens_in_anchor"]) for event in events
+            Commit(event["time"], event["round"], len(event["members"]), event["tokens_in_anchor"])
+            for event in read_events(path.read_bytes() if path.exists() else b"")
         ]
 
     def tail(self) -> str:
@@ -101,7 +82,7 @@ def running(work: Path, count: int, inner_steps: int, pace: float, overlap: bool
         waits: no round without all of them.
     """
     run = work / "run.toml"
-    run.write_text(RUN.format(sites=count, inner_steps=inner_steps, overlap=str(overlap).lower()))
+    run.write_text(tiny_run(count, ENDLESS, inner_steps, overlap))
     paths = os.pathsep.join([str(HOOK), *filter(None, [os.environ.get("PYTHONPATH")])])
     plain = {"PYTHONPATH": paths, "OMP_NUM_THREADS": "1", "COLUMNS": "160", "NO_COLOR": "1"}
     environment = {**os.environ, **plain, "PIER_BENCH_PACE": str(pace), "PIER_BENCH_WAITS": str(int(waits))}

@@ -9,7 +9,6 @@ exchange (--fail-at). Then the two survivors' weights are compared, bit by bit. 
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import json
 import tempfile
@@ -22,28 +21,14 @@ from rich.console import Console
 from rich.table import Table
 
 from bench.hivemind_fork_peers import VICTIM, Survivor, average_once
+from bench.tiny_run import tiny_run
 from pier_node.demo.sites import Site, Sites
+from pier_node.site import EVENTS_FILE, read_events
 from pier_node.wire.transport import Transport
 
 ROUNDS, KILLED_IN = 6, 3
 STEPS = 5
 PATIENCE = 180.0
-RUN = f"""
-[run]
-sites = 3
-[model]
-preset = "llama-tiny"
-[data]
-source = "text"
-path = "{argparse.__file__}"
-[inner]
-total_steps = {ROUNDS * STEPS}
-batch_size = 2
-eval_every = 0
-[outer]
-algorithm = "diloco"
-inner_steps = {STEPS}
-"""
 
 
 @dataclass(frozen=True)
@@ -84,7 +69,7 @@ def of_pier(transport: Transport) -> Outcome:
     """Kill a site in the middle of a round's exchange."""
     with tempfile.TemporaryDirectory() as folder:
         work = Path(folder)
-        (work / "run.toml").write_text(RUN)
+        (work / "run.toml").write_text(tiny_run(3, ROUNDS * STEPS, STEPS))
         sites = Sites(work, 3, threads=1, transport=transport)
         asyncio.run(_train(sites, work / "run.toml"))
         events = [_of_round(site, KILLED_IN) for number, site in enumerate(sites.all) if number != VICTIM]
@@ -112,8 +97,8 @@ async def _train(sites: Sites, run: Path) -> None:
 
 def _of_round(site: Site, number: int) -> dict[str, Any]:
     """What a site wrote down when it committed a round."""
-    events = [json.loads(line) for line in (site.folder / "events.jsonl").read_text().splitlines()]
-    return dict(next(event for event in events if event["round"] == number))
+    events = read_events((site.folder / EVENTS_FILE).read_bytes())
+    return next(event for event in events if event["round"] == number)
 
 
 def table(outcomes: list[Outcome]) -> Table:

@@ -9,7 +9,7 @@ import pytest
 from pier.v1.peer_pb2 import Site
 from pier_node.config import RunConfig
 from pier_node.errors import PierError
-from pier_node.site import SITE_FILE, SiteRecord, claim, load_run, save_run
+from pier_node.site import SITE_FILE, SiteRecord, claim, load_run, read_events, save_run
 
 PEER = Site(node="b" * 16, name="lab-b", address="10.0.0.2:7700", slot=1)
 
@@ -25,6 +25,12 @@ def test_a_record_comes_back_as_it_was(tmp_path: Path) -> None:
     loaded = SiteRecord.load(tmp_path)
     assert loaded == record
     assert loaded.sites() == [PEER]
+
+
+def test_a_line_that_is_not_whole_yet_is_not_read() -> None:
+    assert read_events(b"") == []
+    assert read_events(b'{"round"') == []
+    assert read_events(b'{"round":1}\n{"round":2}\n{"rou') == [{"round": 1}, {"round": 2}]
 
 
 def test_a_torn_record_says_what_to_do(tmp_path: Path) -> None:

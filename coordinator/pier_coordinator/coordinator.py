@@ -80,13 +80,13 @@ class Coordinator:
 
     async def watch_over(self) -> None:
         """Notice who falls silent, keep the database tidy, and thin out old samples, until cancelled."""
-        thinning, due, untidy = Thinning(self.store), 0.0, self.wall()
+        thinning, tidying, due = Thinning(self.store), self.wall() + TIDY_SECONDS, 0.0
         while True:
             try:
                 await self.expire()
-                if self.wall() >= untidy + TIDY_SECONDS:
+                if self.wall() >= tidying:
                     await self.store.tidy()
-                    untidy = self.wall()
+                    tidying = self.wall() + TIDY_SECONDS
                 if self.wall() >= due:
                     await thinning.run(self.wall())
                     due = self.wall() + THINNING_SECONDS

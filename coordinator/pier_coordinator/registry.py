@@ -78,8 +78,8 @@ class Registry:
     def admit(self, site: SiteRow) -> None:
         """A site has registered; whoever used its last lease is told. One that was silent is back when it beats."""
         before = self._present.get(site.node)
+        heard = before.heard if before and not before.alive else self._clock()
         alive = before is None or before.alive
-        heard = self._clock() if before is None or alive else before.heard
         self._present[site.node] = Presence(site.node, site.name, site.lease, heard, alive)
         if before:
             before.notify()

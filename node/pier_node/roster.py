@@ -20,6 +20,7 @@ ACTIVE = frozenset({Phase.PHASE_TRAINING, Phase.PHASE_WAITING, Phase.PHASE_EXCHA
 """Phases of a site that takes part in rounds."""
 FAILURES = 2
 LATE = 10.0
+"""Seconds after a commit here within which whoever is well has it too, or says that it is catching up."""
 
 log = logging.getLogger(__name__)
 

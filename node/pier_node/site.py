@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import fcntl
+import json
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import IO, Self
+from typing import IO, Any, Self
 
 from pier.v1.peer_pb2 import Site
 from pier_node import durable
@@ -17,6 +18,11 @@ from pier_node.wire.transport import Transport
 RUN_FILE, SITE_FILE, LOCK_FILE = "run.json", "site.json", "lock"
 DAEMON_FILE, EVENTS_FILE = "daemon.json", "events.jsonl"
 """While a daemon runs: its pid and its status page; and a line for each round that it committed."""
+
+
+def read_events(written: bytes) -> list[dict[str, Any]]:
+    """What a site has written into events.jsonl so far; it may be in the middle of the last line."""
+    return [json.loads(line) for line in written[: written.rfind(b"\n") + 1].splitlines()]
 
 
 @dataclass(frozen=True)

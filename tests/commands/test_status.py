@@ -9,8 +9,9 @@ from pathlib import Path
 import pytest
 from click.testing import Result
 from commands.conftest import CONFIG
+from processes.program import ENVIRONMENT
 from processes.run import Run
-from processes.site import ENVIRONMENT, PROGRAM
+from processes.site import PROGRAM
 
 Call = Callable[..., Result]
 

@@ -17,7 +17,7 @@ import pytest
 
 from pier_node.model.export import import_weights
 from pier_node.model.layout import Layout
-from pier_node.site import DAEMON_FILE, EVENTS_FILE
+from pier_node.site import DAEMON_FILE, EVENTS_FILE, read_events
 
 pytestmark = pytest.mark.processes
 
@@ -163,5 +163,5 @@ def test_a_demo_that_was_killed_takes_its_sites_along(tmp_path: Path) -> None:
 
 def _round(folder: Path, name: str) -> int:
     path = folder / name / EVENTS_FILE
-    lines = path.read_text().splitlines() if path.exists() else []
-    return int(json.loads(lines[-1])["round"]) if lines else -1
+    events = read_events(path.read_bytes() if path.exists() else b"")
+    return int(events[-1]["round"]) if events else -1

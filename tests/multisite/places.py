@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import subprocess
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
 from urllib.parse import urlsplit
 
-from processes.hosts import sh, shape
+from processes.hosts import bytes_sent, sh, shape
 from processes.place import Place
 
 NOWHERE = "02:00:00:00:00:00"
@@ -49,7 +48,7 @@ class LinkedPlace(Place):
 
     def sent(self) -> int:
         """Bytes that left by its uplink since it was shaped first, as the kernel counts them."""
-        return int(json.loads(sh(f"{self._link} tc -s -j qdisc show dev eth0"))[0]["bytes"])
+        return bytes_sent(f"{self._link} tc")
 
     def lose(self, addresses: Iterable[str]) -> None:
         """Whatever it sends to these addresses is lost from now on."""

@@ -18,6 +18,8 @@ from processes.hosts import sh
 from processes.place import free_port
 from processes.site import wait_until
 
+from pier_node.site import EVENTS_FILE, read_events
+
 pytestmark = pytest.mark.multisite
 
 FILE = Path(__file__).parents[2] / "docker" / "compose.yaml"
@@ -79,9 +81,8 @@ class Project:
 
     def digests(self, site: str) -> dict[int, str]:
         """What a site held after each round that it committed."""
-        lines = self.do("exec", "-T", site, "cat", "pier-data/events.jsonl").splitlines(keepends=True)
-        events = [json.loads(line) for line in lines if line.endswith("\n")]
-        return {event["round"]: event["digest"] for event in events if event["round"]}
+        written = self.do("exec", "-T", site, "cat", f"pier-data/{EVENTS_FILE}").encode()
+        return {event["round"]: event["digest"] for event in read_events(written) if event["round"]}
 
     def is_healthy(self, service: str) -> bool:
         """Whether the engine says so."""

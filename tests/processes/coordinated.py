@@ -11,17 +11,17 @@ from pathlib import Path
 from signal import SIGKILL, SIGTERM, Signals
 from typing import Any
 
-import psutil
 from processes.place import HERE, Place
+from processes.program import ENVIRONMENT, Program
 from processes.run import CORPUS, tiny, toml
-from processes.site import ENVIRONMENT, Site, wait_until
+from processes.site import Site, wait_until
 
 from pier_node.wire.transport import Transport
 
 NAMES = ("alpha", "beta", "gamma")
 
 
-class Coordinator:
+class Coordinator(Program):
     """`pier-coordinator start` in a process of its own; its addresses last over restarts.
 
     Args:
@@ -31,30 +31,16 @@ class Coordinator:
     """
 
     def __init__(self, folder: Path, tables: dict[str, dict[str, Any]], place: Place = HERE) -> None:
-        self.folder, self.place, self._log = folder, place, folder.parent / f"{folder.name}.log"
+        super().__init__(folder, place)
         self.folder.mkdir(parents=True)
         (self.folder / "run.toml").write_text(toml(tables))
         self.address, self.page = (f"{place.address}:{place.port(usual)}" for usual in (7790, 7780))
-        self._process: subprocess.Popen[bytes] | None = None
 
     def start(self) -> None:
         """Run it, until it answers."""
         own = ["--listen", self.address, "--page", self.page]
-        command = self.place.command("pier-coordinator", "start", str(self.folder), *own)
-        with self._log.open("ab") as log:
-            self._process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=ENVIRONMENT)
+        self.launch(self.place.command("pier-coordinator", "start", str(self.folder), *own))
         wait_until(f"the coordinator answers\n{self.output}", lambda: bool(self.get("/healthz")))
-
-    @property
-    def running(self) -> bool:
-        """Whether it runs."""
-        return self._process is not None and self._process.poll() is None
-
-    @property
-    def daemon(self) -> psutil.Process:
-        """Its process."""
-        assert self._process
-        return psutil.Process(self.place.pid(self._process))
 
     def end(self, number: Signals) -> int:
         """End it; returns the exit code."""
@@ -102,11 +88,6 @@ class Coordinator:
     def rounds(self, site: Site) -> list[int]:
         """The rounds of a site that are in its database."""
         return [body["round"] for _, kind, node, body in self.facts() if (kind, node) == ("round", site.node)]
-
-    @property
-    def output(self) -> str:
-        """All that it printed."""
-        return self._log.read_text(errors="replace") if self._log.exists() else ""
 
 
 class Coordinated(Coordinator):

@@ -43,7 +43,7 @@ class Host:
 
     def sent(self) -> int:
         """Bytes that went through its end of the line."""
-        return int(json.loads(sh(f"tc -n {self.name} -s -j qdisc show dev eth0"))[0]["bytes"])
+        return bytes_sent(f"tc -n {self.name}")
 
     def shut(self) -> None:
         """Let nobody connect to it from now on, as a home router does; it connects to others as before."""
@@ -56,6 +56,11 @@ def sh(command: str) -> str:
     done = subprocess.run(shlex.split(command), capture_output=True, text=True, timeout=60)
     assert done.returncode == 0, f"{command}: {done.stderr}"
     return done.stdout
+
+
+def bytes_sent(tc: str) -> int:
+    """Bytes that left by eth0 since it was first shaped, as the kernel counts them where this `tc` is."""
+    return int(json.loads(sh(f"{tc} -s -j qdisc show dev eth0"))[0]["bytes"])
 
 
 @contextmanager

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
-import subprocess
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -15,17 +13,16 @@ from typing import Any
 import psutil
 from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat, load_der_private_key
 from processes.place import HERE, Place
+from processes.program import Program
 
 from pier_node.identity import Identity
+from pier_node.site import EVENTS_FILE, read_events
 from pier_node.wire.address import parse_address
 from pier_node.wire.hivemind_key import KEY_FILE, make_key
 from pier_node.wire.multiaddr import Route
 from pier_node.wire.transport import Transport
 
 PROGRAM = HERE.command("pier-node")[0]
-BYTECODE = Path(__file__).parents[2] / ".pytest_cache" / "bytecode"
-ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1", "COLUMNS": "200", "PYTHONPYCACHEPREFIX": str(BYTECODE)}
-ENVIRONMENT.pop("PYTHONDONTWRITEBYTECODE", None)
 PATIENCE = 120.0
 """Seconds within which whatever is waited for happens, on a busy machine of two cores."""
 LOOK = 0.02
@@ -55,7 +52,7 @@ def peer_id(key: Path) -> str:
     return str(base58.b58encode(b"\x12\x20" + digest).decode())
 
 
-class Site:
+class Site(Program):
     """A site: its folder, its command, and the process that runs it when it does.
 
     Args:
@@ -69,40 +66,26 @@ class Site:
     """
 
     def __init__(self, folder: Path, *options: str, transport: Transport = "grpc", place: Place = HERE) -> None:
-        self.folder, self.name, self.place = folder, folder.name, place
+        super().__init__(folder, place)
+        self.name = folder.name
         self.address = listen = f"{place.address}:{place.port(7700)}"
         self.node = Identity.load_or_create(folder).node
-        self.log = folder.parent / f"{folder.name}.log"
         own = ["--data", str(folder), "--name", folder.name, "--listen", listen]
         if transport == "hivemind":
             own += ["--transport", "hivemind"]
             self.address = str(Route(*parse_address(listen), peer_id(make_key(folder / KEY_FILE))))
         self.command = place.command("pier-node", "start", *own, *options)
-        self._process: subprocess.Popen[bytes] | None = None
 
     def __repr__(self) -> str:
         return f"{self.name} ({self.node})"
 
     def start(self, *more: str) -> None:
         """Run its command."""
-        with self.log.open("ab") as log:
-            log.write(f"--- start {' '.join(more)}\n".encode())
-            log.flush()
-            self._process = subprocess.Popen(
-                [*self.command, *more],
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=log,
-                env=ENVIRONMENT,
-                cwd=self.folder.parent,
-            )
+        with self.log.open("a") as log:
+            log.write(f"--- start {' '.join(more)}\n")
+        self.launch([*self.command, *more])
 
     # --- what it says --------------------------------------------------------------------------
-
-    @property
-    def output(self) -> str:
-        """All that it printed, since its first start."""
-        return self.log.read_text(errors="replace") if self.log.exists() else ""
 
     def status(self) -> Status:
         """Its status over HTTP; {} while it does not answer."""
@@ -114,9 +97,8 @@ class Site:
 
     def events(self) -> list[Status]:
         """A status for each round that it committed, of all its starts."""
-        path = self.folder / "events.jsonl"
-        lines = path.read_text().splitlines(keepends=True) if path.exists() else []
-        events = [json.loads(line) for line in lines if line.endswith("\n")]
+        path = self.folder / EVENTS_FILE
+        events = read_events(path.read_bytes() if path.exists() else b"")
         return [event for event in events if event["round"]]
 
     @property
@@ -164,17 +146,6 @@ class Site:
         return int(self._process.returncode)
 
     # --- what is done to it --------------------------------------------------------------------
-
-    @property
-    def running(self) -> bool:
-        """Whether its daemon runs."""
-        return self._process is not None and self._process.poll() is None
-
-    @property
-    def daemon(self) -> psutil.Process:
-        """Its daemon."""
-        assert self._process
-        return psutil.Process(self.place.pid(self._process))
 
     def family(self) -> list[psutil.Process]:
         """The daemon's children and theirs."""

@@ -135,9 +135,6 @@ class Attempt:
     Args:
         state: the last committed one.
         held: the shadow that we voted for before, if any.
-
-    Attributes:
-        clipped: factor by node, of members whose update is longer than may be.
     """
 
     def __init__(self, tools: Tools, state: OuterState, held: OuterState | None, proposal: Proposal) -> None:
@@ -145,8 +142,12 @@ class Attempt:
         self.ballot = proposal.ballot
         self.group = tuple(share.node for share in proposal.shares)
         self.reduction: Reduction | None = None
-        self.clipped: Mapping[str, float] = {}
         self._aborted: Suspicion | None = None
+
+    @property
+    def clipped(self) -> Mapping[str, float]:
+        """Factor by node, of members whose update is longer than may be."""
+        return self.reduction.clips if self.reduction else {}
 
     async def run(self, contribution: Contribution, advance: Advance, voted: Callable[[Voted], None]) -> OuterState:
         """The decided shadow. Raises Suspicion.
@@ -202,7 +203,6 @@ class Attempt:
             silence=tools.silence.seconds(),
             chunk=tools.chunk,
         )
-        self.clipped = plan.clips()
         mean = tools.scratch(len(contribution.vector))
         self.reduction = Reduction(tools.carrier, plan, contribution, mean, tools.codec, tools.faults, tools.mean)
         tools.news.notify()

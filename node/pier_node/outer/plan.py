@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import numpy as np
+
 from pier.v1.peer_pb2 import Ballot, Chunk, Share
 from pier_node.outer.clip import EXACT, LOSSY, clip_factors, longest_mean
 from pier_node.outer.mean import relative_weights
@@ -40,9 +42,9 @@ class Plan:
         """Those whose update has a weight."""
         return [share for share in self.shares if share.tokens]
 
-    def weights(self) -> list[float]:
+    def weights(self) -> list[np.float32]:
         """Of the givers, over the largest."""
-        return [float(weight) for weight in relative_weights([share.tokens for share in self.givers()])]
+        return relative_weights([share.tokens for share in self.givers()])
 
     def clips(self) -> dict[str, float]:
         """Factor by node, of those whose update is shortened."""

@@ -44,6 +44,7 @@ class Reduction:
         rule: how the members' updates become a mean.
 
     Attributes:
+        clips: factor by node, of members whose update is longer than may be.
         longest_wait: seconds that a member's next chunk let us wait at most.
         meter: what we sent, and when.
     """
@@ -64,8 +65,8 @@ class Reduction:
         self._vector, self._error = contribution.vector, contribution.error
         self._mean = mean
         self._codec, self._rule = codec, rule
-        self._weights = [np.float32(weight) for weight in plan.weights()]
-        self._clips = plan.clips()
+        self._slow = codec.lossy or rule is not weighted_mean
+        self._weights, self.clips = plan.weights(), plan.clips()
         self._codes: dict[int, bytes] = {}
         self._mine = next(share for share in plan.shares if share.node == carrier.node)
         self._others = [share for share in plan.shares if share.node != carrier.node]
@@ -154,12 +155,7 @@ class Reduction:
         squares = dict.fromkeys(self._senders, 0.0)
         for start, end in self._plan.ranges(self._mine):
             part = slice(start, end)
-            parts = {
-                share.node: await self._own(part)
-                if share.node == self._carrier.node
-                else await self._next_part(share, squares)
-                for share in self._plan.givers()
-            }
+            parts = {share.node: await self._part_of(share, part, squares) for share in self._plan.givers()}
             await self._work(partial(self._average, part, parts))
             await self._faults.reach(self._plan.round, "exchanging")
             async with self._progress:
@@ -183,7 +179,7 @@ class Reduction:
         return data
 
     def _average(self, part: slice, parts: Mapping[str, Vector]) -> None:
-        mean, clips = self._mean[part], self._clips
+        mean, clips = self._mean[part], self.clips
         clipped = [it * np.float32(clips[node]) if node in clips else it for node, it in parts.items()]
         self._rule(clipped, self._weights, mean)
         if not self._codec.lossy:
@@ -196,8 +192,8 @@ class Reduction:
         mean[:] = decoded
 
     async def _work(self, work: Callable[[], T]) -> T:
-        """Codecs take long enough to be worth a thread; a copy does not."""
-        return await asyncio.to_thread(work) if self._codec.lossy else work()
+        """Codecs and sorting take long enough to be worth a thread; a copy and a sum do not."""
+        return await asyncio.to_thread(work) if self._slow else work()
 
     async def _next_part(self, share: Share, squares: dict[str, float]) -> Vector:
         node, loop = share.node, asyncio.get_running_loop()
