@@ -319,8 +319,8 @@ def test_moments_are_fetched_by_who_has_none(monkeypatch: pytest.MonkeyPatch) ->
 
 def test_different_bits_in_the_same_round_stop_the_site() -> None:
     others = {"other": Pulse(phase=Phase.PHASE_TRAINING, round=1, digest=b"!" * 32)}
-    site = Site(local(2), Rounds(begin()), Roster(pulses=others))
-    with pytest.raises(PierError, match="other holds other bits") as stopped:
+    site = Site(local(2), Rounds(begin(), "out"), Roster(pulses=others))
+    with pytest.raises(PierError, match="says that it holds other bits") as stopped:
         site.run()
     assert "empty data directory" in stopped.value.remedy
     assert not site.saved

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
+from collections import Counter
 from collections.abc import Callable
 
 from pier_node.arrival import Arrival
@@ -25,17 +27,22 @@ class CatchUp:
     async def newest(self, leaders: Callable[[], list[str]], moments: bool) -> Fetched | None:
         """The state of the first of the leaders; None once there are none.
 
+        Whoever could not give the state that it speaks of comes last the next time: it may not have any.
+
         Args:
             leaders: live peers whose states this site should go on from, as things are now.
             moments: fetch somebody's moments of AdamW with it.
         """
-        backoff, arrived = Backoff(), Partial()
-        while peers := leaders():
+        backoff, arrived, failures, told = Backoff(), Partial(), Counter[str](), ""
+        while peers := sorted(leaders(), key=failures.__getitem__):
             try:
                 return await self._fetch(peers, moments, arrived)
             except PeerLost as lost:
-                log.warning("cannot catch up yet: %s", lost.reason)
-                await self._roster.changed.wait(backoff.seconds())
+                failures[peers[0]] += 1
+                if lost.reason != told:
+                    log.warning("cannot catch up yet: %s", lost.reason)
+                told = lost.reason
+                await asyncio.sleep(backoff.seconds())
         return None
 
     async def _fetch(self, peers: list[str], moments: bool, arrived: Partial) -> Fetched:

@@ -47,6 +47,7 @@ class Reporter:
             time=time.time(),
             training_for=progress.training_for,
             spread=_finite(progress.spread),
+            pledge=rounds.pledge if isinstance(rounds, Rounds) else None,
         )
 
     def status(self, roster: Roster) -> Status:

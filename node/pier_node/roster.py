@@ -102,6 +102,11 @@ class Roster:
         contact = self.contacts.get(node)
         return contact.pulse if contact else None
 
+    def pulses(self) -> dict[str, Pulse]:
+        """What each live site last said of itself, this one included, in node-id order."""
+        known = sorted([*self.contacts, self._carrier.node])
+        return {node: pulse for node in known if self.alive(node) and (pulse := self.pulse_of(node))}
+
     def alive(self, node: str) -> bool:
         """Whether a site answered lately."""
         if node == self._carrier.node:
@@ -113,22 +118,20 @@ class Roster:
 
     def participants(self) -> list[str]:
         """Live sites that take part in rounds, this one included, in node-id order."""
-        known = [*self.contacts, self._carrier.node]
-        pulses = ((node, self.pulse_of(node)) for node in sorted(known) if self.alive(node))
-        return [node for node, pulse in pulses if pulse and pulse.phase in ACTIVE]
+        return [node for node, pulse in self.pulses().items() if pulse.phase in ACTIVE]
 
     def abreast(self, round: int, committed: float) -> list[str]:
         """Participants that may come to the next round in time.
 
-        Not those that still train for an earlier one; nor those that have not taken `round` some seconds after we have:
-        whoever is well and behind is catching up by then, and says so.
+        Not those that say they have committed it; nor those that still train for an earlier one; nor those that have
+        not taken `round` some seconds after we have: whoever is well and behind is catching up by then, and says so.
 
         Args:
             committed: when this site committed `round`, by the loop's clock.
         """
         late = asyncio.get_running_loop().time() > committed + LATE
-        pulses = ((node, self.pulse_of(node)) for node in self.participants())
-        return [node for node, pulse in pulses if pulse and not _is_behind(pulse, round, late)]
+        active = ((node, pulse) for node, pulse in self.pulses().items() if pulse.phase in ACTIVE)
+        return [node for node, pulse in active if not _is_elsewhere(pulse, round, late)]
 
     def ahead(self, round: int) -> list[str]:
         """Live peers that have committed a later round, the most advanced first."""
@@ -166,6 +169,9 @@ class Roster:
         except PeerLost as lost:
             self._missed(contact, lost.reason)
             return
+        if pulse.site.node != contact.site.node:
+            self._missed(contact, f"it answers in the name of {pulse.site.node}")
+            return
         contact.round_trip = loop.time() - asked_at
         self._heard(pulse)
 
@@ -197,9 +203,9 @@ class Roster:
         self.changed.notify()
 
 
-def _is_behind(pulse: Pulse, round: int, late: bool) -> bool:
+def _is_elsewhere(pulse: Pulse, round: int, late: bool) -> bool:
     training = pulse.phase == Phase.PHASE_TRAINING and pulse.training_for <= round
-    return training or (late and pulse.round < round)
+    return training or pulse.round > round or (late and pulse.round < round)
 
 
 def _called(site: Site) -> str:

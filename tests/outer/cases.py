@@ -63,9 +63,11 @@ def ready(node: str, round: int = 5, **fields: Any) -> Ready:
     return Ready(node=node, round=round, nonce=fields.pop("nonce", node.encode()), votes=[node], **fields)
 
 
-def voter(node: str, voted: Value, number: int = 1, holds: bool = True, voted_round: int = 5, round: int = 5) -> Ready:
+def voter(
+    node: str, voted: Value, number: int = 1, holds: bool = True, voted_round: int = 5, round: int = 5, **more: Any
+) -> Ready:
     fields = {"voted": voted, "voted_in": ballot(number), "voted_round": voted_round, "holds": holds}
-    return ready(node, round, seen=ballot(number), **fields)
+    return ready(node, round, seen=ballot(number), **fields, **more)
 
 
 def shares(tokens: Mapping[str, int], split: Sequence[tuple[int, int]]) -> list[Share]:
@@ -169,7 +171,14 @@ class Member:
     def pulse(self) -> Pulse:
         state = self.rounds.state
         site, coming = Site(node=self.node), state.round + 1
-        return Pulse(site=site, phase=self.phase, round=state.round, digest=state.digest, training_for=coming)
+        return Pulse(
+            site=site,
+            phase=self.phase,
+            round=state.round,
+            digest=state.digest,
+            training_for=coming,
+            pledge=self.rounds.pledge,
+        )
 
     async def fetch_shadow(self, holders: Any, number: int, value: Value) -> OuterState:
         for holder in holders:

@@ -2,15 +2,16 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
 from outer.cases import ballot, ready, value, voter
 from simulation.virtual_time import run
 
-from pier.v1.peer_pb2 import Proposal, Ready
+from pier.v1.peer_pb2 import Phase, Proposal, Pulse, Ready
 from pier_node.outer.deadline import Deadline
-from pier_node.outer.keeper import POLL, Keeper, Standing
+from pier_node.outer.keeper import COMING, POLL, Keeper, Standing
 from pier_node.signals import Signal
 from pier_node.wire.carrier import BadMessage
 
@@ -23,10 +24,14 @@ class Roll:
 
     def __init__(self, names: str) -> None:
         self.names = list(names)
+        self.phases = dict.fromkeys(names, Phase.PHASE_TRAINING)
         self.changed = Signal()
 
     def abreast(self, round: int, committed: float) -> list[str]:
         return self.names
+
+    def pulse_of(self, node: str) -> Pulse | None:
+        return Pulse(phase=self.phases[node]) if node in self.phases else None
 
 
 class Desk:
@@ -95,6 +100,35 @@ def test_a_live_participant_is_waited_for_until_the_deadline() -> None:
         answers = await asyncio.gather(*(desk.ask_until_told(ready(node)) for node in "ab"))
         assert now() == pytest.approx(PATIENCE, abs=1)
         assert {group(answer) for answer in answers} == {"ab"}
+
+    at_desk(scene)
+
+
+def test_who_says_that_it_waits_but_does_not_come_is_waited_for_once() -> None:
+    async def scene(desk: Desk) -> None:
+        spent = []
+        for number, phase in enumerate(("WAITING", "WAITING", "TRAINING", "WAITING", "WAITING"), start=5):
+            desk.standing = replace(desk.standing, committed=number - 1)
+            desk.roll.phases["c"] = Phase.Value(f"PHASE_{phase}")
+            began = now()
+            answers = await asyncio.gather(*(desk.ask_until_told(ready(node, number)) for node in "ab"))
+            assert {group(answer) for answer in answers} == {"ab"}
+            spent.append(round(now() - began))
+        assert spent == [COMING, 0, PATIENCE, COMING, 0]
+
+    at_desk(scene)
+
+
+def test_who_comes_after_all_is_waited_for_again() -> None:
+    async def scene(desk: Desk) -> None:
+        desk.roll.phases["c"] = Phase.PHASE_WAITING
+        await asyncio.gather(*(desk.ask_until_told(ready(node)) for node in "ab"))
+        desk.standing = replace(desk.standing, committed=5)
+        late = await desk.ask(ready("c"))
+        assert late.verdict == Proposal.VERDICT_BEHIND
+        began = now()
+        await asyncio.gather(*(desk.ask_until_told(ready(node, 6)) for node in "ab"))
+        assert round(now() - began) == COMING
 
     at_desk(scene)
 

@@ -110,6 +110,15 @@ def test_different_bits_in_one_ballot_cannot_have_been_committed() -> None:
     assert choose_value([voter("a", X), voter("b", other)]) == Fresh()
 
 
+def test_a_vote_that_another_member_contradicted_is_not_finished() -> None:
+    assert choose_value([voter("a", X, refuted=True), ready("e")]) == Fresh(), "b was odd, and is not here"
+    assert choose_value([voter("a", X, refuted=True), voter("c", Y, 2)]) == Adopt(Y, ("c",)), "an older vote"
+
+
+def test_a_contradicted_vote_for_a_later_round_still_shows_that_this_one_is_decided() -> None:
+    assert choose_value([voter("a", X, voted_round=6, holds=False, refuted=True)]) == Blocked(("b", "c"))
+
+
 def test_a_result_that_nobody_here_holds_may_be_held_by_who_is_not_here() -> None:
     assert choose_value([voter("a", X, holds=False), voter("b", X, holds=False)]) == Blocked(("c",))
 
@@ -161,6 +170,8 @@ class Attempts:
     def __init__(self, dice: random.Random) -> None:
         self.dice, self.fresh = dice, iter(range(1 << 20))
         nodes = NODES[: dice.randint(2, 6)]
+        self.odd = dice.choice([*nodes, ""])
+        """Its processor computes other bits."""
         self.base = nodes[: dice.randint(1, len(nodes))]
         self.readies = {node: ready(node) for node in nodes}
         self.committed: dict[str, bytes] = {}
@@ -192,13 +203,17 @@ class Attempts:
             if node in votes:
                 told.voted.CopyFrom(result)
                 told.voted_in.CopyFrom(name)
-                told.voted_round, told.holds = told.round, True
-        if votes == group:
+                told.voted_round, told.holds, told.refuted = told.round, True, False
+        if isinstance(found, Fresh) and self.odd in votes and len(votes) > 1:
+            self.readies[self.odd].voted.digest = b"odd" + result.digest
+            for node in votes:
+                self.readies[node].refuted = self.dice.random() < 0.5
+        elif votes == group:
             self.committed.update({node: result.digest for node in group if self.dice.random() < 0.5})
 
     def restart(self, node: str) -> None:
         """What is in the journal is left: the promise and the vote, not its result."""
-        self.readies[node].holds = False
+        self.readies[node].holds = self.readies[node].refuted = False
 
 
 # --- whom an attempt does without ---------------------------------------------------------------

@@ -53,12 +53,17 @@ class Rogue:
         nothing = {ANCHOR: SharedVector(self.length)}
         self.rounds = Rounds(tools, OuterState(0, (), nothing, {}), None, lambda _: self.length)
         self._peers = [site.address for site in run.sites]
+        self._boast = 0
 
     def _pulse(self) -> Pulse:
         state = self.rounds.state
         coming = state.round + 1
         return Pulse(
-            site=self.site, phase=Phase.PHASE_WAITING, round=state.round, digest=state.digest, training_for=coming
+            site=self.site,
+            phase=Phase.PHASE_WAITING,
+            round=state.round + self._boast,
+            digest=bytes(32) if self._boast else state.digest,
+            training_for=coming,
         )
 
     @asynccontextmanager
@@ -101,6 +106,11 @@ class Rogue:
             value = Value(origin=ballot, digest=bytes(32), members=sorted([node, self.carrier.node]))
             vote = Vote(node=self.carrier.node, round=1 + number % (pulse.round + 1), ballot=ballot, value=value)
             await self.carrier.call(node, VOTE, vote, 10.0)
+
+    async def boast(self, rounds: int) -> None:
+        """Say that it is so many rounds ahead of what it knows, until cancelled."""
+        self._boast = rounds
+        await asyncio.Event().wait()
 
     def cut_short(self) -> None:
         """From now on send half of each chunk."""

@@ -91,6 +91,14 @@ def test_who_votes_for_other_bits_cannot_make_the_others_do_so(run: Run, tmp_pat
     run.stop()
 
 
+@pytest.mark.parametrize("rounds", [5, 1 << 40])
+def test_nobody_follows_who_says_that_it_is_ahead(run: Run, tmp_path: Path, rounds: int) -> None:
+    refuses(run, rogue := Rogue(run, tmp_path / "rogue"), rogue.boast(rounds))
+    for site in run.sites:
+        assert "catching up" not in site.output
+    run.stop()
+
+
 def test_votes_that_are_replayed_and_streams_that_never_end_change_nothing(run: Run, tmp_path: Path) -> None:
     rogue, victim = Rogue(run, tmp_path / "rogue"), run.sites[0]
     refuses(run, rogue, rogue.replay(victim.node, votes=500))

@@ -173,6 +173,7 @@ class Cluster:
                 training_for=progress.training_for,
                 validation_loss=progress.validation_loss,
                 spread=progress.spread,
+                pledge=rounds.pledge if isinstance(rounds, Rounds) else None,
             )
 
         roster = Roster(carrier, pulse)

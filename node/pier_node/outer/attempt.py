@@ -81,6 +81,12 @@ class VoteBook:
         """Note a vote."""
         self.of(vote.ballot)[vote.node] = bytes(vote.value.digest)
 
+    def contradict(self, ballot: Ballot, value: Value) -> bool:
+        """Whether a member of the attempt that computed a result voted for another one in it."""
+        digests = self._votes.get(order(ballot), {})
+        computed = order(ballot) == order(value.origin)
+        return computed and any(digests.get(node, value.digest) != value.digest for node in value.members)
+
     def clear(self) -> None:
         """The round is over."""
         self._votes.clear()

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-from pier.v1.peer_pb2 import Proposal, Ready, Share
+from pier.v1.peer_pb2 import Phase, Proposal, Ready, Share
 from pier_node.outer.deadline import Deadline
 from pier_node.outer.quorum import Adopt, Blocked, Fresh, choose_group, choose_value, has_quorum, next_ballot
 from pier_node.outer.shards import split
@@ -20,6 +20,8 @@ from pier_node.wire.carrier import BadMessage
 
 POLL = 10.0
 """Seconds that a question is held open before the member asks again."""
+COMING = 10.0
+"""Seconds within which whoever says that it waits for a round has come to its keeper."""
 UNREMARKABLE = 5.0
 """Seconds for which something may be lacking before people hear of it."""
 
@@ -66,11 +68,13 @@ class Keeper:
         self._last = Proposal()
         self._told = ""
         self._since: dict[bytes, float] = {}
+        self._absent: set[str] = set()
 
     async def gather(self, sender: str, ready: Ready) -> Proposal:
         """Answer a member that is ready, once there is something to answer."""
         if ready.node != sender:
             raise BadMessage(f"an announcement in the name of {ready.node}")
+        self._absent.discard(sender)
         if refusal := self._refuse(ready):
             return refusal
         if self._last.round == ready.round and any(share.nonce == ready.nonce for share in self._last.shares):
@@ -131,12 +135,30 @@ class Keeper:
         waited = now - min(arrival.at for arrival in self._arrivals.values())
         if problem := self._lacking(group, standing):
             return self._tell(problem, waited)
-        suspects = {node for ready in readies.values() for node in ready.suspects}
-        awaited = set(self._roster.abreast(standing.committed, standing.at)) - suspects - set(readies)
-        if awaited and waited < self._patience.seconds():
-            return self._patience.seconds() - waited
+        if (left := self._patience_left(readies, standing, waited)) > 0:
+            return left
         self._propose(group, readies, standing)
         return None
+
+    def _patience_left(self, readies: Mapping[str, Ready], standing: Standing, waited: float) -> float:
+        """Seconds to wait for those who may still come.
+
+        Who says that it waits, but does not come, is waited for once: until it trains again, or comes after all.
+        """
+        suspects = {node for ready in readies.values() for node in ready.suspects}
+        awaited = set(self._roster.abreast(standing.committed, standing.at)) - suspects - set(readies)
+        idle = {node for node in awaited | self._absent if self._says_it_waits(node)}
+        self._absent &= idle
+        awaited -= self._absent
+        patience = self._patience.seconds() if awaited - idle else min(self._patience.seconds(), COMING)
+        if awaited and waited < patience:
+            return patience - waited
+        self._absent |= awaited & idle
+        return 0.0
+
+    def _says_it_waits(self, node: str) -> bool:
+        pulse = self._roster.pulse_of(node)
+        return pulse is not None and pulse.phase == Phase.PHASE_WAITING
 
     def _lacking(self, group: frozenset[str], standing: Standing) -> str:
         """Why this group cannot go, in words; empty when it can."""

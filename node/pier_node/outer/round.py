@@ -15,6 +15,7 @@ from collections.abc import Callable, Mapping
 
 from pier.v1.peer_pb2 import AbortNotice, Ack, Ballot, Chunk, Proposal, Ready, Vote
 from pier_node.outer.attempt import Advance, Attempt, Tools, Voted, check_finite, to_the_end
+from pier_node.outer.claims import is_credible
 from pier_node.outer.contribution import Contribution
 from pier_node.outer.deadline import Backoff, Deadline
 from pier_node.outer.keeper import POLL, Keeper, Standing
@@ -58,8 +59,7 @@ class Rounds:
     ) -> None:
         self.node = tools.node
         self.state, self.saved = state, state.round
-        self._committed_at = -math.inf
-        self.sites = 1
+        self._committed_at, self.sites = -math.inf, 1
         self.votes = {self.node}
         self.last_error, self.times = "", Times()
         self.clipped: Mapping[str, float] = {}
@@ -68,8 +68,7 @@ class Rounds:
         self._promised = tools.journal.promised()
         if voted:
             self._promised = max(self._promised, (voted.round, voted.ballot), key=lambda it: (it[0], order(it[1])))
-        self._nonce = b""
-        self._suspects = Suspects()
+        self._nonce, self._suspects = b"", Suspects()
         self._attempt: Attempt | None = None
         self.keeper = Keeper(self.node, tools.roster, self._standing, Deadline(initial=300.0, floor=5.0))
         self._carrier.serve(GATHER, self.keeper.gather)
@@ -87,6 +86,11 @@ class Rounds:
     def engaged(self) -> bool:
         """Whether we took part in an attempt at a round that is not decided here."""
         return self._promised[0] > self.state.round
+
+    @property
+    def pledge(self) -> bytes:
+        """Digest of what we voted for in the coming round; empty: nothing."""
+        return self._voted.value.digest if self._voted and self._voted.round == self.coming() else b""
 
     @property
     def _undecided(self) -> bool:
@@ -113,8 +117,10 @@ class Rounds:
         return self.state.round + 1
 
     def leaders(self) -> list[str]:
-        """Whose state this site needs before it goes on."""
-        return self._roster.ahead(self.state.round)
+        """Whose state this site needs before it goes on: of those who say that they are ahead, whom it may believe."""
+        last, ahead = self.state, self._roster.ahead(self.state.round)
+        pulses = self._roster.pulses() if ahead else {}
+        return [node for node in ahead if is_credible(pulses[node], last.round, last.members, pulses.values())]
 
     async def commit_alone(self, contribution: Contribution, advance: Advance) -> OuterState:
         """A round of a group of one, which needs nobody's word."""
@@ -132,7 +138,7 @@ class Rounds:
         self.renew()
         while True:
             task = asyncio.create_task(self._try_once(contribution, advance))
-            decided = asyncio.create_task(self._roster.changed.until(self._is_decided))
+            decided = asyncio.create_task(self._roster.changed.until(lambda: bool(self.leaders())))
             try:
                 await asyncio.wait([task, decided], return_when=asyncio.FIRST_COMPLETED)
             finally:
@@ -233,6 +239,7 @@ class Rounds:
             ready.voted_in.CopyFrom(voted.ballot)
             ready.voted_round = voted.round
             ready.holds = voted.shadow is not None
+            ready.refuted = self._tools.votes.contradict(voted.ballot, voted.value)
         return ready
 
     def _acceptable(self, proposal: Proposal, ready: Ready) -> bool:
@@ -266,13 +273,9 @@ class Rounds:
 
     # --- how a round ends ----------------------------------------------------------------------
 
-    def _is_decided(self) -> bool:
-        return bool(self._roster.ahead(self.state.round))
-
     def _confirmed(self) -> bool:
         """If somebody committed the very result that we hold, so do we. Raises Behind if it was another one."""
-        peers = self._roster.ahead(self.state.round)
-        shadow = self.shadow
+        peers, shadow = self.leaders(), self.shadow
         for node in peers:
             pulse = self._roster.pulse_of(node)
             if shadow and pulse and pulse.round == shadow.round and pulse.digest == shadow.digest:
@@ -289,11 +292,10 @@ class Rounds:
         self._nonce = b""
         self._suspects.clear()
         self._tools.votes.clear()
-        self.last_error = ""
-        self.votes = {self.node}
+        self.last_error, self.votes = "", {self.node}
         self._tools.news.notify()
         self._roster.changed.notify()
 
     def _standing(self) -> Standing:
-        committed = self.state.round
-        return Standing(committed, self._committed_at, self.state.members, self._length(committed + 1), self.sites)
+        state = self.state
+        return Standing(state.round, self._committed_at, state.members, self._length(self.coming()), self.sites)

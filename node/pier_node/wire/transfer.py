@@ -217,10 +217,11 @@ class _Transfer:
             await stream.aclose()
 
     def _drop(self, peer: str, error: PeerLost) -> None:
-        log.warning("state transfer: %s is left out: %s", peer, error.reason)
         self._lost[peer] = error
         if peer in self._peers:
             self._peers.remove(peer)
+        if self._peers:
+            log.warning("state transfer: %s is left out: %s", peer, error.reason)
 
     def _nobody(self) -> PeerLost:
         reasons = "; ".join(f"{peer}: {error.reason}" for peer, error in self._lost.items())

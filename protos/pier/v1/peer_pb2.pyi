@@ -187,6 +187,7 @@ class Pulse(_message.Message):
     TIME_FIELD_NUMBER: _builtins.int
     SPREAD_FIELD_NUMBER: _builtins.int
     TRAINING_FOR_FIELD_NUMBER: _builtins.int
+    PLEDGE_FIELD_NUMBER: _builtins.int
     phase: Global___Phase.ValueType
     round: _builtins.int
     """last committed round"""
@@ -207,6 +208,8 @@ class Pulse(_message.Message):
     """NoLoCo: standard deviation between replicas, as its last pair saw it; NaN: not known"""
     training_for: _builtins.int
     """the round that it brings its present inner steps to"""
+    pledge: _builtins.bytes
+    """digest it voted for in the round after `round`, empty: none; not set: it does not say"""
     @_builtins.property
     def site(self) -> Global___Site: ...
     def __init__(
@@ -225,12 +228,15 @@ class Pulse(_message.Message):
         time: _builtins.float = ...,
         spread: _builtins.float = ...,
         training_for: _builtins.int = ...,
+        pledge: _builtins.bytes | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["site", b"site"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_pledge", b"_pledge", "pledge", b"pledge", "site", b"site"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["bytes_sent", b"bytes_sent", "digest", b"digest", "inner_step", b"inner_step", "loss", b"loss", "phase", b"phase", "round", b"round", "site", b"site", "spread", b"spread", "time", b"time", "tokens", b"tokens", "tokens_per_second", b"tokens_per_second", "training_for", b"training_for", "validation_loss", b"validation_loss"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_pledge", b"_pledge", "bytes_sent", b"bytes_sent", "digest", b"digest", "inner_step", b"inner_step", "loss", b"loss", "phase", b"phase", "pledge", b"pledge", "round", b"round", "site", b"site", "spread", b"spread", "time", b"time", "tokens", b"tokens", "tokens_per_second", b"tokens_per_second", "training_for", b"training_for", "validation_loss", b"validation_loss"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
+    _WhichOneofReturnType__pledge: _TypeAlias = _typing.Literal["pledge"]  # noqa: Y015
+    _WhichOneofArgType__pledge: _TypeAlias = _typing.Literal["_pledge", b"_pledge"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__pledge) -> _WhichOneofReturnType__pledge | None: ...
 
 Global___Pulse: _TypeAlias = Pulse  # noqa: Y015
 
@@ -336,6 +342,7 @@ class Ready(_message.Message):
     VOTED_IN_FIELD_NUMBER: _builtins.int
     VOTED_ROUND_FIELD_NUMBER: _builtins.int
     HOLDS_FIELD_NUMBER: _builtins.int
+    REFUTED_FIELD_NUMBER: _builtins.int
     SUSPECTS_FIELD_NUMBER: _builtins.int
     NORM_FIELD_NUMBER: _builtins.int
     VOTES_FIELD_NUMBER: _builtins.int
@@ -350,6 +357,8 @@ class Ready(_message.Message):
     voted_round: _builtins.int
     holds: _builtins.bool
     """it still has the staged result it voted for"""
+    refuted: _builtins.bool
+    """a member voted for other bits in the attempt that computed it: nobody can have committed it"""
     norm: _builtins.float
     """L2 norm of its pseudo-gradient"""
     @_builtins.property
@@ -383,13 +392,14 @@ class Ready(_message.Message):
         voted_in: Global___Ballot | None = ...,
         voted_round: _builtins.int = ...,
         holds: _builtins.bool = ...,
+        refuted: _builtins.bool = ...,
         suspects: _abc.Iterable[_builtins.str] | None = ...,
         norm: _builtins.float = ...,
         votes: _abc.Iterable[_builtins.str] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["seen", b"seen", "voted", b"voted", "voted_in", b"voted_in"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["bandwidth", b"bandwidth", "holds", b"holds", "node", b"node", "nonce", b"nonce", "norm", b"norm", "round", b"round", "seen", b"seen", "suspects", b"suspects", "tokens", b"tokens", "voted", b"voted", "voted_in", b"voted_in", "voted_round", b"voted_round", "votes", b"votes"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["bandwidth", b"bandwidth", "holds", b"holds", "node", b"node", "nonce", b"nonce", "norm", b"norm", "refuted", b"refuted", "round", b"round", "seen", b"seen", "suspects", b"suspects", "tokens", b"tokens", "voted", b"voted", "voted_in", b"voted_in", "voted_round", b"voted_round", "votes", b"votes"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
