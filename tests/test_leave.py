@@ -155,7 +155,7 @@ async def test_both_sides_remember_across_a_restart(network: Network, folder: Pa
 async def test_who_takes_part_in_an_attempt_keeps_its_votes(network: Network, folder: Path) -> None:
     """The heir would not know of the attempt, and could decide another result than those who are in it."""
     sites = await members(network, folder)
-    sites["a"].rounds._promised = 1, Ballot(number=1, keeper="a")
+    sites["a"].rounds._promises.promise(1, Ballot(number=1, keeper="a"))
     await sites["a"].leave.leave()
     assert [sites[name].rounds.votes for name in NAMES] == [{"a"}, {"b"}, {"c"}]
 

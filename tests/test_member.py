@@ -29,7 +29,7 @@ def test_rounds_of_all_remember_a_vote_for_a_later_round(tmp_path: Path) -> None
         for number, voted in ((4, False), (5, True)):
             Journal(tmp_path / "journal.json").record(number, 2, "b", value("x", "ab"))
             rounds = rounds_of_all(config(), carrier, roster_of(carrier), tmp_path, layout.length, AT_REST, NO_FAULTS)
-            assert (rounds._voted is not None) is voted
+            assert (rounds._promises.voted is not None) is voted
             assert rounds.state is AT_REST
 
     run(main())

@@ -8,12 +8,13 @@ from pier.v1.peer_pb2 import Ballot
 from pier_node.config import RunConfig
 from pier_node.faults import Faults
 from pier_node.journal import Journal, PairJournal
-from pier_node.outer.attempt import Tools, Voted
+from pier_node.outer.attempt import Tools
 from pier_node.outer.codec import codec
 from pier_node.outer.deal import PairTools
 from pier_node.outer.mean import trimmed_mean, weighted_mean
 from pier_node.outer.pairing import PairRun
 from pier_node.outer.pairs import Pairs
+from pier_node.outer.promises import Voted
 from pier_node.outer.round import Rounds
 from pier_node.outer.schedule import synced, total_rounds
 from pier_node.outer.state import OuterState

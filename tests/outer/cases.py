@@ -13,8 +13,9 @@ from simulation.virtual_time import run
 from pier.v1.peer_pb2 import AbortNotice, Ack, Ballot, Chunk, Phase, Proposal, Pulse, Ready, Share, Site, Value, Vote
 from pier_node.config import RunConfig
 from pier_node.faults import NO_FAULTS, Faults
-from pier_node.outer.attempt import Tools, Voted
+from pier_node.outer.attempt import Tools
 from pier_node.outer.contribution import Contribution
+from pier_node.outer.promises import Voted
 from pier_node.outer.round import Rounds
 from pier_node.outer.state import ANCHOR, MOMENTUM, OuterState
 from pier_node.roster import Roster

@@ -14,8 +14,9 @@ from simulation.virtual_time import run
 
 from pier.v1.peer_pb2 import Proposal, Value
 from pier_node.faults import Faults
-from pier_node.outer.attempt import Attempt, Voted
+from pier_node.outer.attempt import Attempt
 from pier_node.outer.contribution import Contribution
+from pier_node.outer.promises import Voted
 from pier_node.outer.state import OuterState
 from pier_node.outer.suspicion import Suspicion
 

@@ -23,9 +23,9 @@ from simulation.virtual_time import run
 
 from pier.v1.peer_pb2 import Ack, Phase, Vote
 from pier_node.faults import Faults
-from pier_node.outer.attempt import Voted
 from pier_node.outer.contribution import Contribution
 from pier_node.outer.keeper import POLL
+from pier_node.outer.promises import Voted
 from pier_node.outer.state import OuterState
 from pier_node.outer.suspects import EXPIRY
 from pier_node.outer.suspicion import Behind
@@ -87,7 +87,7 @@ def test_a_round_of_one_asks_nobody() -> None:
 def test_what_peers_may_fetch() -> None:
     async def play(network: Network, members: dict[str, Member]) -> None:
         rounds, shadow = members["a"].rounds, outer_state("a", round=1)
-        rounds._remember(Voted(1, ballot(1), value("x", "a"), shadow))
+        rounds._promises.vote(Voted(1, ballot(1), value("x", "a"), shadow))
         assert [rounds.offer(number, False) for number in (0, 1)] == [rounds.state, None]
         assert [rounds.offer(number, True) for number in (0, 1, 2)] == [None, shadow, None]
 

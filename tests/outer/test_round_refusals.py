@@ -13,8 +13,8 @@ from simulation.network import Network
 from simulation.virtual_time import run
 
 from pier.v1.peer_pb2 import AbortNotice, Ballot, Chunk, Proposal, Ready, Vote
-from pier_node.outer.attempt import Voted
 from pier_node.outer.contribution import Contribution
+from pier_node.outer.promises import Voted
 from pier_node.wire.carrier import ABORT, VOTE, PeerRefused
 
 

@@ -20,11 +20,12 @@ from pier_node.checkpoint import Checkpoint
 from pier_node.config import RunConfig
 from pier_node.faults import Faults
 from pier_node.model.layout import Layout
-from pier_node.outer.attempt import Tools, Voted
+from pier_node.outer.attempt import Tools
 from pier_node.outer.codec import codec
 from pier_node.outer.deal import PairTools
 from pier_node.outer.pairing import PairRun
 from pier_node.outer.pairs import Pairs
+from pier_node.outer.promises import Voted
 from pier_node.outer.quorum import has_quorum
 from pier_node.outer.records import Records
 from pier_node.outer.round import Rounds

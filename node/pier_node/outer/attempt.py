@@ -7,7 +7,7 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Collection, Coroutine, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -19,6 +19,7 @@ from pier_node.outer.contribution import Contribution, norm_limit
 from pier_node.outer.deadline import Deadline
 from pier_node.outer.mean import Mean, weighted_mean
 from pier_node.outer.plan import CHUNK, Plan
+from pier_node.outer.promises import Voted, VoteLog
 from pier_node.outer.quorum import order
 from pier_node.outer.reduce import Reduction
 from pier_node.outer.state import OuterState
@@ -37,29 +38,6 @@ log = logging.getLogger(__name__)
 
 Advance = Callable[[OuterState, Vector, Mapping[str, int]], OuterState]
 """(last state, mean, tokens by member) -> next state: pure, and equal in every bit at every member."""
-
-
-class VoteLog(Protocol):
-    """What remembers our last vote and promise across a crash: see journal.py."""
-
-    def promise(self, round: int, ballot: Ballot) -> None:
-        """Returns only when the promise to take part in no lower ballot would survive a crash."""
-
-    def promised(self) -> tuple[int, Ballot]:
-        """Round and ballot of the last promise."""
-
-    def record(self, round: int, ballot_number: int, ballot_keeper: str, value: Value) -> None:
-        """Returns only when the vote would survive a crash."""
-
-
-@dataclass
-class Voted:
-    """Our last vote, and its result as long as we have it."""
-
-    round: int
-    ballot: Ballot
-    value: Value
-    shadow: OuterState | None
 
 
 class VoteBook:

@@ -14,11 +14,12 @@ import secrets
 from collections.abc import Callable, Mapping
 
 from pier.v1.peer_pb2 import AbortNotice, Ack, Ballot, Chunk, Proposal, Ready, Vote
-from pier_node.outer.attempt import Advance, Attempt, Tools, Voted, check_finite, to_the_end
+from pier_node.outer.attempt import Advance, Attempt, Tools, check_finite, to_the_end
 from pier_node.outer.claims import is_credible
 from pier_node.outer.contribution import Contribution
 from pier_node.outer.deadline import Backoff, Deadline
 from pier_node.outer.keeper import POLL, Keeper, Standing
+from pier_node.outer.promises import Promises, Voted
 from pier_node.outer.proposal import flaw
 from pier_node.outer.quorum import order
 from pier_node.outer.state import OuterState
@@ -63,11 +64,9 @@ class Rounds:
         self.votes = {self.node}
         self.last_error, self.times = "", Times()
         self.clipped: Mapping[str, float] = {}
-        self._tools, self._voted, self._length, self._new_nonce = tools, voted, length, nonce
+        self._tools, self._length, self._new_nonce = tools, length, nonce
         self._roster, self._carrier, self._faults = tools.roster, tools.carrier, tools.faults
-        self._promised = tools.journal.promised()
-        if voted:
-            self._promised = max(self._promised, (voted.round, voted.ballot), key=lambda it: (it[0], order(it[1])))
+        self._promises = Promises(tools.journal, voted)
         self._nonce, self._suspects = b"", Suspects()
         self._attempt: Attempt | None = None
         self.keeper = Keeper(self.node, tools.roster, self._standing, Deadline(initial=300.0, floor=5.0))
@@ -80,28 +79,21 @@ class Rounds:
     @property
     def shadow(self) -> OuterState | None:
         """The staged result that we voted for, if it is not decided yet."""
-        return self._voted.shadow if self._voted else None
+        return self._promises.voted.shadow if self._promises.voted else None
 
     @property
     def engaged(self) -> bool:
         """Whether we took part in an attempt at a round that is not decided here."""
-        return self._promised[0] > self.state.round
+        return self._promises.engaged(self.state.round)
 
     @property
     def pledge(self) -> bytes:
         """Digest of what we voted for in the coming round; empty: nothing."""
-        return self._voted.value.digest if self._voted and self._voted.round == self.coming() else b""
-
-    @property
-    def _undecided(self) -> bool:
-        """Whether we voted for a result that somebody may have committed without our knowledge."""
-        return self._voted is not None and self._voted.round > self.state.round
+        return self._promises.pledge(self.coming())
 
     @property
     def _seen(self) -> Ballot:
-        """The highest ballot of the coming round that we have taken part in."""
-        round, ballot = self._promised
-        return ballot if round == self.state.round + 1 else Ballot()
+        return self._promises.seen(self.coming())
 
     def offer(self, number: int, shadow: bool) -> OuterState | None:
         """What a peer may fetch from us: the last committed state (0, or its number), or the shadow of the next.
@@ -184,12 +176,11 @@ class Rounds:
             return
         self._suspects.clear()
         self.renew()
-        await to_the_end(lambda: self._tools.journal.promise(proposal.round, proposal.ballot))
-        self._promised = proposal.round, proposal.ballot
+        await to_the_end(lambda: self._promises.promise(proposal.round, proposal.ballot))
         attempt = self._attempt = Attempt(self._tools, self.state, self.shadow, proposal)
         try:
             with self.times.spent_on_attempt():
-                self._settle(await attempt.run(contribution, advance, self._remember))
+                self._settle(await attempt.run(contribution, advance, self._promises.vote))
             self.clipped = attempt.clipped
         except Suspicion as suspicion:
             self.last_error = str(suspicion)
@@ -197,9 +188,6 @@ class Rounds:
             if suspicion.node not in (NOBODY, self.node):
                 self._suspects.add(suspicion.node)
             await attempt.give_up(suspicion)
-
-    def _remember(self, voted: Voted) -> None:
-        self._voted = voted
 
     async def _ask(self, contribution: Contribution) -> Proposal | None:
         """Announce ourselves to the keeper; the proposal, if there is one to take part in or if we shall wait."""
@@ -219,6 +207,8 @@ class Rounds:
             return None
         if proposal.verdict == Proposal.VERDICT_GO:
             return proposal if self._acceptable(proposal, ready) else None
+        if keeper != self.node and proposal.reason not in ("", self.last_error):
+            log.warning("round %d waits: %s", ready.round, proposal.reason)
         self.last_error = proposal.reason
         return proposal if proposal.verdict == Proposal.VERDICT_WAIT else None
 
@@ -234,11 +224,8 @@ class Rounds:
             suspects=sorted(self._suspects.now()),
             votes=sorted(self.votes),
         )
-        if (voted := self._voted) and self._undecided:
-            ready.voted.CopyFrom(voted.value)
-            ready.voted_in.CopyFrom(voted.ballot)
-            ready.voted_round = voted.round
-            ready.holds = voted.shadow is not None
+        self._promises.announce(ready)
+        if voted := self._promises.voted:
             ready.refuted = self._tools.votes.contradict(voted.ballot, voted.value)
         return ready
 
@@ -287,8 +274,7 @@ class Rounds:
 
     def _settle(self, state: OuterState) -> None:
         self.state, self._committed_at = state, asyncio.get_running_loop().time()
-        if not self._undecided:  # a vote for a later round than one that was fetched still binds us
-            self._voted = None
+        self._promises.release(state.round)
         self._nonce = b""
         self._suspects.clear()
         self._tools.votes.clear()
