@@ -170,6 +170,22 @@ def test_who_was_not_in_it_is_behind() -> None:
     scene(play)
 
 
+def test_who_says_alone_that_it_is_ahead_is_not_followed_but_by_who_gave_its_vote_away() -> None:
+    async def main() -> None:
+        puppet, member = await with_puppet(network := Network(1, CALM))
+        other = Member(network, "c", member.rounds.state)
+        other.meet("b")
+        member.rounds.state = other.rounds.state = outer_state("abc", round=3)
+        puppet.round = 9
+        await asyncio.sleep(3)
+        assert member.rounds.leaders() == [], "b and c would know"
+        other.rounds.votes = set()
+        await asyncio.sleep(3)
+        assert member.rounds.leaders() == ["a"], "somebody else has the vote of c"
+
+    run(main())
+
+
 def test_another_result_than_ours_is_not_confirmed() -> None:
     async def main() -> None:
         network = Network(1, CALM)

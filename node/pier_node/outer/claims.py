@@ -15,8 +15,8 @@ from pier_node.outer.quorum import has_quorum
 def is_credible(claim: Pulse, round: int, base: Collection[str], pulses: Iterable[Pulse]) -> bool:
     """Whether the round after `round` may have been decided without our knowledge, as `claim` says.
 
-    A decision needs votes of a majority of the last members, and a vote stays with whoever cast it. Pulses may be a
-    beat old, so that a true claim is doubted for a beat at most.
+    A decision needs votes of a majority of the last members, and a vote stays with whoever cast it; who has handed its
+    own over does not deny. Pulses may be a beat old, so that a true claim is doubted for a beat at most.
 
     Args:
         round: the last one committed here.

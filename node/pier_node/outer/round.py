@@ -87,9 +87,9 @@ class Rounds:
         return self._promises.engaged(self.state.round)
 
     @property
-    def pledge(self) -> bytes:
-        """Digest of what we voted for in the coming round; empty: nothing."""
-        return self._promises.pledge(self.coming())
+    def pledge(self) -> bytes | None:
+        """Digest of what we voted for in the coming round, empty: nothing; None: somebody else has our vote."""
+        return self._promises.pledge(self.coming()) if self.node in self.votes else None
 
     @property
     def _seen(self) -> Ballot:
@@ -208,7 +208,8 @@ class Rounds:
         if proposal.verdict == Proposal.VERDICT_GO:
             return proposal if self._acceptable(proposal, ready) else None
         if keeper != self.node and proposal.reason not in ("", self.last_error):
-            log.warning("round %d waits: %s", ready.round, proposal.reason)
+            usual = self.sites > 1  # as at the keeper
+            log.log(logging.INFO if usual else logging.WARNING, "round %d waits: %s", ready.round, proposal.reason)
         self.last_error = proposal.reason
         return proposal if proposal.verdict == Proposal.VERDICT_WAIT else None
 
