@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import secrets
 import time
-from collections import deque
+from bisect import insort
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
@@ -49,7 +49,7 @@ class Board:
         self.curves = {name: Series(POINTS) for name in ("loss", "tokens_per_second", "validation_loss")}
         self.round = 0
         self.moved = 0.0
-        self._events: deque[dict[str, Any]] = deque(maxlen=EVENTS)
+        self._events: list[dict[str, Any]] = []
         self._rates = Rates()
         self._clock = clock
         self._newest = 0.0
@@ -145,10 +145,9 @@ class Board:
         if said:
             level = whole(fact.body, "level") or INFO
             node = site.node if site else ""
-            self._events.append(
-                {"number": fact.number, "time": fact.time, "node": node, "kind": fact.kind, "level": level}
-                | {"text": said, "stamp": self.stamp}
-            )
+            event = {"number": fact.number, "time": fact.time, "node": node, "kind": fact.kind, "level": level}
+            insort(self._events, event | {"text": said, "stamp": self.stamp}, key=lambda it: it["time"])
+            del self._events[:-EVENTS]
 
     # --- going out -----------------------------------------------------------------------------
 
@@ -219,7 +218,7 @@ class Board:
         return sum(recent) / len(recent) if recent else None
 
     def events(self, since: int = 0, after: int = 0) -> list[dict[str, Any]]:
-        """Those that came after a stamp, and those with a number above `after`; the oldest first."""
+        """Those that came after a stamp, and those with a number above `after`; in the order in which they happened."""
         return [
             {**event, "name": self.name(event["node"])}
             for event in self._events

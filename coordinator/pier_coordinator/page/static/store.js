@@ -11,7 +11,7 @@ export function take(state, told) {
   state.heardAt = performance.now();
   for (const site of told.sites) state.sites.set(site.node, { ...state.sites.get(site.node), ...site });
   for (const link of told.links) state.links.set(`${link.node} ${link.peer}`, link);
-  state.events = [...state.events, ...told.events].slice(-MOST_EVENTS);
+  state.events = [...state.events, ...told.events].sort((one, other) => one.time - other.time).slice(-MOST_EVENTS);
   for (const [name, points] of Object.entries(told.curves)) {
     state.curves[name] = joined(state.curves[name], points);
   }
