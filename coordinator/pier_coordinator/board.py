@@ -279,9 +279,7 @@ def _said(fact: Fact) -> str:
             return f"run {text(body, 'name')}: {text(body, 'algorithm')}, {whole(body, 'rounds') or 0} rounds"
         case "site":
             return f"started: Pier {text(body, 'version')} over {text(body, 'transport')} at {text(body, 'address')}"
-        case "order":
-            return f"order {whole(body, 'epoch') or 0}: {text(body, 'activity').lower().removeprefix('activity_')}"
-        case "note" | "event":
+        case "order" | "note" | "event":
             return text(body, "text")
         case _:
             return ""

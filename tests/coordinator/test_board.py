@@ -186,11 +186,11 @@ def test_after_a_restart_sites_get_time_to_come_back() -> None:
 def test_orders_and_a_revocation_are_shown() -> None:
     board = played(rounds=3)
     end = Played(rounds=3).end
-    board.apply(Fact(end, "order", A, {"epoch": 2, "activity": "ACTIVITY_PAUSE", "assignment": "replica"}))
+    board.apply(Fact(end, "order", A, {"activity": "ACTIVITY_PAUSE", "assignment": "replica", "text": "paused by x"}))
     board.apply(Fact(end, "event", B, {"level": 30, "text": "revoked", "state": "revoked"}))
     assert (row(board, "lab-a")["activity"], row(board, "lab-a")["assignment"]) == ("pause", "replica")
     assert row(board, "lab-b")["state"] == "revoked"
-    assert [event["text"] for event in board.events()[-2:]] == ["order 2: pause", "revoked"]
+    assert [event["text"] for event in board.events()[-2:]] == ["paused by x", "revoked"]
 
 
 def test_events_are_the_last_ones_and_have_the_site_s_name() -> None:
