@@ -97,11 +97,13 @@ def invite(folder: Path, name: str, expires: float, uses: int, as_json: bool) ->
 @JSON
 @explained
 def revoke(folder: Path, site: str, as_json: bool) -> None:
-    """Put SITE (its name or node id) out of the run for good, or take back the invite of that id."""
-    from pier_coordinator.commands.operate import act
+    """Put SITE (its name or node id) out of the run for good, or take back the invite of that id.
 
-    said = f"{site} is revoked: within a few seconds no site has anything to do with it any more."
-    act(folder, "revoke", said, as_json, node=site)
+    A site that has come in with an invite stays when the invite is taken back: revoke the site.
+    """
+    from pier_coordinator.commands.operate import revoke
+
+    revoke(folder, site, as_json)
 
 
 @main.command()

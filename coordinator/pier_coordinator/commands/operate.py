@@ -11,7 +11,7 @@ from typing import Any
 from rich.console import Console
 from rich.live import Live
 
-from pier_coordinator.commands.client import Client
+from pier_coordinator.commands.client import Answer, Client
 from pier_coordinator.commands.tables import SILENT, events_table, nodes_table, status_view
 
 EVERY = 1.0
@@ -77,6 +77,22 @@ def order(folder: Path, action: str, sites: Sequence[str], as_json: bool) -> Non
     whom = ", ".join(sites) or "all sites"
     done = {"pause": f"{whom}: pause at the next round", "resume": f"{whom}: go on", "stop": f"{whom}: leave the run"}
     act(folder, action, done[action], as_json, nodes=[*sites])
+
+
+def revoke(folder: Path, site: str, as_json: bool) -> None:
+    """Put a site out, or take an invite back. Raises PierError."""
+    answer = Client.of(folder).act("revoke", node=site)
+    print(json.dumps(answer) if as_json else _revoked(folder, answer))
+
+
+def _revoked(folder: Path, answer: Answer) -> str:
+    if "invite" not in answer:
+        return f"{answer['site']} is revoked: within a few seconds no site has anything to do with it any more."
+    said = f"The invite {answer['invite']} is taken back: nobody comes in with it any more."
+    if not answer["sites"]:
+        return said
+    remedy = "\n".join(f"  pier-coordinator revoke --data {folder} {name}" for name in answer["sites"])
+    return f"{said}\nWho came in with it stays. To put that out as well:\n\n{remedy}\n"
 
 
 def act(folder: Path, action: str, said: str, as_json: bool, **body: Any) -> None:
