@@ -19,6 +19,7 @@ from pier_coordinator.rates import Rates
 from pier_coordinator.series import Series, rounded
 from pier_coordinator.sites import Site
 from pier_coordinator.timeline import LATEST, Timeline, segment_of
+from pier_node.units import several
 
 EVENTS = 500
 POINTS = 480
@@ -276,7 +277,9 @@ def _said(fact: Fact) -> str:
     body = fact.body
     match fact.kind:
         case "run":
-            return f"run {text(body, 'name')}: {text(body, 'algorithm')}, {whole(body, 'rounds') or 0} rounds"
+            return (
+                f"run {text(body, 'name')}: {text(body, 'algorithm')}, {several(whole(body, 'rounds') or 0, 'round')}"
+            )
         case "site":
             return f"started: Pier {text(body, 'version')} over {text(body, 'transport')} at {text(body, 'address')}"
         case "order" | "note" | "event":

@@ -15,7 +15,7 @@ from pier_coordinator.board import Board
 from pier_coordinator.facts import Fact
 
 if TYPE_CHECKING:
-    from playwright.async_api import Browser
+    from playwright.async_api import Browser, Route
 
 pytest.importorskip("playwright", reason="no Chromium, or no playwright here: the page was NOT looked at")
 
@@ -47,6 +47,25 @@ async def test_it_shows_the_run_and_complains_of_nothing(chromium: Browser) -> N
             await expect(page.locator(f"{chart} .plot-box")).to_have_attribute("aria-label", re.compile("lab-c [0-9]"))
         await page.locator("#links-all summary").click()
         await expect(page.locator("#links tbody tr")).to_have_count(6)
+        assert look.errors == []
+
+
+async def test_until_the_first_data_have_come_it_says_that_it_loads(chromium: Browser) -> None:
+    async with serving(run_of_three()) as address, looking(chromium, "about:blank") as look:
+        go_on = asyncio.Event()
+
+        async def later(route: Route) -> None:
+            await go_on.wait()
+            await route.continue_()
+
+        await look.page.route("**/api/stream", later)
+        await look.page.goto(address)
+        await expect(look.page.locator("#loading")).to_be_visible()
+        for panel in ("#sites", "#no-sites", "#no-events", "#charts"):
+            await expect(look.page.locator(panel)).to_be_hidden()
+        go_on.set()
+        await expect(look.page.locator("#sites tbody tr")).to_have_count(3)
+        await expect(look.page.locator("#loading")).to_be_hidden()
         assert look.errors == []
 
 

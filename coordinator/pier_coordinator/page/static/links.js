@@ -1,6 +1,6 @@
 // Who talks to whom: a map for few sites, a table for any number of them.
 import { $, cells, make, order } from "./dom.js";
-import { bytes, rate, seconds } from "./format.js";
+import { bytes, rate, seconds, several } from "./format.js";
 import { ask } from "./feed.js";
 import { nameOf } from "./store.js";
 
@@ -71,7 +71,7 @@ export class Links {
     const places = new Map(sites.map((site, at) => [site.node, place(at, sites.length)]));
     const drawn = links.filter((link) => places.has(link.node) && places.has(link.peer)).map((link) => arc(this.state, link, places, sites.length));
     const circles = sites.flatMap((site) => circle(site, places.get(site.node)));
-    const picture = svg("svg", { viewBox: frame([...places.values()]), role: "img", "aria-label": `Map of ${sites.length} sites and ${links.length} links; the table has the same in numbers` });
+    const picture = svg("svg", { viewBox: frame([...places.values()]), role: "img", "aria-label": `Map of ${several(sites.length, "site")} and ${several(links.length, "link")}; the table has the same in numbers` });
     picture.append(...drawn.flat(), ...circles);
     if (sites.length > ROOMY) lightUp(picture);
     return order($("map"), [picture]);
