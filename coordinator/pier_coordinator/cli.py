@@ -111,10 +111,13 @@ def revoke(folder: Path, site: str, as_json: bool) -> None:
 @JSON
 @explained
 def nodes(folder: Path, as_json: bool) -> None:
-    """Show the sites: where they are and what they do."""
+    """Show the sites: where they are and what they do.
+
+    Exit code: 0, or 3 when a site is silent; 1 when there is no answer.
+    """
     from pier_coordinator.commands.operate import nodes
 
-    nodes(folder, as_json)
+    sys.exit(nodes(folder, as_json))
 
 
 @main.command()
@@ -125,7 +128,7 @@ def nodes(folder: Path, as_json: bool) -> None:
 def status(folder: Path, as_json: bool, watch: bool) -> None:
     """Show how the run does, and what needs somebody's attention.
 
-    Exit code: 0 when all sites are there, 3 when one is gone.
+    Exit code: 0, or 3 when a site is silent; 1 when there is no answer.
     """
     from pier_coordinator.commands.operate import status
 

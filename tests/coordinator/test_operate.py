@@ -51,3 +51,23 @@ def test_who_came_with_a_revoked_invite_stays(
     assert [line for line in said.splitlines() if line.startswith("  ")] == [
         f"  pier-coordinator revoke --data my-run {name}" for name in sites
     ]
+
+
+@pytest.mark.parametrize("as_json", [False, True])
+@pytest.mark.parametrize(
+    ("states", "code"), [((), 0), (("training", "left", "revoked", "paused"), 0), (("training", "silent"), 3)]
+)
+def test_scripts_see_by_the_exit_code_that_a_site_is_silent(
+    answers: dict[str, Answer], states: tuple[str, ...], code: int, as_json: bool
+) -> None:
+    sites = [
+        {"name": state, "node": state, "state": state, "address": "", "version": "", "activity": ""}
+        | dict.fromkeys(("round", "loss", "tokens_per_second", "bytes_sent"))
+        for state in states
+    ]
+    run = {"name": "lark", "algorithm": "pier", "rounds": 20}
+    totals = {"round": 7, "tokens_per_second": 1234.0, "loss": 2.5}
+    answers["/api/nodes"] = {"sites": sites}
+    answers["/api/board"] = {"sites": sites, "run": run, "totals": totals, "alerts": []}
+    assert operate.nodes(FOLDER, as_json) == code
+    assert operate.status(FOLDER, as_json, watch=False) == code

@@ -16,12 +16,12 @@ from pier_coordinator.commands.tables import SILENT, events_table, nodes_table, 
 
 EVERY = 1.0
 """Seconds between two looks of --watch."""
-ALL_WELL, SITES_GONE = 0, 3
-"""Exit codes of `status`."""
+ALL_WELL, SITES_SILENT = 0, 3
+"""Exit codes of `status` and `nodes`."""
 
 
 def status(folder: Path, as_json: bool, watch: bool) -> int:
-    """Show the run, once or until Ctrl+C; returns the exit code: 3 when a site is gone. Raises PierError."""
+    """Show the run, once or until Ctrl+C; returns the exit code. Raises PierError."""
     client, console = Client.of(folder), Console()
     if watch and not as_json:
         try:
@@ -36,16 +36,21 @@ def status(folder: Path, as_json: bool, watch: bool) -> int:
         print(json.dumps(found))
     else:
         console.print(status_view(found))
-    return SITES_GONE if any(site["state"] == SILENT for site in found["sites"]) else ALL_WELL
+    return _code(found["sites"])
 
 
-def nodes(folder: Path, as_json: bool) -> None:
-    """Show the sites. Raises PierError."""
+def _code(sites: Sequence[Answer]) -> int:
+    return SITES_SILENT if any(site["state"] == SILENT for site in sites) else ALL_WELL
+
+
+def nodes(folder: Path, as_json: bool) -> int:
+    """Show the sites; returns the exit code. Raises PierError."""
     found = Client.of(folder).get("/api/nodes")["sites"]
     if as_json:
         print(json.dumps(found))
     else:
         Console().print(nodes_table(found) if found else "No site has come yet: `pier-coordinator invite` lets one in.")
+    return _code(found)
 
 
 def events(folder: Path, as_json: bool, limit: int, of_sites: bool) -> None:
