@@ -17,7 +17,7 @@ from pier_coordinator.fields import number, text, whole
 from pier_coordinator.links import Links
 from pier_coordinator.rates import Rates
 from pier_coordinator.series import Series, rounded
-from pier_coordinator.sites import Site
+from pier_coordinator.sites import REVOKED, Site
 from pier_coordinator.timeline import LATEST, Timeline, segment_of
 from pier_node.units import several
 
@@ -87,7 +87,9 @@ class Board:
                 site.activity = text(fact.body, "activity").lower().removeprefix("activity_")
                 site.assignment = text(fact.body, "assignment")
             case "event":
-                site.ending = text(fact.body, "state") if "state" in fact.body else site.ending
+                if text(fact.body, "state") == REVOKED:
+                    site.ending = REVOKED
+                    self.links.revoke(site.node)
                 site.dropped = max(site.dropped, whole(fact.body, "dropped") or 0)
 
     def _sample(self, site: Site, when: float, body: Mapping[str, Any]) -> None:

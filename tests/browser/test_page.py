@@ -86,6 +86,18 @@ async def test_it_is_live(chromium: Browser) -> None:
         assert look.errors == []
 
 
+async def test_a_revoked_site_is_marked_and_its_links_vanish(chromium: Browser) -> None:
+    board = run_of_three()
+    async with serving(board) as address, looking(chromium, address) as look:
+        await look.page.locator("#links-all summary").click()
+        await expect(look.page.locator("#links tbody tr")).to_have_count(6)
+        board.apply(Fact(time.time(), "event", C, {"level": 30, "text": "lab-c was revoked", "state": "revoked"}))
+        await expect(look.page.locator("#sites tbody tr").nth(2).locator(".state")).to_have_text("revoked")
+        await expect(look.page.locator("#links tbody tr")).to_have_count(2)
+        await expect(look.page.locator("#map svg path")).to_have_count(2)
+        assert look.errors == []
+
+
 async def test_it_survives_a_restart_of_the_coordinator(chromium: Browser) -> None:
     async with asyncio.timeout(60):
         async with serving(run_of_three()) as address:

@@ -193,6 +193,17 @@ def test_orders_and_a_revocation_are_shown() -> None:
     assert [event["text"] for event in board.events()[-2:]] == ["paused by x", "revoked"]
 
 
+def test_a_revoked_site_stays_revoked_and_loses_its_links() -> None:
+    live = played(rounds=3, silent=2)
+    end = Played(rounds=3).end
+    live.apply(Fact(end, "event", C, {"level": 30, "text": "lab-c was revoked", "state": "revoked"}))
+    live.pulse(C, {}, alive=False)
+    live.apply(Fact(end + 2 * SILENT_AFTER, "link", A, {"peer": C, "bandwidth": 1e6}))
+    site = row(live, "lab-c")
+    assert (site["state"], site["lag"]) == ("revoked", 0)
+    assert {node for link in live.snapshot()["links"] for node in (link["node"], link["peer"])} == {A, B}
+
+
 def test_events_are_the_last_ones_and_have_the_site_s_name() -> None:
     board = played(rounds=1)
     for number in range(1000, 1000 + EVENTS + 50):

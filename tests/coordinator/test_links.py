@@ -37,6 +37,17 @@ def test_links_are_chosen_by_stamp_and_by_site() -> None:
     assert len(links.rows(most=2)) == 2
 
 
+def test_a_revoked_site_has_no_links_nor_gets_any() -> None:
+    links = Links()
+    for stamp, (node, peer) in enumerate([("a", "b"), ("b", "c"), ("c", "a")], start=1):
+        links.take(node, {"peer": peer, "bandwidth": 1e6}, stamp)
+    links.revoke("b")
+    links.take("c", {"peer": "b", "bandwidth": 9e6}, 4)
+    links.take("b", {"peer": "c"}, 5)
+    assert [(link["node"], link["peer"]) for link in links.rows()] == [("c", "a")]
+    assert (links.uplink("a"), links.uplink("c")) == (None, 1e6)
+
+
 def test_the_oldest_links_are_forgotten() -> None:
     links = Links()
     for peer in range(module.MOST_LINKS + 10):

@@ -105,9 +105,9 @@ export class SitesTable {
     view.box.checked = slot >= 0;
     view.box.setAttribute("aria-label", `show ${site.name} in the charts`);
     view.swatch.className = slot >= 0 ? `swatch s${slot}` : "swatch";
-    say(view.word, site.activity && site.activity !== "train" && site.state !== "done" ? `${site.state} (${site.activity})` : site.state);
+    say(view.word, site.activity && site.activity !== "train" && !["done", "revoked"].includes(site.state) ? `${site.state} (${site.activity})` : site.state);
     mark(view.word, "state", site.state);
-    view.act.hidden = !document.body.dataset.operator;
+    view.act.hidden = !document.body.dataset.operator || site.state === "revoked";
     view.act.setAttribute("aria-label", `actions on ${site.name}`);
     COLUMNS.forEach(([key], at) => { if (TEXTS[key]) say(view.tds[at], TEXTS[key](site)); });
     say(view.tds[9], site.heard ? `${age(Math.max(0, time - site.heard))} ago` : "-");
