@@ -135,7 +135,7 @@ class Coordinator:
         return revoked
 
     async def invite(self, invite: InviteRow) -> None:
-        """Let whoever holds an invite come in. Raises Refused: too many are open."""
+        """Let whoever holds an invite come in. Raises Refused: too many are open, or one for a site of that name."""
         await self.store.add_invite(invite)
         self.look_at_invites()
 

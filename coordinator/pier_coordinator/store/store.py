@@ -112,7 +112,7 @@ class Store(Reader):
         )
 
     async def add_invite(self, invite: InviteRow) -> None:
-        """Make an invite. Raises Refused: too many are open."""
+        """Make an invite. Raises Refused: too many are open, or one for a site of that name."""
         await self._writer.do(lambda transaction: invites.add(transaction, invite))
 
     async def revoke_invite(self, invite: str, now: float) -> InviteRow:
