@@ -28,8 +28,8 @@ class Links:
         peer = text(body, "peer")
         if not self._revoked.isdisjoint((node, peer)):
             return
-        self._links.pop((node, peer), None)
-        bandwidth = number(body, "bandwidth") or None
+        before = self._links.pop((node, peer), {})
+        bandwidth = number(body, "bandwidth") or before.get("bandwidth")
         self._links[node, peer] = {
             "node": node,
             "peer": peer,

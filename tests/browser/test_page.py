@@ -98,6 +98,21 @@ async def test_a_revoked_site_is_marked_and_its_links_vanish(chromium: Browser) 
         assert look.errors == []
 
 
+async def test_a_bandwidth_is_shown_only_when_it_was_measured(chromium: Browser) -> None:
+    board = Board()
+    for node in (A, B, C):
+        board.pulse(node, {"phase": "training"}, alive=True)
+    for peer, bandwidth in ((B, 2.5e6), (C, 0.0)):
+        board.apply(Fact(time.time(), "link", A, {"peer": peer, "round_trip": 0.01, "bandwidth": bandwidth}))
+    async with serving(board) as address, looking(chromium, address) as look:
+        await look.page.locator("#links-all summary").click()
+        shown = look.page.locator("#links tbody td:nth-child(3)")
+        await expect(shown).to_have_count(2)
+        assert sorted(await shown.all_inner_texts()) == ["20 Mbit/s", "not measured"]
+        await expect(look.page.locator("#map .fine")).to_have_text(["20 Mbit/s"])
+        assert look.errors == []
+
+
 async def test_it_survives_a_restart_of_the_coordinator(chromium: Browser) -> None:
     async with asyncio.timeout(60):
         async with serving(run_of_three()) as address:

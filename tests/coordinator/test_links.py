@@ -20,6 +20,13 @@ def test_a_bandwidth_of_zero_is_not_known() -> None:
     assert links.uplink("a") is None
 
 
+def test_a_bandwidth_lasts_until_it_is_measured_again() -> None:
+    links = Links()
+    for bandwidth in (3e6, 0):
+        links.take("a", {"peer": "b", "bandwidth": bandwidth}, 1)
+    assert (links.rows()[0]["bandwidth"], links.uplink("a")) == (3e6, 3e6)
+
+
 def test_the_uplink_is_the_best_way_out() -> None:
     links = Links()
     links.take("a", {"peer": "b", "bandwidth": 1e6}, 1)
