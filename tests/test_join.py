@@ -129,6 +129,17 @@ async def test_a_silence_is_told_once(
     assert caplog.messages == ["no hello from h:1: no connection"]
 
 
+async def test_of_a_site_that_the_roster_knows_the_roster_tells(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO")
+    async with site(tmp_path, "a") as (_, roster, _, me), site(tmp_path, "b") as (_, _, joining, _):
+        async with site(tmp_path, "gone") as (_, _, _, gone):
+            roster.add(gone)
+        await joining.introduce([gone.address, me.address])
+    assert [text for text in caplog.messages if text.startswith("no hello from")] == []
+
+
 async def test_another_protocol_is_told_so(tmp_path: Path) -> None:
     async with site(tmp_path, "a") as (_, _, _, me), site(tmp_path, "b") as (carrier, *_):
         with pytest.raises(PeerRefused, match="protocol"):

@@ -2,12 +2,17 @@ from __future__ import annotations
 
 import pytest
 
-from pier_node.units import age, amount, count, number, percent, rate, seconds
+from pier_node.units import age, amount, count, number, percent, rate, seconds, several
 
 
 def test_numbers_that_are_not_known_yet_are_dashes() -> None:
     assert [number(None, 4), count(None), percent(None)] == ["-"] * 3
     assert [number(3.14159, 4), count(12345.6), percent(0.874)] == ["3.1416", "12,346", "87 %"]
+
+
+def test_there_may_be_one_of_a_thing() -> None:
+    shown = [several(value, "round") for value in (0, 1, 2, 12_345)]
+    assert shown == ["0 rounds", "1 round", "2 rounds", "12,345 rounds"]
 
 
 @pytest.mark.parametrize(

@@ -25,7 +25,12 @@ LATE = (3, 2)
 SHARE = (0.5, 0.4)
 RETRIED = (0.3, 0.2)
 CLOCK = (5.0, 4.0)
-"""Thresholds: the first raises an alert, the second keeps it (rounds; fractions of the time and of rounds; seconds)."""
+RISE = (0.3, 0.15)
+"""Thresholds: the first raises an alert, the second keeps it (rounds; fractions of the time and of rounds; seconds;
+nats a token)."""
+
+CONFIRMED = 2
+"""Validations one after the other that must be worse than the best before them."""
 
 STALLED = 60.0
 """Seconds, and ten times what a round takes, in which no round is committed though sites wait for one."""
@@ -183,12 +188,12 @@ def _loss(board: Board, up: Callable[[str, str], bool]) -> Iterator[Alert]:
     for site in board.live():
         if site.loss is None and (site.inner_step or 0) > 0 and site.tokens_per_second:
             yield Alert("not finite", "error", site.node, f"{site.name}: its loss is not a number any more", remedy)
-    means = board.curves["loss"].means()
-    if len(means) < RECENT:
+    measured = board.curves["validation_loss"].means()  # the training loss of single batches goes up and down anyhow
+    if len(measured) < 2 * CONFIRMED:
         return
-    now, best = median(means[-5:]), min(means[:-5])
-    if now > best + (0.15 if up("rising", "") else 0.3) and now > 1.05 * best:
-        text = f"the loss rises: {now:.3g} now, {best:.3g} at its best"
+    now, best = min(measured[-CONFIRMED:]), min(measured[:-CONFIRMED])
+    if now > best + RISE[up("rising", "")] and now > 1.05 * best:
+        text = f"the validation loss rises: {now:.3g} now, {best:.3g} at its best"
         yield Alert("rising", "error", "", text, "lower inner.lr or outer.lr; see whether a site trains on broken data")
 
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import secrets
 import time
-from collections import deque
+from bisect import insort
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
@@ -17,8 +17,9 @@ from pier_coordinator.fields import number, text, whole
 from pier_coordinator.links import Links
 from pier_coordinator.rates import Rates
 from pier_coordinator.series import Series, rounded
-from pier_coordinator.sites import Site
+from pier_coordinator.sites import REVOKED, Site
 from pier_coordinator.timeline import LATEST, Timeline, segment_of
+from pier_node.units import several
 
 EVENTS = 500
 POINTS = 480
@@ -49,7 +50,7 @@ class Board:
         self.curves = {name: Series(POINTS) for name in ("loss", "tokens_per_second", "validation_loss")}
         self.round = 0
         self.moved = 0.0
-        self._events: deque[dict[str, Any]] = deque(maxlen=EVENTS)
+        self._events: list[dict[str, Any]] = []
         self._rates = Rates()
         self._clock = clock
         self._newest = 0.0
@@ -86,7 +87,9 @@ class Board:
                 site.activity = text(fact.body, "activity").lower().removeprefix("activity_")
                 site.assignment = text(fact.body, "assignment")
             case "event":
-                site.ending = text(fact.body, "state") if "state" in fact.body else site.ending
+                if text(fact.body, "state") == REVOKED:
+                    site.ending = REVOKED
+                    self.links.revoke(site.node)
                 site.dropped = max(site.dropped, whole(fact.body, "dropped") or 0)
 
     def _sample(self, site: Site, when: float, body: Mapping[str, Any]) -> None:
@@ -145,10 +148,9 @@ class Board:
         if said:
             level = whole(fact.body, "level") or INFO
             node = site.node if site else ""
-            self._events.append(
-                {"number": fact.number, "time": fact.time, "node": node, "kind": fact.kind, "level": level}
-                | {"text": said, "stamp": self.stamp}
-            )
+            event = {"number": fact.number, "time": fact.time, "node": node, "kind": fact.kind, "level": level}
+            insort(self._events, event | {"text": said, "stamp": self.stamp}, key=lambda it: it["time"])
+            del self._events[:-EVENTS]
 
     # --- going out -----------------------------------------------------------------------------
 
@@ -219,7 +221,7 @@ class Board:
         return sum(recent) / len(recent) if recent else None
 
     def events(self, since: int = 0, after: int = 0) -> list[dict[str, Any]]:
-        """Those that came after a stamp, and those with a number above `after`; the oldest first."""
+        """Those that came after a stamp, and those with a number above `after`; in the order in which they happened."""
         return [
             {**event, "name": self.name(event["node"])}
             for event in self._events
@@ -277,12 +279,12 @@ def _said(fact: Fact) -> str:
     body = fact.body
     match fact.kind:
         case "run":
-            return f"run {text(body, 'name')}: {text(body, 'algorithm')}, {whole(body, 'rounds') or 0} rounds"
+            return (
+                f"run {text(body, 'name')}: {text(body, 'algorithm')}, {several(whole(body, 'rounds') or 0, 'round')}"
+            )
         case "site":
             return f"started: Pier {text(body, 'version')} over {text(body, 'transport')} at {text(body, 'address')}"
-        case "order":
-            return f"order {whole(body, 'epoch') or 0}: {text(body, 'activity').lower().removeprefix('activity_')}"
-        case "note" | "event":
+        case "order" | "note" | "event":
             return text(body, "text")
         case _:
             return ""

@@ -97,11 +97,13 @@ def invite(folder: Path, name: str, expires: float, uses: int, as_json: bool) ->
 @JSON
 @explained
 def revoke(folder: Path, site: str, as_json: bool) -> None:
-    """Put SITE (its name or node id) out of the run for good, or take back the invite of that id."""
-    from pier_coordinator.commands.operate import act
+    """Put SITE (its name or node id) out of the run for good, or take back the invite of that id.
 
-    said = f"{site} is revoked: within a few seconds no site has anything to do with it any more."
-    act(folder, "revoke", said, as_json, node=site)
+    A site that has come in with an invite stays when the invite is taken back: revoke the site.
+    """
+    from pier_coordinator.commands.operate import revoke
+
+    revoke(folder, site, as_json)
 
 
 @main.command()
@@ -109,10 +111,13 @@ def revoke(folder: Path, site: str, as_json: bool) -> None:
 @JSON
 @explained
 def nodes(folder: Path, as_json: bool) -> None:
-    """Show the sites: where they are and what they do."""
+    """Show the sites: where they are and what they do.
+
+    Exit code: 0, or 3 when a site is silent; 1 when there is no answer.
+    """
     from pier_coordinator.commands.operate import nodes
 
-    nodes(folder, as_json)
+    sys.exit(nodes(folder, as_json))
 
 
 @main.command()
@@ -123,7 +128,7 @@ def nodes(folder: Path, as_json: bool) -> None:
 def status(folder: Path, as_json: bool, watch: bool) -> None:
     """Show how the run does, and what needs somebody's attention.
 
-    Exit code: 0 when all sites are there, 3 when one is gone.
+    Exit code: 0, or 3 when a site is silent; 1 when there is no answer.
     """
     from pier_coordinator.commands.operate import status
 

@@ -12,6 +12,7 @@ from typing import Any
 from pier_coordinator.facts import Fact
 from pier_coordinator.refusals import Refused
 from pier_coordinator.registry import Registry
+from pier_coordinator.store.orders import OPERATOR
 from pier_coordinator.store.rows import Activity, InviteRow, OrderRow, SiteRow, Standing
 from pier_coordinator.store.sites import member
 from pier_coordinator.store.store import Store
@@ -113,6 +114,10 @@ class Coordinator:
         """Train. Raises Refused."""
         return await self._order(sites, "train", None)
 
+    async def started_again(self, node: str) -> None:
+        """A site that was stopped has been started again: train."""
+        await self._order([node], "train", None, by="being started again")
+
     async def stop(self, sites: Collection[str] | None = None) -> list[OrderRow]:
         """Leave the run, and end. Raises Refused."""
         return await self._order(sites, "stop", None)
@@ -130,7 +135,7 @@ class Coordinator:
         return revoked
 
     async def invite(self, invite: InviteRow) -> None:
-        """Let whoever holds an invite come in. Raises Refused: too many are open."""
+        """Let whoever holds an invite come in. Raises Refused: too many are open, or one for a site of that name."""
         await self.store.add_invite(invite)
         self.look_at_invites()
 
@@ -148,10 +153,14 @@ class Coordinator:
         return [row(site, present[site.node], self.orders[site.node], newest) for site in here]
 
     async def _order(
-        self, sites: Collection[str] | None, activity: Activity | None, assignment: dict[str, Any] | None
+        self,
+        sites: Collection[str] | None,
+        activity: Activity | None,
+        assignment: dict[str, Any] | None,
+        by: str = OPERATOR,
     ) -> list[OrderRow]:
         nodes = None if sites is None else self._nodes(sites)
-        orders = await self.store.set_order(nodes, activity, assignment, self.wall())
+        orders = await self.store.set_order(nodes, activity, assignment, self.wall(), by)
         for order in orders:
             self.orders[order.node] = order
             if presence := self.registry.get(order.node):

@@ -9,7 +9,7 @@ A fact is a row of the database and a line of the event log. Its body has, by it
     round    round, digest, members, compute, waiting, exchange, retry, steps, tokens, bytes_sent, loss, validation_loss
     link     peer, round_trip, bandwidth, bytes_sent: from `node` to `peer`
     note     level, text: what the site told, a level of Python's logging
-    order    epoch, activity, assignment: what the operator wants of the site
+    order    epoch, activity, assignment: what the site shall do; text: in words, and by whose will
     event    level, text: what the coordinator noticed, or its operator did; `node` is "" when it is of no one site;
              state: "revoked", if the site ended so; dropped: records that it has lost in all
 

@@ -18,6 +18,7 @@ class Links:
     def __init__(self) -> None:
         self._links: dict[tuple[str, str], dict[str, Any]] = {}
         self._uplinks: dict[str, dict[str, float]] = {}
+        self._revoked: set[str] = set()
 
     def __len__(self) -> int:
         return len(self._links)
@@ -25,8 +26,10 @@ class Links:
     def take(self, node: str, body: Mapping[str, Any], stamp: int) -> None:
         """A link was measured, from `node` to the peer in the body of its fact."""
         peer = text(body, "peer")
-        self._links.pop((node, peer), None)
-        bandwidth = number(body, "bandwidth") or None
+        if not self._revoked.isdisjoint((node, peer)):
+            return
+        before = self._links.pop((node, peer), {})
+        bandwidth = number(body, "bandwidth") or before.get("bandwidth")
         self._links[node, peer] = {
             "node": node,
             "peer": peer,
@@ -38,10 +41,15 @@ class Links:
         if bandwidth:
             self._uplinks.setdefault(node, {})[peer] = bandwidth
         while len(self._links) > MOST_LINKS:
-            self._drop_oldest()
+            self._drop(*next(iter(self._links)))
 
-    def _drop_oldest(self) -> None:
-        node, peer = next(iter(self._links))
+    def revoke(self, node: str) -> None:
+        """A site is not of the run any more: forget its links, and hear of none again."""
+        self._revoked.add(node)
+        for ends in [ends for ends in self._links if node in ends]:
+            self._drop(*ends)
+
+    def _drop(self, node: str, peer: str) -> None:
         del self._links[node, peer]
         self._uplinks.get(node, {}).pop(peer, None)
 

@@ -36,12 +36,13 @@ class Operator:
         """Give a site something else to do."""
         await self._coordinator.assign({kind: {}}, [node])
 
-    async def revoke(self, node: str) -> None:
-        """Put a site out of the run, or take an invite back."""
-        if node in {invite.id for invite in self._coordinator.store.invites()}:
-            await self._coordinator.revoke_invite(node)
-        else:
-            await self._coordinator.revoke(node)
+    async def revoke(self, node: str) -> dict[str, Any]:
+        """Put a site out of the run, or take an invite back; tells which, and which sites came with the invite."""
+        if node not in {invite.id for invite in self._coordinator.store.invites()}:
+            return {"site": (await self._coordinator.revoke(node)).name}
+        await self._coordinator.revoke_invite(node)
+        came = (site for site in self._coordinator.sites.values() if site.invite == node)
+        return {"invite": node, "sites": [site.name for site in came if site.revoked_at is None]}
 
     async def invite(self, name: str, expires_seconds: float, uses: int) -> dict[str, Any]:
         """Make an invite, and the command that uses it."""

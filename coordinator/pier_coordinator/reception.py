@@ -87,7 +87,7 @@ class Reception:
         if problem := admission.registration(request, self._of.run_hash, now):
             raise Refused(problem)
         if request.starting and self._of.orders[node].activity == "stop":
-            await self._of.resume([node])
+            await self._of.started_again(node)
         registered = await self._of.store.register(node, _registration(request), now)
         site = self._of.stands(registered)
         self._of.registry.admit(site)

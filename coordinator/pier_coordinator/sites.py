@@ -17,7 +17,8 @@ SILENT_AFTER = 60.0
 """Seconds after which a site that never sent a pulse, as in a replay, counts as silent: six of its samples."""
 
 LIVE = ("inner_step", "tokens", "tokens_per_second", "loss", "validation_loss", "bytes_sent", "utilisation", "memory")
-GONE = ("done", "leaving", "left", "revoked")
+REVOKED = "revoked"
+GONE = ("done", "leaving", "left", REVOKED)
 
 
 @dataclass
@@ -104,7 +105,7 @@ class Site:
             **(self._card() if self.lasting >= since else {}),
             "state": self.shown,
             "round": self.round,
-            "lag": max(0, top - self.round),
+            "lag": 0 if self.ending else max(0, top - self.round),
             **{key: rounded(getattr(self, key)) for key in LIVE if key not in ("tokens", "bytes_sent", "memory")},
             **{key: getattr(self, key) for key in ("tokens", "bytes_sent", "memory")},
             "uplink": rounded(uplink),

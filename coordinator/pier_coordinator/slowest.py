@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from pier_coordinator.timeline import PARTS, Segment
-from pier_node.units import rate
+from pier_node.units import rate, several
 
 MARGIN = 1.1
 """A site is slow when its rounds take it so much longer than they take the others."""
@@ -82,6 +82,6 @@ def _who(slow: Slow | None, names: Mapping[str, str]) -> str:
         return "No site held the others up."
     name = names.get(slow.node, slow.node)
     return (
-        f"{name} was slowest in {slow.wins} of {slow.rounds} rounds: {slow.busy:.3g} s busy a round, "
+        f"{name} was slowest in {slow.wins} of {several(slow.rounds, 'round')}: {slow.busy:.3g} s busy a round, "
         f"the others {slow.others:.3g} s; most of the difference is {slow.cause}."
     )

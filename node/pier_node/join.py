@@ -216,7 +216,8 @@ class Reception:
 
     def __init__(self, carrier: SiteCarrier, roster: Roster, config: RunConfig, me: Callable[[], Site]) -> None:
         self._carrier, self._roster, self._config, self._me = carrier, roster, config, me
-        self._silent: set[str] = set()  # addresses of whose silence people have heard
+        self._silent: dict[str, PeerLost] = {}  # why, by address
+        self._told: set[str] = set()  # addresses of whose silence people have heard
 
     async def answer(self, sender: str, request: HelloRequest) -> HelloReply:
         """Let a site in, or tell it why not."""
@@ -247,7 +248,17 @@ class Reception:
             for site in others:
                 self._roster.add(site)
             waiting = {site.address for site in others}
+        self._tell_of_silence()
         return answered
+
+    def _tell_of_silence(self) -> None:
+        """Once of each, but for those that the roster knows by now: it says so itself when they do not answer."""
+        contacts = self._roster.contacts.items()
+        known = {contact.site.address for node, contact in contacts if not self._roster.alive(node)}
+        self._told &= self._silent.keys()
+        for address in sorted(self._silent.keys() - self._told - known):
+            log.info("no hello from %s", _said(self._silent[address]))
+            self._told.add(address)
 
     async def _greeted(self, address: str, some: asyncio.Semaphore) -> HelloReply | None:
         """The answer of one; those who are silent must not delay the others."""
@@ -256,11 +267,9 @@ class Reception:
             async with some:
                 reply = await self._carrier.greet(address, request, GREETING)
         except PeerLost as lost:
-            if address not in self._silent:
-                log.info("no hello from %s", _said(lost))
-            self._silent.add(address)
+            self._silent[address] = lost
             return None
-        self._silent.discard(address)
+        self._silent.pop(address, None)
         return reply
 
 

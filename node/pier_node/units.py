@@ -16,6 +16,11 @@ def count(value: float | None) -> str:
     return UNKNOWN if value is None else f"{value:,.0f}"
 
 
+def several(value: float, thing: str) -> str:
+    """Things, of which there may be one: 1 round, 2 rounds."""
+    return f"{count(value)} {thing}{'' if count(value) == '1' else 's'}"
+
+
 def percent(fraction: float | None) -> str:
     """0.874 -> 87 %."""
     return UNKNOWN if fraction is None else f"{100 * fraction:.0f} %"

@@ -39,6 +39,14 @@ async def test_numbers_read_as_on_the_command_line(chromium: Browser) -> None:
             assert await look.page.evaluate(script, values) == [python(value) for value in values]
 
 
+async def test_there_may_be_one_of_a_thing(chromium: Browser) -> None:
+    script = """async (values) => { const it = await import('/static/format.js');
+        return values.map((value) => it.several(value, 'round')) }"""
+    values = [0, 1, 2, 12_345]
+    async with serving(Board()) as address, looking(chromium, address) as look:
+        assert await look.page.evaluate(script, values) == [units.several(value, "round") for value in values]
+
+
 async def test_what_is_not_known_is_a_dash(chromium: Browser) -> None:
     script = """async () => { const it = await import('/static/format.js');
         return [it.bytes, it.rate, it.seconds, it.age, it.speed, it.big, it.count].map((show) => show(null)) }"""

@@ -15,7 +15,7 @@ from pier_coordinator.board import Board
 from pier_coordinator.facts import Fact
 
 if TYPE_CHECKING:
-    from playwright.async_api import Browser
+    from playwright.async_api import Browser, Route
 
 pytest.importorskip("playwright", reason="no Chromium, or no playwright here: the page was NOT looked at")
 
@@ -50,6 +50,25 @@ async def test_it_shows_the_run_and_complains_of_nothing(chromium: Browser) -> N
         assert look.errors == []
 
 
+async def test_until_the_first_data_have_come_it_says_that_it_loads(chromium: Browser) -> None:
+    async with serving(run_of_three()) as address, looking(chromium, "about:blank") as look:
+        go_on = asyncio.Event()
+
+        async def later(route: Route) -> None:
+            await go_on.wait()
+            await route.continue_()
+
+        await look.page.route("**/api/stream", later)
+        await look.page.goto(address)
+        await expect(look.page.locator("#loading")).to_be_visible()
+        for panel in ("#sites", "#no-sites", "#no-events", "#charts"):
+            await expect(look.page.locator(panel)).to_be_hidden()
+        go_on.set()
+        await expect(look.page.locator("#sites tbody tr")).to_have_count(3)
+        await expect(look.page.locator("#loading")).to_be_hidden()
+        assert look.errors == []
+
+
 async def test_it_is_live(chromium: Browser) -> None:
     board = run_of_three()
     async with serving(board) as address, looking(chromium, address) as look:
@@ -64,6 +83,33 @@ async def test_it_is_live(chromium: Browser) -> None:
         await expect(look.page.locator("#t-sites")).to_have_text("2 of 3")
         board.pulse(C, pulse(LABS[2], 64), alive=True)
         await expect(look.page.locator("#sites tbody tr").nth(2)).to_contain_text("training")
+        assert look.errors == []
+
+
+async def test_a_revoked_site_is_marked_and_its_links_vanish(chromium: Browser) -> None:
+    board = run_of_three()
+    async with serving(board) as address, looking(chromium, address) as look:
+        await look.page.locator("#links-all summary").click()
+        await expect(look.page.locator("#links tbody tr")).to_have_count(6)
+        board.apply(Fact(time.time(), "event", C, {"level": 30, "text": "lab-c was revoked", "state": "revoked"}))
+        await expect(look.page.locator("#sites tbody tr").nth(2).locator(".state")).to_have_text("revoked")
+        await expect(look.page.locator("#links tbody tr")).to_have_count(2)
+        await expect(look.page.locator("#map svg path")).to_have_count(2)
+        assert look.errors == []
+
+
+async def test_a_bandwidth_is_shown_only_when_it_was_measured(chromium: Browser) -> None:
+    board = Board()
+    for node in (A, B, C):
+        board.pulse(node, {"phase": "training"}, alive=True)
+    for peer, bandwidth in ((B, 2.5e6), (C, 0.0)):
+        board.apply(Fact(time.time(), "link", A, {"peer": peer, "round_trip": 0.01, "bandwidth": bandwidth}))
+    async with serving(board) as address, looking(chromium, address) as look:
+        await look.page.locator("#links-all summary").click()
+        shown = look.page.locator("#links tbody td:nth-child(3)")
+        await expect(shown).to_have_count(2)
+        assert sorted(await shown.all_inner_texts()) == ["20 Mbit/s", "not measured"]
+        await expect(look.page.locator("#map .fine")).to_have_text(["20 Mbit/s"])
         assert look.errors == []
 
 

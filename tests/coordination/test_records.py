@@ -10,7 +10,7 @@ from typing import Any
 from outer.cases import outer_state
 
 from pier.v1.coordinator_pb2 import Record
-from pier_node.coordination.records import LINE, Noting, Recorder, memory_held
+from pier_node.coordination.records import ENOUGH, LINE, Noting, Recorder, memory_held
 from pier_node.coordination.reports import Reports
 from pier_node.outer.times import Times
 from pier_node.progress import Progress
@@ -51,13 +51,21 @@ def test_a_round_says_where_its_time_went() -> None:
     progress, played = Progress(compute=10.0, waited=5.0), Played(contacts={"other": Contact(0.04)})
     writer, reports = recorder(progress, played)
     progress.compute, progress.waited, progress.times = 14.0, 8.0, Times(waiting=1.0, exchange=2.0)
-    progress.validation_loss, progress.validated_round, progress.loss, played.sent = 3.5, 7, 3.0, 4000
+    progress.validation_loss, progress.validated_round, progress.loss, played.sent = 3.5, 7, 3.0, 4 * ENOUGH
     writer.round(outer_state(["me", "other"], round=7))
     one, link = told(reports)
     assert (one.round.round, list(one.round.members)) == (7, ["me", "other"])
     assert (one.round.compute, one.round.waiting, one.round.exchange, one.round.retry) == (4.0, 1.0, 2.0, 0.0)
     assert (one.round.loss, one.round.validation_loss) == (3.0, 3.5)
-    assert (link.link.peer, link.link.round_trip, link.link.bandwidth) == ("other", 0.04, 2000.0)
+    assert (link.link.peer, link.link.round_trip, link.link.bandwidth) == ("other", 0.04, 2.0 * ENOUGH)
+
+
+def test_a_few_bytes_do_not_say_how_fast_a_line_is() -> None:
+    progress, played = Progress(times=Times(exchange=2.0)), Played(contacts={"other": Contact(0.04)})
+    writer, reports = recorder(progress, played)
+    for played.sent in (ENOUGH - 1, 2 * ENOUGH - 1, 3 * ENOUGH - 2):
+        writer.round(outer_state(["me", "other"], round=1))
+    assert [it.link.bandwidth for it in told(reports) if it.HasField("link")] == [0.0, ENOUGH / 2, 0.0]
 
 
 def test_what_overlap_hides_is_not_shown_as_waiting() -> None:

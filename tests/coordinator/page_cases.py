@@ -41,8 +41,9 @@ class Recorded:
     async def stop(self, nodes: list[str]) -> None:
         self._take("stop", nodes)
 
-    async def revoke(self, node: str) -> None:
+    async def revoke(self, node: str) -> dict[str, Any]:
         self._take("revoke", node)
+        return {}
 
     async def invite(self, name: str, expires_seconds: float, uses: int) -> dict[str, Any]:
         self._take("invite", name, expires_seconds, uses)

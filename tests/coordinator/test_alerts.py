@@ -190,13 +190,41 @@ def test_a_loss_that_is_not_known_yet_is_no_alert() -> None:
     assert live.alerts() == {}
 
 
-def test_a_loss_that_rises() -> None:
+def validated(live: Live, *losses: float) -> None:
+    """All sites measure these validation losses, one each five rounds."""
+    for loss in losses:
+        live.rounds += 5
+        for site in (A, B, C):
+            live.tell("round", site, round=live.rounds, validation_loss=loss)
+    for lab in LABS:
+        live.beat(lab.name)
+
+
+def test_a_validation_loss_that_rises() -> None:
+    live = Live()
+    validated(live, 4.4)
+    assert live.alerts() == {}
+    validated(live, 4.3)
+    alert = live.alerts()["rising"]
+    assert alert.text.startswith("the validation loss rises: 4.3 now, 2.")
+    live.rest()
+    validated(live, 2.5)
+    assert "rising" not in live.alerts()
+
+
+def test_a_validation_that_is_worse_once_or_a_little_is_no_alert() -> None:
+    live = Live()
+    validated(live, 2.4, 2.9, 2.4, 2.45, 2.5)
+    assert live.alerts() == {}
+
+
+def test_the_noise_of_single_batches_is_no_alert() -> None:
     live = Live()
     for _ in range(60):
         live.now += 10
         for site in (A, B, C):
             live.tell("sample", site, loss=4.4, inner_step=1600, tokens_per_second=9000.0)
-    assert live.alerts()["rising"].text.startswith("the loss rises: 4.4 now, 2.")
+    assert live.alerts() == {}
 
 
 @pytest.mark.parametrize(("offset", "way"), [(3700.0, "62 min ahead"), (-8.0, "8 s behind")])

@@ -185,21 +185,40 @@ def test_after_a_restart_sites_get_time_to_come_back() -> None:
 
 def test_orders_and_a_revocation_are_shown() -> None:
     board = played(rounds=3)
-    board.apply(Fact(START, "order", A, {"epoch": 2, "activity": "ACTIVITY_PAUSE", "assignment": "replica"}))
-    board.apply(Fact(START, "event", B, {"level": 30, "text": "revoked", "state": "revoked"}))
+    end = Played(rounds=3).end
+    board.apply(Fact(end, "order", A, {"activity": "ACTIVITY_PAUSE", "assignment": "replica", "text": "paused by x"}))
+    board.apply(Fact(end, "event", B, {"level": 30, "text": "revoked", "state": "revoked"}))
     assert (row(board, "lab-a")["activity"], row(board, "lab-a")["assignment"]) == ("pause", "replica")
     assert row(board, "lab-b")["state"] == "revoked"
-    assert [event["text"] for event in board.events()[-2:]] == ["order 2: pause", "revoked"]
+    assert [event["text"] for event in board.events()[-2:]] == ["paused by x", "revoked"]
+
+
+def test_a_revoked_site_stays_revoked_and_loses_its_links() -> None:
+    live = played(rounds=3, silent=2)
+    end = Played(rounds=3).end
+    live.apply(Fact(end, "event", C, {"level": 30, "text": "lab-c was revoked", "state": "revoked"}))
+    live.pulse(C, {}, alive=False)
+    live.apply(Fact(end + 2 * SILENT_AFTER, "link", A, {"peer": C, "bandwidth": 1e6}))
+    site = row(live, "lab-c")
+    assert (site["state"], site["lag"]) == ("revoked", 0)
+    assert {node for link in live.snapshot()["links"] for node in (link["node"], link["peer"])} == {A, B}
 
 
 def test_events_are_the_last_ones_and_have_the_site_s_name() -> None:
     board = played(rounds=1)
     for number in range(1000, 1000 + EVENTS + 50):
-        board.apply(Fact(START, "note", A, {"level": 20, "text": f"note {number}"}, number))
+        board.apply(Fact(START + 1, "note", A, {"level": 20, "text": f"note {number}"}, number))
     events = board.events()
     assert len(events) == EVENTS
     assert (events[-1]["text"], events[-1]["name"], events[-1]["level"]) == ("note 1549", "lab-a", 20)
     assert [event["number"] for event in board.events(after=1547)] == [1548, 1549]
+
+
+def test_events_come_in_the_order_in_which_they_happened() -> None:
+    board = Board(clock=None)
+    for text, at in [("late", 5.0), ("early", 1.0), ("between", 3.0), ("late too", 5.0)]:
+        board.apply(Fact(START + at, "note", A, {"text": text}))
+    assert [event["text"] for event in board.events()] == ["early", "between", "late", "late too"]
 
 
 def test_memory_is_bounded_in_sites_and_texts() -> None:

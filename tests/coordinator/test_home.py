@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from coordinator.cases import ALICE
 
-from pier_coordinator.commands.init import init
+from pier_coordinator.commands.init import init, run_name
 from pier_coordinator.home import DAEMON_FILE, OPERATOR_FILE, RUN_FILE, Home
 from pier_node.certificates import check_issued
 from pier_node.errors import PierError
@@ -25,6 +25,20 @@ def test_a_folder_is_made_once(folder: Path) -> None:
     with pytest.raises(PierError, match="exists"):
         init(folder, "llama-tiny")
     assert Home.found(folder).config.model.preset == "llama-tiny"
+
+
+def test_a_run_is_named_after_its_folder(folder: Path) -> None:
+    assert Home.found(folder).config.run.name == "my-run"
+
+
+@pytest.mark.parametrize(
+    ("folder", "name"),
+    [("three sites!", "three-sites"), (".hidden", "hidden"), ("a" * 80, "a" * 64), ("v1.2_x", "v1.2_x"), ("é", "")],
+)
+def test_what_a_run_s_name_may_not_have_is_left_out(tmp_path: Path, folder: str, name: str) -> None:
+    assert run_name(tmp_path / folder) == name
+    init(tmp_path / folder, "llama-tiny")
+    assert Home.found(tmp_path / folder).config.run.name == (name or "run")
 
 
 def test_a_folder_without_a_run_is_told_from_one(tmp_path: Path) -> None:

@@ -20,6 +20,13 @@ def test_a_bandwidth_of_zero_is_not_known() -> None:
     assert links.uplink("a") is None
 
 
+def test_a_bandwidth_lasts_until_it_is_measured_again() -> None:
+    links = Links()
+    for bandwidth in (3e6, 0):
+        links.take("a", {"peer": "b", "bandwidth": bandwidth}, 1)
+    assert (links.rows()[0]["bandwidth"], links.uplink("a")) == (3e6, 3e6)
+
+
 def test_the_uplink_is_the_best_way_out() -> None:
     links = Links()
     links.take("a", {"peer": "b", "bandwidth": 1e6}, 1)
@@ -35,6 +42,17 @@ def test_links_are_chosen_by_stamp_and_by_site() -> None:
     assert [link["node"] for link in links.rows(since=2)] == ["c"]
     assert [link["node"] for link in links.rows(node="a")] == ["a", "c"]
     assert len(links.rows(most=2)) == 2
+
+
+def test_a_revoked_site_has_no_links_nor_gets_any() -> None:
+    links = Links()
+    for stamp, (node, peer) in enumerate([("a", "b"), ("b", "c"), ("c", "a")], start=1):
+        links.take(node, {"peer": peer, "bandwidth": 1e6}, stamp)
+    links.revoke("b")
+    links.take("c", {"peer": "b", "bandwidth": 9e6}, 4)
+    links.take("b", {"peer": "c"}, 5)
+    assert [(link["node"], link["peer"]) for link in links.rows()] == [("c", "a")]
+    assert (links.uplink("a"), links.uplink("c")) == (None, 1e6)
 
 
 def test_the_oldest_links_are_forgotten() -> None:

@@ -73,6 +73,9 @@ def test_a_revoked_site_is_out(tmp_path: Path) -> None:
             site.reach(site.round + 3)
         revoked.start()
         assert revoked.ended() == 1
+        assert run.state(revoked) == "revoked"
+        links = run.get("/api/links")["links"]
+        assert {node for link in links for node in (link["node"], link["peer"])} == {site.node for site in others}
         run.sites.remove(revoked)
         polite(run)
 

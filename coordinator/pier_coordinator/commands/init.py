@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 from pier_coordinator.home import RUN_FILE, Home
@@ -11,10 +12,15 @@ from pier_node.commands.init import init as write_run
 def init(folder: Path, preset: str) -> str:
     """Make it; returns what to do next. Raises PierError, also when there is a run in it already."""
     folder.mkdir(parents=True, exist_ok=True)
-    write_run(folder / RUN_FILE, preset, force=False)
+    write_run(folder / RUN_FILE, preset, force=False, name=run_name(folder))
     home = Home(folder)
     _ = home.identity, home.operator
     return (
         f"{folder / RUN_FILE} says what the run trains: look through it, it cannot be changed later.\n"
         f"Then start the coordinator:\n\n  pier-coordinator start {folder}\n"
     )
+
+
+def run_name(folder: Path) -> str:
+    """What the run of a folder is called: as the folder, as far as a run's name may be (config.py); "": not at all."""
+    return re.sub(r"[^A-Za-z0-9._-]+", "-", folder.resolve().name).strip("._-")[:64]

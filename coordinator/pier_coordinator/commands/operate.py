@@ -11,17 +11,17 @@ from typing import Any
 from rich.console import Console
 from rich.live import Live
 
-from pier_coordinator.commands.client import Client
+from pier_coordinator.commands.client import Answer, Client
 from pier_coordinator.commands.tables import SILENT, events_table, nodes_table, status_view
 
 EVERY = 1.0
 """Seconds between two looks of --watch."""
-ALL_WELL, SITES_GONE = 0, 3
-"""Exit codes of `status`."""
+ALL_WELL, SITES_SILENT = 0, 3
+"""Exit codes of `status` and `nodes`."""
 
 
 def status(folder: Path, as_json: bool, watch: bool) -> int:
-    """Show the run, once or until Ctrl+C; returns the exit code: 3 when a site is gone. Raises PierError."""
+    """Show the run, once or until Ctrl+C; returns the exit code. Raises PierError."""
     client, console = Client.of(folder), Console()
     if watch and not as_json:
         try:
@@ -36,16 +36,21 @@ def status(folder: Path, as_json: bool, watch: bool) -> int:
         print(json.dumps(found))
     else:
         console.print(status_view(found))
-    return SITES_GONE if any(site["state"] == SILENT for site in found["sites"]) else ALL_WELL
+    return _code(found["sites"])
 
 
-def nodes(folder: Path, as_json: bool) -> None:
-    """Show the sites. Raises PierError."""
+def _code(sites: Sequence[Answer]) -> int:
+    return SITES_SILENT if any(site["state"] == SILENT for site in sites) else ALL_WELL
+
+
+def nodes(folder: Path, as_json: bool) -> int:
+    """Show the sites; returns the exit code. Raises PierError."""
     found = Client.of(folder).get("/api/nodes")["sites"]
     if as_json:
         print(json.dumps(found))
     else:
         Console().print(nodes_table(found) if found else "No site has come yet: `pier-coordinator invite` lets one in.")
+    return _code(found)
 
 
 def events(folder: Path, as_json: bool, limit: int, of_sites: bool) -> None:
@@ -77,6 +82,22 @@ def order(folder: Path, action: str, sites: Sequence[str], as_json: bool) -> Non
     whom = ", ".join(sites) or "all sites"
     done = {"pause": f"{whom}: pause at the next round", "resume": f"{whom}: go on", "stop": f"{whom}: leave the run"}
     act(folder, action, done[action], as_json, nodes=[*sites])
+
+
+def revoke(folder: Path, site: str, as_json: bool) -> None:
+    """Put a site out, or take an invite back. Raises PierError."""
+    answer = Client.of(folder).act("revoke", node=site)
+    print(json.dumps(answer) if as_json else _revoked(folder, answer))
+
+
+def _revoked(folder: Path, answer: Answer) -> str:
+    if "invite" not in answer:
+        return f"{answer['site']} is revoked: within a few seconds no site has anything to do with it any more."
+    said = f"The invite {answer['invite']} is taken back: nobody comes in with it any more."
+    if not answer["sites"]:
+        return said
+    remedy = "\n".join(f"  pier-coordinator revoke --data {folder} {name}" for name in answer["sites"])
+    return f"{said}\nWho came in with it stays. To put that out as well:\n\n{remedy}\n"
 
 
 def act(folder: Path, action: str, said: str, as_json: bool, **body: Any) -> None:

@@ -69,6 +69,7 @@ async def _until_stopped(settings: Settings, console: Console) -> None:
     await asyncio.wait([work])
     if not work.cancelled():
         work.result()
+    console.print("Stopped; the sites train on, and report again when it is back.", highlight=False, soft_wrap=True)
 
 
 async def _run(settings: Settings, console: Console) -> None:

@@ -9,6 +9,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from pier_coordinator.sites import REVOKED
 from pier_node.units import UNKNOWN, amount, count, number
 
 Row = dict[str, Any]
@@ -33,7 +34,7 @@ def sites_table(sites: list[Row]) -> Table:
             number(site["loss"], 3),
             count(site["tokens_per_second"]),
             UNKNOWN if site["bytes_sent"] is None else amount(site["bytes_sent"]),
-            "" if site["activity"] in ("", "train") else str(site["activity"]),
+            "" if site["activity"] in ("", "train") or site["state"] == REVOKED else str(site["activity"]),
         )
     return table
 
@@ -71,4 +72,4 @@ def events_table(events: list[Row]) -> Table:
 
 def _state(site: Row) -> Text:
     state = str(site["state"])
-    return Text(state, "red" if state == SILENT else "green" if state in AT_WORK else "yellow")
+    return Text(state, "red" if state in (SILENT, REVOKED) else "green" if state in AT_WORK else "yellow")

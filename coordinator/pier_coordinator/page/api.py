@@ -41,10 +41,11 @@ class Api:
         return compressed({"sites": [self._board.row(site) for site in self._board.sites.values()]})
 
     async def events(self, request: web.Request) -> web.Response:
-        """?after=NUMBER&limit=COUNT: the first COUNT later ones, or without `after` the last; the oldest first."""
+        """?after=NUMBER&limit=COUNT: the first COUNT stored later, or without `after` the last that happened."""
         after, limit = _whole(request, "after", 0), _whole(request, "limit", EVENTS)
         events = self._board.events(after=after)
-        return web.json_response({"events": events[:limit] if after else events[max(0, len(events) - limit) :]})
+        later = sorted(events, key=lambda event: event["number"])[:limit]
+        return web.json_response({"events": later if after else events[max(0, len(events) - limit) :]})
 
     async def curves(self, request: web.Request) -> web.Response:
         """?nodes=A,B&since=STAMP: the curves of some sites."""

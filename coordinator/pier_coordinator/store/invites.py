@@ -11,10 +11,17 @@ OPEN_INVITES = 256
 
 
 def add(transaction: Transaction, invite: InviteRow) -> None:
-    """Make an invite. Raises Refused."""
+    """Make an invite. Raises Refused: too many are open, or one for a site of that name."""
     rows = transaction.execute("SELECT * FROM invites WHERE revoked = 0 AND uses_left > 0")
-    if sum(not InviteRow.of(row).closed(invite.created) for row in rows) >= OPEN_INVITES:
+    opened = [other for other in map(InviteRow.of, rows) if not other.closed(invite.created)]
+    if len(opened) >= OPEN_INVITES:
         raise Refused(f"{OPEN_INVITES} invites are open: revoke some, or make one with more uses (--uses)")
+    for other in opened:
+        if invite.name and other.name == invite.name:  # the second to use one would be refused, and only then
+            raise Refused(
+                f"an invite for {invite.name} is open already: give another --name, "
+                f"or take that one back first (pier-coordinator revoke {other.id})"
+            )
     values = (invite.id, invite.name, invite.expires, invite.uses_left, invite.certificate, invite.created)
     transaction.execute(
         "INSERT INTO invites (id, name, expires, uses_left, certificate, created) VALUES (?, ?, ?, ?, ?, ?)", *values

@@ -10,6 +10,9 @@ from pier_coordinator.store.meta import put
 from pier_coordinator.store.rows import Activity, OrderRow
 from pier_coordinator.store.writer import Transaction
 
+SAID: dict[Activity, str] = {"train": "resumed", "pause": "paused", "stop": "stopped"}
+OPERATOR = "the operator"
+
 
 def order_of(transaction: Transaction, node: str) -> OrderRow:
     """The newest order of a site that was let in."""
@@ -24,8 +27,13 @@ def set_order(
     activity: Activity | None,
     assignment: dict[str, Any] | None,
     now: float,
+    by: str = OPERATOR,
 ) -> list[OrderRow]:
-    """Order sites of the run, or all; None: that part stays. An activity for all holds for sites to come as well."""
+    """Order sites of the run, or all; None: that part stays. An activity for all holds for sites to come as well.
+
+    Args:
+        by: whose will it is, for the event.
+    """
     if nodes is None and activity is not None:
         put(transaction, "activity", activity)
     rows = transaction.execute(
@@ -36,5 +44,9 @@ def set_order(
         *[None if nodes is None else json.dumps(sorted(nodes))] * 2,
     )
     orders = [OrderRow.of(row) for row in rows.fetchall()]
-    transaction.add(order.fact(now) for order in orders)
+    transaction.add(order.fact(now, f"{_said(activity, order)} by {by}") for order in orders)
     return orders
+
+
+def _said(activity: Activity | None, order: OrderRow) -> str:
+    return f"assigned {next(iter(order.assignment))}" if activity is None else SAID[activity]

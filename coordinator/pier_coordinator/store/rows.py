@@ -87,9 +87,9 @@ class OrderRow:
         """From its row."""
         return cls(row["node"], row["epoch"], row["activity"], json.loads(row["assignment"]))
 
-    def fact(self, now: float) -> Fact:
-        """That it was given."""
-        body = {"epoch": self.epoch, "activity": self.activity, "assignment": next(iter(self.assignment))}
+    def fact(self, now: float, said: str) -> Fact:
+        """That it was given, and in words."""
+        body = {"epoch": self.epoch, "activity": self.activity, "assignment": next(iter(self.assignment)), "text": said}
         return Fact(now, "order", self.node, body)
 
 

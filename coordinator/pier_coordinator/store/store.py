@@ -99,15 +99,20 @@ class Store(Reader):
     # --- what the operator wants ---------------------------------------------------------------
 
     async def set_order(
-        self, nodes: Collection[str] | None, activity: Activity | None, assignment: dict[str, Any] | None, now: float
+        self,
+        nodes: Collection[str] | None,
+        activity: Activity | None,
+        assignment: dict[str, Any] | None,
+        now: float,
+        by: str = orders.OPERATOR,
     ) -> list[OrderRow]:
         """Order some sites, or all; None: that part stays as it is. Returns the new orders."""
         return await self._writer.do(
-            lambda transaction: orders.set_order(transaction, nodes, activity, assignment, now)
+            lambda transaction: orders.set_order(transaction, nodes, activity, assignment, now, by)
         )
 
     async def add_invite(self, invite: InviteRow) -> None:
-        """Make an invite. Raises Refused: too many are open."""
+        """Make an invite. Raises Refused: too many are open, or one for a site of that name."""
         await self._writer.do(lambda transaction: invites.add(transaction, invite))
 
     async def revoke_invite(self, invite: str, now: float) -> InviteRow:

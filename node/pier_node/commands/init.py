@@ -8,11 +8,15 @@ from pier_node.commands.run_toml import run_toml
 from pier_node.errors import PierError
 
 
-def init(path: Path, preset: str, force: bool) -> str:
-    """Write the file; returns what to tell the user. Raises PierError: it exists (without `force`), or cannot be."""
+def init(path: Path, preset: str, force: bool, name: str = "") -> str:
+    """Write the file, `name` being the run's; returns what to tell the user.
+
+    Raises:
+        PierError: it exists (without `force`), or cannot be.
+    """
     try:
         with path.open("w" if force else "x", encoding="utf-8") as file:
-            file.write(run_toml(preset))
+            file.write(run_toml(preset, name))
     except FileExistsError as error:
         raise PierError(f"{path} exists", "Give another file name, or --force to write over it.") from error
     except OSError as error:

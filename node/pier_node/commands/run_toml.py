@@ -67,9 +67,10 @@ DECIDES: dict[str, tuple[str, Sequence[str]]] = {
 """The key of a section from which defaults of others follow, and its values."""
 
 
-def run_toml(preset: str = "") -> str:
+def run_toml(preset: str = "", name: str = "") -> str:
     """The text; what follows from the preset (or the algorithm) is shown in lines that begin with #."""
-    config = RunConfig.model_validate({"model": {"preset": preset} if preset else {}})
+    given = {"model": {"preset": preset} if preset else {}, "run": {"name": name} if name else {}}
+    config = RunConfig.model_validate(given)
     return "\n".join(
         [HEAD, *(line for name in RunConfig.model_fields for line in _section(name, getattr(config, name)))]
     )

@@ -17,6 +17,8 @@ from pier_node.wire.transport import SiteCarrier
 
 LINE = 2000
 """Most letters of a note."""
+ENOUGH = 1_000_000
+"""Bytes sent in a round that say how fast a line is; the time of fewer is that of messages, not of their bytes."""
 
 
 class Recorder:
@@ -48,8 +50,8 @@ class Recorder:
             validation_loss=progress.validation_loss if fresh else math.nan,
         )
         self._reports.add(Record(time=time.time(), round=record))
-        reached = (sent - self._sent) / progress.times.exchange if progress.times.exchange else 0.0
-        self._sent = sent
+        count, self._sent = sent - self._sent, sent
+        reached = count / progress.times.exchange if count >= ENOUGH and progress.times.exchange else 0.0
         for node in state.members:
             self._link(node, reached)
 

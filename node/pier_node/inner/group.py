@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import shutil
 import sys
-import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -14,6 +12,7 @@ import psutil
 
 from pier_node.errors import PierError
 from pier_node.inner.messages import LINE_LIMIT, Failed, Hello, Message, decode, encode
+from pier_node.sockets import SocketFolder
 
 LEAVE_SECONDS = 3.0
 """What workers get to leave by themselves, and then the launcher after SIGTERM."""
@@ -63,7 +62,8 @@ class Group:
 
     def __init__(self, log: Path) -> None:
         self.events: asyncio.Queue[Team | Message | Ended] = asyncio.Queue()
-        self.home = Path(tempfile.mkdtemp(prefix="pier-", dir="/tmp"))  # a socket's path has 107 bytes at most
+        self._folder = SocketFolder("workers")
+        self.home = self._folder.path
         self._log = log
         self._stopping = False
         self._attempt = -1
@@ -99,7 +99,7 @@ class Group:
         await _heard_out(self._conversations)
         if self._server is not None:
             self._server.close()  # last: until now it turned away workers that were late
-        shutil.rmtree(self.home, ignore_errors=True)  # of another tidy-up, perhaps
+        self._folder.remove()
 
     async def _report_end(self, process: asyncio.subprocess.Process) -> None:
         code = await process.wait()

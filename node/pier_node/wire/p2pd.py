@@ -9,15 +9,14 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
-import shutil
 import sys
-import tempfile
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from pier_node.errors import PierError
+from pier_node.sockets import SocketFolder
 from pier_node.wire.hivemind_key import KEY_FILE, make_key
 
 if TYPE_CHECKING:
@@ -58,9 +57,8 @@ class P2pd:
         sound: Callable[[P2P], Awaitable[bool]] | None = None,
     ) -> None:
         self._options, self._ready, self._sound = options, ready, sound
-        self._home = Path(
-            tempfile.mkdtemp(prefix=f"pier-p2pd-{os.getpid()}-", dir="/tmp")
-        )  # sockets' paths have 107 bytes
+        self._folder = SocketFolder(f"p2pd-{os.getpid()}")
+        self._home = self._folder.path
         self._key = make_key(key or self._home / KEY_FILE)
         self._process: asyncio.subprocess.Process | None = None
         self._client: P2P | None = None
@@ -85,7 +83,7 @@ class P2pd:
             self._keeper.cancel()
             await asyncio.wait({self._keeper})
         await self._end()
-        shutil.rmtree(self._home, ignore_errors=True)
+        self._folder.remove()
 
     async def _launch(self) -> P2P:
         for _ in range(TRIES):

@@ -555,7 +555,7 @@ class LinkRecord(_message.Message):
     round_trip: _builtins.float
     """seconds"""
     bandwidth: _builtins.float
-    """bytes per second; 0: not known"""
+    """bytes per second; 0: not known, too few were sent"""
     bytes_sent: _builtins.int
     """payload since the site's start"""
     def __init__(

@@ -14,7 +14,7 @@ export class Events {
 
   show(state) {
     this.state = state;
-    const newest = `${state.boot} ${state.events.at(-1)?.stamp} ${state.events.length}`;
+    const newest = `${state.boot} ${Math.max(0, ...state.events.map((event) => event.stamp))}`;
     if (newest === this.newest) return;
     this.newest = newest;
     this.draw();

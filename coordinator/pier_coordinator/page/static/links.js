@@ -1,6 +1,6 @@
 // Who talks to whom: a map for few sites, a table for any number of them.
 import { $, cells, make, order } from "./dom.js";
-import { bytes, rate, seconds } from "./format.js";
+import { bytes, rate, seconds, several } from "./format.js";
 import { ask } from "./feed.js";
 import { nameOf } from "./store.js";
 
@@ -59,7 +59,7 @@ export class Links {
   }
 
   table(links) {
-    const named = links.map((link) => [nameOf(this.state, link.node), nameOf(this.state, link.peer), rate(link.bandwidth), seconds(link.round_trip), bytes(link.bytes_sent)]);
+    const named = links.map((link) => [nameOf(this.state, link.node), nameOf(this.state, link.peer), bandwidth(link), seconds(link.round_trip), bytes(link.bytes_sent)]);
     named.sort((one, other) => `${one[0]} ${one[1]}`.localeCompare(`${other[0]} ${other[1]}`, "en", { numeric: true }));
     $("links").tBodies[0].replaceChildren(...named.map((texts) => cells(null, texts)));
     $("no-links").hidden = named.length > 0;
@@ -71,7 +71,7 @@ export class Links {
     const places = new Map(sites.map((site, at) => [site.node, place(at, sites.length)]));
     const drawn = links.filter((link) => places.has(link.node) && places.has(link.peer)).map((link) => arc(this.state, link, places, sites.length));
     const circles = sites.flatMap((site) => circle(site, places.get(site.node)));
-    const picture = svg("svg", { viewBox: frame([...places.values()]), role: "img", "aria-label": `Map of ${sites.length} sites and ${links.length} links; the table has the same in numbers` });
+    const picture = svg("svg", { viewBox: frame([...places.values()]), role: "img", "aria-label": `Map of ${several(sites.length, "site")} and ${several(links.length, "link")}; the table has the same in numbers` });
     picture.append(...drawn.flat(), ...circles);
     if (sites.length > ROOMY) lightUp(picture);
     return order($("map"), [picture]);
@@ -92,6 +92,7 @@ function frame(points) {
 }
 
 const distance = (trip) => (trip === null ? "unknown" : trip < 0.04 ? "near" : trip < 0.15 ? "middle" : "far");
+const bandwidth = (link) => (link.bandwidth === null ? "not measured" : rate(link.bandwidth));
 const thickness = (bandwidth) => Math.max(1.2, Math.min(8, 1.2 + 2 * Math.log10(1 + (8 * (bandwidth ?? 0)) / 1e6)));
 
 // Both ways of a pair are bent to their own side; few sites have room for figures.
@@ -101,12 +102,12 @@ function arc(state, link, places, count) {
   const [across, down] = [(y1 - y2) / length, (x2 - x1) / length];
   const bend = Math.min(34, length / 6);
   const [x, y] = [(x1 + x2) / 2 + across * bend, (y1 + y2) / 2 + down * bend];
-  const title = `${nameOf(state, link.node)} to ${nameOf(state, link.peer)}: ${rate(link.bandwidth)}, ${seconds(link.round_trip)}, ${bytes(link.bytes_sent)} sent`;
+  const title = `${nameOf(state, link.node)} to ${nameOf(state, link.peer)}: ${bandwidth(link)}, ${seconds(link.round_trip)}, ${bytes(link.bytes_sent)} sent`;
   const crowd = Math.min(1, ROOMY / count);
   const path = svg("path", { d: `M${x1},${y1} Q${x},${y} ${x2},${y2}`, class: distance(link.round_trip), "stroke-width": (thickness(link.bandwidth) * crowd).toFixed(1), opacity: (0.85 * crowd * crowd).toFixed(2) });
   Object.assign(path.dataset, { from: link.node, to: link.peer });
   path.append(svg("title", {}, title));
-  if (count > 4) return [path];
+  if (count > 4 || link.bandwidth === null) return [path];
   const off = bend / 2 + 12 + 30 * Math.abs(across);
   const [tx, ty] = [(x1 + x2) / 2 + across * off, (y1 + y2) / 2 + down * off];
   return [path, svg("text", { x: tx, y: ty, "text-anchor": "middle", "dominant-baseline": "middle", class: "fine" }, rate(link.bandwidth))];

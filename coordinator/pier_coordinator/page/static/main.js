@@ -3,7 +3,7 @@ import { Operator } from "./actions.js";
 import { Charts } from "./charts.js";
 import { Chosen } from "./chosen.js";
 import { listenToDialog } from "./dialog.js";
-import { seldom } from "./dom.js";
+import { $, seldom } from "./dom.js";
 import { Events } from "./events.js";
 import { follow } from "./feed.js";
 import { showAlerts, showConnection, showHeader } from "./header.js";
@@ -30,6 +30,7 @@ function show(told) {
   const began = performance.now();
   take(state, told);
   ready = true;
+  $("main").removeAttribute("aria-busy");
   chosen.offer([...state.sites.values()]);
   operator.offer(state.operated);
   showHeader(state);

@@ -1,7 +1,7 @@
 // Rounds: which of them are shown, what is asked for, and the words and tables around the drawing.
 import { $, cells, order, say, seldom } from "./dom.js";
 import { ask } from "./feed.js";
-import { count, seconds } from "./format.js";
+import { count, seconds, several } from "./format.js";
 import { inOrder } from "./store.js";
 import { Timeline, Overview, PARTS } from "./timeline.js";
 
@@ -85,7 +85,7 @@ export class Rounds {
     const mean = rows.reduce((sum, row) => sum + total(row), 0) / rows.length;
     const longest = Math.max(...rows.map((row) => row.longest));
     const name = this.state.sites.get(node)?.name ?? node.slice(0, 12);
-    return `A round took ${seconds(mean)} in the mean, the longest ${seconds(longest)}; most often the slowest: ${name} (${most} of ${rows.length} groups of ${this.state.rounds.width}). Parts are shown site by site for the last 200 rounds.`;
+    return `A round took ${seconds(mean)} in the mean, the longest ${seconds(longest)}; most often the slowest: ${name} (${most} of ${several(rows.length, "group")} of ${several(this.state.rounds.width, "round")}). Parts are shown site by site for the last 200 rounds.`;
   }
 
   table() {

@@ -1,6 +1,6 @@
 // The table of sites: searched, sorted, in pages. Rows keep their elements, so that focus stays where it is.
 import { $, make, mark, order, say } from "./dom.js";
-import { age, bytes, count, fixed, percent, rate, speed } from "./format.js";
+import { age, bytes, count, fixed, percent, rate, several, speed } from "./format.js";
 import { now } from "./store.js";
 
 const PAGE = 15;
@@ -10,7 +10,7 @@ const COLUMNS = [
 ];
 const TEXTS = {
   round: (site) => count(site.round),
-  lag: (site) => (site.lag ? `${count(site.lag)} rounds` : "-"),
+  lag: (site) => (site.lag ? several(site.lag, "round") : "-"),
   tokens_per_second: (site) => speed(site.tokens_per_second),
   loss: (site) => fixed(site.loss, 3),
   utilisation: (site) => percent(site.utilisation),
@@ -73,7 +73,7 @@ export class SitesTable {
 
   showPager(pages, found) {
     $("pager").hidden = pages < 2;
-    say($("page-of"), `${this.page + 1} of ${pages} · ${count(found)} sites`);
+    say($("page-of"), `${this.page + 1} of ${pages} · ${several(found, "site")}`);
     $("previous").disabled = this.page === 0;
     $("next").disabled = this.page >= pages - 1;
   }
@@ -105,9 +105,9 @@ export class SitesTable {
     view.box.checked = slot >= 0;
     view.box.setAttribute("aria-label", `show ${site.name} in the charts`);
     view.swatch.className = slot >= 0 ? `swatch s${slot}` : "swatch";
-    say(view.word, site.activity && site.activity !== "train" && site.state !== "done" ? `${site.state} (${site.activity})` : site.state);
+    say(view.word, site.activity && site.activity !== "train" && !["done", "revoked"].includes(site.state) ? `${site.state} (${site.activity})` : site.state);
     mark(view.word, "state", site.state);
-    view.act.hidden = !document.body.dataset.operator;
+    view.act.hidden = !document.body.dataset.operator || site.state === "revoked";
     view.act.setAttribute("aria-label", `actions on ${site.name}`);
     COLUMNS.forEach(([key], at) => { if (TEXTS[key]) say(view.tds[at], TEXTS[key](site)); });
     say(view.tds[9], site.heard ? `${age(Math.max(0, time - site.heard))} ago` : "-");

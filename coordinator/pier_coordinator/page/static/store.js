@@ -11,12 +11,15 @@ export function take(state, told) {
   state.heardAt = performance.now();
   for (const site of told.sites) state.sites.set(site.node, { ...state.sites.get(site.node), ...site });
   for (const link of told.links) state.links.set(`${link.node} ${link.peer}`, link);
-  state.events = [...state.events, ...told.events].slice(-MOST_EVENTS);
+  for (const [key, link] of state.links) if (revoked(state, link.node) || revoked(state, link.peer)) state.links.delete(key);
+  state.events = [...state.events, ...told.events].sort((one, other) => one.time - other.time).slice(-MOST_EVENTS);
   for (const [name, points] of Object.entries(told.curves)) {
     state.curves[name] = joined(state.curves[name], points);
   }
   takeRounds(state.rounds, told.rounds);
 }
+
+const revoked = (state, node) => state.sites.get(node)?.state === "revoked";
 
 // A curve is a map from its place (a time, a round) to [mean, min, max].
 export function joined(curve, points) {

@@ -79,7 +79,7 @@ export class Timeline extends Canvas {
     const step = width / (rows.length || 1);
     this.spots = rows.map((row, at) => {
       column(pen, row, at * step, Math.max(1, step - (step > 4 ? 1 : 0)), COLUMNS, most);
-      return { left: at * step, right: (at + 1) * step, top: 0, bottom: COLUMNS, text: `rounds ${count(row.first)} to ${count(row.first + size - 1)}, mean of all sites\n${told(row)}` };
+      return { left: at * step, right: (at + 1) * step, top: 0, bottom: COLUMNS, text: `${span(row.first, row.first + size - 1)}, mean of all sites\n${told(row)}` };
     });
     pen.fillStyle = colour("muted");
     pen.textAlign = "left";
@@ -142,6 +142,7 @@ function colours() {
   return palette;
 }
 
+const span = (first, last) => (first === last ? `round ${count(first)}` : `rounds ${count(first)} to ${count(last)}`);
 const lasted = (row) => row[2] + row[3] + row[4] + row[5];
 const sum = (row) => PARTS.reduce((all, part) => all + row[part], 0);
 const told = (parts) => PARTS.filter((part) => parts[part] > 0).map((part) => `${part} ${seconds(parts[part])}`).join("\n");

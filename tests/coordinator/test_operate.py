@@ -1,0 +1,73 @@
+"""The commands that ask a coordinator, with a coordinator that answers as it is told to."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pier_coordinator.commands import operate
+
+Answer = dict[str, Any]
+FOLDER = Path("my-run")
+
+
+@pytest.fixture
+def answers(monkeypatch: pytest.MonkeyPatch) -> dict[str, Answer]:
+    """What it answers, by path or action."""
+    told: dict[str, Answer] = {}
+
+    class Client:
+        @classmethod
+        def of(cls, _folder: Path) -> Client:
+            return cls()
+
+        def get(self, path: str) -> Answer:
+            return told[path]
+
+        def act(self, action: str, **_body: Any) -> Answer:
+            return told[action]
+
+    monkeypatch.setattr(operate, "Client", Client)
+    return told
+
+
+def test_a_revoked_site_is_out(answers: dict[str, Answer], capsys: pytest.CaptureFixture[str]) -> None:
+    answers["revoke"] = {"site": "lab-b"}
+    operate.revoke(FOLDER, "lab-b", as_json=False)
+    assert "lab-b is revoked" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("sites", [[], ["lab-b", "lab-c"]])
+def test_who_came_with_a_revoked_invite_stays(
+    answers: dict[str, Answer], capsys: pytest.CaptureFixture[str], sites: list[str]
+) -> None:
+    answers["revoke"] = {"invite": "5d1f", "sites": sites}
+    operate.revoke(FOLDER, "5d1f", as_json=False)
+    said = capsys.readouterr().out
+    assert "The invite 5d1f is taken back" in said
+    assert ("stays" in said) is bool(sites)
+    assert [line for line in said.splitlines() if line.startswith("  ")] == [
+        f"  pier-coordinator revoke --data my-run {name}" for name in sites
+    ]
+
+
+@pytest.mark.parametrize("as_json", [False, True])
+@pytest.mark.parametrize(
+    ("states", "code"), [((), 0), (("training", "left", "revoked", "paused"), 0), (("training", "silent"), 3)]
+)
+def test_scripts_see_by_the_exit_code_that_a_site_is_silent(
+    answers: dict[str, Answer], states: tuple[str, ...], code: int, as_json: bool
+) -> None:
+    sites = [
+        {"name": state, "node": state, "state": state, "address": "", "version": "", "activity": ""}
+        | dict.fromkeys(("round", "loss", "tokens_per_second", "bytes_sent"))
+        for state in states
+    ]
+    run = {"name": "lark", "algorithm": "pier", "rounds": 20}
+    totals = {"round": 7, "tokens_per_second": 1234.0, "loss": 2.5}
+    answers["/api/nodes"] = {"sites": sites}
+    answers["/api/board"] = {"sites": sites, "run": run, "totals": totals, "alerts": []}
+    assert operate.nodes(FOLDER, as_json) == code
+    assert operate.status(FOLDER, as_json, watch=False) == code
