@@ -15,8 +15,8 @@ KILLED = (-9, 137)
 
 
 def told(run: World, text: str) -> bool:
-    """Whether the run's operator can read this among the events."""
-    return any(text in body["text"] for _, kind, _, body in run.coordinator.facts() if kind == "event")
+    """Whether the run's operator can read this among the events, or in what the sites logged."""
+    return any(text in body["text"] for _, kind, _, body in run.coordinator.facts() if kind in ("event", "note"))
 
 
 def others_go_on(run: World, victim: Site, rounds: int = 2) -> None:

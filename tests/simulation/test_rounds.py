@@ -20,7 +20,7 @@ from pier_node.outer.schedule import total_rounds
 
 NAMES = ["a1", "b2", "c3", "d4", "e5"]
 HOURS = 3600.0
-STORMS, BATCH = 600, 50
+STORMS, BATCH = 300, 50
 
 
 def config(sites: int, **outer: Any) -> RunConfig:
