@@ -5,7 +5,7 @@ from __future__ import annotations
 from contextlib import ExitStack
 
 import pytest
-from multisite.harm import SmallDisk, short_of_memory
+from multisite.harm import SmallDisk, memory_groups, short_of_memory
 from multisite.pace import slowed
 from multisite.test_deaths import others_go_on, told
 from multisite.world import MakeWorld, World
@@ -47,7 +47,7 @@ def test_a_machine_at_a_fifth_of_its_speed_and_a_line_at_a_twentieth_stay_in_the
 def test_a_full_disk_stops_its_site_with_words_and_no_other(run: World) -> None:
     site = run["b"]
     with ExitStack() as stack:
-        disk = SmallDisk(site.folder / "checkpoints", 512)
+        disk = SmallDisk(site.folder / "checkpoints", 64)
         stack.callback(disk.close)
         stack.callback(site.kill)
         run.start()
@@ -64,6 +64,7 @@ def test_a_full_disk_stops_its_site_with_words_and_no_other(run: World) -> None:
         site.stop()
 
 
+@memory_groups
 def test_a_worker_that_the_kernel_kills_for_its_memory_is_started_again(run: World) -> None:
     site = run["c"]
     run.start()
