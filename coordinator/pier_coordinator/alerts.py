@@ -115,7 +115,7 @@ def _stalled(board: Board, _up: Callable[[str, str], bool]) -> Iterator[Alert]:
     if still > max(STALLED, 10 * (board.round_seconds() or 0.0)):
         gone = ", ".join(site.name for site in board.sites.values() if site.shown in ("silent", "left"))
         remedy = "bring back enough of the last round's members for a majority" + (f": {gone}" if gone else "")
-        text = f"no round for {_while(still)}: all that are here wait, {len(live)} of {len(board.sites)} sites"
+        text = f"no round for {_while(still)}: all that are here wait, {len(live)} of {len(board.known())} sites"
         yield Alert("stalled", "error", "", text, f"{remedy}; their logs say for whom (pier-coordinator logs)")
 
 
@@ -209,7 +209,7 @@ def _clocks(board: Board, up: Callable[[str, str], bool]) -> Iterator[Alert]:
 
 
 def _dropped(board: Board, _up: Callable[[str, str], bool]) -> Iterator[Alert]:
-    for site in board.sites.values():
+    for site in board.known():
         if site.dropped:
             text = f"{site.name}: {site.dropped:,} of its reports were lost while it could not reach the coordinator"
             yield Alert(

@@ -200,7 +200,7 @@ class Board:
         left = max(0, (self.run.get("rounds") or 0) - self.round)
         return {
             "round": self.round,
-            "sites": len(self.sites),
+            "sites": len(self.known()),
             "alive": len(live),
             "tokens": sum(site.tokens or 0 for site in self.sites.values()),
             "tokens_per_second": rounded(sum(site.tokens_per_second or 0 for site in live)),
@@ -211,9 +211,13 @@ class Board:
             "seconds_left": rounded(duration * left) if duration and left else None,
         }
 
+    def known(self) -> list[Site]:
+        """Sites of the run: all that ever came, but for those that were revoked."""
+        return [site for site in self.sites.values() if site.shown != REVOKED]
+
     def live(self) -> list[Site]:
         """Sites that are there, as of the last refresh."""
-        return [site for site in self.sites.values() if site.shown not in ("silent", "left", "done", "revoked")]
+        return [site for site in self.sites.values() if site.shown not in ("silent", "left", "done", REVOKED)]
 
     def round_seconds(self) -> float | None:
         """How long a round takes at present; None before the first."""

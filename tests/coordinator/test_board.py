@@ -201,6 +201,7 @@ def test_a_revoked_site_stays_revoked_and_loses_its_links() -> None:
     live.apply(Fact(end + 2 * SILENT_AFTER, "link", A, {"peer": C, "bandwidth": 1e6}))
     site = row(live, "lab-c")
     assert (site["state"], site["lag"]) == ("revoked", 0)
+    assert live.totals()["sites"] == 2, "it is not waited for"
     assert {node for link in live.snapshot()["links"] for node in (link["node"], link["peer"])} == {A, B}
 
 

@@ -51,5 +51,5 @@ def use(transaction: Transaction, invite: str, now: float, free: bool = False) -
 def _find(transaction: Transaction, invite: str) -> InviteRow:
     row = transaction.one("SELECT * FROM invites WHERE id = ?", invite)
     if row is None:
-        raise Refused(f"there is no invite {invite}: pier-coordinator nodes lists those that there are")
+        raise Refused(f"there is no invite {invite}: pier-coordinator events names those that were made")
     return InviteRow.of(row)

@@ -46,7 +46,7 @@ export class Operator {
 
   askToken() {
     const input = make("input", { type: "password", required: true, autocomplete: "off", id: "token" });
-    openDialog("Operator's token", [make("p", { className: "muted", textContent: "pier-coordinator start prints it. It is kept for this tab only." }), make("label", {}, "Token", input)], "Unlock", async () => {
+    openDialog("Operator's token", [make("p", { className: "muted", textContent: "It is in the file operator.token of the coordinator's folder. It is kept for this tab only." }), make("label", {}, "Token", input)], "Unlock", async () => {
       const token = input.value.trim();
       await this.post("check", {}, token);
       sessionStorage.setItem(KEY, token);
