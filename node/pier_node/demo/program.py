@@ -5,13 +5,13 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import sys
 import sysconfig
 from pathlib import Path
 from typing import Any
 
 import psutil
 
-from pier_node.inner.parent import die_with_parent
 from pier_node.site import DAEMON_FILE
 
 TAIL_LINES = 15
@@ -51,14 +51,13 @@ class Program:
         plain = {"COLUMNS": "160", "NO_COLOR": "1", "OMP_NUM_THREADS": str(self._threads)}
         with self.log.open("ab") as log:
             self._process = await asyncio.create_subprocess_exec(
-                Path(sysconfig.get_path("scripts")) / program,
-                *words,
+                *(sys.executable, "-m", "pier_node.inner.parent"),  # a fork here would upset the threads of gRPC
+                *(str(Path(sysconfig.get_path("scripts")) / program), *words),
                 stdin=asyncio.subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
                 env={**os.environ, **plain},
                 start_new_session=True,  # Ctrl+C is the demo's to decide about
-                preexec_fn=die_with_parent,
             )
 
     def told(self) -> dict[str, Any]:
