@@ -21,13 +21,13 @@ from outer.cases import (
 from simulation.network import Network
 from simulation.virtual_time import run
 
-from pier.v1.peer_pb2 import Ack, Phase, Vote
+from pier.v1.peer_pb2 import Ack, Phase, Proposal, Vote
 from pier_node.faults import Faults
 from pier_node.outer.contribution import Contribution
 from pier_node.outer.keeper import POLL
 from pier_node.outer.promises import Voted
 from pier_node.outer.state import OuterState
-from pier_node.outer.suspects import EXPIRY
+from pier_node.outer.suspects import EXPIRY, STANDSTILL
 from pier_node.outer.suspicion import Behind
 from pier_node.wire.carrier import BEAT, VOTE
 
@@ -269,6 +269,24 @@ def test_who_is_told_to_wait_asks_again_without_a_pause() -> None:
         began = asyncio.get_running_loop().time()
         await puppet.changed.until(lambda: len(puppet.heard) >= 20)
         assert asyncio.get_running_loop().time() - began < 20 * 1.1, "whoever is away may be left out"
+
+    run(main())
+
+
+@pytest.mark.parametrize("verdict", ["WAIT", "NOT_KEEPER", "GO"])
+def test_a_keeper_that_lets_all_wait_for_ever_is_gone_around(verdict: str) -> None:
+    async def main() -> None:
+        network = Network(1, CALM)
+        puppet = Puppet(network, "a")
+        puppet.propose = lambda ready: Proposal(verdict=Proposal.Verdict.Value(f"VERDICT_{verdict}"), round=ready.round)
+        members = assemble(network, "bc", outer_state("abc"))
+        for member in members.values():
+            member.meet("a")
+        await acquainted(members)
+        began = asyncio.get_running_loop().time()
+        states = await asyncio.gather(*(members[node].contribute(1.0) for node in "bc"))
+        assert {state.members for state in states} == {("b", "c")}
+        assert asyncio.get_running_loop().time() - began < 2 * STANDSTILL
 
     run(main())
 

@@ -6,7 +6,7 @@ import asyncio
 
 from simulation.virtual_time import run
 
-from pier_node.outer.suspects import EXPIRY, Suspects
+from pier_node.outer.suspects import EXPIRY, STANDSTILL, Standstill, Suspects
 
 
 def test_a_suspicion_ends_by_itself() -> None:
@@ -28,5 +28,17 @@ def test_an_attempt_clears_all() -> None:
         suspects.add("a")
         suspects.clear()
         assert not suspects.now()
+
+    run(main())
+
+
+def test_a_keeper_may_let_all_wait_for_a_while_only() -> None:
+    async def main() -> None:
+        standstill = Standstill()
+        told = []
+        for keeper, all_wait in (("a", True), ("a", True), ("a", False), ("a", True), ("b", True), ("b", True)):
+            told.append(standstill.too_long(keeper, all_wait))
+            await asyncio.sleep(STANDSTILL + 1)
+        assert told == [False, True, False, False, False, True], "somebody still trained, and then another kept"
 
     run(main())

@@ -13,7 +13,7 @@ import math
 import secrets
 from collections.abc import Callable, Mapping
 
-from pier.v1.peer_pb2 import AbortNotice, Ack, Ballot, Chunk, Proposal, Ready, Vote
+from pier.v1.peer_pb2 import AbortNotice, Ack, Ballot, Chunk, Phase, Proposal, Ready, Vote
 from pier_node.outer.attempt import Advance, Attempt, Tools, check_finite, to_the_end
 from pier_node.outer.claims import is_credible
 from pier_node.outer.contribution import Contribution
@@ -21,10 +21,10 @@ from pier_node.outer.deadline import Backoff, Deadline
 from pier_node.outer.keeper import POLL, Keeper, Standing
 from pier_node.outer.promises import Promises, Voted
 from pier_node.outer.proposal import flaw
-from pier_node.outer.quorum import order
+from pier_node.outer.quorum import has_quorum, order
 from pier_node.outer.state import OuterState
 from pier_node.outer.streams import Streams
-from pier_node.outer.suspects import Suspects
+from pier_node.outer.suspects import Standstill, Suspects
 from pier_node.outer.suspicion import NOBODY, Behind, Suspicion
 from pier_node.outer.times import Times
 from pier_node.wire.carrier import ABORT, GATHER, VOTE, BadMessage, PeerLost
@@ -67,7 +67,7 @@ class Rounds:
         self._tools, self._length, self._new_nonce = tools, length, nonce
         self._roster, self._carrier, self._faults = tools.roster, tools.carrier, tools.faults
         self._promises = Promises(tools.journal, voted)
-        self._nonce, self._suspects = b"", Suspects()
+        self._nonce, self._suspects, self._standstill = b"", Suspects(), Standstill()
         self._attempt: Attempt | None = None
         self.keeper = Keeper(self.node, tools.roster, self._standing, Deadline(initial=300.0, floor=5.0))
         self._carrier.serve(GATHER, self.keeper.gather)
@@ -205,13 +205,25 @@ class Rounds:
             log.warning("round %d: the keeper %s is lost: %s", ready.round, keeper, lost.reason)
             self._suspects.add(keeper)
             return None
+        if proposal.verdict == Proposal.VERDICT_GO and self._acceptable(proposal, ready):
+            return proposal
+        if keeper != self.node and self._standstill.too_long(keeper, self._all_wait(keeper)):
+            log.warning("round %d: the keeper %s lets all wait: asking another", ready.round, keeper)
+            self._suspects.add(keeper)
         if proposal.verdict == Proposal.VERDICT_GO:
-            return proposal if self._acceptable(proposal, ready) else None
+            return None
         if keeper != self.node and proposal.reason not in ("", self.last_error):
             usual = self.sites > 1  # as at the keeper
             log.log(logging.INFO if usual else logging.WARNING, "round %d waits: %s", ready.round, proposal.reason)
         self.last_error = proposal.reason
         return proposal if proposal.verdict == Proposal.VERDICT_WAIT else None
+
+    def _all_wait(self, keeper: str) -> bool:
+        """Whether a quorum is here without the keeper, and nobody has anything else to do than to wait for it."""
+        here = {*self._roster.abreast(self.state.round, self._committed_at)} - {keeper, self.node}
+        pulses = self._roster.pulses()
+        waiting = all(pulses[node].phase == Phase.PHASE_WAITING for node in here)
+        return waiting and has_quorum({*here, self.node}, self.state.members)
 
     def _ready(self, contribution: Contribution) -> Ready:
         ready = Ready(
