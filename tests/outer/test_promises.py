@@ -52,8 +52,12 @@ def test_a_vote_binds_until_its_round_is_decided() -> None:
     made = promises()
     assert made.pledge(5) == b""
     made.vote(voted(6))
-    assert (made.pledge(6), made.pledge(5)) == (X.digest, b"")
+    assert (made.pledge(6), made.pledge(7)) == (X.digest, b"")
     made.release(5)
     assert made.voted
     made.release(6)
     assert made.voted is None
+
+
+def test_who_has_lost_rounds_does_not_deny_them() -> None:
+    assert (promises().pledge(4), promises(voted(9)).pledge(6)) == (None, None)

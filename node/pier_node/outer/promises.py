@@ -64,8 +64,10 @@ class Promises:
         round, ballot = self._promised
         return ballot if round == coming else Ballot()
 
-    def pledge(self, coming: int) -> bytes:
-        """Digest of what we voted for in the coming round; empty: nothing."""
+    def pledge(self, coming: int) -> bytes | None:
+        """Digest of our vote for the coming round; empty: none; None: we were further once, and cannot say."""
+        if self._promised[0] > coming:
+            return None
         return self.voted.value.digest if self.voted and self.voted.round == coming else b""
 
     def announce(self, ready: Ready) -> None:

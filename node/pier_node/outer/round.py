@@ -88,7 +88,7 @@ class Rounds:
 
     @property
     def pledge(self) -> bytes | None:
-        """Digest of what we voted for in the coming round, empty: nothing; None: somebody else has our vote."""
+        """Digest of what we voted for in the coming round, empty: nothing; None: not known, or another has our vote."""
         return self._promises.pledge(self.coming()) if self.node in self.votes else None
 
     @property

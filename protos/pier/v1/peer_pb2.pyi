@@ -209,7 +209,7 @@ class Pulse(_message.Message):
     training_for: _builtins.int
     """the round that it brings its present inner steps to"""
     pledge: _builtins.bytes
-    """digest it voted for in the round after `round`, empty: none; not set: its vote is in another's hand"""
+    """digest it voted for in the round after `round`, empty: none; not set: it cannot say"""
     @_builtins.property
     def site(self) -> Global___Site: ...
     def __init__(
