@@ -35,4 +35,6 @@ def test_nobody_needs_the_coordinator(world: MakeWorld) -> None:
     run.reach(run["a"].round + 3)
     run.coordinator.start()
     at = max(site.round for site in run.sites.values())
-    wait_until("all is told", lambda: all(max(run.coordinator.rounds(site)) >= at for site in run.sites.values()))
+    wait_until(
+        "all is told", lambda: all(max(run.coordinator.rounds(site), default=0) >= at for site in run.sites.values())
+    )
