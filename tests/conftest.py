@@ -5,13 +5,18 @@ from __future__ import annotations
 import pytest
 
 SLOW = ("processes", "netns", "browser", "multisite")
+"""Tests with one of these marks are marked `slow` too."""
 NO_CUDA = "no CUDA device here: NOT tested"
 LOUD = "NOT tested"
 """In a reason to skip: the last lines repeat it."""
 
 
+@pytest.hookimpl(tryfirst=True)  # before pytest's own, which looks at marks
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    items.sort(key=lambda item: any(item.get_closest_marker(name) for name in SLOW))
+    for item in items:
+        if any(item.get_closest_marker(name) for name in SLOW):
+            item.add_marker(pytest.mark.slow)
+    items.sort(key=lambda item: item.get_closest_marker("slow") is not None)
     marked = [item for item in items if item.get_closest_marker("gpu")]
     if not marked:
         return

@@ -45,6 +45,7 @@ async def test_a_kept_state_is_told_and_found_again(tmp_path: Path) -> None:
     of = archive(tmp_path, saved)
     await of.commit(at(4))
     assert of.kept_after(4) is None
+    assert [of.has(round) for round in (3, 4, 5)] == [False, True, False]
     await of.keep(at(5).state)
     kept = of.kept_after(4)
     assert kept is not None
@@ -55,6 +56,7 @@ async def test_a_kept_state_is_told_and_found_again(tmp_path: Path) -> None:
 def test_moments_are_those_of_the_newest_checkpoint(tmp_path: Path) -> None:
     of = archive(tmp_path, [])
     assert of.moments() is None
+    assert not of.has(0)
     of.save(at(1, moments=False))
     assert of.moments() is None
     of.save(at(2))

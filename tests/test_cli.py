@@ -7,8 +7,7 @@ import click
 import pytest
 from click.testing import CliRunner
 
-from pier_node.cli import explained, main
-from pier_node.errors import PierError
+from pier_node.cli import main
 
 HEAVY = {"torch", "numpy", "grpc", "matplotlib", "rich", "pydantic", "aiohttp", "hivemind", "google", "psutil"}
 HELP = """
@@ -43,13 +42,3 @@ def test_the_list_of_commands_fits_80_columns_unabridged() -> None:
     listed = shown.partition("Commands:\n")[2]
     assert "..." not in listed
     assert {line.split()[0] for line in listed.splitlines()} == set(main.commands)
-
-
-def test_an_error_is_explained_without_a_traceback() -> None:
-    @click.command()
-    @explained
-    def fail() -> None:
-        raise PierError("the pier is wet", "Wait for the sun.")
-
-    failed = CliRunner().invoke(fail)
-    assert (failed.exit_code, failed.output) == (1, "Error: the pier is wet\nWait for the sun.\n")

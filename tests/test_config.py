@@ -21,7 +21,16 @@ def read(folder: Path, text: str) -> RunConfig:
     return load(path)
 
 
+STAGES = "[run]\nsites = 2\n[pipeline]\nstages = 2\n"
 ERRORS = {
+    "[run]\nsites = 8\n[pipeline]\nstages = 6": "pipeline.stages = 6 needs as many blocks: model.layers = 5",
+    "[run]\nsites = 3\n[pipeline]\nstages = 4": "pipeline.stages = 4 needs as many sites: run.sites = 3",
+    STAGES + '[outer]\nalgorithm = "noloco"\nfinal_merge = true': "outer.final_merge = True is not there",
+    STAGES + '[outer]\nstart = "solo"': "no site of a pipeline has the whole model",
+    STAGES + '[outer]\ncodec = "int8"': "outer.codec = 'int8' is not there for the stages of a pipeline",
+    STAGES + '[outer]\nrobust = "trimmed"': "outer.robust = 'trimmed' is not there",
+    STAGES + "[outer]\noverlap = true": "outer.overlap = True is not there",
+    STAGES + "[outer]\nfragments = 5": "outer.fragments = 5 is not there",
     '[run]\nname = "a b"': "run.name",
     "[run]\nsites = 0": "run.sites = 0: Input should be greater than or equal to 1",
     "[run]\nseed = -1": "run.seed = -1",
@@ -31,7 +40,7 @@ ERRORS = {
     '[model]\nform = "gpt2"\nheads = 4\nkv_heads = 2': 'form = "gpt2" has no grouped heads',
     "[model]\ndim = 12\nheads = 4": "must be even for rotary positions",
     '[data]\nsource = "text"': 'source = "text" needs path',
-    '[data]\nsource = "csv"': "data.source = \"csv\": Input should be 'stdlib', 'text', 'jsonl' or 'parquet'",
+    '[data]\nsource = "csv"': "data.source = \"csv\": Input should be 'stdlib', 'builtin', 'text', 'jsonl'",
     "[data]\nvalidation = 0.9": "data.validation = 0.9: Input should be less than or equal to 0.5",
     "[inner]\nlr = -1": "inner.lr = -1: Input should be greater than 0",
     "[inner]\nlr = 1e-5\nmin_lr = 1e-4": "min_lr = 0.0001 must not be above lr = 1e-05",
@@ -93,6 +102,16 @@ def test_an_algorithm_sets_defaults_that_keys_overrule(tmp_path: Path) -> None:
     assert (mixed.start, mixed.start_fraction, mixed.momentum_warmup, mixed.schedule) == ("sync", 0.1, True, "cosine")
 
 
+def test_a_pipeline_averages_at_every_step_unless_it_has_outer_rounds(tmp_path: Path) -> None:
+    plain, pier = read(tmp_path, STAGES), read(tmp_path, STAGES + "[outer]\ninner_steps = 10")
+    assert plain.outer.algorithm == "sync"
+    assert (pier.outer.algorithm, pier.outer.start, pier.outer.start_fraction) == ("pier", "sync", 0.1)
+    assert read(tmp_path, STAGES + '[outer]\nstart = "none"').outer.start_fraction == 0.0
+    assert read(tmp_path, "[pipeline]\nstages = 1").outer.start == "solo"
+    for run in (plain, pier):
+        assert from_canonical(run.canonical()) == run
+
+
 def test_noloco_has_the_defaults_of_its_paper(tmp_path: Path) -> None:
     outer = read(tmp_path, '[outer]\nalgorithm = "noloco"').outer
     assert (outer.noloco.alpha, outer.noloco.beta, outer.noloco.gamma, outer.inner_steps) == (0.5, 0.7, 0.7, 50)
@@ -118,7 +137,7 @@ def test_the_hash_does_not_depend_on_how_it_was_written(tmp_path: Path) -> None:
 
 def test_the_hash_of_the_defaults_is_known() -> None:
     """It changes when a default does: then old and new sites are in different runs, and CHANGELOG.md must say so."""
-    assert RunConfig().hash().hex() == "3ade5fd76b6f1f61fe78723a89a24d56adb76b931e33281fb6158c61689b392e"
+    assert RunConfig().hash().hex() == "f97d63f6375e19989cd8bbf297406f45367ba9a4bb86f2b8f87cccfbec3a7bc2"
 
 
 @given(

@@ -14,8 +14,9 @@ from pier_node.config import RunConfig
 from pier_node.coordination.enrolment import Enrolment
 from pier_node.errors import PierError
 from pier_node.identity import Identity, Token
-from pier_node.join import Reception, Settings, find_run, find_site, free_slot
+from pier_node.join import Reception, find_run, find_site, free_slot
 from pier_node.roster import Roster
+from pier_node.settings import Settings
 from pier_node.site import SiteRecord, save_run
 from pier_node.wire.carrier import HELLO, PROTOCOL, PeerLost, PeerRefused
 from pier_node.wire.grpc_carrier import GrpcCarrier
@@ -56,6 +57,19 @@ async def test_a_founder_gets_a_token_for_its_run(tmp_path: Path) -> None:
     member.token.require_run(CONFIG.hash())
     again = await find_run(settings)
     assert (again.token, again.identity.node) == (member.token, member.identity.node)
+
+
+@pytest.mark.parametrize("transport", ["grpc", "hivemind"])
+async def test_an_invitation_says_all_that_others_type(tmp_path: Path, transport: Transport) -> None:
+    member = await find_run(Settings(tmp_path / "data", run=write_run(tmp_path), transport=transport))
+    way = " --transport hivemind" if transport == "hivemind" else ""
+    typed = f"pier-node start --peers 10.0.0.1:7700{way} --token {member.token}\n"
+    assert member.invitation("10.0.0.1:7700").endswith(typed)
+
+
+async def test_without_a_token_an_invitation_says_so(tmp_path: Path) -> None:
+    member = await find_run(Settings(tmp_path / "data", run=write_run(tmp_path), insecure=True))
+    assert member.invitation("10.0.0.1:7700").endswith("pier-node start --peers 10.0.0.1:7700 --insecure\n")
 
 
 async def test_a_folder_goes_on_without_any_option(tmp_path: Path) -> None:

@@ -64,3 +64,13 @@ def test_a_disk_that_fails_is_told(kept: KeptStates, tmp_path: Path) -> None:
     (tmp_path / "states").touch()
     with pytest.raises(PierError, match="cannot keep the state of round 5"):
         kept.save(state(5))
+
+
+def test_one_can_be_dropped_also_twice(kept: KeptStates) -> None:
+    kept.save(state(4))
+    kept.save(state(5))
+    assert kept.rounds() == [5, 4]
+    for _ in range(2):
+        kept.drop(5)
+        assert kept.rounds() == [4]
+    assert kept.of(5) is None

@@ -13,6 +13,7 @@ import pytest
 from outer.cases import LENGTH, outer_state
 from simulation.network import Weather
 from simulation.pair_cluster import PairCluster, check, config
+from simulation.storms import storms
 from simulation.virtual_time import run
 
 from pier_node.faults import PHASES
@@ -21,7 +22,7 @@ from pier_node.shared import Vector
 
 NAMES = ["a1", "b2", "c3", "d4"]
 ROUNDS = 4
-STORMS = 200
+STORMS = storms(120)
 
 
 def test_the_merged_state() -> None:

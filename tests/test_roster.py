@@ -55,11 +55,20 @@ def friends(
 
 def test_who_asks_is_known_from_then_on() -> None:
     async def scene(network: Network, sites: dict[str, Friend]) -> None:
-        assert sites["a"].roster.participants() == ["a", "b", "c"]
+        assert [*sites["a"].roster.participants()] == ["a", "b", "c"]
         assert list(sites["a"].roster.contacts) == ["b", "c"], "not itself"
         await asyncio.sleep(2)
-        assert sites["b"].roster.participants() == ["a", "b"]
+        assert [*sites["b"].roster.participants()] == ["a", "b"]
         assert sites["b"].introduced[0] == ("a", "sim")
+
+    friends(scene)
+
+
+def test_round_trips_are_of_those_that_have_answered() -> None:
+    async def scene(network: Network, sites: dict[str, Friend]) -> None:
+        trips = sites["a"].roster.round_trips()
+        assert trips == {"b": pytest.approx(0.02), "c": pytest.approx(0.02)}
+        assert sites["b"].roster.round_trips() == {}, "it has asked nobody"
 
     friends(scene)
 
@@ -79,7 +88,7 @@ def test_a_barred_site_is_forgotten_for_good() -> None:
     async def scene(network: Network, sites: dict[str, Friend]) -> None:
         roster = sites["a"].roster
         roster.bar(["b", "unknown"])
-        assert roster.participants() == ["a", "c"]
+        assert [*roster.participants()] == ["a", "c"]
         roster.add(Site(node="b", address="elsewhere"))
         await asyncio.sleep(30)
         assert list(roster.contacts) == ["c"], "whatever others say of it"
@@ -198,7 +207,7 @@ def test_who_comes_back_is_alive_again() -> None:
 def test_nobody_waits_for_who_said_goodbye() -> None:
     async def scene(network: Network, sites: dict[str, Friend]) -> None:
         roster = sites["a"].roster
-        waiting = asyncio.create_task(roster.changed.until(lambda: roster.participants() == ["a", "c"]))
+        waiting = asyncio.create_task(roster.changed.until(lambda: [*roster.participants()] == ["a", "c"]))
         await asyncio.sleep(0)
         roster.farewell("b")
         await asyncio.sleep(0)
@@ -217,6 +226,22 @@ def test_news_is_told_at_once() -> None:
         await sites["a"].roster.announce()
         assert asyncio.get_running_loop().time() - began < 0.1
         assert [sites[node].roster.ahead(7) for node in "bc"] == [["a"], ["a"]]
+
+    friends(scene)
+
+
+def test_news_is_told_without_waiting_and_not_after_the_end() -> None:
+    async def scene(network: Network, sites: dict[str, Friend]) -> None:
+        await asyncio.sleep(2.5)
+        sites["a"].round = 8
+        sites["a"].roster.tell()
+        sites["a"].roster.tell()
+        await asyncio.sleep(0.1)
+        assert [sites[node].roster.ahead(7) for node in "bc"] == [["a"], ["a"]]
+        sites["a"].round = 9
+        sites["a"].roster.tell()
+        await sites["a"].roster.stop()
+        assert "announce" not in {task.get_name() for task in asyncio.all_tasks()}
 
     friends(scene)
 

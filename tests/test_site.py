@@ -20,7 +20,7 @@ def test_the_first_start_has_no_record(tmp_path: Path) -> None:
 
 
 def test_a_record_comes_back_as_it_was(tmp_path: Path) -> None:
-    record = SiteRecord(founder=True, slot=2, name="lab-a").with_peers([PEER])
+    record = SiteRecord(True, 2, (), "hivemind", "lab-a", "0.0.0.0:7701", "example.org", "/text").with_peers([PEER])
     record.save(tmp_path)
     loaded = SiteRecord.load(tmp_path)
     assert loaded == record

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from pier_node.units import age, amount, count, number, percent, rate, seconds, several
+from pier_node.units import age, amount, count, number, percent, rate, seconds, several, span
 
 
 def test_numbers_that_are_not_known_yet_are_dashes() -> None:
@@ -13,6 +13,12 @@ def test_numbers_that_are_not_known_yet_are_dashes() -> None:
 def test_there_may_be_one_of_a_thing() -> None:
     shown = [several(value, "round") for value in (0, 1, 2, 12_345)]
     assert shown == ["0 rounds", "1 round", "2 rounds", "12,345 rounds"]
+    assert [several(2, thing) for thing in ("batch", "loss", "box", "site")] == [
+        "2 batches",
+        "2 losses",
+        "2 boxes",
+        "2 sites",
+    ]
 
 
 @pytest.mark.parametrize(
@@ -40,3 +46,10 @@ def test_times_that_were_measured(time: float, shown: str) -> None:
 )
 def test_ages(time: float, shown: str) -> None:
     assert age(time) == shown
+
+
+@pytest.mark.parametrize(
+    ("time", "shown"), [(45.24, "45.2 s"), (300, "5 min"), (8068, "2.24 h"), (600_000, "6.94 days"), (119.9, "120 s")]
+)
+def test_times_that_something_will_take(time: float, shown: str) -> None:
+    assert span(time) == shown

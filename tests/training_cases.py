@@ -117,8 +117,8 @@ class Roster:
     def pulse_of(self, node: str) -> Pulse | None:
         return self.pulses.get(node)
 
-    def participants(self) -> list[str]:
-        return [ME, *self.pulses]
+    def participants(self) -> Mapping[str, Pulse]:
+        return self.pulses
 
 
 class Carrier:

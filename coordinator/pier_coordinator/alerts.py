@@ -150,13 +150,14 @@ def _time(board: Board, up: Callable[[str, str], bool]) -> Iterator[Alert]:
 def _waiting(board: Board, slow: slowest.Slow | None, share: float) -> Alert:
     text = f"sites wait for each other {100 * share:.0f} % of the time"
     if slow is None:
-        remedy = "set outer.adaptive_steps = true, so that a slow site does fewer steps and all arrive together"
+        remedy = "none is the slowest throughout: the rounds show who came late, and when"
         return Alert("waiting", "warning", "", text, remedy)
     site = board.sites[slow.node]
     text += f": {site.name} takes {slow.busy:.3g} s a round, the others {slow.others:.3g} s, mostly {slow.cause}"
     if slow.cause == "exchange":
         return Alert("waiting", "warning", "", text, _shorter(board, site))
-    return Alert("waiting", "warning", "", text, f"set outer.adaptive_steps = true, or see what slows {site.name} down")
+    remedy = f"see what slows {site.name} down; outer.adaptive_steps = true, the default, has it do fewer steps"
+    return Alert("waiting", "warning", "", text, remedy)
 
 
 def _exchange(board: Board, share: float) -> Alert:

@@ -12,14 +12,17 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from pier_coordinator import slowest
+from pier_coordinator.drawing import Drawing
+from pier_coordinator.expert_rows import ExpertRows
 from pier_coordinator.facts import Fact
 from pier_coordinator.fields import number, text, whole
+from pier_coordinator.latest import Latest
 from pier_coordinator.links import Links
-from pier_coordinator.rates import Rates
+from pier_coordinator.pipeline_rows import PipelineRows
+from pier_coordinator.said import said
 from pier_coordinator.series import Series, rounded
 from pier_coordinator.sites import REVOKED, Site
 from pier_coordinator.timeline import LATEST, Timeline, segment_of
-from pier_node.units import several
 
 EVENTS = 500
 POINTS = 480
@@ -46,12 +49,14 @@ class Board:
         self.run: dict[str, Any] = {}
         self.sites: dict[str, Site] = {}
         self.links = Links()
+        self.experts = ExpertRows()
+        self.pipeline = PipelineRows()
         self.timeline = Timeline()
         self.curves = {name: Series(POINTS) for name in ("loss", "tokens_per_second", "validation_loss")}
         self.round = 0
         self.moved = 0.0
         self._events: list[dict[str, Any]] = []
-        self._rates = Rates()
+        self._speeds, self._losses = Latest(), Latest()
         self._clock = clock
         self._newest = 0.0
         self._started = clock() if clock else 0.0
@@ -65,6 +70,8 @@ class Board:
         self._newest = max(self._newest, fact.time)
         if fact.kind == "run":
             self.run = _run(body)
+        if fact.kind == "plan":
+            self.experts.planned(body, self.stamp)
         site = self._site(fact.node)
         if site is not None:
             if fact.kind in ("site", "order"):
@@ -81,6 +88,8 @@ class Board:
                 self._sample(site, fact.time, fact.body)
             case "round":
                 self._round(site, fact.time, fact.body)
+            case "expert":
+                self.experts.heard(site.node, fact.body, self.stamp)
             case "link":
                 self.links.take(site.node, fact.body, self.stamp)
             case "order":
@@ -98,10 +107,13 @@ class Board:
             site.phase = "training"
         for name in ("loss", "tokens_per_second", "utilisation"):
             site.curves[name].add(when, number(body, name), self.stamp)
-        self.curves["loss"].add(when, number(body, "loss"), self.stamp)
-        speed = number(body, "tokens_per_second")
+        speed, loss = number(body, "tokens_per_second"), number(body, "loss")
         if speed is not None:
-            self.curves["tokens_per_second"].add(when, self._rates.take(site.node, when, speed), self.stamp)
+            self._speeds.take(site.node, when, speed)
+            self.curves["tokens_per_second"].add(when, self._speeds.sum, self.stamp)
+        if loss is not None:
+            self._losses.take(site.node, when, loss)
+            self.curves["loss"].add(when, self._losses.mean, self.stamp)
 
     def _round(self, site: Site, when: float, body: Mapping[str, Any]) -> None:
         segment = segment_of(when, body)
@@ -131,7 +143,13 @@ class Board:
         site.offset = site.offset if offset is None else offset
         site.phase = text(pulse, "phase").removeprefix("PHASE_").replace("_", " ").lower() or site.phase
         site.measured(pulse)
+        self.pipeline.pulse(node, pulse, self.stamp, self.now())
         self._reached(site, whole(pulse, "round"))
+
+    def drawn(self, drawing: Drawing) -> None:
+        """Take in paths that a site of a pipeline has planned, as they are shown."""
+        self.stamp += 1
+        self.pipeline.drawn(drawing, self.stamp)
 
     def _reached(self, site: Site, round: int | None) -> None:
         site.reached(round)
@@ -144,12 +162,12 @@ class Board:
         return self.sites.get(node)
 
     def _tell(self, fact: Fact, site: Site | None) -> None:
-        said = _said(fact)
-        if said:
+        text_of_it = said(fact)
+        if text_of_it:
             level = whole(fact.body, "level") or INFO
             node = site.node if site else ""
             event = {"number": fact.number, "time": fact.time, "node": node, "kind": fact.kind, "level": level}
-            insort(self._events, event | {"text": said, "stamp": self.stamp}, key=lambda it: it["time"])
+            insort(self._events, event | {"text": text_of_it, "stamp": self.stamp}, key=lambda it: it["time"])
             del self._events[:-EVENTS]
 
     # --- going out -----------------------------------------------------------------------------
@@ -178,6 +196,8 @@ class Board:
             "curves": {name: curve.points(since) for name, curve in self.curves.items()},
             "rounds": self.timeline.rows(since),
             "links": self.links.rows(since) if few else [],
+            "experts": self.experts.changes(since, self.name),
+            "pipeline": self.pipeline.changes(since, self.name),
         }
 
     def refresh(self) -> None:
@@ -196,14 +216,16 @@ class Board:
     def totals(self) -> dict[str, Any]:
         """The run in numbers."""
         live = self.live()
+        moving = [site for site in live if site.phase != "paused"]
         duration = self.round_seconds()
-        left = max(0, (self.run.get("rounds") or 0) - self.round)
+        left = max(0, (self.run.get("rounds") or 0) - self.round) if moving else 0
         return {
             "round": self.round,
             "sites": len(self.known()),
             "alive": len(live),
+            "paused": len(live) - len(moving),
             "tokens": sum(site.tokens or 0 for site in self.sites.values()),
-            "tokens_per_second": rounded(sum(site.tokens_per_second or 0 for site in live)),
+            "tokens_per_second": rounded(sum(site.tokens_per_second or 0 for site in moving)),
             "loss": rounded(self.curves["loss"].last()),
             "validation_loss": rounded(self.curves["validation_loss"].last()),
             "bytes_sent": sum(site.bytes_sent or 0 for site in self.sites.values()),
@@ -276,19 +298,3 @@ def _run(body: Mapping[str, Any]) -> dict[str, Any]:
     texts = {key: text(body, key) for key in ("name", "run_hash", "algorithm", "codec")}
     counts = {key: whole(body, key) for key in ("rounds", "total_steps", "sites", "inner_steps", "parameters")}
     return {**texts, **counts}
-
-
-def _said(fact: Fact) -> str:
-    """What people are told of a fact; "" for those that only curves are made of."""
-    body = fact.body
-    match fact.kind:
-        case "run":
-            return (
-                f"run {text(body, 'name')}: {text(body, 'algorithm')}, {several(whole(body, 'rounds') or 0, 'round')}"
-            )
-        case "site":
-            return f"started: Pier {text(body, 'version')} over {text(body, 'transport')} at {text(body, 'address')}"
-        case "order" | "note" | "event":
-            return text(body, "text")
-        case _:
-            return ""

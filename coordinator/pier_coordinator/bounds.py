@@ -3,19 +3,30 @@
 from __future__ import annotations
 
 import math
+import re
 from typing import TypeVar
 
 from google.protobuf.message import DecodeError, Message
 
 from pier.v1.coordinator_pb2 import (
     Assignment,
+    CheckpointPart,
+    DeliverReply,
+    DeliverRequest,
     EnrolReply,
     EnrolRequest,
+    Expert,
+    ExpertCheckpoint,
+    ExpertJob,
+    ExpertRecord,
+    FetchCheckpointRequest,
+    GiveCheckpointReply,
     HeartbeatReply,
     HeartbeatRequest,
     LinkRecord,
     Note,
     Order,
+    Paths,
     Record,
     RegisterReply,
     RegisterRequest,
@@ -24,18 +35,45 @@ from pier.v1.coordinator_pb2 import (
     ReportRequest,
     RoundRecord,
     Sample,
+    ScoredDomain,
+    ScoreSheet,
+    Scoring,
+    Stage,
     WatchRequest,
 )
-from pier.v1.peer_pb2 import Pulse, Site
+from pier.v1.peer_pb2 import Place, Pulse, Site
+from pier_node.pipeline.latest_paths import MOST_BYTES
 from pier_node.wire import bounds as peers
-from pier_node.wire.bounds import AMOUNT, ANY, COUNT, HASH, LOSS, NODE, NODES, below, one_of, or_empty, size, text
 from pier_node.wire.carrier import BadMessage
+from pier_node.wire.pipeline_bounds import STAGE
 from pier_node.wire.rules import Many, Only, Part, Rule, Rules
+from pier_node.wire.values import (
+    AMOUNT,
+    ANY,
+    COUNT,
+    HASH,
+    LOSS,
+    NODE,
+    NODES,
+    SITES,
+    below,
+    one_of,
+    or_empty,
+    size,
+    text,
+)
 
 MESSAGE_BYTES = 256 << 10
 RECORDS = 256
 """Most records of a report."""
 YEAR_9999 = 253_370_764_800
+EXPERTS = 256
+"""Most experts of a plan."""
+DOMAINS = 512
+"""Most domains of an order to score."""
+SHEET_BYTES = 8 << 20
+"""Most bytes of a score sheet that is sent: of a split not more is scored than data/domains.py keeps."""
+PIECE = 128 << 10
 REVOKED = 4096
 """Most revoked nodes that a heartbeat's answer names: the latest."""
 
@@ -44,13 +82,18 @@ M = TypeVar("M", bound=Message)
 NAME = text(64)
 TEXT = text(2000, breaks="\n\t")
 TIME = Only("seconds since 1970, before the year 9999", lambda value: 0 <= value < YEAR_9999)
+PLAN = Only("32 hex digits", lambda value: re.fullmatch("[0-9a-f]{32}", value) is not None)
 FRACTION = Only("from 0 to 1, or NaN: not known", lambda value: math.isnan(value) or 0 <= value <= 1)
 LEASE = size(1, 32)
 PEM = size(1, 8192)
 TRANSPORT = Only("grpc or hivemind", lambda value: value in ("grpc", "hivemind"))
 
+SOURCE = Only("a source of text", lambda value: value in ("builtin", "text", "jsonl", "parquet"))
+WEIGHTS = Only("64 hex digits", lambda value: re.fullmatch("[0-9a-f]{64}", value) is not None)
+
 FIELDS: dict[type[Message], dict[str, Rule]] = {
     Site: {**peers.FIELDS[Site], "name": NAME},
+    Place: peers.FIELDS[Place],
     Pulse: peers.FIELDS[Pulse],
     EnrolRequest: {"protocol": ANY, "name": NAME, "public_key": size(1, 512), "proof": size(1, 128), "time": TIME},
     EnrolReply: {"certificate": PEM, "authority": PEM, "run_config": text(1 << 16), "node": NODE},
@@ -69,16 +112,58 @@ FIELDS: dict[type[Message], dict[str, Rule]] = {
         "lease_seconds": AMOUNT,
         "heartbeat_seconds": AMOUNT,
         "founder": ANY,
-        "slot": below(peers.SITES),
-        "roster": Many(Part(), peers.SITES),
+        "slot": below(SITES),
+        "roster": Many(Part(), SITES),
         "order": Part(needed=True),
     },
-    HeartbeatRequest: {"lease": LEASE, "pulse": Part(needed=True), "order": COUNT},
+    HeartbeatRequest: {"lease": LEASE, "pulse": Part(needed=True), "order": COUNT, "paths": Part()},
+    Paths: {"round": COUNT, "content": size(1, MOST_BYTES)},
     HeartbeatReply: {"order": COUNT, "revoked": Many(NODE, REVOKED)},
     WatchRequest: {"lease": LEASE},
     Order: {"epoch": COUNT, "activity": one_of(Order.Activity.values()), "assignment": Part(needed=True)},
-    Assignment: {"replica": Part()},
+    Assignment: {"replica": Part(), "expert": Part(), "stage": Part()},
+    Stage: {"number": STAGE},
     Replica: {},
+    Expert: {
+        "plan": PLAN,
+        "jobs": Many(Part(), EXPERTS),
+        "complete": ANY,
+        "scoring": Part(),
+        "checkpoints": Many(Part(), EXPERTS),
+    },
+    ExpertCheckpoint: {"job": below(EXPERTS), "step": COUNT, "size": COUNT, "digest": WEIGHTS},
+    Scoring: {
+        "id": PLAN,
+        "experts": Many(PLAN, EXPERTS),
+        "domains": Many(Part(), DOMAINS),
+        "rows": below(1 << 31),
+    },
+    ScoredDomain: {
+        "name": NAME,
+        "source": SOURCE,
+        "path": text(4096),
+        "text_field": text(256),
+        "domain_hash": or_empty(PLAN),
+    },
+    ExpertJob: {
+        "number": below(EXPERTS),
+        "domain": NAME,
+        "source": SOURCE,
+        "path": text(4096),
+        "text_field": text(256),
+        "domain_hash": PLAN,
+        "size": Only("S, M or L", lambda value: value in ("S", "M", "L")),
+        "ffn_dim": below(1 << 24),
+        "steps": COUNT,
+        "seed": ANY,
+        "batch_size": below(1 << 20),
+        "lr": AMOUNT,
+        "min_lr": AMOUNT,
+        "warmup_steps": COUNT,
+        "max_epochs": AMOUNT,
+        "after": below(EXPERTS + 1),
+        "flops": AMOUNT,
+    },
     ReportRequest: {
         "lease": LEASE,
         "stream": size(1, 32),
@@ -87,7 +172,7 @@ FIELDS: dict[type[Message], dict[str, Rule]] = {
         "dropped": COUNT,
     },
     ReportReply: {"stored": COUNT},
-    Record: {"time": TIME, "sample": Part(), "round": Part(), "link": Part(), "note": Part()},
+    Record: {"time": TIME, "sample": Part(), "round": Part(), "link": Part(), "note": Part(), "expert": Part()},
     Sample: {
         "inner_step": COUNT,
         "tokens": COUNT,
@@ -113,6 +198,36 @@ FIELDS: dict[type[Message], dict[str, Rule]] = {
     },
     LinkRecord: {"peer": NODE, "round_trip": AMOUNT, "bandwidth": AMOUNT, "bytes_sent": COUNT},
     Note: {"level": below(101), "text": TEXT},
+    ExpertRecord: {
+        "plan": PLAN,
+        "job": below(EXPERTS),
+        "name": or_empty(PLAN),
+        "step": COUNT,
+        "training_loss": LOSS,
+        "tokens": COUNT,
+        "flops": AMOUNT,
+        "seconds": AMOUNT,
+        "done": ANY,
+        "loss": AMOUNT,
+        "parent_loss": AMOUNT,
+        "standard_error": AMOUNT,
+        "epochs": AMOUNT,
+        "accepted": ANY,
+        "problem": TEXT,
+        "weights": or_empty(WEIGHTS),
+    },
+    DeliverRequest: {
+        "lease": or_empty(LEASE),
+        "sheet": Part(),
+        "size": below(SHEET_BYTES + 1),
+        "digest": or_empty(HASH),
+        "piece": size(0, PIECE),
+    },
+    ScoreSheet: {"scoring": PLAN, "expert": PLAN, "domain": NAME, "problem": TEXT},
+    DeliverReply: {},
+    CheckpointPart: {"lease": or_empty(LEASE), "plan": or_empty(PLAN), "checkpoint": Part(), "piece": size(0, PIECE)},
+    GiveCheckpointReply: {},
+    FetchCheckpointRequest: {"lease": LEASE, "plan": PLAN, "job": below(EXPERTS)},
 }
 
 

@@ -5,38 +5,18 @@ from __future__ import annotations
 import os
 import sys
 from pathlib import Path
+from typing import Any
 
 import click
 
+from pier_coordinator.cli_plans import experts, paths
+from pier_coordinator.options import FOLDER, Duration
 from pier_node import __version__
-from pier_node.cli import JSON, explained
-from pier_node.model.presets import PRESETS
+from pier_node.errors import PierError
+from pier_node.options import JSON, PLOT, explained, preset
 
-FOLDER = click.option(
-    "--data",
-    "folder",
-    type=click.Path(path_type=Path, file_okay=False),
-    default=Path("."),
-    help="Folder of the run, that `init` made. [default: this one]",
-)
 SITES = click.argument("sites", nargs=-1)
-HOURS = {"m": 60.0, "h": 3600.0, "d": 86400.0}
 PAGE = "127.0.0.1:7780"
-
-
-class Duration(click.ParamType[float]):
-    """90m, 24h, 7d -> seconds."""
-
-    name = "TIME"
-
-    def convert(self, value: str | float, param: click.Parameter | None, ctx: click.Context | None) -> float:
-        """Seconds; fails with what is allowed."""
-        if isinstance(value, float):
-            return value
-        number, unit = value[:-1], value[-1:]
-        if unit not in HOURS or not number.isdigit() or not int(number):
-            self.fail(f"{value!r} is no duration: write 30m, 24h or 7d", param, ctx)
-        return int(number) * HOURS[unit]
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
@@ -53,7 +33,7 @@ def main() -> None:
 
 @main.command()
 @click.argument("folder", type=click.Path(path_type=Path, file_okay=False))
-@click.option("--preset", type=click.Choice(list(PRESETS)), default="llama-1m", show_default=True, help="Model size.")
+@preset("Model size.")
 @explained
 def init(folder: Path, preset: str) -> None:
     """Make a folder for a run: its commented run.toml, and the coordinator's identity."""
@@ -201,14 +181,66 @@ def stop(folder: Path, sites: tuple[str, ...], as_json: bool) -> None:
 @main.command()
 @FOLDER
 @click.argument("site")
-@click.argument("kind", type=click.Choice(["replica"]))
+@click.argument("kind", type=click.Choice(["replica", "stage"]))
+@click.argument("number", type=click.IntRange(min=0), required=False)
 @JSON
 @explained
-def assign(folder: Path, site: str, kind: str, as_json: bool) -> None:
-    """Give SITE an assignment, taken up at its next round: replica, the whole model together with the others."""
+def assign(folder: Path, site: str, kind: str, number: int | None, as_json: bool) -> None:
+    """Give SITE an assignment, taken up at its next round.
+
+    replica: the whole model together with the others, in a pipeline any stage. stage NUMBER: that stage of a pipeline,
+    counted from 0, if the site holds none yet.
+    """
     from pier_coordinator.commands.operate import act
 
-    act(folder, "assign", f"{site}: {kind} from its next round on", as_json, node=site, kind=kind)
+    if (number is None) == (kind == "stage"):
+        raise PierError(
+            f"assign {site} {kind}: " + ("which stage?" if number is None else "a replica has no number"),
+            f"pier-coordinator assign {site} " + ("stage 0" if number is None else kind),
+        )
+    said = kind if number is None else f"stage {number}"
+    act(folder, "assign", f"{site}: {said} from its next round on", as_json, node=site, kind=kind, stage=number)
+
+
+@main.command()
+@click.argument("sheets", nargs=-1, type=click.Path(path_type=Path, exists=True))
+@FOLDER
+@click.option("--domain", "domains", multiple=True, help="Score this one too; repeat. [default: those with an expert]")
+@click.option(
+    "--config",
+    "file",
+    type=click.Path(path_type=Path, dir_okay=False, exists=True),
+    help="experts.toml: where the text of --domain is. [default: it is built in]",
+)
+@click.option("--rows", type=click.IntRange(0), default=0, help="Of each domain and split. [default: all]")
+@click.option(
+    "--patience",
+    type=click.FloatRange(1, 1e7),
+    default=600.0,
+    show_default=True,
+    metavar="SECONDS",
+    help="Give up an expert of which nothing comes for so long.",
+)
+@click.option(
+    "--top-k", type=click.IntRange(0), default=0, help="Experts that a mixture chooses. [default: one, and two]"
+)
+@PLOT
+@JSON
+@explained
+def evaluate(sheets: tuple[Path, ...], top_k: int, plot: Path | None, as_json: bool, **asked: Any) -> None:
+    """Have the sites score their experts, and compare the mixtures; no model leaves its site.
+
+    Waits for the sites of the run of --data, which train to the end first. With SHEETS nobody is asked: they are what
+    `pier-node score --save` wrote at the sites, or folders of that.
+
+    Exit code: 0, or 3 when an expert or a domain is missing.
+    """
+    from pier_coordinator.commands.evaluate import Asked, evaluate, evaluate_run
+
+    if sheets:
+        evaluate(sheets, top_k, plot, as_json)
+    elif not evaluate_run(Asked(**asked), top_k, plot, as_json):
+        sys.exit(3)
 
 
 @main.command()
@@ -221,3 +253,7 @@ def replay(file: Path, speed: float, port: int) -> None:
     from pier_coordinator.commands.replay import run_replay
 
     run_replay(file, speed, port)
+
+
+main.add_command(paths)
+main.add_command(experts)

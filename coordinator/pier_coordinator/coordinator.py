@@ -9,6 +9,8 @@ import time
 from collections.abc import Callable, Collection
 from typing import Any
 
+from pier.v1.coordinator_pb2 import Paths
+from pier_coordinator.campaign import Campaign
 from pier_coordinator.facts import Fact
 from pier_coordinator.refusals import Refused
 from pier_coordinator.registry import Registry
@@ -20,6 +22,7 @@ from pier_coordinator.store.thinning import Thinning
 from pier_coordinator.table import row
 from pier_coordinator.tls import der, trusted
 from pier_node.config import RunConfig
+from pier_node.config_changes import config_changes
 from pier_node.errors import PierError
 from pier_node.model.layout import Layout
 from pier_node.outer.schedule import total_rounds
@@ -38,6 +41,7 @@ class Coordinator:
     Attributes:
         sites: every site that was ever let in, by node id.
         orders: the newest order of each site.
+        experts: the plan of experts that holds, and how far it is.
         revoked: nodes that are not of the run any more, the latest last.
         invites: those whose holders may knock, by their certificate (DER).
         invites_changed: called with them whenever they change.
@@ -57,13 +61,14 @@ class Coordinator:
         self.store = store
         self.config = config
         self.run_hash = config.hash()
-        self.wall = wall
+        self.wall, self.clock = wall, clock
         self.registry = Registry(clock, wall)
         self.sites: dict[str, SiteRow] = {site.node: site for site in store.sites()}
         self.orders: dict[str, OrderRow] = {order.node: order for order in store.orders()}
         self.revoked = [site.node for site in self.sites.values() if site.revoked_at is not None]
         self.invites: dict[bytes, InviteRow] = {}
         self.invites_changed: Callable[[Collection[InviteRow]], None] = lambda _: None
+        self.experts = Campaign(self)
         self.look_at_invites()
         self.registry.restore(self.sites.values())
 
@@ -75,8 +80,8 @@ class Coordinator:
             await self.store.add_facts([run_fact(self.config, self.wall())])
         elif known != self.config.canonical():
             raise PierError(
-                "run.toml has changed since the run began: its sites have the configuration that it had then",
-                "Undo the change, or start another run in a new folder (pier-coordinator init).",
+                f"run.toml has changed since the run began: {config_changes(known, self.config.canonical())}",
+                "Sites have what it said then. Undo it, or start another run in a new folder (pier-coordinator init).",
             )
 
     async def watch_over(self) -> None:
@@ -85,6 +90,7 @@ class Coordinator:
         while True:
             try:
                 await self.expire()
+                await self.experts.look(time.monotonic())
                 if self.wall() >= tidying:
                     await self.store.tidy()
                     tidying = self.wall() + TIDY_SECONDS
@@ -151,6 +157,18 @@ class Coordinator:
         present = {site.node: self.registry.get(site.node) for site in here}
         newest = max((each.pulse.round for each in present.values() if each and each.alive and each.pulse), default=0)
         return [row(site, present[site.node], self.orders[site.node], newest) for site in here]
+
+    def stage_of(self, site: str) -> int | None:
+        """That a site holds, by its name or node id; None: none, or it has not said. Raises Refused: no such site."""
+        (node,) = self._nodes([site])
+        presence = self.registry.get(node)
+        pulse = presence.pulse if presence else None
+        return pulse.place.stage if pulse and pulse.HasField("place") else None
+
+    def paths(self) -> Paths | None:
+        """What a site that is here has planned for a pipeline, the newest; not read yet. None: nothing."""
+        here = (it for it in map(self.registry.get, self.sites) if it and it.alive)
+        return max((it.paths for it in here if it.paths), key=lambda it: it.round, default=None)
 
     async def _order(
         self,

@@ -8,6 +8,10 @@ A fact is a row of the database and a line of the event log. Its body has, by it
     sample   inner_step, tokens, tokens_per_second, loss, utilisation, bytes_sent, memory
     round    round, digest, members, compute, waiting, exchange, retry, steps, tokens, bytes_sent, loss, validation_loss
     link     peer, round_trip, bandwidth, bytes_sent: from `node` to `peer`
+    expert   plan, job, name, step, training_loss, tokens, flops, seconds, done, loss, parent_loss, standard_error,
+             epochs, accepted, problem: how far a site is with an expert
+    plan     plan, accepted, mode, seconds, experts: what sites train from then on, in the order in which they take it
+             (number, domain, size, steps, node, planned_seconds); again when one goes to another site
     note     level, text: what the site told, a level of Python's logging
     order    epoch, activity, assignment: what the site shall do; text: in words, and by whose will
     event    level, text: what the coordinator noticed, or its operator did; `node` is "" when it is of no one site;
@@ -22,7 +26,7 @@ import json
 from dataclasses import asdict, dataclass
 from typing import Any, Literal, Self, get_args
 
-Kind = Literal["run", "site", "sample", "round", "link", "note", "order", "event"]
+Kind = Literal["run", "site", "sample", "round", "link", "note", "expert", "plan", "order", "event"]
 
 
 @dataclass(frozen=True)

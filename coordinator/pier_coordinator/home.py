@@ -5,6 +5,8 @@ node.key         the coordinator's identity
 run.token        the run's secret, from which its certificate authority follows (certificates.py): keep it to yourself
 operator.token   what actions on the page and the command line need
 coordinator.db   sites, invites, orders, and every fact; events.jsonl beside it has the facts, line by line
+experts.json     the plan of experts that was accepted last
+checkpoints/     of experts that are being trained (checkpoints.py)
 daemon.json      while a coordinator runs: its process and its page
 """
 
@@ -27,6 +29,9 @@ from pier_node.errors import PierError
 from pier_node.identity import Identity, Token, node_id, write_private
 
 RUN_FILE, DATABASE, OPERATOR_FILE, DAEMON_FILE = "run.toml", "coordinator.db", "operator.token", "daemon.json"
+PLAN_FILE = "experts.json"
+SCORES = "scores"
+"""Folder of the score sheets that sites sent, by evaluation."""
 
 
 @dataclass(frozen=True)

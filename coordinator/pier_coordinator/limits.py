@@ -26,6 +26,9 @@ RATES: Mapping[str, Rate] = {
     "Register": Rate(0.5, 10),
     "Heartbeat": Rate(4, 20),
     "Watch": Rate(0.5, 10),
+    "Deliver": Rate(20, 200),  # a sheet for each expert, domain and split
+    "GiveCheckpoint": Rate(0.5, 20),
+    "FetchCheckpoint": Rate(0.5, 20),
     "Report": Rate(10, 60),  # what a site has kept while the coordinator was down comes in a burst
 }
 

@@ -2,12 +2,21 @@
 
 from __future__ import annotations
 
+import shlex
 from typing import Any
 
+from pydantic import ValidationError
+
 from pier_coordinator.coordinator import Coordinator
-from pier_coordinator.home import Home
+from pier_coordinator.experts.accepted import AcceptedPlan
+from pier_coordinator.home import PLAN_FILE, SCORES, Home
+from pier_coordinator.refusals import Refused
 from pier_coordinator.store.rows import InviteRow
+from pier_node.config_errors import first_problem
+from pier_node.experts.config import DomainSection
+from pier_node.experts.scoring_order import ScoredDomain
 from pier_node.invite import Invite
+from pier_node.units import several
 
 
 class Operator:
@@ -32,9 +41,45 @@ class Operator:
         """Have sites, or all, leave the run."""
         await self._coordinator.stop(nodes or None)
 
-    async def assign(self, node: str, kind: str) -> None:
-        """Give a site something else to do."""
-        await self._coordinator.assign({kind: {}}, [node])
+    async def assign(self, node: str, kind: str, stage: int | None) -> None:
+        """Give a site something else to do; a stage only to one that holds none."""
+        if stage is not None:
+            self._may_hold(node, stage)
+        await self._coordinator.assign({kind: {} if stage is None else {"number": stage}}, [node])
+
+    def _may_hold(self, node: str, stage: int) -> None:
+        stages = self._coordinator.config.pipeline.stages
+        if stage >= stages:
+            raise Refused(f"this run has {several(stages, 'stage')}, numbered from 0: there is no stage {stage}")
+        held = self._coordinator.stage_of(node)
+        if held not in (None, stage):
+            raise Refused(f"{node} holds stage {held}: to give it another, start it with a new data folder")
+
+    async def experts(self, plan: str) -> None:
+        """Start the plan of that id, which lies in the coordinator's folder."""
+        try:
+            found = AcceptedPlan.model_validate_json((self._home.folder / PLAN_FILE).read_bytes())
+        except (OSError, ValueError) as error:
+            raise Refused(f"{PLAN_FILE} in the folder of the run is no plan: {error}") from error
+        if found.id != plan:
+            raise Refused(f"{PLAN_FILE} in the folder of the run is another plan: plan again")
+        await self._coordinator.experts.accept(found)
+
+    async def experts_told(self) -> dict[str, Any]:
+        """How far the experts are."""
+        return self._coordinator.experts.told()
+
+    async def evaluate(self, domains: list[Any], rows: int, patience: float) -> None:
+        """Have the sites score the experts on every domain, and on these (fields of [[domains]]) besides."""
+        try:
+            extra = [ScoredDomain(section=DomainSection.model_validate(domain)) for domain in domains]
+        except ValidationError as error:
+            raise Refused(f"a domain to score: {first_problem(error)}") from error
+        await self._coordinator.experts.evaluate(extra, rows, patience, self._home.folder / SCORES)
+
+    async def evaluation(self) -> dict[str, Any]:
+        """How far that is."""
+        return self._coordinator.experts.scoring_told()
 
     async def revoke(self, node: str) -> dict[str, Any]:
         """Put a site out of the run, or take an invite back; tells which, and which sites came with the invite."""
@@ -49,6 +94,6 @@ class Operator:
         invite, now = Invite.new(self._home.identity.key.public_key()), self._coordinator.wall()
         row = InviteRow(invite.id, name or None, now + expires_seconds, uses, invite.certificate, now)
         await self._coordinator.invite(row)
-        named = f" --name {name}" if name else ""
+        named = f" --name {shlex.quote(name)}" if name else ""
         command = f"pier-node start --coordinator {self._address} --token {invite}{named}"
         return {"id": invite.id, "token": str(invite), "command": command, "expires": row.expires, "uses": uses}

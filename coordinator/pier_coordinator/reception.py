@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import hashlib
 import secrets
 from collections.abc import AsyncIterator, Callable
 
@@ -10,11 +12,17 @@ from cryptography.hazmat.primitives import hashes
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.serialization import load_der_public_key
 from google.protobuf.json_format import ParseDict
+from pydantic import ValidationError
 
 from pier.v1.coordinator_pb2 import (
     Assignment,
+    CheckpointPart,
+    DeliverReply,
+    DeliverRequest,
     EnrolReply,
     EnrolRequest,
+    FetchCheckpointRequest,
+    GiveCheckpointReply,
     HeartbeatReply,
     HeartbeatRequest,
     Order,
@@ -33,11 +41,18 @@ from pier_coordinator.registry import HEARTBEAT_SECONDS, LEASE_SECONDS
 from pier_coordinator.store.rows import OrderRow, Registration, SiteRow
 from pier_coordinator.tls import der
 from pier_node.certificates import Credentials
+from pier_node.config_errors import first_problem
+from pier_node.coordination.expert_messages import kept
 from pier_node.identity import node_id
 from pier_node.wire.carrier import BadMessage
 
 Issue = Callable[[ec.EllipticCurvePublicKey], bytes]
 """Makes a node's certificate, PEM."""
+
+DELIVERY = 300.0
+"""Seconds that a delivery may take."""
+FIRST = 60.0
+"""Seconds until the first part of a checkpoint."""
 
 _ACTIVITIES = {
     "train": Order.ACTIVITY_TRAIN,
@@ -58,6 +73,7 @@ class Reception:
         self._authority = own.ca_pem
         self._node = node
         self._issue = issue
+        self._delivering: set[str] = set()
 
     async def enrol(self, certificate: bytes, request: EnrolRequest) -> EnrolReply:
         """Let a site in that came with an invite's certificate (PEM). Raises Refused, BadMessage."""
@@ -88,6 +104,7 @@ class Reception:
             raise Refused(problem)
         if request.starting and self._of.orders[node].activity == "stop":
             await self._of.started_again(node)
+        await self._of.experts.welcome(node)
         registered = await self._of.store.register(node, _registration(request), now)
         site = self._of.stands(registered)
         self._of.registry.admit(site)
@@ -106,6 +123,8 @@ class Reception:
         presence = self._of.registry.holder(node, request.lease)
         if back := self._of.registry.beat(presence, request.pulse, request.order):
             await self._of.store.note_presence(False, [back])
+        if request.HasField("paths"):
+            presence.paths = request.paths
         return HeartbeatReply(order=self._of.orders[node].epoch, revoked=self._of.revoked[-REVOKED:])
 
     async def watch(self, node: str, request: WatchRequest) -> AsyncIterator[Order]:
@@ -125,13 +144,70 @@ class Reception:
         """Take records. Raises Unregistered, Superseded."""
         self._of.registry.holder(node, request.lease)
         now = self._of.wall()
-        return ReportReply(stored=await self._of.store.take_report(records.report(node, request, now), now))
+        report = records.report(node, request, now)
+        stored = await self._of.store.take_report(report, now)
+        await self._of.experts.take(node, report.facts)
+        return ReportReply(stored=stored)
+
+    async def deliver(self, node: str, pieces: AsyncIterator[DeliverRequest]) -> DeliverReply:
+        """Take a score sheet. Raises Unregistered, Superseded, Refused, BadMessage."""
+        if node in self._delivering:
+            raise Refused("another delivery of this site is under way")
+        self._delivering.add(node)
+        try:
+            async with asyncio.timeout(DELIVERY):
+                first, content = await whole(pieces)
+        except TimeoutError as error:
+            raise Refused(f"the delivery has taken longer than {DELIVERY:.0f} s") from error
+        finally:
+            self._delivering.discard(node)
+        self._of.registry.holder(node, first.lease)
+        await self._of.experts.delivered(node, first.sheet, content)
+        return DeliverReply()
+
+    async def give_checkpoint(self, node: str, parts: AsyncIterator[CheckpointPart]) -> GiveCheckpointReply:
+        """Take the checkpoint of an expert. Raises Unregistered, Superseded, Refused, BadMessage."""
+        try:
+            async with asyncio.timeout(FIRST):
+                first = await anext(parts, None)
+            if first is None or not first.HasField("checkpoint"):
+                raise BadMessage("a checkpoint that does not say which it is")
+            about = kept(first.checkpoint)
+        except TimeoutError as error:
+            raise Refused(f"nothing has come for {FIRST:.0f} s") from error
+        except ValidationError as error:
+            raise BadMessage(f"CheckpointPart.checkpoint: {first_problem(error)}") from error
+        self._of.registry.holder(node, first.lease)
+        await self._of.experts.give_checkpoint(node, first.plan, about, parts)
+        return GiveCheckpointReply()
+
+    async def fetch_checkpoint(self, node: str, request: FetchCheckpointRequest) -> AsyncIterator[CheckpointPart]:
+        """The parts of the one that is kept of a site's job. Raises Unregistered, Superseded, Refused."""
+        self._of.registry.holder(node, request.lease)
+        async for part in self._of.experts.fetch_checkpoint(node, request.plan, request.job):
+            yield part
 
     def _slot(self, site: SiteRow) -> int:
         return (site.slot or 0) % self._of.config.run.sites
 
     def _site(self, site: SiteRow) -> Site:
         return Site(node=site.node, name=site.name, address=site.address, slot=self._slot(site))
+
+
+async def whole(pieces: AsyncIterator[DeliverRequest]) -> tuple[DeliverRequest, bytes]:
+    """The first message of a delivery, and what all its pieces are together. Raises BadMessage."""
+    first: DeliverRequest | None = None
+    content = bytearray()
+    async for message in pieces:
+        first = first or message
+        content += message.piece
+        if len(content) > first.size:
+            raise BadMessage(f"a delivery of more than the {first.size} bytes that it was to have")
+    if first is None or not first.HasField("sheet"):
+        raise BadMessage("a delivery that does not say what it is")
+    if len(content) != first.size or hashlib.sha256(content).digest() != first.digest:
+        raise BadMessage(f"DeliverRequest.digest is not that of the {len(content)} bytes that came")
+    return first, bytes(content)
 
 
 def order(row: OrderRow) -> Order:

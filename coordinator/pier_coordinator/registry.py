@@ -9,6 +9,7 @@ import asyncio
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
+from pier.v1.coordinator_pb2 import Paths
 from pier.v1.peer_pb2 import Phase, Pulse
 from pier_coordinator.facts import Fact
 from pier_coordinator.refusals import Superseded, Unregistered
@@ -27,6 +28,7 @@ class Presence:
         heard: when it was heard of last, by the registry's clock.
         alive: its lease has not run out.
         pulse: what it said last; None: nothing yet.
+        paths: what it planned last for a pipeline, not read yet; None: nothing.
         offset: seconds that its clock was ahead of ours then, but for the way of the message.
         follows: epoch of the order that it follows; 0: not known yet.
         changed: set, and replaced, when there is news for the one who watches its orders.
@@ -39,6 +41,7 @@ class Presence:
     heard: float
     alive: bool
     pulse: Pulse | None = None
+    paths: Paths | None = None
     offset: float | None = None
     follows: int = 0
     changed: asyncio.Event = field(default_factory=asyncio.Event)
@@ -92,6 +95,11 @@ class Registry:
     def get(self, node: str) -> Presence | None:
         """A site, if it has a lease."""
         return self._present.get(node)
+
+    def is_here(self, node: str) -> bool:
+        """Whether a site answers."""
+        presence = self.get(node)
+        return presence is not None and presence.alive
 
     def holder(self, node: str, lease: bytes) -> Presence:
         """The site with that lease. Raises Unregistered, Superseded."""

@@ -36,7 +36,8 @@ class Series:
         """Take in a value; one that is not known or not finite leaves no trace. `stamp` says when, for `points`."""
         if value is None or not math.isfinite(value) or not abs(place) < FARTHEST:
             return
-        start = math.floor(place / self.width) * self.width
+        # First to a whole number: dividing a place next to zero could round it across the border of two points.
+        start = math.floor(place) // self.width * self.width
         at = bisect_left(self._places, start)
         if at == len(self._places) or self._places[at] != start:
             self._insert(at, start, value)
@@ -62,7 +63,7 @@ class Series:
         for column in (self._places, self._sums, self._least, self._most, self._counts, self._stamps):
             del column[:]
         for place, total, least, most, count in old:
-            start = math.floor(place / self.width) * self.width
+            start = place // self.width * self.width
             if not self._places or self._places[-1] != start:
                 self._insert(len(self._places), start, least)
             self._sums[-1] += total

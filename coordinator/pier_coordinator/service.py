@@ -12,7 +12,11 @@ import grpc.aio
 from google.protobuf.message import Message
 
 from pier.v1.coordinator_pb2 import (
+    CheckpointPart,
+    DeliverRequest,
     EnrolRequest,
+    FetchCheckpointRequest,
+    GiveCheckpointReply,
     HeartbeatRequest,
     RegisterRequest,
     ReportRequest,
@@ -75,7 +79,12 @@ class CoordinatorService(grpc.GenericRpcHandler):  # type: ignore[type-arg]
             "Register": self._member_method("Register", RegisterRequest, self._reception.register),
             "Heartbeat": grpc.stream_stream_rpc_method_handler(self._heartbeats),
             "Report": self._member_method("Report", ReportRequest, self._reception.report),
-            "Watch": grpc.unary_stream_rpc_method_handler(self._watch),
+            "Deliver": grpc.stream_unary_rpc_method_handler(self._deliver),
+            "GiveCheckpoint": grpc.stream_stream_rpc_method_handler(self._give_checkpoint),
+            "FetchCheckpoint": self._giving_method(
+                "FetchCheckpoint", FetchCheckpointRequest, self._reception.fetch_checkpoint
+            ),
+            "Watch": self._giving_method("Watch", WatchRequest, self._reception.watch),
         }
 
     def service(self, details: grpc.HandlerCallDetails) -> grpc.RpcMethodHandler[Any, Any] | None:
@@ -134,13 +143,44 @@ class CoordinatorService(grpc.GenericRpcHandler):  # type: ignore[type-arg]
         except Exception as error:
             await _refuse(context, error)
 
-    async def _watch(self, raw: bytes, context: Context) -> AsyncIterator[bytes]:
+    async def _deliver(self, _requests: AsyncIterator[bytes], context: Context) -> bytes:
+        async def answer() -> bytes:
+            node = self._member(context, "Deliver")
+            return (await self._reception.deliver(node, _received(DeliverRequest, context))).SerializeToString()
+
+        return await _answered(answer(), context)
+
+    async def _give_checkpoint(self, _requests: AsyncIterator[bytes], context: Context) -> None:
+        async def parts() -> AsyncIterator[CheckpointPart]:
+            coming = _received(CheckpointPart, context)
+            async for first in coming:
+                yield first
+                await context.write(GiveCheckpointReply().SerializeToString())  # whoever goes on reading wants the rest
+                break
+            async for part in coming:
+                yield part
+
         try:
-            node = self._member(context, "Watch")
-            async for order in self._reception.watch(node, parse(WatchRequest, raw)):
-                yield order.SerializeToString()
+            node = self._member(context, "GiveCheckpoint")
+            reply = await self._reception.give_checkpoint(node, parts())
+            await context.write(reply.SerializeToString())
         except Exception as error:
             await _refuse(context, error)
+
+    def _giving_method(
+        self, name: str, request: type[Q], handler: Callable[[str, Q], AsyncIterator[Message]]
+    ) -> grpc.RpcMethodHandler[Any, Any]:
+        """A method that answers one question with many messages."""
+
+        async def answer(raw: bytes, context: Context) -> AsyncIterator[bytes]:
+            try:
+                node = self._member(context, name)
+                async for message in handler(node, parse(request, raw)):
+                    yield message.SerializeToString()
+            except Exception as error:
+                await _refuse(context, error)
+
+        return grpc.unary_stream_rpc_method_handler(answer)
 
     def _member(self, context: Context, method: str) -> str:
         """The node id of a caller that is of the run. Raises Stranger, TooFast."""
@@ -154,6 +194,12 @@ class CoordinatorService(grpc.GenericRpcHandler):  # type: ignore[type-arg]
         self._coordinator.member(node)
         self._limits.count(node, method)
         return node
+
+
+async def _received(kind: type[Q], context: Context) -> AsyncIterator[Q]:
+    """What comes on a stream. Raises BadMessage."""
+    while isinstance(raw := await context.read(), bytes):
+        yield parse(kind, raw)
 
 
 async def _answered(answer: Awaitable[bytes], context: Context) -> bytes:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from pier.v1.peer_pb2 import Phase, Pulse
+from pier.v1.peer_pb2 import Phase, Place, Pulse
 from pier_coordinator.registry import Presence
 from pier_coordinator.store.rows import OrderRow, SiteRow
 
@@ -26,7 +26,7 @@ def row(site: SiteRow, presence: Presence | None, order: OrderRow, newest: int) 
     """Who a site is, how it does, what it shall do; None where nothing is known.
 
     `lag` is in rounds behind `newest`, the newest round that a living site has committed; `order` is the epoch of its
-    newest order, `follows` that of the one it has taken up.
+    newest order, `follows` that of the one it has taken up; `place`: what it is to a pipeline, and has measured.
     """
     pulse = presence.pulse if presence else None
     return {
@@ -43,6 +43,7 @@ def row(site: SiteRow, presence: Presence | None, order: OrderRow, newest: int) 
         "assignment": next(iter(order.assignment)),
         "order": order.epoch,
         "follows": presence.follows if presence else 0,
+        "place": _place(pulse.place) if pulse and pulse.HasField("place") else None,
     }
 
 
@@ -59,6 +60,12 @@ def _pulse(pulse: Pulse, newest: int) -> dict[str, Any]:
         pulse.bytes_sent,
     )
     return dict(zip(PULSE_KEYS, values))
+
+
+def _place(place: Place) -> dict[str, Any]:
+    times = {key: getattr(place, key) for key in ("forward", "backward", "loss")}
+    ways = {"transfer": dict(place.transfer), "round_trip": dict(place.round_trip)}
+    return {"stage": place.stage, "memory": place.memory, **times, **ways}
 
 
 def _known(value: float) -> float | None:

@@ -19,7 +19,7 @@ def assert_agreement(roster: Roster, state: OuterState) -> None:
         PierError: so many members of the round hold other bits that they could go on without this site. Fewer, or
             others, cannot have them by any vote that was cast: they are named in the log, and this site goes on.
     """
-    pulses = {node: pulse for node in roster.participants() if (pulse := roster.pulse_of(node))}
+    pulses = roster.participants()
     others = [node for node, pulse in pulses.items() if pulse.round == state.round and pulse.digest != state.digest]
     problems = [
         f"round {state.round}: {node} says that it holds other bits than this site: "

@@ -27,18 +27,29 @@ class Archive:
     Args:
         saved: told of each state that would survive a power cut from now on.
         status: what there is to say about this site.
+        checkpoints: the folder of those; of a pipeline's sites it is another one, because they have no whole model.
     """
 
     def __init__(
-        self, folder: Path, run_hash: bytes, saved: Callable[[OuterState], None], status: Callable[[], Status]
+        self,
+        folder: Path,
+        run_hash: bytes,
+        saved: Callable[[OuterState], None],
+        status: Callable[[], Status],
+        checkpoints: str = "checkpoints",
     ) -> None:
-        self._checkpoints = CheckpointStore(folder / "checkpoints", run_hash)
+        self._checkpoints = CheckpointStore(folder / checkpoints, run_hash)
         self._states = KeptStates(folder / "states", run_hash)
         self._events, self._saved, self._status = folder / EVENTS_FILE, saved, status
 
     async def newest(self) -> Checkpoint | None:
         """Where this site was. Raises PierError."""
         return await asyncio.to_thread(self._checkpoints.newest)
+
+    def has(self, round: int) -> bool:
+        """Whether the newest checkpoint is of that round. Raises PierError."""
+        found = self._checkpoints.peek()
+        return found is not None and found[1]["round"] == round
 
     def kept_after(self, round: int) -> OuterState | None:
         """A state that was kept without a checkpoint, if it is of a later round."""

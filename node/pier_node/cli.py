@@ -2,81 +2,32 @@
 
 from __future__ import annotations
 
-import functools
 import os
 import sys
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import click
 
 from pier_node import __version__
-from pier_node.errors import PierError
-from pier_node.model.presets import PRESETS
-
-FOLDER = click.option(
-    "--data",
-    "folder",
-    type=click.Path(path_type=Path, file_okay=False),
-    default=Path("pier-data"),
-    show_default=True,
-    help="Folder of this site: its identity, checkpoints and logs.",
+from pier_node.cli_experts import score, serve
+from pier_node.options import (
+    ADVERTISE,
+    DEVICE,
+    FOLDER,
+    FORCE,
+    INSECURE,
+    JSON,
+    LISTEN,
+    MODEL,
+    PEERS,
+    RUN,
+    TOKEN,
+    TRANSPORT,
+    dataset,
+    explained,
+    preset,
 )
-JSON = click.option("--json", "as_json", is_flag=True, help="Print JSON for scripts. [default: tables]")
-RUN = click.option(
-    "--run",
-    type=click.Path(path_type=Path, dir_okay=False),
-    help="run.toml of a run to found. [default: the run of --data, or of --peers]",
-)
-PEERS = click.option(
-    "--peers",
-    multiple=True,
-    metavar="ADDRESS",
-    help="A site of the run to join; repeat or separate by commas. [default: those that --data knows]",
-)
-TOKEN = click.option("--token", help="What the first site printed. [default: the one kept in --data]")
-LISTEN = click.option(
-    "--listen", default="0.0.0.0:7700", show_default=True, metavar="HOST:PORT", help="Where to listen."
-)
-ADVERTISE = click.option(
-    "--advertise", metavar="HOST[:PORT]", help="Where others reach this site. [default: found out, and said]"
-)
-TRANSPORT = click.option(
-    "--transport",
-    type=click.Choice(["grpc", "hivemind"]),
-    help="How sites are connected: directly, or over libp2p; the same at all. [default: as --data knows, or grpc]",
-)
-INSECURE = click.option(
-    "--insecure",
-    is_flag=True,
-    help="No TLS, no token: anyone who reaches the port can take part. [default: TLS and the run's token]",
-)
-MODEL = click.option(
-    "--model",
-    type=click.Path(path_type=Path, file_okay=False, exists=True),
-    help="Folder of an exported model. [default: the newest checkpoint in --data]",
-)
-DATASET = "Use this path instead of data.path of run.toml at this site. [default: data.path]"
-DEVICE = click.option(
-    "--device", default="", help="cpu, cuda or cuda:N. [default: a GPU if there is one, else the CPU]"
-)
-
-
-def explained(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Print a PierError as it is meant to be read, and exit with 1."""
-
-    @functools.wraps(command)
-    def run(*args: Any, **options: Any) -> Any:
-        try:
-            return command(*args, **options)
-        except PierError as error:
-            click.secho(f"Error: {error.problem}", fg="red", err=True)
-            if error.remedy:
-                click.echo(error.remedy, err=True)
-            sys.exit(1)
-
-    return run
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
@@ -92,10 +43,14 @@ def main() -> None:
     os.environ.setdefault("GRPC_VERBOSITY", "NONE")
 
 
+main.add_command(score)
+main.add_command(serve)
+
+
 @main.command()
 @click.argument("file", type=click.Path(path_type=Path, dir_okay=False), default=Path("run.toml"))
-@click.option("--preset", type=click.Choice(list(PRESETS)), default="llama-1m", show_default=True, help="Model size.")
-@click.option("--force", is_flag=True, help="Write over FILE if it exists. [default: refuse]")
+@preset("Model size.")
+@FORCE
 @explained
 def init(file: Path, preset: str, force: bool) -> None:
     """Write a run.toml: every setting, its meaning and its default.
@@ -116,7 +71,7 @@ def init(file: Path, preset: str, force: bool) -> None:
 @click.option("--name", default="", help="What people call this site. [default: host name]")
 @LISTEN
 @ADVERTISE
-@click.option("--dataset", "data", help=DATASET)
+@click.option("--dataset", "data", help=dataset("as --data knows, or data.path"))
 @click.option("--workers", type=click.IntRange(0), default=0, help="Processes that train. [default: one for each GPU]")
 @click.option(
     "--http", type=click.IntRange(0, 65535), default=0, help="Status port on 127.0.0.1. [default: any free one]"
@@ -133,7 +88,7 @@ def start(peers: tuple[str, ...], quiet: bool, **options: Any) -> None:
     Ctrl+C leaves politely; the same command goes on later.
     """
     from pier_node.commands.start import run_site
-    from pier_node.join import Settings
+    from pier_node.settings import Settings
 
     run_site(Settings(peers=_listed(peers), **options), quiet)
 
@@ -189,7 +144,7 @@ def doctor(peers: tuple[str, ...], as_json: bool, **options: Any) -> None:
     Exit code: 0 when nothing is wrong, 1 when something is.
     """
     from pier_node.commands.doctor import doctor
-    from pier_node.join import Settings
+    from pier_node.settings import Settings
 
     sys.exit(doctor(Settings(peers=_listed(peers), **options), as_json))
 
@@ -214,15 +169,27 @@ def export(folder: Path, out: Path) -> None:
 @click.option(
     "--batches", type=click.IntRange(0), default=0, help="Batches to predict. [default: inner.eval_batches of the run]"
 )
-@click.option("--dataset", help=DATASET)
+@click.option("--dataset", help=dataset("data.path"))
+@click.option(
+    "--skip", type=click.FloatRange(0, 1, max_open=True), help="Leave out this part of the stages. [default: none]"
+)
+@click.option(
+    "--plot", type=click.Path(path_type=Path, dir_okay=False), help="With --skip: draw a PNG. [default: a table only]"
+)
 @DEVICE
 @JSON
 @explained
-def evaluate(folder: Path, **options: Any) -> None:
+def evaluate(folder: Path, skip: float | None, plot: Path | None, **options: Any) -> None:
     """Measure a model on the validation split of a run.
 
-    Prints the loss in nats a token, the perplexity, and bits per byte of text.
+    Prints the loss in nats a token, the perplexity, and bits per byte of text. With --skip: the perplexity without each
+    choice of stages, and without the last ones.
     """
+    if skip is not None:
+        from pier_node.commands.omission import evaluate_omissions
+
+        click.echo(evaluate_omissions(folder, skip=skip, plot=plot, **options))
+        return
     from pier_node.commands.evaluate import evaluate
 
     click.echo(evaluate(folder, **options))
@@ -259,9 +226,7 @@ def generate(folder: Path, **options: Any) -> None:
 @click.option(
     "--algorithm",
     type=click.Choice(["pier", "diloco", "noloco", "sync"]),
-    default="pier",
-    show_default=True,
-    help="How sites exchange.",
+    help="How sites exchange. [default: pier; sync with --pipeline]",
 )
 @click.option(
     "--transport", type=click.Choice(["grpc", "hivemind"]), default="grpc", show_default=True, help="How sites connect."
@@ -278,17 +243,38 @@ def generate(folder: Path, **options: Any) -> None:
     help="Where all of it lies: sites, logs, the model, the loss curve. Emptied first.",
 )
 @click.option("--keep", is_flag=True, help="Go on with the run in --folder. [default: begin anew]")
+@click.option(
+    "--experts",
+    is_flag=True,
+    help="Three unequal sites train a seed, then experts; only --folder counts. [default: one model]",
+)
+@click.option("--pipeline", is_flag=True, help="Six sites with four stages of the model. [default: the whole at each]")
+@click.option("--kill-at", type=click.IntRange(1), help="With --pipeline: kill a site after this step. [default: none]")
 @JSON
 @explained
-def demo(as_json: bool, **options: Any) -> None:
+def demo(
+    as_json: bool, experts: bool, pipeline: bool, kill_at: int | None, algorithm: str | None, **options: Any
+) -> None:
     """Watch several sites on this machine train one small model.
+
+    With --pipeline each of them holds a stage of it; only --steps, --algorithm and --folder count then.
 
     Exit code: 0 when all went well, 1 when not, 130 after Ctrl+C, which ends everything.
     """
     try:
+        if experts:
+            from pier_node.demo.experts import run_experts_demo
+
+            run_experts_demo(options["folder"], as_json)
+            return
+        if pipeline:
+            from pier_node.demo.pipeline import PipelineOptions, run_pipeline_demo
+
+            chosen = PipelineOptions(options["folder"], options["steps"], kill_at, algorithm=algorithm or "sync")
+            sys.exit(0 if run_pipeline_demo(chosen, as_json) else 1)
         from pier_node.demo.run import Options, run_demo
 
-        sys.exit(0 if run_demo(Options(**options), as_json) else 1)
+        sys.exit(0 if run_demo(Options(algorithm=algorithm or "pier", **options), as_json) else 1)
     except KeyboardInterrupt:
         click.echo("Stopped, and no process is left. The same command with --keep goes on.", err=True)
         sys.exit(130)

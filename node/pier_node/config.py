@@ -8,27 +8,19 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
-import tomllib
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import Field, model_validator
 
-from pier_node.config_errors import explain
+from pier_node.config_section import Fraction, PositiveInt, Section
 from pier_node.errors import PierError
 from pier_node.model.presets import PRESETS
 from pier_node.outer.stability import gamma_limit
-
-PositiveInt = Annotated[int, Field(ge=1)]
-Fraction = Annotated[float, Field(ge=0.0, lt=1.0)]
+from pier_node.pipeline.config import PipelineSection, outer_flaw, outer_of_pipeline
+from pier_node.toml_files import read_toml, validated
 
 log = logging.getLogger(__name__)
-
-
-class Section(BaseModel):
-    """A table of run.toml: unknown keys are errors, values never change after loading."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
 
 class RunSection(Section):
@@ -86,8 +78,9 @@ class ModelSection(Section):
 class DataSection(Section):
     """[data]: where text comes from. `--dataset PATH` replaces `path` at one site."""
 
-    source: Literal["stdlib", "text", "jsonl", "parquet"] = "stdlib"
+    source: Literal["stdlib", "builtin", "text", "jsonl", "parquet"] = "stdlib"
     path: str = ""
+    """File or folder; with `builtin` the name of a domain (data/builtin.py)."""
     text_field: str = "text"
     tokenizer: str = "bytes"
     """`bytes`, or the path of a tokenizer.json."""
@@ -98,7 +91,7 @@ class DataSection(Section):
     def check_path(self) -> Self:
         """A source other than the built-in one needs a path."""
         if self.source != "stdlib" and not self.path:
-            raise ValueError(f'source = "{self.source}" needs path = "FILE or FOLDER"')
+            raise ValueError(f'source = "{self.source}" needs path = "FILE or FOLDER", or a domain')
         return self
 
 
@@ -240,6 +233,25 @@ class RunConfig(Section):
     data: DataSection = DataSection()
     inner: InnerSection = InnerSection()
     outer: OuterSection = Field(default_factory=OuterSection)
+    pipeline: PipelineSection = PipelineSection()
+
+    @model_validator(mode="before")
+    @classmethod
+    def fill_outer(cls, tables: Any) -> Any:
+        """What [outer] is of a pipeline, as far as the file does not say."""
+        return outer_of_pipeline(tables) if isinstance(tables, dict) else tables
+
+    @model_validator(mode="after")
+    def check_stages(self) -> Self:
+        """Every stage needs a block, and a site; what [outer] says must be something that replicas of stages can do."""
+        stages = self.pipeline.stages
+        if stages > self.model.layers:
+            raise ValueError(f"pipeline.stages = {stages} needs as many blocks: model.layers = {self.model.layers}")
+        if stages > max(self.run.sites, 1):
+            raise ValueError(f"pipeline.stages = {stages} needs as many sites: run.sites = {self.run.sites}")
+        if stages > 1 and (flaw := outer_flaw(self.outer)):
+            raise ValueError(flaw)
+        return self
 
     def canonical(self) -> str:
         """The one JSON text of this configuration: every default filled in, keys sorted, no spaces."""
@@ -256,13 +268,7 @@ def load(path: Path) -> RunConfig:
     Raises:
         PierError: the file is missing, is not TOML, or a key has a value that is not allowed; each such key is named.
     """
-    try:
-        tables = tomllib.loads(path.read_text())
-    except OSError as error:
-        raise PierError(f"{path}: {error.strerror}", "Write one with: pier-node init") from error
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise PierError(f"{path}: not TOML: {error}", "Compare it with what `pier-node init` writes.") from error
-    return _validated(tables, str(path))
+    return _checked(read_toml(path, "pier-node init"), str(path))
 
 
 def from_canonical(text: str) -> RunConfig:
@@ -271,15 +277,11 @@ def from_canonical(text: str) -> RunConfig:
         tables = json.loads(text)
     except ValueError as error:
         raise PierError(f"the peer's run configuration is not JSON: {error}") from error
-    return _validated(tables, "the peer's run configuration")
+    return _checked(tables, "the peer's run configuration")
 
 
-def _validated(tables: Any, where: str) -> RunConfig:
-    try:
-        config = RunConfig.model_validate(tables)
-    except ValidationError as error:
-        lines = [explain(problem, RunConfig) for problem in error.errors()]
-        raise PierError(f"{where}:\n" + "\n".join(f"  {line}" for line in lines)) from error
+def _checked(tables: Any, where: str) -> RunConfig:
+    config = validated(tables, RunConfig, where)
     if config.outer.algorithm == "noloco" and config.outer.noloco.gamma == 0:
         log.warning("%s: outer.noloco.gamma = 0: nothing pulls the sites' anchors together", where)
     return config

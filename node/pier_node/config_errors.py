@@ -1,11 +1,11 @@
-"""A key of run.toml that is not as it must be, in words."""
+"""A key that is not as it must be, in words: of run.toml or experts.toml, or of what another program made."""
 
 from __future__ import annotations
 
 import json
-from typing import Any
+from typing import Any, get_args, get_origin
 
-from pydantic import BaseModel
+from pydantic import BaseModel, ValidationError
 
 
 def explain(problem: Any, model: type[BaseModel]) -> str:
@@ -23,10 +23,18 @@ def explain(problem: Any, model: type[BaseModel]) -> str:
     return f"{key}{shown}: {problem['msg'].removeprefix('Value error, ')}"
 
 
+def first_problem(error: ValidationError, whole: str = "") -> str:
+    """The first thing that is wrong with what a program wrote, or sent: key and reason; `whole`: if no key is."""
+    found = error.errors(include_url=False)[0]
+    return f"{'.'.join(map(str, found['loc'])) or whole}: {found['msg']}"
+
+
 def _allowed(location: tuple[str | int, ...], kind: type[BaseModel]) -> str:
     for part in location[:-1]:
-        inside = kind.model_fields[str(part)].annotation
-        assert isinstance(inside, type)
-        assert issubclass(inside, BaseModel)
-        kind = inside
+        if isinstance(part, str):
+            inside = kind.model_fields[part].annotation
+            inside = get_args(inside)[0] if get_origin(inside) is tuple else inside
+            assert isinstance(inside, type)
+            assert issubclass(inside, BaseModel)
+            kind = inside
     return f"allowed here: {', '.join(kind.model_fields)}"

@@ -7,24 +7,26 @@ import json
 import logging
 import os
 import socket
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable
 from contextlib import AsyncExitStack
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING
 
 from pier.v1.peer_pb2 import Phase, Site
 from pier_node import durable
 from pier_node.archive import Archive
+from pier_node.background import Background
 from pier_node.checkpoint import Checkpoint
 from pier_node.coordination.coordination import Coordination
-from pier_node.faults import NO_FAULTS, kill_at
 from pier_node.inner.workers import Workers
-from pier_node.join import Reception, Settings, find_run, free_slot
+from pier_node.join import Reception, find_run, free_slot
 from pier_node.leave import Leave
+from pier_node.linger import linger
 from pier_node.member import pairs_of_two, rounds_of_all
 from pier_node.model.layout import Layout
 from pier_node.names import name_in_logs
 from pier_node.newcomer import beginning, from_peers
+from pier_node.orders import Orders
 from pier_node.outer.advance import get_ready
 from pier_node.outer.pairs import Pairs
 from pier_node.outer.round import Rounds
@@ -34,6 +36,7 @@ from pier_node.pair_training import PairTraining
 from pier_node.progress import Progress
 from pier_node.report import Reporter, Status
 from pier_node.roster import Roster
+from pier_node.settings import Settings
 from pier_node.shared import SharedVector
 from pier_node.site import DAEMON_FILE, SiteRecord, claim
 from pier_node.status import StatusServer
@@ -43,12 +46,13 @@ from pier_node.wire.probe import ProbeServer
 from pier_node.wire.state_server import StateServer
 from pier_node.wire.transport import make_carrier
 
+if TYPE_CHECKING:
+    from pier_node.pipeline.training import PipelineTraining
+
 LAST_ATTEMPT = 4.0
 """Seconds that an attempt under way gets to end when this site is told to stop."""
 GOSSIP = 15.0
 """Seconds between two rounds of hellos, which bring rosters together."""
-LINGER = 120.0
-"""Seconds that a finished site waits for others that still need its last state."""
 
 log = logging.getLogger(__name__)
 
@@ -66,7 +70,7 @@ class Daemon:
         self._progress = Progress()
         self._rounds: Rounds | Pairs | None = None
         self._coordination: Coordination | None = None
-        self._helpers: list[asyncio.Task[None]] = []
+        self._background = Background()
 
     @property
     def stopping(self) -> bool:
@@ -100,10 +104,24 @@ class Daemon:
     async def _live(self) -> None:
         async with AsyncExitStack() as stack:
             await self._join(stack)
-            training = await self._prepare(stack)
-            await self._guarded(training.run())
-            self._say(f"The run is finished: {total_rounds(self._member.config)} rounds.")
-            await self._linger()
+            piped = self._member.config.pipeline.stages > 1
+            training = await (self._prepare_stage(stack) if piped else self._prepare(stack))
+            await self._background.guard(self._work(training))
+            await linger(self._member.config, self._roster)
+
+    async def _work(self, training: Training | PipelineTraining) -> None:
+        """The run, and then experts if they are ordered."""
+        await training.run()
+        if isinstance(training, Training):
+            self._save_rest(training)
+        self._say(f"The run is finished: {total_rounds(self._member.config)} rounds.")
+        if isinstance(training, Training) and self._coordination and self._coordination.orders.experts:
+            from pier_node.expert_training import train_experts  # with torch, which a daemon does without otherwise
+
+            await self._workers.stop()
+            seed, of_site = training.snapshot().state, (self._coordination, self._progress, self._roster)
+            folder = await train_experts(self._member.config, self._settings, seed, *of_site)
+            self._say(f"The experts are trained; those of this site are in {folder}.")
 
     # --- coming in -----------------------------------------------------------------------------
 
@@ -113,6 +131,7 @@ class Daemon:
         settings.folder.mkdir(parents=True, exist_ok=True)
         stack.callback(claim(settings.folder).close)
         member = self._member = await find_run(settings)
+        settings = self._settings = settings.after(member.record)
         node, run_hash = member.identity.node, member.config.hash()
         self._carrier = make_carrier(member.transport, node, run_hash, member.credentials, settings.folder)
         self._site = Site(node=node, name=settings.name or member.name or socket.gethostname())
@@ -135,15 +154,15 @@ class Daemon:
             self._roster.add(site)
         await reception.introduce(peers)
         slot = record.slot if known or record.founder else free_slot(self._roster, member.config.run.sites)
-        self._record = replace(record, slot=slot, name=self._site.name)
+        self._record = replace(settings.noted(record), slot=slot, name=self._site.name)
         self._site.slot = self._record.slot
         self._save_record()
-        self._background(stack, self._gossip(reception))
+        self._background.start(stack, self._gossip(reception))
         if self._coordination:
-            self._background(stack, self._coordination.run())
-            self._background(stack, self._coordination.sample())
+            self._background.start(stack, self._coordination.run())
+            self._background.start(stack, self._coordination.sample())
         if self._record.founder and member.enrolment is None:
-            self._say(self._invitation())
+            self._say(member.invitation(self._site.address))
 
     async def _place(self, stack: AsyncExitStack) -> SiteRecord | None:
         """What this site has noted, or, as far as there is a coordinator, what that knows. None: nothing yet."""
@@ -154,11 +173,6 @@ class Daemon:
         self._coordination = Coordination(*by, settings.workers, self.stop)
         stack.push_async_exit(self._coordination.close)
         return await self._coordination.enter(member.record)
-
-    def _invitation(self) -> str:
-        proof = f"--token {self._member.token}" if self._member.token else "--insecure"
-        transport = "" if self._member.transport == "grpc" else f" --transport {self._member.transport}"
-        return f"To join from another machine:\n\n  pier-node start --peers {self._site.address}{transport} {proof}\n"
 
     async def _serve_status(self, stack: AsyncExitStack) -> None:
         server = StatusServer(self.status)
@@ -208,11 +222,23 @@ class Daemon:
         self._say(f"{how} at round {checkpoint.state.round} as {self._site.name} ({node}).")
         return training
 
+    async def _prepare_stage(self, stack: AsyncExitStack) -> PipelineTraining:
+        """Bring up a site that holds a stage of the model: see pipeline/site.py."""
+        from pier_node.pipeline.site import Ground, prepare  # it computes in this process: PyTorch comes with it
+
+        orders = self._coordination.orders if self._coordination else Orders()
+        of_site = self._roster, self._reporter, self._record, orders
+        site = await prepare(Ground(self._member.config, self._settings, self._carrier, *of_site), stack)
+        self._rounds = site.rounds
+        self._background.start(stack, site.rounds.keeper.run())
+        self._leave_politely(stack, site.rounds)
+        return site.training
+
     def _member_of_rounds(
         self, stack: AsyncExitStack, layout: Layout, checkpoint: Checkpoint, kept: OuterState | None
     ) -> Training:
         folder, config, carrier, roster = self._settings.folder, self._member.config, self._carrier, self._roster
-        faults = kill_at(self._settings.fail_at) if self._settings.fail_at else NO_FAULTS
+        faults = self._settings.faults
         rounds: Rounds | Pairs
         rounds = of_all = rounds_of_all(config, carrier, roster, folder, layout.length, checkpoint.state, faults)
         in_pairs = config.outer.algorithm == "noloco"
@@ -220,12 +246,10 @@ class Daemon:
             rounds = pairs = pairs_of_two(config, carrier, roster, folder, kept or checkpoint.state, faults)
             stack.push_async_callback(pairs.stop)
         else:
-            self._background(stack, of_all.keeper.run())
+            self._background.start(stack, of_all.keeper.run())
         self._rounds = self._reporter.rounds = rounds
         StateServer(carrier, rounds.offer, self._moments)
-        leave = Leave(carrier, roster, None if in_pairs else of_all, folder / "votes.json")
-        leave.restore()
-        stack.push_async_callback(self._leave, leave)
+        self._leave_politely(stack, None if in_pairs else of_all)
         orders = self._coordination.orders if self._coordination else None
         hooks = self._committed, self._archive.keep, kept, faults, orders
         loop = PairTraining if in_pairs else Training
@@ -236,6 +260,11 @@ class Daemon:
         self._workers.recover_moments = self._archive.moments
         stack.callback(self._save_rest, training)
         return training
+
+    def _leave_politely(self, stack: AsyncExitStack, rounds: Rounds | None) -> None:
+        leave = Leave(self._carrier, self._roster, rounds, self._settings.folder / "votes.json")
+        leave.restore()
+        stack.push_async_callback(self._leave, leave)
 
     async def _leave(self, leave: Leave) -> None:
         if self._progress.phase != Phase.PHASE_DONE:
@@ -261,40 +290,13 @@ class Daemon:
             self._rounds.saved = max(self._rounds.saved, state.round)
 
     def _save_rest(self, training: Training) -> None:
-        """What no round has taken yet, or took a moment ago, is not lost by stopping."""
-        if training.resting and self._progress.phase != Phase.PHASE_DONE:
-            self._archive.save(training.snapshot())
+        """What no round has taken yet, or took a moment ago, or was fetched, is not lost by stopping."""
+        if not training.resting:
+            return
+        rest = training.snapshot()
+        if self._progress.phase != Phase.PHASE_DONE or not self._archive.has(rest.state.round):
+            self._archive.save(rest)
 
     def status(self) -> Status:
         """Everything that `pier-node status` shows."""
         return self._reporter.status(self._roster)
-
-    async def _linger(self) -> None:
-        """Stay until nobody alive needs our last state any more."""
-        last = total_rounds(self._member.config)
-
-        def needed() -> bool:
-            pulses = [self._roster.pulse_of(node) for node in self._roster.contacts if self._roster.alive(node)]
-            return any(pulse is not None and pulse.round < last for pulse in pulses)
-
-        try:
-            async with asyncio.timeout(LINGER):
-                await self._roster.changed.until(lambda: not needed())
-        except TimeoutError:
-            log.warning("some sites have not finished; they can go on from the checkpoints of those that have")
-
-    def _background(self, stack: AsyncExitStack, work: Coroutine[Any, Any, None]) -> None:
-        task = asyncio.create_task(work)
-        self._helpers.append(task)
-        stack.callback(task.cancel)
-
-    async def _guarded(self, work: Coroutine[Any, Any, None]) -> None:
-        """Do the work; an error in the background ends it too, and is raised."""
-        main = asyncio.create_task(work)
-        try:
-            done, _ = await asyncio.wait([main, *self._helpers], return_when=asyncio.FIRST_COMPLETED)
-            for task in done:
-                task.result()
-        finally:
-            main.cancel()
-            await asyncio.wait([main])

@@ -14,6 +14,9 @@ PHASES = ("ready", "exchanging", "staged", "journaled", "voting", "committed", "
 PAIR_PHASES = ("ready", "met", "exchanging", "staged", "journaled", "voting", "committed", "saved", "fetching")
 """Of a pair's: only the one with the higher id writes its yes down; the decider has it in `voting`, and answers after
 `saved`."""
+PIPELINE_PHASES = ("routed", "forward", "backward", "averaging", "summed", "prepared")
+"""Of an attempt of a pipeline, before the phases of the round that decides about it. An outer round of replicas has no
+microbatches, and is `exchanging` before it is `summed`."""
 
 
 class Faults:
@@ -27,6 +30,10 @@ class Faults:
         if self._strike:
             await self._strike(round, phase)
 
+    def within(self, phase: str) -> Faults:
+        """For what is a part of another phase: all that it reaches has that one's name."""
+        return Faults(lambda round, _: self.reach(round, phase))
+
 
 NO_FAULTS = Faults()
 
@@ -37,7 +44,7 @@ def kill_at(point: str) -> Faults:
     Raises ValueError for a point that does not exist.
     """
     number, _, phase = point.partition(":")
-    known = dict.fromkeys(PHASES + PAIR_PHASES)
+    known = dict.fromkeys(PHASES + PAIR_PHASES + PIPELINE_PHASES)
     if not number.isdigit() or phase not in known:
         raise ValueError(f"{point!r} is not ROUND:PHASE with a phase of {', '.join(known)}")
 

@@ -7,16 +7,17 @@ import logging
 import socket
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
-from pathlib import Path
 
 from pier.v1.peer_pb2 import HelloReply, HelloRequest, Site
 from pier_node.certificates import Credentials, credentials
 from pier_node.config import RunConfig, from_canonical, load
+from pier_node.config_changes import config_changes
 from pier_node.coordination.enrolment import Enrolment, enrol_patiently
 from pier_node.errors import PierError
 from pier_node.identity import Identity, Token
 from pier_node.invite import Invite
 from pier_node.roster import Roster
+from pier_node.settings import Settings
 from pier_node.site import SiteRecord, load_run, save_run
 from pier_node.wire.carrier import PROTOCOL, BadMessage, PeerLost, PeerRefused
 from pier_node.wire.transport import SiteCarrier, Transport, check_address, make_carrier
@@ -29,36 +30,6 @@ GREETINGS = 16
 """Hellos at once."""
 
 log = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True)
-class Settings:
-    """What `pier-node start` was told.
-
-    Attributes:
-        folder: the data directory.
-        run: path of run.toml.
-        listen, advertise: HOST:PORT; see wire/interfaces.py.
-        workers: 0: one for each device.
-        transport: None: the one that this site has used before, or gRPC.
-        http: port of the status page on 127.0.0.1; 0: any.
-        coordinator: HOST:PORT of the run's coordinator; its token is an invite.
-    """
-
-    folder: Path
-    run: Path | None = None
-    peers: tuple[str, ...] = ()
-    token: str | None = None
-    name: str = ""
-    listen: str = "0.0.0.0:7700"
-    advertise: str | None = None
-    data: str | None = None
-    workers: int = 0
-    http: int = 0
-    insecure: bool = False
-    transport: Transport | None = None
-    fail_at: str = ""
-    coordinator: str | None = None
 
 
 @dataclass(frozen=True)
@@ -77,6 +48,12 @@ class Membership:
     def name(self) -> str:
         """What this site was called last; empty: nothing yet."""
         return self.record.name if self.record else ""
+
+    def invitation(self, address: str) -> str:
+        """What to type at another machine to join this site."""
+        proof = f"--token {self.token}" if self.token else "--insecure"
+        transport = "" if self.transport == "grpc" else f" --transport {self.transport}"
+        return f"To join from another machine:\n\n  pier-node start --peers {address}{transport} {proof}\n"
 
 
 async def find_run(settings: Settings) -> Membership:
@@ -153,14 +130,15 @@ def known_config(settings: Settings) -> RunConfig | None:
     given = load(settings.run) if settings.run else None
     if stored and given and stored.hash() != given.hash():
         raise PierError(
-            f"{settings.folder} belongs to another run than {settings.run}: {stored.run.name!r}, "
-            f"hash {stored.hash().hex()[:8]}, not {given.hash().hex()[:8]}",
+            f"{settings.folder} belongs to another run than {settings.run}: "
+            f"{config_changes(stored.canonical(), given.canonical())}",
             "Choose another --data folder, or put run.toml back as it was: a run's configuration never changes.",
         )
     if not (stored or given or settings.peers):
         raise PierError(
             "this site does not know which run to be in",
-            "Found one with --run run.toml (pier-node init writes one), or join one with --peers ADDRESS --token …",
+            "Found one with --run run.toml (pier-node init writes one), or join one with --peers ADDRESS --token …, "
+            "or with `pier-node start --coordinator HOST:PORT --token …`. Or name its --data folder.",
         )
     return given or stored
 

@@ -29,21 +29,26 @@ class KeptStates:
     def __init__(self, folder: Path, run_hash: bytes) -> None:
         self._folder, self._run_hash = folder, run_hash.hex()
 
-    def save(self, state: OuterState) -> None:
+    def save(self, state: OuterState, beside: int | None = None) -> None:
         """Return once it would survive a power cut. Blocks; call it in a thread.
+
+        Args:
+            beside: a round whose state stays, too, however many come after it.
 
         Raises:
             PierError: the disk is full or failing; the earlier ones are as they were.
         """
-        folder = self._folder / f"round-{state.round:08d}"
+        folder = self._named(state.round)
         try:
             shutil.rmtree(folder, ignore_errors=True)
             folder.mkdir(parents=True)
             write_state(folder, state)
             write_record(folder, state_record(state, self._run_hash))
             sync(self._folder)
+            kept = None if beside is None else self._named(beside)
             for old in self._found()[KEEP:]:
-                shutil.rmtree(old)
+                if old != kept:
+                    shutil.rmtree(old)
         except (OSError, SafetensorError) as error:
             shutil.rmtree(folder, ignore_errors=True)
             problem = f"cannot keep the state of round {state.round} in {self._folder}: {error}"
@@ -60,5 +65,33 @@ class KeptStates:
                 log.info("%s: %s", folder, torn)
         return None
 
+    def of(self, round: int) -> OuterState | None:
+        """The state of a round, if it is here and whole."""
+        folder = self._named(round)
+        if not folder.exists():
+            return None
+        try:
+            record = read_sealed(folder / RECORD)
+            return read_state(folder, record) if record["run_hash"] == self._run_hash else None
+        except Torn as torn:
+            log.info("%s: %s", folder, torn)
+            return None
+
+    def rounds(self) -> list[int]:
+        """Of the states that are here, the newest first."""
+        return [int(it.name.partition("-")[2]) for it in self._found()]
+
+    def drop(self, round: int) -> None:
+        """Have none of that round any more, not even after a power cut. Blocks. Raises PierError."""
+        try:
+            if self._named(round).exists():
+                shutil.rmtree(self._named(round))
+                sync(self._folder)
+        except OSError as error:
+            raise PierError(f"cannot remove {self._named(round)}: {error}", "Is that disk failing?") from error
+
+    def _named(self, round: int) -> Path:
+        return self._folder / f"round-{round:08d}"
+
     def _found(self) -> list[Path]:
-        return sorted(self._folder.glob("round-*"), reverse=True)
+        return sorted(self._folder.glob("round-*"), key=lambda it: int(it.name.partition("-")[2]), reverse=True)

@@ -26,17 +26,21 @@ from pier_node.wire.transfer import SILENCE, shadow_fetcher
 def rounds_of_all(
     config: RunConfig, carrier: Carrier, roster: Roster, folder: Path, length: int, state: OuterState, faults: Faults
 ) -> Rounds:
-    """With what this site has promised and voted; its journal is in `folder`. In a run of pairs, for their merge."""
+    """With what this site has promised and voted; its journal is in `folder`. In a run of pairs, for their merge.
+
+    In a pipeline rounds decide about iterations: they take `length` elements as they are (pipeline/tally.py).
+    """
     journal = Journal(folder / "journal.json")
     vote, voted = journal.last(), None
     if vote and vote.round > state.round:
         ballot = Ballot(number=vote.ballot_number, keeper=vote.ballot_keeper)
         voted = Voted(vote.round, ballot, vote.value, None)
     fetch = shadow_fetcher(carrier, length, SILENCE)
-    codec_name = "none" if config.outer.algorithm == "noloco" else config.outer.codec
-    mean = trimmed_mean if config.outer.robust == "trimmed" else weighted_mean
+    piped = config.pipeline.stages > 1
+    codec_name = "none" if piped or config.outer.algorithm == "noloco" else config.outer.codec
+    mean = trimmed_mean if config.outer.robust == "trimmed" and not piped else weighted_mean
     tools = Tools(carrier, roster, journal, fetch, faults, codec(codec_name), mean=mean)
-    return Rounds(tools, state, voted, lambda number: synced(config, number, length))
+    return Rounds(tools, state, voted, lambda number: length if piped else synced(config, number, length))
 
 
 def pairs_of_two(

@@ -69,8 +69,7 @@ class Merge:
         return [node for node in self._roster.participants() if node not in self._behind(last)]
 
     def _behind(self, last: int) -> list[str]:
-        pulses = ((node, self._roster.pulse_of(node)) for node in self._roster.contacts if self._roster.alive(node))
-        return [node for node, pulse in pulses if pulse and pulse.round < last]
+        return [node for node, pulse in self._roster.pulses().items() if pulse.round < last]
 
     async def _merged(self, members: Sequence[str]) -> OuterState | None:
         if peers := self._roster.ahead(self._state.round):

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 from pier.v1.peer_pb2 import Phase
 from pier_node.outer.times import Times
+from pier_node.pipeline.times import Spans
 
 
 @dataclass
@@ -19,6 +20,8 @@ class Progress:
         compute: spent in inner steps; `waited`: spent in outer rounds, their waiting included.
         round_time: what the last outer round took.
         times: where the time of the last outer round went.
+        spans: where the time of a pipeline's last iteration went.
+        expert: the one that this site trains, and how far it is, in words; "": none.
         members_loss: mean validation loss of the models that were merged at the end.
         training_for: the round that the present inner steps are brought to; `steps`: so many, fewer at a slow site.
         spread: standard deviation between replicas, as this site's last pair saw it; of equal replicas it is not known.
@@ -35,7 +38,9 @@ class Progress:
     waited: float = 0.0
     round_time: float = 0.0
     times: Times = field(default_factory=Times)
+    spans: Spans | None = None
     training_for: int = 0
     steps: int = 0
     spread: float = math.nan
     members_loss: float = math.nan
+    expert: str = ""

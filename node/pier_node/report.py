@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import math
 import time
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
 from typing import Any
 
-from pier.v1.peer_pb2 import Phase, Pulse, Site
+from pier.v1.coordinator_pb2 import Paths
+from pier.v1.peer_pb2 import Phase, Place, Pulse, Site
 from pier_node.config import RunConfig
 from pier_node.names import named
 from pier_node.outer.pairs import Pairs
@@ -22,13 +24,19 @@ Status = dict[str, Any]
 
 @dataclass
 class Reporter:
-    """Knows where to look; `rounds` is None until this site has a state."""
+    """Knows where to look; `rounds` is None until this site has a state, `place` unless it has one in a pipeline.
+
+    `paths` is None unless it has planned any for one, `wanted` unless the operator wants it to hold a certain stage.
+    """
 
     config: RunConfig
     site: Site
     carrier: Carrier
     progress: Progress
     rounds: Rounds | Pairs | None = None
+    place: Callable[[], Place | None] = lambda: None
+    paths: Callable[[], Paths | None] = lambda: None
+    wanted: Callable[[], int | None] = lambda: None
 
     def pulse(self) -> Pulse:
         """What others may know without asking for more."""
@@ -48,6 +56,8 @@ class Reporter:
             training_for=progress.training_for,
             spread=_finite(progress.spread),
             pledge=rounds.pledge if isinstance(rounds, Rounds) else None,
+            place=self.place(),
+            wanted_stage=self.wanted(),
         )
 
     def status(self, roster: Roster) -> Status:
@@ -59,8 +69,7 @@ class Reporter:
 
     def _mean_spread(self, roster: Roster) -> float:
         """Of what live sites last said: each sees one partner a round, and all of them together the run."""
-        pulses = [pulse for node in roster.participants() if (pulse := roster.pulse_of(node))]
-        known = [pulse.spread for pulse in pulses if math.isfinite(pulse.spread)]
+        known = [pulse.spread for pulse in roster.participants().values() if math.isfinite(pulse.spread)]
         return sum(known) / len(known) if known else math.nan
 
     def _run(self) -> Status:
@@ -92,9 +101,11 @@ class Reporter:
             "validation_loss": progress.validation_loss,
             "members_loss": progress.members_loss,
             "spread": progress.spread,
+            "expert": progress.expert,
             "bytes_sent": pulse.bytes_sent,
             "round_seconds": progress.round_time,
             "round_steps": progress.steps,
+            "iteration": asdict(progress.spans) if progress.spans else {},
             "utilisation": progress.compute / busy if busy else math.nan,
             "clipped": dict(self.rounds.clipped) if isinstance(self.rounds, Rounds) else {},
         }

@@ -53,6 +53,7 @@ class Roster:
         self._interval = interval
         self.contacts: dict[str, Contact] = {}
         self._barred: set[str] = set()
+        self._telling: asyncio.Task[None] | None = None
         self.changed = Signal()
         carrier.serve(BEAT, self._answer)
 
@@ -116,9 +117,13 @@ class Roster:
             return False
         return asyncio.get_running_loop().time() - contact.heard_at <= contact.limit.seconds()
 
-    def participants(self) -> list[str]:
-        """Live sites that take part in rounds, this one included, in node-id order."""
-        return [node for node, pulse in self.pulses().items() if pulse.phase in ACTIVE]
+    def round_trips(self) -> dict[str, float]:
+        """Seconds from a question to a peer's answer, of those that have answered."""
+        return {node: it.round_trip for node, it in self.contacts.items() if it.round_trip}
+
+    def participants(self) -> dict[str, Pulse]:
+        """Live sites that take part in rounds, this one included, in node-id order, and what they last said."""
+        return {node: pulse for node, pulse in self.pulses().items() if pulse.phase in ACTIVE}
 
     def abreast(self, round: int, committed: float) -> list[str]:
         """Participants that may come to the next round in time.
@@ -130,8 +135,12 @@ class Roster:
             committed: when this site committed `round`, by the loop's clock.
         """
         late = asyncio.get_running_loop().time() > committed + LATE
-        active = ((node, pulse) for node, pulse in self.pulses().items() if pulse.phase in ACTIVE)
-        return [node for node, pulse in active if not _is_elsewhere(pulse, round, late)]
+        return [node for node, pulse in self.participants().items() if not _is_elsewhere(pulse, round, late)]
+
+    def waits(self, node: str) -> bool:
+        """Whether a site says that it waits for its keeper."""
+        pulse = self.pulse_of(node)
+        return pulse is not None and pulse.phase == Phase.PHASE_WAITING
 
     def ahead(self, round: int) -> list[str]:
         """Live peers that have committed a later round, the most advanced first."""
@@ -149,9 +158,16 @@ class Roster:
         """Tell every live peer our pulse now rather than at the next beat."""
         await asyncio.gather(*(self._ask(contact) for node, contact in self.contacts.items() if self.alive(node)))
 
+    def tell(self) -> None:
+        """The same, without waiting for anybody."""
+        if self._telling:
+            self._telling.cancel()
+        self._telling = asyncio.create_task(self.announce(), name="announce")
+
     async def stop(self) -> None:
         """End all questions."""
         tasks = [contact.task for contact in self.contacts.values() if contact.task]
+        tasks += [self._telling] if self._telling else []
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)

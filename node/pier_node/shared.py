@@ -51,7 +51,7 @@ class SharedVector:
         return f"/proc/{os.getpid()}/fd/{self._fd}"
 
     def __del__(self) -> None:
-        if not hasattr(self, "array") or sys.is_finalizing():
+        if not hasattr(self, "array") or sys is None or sys.is_finalizing():  # the last modules go without their names
             return
         spares = self._spares[len(self.array)]
         unseen = sys.getrefcount(self.array) == 2  # this attribute and the argument: no view of it is left

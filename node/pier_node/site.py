@@ -35,6 +35,7 @@ class SiteRecord:
         peers: (node id, name, address, slot) of the others.
         transport: how this site is connected to them.
         name: what it was called; it keeps that unless told otherwise.
+        listen, advertise, dataset: likewise; see Settings.
     """
 
     founder: bool
@@ -42,6 +43,9 @@ class SiteRecord:
     peers: tuple[tuple[str, str, str, int], ...] = ()
     transport: Transport = "grpc"
     name: str = ""
+    listen: str = ""
+    advertise: str = ""
+    dataset: str = ""
 
     def with_peers(self, sites: Iterable[Site]) -> Self:
         """The same with other peers."""
@@ -65,8 +69,8 @@ class SiteRecord:
         except durable.Torn as torn:
             raise PierError(f"{folder}: {torn}", "Delete it and start with --peers and --token again.") from torn
         peers = tuple((str(node), str(name), str(address), int(slot)) for node, name, address, slot in fields["peers"])
-        name = str(fields.get("name", ""))
-        return cls(bool(fields["founder"]), int(fields["slot"]), peers, fields.get("transport", "grpc"), name)
+        told = (str(fields.get(key, "")) for key in ("name", "listen", "advertise", "dataset"))
+        return cls(bool(fields["founder"]), int(fields["slot"]), peers, fields.get("transport", "grpc"), *told)
 
 
 def claim(folder: Path) -> IO[bytes]:

@@ -168,8 +168,8 @@ class Training:
 
     async def _train(self, plan: RoundPlan) -> int:
         """Do the round's inner steps. Returns the tokens trained on."""
-        others = [self._roster.pulse_of(node) for node in self._roster.participants() if node != self._carrier.node]
-        steps = steps_worth_doing(plan, self._config.outer, self.progress, [it for it in others if it], self._late)
+        others = [pulse for node, pulse in self._roster.participants().items() if node != self._carrier.node]
+        steps = steps_worth_doing(plan, self._config.outer, self.progress, others, self._late)
         self.progress.training_for, self.progress.steps = plan.round, steps
         if steps == 0:
             return 0

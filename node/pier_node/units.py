@@ -17,8 +17,9 @@ def count(value: float | None) -> str:
 
 
 def several(value: float, thing: str) -> str:
-    """Things, of which there may be one: 1 round, 2 rounds."""
-    return f"{count(value)} {thing}{'' if count(value) == '1' else 's'}"
+    """Things, of which there may be one: 1 round, 2 rounds, 2 batches."""
+    ending = "es" if thing.endswith(("ch", "s", "x")) else "s"
+    return f"{count(value)} {thing}{'' if count(value) == '1' else ending}"
 
 
 def percent(fraction: float | None) -> str:
@@ -54,3 +55,11 @@ def age(time: float) -> str:
             return f"{time:.0f} {unit}"
         time /= 24 if unit == "h" else 60
     return f"{time:.0f} days"
+
+
+def span(time: float) -> str:
+    """Seconds that something will take: 45.2 s, 12.3 min, 2.35 h."""
+    for unit, size, longest in (("s", 1, 120), ("min", 60, 7200), ("h", 3600, 172_800)):
+        if time < longest:
+            return f"{time / size:.3g} {unit}"
+    return f"{time / 86400:.3g} days"

@@ -6,6 +6,9 @@ from rich.console import Console
 from bench.hivemind_fork import _hivemind_outcome, of_pier, table
 from bench.hivemind_fork_peers import Survivor
 
+ALLOWED = [["round 3 committed, group of 2"] * 2, ["round 3 committed, group of 3"] * 2]
+"""The dead site's update counts nowhere, or everywhere: all of it may have arrived."""
+
 
 def outcome_of(*digests: str) -> bool:
     survivors = [Survivor(rank, "success", 1.5, digest, 1.0) for rank, digest in enumerate(digests)]
@@ -30,4 +33,4 @@ def test_a_fork_is_shown_as_one() -> None:
 def test_killed_in_the_middle_pier_leaves_equal_weights() -> None:
     outcome = of_pier("hivemind")
     assert outcome.same
-    assert outcome.said == ["round 3 committed, group of 2"] * 2
+    assert outcome.said in ALLOWED

@@ -25,6 +25,7 @@ CASES: dict[str, tuple[Callable[[Any], str], list[Any]]] = {
     "rate": (units.rate, [12_500, 500_000, 35.5e6, 250e6]),
     "seconds": (units.seconds, [0.0123, 0.4, 1.5, 33.84]),
     "age": (units.age, [5, 119, 300, 7200, 86_400 * 3]),
+    "span": (units.span, [0.51, 45.23, 119.9, 740, 8460, 400_000]),
     "count": (units.count, [0, 12_345, 9.6, None]),
     "percent": (units.percent, [0, 0.874, 1, None]),
 }

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 from click.testing import Result
-from processes.place import free_port
 from processes.run import Run
 from rich.console import Console
 
+from bench.ports import free_port
 from pier_node.commands.doctor import as_fields, show
 from pier_node.doctor.finding import THIS_SITE, Finding, Verdict
 

@@ -6,10 +6,12 @@ from pathlib import Path
 import pytest
 import torch
 from click.testing import Result
-from commands.conftest import save_round
+from commands.conftest import TABLES, save_round
 from processes.run import Run
 
+from pier_node.config import RunConfig
 from pier_node.model.export import import_weights
+from pier_node.site import save_run
 
 Call = Callable[..., Result]
 
@@ -53,3 +55,13 @@ def test_it_works_while_the_daemon_saves_one_round_after_the_other(call: Call, r
         assert before <= exported + 1
         assert import_weights(tmp_path / "out")[1].isfinite().all()
         alpha.reach(before + 1 + number % 2)
+
+
+def test_a_site_that_holds_a_stage_says_who_has_the_model(call: Call, tmp_path: Path) -> None:
+    tables = {**TABLES, "pipeline": {"stages": 2}}
+    (tmp_path / "site").mkdir()
+    save_run(tmp_path / "site", RunConfig.model_validate(tables))
+    failed = call("export", "--data", tmp_path / "site", tmp_path / "out")
+    assert failed.exit_code == 1
+    assert "its site holds one stage of it" in failed.output
+    assert "Sites of stage 0 join the stages" in failed.output

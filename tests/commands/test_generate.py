@@ -8,8 +8,9 @@ from click.testing import Result
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pier_node.commands.generate import BROKEN, LONGEST, pieces, printable
+from pier_node.commands.generate import pieces, printable
 from pier_node.commands.weights import newest_weights
+from pier_node.data.spelling import BROKEN, LONGEST
 from pier_node.data.tokens import ByteTokenizer, FileTokenizer
 from pier_node.model.export import export
 from pier_node.model.tokenizer_files import byte_tokenizer

@@ -44,6 +44,7 @@ STATUS = {
     "loss": 2.4567,
     "validation_loss": None,
     "spread": None,
+    "expert": "",
     "mean_spread": None,
     "bytes_sent": 98_700_000,
     "round_seconds": 1.234,
@@ -150,3 +151,10 @@ def test_a_site_that_does_not_run() -> None:
     assert "pier-node start --data pier-data" in text
     assert "no checkpoint yet of 60 rounds" in shown(disk_table({**found, "rounds": 60}))
     assert "has not been started" in shown(disk_table({"data": "x", "command": "pier-node start"}))
+
+
+def test_a_site_that_trains_an_expert_says_which() -> None:
+    text = shown(site_table({**STATUS, "expert": "topics (L), step 5 of 400"}))
+    assert "expert" in text
+    assert "topics (L), step 5 of 400" in text
+    assert "expert" not in shown(site_table(STATUS))

@@ -24,6 +24,7 @@ from pier.v1.coordinator_pb2 import (
     HeartbeatRequest,
     Note,
     Order,
+    Paths,
     Record,
     RegisterReply,
     RegisterRequest,
@@ -154,8 +155,8 @@ class Caller:
     async def register(self, site: Identity, **fields: Any) -> RegisterReply:
         return await self._ask("Register", register_request(site, **fields), RegisterReply)
 
-    async def beat(self, site: Identity, lease: bytes, **fields: Any) -> HeartbeatReply:
-        request = HeartbeatRequest(lease=lease, pulse=pulse(site, **fields), order=1)
+    async def beat(self, site: Identity, lease: bytes, paths: Paths | None = None, **fields: Any) -> HeartbeatReply:
+        request = HeartbeatRequest(lease=lease, pulse=pulse(site, **fields), order=1, paths=paths)
         call = self.channel.stream_stream(f"/{SERVICE}/Heartbeat", None, None)(None, timeout=10)
         try:
             await call.write(request.SerializeToString())
@@ -197,8 +198,8 @@ class Running:
         async with self.caller(credentials(site, TOKEN)) as caller:
             yield caller
 
-    async def let_in(self, *sites: Identity) -> None:
-        for number, site in enumerate(sites):
+    async def let_in(self, *sites: Identity, first: int = 0) -> None:
+        for number, site in enumerate(sites, first):
             ticket = Ticket.make(f"for-{site.node}")
             await self.coordinator.invite(ticket.row())
             self.coordinator.stands(

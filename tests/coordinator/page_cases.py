@@ -49,8 +49,22 @@ class Recorded:
         self._take("invite", name, expires_seconds, uses)
         return {"command": "pier-node start --coordinator host:7700 --token pier1-x"}
 
-    async def assign(self, node: str, kind: str) -> None:
-        self._take("assign", node, kind)
+    async def assign(self, node: str, kind: str, stage: int | None) -> None:
+        self._take("assign", node, kind, stage)
+
+    async def experts(self, plan: str) -> None:
+        self._take("experts", plan)
+
+    async def experts_told(self) -> dict[str, Any]:
+        self._take("experts-told")
+        return {"plan": None, "experts": []}
+
+    async def evaluate(self, domains: list[Any], rows: int, patience: float) -> None:
+        self._take("evaluate", domains, rows, patience)
+
+    async def evaluation(self) -> dict[str, Any]:
+        self._take("evaluation")
+        return {}
 
 
 @asynccontextmanager

@@ -154,7 +154,7 @@ def test_waits_that_dominate_name_the_slow_site() -> None:
     assert alert.text == (
         "sites wait for each other 57 % of the time: lab-b takes 41 s a round, the others 6 s, mostly compute"
     )
-    assert alert.remedy == "set outer.adaptive_steps = true, or see what slows lab-b down"
+    assert alert.remedy == "see what slows lab-b down; outer.adaptive_steps = true, the default, has it do fewer steps"
 
 
 def test_an_exchange_that_dominates_names_the_thinnest_line() -> None:

@@ -66,6 +66,7 @@ def test_a_run_is_summed_up() -> None:
         "round": 60,
         "sites": 3,
         "alive": 3,
+        "paused": 0,
         "tokens": 60 * 25 * (9800 + 5200 + 10400),
         "tokens_per_second": 0,
         "loss": 0,
@@ -76,6 +77,15 @@ def test_a_run_is_summed_up() -> None:
     }
     assert told["totals"]["tokens_per_second"] == pytest.approx(25_400, rel=0.03)
     assert told["totals"]["seconds_left"] == pytest.approx(40 * told["totals"]["round_seconds"], rel=1e-4)
+
+
+def test_the_loss_of_the_run_is_the_mean_of_all_sites_whoever_told_last() -> None:
+    board = played(rounds=20)
+    curve = board.curves["loss"]
+    for lab in LABS:
+        board.apply(Fact(START + 1e6, "sample", node(lab.name), {"loss": 1.0}))
+    board.apply(Fact(START + 1e6 + 9, "sample", A, {"loss": 4.0}))
+    assert curve.last() == pytest.approx(2.0)
 
 
 def test_a_site_has_its_row() -> None:
@@ -143,6 +153,18 @@ def test_a_pulse_is_what_is_live_only() -> None:
     assert told["totals"]["tokens_per_second"] == LABS[0].speed
     assert board.sites[A].offset == 3.0
     assert board.sites[A].heard == now
+
+
+def test_who_is_paused_does_nothing_for_the_run() -> None:
+    board = Board(clock=lambda: START)
+    board.pulse(A, pulse(LABS[0], 7), alive=True)
+    board.pulse(B, pulse(LABS[0], 7, phase="PHASE_PAUSED"), alive=True)
+    totals = board.totals()
+    assert (totals["alive"], totals["paused"], totals["tokens_per_second"]) == (2, 1, LABS[0].speed)
+    board.pulse(A, pulse(LABS[0], 7, phase="PHASE_PAUSED"), alive=True)
+    totals = board.totals()
+    assert (totals["alive"], totals["paused"], totals["tokens_per_second"]) == (2, 2, 0)
+    assert totals["seconds_left"] is None
 
 
 def test_a_site_whose_lease_ran_out_is_silent_and_counts_no_more() -> None:

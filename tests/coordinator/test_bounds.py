@@ -13,12 +13,20 @@ from hypothesis import strategies as st
 from pier.v1 import coordinator_pb2
 from pier.v1.coordinator_pb2 import (
     Assignment,
+    CheckpointPart,
+    DeliverRequest,
     EnrolReply,
+    Expert,
+    ExpertCheckpoint,
+    ExpertJob,
+    ExpertRecord,
+    FetchCheckpointRequest,
     HeartbeatReply,
     HeartbeatRequest,
     LinkRecord,
     Note,
     Order,
+    Paths,
     Record,
     RegisterReply,
     Replica,
@@ -26,12 +34,27 @@ from pier.v1.coordinator_pb2 import (
     ReportRequest,
     RoundRecord,
     Sample,
+    ScoredDomain,
+    ScoreSheet,
+    Scoring,
+    Stage,
     WatchRequest,
 )
-from pier.v1.peer_pb2 import Pulse, Site
-from pier_coordinator.bounds import FIELDS, MESSAGE_BYTES, RECORDS, REVOKED, parse
-from pier_node.wire.bounds import SITES
+from pier.v1.peer_pb2 import Place, Pulse, Site
+from pier_coordinator.bounds import (
+    DOMAINS,
+    EXPERTS,
+    FIELDS,
+    MESSAGE_BYTES,
+    PIECE,
+    RECORDS,
+    REVOKED,
+    SHEET_BYTES,
+    parse,
+)
+from pier_node.pipeline.latest_paths import MOST_BYTES
 from pier_node.wire.carrier import BadMessage
+from pier_node.wire.values import SITES
 
 M = TypeVar("M", bound=Message)
 
@@ -39,26 +62,61 @@ KINDS = sorted(FIELDS, key=lambda kind: kind.__name__)
 SAMPLE = Sample(inner_step=1, tokens=2, tokens_per_second=3.0, loss=math.nan, utilisation=0.5, bytes_sent=4, memory=5)
 ROUND = RoundRecord(round=1, digest=bytes(32), members=sorted([ALICE.node, BOB.node]), compute=1.5, loss=2.0)
 LINK = LinkRecord(peer=BOB.node, round_trip=0.05, bandwidth=5e6, bytes_sent=7)
+EXPERT = ExpertRecord(plan="ab" * 16, job=3, name="cd" * 16, step=40, training_loss=math.nan, done=True, loss=2.0)
 NOTE = Note(level=30, text="uplink\nslow")
 RECORD_LIST = [
     Record(time=NOW, sample=SAMPLE),
     Record(time=NOW, round=ROUND),
     Record(time=NOW, link=LINK),
     Record(time=NOW, note=NOTE),
+    Record(time=NOW, expert=EXPERT),
 ]
 ORDER = Order(epoch=3, activity=Order.ACTIVITY_PAUSE, assignment=Assignment(replica=Replica()))
+JOB = ExpertJob(
+    domain="topics",
+    source="builtin",
+    text_field="text",
+    domain_hash="ab" * 16,
+    size="L",
+    ffn_dim=704,
+    steps=400,
+    seed=1 << 60,
+    batch_size=8,
+    lr=1e-3,
+    after=EXPERTS,
+)
+EXPERTS_ORDER = Order(epoch=4, assignment=Assignment(expert=Expert(plan="ab" * 16, jobs=[JOB] * EXPERTS)))
+SCORED = ScoredDomain(name="topics", source="builtin", text_field="text")
+SCORING = Scoring(id="ab" * 16, experts=["cd" * 16], domains=[SCORED], rows=20)
+SCORING_ORDER = Order(assignment=Assignment(expert=Expert(plan="ab" * 16, complete=True, scoring=SCORING)))
+CHECKPOINT = ExpertCheckpoint(job=3, step=40, size=1 << 40, digest="ef" * 32)
+CHECKPOINT_ORDER = Order(assignment=Assignment(expert=Expert(plan="ab" * 16, checkpoints=[CHECKPOINT])))
+STAGE_ORDER = Order(assignment=Assignment(stage=Stage(number=3)))
+SHEET = ScoreSheet(scoring="ab" * 16, expert="cd" * 16)
+DELIVERY = DeliverRequest(lease=b"l", sheet=SHEET, size=3, digest=bytes(32), piece=b"abc")
 REPORT = ReportRequest(lease=b"l", stream=STREAM, first=4, records=RECORD_LIST, dropped=1)
 REGISTERED = RegisterReply(lease=b"l", lease_seconds=15, roster=[Site(node=BOB.node)], order=ORDER)
 BEAT = HeartbeatRequest(lease=b"l", pulse=pulse(ALICE, loss=math.nan))
+PLACED = pulse(ALICE, place=Place(stage=1, forward=0.1, transfer={BOB.node: 0.2}, round_trip={BOB.node: 0.1}))
 SAMPLES: list[Message] = [
     Ticket.make().request(ALICE),
     EnrolReply(certificate=b"PEM", authority=b"PEM", run_config="{}", node=CAROL.node),
     register_request(ALICE),
     REGISTERED,
     BEAT,
+    HeartbeatRequest(lease=b"l", pulse=PLACED, paths=Paths(round=3, content=b"{}")),
     HeartbeatReply(order=1, revoked=[BOB.node, ALICE.node]),
     WatchRequest(lease=b"l"),
     ORDER,
+    EXPERTS_ORDER,
+    SCORING_ORDER,
+    DELIVERY,
+    DeliverRequest(piece=bytes(PIECE)),
+    CHECKPOINT_ORDER,
+    STAGE_ORDER,
+    CheckpointPart(lease=b"l", plan="ab" * 16, checkpoint=CHECKPOINT),
+    CheckpointPart(piece=bytes(PIECE)),
+    FetchCheckpointRequest(lease=b"l", plan="ab" * 16, job=3),
     REPORT,
     ReportReply(stored=9),
 ]
@@ -76,7 +134,7 @@ def changed(message: M, **fields: Any) -> M:
 
 def test_there_is_a_rule_for_every_field_of_every_message() -> None:
     messages = dict(coordinator_pb2.DESCRIPTOR.message_types_by_name)
-    assert {kind.__name__ for kind in KINDS} - {"Site", "Pulse"} == set(messages)
+    assert {kind.__name__ for kind in KINDS} - {"Site", "Pulse", "Place"} == set(messages)
     for kind in KINDS:
         assert set(FIELDS[kind]) == set(kind.DESCRIPTOR.fields_by_name), kind.__name__
 
@@ -95,6 +153,7 @@ def test_what_is_within_bounds_arrives(message: Message) -> None:
     assert parse(type(message), raw).SerializeToString(deterministic=True) == raw
 
 
+CROWD = {f"{number:016x}": 0.1 for number in range(SITES + 1)}
 BEYOND = [
     (register_request(ALICE, name="x" * 65), "RegisterRequest.site.name"),
     (register_request(ALICE, name="\x1b[2J"), "RegisterRequest.site.name"),
@@ -105,11 +164,17 @@ BEYOND = [
     (changed(BEAT, pulse=None), "HeartbeatRequest.pulse is missing"),
     (changed(BEAT, pulse=Pulse()), "HeartbeatRequest.pulse.site is missing"),
     (changed(BEAT, lease=b""), "HeartbeatRequest.lease = 0 bytes: must be 1 to 32 bytes"),
+    (changed(BEAT, pulse=pulse(ALICE, place=Place(backward=math.inf))), "HeartbeatRequest.pulse.place.backward = inf"),
+    (changed(BEAT, pulse=pulse(ALICE, place=Place(transfer={"bob": 1.0}))), "HeartbeatRequest.pulse.place.transfer"),
+    (changed(BEAT, pulse=pulse(ALICE, place=Place(round_trip=CROWD))), "HeartbeatRequest.pulse.place.round_trip"),
+    (changed(BEAT, paths=Paths(content=bytes(MOST_BYTES + 1))), "HeartbeatRequest.paths.content = 131073 bytes"),
     (HeartbeatReply(revoked=[ALICE.node] * (REVOKED + 1)), "HeartbeatReply.revoked has 4097 items"),
     (changed(REGISTERED, roster=[Site(node=ALICE.node)] * (SITES + 1)), "RegisterReply.roster has 1025 items"),
     (changed(REGISTERED, slot=SITES), "RegisterReply.slot"),
     (changed(ORDER, assignment=None), "Order.assignment is missing"),
     (changed(ORDER, assignment=Assignment()), "Order.assignment assigns nothing that this version knows"),
+    (Order(assignment=Assignment(stage=Stage(number=1024))), "Order.assignment.stage.number = 1024"),
+    (changed(BEAT, pulse=pulse(ALICE, wanted_stage=1024)), "HeartbeatRequest.pulse.wanted_stage = 1024"),
     (changed(ORDER, activity=9), "Order.activity = 9: must be one that this version knows"),
     (changed(REPORT, records=[RECORD_LIST[0]] * (RECORDS + 1)), "ReportRequest.records has 257 items"),
     (changed(REPORT, records=[Record(time=NOW)]), "ReportRequest.records[0] records nothing that this version knows"),
@@ -121,6 +186,27 @@ BEYOND = [
     (Record(sample=changed(SAMPLE, loss=math.inf)), "Record.sample.loss"),
     (Record(round=changed(ROUND, members=["b", "a"])), "Record.round.members[0]"),
     (Record(round=changed(ROUND, retry=-1.0)), "Record.round.retry"),
+    (Record(expert=changed(EXPERT, plan="ab")), "Record.expert.plan = 'ab': must be 32 hex digits"),
+    (Record(expert=changed(EXPERT, loss=math.nan)), "Record.expert.loss"),
+    (Record(expert=changed(EXPERT, job=EXPERTS)), "Record.expert.job"),
+    (changed(JOB, size="XL"), "ExpertJob.size = 'XL': must be S, M or L"),
+    (changed(JOB, domain_hash="../x"), "ExpertJob.domain_hash"),
+    (changed(JOB, lr=math.inf), "ExpertJob.lr"),
+    (Expert(plan="ab" * 16, jobs=[JOB] * (EXPERTS + 1)), "Expert.jobs has 257 items"),
+    (Record(expert=changed(EXPERT, weights="ab")), "Record.expert.weights = 'ab': must be 64 hex digits, or empty"),
+    (Scoring(id="ab"), "Scoring.id = 'ab': must be 32 hex digits"),
+    (changed(SCORING, experts=["../x"]), "Scoring.experts[0]"),
+    (changed(SCORING, domains=[changed(SCORED, source="web")]), "Scoring.domains[0].source"),
+    (changed(SCORING, domains=[SCORED] * (DOMAINS + 1)), "Scoring.domains has 513 items"),
+    (changed(DELIVERY, size=SHEET_BYTES + 1), "DeliverRequest.size"),
+    (changed(DELIVERY, digest=b"x"), "DeliverRequest.digest = 1 bytes: must be 32 bytes, or empty"),
+    (changed(DELIVERY, piece=bytes(PIECE + 1)), "DeliverRequest.piece = 131073 bytes: must be 0 to 131072 bytes"),
+    (changed(CHECKPOINT, digest="ef"), "ExpertCheckpoint.digest = 'ef': must be 64 hex digits"),
+    (changed(CHECKPOINT, job=EXPERTS), "ExpertCheckpoint.job"),
+    (Expert(plan="ab" * 16, checkpoints=[CHECKPOINT] * (EXPERTS + 1)), "Expert.checkpoints has 257 items"),
+    (CheckpointPart(plan="../x", checkpoint=CHECKPOINT), "CheckpointPart.plan = '../x': must be 32 hex digits"),
+    (CheckpointPart(piece=bytes(PIECE + 1)), "CheckpointPart.piece = 131073 bytes"),
+    (FetchCheckpointRequest(plan="ab" * 16), "FetchCheckpointRequest.lease"),
     (Record(link=changed(LINK, peer="bob")), "Record.link.peer"),
 ]
 

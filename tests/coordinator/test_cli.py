@@ -6,12 +6,11 @@ import subprocess
 import sys
 from pathlib import Path
 
-import click
 import pytest
 from click.testing import CliRunner
 from rich.console import Console
 
-from pier_coordinator.cli import Duration, main
+from pier_coordinator.cli import main
 from pier_coordinator.commands.tables import events_table, nodes_table, status_view
 
 SITE = {
@@ -26,17 +25,6 @@ SITE = {
     "address": "",
     "version": "0.1.0",
 }
-
-
-@pytest.mark.parametrize(("text", "seconds"), [("30m", 1800.0), ("24h", 86400.0), ("7d", 604800.0)])
-def test_durations(text: str, seconds: float) -> None:
-    assert Duration().convert(text, None, None) == seconds
-
-
-@pytest.mark.parametrize("text", ["", "h", "24", "-1h", "0h", "1.5h", "2w"])
-def test_what_is_no_duration(text: str) -> None:
-    with pytest.raises(click.BadParameter, match="write 30m, 24h or 7d"):
-        Duration().convert(text, None, None)
 
 
 @pytest.mark.parametrize("command", ["start", "invite", "nodes", "status", "pause"])
@@ -59,8 +47,9 @@ def test_a_coordinator_that_does_not_run_is_named(tmp_path: Path) -> None:
 
 
 def test_help_loads_nothing_heavy() -> None:
-    heavy = "import sys, pier_coordinator.cli; print([it for it in ('torch', 'grpc', 'aiohttp') if it in sys.modules])"
-    done = subprocess.run([sys.executable, "-c", heavy], capture_output=True, text=True, check=True)
+    heavy = ("torch", "grpc", "aiohttp", "numpy", "scipy", "pydantic")
+    code = f"import sys, pier_coordinator.cli; print([it for it in {heavy} if it in sys.modules])"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
 
 
@@ -72,11 +61,20 @@ def shown(view: object) -> str:
 
 
 def test_tables_are_complete() -> None:
-    totals = {"round": 7, "tokens_per_second": 1234.0, "loss": 2.5}
+    totals = {"round": 7, "tokens_per_second": 1234.0, "loss": 2.5, "alive": 2, "paused": 1}
     run = {"name": "lark", "algorithm": "pier", "rounds": 20}
     alert = {"text": "lab-b is silent"}
     text = shown(status_view({"run": run, "totals": totals, "alerts": [alert], "sites": [SITE]}))
-    for part in ("lark", "round 7 of 20", "1,234 tokens/s", "! lab-b is silent", "12,345", "2,000", "5 MB", "pause"):
+    for part in (
+        "lark",
+        "round 7 of 20",
+        "1,234 tokens/s",
+        "! lab-b is silent",
+        "12,345",
+        "2,000",
+        "5 MB",
+        "1 of 2 paused",
+    ):
         assert part in text
     assert "b" * 16 in shown(nodes_table([SITE]))
     assert "No site has come yet" in shown(status_view({"run": run, "totals": totals, "alerts": [], "sites": []}))
@@ -87,3 +85,13 @@ def test_events_have_their_time_and_site() -> None:
     assert "01-01" in text
     assert "lab-b" in text
     assert "is back [after] 3 s" in text
+
+
+@pytest.mark.parametrize(
+    ("words", "problem"), [(["stage"], "which stage?"), (["replica", "2"], "a replica has no number")]
+)
+def test_a_stage_has_a_number_and_a_replica_none(tmp_path: Path, words: list[str], problem: str) -> None:
+    result = CliRunner().invoke(main, ["assign", "lab-b", *words, "--data", str(tmp_path)])
+    assert result.exit_code == 1
+    assert problem in result.output
+    assert "pier-coordinator assign lab-b" in result.output

@@ -6,6 +6,8 @@ from pathlib import Path
 import pytest
 from coordinator.cases import ALICE, BOB, CONFIG, Clock, Ticket, open_store, registration, running
 
+from pier.v1.coordinator_pb2 import Paths
+from pier.v1.peer_pb2 import Place
 from pier_coordinator.coordinator import Coordinator
 from pier_coordinator.refusals import Refused
 from pier_coordinator.registry import LEASE_SECONDS
@@ -113,6 +115,42 @@ async def test_a_table_has_the_same_columns_for_a_site_that_never_spoke(tmp_path
         first, second = run.coordinator.nodes()
     assert first.keys() == second.keys()
     assert (second["alive"], second["round"], second["assignment"], second["order"]) == (False, None, "replica", 1)
+
+
+async def test_the_paths_that_count_are_the_newest_of_a_site_that_is_here(tmp_path: Path) -> None:
+    async with running(tmp_path) as run:
+        await run.let_in(ALICE, BOB)
+        assert run.coordinator.paths() is None
+        async with run.site(ALICE) as alice, run.site(BOB) as bob:
+            one, other = (await alice.register(ALICE)).lease, (await bob.register(BOB)).lease
+            await alice.beat(ALICE, one, Paths(round=8, content=b"eight"))
+            await bob.beat(BOB, other, Paths(round=7, content=b"seven"))
+            await alice.beat(ALICE, one)
+            assert run.coordinator.paths() == Paths(round=8, content=b"eight")
+            run.clock.now = LEASE_SECONDS
+            await bob.beat(BOB, other)
+            await run.coordinator.expire()
+        assert run.coordinator.paths() == Paths(round=7, content=b"seven")
+
+
+async def test_what_a_site_is_to_a_pipeline_is_in_the_table(tmp_path: Path) -> None:
+    place = Place(stage=2, memory=3, forward=0.5, backward=1.0, transfer={BOB.node: 0.25}, round_trip={BOB.node: 0.125})
+    async with running(tmp_path) as run:
+        await run.let_in(ALICE)
+        async with run.site(ALICE) as alice:
+            lease = (await alice.register(ALICE)).lease
+            await alice.beat(ALICE, lease)
+            assert run.coordinator.nodes()[0]["place"] is None
+            await alice.beat(ALICE, lease, place=place)
+        assert run.coordinator.nodes()[0]["place"] == {
+            "stage": 2,
+            "memory": 3,
+            "forward": 0.5,
+            "backward": 1.0,
+            "loss": 0.0,
+            "transfer": {BOB.node: 0.25},
+            "round_trip": {BOB.node: 0.125},
+        }
 
 
 def test_open_invites_come_before_those_that_are_only_told_what_is_wrong(monkeypatch: pytest.MonkeyPatch) -> None:

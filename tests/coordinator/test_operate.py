@@ -66,7 +66,7 @@ def test_scripts_see_by_the_exit_code_that_a_site_is_silent(
         for state in states
     ]
     run = {"name": "lark", "algorithm": "pier", "rounds": 20}
-    totals = {"round": 7, "tokens_per_second": 1234.0, "loss": 2.5}
+    totals = {"round": 7, "tokens_per_second": 1234.0, "loss": 2.5, "alive": 2, "paused": 0}
     answers["/api/nodes"] = {"sites": sites}
     answers["/api/board"] = {"sites": sites, "run": run, "totals": totals, "alerts": []}
     assert operate.nodes(FOLDER, as_json) == code

@@ -11,6 +11,7 @@ from coordinator.page_cases import serving
 from coordinator.played import LABS, Played, node
 
 from pier_coordinator.board import Board
+from pier_coordinator.drawing import Drawing
 from pier_coordinator.facts import Fact
 
 A = node(LABS[0].name)
@@ -67,6 +68,7 @@ async def test_no_script_makes_html_of_text(page: str) -> None:
         "sites",
         "events",
         "links",
+        "pipeline",
         "header",
         "actions",
         "dialog",
@@ -144,3 +146,21 @@ async def test_what_a_site_says_is_only_text() -> None:
         status, told = await get(f"{page}/api/events?limit=1")
     assert status == 200
     assert told["events"][0]["text"] == "<script>alert(1)</script>"
+
+
+async def test_a_pipeline_is_what_its_live_sites_measured_and_a_picture() -> None:
+    made, there = Board(clock=None), {"stage": 0, "memory": 2, "forward": 0.5, "backward": 1.0, "loss": 0.1}
+    made.pulse(A, {"phase": "PHASE_TRAINING", "place": {**there, "transfer": {"bb" * 8: 0.25}}}, alive=True)
+    made.pulse("bb" * 8, {"place": there}, alive=True)
+    made.pulse("bb" * 8, {}, alive=False)
+    async with serving(made) as address:
+        assert await get(f"{address}/api/pipeline/chart.svg") == (404, "no paths yet")
+        status, told = await get(f"{address}/api/pipeline")
+        assert (status, told["plan"], told["step_seconds"]) == (200, None, None)
+        (found,) = told["sites"]
+        assert found == {"node": A, "name": A[:12], **there, "transfer": {"bb" * 8: 0.25}, "round_trip": {}}
+        made.drawn(Drawing(7, "some", 12.5, [[A]], {A: 1.0}, "<svg/>"))
+        assert (await get(f"{address}/api/pipeline"))[1]["plan"]["seconds"] == 12.5
+        async with aiohttp.ClientSession() as session, session.get(f"{address}/api/pipeline/chart.svg") as answer:
+            assert (answer.content_type, await answer.text()) == ("image/svg+xml", "<svg/>")
+            assert answer.headers["Content-Security-Policy"].startswith("default-src 'self';")

@@ -39,8 +39,10 @@ async def post(address: str, headers: dict[str, str] = SIGNED, **more: Any) -> t
         ("resume", {"nodes": []}, ("resume", [])),
         ("stop", {"nodes": ["a"]}, ("stop", ["a"])),
         ("revoke", {"node": "a"}, ("revoke", "a")),
-        ("assign", {"node": "a", "kind": "replica"}, ("assign", "a", "replica")),
+        ("assign", {"node": "a", "kind": "replica"}, ("assign", "a", "replica", None)),
+        ("assign", {"node": "a", "kind": "stage", "stage": 2}, ("assign", "a", "stage", 2)),
         ("invite", {"name": "lab-d", "expires_seconds": 60, "uses": 2}, ("invite", "lab-d", 60.0, 2)),
+        ("experts", {"plan": "ab" * 16}, ("experts", "ab" * 16)),
         ("invite", {}, ("invite", "", 86400.0, 1)),
     ],
 )
@@ -106,7 +108,11 @@ async def test_another_page_s_request_is_refused(page: str, actions: Recorded) -
         ("pause", {"nodes": [1]}, "nodes: must be a list"),
         ("pause", {"nodes": [""]}, "nodes: must be a list"),
         ("revoke", {"node": "x" * 129}, "node: must be a node id"),
-        ("assign", {"node": "a", "kind": "emperor"}, "kind: must be one of: replica"),
+        ("assign", {"node": "a", "kind": "emperor"}, "kind: must be one of: replica, stage"),
+        ("assign", {"node": "a", "kind": "stage"}, "stage: must be the number of a stage"),
+        ("assign", {"node": "a", "kind": "stage", "stage": True}, "stage: must be the number of a stage"),
+        ("assign", {"node": "a", "kind": "stage", "stage": 1024}, "stage: must be the number of a stage"),
+        ("experts", {"plan": "ab"}, "plan: must be the id of a plan"),
         ("invite", {"name": "x" * 65}, "name: must be a text"),
         ("invite", {"name": 5}, "name: must be a text"),
         ("invite", {"expires_seconds": 0}, "expires_seconds: must be"),
@@ -152,3 +158,8 @@ def test_an_empty_token_opens_nothing() -> None:
     request = make_mocked_request("POST", "/", headers={"Authorization": "Bearer ", "Host": "127.0.0.1"})
     with pytest.raises(web.HTTPUnauthorized):
         Guard("", []).check(request)
+
+
+async def test_how_far_the_experts_are_is_told(page: str, actions: Recorded) -> None:
+    assert await post(f"{page}/experts-told", json={}) == (200, {"plan": None, "experts": []})
+    assert actions.asked == [("experts-told",)]

@@ -33,6 +33,12 @@ def test_a_lease_runs_out_once(registry: Registry, clock: Clock) -> None:
     assert registry.expire() == [event(NOW, "lab-a is silent for 15 s", ALICE.node, level=30)]
     assert registry.expire() == []
     assert not registry.holder(ALICE.node, b"one").alive
+    assert not registry.is_here(ALICE.node)
+
+
+def test_who_has_a_lease_is_here(registry: Registry) -> None:
+    assert registry.is_here(ALICE.node)
+    assert not registry.is_here(BOB.node)
 
 
 def test_heartbeats_keep_a_lease(registry: Registry, clock: Clock) -> None:

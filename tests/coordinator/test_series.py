@@ -40,6 +40,11 @@ def test_the_order_in_which_values_come_does_not_matter(pairs: list[tuple[float,
     assert one["max"] == other["max"]
 
 
+def test_a_place_next_to_zero_stays_below_it_however_wide_points_become() -> None:
+    points = filled(3, [(5.0, 0.0), (6.0, 0.0), (7.0, 0.0), (-5e-324, 1.0), (8.0, 0.0)]).points()
+    assert (points["x"], points["max"]) == ([-4.0, 4.0, 8.0], [1.0, 0.0, 0.0])
+
+
 def test_a_small_series_is_kept_as_it_is() -> None:
     points = filled(10, [(1, 5.0), (3, 2.0), (2, 4.0)]).points()
     assert points["x"] == [1.0, 2.0, 3.0]

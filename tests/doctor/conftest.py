@@ -10,13 +10,13 @@ from pathlib import Path
 
 import pytest
 from cryptography.hazmat.primitives.asymmetric import ec
-from processes.place import free_port
 
+from bench.ports import free_port
 from pier.v1.peer_pb2 import HelloReply, HelloRequest, Site
 from pier_node.certificates import credentials
 from pier_node.config import RunConfig
 from pier_node.identity import Identity, Token
-from pier_node.join import Settings
+from pier_node.settings import Settings
 from pier_node.wire.carrier import HELLO, PROTOCOL, BadMessage
 from pier_node.wire.grpc_carrier import GrpcCarrier
 from pier_node.wire.probe import ProbeServer

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 from doctor.conftest import CONFIG, TOKEN, Peer
-from processes.place import free_port
 
+from bench.ports import free_port
 from pier.v1.peer_pb2 import Site
 from pier_node.doctor import examination, visit
 from pier_node.doctor.examination import examine
@@ -18,7 +18,7 @@ from pier_node.doctor.finding import THIS_SITE, Finding, Verdict
 from pier_node.doctor.links import Ask, Link
 from pier_node.errors import PierError
 from pier_node.identity import Token
-from pier_node.join import Settings
+from pier_node.settings import Settings
 from pier_node.site import SiteRecord, save_run
 
 NewSite = Callable[..., Settings]

@@ -24,8 +24,8 @@ from pier_node.daemon import Daemon
 from pier_node.doctor.finding import Verdict
 from pier_node.doctor.memory import FLOAT, _container_room, free_memory, held_memory, memory_finding, vectors
 from pier_node.identity import Identity
-from pier_node.join import Settings
 from pier_node.model.layout import Layout
+from pier_node.settings import Settings
 from pier_node.shared import SharedVector, Vector
 from pier_node.training import Training
 from pier_node.wire.carrier import DESCRIBE

@@ -13,7 +13,7 @@ from pier_node.coordination.enrolment import Enrolment
 from pier_node.doctor.standpoint import Standpoint
 from pier_node.errors import PierError
 from pier_node.identity import Identity
-from pier_node.join import Settings
+from pier_node.settings import Settings
 from pier_node.site import SiteRecord, save_run
 
 BETA = Site(node="b" * 16, name="beta", address="10.0.0.2:7700", slot=1)

@@ -2,8 +2,8 @@ from __future__ import annotations
 
 from cryptography.hazmat.primitives.asymmetric import ec
 from doctor.conftest import CONFIG, TOKEN, Peer
-from processes.place import free_port
 
+from bench.ports import free_port
 from pier.v1.peer_pb2 import HelloReply, HelloRequest, Site
 from pier_node.certificates import credentials
 from pier_node.doctor.finding import Verdict

@@ -13,7 +13,7 @@ import pytest
 from pier_node.errors import PierError
 from pier_node.inner import foreman as module
 from pier_node.inner import group
-from pier_node.inner.foreman import Foreman
+from pier_node.inner.foreman import Answer, Foreman
 from pier_node.inner.messages import (
     Done,
     Evaluate,
@@ -58,9 +58,7 @@ class Scene:
         assert await worker.hear() == SETUP
         return worker
 
-    def ask(
-        self, request: Job | Evaluate, progress: Callable[[Progress], None] | None = None
-    ) -> asyncio.Task[Done | Evaluated]:
+    def ask(self, request: Job | Evaluate, progress: Callable[[Progress], None] | None = None) -> asyncio.Task[Answer]:
         return asyncio.create_task(self.foreman.ask(request, progress))
 
 

@@ -66,13 +66,13 @@ def test_nothing_is_left_of_a_killed_launcher(site: Site) -> None:
 
 
 def test_when_the_daemon_closes_its_sockets_all_end_in_peace(site: Site) -> None:
-    listening = [
+    listening = {
         connection.laddr.ip
         for process in (psutil.Process(site.process.pid), *site.workers())
         for connection in process.net_connections("inet")
         if connection.status == psutil.CONN_LISTEN
-    ]
-    assert set(listening) == {"127.0.0.1"}  # nothing of a site can be reached from outside
+    }
+    assert listening <= {"127.0.0.1"}  # nothing of a site can be reached from outside
     site.listener.close()
     for connection in site.connections:
         connection.shutdown(socket.SHUT_RDWR)

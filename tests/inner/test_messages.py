@@ -14,16 +14,12 @@ from pier_node.inner.messages import LINE_LIMIT, Evaluated, Failed, Message, Pro
 MESSAGES = st.one_of([st.from_type(kind) for kind in get_args(Message)])
 
 
-def _is_number(message: Message) -> bool:
-    return not any(isinstance(value, float) and math.isnan(value) for value in vars(message).values())
-
-
-@given(MESSAGES.filter(_is_number))
+@given(MESSAGES)
 def test_messages_survive_the_wire(message: Message) -> None:
     line = encode(message)
     assert line.endswith(b"\n")
     assert line.count(b"\n") == 1
-    assert decode(line) == message
+    assert repr(decode(line)) == repr(message)  # NaN is not equal to itself
 
 
 @pytest.mark.parametrize("loss", [math.nan, math.inf, -math.inf])

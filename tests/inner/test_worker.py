@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import os
 import signal
 import socket
 import subprocess
@@ -10,11 +9,13 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 import torch
 
 from pier_node.config import RunConfig
 from pier_node.data.windows import Windows
+from pier_node.inner.launch import WORKER
 from pier_node.inner.messages import (
     Done,
     Evaluate,
@@ -37,7 +38,7 @@ BATCH, CONTEXT = 4, 16
 
 @dataclass
 class Rig:
-    """A real worker process, alone in its site, and the test as its daemon."""
+    """A real worker process, alone in its site, its launcher, and the test as its daemon."""
 
     folder: Path
     setup: Setup
@@ -51,9 +52,8 @@ class Rig:
         listener.bind(str(path))
         listener.listen()
         listener.settimeout(60)
-        place = {"RANK": "0", "WORLD_SIZE": "1", "TORCHELASTIC_RESTART_COUNT": "0"}
-        command = [sys.executable, "-m", "pier_node.inner.worker", str(path)]
-        self.process = subprocess.Popen(command, env={**os.environ, **place}, stderr=subprocess.PIPE, text=True)
+        command = [sys.executable, "-m", "pier_node.inner.launch", "--socket", str(path), "--workers", "1"]
+        self.process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
         self.connection, _ = listener.accept()
         self.connection.settimeout(60)
         self._lines = self.connection.makefile("rb")
@@ -180,7 +180,8 @@ def test_a_worker_leaves_in_mid_job_when_its_daemon_is_gone(rig: Rig) -> None:
     rig.start()
     rig.say(_job(rig, steps=1_000_000))
     assert isinstance(rig.hear(), Progress)
-    rig.process.send_signal(signal.SIGINT)  # Ctrl+C is not for workers
+    [worker] = psutil.Process(rig.process.pid).children()
+    worker.send_signal(signal.SIGINT)  # Ctrl+C is not for workers
     assert isinstance(rig.hear(), Progress)
     rig.connection.shutdown(socket.SHUT_RDWR)
     assert rig.process.wait(10) == 0
@@ -190,5 +191,9 @@ def test_sigterm_ends_a_worker(rig: Rig) -> None:
     rig.start()
     rig.say(_job(rig, steps=1_000_000))
     assert isinstance(rig.hear(), Progress)
-    rig.process.terminate()
-    assert rig.process.wait(10) == -signal.SIGTERM
+    [worker] = psutil.Process(rig.process.pid).children()
+    assert worker.name() == WORKER
+    worker.terminate()
+    assert rig.process.wait(10) == 1
+    assert rig.process.stderr
+    assert "worker 0 was killed by SIGTERM" in rig.process.stderr.read()

@@ -14,6 +14,7 @@ from pier_node.data.corpus import open_corpus
 from pier_node.data.windows import Windows
 from pier_node.errors import PierError
 from pier_node.inner import foreman
+from pier_node.inner.launch import WORKER
 from pier_node.inner.messages import Progress
 from pier_node.inner.replica import Replica
 from pier_node.inner.workers import Workers
@@ -41,7 +42,7 @@ async def open_workers(config: RunConfig, tmp_path: Path) -> AsyncIterator[Open]
 def _processes() -> list[psutil.Process]:
     """The worker processes of this test."""
     children = psutil.Process().children(recursive=True)
-    return [child for child in children if "pier_node.inner.worker" in child.cmdline()]
+    return [child for child in children if child.name() == WORKER]
 
 
 def _state(workers: Workers) -> list[Vector]:
@@ -146,7 +147,8 @@ async def test_stopping_leaves_nothing_behind(open_workers: Open, weights: Share
     await begun.wait()
     processes = set(psutil.Process().children(recursive=True)) - set(before)
     assert processes
-    home = Path(_processes()[0].cmdline()[-1]).parent
+    words = _processes()[0].cmdline()
+    home = Path(words[words.index("--socket") + 1]).parent
     assert home.is_dir()
     await workers.stop()
     assert not any(process.is_running() for process in processes)
@@ -171,4 +173,19 @@ async def test_workers_that_die_too_often_are_given_up(
     with pytest.raises(PierError, match="cannot be kept running") as caught:
         await workers.run(0, 1_000_000, BATCH, "weights", weights, on_progress=Killer())
     assert str(tmp_path / "node" / "logs" / "workers.log") in caught.value.problem
-    assert "exitcode: -9" in caught.value.problem
+    assert "worker 0 was killed by SIGKILL" in caught.value.problem
+
+
+async def test_rows_are_rated_as_the_model_here_rates_them(
+    open_workers: Open, weights: SharedVector, replica: Replica, windows: Windows, tmp_path: Path
+) -> None:
+    inputs, targets = windows.validation(2, 3)[0]
+    rows = np.concatenate([inputs, targets[:, -1:]], axis=1).astype(np.uint8)
+    np.save(tmp_path / "rows.npy", rows)
+    workers = open_workers()
+    await workers.start()
+    found = await workers.rate(weights, tmp_path / "rows.npy")
+    assert found.shape == (3,)
+    assert found.tolist() == replica.rate(torch.from_numpy(weights.array), rows, at_once=BATCH).tolist()
+    mean = replica.evaluate(torch.from_numpy(weights.array), [(inputs, targets)])
+    assert found.mean() == pytest.approx(mean, rel=1e-6)

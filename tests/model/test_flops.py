@@ -4,7 +4,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from pier_node.config import ModelSection
 from pier_node.model.decoder import Decoder
-from pier_node.model.flops import flops_per_token
+from pier_node.model.flops import flops_per_token, forward_flops_per_token
 
 
 @pytest.mark.parametrize(
@@ -20,6 +20,20 @@ def test_golden(preset: str, flops: float) -> None:
     assert flops_per_token(ModelSection(preset=preset)) == flops
 
 
+@pytest.mark.parametrize(
+    ("width", "vocabulary", "giga"),
+    [
+        *((2304, 128_002, 1.255), (3072, 128_002, 1.383), (3840, 128_002, 1.510)),
+        *((2304, 260, 0.667), (3072, 260, 0.794), (3840, 260, 0.921)),
+    ],
+)
+def test_experts_of_hdee(width: int, vocabulary: int, giga: float) -> None:
+    """spec/hdee.md section 4, with head and attention."""
+    sizes = {"dim": 768, "layers": 12, "heads": 12, "kv_heads": 12, "ffn_dim": width, "context": 1024}
+    model = ModelSection.model_validate({**sizes, "vocab_size": vocabulary, "tie_embeddings": False})
+    assert flops_per_token(model) / 1e9 == pytest.approx(giga, abs=5e-4)
+
+
 def test_it_agrees_with_what_torch_counts_in_the_matrix_products(config: ModelSection) -> None:
     """Exactly, but for attention, which torch counts by kernel, and norms and biases, which are no products."""
     model = Decoder(config)
@@ -31,3 +45,15 @@ def test_it_agrees_with_what_torch_counts_in_the_matrix_products(config: ModelSe
     attention = 12 * config.layers * config.dim * config.context
     vectors = 6 * sum(parameter.numel() for parameter in model.parameters() if parameter.ndim == 1)
     assert counted / config.context == flops_per_token(config) - attention - vectors
+
+
+@torch.no_grad()
+def test_predicting_without_learning_costs_a_third(config: ModelSection) -> None:
+    model = Decoder(config)
+    with FlopCounterMode(display=False) as counter:
+        model(torch.zeros(1, config.context, dtype=torch.long))
+    products = ("mm", "addmm", "bmm")
+    counted = sum(n for op, n in counter.get_flop_counts()["Global"].items() if str(op).split(".")[-1] in products)
+    attention = 4 * config.layers * config.dim * config.context
+    vectors = 2 * sum(parameter.numel() for parameter in model.parameters() if parameter.ndim == 1)
+    assert counted / config.context == forward_flops_per_token(config) - attention - vectors

@@ -9,6 +9,12 @@ from pier_node.model.decoder import Decoder
 from pier_node.model.layout import Layout, is_decayed
 
 
+def test_parameters_lie_one_after_the_other() -> None:
+    layout = Layout.laid([("a", (2, 3)), ("b", (4,))])
+    assert [(it.name, it.offset) for it in layout.entries] == [("a", 0), ("b", 6)]
+    assert layout.length == 10
+
+
 @st.composite
 def configs(draw: st.DrawFn) -> ModelSection:
     form = draw(st.sampled_from(["llama", "gpt2"]))

@@ -10,9 +10,10 @@ import os
 import shutil
 import subprocess
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
+import psutil
 from multisite.places import LinkedPlace
 from processes.hosts import sh
 from processes.site import wait_until
@@ -44,7 +45,8 @@ class Container(LinkedPlace):
         super().__init__(name, sh(f"docker inspect --format '{ADDRESS}' {link}").strip(), f"docker exec {link}")
 
     def command(self, program: str, *words: str) -> list[str]:
-        box = f"docker run --rm --name {self._site} {self._label} --network container:{self._site}-link"
+        # The first process of a container could not kill itself, as sites under test do: that one is Docker's init.
+        box = f"docker run --rm --init --name {self._site} {self._label} --network container:{self._site}-link"
         mine = f"--user {os.getuid()}:{os.getgid()} --volume {self._folder}:{self._folder} --workdir {self._folder}"
         like = f"--env OMP_NUM_THREADS=1 --env COLUMNS=200 --no-healthcheck --entrypoint {program} {IMAGE}"
         return [*box.split(), *mine.split(), *like.split(), *words]
@@ -61,7 +63,10 @@ class Container(LinkedPlace):
 
     def _pid(self) -> int:
         words = ["docker", "inspect", "--format", "{{.State.Pid}}", self._site]
-        return int(subprocess.run(words, capture_output=True, text=True, timeout=20).stdout.strip() or 0)
+        init = int(subprocess.run(words, capture_output=True, text=True, timeout=20).stdout.strip() or 0)
+        with suppress(psutil.NoSuchProcess):
+            return next((child.pid for child in psutil.Process(init).children()), 0) if init else 0
+        return 0
 
 
 @contextmanager
@@ -72,10 +77,16 @@ def containers(folder: Path, names: Sequence[str]) -> Iterator[Sequence[LinkedPl
     try:
         yield [Container(name, network, folder) for name in names]
     finally:
-        left = sh(f"docker ps --all --quiet --filter label={network}").split()
-        if left:
-            sh(f"docker rm --force --volumes {' '.join(left)}")
+        wait_until("the containers are gone", lambda: not _removed(network))
         sh(f"docker network rm {network}")
+
+
+def _removed(label: str) -> list[str]:
+    """Remove those with a label; which there were. Docker refuses those that are being removed because they ended."""
+    left = sh(f"docker ps --all --quiet --filter label={label}").split()
+    if left:
+        subprocess.run(["docker", "rm", "--force", "--volumes", *left], capture_output=True, timeout=120)
+    return left
 
 
 def docker_answers() -> bool:

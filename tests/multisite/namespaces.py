@@ -15,6 +15,7 @@ class Namespace(LinkedPlace):
 
     def __init__(self, name: str, host: Host) -> None:
         super().__init__(name, host.address, f"ip netns exec {host.name}")
+        self.host = host
 
     def command(self, program: str, *words: str) -> list[str]:
         return [*self._link.split(), *super().command(program, *words)]

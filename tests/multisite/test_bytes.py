@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 import pytest
-from multisite.world import MakeWorld
+from multisite.world import RATES, MakeWorld
 
 from pier_node.config import RunConfig
 from pier_node.model.layout import Layout
@@ -13,7 +13,6 @@ from pier_node.outer.codec import codec
 
 pytestmark = pytest.mark.multisite
 
-RATES = {"a": 20.0, "b": 50.0, "c": 200.0}
 STEPS, ROUNDS = 100, 15
 
 

@@ -15,9 +15,9 @@ from typing import Any
 import pytest
 from multisite.containers import docker_answers
 from processes.hosts import sh
-from processes.place import free_port
 from processes.site import wait_until
 
+from bench.ports import free_port
 from pier_node.site import EVENTS_FILE, read_events
 
 pytestmark = pytest.mark.multisite

@@ -3,25 +3,14 @@
 from __future__ import annotations
 
 import pytest
-from multisite.world import MakeWorld, World
+from multisite.world import RATES, MakeWorld
 from processes.run import ENDLESS
-from processes.site import Site, wait_until
+from processes.site import wait_until
 
 pytestmark = pytest.mark.multisite
 
-RATES = {"a": 20.0, "b": 50.0, "c": 200.0}
 KILLED = (-9, 137)
 """Exit codes of SIGKILL: of a process, of a container."""
-
-
-def told(run: World, text: str) -> bool:
-    """Whether the run's operator can read this among the events, or in what the sites logged."""
-    return any(text in body["text"] for _, kind, _, body in run.coordinator.facts() if kind in ("event", "note"))
-
-
-def others_go_on(run: World, victim: Site, rounds: int = 2) -> None:
-    others = [name for name, site in run.sites.items() if site is not victim]
-    run.reach(max(run[name].round for name in others) + rounds, *others)
 
 
 def test_a_site_that_is_killed_in_mid_exchange_and_again_as_it_catches_up_comes_back(world: MakeWorld) -> None:
@@ -30,14 +19,14 @@ def test_a_site_that_is_killed_in_mid_exchange_and_again_as_it_catches_up_comes_
     run.start("a", "c")
     victim.start("--fail-at", "3:exchanging")
     assert victim.ended() in KILLED
-    others_go_on(run, victim)
+    run.others_go_on(victim)
     victim.start("--fail-at", "1:fetching")
     assert victim.ended() in KILLED
-    others_go_on(run, victim)
-    wait_until("the operator hears of it", lambda: told(run, "b is silent"))
+    run.others_go_on(victim)
+    wait_until("the operator hears of it", lambda: run.told("b is silent"))
     victim.start()
     victim.rejoin()
-    wait_until("the operator hears of it", lambda: told(run, "b is back"))
+    wait_until("the operator hears of it", lambda: run.told("b is back"))
 
 
 def test_a_keeper_that_is_killed_in_mid_vote_forks_nobody(world: MakeWorld) -> None:
@@ -47,7 +36,7 @@ def test_a_keeper_that_is_killed_in_mid_vote_forks_nobody(world: MakeWorld) -> N
         site.start()
     keeper.start("--fail-at", "3:voting")
     assert keeper.ended() in KILLED
-    others_go_on(run, keeper)
+    run.others_go_on(keeper)
     keeper.start()
     keeper.rejoin()
 

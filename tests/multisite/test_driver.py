@@ -6,13 +6,11 @@ import json
 
 import pytest
 from multisite.pace import asleep, slowed
-from multisite.world import MakeWorld
+from multisite.world import RATES, MakeWorld
 from processes.run import ENDLESS
 from processes.site import wait_until
 
 pytestmark = pytest.mark.multisite
-
-RATES = {"a": 20.0, "b": 50.0, "c": 200.0}
 
 
 @pytest.mark.parametrize("places", ["docker", "namespaces"], indirect=True)

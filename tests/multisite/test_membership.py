@@ -5,7 +5,6 @@ from __future__ import annotations
 from signal import SIGKILL
 
 import pytest
-from multisite.test_deaths import told
 from multisite.world import MakeWorld
 from processes.run import ENDLESS
 from processes.site import wait_until
@@ -24,7 +23,7 @@ def test_a_site_joins_at_round_ten_over_a_slow_line_and_leaves_politely(world: M
     assert first > before + 1, "the others went on while it fetched"
     assert run["slow"].stop() == 0
     run.reach(run["a"].round + 3, "a", "b")
-    wait_until("the operator hears of it", lambda: told(run, "slow has left"))
+    wait_until("the operator hears of it", lambda: run.told("slow has left"))
 
 
 def test_nobody_needs_the_coordinator(world: MakeWorld) -> None:

@@ -6,15 +6,16 @@ from contextlib import ExitStack
 
 import pytest
 from multisite.harm import SmallDisk, memory_groups, short_of_memory
+from multisite.namespaces import Namespace
 from multisite.pace import slowed
-from multisite.test_deaths import others_go_on, told
-from multisite.world import MakeWorld, World
+from multisite.rough import rough, taps
+from multisite.world import RATES, MakeWorld, World
 from processes.run import ENDLESS
 from processes.site import wait_until
 
-pytestmark = pytest.mark.multisite
+from bench.delay_line import Line
 
-RATES = {"a": 20.0, "b": 50.0, "c": 200.0}
+pytestmark = pytest.mark.multisite
 
 
 @pytest.fixture
@@ -24,6 +25,10 @@ def run(world: MakeWorld) -> World:
 
 def alerts(run: World) -> str:
     return "\n".join(alert["text"] for alert in run.coordinator.get("/api/board").get("alerts", []))
+
+
+def round_trips(run: World) -> list[float]:
+    return [link["round_trip"] or 0.0 for link in run.coordinator.get("/api/board").get("links", [])] or [0.0]
 
 
 def go_on_together(run: World, rounds: int = 3) -> None:
@@ -44,6 +49,20 @@ def test_a_machine_at_a_fifth_of_its_speed_and_a_line_at_a_twentieth_stay_in_the
     wait_until("the operator hears of it", lambda: "exchang" in alerts(run))
 
 
+@taps
+@pytest.mark.parametrize("places", ["namespaces"], indirect=True)
+def test_a_line_that_is_late_and_loses_some_keeps_its_site_in_the_run(run: World) -> None:
+    place, line = run.places["b"], Line(0.05, 0.02)
+    assert isinstance(place, Namespace)
+    run.start()
+    run.reach(3)
+    with rough(place.host, line):
+        go_on_together(run)
+        wait_until("the operator sees it", lambda: max(round_trips(run)) > 2 * line.seconds)
+    assert line.lost > 10
+    go_on_together(run)
+
+
 def test_a_full_disk_stops_its_site_with_words_and_no_other(run: World) -> None:
     site = run["b"]
     with ExitStack() as stack:
@@ -56,8 +75,8 @@ def test_a_full_disk_stops_its_site_with_words_and_no_other(run: World) -> None:
         assert site.ended() == 1
         assert "No space left on device" in site.output
         assert "Free some space" in site.output
-        others_go_on(run, site)
-        wait_until("the operator hears of it", lambda: told(run, "No space left on device"))
+        run.others_go_on(site)
+        wait_until("the operator hears of it", lambda: run.told("No space left on device"))
         disk.empty()
         site.start()
         site.rejoin()
@@ -74,7 +93,7 @@ def test_a_worker_that_the_kernel_kills_for_its_memory_is_started_again(run: Wor
     assert launcher
     with short_of_memory(launcher):
         worker.kill()
-        others_go_on(run, site)
+        run.others_go_on(site)
     go_on_together(run)
     assert "a worker died" in site.output
-    wait_until("the operator hears of it", lambda: told(run, "a worker died"))
+    wait_until("the operator hears of it", lambda: run.told("a worker died"))

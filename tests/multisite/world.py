@@ -23,10 +23,12 @@ from processes.coordinated import Coordinator
 from processes.run import CORPUS, check_sites, tiny, toml
 from processes.site import Site
 
-from pier_node.config import load
+from pier_node.config import RunConfig, load
 from pier_node.identity import Token
 
 COORDINATOR = "coordinator"
+RATES = {"a": 20.0, "b": 50.0, "c": 200.0}
+"""Three unequal uplinks, in Mbit/s."""
 
 
 class World:
@@ -79,6 +81,11 @@ class World:
         return self.sites[name]
 
     @property
+    def config(self) -> RunConfig:
+        """Of the run."""
+        return load(self._run)
+
+    @property
     def coordinator(self) -> Coordinator:
         """Only of a world that was made with one."""
         assert self._coordinator
@@ -93,6 +100,15 @@ class World:
         """Wait until these sites, or all, have committed a round."""
         for name in names or self.sites:
             self[name].reach(round)
+
+    def others_go_on(self, victim: Site, rounds: int = 2) -> None:
+        """Wait until all but one have committed some more rounds."""
+        others = [name for name, site in self.sites.items() if site is not victim]
+        self.reach(max(self[name].round for name in others) + rounds, *others)
+
+    def told(self, text: str) -> bool:
+        """Whether the operator can read this among the events, or in what the sites logged."""
+        return any(text in body["text"] for _, kind, _, body in self.coordinator.facts() if kind in ("event", "note"))
 
     def say(self, name: str, *words: str) -> str:
         """What a command of pier-node's, such as `status --json`, prints at a site."""
@@ -113,11 +129,11 @@ class World:
         """Bytes that left by a site's uplink since it was first shaped, as the kernel counts them: all layers' own."""
         return self.places[name].sent()
 
-    def cut(self, *names: str) -> None:
-        """Cut these off from all others, both ways; among themselves they go on. Packets are lost without a word."""
+    def cut(self, *names: str, off: Sequence[str] = ()) -> None:
+        """Cut these off from those, or from all others, both ways. Packets are lost without a word."""
         assert not self._cut, "heal first"
         inside = [self.places[name] for name in names]
-        outside = [place for place in self.places.values() if place not in inside]
+        outside = [it for name, it in self.places.items() if it not in inside and (not off or name in off)]
         for here, there in ((inside, outside), (outside, inside)):
             self._cut += [(place, [other.address for other in there]) for place in here]
         for place, addresses in self._cut:

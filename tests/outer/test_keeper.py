@@ -9,9 +9,9 @@ import pytest
 from outer.cases import ballot, ready, value, voter
 from simulation.virtual_time import run
 
-from pier.v1.peer_pb2 import Phase, Proposal, Pulse, Ready
+from pier.v1.peer_pb2 import Phase, Proposal, Ready
 from pier_node.outer.deadline import Deadline
-from pier_node.outer.keeper import COMING, POLL, Keeper, Standing
+from pier_node.outer.keeper import BUSY, COMING, POLL, Keeper, Standing
 from pier_node.signals import Signal
 from pier_node.wire.carrier import BadMessage
 
@@ -30,8 +30,11 @@ class Roll:
     def abreast(self, round: int, committed: float) -> list[str]:
         return self.names
 
-    def pulse_of(self, node: str) -> Pulse | None:
-        return Pulse(phase=self.phases[node]) if node in self.phases else None
+    def participants(self) -> dict[str, None]:
+        return dict.fromkeys(self.names)
+
+    def waits(self, node: str) -> bool:
+        return self.phases.get(node) == Phase.PHASE_WAITING
 
 
 class Desk:
@@ -57,9 +60,10 @@ class Desk:
 def at_desk(scene: Callable[[Desk], Awaitable[None]], **desk: Any) -> None:
     async def main() -> None:
         made = Desk(**desk)
-        working = asyncio.create_task(made.keeper.run())
-        await scene(made)
-        working.cancel()
+        async with asyncio.TaskGroup() as tasks:
+            working = tasks.create_task(made.keeper.run())
+            await scene(made)
+            working.cancel()
 
     run(main())
 
@@ -164,6 +168,17 @@ def test_no_majority_no_proposal() -> None:
         assert answer.reason == "no majority of the last round's members is here; absent: b, c"
 
     at_desk(scene, present="a")
+
+
+def test_members_that_still_train_are_not_called_absent(caplog: pytest.LogCaptureFixture) -> None:
+    async def scene(desk: Desk) -> None:
+        assert (await desk.ask(ready("a"))).reason == BUSY
+        desk.roll.names.remove("c")
+        desk.roll.changed.notify()
+        assert (await desk.ask(ready("a"))).reason.endswith("absent: c")
+
+    at_desk(scene)
+    assert BUSY not in caplog.text
 
 
 def test_votes_that_were_handed_over_count() -> None:

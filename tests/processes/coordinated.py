@@ -134,3 +134,4 @@ def polite(run: Coordinated) -> None:
     for site in run.sites:
         assert site.ended(30.0) == 0
     assert run.end(SIGTERM) == 0
+    assert "Stopped; the sites train on" in run.output

@@ -31,12 +31,22 @@ def shape(mbit: float) -> str:
     return f"tbf rate {mbit:g}mbit burst 64kb latency 300ms"
 
 
+WIRE_BRIDGE = "bridge"
+
+
 @dataclass(frozen=True)
 class Host:
-    """A network namespace with one end of the line in it."""
+    """A network namespace with one end of the line in it.
+
+    Attributes:
+        wire: the namespace that joins the lines of all, if there are more than two hosts.
+        port: the other end of this host's line, there.
+    """
 
     name: str
     address: str
+    wire: str = ""
+    port: str = ""
 
     def ip(self, command: str) -> None:
         sh(f"ip -n {self.name} {command}")
@@ -68,16 +78,19 @@ def network(count: int) -> Iterator[list[Host]]:
     """Hosts on one wire."""
     require_namespaces()
     wire = f"pier-{os.getpid()}-wire"
-    hosts = [Host(f"pier-{os.getpid()}-{number}", f"10.78.0.{number}") for number in range(1, count + 1)]
+    hosts = [
+        Host(f"pier-{os.getpid()}-{number}", f"10.78.0.{number}", wire, f"port{number}")
+        for number in range(1, count + 1)
+    ]
     with ExitStack() as stack:
         for name in (wire, *(host.name for host in hosts)):
             sh(f"ip netns add {name}")
             stack.callback(sh, f"ip netns del {name}")
-        sh(f"ip -n {wire} link add bridge type bridge")
-        sh(f"ip -n {wire} link set bridge up")
-        for number, host in enumerate(hosts):
-            host.ip(f"link add eth0 type veth peer name port{number} netns {wire}")
-            sh(f"ip -n {wire} link set port{number} master bridge up")
+        sh(f"ip -n {wire} link add {WIRE_BRIDGE} type bridge")
+        sh(f"ip -n {wire} link set {WIRE_BRIDGE} up")
+        for host in hosts:
+            host.ip(f"link add eth0 type veth peer name {host.port} netns {wire}")
+            sh(f"ip -n {wire} link set {host.port} master {WIRE_BRIDGE} up")
             host.ip(f"addr add {host.address}/24 dev eth0")
             host.ip("link set lo up")
             host.ip("link set eth0 up")

@@ -2,17 +2,12 @@
 
 from __future__ import annotations
 
-import socket
 import subprocess
 import sys
 import urllib.request
 from pathlib import Path
 
-
-def free_port() -> int:
-    """A port of this machine that nobody listens on."""
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        return int(server.getsockname()[1])
+from bench.ports import free_port
 
 
 class Place:

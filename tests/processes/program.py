@@ -11,7 +11,13 @@ import psutil
 from processes.place import Place
 
 BYTECODE = Path(__file__).parents[2] / ".pytest_cache" / "bytecode"
-ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1", "COLUMNS": "200", "PYTHONPYCACHEPREFIX": str(BYTECODE)}
+ENVIRONMENT = {
+    **os.environ,
+    "OMP_NUM_THREADS": "1",
+    "COLUMNS": "200",
+    "PYTHONPYCACHEPREFIX": str(BYTECODE),
+    "PYTHONFAULTHANDLER": "1",
+}
 ENVIRONMENT.pop("PYTHONDONTWRITEBYTECODE", None)
 
 

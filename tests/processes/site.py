@@ -114,13 +114,17 @@ class Site(Program):
     # --- waiting for it ------------------------------------------------------------------------
 
     def wait(self, what: str, seen: Callable[[], bool], within: float = PATIENCE) -> None:
-        """Wait for something that it does while it runs."""
+        """Wait for something that it does while it runs; it need not last."""
+        came = ended = False
 
         def seen_or_ended() -> bool:
-            return seen() or not self.running
+            nonlocal came, ended
+            ended = not self.running  # first: what it did last counts
+            came = seen()
+            return came or ended
 
         wait_until(f"{self}: {what}", seen_or_ended, within)
-        assert seen(), f"{self} ended before: {what}"
+        assert came, f"{self} ended with exit code {self._process and self._process.returncode} before: {what}"
 
     def reach(self, round: int, within: float = PATIENCE) -> None:
         """Wait until it has committed a round."""
@@ -153,7 +157,7 @@ class Site(Program):
 
     def workers(self) -> list[psutil.Process]:
         """Its worker processes."""
-        return [child for child in self.family() if "pier_node.inner.worker" in child.cmdline()]
+        return [child for child in self.family() if child.name() == "pier-worker"]
 
     def send(self, number: Signals) -> None:
         """Send its daemon a signal, if it runs."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import shutil
 from pathlib import Path
 from signal import SIGKILL
-from typing import get_args
+from typing import Any, get_args
 
 import pytest
 from processes.coordinated import coordinated, polite
@@ -15,6 +15,12 @@ from processes.site import wait_until
 from pier_node.wire.transport import Transport
 
 pytestmark = pytest.mark.processes
+
+STAGED: dict[str, dict[str, Any]] = {
+    "model": {"preset": "llama-tiny", "layers": 3},
+    "outer": {"algorithm": "sync"},
+    "pipeline": {"stages": 3, "plan_seconds": 0.2},
+}
 
 
 def test_a_coordinator_that_is_killed_loses_nothing_and_stops_nobody(tmp_path: Path) -> None:
@@ -57,6 +63,26 @@ def test_sites_do_what_the_operator_says(tmp_path: Path, transport: Transport) -
         second.start()
         second.rejoin()
         assert "beta" in run.say("nodes")
+        polite(run)
+
+
+def test_sites_of_a_pipeline_hold_the_stages_that_the_operator_gives_them_and_pause(tmp_path: Path) -> None:
+    with coordinated(tmp_path, 3, "grpc", inner=ENDLESS, **STAGED) as run:
+        alpha, beta, gamma = run.sites
+        gamma.daemon.suspend()  # the run begins with three
+        for site, stage in ((alpha, 2), (beta, 0)):
+            site.wait("it is let in", lambda site=site: bool(run.state(site)))  # type: ignore[misc]
+            run.say("assign", site.name, "stage", str(stage))
+        gamma.daemon.resume()
+        for site, stage in ((alpha, 2), (beta, 0), (gamma, 1)):
+            site.wait(f"holds stage {stage}", lambda at=site.folder / f"stage-{stage}": at.exists())  # type: ignore[misc]
+            site.reach(2)
+        run.say("pause")
+        wait_until("they pause", lambda: {"paused"} <= {run.state(site) for site in run.sites} <= {"paused", "waiting"})
+        at = max(site.round for site in run.sites)
+        run.say("resume")
+        for site in run.sites:
+            site.reach(at + 2)
         polite(run)
 
 

@@ -103,13 +103,40 @@ def test_a_paused_site_catches_up_and_brings_what_it_learnt(found: Found) -> Non
     for site in others:
         site.be("waiting")
     paused.daemon.suspend()
-    at = max(site.round for site in others)
+    at = max(site.round for site in run.sites)  # it may have its part in one more, which was under way
     for site in others:
-        site.reach(at + 4)
+        site.reach(at + 5)
     with held(others):
         paused.daemon.resume()
         paused.release()
         paused.wait("catches up", lambda: "caught up" in paused.output)
-    paused.reach(at + 6)
-    assert at + 1 not in [event["round"] for event in paused.events()]
+    paused.reach(at + 7)
+    assert not {at + 2, at + 3} & {event["round"] for event in paused.events()}
     nothing_was_lost(run)
+
+
+def test_the_last_round_is_on_the_disk_of_a_site_that_had_to_fetch_it(found: Found) -> None:
+    run = found(3, inner={"total_steps": 200}, outer={"inner_steps": 10})
+    run.start()
+    late, *others = run.sites
+    late.reach(8)  # by now they know how long to wait for each other
+    late.hold()
+    for site in others:
+        site.reach(20)
+    late.release()
+    assert [site.ended() for site in run.sites] == [0, 0, 0]
+    assert "caught up with round 20" in late.output
+    assert [newest(site)["round"] for site in run.sites] == [20, 20, 20]
+
+
+def test_a_site_goes_on_with_its_folder_alone(found: Found) -> None:
+    run = found(2, **TABLES)
+    run.start()
+    second = run.sites[1]
+    second.reach(2)
+    assert second.stop() == 0
+    second.command = [second.command[0], "start", "--data", str(second.folder)]
+    second.start()
+    second.rejoin()
+    assert second.status()["address"] == second.address
+    run.stop()

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from simulation.cluster import Cluster, digests_by_round
 from simulation.network import Weather
+from simulation.storms import BATCH, storms
 from simulation.virtual_time import run
 
 from pier_node.config import RunConfig
@@ -20,7 +21,6 @@ from pier_node.outer.schedule import total_rounds
 
 NAMES = ["a1", "b2", "c3", "d4", "e5"]
 HOURS = 3600.0
-STORMS, BATCH = 300, 50
 
 
 def config(sites: int, **outer: Any) -> RunConfig:
@@ -135,7 +135,7 @@ def weathered(seed: int) -> bool:
     return run(main())
 
 
-@pytest.mark.parametrize("batch", range(0, STORMS, BATCH))
+@pytest.mark.parametrize("batch", range(0, storms(120), BATCH))
 def test_storms(batch: int, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.CRITICAL)
     done = [weathered(seed) for seed in range(batch, batch + BATCH)]

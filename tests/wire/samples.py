@@ -9,14 +9,19 @@ from pier.v1.peer_pb2 import (
     Ack,
     Ballot,
     Chunk,
+    Dropped,
     FetchRequest,
     HelloReply,
     HelloRequest,
+    Itinerary,
     LeaveRequest,
     Manifest,
     MeetReply,
     MeetRequest,
+    Passage,
+    Path,
     Phase,
+    Place,
     ProbeReply,
     ProbeRequest,
     Proposal,
@@ -28,8 +33,10 @@ from pier.v1.peer_pb2 import (
     Site,
     StateRequest,
     Tensor,
+    Total,
     Value,
     Vote,
+    Worked,
 )
 from pier.v1.stream_pb2 import Opening, Passport
 
@@ -51,6 +58,9 @@ HELLO_REPLY = HelloReply(
     roster=[SITE, Site(node=BOB)],
     seen_as="10.0.0.1:5000",
 )
+PLACE = Place(
+    stage=3, version=7 << 24, forward=0.1, backward=0.2, loss=0.05, memory=3, transfer={BOB: 0.2}, round_trip={BOB: 0.1}
+)
 PULSE = Pulse(
     site=SITE,
     phase=Phase.PHASE_TRAINING,
@@ -65,6 +75,7 @@ PULSE = Pulse(
     bytes_sent=1 << 50,
     time=1.7e9,
     spread=0.03,
+    place=PLACE,
 )
 READY = Ready(
     node=BOB,
@@ -99,7 +110,20 @@ MANIFEST = Manifest(
     adam_step=9,
     ledger={ALICE: 5, BOB: 0},
 )
+PASSAGE = Passage(attempt=HASH, microbatch=5, hop=6, shape=[4, 128, 64], dtype=Passage.DTYPE_BF16)
+PATHS = [Path(sites=[0, 1]), Path(sites=[0])]
+ITINERARY = Itinerary(
+    round=5,
+    step=4,
+    nodes=[ALICE, BOB],
+    stages=[0, 2],
+    paths=PATHS,
+    waves=[1, 1],
+    candidates=[CAROL],
+    newcomers=[1],
+)
 CHUNK = Chunk(round=5, ballot=BALLOT, stage=Chunk.STAGE_SCATTER, offset=1 << 30, data=b"1234" * 2, meeting=HASH)
+PASSING = Chunk(round=5, stage=Chunk.STAGE_PASSAGE, passage=PASSAGE)
 MEETING = MeetRequest(round=5, nonce=b"n" * 16, digest=HASH, ledger={ALICE: 5, BOB: 0}, holds=HASH)
 SETTLING = SettleRequest(round=5, meeting=HASH, yes=True, digest=HASH, left=True, at=7)
 
@@ -123,11 +147,19 @@ SAMPLES: tuple[Message, ...] = (
     MeetReply(verdict=MeetReply.VERDICT_READY, partner=MEETING, other=CAROL),
     SETTLING,
     SettleReply(outcome=SettleReply.OUTCOME_COMMITTED, at=8),
+    PLACE,
     CHUNK,
-    StateRequest(round=4, shadow=True, moments=True),
+    PASSAGE,
+    PASSING,
+    *PATHS,
+    ITINERARY,
+    Worked(attempt=HASH, square=2.5, loss=12.0),
+    Total(square=3.5, loss=4.5),
+    Dropped(attempt=HASH, suspect=BOB, reason="lost"),
+    StateRequest(round=4, shadow=True, moments=True, stage=3),
     *MANIFEST.tensors,
     MANIFEST,
-    FetchRequest(round=4, shadow=True, tensor="adam_v", offset=4, length=5),
+    FetchRequest(round=4, shadow=True, tensor="adam_v", offset=4, length=5, stage=3),
     ProbeRequest(padding=bytes(100), reply_size=1 << 20, call_back="site.example.org:7700"),
     ProbeReply(padding=bytes(100), time=1.7e9, reached=True, detail="42 ms"),
     PASSPORT,

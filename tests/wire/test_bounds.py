@@ -46,8 +46,9 @@ from pier.v1.peer_pb2 import (
     Value,
     Vote,
 )
-from pier_node.wire.bounds import FIELDS, FRAGMENTS, SITES, check, parse
+from pier_node.wire.bounds import FIELDS, check, parse
 from pier_node.wire.carrier import CHUNK_BYTES, BadMessage
+from pier_node.wire.values import FRAGMENTS, SITES
 
 KINDS = sorted(FIELDS, key=lambda kind: kind.__name__)
 NODES = [f"{number:016x}" for number in range(SITES + 1)]

@@ -34,7 +34,7 @@ from pier.v1.peer_pb2 import (
     StateRequest,
 )
 from pier_node.errors import PierError
-from pier_node.wire import grpc_server, hivemind_server
+from pier_node.wire import calls
 from pier_node.wire.card import Card
 from pier_node.wire.carrier import (
     BEAT,
@@ -210,8 +210,7 @@ async def test_a_method_that_is_not_served_is_refused(sites: Sites) -> None:
 
 
 async def test_a_peer_has_only_so_many_calls_under_way(sites: Sites, monkeypatch: pytest.MonkeyPatch) -> None:
-    for server in (grpc_server, hivemind_server):
-        monkeypatch.setattr(server, "CALLS_PER_PEER", 2)
+    monkeypatch.setattr(calls, "CALLS_PER_PEER", 2)
     under_way, free = asyncio.Semaphore(0), asyncio.Event()
 
     async def hold(sender: str, request: LeaveRequest) -> Ack:
@@ -224,14 +223,14 @@ async def test_a_peer_has_only_so_many_calls_under_way(sites: Sites, monkeypatch
         for node in (bob, twin):
             node.serve(LEAVE, hold)
         carol.introduce(BOB.node, address)
-        calls = [asyncio.create_task(alice.call(bob.node, LEAVE, LEAVING, QUICK)) for _ in range(2)]
-        for _ in calls:
+        asked = [asyncio.create_task(alice.call(bob.node, LEAVE, LEAVING, QUICK)) for _ in range(2)]
+        for _ in asked:
             await under_way.acquire()
         assert await refused(alice, bob.node) == f"2 calls of {alice.node} are under way already"
-        calls.append(asyncio.create_task(carol.call(BOB.node, LEAVE, LEAVING, QUICK)))
+        asked.append(asyncio.create_task(carol.call(BOB.node, LEAVE, LEAVING, QUICK)))
         await under_way.acquire()
         free.set()
-        assert await asyncio.gather(*calls) == [Ack()] * 3
+        assert await asyncio.gather(*asked) == [Ack()] * 3
         assert await alice.call(bob.node, LEAVE, LEAVING, QUICK) == Ack()
     await carol.stop()
 

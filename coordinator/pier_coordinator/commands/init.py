@@ -7,10 +7,16 @@ from pathlib import Path
 
 from pier_coordinator.home import RUN_FILE, Home
 from pier_node.commands.init import init as write_run
+from pier_node.errors import PierError
 
 
 def init(folder: Path, preset: str) -> str:
     """Make it; returns what to do next. Raises PierError, also when there is a run in it already."""
+    if (folder / RUN_FILE).exists():
+        raise PierError(
+            f"{folder} has a run already: {folder / RUN_FILE} exists",
+            f"Start it with `pier-coordinator start {folder}`, or give another folder.",
+        )
     folder.mkdir(parents=True, exist_ok=True)
     write_run(folder / RUN_FILE, preset, force=False, name=run_name(folder))
     home = Home(folder)

@@ -55,7 +55,8 @@ def status_view(board: Row) -> RenderableType:
     run, totals = board["run"], board["totals"]
     progress = f"  {run['algorithm']}  round {totals['round']} of {run['rounds']}"
     pace = f"  {count(totals['tokens_per_second'])} tokens/s  loss {number(totals['loss'], 3)}"
-    head = Text.assemble((str(run["name"]), "bold"), progress, pace)
+    paused = f"  {totals['paused']} of {totals['alive']} paused" if totals["paused"] else ""
+    head = Text.assemble((str(run["name"]), "bold"), progress, pace, (paused, "yellow"))
     alerts = [Text(f"! {alert['text']}", "yellow") for alert in board["alerts"]]
     sites = board["sites"]
     return Group(head, *alerts, "", sites_table(sites) if sites else Text("No site has come yet.", "dim"))

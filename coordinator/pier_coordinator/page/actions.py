@@ -10,11 +10,14 @@ from aiohttp import web
 
 from pier_coordinator.page.guard import Guard, bad
 from pier_coordinator.refusals import Refused
+from pier_node.wire.pipeline_bounds import STAGES
 
 MOST_NODES = 4096
 LONGEST_EXPIRY = 365 * 86400.0
 MOST_USES = 10_000
-KINDS = ("replica",)
+KINDS = ("replica", "stage")
+MOST_DOMAINS = 256
+"""To score, besides those that have an expert."""
 
 
 class Actions(Protocol):
@@ -36,8 +39,20 @@ class Actions(Protocol):
     async def invite(self, name: str, expires_seconds: float, uses: int) -> dict[str, Any]:
         """Make a token; the answer has at least "command", what to paste at the site."""
 
-    async def assign(self, node: str, kind: str) -> None:
-        """Give a site something else to do, from a round boundary on."""
+    async def assign(self, node: str, kind: str, stage: int | None) -> None:
+        """Give a site something else to do, from a round boundary on; `stage`: the number of it, if it is one."""
+
+    async def experts(self, plan: str) -> None:
+        """Start the plan of that id, which lies in the coordinator's folder."""
+
+    async def experts_told(self) -> dict[str, Any]:
+        """How far the experts are."""
+
+    async def evaluate(self, domains: list[Any], rows: int, patience: float) -> None:
+        """Have the sites score the experts, on these domains too."""
+
+    async def evaluation(self) -> dict[str, Any]:
+        """How far that is."""
 
 
 Act = Callable[[dict[str, Any]], Awaitable[dict[str, Any] | None]]
@@ -51,7 +66,11 @@ def action_routes(actions: Actions, guard: Guard) -> list[web.RouteDef]:
         "stop": lambda body: actions.stop(_nodes(body)),
         "revoke": lambda body: actions.revoke(_node(body)),
         "invite": lambda body: actions.invite(_name(body), *_limits(body)),
-        "assign": lambda body: actions.assign(_node(body), _kind(body)),
+        "assign": lambda body: actions.assign(_node(body), *_kind(body)),
+        "experts": lambda body: actions.experts(_plan(body)),
+        "experts-told": lambda _body: actions.experts_told(),
+        "evaluate": lambda body: actions.evaluate(*_scoring(body)),
+        "evaluation": lambda _body: actions.evaluation(),
         "check": _check,
     }
     return [web.post(f"/api/actions/{name}", _handler(act, guard)) for name, act in acts.items()]
@@ -119,7 +138,30 @@ def _limits(body: dict[str, Any]) -> tuple[float, int]:
     return float(expires), uses
 
 
-def _kind(body: dict[str, Any]) -> str:
-    if body.get("kind") not in KINDS:
+def _plan(body: dict[str, Any]) -> str:
+    plan = body.get("plan")
+    if not isinstance(plan, str) or len(plan) != 32:
+        raise bad("plan: must be the id of a plan, 32 hex digits")
+    return plan
+
+
+def _scoring(body: dict[str, Any]) -> tuple[list[Any], int, float]:
+    domains, rows, patience = body.get("domains", []), body.get("rows", 0), body.get("patience", 600.0)
+    if not isinstance(domains, list) or len(domains) > MOST_DOMAINS:
+        raise bad(f"domains: must be a list of at most {MOST_DOMAINS}")
+    if isinstance(rows, bool) or not isinstance(rows, int) or not 0 <= rows < 1 << 31:
+        raise bad("rows: must be a whole number, 0 for all")
+    if isinstance(patience, bool) or not isinstance(patience, int | float) or not 1 <= patience <= 1e7:
+        raise bad("patience: must be a number of seconds, 1 at least")
+    return domains, rows, float(patience)
+
+
+def _kind(body: dict[str, Any]) -> tuple[str, int | None]:
+    kind, stage = body.get("kind"), body.get("stage")
+    if kind not in KINDS:
         raise bad(f"kind: must be one of: {', '.join(KINDS)}")
-    return str(body["kind"])
+    if kind != "stage":
+        return str(kind), None
+    if isinstance(stage, bool) or not isinstance(stage, int) or not 0 <= stage < STAGES:
+        raise bad("stage: must be the number of a stage")
+    return str(kind), stage

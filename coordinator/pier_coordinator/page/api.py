@@ -63,6 +63,21 @@ class Api:
         node = request.query.get("node")
         return compressed({"links": self._board.links.rows(node=node or None, most=MOST_LINKS)})
 
+    async def pipeline(self, _request: web.Request) -> web.Response:
+        """What the live sites of a pipeline hold and have measured; the paths in use, and how long steps take."""
+        self._board.refresh()
+        live, rows = {site.node: site.name for site in self._board.live()}, self._board.pipeline
+        return compressed({"sites": rows.measured(live), "plan": rows.plan(), "step_seconds": rows.step_seconds()})
+
+    async def chart(self, _request: web.Request) -> web.Response:
+        """The schedule of the paths in use, a picture."""
+        drawing = self._board.pipeline.drawing
+        if drawing is None:
+            raise web.HTTPNotFound(text="no paths yet")
+        answer = web.Response(text=drawing.svg, content_type="image/svg+xml")
+        answer.enable_compression()
+        return answer
+
 
 def compressed(told: dict[str, Any]) -> web.Response:
     """JSON, made small where the browser takes it so."""

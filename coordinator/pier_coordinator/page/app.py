@@ -12,9 +12,10 @@ from pier_coordinator.alerts import Watch
 from pier_coordinator.board import Board
 from pier_coordinator.page.actions import Actions, action_routes
 from pier_coordinator.page.api import Api
-from pier_coordinator.page.guard import Guard, add_headers
+from pier_coordinator.page.guard import Guard
 from pier_coordinator.page.metrics import Metrics
 from pier_coordinator.page.stream import Stream
+from pier_node.http_safety import add_headers
 
 STATIC = Path(__file__).parent / "static"
 LARGEST_BODY = 16 * 1024
@@ -57,6 +58,8 @@ def make_app(
             web.get("/api/curves", api.curves),
             web.get("/api/rounds", api.rounds),
             web.get("/api/links", api.links),
+            web.get("/api/pipeline", api.pipeline),
+            web.get("/api/pipeline/chart.svg", api.chart),
             web.get("/api/stream", stream.answer),
         ]
     )

@@ -17,6 +17,7 @@ RUN = {
     "round": "newest committed round of any site",
     "sites": "sites that have registered",
     "alive": "sites that are there now",
+    "paused": "of these, sites that the operator has paused",
     "tokens": "tokens trained on by all sites",
     "tokens_per_second": "speed of all sites together",
     "loss": "mean training loss, nats a token",

@@ -58,6 +58,21 @@ MIGRATIONS = (
     );
     CREATE TABLE meta (key TEXT PRIMARY KEY, value TEXT NOT NULL);
     """,
+    """
+    CREATE TABLE expert_plans (
+        id TEXT PRIMARY KEY,
+        accepted_at REAL NOT NULL,
+        plan TEXT NOT NULL                         -- JSON; the newest one counts
+    );
+    CREATE TABLE expert_jobs (
+        plan TEXT NOT NULL,
+        number INTEGER NOT NULL,
+        node TEXT NOT NULL,                        -- of the site that trains it; '': none can
+        result TEXT,                               -- JSON: what that site said when it was done
+        declined TEXT NOT NULL DEFAULT '[]',       -- JSON: nodes that cannot train it
+        PRIMARY KEY (plan, number)
+    );
+    """,
 )
 
 

@@ -7,6 +7,7 @@ from collections.abc import Collection, Iterator
 from pathlib import Path
 
 from pier_coordinator.facts import Fact, Kind
+from pier_coordinator.store.experts import JobRow, newest
 from pier_coordinator.store.rows import InviteRow, OrderRow, SiteRow, fact_of
 from pier_node.errors import PierError
 
@@ -59,6 +60,10 @@ class Reader:
     def orders(self) -> list[OrderRow]:
         """The newest order of each site."""
         return [OrderRow.of(row) for row in self._reading.execute("SELECT * FROM orders ORDER BY node")]
+
+    def experts(self) -> tuple[float, str, list[JobRow]] | None:
+        """The plan of experts that holds: see store/experts.py."""
+        return newest(self._reading)
 
     def meta(self, key: str) -> str | None:
         """A value kept under a key."""

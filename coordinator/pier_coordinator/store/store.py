@@ -11,7 +11,8 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from pier_coordinator.facts import Fact
-from pier_coordinator.store import invites, orders, reports, sites
+from pier_coordinator.store import experts, invites, orders, reports, sites
+from pier_coordinator.store.experts import JobRow
 from pier_coordinator.store.log_keeper import LogKeeper
 from pier_coordinator.store.meta import put
 from pier_coordinator.store.migrations import migrate
@@ -54,6 +55,11 @@ class Store(Reader):
         self._connection.close()
         self._log.close()
         self._lock.close()
+
+    @property
+    def folder(self) -> Path:
+        """Where it is, and what else the run has to remember."""
+        return self._path.parent
 
     async def tidy(self) -> None:
         """Bring what was committed from the write-ahead log into the database, meanwhile; to be asked now and then."""
@@ -118,6 +124,14 @@ class Store(Reader):
     async def revoke_invite(self, invite: str, now: float) -> InviteRow:
         """Take an invite back. Raises Refused: there is none of that id."""
         return await self._writer.do(lambda transaction: invites.revoke(transaction, invite, now))
+
+    async def accept_experts(self, plan: str, text: str, jobs: Collection[JobRow], now: float) -> None:
+        """This plan of experts holds from now on; `text` is its JSON."""
+        await self._writer.do(lambda transaction: experts.accept(transaction, plan, text, jobs, now))
+
+    async def put_experts(self, plan: str, jobs: Collection[JobRow]) -> None:
+        """How some of its jobs are now."""
+        await self._writer.do(lambda transaction: experts.put(transaction, plan, jobs))
 
     async def put_meta(self, key: str, value: str | None) -> None:
         """Keep a value under a key, or forget it."""

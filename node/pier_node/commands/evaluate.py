@@ -48,7 +48,7 @@ def evaluate(data: Path, model: Path | None, batches: int, dataset: str | None, 
         device: see `pick_device`.
     """
     config, weights = site_config(data), find_weights(data, model)
-    score = measure(config, weights, _windows(config, weights, data, dataset, batches), device)
+    score = measure(config, weights, validation_windows(config, weights, data, dataset, batches), device)
     return json.dumps(asdict(score)) if as_json else _table(score)
 
 
@@ -69,7 +69,10 @@ def bytes_per_token(tokenizer: Tokenizer, windows: list[Batch]) -> float:
     return sum(len(tokenizer.decode(row).encode()) for row in rows) / sum(np.size(row) for row in rows)
 
 
-def _windows(config: RunConfig, weights: Weights, data: Path, dataset: str | None, batches: int) -> list[Batch]:
+def validation_windows(
+    config: RunConfig, weights: Weights, data: Path, dataset: str | None, batches: int
+) -> list[Batch]:
+    """What a site validates on; see `evaluate` for the arguments. Raises PierError."""
     record = SiteRecord.load(data)
     corpus = open_corpus(config.data, record.slot if record else 0, config.run.sites, dataset, data / "cache")
     check_vocab(corpus.vocab_size, weights.config.vocab_size)

@@ -7,13 +7,9 @@ from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
 from pier_node.commands.weights import find_weights, pick_device
+from pier_node.data.spelling import BROKEN, Spelling
 from pier_node.data.tokens import Tokenizer
 from pier_node.model.generate import stream
-
-BROKEN = "\ufffd"
-"""What a decoder shows for bytes that are no character, or not yet."""
-LONGEST = 4
-"""Tokens that one character may take: UTF-8 has at most four bytes to one."""
 
 
 def generate(
@@ -32,31 +28,17 @@ def generate(
     tokenizer = weights.open_tokenizer()
     ids = [int(id) for id in tokenizer.encode(prompt)]
     made = stream(weights.model(pick_device(device)), ids, tokens, temperature, top_k, seed)
-    for piece in itertools.chain([prompt], pieces(tokenizer, ids[-LONGEST:], made)):
+    for piece in itertools.chain([prompt], pieces(tokenizer, ids, made)):
         show(printable(piece))
 
 
 def pieces(tokenizer: Tokenizer, before: list[int], ids: Iterable[int]) -> Iterator[str]:
-    """Text of the tokens that follow those in `before`, as they come; a character of several comes when it is whole.
-
-    Some tokenizers write a token differently at the start of a text than in it, so each piece is decoded behind the one
-    before and that one's text is taken away.
-    """
-    now: list[int] = []
+    """Text of the tokens that follow those in `before`, as they come; see data/spelling.py."""
+    spelling = Spelling(tokenizer, before)
     for id in ids:
-        now.append(id)
-        piece = _piece(tokenizer, before, now)
-        if not piece.endswith(BROKEN):
+        if piece := spelling.push(id):
             yield piece
-            before, now = now, []
-        elif len(now) == LONGEST:  # whatever follows, the first of them is no part of a character
-            yield _piece(tokenizer, before, now[:1])
-            before, now = now[:1], now[1:]
-    yield _piece(tokenizer, before, now)
-
-
-def _piece(tokenizer: Tokenizer, before: list[int], now: list[int]) -> str:
-    return tokenizer.decode(before + now)[len(tokenizer.decode(before)) :]
+    yield spelling.end()
 
 
 def printable(text: str) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from pier_node.commands.run_toml import run_toml
-from pier_node.errors import PierError
+from pier_node.toml_files import write_new
 
 
 def init(path: Path, preset: str, force: bool, name: str = "") -> str:
@@ -14,13 +14,7 @@ def init(path: Path, preset: str, force: bool, name: str = "") -> str:
     Raises:
         PierError: it exists (without `force`), or cannot be.
     """
-    try:
-        with path.open("w" if force else "x", encoding="utf-8") as file:
-            file.write(run_toml(preset, name))
-    except FileExistsError as error:
-        raise PierError(f"{path} exists", "Give another file name, or --force to write over it.") from error
-    except OSError as error:
-        raise PierError(f"{path}: {error.strerror}", "Give a file in a folder that can be written.") from error
+    write_new(path, run_toml(preset, name), force)
     return (
         f"Wrote {path}: every setting of a run, with its meaning.\n"
         "Say in it how many sites there are ([run] sites), then found the run at the first of them:\n\n"

@@ -5,21 +5,12 @@ Sections, keys, defaults and bounds are read from the models of config.py, meani
 
 from __future__ import annotations
 
-import ast
-import inspect
-import json
-import textwrap
-from collections.abc import Iterator, Sequence
-from itertools import pairwise
-from typing import Any, Literal, get_args, get_origin
+from collections.abc import Sequence
 
-from pydantic import BaseModel
-from pydantic.fields import FieldInfo
-
+from pier_node.commands.commented_toml import Notes, commented
 from pier_node.config import RunConfig
 from pier_node.model.presets import PRESETS
 
-WIDTH = 100
 HEAD = """\
 # A run of Pier: what all of its sites agree on. It never changes once the run has begun.
 # What is particular to one site (addresses, devices, its --dataset) are options of `pier-node start`.
@@ -70,61 +61,4 @@ DECIDES: dict[str, tuple[str, Sequence[str]]] = {
 def run_toml(preset: str = "", name: str = "") -> str:
     """The text; what follows from the preset (or the algorithm) is shown in lines that begin with #."""
     given = {"model": {"preset": preset} if preset else {}, "run": {"name": name} if name else {}}
-    config = RunConfig.model_validate(given)
-    return "\n".join(
-        [HEAD, *(line for name in RunConfig.model_fields for line in _section(name, getattr(config, name)))]
-    )
-
-
-def _section(name: str, section: BaseModel) -> Iterator[str]:
-    follows = _following(name, type(section))
-    docstrings = _docstrings(type(section))
-    yield from (f"# {inspect.getdoc(type(section))}", f"[{name}]")
-    inside = {key: part for key in type(section).model_fields if isinstance(part := getattr(section, key), BaseModel)}
-    for key, field in type(section).model_fields.items():
-        if key in inside:
-            continue
-        meaning = docstrings.get(key) or MEANINGS.get(f"{name}.{key}", "")
-        allowed = "one of " + ", ".join(PRESETS) if key == "preset" else _allowed(field)
-        about = " ".join(part for part in (meaning, f"[{allowed}]" if allowed else "") if part)
-        yield from textwrap.wrap(about, WIDTH, initial_indent="# ", subsequent_indent="#   ", break_on_hyphens=False)
-        yield f"{'#' if key in follows else ''}{key} = {_toml(getattr(section, key))}"
-    yield ""
-    for key, part in inside.items():
-        yield from _section(f"{name}.{key}", part)
-
-
-def _following(name: str, section: type[BaseModel]) -> set[str]:
-    """Keys whose default is another for another preset, or algorithm."""
-    if name not in DECIDES:
-        return set()
-    decider, values = DECIDES[name]
-    variants = [section.model_validate({decider: value}) for value in values]
-    keys = [key for key in section.model_fields if key != decider]
-    return {key for key in keys if len({getattr(variant, key) for variant in variants}) > 1}
-
-
-def _docstrings(section: type[BaseModel]) -> dict[str, str]:
-    """The string after each field, as tools that show documentation read it."""
-    (definition,) = ast.parse(inspect.getsource(section)).body
-    assert isinstance(definition, ast.ClassDef)
-    return {
-        field.target.id: str(text.value.value)
-        for field, text in pairwise(definition.body)
-        if isinstance(field, ast.AnnAssign) and isinstance(field.target, ast.Name)
-        if isinstance(text, ast.Expr) and isinstance(text.value, ast.Constant)
-    }
-
-
-def _allowed(field: FieldInfo) -> str:
-    if get_origin(field.annotation) is Literal:
-        return "one of " + ", ".join(get_args(field.annotation))
-    if field.annotation is bool:
-        return "true or false"
-    words = {"ge": "{} or more", "gt": "above {}", "lt": "below {}", "le": "{} or less", "pattern": "must match {}"}
-    bounds = [(word, getattr(rule, kind, None)) for rule in field.metadata for kind, word in words.items()]
-    return ", ".join(word.format(bound) for word, bound in bounds if bound is not None)
-
-
-def _toml(value: Any) -> str:
-    return repr(value) if isinstance(value, float) else json.dumps(value, ensure_ascii=False)
+    return "\n".join([HEAD, *commented(RunConfig.model_validate(given), Notes(MEANINGS, DECIDES))])

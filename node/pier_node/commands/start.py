@@ -12,7 +12,7 @@ from rich.console import Console
 from rich.logging import RichHandler
 
 from pier_node.errors import PierError
-from pier_node.join import Settings
+from pier_node.settings import Settings
 
 FULL = (errno.ENOSPC, errno.EDQUOT)
 SIGNALS = (signal.SIGINT, signal.SIGTERM)

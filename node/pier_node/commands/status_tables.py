@@ -25,6 +25,8 @@ def site_table(status: Status) -> RenderableType:
         "state", f"digest {status['digest'][:DIGITS] or UNKNOWN}, made by {members} site{'s' * (members != 1)}"
     )
     table.add_row("phase", status["phase"])
+    if status["expert"]:
+        table.add_row("expert", escape(status["expert"]))
     table.add_row(
         "loss", f"{number(status['loss'], 4)}, validation {number(status['validation_loss'], 4)} (nats a token)"
     )

@@ -62,6 +62,11 @@ def newest_weights(folder: Path) -> Weights:
     """The anchor of the newest checkpoint in a data folder, whether or not its daemon runs. Raises PierError."""
     config = site_config(folder)
     state = CheckpointStore(folder / "checkpoints", config.hash()).newest_state()
+    if state is None and config.pipeline.stages > 1:
+        raise PierError(
+            f"{folder} has no whole model: its site holds one stage of it",
+            "Sites of stage 0 join the stages at the end of the run: name the folder of one.",
+        )
     if state is None:
         raise PierError(f"{folder} has no checkpoint yet", "Wait for the first outer round: see `pier-node status`.")
     origin = f"round {state.round} of run {config.run.name!r}"

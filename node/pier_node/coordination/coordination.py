@@ -5,11 +5,12 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import AsyncGenerator, Callable, Iterable
 from dataclasses import replace
+from io import BufferedReader
 from types import TracebackType
 
-from pier.v1.coordinator_pb2 import RegisterRequest
+from pier.v1.coordinator_pb2 import CheckpointPart, Record, RegisterRequest, ScoreSheet
 from pier.v1.peer_pb2 import Site
 from pier_node import __version__
 from pier_node.coordination.enrolment import Enrolment
@@ -18,6 +19,7 @@ from pier_node.coordination.link import Link
 from pier_node.coordination.records import Noting, Recorder, memory_held
 from pier_node.coordination.reports import Reports
 from pier_node.errors import PierError
+from pier_node.experts.resume import Kept
 from pier_node.identity import Identity
 from pier_node.names import Names
 from pier_node.orders import Orders
@@ -60,10 +62,11 @@ class Coordination:
         self.orders = Orders()
         self._reporter, self._carrier, self._roster = reporter, carrier, roster
         self._transport, self._workers, self._starting = transport, workers, True
-        reports = Reports()
+        reports = self._reports = Reports()
         self._recorder = Recorder(reports, reporter.progress, carrier, roster)
         link = Link(enrolment.address, enrolment.node, enrolment.credentials(identity))
-        self._liaison = Liaison(link, self._request, reporter.pulse, self.orders, reports, stop, self._bar, self._meet)
+        told = self._request, reporter.pulse, lambda: reporter.paths()
+        self._liaison = Liaison(link, *told, self.orders, reports, stop, self._bar, self._meet)
         self._noting = Noting(self._recorder)
         self._noting.addFilter(Names(roster.called))
 
@@ -91,6 +94,22 @@ class Coordination:
         while True:
             self._recorder.sample(await asyncio.to_thread(memory_held))
             await asyncio.sleep(SAMPLE)
+
+    def tell(self, record: Record) -> None:
+        """Send a record when there is a chance."""
+        self._reports.add(record)
+
+    async def deliver(self, sheet: ScoreSheet, content: bytes) -> None:
+        """Send a score sheet; see Liaison. Raises Refused."""
+        await self._liaison.deliver(sheet, content)
+
+    async def give_checkpoint(self, plan: str, kept: Kept, file: BufferedReader) -> None:
+        """Give the coordinator a checkpoint of an expert; see Liaison. Raises NoLease, Refused, Unreachable."""
+        await self._liaison.give_checkpoint(plan, kept, file)
+
+    def fetch_checkpoint(self, plan: str, kept: Kept) -> AsyncGenerator[CheckpointPart]:
+        """The one that the coordinator has of a job; see Liaison. Raises NoLease, Refused, Unreachable."""
+        return self._liaison.fetch_checkpoint(plan, kept)
 
     def committed(self, state: OuterState) -> None:
         """A round was committed here."""

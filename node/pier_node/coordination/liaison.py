@@ -7,16 +7,32 @@ pauses that grow and differ between sites.
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import logging
 import random
-from collections.abc import Callable, Iterable
-from contextlib import suppress
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable
+from contextlib import aclosing, suppress
+from io import BufferedReader
 
-from pier.v1.coordinator_pb2 import HeartbeatRequest, Order, RegisterReply, RegisterRequest, WatchRequest
+from pier.v1.coordinator_pb2 import (
+    CheckpointPart,
+    DeliverRequest,
+    ExpertCheckpoint,
+    FetchCheckpointRequest,
+    HeartbeatRequest,
+    Order,
+    Paths,
+    RegisterReply,
+    RegisterRequest,
+    ScoreSheet,
+    WatchRequest,
+)
 from pier.v1.peer_pb2 import Pulse, Site
+from pier_node.coordination.expert_messages import experts
 from pier_node.coordination.link import Link, NoLease, Refused, Unreachable
 from pier_node.coordination.reports import Reports
 from pier_node.errors import PierError
+from pier_node.experts.resume import Kept
 from pier_node.orders import Orders
 from pier_node.outer.deadline import Backoff
 
@@ -24,6 +40,10 @@ ANSWER = 10.0
 """Seconds for an answer."""
 FLUSH = 2.0
 """Seconds after which at the latest a record is sent on."""
+DELIVERY, PIECE = 300.0, 128 << 10
+"""Seconds for a score sheet; bytes of a part of it, or of a checkpoint."""
+FAREWELL = 1.0
+"""Seconds that a site which ends has for the coordinator."""
 JITTER = 0.5
 """Part of a pause that is up to chance: sites that lost the coordinator together do not come back together."""
 
@@ -36,6 +56,7 @@ class Liaison:
     Args:
         request: a registration, as things are now.
         pulse: what this site says of itself now.
+        paths: what it has planned last for a pipeline, the same object as long as that is no news; None: nothing.
         stop: told when the operator wants this site to leave the run.
         revoked: told the node ids that are not of the run any more.
         met: told of the other sites of the run, as the coordinator knows them.
@@ -46,13 +67,14 @@ class Liaison:
         link: Link,
         request: Callable[[], RegisterRequest],
         pulse: Callable[[], Pulse],
+        paths: Callable[[], Paths | None],
         orders: Orders,
         reports: Reports,
         stop: Callable[[], None],
         revoked: Callable[[Iterable[str]], None],
         met: Callable[[Iterable[Site]], None],
     ) -> None:
-        self._link, self._request, self._pulse = link, request, pulse
+        self._link, self._request, self._pulse, self._paths = link, request, pulse, paths
         self._orders, self._reports, self._stop = orders, reports, stop
         self._revoked, self._met = revoked, met
         self._lease = RegisterReply()
@@ -98,16 +120,54 @@ class Liaison:
             self._reports.stored(reply.stored)
         self._flushed = asyncio.get_running_loop().time()
 
+    async def deliver(self, sheet: ScoreSheet, content: bytes) -> None:
+        """Send a score sheet, and return when the coordinator has it, however long that is away.
+
+        Raises:
+            Refused: it does not want it.
+        """
+        backoff = Backoff(first=0.25, last=30.0)
+        while True:
+            if lease := self._lease.lease:
+                try:
+                    await self._link.deliver(_pieces(lease, sheet, content), DELIVERY)
+                    return
+                except (NoLease, Unreachable) as problem:
+                    log.info("score sheets wait: %s", problem)
+            await asyncio.sleep(_spread(backoff.seconds()))
+
+    async def give_checkpoint(self, plan: str, kept: Kept, file: BufferedReader) -> None:
+        """Give the coordinator the checkpoint in an open file, if it is there. Raises NoLease, Refused, Unreachable."""
+        await self._link.give_checkpoint(_parts(self._leased(), plan, kept, file), kept.deadline)
+
+    async def fetch_checkpoint(self, plan: str, kept: Kept) -> AsyncGenerator[CheckpointPart]:
+        """The parts of the one that the coordinator has of a job now, the same or a later one.
+
+        Raises:
+            NoLease, Refused, Unreachable: it does not have it any more, or does not answer.
+        """
+        request = FetchCheckpointRequest(lease=self._leased(), plan=plan, job=kept.job)
+        async with aclosing(self._link.fetch_checkpoint(request, kept.deadline)) as parts:
+            async for part in parts:
+                yield part
+
     async def close(self) -> None:
-        """Tell what is left and how this site ends, and hang up."""
+        """Tell what is left and how this site ends, and hang up; a coordinator that has just come back hears it too."""
         with suppress(NoLease, Refused, Unreachable, TimeoutError):
-            async with asyncio.timeout(1.0):
+            async with asyncio.timeout(FAREWELL):
+                if not self._lease.lease:
+                    self._lease = await self._link.register(self._request(), ANSWER)
                 await self.flush()
                 await self._link.heartbeat(self._heartbeat(), ANSWER)
         await self._link.close()
 
-    def _heartbeat(self) -> HeartbeatRequest:
-        return HeartbeatRequest(lease=self._lease.lease, pulse=self._pulse(), order=self._orders.epoch)
+    def _leased(self) -> bytes:
+        if not self._lease.lease:
+            raise Unreachable("the coordinator is away")
+        return self._lease.lease
+
+    def _heartbeat(self, paths: Paths | None = None) -> HeartbeatRequest:
+        return HeartbeatRequest(lease=self._lease.lease, pulse=self._pulse(), order=self._orders.epoch, paths=paths)
 
     async def _register(self) -> None:
         while True:
@@ -125,14 +185,18 @@ class Liaison:
 
     async def _beat(self) -> None:
         loop = asyncio.get_running_loop()
+        told: Paths | None = None
         while True:
+            paths = self._paths()
             try:
-                reply = await self._link.heartbeat(self._heartbeat(), ANSWER)
+                reply = await self._link.heartbeat(self._heartbeat(None if paths is told else paths), ANSWER)
+                told = paths
                 self._heard()
                 self._revoked(reply.revoked)
                 if loop.time() - self._flushed >= FLUSH:
                     await self.flush()
             except Unreachable as problem:
+                told = None  # it may be another start of the coordinator that answers next
                 await self._missed(problem)
                 continue
             await asyncio.sleep(max(self._lease.heartbeat_seconds, 0.1))
@@ -155,7 +219,13 @@ class Liaison:
             log.info("the run's operator wants this site to leave")
             self._stop()
         kind = order.assignment.WhichOneof("kind") or "replica"
-        self._orders.take(order.epoch, order.activity == Order.ACTIVITY_PAUSE, kind)
+        try:
+            wanted = experts(order.assignment.expert) if kind == "expert" else None
+        except PierError as error:
+            log.error("an order of the coordinator cannot be followed: %s", error)
+            return
+        stage = order.assignment.stage.number if kind == "stage" else None
+        self._orders.take(order.epoch, order.activity == Order.ACTIVITY_PAUSE, kind, wanted, stage)
 
     def _heard(self) -> None:
         if self._away:
@@ -167,6 +237,21 @@ class Liaison:
             log.warning("the coordinator does not answer; training goes on without it: %s", problem)
         self._away = True
         await asyncio.sleep(_spread(self._backoff.seconds()))
+
+
+async def _pieces(lease: bytes, sheet: ScoreSheet, content: bytes) -> AsyncIterator[DeliverRequest]:
+    parts = [content[start : start + PIECE] for start in range(0, len(content), PIECE)] or [b""]
+    digest = hashlib.sha256(content).digest()
+    yield DeliverRequest(lease=lease, sheet=sheet, size=len(content), digest=digest, piece=parts[0])
+    for part in parts[1:]:
+        yield DeliverRequest(piece=part)
+
+
+async def _parts(lease: bytes, plan: str, kept: Kept, file: BufferedReader) -> AsyncIterator[CheckpointPart]:
+    about = ExpertCheckpoint(job=kept.job, step=kept.step, size=kept.size, digest=kept.digest)
+    yield CheckpointPart(lease=lease, plan=plan, checkpoint=about)
+    while piece := await asyncio.to_thread(file.read, PIECE):
+        yield CheckpointPart(piece=piece)
 
 
 def _spread(seconds: float) -> float:

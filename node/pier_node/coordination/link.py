@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, AsyncIterator
 from typing import TypeVar
 
 import grpc
@@ -11,8 +11,13 @@ import grpc.aio
 from google.protobuf.message import DecodeError, Message
 
 from pier.v1.coordinator_pb2 import (
+    CheckpointPart,
+    DeliverReply,
+    DeliverRequest,
     EnrolReply,
     EnrolRequest,
+    FetchCheckpointRequest,
+    GiveCheckpointReply,
     HeartbeatReply,
     HeartbeatRequest,
     Order,
@@ -100,6 +105,47 @@ class Link:
         """Raises NoLease, Refused, Unreachable."""
         return await self._ask("Report", request, ReportReply, timeout)
 
+    async def deliver(self, pieces: AsyncIterator[DeliverRequest], timeout: float) -> DeliverReply:
+        """Raises NoLease, Refused, Unreachable."""
+        raw = (piece.SerializeToString() async for piece in pieces)
+        try:
+            call = self._channel.stream_unary(f"/{SERVICE}/Deliver", None, None)
+            return _parsed(DeliverReply, await call(raw, timeout=timeout))
+        except grpc.aio.AioRpcError as error:
+            raise self._problem(error, timeout) from error
+
+    async def give_checkpoint(self, parts: AsyncIterator[CheckpointPart], timeout: float) -> GiveCheckpointReply:
+        """The first part says which it is; the rest is sent if it is wanted. Raises NoLease, Refused, Unreachable."""
+        call = self._channel.stream_stream(f"/{SERVICE}/GiveCheckpoint", None, None)(None, timeout=timeout)
+        wanted = False
+        try:
+            async for part in parts:
+                await call.write(part.SerializeToString())
+                wanted = wanted or isinstance(await call.read(), bytes)
+            await call.done_writing()
+            answer = await call.read()
+        except grpc.aio.AioRpcError as error:
+            raise self._problem(error, timeout) from error
+        except asyncio.InvalidStateError as error:  # the stream was over before this was written: reading says why
+            raise await self._end_of(call, timeout) from error
+        finally:
+            call.cancel()
+        if isinstance(answer, bytes):
+            return _parsed(GiveCheckpointReply, answer)
+        raise Unreachable("it ended the stream")
+
+    async def fetch_checkpoint(self, request: FetchCheckpointRequest, timeout: float) -> AsyncGenerator[CheckpointPart]:
+        """Its parts as they come. Raises NoLease, Refused, Unreachable."""
+        method = self._channel.unary_stream(f"/{SERVICE}/FetchCheckpoint", None, None)
+        call = method(request.SerializeToString(), timeout=timeout)
+        try:
+            async for raw in call:
+                yield _parsed(CheckpointPart, raw)
+        except grpc.aio.AioRpcError as error:
+            raise self._problem(error, timeout) from error
+        finally:
+            call.cancel()
+
     async def watch(self, request: WatchRequest) -> AsyncGenerator[Order]:
         """Orders as they come, the present one first. Raises NoLease, Refused, Unreachable."""
         call = self._channel.unary_stream(f"/{SERVICE}/Watch", None, None)(request.SerializeToString())
@@ -127,7 +173,7 @@ class Link:
             await call.read()
         except grpc.aio.AioRpcError as error:
             return self._problem(error, timeout)
-        return Unreachable("it ended the stream of heartbeats")
+        return Unreachable("it ended the stream")
 
     def _problem(self, error: grpc.aio.AioRpcError, timeout: float | None) -> Exception:
         if error.code() is grpc.StatusCode.NOT_FOUND:

@@ -7,11 +7,18 @@ a word, and more data moves no document that was dealt before.
 from __future__ import annotations
 
 import hashlib
+from typing import Literal, get_args
 
 from pier_node.data.files import Document
 
 VALIDATION = -1
 """The part that no site trains on."""
+HELD_OUT = 0.1
+"""The fraction of a domain's documents that no expert trains on."""
+
+Split = Literal["dev", "prior", "test"]
+"""What held-out documents of a domain are for: to accept an expert, to fit the prior of a mixture, to score it."""
+SPLITS: tuple[Split, ...] = get_args(Split)
 
 
 def part_of(document: Document, validation: float, slots: int) -> int:

@@ -40,6 +40,10 @@ def open_source(config: DataSection, path: str | None = None) -> Source:
     """
     if config.source == "stdlib" and not path:
         return Source(stdlib_entries(), read_stdlib)
+    if config.source == "builtin" and not path:
+        from pier_node.data.builtin import builtin_source  # which is made of sources
+
+        return builtin_source(config.path)
     root = Path(path or config.path).expanduser()
     if config.source == "jsonl":
         return Source(find_entries(root, ".jsonl"), partial(read_jsonl, field=config.text_field))

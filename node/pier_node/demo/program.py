@@ -94,6 +94,11 @@ class Program:
         except psutil.NoSuchProcess:
             return []
 
+    @property
+    def obituary(self) -> str:
+        """That it has ended, and how."""
+        return f"site {self.name} ended with exit code {self.code}; {self.log} ends with:\n{self.tail()}"
+
     def tail(self) -> str:
         """The last lines of its log."""
         lines = self.log.read_text(errors="replace").splitlines() if self.log.exists() else []

@@ -83,7 +83,7 @@ def _tell(record: Record, seconds: float, work: Path, console: Console, as_json:
     result, model = measured(record, seconds), work / MODEL_FOLDER
     with console.status("Exporting the model, and letting it write"):
         export(work / record.newest.name, model)
-        text = _sample(model)
+        text = sample(model)
         draw(record, work / PLOT_FILE)
     everything = {**result.as_json(), "text": text, "export": str(model), "plot": str(work / PLOT_FILE)}
     (work / RESULT_FILE).write_text(json.dumps(everything, indent=1) + "\n")
@@ -95,7 +95,7 @@ def _tell(record: Record, seconds: float, work: Path, console: Console, as_json:
     return _went_well(result)
 
 
-def _sample(model: Path) -> str:
+def sample(model: Path) -> str:
     """The prompt, and how the exported model goes on."""
     from pier_node.commands.generate import generate
 

@@ -6,13 +6,13 @@ import asyncio
 import contextlib
 import json
 import shutil
-import sysconfig
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import psutil
 
+from pier_node.demo.command import output
 from pier_node.demo.program import Program
 from pier_node.errors import PierError
 from pier_node.wire.transport import Transport
@@ -59,17 +59,8 @@ class Coordinator(Program):
 
     async def invite(self, uses: int) -> str:
         """A token for so many sites. Raises PierError."""
-        command = ["invite", "--data", str(self.folder), "--uses", str(uses), "--json"]
-        process = await asyncio.create_subprocess_exec(
-            Path(sysconfig.get_path("scripts")) / "pier-coordinator",
-            *command,
-            stdout=asyncio.subprocess.PIPE,
-            stderr=asyncio.subprocess.PIPE,
-        )
-        output, errors = await process.communicate()
-        if process.returncode:
-            raise PierError(f"the coordinator makes no invite: {errors.decode(errors='replace').strip()}")
-        answer: dict[str, Any] = json.loads(output)
+        told = await output("pier-coordinator", "invite", "--data", str(self.folder), "--uses", str(uses), "--json")
+        answer: dict[str, Any] = json.loads(told)
         return str(answer["token"])
 
 

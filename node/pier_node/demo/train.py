@@ -6,6 +6,7 @@ import asyncio
 import signal
 from collections.abc import Coroutine
 from pathlib import Path
+from typing import TypeVar
 
 from pier_node.demo.record import Record, Track
 from pier_node.demo.screen import Screen
@@ -17,6 +18,8 @@ TICK = 0.25
 """Seconds between two looks at the sites."""
 STILL = 180.0
 """Seconds without any news after which a demo gives up."""
+T = TypeVar("T")
+
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
@@ -27,13 +30,14 @@ def train(sites: Sites, run: Path, record: Record, screen: Screen) -> float:
         PierError: sites died and those that are left cannot go on, or nothing happened for a long time.
         KeyboardInterrupt: at any of SIGNALS; no site lives then either.
     """
-    seconds = asyncio.run(_interruptible(sites, _Training(sites, run, record, screen).run()))
+    seconds = asyncio.run(interruptible(sites, _Training(sites, run, record, screen).run()))
     if seconds is None:
         raise KeyboardInterrupt
     return seconds
 
 
-async def _interruptible(sites: Sites, work: Coroutine[None, None, float]) -> float | None:
+async def interruptible(sites: Sites, work: Coroutine[None, None, T]) -> T | None:
+    """What comes of the work; None: one of SIGNALS came before. No site lives when this returns."""
     task, ending = asyncio.create_task(work), asyncio.Event()
     for number in SIGNALS:
         asyncio.get_running_loop().add_signal_handler(number, ending.set)
@@ -75,11 +79,11 @@ class _Training:
         lost = [site for site in self._sites.all if self._record.tracks[site.name] in self._record.lost]
         if self._record.hopeless:
             remedy = "The others cannot go on without it. Mend what its log shows, and start the demo again."
-            raise PierError("\n".join(_obituary(site) for site in lost), remedy)
+            raise PierError("\n".join(site.obituary for site in lost), remedy)
         for site in lost:
             if site.name not in self._told:
                 self._told.add(site.name)
-                self._screen.tell(f"{_obituary(site)}\nThe other sites go on without it.")
+                self._screen.tell(f"{site.obituary}\nThe other sites go on without it.")
 
     def _require_news(self, now: float) -> None:
         news = [_pulse(track) for track in self._record.tracks.values()]
@@ -93,10 +97,6 @@ class _Training:
         status = self._record.tracks[site.name].status
         state = f"{status['phase']}, round {status['round']}; {status['message']}" if status else "no answer yet"
         return f"{site.name}: {state}; {site.log} ends with:\n{site.tail()}"
-
-
-def _obituary(site: Site) -> str:
-    return f"site {site.name} ended with exit code {site.code}; {site.log} ends with:\n{site.tail()}"
 
 
 def _pulse(track: Track) -> tuple[object, ...]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
 
@@ -9,6 +10,7 @@ from pier.v1.peer_pb2 import HelloReply, HelloRequest, Site
 from pier_node.config import RunConfig, from_canonical
 from pier_node.doctor.disk import disk_finding, free_disk
 from pier_node.doctor.finding import THIS_SITE, Finding, Verdict
+from pier_node.doctor.idle import forgets_idle_lines, idle_finding
 from pier_node.doctor.links import Link
 from pier_node.doctor.memory import free_memory, held_memory, memory_finding
 from pier_node.doctor.standpoint import Standpoint
@@ -16,8 +18,8 @@ from pier_node.doctor.utilisation import utilisation_finding
 from pier_node.doctor.visit import Round, go_round, missed, visit
 from pier_node.errors import PierError
 from pier_node.inner import devices
-from pier_node.join import Settings
 from pier_node.model.layout import Layout
+from pier_node.settings import Settings
 from pier_node.wire.carrier import HELLO, PROTOCOL
 from pier_node.wire.transport import SiteCarrier, make_carrier
 
@@ -28,8 +30,17 @@ class Surroundings:
 
     sites: int
     """That take part or answer, this one included."""
-    slowest: float
-    """Bytes a second of the slowest link in its slower direction; 0: none was measured."""
+    links: Sequence[Link]
+
+    @property
+    def slowest(self) -> float:
+        """Bytes a second of the slowest link in its slower direction; 0: none was measured."""
+        return min((min(link.up, link.down) for link in self.links), default=0.0)
+
+    @property
+    def farthest(self) -> float:
+        """Seconds there and back of the link with the most; 0: none was measured."""
+        return max((link.round_trip for link in self.links), default=0.0)
 
 
 async def examine(settings: Settings) -> list[Finding]:
@@ -42,8 +53,7 @@ async def examine(settings: Settings) -> list[Finding]:
     if here.config is None:
         return lost
     address, seen, links = await _visit(here, here.config, found.met)
-    slowest = min((min(link.up, link.down) for link in links), default=0.0)
-    around = Surroundings(max(here.config.run.sites, 1 + len(found.met)), slowest)
+    around = Surroundings(max(here.config.run.sites, 1 + len(found.met)), links)
     return [address, *_of_this_machine(here, here.config, around), *seen, *lost]
 
 
@@ -104,4 +114,5 @@ def _of_this_machine(here: Standpoint, config: RunConfig, around: Surroundings) 
         disk_finding(folder, parameters, free_disk(folder)),
         memory_finding(config, parameters, devices.count() if on_cpu else 0, held, free_memory()),
         utilisation_finding(config, parameters, around.sites, around.slowest, speed, measured),
+        *idle_finding(forgets_idle_lines(), around.farthest),
     ]

@@ -12,14 +12,12 @@ import psutil
 
 from pier_node.config import RunConfig
 from pier_node.doctor.finding import THIS_SITE, Finding, Verdict
+from pier_node.model.memory import STATE
 from pier_node.outer.ahead import HELD
 from pier_node.outer.noloco import needs_anchors
 from pier_node.units import amount
 
 FLOAT = 4
-WORKER_BYTES = 16
-"""Bytes a parameter of a worker on the CPU: fp32 weights, gradients, AdamW's two moments; activations come on top."""
-
 _CGROUP = Path("/sys/fs/cgroup")
 
 
@@ -72,7 +70,7 @@ def memory_finding(config: RunConfig, parameters: int, cpu_workers: int, held: i
         free: bytes.
     """
     copies = vectors(config)
-    workers = WORKER_BYTES * parameters * cpu_workers
+    workers = STATE * parameters * cpu_workers
     usual, most = (max(0, FLOAT * parameters * number - held) + workers for number in (copies.usual, copies.most))
     detail = f"up to {amount(most)} {'more ' if held else ''}needed when sites exchange; {amount(free)} free"
     values = {

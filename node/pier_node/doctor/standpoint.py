@@ -14,7 +14,8 @@ from pier_node.config import RunConfig
 from pier_node.coordination.enrolment import Enrolment
 from pier_node.errors import PierError
 from pier_node.identity import Identity, Token
-from pier_node.join import Settings, find_site, find_token, known_config
+from pier_node.join import find_site, find_token, known_config
+from pier_node.settings import Settings
 from pier_node.wire.transport import Transport
 
 
@@ -59,7 +60,7 @@ class Standpoint:
         proof = credentials(identity, token) if token else None
         if enrolment and not settings.insecure:
             proof = enrolment.credentials(identity)
-        here = cls(settings, None, identity, token, proof, daemon, status, addresses, transport)
+        here = cls(settings.after(record), None, identity, token, proof, daemon, status, addresses, transport)
         return here.in_run(config) if config else here
 
     def in_run(self, config: RunConfig) -> Self:

@@ -10,7 +10,19 @@ from pathlib import Path
 
 from pier_node.errors import PierError
 from pier_node.inner.group import Ended, Group, Team
-from pier_node.inner.messages import Done, Evaluate, Evaluated, Failed, Job, Message, Progress, Publishing, Setup
+from pier_node.inner.messages import (
+    Done,
+    Evaluate,
+    Evaluated,
+    Failed,
+    Job,
+    Message,
+    Progress,
+    Publishing,
+    Rate,
+    Rated,
+    Setup,
+)
 from pier_node.inner.moments import SharedMoments
 from pier_node.signals import Signal
 
@@ -22,6 +34,9 @@ SILENT_SECONDS = 1800.0
 """How long a request may go on without a word from the workers."""
 TAIL_BYTES = 3000
 """How much of the log an error shows."""
+
+Request = Job | Evaluate | Rate
+Answer = Done | Evaluated | Rated
 
 log = logging.getLogger(__name__)
 
@@ -43,9 +58,9 @@ class Foreman:
         self.team: Team | None = None
         self._setup, self._moments, self._logfile, self._count = setup, moments, logfile, count
         self._moments_changed = True  # since the workers last loaded or made them
-        self._request: Job | Evaluate | None = None
+        self._request: Request | None = None
         self._on_progress: Callable[[Progress], None] | None = None
-        self._answer: Done | Evaluated | None = None
+        self._answer: Answer | None = None
         self._error: Exception | None = None
         self._productive = False
         self._news, self._heard = Signal(), 0
@@ -59,9 +74,7 @@ class Foreman:
         self._listener = asyncio.create_task(self._listen())
         await self._until(lambda: self.team is not None, START_SECONDS)
 
-    async def ask(
-        self, request: Job | Evaluate, on_progress: Callable[[Progress], None] | None = None
-    ) -> Done | Evaluated:
+    async def ask(self, request: Request, on_progress: Callable[[Progress], None] | None = None) -> Answer:
         """What the workers answer to a request; one at a time. Raises PierError when they cannot or gave up."""
         self._request, self._on_progress, self._answer = request, on_progress, None
         if isinstance(request, Job) and request.load_adam:
@@ -116,10 +129,10 @@ class Foreman:
                 self._error = PierError(event.problem, event.remedy)
             case Progress() if self._on_progress is not None:
                 self._on_progress(event)
-            case Publishing() | Done() | Evaluated():
+            case Publishing() | Done() | Evaluated() | Rated():
                 self._advance(event)
 
-    def _advance(self, event: Publishing | Done | Evaluated) -> None:
+    def _advance(self, event: Publishing | Answer) -> None:
         match event, self._request:
             case Publishing(), Job() as job if job.id == event.job:
                 self._moments.torn = job.payload == "weights"
@@ -128,6 +141,8 @@ class Foreman:
                     self._moments.accept(event.adam_step)
                 self._answer, self._productive = event, True
             case Evaluated(), Evaluate() as request if request.id == event.id:
+                self._answer = event
+            case Rated(), Rate() as request if request.id == event.id:
                 self._answer = event
 
     async def _welcome(self, team: Team) -> None:

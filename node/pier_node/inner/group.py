@@ -1,4 +1,4 @@
-"""The processes of a site's workers, seen from its daemon: one elastic launcher, and a socket to every worker."""
+"""The processes of a site's workers, seen from its daemon: their launcher, and a socket to every worker."""
 
 from __future__ import annotations
 
@@ -133,7 +133,7 @@ class Group:
 
     async def _enrol(self, hello: Hello, conversation: _Conversation) -> None:
         conversation.attempt = hello.attempt
-        # The agent ends a whole attempt before it starts the next: what the last one said comes first.
+        # The launcher ends a whole attempt before it starts the next: what the last one said comes first.
         await _heard_out({other for other in self._conversations if -1 < other.attempt < hello.attempt})
         if hello.attempt > self._attempt:
             self._attempt, self._writers = hello.attempt, {}

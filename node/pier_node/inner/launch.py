@@ -1,34 +1,44 @@
-"""Keeps a site's workers running: PyTorch's elastic agent, one worker process a device.
+"""Keeps a site's workers running, one process a device.
 
-Run by the daemon as `python -m pier_node.inner.launch`. When one worker dies, all of them are restarted. It ends when
-they end in peace, when they died too often, or with its daemon.
+Run by the daemon as `python -m pier_node.inner.launch`. It loads PyTorch once and forks the workers: they start, and
+start again, without loading it themselves. When one dies, all of them are restarted. It ends when they end in peace,
+when they died too often, or with its daemon.
 """
 
 from __future__ import annotations
 
 import argparse
 import os
+import signal
 import sys
-
-from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs
-from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
-from torch.distributed.launcher.api import LaunchConfig, elastic_launch
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from multiprocessing import connection, get_context
+from multiprocessing.context import ForkProcess
+from typing import Any
 
 from pier_node.inner import devices
-from pier_node.inner.parent import die_with_parent
+from pier_node.inner.parent import call_process, die_with_parent
+from pier_node.inner.place import Place
+from pier_node.inner.worker import serve
+
+WORKER = "pier-worker"
+"""What `top` and `ps -o comm` call a worker."""
+
+_FORK = get_context("fork")
 
 
 def main() -> None:
     """Run the workers. Exit code 1: they died too often."""
     die_with_parent()
     arguments = _arguments()
-    workers = arguments.workers or devices.count()
     _set_environment()
-    launch = elastic_launch(_config(arguments.socket, workers, arguments.max_restarts), sys.executable)
-    try:
-        launch("-m", "pier_node.inner.worker", arguments.socket)
-    except ChildFailedError:
-        sys.exit(1)  # the agent and the workers have said why
+    world = arguments.workers or _count()
+    for attempt in range(arguments.max_restarts + 1):
+        team = [_FORK.Process(target=_work, args=(arguments.socket, Place(i, world, attempt))) for i in range(world)]
+        if _in_peace(team):
+            return
+    sys.exit(1)
 
 
 def _arguments() -> argparse.Namespace:
@@ -40,28 +50,52 @@ def _arguments() -> argparse.Namespace:
 
 
 def _set_environment() -> None:
-    # PyTorch's TCP store listens on every interface and unpickles what it is sent: none is opened here.
-    os.environ["TORCH_DISABLE_SHARE_RDZV_TCP_STORE"] = "1"
     for library in ("GLOO", "NCCL"):
         os.environ.setdefault(f"{library}_SOCKET_IFNAME", "lo")
     # Threads that spin while they wait for one another make a step 30 times slower when something else wants a core.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
 
-def _config(socket: str, workers: int, max_restarts: int) -> LaunchConfig:
-    return LaunchConfig(
-        min_nodes=1,
-        max_nodes=1,
-        nproc_per_node=workers,
-        run_id="site",
-        rdzv_backend="c10d",
-        rdzv_endpoint=f"{socket}.rendezvous",
-        rdzv_configs={"store_type": "file"},
-        local_addr="127.0.0.1",
-        max_restarts=max_restarts,
-        monitor_interval=0.1,
-        logs_specs=DefaultLogsSpecs(log_dir=f"{socket}.elastic"),
-    )
+def _count() -> int:
+    with _FORK.Pool(1) as pool:  # not here: a driver that is loaded before a fork does not work after it
+        return pool.apply(devices.count)
+
+
+def _work(socket: str, place: Place) -> None:
+    die_with_parent()
+    call_process(WORKER)
+    serve(socket, place)
+
+
+def _in_peace(team: Sequence[ForkProcess]) -> bool:
+    """Run the workers until all have ended, or one has failed: then none is left."""
+    for worker in team:
+        worker.start()
+    running: dict[Any, ForkProcess] = {worker.sentinel: worker for worker in team}
+    while running:
+        for sentinel in connection.wait([*running]):
+            worker = running.pop(sentinel)
+            worker.join()
+            if worker.exitcode != 0:
+                _tell(f"worker {team.index(worker)} {_end_of(worker.exitcode)}")
+                _end(team)
+                return False
+    return True
+
+
+def _end_of(code: int | None) -> str:
+    return f"was killed by {signal.Signals(-code).name}" if code and code < 0 else f"failed with exit code {code}"
+
+
+def _tell(what: str) -> None:
+    print(datetime.now(UTC).isoformat(timespec="seconds"), what, file=sys.stderr, flush=True)
+
+
+def _end(team: Sequence[ForkProcess]) -> None:
+    for worker in team:
+        worker.kill()
+    for worker in team:
+        worker.join()
 
 
 if __name__ == "__main__":

@@ -64,6 +64,15 @@ class Evaluate:
 
 
 @dataclass(frozen=True, config=_STRICT)
+class Rate:
+    """Daemon: the loss of each row of a file (.npy, [rows, context + 1]) with the weights in a vector."""
+
+    id: int
+    weights: str
+    rows: str
+
+
+@dataclass(frozen=True, config=_STRICT)
 class Hello:
     """Worker: here I am. `attempt` counts the restarts of the group."""
 
@@ -113,6 +122,14 @@ class Evaluated:
 
 
 @dataclass(frozen=True, config=_STRICT)
+class Rated:
+    """Worker 0: the mean loss of each row, nats a token."""
+
+    id: int
+    losses: list[float]
+
+
+@dataclass(frozen=True, config=_STRICT)
 class Failed:
     """Worker: an error that no restart mends, in the words of PierError."""
 
@@ -120,10 +137,11 @@ class Failed:
     remedy: str
 
 
-Message = Setup | Job | Evaluate | Hello | Progress | Publishing | Done | Evaluated | Failed
+Message = Setup | Job | Evaluate | Rate | Hello | Progress | Publishing | Done | Evaluated | Rated | Failed
 
 _KINDS: dict[str, type[Message]] = {
-    kind.__name__: kind for kind in (Setup, Job, Evaluate, Hello, Progress, Publishing, Done, Evaluated, Failed)
+    kind.__name__: kind
+    for kind in (Setup, Job, Evaluate, Rate, Hello, Progress, Publishing, Done, Evaluated, Rated, Failed)
 }
 
 

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import os
-from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import Self
 
 import torch
 import torch.distributed as dist
@@ -22,11 +19,6 @@ class Place:
     rank: int
     world: int
     attempt: int
-
-    @classmethod
-    def from_environment(cls, variables: Mapping[str, str] = os.environ) -> Self:
-        """The place that the elastic launcher gave."""
-        return cls(*(int(variables[name]) for name in ("RANK", "WORLD_SIZE", "TORCHELASTIC_RESTART_COUNT")))
 
     def join(self, device: torch.device, socket: str) -> None:
         """Make the process group of the site, with a file beside the daemon's socket as its store; alone: nothing."""

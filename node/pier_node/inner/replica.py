@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from functools import cached_property
 
+import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
@@ -19,7 +21,7 @@ from pier_node.inner import devices
 from pier_node.inner.optim import take_step
 from pier_node.inner.step import mean_gradient
 from pier_node.model.decoder import Decoder
-from pier_node.model.evaluate import validation_loss
+from pier_node.model.evaluate import Losses, row_losses, validation_loss
 from pier_node.model.layout import Layout
 
 
@@ -90,6 +92,11 @@ class Replica:
         """Validation loss of the weights in a vector. They stay: whoever trains next loads what it trains from."""
         self.load_weights(flat)
         return validation_loss(self._model, windows, self._bf16)
+
+    def rate(self, flat: Tensor, rows: npt.NDArray[np.uint8], at_once: int) -> Losses:
+        """Mean loss of each row with the weights in a vector, which stay: see `row_losses`."""
+        self.load_weights(flat)
+        return row_losses(self._model, rows, at_once, self._bf16)
 
     @cached_property
     def _moments(self) -> tuple[dict[str, Tensor], dict[str, Tensor]]:

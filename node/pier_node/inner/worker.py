@@ -1,15 +1,12 @@
-"""A worker: one process on one device that does the inner steps its daemon asks for.
-
-Run by the elastic launcher as `python -m pier_node.inner.worker SOCKET`.
-"""
+"""A worker: one process on one device that does the inner steps its daemon asks for. See launch.py, which starts it."""
 
 from __future__ import annotations
 
 import signal
-import sys
 import time
 from pathlib import Path
 
+import numpy as np
 import torch
 import torch.distributed as dist
 from torch import Tensor
@@ -31,9 +28,10 @@ from pier_node.inner.messages import (
     Message,
     Progress,
     Publishing,
+    Rate,
+    Rated,
     Setup,
 )
-from pier_node.inner.parent import die_with_parent
 from pier_node.inner.place import Place
 from pier_node.inner.replica import Replica
 from pier_node.shared import attach
@@ -68,6 +66,8 @@ class Worker:
                 self._work(message)
             case Evaluate():
                 self._evaluate(message)
+            case Rate():
+                self._rate(message)
             case _:
                 raise PierError(f"a worker cannot obey {message}")
 
@@ -113,6 +113,12 @@ class Worker:
         windows = self._windows.validation(self._inner.eval_batches, self._inner.batch_size)
         self._link.send(Evaluated(request.id, self._replica.evaluate(self._attach(request.weights), windows)))
 
+    def _rate(self, request: Rate) -> None:
+        if self._place.rank != 0:
+            return
+        losses = self._replica.rate(self._attach(request.weights), np.load(request.rows), self._inner.batch_size)
+        self._link.send(Rated(request.id, losses.tolist()))
+
     def _rows(self, step: int, sequences: int) -> Batch:
         world = self._place.world
         if sequences < world:
@@ -140,12 +146,10 @@ def _open_data(config: RunConfig, setup: Setup, place: Place) -> Corpus:
     return corpus
 
 
-def main() -> None:
-    """Serve the daemon that listens at the socket named on the command line, until it is gone."""
+def serve(socket: str, place: Place) -> None:
+    """Serve the daemon that listens at a socket, until it is gone: this process ends then."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl+C is the daemon's to decide about
-    die_with_parent()
-    socket = sys.argv[1]
-    link, place = Link(socket), Place.from_environment()
+    link = Link(socket)
     try:
         _serve(link, place, socket)
     except PierError as error:
@@ -166,7 +170,3 @@ def _serve(link: Link, place: Place, socket: str) -> None:
     worker = Worker(link, place, device, setup)
     while True:
         worker.obey(link.receive())
-
-
-if __name__ == "__main__":
-    main()

@@ -12,10 +12,13 @@ from collections.abc import Callable, Coroutine
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
+import numpy as np
+import numpy.typing as npt
+
 from pier_node.config import RunConfig
 from pier_node.inner.foreman import Foreman
 from pier_node.inner.group import Team
-from pier_node.inner.messages import Done, Evaluate, Evaluated, Job, Progress, Setup
+from pier_node.inner.messages import Done, Evaluate, Evaluated, Job, Progress, Rate, Rated, Setup
 from pier_node.inner.moments import Moments, SharedMoments
 from pier_node.model.layout import Layout
 from pier_node.shared import SharedVector
@@ -119,6 +122,14 @@ class Workers:
         """Validation loss of these weights, nats a token. Raises PierError as `run` does."""
         return await self._finish(self._evaluate(weights))
 
+    async def rate(self, weights: SharedVector, rows: Path) -> npt.NDArray[np.float64]:
+        """Mean loss of each row of a file with these weights, nats a token, [rows]. Raises PierError as `run` does.
+
+        Args:
+            rows: .npy, [rows, context + 1] token ids.
+        """
+        return await self._finish(self._rate(weights, rows))
+
     async def stop(self) -> None:
         """End all workers, within seconds; a job in progress is cancelled."""
         for task in self._tasks:
@@ -137,6 +148,12 @@ class Workers:
             done = await self._foreman.ask(job, on_progress)
         assert isinstance(done, Done)
         return done
+
+    async def _rate(self, weights: SharedVector, rows: Path) -> npt.NDArray[np.float64]:
+        async with self._turn:
+            rated = await self._foreman.ask(Rate(next(self._ids), weights.path, str(rows)))
+        assert isinstance(rated, Rated)
+        return np.array(rated.losses)
 
     async def _evaluate(self, weights: SharedVector) -> float:
         async with self._turn:

@@ -7,11 +7,14 @@ It holds no buffers: built on the meta device, `to_empty` and `Layout.load` make
 
 from __future__ import annotations
 
+from collections.abc import Collection
+
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
 from pier_node.config import ModelSection
+from pier_node.model.past import LayerPast, Past
 
 EPSILON = 1e-5
 """Of both kinds of norm."""
@@ -25,14 +28,16 @@ class Decoder(nn.Module):
         blocks: consecutive blocks to build; None: all. Token and position embeddings come with block 0, the final norm
             and the head with the last block. With tied embeddings the range that holds the last block has an
             `embedding.weight` too, and whoever splits the model adds up the two gradients.
+        ends: whether embeddings, final norm and head are built, wherever the blocks lie: of a pipeline's stage, which
+            is used by its parts (`embed`, `through`, `predict`); None: as the blocks say.
     """
 
-    def __init__(self, config: ModelSection, blocks: range | None = None) -> None:
+    def __init__(self, config: ModelSection, blocks: range | None = None, ends: bool | None = None) -> None:
         super().__init__()
         blocks = range(config.layers) if blocks is None else blocks
         self.config = config
-        self.embeds = 0 in blocks
-        self.predicts = config.layers - 1 in blocks
+        self.embeds = 0 in blocks if ends is None else ends
+        self.predicts = config.layers - 1 in blocks if ends is None else ends
         if self.embeds or (self.predicts and config.tie_embeddings):
             self.embedding = _embedding(config.vocab_size, config.dim)
         if self.embeds and config.form == "gpt2":
@@ -43,28 +48,39 @@ class Decoder(nn.Module):
         if self.predicts and not config.tie_embeddings:
             self.head = nn.Linear(config.dim, config.vocab_size, bias=False)
 
-    def forward(self, x: Tensor) -> Tensor:
-        """[batch, time] token ids, or [batch, time, dim] -> [batch, time, vocab] logits, or [batch, time, dim]."""
-        if self.embeds:
-            x = self._embed(x)  # [batch, time, dim]
-        rotation = self._rotation(x) if self.config.form == "llama" else None
-        for block in self.blocks.values():
-            x = block(x, rotation)
-        return self._predict(x) if self.predicts else x
+    def forward(self, x: Tensor, past: Past | None = None) -> Tensor:
+        """[batch, time] token ids, or [batch, time, dim] -> [batch, time, vocab] logits, or [batch, time, dim].
 
-    def _embed(self, tokens: Tensor) -> Tensor:
+        With a `past` the tokens follow those in it, which are not computed again, and are in it afterwards.
+        """
+        start = past.begin(x.shape[1]) if past else 0
+        x = self.through(self.embed(x, start) if self.embeds else x, past=past, start=start)
+        return self.predict(x) if self.predicts else x
+
+    def embed(self, tokens: Tensor, start: int = 0) -> Tensor:
+        """[batch, time] token ids -> [batch, time, dim]; `start`: tokens before them."""
         x: Tensor = self.embedding(tokens)
-        return x + self.positions.weight[: tokens.shape[1]] if self.config.form == "gpt2" else x
+        return x + self.positions.weight[start : start + tokens.shape[1]] if self.config.form == "gpt2" else x
 
-    def _predict(self, x: Tensor) -> Tensor:
+    def through(self, x: Tensor, without: Collection[int] = (), past: Past | None = None, start: int = 0) -> Tensor:
+        """The blocks that are here, but for some: [batch, time, dim] -> the same; `start`: places before them."""
+        rotation = self._rotation(x, start) if self.config.form == "llama" else None
+        for name, block in self.blocks.items():
+            if not without or int(name) not in without:
+                x = block(x, rotation, past.layer(name) if past else None)
+        return x
+
+    def predict(self, x: Tensor) -> Tensor:
+        """[batch, time, dim] -> [batch, time, vocab] logits."""
         head = self.embedding if self.config.tie_embeddings else self.head
-        return functional.linear(self.norm(x), head.weight)  # [batch, time, vocab]
+        return functional.linear(self.norm(x), head.weight)
 
-    def _rotation(self, x: Tensor) -> tuple[Tensor, Tensor]:
+    def _rotation(self, x: Tensor, start: int = 0) -> tuple[Tensor, Tensor]:
         head_dim = self.config.dim // self.config.heads
         even = torch.arange(0, head_dim, 2, device=x.device, dtype=torch.float32)
         speed = 1.0 / self.config.rope_theta ** (even / head_dim)  # [head_dim / 2]
-        angle = torch.outer(torch.arange(x.shape[1], device=x.device, dtype=torch.float32), speed).repeat(1, 2)
+        places = torch.arange(start, start + x.shape[1], device=x.device, dtype=torch.float32)
+        angle = torch.outer(places, speed).repeat(1, 2)
         return angle.cos(), angle.sin()  # [time, head_dim] each
 
 
@@ -78,9 +94,9 @@ class Block(nn.Module):
         self.mlp_norm = _norm(config)
         self.mlp = SwiGLU(config) if config.form == "llama" else GELU(config)
 
-    def forward(self, x: Tensor, rotation: tuple[Tensor, Tensor] | None) -> Tensor:
+    def forward(self, x: Tensor, rotation: tuple[Tensor, Tensor] | None, past: LayerPast | None = None) -> Tensor:
         """[batch, time, dim] -> the same."""
-        x = x + self.attention(self.attention_norm(x), rotation)
+        x = x + self.attention(self.attention_norm(x), rotation, past)
         out: Tensor = x + self.mlp(self.mlp_norm(x))
         return out
 
@@ -98,12 +114,18 @@ class Attention(nn.Module):
         self.value = nn.Linear(config.dim, config.kv_heads * self.head_dim, bias=bias)
         self.output = nn.Linear(config.dim, config.dim, bias=bias)
 
-    def forward(self, x: Tensor, rotation: tuple[Tensor, Tensor] | None) -> Tensor:
+    def forward(self, x: Tensor, rotation: tuple[Tensor, Tensor] | None, past: LayerPast | None = None) -> Tensor:
         """[batch, time, dim] -> the same."""
         query, key, value = (self._split(part(x)) for part in (self.query, self.key, self.value))
         if rotation is not None:
             query, key = _rotate(query, rotation), _rotate(key, rotation)
-        x = functional.scaled_dot_product_attention(query, key, value, is_causal=True, enable_gqa=self.grouped)
+        mask = None
+        if past is not None:
+            key, value = past.extended(key, value)
+            mask = _later(query.shape[2], key.shape[2], x.device)
+        x = functional.scaled_dot_product_attention(
+            query, key, value, attn_mask=mask, is_causal=past is None, enable_gqa=self.grouped
+        )
         merged: Tensor = self.output(x.transpose(1, 2).flatten(2))
         return merged
 
@@ -150,6 +172,11 @@ def _rotate(x: Tensor, rotation: tuple[Tensor, Tensor]) -> Tensor:
     cos, sin = rotation
     low, high = x.chunk(2, dim=-1)
     return (x * cos + torch.cat((-high, low), dim=-1) * sin).type_as(x)
+
+
+def _later(tokens: int, known: int, device: torch.device) -> Tensor:
+    """What the last `tokens` of `known` may look at: [tokens, known], bool."""
+    return torch.ones(tokens, known, dtype=torch.bool, device=device).tril(known - tokens)
 
 
 def _embedding(rows: int, dim: int) -> nn.Embedding:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -12,6 +13,8 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 Tokens = npt.NDArray[np.int64]
+Rows = npt.NDArray[np.integer[Any]]
+Losses = npt.NDArray[np.float64]
 
 
 @torch.no_grad()
@@ -31,6 +34,29 @@ def validation_loss(model: nn.Module, windows: Iterable[tuple[Tokens, Tokens]], 
         total += _summed_loss(logits, torch.from_numpy(targets).to(device)).cpu()
         count += targets.size
     return total.item() / count
+
+
+def row_losses(model: nn.Module, rows: Rows, at_once: int, bf16: bool = False) -> Losses:
+    """Mean cross-entropy of each row, nats a token, [rows]; see `token_losses`."""
+    losses = [nats.double().mean(dim=1) for nats in token_losses(model, rows, at_once, bf16)]
+    return np.asarray(torch.cat(losses).numpy())
+
+
+@torch.no_grad()
+def token_losses(model: nn.Module, rows: Rows, at_once: int, bf16: bool = False) -> Iterator[Tensor]:
+    """Cross-entropy of each token in nats, fp32 [part of the rows, context] in host memory, part by part.
+
+    Args:
+        rows: token ids, [rows, context + 1]: all but the first are predicted.
+        at_once: rows to compute together.
+    """
+    device = next(model.parameters()).device
+    for part in torch.split(torch.from_numpy(rows.astype(np.int64)), at_once):
+        inputs, targets = part[:, :-1].to(device), part[:, 1:].to(device)
+        with torch.autocast(device.type, torch.bfloat16, enabled=bf16):
+            logits = model(inputs)
+        nats = functional.cross_entropy(logits.flatten(0, 1).float(), targets.flatten(), reduction="none")
+        yield nats.view(targets.shape).cpu()
 
 
 def bits_per_byte(loss: float, bytes_per_token: float = 1.0) -> float:

@@ -64,7 +64,7 @@ def import_weights(folder: Path) -> tuple[ModelSection, Tensor]:
     Raises:
         PierError: it is not an export, it was damaged, or the decoder does not have a feature of its model.
     """
-    config = from_config(_read_json(folder / "config.json"))
+    config = read_config(folder)
     layout = Layout.of(config)
     flat = torch.empty(layout.length)
     shapes = {entry.name: entry.shape for entry in layout.entries}
@@ -77,6 +77,11 @@ def import_weights(folder: Path) -> tuple[ModelSection, Tensor]:
     if wanted:
         raise PierError(f"{folder}: no weights for {', '.join(wanted)}", _AGAIN)
     return config, flat
+
+
+def read_config(folder: Path) -> ModelSection:
+    """The [model] section of an export. Raises PierError: as `import_weights` does."""
+    return from_config(_read_json(folder / "config.json"))
 
 
 _AGAIN = "Write the folder again with: pier-node export"

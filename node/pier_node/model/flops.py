@@ -1,4 +1,4 @@
-"""Arithmetic of training, counted once for every report (PaLM, arXiv 2204.02311, appendix B)."""
+"""Arithmetic of training, counted once for every report and every plan (PaLM, arXiv 2204.02311, appendix B)."""
 
 from __future__ import annotations
 
@@ -15,3 +15,8 @@ def flops_per_token(config: ModelSection) -> float:
     looked_up = {"positions.weight"} if config.tie_embeddings else {"positions.weight", "embedding.weight"}
     multiplied = sum(entry.size for entry in Layout.of(config).entries if entry.name not in looked_up)
     return 6.0 * multiplied + 12.0 * config.layers * config.dim * config.context
+
+
+def forward_flops_per_token(config: ModelSection) -> float:
+    """Those of predicting a token without learning from it: a backward pass costs twice a forward one."""
+    return flops_per_token(config) / 3

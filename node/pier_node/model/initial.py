@@ -13,13 +13,15 @@ from pier_node.model.layout import Layout, is_decayed
 DEVIATION = 0.02
 
 
-def initial_weights(config: ModelSection, seed: int) -> Tensor:
-    """Flat fp32 weights, shape [Layout.length]: norms 1, biases 0, matrices normal with deviation 0.02.
+def initial_weights(config: ModelSection, seed: int, layout: Layout | None = None) -> Tensor:
+    """Flat fp32 weights of the whole model, or of what `layout` has of it, shape [Layout.length].
+
+    Norms are 1, biases 0, matrices normal with deviation 0.02.
 
     The two projections of a block that write to the residual stream are scaled by 1/sqrt(2 * layers). A tensor
     depends on the seed and its own name alone, so that depth or vocabulary can change without changing the rest.
     """
-    layout = Layout.of(config)
+    layout = layout or Layout.of(config)
     flat = torch.empty(layout.length)
     for name, view in layout.views(flat).items():
         _fill(name, view, config.layers, seed)

@@ -41,7 +41,12 @@ class Layout:
     @classmethod
     def of(cls, config: ModelSection) -> Self:
         """The layout of a model, from its shapes alone."""
-        return cls(tuple(_laid(shapes(config))))
+        return cls.laid(shapes(config))
+
+    @classmethod
+    def laid(cls, shapes: Iterable[tuple[str, tuple[int, ...]]]) -> Self:
+        """Parameters of these names and shapes, one after the other."""
+        return cls(tuple(_laid(shapes)))
 
     @property
     def length(self) -> int:

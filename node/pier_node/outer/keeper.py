@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-from pier.v1.peer_pb2 import Phase, Proposal, Ready, Share
+from pier.v1.peer_pb2 import Proposal, Ready, Share
 from pier_node.outer.deadline import Deadline
 from pier_node.outer.quorum import Adopt, Blocked, Fresh, choose_group, choose_value, has_quorum, next_ballot
 from pier_node.outer.shards import split
@@ -24,6 +24,8 @@ COMING = 10.0
 """Seconds within which whoever says that it waits for a round has come to its keeper."""
 UNREMARKABLE = 5.0
 """Seconds for which something may be lacking before people hear of it."""
+BUSY = "most of the last round's members still train"
+"""A reason to wait that people need not hear of."""
 
 log = logging.getLogger(__name__)
 
@@ -75,7 +77,7 @@ class Keeper:
         if ready.node != sender:
             raise BadMessage(f"an announcement in the name of {ready.node}")
         self._absent.discard(sender)
-        if refusal := self._refuse(ready):
+        if refusal := self._refuse(ready, self._abreast()):
             return refusal
         if self._last.round == ready.round and any(share.nonce == ready.nonce for share in self._last.shares):
             return self._last
@@ -94,14 +96,16 @@ class Keeper:
         while True:
             await self._roster.changed.wait(self._close_if_due())
 
-    def _refuse(self, ready: Ready) -> Proposal | None:
+    def _abreast(self) -> list[str]:
         standing = self._standing()
-        committed = standing.committed
+        return self._roster.abreast(standing.committed, standing.at)
+
+    def _refuse(self, ready: Ready, abreast: Sequence[str]) -> Proposal | None:
+        committed = self._standing().committed
         if ready.round <= committed:
             return Proposal(verdict=Proposal.VERDICT_BEHIND, round=committed, other=self._node)
         if ready.round > committed + 1:
             return _not_keeper(ready, "", f"the keeper is at round {committed} itself")
-        abreast = self._roster.abreast(committed, standing.at)
         lower = [node for node in abreast if node < self._node and node not in ready.suspects]
         return _not_keeper(ready, lower[0], "a site with a lower id is alive") if lower else None
 
@@ -116,8 +120,9 @@ class Keeper:
 
     def _send_on(self) -> None:
         """Answer those who have come to the wrong one, by what is known now."""
+        abreast = self._abreast()
         for node, arrival in [*self._arrivals.items()]:
-            if refusal := self._refuse(arrival.ready):
+            if refusal := self._refuse(arrival.ready, abreast):
                 del self._arrivals[node]
                 if not arrival.answer.done():
                     arrival.answer.set_result(refusal)
@@ -135,19 +140,19 @@ class Keeper:
         waited = now - min(arrival.at for arrival in self._arrivals.values())
         if problem := self._lacking(group, standing):
             return self._tell(problem, waited)
-        if (left := self._patience_left(readies, standing, waited)) > 0:
+        if (left := self._patience_left(readies, waited)) > 0:
             return left
         self._propose(group, readies, standing)
         return None
 
-    def _patience_left(self, readies: Mapping[str, Ready], standing: Standing, waited: float) -> float:
+    def _patience_left(self, readies: Mapping[str, Ready], waited: float) -> float:
         """Seconds to wait for those who may still come.
 
         Who says that it waits, but does not come, is waited for once: until it trains again, or comes after all.
         """
         suspects = {node for ready in readies.values() for node in ready.suspects}
-        awaited = set(self._roster.abreast(standing.committed, standing.at)) - suspects - set(readies)
-        idle = {node for node in awaited | self._absent if self._says_it_waits(node)}
+        awaited = set(self._abreast()) - suspects - set(readies)
+        idle = {node for node in awaited | self._absent if self._roster.waits(node)}
         self._absent &= idle
         awaited -= self._absent
         patience = self._patience.seconds() if awaited - idle else min(self._patience.seconds(), COMING)
@@ -156,16 +161,12 @@ class Keeper:
         self._absent |= awaited & idle
         return 0.0
 
-    def _says_it_waits(self, node: str) -> bool:
-        pulse = self._roster.pulse_of(node)
-        return pulse is not None and pulse.phase == Phase.PHASE_WAITING
-
     def _lacking(self, group: frozenset[str], standing: Standing) -> str:
         """Why this group cannot go, in words; empty when it can."""
         votes = {vote for node in group for vote in self._arrivals[node].ready.votes}
         if not has_quorum(votes, standing.base):
-            absent = ", ".join(sorted(set(standing.base) - votes))
-            return f"no majority of the last round's members is here; absent: {absent}"
+            absent = ", ".join(sorted(set(standing.base) - votes - {*self._roster.participants()}))
+            return f"no majority of the last round's members is here; absent: {absent}" if absent else BUSY
         decision = choose_value([self._arrivals[node].ready for node in group])
         if isinstance(decision, Blocked):
             return f"a result may have been committed by sites that are not here: {', '.join(decision.missing)}"
@@ -209,11 +210,15 @@ class Keeper:
         """Say what is lacking, once it has been lacking for a while. Returns seconds until then."""
         if waited < UNREMARKABLE:
             return UNREMARKABLE - waited
-        if problem != self._told:
-            usual = self._standing().sites > 1  # sites come to a new run one after the other
-            log.log(logging.INFO if usual else logging.WARNING, "round %d waits: %s", self._round, problem)
+        if problem not in (BUSY, self._told):
+            log.log(waiting_level(self._standing().sites), "round %d waits: %s", self._round, problem)
         self._told = problem
         return None
+
+
+def waiting_level(sites: int) -> int:
+    """Of the log's line that says what a round waits for: sites come to a new run one after the other, as is usual."""
+    return logging.INFO if sites > 1 else logging.WARNING
 
 
 def _share(ready: Ready, offset: int, length: int) -> Share:

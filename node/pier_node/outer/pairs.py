@@ -75,7 +75,6 @@ class Pairs:
             self._carrier, self._roster, self._meetings.expected, lambda: self.state, tools.codec, tools.chunk
         )
         self._deal: Deal | None = None
-        self._telling: asyncio.Task[None] | None = None
         self._since = asyncio.get_running_loop().time()
         self._outcomes = Outcomes(tools, lambda: (self.state, self.saved), lambda: self._deal)
         self._carrier.serve_push(self._take_stream)
@@ -176,9 +175,6 @@ class Pairs:
     async def stop(self) -> None:
         """End what goes on while the workers train."""
         await self._ahead.end()
-        if self._telling:
-            self._telling.cancel()
-            await asyncio.wait([self._telling])
 
     def _is_open(self, number: int) -> bool:
         """Whether enough sites are there for a round, or somebody was seen beyond it."""
@@ -288,9 +284,7 @@ class Pairs:
 
     def _tell(self) -> None:
         """Tell all that a round is over, and the next partner our anchor, without waiting for anybody."""
-        if self._telling:
-            self._telling.cancel()
-        self._telling = asyncio.create_task(self._roster.announce(), name="announce")
+        self._roster.tell()
         if needs_anchors(self._tools.rates) and self.state.round < self._run.last:
             self._ahead.begin(self.coming())
 

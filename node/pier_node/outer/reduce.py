@@ -12,8 +12,7 @@ mean by as much as is missing. So errors belong to sites, not to shards, which m
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
-from contextlib import aclosing
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping, Sequence
 from functools import partial
 from typing import TypeVar
 
@@ -26,9 +25,10 @@ from pier_node.outer.contribution import Contribution
 from pier_node.outer.mean import Mean, weighted_mean
 from pier_node.outer.meter import Meter
 from pier_node.outer.plan import Plan
+from pier_node.outer.sending import send
 from pier_node.outer.suspicion import NOBODY, Suspicion
 from pier_node.shared import Vector
-from pier_node.wire.carrier import BadMessage, Carrier, PeerLost, PeerRefused
+from pier_node.wire.carrier import BadMessage, Carrier, PeerLost
 
 WINDOW = 4
 T = TypeVar("T")
@@ -100,8 +100,8 @@ class Reduction:
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(self._reduce())
             for share in self._others:
-                tasks.create_task(self._push(share.node, self._scatter_to(share)))
-                tasks.create_task(self._push(share.node, self._gather_to()))
+                tasks.create_task(send(self._carrier, share.node, self._scatter_to(share)))
+                tasks.create_task(send(self._carrier, share.node, self._gather_to()))
                 tasks.create_task(self._await_shard(share))
 
     async def take(self, sender: str, first: Chunk, rest: AsyncIterator[Chunk]) -> None:
@@ -121,16 +121,7 @@ class Reduction:
                 self._broken.set_result(Suspicion(sender, reason))
             raise
 
-    async def _push(self, node: str, chunks: AsyncIterator[Chunk]) -> None:
-        async with aclosing(chunks):  # type: ignore[type-var]
-            try:
-                await self._carrier.push(node, chunks)
-            except PeerRefused as refused:
-                raise Suspicion(NOBODY, f"{node} refused what we sent: {refused.reason}") from refused
-            except PeerLost as lost:
-                raise Suspicion(node, lost.reason) from lost
-
-    async def _scatter_to(self, owner: Share) -> AsyncIterator[Chunk]:
+    async def _scatter_to(self, owner: Share) -> AsyncGenerator[Chunk]:
         """Our vector on the owner's shard; an empty stream if it has no weight or the owner owns nothing."""
         yield self._plan.message(Chunk.STAGE_SCATTER, owner.offset, NO_DATA)
         if self._mine.tokens:
@@ -139,7 +130,7 @@ class Reduction:
                 yield self._plan.message(Chunk.STAGE_SCATTER, start, data)
                 self.meter.sent(len(data), asyncio.get_running_loop().time())
 
-    async def _gather_to(self) -> AsyncIterator[Chunk]:
+    async def _gather_to(self) -> AsyncGenerator[Chunk]:
         """The mean of our shard, chunk by chunk as it becomes ready."""
         yield self._plan.message(Chunk.STAGE_GATHER, self._mine.offset, NO_DATA)
         for start, end in self._plan.ranges(self._mine):

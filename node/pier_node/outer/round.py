@@ -13,12 +13,12 @@ import math
 import secrets
 from collections.abc import Callable, Mapping
 
-from pier.v1.peer_pb2 import AbortNotice, Ack, Ballot, Chunk, Phase, Proposal, Ready, Vote
+from pier.v1.peer_pb2 import AbortNotice, Ack, Chunk, Proposal, Ready, Vote
 from pier_node.outer.attempt import Advance, Attempt, Tools, check_finite, to_the_end
 from pier_node.outer.claims import is_credible
 from pier_node.outer.contribution import Contribution
 from pier_node.outer.deadline import Backoff, Deadline
-from pier_node.outer.keeper import POLL, Keeper, Standing
+from pier_node.outer.keeper import BUSY, POLL, Keeper, Standing, waiting_level
 from pier_node.outer.promises import Promises, Voted
 from pier_node.outer.proposal import flaw
 from pier_node.outer.quorum import has_quorum, order
@@ -91,10 +91,6 @@ class Rounds:
         """Digest of what we voted for in the coming round, empty: nothing; None: not known, or another has our vote."""
         return self._promises.pledge(self.coming()) if self.node in self.votes else None
 
-    @property
-    def _seen(self) -> Ballot:
-        return self._promises.seen(self.coming())
-
     def offer(self, number: int, shadow: bool) -> OuterState | None:
         """What a peer may fetch from us: the last committed state (0, or its number), or the shadow of the next.
 
@@ -143,7 +139,7 @@ class Rounds:
                 task.result()
             if self.state.round > last or self._confirmed():
                 await self._faults.reach(self.state.round, "committed")
-                await self._roster.announce()
+                self._roster.tell()
                 return self.state
             await self._roster.changed.wait(backoff.seconds())
 
@@ -207,33 +203,36 @@ class Rounds:
             return None
         if proposal.verdict == Proposal.VERDICT_GO and self._acceptable(proposal, ready):
             return proposal
-        if keeper != self.node and self._standstill.too_long(keeper, self._all_wait(keeper)):
-            log.warning("round %d: the keeper %s lets all wait: asking another", ready.round, keeper)
-            self._suspects.add(keeper)
+        if keeper != self.node:
+            self._watch(keeper, ready.round, proposal)
         if proposal.verdict == Proposal.VERDICT_GO:
             return None
-        if keeper != self.node and proposal.reason not in ("", self.last_error):
-            usual = self.sites > 1  # as at the keeper
-            log.log(logging.INFO if usual else logging.WARNING, "round %d waits: %s", ready.round, proposal.reason)
         self.last_error = proposal.reason
         return proposal if proposal.verdict == Proposal.VERDICT_WAIT else None
 
+    def _watch(self, keeper: str, round: int, proposal: Proposal) -> None:
+        """Log what another keeper waits for; go around one that lets all wait."""
+        if self._standstill.too_long(keeper, self._all_wait(keeper)):
+            log.warning("round %d: the keeper %s lets all wait: asking another", round, keeper)
+            self._suspects.add(keeper)
+        if proposal.verdict != Proposal.VERDICT_GO and proposal.reason not in ("", BUSY, self.last_error):
+            log.log(waiting_level(self.sites), "round %d waits: %s", round, proposal.reason)
+
     def _all_wait(self, keeper: str) -> bool:
-        """Whether a quorum is here without the keeper, and nobody has anything else to do than to wait for it."""
-        here = {*self._roster.abreast(self.state.round, self._committed_at)} - {keeper, self.node}
-        pulses = self._roster.pulses()
-        waiting = all(pulses[node].phase == Phase.PHASE_WAITING for node in here)
-        return waiting and has_quorum({*here, self.node}, self.state.members)
+        """Whether it has all it needs, a quorum even without itself, and nobody has anything to do but wait for it."""
+        others = {*self._roster.abreast(self.state.round, self._committed_at)} - {keeper, self.node}
+        enough = has_quorum({*others, self.node}, self.state.members) and len(others) + 2 >= self.sites
+        return enough and all(map(self._roster.waits, others))
 
     def _ready(self, contribution: Contribution) -> Ready:
         ready = Ready(
             node=self.node,
-            round=self.state.round + 1,
+            round=self.coming(),
             nonce=self._nonce,
             tokens=contribution.tokens,
             norm=contribution.norm,
             bandwidth=self._tools.bandwidth,
-            seen=self._seen,
+            seen=self._promises.seen(self.coming()),
             suspects=sorted(self._suspects.now()),
             votes=sorted(self.votes),
         )
@@ -244,7 +243,8 @@ class Rounds:
 
     def _acceptable(self, proposal: Proposal, ready: Ready) -> bool:
         """A member takes nobody's word: is this an attempt that may commit, and does it know what we know?"""
-        problem = flaw(proposal, ready, self._seen, self.state.members, self._length(ready.round))
+        seen, length = self._promises.seen(self.coming()), self._length(ready.round)
+        problem = flaw(proposal, ready, seen, self.state.members, length)
         if ready.nonce != self._nonce:
             problem = "stale"
         if problem:
@@ -256,7 +256,7 @@ class Rounds:
     async def _take_vote(self, sender: str, vote: Vote) -> Ack:
         if vote.node != sender:
             raise BadMessage(f"a vote in the name of {vote.node}")
-        if vote.round == self.state.round + 1:
+        if vote.round == self.coming():
             self._tools.votes.count(vote)
             self._tools.news.notify()
         return Ack()
@@ -269,7 +269,7 @@ class Rounds:
 
     def _is_stale(self, first: Chunk) -> bool:
         """Whether a stream is of an attempt that is over."""
-        return first.round <= self.state.round or order(first.ballot) < order(self._seen)
+        return first.round <= self.state.round or order(first.ballot) < order(self._promises.seen(self.coming()))
 
     # --- how a round ends ----------------------------------------------------------------------
 

@@ -70,7 +70,10 @@ def start_steps(config: RunConfig) -> int:
 
 
 def total_rounds(config: RunConfig) -> int:
-    """Outer rounds of the whole run."""
+    """Outer rounds of the whole run. In a pipeline steps are rounds, too; those in which one failed come on top."""
+    if config.pipeline.stages > 1:
+        alone = config.inner.total_steps - stepwise(config)
+        return config.inner.total_steps + math.ceil(alone / config.outer.inner_steps)
     before, local_steps = _start_rounds(config), config.inner.total_steps - start_steps(config)
     if config.outer.algorithm == "sync" or local_steps <= 0:
         return before
@@ -81,7 +84,7 @@ def total_rounds(config: RunConfig) -> int:
 def round_plan(config: RunConfig, number: int) -> RoundPlan:
     """The plan of round `number`, counted from 1."""
     before = _start_rounds(config)
-    if number <= _stepwise(config):
+    if number <= stepwise(config):
         return _sync_plan(config, number)
     return _solo_plan(config, number) if number <= before else _local_plan(config, number, number - 1 - before)
 
@@ -124,10 +127,10 @@ def _beat(outer: OuterSection) -> int:
 
 def _start_rounds(config: RunConfig) -> int:
     """Rounds until sites train apart."""
-    return _stepwise(config) or math.ceil(start_steps(config) / config.outer.inner_steps)
+    return stepwise(config) or math.ceil(start_steps(config) / config.outer.inner_steps)
 
 
-def _stepwise(config: RunConfig) -> int:
+def stepwise(config: RunConfig) -> int:
     """Inner steps, from the first, that are a round each because gradients are averaged."""
     if config.outer.algorithm == "sync":
         return config.inner.total_steps
@@ -147,7 +150,7 @@ def _local_plan(config: RunConfig, number: int, index: int) -> RoundPlan:
     first = min(start_steps(config) + index * beat, total)
     steps = min(beat, total - first)
     done = (first + steps) / total
-    opens = index == 0 and _stepwise(config) == 0
+    opens = index == 0 and stepwise(config) == 0
     if outer.algorithm == "noloco":
         return RoundPlan(number, Kind.PAIR, first, steps, 0.0, 0.0, False, opens)
     momentum, lr = momentum_at(outer, done), lr_at(outer, done)

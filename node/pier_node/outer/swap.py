@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
-from contextlib import aclosing
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, TypeVar
@@ -22,9 +21,10 @@ from pier_node.outer.codec import BadCode, Codec
 from pier_node.outer.meter import Meter
 from pier_node.outer.plan import CHUNK
 from pier_node.outer.reduce import NO_DATA
-from pier_node.outer.suspicion import NOBODY, Suspicion
+from pier_node.outer.sending import send
+from pier_node.outer.suspicion import Suspicion
 from pier_node.shared import Vector
-from pier_node.wire.carrier import BadMessage, Carrier, PeerLost, PeerRefused
+from pier_node.wire.carrier import BadMessage, Carrier, PeerLost
 
 T = TypeVar("T")
 HALF = np.float32(0.5)
@@ -127,13 +127,7 @@ class Swap:
             await asyncio.gather(data, watch, return_exceptions=True)
 
     async def _swap(self) -> None:
-        try:
-            async with aclosing(self._outgoing()) as chunks:
-                await self._carrier.push(self._plan.partner, chunks)
-        except PeerRefused as refused:
-            raise Suspicion(NOBODY, f"{self._plan.partner} refused what we sent: {refused.reason}") from refused
-        except PeerLost as lost:
-            raise Suspicion(self._plan.partner, lost.reason) from lost
+        await send(self._carrier, self._plan.partner, self._outgoing())
         if any(lane.held is None for lane in self._lanes):
             await self._received.wait()
 

@@ -6,9 +6,6 @@ depends on where a node stands (this round, that ballot, this model's size) is c
 
 from __future__ import annotations
 
-import math
-import re
-from collections.abc import Iterable
 from typing import TypeVar
 
 from google.protobuf.message import DecodeError, Message
@@ -21,6 +18,7 @@ from pier.v1.peer_pb2 import (
     FetchRequest,
     HelloReply,
     HelloRequest,
+    Itinerary,
     LeaveRequest,
     Manifest,
     MeetReply,
@@ -41,75 +39,37 @@ from pier.v1.peer_pb2 import (
     Vote,
 )
 from pier.v1.stream_pb2 import Opening, Passport
-from pier_node.outer.state import ADAM_M, ADAM_V, ANCHOR, MOMENTUM
-from pier_node.wire.address import is_address
 from pier_node.wire.carrier import CHUNK_BYTES, BadMessage
-from pier_node.wire.multiaddr import are_routes
+from pier_node.wire.pipeline_bounds import PIPELINE, STAGE, STATE_STAGE, itinerary_flaw
 from pier_node.wire.rules import Many, Only, Part, Rule, Rules, Table, increasing
-
-SITES = 1024
-"""Most sites of a run (RunSection.sites)."""
-COUNTS = 2**53
-"""Rounds, tokens and bytes stay below: whole numbers that JSON and a double hold exactly."""
-ELEMENTS = 2**40
-"""Most elements of a vector: 4 TiB of fp32."""
-MANIFEST_HASHES = 400_000
-"""Most pieces of a state: 12.5 MB of hashes, for 400 GiB of state in pieces of 1 MiB."""
-
-FRAGMENTS = 64
-NODE_ID = re.compile("[0-9a-f]{16}")
-LEDGER_KEY = re.compile("[0-9a-f]{16}(/[1-9][0-9]?)?")
+from pier_node.wire.values import (
+    ADDRESS,
+    AMOUNT,
+    ANY,
+    COUNT,
+    ELEMENT,
+    ENTRY,
+    FRAGMENTS,
+    HASH,
+    LOSS,
+    MANIFEST_HASHES,
+    NODE,
+    NODES,
+    NONCE,
+    PADDING,
+    REASON,
+    SITES,
+    TENSOR,
+    TENSORS,
+    VALUES,
+    below,
+    one_of,
+    or_empty,
+    size,
+    text,
+)
 
 M = TypeVar("M", bound=Message)
-
-
-def below(limit: int) -> Only:
-    """Whole numbers below a limit."""
-    return Only(f"below {limit}", lambda value: value < limit)
-
-
-def text(most: int, breaks: str = "") -> Only:
-    """Text that does nothing to a terminal that shows it; `breaks` are control characters allowed besides."""
-    spaces = str.maketrans(dict.fromkeys(breaks, " "))
-    return Only(
-        f"at most {most} printable characters",
-        lambda value: len(value) <= most and value.translate(spaces).isprintable(),
-    )
-
-
-def size(least: int, most: int) -> Only:
-    """So many bytes."""
-    span = f"{least}" if least == most else f"{least} to {most}"
-    return Only(f"{span} bytes", lambda value: least <= len(value) <= most)
-
-
-def one_of(values: Iterable[int]) -> Only:
-    """A value of an enumeration."""
-    known = frozenset(values)
-    return Only("one that this version knows", lambda value: value in known)
-
-
-def or_empty(rule: Only) -> Only:
-    """What a rule allows, or nothing."""
-    return Only(f"{rule.allowed}, or empty", lambda value: not value or rule.holds(value))
-
-
-COUNT = below(COUNTS)
-ELEMENT = below(ELEMENTS)
-ANY = Only("anything", lambda _: True)
-NODE = Only("a node id, 16 hex digits", lambda value: NODE_ID.fullmatch(value) is not None)
-NODES = Many(NODE, SITES, ordered=True)
-ENTRY = Only("a node id, or one with the number of a fragment", lambda value: LEDGER_KEY.fullmatch(value) is not None)
-HASH = size(32, 32)
-NONCE = size(1, 64)
-REASON = text(4000, breaks="\n\t")
-AMOUNT = Only("finite and not negative", lambda value: 0 <= value < math.inf)
-LOSS = Only("finite, or NaN: none yet", lambda value: not math.isinf(value))
-ADDRESS = Only("HOST:PORT, or multiaddrs", lambda value: is_address(value) or are_routes(value))
-TENSORS = (ANCHOR, MOMENTUM, ADAM_M, ADAM_V)
-TENSOR = Only(f"one of {', '.join(TENSORS)}", lambda value: value in TENSORS)
-PADDING = size(0, CHUNK_BYTES)
-VALUES = size(0, CHUNK_BYTES)
 
 FIELDS: dict[type[Message], dict[str, Rule]] = {
     Ack: {},
@@ -138,6 +98,8 @@ FIELDS: dict[type[Message], dict[str, Rule]] = {
         "training_for": COUNT,
         "spread": LOSS,
         "pledge": or_empty(HASH),
+        "place": Part(),
+        "wanted_stage": STAGE,
     },
     LeaveRequest: {"node": NODE, "round": COUNT, "votes": NODES},
     Ballot: {"number": COUNT, "keeper": or_empty(NODE)},
@@ -209,8 +171,9 @@ FIELDS: dict[type[Message], dict[str, Rule]] = {
         "offset": ELEMENT,
         "data": VALUES,
         "meeting": or_empty(HASH),
+        "passage": Part(),
     },
-    StateRequest: {"round": COUNT, "shadow": ANY, "moments": ANY},
+    StateRequest: {"round": COUNT, "shadow": ANY, "moments": ANY, "stage": STATE_STAGE},
     Tensor: {"name": TENSOR, "length": ELEMENT, "hashes": Many(HASH, MANIFEST_HASHES)},
     Manifest: {
         "round": COUNT,
@@ -221,9 +184,17 @@ FIELDS: dict[type[Message], dict[str, Rule]] = {
         "adam_step": COUNT,
         "ledger": Table(ENTRY, COUNT, SITES * FRAGMENTS),
     },
-    FetchRequest: {"round": COUNT, "shadow": ANY, "tensor": TENSOR, "offset": ELEMENT, "length": ELEMENT},
+    FetchRequest: {
+        "round": COUNT,
+        "shadow": ANY,
+        "tensor": TENSOR,
+        "offset": ELEMENT,
+        "length": ELEMENT,
+        "stage": STATE_STAGE,
+    },
     ProbeRequest: {"padding": PADDING, "reply_size": below(CHUNK_BYTES + 1), "call_back": or_empty(ADDRESS)},
     ProbeReply: {"padding": PADDING, "time": AMOUNT, "reached": ANY, "detail": REASON},
+    **PIPELINE,
     Passport: {"node": NODE, "certificate": size(0, 4096), "proof": size(0, 128)},
     Opening: {"protocol": ANY, "run_hash": or_empty(HASH), "to": or_empty(NODE), "passport": Part(needed=True)},
 }
@@ -270,6 +241,7 @@ RULES = Rules(
         MeetReply: _meeting,
         SettleRequest: _settling,
         Chunk: _chunk,
+        Itinerary: itinerary_flaw,
         Manifest: _manifest,
     },
 )

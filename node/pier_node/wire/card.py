@@ -18,8 +18,8 @@ from cryptography.hazmat.primitives.asymmetric import ec
 
 from pier_node.certificates import node_id_of_certificate
 from pier_node.identity import node_id
-from pier_node.wire.bounds import NODE_ID
 from pier_node.wire.carrier import HELLO, PROTOCOL
+from pier_node.wire.values import NODE_ID
 
 Headers = Mapping[str, str | bytes]
 

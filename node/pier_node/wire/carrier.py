@@ -16,9 +16,11 @@ from pier.v1.peer_pb2 import (
     AbortNotice,
     Ack,
     Chunk,
+    Dropped,
     FetchRequest,
     HelloReply,
     HelloRequest,
+    Itinerary,
     LeaveRequest,
     Manifest,
     MeetReply,
@@ -31,7 +33,9 @@ from pier.v1.peer_pb2 import (
     SettleReply,
     SettleRequest,
     StateRequest,
+    Total,
     Vote,
+    Worked,
 )
 
 PROTOCOL = 2
@@ -75,6 +79,9 @@ VOTE = Method("CastVote", Vote, Ack)
 ABORT = Method("Abort", AbortNotice, Ack)
 MEET = Method("Meet", MeetRequest, MeetReply)
 SETTLE = Method("Settle", SettleRequest, SettleReply)
+ROUTE = Method("Route", Itinerary, Ack)
+TALLY = Method("Tally", Worked, Total)
+DROP = Method("Drop", Dropped, Ack)
 DESCRIBE = Method("Describe", StateRequest, Manifest)
 PROBE = Method("Probe", ProbeRequest, ProbeReply)
 

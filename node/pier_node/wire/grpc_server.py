@@ -5,9 +5,8 @@ from __future__ import annotations
 import asyncio
 import logging
 import socket
-from collections import Counter
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterator
-from contextlib import asynccontextmanager, contextmanager, suppress
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager, suppress
 from typing import Any, NoReturn, TypeVar
 from urllib.parse import unquote
 
@@ -20,6 +19,7 @@ from pier_node.certificates import Credentials
 from pier_node.errors import PierError
 from pier_node.wire.address import format_address
 from pier_node.wire.bounds import parse
+from pier_node.wire.calls import CALLS, Busy, Calls
 from pier_node.wire.card import Card, Headers, NotAdmitted
 from pier_node.wire.carrier import BadMessage, Handler, Method, PeerLost
 from pier_node.wire.grpc_options import END, EXCHANGE, FETCH, SERVICE, server_options
@@ -27,8 +27,6 @@ from pier_node.wire.grpc_reasons import brief
 
 ACK = Ack().SerializeToString()
 
-CALLS_PER_PEER = 64
-CALLS = 4096
 PATIENCE = 10.0
 """Seconds that a caller gets to end a stream which was refused."""
 GRACE = 0.5
@@ -39,10 +37,6 @@ R = TypeVar("R", bound=Message)
 Context = grpc.aio.ServicerContext[bytes, bytes]
 
 log = logging.getLogger(__name__)
-
-
-class Busy(Exception):
-    """A peer has as many calls under way as one may have."""
 
 
 class PeerServer(grpc.GenericRpcHandler):  # type: ignore[type-arg]
@@ -59,7 +53,7 @@ class PeerServer(grpc.GenericRpcHandler):  # type: ignore[type-arg]
         self._credentials = credentials
         self._count = count
         self._methods: dict[str, grpc.RpcMethodHandler[Any, Any]] = {}
-        self._under_way: Counter[str] = Counter()
+        self._calls = Calls()
         self._server: grpc.aio.Server | None = None
         self.serve_push(_not_yet)
 
@@ -148,7 +142,7 @@ class PeerServer(grpc.GenericRpcHandler):  # type: ignore[type-arg]
         try:
             headers: Headers = dict(context.invocation_metadata() or ())
             caller = self._card.admit(method, headers, _certificate(context))
-            with self._place(caller):
+            with self._calls.place(caller):
                 await context.send_initial_metadata(tuple(self._card.answer(caller, headers).items()))
                 yield caller
         except grpc.aio.BaseError:
@@ -160,18 +154,6 @@ class PeerServer(grpc.GenericRpcHandler):  # type: ignore[type-arg]
                 await context.write(ACK)
                 await _drain(stream)
             await _refuse(context, error)
-
-    @contextmanager
-    def _place(self, caller: str) -> Iterator[None]:
-        if self._under_way[caller] >= CALLS_PER_PEER:
-            raise Busy(f"{CALLS_PER_PEER} calls of {caller} are under way already")
-        self._under_way[caller] += 1
-        try:
-            yield
-        finally:
-            self._under_way[caller] -= 1
-            if not self._under_way[caller]:
-                del self._under_way[caller]
 
 
 async def _not_yet(_caller: str, _chunks: AsyncIterator[Chunk]) -> None:

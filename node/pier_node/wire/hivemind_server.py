@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections import Counter
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Coroutine, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Coroutine
+from contextlib import nullcontext, suppress
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -16,11 +15,12 @@ from pier.v1.peer_pb2 import Chunk, FetchRequest, HelloReply
 from pier.v1.stream_pb2 import Opening
 from pier_node.wire.address import format_address
 from pier_node.wire.bounds import parse
+from pier_node.wire.calls import CALLS, Busy, Calls
 from pier_node.wire.card import Headers, NotAdmitted
 from pier_node.wire.carrier import HELLO, BadMessage, Handler, Method, PeerLost
 from pier_node.wire.grpc_options import EXCHANGE, FETCH, MESSAGE_BYTES
 from pier_node.wire.grpc_reasons import brief
-from pier_node.wire.grpc_server import CALLS, CALLS_PER_PEER, GRACE, PATIENCE, Busy
+from pier_node.wire.grpc_server import GRACE, PATIENCE
 from pier_node.wire.hivemind_host import Host
 from pier_node.wire.hivemind_line import KEEPALIVE, LINE, NAME_BYTES, OPENING_BYTES, headers
 from pier_node.wire.hivemind_stream import CutOff, Kind, Stream
@@ -62,7 +62,7 @@ class PeerServer:
         self._host, self._count = host, count
         self._answers: dict[str, Callable[[Caller, Stream], Awaitable[None]]] = {LINE: self._hold_line}
         self._callers: dict[bytes, list[Caller]] = {}
-        self._under_way: Counter[str] = Counter()
+        self._calls = Calls()
         self._tasks: set[asyncio.Task[Any]] = set()
         self._strangers: set[asyncio.Task[Any]] = set()
         self.serve_push(_not_yet)
@@ -140,7 +140,7 @@ class PeerServer:
             caller = await self._meet(info, stream) if method == LINE else self._known(info.peer_id, method)
             if method not in self._answers:
                 raise BadMessage("it does not answer that, or not yet")
-            with self._place(caller.node, method):
+            with nullcontext() if method == LINE else self._calls.place(caller.node):  # a line stays open
                 await self._answers[method](caller, stream)
         except CutOff:
             return  # the caller is gone
@@ -153,21 +153,6 @@ class PeerServer:
         with suppress(TimeoutError):
             async with asyncio.timeout(PATIENCE):
                 await stream.gone()  # whoever asked closes: else what was sent last might not arrive
-
-    @contextmanager
-    def _place(self, caller: str, method: str) -> Iterator[None]:
-        if method == LINE:
-            yield
-            return
-        if self._under_way[caller] >= CALLS_PER_PEER:
-            raise Busy(f"{CALLS_PER_PEER} calls of {caller} are under way already")
-        self._under_way[caller] += 1
-        try:
-            yield
-        finally:
-            self._under_way[caller] -= 1
-            if not self._under_way[caller]:
-                del self._under_way[caller]
 
     # --- who is there --------------------------------------------------------------------------
 

@@ -21,6 +21,8 @@ Hashes = Mapping[str, list[bytes]]
 
 _OUTER = {ANCHOR, MOMENTUM}
 _MOMENTS = {ADAM_M, ADAM_V}
+_KINDS = (_OUTER, _OUTER | _MOMENTS, {ANCHOR} | _MOMENTS)
+"""What a state may consist of: the last is that of a pipeline's stage."""
 
 
 @dataclass(frozen=True)
@@ -88,10 +90,10 @@ def examine(manifest: Manifest, length: int) -> Description:
         raise BadMessage(f"its pieces have {manifest.piece_length} elements, ours {states.PIECE}")
     hashes = {tensor.name: _hashes_of(tensor, length) for tensor in manifest.tensors}
     names = set(hashes)
-    if len(names) != len(manifest.tensors) or names not in (_OUTER, _OUTER | _MOMENTS):
+    if len(names) != len(manifest.tensors) or names not in _KINDS:
         raise BadMessage(f"it lists the tensors {', '.join(tensor.name for tensor in manifest.tensors) or 'none'}")
     members, ledger = tuple(manifest.members), dict(manifest.ledger)
-    for covered in (names, _OUTER):
+    for covered in (names, names - _MOMENTS):
         state = {name: hashes[name] for name in sorted(covered)}
         moments = {name: hashes[name] for name in sorted(names - covered)}
         step = manifest.adam_step if ADAM_M in state else 0

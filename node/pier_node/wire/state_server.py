@@ -56,17 +56,19 @@ class StateServer:
         self._idle = idle
         self._held: dict[tuple[int, bool], _Held] = {}
         self._copying = asyncio.Lock()
-        carrier.serve(DESCRIBE, self._describe)
-        carrier.serve_pull(self._fetch)
+        carrier.serve(DESCRIBE, self.describe)
+        carrier.serve_pull(self.fetch)
 
-    async def _describe(self, _peer: str, request: StateRequest) -> Manifest:
+    async def describe(self, _peer: str, request: StateRequest) -> Manifest:
+        """The manifest of a state that the node offers. Raises BadMessage."""
         held = self._hold(request.round, request.shadow)
         if request.moments and not request.shadow and ADAM_M not in held.state.tensors:
             async with self._copying:
                 held.moments = held.moments or await asyncio.to_thread(self._copy_moments)
         return describe(held.state, held.moments if request.moments else None)
 
-    async def _fetch(self, _peer: str, request: FetchRequest) -> AsyncIterator[Chunk]:
+    async def fetch(self, _peer: str, request: FetchRequest) -> AsyncIterator[Chunk]:
+        """A run of pieces of it. Raises BadMessage."""
         key = (request.round, request.shadow)
         held = self._held.get(key) or self._hold(*key)
         if held.state.round != request.round:

@@ -48,6 +48,7 @@ async def fetch_state(
     timeout: float,
     round: int = 0,
     shadow: bool = False,
+    stage: int = 0,
     digest: bytes | None = None,
     moments: bool = False,
     partial: Partial | None = None,
@@ -62,6 +63,7 @@ async def fetch_state(
         timeout: seconds that a peer may be silent before it is dropped.
         round: 0 is the newest one of the first peer that answers.
         shadow: fetch the staged result of `round`.
+        stage: of a pipeline, counted from 1: fetch its state, of the version `round`; 0: the state of the run.
         digest: refuse every other state; None: believe the first peer.
         moments: fetch AdamW moments too.
         partial: keep it and pass it again after PeerLost: pieces of the same state are not fetched twice.
@@ -71,13 +73,13 @@ async def fetch_state(
         PeerLost: no peer is left; `reason` says what became of each, `node` is the last one.
     """
     transfer = _Transfer(carrier, peers, length, timeout)
-    target = await transfer.choose(StateRequest(round=round, shadow=shadow), digest)
-    pinned = StateRequest(round=target.round, shadow=shadow)
+    target = await transfer.choose(StateRequest(round=round, shadow=shadow, stage=stage), digest)
+    pinned = StateRequest(round=target.round, shadow=shadow, stage=stage)
     tensors = await transfer.fetch(pinned, target, partial or Partial(), progress or _untold)
     state = target.build(tensors)
     if ADAM_M in tensors:
         return Fetched(state, tensors[ADAM_M], tensors[ADAM_V], state.adam_step)
-    found = await transfer.fetch_moments() if moments and target.round else None  # before round 1 there are none
+    found = await transfer.fetch_moments(stage) if moments and target.round else None  # before round 1 there are none
     return Fetched(state, found.adam_m, found.adam_v, found.step) if found else Fetched(state, None, None, 0)
 
 
@@ -132,12 +134,12 @@ class _Transfer:
             raise self._nobody()
         return partial.hand_over()
 
-    async def fetch_moments(self) -> Moments | None:
+    async def fetch_moments(self, stage: int) -> Moments | None:
         """The moments of the first peer that gives them whole; None, and a warning, when nobody does."""
         moved_on = [peer for peer, error in self._lost.items() if isinstance(error, PeerRefused)]
         for peer in [*self._peers, *moved_on]:
             try:
-                moments = await self._moments_of(peer)
+                moments = await self._moments_of(peer, stage)
             except PeerLost as error:
                 self._drop(peer, error)
                 continue
@@ -146,13 +148,13 @@ class _Transfer:
         log.warning("state transfer: no peer gave its AdamW moments, so AdamW starts without any here")
         return None
 
-    async def _moments_of(self, peer: str) -> Moments | None:
-        described = await self._described(peer, StateRequest(moments=True), None)
+    async def _moments_of(self, peer: str, stage: int) -> Moments | None:
+        described = await self._described(peer, StateRequest(moments=True, stage=stage), None)
         if not described.moments:
             return None
         partial = Partial()
         partial.aim(described.moments, self._length)
-        await self._pull_runs(peer, StateRequest(round=described.round), partial, _untold)
+        await self._pull_runs(peer, StateRequest(round=described.round, stage=stage), partial, _untold)
         tensors = partial.hand_over()
         return Moments(tensors[ADAM_M], tensors[ADAM_V], described.adam_step)
 
@@ -190,6 +192,7 @@ class _Transfer:
             tensor=run[0].tensor,
             offset=run[0].start,
             length=run[-1].end - run[0].start,
+            stage=request.stage,
         )
         owed = deque(run)
         async with aclosing(self._chunks(peer, fetch)) as chunks:

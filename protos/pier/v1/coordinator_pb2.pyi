@@ -188,25 +188,57 @@ class HeartbeatRequest(_message.Message):
     LEASE_FIELD_NUMBER: _builtins.int
     PULSE_FIELD_NUMBER: _builtins.int
     ORDER_FIELD_NUMBER: _builtins.int
+    PATHS_FIELD_NUMBER: _builtins.int
     lease: _builtins.bytes
     order: _builtins.int
     """epoch of the order that the site follows"""
     @_builtins.property
     def pulse(self) -> _peer_pb2.Pulse: ...
+    @_builtins.property
+    def paths(self) -> Global___Paths:
+        """of a pipeline, if the site has planned any; not set: as it said last"""
+
     def __init__(
         self,
         *,
         lease: _builtins.bytes = ...,
         pulse: _peer_pb2.Pulse | None = ...,
         order: _builtins.int = ...,
+        paths: Global___Paths | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["pulse", b"pulse"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["paths", b"paths", "pulse", b"pulse"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["lease", b"lease", "order", b"order", "pulse", b"pulse"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["lease", b"lease", "order", b"order", "paths", b"paths", "pulse", b"pulse"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___HeartbeatRequest: _TypeAlias = HeartbeatRequest  # noqa: Y015
+
+@_typing.final
+class Paths(_message.Message):
+    """What a site has planned for the sites of a pipeline, for people to look at."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    ROUND_FIELD_NUMBER: _builtins.int
+    CONTENT_FIELD_NUMBER: _builtins.int
+    round: _builtins.int
+    """the first round that they were for"""
+    content: _builtins.bytes
+    """JSON: node/pier_node/pipeline/paths_file.py"""
+    def __init__(
+        self,
+        *,
+        round: _builtins.int = ...,
+        content: _builtins.bytes = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["content", b"content", "round", b"round"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Paths: _TypeAlias = Paths  # noqa: Y015
 
 @_typing.final
 class HeartbeatReply(_message.Message):
@@ -308,18 +340,26 @@ class Assignment(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     REPLICA_FIELD_NUMBER: _builtins.int
+    EXPERT_FIELD_NUMBER: _builtins.int
+    STAGE_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def replica(self) -> Global___Replica: ...
+    @_builtins.property
+    def expert(self) -> Global___Expert: ...
+    @_builtins.property
+    def stage(self) -> Global___Stage: ...
     def __init__(
         self,
         *,
         replica: Global___Replica | None = ...,
+        expert: Global___Expert | None = ...,
+        stage: Global___Stage | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["kind", b"kind", "replica", b"replica"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["expert", b"expert", "kind", b"kind", "replica", b"replica", "stage", b"stage"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["kind", b"kind", "replica", b"replica"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["expert", b"expert", "kind", b"kind", "replica", b"replica", "stage", b"stage"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_kind: _TypeAlias = _typing.Literal["replica"]  # noqa: Y015
+    _WhichOneofReturnType_kind: _TypeAlias = _typing.Literal["replica", "expert", "stage"]  # noqa: Y015
     _WhichOneofArgType_kind: _TypeAlias = _typing.Literal["kind", b"kind"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_kind) -> _WhichOneofReturnType_kind | None: ...
 
@@ -341,6 +381,250 @@ class Replica(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___Replica: _TypeAlias = Replica  # noqa: Y015
+
+@_typing.final
+class Stage(_message.Message):
+    """Holds that stage of a pipeline, if it holds none yet; a replica is given one by the site that plans."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NUMBER_FIELD_NUMBER: _builtins.int
+    number: _builtins.int
+    def __init__(
+        self,
+        *,
+        number: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["number", b"number"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Stage: _TypeAlias = Stage  # noqa: Y015
+
+@_typing.final
+class Expert(_message.Message):
+    """Trains experts, one after the other, from the model that the run ends with."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    PLAN_FIELD_NUMBER: _builtins.int
+    JOBS_FIELD_NUMBER: _builtins.int
+    COMPLETE_FIELD_NUMBER: _builtins.int
+    SCORING_FIELD_NUMBER: _builtins.int
+    CHECKPOINTS_FIELD_NUMBER: _builtins.int
+    plan: _builtins.str
+    """names it, hex"""
+    complete: _builtins.bool
+    """all experts of the plan are there: nobody needs this site any more, once it has scored"""
+    @_builtins.property
+    def jobs(self) -> _containers.RepeatedCompositeFieldContainer[Global___ExpertJob]:
+        """of this site, in their order"""
+
+    @_builtins.property
+    def scoring(self) -> Global___Scoring:
+        """to be done when no job is left"""
+
+    @_builtins.property
+    def checkpoints(self) -> _containers.RepeatedCompositeFieldContainer[Global___ExpertCheckpoint]:
+        """of its jobs, as the coordinator keeps them: training goes on from there"""
+
+    def __init__(
+        self,
+        *,
+        plan: _builtins.str = ...,
+        jobs: _abc.Iterable[Global___ExpertJob] | None = ...,
+        complete: _builtins.bool = ...,
+        scoring: Global___Scoring | None = ...,
+        checkpoints: _abc.Iterable[Global___ExpertCheckpoint] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["scoring", b"scoring"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["checkpoints", b"checkpoints", "complete", b"complete", "jobs", b"jobs", "plan", b"plan", "scoring", b"scoring"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Expert: _TypeAlias = Expert  # noqa: Y015
+
+@_typing.final
+class ExpertCheckpoint(_message.Message):
+    """Where the training of an expert stands: the pieces are safetensors (node/pier_node/experts/resume.py)."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    JOB_FIELD_NUMBER: _builtins.int
+    STEP_FIELD_NUMBER: _builtins.int
+    SIZE_FIELD_NUMBER: _builtins.int
+    DIGEST_FIELD_NUMBER: _builtins.int
+    job: _builtins.int
+    """its number"""
+    step: _builtins.int
+    """steps that are done"""
+    size: _builtins.int
+    """bytes of all pieces"""
+    digest: _builtins.str
+    """SHA-256 of them, hex"""
+    def __init__(
+        self,
+        *,
+        job: _builtins.int = ...,
+        step: _builtins.int = ...,
+        size: _builtins.int = ...,
+        digest: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["digest", b"digest", "job", b"job", "size", b"size", "step", b"step"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ExpertCheckpoint: _TypeAlias = ExpertCheckpoint  # noqa: Y015
+
+@_typing.final
+class Scoring(_message.Message):
+    """Asks what the experts of this site give the text of some domains."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    ID_FIELD_NUMBER: _builtins.int
+    EXPERTS_FIELD_NUMBER: _builtins.int
+    DOMAINS_FIELD_NUMBER: _builtins.int
+    ROWS_FIELD_NUMBER: _builtins.int
+    id: _builtins.str
+    """hex"""
+    rows: _builtins.int
+    """of each domain and split, at most; 0: all"""
+    @_builtins.property
+    def experts(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """their names, hex"""
+
+    @_builtins.property
+    def domains(self) -> _containers.RepeatedCompositeFieldContainer[Global___ScoredDomain]: ...
+    def __init__(
+        self,
+        *,
+        id: _builtins.str = ...,
+        experts: _abc.Iterable[_builtins.str] | None = ...,
+        domains: _abc.Iterable[Global___ScoredDomain] | None = ...,
+        rows: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["domains", b"domains", "experts", b"experts", "id", b"id", "rows", b"rows"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Scoring: _TypeAlias = Scoring  # noqa: Y015
+
+@_typing.final
+class ScoredDomain(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NAME_FIELD_NUMBER: _builtins.int
+    SOURCE_FIELD_NUMBER: _builtins.int
+    PATH_FIELD_NUMBER: _builtins.int
+    TEXT_FIELD_FIELD_NUMBER: _builtins.int
+    DOMAIN_HASH_FIELD_NUMBER: _builtins.int
+    name: _builtins.str
+    source: _builtins.str
+    """as of ExpertJob"""
+    path: _builtins.str
+    text_field: _builtins.str
+    domain_hash: _builtins.str
+    """"": not known"""
+    def __init__(
+        self,
+        *,
+        name: _builtins.str = ...,
+        source: _builtins.str = ...,
+        path: _builtins.str = ...,
+        text_field: _builtins.str = ...,
+        domain_hash: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["domain_hash", b"domain_hash", "name", b"name", "path", b"path", "source", b"source", "text_field", b"text_field"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ScoredDomain: _TypeAlias = ScoredDomain  # noqa: Y015
+
+@_typing.final
+class ExpertJob(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NUMBER_FIELD_NUMBER: _builtins.int
+    DOMAIN_FIELD_NUMBER: _builtins.int
+    SOURCE_FIELD_NUMBER: _builtins.int
+    PATH_FIELD_NUMBER: _builtins.int
+    TEXT_FIELD_FIELD_NUMBER: _builtins.int
+    DOMAIN_HASH_FIELD_NUMBER: _builtins.int
+    SIZE_FIELD_NUMBER: _builtins.int
+    FFN_DIM_FIELD_NUMBER: _builtins.int
+    STEPS_FIELD_NUMBER: _builtins.int
+    SEED_FIELD_NUMBER: _builtins.int
+    BATCH_SIZE_FIELD_NUMBER: _builtins.int
+    LR_FIELD_NUMBER: _builtins.int
+    MIN_LR_FIELD_NUMBER: _builtins.int
+    WARMUP_STEPS_FIELD_NUMBER: _builtins.int
+    MAX_EPOCHS_FIELD_NUMBER: _builtins.int
+    AFTER_FIELD_NUMBER: _builtins.int
+    FLOPS_FIELD_NUMBER: _builtins.int
+    number: _builtins.int
+    """in the plan"""
+    domain: _builtins.str
+    source: _builtins.str
+    """builtin | text | jsonl | parquet"""
+    path: _builtins.str
+    text_field: _builtins.str
+    domain_hash: _builtins.str
+    """of the text that was planned with, hex"""
+    size: _builtins.str
+    """S | M | L"""
+    ffn_dim: _builtins.int
+    """the rest of the model is that of the run"""
+    steps: _builtins.int
+    seed: _builtins.int
+    batch_size: _builtins.int
+    """sequences of a step"""
+    lr: _builtins.float
+    min_lr: _builtins.float
+    warmup_steps: _builtins.int
+    max_epochs: _builtins.float
+    """its text must not be repeated more often"""
+    after: _builtins.int
+    """one more than the number of the parent's job; 0: the parent is the run's model"""
+    flops: _builtins.float
+    """as planned"""
+    def __init__(
+        self,
+        *,
+        number: _builtins.int = ...,
+        domain: _builtins.str = ...,
+        source: _builtins.str = ...,
+        path: _builtins.str = ...,
+        text_field: _builtins.str = ...,
+        domain_hash: _builtins.str = ...,
+        size: _builtins.str = ...,
+        ffn_dim: _builtins.int = ...,
+        steps: _builtins.int = ...,
+        seed: _builtins.int = ...,
+        batch_size: _builtins.int = ...,
+        lr: _builtins.float = ...,
+        min_lr: _builtins.float = ...,
+        warmup_steps: _builtins.int = ...,
+        max_epochs: _builtins.float = ...,
+        after: _builtins.int = ...,
+        flops: _builtins.float = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["after", b"after", "batch_size", b"batch_size", "domain", b"domain", "domain_hash", b"domain_hash", "ffn_dim", b"ffn_dim", "flops", b"flops", "lr", b"lr", "max_epochs", b"max_epochs", "min_lr", b"min_lr", "number", b"number", "path", b"path", "seed", b"seed", "size", b"size", "source", b"source", "steps", b"steps", "text_field", b"text_field", "warmup_steps", b"warmup_steps"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ExpertJob: _TypeAlias = ExpertJob  # noqa: Y015
 
 @_typing.final
 class ReportRequest(_message.Message):
@@ -408,6 +692,7 @@ class Record(_message.Message):
     ROUND_FIELD_NUMBER: _builtins.int
     LINK_FIELD_NUMBER: _builtins.int
     NOTE_FIELD_NUMBER: _builtins.int
+    EXPERT_FIELD_NUMBER: _builtins.int
     time: _builtins.float
     """seconds since the epoch, by the site's clock"""
     @_builtins.property
@@ -418,6 +703,8 @@ class Record(_message.Message):
     def link(self) -> Global___LinkRecord: ...
     @_builtins.property
     def note(self) -> Global___Note: ...
+    @_builtins.property
+    def expert(self) -> Global___ExpertRecord: ...
     def __init__(
         self,
         *,
@@ -426,12 +713,13 @@ class Record(_message.Message):
         round: Global___RoundRecord | None = ...,
         link: Global___LinkRecord | None = ...,
         note: Global___Note | None = ...,
+        expert: Global___ExpertRecord | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["body", b"body", "link", b"link", "note", b"note", "round", b"round", "sample", b"sample"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["body", b"body", "expert", b"expert", "link", b"link", "note", b"note", "round", b"round", "sample", b"sample"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["body", b"body", "link", b"link", "note", b"note", "round", b"round", "sample", b"sample", "time", b"time"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["body", b"body", "expert", b"expert", "link", b"link", "note", b"note", "round", b"round", "sample", b"sample", "time", b"time"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_body: _TypeAlias = _typing.Literal["sample", "round", "link", "note"]  # noqa: Y015
+    _WhichOneofReturnType_body: _TypeAlias = _typing.Literal["sample", "round", "link", "note", "expert"]  # noqa: Y015
     _WhichOneofArgType_body: _TypeAlias = _typing.Literal["body", b"body"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_body) -> _WhichOneofReturnType_body | None: ...
 
@@ -575,6 +863,84 @@ class LinkRecord(_message.Message):
 Global___LinkRecord: _TypeAlias = LinkRecord  # noqa: Y015
 
 @_typing.final
+class ExpertRecord(_message.Message):
+    """How far an expert is, or that it is done, or that this site cannot train it."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    PLAN_FIELD_NUMBER: _builtins.int
+    JOB_FIELD_NUMBER: _builtins.int
+    NAME_FIELD_NUMBER: _builtins.int
+    STEP_FIELD_NUMBER: _builtins.int
+    TRAINING_LOSS_FIELD_NUMBER: _builtins.int
+    TOKENS_FIELD_NUMBER: _builtins.int
+    FLOPS_FIELD_NUMBER: _builtins.int
+    SECONDS_FIELD_NUMBER: _builtins.int
+    DONE_FIELD_NUMBER: _builtins.int
+    LOSS_FIELD_NUMBER: _builtins.int
+    PARENT_LOSS_FIELD_NUMBER: _builtins.int
+    STANDARD_ERROR_FIELD_NUMBER: _builtins.int
+    EPOCHS_FIELD_NUMBER: _builtins.int
+    ACCEPTED_FIELD_NUMBER: _builtins.int
+    PROBLEM_FIELD_NUMBER: _builtins.int
+    WEIGHTS_FIELD_NUMBER: _builtins.int
+    plan: _builtins.str
+    job: _builtins.int
+    """its number"""
+    name: _builtins.str
+    """of the expert, hex"""
+    step: _builtins.int
+    """steps that are done"""
+    training_loss: _builtins.float
+    """nats a token; NaN: not known"""
+    tokens: _builtins.int
+    flops: _builtins.float
+    """executed"""
+    seconds: _builtins.float
+    """of this start of the site, in training it"""
+    done: _builtins.bool
+    """the fields that follow are known"""
+    loss: _builtins.float
+    """on the domain's dev split, bits per byte"""
+    parent_loss: _builtins.float
+    standard_error: _builtins.float
+    """of the difference"""
+    epochs: _builtins.float
+    accepted: _builtins.bool
+    """otherwise the parent stands in"""
+    problem: _builtins.str
+    """why this site cannot train it; "": it can"""
+    weights: _builtins.str
+    """SHA-256 of its model.safetensors, hex"""
+    def __init__(
+        self,
+        *,
+        plan: _builtins.str = ...,
+        job: _builtins.int = ...,
+        name: _builtins.str = ...,
+        step: _builtins.int = ...,
+        training_loss: _builtins.float = ...,
+        tokens: _builtins.int = ...,
+        flops: _builtins.float = ...,
+        seconds: _builtins.float = ...,
+        done: _builtins.bool = ...,
+        loss: _builtins.float = ...,
+        parent_loss: _builtins.float = ...,
+        standard_error: _builtins.float = ...,
+        epochs: _builtins.float = ...,
+        accepted: _builtins.bool = ...,
+        problem: _builtins.str = ...,
+        weights: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["accepted", b"accepted", "done", b"done", "epochs", b"epochs", "flops", b"flops", "job", b"job", "loss", b"loss", "name", b"name", "parent_loss", b"parent_loss", "plan", b"plan", "problem", b"problem", "seconds", b"seconds", "standard_error", b"standard_error", "step", b"step", "tokens", b"tokens", "training_loss", b"training_loss", "weights", b"weights"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ExpertRecord: _TypeAlias = ExpertRecord  # noqa: Y015
+
+@_typing.final
 class Note(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -596,3 +962,166 @@ class Note(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___Note: _TypeAlias = Note  # noqa: Y015
+
+@_typing.final
+class DeliverRequest(_message.Message):
+    """A part of what is delivered; the first one has all fields, the others only a piece."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    LEASE_FIELD_NUMBER: _builtins.int
+    SHEET_FIELD_NUMBER: _builtins.int
+    SIZE_FIELD_NUMBER: _builtins.int
+    DIGEST_FIELD_NUMBER: _builtins.int
+    PIECE_FIELD_NUMBER: _builtins.int
+    lease: _builtins.bytes
+    size: _builtins.int
+    """bytes of all pieces"""
+    digest: _builtins.bytes
+    """SHA-256 of them"""
+    piece: _builtins.bytes
+    @_builtins.property
+    def sheet(self) -> Global___ScoreSheet:
+        """what it is"""
+
+    def __init__(
+        self,
+        *,
+        lease: _builtins.bytes = ...,
+        sheet: Global___ScoreSheet | None = ...,
+        size: _builtins.int = ...,
+        digest: _builtins.bytes = ...,
+        piece: _builtins.bytes = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["sheet", b"sheet"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["digest", b"digest", "lease", b"lease", "piece", b"piece", "sheet", b"sheet", "size", b"size"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___DeliverRequest: _TypeAlias = DeliverRequest  # noqa: Y015
+
+@_typing.final
+class ScoreSheet(_message.Message):
+    """What an expert gave a split of a domain: the pieces are safetensors (node/pier_node/experts/sheet.py)."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    SCORING_FIELD_NUMBER: _builtins.int
+    EXPERT_FIELD_NUMBER: _builtins.int
+    DOMAIN_FIELD_NUMBER: _builtins.int
+    PROBLEM_FIELD_NUMBER: _builtins.int
+    scoring: _builtins.str
+    """its id"""
+    expert: _builtins.str
+    """its name"""
+    domain: _builtins.str
+    problem: _builtins.str
+    """why the expert cannot be scored on that domain here; then there are no pieces"""
+    def __init__(
+        self,
+        *,
+        scoring: _builtins.str = ...,
+        expert: _builtins.str = ...,
+        domain: _builtins.str = ...,
+        problem: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["domain", b"domain", "expert", b"expert", "problem", b"problem", "scoring", b"scoring"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ScoreSheet: _TypeAlias = ScoreSheet  # noqa: Y015
+
+@_typing.final
+class DeliverReply(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___DeliverReply: _TypeAlias = DeliverReply  # noqa: Y015
+
+@_typing.final
+class CheckpointPart(_message.Message):
+    """A part of a checkpoint, to the coordinator or from it; the first one says which it is, the others have only a piece."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    LEASE_FIELD_NUMBER: _builtins.int
+    PLAN_FIELD_NUMBER: _builtins.int
+    CHECKPOINT_FIELD_NUMBER: _builtins.int
+    PIECE_FIELD_NUMBER: _builtins.int
+    lease: _builtins.bytes
+    """of the site that gives it"""
+    plan: _builtins.str
+    """hex"""
+    piece: _builtins.bytes
+    @_builtins.property
+    def checkpoint(self) -> Global___ExpertCheckpoint: ...
+    def __init__(
+        self,
+        *,
+        lease: _builtins.bytes = ...,
+        plan: _builtins.str = ...,
+        checkpoint: Global___ExpertCheckpoint | None = ...,
+        piece: _builtins.bytes = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["checkpoint", b"checkpoint"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["checkpoint", b"checkpoint", "lease", b"lease", "piece", b"piece", "plan", b"plan"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___CheckpointPart: _TypeAlias = CheckpointPart  # noqa: Y015
+
+@_typing.final
+class GiveCheckpointReply(_message.Message):
+    """Comes after the first part: the others are wanted; and after the last one: it is kept."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___GiveCheckpointReply: _TypeAlias = GiveCheckpointReply  # noqa: Y015
+
+@_typing.final
+class FetchCheckpointRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    LEASE_FIELD_NUMBER: _builtins.int
+    PLAN_FIELD_NUMBER: _builtins.int
+    JOB_FIELD_NUMBER: _builtins.int
+    lease: _builtins.bytes
+    plan: _builtins.str
+    """hex"""
+    job: _builtins.int
+    """its number"""
+    def __init__(
+        self,
+        *,
+        lease: _builtins.bytes = ...,
+        plan: _builtins.str = ...,
+        job: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["job", b"job", "lease", b"lease", "plan", b"plan"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___FetchCheckpointRequest: _TypeAlias = FetchCheckpointRequest  # noqa: Y015

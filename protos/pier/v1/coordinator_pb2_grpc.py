@@ -59,6 +59,21 @@ class CoordinatorStub:
                 request_serializer=pier_dot_v1_dot_coordinator__pb2.ReportRequest.SerializeToString,
                 response_deserializer=pier_dot_v1_dot_coordinator__pb2.ReportReply.FromString,
                 _registered_method=True)
+        self.Deliver = channel.stream_unary(
+                '/pier.v1.Coordinator/Deliver',
+                request_serializer=pier_dot_v1_dot_coordinator__pb2.DeliverRequest.SerializeToString,
+                response_deserializer=pier_dot_v1_dot_coordinator__pb2.DeliverReply.FromString,
+                _registered_method=True)
+        self.GiveCheckpoint = channel.stream_stream(
+                '/pier.v1.Coordinator/GiveCheckpoint',
+                request_serializer=pier_dot_v1_dot_coordinator__pb2.CheckpointPart.SerializeToString,
+                response_deserializer=pier_dot_v1_dot_coordinator__pb2.GiveCheckpointReply.FromString,
+                _registered_method=True)
+        self.FetchCheckpoint = channel.unary_stream(
+                '/pier.v1.Coordinator/FetchCheckpoint',
+                request_serializer=pier_dot_v1_dot_coordinator__pb2.FetchCheckpointRequest.SerializeToString,
+                response_deserializer=pier_dot_v1_dot_coordinator__pb2.CheckpointPart.FromString,
+                _registered_method=True)
 
 
 class CoordinatorServicer:
@@ -98,6 +113,27 @@ class CoordinatorServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Deliver(self, request_iterator, context):
+        """what is larger than a record, in pieces
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def GiveCheckpoint(self, request_iterator, context):
+        """of an expert under way
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def FetchCheckpoint(self, request, context):
+        """the one that is kept of a site's job
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_CoordinatorServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -125,6 +161,21 @@ def add_CoordinatorServicer_to_server(servicer, server):
                     servicer.Report,
                     request_deserializer=pier_dot_v1_dot_coordinator__pb2.ReportRequest.FromString,
                     response_serializer=pier_dot_v1_dot_coordinator__pb2.ReportReply.SerializeToString,
+            ),
+            'Deliver': grpc.stream_unary_rpc_method_handler(
+                    servicer.Deliver,
+                    request_deserializer=pier_dot_v1_dot_coordinator__pb2.DeliverRequest.FromString,
+                    response_serializer=pier_dot_v1_dot_coordinator__pb2.DeliverReply.SerializeToString,
+            ),
+            'GiveCheckpoint': grpc.stream_stream_rpc_method_handler(
+                    servicer.GiveCheckpoint,
+                    request_deserializer=pier_dot_v1_dot_coordinator__pb2.CheckpointPart.FromString,
+                    response_serializer=pier_dot_v1_dot_coordinator__pb2.GiveCheckpointReply.SerializeToString,
+            ),
+            'FetchCheckpoint': grpc.unary_stream_rpc_method_handler(
+                    servicer.FetchCheckpoint,
+                    request_deserializer=pier_dot_v1_dot_coordinator__pb2.FetchCheckpointRequest.FromString,
+                    response_serializer=pier_dot_v1_dot_coordinator__pb2.CheckpointPart.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -262,6 +313,87 @@ class Coordinator:
             '/pier.v1.Coordinator/Report',
             pier_dot_v1_dot_coordinator__pb2.ReportRequest.SerializeToString,
             pier_dot_v1_dot_coordinator__pb2.ReportReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Deliver(request_iterator,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.stream_unary(
+            request_iterator,
+            target,
+            '/pier.v1.Coordinator/Deliver',
+            pier_dot_v1_dot_coordinator__pb2.DeliverRequest.SerializeToString,
+            pier_dot_v1_dot_coordinator__pb2.DeliverReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def GiveCheckpoint(request_iterator,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.stream_stream(
+            request_iterator,
+            target,
+            '/pier.v1.Coordinator/GiveCheckpoint',
+            pier_dot_v1_dot_coordinator__pb2.CheckpointPart.SerializeToString,
+            pier_dot_v1_dot_coordinator__pb2.GiveCheckpointReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def FetchCheckpoint(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_stream(
+            request,
+            target,
+            '/pier.v1.Coordinator/FetchCheckpoint',
+            pier_dot_v1_dot_coordinator__pb2.FetchCheckpointRequest.SerializeToString,
+            pier_dot_v1_dot_coordinator__pb2.CheckpointPart.FromString,
             options,
             channel_credentials,
             insecure,

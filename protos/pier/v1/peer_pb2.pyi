@@ -188,6 +188,8 @@ class Pulse(_message.Message):
     SPREAD_FIELD_NUMBER: _builtins.int
     TRAINING_FOR_FIELD_NUMBER: _builtins.int
     PLEDGE_FIELD_NUMBER: _builtins.int
+    PLACE_FIELD_NUMBER: _builtins.int
+    WANTED_STAGE_FIELD_NUMBER: _builtins.int
     phase: Global___Phase.ValueType
     round: _builtins.int
     """last committed round"""
@@ -210,8 +212,14 @@ class Pulse(_message.Message):
     """the round that it brings its present inner steps to"""
     pledge: _builtins.bytes
     """digest it voted for in the round after `round`, empty: none; not set: it cannot say"""
+    wanted_stage: _builtins.int
+    """that the run's operator wants it to hold; not set: any"""
     @_builtins.property
     def site(self) -> Global___Site: ...
+    @_builtins.property
+    def place(self) -> Global___Place:
+        """in a pipeline; not set: it has no stage"""
+
     def __init__(
         self,
         *,
@@ -229,16 +237,113 @@ class Pulse(_message.Message):
         spread: _builtins.float = ...,
         training_for: _builtins.int = ...,
         pledge: _builtins.bytes | None = ...,
+        place: Global___Place | None = ...,
+        wanted_stage: _builtins.int | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_pledge", b"_pledge", "pledge", b"pledge", "site", b"site"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_pledge", b"_pledge", "_wanted_stage", b"_wanted_stage", "place", b"place", "pledge", b"pledge", "site", b"site", "wanted_stage", b"wanted_stage"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_pledge", b"_pledge", "bytes_sent", b"bytes_sent", "digest", b"digest", "inner_step", b"inner_step", "loss", b"loss", "phase", b"phase", "pledge", b"pledge", "round", b"round", "site", b"site", "spread", b"spread", "time", b"time", "tokens", b"tokens", "tokens_per_second", b"tokens_per_second", "training_for", b"training_for", "validation_loss", b"validation_loss"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_pledge", b"_pledge", "_wanted_stage", b"_wanted_stage", "bytes_sent", b"bytes_sent", "digest", b"digest", "inner_step", b"inner_step", "loss", b"loss", "phase", b"phase", "place", b"place", "pledge", b"pledge", "round", b"round", "site", b"site", "spread", b"spread", "time", b"time", "tokens", b"tokens", "tokens_per_second", b"tokens_per_second", "training_for", b"training_for", "validation_loss", b"validation_loss", "wanted_stage", b"wanted_stage"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__pledge: _TypeAlias = _typing.Literal["pledge"]  # noqa: Y015
     _WhichOneofArgType__pledge: _TypeAlias = _typing.Literal["_pledge", b"_pledge"]  # noqa: Y015
+    _WhichOneofReturnType__wanted_stage: _TypeAlias = _typing.Literal["wanted_stage"]  # noqa: Y015
+    _WhichOneofArgType__wanted_stage: _TypeAlias = _typing.Literal["_wanted_stage", b"_wanted_stage"]  # noqa: Y015
+    @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__pledge) -> _WhichOneofReturnType__pledge | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__wanted_stage) -> _WhichOneofReturnType__wanted_stage | None: ...
 
 Global___Pulse: _TypeAlias = Pulse  # noqa: Y015
+
+@_typing.final
+class Place(_message.Message):
+    """What a site is to a pipeline (docs/pipeline.md). Times are seconds for one microbatch; 0: not measured yet."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    @_typing.final
+    class TransferEntry(_message.Message):
+        DESCRIPTOR: _descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: _builtins.int
+        VALUE_FIELD_NUMBER: _builtins.int
+        key: _builtins.str
+        value: _builtins.float
+        def __init__(
+            self,
+            *,
+            key: _builtins.str = ...,
+            value: _builtins.float = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "value", b"value"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+    @_typing.final
+    class RoundTripEntry(_message.Message):
+        DESCRIPTOR: _descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: _builtins.int
+        VALUE_FIELD_NUMBER: _builtins.int
+        key: _builtins.str
+        value: _builtins.float
+        def __init__(
+            self,
+            *,
+            key: _builtins.str = ...,
+            value: _builtins.float = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "value", b"value"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+    STAGE_FIELD_NUMBER: _builtins.int
+    VERSION_FIELD_NUMBER: _builtins.int
+    FORWARD_FIELD_NUMBER: _builtins.int
+    BACKWARD_FIELD_NUMBER: _builtins.int
+    LOSS_FIELD_NUMBER: _builtins.int
+    MEMORY_FIELD_NUMBER: _builtins.int
+    TRANSFER_FIELD_NUMBER: _builtins.int
+    ROUND_TRIP_FIELD_NUMBER: _builtins.int
+    stage: _builtins.int
+    version: _builtins.int
+    """of its stage, as replicas share it: names the round that made it; 0: none did"""
+    forward: _builtins.float
+    backward: _builtins.float
+    loss: _builtins.float
+    memory: _builtins.int
+    """microbatches in flight that it can hold"""
+    @_builtins.property
+    def transfer(self) -> _containers.ScalarMap[_builtins.str, _builtins.float]:
+        """seconds until a site, by node id, has a tensor that this one sends it"""
+
+    @_builtins.property
+    def round_trip(self) -> _containers.ScalarMap[_builtins.str, _builtins.float]:
+        """seconds, of heartbeats to a site by its node id"""
+
+    def __init__(
+        self,
+        *,
+        stage: _builtins.int = ...,
+        version: _builtins.int = ...,
+        forward: _builtins.float = ...,
+        backward: _builtins.float = ...,
+        loss: _builtins.float = ...,
+        memory: _builtins.int = ...,
+        transfer: _abc.Mapping[_builtins.str, _builtins.float] | None = ...,
+        round_trip: _abc.Mapping[_builtins.str, _builtins.float] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["backward", b"backward", "forward", b"forward", "loss", b"loss", "memory", b"memory", "round_trip", b"round_trip", "stage", b"stage", "transfer", b"transfer", "version", b"version"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Place: _TypeAlias = Place  # noqa: Y015
 
 @_typing.final
 class LeaveRequest(_message.Message):
@@ -816,6 +921,8 @@ class Chunk(_message.Message):
         """weights, and the anchor where it is needed, to the partner of a pair"""
         STAGE_ANCHOR: Chunk._Stage.ValueType  # 5
         """the anchor, ahead of the round, to the partner that is expected"""
+        STAGE_PASSAGE: Chunk._Stage.ValueType  # 6
+        """an activation or its gradient, on a microbatch's path through a pipeline"""
 
     class Stage(_Stage, metaclass=_StageEnumTypeWrapper): ...
     STAGE_UNSPECIFIED: Chunk.Stage.ValueType  # 0
@@ -829,6 +936,8 @@ class Chunk(_message.Message):
     """weights, and the anchor where it is needed, to the partner of a pair"""
     STAGE_ANCHOR: Chunk.Stage.ValueType  # 5
     """the anchor, ahead of the round, to the partner that is expected"""
+    STAGE_PASSAGE: Chunk.Stage.ValueType  # 6
+    """an activation or its gradient, on a microbatch's path through a pipeline"""
 
     ROUND_FIELD_NUMBER: _builtins.int
     BALLOT_FIELD_NUMBER: _builtins.int
@@ -836,15 +945,22 @@ class Chunk(_message.Message):
     OFFSET_FIELD_NUMBER: _builtins.int
     DATA_FIELD_NUMBER: _builtins.int
     MEETING_FIELD_NUMBER: _builtins.int
+    PASSAGE_FIELD_NUMBER: _builtins.int
     round: _builtins.int
     stage: Global___Chunk.Stage.ValueType
     offset: _builtins.int
     """in elements, from the start of the vector"""
     data: _builtins.bytes
     meeting: _builtins.bytes
-    """of SWAP: the pair's meeting; of ANCHOR: the digest of the state that it is of"""
+    """of SWAP: the pair's meeting; of ANCHOR: the digest of the state that it is of;"""
     @_builtins.property
     def ballot(self) -> Global___Ballot: ...
+    @_builtins.property
+    def passage(self) -> Global___Passage:
+        """of SCATTER and GATHER between the replicas of a stage: the name of the attempt
+        of PASSAGE, in the first chunk
+        """
+
     def __init__(
         self,
         *,
@@ -854,14 +970,255 @@ class Chunk(_message.Message):
         offset: _builtins.int = ...,
         data: _builtins.bytes = ...,
         meeting: _builtins.bytes = ...,
+        passage: Global___Passage | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["ballot", b"ballot"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["ballot", b"ballot", "passage", b"passage"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["ballot", b"ballot", "data", b"data", "meeting", b"meeting", "offset", b"offset", "round", b"round", "stage", b"stage"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["ballot", b"ballot", "data", b"data", "meeting", b"meeting", "offset", b"offset", "passage", b"passage", "round", b"round", "stage", b"stage"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___Chunk: _TypeAlias = Chunk  # noqa: Y015
+
+@_typing.final
+class Itinerary(_message.Message):
+    """--- a pipeline (docs/pipeline.md) ---------------------------------------------------------------
+
+    The plan of one attempt at an iteration, or at an outer round of the replicas; its SHA-256 names the attempt.
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    ROUND_FIELD_NUMBER: _builtins.int
+    STEP_FIELD_NUMBER: _builtins.int
+    NODES_FIELD_NUMBER: _builtins.int
+    STAGES_FIELD_NUMBER: _builtins.int
+    PATHS_FIELD_NUMBER: _builtins.int
+    WAVES_FIELD_NUMBER: _builtins.int
+    CANDIDATES_FIELD_NUMBER: _builtins.int
+    NEWCOMERS_FIELD_NUMBER: _builtins.int
+    MEET_FIELD_NUMBER: _builtins.int
+    round: _builtins.int
+    """that decides whether the attempt counts"""
+    step: _builtins.int
+    """optimizer steps of the run so far"""
+    meet: _builtins.bool
+    """no microbatches: the replicas of each stage take an outer step"""
+    @_builtins.property
+    def nodes(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """who takes part, in node-id order"""
+
+    @_builtins.property
+    def stages(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """that each of them holds"""
+
+    @_builtins.property
+    def paths(self) -> _containers.RepeatedCompositeFieldContainer[Global___Path]:
+        """of the microbatches, wave by wave"""
+
+    @_builtins.property
+    def waves(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """microbatches of each"""
+
+    @_builtins.property
+    def candidates(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """sites without a stage, which take no part yet"""
+
+    @_builtins.property
+    def newcomers(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """the stage that each of them shall fetch"""
+
+    def __init__(
+        self,
+        *,
+        round: _builtins.int = ...,
+        step: _builtins.int = ...,
+        nodes: _abc.Iterable[_builtins.str] | None = ...,
+        stages: _abc.Iterable[_builtins.int] | None = ...,
+        paths: _abc.Iterable[Global___Path] | None = ...,
+        waves: _abc.Iterable[_builtins.int] | None = ...,
+        candidates: _abc.Iterable[_builtins.str] | None = ...,
+        newcomers: _abc.Iterable[_builtins.int] | None = ...,
+        meet: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["candidates", b"candidates", "meet", b"meet", "newcomers", b"newcomers", "nodes", b"nodes", "paths", b"paths", "round", b"round", "stages", b"stages", "step", b"step", "waves", b"waves"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Itinerary: _TypeAlias = Itinerary  # noqa: Y015
+
+@_typing.final
+class Path(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    SITES_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def sites(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """by their place in `nodes`, in the order of the forward"""
+
+    def __init__(
+        self,
+        *,
+        sites: _abc.Iterable[_builtins.int] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["sites", b"sites"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Path: _TypeAlias = Path  # noqa: Y015
+
+@_typing.final
+class Passage(_message.Message):
+    """Where a tensor belongs. Hops count from 0, the first forward; then the loss; then the backwards."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    class _Dtype:
+        ValueType = _typing.NewType("ValueType", _builtins.int)
+        V: _TypeAlias = ValueType  # noqa: Y015
+
+    class _DtypeEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[Passage._Dtype.ValueType], _builtins.type):
+        DESCRIPTOR: _descriptor.EnumDescriptor
+        DTYPE_UNSPECIFIED: Passage._Dtype.ValueType  # 0
+        DTYPE_FP32: Passage._Dtype.ValueType  # 1
+        DTYPE_BF16: Passage._Dtype.ValueType  # 2
+
+    class Dtype(_Dtype, metaclass=_DtypeEnumTypeWrapper): ...
+    DTYPE_UNSPECIFIED: Passage.Dtype.ValueType  # 0
+    DTYPE_FP32: Passage.Dtype.ValueType  # 1
+    DTYPE_BF16: Passage.Dtype.ValueType  # 2
+
+    ATTEMPT_FIELD_NUMBER: _builtins.int
+    MICROBATCH_FIELD_NUMBER: _builtins.int
+    HOP_FIELD_NUMBER: _builtins.int
+    SHAPE_FIELD_NUMBER: _builtins.int
+    DTYPE_FIELD_NUMBER: _builtins.int
+    attempt: _builtins.bytes
+    microbatch: _builtins.int
+    hop: _builtins.int
+    """that it comes to"""
+    dtype: Global___Passage.Dtype.ValueType
+    @_builtins.property
+    def shape(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
+    def __init__(
+        self,
+        *,
+        attempt: _builtins.bytes = ...,
+        microbatch: _builtins.int = ...,
+        hop: _builtins.int = ...,
+        shape: _abc.Iterable[_builtins.int] | None = ...,
+        dtype: Global___Passage.Dtype.ValueType = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "dtype", b"dtype", "hop", b"hop", "microbatch", b"microbatch", "shape", b"shape"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Passage: _TypeAlias = Passage  # noqa: Y015
+
+@_typing.final
+class Worked(_message.Message):
+    """A site has done its part of an attempt."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    ATTEMPT_FIELD_NUMBER: _builtins.int
+    SQUARE_FIELD_NUMBER: _builtins.int
+    LOSS_FIELD_NUMBER: _builtins.int
+    DIGEST_FIELD_NUMBER: _builtins.int
+    ROUND_FIELD_NUMBER: _builtins.int
+    attempt: _builtins.bytes
+    square: _builtins.float
+    """of the norm of its gradient; of the replicas' mean where they average"""
+    loss: _builtins.float
+    """summed over its own microbatches, nats a token"""
+    digest: _builtins.bytes
+    """of its stage after the outer step; empty: it took none"""
+    round: _builtins.int
+    """that decides whether the attempt counts"""
+    def __init__(
+        self,
+        *,
+        attempt: _builtins.bytes = ...,
+        square: _builtins.float = ...,
+        loss: _builtins.float = ...,
+        digest: _builtins.bytes = ...,
+        round: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "digest", b"digest", "loss", b"loss", "round", b"round", "square", b"square"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Worked: _TypeAlias = Worked  # noqa: Y015
+
+@_typing.final
+class Total(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    SQUARE_FIELD_NUMBER: _builtins.int
+    LOSS_FIELD_NUMBER: _builtins.int
+    MOVED_FIELD_NUMBER: _builtins.int
+    DIGESTS_FIELD_NUMBER: _builtins.int
+    square: _builtins.float
+    """over all stages"""
+    loss: _builtins.float
+    """mean over all microbatches"""
+    @_builtins.property
+    def moved(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """stages that took an outer step"""
+
+    @_builtins.property
+    def digests(self) -> _containers.RepeatedScalarFieldContainer[_builtins.bytes]:
+        """of each of them after it"""
+
+    def __init__(
+        self,
+        *,
+        square: _builtins.float = ...,
+        loss: _builtins.float = ...,
+        moved: _abc.Iterable[_builtins.int] | None = ...,
+        digests: _abc.Iterable[_builtins.bytes] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["digests", b"digests", "loss", b"loss", "moved", b"moved", "square", b"square"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Total: _TypeAlias = Total  # noqa: Y015
+
+@_typing.final
+class Dropped(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    ATTEMPT_FIELD_NUMBER: _builtins.int
+    SUSPECT_FIELD_NUMBER: _builtins.int
+    REASON_FIELD_NUMBER: _builtins.int
+    attempt: _builtins.bytes
+    suspect: _builtins.str
+    """node id; empty: nobody"""
+    reason: _builtins.str
+    def __init__(
+        self,
+        *,
+        attempt: _builtins.bytes = ...,
+        suspect: _builtins.str = ...,
+        reason: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "reason", b"reason", "suspect", b"suspect"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Dropped: _TypeAlias = Dropped  # noqa: Y015
 
 @_typing.final
 class StateRequest(_message.Message):
@@ -872,22 +1229,26 @@ class StateRequest(_message.Message):
     ROUND_FIELD_NUMBER: _builtins.int
     SHADOW_FIELD_NUMBER: _builtins.int
     MOMENTS_FIELD_NUMBER: _builtins.int
+    STAGE_FIELD_NUMBER: _builtins.int
     round: _builtins.int
     """0: the newest one"""
     shadow: _builtins.bool
     """the staged result of `round`, to finish an adopted one"""
     moments: _builtins.bool
     """AdamW's moments too"""
+    stage: _builtins.int
+    """0: the state of the run; s + 1: of stage s of a pipeline, `round` is its version"""
     def __init__(
         self,
         *,
         round: _builtins.int = ...,
         shadow: _builtins.bool = ...,
         moments: _builtins.bool = ...,
+        stage: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["moments", b"moments", "round", b"round", "shadow", b"shadow"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["moments", b"moments", "round", b"round", "shadow", b"shadow", "stage", b"stage"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -997,12 +1358,15 @@ class FetchRequest(_message.Message):
     TENSOR_FIELD_NUMBER: _builtins.int
     OFFSET_FIELD_NUMBER: _builtins.int
     LENGTH_FIELD_NUMBER: _builtins.int
+    STAGE_FIELD_NUMBER: _builtins.int
     round: _builtins.int
     shadow: _builtins.bool
     tensor: _builtins.str
     offset: _builtins.int
     """in elements"""
     length: _builtins.int
+    stage: _builtins.int
+    """as in StateRequest"""
     def __init__(
         self,
         *,
@@ -1011,10 +1375,11 @@ class FetchRequest(_message.Message):
         tensor: _builtins.str = ...,
         offset: _builtins.int = ...,
         length: _builtins.int = ...,
+        stage: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["length", b"length", "offset", b"offset", "round", b"round", "shadow", b"shadow", "tensor", b"tensor"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["length", b"length", "offset", b"offset", "round", b"round", "shadow", b"shadow", "stage", b"stage", "tensor", b"tensor"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

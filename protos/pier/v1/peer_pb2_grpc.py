@@ -79,6 +79,21 @@ class PeerStub:
                 request_serializer=pier_dot_v1_dot_peer__pb2.SettleRequest.SerializeToString,
                 response_deserializer=pier_dot_v1_dot_peer__pb2.SettleReply.FromString,
                 _registered_method=True)
+        self.Route = channel.unary_unary(
+                '/pier.v1.Peer/Route',
+                request_serializer=pier_dot_v1_dot_peer__pb2.Itinerary.SerializeToString,
+                response_deserializer=pier_dot_v1_dot_peer__pb2.Ack.FromString,
+                _registered_method=True)
+        self.Tally = channel.unary_unary(
+                '/pier.v1.Peer/Tally',
+                request_serializer=pier_dot_v1_dot_peer__pb2.Worked.SerializeToString,
+                response_deserializer=pier_dot_v1_dot_peer__pb2.Total.FromString,
+                _registered_method=True)
+        self.Drop = channel.unary_unary(
+                '/pier.v1.Peer/Drop',
+                request_serializer=pier_dot_v1_dot_peer__pb2.Dropped.SerializeToString,
+                response_deserializer=pier_dot_v1_dot_peer__pb2.Ack.FromString,
+                _registered_method=True)
         self.Describe = channel.unary_unary(
                 '/pier.v1.Peer/Describe',
                 request_serializer=pier_dot_v1_dot_peer__pb2.StateRequest.SerializeToString,
@@ -156,6 +171,27 @@ class PeerServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Route(self, request, context):
+        """pipeline: the plan of an attempt at an iteration
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Tally(self, request, context):
+        """pipeline: held open by the first site of a plan until all have worked
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Drop(self, request, context):
+        """pipeline: that attempt is over
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def Describe(self, request, context):
         """Missing associated documentation comment in .proto file."""
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
@@ -222,6 +258,21 @@ def add_PeerServicer_to_server(servicer, server):
                     servicer.Settle,
                     request_deserializer=pier_dot_v1_dot_peer__pb2.SettleRequest.FromString,
                     response_serializer=pier_dot_v1_dot_peer__pb2.SettleReply.SerializeToString,
+            ),
+            'Route': grpc.unary_unary_rpc_method_handler(
+                    servicer.Route,
+                    request_deserializer=pier_dot_v1_dot_peer__pb2.Itinerary.FromString,
+                    response_serializer=pier_dot_v1_dot_peer__pb2.Ack.SerializeToString,
+            ),
+            'Tally': grpc.unary_unary_rpc_method_handler(
+                    servicer.Tally,
+                    request_deserializer=pier_dot_v1_dot_peer__pb2.Worked.FromString,
+                    response_serializer=pier_dot_v1_dot_peer__pb2.Total.SerializeToString,
+            ),
+            'Drop': grpc.unary_unary_rpc_method_handler(
+                    servicer.Drop,
+                    request_deserializer=pier_dot_v1_dot_peer__pb2.Dropped.FromString,
+                    response_serializer=pier_dot_v1_dot_peer__pb2.Ack.SerializeToString,
             ),
             'Describe': grpc.unary_unary_rpc_method_handler(
                     servicer.Describe,
@@ -482,6 +533,87 @@ class Peer:
             '/pier.v1.Peer/Settle',
             pier_dot_v1_dot_peer__pb2.SettleRequest.SerializeToString,
             pier_dot_v1_dot_peer__pb2.SettleReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Route(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/pier.v1.Peer/Route',
+            pier_dot_v1_dot_peer__pb2.Itinerary.SerializeToString,
+            pier_dot_v1_dot_peer__pb2.Ack.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Tally(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/pier.v1.Peer/Tally',
+            pier_dot_v1_dot_peer__pb2.Worked.SerializeToString,
+            pier_dot_v1_dot_peer__pb2.Total.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Drop(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/pier.v1.Peer/Drop',
+            pier_dot_v1_dot_peer__pb2.Dropped.SerializeToString,
+            pier_dot_v1_dot_peer__pb2.Ack.FromString,
             options,
             channel_credentials,
             insecure,

@@ -43,7 +43,7 @@ def test_a_step_that_fails_leaves_the_version_before_it(connection: sqlite3.Conn
 def test_all_steps_make_the_present_tables(connection: sqlite3.Connection) -> None:
     migrate(connection, PATH)
     tables = {name for (name,) in connection.execute("SELECT name FROM sqlite_master WHERE type = 'table'")}
-    assert tables >= {"facts", "sites", "invites", "streams", "orders", "meta"}
+    assert tables >= {"facts", "sites", "invites", "streams", "orders", "meta", "expert_plans", "expert_jobs"}
     assert version(connection) == len(MIGRATIONS)
 
 

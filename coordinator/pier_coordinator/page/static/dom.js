@@ -25,6 +25,14 @@ export function cells(row, texts) {
   return make("tr", {}, ...texts.map((text, at) => make(at ? "td" : "th", at ? { textContent: text } : { textContent: text, scope: "row" })));
 }
 
+// A cell of a table that becomes cards on small screens: its heading goes along.
+export function cell(title, className) {
+  const td = make("td", { className });
+  td.dataset.label = title;
+  td.setAttribute("role", "cell");
+  return td;
+}
+
 export const colour = (name) => getComputedStyle(document.documentElement).getPropertyValue(`--${name}`).trim();
 
 // Runs at most once in so many milliseconds, and always once after the last call.

@@ -26,6 +26,15 @@ export function seconds(value) {
   return value >= 1 ? `${three(value)} s` : `${three(1000 * value)} ms`;
 }
 
+// Seconds that something will take.
+export function span(value) {
+  if (!known(value)) return UNKNOWN;
+  for (const [unit, size, longest] of [["s", 1, 120], ["min", 60, 7200], ["h", 3600, 172_800]]) {
+    if (value < longest) return `${three(value / size)} ${unit}`;
+  }
+  return `${three(value / 86_400)} days`;
+}
+
 export function age(value) {
   if (!known(value)) return UNKNOWN;
   for (const [unit, longest, next] of [["s", 120, 60], ["min", 120, 60], ["h", 48, 24]]) {

@@ -16,7 +16,7 @@ export function showHeader(state) {
   say($("t-perplexity"), totals.validation_loss === null ? "not measured yet" : `perplexity ${Math.exp(totals.validation_loss).toPrecision(3)}`);
   say($("t-loss"), fixed(totals.loss, 3));
   say($("t-sites"), `${count(totals.alive)} of ${count(totals.sites)}`);
-  say($("t-expected"), "there now");
+  say($("t-expected"), totals.paused ? `there now, ${totals.paused === totals.alive ? "all" : count(totals.paused)} paused` : "there now");
   say($("t-sent"), bytes(totals.bytes_sent));
   say($("t-seconds"), totals.round_seconds ? `${seconds(totals.round_seconds)} a round` : "between sites");
   showProgress(run.rounds ? (100 * totals.round) / run.rounds : 0);

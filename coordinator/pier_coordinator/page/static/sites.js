@@ -1,5 +1,5 @@
 // The table of sites: searched, sorted, in pages. Rows keep their elements, so that focus stays where it is.
-import { $, make, mark, order, say } from "./dom.js";
+import { $, cell, make, mark, order, say } from "./dom.js";
 import { age, bytes, count, fixed, percent, rate, several, speed } from "./format.js";
 import { now } from "./store.js";
 
@@ -113,13 +113,6 @@ export class SitesTable {
     say(view.tds[9], site.heard ? `${age(Math.max(0, time - site.heard))} ago` : "-");
     view.tds[3].classList.toggle("late", site.lag > 1);
   }
-}
-
-function cell(title, className) {
-  const td = make("td", { className });
-  td.dataset.label = title;
-  td.setAttribute("role", "cell");
-  return td;
 }
 
 function compare(one, other) {

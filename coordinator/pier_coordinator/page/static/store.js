@@ -1,6 +1,6 @@
 // What the page knows: everything once, and after that what changed (see board.py, changes).
 export function empty() {
-  return { boot: "", stamp: 0, now: 0, heardAt: 0, operated: false, run: {}, totals: {}, sites: new Map(), links: new Map(), events: [], alerts: [], curves: {}, rounds: { width: 1, rows: new Map() } };
+  return { boot: "", stamp: 0, now: 0, heardAt: 0, operated: false, run: {}, totals: {}, sites: new Map(), links: new Map(), experts: null, pipeline: null, events: [], alerts: [], curves: {}, rounds: { width: 1, rows: new Map() } };
 }
 
 const MOST_EVENTS = 500;
@@ -8,6 +8,8 @@ const MOST_EVENTS = 500;
 export function take(state, told) {
   if (told.full) Object.assign(state, empty());
   for (const key of ["boot", "stamp", "now", "run", "totals", "alerts", "operated"]) state[key] = told[key];
+  if (told.experts) state.experts = told.experts;
+  if (told.pipeline) state.pipeline = told.pipeline;
   state.heardAt = performance.now();
   for (const site of told.sites) state.sites.set(site.node, { ...state.sites.get(site.node), ...site });
   for (const link of told.links) state.links.set(`${link.node} ${link.peer}`, link);

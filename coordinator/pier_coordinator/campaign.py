@@ -1,0 +1,116 @@
+"""The coordinator's side of domain experts: the plan that holds, if there is one, and what comes in about it.
+
+What sites say comes as facts of the kind "expert". Everything that must outlast the coordinator is in its database.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Iterable, Sequence
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from pier.v1.coordinator_pb2 import CheckpointPart, ScoreSheet
+from pier_coordinator.experts.accepted import AcceptedPlan
+from pier_coordinator.facts import Fact
+from pier_coordinator.fields import text
+from pier_coordinator.refusals import Refused
+from pier_coordinator.store.experts import JobRow
+from pier_coordinator.under_way import UnderWay
+from pier_node.experts.resume import Kept
+from pier_node.experts.scoring_order import ScoredDomain
+from pier_node.model.layout import Layout
+
+if TYPE_CHECKING:
+    from pier_coordinator.coordinator import Coordinator
+
+START = "pier-coordinator experts start"
+
+
+class Campaign:
+    """What becomes of plans of experts."""
+
+    def __init__(self, coordinator: Coordinator) -> None:
+        self._of = coordinator
+        self._current: UnderWay | None = None
+        if known := coordinator.store.experts():
+            accepted, plan, jobs = known
+            self._current = UnderWay(coordinator, AcceptedPlan.model_validate_json(plan), accepted, jobs)
+
+    @property
+    def plan(self) -> AcceptedPlan | None:
+        """The one that holds; None: none was accepted."""
+        return self._current.plan if self._current else None
+
+    @property
+    def complete(self) -> bool:
+        """Whether all experts are there."""
+        return self._current is not None and self._current.complete
+
+    async def accept(self, plan: AcceptedPlan) -> None:
+        """Give the sites their jobs. Raises Refused."""
+        if self._current and self._current.goes_on:
+            raise Refused(f"the plan {self._current.plan.id[:8]} is not complete: its experts are being trained")
+        names = {site.name: site.node for site in self._of.sites.values() if site.revoked_at is None}
+        if unknown := sorted({site.name for site in plan.sites} - names.keys()):
+            raise Refused(f"there is no site {unknown[0]} in this run: plan with those that are (no [[sites]])")
+        jobs = [JobRow(each.job.number, names[each.site]) for each in plan.jobs]
+        now = self._of.wall()
+        await self._of.store.accept_experts(plan.id, plan.model_dump_json(), jobs, now)
+        self._current = UnderWay(self._of, plan, now, jobs)
+        await self._current.begin()
+
+    async def welcome(self, node: str) -> None:
+        """A site registers. One that has come into the run since the plan was accepted may train experts as well."""
+        if self._current:
+            await self._current.welcome(node)
+
+    async def take(self, node: str, facts: Iterable[Fact]) -> None:
+        """What a site says of its experts, stored already."""
+        for fact in facts:
+            if fact.kind == "expert" and self._current and text(fact.body, "plan") == self._current.plan.id:
+                await self._current.heard(node, fact.body)
+
+    async def look(self, now: float) -> None:
+        """See who is lost, has come, is slow or has nothing to do; `now` by any clock that does not go back."""
+        if self._current:
+            await self._current.look(now)
+
+    async def evaluate(self, extra: Sequence[ScoredDomain], rows: int, patience: float, folder: Path) -> None:
+        """Have the sites score the experts, each as soon as it is done; see Evaluation. Raises Refused."""
+        if self._current is None:
+            raise Refused(f"no plan of experts was accepted: {START}")
+        await self._current.evaluate(extra, rows, patience, folder)
+
+    async def delivered(self, node: str, sheet: ScoreSheet, content: bytes) -> None:
+        """A score sheet has come, or why there is none. Raises Refused."""
+        if self._current is None:
+            raise Refused("no plan of experts was accepted")
+        await self._current.delivered(node, sheet, content)
+
+    async def give_checkpoint(self, node: str, plan: str, kept: Kept, parts: AsyncIterator[CheckpointPart]) -> None:
+        """The checkpoint of a job comes from its site. Raises Refused."""
+        current = self._training(node, plan, kept.job)
+        model = current.plan.jobs[kept.job].job.run(self._of.config).model
+        wanted = partial(current.trains, node, kept.job)
+        await current.checkpoints.take(node, kept, Layout.of(model).length, parts, wanted)
+
+    def fetch_checkpoint(self, node: str, plan: str, job: int) -> AsyncIterator[CheckpointPart]:
+        """The parts of that of a job of this site. Raises Refused."""
+        return self._training(node, plan, job).checkpoints.parts(job)
+
+    def told(self) -> dict[str, Any]:
+        """All of it, for people and scripts."""
+        return self._current.told() if self._current else {"plan": None, "experts": []}
+
+    def scoring_told(self) -> dict[str, Any]:
+        """How far the evaluation is; {}: there is none."""
+        return self._current.evaluation.told() if self._current else {}
+
+    def _training(self, node: str, plan: str, job: int) -> UnderWay:
+        """The plan, of which that site trains that job. Raises Refused."""
+        if self._current is None or self._current.plan.id != plan:
+            raise Refused("that plan of experts does not hold any more")
+        if not self._current.trains(node, job):
+            raise Refused("that expert is not trained by this site")
+        return self._current

@@ -1,0 +1,172 @@
+"""`pier-coordinator experts`: writes an experts.toml, and plans what it asks for."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Sequence
+from pathlib import Path
+
+from rich.console import Console
+from rich.text import Text
+
+from pier_coordinator.commands.client import Client
+from pier_coordinator.commands.experts_json import told
+from pier_coordinator.commands.experts_toml import experts_toml
+from pier_coordinator.commands.experts_view import CAVEAT, Planning, view
+from pier_coordinator.experts.allocation import BudgetError
+from pier_coordinator.experts.difficulty import Difficulty, estimated
+from pier_coordinator.experts.exact import Limits
+from pier_coordinator.experts.jobs import Job
+from pier_coordinator.experts.plan import Plan, UnplacedError, compared
+from pier_coordinator.experts.probing import Sample, probed
+from pier_coordinator.experts.task import Domain, Site, Size, Task
+from pier_node.config import ModelSection
+from pier_node.data.deal import HELD_OUT as HELD_OUT_PART
+from pier_node.data.deal import SPLITS
+from pier_node.data.domains import DomainText, read_domains
+from pier_node.errors import PierError
+from pier_node.experts.config import DomainSection, ExpertsConfig, SiteSection, load
+from pier_node.experts.reading import MOST as MOST_ROWS
+from pier_node.model.flops import flops_per_token
+from pier_node.model.layout import Layout
+from pier_node.model.memory import sent_bytes, training_bytes
+from pier_node.toml_files import write_new
+from pier_node.units import amount
+
+TRAIN, HELD_OUT = 1 << 18, 1 << 16
+"""Bytes of a domain that n-grams are trained on, and scored on, at most."""
+AT_WORK = ("training", "exchanging", "waiting")
+"""States of a site whose speed is known and counts."""
+
+
+def init(file: Path, preset: str, force: bool) -> str:
+    """Write the file; returns what to do next. Raises PierError: it exists (without `force`), or cannot be."""
+    write_new(file, experts_toml(preset), force)
+    return (
+        f"Wrote {file}: the domains, what their experts may be, and the budget, each with its meaning.\n"
+        f"Say in it who trains ([[sites]]), then:\n\n  pier-coordinator experts plan {file}\n"
+    )
+
+
+def plan(file: Path, folder: Path, as_json: bool) -> None:
+    """Print the plan of the file's mode, and what the other modes would give. Raises PierError."""
+    planning = found(load(file), folder)
+    if as_json:
+        print(json.dumps(told(planning)))
+    else:
+        Console().print(view(planning), Text(CAVEAT, "dim"))
+
+
+def found(config: ExpertsConfig, folder: Path) -> Planning:
+    """Measure the domains, and plan. Raises PierError."""
+    sites = [_site(given) for given in config.sites] or registered(folder)
+    with Console(stderr=True).status(f"Reading {len(config.domains)} domains…"):
+        texts = read_domains(config.domains, TRAIN, HELD_OUT)
+        task = task_of(config, texts)
+        difficulty = _measured(task, texts)
+    limits = Limits(config.plan.time_limit_s, config.plan.gap)
+    with Console(stderr=True).status("Planning…"):
+        plans = compared(task, difficulty, sites, limits)
+    chosen = plans[config.experts.heterogeneity]
+    if not isinstance(chosen, Plan):
+        raise _explained(chosen, sites)
+    return Planning(task, difficulty, sites, plans, chosen, [text.digest for text in texts])
+
+
+def task_of(config: ExpertsConfig, texts: Sequence[DomainText]) -> Task:
+    """What the file asks for, of domains that were read."""
+    wanted, context = config.experts, config.model.context
+    small, medium, large = (_size(name, model) for name, model in zip("SML", config.sized()))
+    return Task(
+        tuple(_domain(section, text, context) for section, text in zip(config.domains, texts)),
+        (small, medium, large),
+        wanted.steps,
+        wanted.batch_size * context,
+        wanted.budget_flops,
+        wanted.horizon_s,
+        wanted.max_epochs,
+        wanted.setup_s,
+        wanted.lineage == "chain",
+    )
+
+
+def registered(folder: Path) -> list[Site]:
+    """The sites that train in a run, as fast as they do there. Raises PierError."""
+    try:
+        client = Client.of(folder)
+    except PierError as error:
+        raise PierError(
+            "experts.toml has no [[sites]], and " + error.problem,
+            "Add [[sites]] to it, or name a run with --data FOLDER.",
+        ) from error
+    flops = flops_per_token(client.home.config.model)
+    rows = [row for row in client.get("/api/nodes")["sites"] if row["state"] in AT_WORK and row["tokens_per_second"]]
+    if not rows:
+        raise PierError(
+            f"no site trains in the run of {folder}, so that no speed is known", "Add [[sites]] to experts.toml."
+        )
+    return [Site(row["name"], flops * row["tokens_per_second"], line=row["uplink"] or math.inf) for row in rows]
+
+
+def _domain(section: DomainSection, text: DomainText, context: int) -> Domain:
+    judged = _judged(text, context)
+    return Domain(section.name, section.weight, text.tokens, judged, text.sent, frozenset(section.sites))
+
+
+def _judged(text: DomainText, context: int) -> int:
+    """Tokens that an expert is judged on, about: a site deals out the held-out documents and cuts them into rows."""
+    held_out = text.tokens * HELD_OUT_PART / (1 - HELD_OUT_PART)
+    return min(MOST_ROWS, int(held_out / len(SPLITS) / context)) * context
+
+
+def _size(name: str, model: ModelSection) -> Size:
+    parameters = float(Layout.of(model).length)
+    return Size(name, parameters, flops_per_token(model), training_bytes(model), sent_bytes(model))
+
+
+def _site(given: SiteSection) -> Site:
+    return Site(
+        given.name,
+        given.tflops * 1e12,
+        given.memory_gb * 1e9 or math.inf,
+        given.line_mbit * 125e3 or math.inf,
+        given.hours * 3600 or math.inf,
+    )
+
+
+def _measured(task: Task, texts: Sequence[DomainText]) -> Difficulty:
+    samples = [Sample(text.train, text.held_out) for text in texts]
+    try:
+        probes = probed(samples, task.choice.parameters)
+    except ValueError as error:
+        short = texts[error.args[0]]
+        raise PierError(
+            f"domain {short.name}: {amount(len(short.held_out))} of held-out text are too little to measure it",
+            "Give it more text.",
+        ) from error
+    return estimated(probes, task.choice, task.weights).of_stand_ins(task.choice)
+
+
+def _explained(error: BudgetError | UnplacedError, sites: Sequence[Site]) -> PierError:
+    if isinstance(error, BudgetError):
+        return PierError(
+            f"the budget is too small for the fewest steps of each domain: {error.needed:.3g} FLOPs are needed",
+            "Raise experts.budget_flops or horizon_s, or lower experts.steps.",
+        )
+    if not error.jobs:
+        return PierError(
+            "all experts together do not fit into the hours of the sites", "Lower the budget, or add sites."
+        )
+    job = error.jobs[0]
+    lacks = ", ".join(f"{site.name} {_lack(job, site)}" for site in sites)
+    return PierError(
+        f"the expert of {job.name} (size {job.size.name}, {amount(job.size.memory)} of memory) fits nowhere: {lacks}",
+        "Add a site, or lower experts.sizes or [model].",
+    )
+
+
+def _lack(job: Job, site: Site) -> str:
+    if job.size.memory > site.memory:
+        return f"has {amount(site.memory)}"
+    return "is not there for long enough" if job.fits(site) else "may not see its text"

@@ -1,0 +1,206 @@
+"""A plan for experts as people read it in a terminal; experts_json.py has it for scripts."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import accumulate
+
+from rich.console import Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from pier_coordinator.experts.allocation import BudgetError
+from pier_coordinator.experts.difficulty import Difficulty, Gain, steadiness
+from pier_coordinator.experts.jobs import judging_flops
+from pier_coordinator.experts.plan import Plan, UnplacedError
+from pier_coordinator.experts.problem import Array
+from pier_coordinator.experts.recipe import Mode
+from pier_coordinator.experts.task import Site, Task
+from pier_node.units import UNKNOWN, amount, count, number, percent, several, span
+
+WIDTH = 64
+"""Cells of the longest bar."""
+STEADY = 0.95
+"""Of the bootstrap's draws: a domain that is less often in its class is marked."""
+WHY = {
+    "area": "all sites at work all the time",
+    "longest": "the longest expert where it is fastest",
+    "prefix": "the largest experts at the fastest sites",
+    "nested": "what only some sites can train",
+    "relaxed": "the linear relaxation",
+    "solver": "the solver",
+}
+"""Lower bounds in words."""
+
+
+COLUMNS = (
+    "domain",
+    "text",
+    "bits/byte",
+    "size pays",
+    "steps pay",
+    "expert",
+    "steps",
+    "idle",
+    "epochs",
+    "site",
+    "takes",
+)
+ROUNDING = 0.001
+CAVEAT = """\
+size pays, steps pay: times the mean, ? where another sample of the text might tell another class. Gains are those of
+n-grams, which stand in for models: they say how domains differ, and not what training will give.
+idle: steps more that the site could do until the last one is done. predicted: beside MHo-IHo, by the same n-grams.
+This is a plan, nothing has been started: `pier-coordinator experts start` does it."""
+
+
+@dataclass(frozen=True)
+class Planning:
+    """All that was found out: a plan of each mode, or why it has none, and the one that was asked for."""
+
+    task: Task
+    difficulty: Difficulty
+    sites: Sequence[Site]
+    plans: dict[Mode, Plan | BudgetError | UnplacedError]
+    chosen: Plan
+    digests: Sequence[str]
+
+
+def view(planning: Planning) -> RenderableType:
+    """The chosen plan: its experts, its schedule, and what the other modes would give."""
+    alike = "The domains do not differ enough in what they gain: all are treated alike."
+    return Group(
+        _head(planning),
+        *([Text(alike, "yellow")] if planning.chosen.recipe.abstained else []),
+        "",
+        experts_table(planning),
+        "",
+        *bars(planning.chosen, planning.sites),
+        _end(planning.chosen),
+        "",
+        modes_table(planning),
+        "",
+    )
+
+
+def _head(planning: Planning) -> Text:
+    task, chosen = planning.task, planning.chosen
+    things = [(task.domains, "domain"), (chosen.jobs, "expert"), (planning.sites, "site")]
+    counts = ", ".join(several(len(some), name) for some, name in things)
+    sizes = ", ".join(f"{size.name} {size.parameters / 1e6:,.3g} M" for size in task.sizes)
+    return Text.assemble((chosen.mode, "bold"), f"  {counts}; {chosen.flops:.3g} FLOPs; parameters: {sizes}")
+
+
+def _end(plan: Plan) -> Text:
+    where = plan.schedule
+    bound = f"{100 * where.gap:.1f} % above the lower bound of {span(where.bound)} ({WHY[where.why]})"
+    return Text(f"Done after {span(where.makespan)}, {bound}; sites idle {percent(plan.idle)} of that time.")
+
+
+def experts_table(planning: Planning) -> Table:
+    """What each domain's expert is, where, and why."""
+    table = Table(box=None, pad_edge=False)
+    for name in COLUMNS:
+        table.add_column(name, justify="left" if name in ("domain", "expert", "site") else "right", no_wrap=True)
+    gains = planning.difficulty.size, planning.difficulty.step
+    pays = [_pays(gain, planning.difficulty.loss) for gain in gains]
+    for index in range(len(planning.task.domains)):
+        table.add_row(*_expert(planning, index, *(column[index] for column in pays)))
+    return table
+
+
+def _expert(planning: Planning, index: int, size_pays: str, steps_pay: str) -> list[str | Text]:
+    task, chosen, domain = planning.task, planning.chosen, planning.task.domains[index]
+    job = next(number for number, job in enumerate(chosen.jobs) if index in job.domains)
+    site = planning.sites[chosen.schedule.places[job]]
+    epochs, extra = float(chosen.epochs[index]), int(chosen.extra[index])
+    return [
+        Text(domain.name, "bold"),
+        amount(domain.tokens),
+        number(float(planning.difficulty.loss[index]), 2),
+        size_pays,
+        steps_pay,
+        task.sizes[chosen.recipe.sizes[index]].name,
+        count(int(chosen.recipe.steps[index])),
+        f"+{count(extra)}" if extra else UNKNOWN,
+        Text(number(epochs, 1), "yellow" if epochs > task.max_epochs * (1 + ROUNDING) else ""),
+        site.name,
+        span(_takes(planning, index, site)),
+    ]
+
+
+def _takes(planning: Planning, index: int, site: Site) -> float:
+    """Seconds of a domain, bytes on the line left out: they belong to a whole chain."""
+    task, made = planning.task, planning.chosen.recipe
+    judging = judging_flops(task.sizes[made.sizes[index]], [task.domains[index]])
+    return (float(made.flops(task)[index]) + judging) / site.speed + task.setup
+
+
+def _pays(gain: Gain, loss: Array) -> list[str]:
+    mean, steady = float(gain.value.mean()) or 1.0, steadiness(gain, loss)
+    return [f"{value / mean:.2f} ×{' ' if sure >= STEADY else '?'}" for value, sure in zip(gain.value, steady)]
+
+
+def bars(plan: Plan, sites: Sequence[Site]) -> list[Text]:
+    """A line for each site: its experts, one after the other, as long as they take, and dots where it idles."""
+    widest = max(len(site.name) for site in sites)
+    lines = []
+    for index, site in enumerate(sites):
+        own = plan.held(index)
+        ends = accumulate(job.seconds(site) for job in own)
+        cells = [0, *(round(WIDTH * end / plan.schedule.makespan) for end in ends)]
+        line = Text(f"{site.name.ljust(widest)}  ")
+        for turn, (job, first, last) in enumerate(zip(own, cells, cells[1:])):
+            line.append(_block(job.name, last - first), "reverse" if turn % 2 else "bold reverse")
+        line.append("·" * (WIDTH - cells[-1]), "dim")
+        used = f"{span(float(plan.loads[index]))}  {amount(plan.memory(index))}"
+        line.append(f"  {used}" if own else "  not needed")
+        lines.append(line)
+    return lines
+
+
+def _block(name: str, cells: int) -> str:
+    """A name in so many cells, with an edge to the next one."""
+    return f"{name[: cells - 1]:─<{cells - 1}}│" if cells > 1 else "│" * cells
+
+
+def modes_table(planning: Planning) -> Table:
+    """What each mode would give: time, bound, budget, and the predicted loss beside the homogeneous plan's."""
+    table = Table(box=None, pad_edge=False)
+    for name in (
+        "mode",
+        "sizes",
+        "steps",
+        "done after",
+        "lower bound",
+        "gap",
+        "FLOPs",
+        "predicted bits/byte",
+        "memory",
+    ):
+        table.add_column(name, justify="left" if name in ("mode", "sizes") else "right", no_wrap=True)
+    base = planning.plans["MHo-IHo"]
+    for mode, plan in planning.plans.items():
+        called = Text(f"{mode} ←" if plan is planning.chosen else mode, "bold" if plan is planning.chosen else "")
+        if not isinstance(plan, Plan):
+            table.add_row(called, Text(str(plan), "yellow"))
+            continue
+        change = plan.loss - base.loss if isinstance(base, Plan) else 0.0
+        table.add_row(
+            called,
+            _sizes(planning.task, plan),
+            f"× {plan.recipe.scale:.3f}" if abs(plan.recipe.scale - 1) > ROUNDING else "",
+            span(plan.schedule.makespan),
+            span(plan.schedule.bound),
+            f"{100 * plan.schedule.gap:.1f} %",
+            Text(f"{100 * (plan.flops / plan.budget - 1):+.2f} %", "" if plan.is_equal else "yellow"),
+            f"{change:+.4f}",
+            amount(max(job.size.memory for job in plan.jobs)),
+        )
+    return table
+
+
+def _sizes(task: Task, plan: Plan) -> str:
+    counts = [int((plan.recipe.sizes == index).sum()) for index in range(len(task.sizes))]
+    return " ".join(f"{many} {size.name}" for many, size in zip(counts, task.sizes) if many)

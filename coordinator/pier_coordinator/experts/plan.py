@@ -1,0 +1,157 @@
+"""The whole plan: what each expert is, who trains it, how long that takes, and how good it is."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from pier_coordinator.experts.allocation import BudgetError
+from pier_coordinator.experts.difficulty import Difficulty
+from pier_coordinator.experts.exact import Limits
+from pier_coordinator.experts.jobs import Job, fitting, jobs, judging_flops, problem
+from pier_coordinator.experts.problem import Array, loads, order
+from pier_coordinator.experts.recipe import MODES, Mode, Recipe, Steps, recipe
+from pier_coordinator.experts.scheduling import NoPlaceError, Schedule, rated, schedule
+from pier_coordinator.experts.slack import steps_until, stretched
+from pier_coordinator.experts.task import MIDDLE, Site, Task
+
+EQUAL = 0.01
+"""Plans whose FLOPs differ from the budget by no more than this fraction can be compared (spec, property 1)."""
+
+
+@dataclass(frozen=True)
+class Plan:
+    """A mode's plan.
+
+    Attributes:
+        jobs: one for each expert; `schedule` has their places.
+        loss: predicted, the domains' weighted mean in bits per byte.
+        epochs: how often each domain's text is seen, [domains].
+        budget: FLOPs that were to be spent; `flops` are.
+        extra: steps more that the sites could do until the last one is done, [domains].
+        loads: seconds that each site works, [sites].
+        orders: indices of the jobs of each site, in their order.
+    """
+
+    mode: Mode
+    recipe: Recipe
+    jobs: list[Job]
+    schedule: Schedule
+    loss: float
+    epochs: Array
+    budget: float
+    flops: float
+    extra: Steps
+    loads: Array
+    orders: list[list[int]]
+
+    def held(self, site: int) -> list[Job]:
+        """The experts of a site, in their order."""
+        return [self.jobs[job] for job in self.orders[site]]
+
+    def memory(self, site: int) -> float:
+        """Bytes that the largest of them takes there; 0: it has none."""
+        return max((job.size.memory for job in self.held(site)), default=0.0)
+
+    @property
+    def is_equal(self) -> bool:
+        """Whether it costs what it should."""
+        return abs(self.flops / self.budget - 1) <= EQUAL
+
+    @property
+    def idle(self) -> float:
+        """The part of the sites' time until the last one is done in which they have nothing to do."""
+        return 1 - float(self.loads.mean()) / self.schedule.makespan
+
+
+class UnplacedError(Exception):
+    """Experts (`jobs`) that fit at no site; none: all of them together do not fit into the sites' windows."""
+
+    def __init__(self, jobs: list[Job]) -> None:
+        super().__init__(f"no place for {', '.join(job.name for job in jobs)}")
+        self.jobs = jobs
+
+
+def planned(mode: Mode, task: Task, difficulty: Difficulty, sites: Sequence[Site], limits: Limits) -> Plan:
+    """The plan of a mode. Raises BudgetError, UnplacedError."""
+    budget, there = task.budget or task.homogeneous, sites
+    if task.horizon:
+        budget = _within(task.horizon, task, sites)
+        there = [replace(site, window=math.inf) for site in sites]  # steps are made to fit afterwards
+    made = recipe(mode, task, difficulty, budget, fitting(task, sites))
+    try:
+        where = schedule(problem(jobs(task, made), there), limits)
+    except NoPlaceError as error:
+        raise UnplacedError([jobs(task, made)[job] for job in error.jobs]) from error
+    if task.horizon:
+        made = _in_time(mode, task, difficulty, made, where, sites)
+        where = rated(problem(jobs(task, made), sites), where.places)
+    return _described(mode, task, difficulty, made, where, sites, budget)
+
+
+def compared(
+    task: Task, difficulty: Difficulty, sites: Sequence[Site], limits: Limits
+) -> dict[Mode, Plan | BudgetError | UnplacedError]:
+    """The plan of each mode, or why it has none; they share the solver's time. There is no `auto` for chains."""
+    modes = [mode for mode in MODES if not (task.chain and mode == "auto")]
+    each = replace(limits, seconds=limits.seconds / len(modes))
+    found: dict[Mode, Plan | BudgetError | UnplacedError] = {}
+    for mode in modes:
+        try:
+            found[mode] = planned(mode, task, difficulty, sites, each)
+        except (BudgetError, UnplacedError) as error:
+            found[mode] = error
+    return found
+
+
+def _within(horizon: float, task: Task, sites: Sequence[Site]) -> float:
+    """FLOPs of training that the sites can do until then; setup counts at sites of mean speed, judging with M."""
+    busy = sum(min(horizon, site.window) * site.speed for site in sites)
+    setup = task.setup * len(task.domains) * sum(site.speed for site in sites) / len(sites)
+    return max(1.0, busy - setup - judging_flops(task.sizes[MIDDLE], task.domains))
+
+
+def _in_time(
+    mode: Mode, task: Task, difficulty: Difficulty, made: Recipe, where: Schedule, sites: Sequence[Site]
+) -> Recipe:
+    """Steps such that no site idles before the horizon; in a mode of the paper, that the last one ends there."""
+    if mode != "auto" or made.abstained:
+        return stretched(task, made, where.places, sites, task.horizon)
+    least = np.full_like(made.steps, min(task.steps))
+    steps = steps_until(task, difficulty.curves, made, where.places, sites, task.horizon, least)
+    return replace(made, steps=steps)
+
+
+def _described(
+    mode: Mode,
+    task: Task,
+    difficulty: Difficulty,
+    made: Recipe,
+    where: Schedule,
+    sites: Sequence[Site],
+    budget: float,
+) -> Plan:
+    experts = jobs(task, made)
+    placing = problem(experts, sites)
+    tokens = (made.steps * task.step_tokens).astype(np.float64)
+    extra = np.zeros_like(made.steps)
+    if not task.chain:
+        full = steps_until(task, difficulty.curves, made, where.places, sites, where.makespan, made.steps)
+        extra = np.maximum(full - made.steps, 0)
+    losses = difficulty.curves.loss(task.choice.parameters[made.sizes], tokens)
+    return Plan(
+        mode,
+        made,
+        experts,
+        where,
+        float((task.weights * losses).mean()),
+        tokens / np.array([domain.tokens for domain in task.domains]),
+        budget,
+        float(made.flops(task).sum()),
+        extra,
+        loads(placing, where.places),
+        [order(placing, where.places, site) for site in range(len(sites))],
+    )

@@ -1,0 +1,75 @@
+"""Jobs to be given to sites so that the last one is done soonest: R | eligibility | Cmax (spec/hdee.md section 2.4)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Self
+
+import numpy as np
+import numpy.typing as npt
+
+Array = npt.NDArray[np.float64]
+Places = tuple[int, ...]
+"""The site of each job, by index."""
+
+
+@dataclass(frozen=True)
+class Problem:
+    """What a schedule has to place.
+
+    Attributes:
+        times: seconds that a job takes at a site, with what it has to fetch and to send, [jobs, sites]; inf: not there.
+        work: FLOPs of a job, [jobs].
+        speeds: FLOP/s of a site at its best, [sites]: times are at least work / speeds.
+        windows: seconds that a site is there for, [sites]; inf: as long as it takes.
+    """
+
+    times: Array
+    work: Array
+    speeds: Array
+    windows: Array
+
+    @classmethod
+    def uniform(cls, work: Sequence[float], speeds: Sequence[float]) -> Self:
+        """Any job may go anywhere, and nothing has to be moved."""
+        jobs, sites = np.array(work, dtype=np.float64), np.array(speeds, dtype=np.float64)
+        return cls(jobs[:, None] / sites, jobs, sites, np.full(len(sites), np.inf))
+
+    def restricted(self, eligible: npt.NDArray[np.bool_]) -> Problem:
+        """The same, with jobs only where `eligible` [jobs, sites] says so."""
+        return replace(self, times=np.where(eligible, self.times, np.inf))
+
+    @cached_property
+    def alone(self) -> Array:
+        """Seconds that a job takes at its best site, [jobs]."""
+        return np.asarray(self.times.min(axis=1))
+
+    @cached_property
+    def eligible(self) -> npt.NDArray[np.bool_]:
+        """Where a job may go, [jobs, sites]: also because of windows that are too short for it alone."""
+        return np.asarray(np.isfinite(self.times) & (self.times <= self.windows))
+
+
+def loads(problem: Problem, places: Places) -> Array:
+    """Seconds that each site works, [sites]."""
+    held = problem.times[np.arange(len(places)), np.array(places, dtype=np.intp)]
+    return np.bincount(np.array(places, dtype=np.intp), held, len(problem.speeds)).astype(np.float64)
+
+
+def makespan(problem: Problem, places: Places) -> float:
+    """Cmax: seconds until the last site is done."""
+    return float(loads(problem, places).max(initial=0.0))
+
+
+def is_valid(problem: Problem, places: Places) -> bool:
+    """Every job is somewhere it may be, and no site works beyond its window."""
+    allowed = problem.eligible[np.arange(len(places)), np.array(places, dtype=np.intp)].all()
+    return bool(allowed) and bool((loads(problem, places) <= problem.windows * (1 + 1e-9)).all())
+
+
+def order(problem: Problem, places: Places, site: int) -> list[int]:
+    """The jobs of a site in the order in which it takes them: the shortest first, so that experts are early there."""
+    own = [job for job, place in enumerate(places) if place == site]
+    return sorted(own, key=lambda job: (problem.times[job, site], job))

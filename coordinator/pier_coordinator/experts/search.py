@@ -1,0 +1,106 @@
+"""A schedule made better by moves of one job and swaps of two.
+
+`improved` brings the last site's end forward; `settled` then, without delaying it, looks at what comes next: the sum of
+all completion times, and at how much later a job is done than it would be alone at its best site. (The bytes that are
+moved are the same for all schedules: every job fetches its seed and its text, and sends its expert.)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import accumulate
+
+from pier_coordinator.experts.problem import Array, Places, Problem, loads, order
+
+NOTHING = 1e-9
+"""Relative gains as small as this are rounding."""
+SWEEPS = 5
+"""Times that `settled` goes through all jobs at most."""
+
+Change = tuple[tuple[int, int], ...]
+"""Jobs, and where they go."""
+
+
+def improved(problem: Problem, places: Places) -> Places:
+    """Change the site that ends last, as long as it and whom it changes with end sooner than it did."""
+    while change := _best_change(problem, places):
+        places = _changed(places, change)
+    return places
+
+
+def settled(problem: Problem, places: Places) -> Places:
+    """Of schedules that end no later: a better one by the sum of completion times, then by the largest stretch."""
+    latest = float(loads(problem, places).max(initial=0.0)) * (1 + NOTHING)
+    for _ in range(SWEEPS):
+        before = places
+        for job in range(len(places)):
+            ends = loads(problem, places)
+            for change in _changes(problem, places, job):
+                if _is_better(problem, places, change, ends, latest):
+                    places = _changed(places, change)
+                    break
+        if places == before:
+            break
+    return places
+
+
+def cost(problem: Problem, places: Places, sites: set[int]) -> tuple[float, float]:
+    """Of the jobs at some sites: the sum of completion times (s), and the largest stretch."""
+    completions, stretch = 0.0, 0.0
+    for site in sites:
+        own = order(problem, places, site)
+        for done, alone in zip(accumulate(problem.times[own, site].tolist()), problem.alone[own].tolist()):
+            completions += done
+            stretch = max(stretch, done / alone)
+    return completions, stretch
+
+
+def _best_change(problem: Problem, places: Places) -> Change | None:
+    """The one after which the later of the sites that it changes ends soonest; None: none is worth it."""
+    ends = loads(problem, places)
+    last = int(ends.argmax())
+    best, found = float(ends[last]) * (1 - NOTHING), None
+    for job in order(problem, places, last):
+        for change in _changes(problem, places, job):
+            after = _ends(problem, places, ends, change)
+            touched = [last, *(site for _, site in change)]
+            latest = float(after[touched].max())
+            if latest < best and (after <= problem.windows).all():
+                best, found = latest, change
+    return found
+
+
+def _changes(problem: Problem, places: Places, job: int) -> Iterator[Change]:
+    """A job's moves, and its swaps with others, to where jobs may be."""
+    here, eligible = places[job], problem.eligible
+    yield from (((job, site),) for site in range(len(problem.speeds)) if site != here and eligible[job, site])
+    for other, there in enumerate(places):
+        if there != here and eligible[job, there] and eligible[other, here]:
+            yield (job, there), (other, here)
+
+
+def _is_better(problem: Problem, places: Places, change: Change, ends: Array, latest: float) -> bool:
+    after = _ends(problem, places, ends, change)
+    if after.max() > latest or (after > problem.windows).any():
+        return False
+    sites = {site for job, there in change for site in (there, places[job])}
+    for new, old in zip(cost(problem, _changed(places, change), sites), cost(problem, places, sites)):
+        if abs(new - old) > NOTHING * old:
+            return new < old
+    return False
+
+
+def _ends(problem: Problem, places: Places, ends: Array, change: Change) -> Array:
+    """When sites are done after a change, [sites]; `ends` is before it."""
+    after = ends.copy()
+    for job, site in change:
+        after[places[job]] -= problem.times[job, places[job]]
+        after[site] += problem.times[job, site]
+    return after
+
+
+def _changed(places: Places, change: Change) -> Places:
+    after = list(places)
+    for job, site in change:
+        after[job] = site
+    return tuple(after)

@@ -1,0 +1,114 @@
+"""What is to be planned: domains, the sizes and step counts that experts may have, sites, and a budget."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+
+from pier_coordinator.experts.difficulty import Choice
+from pier_coordinator.experts.problem import Array
+
+SMALL, MIDDLE, LARGE = 0, 1, 2
+
+
+@dataclass(frozen=True)
+class Domain:
+    """A text that an expert is trained on.
+
+    Attributes:
+        weight: v_j, how much its loss matters.
+        tokens: D_j, that it has to train on.
+        judged: tokens that its expert and, before it, its parent are judged on.
+        sent: bytes that a site has to fetch for it; 0: every site has it.
+        sites: names of the sites that may see it; none: all.
+    """
+
+    name: str
+    weight: float
+    tokens: float
+    judged: float = 0.0
+    sent: float = 0.0
+    sites: frozenset[str] = frozenset()
+
+
+@dataclass(frozen=True)
+class Size:
+    """A size that an expert may have.
+
+    Attributes:
+        parameters: of the model; flops: of training, per token (model/flops.py).
+        memory: bytes that training needs at least; stored: bytes of its weights when they are sent.
+    """
+
+    name: str
+    parameters: float
+    flops: float
+    memory: float
+    stored: float
+
+
+@dataclass(frozen=True)
+class Site:
+    """A site; what is not known of it, or does not matter, is inf.
+
+    Attributes:
+        speed: FLOP/s that were measured in training, never the peak.
+        memory: bytes; line: bytes/s; window: seconds that it is there for.
+    """
+
+    name: str
+    speed: float
+    memory: float = math.inf
+    line: float = math.inf
+    window: float = math.inf
+
+
+@dataclass(frozen=True)
+class Task:
+    """What to plan.
+
+    Attributes:
+        sizes: small, medium, large, by FLOPs.
+        steps: fewest, usual, most.
+        step_tokens: of a step.
+        budget: FLOPs of the domain phase; 0: as many as with the medium size and the usual steps everywhere.
+        horizon: seconds in which all sites shall be done, and not idle; 0: no matter. It takes the budget's place.
+        max_epochs: times that a domain's text may be repeated.
+        setup: seconds that a domain takes a site besides training and judging: workers start, text is read.
+        chain: one expert goes through the domains of a class, one after the other; else there is one for each domain.
+    """
+
+    domains: tuple[Domain, ...]
+    sizes: tuple[Size, Size, Size]
+    steps: tuple[int, int, int]
+    step_tokens: int
+    budget: float = 0.0
+    horizon: float = 0.0
+    max_epochs: float = 4.0
+    setup: float = 0.0
+    chain: bool = False
+
+    @cached_property
+    def weights(self) -> Array:
+        """v_j with mean 1, [domains]."""
+        found = np.array([domain.weight for domain in self.domains])
+        return np.asarray(found / found.mean())
+
+    @cached_property
+    def choice(self) -> Choice:
+        """The sizes and the menu of steps as arrays."""
+        parameters, flops = (np.array([getattr(size, key) for size in self.sizes]) for key in ("parameters", "flops"))
+        return Choice(parameters, flops, np.array(self.steps, dtype=np.float64) * self.step_tokens)
+
+    @cached_property
+    def most(self) -> Array:
+        """Tokens that a domain's expert may see, repetitions included, [domains]."""
+        return np.array([domain.tokens for domain in self.domains]) * self.max_epochs
+
+    @property
+    def homogeneous(self) -> float:
+        """FLOPs of the medium size and the usual steps for every domain."""
+        return len(self.domains) * self.sizes[MIDDLE].flops * self.steps[MIDDLE] * self.step_tokens

@@ -1,0 +1,181 @@
+"""A site's way through its part of an ensemble: one expert after the other, from the model that the run ends with.
+
+All sites hold that model, so none is sent. Jobs come with the orders of the coordinator, and may go again: to another
+site when this one was silent for too long. A pause takes effect at once, and costs what came after the last checkpoint.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable, Coroutine
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from pier.v1.coordinator_pb2 import Record
+from pier.v1.peer_pb2 import Phase
+from pier_node.config import RunConfig
+from pier_node.coordination.coordination import Coordination
+from pier_node.coordination.expert_messages import card_record, problem_record, progress_record
+from pier_node.errors import PierError
+from pier_node.expert_checkpoints import ExpertCheckpoints
+from pier_node.expert_scoring import ExpertScoring
+from pier_node.experts.card import Card
+from pier_node.experts.job import SEED, ExpertJob
+from pier_node.experts.resume import Kept
+from pier_node.experts.trainer import Parent, Shop, export_parent, train_expert
+from pier_node.inner.messages import Progress as Step
+from pier_node.model.export import import_weights
+from pier_node.orders import Experts, Orders
+from pier_node.outer.state import OuterState
+from pier_node.progress import Progress
+from pier_node.roster import Roster
+from pier_node.settings import Settings
+
+TELL_SECONDS = 5.0
+"""Between two reports of how far an expert is."""
+
+log = logging.getLogger(__name__)
+
+
+async def train_experts(
+    config: RunConfig,
+    settings: Settings,
+    seed: OuterState,
+    coordination: Coordination,
+    progress: Progress,
+    roster: Roster,
+) -> Path:
+    """Train what the coordinator orders, from the run's last state. Returns where this site's experts lie."""
+    shop = Shop(config, settings.folder, settings.workers)
+    parent = Parent(seed.digest.hex(), config.model, seed.anchor)
+    scoring = ExpertScoring(settings.folder, coordination.deliver)
+    checkpoints = ExpertCheckpoints(coordination, coordination.tell)
+    told = (coordination.orders, progress, roster, coordination.tell)
+    await ExpertTraining(shop, parent, *told, scoring, checkpoints).run()
+    return shop.place("")
+
+
+class ExpertTraining:
+    """The loop of a site, until the plan needs it no more.
+
+    Args:
+        seed: the run's model.
+        tell: takes records for the coordinator.
+    """
+
+    def __init__(
+        self,
+        shop: Shop,
+        seed: Parent,
+        orders: Orders,
+        progress: Progress,
+        roster: Roster,
+        tell: Callable[[Record], None],
+        scoring: ExpertScoring,
+        checkpoints: ExpertCheckpoints,
+    ) -> None:
+        self._shop, self._seed, self._orders, self._scoring = shop, seed, orders, scoring
+        self._checkpoints = checkpoints
+        self._progress, self._roster, self._tell = progress, roster, tell
+        self._cards: dict[tuple[str, int], Card] = {}
+        self._declined: set[tuple[str, int]] = set()
+        self._began = self._told = 0.0
+
+    async def run(self) -> None:
+        """Train whatever is ordered. Raises PierError when this site's workers cannot go on."""
+        while (experts := self._orders.experts) and not (experts.complete and not self._scoring.due(experts.scoring)):
+            if self._orders.paused:
+                await self._orders.resumed(self._progress, self._roster)
+                continue
+            job = self._next(experts)
+            if job is not None:
+                await self._while_wanted(self._train(experts.plan, job), partial(self._wants, experts.plan, job))
+            elif scoring := self._scoring.due(experts.scoring):
+                await self._while_wanted(self._scoring.run(scoring), partial(self._wants_scored, scoring.id))
+            else:
+                self._progress.phase = Phase.PHASE_WAITING
+                await self._orders.changed.until(lambda known=experts: self._orders.experts is not known)  # type: ignore[misc]
+        self._progress.phase = Phase.PHASE_DONE
+
+    def _next(self, experts: Experts) -> ExpertJob | None:
+        if experts.complete:
+            return None
+        over = self._cards.keys() | self._declined
+        return next((job for job in experts.jobs if (experts.plan, job.number) not in over), None)
+
+    def _wants(self, plan: str, job: ExpertJob) -> bool:
+        wanted = self._orders.experts
+        return wanted is not None and wanted.plan == plan and job in wanted.jobs
+
+    def _wants_scored(self, scoring: str) -> bool:
+        wanted = self._orders.experts
+        return wanted is not None and wanted.scoring is not None and wanted.scoring.id == scoring
+
+    async def _while_wanted(self, doing: Coroutine[Any, Any, None], wanted: Callable[[], bool]) -> None:
+        """Do something, unless it is not wanted of this site any more meanwhile, or all is paused."""
+        self._progress.phase = Phase.PHASE_TRAINING
+        work = asyncio.create_task(doing)
+        change = asyncio.create_task(self._orders.changed.until(lambda: self._orders.paused or not wanted()))
+        try:
+            await asyncio.wait([work, change], return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            change.cancel()
+            self._progress.expert = ""
+            stopped = not work.done()
+            work.cancel()
+            await asyncio.wait([work, change])
+        if not stopped:
+            work.result()
+
+    async def _train(self, plan: str, job: ExpertJob) -> None:
+        self._began = self._told = time.monotonic()
+        log.info("training the expert of %s: %s, %d steps", job.domain.name, job.size, job.steps)
+        try:
+            parent = await asyncio.to_thread(self._parent, plan, job)
+            custody = self._checkpoints.of(plan, job, self._kept(job))
+            card = await train_expert(job, parent, self._shop, lambda step: self._stepped(plan, job, step), custody)
+            if not card.accepted:
+                await asyncio.to_thread(export_parent, parent, self._shop)
+        except (PierError, OSError) as error:  # OSError: the disk is full, say
+            log.error("this site cannot train the expert of %s: %s", job.domain.name, error)
+            self._declined.add((plan, job.number))
+            self._tell(problem_record(plan, job, error.problem if isinstance(error, PierError) else str(error)))
+            return
+        finally:
+            await self._checkpoints.end()
+        self._cards[plan, job.number] = card
+        self._tell(card_record(plan, job, card, time.monotonic() - self._began))
+
+    def _kept(self, job: ExpertJob) -> Kept | None:
+        """The job's checkpoint that the coordinator keeps."""
+        wanted = self._orders.experts
+        return next((kept for kept in wanted.checkpoints if kept.job == job.number), None) if wanted else None
+
+    def _parent(self, plan: str, job: ExpertJob) -> Parent:
+        """What the job branches from; of an expert that was refused, what stands in for it. Raises PierError."""
+        if job.after == SEED:
+            return self._seed
+        card = self._cards.get((plan, job.after))
+        if card is None:
+            raise PierError(
+                f"the expert before that of {job.domain.name} was not trained here", "Start the plan again."
+            )
+        name = card.name if card.accepted else card.parent
+        if name == self._seed.name:
+            return self._seed
+        model, weights = import_weights(self._shop.place(name))
+        return Parent(name, model, weights.numpy())
+
+    def _stepped(self, plan: str, job: ExpertJob, step: Step) -> None:
+        progress, now = self._progress, time.monotonic()
+        progress.loss = step.loss
+        progress.expert = f"{job.domain.name} ({job.size}), step {step.step + 1} of {job.steps}"
+        progress.tokens_per_second = step.tokens / step.seconds if step.seconds > 0 else 0.0
+        if now - self._told >= TELL_SECONDS:
+            self._told = now
+            done = step.step + 1
+            tokens = done * job.batch_size * self._shop.run.model.context
+            self._tell(progress_record(plan, job, done, step.loss, tokens, now - self._began))

@@ -1,0 +1,113 @@
+"""An expert's card: `expert.json` beside an exported model says what it is, what it was made of and how good it is.
+
+Its name is a hash of what decides its weights, so that two plans can never write one path (spec/hdee.md section 2.8;
+in HDEE's own code one expert overwrote another, section 7.3).
+"""
+
+from __future__ import annotations
+
+import hashlib
+from pathlib import Path
+from typing import Annotated, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from pier_node import durable
+from pier_node.config_errors import first_problem
+from pier_node.errors import PierError
+from pier_node.experts.config import Name
+
+CARD_FILE, WEIGHTS_FILE = "expert.json", "model.safetensors"
+MOST_BYTES = 1 << 16
+"""Of a card."""
+PICKLES = ("*.bin", "*.pt", "*.pth", "*.pkl", "*.pickle", "*.ckpt")
+"""Files of a model that would run whatever code somebody put into them."""
+TRAIN_AGAIN = "Collect the expert again from the site that trained it."
+
+Hash = Annotated[str, Field(pattern=r"^[0-9a-f]{32}$")]
+Digest = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
+Size = Literal["S", "M", "L"]
+Finite = Annotated[float, Field(ge=0, le=1e300, allow_inf_nan=False)]
+
+
+class Card(BaseModel):
+    """What an expert is; losses are of its own domain's dev split, in bits per byte.
+
+    Attributes:
+        name: see `artefact_name`.
+        domain_hash: of the text (data/domains.py).
+        parent: what it branched from: another expert's name, or the digest of the run's state, hex.
+        steps, tokens, flops, epochs: executed; FLOPs as model/flops.py counts them.
+        seed: decides the order of its rows and how it was widened.
+        recipe: a hash of the settings of its model and training; "": not known.
+        digest: SHA-256 of model.safetensors, hex.
+        standard_error: of parent_loss - loss, by a bootstrap over the rows.
+        accepted: it is better than its parent by more than two standard errors; otherwise the parent stands in for it.
+    """
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    name: Hash
+    domain: Name
+    domain_hash: Hash
+    parent: Annotated[str, Field(pattern=r"^([0-9a-f]{32}|[0-9a-f]{64})$")]
+    size: Size
+    steps: Annotated[int, Field(ge=1, le=1_000_000_000)]
+    seed: Annotated[int, Field(ge=0, lt=2**63)]
+    recipe: Annotated[str, Field(pattern=r"^([0-9a-f]{32})?$")] = ""
+    tokens: Annotated[int, Field(ge=1, le=2**63)]
+    flops: Finite
+    epochs: Finite
+    digest: Digest
+    loss: Finite
+    parent_loss: Finite
+    standard_error: Finite
+    accepted: bool
+
+    def save(self, folder: Path) -> None:
+        """Write it into the folder of its model. Raises OSError."""
+        durable.replace(folder / CARD_FILE, f"{self.model_dump_json(indent=1)}\n".encode())
+
+
+def artefact_name(parent: str, domain_hash: str, size: str, steps: int, seed: int, recipe: str = "") -> str:
+    """The name of an expert, 32 hex digits: other weights have another name."""
+    terms = repr((parent, domain_hash, size, steps, seed, *filter(None, [recipe])))
+    return hashlib.blake2b(terms.encode(), digest_size=16).hexdigest()
+
+
+def digest_of(folder: Path) -> str:
+    """SHA-256 of a folder's weights, hex. Raises OSError."""
+    with (folder / WEIGHTS_FILE).open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def load_card(folder: Path) -> Card:
+    """The card of the expert in a folder, whose weights are the ones that it names.
+
+    Raises:
+        PierError: there is no card, it is not valid, or something else than safetensors lies beside it.
+    """
+    path = folder / CARD_FILE
+    refuse_pickles(folder)
+    try:
+        with path.open("rb") as file:
+            card = Card.model_validate_json(file.read(MOST_BYTES))
+        digest = digest_of(folder)
+    except OSError as error:
+        raise PierError(f"{error.filename}: {error.strerror}", TRAIN_AGAIN) from error
+    except ValidationError as error:
+        raise PierError(f"{path}: not a card: {first_problem(error)}", TRAIN_AGAIN) from error
+    if card.name != artefact_name(card.parent, card.domain_hash, card.size, card.steps, card.seed, card.recipe):
+        raise PierError(
+            f"{path}: the name is not that of its parent, domain, size, steps, seed and recipe", TRAIN_AGAIN
+        )
+    if card.digest != digest:
+        raise PierError(f"{folder / WEIGHTS_FILE}: these are not the weights that {CARD_FILE} names", TRAIN_AGAIN)
+    return card
+
+
+def refuse_pickles(folder: Path) -> None:
+    """Raise PierError when a folder of a model holds what only unpickling would read."""
+    for pattern in PICKLES:
+        for found in folder.glob(pattern):
+            raise PierError(f"{found}: a pickle can run code, and is not read", "Remove it: weights are safetensors.")

@@ -1,0 +1,176 @@
+"""Mixtures of the same experts on the same rows: bits per byte and perplexity, with intervals against the best.
+
+The prior is fitted on rows of the prior split, rows that are scored too are left out of it, and the single expert is
+chosen there as well (spec/hdee.md sections 2.7, 2.9, 3.3). The geometric mean is no mixture, and never the best.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import get_args
+
+import numpy as np
+import numpy.typing as npt
+
+from pier_node.experts.mixture import geometric, score
+from pier_node.experts.prior import chosen, even, fitted
+from pier_node.experts.sheet import Hashes
+from pier_node.experts.weights import Array, Kind, rule
+
+ROWS_OF_PRIOR = 100
+"""N of section 2.7."""
+DRAWS = 1000
+LEVEL = 0.95
+GEOMETRIC, SINGLE = "geometric", "single"
+UNRANKED = (GEOMETRIC,)
+"""What is shown and never the best: a diagnostic."""
+
+Losses = dict[str, Array]
+"""By the name of a method, nats of each row, [rows]."""
+
+
+@dataclass(frozen=True)
+class Scored:
+    """What all experts gave a domain.
+
+    Attributes:
+        test, prior: log p, [experts, rows, tokens], of the rows that are scored and of those that fit the prior.
+        test_rows, prior_rows: their hashes.
+    """
+
+    test: Array
+    prior: Array
+    test_rows: Hashes
+    prior_rows: Hashes
+
+    @cached_property
+    def usable(self) -> npt.NDArray[np.intp]:
+        """Indices of the rows of the prior split that are not scored, too."""
+        return disjoint(self.prior_rows, self.test_rows)
+
+
+@dataclass(frozen=True)
+class Standing:
+    """How a method did.
+
+    Attributes:
+        bits_per_byte, perplexity: a token is a byte.
+        behind: bits per byte more than the best method, and the interval of that (95 %, paired bootstrap over rows).
+        is_best, is_tied: tied with the best: the interval has 0 in it.
+    """
+
+    bits_per_byte: float
+    perplexity: float
+    behind: float
+    low: float
+    high: float
+    is_best: bool
+    is_tied: bool
+
+
+@dataclass(frozen=True)
+class Result:
+    """A domain, by the name of a method.
+
+    Attributes:
+        rows, tokens: that were scored.
+        prior: that was fitted for `decay`, [experts]; left_out: rows that it was not fitted on, since they are scored.
+        single: index of the expert that is best on the prior split.
+        experts: bits per byte of each expert alone, [experts].
+    """
+
+    standings: dict[str, Standing]
+    rows: int
+    tokens: int
+    prior: list[float]
+    left_out: int
+    single: int
+    experts: list[float]
+
+
+def disjoint(prior_rows: Hashes, test_rows: Hashes) -> npt.NDArray[np.intp]:
+    """Indices of the rows of the prior split that are not scored: texts repeat themselves."""
+    scored = {row.tobytes() for row in test_rows}
+    kept = [index for index, row in enumerate(prior_rows) if row.tobytes() not in scored]
+    return np.array(kept, dtype=np.intp)
+
+
+def losses(found: Scored, top: Sequence[int] = ()) -> tuple[Losses, Array, int]:
+    """Nats of each row by every method; the prior of decay, and the index of the single expert.
+
+    `top`: numbers of experts that decay chooses by its prior.
+    """
+    usable = found.usable
+    usable = usable[np.arange(min(len(usable), ROWS_OF_PRIOR)) * max(1, len(usable) // ROWS_OF_PRIOR)]
+    rows = found.prior[:, usable]  # [experts, rows, tokens]
+    priors = {kind: _prior(kind, rows) for kind in get_args(Kind)}
+    made = {kind: _nats(score(rule(kind), priors[kind], found.test)) for kind in get_args(Kind)}
+    for k in top:
+        best, prior = chosen(priors["decay"], k)
+        made[f"top-{k}"] = _nats(score(rule("decay"), prior, found.test[best]))
+    single = int(rows.sum(axis=(1, 2)).argmax()) if len(usable) else 0
+    made[SINGLE] = _nats(found.test[single])
+    made[GEOMETRIC] = _nats(geometric(found.test))
+    return made, priors["decay"], single
+
+
+def compare(found: Scored, top: Sequence[int] = (), seed: int = 0) -> tuple[Result, Losses]:
+    """The result of a domain, and what it was made of; the same arguments give the same."""
+    made, prior, single = losses(found, top)
+    _, rows, tokens = found.test.shape
+    result = Result(
+        standings=standings([made], [tokens], seed),
+        rows=rows,
+        tokens=rows * tokens,
+        prior=prior.tolist(),
+        left_out=len(found.prior_rows) - len(found.usable),
+        single=single,
+        experts=[_bits(_nats(expert), tokens) for expert in found.test],
+    )
+    return result, made
+
+
+def standings(domains: Sequence[Losses], tokens: Sequence[int], seed: int = 0) -> dict[str, Standing]:
+    """How all methods did in the mean of some domains, which count alike; `tokens`: of a row of each domain."""
+    bits = {name: [made[name] / (length * math.log(2)) for made, length in zip(domains, tokens)] for name in domains[0]}
+    means = {name: float(np.mean([rows.mean() for rows in each])) for name, each in bits.items()}
+    best = min((name for name in means if name not in UNRANKED), key=means.__getitem__)
+    draws = _draws([len(rows) for rows in bits[best]], seed)
+    return {name: _standing(name, best, bits, means, draws) for name in means}
+
+
+def _standing(
+    name: str,
+    best: str,
+    bits: Mapping[str, Sequence[Array]],
+    means: Mapping[str, float],
+    draws: Sequence[npt.NDArray[np.intp]],
+) -> Standing:
+    gaps = [own - other for own, other in zip(bits[name], bits[best])]
+    drawn = np.mean([gap[picks].mean(axis=1) for gap, picks in zip(gaps, draws)], axis=0)  # [DRAWS]
+    low, high = (float(value) for value in np.quantile(drawn, [(1 - LEVEL) / 2, (1 + LEVEL) / 2]))
+    tied = name != best and name not in UNRANKED and low <= 0
+    return Standing(
+        means[name], 2 ** means[name], means[name] - means[best], low, high, is_best=name == best, is_tied=tied
+    )
+
+
+def _draws(rows: Sequence[int], seed: int) -> list[npt.NDArray[np.intp]]:
+    random = np.random.default_rng(seed)
+    return [random.integers(0, count, (DRAWS, count)).astype(np.intp) for count in rows]
+
+
+def _prior(kind: Kind, rows: Array) -> Array:
+    """Fitted by the rule that mixes; even for `uniform`, which is the plain mean, and where there are no rows."""
+    return even(len(rows)) if kind == "uniform" or not rows.shape[1] else fitted(rule(kind), rows)
+
+
+def _nats(log_probs: Array) -> Array:
+    return np.asarray(-log_probs.sum(axis=-1))
+
+
+def _bits(nats: Array, tokens: int) -> float:
+    return float(nats.mean() / (tokens * math.log(2)))

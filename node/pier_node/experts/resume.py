@@ -1,0 +1,135 @@
+"""Where the training of an expert stood: weights, AdamW's moments and the step, which is the data's cursor as well.
+
+Nothing else decides how it goes on: there is no dropout, and which rows a step sees follows from seed and text. So it
+goes on to the same bits wherever that is.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any
+
+import numpy as np
+from pydantic import Field
+from safetensors import SafetensorError, safe_open
+from safetensors.numpy import save_file
+
+from pier_node import durable
+from pier_node.config_section import Section
+from pier_node.experts.card import Digest
+from pier_node.experts.config import MOST_DOMAINS
+from pier_node.shared import Vector
+
+FILE = "checkpoint.safetensors"
+TENSORS = ("weights", "adam_m", "adam_v")
+HEADER = 4096
+"""Bytes that a file has besides its tensors, at most."""
+SOME = 1 << 22
+"""Numbers that are looked at together."""
+SLOWEST = 128 << 10
+"""Bytes a second: who sends slower than that, sends a checkpoint in vain."""
+
+log = logging.getLogger(__name__)
+
+
+class Kept(Section):
+    """A checkpoint that the coordinator keeps, or is to keep: after `step` steps of a job, in `size` bytes.
+
+    Attributes:
+        digest: SHA-256 of the file, hex.
+    """
+
+    job: Annotated[int, Field(ge=0, lt=MOST_DOMAINS)]
+    step: Annotated[int, Field(ge=1, le=1_000_000_000)]
+    size: Annotated[int, Field(ge=1, le=1 << 50)]
+    digest: Digest
+
+    @property
+    def deadline(self) -> float:
+        """Seconds that it may take on its way."""
+        return 60.0 + self.size / SLOWEST
+
+
+@dataclass(frozen=True)
+class Stand:
+    """After `step` steps and `tokens` tokens; the vectors are fp32 [parameters]."""
+
+    step: int
+    tokens: int
+    weights: Vector
+    adam_m: Vector
+    adam_v: Vector
+
+    def save(self, folder: Path, name: str) -> None:
+        """Replace the last one, at once or not at all. Raises OSError."""
+        temporary = folder / f"{FILE}.tmp"
+        metadata = {"name": name, "step": str(self.step), "tokens": str(self.tokens)}
+        try:
+            save_file({key: getattr(self, key) for key in TENSORS}, temporary, metadata)
+        except SafetensorError as error:  # of the system's, which it wraps
+            raise OSError(f"{temporary}: {error}") from error
+        durable.sync(temporary)
+        temporary.replace(folder / FILE)
+        durable.sync(folder)
+
+    @classmethod
+    def load(cls, folder: Path, name: str, length: int) -> Stand | None:
+        """The last one of the expert of that name; None, and a warning if there is one that cannot be used."""
+        path = folder / FILE
+        if not path.exists():
+            return None
+        try:
+            with safe_open(path, framework="numpy") as file:
+                known = file.metadata() or {}
+                vectors = {key: np.asarray(file.get_tensor(key)) for key in TENSORS}
+            if known["name"] != name or any(each.shape != (length,) for each in vectors.values()):
+                raise ValueError("it is of another expert")
+            return cls(int(known["step"]), int(known["tokens"]), **vectors)
+        except (OSError, SafetensorError, KeyError, ValueError) as error:
+            log.warning("%s cannot be used, this expert begins again: %s", path, error)
+            return None
+
+
+def most_bytes(length: int) -> int:
+    """Of a checkpoint of a model with so many parameters."""
+    return 4 * len(TENSORS) * length + HEADER
+
+
+def check(path: Path, length: int, step: int, name: str = "") -> None:
+    """Make sure that a file that somebody sent is a checkpoint after that step, without reading all of it at once.
+
+    Args:
+        length: parameters of the model.
+        name: of the expert; "": not known.
+
+    Raises:
+        ValueError: says why it is none.
+        OSError: it cannot be read.
+    """
+    if path.stat().st_size > most_bytes(length):
+        raise ValueError(f"more than {most_bytes(length)} bytes")
+    try:
+        with safe_open(path, framework="numpy") as file:
+            known = file.metadata() or {}
+            if sorted(file.keys()) != sorted(TENSORS):
+                raise ValueError(f"it has {sorted(file.keys())}, not {', '.join(TENSORS)}")
+            for key in TENSORS:
+                _check_tensor(key, file.get_slice(key), length)
+    except SafetensorError as error:
+        raise ValueError(str(error)) from error
+    if known.get("step") != str(step) or not re.fullmatch("[0-9]{1,18}", known.get("tokens", "")):
+        raise ValueError(f"it is not one after step {step}")
+    if name and known.get("name") != name:
+        raise ValueError("it is of another expert")
+
+
+def _check_tensor(key: str, tensor: Any, length: int) -> None:
+    if tensor.get_dtype() != "F32" or tensor.get_shape() != [length]:
+        raise ValueError(f"{key} is {tensor.get_dtype()} {tensor.get_shape()}, not F32 [{length}]")
+    for start in range(0, length, SOME):
+        some = tensor[start : min(start + SOME, length)]
+        if not np.isfinite(some).all() or (key == "adam_v" and (some < 0).any()):
+            raise ValueError(f"{key} has values that no training gives")

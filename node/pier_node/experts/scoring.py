@@ -1,0 +1,83 @@
+"""Scores experts on the text that is held out of domains: a sheet for each expert, domain and split."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from pathlib import Path
+
+import torch
+
+from pier_node.commands.weights import exported_weights
+from pier_node.data.deal import Split
+from pier_node.data.domains import read_held_out, rows_of
+from pier_node.data.tokens import FileTokenizer
+from pier_node.errors import PierError
+from pier_node.experts.card import digest_of, load_card
+from pier_node.experts.config import DomainSection
+from pier_node.experts.score import log_probs, spread
+from pier_node.experts.scoring_order import SCORED
+from pier_node.experts.sheet import Rows, Sheet, Subject, row_hashes
+
+BYTES = bytes(range(32, 127)).decode()
+
+Texts = Mapping[tuple[str, Split], Rows]
+"""The rows of domains' splits."""
+
+
+def expert_in(folder: Path) -> tuple[str, Path]:
+    """The domain of the expert in a folder, and where what is scored for it lies: its parent, if it was refused.
+
+    Raises:
+        PierError: there is no expert.
+    """
+    card = load_card(folder)
+    return card.domain, folder if card.accepted else folder.parent / card.parent[:32]
+
+
+def texts_of(sections: Iterable[DomainSection], context: int, most: int, digest: str = "") -> Texts:
+    """The rows of every domain's splits that are scored, at most `most` of each (0: all).
+
+    Args:
+        digest: of the text that it must be; "": of any.
+
+    Raises:
+        PierError: a text cannot be read, is another one, or too short.
+    """
+    found: dict[tuple[str, Split], Rows] = {}
+    for section in sections:
+        text = read_held_out(section)
+        if digest and text.digest != digest:
+            raise PierError(f"domain {section.name}: the text here is not the one that was planned with")
+        for split in SCORED:
+            rows = spread(rows_of(text.texts[split], context), most)
+            if not len(rows):
+                raise PierError(
+                    f"domain {section.name}: the {split} split has less than a row of {context + 1} bytes",
+                    "Give the domain more text.",
+                )
+            found[section.name, split] = rows
+    return found
+
+
+def sheets_of(
+    domain: str, place: Path, texts: Texts, device: torch.device, done: Callable[[int], None] = lambda _rows: None
+) -> Iterator[Sheet]:
+    """What the model in a folder, which speaks for the expert of a domain, gives these texts.
+
+    Args:
+        done: is told how many rows more were scored.
+
+    Raises:
+        PierError: there is no model that knows bytes.
+    """
+    _check_tokenizer(place)
+    model, digest = exported_weights(place).model(device), digest_of(place)
+    for (name, split), rows in texts.items():
+        found = log_probs(model, rows, done)
+        yield Sheet(Subject(expert=domain, weights=digest, domain=name, split=split), found, row_hashes(rows))
+
+
+def _check_tokenizer(place: Path) -> None:
+    """Raise PierError unless tokens are bytes: rows are."""
+    if FileTokenizer(place / "tokenizer.json").encode(BYTES).tolist() != list(BYTES.encode()):
+        raise PierError(f"{place}: its tokens are not bytes", "Experts are trained and scored on bytes.")

@@ -1,0 +1,102 @@
+"""Scores by order, in a process of its own: `python -m pier_node.experts.scoring_process ORDER FOLDER OUT`.
+
+ORDER is a file with a ScoringOrder, FOLDER has the experts by their names, and OUT gets the sheets. A line of JSON is
+printed for each sheet, and for what cannot be scored. Meanwhile the site's daemon answers, and when it stops, so does
+this.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import sys
+from collections.abc import AsyncGenerator, Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from pier_node.errors import PierError
+from pier_node.experts.scoring_order import ScoringOrder
+from pier_node.inner.parent import die_with_parent
+
+
+@dataclass(frozen=True)
+class Said:
+    """What the process says.
+
+    Attributes:
+        expert: its name; domain: "" when it is about all of them.
+        sheet: where the sheet is; "": there is none, and `problem` says why.
+    """
+
+    expert: str
+    domain: str = ""
+    sheet: str = ""
+    problem: str = ""
+
+
+async def scored(order: ScoringOrder, folder: Path, out: Path) -> AsyncGenerator[Said]:
+    """Have it done in another process, which ends when this is closed. Raises PierError: it failed."""
+    file = await asyncio.to_thread(_written, order, out)
+    words = (sys.executable, "-m", __name__, str(file), str(folder), str(out))
+    process = await asyncio.create_subprocess_exec(
+        *words,
+        stdin=asyncio.subprocess.DEVNULL,
+        stdout=asyncio.subprocess.PIPE,
+        start_new_session=True,  # Ctrl+C in the daemon's terminal is not for it
+    )
+    assert process.stdout is not None
+    try:
+        async for line in process.stdout:
+            yield Said(**json.loads(line))
+        if await process.wait():
+            raise PierError(f"scoring ended with exit code {process.returncode}", "The lines above say why.")
+    finally:
+        if process.returncode is None:
+            process.kill()
+            await process.wait()
+
+
+def said(order: ScoringOrder, folder: Path, out: Path) -> Iterator[Said]:
+    """Score; the sheets are in `out`."""
+    from pier_node.commands.weights import pick_device
+    from pier_node.experts.scoring import Texts, expert_in, sheets_of, texts_of
+    from pier_node.model.export import read_config
+
+    places: dict[str, tuple[str, Path]] = {}
+    for name in order.experts:
+        try:
+            places[name] = expert_in(folder / name)
+        except PierError as error:
+            yield Said(name, problem=error.problem)
+    context = min((read_config(place).context for _, place in places.values()), default=0)
+    texts: Texts = {}
+    for wanted in order.domains:
+        try:
+            texts = {**texts, **texts_of([wanted.section], context, order.rows, wanted.digest)}
+        except PierError as error:
+            yield from (Said(name, wanted.section.name, problem=error.problem) for name in places)
+    for name, (domain, place) in places.items():
+        try:
+            for sheet in sheets_of(domain, place, texts, pick_device("")):
+                yield Said(name, sheet.subject.domain, str(sheet.save(out)))
+        except PierError as error:
+            yield Said(name, problem=error.problem)
+
+
+def _written(order: ScoringOrder, out: Path) -> Path:
+    out.mkdir(parents=True, exist_ok=True)
+    file = out / "order.json"
+    file.write_text(order.model_dump_json())
+    return file
+
+
+def main() -> None:
+    """Print what `scored` wants to know."""
+    die_with_parent()
+    order, folder, out = map(Path, sys.argv[1:])
+    for each in said(ScoringOrder.model_validate_json(order.read_text()), folder, out):
+        print(json.dumps(asdict(each)), flush=True)
+
+
+if __name__ == "__main__":
+    main()

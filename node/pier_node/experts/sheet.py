@@ -1,0 +1,129 @@
+"""A score sheet: what one expert gave some rows of a domain, checked before it is used.
+
+A site scores its expert where it lies, and sends this: four bytes for each byte of text that was scored, whatever the
+size of the model. A sheet says by hashes which rows it is about, and never what they say.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any
+
+import numpy as np
+import numpy.typing as npt
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from safetensors.numpy import load, save
+
+from pier_node import durable
+from pier_node.config_errors import first_problem
+from pier_node.data.deal import Split
+from pier_node.errors import PierError
+from pier_node.experts.config import Name
+
+ENDING = ".scores.safetensors"
+MOST_BYTES = 256 << 20
+HASH = 16
+"""Bytes of the hash of a row."""
+SCORE_AGAIN = "Score the expert again: pier-node score"
+
+Rows = npt.NDArray[np.uint8]
+"""[rows, context + 1] bytes, as data/domains.py cuts them."""
+LogProbs = npt.NDArray[np.float32]
+"""[rows, context]: log p of all bytes of a row but its first."""
+Hashes = npt.NDArray[np.uint8]
+"""[rows, HASH]."""
+
+
+class Subject(BaseModel):
+    """What a sheet is about.
+
+    Attributes:
+        expert: the domain of the expert that was asked.
+        weights: SHA-256 of its model.safetensors, hex.
+        domain, split: the text.
+    """
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    expert: Name
+    weights: Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
+    domain: Name
+    split: Split
+
+
+@dataclass(frozen=True)
+class Sheet:
+    """Log-probabilities and the hashes of their rows."""
+
+    subject: Subject
+    log_probs: LogProbs
+    rows: Hashes
+
+    def save(self, folder: Path) -> Path:
+        """Write it; its name says what it is about. Raises OSError."""
+        about = self.subject
+        path = folder / f"{about.expert}.{about.weights[:12]}.{about.domain}.{about.split}{ENDING}"
+        durable.replace(path, self.packed())
+        return path
+
+    def packed(self) -> bytes:
+        """As it is written, and sent."""
+        tensors: dict[str, npt.NDArray[Any]] = {"log_probs": self.log_probs, "rows": self.rows}
+        return save(tensors, {"subject": self.subject.model_dump_json()})
+
+
+def row_hashes(rows: Rows) -> Hashes:
+    """A hash of each row."""
+    digests = b"".join(hashlib.blake2b(row.tobytes(), digest_size=HASH).digest() for row in rows)
+    return np.frombuffer(digests, dtype=np.uint8).reshape(-1, HASH)
+
+
+def load_sheet(path: Path) -> Sheet:
+    """Read a sheet that somebody sent. Raises PierError: it is not one, or says what no probability is."""
+    try:
+        if path.stat().st_size > MOST_BYTES:
+            raise PierError(f"{path}: more than {MOST_BYTES} bytes", "Score fewer rows.")
+        return unpacked(path.read_bytes())
+    except OSError as error:
+        raise PierError(f"{path}: {error.strerror}", SCORE_AGAIN) from error
+    except ValueError as error:
+        raise PierError(f"{path}: not a score sheet: {error}", SCORE_AGAIN) from error
+
+
+def unpacked(packed: bytes) -> Sheet:
+    """The sheet in some bytes. Raises ValueError, which says why it is none."""
+    if len(packed) > MOST_BYTES:
+        raise ValueError(f"more than {MOST_BYTES} bytes")
+    subject = _subject(packed)
+    try:
+        tensors = load(packed)
+    except Exception as error:  # the library has no narrower kind that covers all
+        raise ValueError(str(error)) from error
+    if set(tensors) != {"log_probs", "rows"}:
+        raise ValueError(f"it has {sorted(tensors)}, not log_probs and rows")
+    _check(tensors["log_probs"], tensors["rows"])
+    return Sheet(subject, tensors["log_probs"], tensors["rows"])
+
+
+def _subject(packed: bytes) -> Subject:
+    """What its header says; safetensors: eight bytes of length, little-endian, and JSON."""
+    length = int.from_bytes(packed[:8], "little")
+    try:
+        header = json.loads(packed[8 : 8 + length])
+        return Subject.model_validate_json(header["__metadata__"]["subject"])
+    except (KeyError, TypeError, RecursionError) as error:
+        raise ValueError("it does not say what it is about") from error
+    except ValidationError as error:
+        raise ValueError(first_problem(error)) from error
+
+
+def _check(log_probs: npt.NDArray[Any], rows: npt.NDArray[Any]) -> None:
+    if log_probs.dtype != np.float32 or log_probs.ndim != 2 or not log_probs.size:
+        raise ValueError(f"log_probs are {log_probs.dtype} {[*log_probs.shape]}, not float32 [rows, tokens]")
+    if rows.dtype != np.uint8 or rows.shape != (len(log_probs), HASH):
+        raise ValueError(f"rows are {rows.dtype} {[*rows.shape]}, not uint8 [{len(log_probs)}, {HASH}]")
+    if not np.isfinite(log_probs).all() or (log_probs > 0).any():
+        raise ValueError("a log-probability is above 0 or no number")

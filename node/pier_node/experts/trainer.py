@@ -1,0 +1,229 @@
+"""Trains one expert from its parent to its card, on the workers of a site (spec/hdee.md sections 2.1 and 2.8).
+
+It is a run of its own for the workers: AdamW from zero, warm-up and cosine to the expert's own last step. They train
+from checkpoint to checkpoint; where these lie changes no bit of the result, and neither does being killed in between.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import shutil
+from collections.abc import Callable
+from contextlib import AsyncExitStack
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Protocol
+
+from pier_node.config import ModelSection, RunConfig
+from pier_node.experts.card import CARD_FILE, Card, digest_of, load_card
+from pier_node.experts.gate import Verdict, judged
+from pier_node.experts.job import ExpertJob
+from pier_node.experts.reading import Text, read
+from pier_node.experts.resume import FILE, Stand
+from pier_node.inner.messages import Progress
+from pier_node.inner.workers import Workers
+from pier_node.model.export import export
+from pier_node.model.flops import flops_per_token
+from pier_node.model.layout import Layout
+from pier_node.shared import SharedVector, Vector
+
+PROBE = 10
+"""Steps after which it is known how fast a step is."""
+CHECKPOINT_SECONDS = 60.0
+ONE_FILE = 1 << 60
+
+Told = Callable[[Progress], None]
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Parent:
+    """What an expert branches from; `name` is that of an expert, or the digest of the run's state, hex."""
+
+    name: str
+    model: ModelSection
+    weights: Vector
+
+
+@dataclass(frozen=True)
+class Shop:
+    """Where experts are trained.
+
+    Attributes:
+        run: the site's; experts take from it whatever their job does not say.
+        folder: the site's; each expert gets a folder of its name in `experts`.
+        workers: to start; 0: one for each device.
+    """
+
+    run: RunConfig
+    folder: Path
+    workers: int = 0
+    checkpoint_seconds: float = CHECKPOINT_SECONDS
+
+    def place(self, name: str) -> Path:
+        """The folder of an expert that is done."""
+        return self.folder / "experts" / name
+
+
+class Custody(Protocol):
+    """Who else has the checkpoints of an expert: see expert_checkpoints.py."""
+
+    async def fetched(self, folder: Path, name: str, length: int, own: int) -> bool:
+        """Put a later one than that after `own` steps into the folder; whether there is one."""
+
+    def saved(self, path: Path, step: int) -> None:
+        """There is another one, which stays as it is for as long as it is open."""
+
+
+async def train_expert(job: ExpertJob, parent: Parent, shop: Shop, told: Told, custody: Custody | None = None) -> Card:
+    """The card of the trained expert, whose model lies beside it; one that is there already is not trained again.
+
+    Args:
+        told: a few times a second, how far it is.
+        custody: None: its checkpoints are here alone.
+
+    Raises:
+        PierError: the text is not the one of the plan, is too short, or the workers cannot go on.
+    """
+    name = job.name(parent.name, shop.run)
+    done = shop.place(name)
+    if (done / CARD_FILE).exists():
+        return await asyncio.to_thread(load_card, done)
+    work = done.with_name(f"{name}.work")
+    work.mkdir(parents=True, exist_ok=True)
+    text = await read(job, shop.run.model.context, work)
+    training = _Training(job, parent, shop, text, work, told, custody)
+    stand, verdict = await training.run()
+    card = await asyncio.to_thread(_finish, training, stand, verdict)
+    log.info(
+        "the expert of %s is %s: %.4f bits per byte, its parent %.4f (± %.4f)",
+        *(job.domain.name, "accepted" if card.accepted else "refused, its parent stands in"),
+        *(card.loss, card.parent_loss, card.standard_error),
+    )
+    return card
+
+
+def export_parent(parent: Parent, shop: Shop) -> Path:
+    """The folder of a parent as it stands in for an expert that was refused: of an expert its own. Raises PierError."""
+    import torch
+
+    folder = shop.place(parent.name[:32])
+    if not (folder / "config.json").exists():
+        export(parent.model, torch.from_numpy(parent.weights), folder, shard_bytes=ONE_FILE)
+    return folder
+
+
+class _Training:
+    """The way from parent to last step."""
+
+    def __init__(
+        self,
+        job: ExpertJob,
+        parent: Parent,
+        shop: Shop,
+        text: Text,
+        work: Path,
+        told: Told,
+        custody: Custody | None,
+    ) -> None:
+        self._custody = custody
+        self.job, self.parent, self.shop, self.text, self.work = job, parent, shop, text, work
+        self.config = job.run(shop.run)
+        self.name = job.name(parent.name, shop.run)
+        self._told = told
+        self._weights = SharedVector(Layout.of(self.config.model).length)
+
+    async def run(self) -> tuple[Stand, Verdict]:
+        async with AsyncExitStack() as stack:
+            # The order of the rows follows from seed and text, and not from the site.
+            workers = Workers(self.config, self.job.domain_hash, 0, None, self.shop.folder, self.shop.workers)
+            stack.push_async_callback(workers.stop)
+            await workers.start()
+            self._weights.array[:] = await asyncio.to_thread(self._branched)
+            before = await workers.rate(self._weights, self.text.rows)
+            stand = await self._train(workers)
+            after = await workers.rate(self._weights, self.text.rows)
+        return stand, judged(after, before)
+
+    def _branched(self) -> Vector:
+        import torch
+
+        from pier_node.model.widen import widened
+
+        flat = torch.from_numpy(self.parent.weights)
+        made: Vector = widened(self.parent.model, self.config.model, flat, self.job.seed).numpy()
+        return made
+
+    async def _train(self, workers: Workers) -> Stand:
+        """The last state, whose weights are in `self._weights`."""
+        moments, length = (workers.adam_m.array, workers.adam_v.array), len(self._weights.array)
+        stand = await self._stood(length)
+        if stand is None:
+            stand = Stand(0, 0, self._weights.array, *moments)
+        else:
+            self._weights.array[:], moments[0][:], moments[1][:] = stand.weights, stand.adam_m, stand.adam_v
+            log.info("the expert of %s goes on at step %d", self.job.domain.name, stand.step)
+            stand = replace(stand, weights=self._weights.array, adam_m=moments[0], adam_v=moments[1])
+        steps = PROBE
+        while stand.step < self.job.steps:
+            stand, seconds = await self._chunk(workers, stand, min(steps, self.job.steps - stand.step))
+            steps = max(1, int(steps * self.shop.checkpoint_seconds / max(seconds, 1e-3)))
+        return stand
+
+    async def _stood(self, length: int) -> Stand | None:
+        """The last checkpoint that there is anywhere."""
+        own = await asyncio.to_thread(Stand.load, self.work, self.name, length)
+        step = own.step if own else 0
+        if self._custody is None or not await self._custody.fetched(self.work, self.name, length, step):
+            return own
+        return await asyncio.to_thread(Stand.load, self.work, self.name, length)
+
+    async def _chunk(self, workers: Workers, stand: Stand, steps: int) -> tuple[Stand, float]:
+        """So many steps on, and on the disk; with the seconds that they took."""
+        done = await workers.run(
+            first_step=stand.step,
+            steps=steps,
+            sequences=self.job.batch_size,
+            payload="weights",
+            load=self._weights,
+            adam_step=stand.step,
+            on_progress=self._told,
+        )
+        self._weights.array[:] = workers.outbox.array
+        stand = replace(stand, step=stand.step + steps, tokens=stand.tokens + done.tokens)
+        await asyncio.to_thread(stand.save, self.work, self.name)
+        if self._custody is not None and stand.step < self.job.steps:
+            self._custody.saved(self.work / FILE, stand.step)
+        return stand, done.seconds
+
+
+def _finish(training: _Training, stand: Stand, verdict: Verdict) -> Card:
+    """Write model and card; they appear under their name together."""
+    import torch
+
+    job, model = training.job, training.config.model
+    made = export(model, torch.from_numpy(stand.weights), training.work / "model", shard_bytes=ONE_FILE)
+    card = Card(
+        name=training.name,
+        domain=job.domain.name,
+        domain_hash=job.domain_hash,
+        parent=training.parent.name,
+        size=job.size,
+        steps=stand.step,
+        seed=job.seed,
+        recipe=job.recipe(training.shop.run),
+        tokens=stand.tokens,
+        flops=flops_per_token(model) * stand.tokens,
+        epochs=stand.tokens / training.text.tokens,
+        digest=digest_of(made),
+        loss=verdict.loss,
+        parent_loss=verdict.parent_loss,
+        standard_error=verdict.standard_error,
+        accepted=verdict.accepted,
+    )
+    card.save(made)
+    made.rename(training.shop.place(training.name))
+    shutil.rmtree(training.work)
+    return card

@@ -1,0 +1,94 @@
+"""Options that several commands of Pier have, and how all of them print what goes wrong."""
+
+from __future__ import annotations
+
+import functools
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import click
+
+from pier_node.errors import PierError
+from pier_node.model.presets import PRESETS
+
+FOLDER = click.option(
+    "--data",
+    "folder",
+    type=click.Path(path_type=Path, file_okay=False),
+    default=Path("pier-data"),
+    show_default=True,
+    help="Folder of this site: its identity, checkpoints and logs.",
+)
+JSON = click.option("--json", "as_json", is_flag=True, help="Print JSON for scripts. [default: tables]")
+RUN = click.option(
+    "--run",
+    type=click.Path(path_type=Path, dir_okay=False),
+    help="run.toml of a run to found. [default: the run of --data, or of --peers]",
+)
+PEERS = click.option(
+    "--peers",
+    multiple=True,
+    metavar="ADDRESS",
+    help="A site of the run to join; repeat or separate by commas. [default: those that --data knows]",
+)
+TOKEN = click.option("--token", help="What the first site printed. [default: the one kept in --data]")
+LISTEN = click.option(
+    "--listen", default="", metavar="HOST:PORT", help="Where to listen. [default: as --data knows, or 0.0.0.0:7700]"
+)
+ADVERTISE = click.option(
+    "--advertise",
+    metavar="HOST[:PORT]",
+    help="Where others reach this site. [default: as --data knows, or found out, and said]",
+)
+TRANSPORT = click.option(
+    "--transport",
+    type=click.Choice(["grpc", "hivemind"]),
+    help="How sites are connected: directly, or over libp2p; the same at all. [default: as --data knows, or grpc]",
+)
+INSECURE = click.option(
+    "--insecure",
+    is_flag=True,
+    help="No TLS, no token: anyone who reaches the port can take part. [default: TLS and the run's token]",
+)
+MODEL = click.option(
+    "--model",
+    type=click.Path(path_type=Path, file_okay=False, exists=True),
+    help="Folder of an exported model. [default: the newest checkpoint in --data]",
+)
+DEVICE = click.option(
+    "--device", default="", help="cpu, cuda or cuda:N. [default: a GPU if there is one, else the CPU]"
+)
+PLOT = click.option(
+    "--plot", type=click.Path(path_type=Path, dir_okay=False), help="Draw it there: .svg, .png, .pdf. [default: not]"
+)
+FORCE = click.option("--force", is_flag=True, help="Write over FILE if it exists. [default: refuse]")
+
+
+def dataset(otherwise: str) -> str:
+    """What --dataset does, and what holds without it."""
+    return f"Use this path instead of data.path of run.toml at this site. [default: {otherwise}]"
+
+
+def preset(of_what: str) -> Callable[..., Any]:
+    """The option for one of the models that have names."""
+    return click.option(
+        "--preset", type=click.Choice(list(PRESETS)), default="llama-1m", show_default=True, help=of_what
+    )
+
+
+def explained(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Print a PierError as it is meant to be read, and exit with 1."""
+
+    @functools.wraps(command)
+    def run(*args: Any, **options: Any) -> Any:
+        try:
+            return command(*args, **options)
+        except PierError as error:
+            click.secho(f"Error: {error.problem}", fg="red", err=True)
+            if error.remedy:
+                click.echo(error.remedy, err=True)
+            sys.exit(1)
+
+    return run

@@ -1,0 +1,58 @@
+"""The stages of a run as one model, in a checkpoint that `pier-node export`, `evaluate` and `generate` read.
+
+Every site of stage 0 makes one at the end of the run. It has the whole model in host memory for that moment.
+"""
+
+from __future__ import annotations
+
+import asyncio
+
+from pier_node.checkpoint import Checkpoint
+from pier_node.config import RunConfig
+from pier_node.errors import PierError
+from pier_node.model.layout import Layout
+from pier_node.outer.state import ANCHOR, MOMENTUM, OuterState
+from pier_node.pipeline.cut import gather, stage_layout
+from pier_node.pipeline.tally import Standing, standing
+from pier_node.pipeline.tools import Tools, holders
+from pier_node.pipeline.vault import Vault, made
+from pier_node.shared import SharedVector, Vector
+from pier_node.wire.carrier import PeerLost
+from pier_node.wire.transfer import SILENCE, fetch_state
+
+PATIENCE = 30.0
+
+
+async def joined(config: RunConfig, state: OuterState, vault: Vault, tools: Tools) -> Checkpoint:
+    """The whole model after the last step. Raises PierError: a stage cannot be had.
+
+    Args:
+        state: of the run.
+        vault: what this site holds.
+    """
+    now, whole = standing(state), SharedVector(Layout.of(config.model).length)
+    parts: dict[int, Vector] = {}
+    for stage in range(config.pipeline.stages):
+        try:
+            parts[stage] = await _part(config, now, stage, vault, tools)
+        except PeerLost as lost:
+            raise PierError(
+                f"the stages cannot be joined: nobody gives stage {stage} as it is after its last step: {lost.reason}",
+                "Start a site that held it, and this one again: `pier-node start --data FOLDER`.",
+            ) from lost
+    await asyncio.to_thread(gather, config.model, config.pipeline.stages, parts, whole.array)
+    tensors = {ANCHOR: whole, MOMENTUM: SharedVector(len(whole.array))}
+    model = OuterState(state.round, state.members, tensors, state.ledger)
+    return Checkpoint(model, None, None, 0, now.steps, 0, None, ())
+
+
+async def _part(config: RunConfig, now: Standing, stage: int, vault: Vault, tools: Tools) -> Vector:
+    version = now.versions[stage]
+    if vault.stage == stage and vault.state and vault.version == version:
+        return vault.state.anchor
+    if version == 0:
+        return await asyncio.to_thread(made, config, stage)
+    length = stage_layout(config.model, config.pipeline.stages, stage).length
+    peers = await holders(tools, stage, version, PATIENCE)
+    got = await fetch_state(tools.carrier, peers, length=length, timeout=SILENCE, round=version, stage=stage + 1)
+    return got.state.anchor

@@ -1,0 +1,114 @@
+"""The outer step of a stage: what its replicas bring to it, and what comes out. Pure.
+
+`MeanStep` is Pier's (outer/pier.py) on the mean of the replicas' Δ = φ − θ, weighted by the microbatches w that each
+has seen since the last one. `PairStep` is NoLoCo's (outer/noloco.py): pairs of replicas take the weighted mean of their
+θ, and of their φ where γ ≠ β, and each steps from a φ and a δ of its own. Nobody knows the others' w before, so that
+each sends what it has times w, with its w behind it, and all divide.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Protocol
+
+import numpy as np
+
+from pier_node.config import NolocoSection, OuterSection
+from pier_node.outer.noloco import needs_anchors, noloco_step
+from pier_node.outer.pier import outer_step, pseudo_gradient
+from pier_node.outer.schedule import lr_at, momentum_at
+from pier_node.outer.state import ANCHOR, MOMENTUM, OuterState
+from pier_node.shared import SharedVector, Vector
+
+Tensors = Mapping[str, SharedVector]
+
+
+class OuterStep(Protocol):
+    """An algorithm.
+
+    Attributes:
+        pairs: replicas meet two by two, and may differ afterwards.
+    """
+
+    pairs: bool
+
+    def brought(self, anchor: Vector, weights: Vector, microbatches: int) -> Vector:
+        """What a replica sends whose weights are θ, and whose anchor is φ."""
+        ...
+
+    def after(self, base: OuterState, mean: Vector) -> Tensors:
+        """The stage's anchor and momentum after the step; empty: it stays as it is.
+
+        Args:
+            base: of the stage, at this replica.
+            mean: of what was sent.
+        """
+        ...
+
+
+class MeanStep:
+    """Of all replicas together: they are equal afterwards."""
+
+    pairs = False
+
+    def __init__(self, momentum: float, lr: float) -> None:
+        self._momentum, self._lr = momentum, lr
+
+    def brought(self, anchor: Vector, weights: Vector, microbatches: int) -> Vector:
+        """Shape [parameters + 1]: w·(φ − θ), and w."""
+        vector = np.empty(len(anchor) + 1, np.float32)
+        pseudo_gradient(anchor, weights, out=vector[:-1])
+        vector[:-1] *= np.float32(microbatches)
+        vector[-1] = microbatches
+        return vector
+
+    def after(self, base: OuterState, mean: Vector) -> Tensors:
+        """Nothing, if no replica has seen anything."""
+        if mean[-1] == 0:
+            return {}
+        delta, tensors = mean[:-1] / mean[-1], _tensors(base)
+        outer_step(
+            base.anchor, base.momentum, delta, self._momentum, self._lr, tensors[ANCHOR].array, tensors[MOMENTUM].array
+        )
+        return tensors
+
+
+class PairStep:
+    """Of two replicas, or of one that is left over."""
+
+    pairs = True
+
+    def __init__(self, rates: NolocoSection) -> None:
+        self._rates = rates
+
+    def brought(self, anchor: Vector, weights: Vector, microbatches: int) -> Vector:
+        """Shape [parameters + 1] or [2·parameters + 1]: w·θ, w·φ if it is needed, and w."""
+        lanes = (weights, anchor) if needs_anchors(self._rates) else (weights,)
+        vector = np.empty(len(lanes) * len(anchor) + 1, np.float32)
+        np.concatenate(lanes, out=vector[:-1])
+        vector[:-1] *= np.float32(microbatches)
+        vector[-1] = microbatches
+        return vector
+
+    def after(self, base: OuterState, mean: Vector) -> Tensors:
+        """Always something: other pairs may move the stage, and all its replicas have one version of it."""
+        tensors, length = _tensors(base), len(base.anchor)
+        if mean[-1] == 0:
+            tensors[ANCHOR].array[:], tensors[MOMENTUM].array[:] = base.anchor, base.momentum
+            return tensors
+        means = mean[:-1] / mean[-1]
+        anchors = means[length:] if needs_anchors(self._rates) else None
+        out = tensors[ANCHOR].array, tensors[MOMENTUM].array
+        noloco_step(base.anchor, base.momentum, means[:length], anchors, self._rates, *out)
+        return tensors
+
+
+def step_of(outer: OuterSection, done: float) -> OuterStep:
+    """That of a run of which so much is done, from 0 to 1."""
+    if outer.algorithm == "noloco":
+        return PairStep(outer.noloco)
+    return MeanStep(momentum_at(outer, done), lr_at(outer, done))
+
+
+def _tensors(base: OuterState) -> dict[str, SharedVector]:
+    return {name: SharedVector.scratch(len(base.anchor)) for name in (ANCHOR, MOMENTUM)}

@@ -1,0 +1,225 @@
+"""Who plans an attempt, and how: the sites that are well, each with its stage, and a path for every microbatch.
+
+The planner is the live site with the lowest id. Paths come from `pier_coordinator.paths`, which is pure, and is used
+here so that a lost coordinator stops nobody: the one place where the node looks into that package. At the start of a
+run sites are dealt to the stages together with the paths; from then on they keep their stage.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from pier.v1.peer_pb2 import Itinerary, Path, Place, Pulse
+from pier_node.errors import PierError
+from pier_node.pipeline.config import PipelineSection
+from pier_node.pipeline.estimates import drifted, with_times
+from pier_node.pipeline.posing import TRIES, drawn, posed
+from pier_node.pipeline.search_process import search_apart
+from pier_node.pipeline.searching import Search, Searching
+from pier_node.pipeline.tally import Standing
+
+if TYPE_CHECKING:
+    from pier_coordinator.paths.plan import Plan
+    from pier_coordinator.paths.problem import Problem
+
+Told = Callable[[int, "Problem", "Plan"], None]
+PROMPT = 3.0
+"""Seconds beyond those of the search for which all sites wait for paths over other sites than before."""
+
+log = logging.getLogger(__name__)
+
+
+class Lacking(Exception):
+    """There is nothing to plan: the message says whom the run waits for."""
+
+
+@dataclass(frozen=True)
+class Crew:
+    """The sites of a plan, in node-id order; `stages`: the sites of each stage that has any, by index in `nodes`."""
+
+    nodes: tuple[str, ...]
+    numbers: tuple[int, ...]
+    stages: tuple[tuple[int, ...], ...]
+
+
+class Planner:
+    """Plans attempts; remembers the last plan, which is used again as long as nothing has changed.
+
+    Args:
+        told: called with the round, its problem with the times as they are known then, and its plan.
+
+    Attributes:
+        searching: for better paths than those of the last plan.
+    """
+
+    def __init__(self, section: PipelineSection, seed: int, told: Told, search: Search = search_apart) -> None:
+        self._section, self._seed, self._told, self._search = section, seed, told, search
+        self.searching = Searching(search)
+        self._last: tuple[Crew, Problem, Plan] | None = None
+
+    async def plan(
+        self,
+        round: int,
+        standing: Standing,
+        pulses: Mapping[str, Pulse],
+        round_trips: Mapping[str, float],
+        meet: bool = False,
+    ) -> Itinerary:
+        """The plan of the attempt that a round will decide.
+
+        Args:
+            pulses: of the live sites that take part in rounds, this one included.
+            round_trips: seconds, of this site to others.
+            meet: it is an outer round of the replicas. A stage without a site stays as it is then.
+
+        Raises:
+            Lacking: stages that paths must visit have no site.
+            PierError: nothing is allowed, by memory or by the rules of paths.
+        """
+        places = {node: pulse.place for node, pulse in sorted(pulses.items()) if pulse.HasField("place")}
+        strangers = {node: pulse for node, pulse in sorted(pulses.items()) if node not in places}
+        wanted = {node: it.wanted_stage for node, it in strangers.items() if it.HasField("wanted_stage")}
+        if not places and not wanted and not any(standing.versions):
+            return await self._first(round, standing, [*strangers], round_trips)
+        well = {node: it for node, it in places.items() if it.version == standing.versions[it.stage]}
+        given = self._given([*strangers], well, wanted)
+        fresh = {node: stage for node, stage in given.items() if standing.versions[stage] == 0}
+        well |= {node: Place(stage=stage, memory=self._section.memory) for node, stage in fresh.items()}
+        crew = self._crew(well, places, meet)
+        plan = None if meet else (await self._planned(round, standing.steps, crew, well, round_trips))[1]
+        message = _message(round, standing.steps, crew, plan)
+        _admit(message, {node: stage for node, stage in given.items() if node not in fresh})
+        return message
+
+    async def _first(
+        self, round: int, standing: Standing, nodes: Sequence[str], round_trips: Mapping[str, float]
+    ) -> Itinerary:
+        """Everybody is new: sites are dealt to stages, too."""
+        section = self._section
+        blank = {node: Place(memory=section.memory) for node in nodes}
+        problem, plan = posed(section, blank, round_trips, self._seed)
+        if section.paths == "random":
+            problem, plan = _permuted(problem, plan.stages, self._seed, standing.steps)
+        else:
+            plan = await self._search(problem, self._seed, section.plan_seconds, plan, False)
+        held = plan.stage_of()
+        used = [index for index in range(len(nodes)) if index in held]
+        place = {index: position for position, index in enumerate(used)}
+        crew = _crew_of({nodes[index]: held[index] for index in used})
+        waves = [[tuple(place[site] for site in path) for path in wave] for wave in plan.waves]
+        message = _message(round, standing.steps, crew, _plan(crew, waves))
+        idle = [node for index, node in enumerate(nodes) if index not in held]
+        _admit(message, self._given(idle, dict(zip(crew.nodes, (Place(stage=it) for it in message.stages))), {}))
+        return message
+
+    def _crew(self, well: Mapping[str, Place], places: Mapping[str, Place], meet: bool) -> Crew:
+        """Who takes part. Raises Lacking."""
+        section, there = self._section, {place.stage for place in well.values()}
+        if (there and meet) or (0 in there and len(there) >= section.path_length):
+            return _crew_of({node: place.stage for node, place in well.items()})
+        absent = sorted(set(range(section.stages)) - there)
+        behind = [node for node, place in places.items() if node not in well and place.stage in absent]
+        who = f", among them {', '.join(behind)}, which must catch up first" if behind else ""
+        raise Lacking(f"stages {', '.join(map(str, absent))} have no site{who}: start those that held them")
+
+    async def _planned(
+        self, round: int, step: int, crew: Crew, well: Mapping[str, Place], round_trips: Mapping[str, float]
+    ) -> tuple[Problem, Plan]:
+        section, there = self._section, {node: well[node] for node in crew.nodes}
+        if section.paths == "random":
+            problem, plan = self._anew(round, crew, there, round_trips)
+            problem, plan = _permuted(problem, plan.stages, self._seed, step)
+        else:
+            problem, plan = await self._sought(round, crew, there, round_trips)
+        self._told(round, problem, plan)
+        return problem, plan
+
+    async def _sought(
+        self, round: int, crew: Crew, there: Mapping[str, Place], round_trips: Mapping[str, float]
+    ) -> tuple[Problem, Plan]:
+        """The best paths known by now; with other times of the sites the search for better ones begins."""
+        seconds = self._section.plan_seconds
+        if self._last is None or self._last[0] != crew:
+            problem, plan = self._anew(round, crew, there, round_trips)
+            await self.searching.begin(problem, self._seed, seconds, plan)
+            await self.searching.wait(seconds + PROMPT)
+            self._last = crew, problem, self.searching.found() or plan
+            log.info("round %d: paths over %d sites, planned anew", round, len(crew.nodes))
+            return self._last[1:]
+        _, searched, plan = self._last
+        problem = with_times(searched, there, round_trips)
+        if better := self.searching.found():
+            self._last = crew, searched, better
+            log.info("round %d: better paths over %d sites", round, len(crew.nodes))
+            return problem, better
+        if self.searching.idle and drifted(searched, problem):
+            self._last = crew, problem, plan
+            await self.searching.begin(problem, self._seed, seconds, plan)
+        return problem, plan
+
+    def _anew(
+        self, round: int, crew: Crew, there: Mapping[str, Place], round_trips: Mapping[str, float]
+    ) -> tuple[Problem, Plan]:
+        """The problem of a crew, and any plan."""
+        sizes = tuple(len(sites) for sites in crew.stages)
+        length = min(self._section.path_length, len(sizes))
+        return drawn(self._section, sizes, length, there, round_trips, crew.stages, self._seed + TRIES * round)
+
+    def _given(self, strangers: Sequence[str], well: Mapping[str, Place], wanted: Mapping[str, int]) -> dict[str, int]:
+        """A stage for each site without one: that which the operator wants it to hold, or which has fewest sites."""
+        stages = range(self._section.stages)
+        given = {node: stage for node, stage in wanted.items() if stage in stages}
+        count = Counter([*(place.stage for place in well.values()), *given.values()])
+        for node in strangers:
+            if node not in given:
+                given[node] = min(stages, key=lambda it: (count[it], it))
+                count[given[node]] += 1
+        return given
+
+
+def _admit(message: Itinerary, given: Mapping[str, int]) -> None:
+    message.candidates.extend(given)
+    message.newcomers.extend(given.values())
+
+
+def _crew_of(held: Mapping[str, int]) -> Crew:
+    nodes = tuple(sorted(held))
+    numbers = tuple(sorted({*held.values()}))
+    stages = tuple(tuple(index for index, node in enumerate(nodes) if held[node] == number) for number in numbers)
+    return Crew(nodes, numbers, stages)
+
+
+def _plan(crew: Crew, waves: Sequence[Sequence[Sequence[int]]]) -> Plan:
+    from pier_coordinator.paths.plan import Plan
+
+    return Plan(crew.stages, tuple(tuple(tuple(path) for path in wave) for wave in waves))
+
+
+def _message(round: int, step: int, crew: Crew, plan: Plan | None) -> Itinerary:
+    held = {site: crew.numbers[index] for index, sites in enumerate(crew.stages) for site in sites}
+    return Itinerary(
+        round=round,
+        step=step,
+        nodes=crew.nodes,
+        stages=[held[index] for index in range(len(crew.nodes))],
+        paths=[Path(sites=path) for path in plan.paths] if plan else (),
+        waves=[len(wave) for wave in plan.waves] if plan else (),
+        meet=plan is None,
+    )
+
+
+def _permuted(problem: Problem, stages: tuple[tuple[int, ...], ...], seed: int, step: int) -> tuple[Problem, Plan]:
+    """Random paths in as few waves as memory allows; of waves of one microbatch it allows any."""
+    from pier_coordinator.paths.routing import random_routes
+
+    for waves in range(1, problem.microbatches):
+        with suppress(PierError):
+            wider = replace(problem, waves=waves)
+            return wider, random_routes(wider, stages, seed, step)
+    single = replace(problem, waves=problem.microbatches)
+    return single, random_routes(single, stages, seed, step)

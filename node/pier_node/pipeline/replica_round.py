@@ -1,0 +1,67 @@
+"""An outer round of the replicas, at one site: the mean of what they did apart, and the outer step of their stage.
+
+It ends in the stage's next state, with a digest that all who met have told: the name of the attempt covers it, so that
+the round that decides is about these very bits. A site that has no replica takes the step alone: whether one is lost
+must not change what a step of its stage is.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+from dataclasses import dataclass
+
+import numpy as np
+
+from pier.v1.peer_pb2 import Total
+from pier_node.outer.state import OuterState
+from pier_node.outer.suspicion import Suspicion
+from pier_node.pipeline.itinerary import Plan
+from pier_node.pipeline.joint import Diverged, Joint
+from pier_node.pipeline.outer_step import OuterStep, Tensors
+from pier_node.pipeline.tools import Tools
+from pier_node.pipeline.vault import Vault
+from pier_node.shared import Vector
+
+
+@dataclass(frozen=True)
+class Met:
+    """What came out: the stage's tensors, none if it did not move, and what all stages have told."""
+
+    tensors: Tensors
+    total: Total
+
+
+class ReplicaRound(Joint[Met]):
+    """This site's part in it.
+
+    Args:
+        step: what is taken together.
+    """
+
+    def __init__(self, tools: Tools, plan: Plan, vault: Vault, step: OuterStep) -> None:
+        super().__init__(tools, plan, step.pairs)
+        self._vault, self._step = vault, step
+
+    async def _work(self) -> Met:
+        base, own = self._vault.state, await asyncio.to_thread(self._vault.brought, self._step)
+        assert base
+        mean = np.zeros_like(own)
+        equal = dict.fromkeys(self.plan.stages, 1)
+        await self._reduce(equal, own, mean, self._tools.faults)
+        tensors = await asyncio.to_thread(self._step.after, base, mean)
+        digest = await asyncio.to_thread(self._digest, mean, tensors)
+        await self._tools.faults.reach(self.plan.round, "summed")
+        total = await self._total(self._worked(digest=digest))
+        told = dict(zip(total.moved, total.digests))
+        if not self._step.pairs and told.get(self.plan.stages[self._node], b"") != digest:
+            raise Suspicion(self._teller, "has told other bits of this stage than these")
+        return Met(tensors, total)
+
+    def _digest(self, mean: Vector, tensors: Tensors) -> bytes:
+        """Of what those who met share after the step; empty: the stage has not moved. Blocks. Raises Diverged."""
+        if not all(bool(np.isfinite(vector.array).all()) for vector in tensors.values()):
+            raise Diverged("the outer step")
+        if self._step.pairs:
+            return hashlib.sha256(mean.tobytes()).digest()
+        return OuterState(0, (), tensors, {}).digest if tensors else b""

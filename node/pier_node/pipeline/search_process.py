@@ -1,0 +1,70 @@
+"""The search for paths, in a process of its own: what it compiles and computes never holds up the site that plans.
+
+The process reads a problem as JSON and writes a plan; see pier_coordinator/paths/search.py for what it does.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import logging
+import os
+import sys
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from pier_coordinator.paths.plan import Plan
+    from pier_coordinator.paths.problem import Problem
+
+COMPILING = 60.0
+"""Seconds beyond those of the search: the first one on a machine is compiled."""
+POLITE = 10
+"""How much the iterations that go on meanwhile come before it; see nice(2)."""
+
+log = logging.getLogger(__name__)
+
+
+async def search_apart(problem: Problem, seed: int, seconds: float, current: Plan, stages_stay: bool) -> Plan:
+    """The best plan that is found in some seconds; `current`, which is allowed, if nothing comes of it."""
+    from pier_coordinator.paths.form import plan_from_dict, plan_to_dict, problem_to_json
+
+    words = {
+        "problem": problem_to_json(problem),
+        "plan": plan_to_dict(problem, current),
+        "seed": seed,
+        "seconds": seconds,
+        "stay": stages_stay,
+    }
+    pipe = asyncio.subprocess.PIPE
+    process = await asyncio.create_subprocess_exec(sys.executable, "-m", __name__, stdin=pipe, stdout=pipe, stderr=pipe)
+    try:
+        async with asyncio.timeout(seconds + COMPILING):
+            output, errors = await process.communicate(json.dumps(words).encode())
+        if process.returncode == 0:
+            return plan_from_dict(problem, json.loads(output))
+        log.warning("the search for paths failed: %s", errors.decode(errors="replace")[-500:])
+    except TimeoutError:
+        log.warning("the search for paths took more than %.0f s: going on without it", seconds + COMPILING)
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            process.kill()
+        await process.wait()
+    return current
+
+
+def main() -> None:
+    """Search for what stdin says, write what was found to stdout."""
+    from pier_coordinator.paths.form import plan_from_dict, plan_to_dict, problem_from_json
+    from pier_coordinator.paths.search import search
+
+    os.nice(POLITE)
+    words = json.load(sys.stdin)
+    problem = problem_from_json(words["problem"])
+    current, stay = plan_from_dict(problem, words["plan"]), bool(words["stay"])
+    found = search(problem, words["seed"], words["seconds"], current if stay else None, stages_stay=stay)
+    print(json.dumps(plan_to_dict(problem, found.plan)))
+
+
+if __name__ == "__main__":
+    main()

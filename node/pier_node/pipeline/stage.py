@@ -1,0 +1,118 @@
+"""One stage of the model at work: forward, loss and backward of microbatches, and the sum of their gradients.
+
+A microbatch's gradient is kept by itself until those before it are in the sum, so that the sum has the same bits in
+whatever order microbatches come back. What a backward needs is kept from the forward on.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from pier_node.config import RunConfig
+from pier_node.inner import devices
+from pier_node.model.decoder import Decoder
+from pier_node.pipeline.cut import stage_blocks, stage_layout
+
+Gradients = dict[str, Tensor]
+
+
+class Stage:
+    """The blocks of one stage on a device; its weights are undefined until `load`.
+
+    Attributes:
+        layout: of its parameters in one vector.
+        dtype: of activations and their gradients as they travel.
+    """
+
+    def __init__(self, config: RunConfig, stage: int, device: torch.device) -> None:
+        stages = config.pipeline.stages
+        self.stage, self.layout = stage, stage_layout(config.model, stages, stage)
+        self._device = device
+        self._bf16 = devices.uses_bf16(device, config.inner.precision)
+        self.dtype = torch.bfloat16 if self._bf16 else torch.float32
+        with torch.device("meta"):
+            self._model = Decoder(config.model, stage_blocks(config.model.layers, stages)[stage], ends=stage == 0)
+        memory = {it.name: torch.empty(it.shape, device=device) for it in self.layout.entries}
+        self._model.load_state_dict(memory, assign=True)
+        self._parameters = dict(self._model.named_parameters())
+        self.begin(())
+
+    def load(self, flat: Tensor) -> None:
+        """Take the weights from a vector, shape [parameters of the stage]."""
+        self.layout.load(self._model, flat)
+
+    def begin(self, microbatches: Sequence[int]) -> None:
+        """Forget everything; these microbatches will come, and their gradients are summed in this order."""
+        self._order = [*microbatches]
+        self._inputs: dict[int, Tensor] = {}
+        self._outputs: dict[int, Tensor] = {}
+        self._kept: dict[int, Gradients] = {}
+        self._done: set[int] = set()
+        self._sum: Gradients = {}
+        self.summed = 0
+
+    def embed(self, microbatch: int, tokens: Tensor) -> Tensor:
+        """Forward of a new microbatch at stage 0: [sequences, time] token ids -> [sequences, time, dim]."""
+        with self._autocast():
+            return self._sent(microbatch, self._model.through(self._model.embed(tokens.to(self._device))))
+
+    def forward(self, microbatch: int, x: Tensor) -> Tensor:
+        """[sequences, time, dim] -> the same, as it travels."""
+        taken = self._taken(microbatch, x)
+        with self._autocast():
+            return self._sent(microbatch, self._model.through(taken))
+
+    def loss(self, microbatch: int, x: Tensor, targets: Tensor) -> tuple[float, Tensor]:
+        """At stage 0: the mean loss in nats a token, and its gradient with respect to x."""
+        last = x.to(self._device, torch.float32).requires_grad_()
+        with self._autocast():
+            logits = self._model.predict(last)
+        loss = functional.cross_entropy(logits.flatten(0, 1).float(), targets.to(self._device).flatten())
+        return loss.item(), self._pull(microbatch, loss, last, None)
+
+    def backward(self, microbatch: int, gradient: Tensor) -> Tensor | None:
+        """The gradient of the microbatch's input, as it travels; None at stage 0. Its own gradient is complete then."""
+        output, taken = self._outputs.pop(microbatch), self._inputs.pop(microbatch, None)
+        back = self._pull(microbatch, output, taken, gradient.to(self._device, output.dtype))
+        self._done.add(microbatch)
+        self._add_up()
+        return back if taken is not None else None
+
+    def mean_gradient(self, out: Tensor) -> None:
+        """Write the mean over the microbatches that came here to a vector, shape [parameters of the stage]."""
+        out.zero_()
+        if self.summed:
+            self.layout.store({name: total / self.summed for name, total in self._sum.items()}, out)
+
+    def _taken(self, microbatch: int, x: Tensor) -> Tensor:
+        taken = self._inputs[microbatch] = x.to(self._device, torch.float32).requires_grad_()
+        return taken
+
+    def _sent(self, microbatch: int, output: Tensor) -> Tensor:
+        self._outputs[microbatch] = output
+        return output.detach().to("cpu", self.dtype)
+
+    def _pull(self, microbatch: int, output: Tensor, taken: Tensor | None, gradient: Tensor | None) -> Tensor:
+        """Backward from an output; keeps the parameters' gradients, returns that of what was taken."""
+        names, parameters = [*self._parameters], [*self._parameters.values()]
+        wanted = [*parameters, *([taken] if taken is not None else [])]
+        found = torch.autograd.grad(output, wanted, gradient, allow_unused=True)
+        kept = self._kept.setdefault(microbatch, {})
+        for name, part in zip(names, found):
+            if part is not None:
+                kept[name] = kept[name] + part if name in kept else part
+        back = found[-1] if taken is not None else None
+        return torch.empty(0) if back is None else back.to("cpu", self.dtype)
+
+    def _add_up(self) -> None:
+        while self._order and self._order[0] in self._done:
+            for name, part in self._kept.pop(self._order.pop(0)).items():
+                self._sum[name] = self._sum[name].add_(part) if name in self._sum else part.clone()
+            self.summed += 1
+
+    def _autocast(self) -> torch.autocast:
+        return torch.autocast(self._device.type, torch.bfloat16, enabled=self._bf16)

@@ -1,0 +1,64 @@
+"""What the messages of a pipeline may hold; bounds.py has the others."""
+
+from __future__ import annotations
+
+from google.protobuf.message import Message
+
+from pier.v1.peer_pb2 import Dropped, Itinerary, Passage, Path, Place, Total, Worked
+from pier_node.wire.rules import Many, Part, Rule, Table
+from pier_node.wire.values import AMOUNT, ANY, COUNT, HASH, NODE, NODES, REASON, SITES, below, one_of, or_empty
+
+STAGES, MICROBATCHES, SIDE = 1024, 10_000, 2**31
+"""Most stages of a pipeline, microbatches of an iteration, and elements along one side of what travels."""
+STAGE = below(STAGES)
+STATE_STAGE = below(STAGES + 1)
+"""A stage whose state is meant, counted from 1; 0: the state of the run."""
+
+PIPELINE: dict[type[Message], dict[str, Rule]] = {
+    Place: {
+        "stage": STAGE,
+        "version": COUNT,
+        "forward": AMOUNT,
+        "backward": AMOUNT,
+        "loss": AMOUNT,
+        "memory": below(MICROBATCHES),
+        "transfer": Table(NODE, AMOUNT, SITES),
+        "round_trip": Table(NODE, AMOUNT, SITES),
+    },
+    Itinerary: {
+        "round": COUNT,
+        "step": COUNT,
+        "nodes": NODES,
+        "stages": Many(STAGE, SITES),
+        "paths": Many(Part(), MICROBATCHES),
+        "waves": Many(below(MICROBATCHES + 1), MICROBATCHES),
+        "newcomers": Many(STAGE, SITES),
+        "candidates": NODES,
+        "meet": ANY,
+    },
+    Path: {"sites": Many(below(SITES), STAGES)},
+    Passage: {
+        "attempt": HASH,
+        "microbatch": below(MICROBATCHES),
+        "hop": below(2 * STAGES + 1),
+        "shape": Many(below(SIDE), 4),
+        "dtype": one_of(Passage.Dtype.values()),
+    },
+    Worked: {"attempt": HASH, "square": AMOUNT, "loss": AMOUNT, "digest": or_empty(HASH), "round": COUNT},
+    Total: {
+        "square": AMOUNT,
+        "loss": AMOUNT,
+        "moved": Many(STAGE, STAGES),
+        "digests": Many(HASH, STAGES),
+    },
+    Dropped: {"attempt": HASH, "suspect": or_empty(NODE), "reason": REASON},
+}
+
+
+def itinerary_flaw(plan: Itinerary) -> str:
+    """What is wrong between the fields of a plan; "" if nothing is."""
+    if len(plan.stages) != len(plan.nodes) or len(plan.newcomers) != len(plan.candidates):
+        return "does not say of every site which stage it holds"
+    if sum(plan.waves) != len(plan.paths):
+        return "has other microbatches in its waves than paths"
+    return ""

@@ -1,0 +1,95 @@
+"""bench/hdee.py on three domains and with the smallest models: what it trains is what a site trains."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from click.testing import CliRunner
+
+from bench import hdee
+from bench.hdee_setting import BASE, DENSE, Arms, Setting, modes
+from bench.hdee_train import MissingError, Shop, Texts, cell_of, sheets
+from pier_node.experts import trainer
+from pier_node.model.export import import_weights
+
+pytestmark = pytest.mark.processes
+
+DOMAINS = ("topics", "numbers", "concurrency")
+TINY = Setting(
+    domains=DOMAINS, dim=16, layers=1, ffn_dim=16, context=32, batch_size=6, steps=(6, 8, 10), seed_steps=4,
+    seed_warmup=1, warmup_steps=1, test_rows=8, prior_rows=4,
+)  # fmt: skip
+
+
+@pytest.fixture(autouse=True)
+def one_thread(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    torch.set_num_threads(1)
+
+
+@pytest.fixture(scope="module")
+def arms() -> Arms:
+    return Arms(TINY)
+
+
+def test_all_arms_cost_the_same(arms: Arms) -> None:
+    """Property 1, at the size that is measured."""
+    real = Arms(Setting())
+    assert [abs(real.flops(arm) / real.flops(BASE) - 1) < 0.01 for arm in (*modes(), *DENSE)] == [True] * 6
+    assert {*arms.permuted} == {*DOMAINS}
+
+
+def test_a_cell_holds_what_a_site_would_train(arms: Arms, tmp_path: Path) -> None:
+    shop = Shop(arms, Texts(TINY, tmp_path / "cache"), 2, tmp_path / "cells")
+    job = arms.of_size("topics", "L", 2)
+    place = shop.expert(job)
+    site = trainer.Shop(TINY.run(2), tmp_path / "site", workers=1)
+    parent = trainer.Parent(shop.parent.name, shop.parent.config, shop.parent.flat.numpy())
+    card = asyncio.run(asyncio.wait_for(trainer.train_expert(job, parent, site, lambda _step: None), 120))
+    _, flat = import_weights(site.place(card.name))
+    cell, own = cell_of(place), sheets({"topics": place})
+    assert card.name == place.name
+    assert {sheet.subject.weights for sheet in own} == {hashlib.sha256(flat.numpy().tobytes()).hexdigest()}
+    assert (cell.steps, cell.tokens, cell.flops, cell.accepted) == (card.steps, card.tokens, card.flops, card.accepted)
+    assert (cell.loss, cell.parent_loss) == pytest.approx((card.loss, card.parent_loss), rel=1e-6)
+    assert len(own) == 2 * len(DOMAINS)
+
+
+def test_what_is_there_is_not_trained_again(arms: Arms, tmp_path: Path) -> None:
+    texts = Texts(TINY, tmp_path / "cache")
+    shop = Shop(arms, texts, 1, tmp_path / "cells")
+    shop.trains = False
+    with pytest.raises(MissingError):
+        shop.seed_model()
+    shop.trains = True
+    place = shop.seed_model()
+    again = Shop(arms, texts, 1, tmp_path / "cells")
+    again.trains = False
+    assert again.seed_model() == place
+    with pytest.raises(MissingError):
+        again.dense("M")
+
+
+def test_from_nothing_to_a_table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(hdee, "QUICK", TINY)
+    files = "--json", str(tmp_path / "found.json"), "--plot", str(tmp_path / "found.png")
+    words = ["--cells", str(tmp_path / "cells"), "--quick", "--seeds", "2", *files]
+    first = CliRunner(env={"COLUMNS": "200"}).invoke(hdee.main, words)
+    assert first.exit_code == 0, first.output
+    found = json.loads((tmp_path / "found.json").read_text())
+    assert [*found["arms"]] == [BASE, *(mode for mode in modes() if mode != BASE), *DENSE]
+    for arm in found["arms"].values():
+        assert arm["flops"] == pytest.approx(arm["planned_flops"], rel=1e-9)
+        assert {*arm["bits"]} == {*DOMAINS}
+    base = found["arms"][BASE]
+    assert (base["mean_gap"]["mean"], base["mean_gap"]["verdict"]) == (0.0, "tie")
+    assert len(found["permutations"]["ways"]) == 6
+    assert (tmp_path / "found.png").stat().st_size > 10_000
+    again = CliRunner(env={"COLUMNS": "200"}).invoke(hdee.main, [*words, "--as-it-is"])
+    assert again.exit_code == 0, again.output
+    assert json.loads((tmp_path / "found.json").read_text()) == found

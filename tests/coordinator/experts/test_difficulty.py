@@ -1,0 +1,135 @@
+"""Checks (a), (b) and (c) of spec/hdee.md, section 6."""
+
+from __future__ import annotations
+
+from itertools import permutations
+
+import numpy as np
+import pytest
+from coordinator.experts.cases import curves, everywhere, task
+from hypothesis import given
+from hypothesis import strategies as st
+from scipy.stats import spearmanr
+
+from pier_coordinator.experts.curves import Curves
+from pier_coordinator.experts.difficulty import (
+    EASY,
+    HARD,
+    MEDIUM,
+    Gain,
+    Probes,
+    classes,
+    estimated,
+    size_gain,
+    steadiness,
+    step_gain,
+)
+from pier_coordinator.experts.ngram import bits
+from pier_coordinator.experts.recipe import recipe
+
+TASK = task(9)
+COUNTS = np.array([2e7, 6e7, 1.4e8])
+
+
+def probes(law: Curves, noise: float, rows: int = 200, seed: int = 0) -> Probes:
+    """Short runs of S, M and L; rows are as unlike as `noise` says, and the same ones are scored at all points."""
+    parameters, tokens = np.tile(TASK.choice.parameters, 3), np.repeat(COUNTS, 3)
+    means = np.stack([law.loss(size, count) for size, count in zip(parameters, tokens)], axis=-1)
+    random = np.random.default_rng(seed)
+    of_row = noise * random.standard_normal((len(means), 1, rows))
+    of_both = 0.02 * noise * random.standard_normal((*means.shape, rows))
+    return Probes(parameters, tokens, means[..., None] + of_row + of_both)
+
+
+def with_noise_domain() -> Curves:
+    """The last domain is noise: the highest loss by far, and nothing helps."""
+    law = curves(9, seed=4)
+    floor, size, data = law.floor.copy(), law.size.copy(), law.data.copy()
+    floor[-1], size[-1], data[-1] = 7.0, 5.0, 5.0
+    return Curves(floor, size, data, law.alpha, law.beta, law.warm)
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_a_domains_are_ranked_as_they_are(seed: int) -> None:
+    law = curves(9, seed)
+    found = estimated(probes(law, 0.05), TASK.choice, TASK.weights)
+    for gain, true in ((found.size, size_gain), (found.step, step_gain)):
+        assert spearmanr(gain.value, true(law, TASK.choice, TASK.weights)).statistic >= 0.9
+
+
+def test_a_noise_is_not_given_the_large_model_although_its_loss_is_highest() -> None:
+    found = estimated(probes(with_noise_domain(), 0.05), TASK.choice, TASK.weights)
+    assert found.loss.argmax() == 8
+    for mode in ("MHe-IHo", "auto"):
+        assert recipe(mode, TASK, found, TASK.homogeneous, everywhere(9)).sizes[8] != 2
+    assert recipe("MHo-IHe", TASK, found, TASK.homogeneous, everywhere(9)).steps[8] == 300
+
+
+def test_b_classes_are_steady() -> None:
+    """Where domains differ; the third of nine that is nearest to the next one decides."""
+    size = np.array([50, 60, 70, 200, 210, 220, 400, 420, 440], dtype=float)
+    law = Curves(np.linspace(1, 2, 9), size, size[::-1].copy(), 0.34, 0.28, 1e8)
+    found = estimated(probes(law, 0.05), TASK.choice, TASK.weights)
+    assert found.tells
+    assert steadiness(found.size, found.loss).min() >= 0.95
+    assert classes(found.size.value, found.loss).tolist() == [EASY] * 3 + [MEDIUM] * 3 + [HARD] * 3
+
+
+def test_domains_that_are_alike_are_treated_alike() -> None:
+    law = Curves(np.linspace(1, 2, 9), np.full(9, 200.0), np.full(9, 200.0), 0.34, 0.28, 1e8)
+    found = estimated(probes(law, 0.5, rows=20), TASK.choice, TASK.weights)
+    assert not found.tells
+    made = recipe("auto", TASK, found, TASK.homogeneous, everywhere(9))
+    assert made.abstained
+    assert set(made.sizes) == {1}
+    assert set(made.steps) == {400}
+
+
+def test_the_same_probes_give_the_same_answer() -> None:
+    given_ = probes(curves(9), 0.05)
+    one, other = (estimated(given_, TASK.choice, TASK.weights) for _ in range(2))
+    assert one.size.draws.tobytes() == other.size.draws.tobytes()
+
+
+@given(st.lists(st.floats(0, 1), min_size=3, max_size=30), st.randoms(use_true_random=False))
+def test_as_many_are_large_as_small_and_these_gain_no_less(gains: list[float], random: object) -> None:
+    found, gain = classes(np.array(gains), np.arange(len(gains), dtype=float)), np.array(gains)
+    assert (found == HARD).sum() == (found == EASY).sum() == len(gains) // 3
+    assert gain[found == HARD].min() >= gain[found == MEDIUM].max(initial=0)
+    assert gain[found == EASY].max() <= gain[found == MEDIUM].min(initial=1)
+
+
+def test_the_loss_breaks_ties_only() -> None:
+    assert classes(np.array([1.0, 1.0, 1.0]), np.array([2.0, 3.0, 1.0])).tolist() == [MEDIUM, HARD, EASY]
+    assert classes(np.array([3.0, 1.0, 2.0]), np.array([0.0, 9.0, 5.0])).tolist() == [HARD, EASY, MEDIUM]
+
+
+def test_gains_that_have_nothing_in_common_tell() -> None:
+    draws = np.random.default_rng(0).normal([0.0, 10.0], 1.0, (100, 2))
+    assert Gain(draws.mean(axis=0), draws).tells
+    assert not Gain(draws.mean(axis=0), draws * [1, 0]).tells
+
+
+def text(order: int, seed: int) -> bytes:
+    """Of a Markov chain over 6 letters that looks so many letters back."""
+    random = np.random.default_rng(seed)
+    table = random.dirichlet(np.full(6, 0.15), 6**order)
+    letters, state = [], 0
+    for draw in random.random(24_000):
+        letter = int(np.searchsorted(table[state].cumsum(), draw))
+        letters.append(min(letter, 5))
+        state = (state * 6 + letters[-1]) % 6**order
+    return bytes(97 + letter for letter in letters)
+
+
+def test_c_the_predicted_permutation_of_sizes_is_as_good_as_the_best() -> None:
+    """Three domains, an order of n-grams for each size: predicted from short probes, compared after the whole text."""
+    texts = [text(order, seed) for order, seed in ((1, 1), (2, 2), (3, 3))]
+    small = np.stack([bits(each[:6000], each[20_000:22_000], (1, 2, 3)).mean(axis=1) for each in texts])
+    gains = small[:, 0] - small[:, 2]
+    predicted = classes(gains, small[:, 0])
+    full = np.stack([bits(each[:20_000], each[22_000:], (1, 2, 3)).mean(axis=1) for each in texts])
+    every = {sizes: float(np.mean(full[range(3), sizes])) for sizes in permutations(range(3))}
+    chosen = every[tuple(predicted.tolist())]
+    assert chosen <= min(every.values()) * 1.01
+    assert chosen < np.mean([*every.values()])

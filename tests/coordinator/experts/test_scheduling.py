@@ -1,0 +1,184 @@
+"""Table 5.3 of spec/hdee.md to the digit, and property 10."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from itertools import product
+
+import numpy as np
+import pytest
+from coordinator.experts.cases import job, uniform
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from pier_coordinator.experts.bounds import lower_bounds
+from pier_coordinator.experts.exact import Limits
+from pier_coordinator.experts.lpt import longest_first
+from pier_coordinator.experts.problem import Problem, is_valid, makespan
+from pier_coordinator.experts.scheduling import NoPlaceError, rated, schedule
+
+EXACT = Limits(60.0, 0.0)
+
+MENU = {
+    "3x M400": [("M", 400)] * 3,
+    "S, M, L": [("S", 400), ("M", 400), ("L", 400)],
+    "M at 300, 400, 500": [("M", 300), ("M", 400), ("M", 500)],
+    "MHo-IHo": [("M", 400)] * 9,
+    "MHe-IHo": [("S", 400), ("M", 400), ("L", 400)] * 3,
+    "MHo-IHe": [("M", 300), ("M", 400), ("M", 500)] * 3,
+    "rescaled": [("S", 300), ("M", 400), ("L", 500)] * 3,
+}
+
+
+@pytest.mark.parametrize(
+    ("jobs", "bound", "optimum", "lpt"),
+    [
+        ("3x M400", 6345, 8459, 8459),
+        ("S, M, L", 6343, 8068, 8456),
+        ("M at 300, 400, 500", 6345, 7931, 8459),
+        ("MHo-IHo", 19034, 21148, 21148),
+        ("MHe-IHo", 19029, 20199, 21142),
+        ("MHo-IHe", 19034, 19034, 21148),
+        ("rescaled", 19321, 19989, 21325),
+    ],
+)
+def test_table_of_free_placement(jobs: str, bound: int, optimum: int, lpt: int) -> None:
+    problem = uniform(*(job(size, steps) for size, steps in MENU[jobs]))
+    bounds = lower_bounds(problem)
+    assert round(max(bounds["area"], bounds["prefix"])) == bound
+    found, quick = schedule(problem, EXACT), longest_first(problem)
+    assert quick is not None
+    assert (round(found.makespan), round(makespan(problem, quick))) == (optimum, lpt)
+    assert found.gap < 1e-6, "proved"
+
+
+@pytest.mark.parametrize(
+    ("jobs", "optimum", "bound"),
+    [("MHo-IHo", 25378, 22840), ("MHe-IHo", 21531, 19029), ("MHo-IHe", 23263, 22840), ("rescaled", 20197, 19321)],
+)
+def test_table_of_nested_memory(jobs: str, optimum: int, bound: int) -> None:
+    """M fits at the second and the third site, L at the third."""
+    first = {"S": 0, "M": 1, "L": 2}
+    eligible = np.array([[site >= first[size] for site in range(3)] for size, _ in MENU[jobs]])
+    problem = uniform(*(job(size, steps) for size, steps in MENU[jobs])).restricted(eligible)
+    bounds = lower_bounds(problem)
+    assert round(max(bounds["nested"], bounds["area"])) == bound
+    found = schedule(problem, EXACT)
+    assert is_valid(problem, found.places)
+    assert round(found.makespan) == optimum
+    assert (0 in found.places) == (jobs != "MHo-IHo" and jobs != "MHo-IHe")
+
+
+PROBLEMS = st.builds(
+    Problem.uniform,
+    st.lists(st.floats(1, 20), min_size=1, max_size=6),
+    st.lists(st.floats(1, 4), min_size=1, max_size=3),
+)
+MASKS = st.integers(0, 2**18 - 1)
+
+
+def masked(problem: Problem, mask: int) -> Problem:
+    """Jobs may not go where a bit is set, but somewhere each."""
+    bits = np.array([mask >> bit & 1 for bit in range(problem.times.size)]).reshape(problem.times.shape)
+    bits[:, -1] = 0
+    return problem.restricted(bits == 0)
+
+
+def best(problem: Problem) -> float:
+    """Of all schedules."""
+    every = product(range(len(problem.speeds)), repeat=len(problem.work))
+    return min((makespan(problem, places) for places in every if is_valid(problem, places)), default=np.inf)
+
+
+@given(PROBLEMS, MASKS)
+@settings(max_examples=25, deadline=None)
+def test_the_best_schedule_is_found_and_lies_between_its_bounds(problem: Problem, mask: int) -> None:
+    problem = masked(problem, mask)
+    found, quick, optimum = schedule(problem, EXACT), longest_first(problem), best(problem)
+    assert is_valid(problem, found.places)
+    assert found.makespan == pytest.approx(optimum, rel=1e-6)
+    assert found.bound <= optimum * (1 + 1e-6)
+    assert rated(problem, found.places).bound <= optimum * (1 + 1e-6)
+    assert quick is not None
+    assert found.makespan <= makespan(problem, quick) * (1 + 1e-9)
+    assert found.gap == pytest.approx(found.makespan / found.bound - 1)
+
+
+@given(st.lists(st.floats(1, 20), min_size=1, max_size=7), st.integers(1, 3))
+@settings(max_examples=25, deadline=None)
+def test_lpt_is_within_4_3_for_equal_sites(work: list[float], sites: int) -> None:
+    problem = Problem.uniform(work, [1.0] * sites)
+    quick = longest_first(problem)
+    assert quick is not None
+    assert makespan(problem, quick) <= (4 / 3 - 1 / (3 * sites)) * best(problem) * (1 + 1e-9)
+
+
+@given(PROBLEMS, st.floats(1, 4))
+@settings(max_examples=12, deadline=None)
+def test_a_site_or_a_speed_more_never_makes_it_worse(problem: Problem, speed: float) -> None:
+    before = schedule(problem, EXACT).makespan
+    more = Problem.uniform(problem.work.tolist(), [*problem.speeds, speed])
+    faster = Problem.uniform(problem.work.tolist(), [problem.speeds[0] * (1 + speed), *problem.speeds[1:]])
+    for changed in (more, faster):
+        assert schedule(changed, EXACT).makespan <= before * (1 + 1e-6)
+
+
+@given(PROBLEMS, MASKS, st.randoms(use_true_random=False))
+@settings(max_examples=12, deadline=None)
+def test_it_is_deterministic_and_the_order_of_sites_changes_ties_only(
+    problem: Problem, mask: int, random: object
+) -> None:
+    problem = masked(problem, mask)
+    found = schedule(problem, EXACT)
+    assert schedule(problem, EXACT) == found
+    turned = replace(problem, times=problem.times[:, ::-1], speeds=problem.speeds[::-1], windows=problem.windows[::-1])
+    assert schedule(turned, EXACT).makespan == pytest.approx(found.makespan, rel=1e-6)
+
+
+def test_windows_are_kept_also_where_lpt_finds_nothing() -> None:
+    """3 and 3 at one site, 2, 2 and 2 at the other."""
+    problem = replace(Problem.uniform([3.0, 3.0, 2.0, 2.0, 2.0], [1.0, 1.0]), windows=np.array([6.0, 6.0]))
+    assert longest_first(problem) is None
+    found = schedule(problem, EXACT)
+    assert is_valid(problem, found.places)
+    assert found.makespan == pytest.approx(6.0)
+
+
+def test_what_fits_nowhere_is_named() -> None:
+    problem = Problem.uniform([3.0, 1.0], [1.0, 1.0])
+    with pytest.raises(NoPlaceError) as one:
+        schedule(replace(problem, windows=np.array([2.0, 2.0])), EXACT)
+    assert one.value.jobs == (0,)
+    with pytest.raises(NoPlaceError) as all_of_them:
+        schedule(replace(Problem.uniform([2.0, 2.0, 2.0], [1.0]), windows=np.array([5.0])), EXACT)
+    assert all_of_them.value.jobs == ()
+
+
+def test_of_schedules_that_end_together_experts_are_early() -> None:
+    """The job at the slow site moves to the fast one, where it is done sooner and still in time."""
+    problem = Problem.uniform([9.0, 1.0], [1.0, 10.0]).restricted(np.array([[True, False], [True, True]]))
+    found = schedule(problem, EXACT)
+    assert found.places == (0, 1)
+
+
+def test_64_experts_on_16_sites() -> None:
+    """The gap is known, whatever the solver's time was enough for."""
+    random = np.random.default_rng(7)
+    work = random.choice([job("S", 300), job("M", 400), job("L", 500)], 64).tolist()
+    problem = Problem.uniform(work, (random.uniform(20, 120, 16) * 1e12).tolist())
+    found = schedule(problem, Limits(1.0, 0.01))
+    assert is_valid(problem, found.places)
+    assert 0 <= found.gap < 0.05
+
+
+def test_lpt_is_as_good_as_the_spec_says() -> None:
+    """LPT / optimum: 1.035 in the mean there."""
+    random, ratios = np.random.default_rng(3), []
+    for _ in range(20):
+        sites, jobs = random.integers(2, 5), random.integers(3, 10)
+        problem = Problem.uniform(random.uniform(1, 3, jobs).tolist(), random.uniform(1, 3, sites).tolist())
+        quick = longest_first(problem)
+        assert quick is not None
+        ratios.append(makespan(problem, quick) / schedule(problem, EXACT).makespan)
+    assert 1.0 <= np.mean(ratios) < 1.06
+    assert max(ratios) < 1.577

@@ -1,0 +1,178 @@
+"""Experts trained by real workers: spec/hdee.md section 6, properties 1, 8 and 9."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from safetensors.numpy import load_file
+
+from pier_node.errors import PierError
+from pier_node.experts.card import Card, load_card
+from pier_node.experts.job import ExpertJob
+from pier_node.experts.resume import FILE, check
+from pier_node.experts.trainer import Parent, Shop, export_parent, train_expert
+from pier_node.inner.messages import Progress
+from pier_node.model.export import import_weights
+from pier_node.model.flops import flops_per_token
+
+pytestmark = pytest.mark.processes
+
+BATCH, CONTEXT = 4, 32
+MakeJob = Callable[..., ExpertJob]
+
+
+def silent(_progress: Progress) -> None:
+    pass
+
+
+async def trained(job: ExpertJob, parent: Parent, shop: Shop) -> Card:
+    async with asyncio.timeout(120):
+        return await train_expert(job, parent, shop, silent)
+
+
+async def test_an_expert_is_better_than_its_parent_and_costs_what_was_planned(
+    make_job: MakeJob, parent: Parent, shop: Shop
+) -> None:
+    job = make_job(size="L", ffn_dim=128)
+    card = await trained(job, parent, shop)
+    planned = flops_per_token(job.run(shop.run).model) * job.steps * BATCH * CONTEXT
+    assert card.tokens == job.steps * BATCH * CONTEXT
+    assert abs(card.flops / planned - 1) < 0.01
+    assert 0 < card.epochs < 4
+    assert card.accepted
+    assert card.loss < 0.8 * card.parent_loss
+    folder = shop.place(card.name)
+    assert load_card(folder) == card
+    model, _ = import_weights(folder)
+    assert model.ffn_dim == 128
+    assert not folder.with_name(f"{card.name}.work").exists()
+
+
+async def test_an_expert_is_the_same_beside_another_and_at_another_site(
+    make_job: MakeJob, parent: Parent, shop: Shop
+) -> None:
+    alone = await trained(make_job("sea"), parent, shop)
+    elsewhere = dataclasses.replace(shop, folder=shop.folder.with_name("other"))
+    again, other = await asyncio.gather(
+        trained(make_job("sea"), parent, elsewhere), trained(make_job("sky"), parent, elsewhere)
+    )
+    assert again == alone
+    assert other.digest != alone.digest
+
+
+async def test_an_expert_that_was_interrupted_ends_with_the_same_bits(
+    make_job: MakeJob, parent: Parent, shop: Shop
+) -> None:
+    whole = await trained(make_job(), parent, shop)
+    broken = dataclasses.replace(shop, folder=shop.folder.with_name("broken"), checkpoint_seconds=0.0)
+    seen: list[int] = []
+    reached = asyncio.Event()
+
+    def told(progress: Progress) -> None:
+        seen.append(progress.step)
+        if progress.step >= 12:
+            reached.set()
+
+    work = asyncio.create_task(train_expert(make_job(), parent, broken, told))
+    await asyncio.wait_for(reached.wait(), 120)
+    work.cancel()
+    await asyncio.wait([work])
+    assert broken.place(f"{whole.name}.work").exists()
+    first = len(seen)
+    card = await asyncio.wait_for(train_expert(make_job(), parent, broken, told), 120)
+    assert card == whole
+    assert seen[first] >= 10  # the steps before the checkpoint were not done again
+
+
+class Handed:
+    """Takes an expert's checkpoints, and has one for whoever goes on."""
+
+    def __init__(self, reached: int) -> None:
+        self._until, self.reached = reached, asyncio.Event()
+        self.content, self.step = b"", 0
+
+    async def fetched(self, folder: Path, name: str, length: int, own: int) -> bool:
+        if self.step <= own:
+            return False
+        path = folder / "came"
+        path.write_bytes(self.content)
+        check(path, length, self.step, name)
+        path.replace(folder / FILE)
+        return True
+
+    def saved(self, path: Path, step: int) -> None:
+        if not self.reached.is_set():
+            self.content, self.step = path.read_bytes(), step
+        if step >= self._until:
+            self.reached.set()
+
+
+async def test_an_expert_that_goes_on_at_another_site_ends_with_the_same_bits(
+    make_job: MakeJob, parent: Parent, shop: Shop
+) -> None:
+    whole = await trained(make_job(), parent, shop)
+    here, there = (
+        dataclasses.replace(shop, folder=shop.folder.with_name(name), checkpoint_seconds=0.0)
+        for name in ("lost", "other")
+    )
+    handed, seen = Handed(12), list[int]()
+    work = asyncio.create_task(train_expert(make_job(), parent, here, silent, handed))
+    await asyncio.wait_for(handed.reached.wait(), 120)
+    work.cancel()
+    await asyncio.wait([work])
+    assert not here.place(whole.name).exists()
+    assert handed.step == 12
+    rest = train_expert(make_job(), parent, there, lambda progress: seen.append(progress.step), handed)
+    assert await asyncio.wait_for(rest, 120) == whole, "its digest is that of the weights"
+    assert min(seen) >= 12
+
+
+async def test_a_bad_expert_is_refused_and_its_parent_stands_in(make_job: MakeJob, parent: Parent, shop: Shop) -> None:
+    good = await trained(make_job(), parent, shop)
+    model, weights = import_weights(shop.place(good.name))
+    better = Parent(good.name, model, weights.numpy())
+    card = await trained(make_job(lr=0.3 * 10, min_lr=0.3, seed=8), better, shop)  # x 1000 and x 100
+    assert not card.accepted
+    assert card.parent_loss == pytest.approx(good.loss, rel=1e-6)
+    assert export_parent(better, shop) == shop.place(good.name)
+
+
+def test_the_seed_stands_in_as_it_is(parent: Parent, shop: Shop) -> None:
+    folder = export_parent(parent, shop)
+    assert torch.equal(import_weights(folder)[1], torch.from_numpy(parent.weights))
+    assert [path.name for path in folder.glob("*.safetensors")] == ["model.safetensors"]
+
+
+async def test_the_checkpoint_holds_optimizer_and_cursor(make_job: MakeJob, parent: Parent, shop: Shop) -> None:
+    reached = asyncio.Event()
+
+    def told(progress: Progress) -> None:
+        if progress.step >= 10:  # the first checkpoint is written before the tenth step after it begins
+            reached.set()
+
+    work = asyncio.create_task(train_expert(make_job(steps=300), parent, shop, told))
+    await asyncio.wait_for(reached.wait(), 120)
+    work.cancel()
+    await asyncio.wait([work])
+    (found,) = shop.folder.glob("experts/*.work/checkpoint.safetensors")
+    tensors = load_file(found)
+    assert {name: each.shape for name, each in tensors.items()} == dict.fromkeys(
+        ("weights", "adam_m", "adam_v"), parent.weights.shape
+    )
+    assert np.abs(tensors["adam_m"]).max() > 0
+
+
+async def test_another_text_than_the_planned_one_is_refused(make_job: MakeJob, parent: Parent, shop: Shop) -> None:
+    with pytest.raises(PierError, match="not the one that was planned"):
+        await trained(make_job(domain_hash="0" * 32), parent, shop)
+
+
+async def test_more_epochs_than_allowed_are_refused(make_job: MakeJob, parent: Parent, shop: Shop) -> None:
+    with pytest.raises(PierError, match="epochs; allowed: 4"):
+        await trained(make_job(steps=100_000), parent, shop)

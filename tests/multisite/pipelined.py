@@ -1,0 +1,106 @@
+"""A pipeline of real sites on links of their own, and what its tests want to know of it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from multisite.world import World
+from processes.run import ENDLESS
+from processes.site import PATIENCE, Site, wait_until
+
+from bench.pipeline_figures import stepped
+from pier_node.checkpoint import CheckpointStore
+from pier_node.pipeline import tally
+from pier_node.pipeline.paths_file import PATHS_FILE, Drawn, read_paths
+from pier_node.pipeline.site import TALLIES
+from pier_node.pipeline.vault import Vault
+
+FIVE = {"a": 100.0, "b": 50.0, "c": 30.0, "d": 50.0, "e": 50.0}
+"""Uplinks in Mbit/s, of sites for three stages: 2, 2 and 1 of them."""
+STARTING = 300.0
+"""Seconds for five sites and a coordinator that import PyTorch all at once, on a busy machine of two cores."""
+TABLES: dict[str, dict[str, Any]] = {
+    "model": {"preset": "llama-tiny", "layers": 3},
+    "inner": {**ENDLESS, "batch_size": 8, "eval_every": 0, "warmup_steps": 1, "lr": 0.003},
+    "outer": {"algorithm": "sync"},
+    "pipeline": {"stages": 3, "skip": 0.34, "microbatches": 6, "plan_seconds": 0.3},
+}
+"""Replicas average at every step: each round is an iteration."""
+
+
+def steps(site: Site) -> int:
+    """That the run has taken, as far as a site knows."""
+    return max((int(event["inner_step"]) for event in site.events()), default=0)
+
+
+def worked(site: Site) -> int:
+    """Iterations in which a site took part itself, and which counted."""
+    return len(stepped(site.events()))
+
+
+def empty(site: Site, since: int) -> int:
+    """Rounds after that one in which no step was taken, of those that a site saw."""
+    events = [event for event in site.events() if event["round"] >= since]
+    return int(events[-1]["round"] - events[0]["round"] - (events[-1]["inner_step"] - events[0]["inner_step"]))
+
+
+def begin(run: World) -> None:
+    """Start all, and wait for the first iterations."""
+    run.start()
+    take_steps(run, more=3, within=STARTING)
+
+
+def take_steps(run: World, *names: str, more: int = 2, within: float = PATIENCE) -> None:
+    """Wait until these sites, or all, took part in some more iterations that counted."""
+    sites = [run[name] for name in names or run.sites]
+    before = {site.name: worked(site) for site in sites}
+    for site in sites:
+        site.wait(f"{more} more iterations", lambda site=site: worked(site) >= before[site.name] + more, within)  # type: ignore[misc]
+
+
+def drawn(run: World) -> Drawn:
+    """The paths that were planned last, with names."""
+    found = [site.folder / PATHS_FILE for site in run.sites.values() if (site.folder / PATHS_FILE).exists()]
+    newest = max(found, key=lambda path: path.stat().st_mtime_ns)
+    return read_paths(newest, {site.node: name for name, site in run.sites.items()})
+
+
+def visits(run: World, name: str) -> int:
+    """How often microbatches come to a site, as planned last."""
+    it = drawn(run)
+    return sum(it.problem.sites[site].name == name for path in it.plan.paths for site in path)
+
+
+def expendable(run: World) -> Site:
+    """A site that has a replica and does not plan: of a later stage."""
+    wait_until("paths are planned", lambda: any((it.folder / PATHS_FILE).exists() for it in run.sites.values()))
+    it = drawn(run)
+    stage = next(sites for sites in it.plan.stages[1:] if len(sites) > 1)
+    planner = min(run.sites.values(), key=lambda site: site.node)
+    names = [it.problem.sites[site].name for site in stage]
+    return next(run[name] for name in names if name != planner.name)
+
+
+def loss_falls(run: World) -> None:
+    """From the first steps to the last ones."""
+    losses = [event["loss"] for event in next(iter(run.sites.values())).events() if event["loss"] is not None]
+    assert np.mean(losses[-5:]) < np.mean(losses[:5])
+
+
+def replicas_are_equal(run: World) -> None:
+    """Kill all; sites of a stage have the same bits of it on their disks."""
+    run.kill()
+    config, held = run.config, dict[int, list[Vault]]()
+    tallies = [CheckpointStore(site.folder / TALLIES, config.hash()).newest_state() for site in run.sites.values()]
+    versions = min((tally.standing(state) for state in tallies if state), key=lambda it: it.steps).versions
+    for site in run.sites.values():
+        vault = Vault(site.folder, config)
+        assert vault.stage is not None
+        assert vault.load(versions[vault.stage]), f"{site} has not the version that counts"
+        held.setdefault(vault.stage, []).append(vault)
+    assert sorted(len(vaults) for vaults in held.values()) == [1, 2, 2]
+    for vaults in held.values():
+        states = [vault.state for vault in vaults if vault.state]
+        for name in states[0].tensors:
+            assert all(np.array_equal(states[0].tensors[name].array, it.tensors[name].array) for it in states)

@@ -1,0 +1,225 @@
+"""Who is planned in, and when paths are planned anew."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from pier.v1.peer_pb2 import Itinerary, Place, Pulse, Site
+from pier_coordinator.paths.check import violations
+from pier_coordinator.paths.plan import Plan as Paths
+from pier_coordinator.paths.problem import Problem
+from pier_node.pipeline.config import PipelineSection
+from pier_node.pipeline.itinerary import Plan
+from pier_node.pipeline.planner import Lacking, Planner
+from pier_node.pipeline.tally import Standing
+
+NEW = Standing(0, 0.0, (0, 0, 0, 0))
+LATER = Standing(5, 3.0, (7 << 24, 7 << 24, 7 << 24, 7 << 24))
+SIX = dict(zip("abcdef", (0, 0, 1, 1, 2, 3), strict=True))
+
+
+class Asked:
+    """A planner that notes its searches and problems; once the gate is open, they find `better` paths."""
+
+    def __init__(self, **section: Any) -> None:
+        self.searches: list[bool] = []
+        self.cancelled = 0
+        self.better: Callable[[Paths], Paths] = lambda plan: plan
+        self.gate = asyncio.Event()
+        self.gate.set()
+        self.problems: list[tuple[Problem, Paths]] = []
+        tables = PipelineSection.model_validate({"stages": 4, "microbatches": 6, **section})
+        self.planner = Planner(tables, 1, lambda _, problem, plan: self.problems.append((problem, plan)), self._search)
+
+    async def _search(self, problem: Problem, seed: int, seconds: float, current: Paths, stay: bool) -> Paths:
+        self.searches.append(stay)
+        try:
+            await self.gate.wait()
+        except asyncio.CancelledError:
+            self.cancelled += 1
+            raise
+        return self.better(current)
+
+    def plan(self, standing: Standing, pulses: dict[str, Pulse], round: int = 8) -> Itinerary:
+        return asyncio.run(self.planner.plan(round, standing, pulses, {}))
+
+    async def plan_of(self, pulses: dict[str, Pulse]) -> Itinerary:
+        return await self.planner.plan(8, LATER, pulses, {})
+
+
+def pulses(held: dict[str, int], version: int = 7 << 24, **times: float) -> dict[str, Pulse]:
+    return {
+        node: Pulse(site=Site(node=node), place=Place(stage=stage, version=version, memory=3, **times))  # type: ignore[arg-type]
+        for node, stage in held.items()
+    }
+
+
+def test_at_the_start_everybody_gets_a_stage() -> None:
+    asked = Asked()
+    message = asked.plan(NEW, {node: Pulse(site=Site(node=node)) for node in "abcdef"}, round=1)
+    assert [*message.nodes] == [*"abcdef"]
+    assert sorted(message.stages) == [0, 0, 1, 1, 2, 3]
+    assert asked.searches == [False]
+    assert all(len(way) == 7 for way in Plan.read(message, 4).ways)
+
+
+@pytest.mark.parametrize(("paths", "length"), [("full", 4), ("skip", 3), ("random", 3)])
+def test_paths_are_as_the_policy_says_and_allowed(paths: str, length: int) -> None:
+    asked = Asked(paths=paths)
+    message = asked.plan(LATER, pulses(SIX))
+    assert dict(zip(message.nodes, message.stages, strict=True)) == SIX
+    assert {len(path.sites) for path in message.paths} == {length}
+    ((problem, plan),) = asked.problems
+    assert violations(problem, plan) == []
+    assert asked.searches == ([] if paths == "random" else [True])
+
+
+async def test_a_plan_stays_until_sites_or_their_pace_change() -> None:
+    asked = Asked()
+    first = await asked.plan_of(pulses(SIX, forward=1.0, backward=2.0))
+    same = await asked.plan_of(pulses(SIX, forward=1.1, backward=2.0))
+    assert same.paths == first.paths
+    assert asked.searches == [True]
+    await asked.plan_of({node: it for node, it in pulses(SIX, forward=1.1, backward=2.0).items() if node != "c"})
+    assert asked.searches == [True, True]
+    assert {site.name for site in asked.problems[-1][0].sites} == set("abdef")
+
+
+async def test_iterations_go_on_while_paths_for_another_pace_are_sought(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("pier_node.pipeline.searching.REST", 0.0)
+    asked, slow = Asked(), pulses(SIX, forward=1.0, backward=2.0)
+    first = await asked.plan_of(slow)
+    slow["e"].place.forward = 5.0
+    asked.gate.clear()
+    assert (await asked.plan_of(slow)).paths == first.paths
+    assert (await asked.plan_of(slow)).paths == first.paths
+    asked.better = lambda plan: replace(plan, waves=tuple(wave[::-1] for wave in plan.waves[::-1]))
+    asked.gate.set()
+    await asked.planner.searching.wait(60.0)
+    assert [*(await asked.plan_of(slow)).paths] == [*first.paths][::-1]
+    assert asked.searches == [True, True], "one for each pace"
+
+
+async def test_sites_do_not_wait_long_for_paths_over_others_than_before(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("pier_node.pipeline.planner.PROMPT", -1.9)  # of the 2 s of the search
+    asked = Asked()
+    asked.gate.clear()
+    message = await asked.plan_of(pulses(SIX))
+    assert len(message.paths) == 6
+    await asked.planner.searching.close()
+    assert asked.cancelled == 1
+
+
+async def test_a_search_is_followed_by_a_rest_unless_sites_come_or_go(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked, slow = Asked(), pulses(SIX, forward=5.0, backward=2.0)
+    monkeypatch.setattr("pier_node.pipeline.searching.REST", 1e12)
+    await asked.plan_of(pulses(SIX, forward=1.0, backward=2.0))
+    await asked.plan_of(slow)
+    assert len(asked.searches) == 1
+    assert asked.problems[-1][0].sites[0].forward_s == 5.0
+    await asked.plan_of({node: it for node, it in slow.items() if node != "c"})
+    assert len(asked.searches) == 2
+
+
+def test_random_paths_are_others_in_each_step_and_the_same_when_one_is_tried_again() -> None:
+    asked = Asked(paths="random")
+
+    def routes(step: int, round: int) -> list[list[int]]:
+        message = asked.plan(replace(LATER, steps=step), pulses(SIX), round)
+        return [[*path.sites] for path in message.paths]
+
+    assert len({str(routes(step, 8)) for step in (5, 6, 7)}) == 3
+    assert routes(5, 8) == routes(5, 9), "a dropped attempt would see other gradients"
+
+
+def test_random_paths_without_skips_load_all_replicas_equally() -> None:
+    """spec/noloco.md section 3.3; from the first attempt on."""
+    held = dict(zip("abcdef", (0, 0, 1, 1, 2, 2), strict=True))
+    there = {"stages": 3, "paths": "random", "skip": 0.0}
+    standing = Standing(5, 3.0, (7 << 24,) * 3)
+    new = {node: Pulse(site=Site(node=node)) for node in "abcdef"}
+    for message in (
+        Asked(**there).plan(standing, pulses(held)),
+        Asked(**there).plan(Standing(0, 0.0, (0, 0, 0)), new, round=1),
+    ):
+        visits = Counter(site for path in message.paths for site in path.sites)
+        assert [*visits.values()] == [3] * 6, "6 microbatches, 2 replicas a stage"
+
+
+def test_random_paths_come_in_as_many_waves_as_memory_needs() -> None:
+    """The one site of the last stage cannot hold all that comes to it at once."""
+    asked = Asked(paths="random")
+    held = {"a": 0, "b": 0, "c": 0, "d": 1, "e": 1, "f": 2}
+    message = asked.plan(LATER, pulses(held))
+    first = 0
+    for size in message.waves:
+        visits = Counter(site for path in message.paths[first : first + size] for site in path.sites)
+        assert max(visits.values()) <= 3
+        first += size
+    assert len(message.waves) > 1
+
+
+def test_a_lost_stage_is_skipped_where_paths_are_short_enough() -> None:
+    five = pulses({node: stage for node, stage in SIX.items() if stage != 2})
+    message = Asked().plan(LATER, five)
+    assert {stage for way in Plan.read(message, 4).ways for stage in (SIX[node] for node in way)} == {0, 1, 3}
+    with pytest.raises(Lacking, match="stages 2 have no site"):
+        Asked(paths="full").plan(LATER, five)
+
+
+def test_an_outer_round_has_all_sites_that_are_well_and_no_paths() -> None:
+    there = pulses({node: stage for node, stage in SIX.items() if stage != 2})
+    there["d"].place.version = 6 << 24
+    asked = Asked(paths="full")
+    message = asyncio.run(asked.planner.plan(8, LATER, there, {}, meet=True))
+    assert dict(zip(message.nodes, message.stages, strict=True)) == {"a": 0, "b": 0, "c": 1, "f": 3}
+    assert (len(message.paths), message.meet, asked.searches) == (0, True, [])
+    assert Plan.read(message, 4).replicas(0) == ["a", "b"]
+
+
+def test_who_has_an_older_version_takes_no_part_and_who_has_no_stage_gets_one() -> None:
+    there = pulses(SIX)
+    there["d"].place.version = 6 << 24
+    there["g"] = Pulse(site=Site(node="g"))
+    message = Asked().plan(LATER, there)
+    assert "d" not in message.nodes
+    assert ([*message.candidates], [*message.newcomers]) == (["g"], [1])
+    there["e"].place.version = 6 << 24
+    with pytest.raises(Lacking, match="e, which must catch up first"):
+        Asked(paths="full").plan(LATER, there)
+
+
+def test_who_is_wanted_for_a_stage_gets_it_and_the_others_fill_up() -> None:
+    asked = Asked()
+    new = {node: Pulse(site=Site(node=node)) for node in "abcdef"}
+    new["a"].wanted_stage, new["e"].wanted_stage, new["f"].wanted_stage = 3, 0, 9  # there is no stage 9
+    message = asked.plan(NEW, new, round=1)
+    held = dict(zip(message.nodes, message.stages, strict=True))
+    assert (held["a"], held["e"]) == (3, 0)
+    assert sorted(held.values()) == [0, 0, 1, 1, 2, 3]
+    assert asked.searches == [True], "over these stages"
+    there = pulses(SIX) | {"g": Pulse(site=Site(node="g"), wanted_stage=2)}
+    message = Asked().plan(LATER, there)
+    assert ([*message.candidates], [*message.newcomers]) == (["g"], [2])
+
+
+def test_little_memory_takes_more_waves() -> None:
+    lean = pulses(SIX)
+    for it in lean.values():
+        it.place.memory = 1
+    message = Asked().plan(LATER, lean)
+    assert len(message.waves) > 2
+
+
+LENGTHS = [(0.25, 4, 3), (1 / 3, 6, 4), (0.25, 8, 6), (0.5, 4, 2), (0.9, 4, 2)]
+
+
+@pytest.mark.parametrize(("skip", "stages", "length"), LENGTHS)
+def test_the_length_of_paths_is_that_of_the_paper(skip: float, stages: int, length: int) -> None:
+    assert PipelineSection(stages=stages, skip=skip).path_length == length

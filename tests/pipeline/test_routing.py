@@ -1,0 +1,57 @@
+"""Whom the planner waits for: a site that fetches its stage, until it has it or has failed."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+from unittest.mock import Mock
+
+from simulation.virtual_time import run
+
+from pier.v1.peer_pb2 import Phase, Place, Pulse
+from pier_node.pipeline.routing import CATCHING_UP, Routing
+from pier_node.pipeline.tally import Standing
+from pier_node.signals import Signal
+
+AT, OLD, NEW = 7, 6 << 24, 7 << 24
+STANDING = Standing(7, 3.0, (NEW, NEW))
+
+
+def pulse(version: int, training_for: int, phase: Phase.ValueType, round: int = AT) -> Pulse:
+    return Pulse(place=Place(stage=1, version=version), training_for=training_for, phase=phase, round=round)
+
+
+async def awaited(*said: tuple[float, Pulse]) -> list[bool]:
+    """Whether a site is waited for that says these, each after so many seconds."""
+    roster: Any = Mock()
+    routing = Routing(Mock(), roster, Mock(), Mock(), 2, lambda: AT + 1, lambda: STANDING, lambda: False, Signal())
+    answers = []
+    for seconds, each in said:
+        await asyncio.sleep(seconds)
+        roster.pulses.return_value = {"b": each}
+        answers.append(routing._awaits())
+    return answers
+
+
+def test_a_site_that_lacks_the_last_step_is_awaited_until_it_has_it() -> None:
+    lacks = pulse(OLD, AT, Phase.PHASE_EXCHANGING)
+    fetches = pulse(OLD, AT, Phase.PHASE_CATCHING_UP)
+    has = pulse(NEW, AT + 1, Phase.PHASE_TRAINING)
+    said = (0.0, lacks), (1.0, fetches), (CATCHING_UP - 2, fetches), (0.5, has)
+    assert run(awaited(*said)) == [True, True, True, False]
+
+
+def test_it_is_not_awaited_for_ever() -> None:
+    fetches = pulse(OLD, AT, Phase.PHASE_CATCHING_UP)
+    assert run(awaited((0.0, fetches), (CATCHING_UP + 1, fetches))) == [True, False]
+
+
+def test_one_that_failed_is_not_awaited_but_for_another_try_later() -> None:
+    fetches = pulse(OLD, AT, Phase.PHASE_CATCHING_UP)
+    failed = pulse(OLD, AT + 1, Phase.PHASE_TRAINING)
+    said = (0.0, fetches), (1.0, failed), (1.0, fetches), (CATCHING_UP, fetches), (1.0, failed)
+    assert run(awaited(*said)) == [True, False, False, True, False]
+
+
+def test_one_that_is_still_in_the_round_before_is_not_awaited() -> None:
+    assert run(awaited((0.0, pulse(OLD, AT, Phase.PHASE_EXCHANGING, round=AT - 1)))) == [False]

@@ -1,0 +1,35 @@
+"""The search in a process of its own: better or equal, and nothing lost when it fails."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from pipeline.test_paths_file import PLAN, PROBLEM
+
+from pier_coordinator.paths.check import violations
+from pier_coordinator.paths.simulate import makespan
+from pier_node.pipeline import search_process
+from pier_node.pipeline.search_process import search_apart
+
+pytestmark = pytest.mark.processes
+
+
+async def test_stages_stay_and_paths_are_no_worse() -> None:
+    found = await search_apart(PROBLEM, 1, 0.1, PLAN, stages_stay=True)
+    assert found.stages == PLAN.stages
+    assert violations(PROBLEM, found) == []
+    assert makespan(PROBLEM, found) <= makespan(PROBLEM, PLAN)
+
+
+async def test_what_there_is_stays_when_the_search_fails(caplog: pytest.LogCaptureFixture) -> None:
+    # The process refuses a problem that its own reader would never have made.
+    broken = replace(PROBLEM)
+    object.__setattr__(broken, "waves", 0)
+    assert await search_apart(broken, 1, 0.1, PLAN, stages_stay=True) is PLAN
+    assert "the search for paths failed" in caplog.text
+
+
+async def test_a_search_that_takes_too_long_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(search_process, "COMPILING", -0.05)
+    assert await search_apart(PROBLEM, 1, 0.1, PLAN, stages_stay=True) is PLAN

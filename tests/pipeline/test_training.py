@@ -1,0 +1,151 @@
+"""Whole pipelined runs in virtual time: with and without deaths, against one process that takes the same steps."""
+
+from __future__ import annotations
+
+from collections import Counter
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from pipeline.cases import config, rows
+from pipeline.cluster import PipelineCluster
+from simulation.virtual_time import run
+from torch.nn import functional
+
+from pier_node.config import RunConfig
+from pier_node.inner.optim import take_step
+from pier_node.model.decoder import Decoder
+from pier_node.model.initial import initial_weights
+from pier_node.model.layout import Layout
+from pier_node.outer.state import OuterState
+from pier_node.shared import Vector
+
+LONG = 40
+"""Steps of a run that is not over before a site comes back."""
+
+
+def six(paths: str = "random", steps: int = 6) -> RunConfig:
+    tables = config(paths=paths).model_dump(mode="json")
+    tables["run"]["sites"], tables["inner"]["total_steps"] = 6, steps
+    return RunConfig.model_validate(tables)
+
+
+def test_a_run_takes_all_its_steps_and_replicas_stay_equal(tmp_path: Path) -> None:
+    cluster = PipelineCluster(six(), tmp_path)
+    run(cluster.run())
+    assert cluster.standing().steps == 6
+    assert max(cluster.digests) == 6
+    assert all(len(found) == 1 for found in cluster.digests.values())
+    assert np.isfinite(cluster.joined()).all()
+
+
+def test_the_joined_model_is_that_of_one_process_that_takes_the_same_steps(tmp_path: Path) -> None:
+    # One site a stage, all stages: then every iteration has the same microbatches of the one data node.
+    tables = config(paths="full", microbatches=2)
+    cluster = PipelineCluster(tables, tmp_path)
+    run(cluster.run())
+    (data_node,) = (name for name, node in cluster.nodes.items() if node.vault.stage == 0)
+    expected = trained(tables, data_node)
+    np.testing.assert_allclose(cluster.joined(), expected, rtol=1e-3, atol=2e-6)
+    ends = [node.whole for node in cluster.nodes.values() if node.whole is not None]
+    assert [np.array_equal(end, cluster.joined()) for end in ends] == [True]
+
+
+PHASES = ("routed", "forward", "backward", "summed", "prepared", "exchanging", "staged", "voting")
+
+
+@pytest.mark.parametrize("phase", PHASES)
+@pytest.mark.parametrize("victim", ["a", "f"])
+def test_a_site_that_dies_costs_one_attempt_at_most(tmp_path: Path, victim: str, phase: str) -> None:
+    cluster = PipelineCluster(six(), tmp_path, fail_at={(victim, 3, phase): "stop"})
+    run(cluster.run())
+    assert cluster.struck == [(victim, 3, phase)]
+    assert victim not in cluster.nodes
+    assert cluster.standing().steps == 6
+    assert max(cluster.digests) <= 6 + 2  # the attempt under way, and one more in which it was not yet missed
+    assert all(len(found) == 1 for found in cluster.digests.values())
+
+
+@pytest.mark.parametrize("phase", ["forward", "prepared", "voting", "committed", "saved"])
+def test_a_site_that_comes_back_takes_its_stage_again(tmp_path: Path, phase: str) -> None:
+    cluster = PipelineCluster(six(steps=LONG), tmp_path, fail_at={("c", 2, phase): "restart"})
+    run(cluster.run())
+    assert cluster.struck == [("c", 2, phase)]
+    assert cluster.standing().steps == LONG
+    back = cluster.nodes["c"].vault
+    assert back.stage is not None
+    assert back.version == cluster.standing().versions[back.stage]
+    assert np.isfinite(cluster.joined()).all()
+    assert all(len(found) == 1 for found in cluster.digests.values())
+
+
+def test_the_only_site_of_a_stage_is_waited_for_where_all_stages_must_be_visited(tmp_path: Path) -> None:
+    cluster = PipelineCluster(config(paths="full", microbatches=2), tmp_path, fail_at={("d", 2, "forward"): "restart"})
+    run(cluster.run())
+    assert cluster.standing().steps == 6
+    assert np.isfinite(cluster.joined()).all()
+
+
+def test_planned_paths_lead_through_the_sites_that_are_left(tmp_path: Path) -> None:
+    cluster = PipelineCluster(six("skip"), tmp_path, fail_at={("e", 3, "backward"): "stop"})
+    run(cluster.run())
+    assert cluster.standing().steps == 6
+    assert {site.name for site in cluster.problems[-1].sites} == set("abcdf")
+
+
+class OneIsLeftOut(PipelineCluster):
+    """After the first round, d is taken for dead once."""
+
+    async def committed(self, name: str, state: OuterState) -> None:
+        await super().committed(name, state)
+        if state.round == 1:
+            self.nodes[name].training._routing.suspect = "d"
+
+
+def test_a_site_that_was_left_out_once_is_waited_for_until_it_has_its_stage_again(tmp_path: Path) -> None:
+    cluster = OneIsLeftOut(six(), tmp_path)
+    run(cluster.run())
+    planned = [{site.name for site in problem.sites} for problem in cluster.problems]
+    assert planned[0] == set("abcef")
+    assert all(names == set("abcdef") for names in planned[1:])
+    assert max(cluster.digests) == 6
+
+
+class OnePauses(PipelineCluster):
+    """After the second round the operator pauses a site that has a replica, and lets it go on after the fifth."""
+
+    async def committed(self, name: str, state: OuterState) -> None:
+        await super().committed(name, state)
+        if state.round in (2, 5) and name == "a":
+            stages = {node.name: node.vault.stage for node in self.nodes.values()}
+            replicas = Counter(stages.values())
+            paused = next(it for it in stages if it != "a" and replicas[stages[it]] > 1)
+            self.nodes[paused].orders.take(state.round, paused=state.round == 2, assignment="replica")
+
+
+def test_a_paused_site_is_planned_around_and_takes_its_stage_again(tmp_path: Path) -> None:
+    cluster = OnePauses(six(steps=LONG), tmp_path)
+    run(cluster.run())
+    assert cluster.standing().steps == LONG
+    sizes = [len(problem.sites) for problem in cluster.problems]
+    assert (min(sizes), sizes[-1]) == (5, 6)
+    assert np.isfinite(cluster.joined()).all()
+
+
+def trained(tables: RunConfig, data_node: str) -> Vector:
+    """The whole model after the run, by one process that takes the mean over all microbatches."""
+    layout, inner = Layout.of(tables.model), tables.inner
+    model = Decoder(tables.model)
+    layout.load(model, initial_weights(tables.model, tables.run.seed))
+    parameters = dict(model.named_parameters())
+    first, second = ({name: torch.zeros_like(it) for name, it in parameters.items()} for _ in range(2))
+    for step in range(inner.total_steps):
+        model.zero_grad(set_to_none=True)
+        parts = [rows(data_node, step, place) for place in range(tables.pipeline.microbatches)]
+        losses = [functional.cross_entropy(model(x).flatten(0, 1), y.flatten()) for x, y in parts]
+        torch.autograd.backward(torch.stack(losses).mean())
+        take_step(parameters, first, second, step, step, inner)
+    flat = torch.empty(layout.length)
+    layout.store(parameters, flat)
+    return flat.numpy()

@@ -1,0 +1,38 @@
+from __future__ import annotations
+
+import socket
+
+import pytest
+from aiohttp.test_utils import make_mocked_request
+
+from pier_node.http_safety import has_other_origin, is_from_elsewhere, is_known
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1:7720", "[::1]:7720", "localhost", "LOCALHOST:80", "10.0.0.3"])
+def test_addresses_and_localhost_are_known(host: str) -> None:
+    assert is_known(host)
+
+
+def test_this_machine_and_names_that_were_given_are_known() -> None:
+    assert is_known(f"{socket.gethostname()}:7720")
+    assert is_known("Lab.Example:1", {"lab.example"})
+
+
+@pytest.mark.parametrize("host", ["evil.example", "", "127.0.0.1.evil.example", "[::1", "localhost.evil.example:7720"])
+def test_other_names_are_not(host: str) -> None:
+    assert not is_known(host)
+
+
+@pytest.mark.parametrize(
+    ("headers", "other", "elsewhere"),
+    [
+        ({"Host": "evil.example"}, False, False),  # no browser sends that
+        ({"Host": "localhost:1", "Origin": "http://localhost:1"}, False, False),
+        ({"Host": "localhost:1", "Origin": "http://localhost:2"}, True, True),
+        ({"Host": "localhost:1", "Origin": "null"}, True, True),
+        ({"Host": "evil.example", "Origin": "http://evil.example"}, False, True),
+    ],
+)
+def test_another_page_is_told_by_its_origin(headers: dict[str, str], other: bool, elsewhere: bool) -> None:
+    request = make_mocked_request("POST", "/", headers)
+    assert (has_other_origin(request), is_from_elsewhere(request)) == (other, elsewhere)
