@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import socket
 import subprocess
 import sysconfig
 from collections.abc import Iterator, Mapping
@@ -13,6 +12,7 @@ from pathlib import Path
 import psutil
 
 from bench.goodput_figures import Commit
+from bench.ports import free_port
 from bench.tiny_run import tiny_run
 from pier_node.config import load
 from pier_node.identity import Token
@@ -40,7 +40,12 @@ class Site:
         """Run its command."""
         with self._folder.with_suffix(".log").open("ab") as log:
             self._process = subprocess.Popen(
-                self._command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=self._environment
+                self._command,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                env=self._environment,
+                start_new_session=True,  # the kernel's scheduler shares cores out to sessions: as those of services
             )
 
     def kill(self) -> None:
@@ -56,9 +61,14 @@ class Site:
 
     def supervise(self) -> None:
         """Start it again if it has ended by itself."""
-        if self._process and self._process.poll() is not None:
+        if self.ended:
             self.died += 1
             self.start()
+
+    @property
+    def ended(self) -> bool:
+        """Whether it has ended by itself, or by force."""
+        return bool(self._process and self._process.poll() is not None)
 
     def commits(self) -> list[Commit]:
         """What it wrote down of each round that it committed, in all of its lives."""
@@ -86,7 +96,7 @@ def running(work: Path, count: int, inner_steps: int, pace: float, overlap: bool
     paths = os.pathsep.join([str(HOOK), *filter(None, [os.environ.get("PYTHONPATH")])])
     plain = {"PYTHONPATH": paths, "OMP_NUM_THREADS": "1", "COLUMNS": "160", "NO_COLOR": "1"}
     environment = {**os.environ, **plain, "PIER_BENCH_PACE": str(pace), "PIER_BENCH_WAITS": str(int(waits))}
-    token, addresses = str(Token.new(load(run).hash())), [f"127.0.0.1:{port}" for port in _free_ports(count)]
+    token, addresses = str(Token.new(load(run).hash())), [f"127.0.0.1:{free_port()}" for _ in range(count)]
     with ExitStack() as stack:
         sites = []
         for number, address in enumerate(addresses):
@@ -98,10 +108,3 @@ def running(work: Path, count: int, inner_steps: int, pace: float, overlap: bool
             stack.callback(sites[-1].kill)
             sites[-1].start()
         yield sites
-
-
-def _free_ports(count: int) -> list[int]:
-    """Ports of this machine that nobody listens on."""
-    with ExitStack() as stack:
-        servers = [stack.enter_context(socket.create_server(("127.0.0.1", 0))) for _ in range(count)]
-        return [int(server.getsockname()[1]) for server in servers]

@@ -18,7 +18,8 @@ from typing import Any
 
 import psutil
 
-HOST = "127.0.0.1"
+from bench.hivemind_dht import join_dht
+
 SOCKETS = "/tmp/hivemind-"
 """How the paths of p2pd's sockets begin."""
 PEERS, VICTIM = 3, 2
@@ -93,18 +94,10 @@ def _peer(task: Task, gate: Any, results: Any) -> None:
     os.setsid()  # whom the victim kills
     os.environ |= {"OMP_NUM_THREADS": "1", "HIVEMIND_LOGLEVEL": "ERROR"}
     import torch
-    from hivemind import DHT, DecentralizedAverager
+    from hivemind import DecentralizedAverager
     from hivemind.averaging.control import AveragingStage
 
-    mp.set_start_method("fork", force=True)  # hivemind's own processes cannot be spawned
-    torch.set_num_threads(1)
-    peers_file = task.folder / "peers"
-    if task.rank == 0:
-        dht = DHT(start=True, host_maddrs=[f"/ip4/{HOST}/tcp/0"])
-        peers_file.write_text("\n".join(str(address) for address in dht.get_visible_maddrs()))
-    gate.wait()
-    if task.rank:
-        dht = DHT(start=True, initial_peers=peers_file.read_text().split(), host_maddrs=[f"/ip4/{HOST}/tcp/0"])
+    dht = join_dht(task.rank, task.folder / "peers", gate)
     averager = DecentralizedAverager(
         [torch.full((task.length,), task.rank + 1.0)], dht, start=True, prefix="fork", target_group_size=PEERS,
         min_group_size=PEERS, min_matchmaking_time=2.0, sender_timeout=3.0, reducer_timeout=6.0, allreduce_timeout=20.0,

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
-import multiprocessing
 import os
 import time
 from collections.abc import AsyncIterator, Callable
@@ -18,6 +17,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from bench.hivemind_dht import join_dht
 from pier_node.wire.transport import Transport, make_carrier
 
 HOST = "127.0.0.1"
@@ -84,18 +84,10 @@ def gloo(task: Task, gate: Gate, report: Report) -> None:
 def hivemind(task: Task, gate: Gate, report: Report) -> None:
     """hivemind's DecentralizedAverager. Its matchmaking is not measured: the clock starts when the group stands."""
     import torch
-    from hivemind import DHT, DecentralizedAverager
+    from hivemind import DecentralizedAverager
     from hivemind.averaging.control import AveragingStage
 
-    multiprocessing.set_start_method("fork", force=True)  # hivemind's own processes cannot be spawned
-    torch.set_num_threads(1)
-    peers_file = task.folder / "hivemind-peers"
-    if task.rank == 0:
-        dht = DHT(start=True, host_maddrs=[f"/ip4/{HOST}/tcp/0"])
-        peers_file.write_text("\n".join(str(address) for address in dht.get_visible_maddrs()))
-    gate.wait()
-    if task.rank:
-        dht = DHT(start=True, initial_peers=peers_file.read_text().split(), host_maddrs=[f"/ip4/{HOST}/tcp/0"])
+    dht = join_dht(task.rank, task.folder / "hivemind-peers", gate)
     averager = DecentralizedAverager(
         [torch.zeros(task.length)], dht, start=True, prefix="bench", target_group_size=task.count,
         min_group_size=task.count, min_matchmaking_time=2.0, allreduce_timeout=120.0,

@@ -85,9 +85,13 @@ class Task:
         return self.compute / self.ideal(rate)
 
     def rounds(self) -> tuple[int, int]:
-        """Rounds to leave out first, and rounds to measure; fewer where they take long."""
+        """Rounds to leave out first, and rounds to measure; fewer where they take long.
+
+        The first two exchanges touch new memory. With overlap they are seen a round later.
+        """
         seconds = self.round_seconds(self.rate)
-        return 2 if seconds < 6 else 1, min(max(math.ceil(self.patience / seconds), 1), 6)
+        warm = 2 + ("overlap" in self.method) if seconds < 6 else 1
+        return warm, min(max(math.ceil(self.patience / seconds), 1), 6)
 
 
 @dataclass(frozen=True)

@@ -28,6 +28,7 @@ from pier_node.model.layout import Entry, Layout
 from pier_node.outer.pairs import Pairs
 from pier_node.outer.round import Rounds
 from pier_node.outer.state import ANCHOR, MOMENTUM, OuterState
+from pier_node.pair_training import PairTraining
 from pier_node.progress import Progress
 from pier_node.roster import Roster
 from pier_node.shared import SharedVector
@@ -141,7 +142,8 @@ async def _train(rank: int, task: Task, folder: Path, say: Callable[[Mark], None
 
     layout = Layout((Entry("vector", (task.parameters,), 0),))
     trainer = Sleeper(task.parameters, task.step_seconds, begins)
-    training = Training(config, layout, carrier, roster, rounds, trainer, progress, committed, saved)
+    kind = PairTraining if isinstance(rounds, Pairs) else Training
+    training = kind(config, layout, carrier, roster, rounds, trainer, progress, committed, saved)
     await training.run()
     if keeping:
         keeping.cancel()

@@ -1,7 +1,8 @@
 """What bench/goodput.py changes in the processes of `pier-node`: Python imports this as they start (PYTHONPATH).
 
-In a worker an inner step takes PIER_BENCH_PACE seconds: it is trained, and the rest is slept. With PIER_BENCH_WAITS=1 a
-daemon takes no round without all sites, as the first exchange of a run: that is the peer which waits for everybody.
+In a worker, which is forked from the launcher, an inner step takes PIER_BENCH_PACE seconds: it is trained, and the rest
+is slept. With PIER_BENCH_WAITS=1 a daemon takes no round without all sites, as the first exchange of a run: that is the
+peer which waits for everybody.
 """
 
 from __future__ import annotations
@@ -45,7 +46,7 @@ def wait_for_all() -> None:
     vars(training)["round_plan"] = patient
 
 
-if "pier_node.inner.worker" in sys.orig_argv:
+if "pier_node.inner.launch" in sys.orig_argv:
     from pier_node.inner.replica import Replica as OfWorker
 
     pace(OfWorker, float(os.environ["PIER_BENCH_PACE"]))

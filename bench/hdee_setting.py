@@ -1,0 +1,118 @@
+"""What bench/hdee.py trains: the planner's own recipes of every mode for one experts.toml, and what they share."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+
+import numpy as np
+
+from pier_coordinator.commands.experts import found
+from pier_coordinator.commands.experts_view import Planning
+from pier_coordinator.experts.accepted import accepted
+from pier_coordinator.experts.plan import Plan
+from pier_coordinator.experts.recipe import MODES
+from pier_coordinator.experts.task import MIDDLE
+from pier_node.config import RunConfig
+from pier_node.data.builtin import FAMILIES
+from pier_node.experts.config import ExpertsConfig
+from pier_node.experts.job import ExpertJob
+
+BASE = "MHo-IHo"
+"""What all others are compared with."""
+DENSE = "dense M", "dense L"
+SIZES = "SML"
+
+
+@dataclass(frozen=True)
+class Setting:
+    """The same for all seeds; see bench/hdee.py for why."""
+
+    domains: tuple[str, ...] = FAMILIES
+    dim: int = 64
+    layers: int = 3
+    ffn_dim: int = 128
+    context: int = 128
+    batch_size: int = 8
+    sizes: tuple[float, float, float] = (1.0, 2.0, 3.0)
+    steps: tuple[int, int, int] = (225, 300, 375)
+    lr: float = 3e-3
+    warmup_steps: int = 20
+    seed_steps: int = 600
+    seed_lr: float = 3e-3
+    seed_warmup: int = 50
+    test_rows: int = 200
+    prior_rows: int = 60
+    seeds: tuple[int, ...] = (1, 2, 3)
+
+    def run(self, seed: int) -> RunConfig:
+        """The run that makes the seed model."""
+        model = {"dim": self.dim, "layers": self.layers, "heads": 4, "ffn_dim": self.ffn_dim, "context": self.context}
+        inner = {"total_steps": self.seed_steps, "batch_size": self.batch_size, "warmup_steps": self.seed_warmup}
+        rates = {"lr": self.seed_lr, "min_lr": self.seed_lr / 10, "precision": "fp32"}
+        tables = {"run": {"name": "hdee", "seed": seed}, "model": {"preset": "llama-1m", **model}}
+        return RunConfig.model_validate({**tables, "inner": {**inner, **rates}})
+
+    def experts(self, seed: int = 1) -> ExpertsConfig:
+        """What the planner is asked: three unequal sites, which decide who trains what and not what is trained."""
+        wanted = {key: getattr(self, key) for key in ("sizes", "steps", "batch_size", "lr", "warmup_steps")}
+        return ExpertsConfig.model_validate(
+            {
+                "experts": {**wanted, "min_lr": self.lr / 10, "seed": seed},
+                "model": self.run(seed).model.model_dump(),
+                "domains": [{"name": name} for name in self.domains],
+                "sites": [{"name": f"site{speed}", "tflops": speed / 100} for speed in (1, 2, 3)],
+            }
+        )
+
+
+class Arms:
+    """Every mode's experts, and the dense models of the same compute."""
+
+    def __init__(self, setting: Setting) -> None:
+        self.setting = setting
+        self.planning: Planning = found(setting.experts(), Path())
+
+    def plan(self, mode: str) -> Plan:
+        """Of a mode of the planner."""
+        plan = next(plan for name, plan in self.planning.plans.items() if name == mode)
+        if not isinstance(plan, Plan):
+            raise plan
+        return plan
+
+    def jobs(self, mode: str, seed: int) -> dict[str, ExpertJob]:
+        """The experts of a mode, by domain."""
+        planning, config = self.planning, self.setting.experts(seed)
+        made = accepted(config, planning.task, self.plan(mode), planning.sites, planning.digests)
+        return {each.job.domain.name: each.job for each in made.jobs}
+
+    def dense_steps(self, size: str) -> int:
+        """Steps of one model of a size for what all experts together take."""
+        flops = self.planning.task.sizes[SIZES.index(size)].flops * self.planning.task.step_tokens
+        return round(self.plan(BASE).budget / flops)
+
+    def flops(self, arm: str) -> float:
+        """Of an arm's domain phase."""
+        if arm not in DENSE:
+            return self.plan(arm).flops
+        size, task = arm[-1], self.planning.task
+        return self.dense_steps(size) * task.sizes[SIZES.index(size)].flops * task.step_tokens
+
+    def of_size(self, domain: str, size: str, seed: int) -> ExpertJob:
+        """An expert of a domain with the usual steps and a size."""
+        kind, job = SIZES.index(size), self.jobs(BASE, seed)[domain]
+        ffn_dim = self.setting.experts(seed).sized()[kind].ffn_dim
+        return job.model_copy(update={"size": size, "ffn_dim": ffn_dim, "steps": self.setting.steps[MIDDLE]})
+
+    @cached_property
+    def permuted(self) -> tuple[str, str, str]:
+        """Three domains whose sizes are permuted: where size pays least, middling and most, as estimated."""
+        ranked = np.argsort(self.planning.difficulty.size.value, kind="stable")
+        low, middle, high = (self.setting.domains[ranked[index]] for index in (0, len(ranked) // 2, -1))
+        return low, middle, high
+
+
+def modes() -> tuple[str, ...]:
+    """The planner's modes, the base first."""
+    return BASE, *(mode for mode in MODES if mode != BASE)

@@ -1,0 +1,166 @@
+"""Does skipping or swapping stages cost loss, and what does it buy? Arms of SkipPipe at equal tokens, and omission.
+
+    python -m bench.pipeline_convergence [--quick] [--folder FOLDER] [--plot FILE.png] [--show]
+
+One model is trained as a pipeline whose microbatches visit all stages, or three quarters, two thirds or half of them,
+in order or with a swap in each path that the planner wants one in (arXiv 2502.19913; spec/skippipe.md section 6). All
+see the same windows. Then stages are left out of each model: any quarter, third or half of them, and the last ones.
+A cell, an arm with a seed, is a file in the folder, and is not computed again: the command can be stopped and repeated.
+"""
+
+from __future__ import annotations
+
+import json
+import tempfile
+import time
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import click
+import torch
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+from bench.pipeline_report import plot, tables
+from bench.pipeline_simulation import PipelineSimulation
+from pier_node.config import RunConfig
+from pier_node.model.omission import choices, early_exits, omissions
+from pier_node.pipeline.cut import stage_blocks
+
+ARMS: dict[str, dict[str, Any]] = {
+    "full": {"stages": 6, "paths": "full"},
+    "skip 25 %": {"stages": 4, "skip": 0.25},
+    "skip 33 %": {"stages": 6, "skip": 0.33},
+    "skip 50 %": {"stages": 6, "skip": 0.5},
+    "skip 25 %, swaps": {"stages": 4, "skip": 0.25, "swaps": 1},
+    "skip 33 %, swaps": {"stages": 6, "skip": 0.33, "swaps": 1},
+    "skip 50 %, swaps": {"stages": 6, "skip": 0.5, "swaps": 1},
+}
+"""Cuts are those of the paper: 25 % are one stage of four, 33 and 50 % two and three of six."""
+SITES = {(6, 6): 6, (4, 3): 9, (6, 4): 20, (6, 3): 15}
+"""(stages, path length) -> as many sites as make all stages equally busy."""
+CUTS = {"quarter": (4, 1), "third": (6, 2), "half": (6, 3)}
+"""What is left out of a trained model: (stages, how many of them)."""
+WIDTH = 160
+"""Columns of the tables, however narrow the terminal."""
+EXITS = 6
+"""Stages of the cut of which the last ones are left out."""
+
+
+@dataclass(frozen=True)
+class Setting:
+    """What all arms have in common."""
+
+    dim: int = 64
+    layers: int = 6
+    ffn_dim: int = 172
+    context: int = 64
+    batch_size: int = 3
+    microbatches: int = 10
+    total_steps: int = 400
+    lr: float = 2e-3
+    warmup_steps: int = 20
+    eval_steps: int = 50
+    eval_batches: int = 8
+    plan_seconds: float = 2.0
+    seeds: tuple[int, ...] = (1, 2, 3)
+
+    def config(self, pipeline: dict[str, Any], seed: int) -> RunConfig:
+        """The run of an arm with a seed."""
+        model = {"dim": self.dim, "layers": self.layers, "heads": 4, "ffn_dim": self.ffn_dim, "context": self.context}
+        inner = {key: getattr(self, key) for key in ("batch_size", "total_steps", "lr", "warmup_steps", "eval_batches")}
+        section = {"microbatches": self.microbatches, "memory": 6, "plan_seconds": self.plan_seconds, **pipeline}
+        tables: dict[str, dict[str, Any]] = {
+            "run": {"name": "pipeline", "seed": seed, "sites": 64},
+            "model": {"preset": "llama-1m", **model},
+            "inner": {**inner, "min_lr": self.lr / 10, "precision": "fp32"},
+            "pipeline": section,
+        }
+        config = RunConfig.model_validate(tables)
+        tables["run"]["sites"] = SITES[config.pipeline.stages, config.pipeline.path_length]
+        return RunConfig.model_validate(tables)
+
+
+QUICK = Setting(
+    dim=32, ffn_dim=64, context=32, total_steps=40, warmup_steps=4, eval_steps=10, eval_batches=1, plan_seconds=0.01,
+    seeds=(1,),
+)  # fmt: skip
+
+
+def cell(setting: Setting, arm: str, seed: int, cache: Path, progress: Progress) -> dict[str, Any]:
+    """Train one arm with one seed; what was measured, ready for JSON."""
+    bar = progress.add_task(f"seed {seed}: {arm}", total=setting.total_steps)
+    began = time.process_time()
+    simulation = PipelineSimulation(setting.config(ARMS[arm], seed), cache)
+    curve = simulation.run(setting.eval_steps, lambda done: progress.advance(bar, done))
+    progress.remove_task(bar)
+    model, layers = simulation.model(), setting.layers
+    left_out = {name: (stages, choices(stages, count)) for name, (stages, count) in CUTS.items()}
+    left_out["early exit"] = EXITS, early_exits(EXITS)
+    found = {
+        name: omissions(model, simulation.validation, stage_blocks(layers, stages), chosen, bf16=False)
+        for name, (stages, chosen) in left_out.items()
+    }
+    return {
+        "arm": arm,
+        "seed": seed,
+        "setting": asdict(setting),
+        "torch": torch.__version__,
+        "curve": [list(point) for point in curve],
+        "visits": {" ".join(map(str, route)): count for route, count in sorted(simulation.visits.items())},
+        "omission": {name: [[list(it.stages), it.loss] for it in measured] for name, measured in found.items()},
+        "cpu_s": time.process_time() - began,
+    }
+
+
+def measure(setting: Setting, folder: Path, console: Console) -> None:
+    """All cells that are not in the folder yet, seed by seed."""
+    columns = TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn()
+    with tempfile.TemporaryDirectory() as cache, Progress(*columns, console=console) as progress:
+        for seed in setting.seeds:
+            for arm in ARMS:
+                file = folder / f"{arm.replace(' %', '').replace(',', '').replace(' ', '-')}-{seed}.json"
+                if _is_there(file, setting):
+                    continue
+                found = cell(setting, arm, seed, Path(cache), progress)
+                file.write_text(json.dumps(found, indent=1) + "\n")
+                console.print(f"seed {seed}  {arm:20}{found['curve'][-1][1]:8.4f}  {found['cpu_s']:.0f} s")
+
+
+def _is_there(file: Path, setting: Setting) -> bool:
+    """Whether a cell was measured already. Raises click.UsageError: it was, in another way."""
+    if not file.exists():
+        return False
+    if json.loads(file.read_text())["setting"] != json.loads(json.dumps(asdict(setting))):
+        raise click.UsageError(f"{file} was measured with another setting: name another --folder.")
+    return True
+
+
+@click.command(help=__doc__)
+@click.option("--quick", is_flag=True, help="A tiny model and few steps: some minutes, and no evidence.")
+@click.option(
+    "--folder",
+    type=click.Path(file_okay=False, path_type=Path),
+    default=Path("docs/results/pipeline_convergence"),
+    show_default=True,
+    help="Of the cells.",
+)
+@click.option("--plot", "plot_file", type=click.Path(dir_okay=False, path_type=Path), help="Draw the curves here.")
+@click.option("--show", is_flag=True, help="Compute nothing: the tables of the cells that are there.")
+def main(quick: bool, folder: Path, plot_file: Path | None, show: bool) -> None:
+    """Train what is missing, and print the tables."""
+    torch.set_num_threads(1)
+    console = Console(width=WIDTH)
+    folder.mkdir(parents=True, exist_ok=True)
+    if not show:
+        measure(QUICK if quick else Setting(), folder, console)
+    cells = [json.loads(file.read_text()) for file in sorted(folder.glob("*.json"))]
+    for shown in tables(cells):
+        console.print(shown)
+    if plot_file:
+        plot(cells, plot_file)
+
+
+if __name__ == "__main__":
+    main()

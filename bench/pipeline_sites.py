@@ -1,0 +1,109 @@
+"""The sites of bench/pipeline.py: real `pier-node start` in network namespaces with shaped links."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sysconfig
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Any
+
+from bench.goodput_sites import Site
+from bench.star import star
+from pier_node.config import load
+from pier_node.identity import Token
+from pier_node.pipeline.paths_file import PATHS_FILE, Drawn, read_paths
+from pier_node.site import EVENTS_FILE, read_events
+
+HOOK = Path(__file__).with_name("pipeline_hook")
+RATES = (50.0, 25.0, 40.0, 20.0, 30.0, 20.0, 35.0, 25.0, 45.0)
+"""Mbit/s of the uplinks."""
+NEAR, FAR = 0.005, 0.03
+"""Seconds one way, within a region and between the two."""
+RUN = """
+[run]
+sites = {sites}
+[model]
+preset = "llama-tiny"
+dim = 64
+heads = 2
+ffn_dim = 64
+layers = 4
+context = 64
+[data]
+source = "text"
+path = "{text}"
+[inner]
+total_steps = 1_000_000
+batch_size = 48
+eval_every = 0
+[pipeline]
+stages = 4
+skip = 0.25
+paths = "{paths}"
+microbatches = {microbatches}
+memory = 3
+"""
+LOOK = 0.5
+
+
+class Watched:
+    """The sites, and what their planners have left so far: the newest paths of each round."""
+
+    def __init__(self, sites: Sequence[Site], folders: Sequence[Path]) -> None:
+        self._sites, self._folders = sites, folders
+        self.drawn: dict[int, Drawn] = {}
+
+    def steps(self) -> int:
+        """That every site has taken."""
+        return min(max((int(event["inner_step"]) for event in events), default=0) for events in self.events())
+
+    def events(self) -> list[list[dict[str, Any]]]:
+        """A line a committed round, of each site."""
+        paths = [folder / EVENTS_FILE for folder in self._folders]
+        return [read_events(path.read_bytes()) if path.exists() else [] for path in paths]
+
+    def look(self) -> None:
+        """Note paths. Raises RuntimeError: a site has ended."""
+        time.sleep(LOOK)
+        for folder, site in zip(self._folders, self._sites, strict=True):
+            if (folder / PATHS_FILE).exists():
+                drawn = read_paths(folder / PATHS_FILE, {})
+                self.drawn[drawn.round] = drawn
+            if site.ended:
+                raise RuntimeError(f"a site has ended:\n{site.tail()}")
+
+    def tails(self) -> str:
+        """The ends of what all printed."""
+        return "\n\n".join(site.tail() for site in self._sites)
+
+
+@contextmanager
+def running(work: Path, sites: int, paths: str, forward: float) -> Iterator[Watched]:
+    """Sites of a run of their own, started; killed in the end. `forward`: seconds that the task takes."""
+    run = work / "run.toml"
+    text = RUN.format(sites=sites, text=argparse.__file__, paths=paths, microbatches=sites)
+    run.write_text(text)
+    paths_ = os.pathsep.join([str(HOOK), *filter(None, [os.environ.get("PYTHONPATH")])])
+    plain = {"PYTHONPATH": paths_, "OMP_NUM_THREADS": "1", "COLUMNS": "160", "NO_COLOR": "1"}
+    environment = {**os.environ, **plain, "PIER_BENCH_FORWARD": str(forward)}
+    token, program = str(Token.new(load(run).hash())), str(Path(sysconfig.get_path("scripts")) / "pier-node")
+    with ExitStack() as stack:
+        spots = stack.enter_context(star(RATES[:sites], latency))
+        made, folders = [], [work / f"site-{number}" for number in range(sites)]
+        for number, (spot, folder) in enumerate(zip(spots, folders, strict=True)):
+            way = ["--peers", f"{spots[0].address}:7700"] if number else ["--run", str(run)]
+            command = ["ip", "netns", "exec", spot.namespace, program, "start", *way, "--token", token]
+            command += ["--data", str(folder), "--name", folder.name, "--listen", f"{spot.address}:7700"]
+            made.append(Site(command, folder, environment))
+            stack.callback(made[-1].kill)
+            made[-1].start()
+        yield Watched(made, folders)
+
+
+def latency(source: int, target: int) -> float:
+    """Seconds one way: every other site is in the same region."""
+    return NEAR if source % 2 == target % 2 else FAR
