@@ -13,6 +13,10 @@ from processes.program import ENVIRONMENT
 from processes.run import Run
 from processes.site import PROGRAM
 
+from pier_node.commands import status
+from pier_node.commands.running import Status
+from pier_node.errors import PierError
+
 Call = Callable[..., Result]
 
 
@@ -52,6 +56,33 @@ def test_a_running_site_and_its_peer(call: Call, run: Run) -> None:
     assert "beta" in table.output.partition("same state")[2]
 
 
+class Daemon:
+    """Answers, is too busy to answer, answers, and ends."""
+
+    def __init__(self) -> None:
+        self.answers: list[Status | PierError] = [{"round": 1}, PierError("the daemon is busy"), {"round": 2}]
+
+    def find(self, folder: Path) -> Daemon | None:
+        return self if self.answers else None
+
+    def status(self) -> Status:
+        answer = self.answers.pop(0)
+        if isinstance(answer, PierError):
+            raise answer
+        return answer
+
+
+def test_watching_outlasts_a_daemon_that_is_too_busy(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(status, "find_daemon", Daemon().find)
+    monkeypatch.setattr(status, "EVERY", 0)
+    assert status.status(tmp_path, as_json=True, watch=True) == status.NOT_RUNNING
+    shown = capsys.readouterr()
+    assert [json.loads(line).get("round") for line in shown.out.splitlines()[:2]] == [1, 2]
+    assert shown.err == "the daemon is busy\n"
+
+
 @pytest.mark.processes
 def test_watching_goes_on_until_ctrl_c(run: Run) -> None:
     words = [str(PROGRAM), "status", "--data", str(run.sites[1].folder), "--watch", "--json"]
@@ -60,6 +91,6 @@ def test_watching_goes_on_until_ctrl_c(run: Run) -> None:
         first, second = (json.loads(watching.stdout.readline()) for _ in range(2))
         watching.send_signal(signal.SIGINT)
         _, errors = watching.communicate(timeout=20)
-    assert watching.returncode == 0
-    assert errors == b""
+    assert watching.returncode == 0, errors.decode()
+    assert b"Traceback" not in errors
     assert second["tokens"] >= first["tokens"] > 0

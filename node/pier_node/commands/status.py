@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 import time
 from pathlib import Path
 
@@ -12,6 +13,7 @@ from rich.live import Live
 from pier_node.commands.on_disk import on_disk
 from pier_node.commands.running import Running, Status, find_daemon
 from pier_node.commands.status_tables import disk_table, peers_table, site_table
+from pier_node.errors import PierError
 
 NOT_RUNNING = 3
 """Exit code, as that of an init script for a service that is not running."""
@@ -20,7 +22,7 @@ EVERY = 1.0
 
 
 def status(folder: Path, as_json: bool, watch: bool) -> int:
-    """Print it, once or until Ctrl+C; returns the exit code. Raises PierError: the daemon does not answer."""
+    """Print it, once or until Ctrl+C; returns the exit code. Raises PierError: asked once, the daemon is silent."""
     console = Console()
     running = find_daemon(folder)
     if running is None:
@@ -56,12 +58,16 @@ def _tables(found: Status) -> RenderableType:
 
 
 def _follow(folder: Path, running: Running, console: Console, as_json: bool) -> None:
-    """Show the status again and again; return when the daemon has ended."""
+    """Show the status again and again; return when the daemon has ended. A busy one is asked again."""
     with Live(console=console, auto_refresh=False) as live:
         while find_daemon(folder) == running:
-            found = running.status()
-            if as_json or not console.is_terminal:
-                _show(found, console, as_json)
+            try:
+                found = running.status()
+            except PierError as error:
+                print(error.problem, file=sys.stderr)
             else:
-                live.update(_tables(found), refresh=True)
+                if as_json or not console.is_terminal:
+                    _show(found, console, as_json)
+                else:
+                    live.update(_tables(found), refresh=True)
             time.sleep(EVERY)
