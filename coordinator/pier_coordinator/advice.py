@@ -20,6 +20,11 @@ PASSES = 2
 """A member sends its contribution once, in the reduce-scatter, and its shard once to all in the all-gather."""
 
 
+def in_stages(run: Mapping[str, Any]) -> bool:
+    """Whether the run is a pipeline, whose sites exchange what the paths of an iteration want, without a codec."""
+    return (run.get("stages") or 1) > 1
+
+
 def payload(run: Mapping[str, Any], segments: Sequence[Segment]) -> float | None:
     """Bytes that a site sends in a round: as measured, or else from the model's size; None when neither is known."""
     sent = [later.bytes_sent - earlier.bytes_sent for earlier, later in pairwise(segments)]
@@ -31,7 +36,9 @@ def payload(run: Mapping[str, Any], segments: Sequence[Segment]) -> float | None
 
 
 def shorter_exchange(run: Mapping[str, Any], segments: Sequence[Segment], uplink: float | None) -> str:
-    """A remedy for a site whose exchange takes too long."""
+    """A remedy for a site whose exchange takes too long, or that is late."""
+    if in_stages(run):
+        return "its log says what it fetches, and from whom (pier-coordinator logs)"
     size, compute = payload(run, segments), mean(row.compute for row in segments) if segments else 0.0
     if not size or not uplink or not compute:
         return "measure its line with pier-node doctor; a narrower codec or a larger H (outer.inner_steps) needs less"

@@ -11,7 +11,7 @@ from statistics import median
 from typing import Any, Literal
 
 from pier_coordinator import slowest
-from pier_coordinator.advice import shorter_exchange
+from pier_coordinator.advice import in_stages, shorter_exchange
 from pier_coordinator.board import FEW_SITES, Board
 from pier_coordinator.sites import Site
 from pier_node.units import age, amount, rate
@@ -136,7 +136,9 @@ def _shorter(board: Board, site: Site) -> str:
 
 
 def _time(board: Board, up: Callable[[str, str], bool]) -> Iterator[Alert]:
-    """Waiting, or the exchange, takes most of the time."""
+    """Waiting, or the exchange, takes most of the time; that of a pipeline waits for its microbatches by plan."""
+    if in_stages(board.run):
+        return
     by_node = {site.node: site.segments.last(RECENT) for site in board.live()[: 4 * FEW_SITES]}
     spent = slowest.shares([row for rows in by_node.values() for row in rows])
     if sum(map(len, by_node.values())) < RECENT:

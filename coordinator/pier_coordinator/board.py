@@ -296,5 +296,5 @@ def _some(nodes: list[str]) -> list[str]:
 
 def _run(body: Mapping[str, Any]) -> dict[str, Any]:
     texts = {key: text(body, key) for key in ("name", "run_hash", "algorithm", "codec")}
-    counts = {key: whole(body, key) for key in ("rounds", "total_steps", "sites", "inner_steps", "parameters")}
-    return {**texts, **counts}
+    counts = ("rounds", "total_steps", "sites", "inner_steps", "stages", "parameters")
+    return {**texts, **{key: whole(body, key) for key in counts}}

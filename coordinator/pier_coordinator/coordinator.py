@@ -224,6 +224,7 @@ def run_fact(config: RunConfig, now: float) -> Fact:
         "sites": config.run.sites,
         "codec": config.outer.codec,
         "inner_steps": config.outer.inner_steps,
+        "stages": config.pipeline.stages,
         "parameters": Layout.of(config.model).length,
     }
     return Fact(now, "run", "", body)

@@ -2,8 +2,8 @@
 
 A fact is a row of the database and a line of the event log. Its body has, by its kind:
 
-    run      name, run_hash, algorithm, codec, inner_steps, rounds, total_steps, sites, parameters: what the run is, of
-             its configuration; the first fact of all
+    run      name, run_hash, algorithm, codec, inner_steps, stages, rounds, total_steps, sites, parameters: what the
+             run is, of its configuration; the first fact of all
     site     name, address, transport, version, workers: a site has registered
     sample   inner_step, tokens, tokens_per_second, loss, utilisation, bytes_sent, memory
     round    round, digest, members, compute, waiting, exchange, retry, steps, tokens, bytes_sent, loss, validation_loss

@@ -37,7 +37,6 @@ from pier_node.progress import Progress
 from pier_node.report import Reporter, Status
 from pier_node.roster import Roster
 from pier_node.settings import Settings
-from pier_node.shared import SharedVector
 from pier_node.site import DAEMON_FILE, SiteRecord, claim
 from pier_node.status import StatusServer
 from pier_node.training import Training
@@ -227,7 +226,8 @@ class Daemon:
         from pier_node.pipeline.site import Ground, prepare  # it computes in this process: PyTorch comes with it
 
         orders = self._coordination.orders if self._coordination else Orders()
-        of_site = self._roster, self._reporter, self._record, orders
+        committed = self._coordination.committed if self._coordination else lambda _state, _lines: None
+        of_site = self._roster, self._reporter, self._record, orders, committed
         site = await prepare(Ground(self._member.config, self._settings, self._carrier, *of_site), stack)
         self._rounds = site.rounds
         self._background.start(stack, site.rounds.keeper.run())
@@ -248,7 +248,7 @@ class Daemon:
         else:
             self._background.start(stack, of_all.keeper.run())
         self._rounds = self._reporter.rounds = rounds
-        StateServer(carrier, rounds.offer, self._moments)
+        StateServer(carrier, rounds.offer, self._workers.moments)
         self._leave_politely(stack, None if in_pairs else of_all)
         orders = self._coordination.orders if self._coordination else None
         hooks = self._committed, self._archive.keep, kept, faults, orders
@@ -270,10 +270,6 @@ class Daemon:
         if self._progress.phase != Phase.PHASE_DONE:
             self._progress.phase = Phase.PHASE_LEAVING
             await leave.leave()
-
-    def _moments(self) -> tuple[SharedVector, SharedVector, int] | None:
-        workers = self._workers
-        return (workers.adam_m, workers.adam_v, workers.adam_step) if workers.adam_step else None
 
     # --- while it runs -------------------------------------------------------------------------
 

@@ -98,7 +98,7 @@ def round_trip(namespace: str, address: str) -> float:
         "print(min(one() for _ in range(5)))"
     )
     words = ["ip", "netns", "exec", namespace, "python3", "-c", code]
-    return float(subprocess.run(words, capture_output=True, text=True, check=True, timeout=30).stdout)
+    return float(subprocess.run(words, capture_output=True, text=True, check=True, timeout=120).stdout)
 
 
 @pytest.mark.netns

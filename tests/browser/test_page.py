@@ -123,7 +123,7 @@ async def test_it_survives_a_restart_of_the_coordinator(chromium: Browser) -> No
         await expect(look.page.locator("#connection")).to_have_text("reconnecting")
         board = run_of_three(rounds=70, late=0, name="pacific")
         async with serving(board, port=port):
-            await expect(look.page.locator("#t-round")).to_have_text("70 of 100", timeout=30_000)
+            await expect(look.page.locator("#t-round")).to_have_text("70 of 100", timeout=90_000)
             await expect(look.page.locator("#run-name")).to_have_text("pacific")
             await expect(look.page.locator("#connection")).to_have_text("live")
             await expect(look.page.locator("#alerts")).to_be_empty()

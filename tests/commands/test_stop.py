@@ -54,7 +54,7 @@ def test_another_program_is_left_alone(call: Call, tmp_path: Path) -> None:
         (tmp_path / "daemon.json").write_text(json.dumps({"pid": other.pid, "http": "http://127.0.0.1:1"}))
         assert call("stop", "--data", tmp_path).exit_code == 0
         assert other.poll() is None
-        other.communicate(b"\n", timeout=10)
+        other.communicate(b"\n", timeout=60)
     assert other.returncode == 0
 
 

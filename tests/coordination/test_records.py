@@ -68,6 +68,14 @@ def test_a_few_bytes_do_not_say_how_fast_a_line_is() -> None:
     assert [it.link.bandwidth for it in told(reports) if it.HasField("link")] == [0.0, ENOUGH / 2, 0.0]
 
 
+def test_lines_that_are_known_are_told_as_they_are() -> None:
+    progress, played = Progress(times=Times(exchange=2.0)), Played(4 * ENOUGH, {"b": Contact(0.04), "c": Contact(0.02)})
+    writer, reports = recorder(progress, played)
+    writer.round(outer_state(["me", "b", "c"], round=1), {"b": 7.0})
+    links = {it.link.peer: it.link.bandwidth for it in told(reports) if it.HasField("link")}
+    assert links == {"b": 7.0, "c": 0.0}
+
+
 def test_what_overlap_hides_is_not_shown_as_waiting() -> None:
     progress = Progress()
     writer, reports = recorder(progress, Played())

@@ -41,6 +41,10 @@ def test_a_fast_line_is_not_to_blame() -> None:
     assert shorter_exchange(RUN, segments(10, 1e6), 50e6).startswith("its line is fast enough for this run")
 
 
+def test_a_pipeline_has_no_codec() -> None:
+    assert shorter_exchange({**RUN, "stages": 4}, segments(10, 5e6), 0.5e6).startswith("its log says what it fetches")
+
+
 @pytest.mark.parametrize(("rows", "uplink"), [(segments(10, 1e6), None), ([], 1e6), (segments(0, 1e6), 1e6)])
 def test_without_figures_it_says_how_to_get_them(rows: list[Segment], uplink: float | None) -> None:
     assert shorter_exchange({"codec": "none"}, rows, uplink).startswith("measure its line with pier-node doctor")

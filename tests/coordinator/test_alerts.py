@@ -166,6 +166,13 @@ def test_an_exchange_that_dominates_names_the_thinnest_line() -> None:
     assert alert.remedy.endswith("overlap = true hides it")
 
 
+@pytest.mark.parametrize(("compute", "exchange"), [(40.0, 1.0), (5.0, 20.0)])
+def test_sites_of_a_pipeline_wait_for_their_microbatches_by_plan(compute: float, exchange: float) -> None:
+    live = Live(run={"stages": 4})
+    slow(live, compute, exchange)
+    assert live.alerts() == {}
+
+
 def test_many_retries() -> None:
     live = Live()
     slow(live, compute=5.0, exchange=1.0, retry=0.5)

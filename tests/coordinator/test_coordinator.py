@@ -29,6 +29,7 @@ async def test_the_first_fact_says_what_the_run_is(tmp_path: Path) -> None:
         "sites": 2,
         "codec": "none",
         "inner_steps": 50,
+        "stages": 1,
         "parameters": 1_037_696,
     }
 

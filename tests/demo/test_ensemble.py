@@ -8,6 +8,7 @@ import pytest
 from rich.console import Console
 from serving.ensembles import make_ensemble
 
+from pier_node.demo import ensemble
 from pier_node.demo.ensemble import show_ensemble
 from pier_node.errors import PierError
 
@@ -30,3 +31,9 @@ async def test_what_cannot_be_scored_is_said(tmp_path: Path) -> None:
     (folder / "e0" / "model.safetensors").write_bytes(b"")
     with pytest.raises(PierError, match="pier-node score"):
         await show_ensemble(folder, Console())
+
+
+async def test_a_machine_that_is_too_busy_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ensemble, "DEADLINE", 0.01)
+    with pytest.raises(PierError, match=r"was not scored and served within .*\n.*pier-node score"):
+        await show_ensemble(make_ensemble(tmp_path / "mine", ["topics"]), Console())

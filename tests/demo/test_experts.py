@@ -15,7 +15,7 @@ from pier_node.experts.ensemble import load_ensemble
 
 pytestmark = pytest.mark.processes
 
-PATIENCE = 420.0
+PATIENCE = 1200.0
 
 
 def test_three_unequal_sites_make_an_ensemble(tmp_path: Path) -> None:

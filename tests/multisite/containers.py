@@ -63,7 +63,7 @@ class Container(LinkedPlace):
 
     def _pid(self) -> int:
         words = ["docker", "inspect", "--format", "{{.State.Pid}}", self._site]
-        init = int(subprocess.run(words, capture_output=True, text=True, timeout=20).stdout.strip() or 0)
+        init = int(subprocess.run(words, capture_output=True, text=True, timeout=120).stdout.strip() or 0)
         with suppress(psutil.NoSuchProcess):
             return next((child.pid for child in psutil.Process(init).children()), 0) if init else 0
         return 0

@@ -34,7 +34,7 @@ class LinkedPlace(Place):
     def get(self, url: str) -> bytes:
         parts = urlsplit(url)
         words = [*self._link.split(), "bash", "-c", GET, str(parts.hostname), str(parts.port), parts.path]
-        done = subprocess.run(words, capture_output=True, timeout=20)
+        done = subprocess.run(words, capture_output=True, timeout=120)
         head, _, body = done.stdout.partition(b"\r\n\r\n")
         if b" 200 " not in head.partition(b"\r\n")[0]:
             raise OSError(f"{url}: {head.decode() or done.stderr.decode()}")

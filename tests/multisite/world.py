@@ -114,7 +114,7 @@ class World:
         """What a command of pier-node's, such as `status --json`, prints at a site."""
         site = self[name]
         command = site.place.aside("pier-node", words[0], "--data", str(site.folder), *words[1:])
-        done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+        done = subprocess.run(command, capture_output=True, text=True, timeout=180)
         assert done.returncode == 0, done.stderr
         return done.stdout
 

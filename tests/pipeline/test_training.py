@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from pipeline.cases import config, rows
+from pipeline.cases import BATCH, CONTEXT, config, rows
 from pipeline.cluster import PipelineCluster
 from simulation.virtual_time import run
 from torch.nn import functional
@@ -38,6 +38,8 @@ def test_a_run_takes_all_its_steps_and_replicas_stay_equal(tmp_path: Path) -> No
     assert max(cluster.digests) == 6
     assert all(len(found) == 1 for found in cluster.digests.values())
     assert np.isfinite(cluster.joined()).all()
+    tokens = sum(node.progress.tokens for node in cluster.nodes.values())
+    assert tokens == pytest.approx(6 * 4 * BATCH * CONTEXT, rel=0.05)
 
 
 def test_the_joined_model_is_that_of_one_process_that_takes_the_same_steps(tmp_path: Path) -> None:

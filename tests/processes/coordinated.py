@@ -56,7 +56,7 @@ class Coordinator(Program):
     def say(self, *words: str) -> str:
         """What a command of the operator's prints."""
         command = self.place.aside("pier-coordinator", words[0], "--data", str(self.folder), *words[1:])
-        done = subprocess.run(command, capture_output=True, text=True, timeout=30, env=ENVIRONMENT)
+        done = subprocess.run(command, capture_output=True, text=True, timeout=120, env=ENVIRONMENT)
         assert done.returncode == 0, done.stderr
         return done.stdout
 

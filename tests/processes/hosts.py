@@ -63,7 +63,7 @@ class Host:
 
 def sh(command: str) -> str:
     """What a command prints."""
-    done = subprocess.run(shlex.split(command), capture_output=True, text=True, timeout=60)
+    done = subprocess.run(shlex.split(command), capture_output=True, text=True, timeout=180)
     assert done.returncode == 0, f"{command}: {done.stderr}"
     return done.stdout
 

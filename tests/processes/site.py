@@ -23,7 +23,7 @@ from pier_node.wire.multiaddr import Route
 from pier_node.wire.transport import Transport
 
 PROGRAM = HERE.command("pier-node")[0]
-PATIENCE = 120.0
+PATIENCE = 300.0
 """Seconds within which whatever is waited for happens, on a busy machine of two cores."""
 LOOK = 0.02
 TEMPORARY = Path("/tmp")

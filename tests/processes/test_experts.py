@@ -142,7 +142,7 @@ def test_done_experts_are_scored_where_they_are_and_collected_into_an_ensemble(t
         evaluate = asked_for_scores(run, "--rows", "6", "--domain", "encodings")
         for site in run.sites:
             assert site.ended() == 0  # nobody needs them any more
-        scores, said = evaluate.communicate(timeout=30)
+        scores, said = evaluate.communicate(timeout=120)
         assert evaluate.returncode == 0, said
         words = [word for site in run.sites for word in ("--from", str(site.folder))]
         out = tmp_path / "ensemble"

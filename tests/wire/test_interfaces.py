@@ -96,5 +96,5 @@ def test_of_two_networks_the_peers_one_is_advertised(two_networks: str) -> None:
         "    print(choice.address, choice.interface)\n"
     )
     command = ["ip", "netns", "exec", two_networks, sys.executable, "-c", script]
-    done = subprocess.run(command, check=True, capture_output=True, text=True, timeout=30)
+    done = subprocess.run(command, check=True, capture_output=True, text=True, timeout=120)
     assert done.stdout.split("\n")[:4] == ["10.98.2.5:7700 net2", "10.98.1.5:7700 net1"] + ["127.0.0.1:7700 lo"] * 2

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import AsyncGenerator, Callable, Iterable
+from collections.abc import AsyncGenerator, Callable, Iterable, Mapping
 from dataclasses import replace
 from io import BufferedReader
 from types import TracebackType
@@ -111,9 +111,9 @@ class Coordination:
         """The one that the coordinator has of a job; see Liaison. Raises NoLease, Refused, Unreachable."""
         return self._liaison.fetch_checkpoint(plan, kept)
 
-    def committed(self, state: OuterState) -> None:
-        """A round was committed here."""
-        self._recorder.round(state)
+    def committed(self, state: OuterState, lines: Mapping[str, float] | None = None) -> None:
+        """A round was committed here; `lines` as Recorder has it."""
+        self._recorder.round(state, lines)
 
     async def close(
         self,

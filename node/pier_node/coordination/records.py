@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import math
 import time
+from collections.abc import Mapping
 
 import psutil
 
@@ -28,8 +29,12 @@ class Recorder:
         self._reports, self._progress, self._carrier, self._roster = reports, progress, carrier, roster
         self._compute, self._waited, self._sent = progress.compute, progress.waited, 0
 
-    def round(self, state: OuterState) -> None:
-        """A round was committed here; its times are those since the last one."""
+    def round(self, state: OuterState, lines: Mapping[str, float] | None = None) -> None:
+        """A round was committed here; its times are those since the last one.
+
+        Args:
+            lines: bytes a second to other sites, where measured; None: all that was sent was sent in the exchange.
+        """
         progress, sent = self._progress, self._carrier.bytes_sent()
         compute, waited = progress.compute - self._compute, progress.waited - self._waited
         self._compute, self._waited = progress.compute, progress.waited
@@ -51,9 +56,11 @@ class Recorder:
         )
         self._reports.add(Record(time=time.time(), round=record))
         count, self._sent = sent - self._sent, sent
-        reached = count / progress.times.exchange if count >= ENOUGH and progress.times.exchange else 0.0
+        if lines is None:
+            reached = count / progress.times.exchange if count >= ENOUGH and progress.times.exchange else 0.0
+            lines = dict.fromkeys(state.members, reached)
         for node in state.members:
-            self._link(node, reached)
+            self._link(node, lines.get(node, 0.0))
 
     def sample(self, memory: int) -> None:
         """How the training goes now; `memory` as `memory_held` says."""

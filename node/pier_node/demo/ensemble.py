@@ -20,13 +20,13 @@ from pier_node.errors import PierError
 ROWS = "60"
 """Of each domain and split that are scored."""
 PROMPT, TOKENS = "import ", 160
-DEADLINE = 120.0
+DEADLINE = 600.0
 COLOURS = ("cyan", "magenta", "green", "yellow", "blue", "red")
 
 
 async def show_ensemble(folder: Path, console: Console) -> dict[str, Any]:
     """Print how good it is and what it says; returns the scores. Raises PierError: it cannot be scored or served."""
-    async with asyncio.timeout(DEADLINE):
+    async with _in_time(folder):
         report = json.loads(await output("pier-node", "score", str(folder), "--rows", ROWS, "--json"))
         console.print(_best(report), highlight=False, soft_wrap=True)
         async with _served(folder) as address, aiohttp.ClientSession() as session:
@@ -36,6 +36,19 @@ async def show_ensemble(folder: Path, console: Console) -> dict[str, Any]:
     console.print(_coloured(told["choices"][0]["logprobs"]), highlight=False)
     console.print(f"Type into it yourself: pier-node serve --experts {folder}", highlight=False, soft_wrap=True)
     return dict(report)
+
+
+@asynccontextmanager
+async def _in_time(folder: Path) -> AsyncIterator[None]:
+    """Raises PierError when it takes too long."""
+    try:
+        async with asyncio.timeout(DEADLINE):
+            yield
+    except TimeoutError as error:
+        raise PierError(
+            f"the ensemble of {folder} was not scored and served within {DEADLINE:.0f} s",
+            f"Other programs may want the processors. Try by hand: pier-node score {folder}",
+        ) from error
 
 
 @asynccontextmanager

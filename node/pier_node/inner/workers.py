@@ -71,6 +71,10 @@ class Workers:
         """AdamW steps behind adam_m and adam_v."""
         return self._moments.step
 
+    def moments(self) -> tuple[SharedVector, SharedVector, int] | None:
+        """AdamW's, and how many steps are behind them; None: none yet."""
+        return (self.adam_m, self.adam_v, self.adam_step) if self.adam_step else None
+
     @property
     def team(self) -> Team | None:
         """The running workers; None before they have started."""

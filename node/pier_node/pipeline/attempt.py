@@ -100,7 +100,9 @@ class Attempt(Joint[Worth]):
                 result = await self._loss(microbatch, tensor)
             else:
                 result = await compute(lambda: stage.backward(microbatch, tensor))
-        self._tools.pace.saw(hop, length, asyncio.get_running_loop().time() - began)
+        seconds = asyncio.get_running_loop().time() - began
+        self._tools.pace.saw(hop, length, seconds)
+        self.spans.computing += seconds
         if result is not None:
             if not bool(torch.isfinite(result).all()):
                 raise Diverged(f"microbatch {microbatch} at hop {hop}")

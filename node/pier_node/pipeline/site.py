@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
+from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
@@ -25,6 +27,7 @@ from pier_node.orders import Orders
 from pier_node.outer.round import Rounds
 from pier_node.outer.state import OuterState
 from pier_node.pipeline import tally
+from pier_node.pipeline.account import lines
 from pier_node.pipeline.latest_paths import LatestPaths
 from pier_node.pipeline.paths_file import PATHS_FILE
 from pier_node.pipeline.tools import Rows, Tools
@@ -45,7 +48,11 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Ground:
-    """What a site has before it has a stage."""
+    """What a site has before it has a stage.
+
+    Attributes:
+        committed: told of each round that was committed here, and of the bytes a second to other sites.
+    """
 
     config: RunConfig
     settings: Settings
@@ -54,6 +61,7 @@ class Ground:
     reporter: Reporter
     record: SiteRecord
     orders: Orders
+    committed: Callable[[OuterState, Mapping[str, float]], None]
 
 
 class PipelineSite:
@@ -71,6 +79,8 @@ class PipelineSite:
         memory = config.pipeline.memory
         tools = Tools(ground.carrier, ground.roster, self._thread, self._rows, memory, shape, ground.settings.faults)
         vault, device = Vault(ground.settings.folder, config), devices.pick(0)
+        self._tensor_bytes = math.prod(shape) * (2 if devices.uses_bf16(device, config.inner.precision) else 4)
+        self._pace = tools.pace
         paths = LatestPaths(ground.settings.folder / PATHS_FILE)
         ends = self._committed, self._ended, paths.planned
         self.training = PipelineTraining(config, self.rounds, vault, tools, progress, device, *ends, ground.orders)
@@ -82,8 +92,10 @@ class PipelineSite:
         self._thread.shutdown(wait=False, cancel_futures=True)
 
     async def _committed(self, state: OuterState) -> None:
-        await self._archive.commit(at_rest(state))
+        ground = self._ground
+        await self._archive.commit(at_rest(state, ground.reporter.progress.tokens))
         self.rounds.saved = max(self.rounds.saved, state.round)
+        ground.committed(state, lines(self._pace.transfers(), ground.roster.round_trips(), self._tensor_bytes))
         now = tally.standing(state)
         log.info("round %d: step %d, loss %.4f, %d sites", state.round, now.steps, now.loss, len(state.members))
 
@@ -119,7 +131,7 @@ async def prepare(ground: Ground, stack: AsyncExitStack) -> PipelineSite:
     await ground.roster.settled()
     found = await archive.newest()
     if found:
-        state = found.state
+        state, reporter.progress.tokens = found.state, found.tokens
     elif ground.record.founder:
         state = tally.beginning(config.pipeline.stages, ground.carrier.node)
     else:
@@ -144,6 +156,6 @@ async def _from_peers(ground: Ground) -> OuterState:
         await roster.changed.wait(1.0)
 
 
-def at_rest(state: OuterState) -> Checkpoint:
-    """The state of a run as a checkpoint."""
-    return Checkpoint(state, None, None, 0, tally.standing(state).steps, 0, None, ())
+def at_rest(state: OuterState, tokens: int) -> Checkpoint:
+    """The state of a run as a checkpoint, at a site that has trained on so many tokens."""
+    return Checkpoint(state, None, None, 0, tally.standing(state).steps, tokens, None, ())

@@ -19,17 +19,21 @@ class Spans:
 
     Attributes:
         tasks: until its last task was done and all was sent: the schedule that the planner has simulated.
+        computing: of these, in tasks.
         average: of the gradient, with the replicas of the stage.
         total: until the norm over all stages was known.
         step: AdamW, and the disk.
+        given_up: all of it was in vain.
     """
 
     round: int
     began: float
     tasks: float = 0.0
+    computing: float = 0.0
     average: float = 0.0
     total: float = 0.0
     step: float = 0.0
+    given_up: bool = False
 
 
 class Silence:

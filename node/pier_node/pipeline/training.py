@@ -25,6 +25,7 @@ from pier_node.outer.round import Rounds
 from pier_node.outer.state import OuterState
 from pier_node.outer.suspicion import Behind, Suspicion
 from pier_node.pipeline import tally
+from pier_node.pipeline.account import Account
 from pier_node.pipeline.attempt import Attempt, Worth
 from pier_node.pipeline.dispatch import Dispatch, States
 from pier_node.pipeline.itinerary import Plan
@@ -82,7 +83,9 @@ class PipelineTraining:
         self._on_commit, self._on_end, self._orders = on_commit, on_end, orders
         self._stage: Stage | None = None
         self._attempt: Joint[Worth | Met] | None = None
+        self._tried: Plan | None = None
         self._begun_last = b""
+        self._account = Account(progress, self._carrier.node, config.inner.batch_size * config.model.context)
         self._news, stages = Signal(), config.pipeline.stages
         self._planner = Planner(config.pipeline, config.run.seed, on_plan, search)
         run = rounds.coming, self._standing, lambda: self._turn() is Turn.MEET, self._news
@@ -143,21 +146,27 @@ class PipelineTraining:
     async def _round(self) -> None:
         rounds, progress = self._rounds, self.progress
         progress.training_for, progress.phase = rounds.coming(), Phase.PHASE_TRAINING
-        began = asyncio.get_running_loop().time()
+        self._tried, before, began = None, self._standing().steps, asyncio.get_running_loop().time()
         contribution = await self._work()
         worked = asyncio.get_running_loop().time()
         progress.phase, rounds.sites = Phase.PHASE_WAITING, 1 if rounds.state.round else self._config.run.sites
         try:
             state = await rounds.commit(contribution, tally.advance)
         except Behind:
+            self._book(began, worked, before)
             await self._fetch()
         else:
+            self._book(began, worked, before)
             await self._settle()
             await self._on_commit(state)
             await self._tools.faults.reach(state.round, "saved")
-        progress.compute += worked - began
-        progress.round_time = asyncio.get_running_loop().time() - worked
-        progress.waited += progress.round_time
+
+    def _book(self, began: float, worked: float, before: int) -> None:
+        """A round is over, after which the run has more steps than before or not."""
+        now, tried = asyncio.get_running_loop().time(), self._tried
+        self.progress.round_time = now - worked
+        counted = tried if self._standing().steps > before else None
+        self._account.book(now - began, self.progress.spans if tried else None, counted)
 
     async def _work(self) -> Contribution:
         """Take part in an attempt; what this site brings to the round."""
@@ -189,7 +198,7 @@ class PipelineTraining:
 
     async def _attempted(self, plan: Plan, apart: bool) -> Worth | Met:
         attempt = self._attempt = self._begun(plan, await self._built(), apart)
-        self._begun_last = plan.name
+        self._begun_last, self._tried = plan.name, plan
         self._news.notify()
         self.progress.spans = attempt.spans
         try:
@@ -238,12 +247,8 @@ class PipelineTraining:
         self._tell_progress()
 
     def _tell_progress(self) -> None:
-        standing, progress, section = self._standing(), self.progress, self._config.pipeline
-        each = section.microbatches * self._config.inner.batch_size * self._config.model.context
-        progress.inner_step, progress.tokens = standing.steps, standing.steps * each
-        progress.loss = standing.loss if standing.steps else math.nan
-        busy = progress.compute + progress.waited
-        progress.tokens_per_second = progress.tokens / busy if busy else 0.0
+        standing = self._standing()
+        self.progress.inner_step, self.progress.loss = standing.steps, standing.loss if standing.steps else math.nan
 
     # --- left behind -----------------------------------------------------------------------------
 
