@@ -76,6 +76,7 @@ class Attempt(Joint[Worth]):
             self._desk.done(task)
         await self._news.until(lambda: not self._sending)
         self.spans.tasks = now() - began
+        tools.pace.over()
         await self._average()
         await tools.faults.reach(self.plan.round, "summed")
         losses = [self._losses[microbatch] for microbatch in self._own]

@@ -58,32 +58,71 @@ class Silence:
         return self.INITIAL if few else max(self.FLOOR, self.TIMES * max(self._waits))
 
 
+class Recent:
+    """The last durations of one thing, until it was not done for so many iterations that they are forgotten.
+
+    Each time it takes twice as many until the next time; once it was done in FIRST of them again, as many as at first.
+    """
+
+    FIRST, LAST = 32, 1024
+
+    def __init__(self) -> None:
+        self._seconds: deque[float] = deque(maxlen=RECENT)
+        self._patience, self._done, self._missed, self._now = self.FIRST, 0, 0, False
+
+    def saw(self, seconds: float) -> None:
+        """It was done, and took so long."""
+        self._seconds.append(seconds)
+        self._now = True
+
+    def over(self) -> None:
+        """An iteration is."""
+        done, self._now = self._now, False
+        self._done, self._missed = self._done + done, 0 if done else self._missed + 1
+        if self._done >= self.FIRST:
+            self._patience = self.FIRST
+        if self._seconds and self._missed >= self._patience:
+            self._seconds.clear()
+            self._patience, self._done = min(2 * self._patience, self.LAST), 0
+
+    @property
+    def median(self) -> float:
+        """0: not known."""
+        return median(self._seconds) if self._seconds else 0.0
+
+
 class Pace:
     """Median seconds of a forward, a backward, a loss, and of transfers; 0 as long as there was none.
 
     The first task of a kind does not count: it takes many times longer, because libraries set themselves up. A site
-    that had no other would be thought so slow that it gets none again.
+    that had no other would be thought so slow that it gets none again. And what was measured long ago is forgotten: the
+    planner has nothing to do for a site that was slow, which could not show otherwise that it no longer is.
     """
 
     def __init__(self) -> None:
-        self._seen: dict[str, deque[float]] = defaultdict(lambda: deque(maxlen=RECENT))
+        self._seen: dict[str, Recent] = defaultdict(Recent)
         self._warm: set[str] = set()
 
     def saw(self, hop: int, length: int, seconds: float) -> None:
         """A task took so long: see itinerary.py for its kind."""
         kind = KINDS[(hop >= length) + (hop > length)]
         if kind in self._warm:
-            self._seen[kind].append(seconds)
+            self._seen[kind].saw(seconds)
         self._warm.add(kind)
 
     def sent(self, node: str, seconds: float) -> None:
         """A tensor was there after so long."""
-        self._seen[node].append(seconds)
+        self._seen[node].saw(seconds)
+
+    def over(self) -> None:
+        """An iteration is over."""
+        for recent in self._seen.values():
+            recent.over()
 
     def transfers(self) -> dict[str, float]:
         """Median seconds by node, of those to whom anything was sent."""
-        return {node: self[node] for node in self._seen if node not in KINDS}
+        known = {node: recent.median for node, recent in self._seen.items() if node not in KINDS}
+        return {node: seconds for node, seconds in known.items() if seconds}
 
     def __getitem__(self, kind: str) -> float:
-        seen = self._seen.get(kind)
-        return median(seen) if seen else 0.0
+        return self._seen[kind].median if kind in self._seen else 0.0
