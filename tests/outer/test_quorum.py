@@ -241,6 +241,17 @@ def test_choose_group(suspects: dict[str, str], group: str) -> None:
     assert choose_group(suspecting(**suspects)) == set(group)
 
 
+@pytest.mark.parametrize("idle", ["a", "b"])
+@pytest.mark.parametrize("suspects", [{"a": "b", "b": "a"}, {"a": "b", "b": ""}])
+def test_of_two_that_do_not_reach_each_other_the_one_that_brings_nothing_goes(
+    idle: str, suspects: dict[str, str]
+) -> None:
+    readies = suspecting(**suspects)
+    for node in {*"ab"} - {idle}:
+        readies[node].tokens = 100
+    assert choose_group(readies) == {*"ab"} - {idle}
+
+
 @given(st.dictionaries(st.sampled_from(NODES), SETS, min_size=1))
 def test_no_suspicion_is_left_in_a_group_and_nobody_is_left_out_without_one(
     suspects: dict[str, Collection[str]],

@@ -35,6 +35,7 @@ class Network:
         self.weather = weather
         self.carriers: dict[str, SimCarrier] = {}
         self.sides: dict[str, int] = {}
+        self.severed: set[frozenset[str]] = set()
         self.cut = asyncio.Event()
 
     def join(self, node: str) -> SimCarrier:
@@ -57,7 +58,7 @@ class Network:
             carrier.gone.set()
 
     def reaches(self, source: str, target: str) -> bool:
-        return self.sides.get(source) == self.sides.get(target)
+        return self.sides.get(source) == self.sides.get(target) and {source, target} not in self.severed
 
     async def hop(self, source: SimCarrier, target: str) -> SimCarrier | None:
         """One message on its way; None when it never arrives. What has left arrives, whatever becomes of its sender."""

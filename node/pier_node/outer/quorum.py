@@ -93,8 +93,8 @@ def _withheld(value: Value, top: Collection[Ready], readies: Collection[Ready]) 
 def choose_group(readies: Mapping[str, Ready]) -> frozenset[str]:
     """The members of the next attempt: all that are ready, less those that others lost or refused.
 
-    While a suspicion is left among the chosen, whoever is in most of them goes; of equals, the suspected rather than
-    the suspecting, then the highest node id.
+    While a suspicion is left among the chosen, whoever is in most of them goes; of equals, who brings nothing rather
+    than who brings tokens, the suspected rather than the suspecting, then the highest node id.
     """
     group = set(readies)
     while True:
@@ -103,4 +103,4 @@ def choose_group(readies: Mapping[str, Ready]) -> frozenset[str]:
             return frozenset(group)
         named = Counter(node for pair in pairs for node in pair)
         suspected = Counter(node for _, node in pairs)
-        group.remove(max(named, key=lambda node: (named[node], suspected[node], node)))
+        group.remove(max(named, key=lambda node: (named[node], not readies[node].tokens, suspected[node], node)))
