@@ -177,6 +177,18 @@ def test_a_later_one_than_the_order_said_is_as_good(tmp_path: Path) -> None:
     assert site.notes == ["the expert of network resumed at step 40 from its checkpoint"]
 
 
+@pytest.mark.parametrize(("step", "used"), [(99, True), (100, False), (1000, False)])
+def test_one_that_is_beyond_the_expert_s_steps_is_not_used(tmp_path: Path, step: int, used: bool) -> None:
+    site = Site()
+    kept = site.coordinator.keeps(saved(tmp_path / "there", step), step)
+
+    async def story() -> None:
+        assert await site.of(kept).fetched(tmp_path, NAME, LENGTH, 0) is used
+
+    run(story())
+    assert (tmp_path / FILE).exists() is used
+
+
 @pytest.mark.parametrize("own", [30, 31])
 def test_a_site_uses_its_own_if_that_is_as_late(tmp_path: Path, own: int) -> None:
     site = Site()

@@ -24,10 +24,10 @@ ORDER = ScoringOrder(id="ab" * 16, experts=(ONE, OTHER), domains=(ScoredDomain(s
 class Coordinator:
     def __init__(self) -> None:
         self.came: list[tuple[str, str, str, bytes]] = []
-        self.refuses = False
+        self.refuses = ""
 
     async def deliver(self, sheet: ScoreSheet, content: bytes) -> None:
-        if self.refuses:
+        if self.refuses == sheet.expert:
             raise Refused("no such evaluation is under way")
         self.came.append((sheet.expert, sheet.domain, sheet.problem, content))
 
@@ -78,9 +78,10 @@ async def test_when_nothing_can_be_scored_that_is_told_of_all(
 
 
 async def test_what_the_coordinator_does_not_want_is_dropped(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    plays(monkeypatch, Said(ONE, "topics", "one"))
+    plays(monkeypatch, Said(ONE, "topics", "one"), Said(OTHER, "topics", "one"))
     coordinator = Coordinator()
-    coordinator.refuses = True
+    coordinator.refuses = ONE
     scoring = ExpertScoring(tmp_path, coordinator.deliver)
     await scoring.run(ORDER)
     assert scoring.due(ORDER) is None
+    assert [expert for expert, *_ in coordinator.came] == [OTHER]

@@ -161,8 +161,27 @@ def test_jobs_are_done_one_after_the_other_and_told_until_the_plan_is_complete(s
 
     run(story())
     assert site.trainer.ended == [0, 2, 1]
-    assert [(told.job, told.done, told.loss) for told in site.told] == [(0, True, 2.0), (2, True, 2.0), (1, True, 2.0)]
+    assert [told.job for told in site.told] == [0, 2, *(0, 2), 1]  # again with another order
+    assert all((told.done, told.loss) == (True, 2.0) for told in site.told)
     assert site.progress.phase == Phase.PHASE_DONE
+
+
+def test_what_was_done_while_the_job_was_elsewhere_is_told_when_it_is_back(site: Site) -> None:
+    async def story() -> None:
+        site.order(job(0))
+        work = asyncio.create_task(site.training.run())
+        await asyncio.sleep(11.0)
+        site.order()
+        await asyncio.sleep(1.0)
+        site.told.clear()
+        site.order(job(0))
+        await asyncio.sleep(1.0)
+        assert [(told.job, told.done) for told in site.told] == [(0, True)]
+        site.order(complete=True)
+        await work
+
+    run(story())
+    assert site.trainer.ended == [0]
 
 
 def test_a_job_that_goes_to_another_site_is_dropped_at_once(site: Site) -> None:

@@ -92,8 +92,12 @@ class Campaign:
         """The checkpoint of a job comes from its site. Raises Refused."""
         current = self._training(node, plan, kept.job)
         model = current.plan.jobs[kept.job].job.run(self._of.config).model
+        if kept.step >= current.plan.jobs[kept.job].job.steps:
+            raise Refused(f"that expert has {current.plan.jobs[kept.job].job.steps} steps")
         wanted = partial(current.trains, node, kept.job)
         await current.checkpoints.take(node, kept, Layout.of(model).length, parts, wanted)
+        if current.is_done(kept.job):  # meanwhile; a job that went elsewhere goes on from it
+            current.checkpoints.drop(kept.job)
 
     def fetch_checkpoint(self, node: str, plan: str, job: int) -> AsyncIterator[CheckpointPart]:
         """The parts of that of a job of this site. Raises Refused."""

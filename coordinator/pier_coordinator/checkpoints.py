@@ -10,7 +10,7 @@ import asyncio
 import hashlib
 import re
 import shutil
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterable
 from contextlib import suppress
 from io import BufferedReader
 from pathlib import Path
@@ -51,6 +51,11 @@ class Checkpoints:
         kept = self._kept.get(job)
         return kept.step if kept else 0
 
+    def begin(self, jobs: Iterable[int]) -> str:
+        """Where the first of these that has one goes on, in words."""
+        step = next(filter(None, map(self.step, jobs)), 0)
+        return f"from its checkpoint at step {step}" if step else "from the start"
+
     async def take(
         self, node: str, kept: Kept, length: int, parts: AsyncIterator[CheckpointPart], wanted: Callable[[], bool]
     ) -> None:
@@ -78,8 +83,6 @@ class Checkpoints:
             if not wanted() or kept.step <= self.step(kept.job):
                 raise Refused("that checkpoint is not needed any more")
             await asyncio.to_thread(self._put, part, kept)
-            if not wanted():
-                self.drop(kept.job)
         except TimeoutError as error:
             raise Refused(f"the checkpoint has taken longer than {kept.deadline:.0f} s") from error
         except ValueError as error:

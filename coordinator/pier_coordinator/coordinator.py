@@ -90,7 +90,7 @@ class Coordinator:
         while True:
             try:
                 await self.expire()
-                await self.experts.look(time.monotonic())
+                await self._look_at_experts()
                 if self.wall() >= tidying:
                     await self.store.tidy()
                     tidying = self.wall() + TIDY_SECONDS
@@ -100,6 +100,14 @@ class Coordinator:
             except sqlite3.Error as error:  # the disk may have room again
                 log.error("the database takes nothing: %s", error)
             await asyncio.sleep(EXPIRY_SECONDS)
+
+    async def _look_at_experts(self) -> None:
+        try:
+            await self.experts.look(time.monotonic())
+        except sqlite3.Error:
+            raise
+        except Exception:  # one plan's trouble must not end the coordinator for all
+            log.exception("the plan of experts could not be looked at; it is tried again")
 
     async def expire(self) -> None:
         """Write down who fell silent."""

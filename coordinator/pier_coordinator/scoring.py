@@ -114,6 +114,8 @@ class Scoring:
         except ValueError as error:
             raise Refused(f"not a score sheet: {error}") from error
         self._check(expert, sheet)
+        if (sheet.subject.domain, sheet.subject.split) not in expert.wanted:
+            return  # it is here already: the answer got lost
         sheet.save(self.folder)
         expert.heard = now
         expert.wanted.discard((sheet.subject.domain, sheet.subject.split))
@@ -171,7 +173,8 @@ class Scoring:
 
     def _check(self, expert: ScoredExpert, sheet: Sheet) -> None:
         about = sheet.subject
-        if about.expert != expert.domain or (about.domain, about.split) not in expert.wanted:
+        asked = any(about.domain == each.section.name for each in self._domains) and about.split in SCORED
+        if about.expert != expert.domain or not asked:
             raise Refused(f"a sheet of {about.expert} on the {about.split} split of {about.domain} was not asked for")
         if expert.weights and about.weights != expert.weights:
             raise Refused(f"the sheet is of other weights than the expert of {expert.domain} has")

@@ -12,14 +12,15 @@ from pier.v1.coordinator_pb2 import ScoreSheet
 from pier_coordinator.checkpoints import Checkpoints
 from pier_coordinator.crew import Crew
 from pier_coordinator.evaluation import Evaluation
+from pier_coordinator.expert_orders import ExpertOrders
 from pier_coordinator.experts.accepted import AcceptedPlan
 from pier_coordinator.experts.exact import Limits
 from pier_coordinator.experts.replan import replanned
 from pier_coordinator.experts.scheduling import NoPlaceError
 from pier_coordinator.facts import Fact
-from pier_coordinator.fields import amount, number, text, whole
+from pier_coordinator.fields import amount, text, whole
 from pier_coordinator.open_work import Chain, OpenWork
-from pier_coordinator.store.experts import JobRow
+from pier_coordinator.store.experts import RESULT, JobRow
 from pier_coordinator.store.rows import event
 from pier_node.coordination.expert_messages import job_fields
 from pier_node.experts.scoring_order import ScoredDomain
@@ -29,7 +30,6 @@ if TYPE_CHECKING:
 
 LIMITS = Limits(seconds=2.0, gap=0.1)
 """Of planning anew: speeds are not known better than that."""
-RESULT = ("name", "loss", "parent_loss", "standard_error", "accepted", "epochs", "flops", "tokens", "seconds")
 
 
 class UnderWay:
@@ -51,8 +51,10 @@ class UnderWay:
                 self.checkpoints.drop(job.number)
         self._steps = {number: self.checkpoints.step(number) for number in self._jobs}
         self._idle: set[str] = set()
+        self._problems: dict[int, str] = {}
         self.crew = Crew(coordinator, plan, accepted)
         self.evaluation = Evaluation(coordinator, plan, accepted)
+        self._orders = ExpertOrders(coordinator, plan.id, self._wanted)
 
     @property
     def complete(self) -> bool:
@@ -69,12 +71,12 @@ class UnderWay:
         await asyncio.to_thread(self.checkpoints.clear)
         self._steps.clear()
         await self._show()
-        await self._order(self._involved())
+        await self._orders.give(self._involved())
 
     async def welcome(self, node: str) -> None:
         """A site registers: if it has come since, there may be something for it, when it has caught up with the run."""
         if not self.complete and node not in self._involved() and node in self.crew.names().values():
-            await self._order([node])
+            await self._orders.give([node])
 
     async def heard(self, node: str, body: Mapping[str, Any]) -> None:
         """A site says how far it is with an expert; of an expert of another site it is not believed."""
@@ -91,12 +93,17 @@ class UnderWay:
             self.crew.paces.heard(node, job.number, step, amount(body, "seconds"), each.flops / each.steps)
 
     async def look(self, now: float) -> None:
-        """Plan anew if a site is lost, has come, is not as fast as planned, or has nothing left to do."""
+        """Plan anew if a site is lost, has come, is not as fast as planned, or has nothing it can or need do."""
         if self.evaluation.look():
             await self._scored()
+        if await self._orders.pay(self._involved()):
+            await self._show()
         if self.complete:
             return
-        if lost := self.crew.look(now, {job.node for job in self._jobs.values() if job.node and not job.result}):
+        if (declined := self._declined()) is not None:
+            problem = self._problems.get(declined, "its site has said so")
+            await self._replan(f"it cannot be trained there: {problem}", declined=declined)
+        elif lost := self.crew.look(now, {job.node for job in self._jobs.values() if job.node and not job.result}):
             names = ", ".join(sorted(self._of.sites[node].name for node in lost))
             await self._replan(f"{names} is silent for {self.plan.lost_after_s:.0f} s", lost)
         elif why := self.crew.outdated() or self._out_of_work():
@@ -105,12 +112,16 @@ class UnderWay:
     async def evaluate(self, extra: Sequence[ScoredDomain], rows: int, patience: float, folder: Path) -> None:
         """Have the sites score the experts; see Evaluation."""
         await self.evaluation.begin(self._jobs.values(), extra, rows, patience, folder)
-        await self._order(self._involved())
+        await self._orders.give(self._involved())
 
     async def delivered(self, node: str, sheet: ScoreSheet, content: bytes) -> None:
         """A score sheet has come, or why there is none. Raises Refused."""
         if await self.evaluation.take(node, sheet, content):
             await self._scored()
+
+    def is_done(self, number: int) -> bool:
+        """Whether a job is."""
+        return bool(self._jobs[number].result)
 
     def trains(self, node: str, number: int) -> bool:
         """Whether a site has a job that is not done."""
@@ -130,22 +141,26 @@ class UnderWay:
     # --- inside ----------------------------------------------------------------------------------
 
     async def _done(self, job: JobRow, node: str, body: Mapping[str, Any]) -> None:
-        result: dict[str, Any] = {key: number(body, key) for key in RESULT}
-        result |= {"name": text(body, "name"), "accepted": body.get("accepted") is True}
-        result["weights"] = text(body, "weights")
-        await self._put([JobRow(job.number, node, result, job.declined)])
-        gate = "accepted" if result["accepted"] else "refused, its parent stands in"
+        if all(other.result for other in self._jobs.values() if other is not job):
+            self._orders.owe(self._involved())
+        await self._put([done := job.done(body)])
+        gate = "accepted" if done.result and done.result["accepted"] else "refused, its parent stands in"
         losses = f"{amount(body, 'parent_loss'):.4f} -> {amount(body, 'loss'):.4f} bits per byte"
         await self._tell(f"the expert of {self._domain(job.number)} is done: {losses}, {gate}", node)
         if self.complete:
             await self._tell(f"all {len(self._jobs)} experts of the plan {self.plan.id[:8]} are there")
-            await self._order(self._involved())
+            await self._orders.give(self._involved())
         elif self.evaluation.wanted(node):
-            await self._order([node])
+            await self._orders.give([node])
 
     async def _decline(self, job: JobRow, node: str, problem: str) -> None:
-        await self._put([JobRow(job.number, node, None, (*job.declined, node))])
-        await self._replan(f"it cannot be trained there: {problem}", declined=job.number)
+        """The next look finds another site for it."""
+        self._problems[job.number] = problem
+        await self._put([job.declined_by(node)])
+
+    def _declined(self) -> int | None:
+        """A job that is still at a site which cannot train it."""
+        return next((job.number for job in self._jobs.values() if job.node in job.declined and not job.result), None)
 
     def _out_of_work(self) -> str:
         """Who has nothing left to train since the last look, while others have what they have not begun; "": nobody."""
@@ -157,12 +172,13 @@ class UnderWay:
         waits = any(work.node(chain) and not work.is_begun(chain) for chain in chains)
         return f"{min(new)} has nothing left to train" if new and waits else ""
 
-    async def _replan(self, why: str, lost: Collection[str] = (), declined: int = -1) -> None:
+    async def _replan(self, why: str, lost: Collection[str] = (), declined: int | None = None) -> None:
         """Experts go where all are done soonest; those that move go on from their checkpoints.
 
         Where there is no place for those of a lost site, they wait for it to come back, or for another one to come.
+        Of what has changed while this was planned nothing is moved: the next look sees it.
         """
-        work, sites = self._open_work(), self.crew.here()
+        work, sites, named = self._open_work(), self.crew.here(), self.crew.names()
         adrift = [
             chain
             for chain in work.chains()
@@ -177,30 +193,40 @@ class UnderWay:
         except NoPlaceError:
             stuck, where = moving, ()
         self.crew.planned_with(sites)
-        named = self.crew.names()
         nodes = [named[sites[place].name] for place in where]
+        if any(self._of.sites[node].revoked_at is not None for node in nodes):
+            await self._replan(why, lost, declined)
+            return
         await self._move(work, [chain for chain in moving if chain not in stuck], nodes, why)
-        await self._strand([chain for chain in stuck if declined in chain or work.node(chain) in lost], declined, why)
+        given_up = [chain for chain in stuck if declined in chain or work.node(chain) in lost]
+        await self._strand([chain for chain in given_up if self._is_so(work, chain)], declined, why)
+
+    def _is_so(self, work: OpenWork, chain: Chain) -> bool:
+        """Whether a chain is as it was when planning anew began."""
+        return all(self._jobs[each] is work.jobs[each] for each in chain)
 
     async def _move(self, work: OpenWork, chains: Iterable[Chain], nodes: Iterable[str], why: str) -> None:
         """Have these sites train these experts, from the checkpoints that are kept of them."""
         touched: set[str] = set()
         for chain, node in zip(chains, nodes):
-            if node != work.node(chain):
+            if node != work.node(chain) and self._is_so(work, chain):
                 touched |= {node, work.node(chain)}
+                self._orders.owe({node, work.node(chain)})
                 await self._put(self._jobs[each].moved(node) for each in chain)
-                said = f"{self._of.sites[node].name} trains the expert of {self._called([chain])} {self._from(chain)}"
-                await self._tell(f"{said}: {why}", node, 30)
+                said = f"{self._of.sites[node].name} trains the expert of {self._called([chain])}"
+                await self._tell(f"{said} {self.checkpoints.begin(chain)}: {why}", node, 30)
         if touched:
-            await self._order(touched - {""})
+            await self._orders.give(touched - {""})
             await self._show()
 
-    async def _strand(self, chains: Collection[Chain], declined: int, why: str) -> None:
+    async def _strand(self, chains: Collection[Chain], declined: int | None, why: str) -> None:
         """Nobody else can train these: what a site has declined nobody has, the rest waits for its site."""
         for chain in chains:
             if declined in chain:
+                had = {self._jobs[each].node for each in chain}
+                self._orders.owe(had)
                 await self._put(self._jobs[each].moved("") for each in chain)
-                await self._order([self._jobs[declined].declined[-1]])
+                await self._orders.give(had)
                 await self._show()
         if chains:
             await self._tell(f"nobody else can train the experts of {self._called(chains)}: {why}", level=40)
@@ -208,16 +234,15 @@ class UnderWay:
     def _open_work(self) -> OpenWork:
         names = {site.node: site.name for site in self._of.sites.values()}
         kept = {number: self.checkpoints.step(number) for number in self._jobs}
-        return OpenWork(self.plan, self._jobs, self._steps, kept, names)
+        return OpenWork(self.plan, {**self._jobs}, {**self._steps}, kept, names)
 
-    async def _order(self, nodes: Iterable[str]) -> None:
-        """Tell these sites what is theirs now."""
-        for node in sorted({*nodes}):
-            if self._of.sites[node].revoked_at is None:
-                jobs = [job_fields(self.plan.jobs[each].job) for each in self._in_order(node)]
-                kept = [found.model_dump() for each in self._in_order(node) if (found := self.checkpoints.of(each))]
-                wanted = {"plan": self.plan.id, "jobs": jobs, "complete": self.complete, "checkpoints": kept}
-                await self._of.assign({"expert": {**wanted, **self.evaluation.wanted(node)}}, [node])
+    def _wanted(self, node: str) -> dict[str, Any]:
+        """What an order to a site says."""
+        own = self._in_order(node)
+        jobs, kept = [job_fields(self.plan.jobs[each].job) for each in own], map(self.checkpoints.of, own)
+        checkpoints = [each.model_dump() for each in kept if each]
+        told = {"plan": self.plan.id, "jobs": jobs, "complete": self.complete, "checkpoints": checkpoints}
+        return {**told, **self.evaluation.wanted(node)}
 
     def _in_order(self, node: str | None = None) -> list[int]:
         """Jobs, or those of a site, as they are taken: the shortest chain first."""
@@ -244,7 +269,7 @@ class UnderWay:
 
     async def _scored(self) -> None:
         """Something was scored or given up: tell the sites what is wanted yet."""
-        await self._order(self._involved())
+        await self._orders.give(self._involved())
         if self.evaluation.told()["finished"]:
             missing = self.evaluation.missing()
             lost = f"; missing: {', '.join(missing)}" if missing else ""
@@ -253,19 +278,13 @@ class UnderWay:
     def _involved(self) -> set[str]:
         """Nodes of the sites that train, or were to."""
         planned, named = {site.name for site in self.plan.sites}, self.crew.names()
-        ordered = {node for node, order in self._of.orders.items() if self.plan.id == _plan_of(order.assignment)}
-        return ordered | {node for name, node in named.items() if name in planned}
+        return self._orders.holders() | {node for name, node in named.items() if name in planned}
 
     async def _tell(self, said: str, node: str = "", level: int = logging.INFO) -> None:
         await self._of.store.add_facts([event(self._of.wall(), said, node, level)])
 
     def _domain(self, index: int) -> str:
         return self.plan.jobs[index].job.domain.name
-
-    def _from(self, chain: Chain) -> str:
-        """Where an expert goes on."""
-        step = next(filter(None, map(self.checkpoints.step, chain)), 0)
-        return f"from its checkpoint at step {step}" if step else "from the start"
 
     def _called(self, chains: Iterable[Chain]) -> str:
         return ", ".join(self._domain(each) for chain in chains for each in chain)
@@ -278,8 +297,3 @@ class UnderWay:
         place = {"number": index, "site": site.name if site else None, "done": done, "after": accepted.job.after}
         planned = self.crew.seconds(accepted, site.name if site else accepted.site)
         return {**told, **place, "planned_seconds": planned, **(row.result or dict.fromkeys(RESULT))}
-
-
-def _plan_of(assignment: Mapping[str, Any]) -> str:
-    """The plan of an assignment; "": it is of another kind."""
-    return str(assignment.get("expert", {}).get("plan", ""))

@@ -64,8 +64,11 @@ class ExpertCheckpoints:
         if self._giving is None and self.clock() >= self._due:
             self._giving = asyncio.create_task(self._give(plan, job, step, path.open("rb")))
 
-    async def fetch(self, plan: str, kept: Kept, name: str, length: int, folder: Path) -> int:
+    async def fetch(self, plan: str, kept: Kept, name: str, length: int, folder: Path, below: int) -> int:
         """Put the one that the coordinator has into the folder of its expert; the step that it was made after.
+
+        Args:
+            below: the expert's steps: one that is done has no checkpoint.
 
         Raises:
             NoLease, Refused, Unreachable: it cannot be had.
@@ -75,6 +78,8 @@ class ExpertCheckpoints:
         path = folder / f"{FILE}.fetched"
         try:
             found = await self._write(plan, kept, path, most_bytes(length))
+            if found.step >= below:
+                raise ValueError(f"it is after {found.step} steps, of {below} in all")
             await asyncio.to_thread(check, path, length, found.step, name)
             path.replace(folder / FILE)
         finally:
@@ -159,7 +164,7 @@ class JobCheckpoints:
         backoff, until = Backoff(first=0.25, last=8.0), self._site.clock() + PATIENCE
         while True:
             try:
-                return await self._site.fetch(self._plan, kept, name, length, folder)
+                return await self._site.fetch(self._plan, kept, name, length, folder, self._job.steps)
             except (NoLease, Unreachable) as problem:
                 log.info("a checkpoint cannot be fetched yet: %s", problem)
                 if self._site.clock() >= until:

@@ -55,8 +55,6 @@ class ExpertScoring:
             for name in order.experts:
                 problem = error.problem if isinstance(error, PierError) else str(error)
                 await self._tell(order.id, Said(name, problem=problem))
-        except Refused as refused:
-            log.warning("the coordinator does not want what is scored: %s", refused)
         finally:
             await asyncio.to_thread(shutil.rmtree, out, ignore_errors=True)
         self._over |= {(order.id, name) for name in order.experts}
@@ -64,4 +62,7 @@ class ExpertScoring:
     async def _tell(self, scoring: str, said: Said) -> None:
         about = ScoreSheet(scoring=scoring, expert=said.expert, domain=said.domain, problem=said.problem[:PROBLEM])
         content = await asyncio.to_thread(Path(said.sheet).read_bytes) if said.sheet else b""
-        await self._deliver(about, content)
+        try:
+            await self._deliver(about, content)
+        except Refused as refused:
+            log.warning("the coordinator does not want what is scored: %s", refused)

@@ -81,7 +81,9 @@ class ExpertTraining:
         self._checkpoints = checkpoints
         self._progress, self._roster, self._tell = progress, roster, tell
         self._cards: dict[tuple[str, int], Card] = {}
+        self._seconds: dict[tuple[str, int], float] = {}
         self._declined: set[tuple[str, int]] = set()
+        self._taken_up: Experts | None = None
         self._began = self._told = 0.0
 
     async def run(self) -> None:
@@ -90,6 +92,7 @@ class ExpertTraining:
             if self._orders.paused:
                 await self._orders.resumed(self._progress, self._roster)
                 continue
+            self._take_up(experts)
             job = self._next(experts)
             if job is not None:
                 await self._while_wanted(self._train(experts.plan, job), partial(self._wants, experts.plan, job))
@@ -99,6 +102,16 @@ class ExpertTraining:
                 self._progress.phase = Phase.PHASE_WAITING
                 await self._orders.changed.until(lambda known=experts: self._orders.experts is not known)  # type: ignore[misc]
         self._progress.phase = Phase.PHASE_DONE
+
+    def _take_up(self, experts: Experts) -> None:
+        """With another order: tell again of what is done, the job may have been elsewhere; and try the rest again."""
+        if experts is self._taken_up:
+            return
+        self._taken_up = experts
+        self._declined.clear()
+        for job in experts.jobs:
+            if card := self._cards.get((experts.plan, job.number)):
+                self._tell(card_record(experts.plan, job, card, self._seconds[experts.plan, job.number]))
 
     def _next(self, experts: Experts) -> ExpertJob | None:
         if experts.complete:
@@ -139,15 +152,15 @@ class ExpertTraining:
             card = await train_expert(job, parent, self._shop, lambda step: self._stepped(plan, job, step), custody)
             if not card.accepted:
                 await asyncio.to_thread(export_parent, parent, self._shop)
-        except (PierError, OSError) as error:  # OSError: the disk is full, say
+        except (PierError, OSError, ValueError) as error:  # the disk is full, say, or a checkpoint makes no card
             log.error("this site cannot train the expert of %s: %s", job.domain.name, error)
             self._declined.add((plan, job.number))
             self._tell(problem_record(plan, job, error.problem if isinstance(error, PierError) else str(error)))
             return
         finally:
             await self._checkpoints.end()
-        self._cards[plan, job.number] = card
-        self._tell(card_record(plan, job, card, time.monotonic() - self._began))
+        self._cards[plan, job.number], self._seconds[plan, job.number] = card, time.monotonic() - self._began
+        self._tell(card_record(plan, job, card, self._seconds[plan, job.number]))
 
     def _kept(self, job: ExpertJob) -> Kept | None:
         """The job's checkpoint that the coordinator keeps."""

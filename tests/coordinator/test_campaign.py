@@ -87,6 +87,7 @@ async def test_the_page_shows_who_trains_what_and_who_takes_over(tmp_path: Path)
         campaign = run.coordinator.experts
         await campaign.accept(PLAN)
         await campaign.take(BOB.node, [said(PLAN, BOB.node, 1, problem="the text here is another")])
+        await campaign.look(1000.0)
         for fact in run.told:
             board.apply(fact)
     shown = board.snapshot()["experts"]
@@ -228,11 +229,14 @@ async def test_a_site_that_cannot_train_an_expert_is_not_asked_again(tmp_path: P
         campaign = run.coordinator.experts
         await campaign.accept(PLAN)
         await campaign.take(BOB.node, [said(PLAN, BOB.node, 1, problem="the text here is another")])
+        await campaign.look(1000.0)
         assert 1 in numbers(run, ALICE.node)
         assert 1 not in numbers(run, BOB.node)
         await campaign.take(ALICE.node, [said(PLAN, ALICE.node, 1, problem="here too")])
+        await campaign.look(1001.0)
         assert campaign.told()["experts"][1]["site"] is None
         await campaign.take(ALICE.node, [said(PLAN, ALICE.node, 0, problem="nor this")])
+        await campaign.look(1002.0)
         assert 0 in numbers(run, BOB.node)
         await campaign.accept(PLAN)  # what cannot be completed does not stand in the way
         assert numbers(run, BOB.node) == [1]
@@ -258,6 +262,7 @@ async def test_a_chain_stays_together_and_begins_again_as_a_whole(tmp_path: Path
         await campaign.accept(plan)
         assert numbers(run, ALICE.node) == [0, 1]
         await campaign.take(ALICE.node, [said(plan, ALICE.node, 0, **DONE), said(plan, ALICE.node, 1, problem="no")])
+        await campaign.look(1000.0)
         assert numbers(run, BOB.node) == [2, 0, 1]
         assert campaign.told()["experts"][0]["name"] is None
 

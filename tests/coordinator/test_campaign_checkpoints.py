@@ -108,6 +108,8 @@ async def test_a_checkpoint_is_taken_and_given_only_where_its_job_is(tmp_path: P
                 await given(link, lease, raw, 40, job, plan)
         with pytest.raises(RefusedThere, match=r"weights is F32 \[7\], not F32"):
             await given(link, lease, checkpoint(tmp_path, 40, length=7), 40, 0)
+        with pytest.raises(RefusedThere, match="that expert has 100 steps"):
+            await given(link, lease, checkpoint(tmp_path, 100), 100, 0)
         with pytest.raises(Unreachable, match="another start"):
             await given(link, b"x", raw, 40, 0)
         with pytest.raises(RefusedThere, match="no checkpoint of that expert is kept"):

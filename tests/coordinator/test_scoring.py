@@ -89,6 +89,13 @@ def test_what_was_not_asked_for_or_is_not_what_it_says_is_refused(
     assert not list(tmp_path.iterdir())
 
 
+def test_a_sheet_that_comes_again_is_taken_as_it_is(tmp_path: Path) -> None:
+    made = scoring(tmp_path)
+    for _ in range(2):  # the answer to the first one got lost
+        made.take(ALICE, ONE, sheet("topics", "topics").packed(), 1.0)
+    assert len(list(tmp_path.iterdir())) == 1
+
+
 def test_what_is_no_probability_is_refused(tmp_path: Path) -> None:
     bad = sheet("topics", "topics")
     bad.log_probs[1, 1] = np.nan

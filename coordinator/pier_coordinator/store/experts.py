@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import json
 import sqlite3
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
+from pier_coordinator.fields import number, text
 from pier_coordinator.store.rows import event
 from pier_coordinator.store.writer import Transaction
+
+RESULT = ("name", "loss", "parent_loss", "standard_error", "accepted", "epochs", "flops", "tokens", "seconds")
 
 
 @dataclass(frozen=True)
@@ -32,6 +35,16 @@ class JobRow:
         """From its row."""
         result = json.loads(row["result"]) if row["result"] else None
         return cls(row["number"], row["node"], result, tuple(json.loads(row["declined"])))
+
+    def done(self, body: Mapping[str, Any]) -> JobRow:
+        """The same with what its site says of the expert."""
+        result: dict[str, Any] = {key: number(body, key) for key in RESULT}
+        result |= {"name": text(body, "name"), "accepted": body.get("accepted") is True}
+        return replace(self, result={**result, "weights": text(body, "weights")})
+
+    def declined_by(self, node: str) -> JobRow:
+        """The same, which a site cannot train."""
+        return replace(self, result=None, declined=tuple(dict.fromkeys((*self.declined, node))))
 
     def moved(self, node: str) -> JobRow:
         """The same at another site, from the start."""

@@ -120,7 +120,7 @@ def check(path: Path, length: int, step: int, name: str = "") -> None:
                 _check_tensor(key, file.get_slice(key), length)
     except SafetensorError as error:
         raise ValueError(str(error)) from error
-    if known.get("step") != str(step) or not re.fullmatch("[0-9]{1,18}", known.get("tokens", "")):
+    if known.get("step") != str(step) or not re.fullmatch("[1-9][0-9]{0,17}", known.get("tokens", "")):
         raise ValueError(f"it is not one after step {step}")
     if name and known.get("name") != name:
         raise ValueError("it is of another expert")

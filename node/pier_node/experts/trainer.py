@@ -96,7 +96,11 @@ async def train_expert(job: ExpertJob, parent: Parent, shop: Shop, told: Told, c
     text = await read(job, shop.run.model.context, work)
     training = _Training(job, parent, shop, text, work, told, custody)
     stand, verdict = await training.run()
-    card = await asyncio.to_thread(_finish, training, stand, verdict)
+    finishing = asyncio.create_task(asyncio.to_thread(_finish, training, stand, verdict))
+    try:
+        card = await asyncio.shield(finishing)
+    finally:  # the thread goes on whatever happens: nobody may begin in the same folder meanwhile
+        await asyncio.wait([finishing])
     log.info(
         "the expert of %s is %s: %.4f bits per byte, its parent %.4f (± %.4f)",
         *(job.domain.name, "accepted" if card.accepted else "refused, its parent stands in"),
