@@ -73,13 +73,14 @@ def visits(run: World, name: str) -> int:
 
 
 def expendable(run: World) -> Site:
-    """A site that has a replica and does not plan: of a later stage."""
+    """A site that has a replica and does not plan: of a later stage, and with work to do."""
     wait_until("paths are planned", lambda: any((it.folder / PATHS_FILE).exists() for it in run.sites.values()))
     it = drawn(run)
     stage = next(sites for sites in it.plan.stages[1:] if len(sites) > 1)
     planner = min(run.sites.values(), key=lambda site: site.node)
-    names = [it.problem.sites[site].name for site in stage]
-    return next(run[name] for name in names if name != planner.name)
+    names = {it.problem.sites[site].name for site in stage} - {planner.name}
+    wait_until("a site with a replica has work", lambda: any(visits(run, name) for name in names))
+    return run[max(names, key=lambda name: visits(run, name))]
 
 
 def loss_falls(run: World) -> None:

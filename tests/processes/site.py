@@ -6,6 +6,7 @@ import hashlib
 import json
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from signal import SIGTERM, Signals
 from typing import Any
@@ -153,7 +154,9 @@ class Site(Program):
 
     def family(self) -> list[psutil.Process]:
         """The daemon's children and theirs."""
-        return list(self.daemon.children(recursive=True)) if self.running else []
+        with suppress(psutil.NoSuchProcess):
+            return list(self.daemon.children(recursive=True)) if self.running else []
+        return []
 
     def workers(self) -> list[psutil.Process]:
         """Its worker processes."""
@@ -167,7 +170,8 @@ class Site(Program):
     def kill(self) -> None:
         """SIGKILL to the whole family at once."""
         for process in [*self.family(), *([self.daemon] if self.running else [])]:
-            process.kill()
+            with suppress(psutil.NoSuchProcess):  # workers end when their daemon is gone
+                process.kill()
         if self._process:
             self._process.wait()
 
