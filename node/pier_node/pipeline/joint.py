@@ -150,7 +150,15 @@ class Joint(ABC, Generic[T_co]):
             raise Suspicion(NOBODY, str(error) or f"some have not done their part after {patience:.0f} s") from error
         self.spans.total = asyncio.get_running_loop().time() - began
         self._tools.patience.saw(self.spans.total)
+        self._check(total)
         return total
+
+    def _check(self, total: Total) -> None:
+        """Raises Suspicion: the teller says what cannot be of this plan."""
+        if not {*total.moved} <= {*self.plan.stages.values()}:
+            raise Suspicion(self._teller, "has told of stages that nobody of the plan holds")
+        if len(total.digests) != len(total.moved):
+            raise Suspicion(self._teller, "has told other stages than bits of them")
 
     # --- how it ends -----------------------------------------------------------------------------
 
