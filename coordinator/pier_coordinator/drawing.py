@@ -75,7 +75,10 @@ async def draw(paths: Paths, names: Mapping[str, str]) -> Drawing:
     pipe = asyncio.subprocess.PIPE
     quick = {**os.environ, "NUMBA_DISABLE_JIT": "1"}  # one simulation is not worth to be compiled for
     program = (sys.executable, "-m", __name__)
-    process = await asyncio.create_subprocess_exec(*program, stdin=pipe, stdout=pipe, stderr=pipe, env=quick)
+    try:
+        process = await asyncio.create_subprocess_exec(*program, stdin=pipe, stdout=pipe, stderr=pipe, env=quick)
+    except OSError as error:
+        raise _refused(paths, str(error)) from error
     try:
         async with asyncio.timeout(DEADLINE):
             output, errors = await process.communicate(words.encode())

@@ -104,3 +104,12 @@ async def test_it_ends_in_time(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(drawing, "DEADLINE", 0.01)
     with pytest.raises(PierError, match="longer than"):
         await draw(Paths(round=7, content=CONTENT.encode()), {})
+
+
+async def test_a_process_that_cannot_be_started_is_no_more_than_a_drawing_less(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def full(*_: str, **__: Any) -> asyncio.subprocess.Process:
+        raise BlockingIOError(11, "Resource temporarily unavailable")
+
+    monkeypatch.setattr(asyncio, "create_subprocess_exec", full)
+    with pytest.raises(PierError, match=r"planned for round 7 cannot be drawn: .*unavailable"):
+        await draw(Paths(round=7, content=CONTENT.encode()), {})

@@ -5,13 +5,16 @@ from __future__ import annotations
 import numpy as np
 import pytest
 from coordinator.paths.cases import problem
-from pipeline.cases import config, itinerary, reference, workers, worths
+from pipeline.cases import config, itinerary, outcomes, reference, workers, worths
 from simulation.network import Weather
 from simulation.virtual_time import run
 
+from pier.v1.peer_pb2 import Total
 from pier_coordinator.paths.routing import random_routes
+from pier_node.outer.suspicion import Suspicion
 from pier_node.pipeline.attempt import Worth
 from pier_node.pipeline.itinerary import Plan
+from pier_node.pipeline.totals import Totals
 
 SIX = [0, 0, 1, 1, 2, 3]
 """Stages of the sites a to f."""
@@ -67,3 +70,18 @@ def test_the_order_of_arrival_changes_no_bit(seed: int) -> None:
     for node, worth in calm.items():
         assert np.array_equal(worth.gradient, wild[node].gradient)
         assert worth.total == wild[node].total
+
+
+@pytest.mark.parametrize(
+    "told",
+    [Total(moved=[900], digests=[b"9" * 32]), Total(moved=[0]), Total(digests=[b"9" * 32])],
+    ids=["a stage that nobody holds", "no bits", "bits of nothing"],
+)
+def test_totals_that_cannot_be_of_the_plan_are_refused(monkeypatch: pytest.MonkeyPatch, told: Total) -> None:
+    tables, message = KINDS["one site a stage"]
+    monkeypatch.setattr(Totals, "all", lambda _: told)
+
+    async def main() -> list[Worth | BaseException]:
+        return await outcomes(await workers(tables, Plan.read(message, 4)))
+
+    assert all(isinstance(it, Suspicion) for it in run(main()))

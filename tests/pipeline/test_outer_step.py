@@ -8,7 +8,8 @@ import pytest
 from pier_node.config import NolocoSection, OuterSection
 from pier_node.outer.mean import weighted_mean
 from pier_node.outer.state import ANCHOR, MOMENTUM, OuterState
-from pier_node.pipeline.outer_step import MeanStep, PairStep, step_of
+from pier_node.outer.suspicion import Suspicion
+from pier_node.pipeline.outer_step import MeanStep, PairStep, demand_weight, step_of
 from pier_node.shared import SharedVector, Vector
 
 
@@ -74,6 +75,22 @@ def test_a_pair_that_has_seen_nothing_stays_and_has_the_version_of_the_others() 
     step = PairStep(NolocoSection())
     found = step.after(BASE, mean_of(*[step.brought(BASE.anchor, BASE.anchor, 0)] * 2))
     assert ([*found[ANCHOR].array], [*found[MOMENTUM].array]) == ([1.0, 2.0], [0.5, 0.0])
+
+
+SEEN, NOTHING = weights(0.5, 0.5, 6.0), weights(0.0, 0.0, 0.0)
+
+
+@pytest.mark.parametrize(
+    ("own", "weight", "sites"), [(SEEN, 2.0, 3), (SEEN, 5.0, 3), (NOTHING, 0.0, 2), (NOTHING, 0.5, 2)]
+)
+def test_a_mean_says_how_many_microbatches_it_is_of(own: Vector, weight: float, sites: int) -> None:
+    demand_weight(weights(0.1, 0.1, weight), own, sites)
+
+
+@pytest.mark.parametrize(("own", "weight"), [(SEEN, 0.0), (SEEN, 1e-38), (SEEN, 1.9), (SEEN, -4.0), (NOTHING, 0.25)])
+def test_a_mean_of_fewer_than_came_here_or_of_parts_of_one_is_refused(own: Vector, weight: float) -> None:
+    with pytest.raises(Suspicion, match="microbatches, of which"):
+        demand_weight(weights(0.1, 0.1, weight), own, 3)
 
 
 def test_the_algorithm_is_that_of_the_run() -> None:

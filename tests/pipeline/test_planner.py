@@ -69,6 +69,11 @@ def test_at_the_start_everybody_gets_a_stage() -> None:
     assert all(len(way) == 7 for way in Plan.read(message, 4).ways)
 
 
+def test_at_the_start_too_few_sites_are_waited_for() -> None:
+    with pytest.raises(Lacking, match="3 sites are here for 4 stages: start the others"):
+        Asked().plan(NEW, {node: Pulse(site=Site(node=node)) for node in "abc"}, round=2)
+
+
 @pytest.mark.parametrize(("paths", "length"), [("full", 4), ("skip", 3), ("random", 3)])
 def test_paths_are_as_the_policy_says_and_allowed(paths: str, length: int) -> None:
     asked = Asked(paths=paths)

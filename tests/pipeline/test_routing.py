@@ -55,3 +55,17 @@ def test_one_that_failed_is_not_awaited_but_for_another_try_later() -> None:
 
 def test_one_that_is_still_in_the_round_before_is_not_awaited() -> None:
     assert run(awaited((0.0, pulse(OLD, AT, Phase.PHASE_EXCHANGING, round=AT - 1)))) == [False]
+
+
+def test_a_site_that_holds_a_stage_which_the_run_has_not_is_nobody() -> None:
+    roster: Any = Mock()
+    mine, odd = pulse(NEW, AT + 1, Phase.PHASE_WAITING), pulse(OLD, AT, Phase.PHASE_EXCHANGING)
+    odd.place.stage = 900
+    roster.pulses.return_value = roster.participants.return_value = {"a": mine, "b": odd}
+    carrier: Any = Mock(node="a")
+    routing = Routing(carrier, roster, Mock(), Mock(), 2, lambda: AT + 1, lambda: STANDING, lambda: False, Signal())
+
+    async def main() -> tuple[bool, set[str]]:
+        return routing._awaits(), {*routing._here()}
+
+    assert run(main()) == (False, {"a"})

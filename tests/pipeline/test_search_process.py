@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from pipeline.test_paths_file import PLAN, PROBLEM
@@ -33,3 +35,28 @@ async def test_what_there_is_stays_when_the_search_fails(caplog: pytest.LogCaptu
 async def test_a_search_that_takes_too_long_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(search_process, "COMPILING", -0.05)
     assert await search_apart(PROBLEM, 1, 0.1, PLAN, stages_stay=True) is PLAN
+
+
+async def test_what_there_is_stays_when_no_process_can_be_started(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def full(*_: str, **__: Any) -> asyncio.subprocess.Process:
+        raise BlockingIOError(11, "Resource temporarily unavailable")
+
+    monkeypatch.setattr(asyncio, "create_subprocess_exec", full)
+    assert await search_apart(PROBLEM, 1, 0.1, PLAN, stages_stay=True) is PLAN
+    assert "the search for paths failed: [Errno 11]" in caplog.text
+
+
+@pytest.mark.parametrize("output", [b"", b"{}", b"[]", b'{"stages": [[0]], "waves": [[[7]]]}'])
+async def test_what_there_is_stays_when_nobody_can_read_what_was_found(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, output: bytes
+) -> None:
+    start = asyncio.create_subprocess_exec
+
+    async def odd(*_: str, **pipes: Any) -> asyncio.subprocess.Process:
+        return await start("printf", "%s", output.decode(), **pipes)
+
+    monkeypatch.setattr(asyncio, "create_subprocess_exec", odd)
+    assert await search_apart(PROBLEM, 1, 0.1, PLAN, stages_stay=True) is PLAN
+    assert "the search for paths failed" in caplog.text

@@ -7,12 +7,29 @@ from pier_node.pipeline.times import Pace, Recent, Silence
 
 def test_a_wait_is_several_times_the_longest_seen() -> None:
     silence = Silence()
-    assert silence.seconds() == Silence.INITIAL
+    assert silence.seconds() == 120.0
     for _ in range(40):
         silence.saw(0.1)
-    assert silence.seconds() == Silence.FLOOR
+    assert silence.seconds() == 30.0
     silence.saw(20.0)
     assert silence.seconds() == 120.0
+
+
+def test_a_wait_that_was_too_short_is_doubled_until_waits_are_known_again() -> None:
+    silence = Silence(initial=50.0, floor=30.0, few=2)
+    for _ in range(2):
+        silence.saw(0.1)
+    silence.late()
+    assert silence.seconds() == 60.0
+    silence.saw(55.0)
+    silence.late()
+    assert silence.seconds() == 120.0
+    for _ in range(2):
+        silence.saw(100.0)
+    assert silence.seconds() == 600.0
+    for _ in range(10):
+        silence.late()
+    assert silence.seconds() == Silence.LONGEST
 
 
 def test_tasks_and_transfers_are_told_by_their_medians() -> None:

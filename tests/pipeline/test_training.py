@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections import Counter
 from pathlib import Path
 
@@ -133,6 +134,29 @@ def test_a_paused_site_is_planned_around_and_takes_its_stage_again(tmp_path: Pat
     sizes = [len(problem.sites) for problem in cluster.problems]
     assert (min(sizes), sizes[-1]) == (5, 6)
     assert np.isfinite(cluster.joined()).all()
+
+
+def test_a_run_that_was_paused_before_its_first_plan_begins_with_all_its_sites(tmp_path: Path) -> None:
+    cluster = PipelineCluster(config(paths="random"), tmp_path)
+
+    async def main() -> None:
+        for name in "abc":
+            cluster.boot(name)
+        await asyncio.sleep(5.0)
+        for node in cluster.nodes.values():
+            node.orders.take(1, True, "replica")
+        await asyncio.sleep(15.0)
+        cluster.boot("d")
+        await asyncio.sleep(30.0)
+        for name in "abc":
+            cluster.nodes[name].orders.take(2, False, "replica")
+            await asyncio.sleep(2.0)
+        async with asyncio.timeout(600.0):
+            await asyncio.gather(*(node.main for node in cluster.nodes.values()))
+
+    run(main())
+    assert cluster.standing().steps == 6
+    assert max(cluster.digests) > 6, "a round was empty"
 
 
 def trained(tables: RunConfig, data_node: str) -> Vector:

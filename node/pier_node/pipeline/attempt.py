@@ -148,6 +148,7 @@ class Attempt(Joint[Worth]):
         await self._news.wait(silence)
         waited = asyncio.get_running_loop().time() - began
         if waited >= silence:
+            self._tools.silence.late()
             microbatch, hop = min(self._desk.awaited, default=(0, 1))
             raise Suspicion(self.plan.ways[microbatch][hop - 1], f"sent nothing for {silence:.0f} s")
         self._tools.silence.saw(waited)

@@ -9,7 +9,8 @@ from __future__ import annotations
 import asyncio
 import time
 from abc import ABC, abstractmethod
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any, Generic, TypeVar
 
 from pier.v1.peer_pb2 import Chunk, Total, Worked
@@ -50,6 +51,7 @@ class Joint(ABC, Generic[T_co]):
     def __init__(self, tools: Tools, plan: Plan, pairs: bool = False) -> None:
         self._tools, self.plan, self._teller, self._pairs = tools, plan, min(plan.stages), pairs
         self._node, self._news = tools.carrier.node, Signal()
+        self._patience = tools.outer_patience if plan.message.meet else tools.patience
         self.spans = Spans(plan.round, time.time())
         self._reduction: Reduction | None = None
         self._reducing = False
@@ -114,15 +116,28 @@ class Joint(ABC, Generic[T_co]):
 
     async def _reduce(self, weights: Mapping[str, int], own: Vector, mean: Vector, faults: Faults = NO_FAULTS) -> None:
         """Take the mean over the replicas that this site meets; of one that has none it is its own."""
-        carrier, silence, began = self._tools.carrier, self._tools.patience.seconds(), asyncio.get_running_loop().time()
+        carrier, silence, began = self._tools.carrier, self._patience.seconds(), asyncio.get_running_loop().time()
         nodes = self.plan.group(self._node, self._pairs)
         self._reduction = reduction(carrier, self.plan, nodes, weights, own, mean, silence, faults)
         if self._reduction is None:
             mean[:] = own
         self._open()
         if self._reduction:
-            await self._reduction.run()
+            with self._waiting(silence):
+                await self._reduction.run()
+            self._patience.saw(self._reduction.longest_wait)
         self.spans.average = asyncio.get_running_loop().time() - began
+
+    @contextmanager
+    def _waiting(self, patience: float) -> Iterator[None]:
+        """What ends badly after much of our patience might have ended well, whoever lost theirs first: have more."""
+        began = asyncio.get_running_loop().time()
+        try:
+            yield
+        except BaseException:  # cancelled, too: another site gave up
+            if asyncio.get_running_loop().time() - began >= patience / 2:
+                self._patience.late()
+            raise
 
     def _open(self) -> None:
         """Streams of replicas have something to go to, or are refused, from now on."""
@@ -135,13 +150,14 @@ class Joint(ABC, Generic[T_co]):
 
     async def _total(self, worked: Worked) -> Total:
         """What all stages have worked out together, from the teller."""
-        patience, began = self._tools.patience.seconds(), asyncio.get_running_loop().time()
+        patience, began = self._patience.seconds(), asyncio.get_running_loop().time()
         try:
-            async with asyncio.timeout(patience):
-                if self._teller == self._node:
-                    total = await self.tally(self._node, worked)
-                else:
-                    total = await self._tools.carrier.call(self._teller, TALLY, worked, patience)
+            with self._waiting(patience):
+                async with asyncio.timeout(patience):
+                    if self._teller == self._node:
+                        total = await self.tally(self._node, worked)
+                    else:
+                        total = await self._tools.carrier.call(self._teller, TALLY, worked, patience)
         except PeerRefused as refused:
             raise Suspicion(NOBODY, f"{self._teller}: {refused.reason}") from refused
         except PeerLost as lost:
@@ -149,8 +165,16 @@ class Joint(ABC, Generic[T_co]):
         except (BadMessage, TimeoutError) as error:
             raise Suspicion(NOBODY, str(error) or f"some have not done their part after {patience:.0f} s") from error
         self.spans.total = asyncio.get_running_loop().time() - began
-        self._tools.patience.saw(self.spans.total)
+        self._patience.saw(self.spans.total)
+        self._check(total)
         return total
+
+    def _check(self, total: Total) -> None:
+        """Raises Suspicion: the teller says what cannot be of this plan."""
+        if not {*total.moved} <= {*self.plan.stages.values()}:
+            raise Suspicion(self._teller, "has told of stages that nobody of the plan holds")
+        if len(total.digests) != len(total.moved):
+            raise Suspicion(self._teller, "has told other stages than bits of them")
 
     # --- how it ends -----------------------------------------------------------------------------
 

@@ -18,9 +18,12 @@ from pier_node.outer.noloco import needs_anchors, noloco_step
 from pier_node.outer.pier import outer_step, pseudo_gradient
 from pier_node.outer.schedule import lr_at, momentum_at
 from pier_node.outer.state import ANCHOR, MOMENTUM, OuterState
+from pier_node.outer.suspicion import NOBODY, Suspicion
 from pier_node.shared import SharedVector, Vector
 
 Tensors = Mapping[str, SharedVector]
+ROUNDING = 1e-5
+"""What a sum of counts in fp32 may be off by."""
 
 
 class OuterStep(Protocol):
@@ -101,6 +104,17 @@ class PairStep:
         out = tensors[ANCHOR].array, tensors[MOMENTUM].array
         noloco_step(base.anchor, base.momentum, means[:length], anchors, self._rates, *out)
         return tensors
+
+
+def demand_weight(mean: Vector, own: Vector, sites: int) -> None:
+    """Raise Suspicion unless the w of a mean is one of so many sites, of which one sent `own`.
+
+    It comes from others, and all is divided by it. Microbatches are counted in whole numbers: together they are at
+    least what this site has seen, and at least 1 if there are any.
+    """
+    total, least = float(mean[-1]) * sites, max(float(own[-1]), 1.0) * (1 - ROUNDING)
+    if not ((total == 0 and own[-1] == 0) or total >= least):
+        raise Suspicion(NOBODY, f"the replicas have seen {total:g} microbatches, of which {own[-1]:g} came here")
 
 
 def step_of(outer: OuterSection, done: float) -> OuterStep:

@@ -101,6 +101,8 @@ class Planner:
     ) -> Itinerary:
         """Everybody is new: sites are dealt to stages, too."""
         section = self._section
+        if len(nodes) < section.stages:
+            raise Lacking(f"{len(nodes)} sites are here for {section.stages} stages: start the others")
         blank = {node: Place(memory=section.memory) for node in nodes}
         problem, plan = posed(section, blank, round_trips, self._seed)
         if section.paths == "random":

@@ -18,7 +18,7 @@ from pier_node.outer.state import OuterState
 from pier_node.outer.suspicion import Suspicion
 from pier_node.pipeline.itinerary import Plan
 from pier_node.pipeline.joint import Diverged, Joint
-from pier_node.pipeline.outer_step import OuterStep, Tensors
+from pier_node.pipeline.outer_step import OuterStep, Tensors, demand_weight
 from pier_node.pipeline.tools import Tools
 from pier_node.pipeline.vault import Vault
 from pier_node.shared import Vector
@@ -49,6 +49,7 @@ class ReplicaRound(Joint[Met]):
         mean = np.zeros_like(own)
         equal = dict.fromkeys(self.plan.stages, 1)
         await self._reduce(equal, own, mean, self._tools.faults)
+        demand_weight(mean, own, len(self.plan.group(self._node, self._step.pairs)))
         tensors = await asyncio.to_thread(self._step.after, base, mean)
         digest = await asyncio.to_thread(self._digest, mean, tensors)
         await self._tools.faults.reach(self.plan.round, "summed")

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 
 from pier.v1.peer_pb2 import Ack, Itinerary, Phase, Pulse
@@ -106,10 +106,14 @@ class Routing:
     def _here(self, late: bool = False) -> dict[str, Pulse]:
         """Live sites that are at the round before the coming one; `late`: and those who will be, in a moment."""
         at, waits = self._coming() - 1, late and asyncio.get_running_loop().time() < self._late_after
-        found = self._roster.participants().items()
+        found = self._possible(self._roster.participants()).items()
         return {
             node: it for node, it in found if it.round == at or node == self._carrier.node or (waits and it.round < at)
         }
+
+    def _possible(self, pulses: Mapping[str, Pulse]) -> dict[str, Pulse]:
+        """Without sites that say they hold a stage which this run has not."""
+        return {node: it for node, it in pulses.items() if it.place.stage < self._stages}
 
     def _awaits(self) -> bool:
         """Whether a site lacks the last step of its stage: another one without it would leave it behind again.
@@ -117,7 +121,7 @@ class Routing:
         One that waits for the coming round all the same could not have it: it is awaited again a while later.
         """
         now, at, versions = asyncio.get_running_loop().time(), self._coming() - 1, self._standing().versions
-        pulses = {node: it for node, it in self._roster.pulses().items() if it.HasField("place")}
+        pulses = {node: it for node, it in self._possible(self._roster.pulses()).items() if it.HasField("place")}
         for node, it in pulses.items():
             if it.place.version == versions[it.place.stage]:
                 self._behind.pop(node, None)

@@ -13,6 +13,8 @@ import os
 import sys
 from typing import TYPE_CHECKING
 
+from pier_node.errors import PierError
+
 if TYPE_CHECKING:
     from pier_coordinator.paths.plan import Plan
     from pier_coordinator.paths.problem import Problem
@@ -36,21 +38,29 @@ async def search_apart(problem: Problem, seed: int, seconds: float, current: Pla
         "seconds": seconds,
         "stay": stages_stay,
     }
+    try:
+        return plan_from_dict(problem, json.loads(await _searched(json.dumps(words).encode(), seconds + COMPILING)))
+    except TimeoutError:  # before OSError, which it is
+        log.warning("the search for paths took more than %.0f s: going on without it", seconds + COMPILING)
+    except (OSError, ValueError, PierError) as error:
+        log.warning("the search for paths failed: %s", error)
+    return current
+
+
+async def _searched(words: bytes, within: float) -> bytes:
+    """What the process writes. Raises OSError: it cannot be started; PierError: it failed; TimeoutError."""
     pipe = asyncio.subprocess.PIPE
     process = await asyncio.create_subprocess_exec(sys.executable, "-m", __name__, stdin=pipe, stdout=pipe, stderr=pipe)
     try:
-        async with asyncio.timeout(seconds + COMPILING):
-            output, errors = await process.communicate(json.dumps(words).encode())
-        if process.returncode == 0:
-            return plan_from_dict(problem, json.loads(output))
-        log.warning("the search for paths failed: %s", errors.decode(errors="replace")[-500:])
-    except TimeoutError:
-        log.warning("the search for paths took more than %.0f s: going on without it", seconds + COMPILING)
+        async with asyncio.timeout(within):
+            output, errors = await process.communicate(words)
     finally:
         with contextlib.suppress(ProcessLookupError):
             process.kill()
         await process.wait()
-    return current
+    if process.returncode != 0:
+        raise PierError(errors.decode(errors="replace")[-500:], "")
+    return output
 
 
 def main() -> None:

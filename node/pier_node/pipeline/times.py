@@ -37,25 +37,35 @@ class Spans:
 
 
 class Silence:
-    """How long to wait for the next tensor: several times the longest of the last waits.
+    """How long to wait for the next tensor, or for all others: several times the longest of the last waits.
 
     Waits are of all lengths, from none to a whole iteration: their median says nothing about the long ones. A site that
     is gone is noticed by the roster much sooner; this is for one that lives and does nothing.
+
+    Args:
+        initial: seconds as long as fewer than `few` waits are known.
+        floor: seconds that it never falls below.
     """
 
-    INITIAL, FLOOR, TIMES = 120.0, 30.0, 6.0
+    TIMES, LONGEST = 6.0, 14_400.0
 
-    def __init__(self) -> None:
-        self._waits: deque[float] = deque(maxlen=4 * MEMORY)
+    def __init__(self, initial: float = 120.0, floor: float = 30.0, few: int = MEMORY) -> None:
+        self._initial, self._floor, self._few = initial, floor, few
+        self._waits: deque[float] = deque(maxlen=4 * few)
 
     def saw(self, seconds: float) -> None:
         """A wait ended well."""
         self._waits.append(seconds)
 
+    def late(self) -> None:
+        """It was too short: twice as long from now on, LONGEST at most, until it is known again how long waits are."""
+        self._initial = max(self.seconds(), min(2 * self.seconds(), self.LONGEST))
+        self._waits.clear()
+
     def seconds(self) -> float:
         """The deadline now."""
-        few = len(self._waits) < MEMORY
-        return self.INITIAL if few else max(self.FLOOR, self.TIMES * max(self._waits))
+        few = len(self._waits) < self._few
+        return self._initial if few else max(self._floor, self.TIMES * max(self._waits))
 
 
 class Recent:

@@ -12,7 +12,6 @@ from typing import TypeVar
 from torch import Tensor
 
 from pier_node.faults import NO_FAULTS, Faults
-from pier_node.outer.deadline import Deadline
 from pier_node.pipeline.times import Pace, Silence
 from pier_node.roster import Roster
 from pier_node.wire.carrier import Carrier, PeerLost
@@ -32,7 +31,8 @@ class Tools:
         memory: microbatches in flight that the site can hold.
         shape: of every tensor that travels.
         silence: learns how long one waits for the next tensor.
-        patience: learns how long the others take for the rest, once this site has done its part.
+        patience: learns how long the others take for the rest of an iteration, once this site has done its part.
+        outer_patience: the same of outer rounds, whose means are of whole stages and take much longer.
         pace: learns how long tasks and transfers take.
     """
 
@@ -46,7 +46,7 @@ class Tools:
 
     def __post_init__(self) -> None:
         self.silence, self.pace = Silence(), Pace()
-        self.patience = Deadline(initial=300.0, floor=60.0)
+        self.patience, self.outer_patience = (Silence(initial=300.0, floor=60.0, few=8) for _ in range(2))
 
     async def compute(self, work: Callable[[], T]) -> T:
         """Do it in the thread."""

@@ -170,7 +170,7 @@ class PipelineTraining:
 
     async def _work(self) -> Contribution:
         """Take part in an attempt; what this site brings to the round."""
-        stages, least = self._config.pipeline.stages, 1 if self._rounds.state.round else self._config.run.sites
+        stages, least = self._config.pipeline.stages, 1 if self._dealt else self._config.run.sites
         plan = await self._routing.plan(least, lambda: bool(self._rounds.leaders()) or self._orders.paused)
         if plan is None:
             return tally.not_ready(stages)
@@ -195,6 +195,12 @@ class PipelineTraining:
             self.progress.spans.step = asyncio.get_running_loop().time() - began
         await self._tools.faults.reach(plan.round, "prepared")
         return tally.ready(plan, worth.total, stages, apart)
+
+    @property
+    def _dealt(self) -> bool:
+        """Whether any site was given a stage yet, as far as one knows: rounds may be empty before, of a pause."""
+        places = any(it.HasField("place") for it in self._roster.pulses().values())
+        return places or self._vault.stage is not None or any(self._standing().versions)
 
     async def _attempted(self, plan: Plan, apart: bool) -> Worth | Met:
         attempt = self._attempt = self._begun(plan, await self._built(), apart)

@@ -5,12 +5,14 @@ from __future__ import annotations
 from google.protobuf.message import Message
 
 from pier.v1.peer_pb2 import Dropped, Itinerary, Passage, Path, Place, Total, Worked
-from pier_node.wire.rules import Many, Part, Rule, Table
+from pier_node.wire.rules import Many, Only, Part, Rule, Table
 from pier_node.wire.values import AMOUNT, ANY, COUNT, HASH, NODE, NODES, REASON, SITES, below, one_of, or_empty
 
 STAGES, MICROBATCHES, SIDE = 1024, 10_000, 2**31
 """Most stages of a pipeline, microbatches of an iteration, and elements along one side of what travels."""
 STAGE = below(STAGES)
+SECONDS = Only("from 0 to 1e6", lambda value: 0 <= value <= 1e6)
+"""Of a task or a transfer: the planner of paths takes no longer ones (pier_coordinator/paths/problem.py)."""
 STATE_STAGE = below(STAGES + 1)
 """A stage whose state is meant, counted from 1; 0: the state of the run."""
 
@@ -18,12 +20,12 @@ PIPELINE: dict[type[Message], dict[str, Rule]] = {
     Place: {
         "stage": STAGE,
         "version": COUNT,
-        "forward": AMOUNT,
-        "backward": AMOUNT,
-        "loss": AMOUNT,
+        "forward": SECONDS,
+        "backward": SECONDS,
+        "loss": SECONDS,
         "memory": below(MICROBATCHES),
-        "transfer": Table(NODE, AMOUNT, SITES),
-        "round_trip": Table(NODE, AMOUNT, SITES),
+        "transfer": Table(NODE, SECONDS, SITES),
+        "round_trip": Table(NODE, SECONDS, SITES),
     },
     Itinerary: {
         "round": COUNT,
