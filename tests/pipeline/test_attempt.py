@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+
 import numpy as np
 import pytest
 from coordinator.paths.cases import problem
@@ -14,6 +16,7 @@ from pier_coordinator.paths.routing import random_routes
 from pier_node.outer.suspicion import Suspicion
 from pier_node.pipeline.attempt import Worth
 from pier_node.pipeline.itinerary import Plan
+from pier_node.pipeline.passages import Passages
 from pier_node.pipeline.totals import Totals
 
 SIX = [0, 0, 1, 1, 2, 3]
@@ -85,3 +88,20 @@ def test_totals_that_cannot_be_of_the_plan_are_refused(monkeypatch: pytest.Monke
         return await outcomes(await workers(tables, Plan.read(message, 4)))
 
     assert all(isinstance(it, Suspicion) for it in run(main()))
+
+
+def test_a_tensor_that_cannot_be_sent_ends_the_attempt(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def broken(*_: object) -> None:
+        raise OSError("no buffer space")
+
+    tables, message = KINDS["one site a stage"]
+    monkeypatch.setattr(Passages, "send", broken)
+
+    async def main() -> list[Worth | BaseException]:
+        async with asyncio.timeout(20.0):
+            return await outcomes(await workers(tables, Plan.read(message, 4)))
+
+    assert all("no buffer space" in str(it) for it in run(main()))
+    assert "a tensor could not be sent" in caplog.text

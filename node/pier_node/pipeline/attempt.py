@@ -7,6 +7,7 @@ its own, one task at a time.
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from typing import Any
@@ -16,7 +17,7 @@ import torch
 from torch import Tensor
 
 from pier.v1.peer_pb2 import Chunk, Total
-from pier_node.outer.suspicion import Suspicion
+from pier_node.outer.suspicion import NOBODY, Suspicion
 from pier_node.pipeline.desk import Desk
 from pier_node.pipeline.itinerary import Plan, Task
 from pier_node.pipeline.joint import Diverged, Joint
@@ -25,6 +26,8 @@ from pier_node.pipeline.replicas import square
 from pier_node.pipeline.stage import Stage
 from pier_node.pipeline.tools import Tools
 from pier_node.shared import Vector
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -139,7 +142,10 @@ class Attempt(Joint[Worth]):
 
     def _was_sent(self, sending: asyncio.Task[None]) -> None:
         self._sending.discard(sending)
-        if not sending.cancelled() and isinstance(error := sending.exception(), Suspicion):
+        if not sending.cancelled() and (error := sending.exception()):
+            if not isinstance(error, Suspicion):
+                log.error("a tensor could not be sent", exc_info=error)
+                error = Suspicion(NOBODY, f"a tensor could not be sent: {error}")
             self.drop(error)
         self._news.notify()
 

@@ -248,7 +248,8 @@ class PipelineTraining:
 
     async def _settle(self) -> None:
         """After a round: take the staged step if it counts."""
-        if await asyncio.to_thread(self._vault.settle, self._standing(), self._rounds.state.round):
+        moved = await asyncio.to_thread(self._vault.settle, self._standing(), self._rounds.state.round)
+        if moved or (self._tried and self._tried.message.meet):  # what went astray is forgotten before an outer round
             await self._load()
         self._tell_progress()
 
