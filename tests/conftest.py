@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import signal
+
 import pytest
 
 SLOW = ("processes", "netns", "browser", "multisite")
@@ -9,6 +11,12 @@ SLOW = ("processes", "netns", "browser", "multisite")
 NO_CUDA = "no CUDA device here: NOT tested"
 LOUD = "NOT tested"
 """In a reason to skip: the last lines repeat it."""
+
+
+def pytest_configure() -> None:
+    # Where a script starts pytest in the background, Ctrl+C is ignored, also by the programs that tests start.
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.hookimpl(tryfirst=True)  # before pytest's own, which looks at marks
