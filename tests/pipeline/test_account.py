@@ -29,8 +29,7 @@ def test_a_round_that_counts() -> None:
     ("spans", "compute", "times"),
     [
         (None, 0.0, Times(waiting=10.0)),
-        (Spans(1, 0.0, computing=4.0, given_up=True), 0.0, Times(retry=10.0)),
-        (Spans(1, 0.0, computing=4.0), 4.0, Times(waiting=6.0)),
+        (Spans(1, 0.0, computing=4.0, step=0.5), 0.0, Times(retry=10.0)),
     ],
 )
 def test_a_round_that_does_not_count_brings_nothing(spans: Spans | None, compute: float, times: Times) -> None:
@@ -38,6 +37,14 @@ def test_a_round_that_does_not_count_brings_nothing(spans: Spans | None, compute
     Account(progress, "a", each=60).book(10.0, spans, None)
     assert (progress.compute, progress.waited, progress.times) == (compute, 10.0 - compute, times)
     assert (progress.steps, progress.tokens, progress.tokens_per_second) == (0, 100, 7.0)
+
+
+def test_an_outer_round_takes_time_and_no_step() -> None:
+    progress = Progress(tokens=100)
+    meeting = Plan.read(itinerary([0, 1, 1, 2], [], meet=True), 3)
+    Account(progress, "a", each=60).book(10.0, Spans(1, 0.0, average=3.0, step=0.5), meeting)
+    assert (progress.compute, progress.times) == (0.5, Times(waiting=6.5, exchange=3.0))
+    assert (progress.steps, progress.tokens) == (0, 100)
 
 
 @given(st.integers(1, 100_000))

@@ -27,18 +27,18 @@ class Account:
 
         Args:
             spans: of this site's attempt in it; None: it made none.
-            plan: of the iteration that counted; None: none of this site did.
+            plan: of the attempt, if it counted; otherwise all that was done for it was in vain.
         """
         progress, compute, exchange, lost = self.progress, 0.0, 0.0, 0.0
-        if spans and spans.given_up:
+        if spans and plan is None:
             lost = seconds
         elif spans:
             compute, exchange = spans.computing + spans.step, spans.average
         progress.compute += compute
         progress.waited += seconds - compute
         progress.times = Times(max(seconds - compute - exchange - lost, 0.0), exchange, lost)
-        progress.steps = 1 if plan else 0
-        if plan:
+        progress.steps = 1 if plan and not plan.message.meet else 0
+        if plan and progress.steps:
             tokens = share(plan, self.node, self.each)
             progress.tokens += tokens
             progress.tokens_per_second = tokens / seconds if seconds else 0.0

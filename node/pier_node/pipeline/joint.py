@@ -70,7 +70,6 @@ class Joint(ABC, Generic[T_co]):
                 watch.result()  # it only ends by raising
             return work.result()
         except Suspicion as suspicion:
-            self.spans.given_up = True
             await self._tell(suspicion)
             raise
         finally:

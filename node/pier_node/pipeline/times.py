@@ -23,7 +23,6 @@ class Spans:
         average: of the gradient, with the replicas of the stage.
         total: until the norm over all stages was known.
         step: AdamW, and the disk.
-        given_up: all of it was in vain.
     """
 
     round: int
@@ -33,7 +32,6 @@ class Spans:
     average: float = 0.0
     total: float = 0.0
     step: float = 0.0
-    given_up: bool = False
 
 
 class Silence:

@@ -84,6 +84,7 @@ class PipelineTraining:
         self._stage: Stage | None = None
         self._attempt: Joint[Worth | Met] | None = None
         self._tried: Plan | None = None
+        self._version = 0
         self._begun_last = b""
         self._account = Account(progress, self._carrier.node, config.inner.batch_size * config.model.context)
         self._news, stages = Signal(), config.pipeline.stages
@@ -146,27 +147,27 @@ class PipelineTraining:
     async def _round(self) -> None:
         rounds, progress = self._rounds, self.progress
         progress.training_for, progress.phase = rounds.coming(), Phase.PHASE_TRAINING
-        self._tried, before, began = None, self._standing().steps, asyncio.get_running_loop().time()
+        self._tried, self._version, began = None, 0, asyncio.get_running_loop().time()
         contribution = await self._work()
         worked = asyncio.get_running_loop().time()
         progress.phase, rounds.sites = Phase.PHASE_WAITING, 1 if rounds.state.round else self._config.run.sites
         try:
             state = await rounds.commit(contribution, tally.advance)
         except Behind:
-            self._book(began, worked, before)
+            ended = asyncio.get_running_loop().time()
             await self._fetch()
+            self._book(began, worked, ended)
         else:
-            self._book(began, worked, before)
+            self._book(began, worked, asyncio.get_running_loop().time())
             await self._settle()
             await self._on_commit(state)
             await self._tools.faults.reach(state.round, "saved")
 
-    def _book(self, began: float, worked: float, before: int) -> None:
-        """A round is over, after which the run has more steps than before or not."""
-        now, tried = asyncio.get_running_loop().time(), self._tried
-        self.progress.round_time = now - worked
-        counted = tried if self._standing().steps > before else None
-        self._account.book(now - began, self.progress.spans if tried else None, counted)
+    def _book(self, began: float, worked: float, ended: float) -> None:
+        """A round is decided, and known here."""
+        tried, counted = self._tried, self._version and self._version == self._standing().counted
+        self.progress.round_time = ended - worked
+        self._account.book(ended - began, self.progress.spans if tried else None, tried if counted else None)
 
     async def _work(self) -> Contribution:
         """Take part in an attempt; what this site brings to the round."""
@@ -190,7 +191,7 @@ class PipelineTraining:
             self._routing.suspect = suspicion.node
             return tally.not_ready(stages)
         began = asyncio.get_running_loop().time()
-        await asyncio.to_thread(self._keep, plan, worth, apart)
+        self._version = await asyncio.to_thread(self._keep, plan, worth, apart)
         if self.progress.spans:
             self.progress.spans.step = asyncio.get_running_loop().time() - began
         await self._tools.faults.reach(plan.round, "prepared")
@@ -234,8 +235,8 @@ class PipelineTraining:
             weights = torch.from_numpy(self._vault.working.anchor)
             await self._tools.compute(lambda: stage.load(weights))
 
-    def _keep(self, plan: Plan, worth: Worth | Met, apart: bool) -> None:
-        """Keep the step that this site would take, before it says that it is ready for it. Blocks."""
+    def _keep(self, plan: Plan, worth: Worth | Met, apart: bool) -> int:
+        """Keep the step that this site would take, before it says that it is ready; its version. Blocks."""
         vault, mine, step = self._vault, plan.weights[self._carrier.node], plan.message.step
         version = tally.version(plan.round, tally.tag_of(tally.name_of(plan, worth.total)))
         if isinstance(worth, Met):
@@ -245,6 +246,7 @@ class PipelineTraining:
             vault.step_apart(worth.gradient, worth.total, step, version, mine)
         elif not apart and vault.stage in plan.visited:
             vault.stepped(worth.gradient, worth.total, step, version)
+        return version
 
     async def _settle(self) -> None:
         """After a round: take the staged step if it counts."""
