@@ -91,11 +91,11 @@ class Campaign:
     async def give_checkpoint(self, node: str, plan: str, kept: Kept, parts: AsyncIterator[CheckpointPart]) -> None:
         """The checkpoint of a job comes from its site. Raises Refused."""
         current = self._training(node, plan, kept.job)
-        model = current.plan.jobs[kept.job].job.run(self._of.config).model
-        if kept.step >= current.plan.jobs[kept.job].job.steps:
-            raise Refused(f"that expert has {current.plan.jobs[kept.job].job.steps} steps")
-        wanted = partial(current.trains, node, kept.job)
-        await current.checkpoints.take(node, kept, Layout.of(model).length, parts, wanted)
+        job, wanted = current.plan.jobs[kept.job].job, partial(current.trains, node, kept.job)
+        if kept.step >= job.steps:
+            raise Refused(f"that expert has {job.steps} steps")
+        length = Layout.of(job.run(self._of.config).model).length
+        await current.checkpoints.take(node, kept, length, parts, wanted)
         if current.is_done(kept.job):  # meanwhile; a job that went elsewhere goes on from it
             current.checkpoints.drop(kept.job)
 

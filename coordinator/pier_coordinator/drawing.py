@@ -6,7 +6,6 @@ So nothing that it can have sent, nor the libraries that this takes, hold up the
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import json
 import logging
 import os
@@ -16,6 +15,7 @@ from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from pier.v1.coordinator_pb2 import Paths
+from pier_node.apart import answer
 from pier_node.errors import PierError
 
 if TYPE_CHECKING:
@@ -72,26 +72,17 @@ async def keep_drawn(coordinator: Coordinator, board: Board) -> None:
 async def draw(paths: Paths, names: Mapping[str, str]) -> Drawing:
     """The drawing, with names for node ids. Raises PierError: these are no paths, or it takes too long."""
     words = json.dumps({"content": paths.content.decode(errors="replace"), "names": dict(names)})
-    pipe = asyncio.subprocess.PIPE
     quick = {**os.environ, "NUMBA_DISABLE_JIT": "1"}  # one simulation is not worth to be compiled for
-    program = (sys.executable, "-m", __name__)
     try:
-        process = await asyncio.create_subprocess_exec(*program, stdin=pipe, stdout=pipe, stderr=pipe, env=quick)
-    except OSError as error:
-        raise _refused(paths, str(error)) from error
-    try:
-        async with asyncio.timeout(DEADLINE):
-            output, errors = await process.communicate(words.encode())
+        found = await answer(__name__, stdin=words.encode(), within=DEADLINE, env=quick)
     except TimeoutError as error:
         raise _refused(paths, f"it took longer than {DEADLINE:.0f} s") from error
-    finally:
-        with contextlib.suppress(ProcessLookupError):
-            process.kill()
-        await process.wait()
-    if process.returncode != 0 or len(output) > LARGEST:
-        last = errors.decode(errors="replace").strip().rpartition("\n")[2]
-        raise _refused(paths, ascii(last[-300:]) if process.returncode else "the picture is too large")
-    told: dict[str, Any] = json.loads(output)
+    except OSError as error:
+        raise _refused(paths, str(error)) from error
+    if found.code or len(found.output) > LARGEST:
+        last = found.errors.strip().rpartition("\n")[2]
+        raise _refused(paths, ascii(last[-300:]) if found.code else "the picture is too large")
+    told: dict[str, Any] = json.loads(found.output)
     return Drawing(paths.round, **told)
 
 

@@ -93,7 +93,7 @@ class UnderWay:
             self.crew.paces.heard(node, job.number, step, amount(body, "seconds"), each.flops / each.steps)
 
     async def look(self, now: float) -> None:
-        """Plan anew if a site is lost, has come, is not as fast as planned, or has nothing it can or need do."""
+        """Plan anew if a site is lost, has come, is not as fast as planned, or cannot or need not train."""
         if self.evaluation.look():
             await self._scored()
         if await self._orders.pay(self._involved()):

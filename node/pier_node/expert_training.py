@@ -80,8 +80,7 @@ class ExpertTraining:
         self._shop, self._seed, self._orders, self._scoring = shop, seed, orders, scoring
         self._checkpoints = checkpoints
         self._progress, self._roster, self._tell = progress, roster, tell
-        self._cards: dict[tuple[str, int], Card] = {}
-        self._seconds: dict[tuple[str, int], float] = {}
+        self._done: dict[tuple[str, int], tuple[Card, float]] = {}
         self._declined: set[tuple[str, int]] = set()
         self._taken_up: Experts | None = None
         self._began = self._told = 0.0
@@ -110,13 +109,13 @@ class ExpertTraining:
         self._taken_up = experts
         self._declined.clear()
         for job in experts.jobs:
-            if card := self._cards.get((experts.plan, job.number)):
-                self._tell(card_record(experts.plan, job, card, self._seconds[experts.plan, job.number]))
+            if done := self._done.get((experts.plan, job.number)):
+                self._tell(card_record(experts.plan, job, *done))
 
     def _next(self, experts: Experts) -> ExpertJob | None:
         if experts.complete:
             return None
-        over = self._cards.keys() | self._declined
+        over = self._done.keys() | self._declined
         return next((job for job in experts.jobs if (experts.plan, job.number) not in over), None)
 
     def _wants(self, plan: str, job: ExpertJob) -> bool:
@@ -159,8 +158,8 @@ class ExpertTraining:
             return
         finally:
             await self._checkpoints.end()
-        self._cards[plan, job.number], self._seconds[plan, job.number] = card, time.monotonic() - self._began
-        self._tell(card_record(plan, job, card, self._seconds[plan, job.number]))
+        done = self._done[plan, job.number] = card, time.monotonic() - self._began
+        self._tell(card_record(plan, job, *done))
 
     def _kept(self, job: ExpertJob) -> Kept | None:
         """The job's checkpoint that the coordinator keeps."""
@@ -171,7 +170,7 @@ class ExpertTraining:
         """What the job branches from; of an expert that was refused, what stands in for it. Raises PierError."""
         if job.after == SEED:
             return self._seed
-        card = self._cards.get((plan, job.after))
+        card, _ = self._done.get((plan, job.after), (None, 0.0))
         if card is None:
             raise PierError(
                 f"the expert before that of {job.domain.name} was not trained here", "Start the plan again."

@@ -2,13 +2,13 @@ from __future__ import annotations
 
 import math
 from contextlib import suppress
-from typing import Any, TypeVar
 
 import pytest
 from coordinator.cases import ALICE, BOB, CAROL, NOW, STREAM, Ticket, pulse, register_request
 from google.protobuf.message import Message
 from hypothesis import given
 from hypothesis import strategies as st
+from wire.samples import changed
 
 from pier.v1 import coordinator_pb2
 from pier.v1.coordinator_pb2 import (
@@ -55,8 +55,6 @@ from pier_coordinator.bounds import (
 from pier_node.pipeline.latest_paths import MOST_BYTES
 from pier_node.wire.carrier import BadMessage
 from pier_node.wire.values import SITES
-
-M = TypeVar("M", bound=Message)
 
 KINDS = sorted(FIELDS, key=lambda kind: kind.__name__)
 SAMPLE = Sample(inner_step=1, tokens=2, tokens_per_second=3.0, loss=math.nan, utilisation=0.5, bytes_sent=4, memory=5)
@@ -120,16 +118,6 @@ SAMPLES: list[Message] = [
     REPORT,
     ReportReply(stored=9),
 ]
-
-
-def changed(message: M, **fields: Any) -> M:
-    """A copy with some fields set to something else, or, with None, to nothing."""
-    copy = type(message).FromString(message.SerializeToString())
-    for field, value in fields.items():
-        copy.ClearField(field)
-        if value is not None:
-            copy.MergeFrom(type(message)(**{field: value}))
-    return copy
 
 
 def test_there_is_a_rule_for_every_field_of_every_message() -> None:

@@ -6,7 +6,7 @@ import asyncio
 import random
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Coroutine
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Self
 
 from google.protobuf.message import Message
 
@@ -25,6 +25,17 @@ class Weather:
     loss: float = 0.0
     repeat: float = 0.0
     cut_stream: float = 0.0
+
+    @classmethod
+    def drawn(cls, dice: random.Random) -> Self:
+        """From calm to foul."""
+        return cls(
+            delay=dice.choice([0.01, 0.2, 1.0]),
+            jitter=dice.choice([0.0, 0.5, 3.0]),
+            loss=dice.choice([0.0, 0.01, 0.03]),
+            repeat=dice.choice([0.0, 0.2]),
+            cut_stream=dice.choice([0.0, 0.0, 0.01]),
+        )
 
 
 class Network:

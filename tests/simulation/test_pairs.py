@@ -82,13 +82,7 @@ def storm(seed: int) -> tuple[PairCluster, list[str]]:
     """A run whose size, weather, rates and crashes are drawn from the seed; and its survivors."""
     dice = random.Random(seed)
     names = NAMES[: dice.choice([2, 3, 4, 5])]
-    weather = Weather(
-        delay=dice.choice([0.01, 0.2, 1.0]),
-        jitter=dice.choice([0.0, 0.5, 3.0]),
-        loss=dice.choice([0.0, 0.01, 0.03]),
-        repeat=dice.choice([0.0, 0.2]),
-        cut_stream=dice.choice([0.0, 0.0, 0.01]),
-    )
+    weather = Weather.drawn(dice)
     crashes = {
         (dice.choice(names), dice.randint(1, ROUNDS), dice.choice(PAIR_PHASES)): dice.choice(["stop", "restart"])
         for _ in range(dice.choice([0, 1, 1, 2, 3]))

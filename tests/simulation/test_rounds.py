@@ -102,13 +102,7 @@ def storm(seed: int) -> Cluster:
     """A run whose size, weather and one or two crashes are drawn from the seed."""
     dice = random.Random(seed)
     names = NAMES[: dice.choice([3, 3, 4, 5])]
-    weather = Weather(
-        delay=dice.choice([0.01, 0.2, 1.0]),
-        jitter=dice.choice([0.0, 0.5, 3.0]),
-        loss=dice.choice([0.0, 0.01, 0.03]),
-        repeat=dice.choice([0.0, 0.2]),
-        cut_stream=dice.choice([0.0, 0.0, 0.01]),
-    )
+    weather = Weather.drawn(dice)
     crashes = {
         (dice.choice(names), dice.randint(2, 4), dice.choice(PHASES)): dice.choice(["stop", "restart"])
         for _ in range(dice.choice([0, 1, 1, 2]))

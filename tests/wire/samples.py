@@ -1,6 +1,8 @@
-"""One message of each kind that is within all bounds, with as many fields set as can be."""
+"""One message of each kind that is within all bounds, with as many fields set as can be; and others like them."""
 
 from __future__ import annotations
+
+from typing import Any, TypeVar
 
 from google.protobuf.message import Message
 
@@ -165,3 +167,16 @@ SAMPLES: tuple[Message, ...] = (
     PASSPORT,
     Opening(protocol=1, run_hash=HASH, to=BOB, passport=PASSPORT),
 )
+
+
+M = TypeVar("M", bound=Message)
+
+
+def changed(message: M, **fields: Any) -> M:
+    """A copy with some fields set to something else, or, with None, to nothing."""
+    copy = type(message).FromString(message.SerializeToString())
+    for field, value in fields.items():
+        copy.ClearField(field)
+        if value is not None:
+            copy.MergeFrom(type(message)(**{field: value}))
+    return copy

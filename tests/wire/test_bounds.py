@@ -2,7 +2,6 @@ from __future__ import annotations
 
 import math
 from contextlib import suppress
-from typing import Any
 
 import pytest
 from google.protobuf.message import Message
@@ -25,6 +24,7 @@ from wire.samples import (
     SHARES,
     SITE,
     VALUE,
+    changed,
 )
 
 from pier.v1 import peer_pb2, stream_pb2
@@ -56,16 +56,6 @@ NODES = [f"{number:016x}" for number in range(SITES + 1)]
 ENTRIES = [f"{node}/{part}" for node in NODES for part in range(1, FRAGMENTS + 1)]
 
 kinds = pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.__name__)
-
-
-def changed(message: Message, **fields: Any) -> Message:
-    """A copy with some fields set to something else, or, with None, to nothing."""
-    copy = type(message).FromString(message.SerializeToString())
-    for field, value in fields.items():
-        copy.ClearField(field)
-        if value is not None:
-            copy.MergeFrom(type(message)(**{field: value}))
-    return copy
 
 
 def test_there_is_a_rule_for_every_field_of_every_message() -> None:

@@ -5,7 +5,6 @@ A text may take minutes to read. Meanwhile the site's daemon answers, and when i
 
 from __future__ import annotations
 
-import asyncio
 import json
 import sys
 from dataclasses import dataclass
@@ -14,6 +13,7 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
+from pier_node.apart import answer
 from pier_node.data.domains import HeldOut, read_held_out, rows_of
 from pier_node.errors import PierError
 from pier_node.experts.job import ExpertJob
@@ -38,23 +38,12 @@ async def read(job: ExpertJob, context: int, folder: Path) -> Text:
     Raises:
         PierError: the text cannot be read, is not the one of the plan, or too short.
     """
-    process = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-m", __name__, job.model_dump_json(), str(context), str(folder)),
-        stdin=asyncio.subprocess.DEVNULL,
-        stdout=asyncio.subprocess.PIPE,
-        stderr=asyncio.subprocess.PIPE,
-        start_new_session=True,  # Ctrl+C in the daemon's terminal is not for it
-    )
-    try:
-        output, errors = await process.communicate()
-    finally:
-        if process.returncode is None:
-            process.kill()
-            await process.wait()
-    if process.returncode:
-        said = errors.decode(errors="replace").strip().splitlines()[-1:]
-        raise PierError(f"domain {job.domain.name} cannot be read: {' '.join(said) or f'exit {process.returncode}'}")
-    found = json.loads(output)
+    words = job.model_dump_json(), str(context), str(folder)
+    told = await answer(__name__, *words, start_new_session=True)  # Ctrl+C in the daemon's terminal is not for it
+    if told.code:
+        said = told.errors.strip().splitlines()[-1:]
+        raise PierError(f"domain {job.domain.name} cannot be read: {' '.join(said) or f'exit {told.code}'}")
+    found = json.loads(told.output)
     if "problem" in found:
         raise PierError(found["problem"], found["remedy"])
     return Text(found["tokens"], folder / ROWS)

@@ -5,14 +5,13 @@ The process reads a problem as JSON and writes a plan; see pier_coordinator/path
 
 from __future__ import annotations
 
-import asyncio
-import contextlib
 import json
 import logging
 import os
 import sys
 from typing import TYPE_CHECKING
 
+from pier_node.apart import answer
 from pier_node.errors import PierError
 
 if TYPE_CHECKING:
@@ -39,28 +38,15 @@ async def search_apart(problem: Problem, seed: int, seconds: float, current: Pla
         "stay": stages_stay,
     }
     try:
-        return plan_from_dict(problem, json.loads(await _searched(json.dumps(words).encode(), seconds + COMPILING)))
+        found = await answer(__name__, stdin=json.dumps(words).encode(), within=seconds + COMPILING)
+        if found.code:
+            raise PierError(found.errors[-500:])
+        return plan_from_dict(problem, json.loads(found.output))
     except TimeoutError:  # before OSError, which it is
         log.warning("the search for paths took more than %.0f s: going on without it", seconds + COMPILING)
     except (OSError, ValueError, PierError) as error:
         log.warning("the search for paths failed: %s", error)
     return current
-
-
-async def _searched(words: bytes, within: float) -> bytes:
-    """What the process writes. Raises OSError: it cannot be started; PierError: it failed; TimeoutError."""
-    pipe = asyncio.subprocess.PIPE
-    process = await asyncio.create_subprocess_exec(sys.executable, "-m", __name__, stdin=pipe, stdout=pipe, stderr=pipe)
-    try:
-        async with asyncio.timeout(within):
-            output, errors = await process.communicate(words)
-    finally:
-        with contextlib.suppress(ProcessLookupError):
-            process.kill()
-        await process.wait()
-    if process.returncode != 0:
-        raise PierError(errors.decode(errors="replace")[-500:], "")
-    return output
 
 
 def main() -> None:
