@@ -41,10 +41,10 @@ class ExpertOrders:
         if self._owed is not None:
             self._owed |= {*nodes}
 
-    async def pay(self, involved: Iterable[str]) -> bool:
+    async def pay(self, involved: Callable[[], Iterable[str]]) -> bool:
         """Give what is owed, at first to those involved whose order is not what it should be; whether any was."""
         if self._owed is None:
-            self._owed = {node for node in involved if self._is_behind(node)}
+            self._owed = {node for node in involved() if self._is_behind(node)}
         late = bool(self._owed)
         await self.give(self._owed)
         return late

@@ -96,7 +96,7 @@ class UnderWay:
         """Plan anew if a site is lost, has come, is not as fast as planned, or cannot or need not train."""
         if self.evaluation.look():
             await self._scored()
-        if await self._orders.pay(self._involved()):
+        if await self._orders.pay(self._involved):
             await self._show()
         if self.complete:
             return
