@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from collections import defaultdict
-from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
 
@@ -14,6 +13,7 @@ from outer.cases import CALM, nonces
 from pipeline.cases import BATCH, CONTEXT, rows
 from simulation.cluster import Disk
 from simulation.network import Network, SimCarrier, Weather
+from simulation.virtual_time import Hanging
 
 from pier.v1.peer_pb2 import Pulse, Site
 from pier_coordinator.paths import plan as paths
@@ -55,7 +55,8 @@ class PipelineNode:
         self.vault = Vault(cluster.folder / name, run)
         shape = (BATCH, CONTEXT, run.model.dim)
         memory = run.pipeline.memory
-        work = Tools(self.carrier, self.roster, ThreadPoolExecutor(1), self._rows, memory, shape, faults)
+        self.thread = Hanging()
+        work = Tools(self.carrier, self.roster, self.thread, self._rows, memory, shape, faults)
         device = torch.device("cpu")
         self.orders = Orders()
         ends = partial(cluster.committed, name), self._end, cluster.planned, self.orders, _searched

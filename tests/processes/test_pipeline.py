@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import numpy as np
 import pytest
 from processes.run import Found, Run
@@ -16,9 +18,11 @@ from pier_node.outer.schedule import total_rounds
 pytestmark = pytest.mark.processes
 
 STEPS = 30
+HOOK = Path(__file__).with_name("hang_hook")
+INNER = {"total_steps": STEPS, "batch_size": 2, "eval_every": 0}
 TABLES = {
     "model": {"preset": "llama-tiny", "layers": 3},
-    "inner": {"total_steps": STEPS, "batch_size": 2, "eval_every": 0},
+    "inner": INNER,
     "pipeline": {"stages": 3, "skip": 0.34, "microbatches": 4, "plan_seconds": 0.2},
 }
 
@@ -57,3 +61,25 @@ def test_a_pipeline_survives_a_killed_site_and_takes_it_back(found: Found, outer
     assert np.abs(models[0] - first).max() > 1e-3
     holder = next(site.folder for site in run.sites if (site.folder / "checkpoints").exists())
     assert len(newest_weights(holder).flat) == len(first)
+
+
+def test_a_site_whose_computing_hangs_says_so_is_planned_around_and_can_be_stopped(found: Found) -> None:
+    run = found(4, outer={"algorithm": "sync"}, **{**TABLES, "inner": {**INNER, "total_steps": 100_000}})
+    for site in run.sites:
+        site.command = ["env", f"PYTHONPATH={HOOK}", f"PIER_TEST_HANG={site.folder / 'hang'}", *site.command]
+    run.start()
+    victim, other = run.by_node[-1], run.by_node[0]
+    victim.wait("some steps", lambda: steps(victim) >= 5)
+    (victim.folder / "hang").touch()
+    victim.wait("it says so", lambda: "computing hangs" in victim.output)
+    before = steps(other)
+    other.wait("steps without it", lambda: steps(other) >= before + 3)
+    victim.be("paused")
+    (victim.folder / "hang").unlink()
+    victim.wait("it takes part again", lambda: steps(victim) > before + 3)
+    said = victim.output.count("computing hangs")
+    (victim.folder / "hang").touch()
+    victim.wait("it says so again", lambda: victim.output.count("computing hangs") > said)
+    assert victim.stop() == 0, "it does not wait for what does not end"
+    for site in run.sites:
+        site.kill()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import selectors
 from collections.abc import Callable, Coroutine, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeVar
 
 T = TypeVar("T")
@@ -38,6 +39,14 @@ class _NoSelector(selectors.BaseSelector):
         return self._keys
 
 
+class Hanging(ThreadPoolExecutor):
+    """A thread whose next tasks take so many seconds; each delay is for one of them."""
+
+    def __init__(self) -> None:
+        super().__init__(1)
+        self.delays: list[float] = []
+
+
 class VirtualTimeLoop(asyncio.SelectorEventLoop):
     """A loop of one deterministic order: no threads, no sockets, no wall clock."""
 
@@ -46,12 +55,21 @@ class VirtualTimeLoop(asyncio.SelectorEventLoop):
         super().__init__(self._clock)
 
     def run_in_executor(self, executor: Any, func: Callable[..., T], *args: Any) -> asyncio.Future[T]:  # type: ignore[override]
-        """Work of other threads is done at once: its duration is not part of the protocol."""
+        """Work of other threads is done at once, as if it took no time, but for what `Hanging` says."""
         future: asyncio.Future[T] = self.create_future()
-        try:
-            future.set_result(func(*args))
-        except Exception as error:
-            future.set_exception(error)
+
+        def work() -> None:
+            try:
+                result = func(*args)
+            except Exception as error:
+                future.set_exception(error)
+            else:
+                future.set_result(result)
+
+        if isinstance(executor, Hanging) and executor.delays:
+            self.call_later(executor.delays.pop(0), work)
+        else:
+            work()
         return future
 
     def time(self) -> float:

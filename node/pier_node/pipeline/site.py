@@ -6,7 +6,6 @@ import asyncio
 import logging
 import math
 from collections.abc import Callable, Mapping
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from functools import cached_property
@@ -28,6 +27,7 @@ from pier_node.outer.round import Rounds
 from pier_node.outer.state import OuterState
 from pier_node.pipeline import tally
 from pier_node.pipeline.account import lines
+from pier_node.pipeline.compute_thread import ComputeThread
 from pier_node.pipeline.latest_paths import LatestPaths
 from pier_node.pipeline.paths_file import PATHS_FILE
 from pier_node.pipeline.tools import Rows, Tools
@@ -75,7 +75,7 @@ class PipelineSite:
             config, ground.carrier, ground.roster, ground.settings.folder, length, state, ground.settings.faults
         )
         shape = (config.inner.batch_size, config.model.context, config.model.dim)
-        self._thread = ThreadPoolExecutor(1, thread_name_prefix="stage")
+        self._thread = ComputeThread()
         memory = config.pipeline.memory
         tools = Tools(ground.carrier, ground.roster, self._thread, self._rows, memory, shape, ground.settings.faults)
         vault, device = Vault(ground.settings.folder, config), devices.pick(0)
@@ -88,8 +88,8 @@ class PipelineSite:
         ground.reporter.paths, ground.reporter.wanted = (lambda: paths.message), (lambda: ground.orders.stage)
 
     async def close(self) -> None:
-        """End what computes: at most one task is finished before."""
-        self._thread.shutdown(wait=False, cancel_futures=True)
+        """End what computes: at most one task is finished before, if it ends soon."""
+        await asyncio.to_thread(self._thread.shutdown, cancel_futures=True)
 
     async def _committed(self, state: OuterState) -> None:
         ground = self._ground

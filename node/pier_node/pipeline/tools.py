@@ -3,20 +3,25 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Callable
 from concurrent.futures import Executor
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from torch import Tensor
 
+from pier.v1.peer_pb2 import Phase
 from pier_node.faults import NO_FAULTS, Faults
+from pier_node.outer.suspicion import Suspicion
 from pier_node.pipeline.times import Pace, Silence
+from pier_node.progress import Progress
 from pier_node.roster import Roster
 from pier_node.wire.carrier import Carrier, PeerLost
 
 T = TypeVar("T")
+log = logging.getLogger(__name__)
 Rows = tuple[Tensor, Tensor]
 """Inputs and targets of a microbatch, [sequences, time] each."""
 
@@ -34,6 +39,7 @@ class Tools:
         patience: learns how long the others take for the rest of an iteration, once this site has done its part.
         outer_patience: the same of outer rounds, whose means are of whole stages and take much longer.
         pace: learns how long tasks and transfers take.
+        endless: learns how long computing takes at most.
     """
 
     carrier: Carrier
@@ -46,11 +52,38 @@ class Tools:
 
     def __post_init__(self) -> None:
         self.silence, self.pace = Silence(), Pace()
+        # Shorter than the patience of those who wait for us: a site whose computing hangs says so before others guess.
+        self.endless = Silence(initial=100.0, floor=20.0)
+        self._stuck: asyncio.Future[Any] | None = None
         self.patience, self.outer_patience = (Silence(initial=300.0, floor=60.0, few=8) for _ in range(2))
 
+    @property
+    def stuck(self) -> bool:
+        """Whether something that did not end is being computed still."""
+        return self._stuck is not None and not self._stuck.done()
+
     async def compute(self, work: Callable[[], T]) -> T:
-        """Do it in the thread."""
-        return await asyncio.get_running_loop().run_in_executor(self.thread, work)
+        """Do it in the thread. Raises Suspicion, of this site: it does not end."""
+        loop, patience = asyncio.get_running_loop(), self.endless.seconds()
+        if self.stuck:
+            raise Suspicion(self.carrier.node, "still computes what did not end before")
+        began, computing = loop.time(), loop.run_in_executor(self.thread, work)
+        await asyncio.wait([computing], timeout=patience)
+        if not computing.done():
+            self.endless.late()
+            self._stuck = computing
+            raise Suspicion(self.carrier.node, f"has computed for {patience:.0f} s without an end")
+        self.endless.saw(loop.time() - began)
+        return computing.result()
+
+    async def freed(self, progress: Progress) -> None:
+        """Return once what did not end has ended, well or badly; the others go on without this site, if they can."""
+        progress.phase = Phase.PHASE_PAUSED
+        await self.roster.announce()
+        if self._stuck is not None:
+            log.error("computing hangs: this site takes no part until it ends; if it never does, start the site again")
+            await asyncio.wait([self._stuck])
+            log.info("computing has ended: this site goes on")
 
 
 async def holders(tools: Tools, stage: int, version: int, patience: float) -> list[str]:

@@ -10,7 +10,7 @@ import asyncio
 import logging
 import math
 from collections.abc import Awaitable, Callable
-from functools import partial
+from contextlib import suppress
 
 import torch
 
@@ -126,6 +126,8 @@ class PipelineTraining:
         while self._turn():
             if self._orders.paused:
                 await self._orders.resumed(self.progress, self._roster)
+            elif self._tools.stuck:
+                await self._tools.freed(self.progress)
             elif self._rounds.leaders():
                 await self._fetch()
             else:
@@ -222,16 +224,23 @@ class PipelineTraining:
 
     async def _built(self) -> Stage:
         """The stage at work, with the weights of its state."""
-        assert self._vault.stage is not None
-        if self._stage is None:
-            build = partial(Stage, self._config, self._vault.stage, self._device)
-            self._stage = await self._tools.compute(build)
-            await self._load()
+        if self._stage is None and (number := self._vault.stage) is not None:
+            stage = await self._tools.compute(lambda: Stage(self._config, number, self._device))
+            await self._load_into(stage)
+            self._stage = stage
+        assert self._stage
         return self._stage
 
     async def _load(self) -> None:
-        stage, state = self._stage, self._vault.state
-        if stage and state:
+        """The weights of its state, if the stage is built; where that does not end it is built anew."""
+        if stage := self._stage:
+            self._stage = None
+            with suppress(Suspicion):
+                await self._load_into(stage)
+                self._stage = stage
+
+    async def _load_into(self, stage: Stage) -> None:
+        if self._vault.state:
             weights = torch.from_numpy(self._vault.working.anchor)
             await self._tools.compute(lambda: stage.load(weights))
 
