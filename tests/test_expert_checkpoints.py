@@ -69,8 +69,8 @@ class Site:
     def _tell(self, record: Record) -> None:
         self.notes.append(record.note.text)
 
-    def of(self, kept: Kept | None = None) -> JobCheckpoints:
-        return self.checkpoints.of(PLAN, JOB, kept)
+    def of(self, kept: Kept | None = None, followed: bool = False) -> JobCheckpoints:
+        return self.checkpoints.of(PLAN, JOB, kept, followed)
 
 
 def test_a_checkpoint_is_given_as_it_was_when_it_was_saved(tmp_path: Path) -> None:
@@ -91,12 +91,12 @@ def test_a_checkpoint_is_given_as_it_was_when_it_was_saved(tmp_path: Path) -> No
 
 
 def test_giving_takes_a_twentieth_of_the_time(tmp_path: Path) -> None:
-    site, path = Site(), saved(tmp_path, 10)
+    site, path, long = Site(), saved(tmp_path, 10), JOB.model_copy(update={"steps": 2000})
 
     async def story() -> None:
         site.coordinator.seconds = 10.0
         for step in range(1, 1001):  # one is saved every second
-            site.of().saved(path, step)
+            site.checkpoints.of(PLAN, long, None, False).saved(path, step)
             await asyncio.sleep(1.0)
         await site.checkpoints.end()
         steps = [kept.step for _, kept, _ in site.coordinator.given]
@@ -135,8 +135,8 @@ def test_what_is_on_its_way_ends_with_the_job(tmp_path: Path) -> None:
         site.coordinator.seconds = 100.0
         site.of().saved(path, 10)
         await asyncio.sleep(50.0)
-        await site.checkpoints.end()
-        await site.checkpoints.end()
+        await site.checkpoints.drop()
+        await site.checkpoints.drop()
         await asyncio.sleep(100.0)
         assert site.coordinator.given == []
         await asyncio.sleep(50 * (1 / SHARE - 1))
@@ -144,6 +144,63 @@ def test_what_is_on_its_way_ends_with_the_job(tmp_path: Path) -> None:
         site.of().saved(path, 20)
         await asyncio.sleep(2.0)
         assert len(site.coordinator.given) == 1
+
+    run(story())
+
+
+def test_the_last_one_is_given_only_if_another_expert_branches_from_it(tmp_path: Path) -> None:
+    site, path = Site(), saved(tmp_path, JOB.steps)
+
+    async def story() -> None:
+        site.of().saved(path, JOB.steps)
+        await asyncio.sleep(1.0)
+        assert site.coordinator.given == []
+        site.of(followed=True).saved(path, JOB.steps)
+        await asyncio.sleep(1.0)
+        assert [kept.step for _, kept, _ in site.coordinator.given] == [JOB.steps]
+
+    run(story())
+
+
+def test_a_last_one_comes_after_what_is_on_its_way_and_before_what_follows(tmp_path: Path) -> None:
+    site, path = Site(), saved(tmp_path / "work", 50)
+
+    async def story() -> None:
+        site.coordinator.seconds = 30.0
+        site.of().saved(path, 50)
+        site.of(followed=True).saved(saved(tmp_path / "work", JOB.steps), JOB.steps)
+        site.of(followed=True).saved(saved(tmp_path / "work", JOB.steps, 2.0), JOB.steps)
+        path.unlink()
+        await site.checkpoints.drop()
+        await asyncio.sleep(59.0)
+        site.of().saved(saved(tmp_path / "next", 10), 10)
+        await asyncio.sleep(100.0)
+        assert [kept.step for _, kept, _ in site.coordinator.given] == [50, JOB.steps, JOB.steps]
+        await asyncio.sleep(30 * (1 / SHARE - 1))
+        site.of().saved(tmp_path / "next" / FILE, 10)
+        await asyncio.sleep(31.0)
+        assert site.coordinator.given[-1][1].step == 10
+
+    run(story())
+
+
+def test_a_last_one_is_tried_until_the_coordinator_has_answered_or_all_ends(tmp_path: Path) -> None:
+    site, path = Site(), saved(tmp_path, JOB.steps)
+
+    async def story() -> None:
+        site.coordinator.problems = [Unreachable("gone"), NoLease("unknown"), Unreachable("gone")]
+        site.of(followed=True).saved(path, JOB.steps)
+        await asyncio.sleep(60.0)
+        assert len(site.coordinator.given) == 1
+        site.coordinator.problems = [Refused("no such plan"), Unreachable("gone"), Unreachable("gone")]
+        site.of(followed=True).saved(path, JOB.steps)
+        await asyncio.sleep(300.0)
+        assert len(site.coordinator.problems) == 2, "no is an answer"
+        site.of(followed=True).saved(path, JOB.steps)
+        await asyncio.sleep(0.5)
+        await site.checkpoints.end()
+        await asyncio.sleep(300.0)
+        assert (len(site.coordinator.given), len(site.coordinator.problems)) == (1, 1)
 
     run(story())
 
@@ -177,7 +234,7 @@ def test_a_later_one_than_the_order_said_is_as_good(tmp_path: Path) -> None:
     assert site.notes == ["the expert of network resumed at step 40 from its checkpoint"]
 
 
-@pytest.mark.parametrize(("step", "used"), [(99, True), (100, False), (1000, False)])
+@pytest.mark.parametrize(("step", "used"), [(99, True), (100, True), (101, False)])
 def test_one_that_is_beyond_the_expert_s_steps_is_not_used(tmp_path: Path, step: int, used: bool) -> None:
     site = Site()
     kept = site.coordinator.keeps(saved(tmp_path / "there", step), step)

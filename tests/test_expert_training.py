@@ -92,16 +92,19 @@ class Scorer:
 
 
 class Checkpoints:
-    """Counts how often what is on its way was given up."""
+    """Notes when what is on its way was given up."""
 
     def __init__(self) -> None:
-        self.ends = 0
+        self.said: list[str] = []
 
-    def of(self, plan: str, job: ExpertJob, kept: Kept | None) -> Any:
-        return plan, job.number, kept
+    def of(self, plan: str, job: ExpertJob, kept: Kept | None, followed: bool) -> Any:
+        return plan, job.number, kept, followed
+
+    async def drop(self) -> None:
+        self.said.append("drop")
 
     async def end(self) -> None:
-        self.ends += 1
+        self.said.append("end")
 
 
 SCORING = ScoringOrder(id="cd" * 16, experts=(), domains=(ScoredDomain(section=DomainSection(name="topics")),))
@@ -112,6 +115,9 @@ class Site:
         self.trainer, self.orders, self.progress = Trainer(), Orders(), Progress()
         self.told: list[ExpertRecord] = []
         monkeypatch.setattr(expert_training, "train_expert", self.trainer)
+        monkeypatch.setattr(expert_training, "export_parent", self._export)
+        self.exported: list[str] = []
+        self.full = False
         config = RunConfig()
         self.seed = Parent("cd" * 32, config.model, np.zeros(1, dtype=np.float32))
         shop, crowd, self.scored = Shop(config, folder), Crowd(), Scorer()
@@ -121,6 +127,11 @@ class Site:
 
     def _tell(self, record: Record) -> None:
         self.told.append(record.expert)
+
+    def _export(self, parent: Parent, _shop: Shop) -> None:
+        if self.full:
+            raise OSError("disk full")
+        self.exported.append(parent.name)
 
     def order(
         self,
@@ -230,9 +241,9 @@ def test_a_job_is_trained_with_the_checkpoint_that_is_kept_of_it(site: Site) -> 
         await work
 
     run(story())
-    assert site.trainer.custody == [(PLAN, 0, None), (PLAN, 1, kept)]
+    assert site.trainer.custody == [(PLAN, 0, None, False), (PLAN, 1, kept, False)]
     assert site.trainer.ended == [0, 1], "another checkpoint does not stop what it was made by"
-    assert site.checkpoints.ends == 2
+    assert site.checkpoints.said == ["drop", "drop", "end"]
 
 
 def test_what_cannot_be_trained_here_is_told_and_the_next_one_begins(site: Site) -> None:
@@ -250,6 +261,31 @@ def test_what_cannot_be_trained_here_is_told_and_the_next_one_begins(site: Site)
         (2, False, "disk full"),
         (1, True, ""),
     ]
+
+
+@pytest.mark.parametrize("accepted", [True, False])
+def test_an_expert_is_lost_without_its_parent_only_if_that_stands_in(
+    site: Site, monkeypatch: pytest.MonkeyPatch, accepted: bool
+) -> None:
+    made = site.trainer.__call__
+
+    async def trained(*told: Any) -> Card:
+        return (await made(*told)).model_copy(update={"accepted": accepted})
+
+    monkeypatch.setattr(expert_training, "train_expert", trained)
+
+    async def story() -> None:
+        site.order(job(0), job(1))
+        work = asyncio.create_task(site.training.run())
+        await asyncio.sleep(11.0)
+        site.full = True
+        await asyncio.sleep(10.0)
+        site.order(complete=True)
+        await work
+
+    run(story())
+    assert site.exported == [site.seed.name]
+    assert [(told.job, told.done) for told in site.told if told.done or told.problem] == [(0, True), (1, accepted)]
 
 
 def test_what_is_to_be_scored_is_scored_after_the_jobs_and_before_the_end(site: Site) -> None:
@@ -331,3 +367,4 @@ def test_in_a_chain_the_parent_is_the_expert_before(site: Site, monkeypatch: pyt
     first = job(0).name(site.seed.name, RunConfig())
     assert site.trainer.began == [(0, site.seed.name), (1, first)]
     assert [path.name for path in read] == [first]
+    assert [custody[-1] for custody in site.trainer.custody] == [True, False]

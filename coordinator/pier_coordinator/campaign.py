@@ -90,18 +90,17 @@ class Campaign:
 
     async def give_checkpoint(self, node: str, plan: str, kept: Kept, parts: AsyncIterator[CheckpointPart]) -> None:
         """The checkpoint of a job comes from its site. Raises Refused."""
-        current = self._training(node, plan, kept.job)
-        job, wanted = current.plan.jobs[kept.job].job, partial(current.trains, node, kept.job)
-        if kept.step >= job.steps:
+        current = self._concerned(node, plan, kept.job)
+        job, wanted = current.plan.jobs[kept.job].job, partial(current.needs_checkpoint, node, kept.job)
+        if kept.step > job.steps:
             raise Refused(f"that expert has {job.steps} steps")
         length = Layout.of(job.run(self._of.config).model).length
         await current.checkpoints.take(node, kept, length, parts, wanted)
-        if current.is_done(kept.job):  # meanwhile; a job that went elsewhere goes on from it
-            current.checkpoints.drop(kept.job)
+        current.tidy([kept.job])  # it may be done meanwhile; a job that went elsewhere goes on from it
 
     def fetch_checkpoint(self, node: str, plan: str, job: int) -> AsyncIterator[CheckpointPart]:
         """The parts of that of a job of this site. Raises Refused."""
-        return self._training(node, plan, job).checkpoints.parts(job)
+        return self._concerned(node, plan, job).checkpoints.parts(job)
 
     def told(self) -> dict[str, Any]:
         """All of it, for people and scripts."""
@@ -111,10 +110,10 @@ class Campaign:
         """How far the evaluation is; {}: there is none."""
         return self._current.evaluation.told() if self._current else {}
 
-    def _training(self, node: str, plan: str, job: int) -> UnderWay:
-        """The plan, of which that site trains that job. Raises Refused."""
+    def _concerned(self, node: str, plan: str, job: int) -> UnderWay:
+        """The plan, of which that site has that job, for which a checkpoint is of use. Raises Refused."""
         if self._current is None or self._current.plan.id != plan:
             raise Refused("that plan of experts does not hold any more")
-        if not self._current.trains(node, job):
+        if not self._current.needs_checkpoint(node, job):
             raise Refused("that expert is not trained by this site")
         return self._current

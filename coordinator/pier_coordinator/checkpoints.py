@@ -1,7 +1,7 @@
 """Checkpoints of experts under way, on the coordinator's disk: of each job the latest, for another site to go on from.
 
 A file's name says all that is known of it, and it has that name once it is whole and checked: kill -9 leaves it, or the
-one before it. A file of another plan, and of a job that is done, is deleted.
+one before it. A file of another plan, and of a chain of jobs that is done, is deleted.
 """
 
 from __future__ import annotations
@@ -110,7 +110,7 @@ class Checkpoints:
                 yield CheckpointPart(piece=piece)
 
     def drop(self, job: int) -> None:
-        """Delete that of a job: it is done."""
+        """Delete that of a job."""
         if kept := self._kept.pop(job, None):
             _delete(self._path(kept))
 

@@ -46,9 +46,7 @@ class UnderWay:
         self._of, self.plan, self._accepted = coordinator, plan, accepted
         self._jobs = {job.number: job for job in jobs}
         self.checkpoints = Checkpoints(coordinator.store.folder, plan.id)
-        for job in self._jobs.values():
-            if job.result:
-                self.checkpoints.drop(job.number)
+        self.tidy(self._jobs)
         self._steps = {number: self.checkpoints.step(number) for number in self._jobs}
         self._idle: set[str] = set()
         self._problems: dict[int, str] = {}
@@ -83,8 +81,9 @@ class UnderWay:
         job = self._jobs.get(whole(body, "job") or 0)
         if job is None or job.node != node or job.result:
             return
-        if text(body, "problem"):
-            await self._decline(job, node, text(body, "problem"))
+        if problem := text(body, "problem"):  # the next look finds another site for it
+            self._problems[job.number] = problem
+            await self._put([job.declined_by(node)])
         elif body.get("done") is True:
             await self._done(job, node, body)
         else:
@@ -119,14 +118,17 @@ class UnderWay:
         if await self.evaluation.take(node, sheet, content):
             await self._scored()
 
-    def is_done(self, number: int) -> bool:
-        """Whether a job is."""
-        return bool(self._jobs[number].result)
-
-    def trains(self, node: str, number: int) -> bool:
-        """Whether a site has a job that is not done."""
+    def needs_checkpoint(self, node: str, number: int) -> bool:
+        """Whether one of a job is of use, and the job that site's: until the chain that it is in is done."""
         job = self._jobs.get(number)
-        return job is not None and job.node == node and not job.result
+        return job is not None and job.node == node and not self._is_over(number)
+
+    def tidy(self, numbers: Iterable[int]) -> None:
+        """Delete the checkpoints of these jobs that are of no use any more, and of those in their chains; blocks."""
+        for number in numbers:
+            if self._is_over(number):
+                for each in self.plan.chain(number):
+                    self.checkpoints.drop(each)
 
     def told(self) -> dict[str, Any]:
         """All of it, for people and scripts; None where nothing is known."""
@@ -152,11 +154,6 @@ class UnderWay:
             await self._orders.give(self._involved())
         elif self.evaluation.wanted(node):
             await self._orders.give([node])
-
-    async def _decline(self, job: JobRow, node: str, problem: str) -> None:
-        """The next look finds another site for it."""
-        self._problems[job.number] = problem
-        await self._put([job.declined_by(node)])
 
     def _declined(self) -> int | None:
         """A job that is still at a site which cannot train it."""
@@ -200,6 +197,10 @@ class UnderWay:
         await self._move(work, [chain for chain in moving if chain not in stuck], nodes, why)
         given_up = [chain for chain in stuck if declined in chain or work.node(chain) in lost]
         await self._strand([chain for chain in given_up if self._is_so(work, chain)], declined, why)
+
+    def _is_over(self, number: int) -> bool:
+        """Whether all of the chain that a job is in is done."""
+        return all(self._jobs[each].result for each in self.plan.chain(number))
 
     def _is_so(self, work: OpenWork, chain: Chain) -> bool:
         """Whether a chain is as it was when planning anew began."""
@@ -262,8 +263,8 @@ class UnderWay:
         await self._of.store.put_experts(self.plan.id, changed)
         for job in changed:
             self._jobs[job.number] = job
-            if job.result:
-                await asyncio.to_thread(self.checkpoints.drop, job.number)
+        await asyncio.to_thread(self.tidy, [job.number for job in changed])
+        for job in changed:
             self._steps[job.number] = self.checkpoints.step(job.number)
         self.evaluation.follow(changed)
 

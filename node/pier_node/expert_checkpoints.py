@@ -1,7 +1,8 @@
 """Checkpoints of a site's experts, with the coordinator: so that another site can go on if this one is lost.
 
-The training does not wait for one to be sent, and sending takes a small part of the time. One that is fetched is used
-when it is what was said, and of that expert; otherwise the expert begins again.
+The training does not wait for one to be sent, and sending takes a small part of the time. The last one of an expert is
+sent where another one branches from it: who takes over a chain goes on in its middle. One that is fetched is used when
+it is what was said, and of that expert; otherwise the expert begins again.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ import asyncio
 import hashlib
 import logging
 import time
-from collections.abc import AsyncGenerator, Awaitable, Callable
+from collections.abc import AsyncGenerator, Awaitable, Callable, Collection
 from contextlib import aclosing
 from io import BufferedReader
 from pathlib import Path
@@ -54,21 +55,27 @@ class ExpertCheckpoints:
         self._line, self._tell, self.clock = line, tell, clock
         self._due = -float("inf")
         self._giving: asyncio.Task[None] | None = None
+        self._last: asyncio.Task[None] | None = None
 
-    def of(self, plan: str, job: ExpertJob, kept: Kept | None) -> JobCheckpoints:
-        """Those of a job, of which the coordinator keeps that one."""
-        return JobCheckpoints(self, plan, job, kept)
+    def of(self, plan: str, job: ExpertJob, kept: Kept | None, followed: bool) -> JobCheckpoints:
+        """Those of a job, of which the coordinator keeps that one; whether another expert branches from it."""
+        return JobCheckpoints(self, plan, job, kept, followed)
 
     def give(self, plan: str, job: int, step: int, path: Path) -> None:
         """Give the coordinator this one, in the background, unless one is on its way or it is too soon for another."""
-        if self._giving is None and self.clock() >= self._due:
-            self._giving = asyncio.create_task(self._give(plan, job, step, path.open("rb")))
+        if not self._gives_last and self._giving is None and self.clock() >= self._due:
+            self._giving = asyncio.create_task(self._give_once(plan, job, step, path.open("rb")))
 
-    async def fetch(self, plan: str, kept: Kept, name: str, length: int, folder: Path, below: int) -> int:
+    def give_last(self, plan: str, job: int, step: int, path: Path) -> None:
+        """Give it in the background, after what is on its way, and try until the coordinator has answered."""
+        before = [task for task in (self._last, self._giving) if task]
+        self._last = asyncio.create_task(self._give_until(before, plan, job, step, path.open("rb")))
+
+    async def fetch(self, plan: str, kept: Kept, name: str, length: int, folder: Path, steps: int) -> int:
         """Put the one that the coordinator has into the folder of its expert; the step that it was made after.
 
         Args:
-            below: the expert's steps: one that is done has no checkpoint.
+            steps: the expert's.
 
         Raises:
             NoLease, Refused, Unreachable: it cannot be had.
@@ -78,8 +85,8 @@ class ExpertCheckpoints:
         path = folder / f"{FILE}.fetched"
         try:
             found = await self._write(plan, kept, path, most_bytes(length))
-            if found.step >= below:
-                raise ValueError(f"it is after {found.step} steps, of {below} in all")
+            if found.step > steps:
+                raise ValueError(f"it is after {found.step} steps, of {steps} in all")
             await asyncio.to_thread(check, path, length, found.step, name)
             path.replace(folder / FILE)
         finally:
@@ -92,27 +99,56 @@ class ExpertCheckpoints:
         if level < logging.WARNING:  # of warnings it is told anyhow (records.py)
             self._tell(note_record(level, text))
 
-    async def end(self) -> None:
-        """What is on its way is not wanted any more."""
-        if self._giving is not None:
-            self._giving.cancel()
-            await asyncio.wait([self._giving])
+    async def drop(self) -> None:
+        """What is on its way is not wanted any more, unless a last one waits for it."""
+        if self._giving is not None and not self._gives_last:
+            await _cancelled(self._giving)
 
-    async def _give(self, plan: str, job: int, step: int, file: BufferedReader) -> None:
-        began = self.clock()
+    async def end(self) -> None:
+        """Nothing is wanted any more."""
+        await _cancelled(*(task for task in (self._giving, self._last) if task))
+
+    @property
+    def _gives_last(self) -> bool:
+        return self._last is not None and not self._last.done()
+
+    async def _give_once(self, plan: str, job: int, step: int, file: BufferedReader) -> None:
         try:
             with file:  # the next one takes its name, and leaves this one as it is
-                digest = await asyncio.to_thread(hashlib.file_digest, file, "sha256")
-                kept = Kept(job=job, step=step, size=file.tell(), digest=digest.hexdigest())
-                file.seek(0)
-                await self._line.give_checkpoint(plan, kept, file)
+                await self._give(plan, job, step, file)
+        finally:
+            self._giving = None
+
+    async def _give_until(
+        self, before: Collection[asyncio.Task[None]], plan: str, job: int, step: int, file: BufferedReader
+    ) -> None:
+        backoff = Backoff(first=1.0, last=60.0)
+        with file:  # its folder is deleted meanwhile
+            if before:
+                await asyncio.wait(before)
+            while True:
+                if await self._give(plan, job, step, file):
+                    return
+                await asyncio.sleep(backoff.seconds())
+
+    async def _give(self, plan: str, job: int, step: int, file: BufferedReader) -> bool:
+        """Whether the coordinator has answered."""
+        began = self.clock()
+        try:
+            file.seek(0)
+            digest = await asyncio.to_thread(hashlib.file_digest, file, "sha256")
+            kept = Kept(job=job, step=step, size=file.tell(), digest=digest.hexdigest())
+            file.seek(0)
+            await self._line.give_checkpoint(plan, kept, file)
         except Refused as refused:
             log.warning("the coordinator does not keep a checkpoint at step %d: %s", step, refused)
         except (NoLease, Unreachable, OSError) as problem:
             log.info("the coordinator does not get a checkpoint at step %d: %s", step, problem)
+            return False
         finally:
             now = self.clock()
-            self._due, self._giving = now + (now - began) * (1 / SHARE - 1), None
+            self._due = now + (now - began) * (1 / SHARE - 1)
+        return True
 
     async def _write(self, plan: str, kept: Kept, path: Path, most: int) -> Kept:
         found, size, digest = kept, 0, hashlib.sha256()
@@ -134,8 +170,8 @@ class ExpertCheckpoints:
 class JobCheckpoints:
     """Those of one job, as its trainer deals with them (experts/trainer.py)."""
 
-    def __init__(self, site: ExpertCheckpoints, plan: str, job: ExpertJob, kept: Kept | None) -> None:
-        self._site, self._plan, self._job, self._kept = site, plan, job, kept
+    def __init__(self, site: ExpertCheckpoints, plan: str, job: ExpertJob, kept: Kept | None, followed: bool) -> None:
+        self._site, self._plan, self._job, self._kept, self._followed = site, plan, job, kept, followed
 
     async def fetched(self, folder: Path, name: str, length: int, own: int) -> bool:
         """Get the coordinator's into the folder, if it is a later one than this site's own; whether it is there.
@@ -157,8 +193,11 @@ class JobCheckpoints:
         return True
 
     def saved(self, path: Path, step: int) -> None:
-        """There is a later one."""
-        self._site.give(self._plan, self._job.number, step, path)
+        """There is a later one; the last one is of use to the expert that branches from it."""
+        if step < self._job.steps:
+            self._site.give(self._plan, self._job.number, step, path)
+        elif self._followed:
+            self._site.give_last(self._plan, self._job.number, step, path)
 
     async def _patiently(self, kept: Kept, folder: Path, name: str, length: int) -> int:
         backoff, until = Backoff(first=0.25, last=8.0), self._site.clock() + PATIENCE
@@ -170,3 +209,10 @@ class JobCheckpoints:
                 if self._site.clock() >= until:
                     raise
             await asyncio.sleep(backoff.seconds())
+
+
+async def _cancelled(*tasks: asyncio.Task[None]) -> None:
+    for task in tasks:
+        task.cancel()
+    if tasks:
+        await asyncio.wait(tasks)

@@ -20,11 +20,10 @@ from pier_node.config import RunConfig
 from pier_node.coordination.coordination import Coordination
 from pier_node.coordination.expert_messages import card_record, problem_record, progress_record
 from pier_node.errors import PierError
-from pier_node.expert_checkpoints import ExpertCheckpoints
+from pier_node.expert_checkpoints import ExpertCheckpoints, JobCheckpoints
 from pier_node.expert_scoring import ExpertScoring
 from pier_node.experts.card import Card
 from pier_node.experts.job import SEED, ExpertJob
-from pier_node.experts.resume import Kept
 from pier_node.experts.trainer import Parent, Shop, export_parent, train_expert
 from pier_node.inner.messages import Progress as Step
 from pier_node.model.export import import_weights
@@ -87,6 +86,13 @@ class ExpertTraining:
 
     async def run(self) -> None:
         """Train whatever is ordered. Raises PierError when this site's workers cannot go on."""
+        try:
+            await self._run()
+        finally:
+            await self._checkpoints.end()
+        self._progress.phase = Phase.PHASE_DONE
+
+    async def _run(self) -> None:
         while (experts := self._orders.experts) and not (experts.complete and not self._scoring.due(experts.scoring)):
             if self._orders.paused:
                 await self._orders.resumed(self._progress, self._roster)
@@ -100,7 +106,6 @@ class ExpertTraining:
             else:
                 self._progress.phase = Phase.PHASE_WAITING
                 await self._orders.changed.until(lambda known=experts: self._orders.experts is not known)  # type: ignore[misc]
-        self._progress.phase = Phase.PHASE_DONE
 
     def _take_up(self, experts: Experts) -> None:
         """With another order: tell again of what is done, the job may have been elsewhere; and try the rest again."""
@@ -147,24 +152,34 @@ class ExpertTraining:
         log.info("training the expert of %s: %s, %d steps", job.domain.name, job.size, job.steps)
         try:
             parent = await asyncio.to_thread(self._parent, plan, job)
-            custody = self._checkpoints.of(plan, job, self._kept(job))
+            custody = self._custody(plan, job)
             card = await train_expert(job, parent, self._shop, lambda step: self._stepped(plan, job, step), custody)
-            if not card.accepted:
-                await asyncio.to_thread(export_parent, parent, self._shop)
+            await self._keep_parent(card, parent)
         except (PierError, OSError, ValueError) as error:  # the disk is full, say, or a checkpoint makes no card
             log.error("this site cannot train the expert of %s: %s", job.domain.name, error)
             self._declined.add((plan, job.number))
             self._tell(problem_record(plan, job, error.problem if isinstance(error, PierError) else str(error)))
             return
         finally:
-            await self._checkpoints.end()
+            await self._checkpoints.drop()
         done = self._done[plan, job.number] = card, time.monotonic() - self._began
         self._tell(card_record(plan, job, *done))
 
-    def _kept(self, job: ExpertJob) -> Kept | None:
-        """The job's checkpoint that the coordinator keeps."""
+    async def _keep_parent(self, card: Card, parent: Parent) -> None:
+        """What an expert branched from stands in for it, or tells what it has forgotten. Raises PierError, OSError."""
+        try:
+            await asyncio.to_thread(export_parent, parent, self._shop)
+        except (PierError, OSError) as error:
+            if not card.accepted:
+                raise
+            log.warning("what the expert of %s forgets will not be known: %s", card.domain, error)
+
+    def _custody(self, plan: str, job: ExpertJob) -> JobCheckpoints:
+        """The job's checkpoints, and the one that the coordinator keeps."""
         wanted = self._orders.experts
-        return next((kept for kept in wanted.checkpoints if kept.job == job.number), None) if wanted else None
+        kept = next((kept for kept in wanted.checkpoints if kept.job == job.number), None) if wanted else None
+        followed = wanted is not None and any(other.after == job.number for other in wanted.jobs)
+        return self._checkpoints.of(plan, job, kept, followed)
 
     def _parent(self, plan: str, job: ExpertJob) -> Parent:
         """What the job branches from; of an expert that was refused, what stands in for it. Raises PierError."""

@@ -61,6 +61,7 @@ def test_a_domain_without_an_expert_is_scored_too(call: Call, ensemble: Path, tm
     assert "\nnumbers °" in done.output
     assert "\ntopics  " in done.output
     assert "mean" in done.output
+    assert "against its parent" not in done.output, "it is not there"
     assert (tmp_path / "scores.svg").read_text().startswith("<?xml")
 
 
@@ -75,6 +76,25 @@ def test_the_sites_sheets_together_say_the_same(call: Call, ensemble: Path, tmp_
         assert done.exit_code == 0, done.output
         assert "4 score sheets" in done.output
     assert told(evaluate(tmp_path / "sheets", "--json")) == reordered(whole)
+
+
+def test_what_experts_have_forgotten_is_shown_where_their_parent_is(call: Call, tmp_path: Path) -> None:
+    make_expert(tmp_path / ("a" * 32), 7)
+    names = ("topics", "encodings")
+    for number, name in enumerate(names):
+        with_card(make_expert(tmp_path / name, number), name)
+        words = ["--domain", names[1 - number], "--rows", "10", "--save", tmp_path / "sheets"]
+        assert call("score", tmp_path / name, *words).exit_code == 0
+    report = told(evaluate(tmp_path / "sheets", "--json"))
+    rows = spread(rows_of(read_held_out(DomainSection(name="topics")).texts["test"], 32), 10)
+    parent = -float(log_probs(exported_weights(tmp_path / ("a" * 32)).model(CPU), rows).mean()) / math.log(2)
+    found = report["domains"]["topics"]
+    assert found["forgotten"] == pytest.approx([own - parent for own in found["experts"]], abs=1e-5)
+    shown = evaluate(tmp_path / "sheets").output
+    assert "bits per byte against its parent" in shown
+    gap = report["domains"]["encodings"]["forgotten"][report["experts"].index("topics")]
+    (line,) = [line for line in shown.splitlines() if line.startswith("topics") and line.endswith("encodings")]
+    assert line.split()[2:4] == [f"{gap:+.3f}"] * 2
 
 
 def reordered(report: Any) -> Any:

@@ -92,6 +92,31 @@ async def test_a_lost_site_s_job_goes_on_elsewhere_from_the_checkpoint_that_it_g
     assert "lab-1 trains the expert of topics from the start: lab-0 is silent for 60 s" in texts
 
 
+async def test_a_chain_goes_on_elsewhere_behind_its_experts_that_are_done(tmp_path: Path) -> None:
+    plan = accepted_plan(accepted_job(0, "lab-0"), accepted_job(1, "lab-0", after=0), accepted_job(2, "lab-1"))
+    async with two_sites(tmp_path) as run:
+        campaign = run.coordinator.experts
+        await campaign.accept(plan)
+        link = link_of(run, ALICE)
+        lease = (await link.register(register_request(ALICE), 10.0)).lease
+        await campaign.take(ALICE.node, [said(plan, ALICE.node, 0, **DONE)])
+        last = await given(link, lease, checkpoint(tmp_path, 100), 100, 0, plan.id)
+        kept = await given(link, lease, checkpoint(tmp_path, 30), 30, 1, plan.id)
+        await link.close()
+    async with two_sites(tmp_path) as run:  # the coordinator was killed
+        campaign = run.coordinator.experts
+        await campaign.take(ALICE.node, [said(plan, ALICE.node, 1, problem="the disk is full")])
+        await campaign.look(1000.0)
+        assert numbers(run, BOB.node)[-2:] == [0, 1]
+        assert ordered(run, BOB.node).checkpoints == (last, kept)
+        await campaign.take(BOB.node, [said(plan, BOB.node, 0, **DONE)])
+        assert len([*(tmp_path / "checkpoints").rglob("*.safetensors")]) == 2
+        await campaign.take(BOB.node, [said(plan, BOB.node, 1, **DONE)])
+        assert not any((tmp_path / "checkpoints").rglob("*.safetensors")), "the chain is done"
+    texts = [fact.body["text"] for fact in run.told if fact.kind == "event"]
+    assert "lab-1 trains the expert of topics, network from its checkpoint at step 100" in " ".join(texts)
+
+
 async def test_a_checkpoint_is_taken_and_given_only_where_its_job_is(tmp_path: Path) -> None:
     async with two_sites(tmp_path) as run:
         campaign = run.coordinator.experts
@@ -109,7 +134,7 @@ async def test_a_checkpoint_is_taken_and_given_only_where_its_job_is(tmp_path: P
         with pytest.raises(RefusedThere, match=r"weights is F32 \[7\], not F32"):
             await given(link, lease, checkpoint(tmp_path, 40, length=7), 40, 0)
         with pytest.raises(RefusedThere, match="that expert has 100 steps"):
-            await given(link, lease, checkpoint(tmp_path, 100), 100, 0)
+            await given(link, lease, checkpoint(tmp_path, 101), 101, 0)
         with pytest.raises(Unreachable, match="another start"):
             await given(link, b"x", raw, 40, 0)
         with pytest.raises(RefusedThere, match="no checkpoint of that expert is kept"):

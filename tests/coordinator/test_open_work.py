@@ -43,6 +43,9 @@ def test_of_a_chain_what_is_done_stays_done_where_it_is() -> None:
     assert (rest.site, rest.begun, rest.kept) == ("lab-1", True, False)
     again = work(JobRow(2, "b", DONE), _3=40).remainder([2, 3], True, SITES)
     assert (again.left, again.replay, again.site, again.begun, again.kept) == (2e9, 0.0, "", False, False)
+    kept = work(JobRow(2, "b", DONE), _3=40, kept={2: 100, 3: 30}).remainder([2, 3], True, SITES)
+    assert kept.left == pytest.approx(0.7e9)
+    assert kept.kept
 
 
 def test_elsewhere_only_what_came_after_the_checkpoint_is_done_again() -> None:

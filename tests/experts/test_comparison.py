@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -102,6 +103,14 @@ def test_rows_that_are_scored_fit_no_prior() -> None:
 def test_a_prior_split_that_is_scored_as_a_whole_leaves_an_even_prior() -> None:
     result, _ = compare(Scored(np.full((2, 5, 4), -1.0), np.full((2, 5, 4), -1.0), hashes(5), hashes(5)))
     assert (result.left_out, result.prior) == (5, [0.5, 0.5])
+
+
+def test_what_is_worse_than_by_the_parent_is_forgotten() -> None:
+    test = np.stack([np.full((5, 4), -2.0), np.full((5, 4), -1.0)]) * np.log(2)
+    parent = np.full(5, -1.5 * 4 * np.log(2), dtype=np.float32)
+    known = Scored(test, test, hashes(5), hashes(5, 10_000), [parent, None])
+    assert compare(known)[0].forgotten == [pytest.approx(0.5, abs=1e-6), None]
+    assert compare(replace(known, parents=()))[0].forgotten == [None, None]
 
 
 def test_no_more_rows_fit_the_prior_than_the_specification_says() -> None:

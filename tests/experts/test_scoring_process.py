@@ -7,12 +7,16 @@ from contextlib import aclosing
 from pathlib import Path
 
 import pytest
+import torch
 from serving.ensembles import make_expert
 
-from pier_node.data.domains import read_held_out
+from pier_node.commands.weights import Weights, exported_weights
+from pier_node.data.domains import read_held_out, rows_of
 from pier_node.errors import PierError
+from pier_node.experts import scoring
 from pier_node.experts.card import Card, artefact_name, digest_of
 from pier_node.experts.config import DomainSection
+from pier_node.experts.score import log_probs, spread
 from pier_node.experts.scoring_order import ScoredDomain, ScoringOrder
 from pier_node.experts.scoring_process import Said, said, scored
 from pier_node.experts.sheet import load_sheet
@@ -54,6 +58,31 @@ def test_for_one_that_was_refused_its_parent_is_scored(tmp_path: Path) -> None:
     name = expert(tmp_path, "topics", 0, accepted=False)
     (first, _) = said(order([name], ("topics", "")), tmp_path, tmp_path)
     assert load_sheet(Path(first.sheet)).subject.weights == digest_of(parent)
+    assert load_sheet(Path(first.sheet)).parent is None, "it has forgotten nothing"
+
+
+def test_what_experts_branched_from_is_scored_once_on_the_test_rows(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    parent = make_expert(tmp_path / ("a" * 32), 7)
+    names = [expert(tmp_path, domain, number) for number, domain in enumerate(("topics", "encodings"))]
+    opened: list[Path] = []
+
+    def noted(place: Path) -> Weights:
+        opened.append(place)
+        return exported_weights(place)
+
+    monkeypatch.setattr(scoring, "exported_weights", noted)
+    lines = list(said(order(names, ("topics", "")), tmp_path, tmp_path))
+    by_split = {(line.expert, sheet.subject.split): sheet for line in lines for sheet in [load_sheet(Path(line.sheet))]}
+    rows = spread(rows_of(read_held_out(DomainSection(name="topics")).texts["test"], 32), 3)
+    wanted = log_probs(exported_weights(parent).model(torch.device("cpu")), rows).sum(axis=1)
+    for name in names:
+        assert by_split[name, "prior"].parent is None
+        found = by_split[name, "test"].parent
+        assert found is not None
+        assert found.tolist() == pytest.approx(wanted.tolist())
+    assert opened == [parent, *(tmp_path / name for name in names)]
 
 
 def test_another_text_and_a_lost_expert_are_told_and_the_rest_is_scored(tmp_path: Path) -> None:

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -37,6 +38,29 @@ def test_a_sheet_comes_back_as_it_was(tmp_path: Path) -> None:
     assert back.subject == ABOUT
     assert back.log_probs.tobytes() == sheet().log_probs.tobytes()
     assert back.rows.tolist() == sheet().rows.tolist()
+
+
+def test_what_the_parent_gave_the_rows_comes_along(tmp_path: Path) -> None:
+    parent = np.array([-1.0, -2.5, 0.0], dtype=np.float32)
+    back = load_sheet(replace(sheet(), parent=parent).save(tmp_path))
+    assert back.parent is not None
+    assert back.parent.tolist() == parent.tolist()
+    assert load_sheet(sheet().save(tmp_path)).parent is None
+
+
+@pytest.mark.parametrize(
+    ("parent", "said"),
+    [
+        (np.full(2, -1, dtype=np.float32), r"parent is float32 \[2\], not float32 \[3\]"),
+        (np.full((3, 1), -1, dtype=np.float32), r"parent is float32 \[3, 1\]"),
+        (np.full(3, -1.0), "parent is float64"),
+        (np.array([-1, np.nan, -1], dtype=np.float32), "no number"),
+        (np.array([-1, 0.5, -1], dtype=np.float32), "above 0"),
+    ],
+)
+def test_what_no_parent_gives_is_refused(parent: Any, said: str) -> None:
+    with pytest.raises(ValueError, match=said):
+        unpacked(packed({**good(), "parent": parent}))
 
 
 def test_equal_rows_have_equal_hashes_and_others_others() -> None:

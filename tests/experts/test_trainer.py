@@ -133,6 +133,18 @@ async def test_an_expert_that_goes_on_at_another_site_ends_with_the_same_bits(
     assert min(seen) >= 12
 
 
+async def test_of_its_last_checkpoint_another_site_makes_the_same_expert(
+    make_job: MakeJob, parent: Parent, shop: Shop
+) -> None:
+    handed, seen, other = Handed(1 << 30), list[int](), shop.folder.with_name("behind it")
+    whole = await train_expert(make_job(), parent, shop, silent, handed)
+    assert handed.step == make_job().steps
+    there = dataclasses.replace(shop, folder=other)
+    again = await train_expert(make_job(), parent, there, lambda step: seen.append(step.step), handed)
+    assert again == whole, "judged again, and by the same weights"
+    assert seen == [], "nothing is trained"
+
+
 async def test_a_bad_expert_is_refused_and_its_parent_stands_in(make_job: MakeJob, parent: Parent, shop: Shop) -> None:
     good = await trained(make_job(), parent, shop)
     model, weights = import_weights(shop.place(good.name))

@@ -89,6 +89,10 @@ class AcceptedPlan(Kept):
                 next(chain for chain in found if chain[-1] == each.job.after).append(each.job.number)
         return found
 
+    def chain(self, number: int) -> list[int]:
+        """The one that a job is in."""
+        return next(chain for chain in self.chains() if number in chain)
+
     def queue(self) -> list[list[int]]:
         """Chains as sites take them: the shortest first."""
         return sorted(self.chains(), key=lambda chain: sum(self.jobs[each].job.flops for each in chain))

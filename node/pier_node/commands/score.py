@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +22,7 @@ from pier_node.errors import PierError
 from pier_node.experts.config import DomainSection, load
 from pier_node.experts.ensemble import ENSEMBLE_FILE, load_ensemble
 from pier_node.experts.report import Report, evaluated
-from pier_node.experts.scoring import expert_in, sheets_of, texts_of
+from pier_node.experts.scoring import Parents, expert_in, parent_of, sheets_of, texts_of
 from pier_node.experts.sheet import Sheet
 from pier_node.model.export import read_config
 
@@ -98,10 +99,14 @@ def _sheets(settings: Settings, experts: dict[str, Path], console: Console) -> I
     texts = texts_of(_sections(settings, experts), context, settings.rows)
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
     with Progress(*columns, console=console, transient=True) as progress:
-        task = progress.add_task("rows", total=len(experts) * sum(map(len, texts.values())))
+        parents = len({*map(parent_of, experts.values())} - {None})
+        tested = sum(len(rows) for (_, split), rows in texts.items() if split == "test")
+        total = len(experts) * sum(map(len, texts.values())) + parents * tested
+        task = progress.add_task("rows", total=total)
+        before = Parents(texts, device, done := partial(progress.advance, task))
         for name, place in experts.items():
             progress.update(task, description=f"expert of {name}")
-            yield from sheets_of(name, place, texts, device, lambda count: progress.advance(task, count))
+            yield from sheets_of(name, place, texts, device, before, done)
 
 
 def _sections(settings: Settings, experts: dict[str, Path]) -> Sequence[DomainSection]:

@@ -17,7 +17,7 @@ import numpy.typing as npt
 
 from pier_node.experts.mixture import geometric, score
 from pier_node.experts.prior import chosen, even, fitted
-from pier_node.experts.sheet import Hashes
+from pier_node.experts.sheet import Hashes, Parent
 from pier_node.experts.weights import Array, Kind, rule
 
 ROWS_OF_PRIOR = 100
@@ -39,12 +39,14 @@ class Scored:
     Attributes:
         test, prior: log p, [experts, rows, tokens], of the rows that are scored and of those that fit the prior.
         test_rows, prior_rows: their hashes.
+        parents: what those that each expert branched from gave the rows that are scored; None: not known.
     """
 
     test: Array
     prior: Array
     test_rows: Hashes
     prior_rows: Hashes
+    parents: Sequence[Parent | None] = ()
 
     @cached_property
     def usable(self) -> npt.NDArray[np.intp]:
@@ -80,6 +82,7 @@ class Result:
         prior: that was fitted for `decay`, [experts]; left_out: rows that it was not fitted on, since they are scored.
         single: index of the expert that is best on the prior split.
         experts: bits per byte of each expert alone, [experts].
+        forgotten: how many of these it is worse than what it branched from, [experts]; None: not known.
     """
 
     standings: dict[str, Standing]
@@ -89,6 +92,7 @@ class Result:
     left_out: int
     single: int
     experts: list[float]
+    forgotten: list[float | None]
 
 
 def disjoint(prior_rows: Hashes, test_rows: Hashes) -> npt.NDArray[np.intp]:
@@ -121,6 +125,10 @@ def compare(found: Scored, top: Sequence[int] = (), seed: int = 0) -> tuple[Resu
     """The result of a domain, and what it was made of; the same arguments give the same."""
     made, prior, single = losses(found, top)
     _, rows, tokens = found.test.shape
+    alone = [_bits(_nats(expert), tokens) for expert in found.test]
+    before = [
+        None if it is None else _bits(-it.astype(np.float64), tokens) for it in found.parents or [None] * len(alone)
+    ]
     result = Result(
         standings=standings([made], [tokens], seed),
         rows=rows,
@@ -128,7 +136,8 @@ def compare(found: Scored, top: Sequence[int] = (), seed: int = 0) -> tuple[Resu
         prior=prior.tolist(),
         left_out=len(found.prior_rows) - len(found.usable),
         single=single,
-        experts=[_bits(_nats(expert), tokens) for expert in found.test],
+        experts=alone,
+        forgotten=[None if parent is None else own - parent for own, parent in zip(alone, before)],
     )
     return result, made
 

@@ -48,7 +48,8 @@ def gather(sheets: Sequence[Sheet]) -> dict[str, Scored]:
 def _scored(found: dict[tuple[str, Split, str], Sheet], domain: str, experts: Sequence[str]) -> Scored:
     test, test_rows = _stacked(found, domain, "test", experts)
     prior, prior_rows = _stacked(found, domain, "prior", experts)
-    return Scored(test, prior, test_rows, prior_rows)
+    parents = [found[domain, "test", expert].parent for expert in experts]
+    return Scored(test, prior, test_rows, prior_rows, parents)
 
 
 def _stacked(

@@ -1,4 +1,8 @@
-"""Scores experts on the text that is held out of domains: a sheet for each expert, domain and split."""
+"""Scores experts on the text that is held out of domains: a sheet for each expert, domain and split.
+
+What they branched from is scored on the test rows as well, once for all: so it is known what an expert has forgotten
+(spec/hdee.md section 2.8).
+"""
 
 from __future__ import annotations
 
@@ -12,11 +16,11 @@ from pier_node.data.deal import Split
 from pier_node.data.domains import read_held_out, rows_of
 from pier_node.data.tokens import FileTokenizer
 from pier_node.errors import PierError
-from pier_node.experts.card import digest_of, load_card
+from pier_node.experts.card import CARD_FILE, WEIGHTS_FILE, digest_of, load_card
 from pier_node.experts.config import DomainSection
 from pier_node.experts.score import log_probs, spread
 from pier_node.experts.scoring_order import SCORED
-from pier_node.experts.sheet import Rows, Sheet, Subject, row_hashes
+from pier_node.experts.sheet import Parent, Rows, Sheet, Subject, row_hashes
 
 BYTES = bytes(range(32, 127)).decode()
 
@@ -32,6 +36,42 @@ def expert_in(folder: Path) -> tuple[str, Path]:
     """
     card = load_card(folder)
     return card.domain, folder if card.accepted else folder.parent / card.parent[:32]
+
+
+def parent_of(place: Path) -> Path | None:
+    """Where the model lies that the expert in a folder branched from; None: it is not here.
+
+    Raises:
+        PierError: the expert's card is not valid.
+    """
+    if not (place / CARD_FILE).exists():
+        return None
+    found = place.parent / load_card(place).parent[:32]
+    return found if (found / WEIGHTS_FILE).exists() else None
+
+
+class Parents:
+    """What experts branched from, on the test rows of some texts: each is asked once.
+
+    Args:
+        done: is told how many rows more were scored.
+    """
+
+    def __init__(self, texts: Texts, device: torch.device, done: Callable[[int], None] = lambda _rows: None) -> None:
+        self._texts = {domain: rows for (domain, split), rows in texts.items() if split == "test"}
+        self._device, self._done = device, done
+        self._known: dict[Path, dict[str, Parent]] = {}
+
+    def of(self, place: Path) -> Mapping[str, Parent]:
+        """By domain, what the parent of the expert in a folder gives each row; {}: it is not here. Raises PierError."""
+        parent = parent_of(place)
+        if parent is None:
+            return {}
+        if parent not in self._known:
+            model = exported_weights(parent).model(self._device)
+            each = {domain: log_probs(model, rows, self._done).sum(axis=1) for domain, rows in self._texts.items()}
+            self._known[parent] = each
+        return self._known[parent]
 
 
 def texts_of(sections: Iterable[DomainSection], context: int, most: int, digest: str = "") -> Texts:
@@ -60,21 +100,29 @@ def texts_of(sections: Iterable[DomainSection], context: int, most: int, digest:
 
 
 def sheets_of(
-    domain: str, place: Path, texts: Texts, device: torch.device, done: Callable[[int], None] = lambda _rows: None
+    domain: str,
+    place: Path,
+    texts: Texts,
+    device: torch.device,
+    parents: Parents,
+    done: Callable[[int], None] = lambda _rows: None,
 ) -> Iterator[Sheet]:
     """What the model in a folder, which speaks for the expert of a domain, gives these texts.
 
     Args:
+        parents: what such models branched from.
         done: is told how many rows more were scored.
 
     Raises:
         PierError: there is no model that knows bytes.
     """
     _check_tokenizer(place)
+    before = parents.of(place)
     model, digest = exported_weights(place).model(device), digest_of(place)
     for (name, split), rows in texts.items():
+        about = Subject(expert=domain, weights=digest, domain=name, split=split)
         found = log_probs(model, rows, done)
-        yield Sheet(Subject(expert=domain, weights=digest, domain=name, split=split), found, row_hashes(rows))
+        yield Sheet(about, found, row_hashes(rows), before.get(name) if split == "test" else None)
 
 
 def _check_tokenizer(place: Path) -> None:

@@ -59,7 +59,7 @@ async def scored(order: ScoringOrder, folder: Path, out: Path) -> AsyncGenerator
 def said(order: ScoringOrder, folder: Path, out: Path) -> Iterator[Said]:
     """Score; the sheets are in `out`."""
     from pier_node.commands.weights import pick_device
-    from pier_node.experts.scoring import Texts, expert_in, sheets_of, texts_of
+    from pier_node.experts.scoring import Parents, Texts, expert_in, sheets_of, texts_of
     from pier_node.model.export import read_config
 
     places: dict[str, tuple[str, Path]] = {}
@@ -75,9 +75,11 @@ def said(order: ScoringOrder, folder: Path, out: Path) -> Iterator[Said]:
             texts = {**texts, **texts_of([wanted.section], context, order.rows, wanted.digest)}
         except PierError as error:
             yield from (Said(name, wanted.section.name, problem=error.problem) for name in places)
+    device = pick_device("")
+    parents = Parents(texts, device)
     for name, (domain, place) in places.items():
         try:
-            for sheet in sheets_of(domain, place, texts, pick_device("")):
+            for sheet in sheets_of(domain, place, texts, device, parents):
                 yield Said(name, sheet.subject.domain, str(sheet.save(out)))
         except PierError as error:
             yield Said(name, problem=error.problem)

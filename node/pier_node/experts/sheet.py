@@ -35,6 +35,8 @@ LogProbs = npt.NDArray[np.float32]
 """[rows, context]: log p of all bytes of a row but its first."""
 Hashes = npt.NDArray[np.uint8]
 """[rows, HASH]."""
+Parent = npt.NDArray[np.float32]
+"""[rows]: log p of all bytes of a row but its first, by what the expert branched from."""
 
 
 class Subject(BaseModel):
@@ -56,11 +58,12 @@ class Subject(BaseModel):
 
 @dataclass(frozen=True)
 class Sheet:
-    """Log-probabilities and the hashes of their rows."""
+    """Log-probabilities and the hashes of their rows; `parent` where that was there and is not what was scored."""
 
     subject: Subject
     log_probs: LogProbs
     rows: Hashes
+    parent: Parent | None = None
 
     def save(self, folder: Path) -> Path:
         """Write it; its name says what it is about. Raises OSError."""
@@ -72,6 +75,8 @@ class Sheet:
     def packed(self) -> bytes:
         """As it is written, and sent."""
         tensors: dict[str, npt.NDArray[Any]] = {"log_probs": self.log_probs, "rows": self.rows}
+        if self.parent is not None:
+            tensors["parent"] = self.parent
         return save(tensors, {"subject": self.subject.model_dump_json()})
 
 
@@ -102,10 +107,13 @@ def unpacked(packed: bytes) -> Sheet:
         tensors = load(packed)
     except Exception as error:  # the library has no narrower kind that covers all
         raise ValueError(str(error)) from error
+    parent = tensors.pop("parent", None)
     if set(tensors) != {"log_probs", "rows"}:
         raise ValueError(f"it has {sorted(tensors)}, not log_probs and rows")
     _check(tensors["log_probs"], tensors["rows"])
-    return Sheet(subject, tensors["log_probs"], tensors["rows"])
+    if parent is not None:
+        _check_parent(parent, len(tensors["rows"]))
+    return Sheet(subject, tensors["log_probs"], tensors["rows"], parent)
 
 
 def _subject(packed: bytes) -> Subject:
@@ -125,5 +133,15 @@ def _check(log_probs: npt.NDArray[Any], rows: npt.NDArray[Any]) -> None:
         raise ValueError(f"log_probs are {log_probs.dtype} {[*log_probs.shape]}, not float32 [rows, tokens]")
     if rows.dtype != np.uint8 or rows.shape != (len(log_probs), HASH):
         raise ValueError(f"rows are {rows.dtype} {[*rows.shape]}, not uint8 [{len(log_probs)}, {HASH}]")
+    _check_values(log_probs)
+
+
+def _check_parent(parent: npt.NDArray[Any], rows: int) -> None:
+    if parent.dtype != np.float32 or parent.shape != (rows,):
+        raise ValueError(f"parent is {parent.dtype} {[*parent.shape]}, not float32 [{rows}]")
+    _check_values(parent)
+
+
+def _check_values(log_probs: npt.NDArray[Any]) -> None:
     if not np.isfinite(log_probs).all() or (log_probs > 0).any():
         raise ValueError("a log-probability is above 0 or no number")

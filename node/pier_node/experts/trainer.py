@@ -198,7 +198,7 @@ class _Training:
         self._weights.array[:] = workers.outbox.array
         stand = replace(stand, step=stand.step + steps, tokens=stand.tokens + done.tokens)
         await asyncio.to_thread(stand.save, self.work, self.name)
-        if self._custody is not None and stand.step < self.job.steps:
+        if self._custody is not None:
             self._custody.saved(self.work / FILE, stand.step)
         return stand, done.seconds
 
