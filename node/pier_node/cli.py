@@ -28,6 +28,7 @@ from pier_node.options import (
     explained,
     preset,
 )
+from pier_node.spinning import spin_little
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
@@ -41,6 +42,7 @@ def main() -> None:
     """
     # What gRPC's core would print on the terminal, Pier says in words for people.
     os.environ.setdefault("GRPC_VERBOSITY", "NONE")
+    spin_little()
 
 
 main.add_command(score)

@@ -27,7 +27,6 @@ def run_site(settings: Settings, quiet: bool) -> None:
 
 
 async def _run(settings: Settings, console: Console, quiet: bool) -> None:
-    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # threads that spin would take the cores from the workers
     from pier_node.daemon import Daemon
 
     def say(text: str) -> None:

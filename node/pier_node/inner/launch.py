@@ -21,6 +21,7 @@ from pier_node.inner import devices
 from pier_node.inner.parent import call_process, die_with_parent
 from pier_node.inner.place import Place
 from pier_node.inner.worker import serve
+from pier_node.spinning import spin_little
 
 WORKER = "pier-worker"
 """What `top` and `ps -o comm` call a worker."""
@@ -52,8 +53,7 @@ def _arguments() -> argparse.Namespace:
 def _set_environment() -> None:
     for library in ("GLOO", "NCCL"):
         os.environ.setdefault(f"{library}_SOCKET_IFNAME", "lo")
-    # Threads that spin while they wait for one another make a step 30 times slower when something else wants a core.
-    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+    spin_little()
 
 
 def _count() -> int:
