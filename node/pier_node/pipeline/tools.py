@@ -68,7 +68,11 @@ class Tools:
         if self.stuck:
             raise Suspicion(self.carrier.node, "still computes what did not end before")
         began, computing = loop.time(), loop.run_in_executor(self.thread, work)
-        await asyncio.wait([computing], timeout=patience)
+        try:
+            await asyncio.wait([computing], timeout=patience)
+        except asyncio.CancelledError:
+            computing.cancel()  # what was not begun need not be
+            raise
         if not computing.done():
             self.endless.late()
             self._stuck = computing
