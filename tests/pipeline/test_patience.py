@@ -15,9 +15,18 @@ from simulation.virtual_time import run
 
 from pier.v1.peer_pb2 import Chunk
 from pier_node.config import RunConfig
+from pier_node.outer.state import OuterState
 
 INTERVAL = 9
 """Iterations before an outer round: so many short waits that they are believed."""
+
+
+def apart(sites: int) -> RunConfig:
+    """Of two stages, whose replicas meet once, at the end."""
+    tables = config(2, layers=2, paths="full", microbatches=2).model_dump(mode="json")
+    tables["run"]["sites"], tables["inner"]["total_steps"] = sites, INTERVAL
+    tables["outer"] = {"algorithm": "pier", "start": "none", "inner_steps": INTERVAL}
+    return RunConfig.model_validate(tables)
 
 
 @pytest.mark.parametrize(("seconds", "rounds"), [(45.0, INTERVAL + 1), (170.0, INTERVAL + 2)])
@@ -26,13 +35,38 @@ def test_an_outer_round_is_done_that_takes_much_longer_than_iterations(
 ) -> None:
     """The only site of a stage waits for nothing but the totals, while replicas of the other one average."""
     monkeypatch.setattr(SimCarrier, "_feed", slow(seconds, SimCarrier._feed))
-    tables = config(2, layers=2, paths="full", microbatches=2).model_dump(mode="json")
-    tables["run"]["sites"], tables["inner"]["total_steps"] = 3, INTERVAL
-    tables["outer"] = {"algorithm": "pier", "start": "none", "inner_steps": INTERVAL}
-    cluster = PipelineCluster(RunConfig.model_validate(tables), tmp_path)
+    cluster = PipelineCluster(apart(3), tmp_path)
     run(cluster.run(within=1800.0))
     assert (cluster.standing().steps, cluster.standing().met) == (INTERVAL, INTERVAL)
     assert max(cluster.digests) == rounds, "longer than the first patience costs an attempt"
+
+
+class OneIsLeftOut(PipelineCluster):
+    """In the outer round d takes no part; it is one of four."""
+
+    def __init__(self, config: RunConfig, folder: Path) -> None:
+        super().__init__(config, folder)
+        self.took_part: set[str] = set()
+
+    async def committed(self, name: str, state: OuterState) -> None:
+        await super().committed(name, state)
+        training = self.nodes[name].training
+        if state.round == INTERVAL:
+            training._routing.suspect = "d"
+        elif state.round > INTERVAL and training._tried:
+            self.took_part.add(name)
+
+
+@pytest.mark.parametrize("seconds", [45.0, 130.0])
+def test_who_takes_no_part_does_not_end_a_round_that_others_work_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seconds: float
+) -> None:
+    monkeypatch.setattr(SimCarrier, "_feed", slow(seconds, SimCarrier._feed))
+    cluster = OneIsLeftOut(apart(4), tmp_path)
+    run(cluster.run(within=1800.0))
+    assert (cluster.standing().steps, cluster.standing().met) == (INTERVAL, INTERVAL)
+    assert max(cluster.digests) == INTERVAL + 1, "nothing is done twice"
+    assert cluster.took_part == set("abc")
 
 
 Feed = Callable[[SimCarrier, str, AsyncIterator[Chunk], Any], Awaitable[None]]

@@ -90,18 +90,21 @@ class Routing:
             if not mine and self._others_wait(number):
                 break
             await self._heard()
-            if least > 1 or self.lacking:
-                deadline = loop.time() + PATIENCE  # it waits for sites that are yet to come
+            if least > 1 or self.lacking or self._others_work(number):
+                deadline = loop.time() + PATIENCE  # for sites that are yet to come, or are at it without this one
         found = self._taken.pop(number, None)
         self._taken.clear()
         self._closed = number
         return found
 
     async def over(self, plan: Plan, behind: Callable[[], bool]) -> None:
-        """For a site that takes no part: return once one that does waits for the round, or PATIENCE is over."""
-        deadline = asyncio.get_running_loop().time() + PATIENCE
-        while not behind() and not self._others_wait(plan.round) and asyncio.get_running_loop().time() < deadline:
+        """For a site that takes no part: return once one that does waits for the round, or none works on it."""
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + PATIENCE
+        while not behind() and not self._others_wait(plan.round) and loop.time() < deadline:
             await self._roster.changed.wait(LOOK)
+            if self._others_work(plan.round):
+                deadline = loop.time() + PATIENCE
 
     def _here(self, late: bool = False) -> dict[str, Pulse]:
         """Live sites that are at the round before the coming one; `late`: and those who will be, in a moment."""
@@ -135,6 +138,11 @@ class Routing:
     def _others_wait(self, number: int) -> bool:
         pulses = {node: it for node, it in self._roster.participants().items() if node != self._carrier.node}
         return any(it.phase in BUSY and it.training_for == number for it in pulses.values())
+
+    def _others_work(self, number: int) -> bool:
+        """Whether any site is at an attempt at this round; who comes to the round before them would end it."""
+        pulses = {node: it for node, it in self._roster.participants().items() if node != self._carrier.node}
+        return any(it.place.working and it.training_for == number for it in pulses.values())
 
     async def _heard(self) -> None:
         """Return at any news, or after a moment."""

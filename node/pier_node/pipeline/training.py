@@ -84,8 +84,7 @@ class PipelineTraining:
         self._stage: Stage | None = None
         self._attempt: Joint[Worth | Met] | None = None
         self._tried: Plan | None = None
-        self._version = 0
-        self._begun_last = b""
+        self._version, self._begun_last = 0, b""
         self._account = Account(progress, self._carrier.node, config.inner.batch_size * config.model.context)
         self._news, stages = Signal(), config.pipeline.stages
         self._planner = Planner(config.pipeline, config.run.seed, on_plan, search)
@@ -107,6 +106,7 @@ class PipelineTraining:
             stage=vault.stage,
             version=vault.version_of(counts),
             memory=memory,
+            working=self._attempt is not None,
             transfer=pace.transfers(),
             round_trip=self._roster.round_trips(),
             **times,

@@ -309,6 +309,7 @@ class Place(_message.Message):
     MEMORY_FIELD_NUMBER: _builtins.int
     TRANSFER_FIELD_NUMBER: _builtins.int
     ROUND_TRIP_FIELD_NUMBER: _builtins.int
+    WORKING_FIELD_NUMBER: _builtins.int
     stage: _builtins.int
     version: _builtins.int
     """of its stage, as replicas share it: names the round that made it; 0: none did"""
@@ -317,6 +318,8 @@ class Place(_message.Message):
     loss: _builtins.float
     memory: _builtins.int
     """microbatches in flight that it can hold"""
+    working: _builtins.bool
+    """on an attempt at the round that it trains for"""
     @_builtins.property
     def transfer(self) -> _containers.ScalarMap[_builtins.str, _builtins.float]:
         """seconds until a site, by node id, has a tensor that this one sends it"""
@@ -336,10 +339,11 @@ class Place(_message.Message):
         memory: _builtins.int = ...,
         transfer: _abc.Mapping[_builtins.str, _builtins.float] | None = ...,
         round_trip: _abc.Mapping[_builtins.str, _builtins.float] | None = ...,
+        working: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["backward", b"backward", "forward", b"forward", "loss", b"loss", "memory", b"memory", "round_trip", b"round_trip", "stage", b"stage", "transfer", b"transfer", "version", b"version"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["backward", b"backward", "forward", b"forward", "loss", b"loss", "memory", b"memory", "round_trip", b"round_trip", "stage", b"stage", "transfer", b"transfer", "version", b"version", "working", b"working"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
