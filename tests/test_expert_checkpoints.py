@@ -17,7 +17,7 @@ from simulation.virtual_time import run
 
 from pier.v1.coordinator_pb2 import CheckpointPart, ExpertCheckpoint, Record
 from pier_node.coordination.link import NoLease, Refused, Unreachable
-from pier_node.expert_checkpoints import PATIENCE, SHARE, ExpertCheckpoints, JobCheckpoints
+from pier_node.expert_checkpoints import PATIENCE, REFUSALS, SHARE, ExpertCheckpoints, JobCheckpoints
 from pier_node.experts.resume import FILE, Kept, Stand, most_bytes
 
 PLAN, NAME, LENGTH = "ab" * 16, "cd" * 16, 5
@@ -188,19 +188,42 @@ def test_a_last_one_is_tried_until_the_coordinator_has_answered_or_all_ends(tmp_
     site, path = Site(), saved(tmp_path, JOB.steps)
 
     async def story() -> None:
-        site.coordinator.problems = [Unreachable("gone"), NoLease("unknown"), Unreachable("gone")]
+        site.coordinator.problems = [Unreachable("gone"), NoLease("unknown"), Refused("another is on its way")]
         site.of(followed=True).saved(path, JOB.steps)
         await asyncio.sleep(60.0)
         assert len(site.coordinator.given) == 1
-        site.coordinator.problems = [Refused("no such plan"), Unreachable("gone"), Unreachable("gone")]
+        site.coordinator.problems = [Refused("no such plan")] * REFUSALS + [Unreachable("gone"), OSError("stale")]
         site.of(followed=True).saved(path, JOB.steps)
         await asyncio.sleep(300.0)
-        assert len(site.coordinator.problems) == 2, "no is an answer"
+        assert len(site.coordinator.problems) == 2, "no is an answer, in the end"
         site.of(followed=True).saved(path, JOB.steps)
-        await asyncio.sleep(0.5)
+        await asyncio.sleep(300.0)
+        assert site.coordinator.problems == [], "and who cannot read it cannot give it"
+        assert len(site.coordinator.given) == 1
+
+    run(story())
+
+
+def test_while_a_last_one_waits_for_its_next_try_others_are_given_and_at_the_end_none(tmp_path: Path) -> None:
+    site, path = Site(), saved(tmp_path, JOB.steps)
+
+    async def story() -> None:
+        site.coordinator.seconds, site.coordinator.problems = 10.0, [Unreachable("gone")]
+        site.of(followed=True).saved(path, JOB.steps)
+        site.of(followed=True).saved(path, JOB.steps)
+        await asyncio.sleep(11.0)
+        assert site.coordinator.problems == []
+        await asyncio.sleep(10.0 * (1 / SHARE - 1) - 2.0)
+        assert site.coordinator.given == [], "a line that breaks each time is not used all the time"
+        site.checkpoints._due = 0.0
+        site.of().saved(path, 10)
+        await asyncio.sleep(10.5)
+        assert [kept.step for _, kept, _ in site.coordinator.given] == [10]
+        await asyncio.sleep(10.0)
+        assert [kept.step for _, kept, _ in site.coordinator.given] == [10, JOB.steps]
         await site.checkpoints.end()
-        await asyncio.sleep(300.0)
-        assert (len(site.coordinator.given), len(site.coordinator.problems)) == (1, 1)
+        await asyncio.sleep(1000.0)
+        assert len(site.coordinator.given) == 2
 
     run(story())
 

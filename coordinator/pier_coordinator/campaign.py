@@ -6,7 +6,6 @@ What sites say comes as facts of the kind "expert". Everything that must outlast
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Iterable, Sequence
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -91,11 +90,11 @@ class Campaign:
     async def give_checkpoint(self, node: str, plan: str, kept: Kept, parts: AsyncIterator[CheckpointPart]) -> None:
         """The checkpoint of a job comes from its site. Raises Refused."""
         current = self._concerned(node, plan, kept.job)
-        job, wanted = current.plan.jobs[kept.job].job, partial(current.needs_checkpoint, node, kept.job)
+        job = current.plan.jobs[kept.job].job
         if kept.step > job.steps:
             raise Refused(f"that expert has {job.steps} steps")
         length = Layout.of(job.run(self._of.config).model).length
-        await current.checkpoints.take(node, kept, length, parts, wanted)
+        await current.checkpoints.take(node, kept, length, parts, lambda: not current.is_over(kept.job))
         current.tidy([kept.job])  # it may be done meanwhile; a job that went elsewhere goes on from it
 
     def fetch_checkpoint(self, node: str, plan: str, job: int) -> AsyncIterator[CheckpointPart]:

@@ -121,12 +121,16 @@ class UnderWay:
     def needs_checkpoint(self, node: str, number: int) -> bool:
         """Whether one of a job is of use, and the job that site's: until the chain that it is in is done."""
         job = self._jobs.get(number)
-        return job is not None and job.node == node and not self._is_over(number)
+        return job is not None and job.node == node and not self.is_over(number)
+
+    def is_over(self, number: int) -> bool:
+        """Whether all of the chain that a job is in is done."""
+        return all(self._jobs[each].result for each in self.plan.chain(number))
 
     def tidy(self, numbers: Iterable[int]) -> None:
         """Delete the checkpoints of these jobs that are of no use any more, and of those in their chains; blocks."""
         for number in numbers:
-            if self._is_over(number):
+            if self.is_over(number):
                 for each in self.plan.chain(number):
                     self.checkpoints.drop(each)
 
@@ -197,10 +201,6 @@ class UnderWay:
         await self._move(work, [chain for chain in moving if chain not in stuck], nodes, why)
         given_up = [chain for chain in stuck if declined in chain or work.node(chain) in lost]
         await self._strand([chain for chain in given_up if self._is_so(work, chain)], declined, why)
-
-    def _is_over(self, number: int) -> bool:
-        """Whether all of the chain that a job is in is done."""
-        return all(self._jobs[each].result for each in self.plan.chain(number))
 
     def _is_so(self, work: OpenWork, chain: Chain) -> bool:
         """Whether a chain is as it was when planning anew began."""

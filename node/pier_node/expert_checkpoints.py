@@ -27,6 +27,8 @@ from pier_node.outer.deadline import Backoff
 
 SHARE = 0.05
 """Part of the time that giving checkpoints takes at most, from the second one on."""
+REFUSALS = 3
+"""After which a last one is not tried again: one that broke off may be on its way still, for the coordinator."""
 PATIENCE = 60.0
 """Seconds for a coordinator that does not answer, before an expert begins again that need not."""
 
@@ -55,7 +57,8 @@ class ExpertCheckpoints:
         self._line, self._tell, self.clock = line, tell, clock
         self._due = -float("inf")
         self._giving: asyncio.Task[None] | None = None
-        self._last: asyncio.Task[None] | None = None
+        self._last: list[asyncio.Task[None]] = []
+        self._sends = False
 
     def of(self, plan: str, job: ExpertJob, kept: Kept | None, followed: bool) -> JobCheckpoints:
         """Those of a job, of which the coordinator keeps that one; whether another expert branches from it."""
@@ -63,13 +66,13 @@ class ExpertCheckpoints:
 
     def give(self, plan: str, job: int, step: int, path: Path) -> None:
         """Give the coordinator this one, in the background, unless one is on its way or it is too soon for another."""
-        if not self._gives_last and self._giving is None and self.clock() >= self._due:
+        if not self._sends and self._giving is None and self.clock() >= self._due:
             self._giving = asyncio.create_task(self._give_once(plan, job, step, path.open("rb")))
 
     def give_last(self, plan: str, job: int, step: int, path: Path) -> None:
-        """Give it in the background, after what is on its way, and try until the coordinator has answered."""
-        before = [task for task in (self._last, self._giving) if task]
-        self._last = asyncio.create_task(self._give_until(before, plan, job, step, path.open("rb")))
+        """Give it in the background, after those before it, and try until the coordinator has answered."""
+        self._last = [task for task in self._last if not task.done()]
+        self._last.append(asyncio.create_task(self._give_until([*self._last], plan, job, step, path.open("rb"))))
 
     async def fetch(self, plan: str, kept: Kept, name: str, length: int, folder: Path, steps: int) -> int:
         """Put the one that the coordinator has into the folder of its expert; the step that it was made after.
@@ -101,16 +104,12 @@ class ExpertCheckpoints:
 
     async def drop(self) -> None:
         """What is on its way is not wanted any more, unless a last one waits for it."""
-        if self._giving is not None and not self._gives_last:
+        if self._giving is not None and all(task.done() for task in self._last):
             await _cancelled(self._giving)
 
     async def end(self) -> None:
         """Nothing is wanted any more."""
-        await _cancelled(*(task for task in (self._giving, self._last) if task))
-
-    @property
-    def _gives_last(self) -> bool:
-        return self._last is not None and not self._last.done()
+        await _cancelled(*([self._giving] if self._giving else []), *self._last)
 
     async def _give_once(self, plan: str, job: int, step: int, file: BufferedReader) -> None:
         try:
@@ -122,18 +121,21 @@ class ExpertCheckpoints:
     async def _give_until(
         self, before: Collection[asyncio.Task[None]], plan: str, job: int, step: int, file: BufferedReader
     ) -> None:
-        backoff = Backoff(first=1.0, last=60.0)
+        backoff, refused = Backoff(first=1.0, last=60.0), 0
         with file:  # its folder is deleted meanwhile
-            if before:
+            while before := [*filter(None, (*(task for task in before if not task.done()), self._giving))]:
                 await asyncio.wait(before)
-            while True:
-                if await self._give(plan, job, step, file):
+            while problem := await self._give(plan, job, step, file):
+                refused += isinstance(problem, Refused)
+                if isinstance(problem, OSError) or refused >= REFUSALS:
                     return
-                await asyncio.sleep(backoff.seconds())
+                await asyncio.sleep(max(backoff.seconds(), self._due - self.clock()))
+                while self._giving:
+                    await asyncio.wait([self._giving])
 
-    async def _give(self, plan: str, job: int, step: int, file: BufferedReader) -> bool:
-        """Whether the coordinator has answered."""
-        began = self.clock()
+    async def _give(self, plan: str, job: int, step: int, file: BufferedReader) -> Exception | None:
+        """Why the coordinator has not taken it; None: it has."""
+        began, self._sends = self.clock(), True
         try:
             file.seek(0)
             digest = await asyncio.to_thread(hashlib.file_digest, file, "sha256")
@@ -142,13 +144,14 @@ class ExpertCheckpoints:
             await self._line.give_checkpoint(plan, kept, file)
         except Refused as refused:
             log.warning("the coordinator does not keep a checkpoint at step %d: %s", step, refused)
+            return refused
         except (NoLease, Unreachable, OSError) as problem:
             log.info("the coordinator does not get a checkpoint at step %d: %s", step, problem)
-            return False
+            return problem
         finally:
-            now = self.clock()
+            now, self._sends = self.clock(), False
             self._due = now + (now - began) * (1 / SHARE - 1)
-        return True
+        return None
 
     async def _write(self, plan: str, kept: Kept, path: Path, most: int) -> Kept:
         found, size, digest = kept, 0, hashlib.sha256()

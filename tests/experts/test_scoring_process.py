@@ -82,7 +82,13 @@ def test_what_experts_branched_from_is_scored_once_on_the_test_rows(
         found = by_split[name, "test"].parent
         assert found is not None
         assert found.tolist() == pytest.approx(wanted.tolist())
-    assert opened == [parent, *(tmp_path / name for name in names)]
+    assert opened == [tmp_path / names[0], parent, tmp_path / names[1]]
+
+
+def test_a_damaged_parent_costs_nothing_but_what_it_would_tell(tmp_path: Path) -> None:
+    (make_expert(tmp_path / ("a" * 32), 7) / "config.json").write_text("")
+    lines = list(said(order([expert(tmp_path, "topics", 0)], ("topics", "")), tmp_path, tmp_path))
+    assert [load_sheet(Path(line.sheet)).parent for line in lines] == [None, None]
 
 
 def test_another_text_and_a_lost_expert_are_told_and_the_rest_is_scored(tmp_path: Path) -> None:

@@ -155,6 +155,16 @@ async def test_a_bad_expert_is_refused_and_its_parent_stands_in(make_job: MakeJo
     assert export_parent(better, shop) == shop.place(good.name)
 
 
+def test_a_parent_that_was_being_written_when_the_site_died_is_written_anew(parent: Parent, shop: Shop) -> None:
+    place = shop.place(parent.name[:32])
+    for left in (place, place.with_name(f"{place.name}.work")):
+        left.mkdir(parents=True)
+        (left / "model.safetensors").write_text("half")
+    assert export_parent(parent, shop) == place
+    assert import_weights(place)[1].numpy().tobytes() == parent.weights.tobytes()
+    assert [path.name for path in place.parent.iterdir()] == [place.name]
+
+
 def test_the_seed_stands_in_as_it_is(parent: Parent, shop: Shop) -> None:
     folder = export_parent(parent, shop)
     assert torch.equal(import_weights(folder)[1], torch.from_numpy(parent.weights))

@@ -69,6 +69,28 @@ def test_who_takes_no_part_does_not_end_a_round_that_others_work_on(
     assert cluster.took_part == set("abc")
 
 
+class PlannerIsBack(PipelineCluster):
+    """The site that plans is paused before the outer round, and goes on while the others are at it."""
+
+    async def committed(self, name: str, state: OuterState) -> None:
+        await super().committed(name, state)
+        if name == "a" and state.round == INTERVAL:
+            orders = self.nodes[name].orders
+            orders.take(1, True, "replica")
+            asyncio.get_running_loop().call_later(30.0, orders.take, 2, False, "replica")
+
+
+def test_a_planner_that_is_back_leaves_the_others_to_what_they_work_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(SimCarrier, "_feed", slow(45.0, SimCarrier._feed))
+    cluster = PlannerIsBack(apart(4), tmp_path)
+    run(cluster.run(within=1800.0))
+    assert (cluster.standing().steps, cluster.standing().met) == (INTERVAL, INTERVAL)
+    assert max(cluster.digests) == INTERVAL + 1
+    assert "the plan is dropped" not in caplog.text
+
+
 Feed = Callable[[SimCarrier, str, AsyncIterator[Chunk], Any], Awaitable[None]]
 
 

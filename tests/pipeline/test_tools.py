@@ -66,6 +66,33 @@ def test_nothing_is_computed_behind_what_does_not_end() -> None:
     told(story)
 
 
+def test_who_comes_behind_what_others_gave_up_says_that_it_hangs() -> None:
+    async def story(tools: Tools, thread: Hanging) -> None:
+        thread.delays, done = [300.0], list[int]()
+        first, second = (asyncio.create_task(tools.compute(lambda it=it: done.append(it))) for it in (1, 2))  # type: ignore[misc]
+        await asyncio.sleep(10.0)
+        first.cancel()
+        second.cancel()  # another site has given up the attempt
+        await asyncio.wait([first, second])
+        with pytest.raises(Suspicion, match="a: has computed for 100 s"):
+            await tools.compute(lambda: done.append(3))
+        await tools.freed(Progress())
+        assert done == [3], "nobody wants the rest any more"
+
+    told(story)
+
+
+def test_only_the_first_stage_opens_the_data() -> None:
+    async def story(tools: Tools, _thread: Hanging) -> None:
+        opened: list[int] = []
+        for stage in (1, 0):
+            tools.open_data = lambda stage=stage: opened.append(stage)  # type: ignore[misc]
+            await tools.prepare(stage)
+        assert opened == [0]
+
+    told(story)
+
+
 def test_what_goes_wrong_is_raised_to_who_asked() -> None:
     async def story(tools: Tools, _thread: Hanging) -> None:
         with pytest.raises(ZeroDivisionError):

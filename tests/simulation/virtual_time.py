@@ -40,11 +40,18 @@ class _NoSelector(selectors.BaseSelector):
 
 
 class Hanging(ThreadPoolExecutor):
-    """A thread whose next tasks take so many seconds; each delay is for one of them."""
+    """A thread whose next tasks take so many seconds, one after the other; each delay is for one of them."""
 
     def __init__(self) -> None:
         super().__init__(1)
         self.delays: list[float] = []
+        self.busy_until = 0.0
+
+    def over(self, now: float) -> float:
+        """When a task is done that is given to it now."""
+        took = self.delays.pop(0) if self.delays else 0.0
+        self.busy_until = max(now, self.busy_until) + took
+        return self.busy_until
 
 
 class VirtualTimeLoop(asyncio.SelectorEventLoop):
@@ -59,6 +66,8 @@ class VirtualTimeLoop(asyncio.SelectorEventLoop):
         future: asyncio.Future[T] = self.create_future()
 
         def work() -> None:
+            if future.cancelled():
+                return
             try:
                 result = func(*args)
             except Exception as error:
@@ -66,8 +75,9 @@ class VirtualTimeLoop(asyncio.SelectorEventLoop):
             else:
                 future.set_result(result)
 
-        if isinstance(executor, Hanging) and executor.delays:
-            self.call_later(executor.delays.pop(0), work)
+        over = executor.over(self.time()) if isinstance(executor, Hanging) else 0.0
+        if over > self.time():
+            self.call_at(over, work)
         else:
             work()
         return future

@@ -61,7 +61,15 @@ HELLO_REPLY = HelloReply(
     seen_as="10.0.0.1:5000",
 )
 PLACE = Place(
-    stage=3, version=7 << 24, forward=0.1, backward=0.2, loss=0.05, memory=3, transfer={BOB: 0.2}, round_trip={BOB: 0.1}
+    stage=3,
+    version=7 << 24,
+    forward=0.1,
+    backward=0.2,
+    loss=0.05,
+    memory=3,
+    transfer={BOB: 0.2},
+    round_trip={BOB: 0.1},
+    working=True,
 )
 PULSE = Pulse(
     site=SITE,

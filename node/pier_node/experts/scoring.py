@@ -6,10 +6,12 @@ What they branched from is scored on the test rows as well, once for all: so it 
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 
 import torch
+from torch import nn
 
 from pier_node.commands.weights import exported_weights
 from pier_node.data.deal import Split
@@ -24,6 +26,7 @@ from pier_node.experts.sheet import Parent, Rows, Sheet, Subject, row_hashes
 
 BYTES = bytes(range(32, 127)).decode()
 
+log = logging.getLogger(__name__)
 Texts = Mapping[tuple[str, Split], Rows]
 """The rows of domains' splits."""
 
@@ -51,7 +54,7 @@ def parent_of(place: Path) -> Path | None:
 
 
 class Parents:
-    """What experts branched from, on the test rows of some texts: each is asked once.
+    """What experts branched from, on the test rows of some texts: each is asked once for each domain.
 
     Args:
         done: is told how many rows more were scored.
@@ -60,18 +63,27 @@ class Parents:
     def __init__(self, texts: Texts, device: torch.device, done: Callable[[int], None] = lambda _rows: None) -> None:
         self._texts = {domain: rows for (domain, split), rows in texts.items() if split == "test"}
         self._device, self._done = device, done
-        self._known: dict[Path, dict[str, Parent]] = {}
+        self._known: dict[tuple[Path, str], Parent | None] = {}
+        self._models: dict[Path, nn.Module] = {}
 
-    def of(self, place: Path) -> Mapping[str, Parent]:
-        """By domain, what the parent of the expert in a folder gives each row; {}: it is not here. Raises PierError."""
+    def of(self, place: Path, domain: str) -> Parent | None:
+        """What the parent of the expert in a folder gives each row; None: it is not here, or cannot be used."""
         parent = parent_of(place)
         if parent is None:
-            return {}
-        if parent not in self._known:
-            model = exported_weights(parent).model(self._device)
-            each = {domain: log_probs(model, rows, self._done).sum(axis=1) for domain, rows in self._texts.items()}
-            self._known[parent] = each
-        return self._known[parent]
+            return None
+        if (parent, domain) not in self._known:
+            self._known[parent, domain] = self._asked(parent, self._texts[domain])
+        return self._known[parent, domain]
+
+    def _asked(self, parent: Path, rows: Rows) -> Parent | None:
+        try:
+            if parent not in self._models:
+                self._models = {parent: exported_weights(parent).model(self._device)}  # one at a time: they are large
+            found: Parent = log_probs(self._models[parent], rows, self._done).sum(axis=1)
+        except PierError as error:
+            log.warning("what experts have forgotten of it is not known: %s", error)
+            return None
+        return found
 
 
 def texts_of(sections: Iterable[DomainSection], context: int, most: int, digest: str = "") -> Texts:
@@ -117,12 +129,11 @@ def sheets_of(
         PierError: there is no model that knows bytes.
     """
     _check_tokenizer(place)
-    before = parents.of(place)
     model, digest = exported_weights(place).model(device), digest_of(place)
     for (name, split), rows in texts.items():
         about = Subject(expert=domain, weights=digest, domain=name, split=split)
-        found = log_probs(model, rows, done)
-        yield Sheet(about, found, row_hashes(rows), before.get(name) if split == "test" else None)
+        found, hashes = log_probs(model, rows, done), row_hashes(rows)
+        yield Sheet(about, found, hashes, parents.of(place, name) if split == "test" else None)
 
 
 def _check_tokenizer(place: Path) -> None:

@@ -115,7 +115,10 @@ def export_parent(parent: Parent, shop: Shop) -> Path:
 
     folder = shop.place(parent.name[:32])
     if not (folder / "config.json").exists():
-        export(parent.model, torch.from_numpy(parent.weights), folder, shard_bytes=ONE_FILE)
+        work = folder.with_name(f"{folder.name}.work")
+        for left in (work, folder):  # of a site that was killed
+            shutil.rmtree(left, ignore_errors=True)
+        export(parent.model, torch.from_numpy(parent.weights), work, shard_bytes=ONE_FILE).rename(folder)
     return folder
 
 

@@ -45,10 +45,13 @@ class ComputeThread(Executor):
 
     def _run(self) -> None:
         while task := self._tasks.get():
-            future, work = task
-            if not future.set_running_or_notify_cancel():
-                continue
-            try:
-                future.set_result(work())
-            except BaseException as error:
-                future.set_exception(error)
+            _do(*task)
+            del task  # what it held is not kept until there is another one
+
+
+def _do(future: Future[Any], work: Callable[[], Any]) -> None:
+    if future.set_running_or_notify_cancel():
+        try:
+            future.set_result(work())
+        except BaseException as error:
+            future.set_exception(error)

@@ -85,9 +85,9 @@ class Routing:
         while number not in self._taken and loop.time() < deadline and not needless():
             mine = min(self._here(late=True)) == self._carrier.node
             complete = len(self._here()) >= max(least, len(self._here(late=True)))
-            if mine and complete and not self._awaits() and await self._offer(number):
-                break
-            if not mine and self._others_wait(number):
+            if self._others_wait(number):
+                break  # they are done with it, whoever planned it
+            if mine and complete and not self._awaits() and not self._others_work(number) and await self._offer(number):
                 break
             await self._heard()
             if least > 1 or self.lacking or self._others_work(number):

@@ -77,7 +77,8 @@ class PipelineSite:
         shape = (config.inner.batch_size, config.model.context, config.model.dim)
         self._thread = ComputeThread()
         memory = config.pipeline.memory
-        tools = Tools(ground.carrier, ground.roster, self._thread, self._rows, memory, shape, ground.settings.faults)
+        own = self._thread, self._rows, memory, shape, ground.settings.faults, lambda: self._windows
+        tools = Tools(ground.carrier, ground.roster, *own)
         vault, device = Vault(ground.settings.folder, config), devices.pick(0)
         self._tensor_bytes = math.prod(shape) * (2 if devices.uses_bf16(device, config.inner.precision) else 4)
         self._pace = tools.pace

@@ -33,6 +33,7 @@ class Tools:
     Attributes:
         thread: does the computing, one thing after the other.
         rows: (step, microbatch's place among the site's own) -> what it is made of; only stage 0 asks, in the thread.
+        open_data: so that `rows` does not take long; blocks, for minutes where text is tokenized first.
         memory: microbatches in flight that the site can hold.
         shape: of every tensor that travels.
         silence: learns how long one waits for the next tensor.
@@ -49,6 +50,7 @@ class Tools:
     memory: int
     shape: tuple[int, int, int]
     faults: Faults = NO_FAULTS
+    open_data: Callable[[], object] = lambda: None
 
     def __post_init__(self) -> None:
         self.silence, self.pace = Silence(), Pace()
@@ -56,6 +58,11 @@ class Tools:
         self.endless = Silence(initial=100.0, floor=20.0)
         self._stuck: asyncio.Future[Any] | None = None
         self.patience, self.outer_patience = (Silence(initial=300.0, floor=60.0, few=8) for _ in range(2))
+
+    async def prepare(self, stage: int) -> None:
+        """What a stage needs before it computes; not in the thread: it may well take minutes, and hangs not."""
+        if stage == 0:
+            await asyncio.to_thread(self.open_data)
 
     @property
     def stuck(self) -> bool:
@@ -87,6 +94,7 @@ class Tools:
         if self._stuck is not None:
             log.error("computing hangs: this site takes no part until it ends; if it never does, start the site again")
             await asyncio.wait([self._stuck])
+            self._stuck = None  # it may hold much
             log.info("computing has ended: this site goes on")
 
 

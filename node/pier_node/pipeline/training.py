@@ -78,8 +78,7 @@ class PipelineTraining:
         search: Search = search_apart,
     ) -> None:
         self._config, self._rounds, self._vault, self._tools = config, rounds, vault, tools
-        self._roster, self._carrier = tools.roster, tools.carrier
-        self.progress, self._device = progress, device
+        self._roster, self._carrier, self.progress, self._device = tools.roster, tools.carrier, progress, device
         self._on_commit, self._on_end, self._orders = on_commit, on_end, orders
         self._stage: Stage | None = None
         self._attempt: Joint[Worth | Met] | None = None
@@ -225,6 +224,7 @@ class PipelineTraining:
     async def _built(self) -> Stage:
         """The stage at work, with the weights of its state."""
         if self._stage is None and (number := self._vault.stage) is not None:
+            await self._tools.prepare(number)
             stage = await self._tools.compute(lambda: Stage(self._config, number, self._device))
             await self._load_into(stage)
             self._stage = stage

@@ -26,6 +26,7 @@ PIPELINE: dict[type[Message], dict[str, Rule]] = {
         "memory": below(MICROBATCHES),
         "transfer": Table(NODE, SECONDS, SITES),
         "round_trip": Table(NODE, SECONDS, SITES),
+        "working": ANY,
     },
     Itinerary: {
         "round": COUNT,
