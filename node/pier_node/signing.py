@@ -1,0 +1,74 @@
+"""Signatures: what a node says that others pass on, or keep as proof, is signed with its key.
+
+A statement is signed as `pier <purpose>`, the hash of the run's configuration and the statement's bytes, so that a
+signature made for one purpose or one run is worth nothing in another. A node id is the hash of the public key
+(identity.py); a signature therefore travels with its key, and the reader needs no directory of keys.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import lru_cache
+
+from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+
+from pier_node.identity import Identity, node_id
+
+_ALGORITHM = ec.ECDSA(hashes.SHA256())
+
+
+@dataclass(frozen=True)
+class Signer:
+    """Signs in the name of one node, for one run.
+
+    Attributes:
+        public: the node's public key (DER, SubjectPublicKeyInfo): 91 bytes.
+    """
+
+    identity: Identity
+    run_hash: bytes
+
+    @property
+    def node(self) -> str:
+        """Whose signatures these are."""
+        return self.identity.node
+
+    @property
+    def public(self) -> bytes:
+        """The key that verifies them."""
+        key = self.identity.key.public_key()
+        return key.public_bytes(serialization.Encoding.DER, serialization.PublicFormat.SubjectPublicKeyInfo)
+
+    def sign(self, purpose: str, statement: bytes) -> bytes:
+        """The signature of a statement: ECDSA over P-256 and SHA-256, DER, at most 72 bytes."""
+        return self.identity.key.sign(_signed(purpose, self.run_hash, statement), _ALGORITHM)
+
+
+@lru_cache(maxsize=4096)
+def is_signed(node: str, public: bytes, signature: bytes, purpose: str, run_hash: bytes, statement: bytes) -> bool:
+    """Whether a node with that id signed this statement, for that purpose and that run."""
+    try:
+        key = _key(public)
+        if node_id(key) != node:
+            return False
+        key.verify(signature, _signed(purpose, run_hash, statement), _ALGORITHM)
+    except (ValueError, InvalidSignature):
+        return False
+    return True
+
+
+@lru_cache(maxsize=4096)
+def _key(public: bytes) -> ec.EllipticCurvePublicKey:
+    try:
+        key = serialization.load_der_public_key(public)
+    except (TypeError, UnsupportedAlgorithm) as error:
+        raise ValueError(str(error)) from error
+    if not isinstance(key, ec.EllipticCurvePublicKey) or not isinstance(key.curve, ec.SECP256R1):
+        raise ValueError("not a P-256 key")
+    return key
+
+
+def _signed(purpose: str, run_hash: bytes, statement: bytes) -> bytes:
+    return b"\0".join([b"pier " + purpose.encode(), run_hash.hex().encode(), statement])
