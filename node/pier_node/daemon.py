@@ -22,10 +22,10 @@ from pier_node.inner.workers import Workers
 from pier_node.join import Reception, find_run, free_slot
 from pier_node.leave import Leave
 from pier_node.linger import linger
-from pier_node.member import pairs_of_two, rounds_of_all
+from pier_node.member import Footing, pairs_of_two, rounds_of_all
 from pier_node.model.layout import Layout
 from pier_node.names import name_in_logs
-from pier_node.newcomer import beginning, from_peers
+from pier_node.newcomer import at_rest, beginning, from_peers
 from pier_node.orders import Orders
 from pier_node.outer.advance import get_ready
 from pier_node.outer.pairs import Pairs
@@ -206,20 +206,28 @@ class Daemon:
         await self._roster.settled()
         checkpoint = await self._archive.newest()
         how = "Going on" if checkpoint else "Starting"
-        if checkpoint is None and self._record.founder:
-            checkpoint = await asyncio.to_thread(beginning, config, layout, node)
         if checkpoint is None:
-            self._progress.phase = Phase.PHASE_CATCHING_UP
-            checkpoint = await from_peers(config, layout, self._carrier, self._roster)
-        await asyncio.to_thread(lambda: checkpoint.state.digest)
+            checkpoint = await self._first(layout)
+            await self._archive.keep(checkpoint.state)
         kept = await asyncio.to_thread(self._archive.kept_after, checkpoint.state.round)
-        training = self._member_of_rounds(stack, layout, checkpoint, kept)
+        training = self._member_of_rounds(stack, layout, checkpoint, kept or checkpoint.state)
         await starting
         if checkpoint.state.round == 0 and config.inner.eval_every:
             await training.validate(checkpoint.state)
             self._archive.note(checkpoint.state)
         self._say(f"{how} at round {checkpoint.state.round} as {self._site.name} ({node}).")
         return training
+
+    async def _first(self, layout: Layout) -> Checkpoint:
+        """Where a site without a checkpoint begins."""
+        config = self._member.config
+        kept = await asyncio.to_thread(self._archive.kept_after, -1)
+        if kept:
+            return at_rest(kept)
+        if self._record.founder:
+            return await asyncio.to_thread(beginning, config, layout, self._carrier.node)
+        self._progress.phase = Phase.PHASE_CATCHING_UP
+        return await from_peers(config, layout, self._carrier, self._roster)
 
     async def _prepare_stage(self, stack: AsyncExitStack) -> PipelineTraining:
         """Bring up a site that holds a stage of the model: see pipeline/site.py."""
@@ -235,36 +243,37 @@ class Daemon:
         return site.training
 
     def _member_of_rounds(
-        self, stack: AsyncExitStack, layout: Layout, checkpoint: Checkpoint, kept: OuterState | None
+        self, stack: AsyncExitStack, layout: Layout, checkpoint: Checkpoint, state: OuterState
     ) -> Training:
-        folder, config, carrier, roster = self._settings.folder, self._member.config, self._carrier, self._roster
-        faults = self._settings.faults
+        """The site's part in the run, from `state` on: the checkpoint's, or a later one that was kept without one."""
+        site = Footing(self._member.config, self._carrier, self._roster, self._settings.folder, self._settings.faults)
+        config, keep = site.config, self._archive.keep
         rounds: Rounds | Pairs
-        rounds = of_all = rounds_of_all(config, carrier, roster, folder, layout.length, checkpoint.state, faults)
+        rounds = of_all = rounds_of_all(site, keep, layout.length, state)
         in_pairs = config.outer.algorithm == "noloco"
         if in_pairs:
-            rounds = pairs = pairs_of_two(config, carrier, roster, folder, kept or checkpoint.state, faults)
+            rounds = pairs = pairs_of_two(site, state)
             stack.push_async_callback(pairs.stop)
         else:
             self._background.start(stack, of_all.keeper.run())
         self._rounds = self._reporter.rounds = rounds
-        StateServer(carrier, rounds.offer, self._workers.moments)
+        StateServer(site.carrier, rounds.offer, self._workers.moments)
         self._leave_politely(stack, None if in_pairs else of_all)
+        parts = config, layout, site.carrier, site.roster, rounds, self._workers, self._progress, self._committed
         orders = self._coordination.orders if self._coordination else None
-        hooks = self._committed, self._archive.keep, kept, faults, orders
-        loop = PairTraining if in_pairs else Training
-        training = loop(config, layout, carrier, roster, rounds, self._workers, self._progress, *hooks)
-        if isinstance(training, PairTraining) and config.outer.final_merge:
-            training.merge = of_all
+        training: Training
+        if in_pairs:
+            merge = of_all if config.outer.final_merge else None
+            training = PairTraining(*parts, faults=site.faults, orders=orders, keep=keep, merge=merge)
+        else:
+            training = Training(*parts, faults=site.faults, orders=orders)
         training.restore(checkpoint)
         self._workers.recover_moments = self._archive.moments
         stack.callback(self._save_rest, training)
         return training
 
     def _leave_politely(self, stack: AsyncExitStack, rounds: Rounds | None) -> None:
-        leave = Leave(self._carrier, self._roster, rounds, self._settings.folder / "votes.json")
-        leave.restore()
-        stack.push_async_callback(self._leave, leave)
+        stack.push_async_callback(self._leave, Leave(self._carrier, self._roster, rounds))
 
     async def _leave(self, leave: Leave) -> None:
         if self._progress.phase != Phase.PHASE_DONE:
@@ -282,7 +291,7 @@ class Daemon:
         log.info("round %d committed by %d%s", state.round, len(state.members), loss if fresh else "")
 
     def _saved(self, state: OuterState) -> None:
-        if self._rounds:
+        if isinstance(self._rounds, Pairs):
             self._rounds.saved = max(self._rounds.saved, state.round)
 
     def _save_rest(self, training: Training) -> None:

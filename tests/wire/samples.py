@@ -96,7 +96,6 @@ READY = Ready(
     seen=Ballot(),
     voted=VALUE,
     voted_in=BALLOT,
-    voted_round=5,
     holds=True,
     suspects=[CAROL],
     votes=[BOB],

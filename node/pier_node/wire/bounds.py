@@ -114,7 +114,6 @@ FIELDS: dict[type[Message], dict[str, Rule]] = {
         "seen": Part(),
         "voted": Part(),
         "voted_in": Part(),
-        "voted_round": COUNT,
         "holds": ANY,
         "refuted": ANY,
         "suspects": NODES,

@@ -449,7 +449,6 @@ class Ready(_message.Message):
     SEEN_FIELD_NUMBER: _builtins.int
     VOTED_FIELD_NUMBER: _builtins.int
     VOTED_IN_FIELD_NUMBER: _builtins.int
-    VOTED_ROUND_FIELD_NUMBER: _builtins.int
     HOLDS_FIELD_NUMBER: _builtins.int
     REFUTED_FIELD_NUMBER: _builtins.int
     SUSPECTS_FIELD_NUMBER: _builtins.int
@@ -463,7 +462,6 @@ class Ready(_message.Message):
     """weight of its pseudo-gradient"""
     bandwidth: _builtins.float
     """measured bytes per second, 0: not known yet"""
-    voted_round: _builtins.int
     holds: _builtins.bool
     """it still has the staged result it voted for"""
     refuted: _builtins.bool
@@ -476,7 +474,7 @@ class Ready(_message.Message):
 
     @_builtins.property
     def voted(self) -> Global___Value:
-        """what it voted for last, if that was for this round or a later one"""
+        """what it voted for last in this round"""
 
     @_builtins.property
     def voted_in(self) -> Global___Ballot: ...
@@ -499,7 +497,6 @@ class Ready(_message.Message):
         seen: Global___Ballot | None = ...,
         voted: Global___Value | None = ...,
         voted_in: Global___Ballot | None = ...,
-        voted_round: _builtins.int = ...,
         holds: _builtins.bool = ...,
         refuted: _builtins.bool = ...,
         suspects: _abc.Iterable[_builtins.str] | None = ...,
@@ -508,7 +505,7 @@ class Ready(_message.Message):
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["seen", b"seen", "voted", b"voted", "voted_in", b"voted_in"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["bandwidth", b"bandwidth", "holds", b"holds", "node", b"node", "nonce", b"nonce", "norm", b"norm", "refuted", b"refuted", "round", b"round", "seen", b"seen", "suspects", b"suspects", "tokens", b"tokens", "voted", b"voted", "voted_in", b"voted_in", "voted_round", b"voted_round", "votes", b"votes"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["bandwidth", b"bandwidth", "holds", b"holds", "node", b"node", "nonce", b"nonce", "norm", b"norm", "refuted", b"refuted", "round", b"round", "seen", b"seen", "suspects", b"suspects", "tokens", b"tokens", "voted", b"voted", "voted_in", b"voted_in", "votes", b"votes"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
