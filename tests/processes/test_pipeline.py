@@ -38,7 +38,9 @@ def joined(run: Run) -> list[np.ndarray]:
     return [state.anchor for it in folders if (state := CheckpointStore(it / "checkpoints", hashed).newest_state())]
 
 
-@pytest.mark.parametrize("outer", [{"algorithm": "sync"}, {"algorithm": "diloco", "inner_steps": 4}])
+@pytest.mark.parametrize(
+    "outer", [pytest.param({"algorithm": "sync"}, marks=pytest.mark.smoke), {"algorithm": "diloco", "inner_steps": 4}]
+)
 def test_a_pipeline_survives_a_killed_site_and_takes_it_back(found: Found, outer: dict[str, object]) -> None:
     run = found(4, outer=outer, **TABLES)
     run.start()
