@@ -23,6 +23,7 @@ STAGED: dict[str, dict[str, Any]] = {
 }
 
 
+@pytest.mark.smoke
 def test_a_coordinator_that_is_killed_loses_nothing_and_stops_nobody(tmp_path: Path) -> None:
     with coordinated(tmp_path, 3, inner=ENDLESS) as run:
         for site in run.sites:
@@ -86,6 +87,7 @@ def test_sites_of_a_pipeline_hold_the_stages_that_the_operator_gives_them_and_pa
         polite(run)
 
 
+@pytest.mark.smoke
 def test_a_revoked_site_is_out(tmp_path: Path) -> None:
     with coordinated(tmp_path, 3, inner=ENDLESS) as run:
         for site in run.sites:
