@@ -23,6 +23,7 @@ class Fault:
         span: seconds that it lasts: until the site is started again, the network is whole, the disk is free.
         how: a phase, what becomes of a write, how a disk is full or a checkpoint damaged.
         number: a round, or how many writes later.
+        since: its time counts from the first commit of this round; 0: from the start.
     """
 
     at: float
@@ -32,9 +33,11 @@ class Fault:
     how: str = ""
     number: int = 0
     others: tuple[str, ...] = ()
+    since: int = 0
 
     def __str__(self) -> str:
-        told = [f"{self.at:6.1f} s  {self.kind} {self.site}", *self.others, self.how, str(self.number or "")]
+        since = f" after round {self.since}" if self.since else ""
+        told = [f"{self.at:6.1f} s{since}  {self.kind} {self.site}", *self.others, self.how, str(self.number or "")]
         return f"{' '.join(it for it in told if it)} for {self.span:.1f} s"
 
 
@@ -160,7 +163,8 @@ def _fault(dice: random.Random, at: float, names: tuple[str, ...], phases: tuple
         others = tuple(name for name in names if name != site and dice.random() < 0.3)
     elif kind == "sever":
         others = (dice.choice([name for name in names if name != site]),)
-    return Fault(at, kind, site, span, how, number, others)
+    since = dice.choice([0, 0, dice.randint(1, 5)])
+    return Fault(dice.uniform(0.0, 5.0) if since else at, kind, site, span, how, number, others, since)
 
 
 def _span(dice: random.Random) -> float:

@@ -20,11 +20,12 @@ from simulation.wire import HuntCarrier
 
 from pier.v1.peer_pb2 import HelloRequest, Site
 from pier_node import daemon as wiring
-from pier_node.checkpoint import Checkpoint
+from pier_node.checkpoint import Checkpoint, CheckpointStore
 from pier_node.config import RunConfig
 from pier_node.daemon import Daemon
 from pier_node.faults import Faults
 from pier_node.join import GREETING, Membership
+from pier_node.kept_state import KeptStates
 from pier_node.member import rounds_of_all
 from pier_node.model.layout import Layout
 from pier_node.orders import Orders
@@ -386,6 +387,14 @@ class Machine:
         if self.up and self.now:
             orders = self.now.orders
             orders.take(orders.epoch + 1, paused, "replica")
+
+    def states(self) -> list[OuterState]:
+        """What it would go on from: in memory while it runs, and on its disk."""
+        folder, run = self.folder, self.world.config.hash()
+        live = self.now.rounds.state if self.up and self.now and self.now.rounds else None
+        saved = CheckpointStore(folder / "checkpoints", run).newest_state()
+        kept = KeptStates(folder / "states", run).after(-1)
+        return [state for state in (live, saved, kept) if state is not None]
 
     def damage(self, how: str) -> None:
         """The newest checkpoint is lost or spoilt while the site is down; it needs another one to go back to."""

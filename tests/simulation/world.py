@@ -21,7 +21,7 @@ from typing import Any, TypeVar
 from simulation.disk import PowerCut, under
 from simulation.faults import Fault, Schedule
 from simulation.machine import DOUBLES, HERE, Incarnation, Machine, make_task, wiring
-from simulation.network import Network
+from simulation.network import Network, Weather
 from simulation.virtual_time import VirtualTimeLoop
 
 from pier_node.config import RunConfig
@@ -36,6 +36,8 @@ PATIENCE = 1800.0
 STOPS = 60.0
 """Virtual seconds within which a site that is told to stop has stopped."""
 LOOK = 5.0
+CALM = Weather()
+"""Before the first round, unless faults come earlier, and after the last fault."""
 
 
 @dataclass
@@ -45,7 +47,6 @@ class Commit:
     members: tuple[str, ...]
     first: str
     saved: set[str] = field(default_factory=set)
-    held: set[Incarnation] = field(default_factory=set)
 
 
 class World:
@@ -55,7 +56,7 @@ class World:
         self.schedule, self.config = schedule, schedule.config
         self.names, self.paces, self.latency = schedule.names, schedule.paces, schedule.latency
         self.random = random.Random(f"world {schedule.seed}")
-        self.network = Network(schedule.seed, schedule.weather)
+        self.network = Network(schedule.seed, CALM)
         self._say = say
         peers = (schedule.founder,)
         self.machines = {
@@ -68,7 +69,7 @@ class World:
         self._writes: dict[str, Fault] = {}
         self._sides: list[Fault] = []
         self._last = total_rounds(self.config)
-        self._begun = asyncio.Event()
+        self._reached: dict[int, asyncio.Event] = defaultdict(asyncio.Event)
 
     # --- what machines tell and ask ------------------------------------------------------------
 
@@ -106,19 +107,23 @@ class World:
         if digest not in known:
             self.note(here.site, f"holds round {state.round} = {digest.hex()[:8]} of {', '.join(state.members)}")
             known[digest] = Commit(state.members, where)
-            if len(known) > 1:
-                self._judge(state.round, known)
-            if state.round:
-                self._begun.set()
-        known[digest].held.add(here)
+            self._reached[state.round].set()
+        if len(known) > 1:
+            self._judge(state)
 
-    def _judge(self, number: int, known: dict[bytes, Commit]) -> None:
-        """Two digests are a fork, but for one that went with the memory of all who held it, and nobody saw."""
-        *before, _ = known.values()
-        if any(it.saved or any(not here.dead for here in it.held) for it in before):
-            self.failed(f"fork: round {number}: {self._told(known)}")
+    def _judge(self, state: OuterState) -> None:
+        """Two digests of a round are a fork, unless nobody has the one any more who might go on from it."""
+        known = self.commits[state.round]
+        others = [
+            f"{name} has round {other.round}"
+            for name, machine in self.machines.items()
+            for other in machine.states()
+            if other.round > state.round or (other.round == state.round and other.digest != state.digest)
+        ]
+        if others:
+            self.failed(f"fork: round {state.round}: {self._told(known)}; {', '.join(others)}")
         else:
-            self.flawed(f"undone: round {number}: {self._told(known)}")
+            self.flawed(f"undone: round {state.round}: {self._told(known)}")
 
     def saved(self, here: Incarnation, state: OuterState) -> None:
         """It has this on its disk."""
@@ -170,9 +175,8 @@ class World:
         asyncio.get_running_loop().set_exception_handler(self._unhandled)
         for machine in self.machines.values():
             asyncio.get_running_loop().call_later(2 * self.random.random(), machine.boot)
-        with suppress(TimeoutError):
-            async with asyncio.timeout(self.schedule.calm):
-                await self._begun.wait()
+        await self._committed(1, self.schedule.calm)
+        self.network.weather = self.schedule.weather
         happening = [asyncio.create_task(self._happen(fault)) for fault in self.schedule.faults]
         for work in happening:
             while not work.done() and not self.failures:
@@ -187,6 +191,12 @@ class World:
             if machine.now:
                 machine.now.end()
 
+    async def _committed(self, number: int, within: float) -> None:
+        """Wait for somebody's commit of a round, but not for ever."""
+        with suppress(TimeoutError):
+            async with asyncio.timeout(within):
+                await self._reached[number].wait()
+
     async def _finish(self) -> None:
         """Nothing happens any more, and everybody runs."""
         self.note("--", "all faults are over")
@@ -194,6 +204,7 @@ class World:
         self._writes.clear()
         self.network.severed.clear()
         self.network.partition()
+        self.network.weather = CALM
         for machine in self.machines.values():
             machine.fill("")
             machine.order(False)
@@ -236,6 +247,8 @@ class World:
     # --- what happens --------------------------------------------------------------------------
 
     async def _happen(self, fault: Fault) -> None:
+        if fault.since:
+            await self._committed(fault.since, 300.0)
         await asyncio.sleep(fault.at)
         self.note("##", str(fault))
         machine = self.machines[fault.site]
