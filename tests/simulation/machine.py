@@ -262,6 +262,13 @@ class _OneOf:
         return LAYOUT
 
 
+class NoProbe:
+    """Stands for wire/probe.py."""
+
+    def __init__(self, *_parts: Any) -> None:
+        pass
+
+
 class _Lock:
     def close(self) -> None:
         pass
@@ -271,6 +278,7 @@ DOUBLES: dict[str, Any] = {
     "find_run": find_run,
     "make_carrier": make_carrier,
     "StatusServer": NoStatusPage,
+    "ProbeServer": NoProbe,
     "Workers": HuntWorkers,
     "Layout": _OneOf,
     "beginning": beginning,
