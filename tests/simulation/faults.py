@@ -1,4 +1,4 @@
-"""What can happen to the sites of a run, as a schedule that a seed draws, that reads as text, and that can be cut down."""
+"""What can happen to the sites of a run: a schedule, drawn from a seed, that reads as text and can be cut down."""
 
 from __future__ import annotations
 

@@ -1,42 +1,45 @@
-"""A schedule, played: machines, their network, what happens to them, and what must hold whatever happens."""
+"""A schedule, played: machines, their network, what happens to them, and what must hold whatever happens.
+
+- No round has two digests. What a site holds as committed counts from that moment on, saved or not; only a digest that
+  is in no memory and on no disk any more when the round gets another one is not a fork, but undone.
+- A site that never went down loses no inner step.
+- Once nothing happens any more and everybody runs, all finish, soon.
+- Nobody ends with an error, and nobody logs one, but for want of space.
+"""
 
 from __future__ import annotations
 
 import asyncio
-import gc
 import logging
 import random
-import secrets
-import shutil
-import tempfile
-import time
 import traceback
 from collections import defaultdict
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable
+from contextlib import suppress
+from contextvars import Context
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, TypeVar
+from typing import Any
 
-from simulation.disk import PowerCut, under
+from simulation.disk import PowerCut
 from simulation.faults import Fault, Schedule
-from simulation.machine import DOUBLES, HERE, Incarnation, Machine, make_task, wiring
+from simulation.machine import Machine
 from simulation.network import Network, Weather
-from simulation.virtual_time import VirtualTimeLoop
+from simulation.process import HERE, Process
 
-from pier_node import member
-from pier_node.config import RunConfig
 from pier_node.errors import PierError
 from pier_node.outer.fragments import entry
-from pier_node.outer.schedule import total_rounds
 from pier_node.outer.state import OuterState
 
-T = TypeVar("T")
 PATIENCE = 900.0
 """Virtual seconds within which all finish once nothing happens to anybody any more."""
 STOPS = 60.0
 """Virtual seconds within which a site that is told to stop has stopped."""
+FIRST = 300.0
+"""Virtual seconds for which faults wait for the round that they come after."""
+ARMED = 60.0
+"""Virtual seconds for which a site may come to the phase, or the write, at which it is to die."""
 LOOK = 5.0
 CALM = Weather()
 """Before the first round, unless faults come earlier, and after the last fault."""
@@ -44,7 +47,7 @@ CALM = Weather()
 
 @dataclass
 class Commit:
-    """A digest that somebody held as the last committed state."""
+    """A digest that somebody held as the last committed state: who made it, who held it first, who saved it."""
 
     members: tuple[str, ...]
     first: str
@@ -52,32 +55,49 @@ class Commit:
 
 
 class World:
-    """All of it. `failures` says what did not hold."""
+    """All of it.
+
+    Attributes:
+        failures: what did not hold.
+        flaws: what is not as it should be, but breaks no promise.
+    """
 
     def __init__(self, schedule: Schedule, root: Path, say: Callable[[str], None] | None = None) -> None:
-        self.schedule, self.config = schedule, schedule.config
+        self.schedule, self.config, self._say = schedule, schedule.config, say
         self.names, self.paces, self.latency = schedule.names, schedule.paces, schedule.latency
-        self.random = random.Random(f"world {schedule.seed}")
+        self.random = self.dice_of("world")
         self.network = Network(schedule.seed, CALM)
-        self._say = say
-        peers = (schedule.founder,)
-        self.machines = {
-            name: Machine(self, name, root, () if name == schedule.founder else peers) for name in self.names
-        }
+        peers = {name: () if name == schedule.founder else (schedule.founder,) for name in self.names}
+        self.machines = {name: Machine(self, name, root, peers[name]) for name in self.names}
+        self.clocks: dict[str, float] = defaultdict(float)
         self.failures: list[str] = []
         self.flaws: list[str] = []
         self.commits: dict[int, dict[bytes, Commit]] = defaultdict(dict)
+        self._reached: dict[int, asyncio.Event] = defaultdict(asyncio.Event)
         self._phases: dict[tuple[str, int, str], Fault] = {}
         self._writes: dict[str, Fault] = {}
         self._sides: list[Fault] = []
-        self._last = total_rounds(self.config)
-        self._reached: dict[int, asyncio.Event] = defaultdict(asyncio.Event)
 
-    # --- what machines tell and ask ------------------------------------------------------------
+    # --- what machines ask ---------------------------------------------------------------------
 
     def now(self) -> float:
         """Virtual seconds since the start."""
         return asyncio.get_running_loop().time()
+
+    def clock(self) -> float:
+        """The time of day at a site."""
+        here = HERE.get()
+        return self.now() + (self.clocks[here.site] if here else 0.0)
+
+    def dice_of(self, what: str) -> random.Random:
+        """Dice of one's own."""
+        return random.Random(f"{self.schedule.seed} {what}")
+
+    def identity(self, site: str) -> Any:
+        """Who a site is."""
+        return SimpleNamespace(node=site)
+
+    # --- what they tell ------------------------------------------------------------------------
 
     def note(self, site: str, text: str) -> None:
         """For people."""
@@ -90,105 +110,107 @@ class World:
         self.failures.append(what)
 
     def flawed(self, what: str) -> None:
-        """Something is not as it should be, but breaks no promise."""
+        """Something is not as it should be."""
         self.note("!?", what)
         self.flaws.append(what)
 
-    def dice_of(self, what: str) -> random.Random:
-        """Dice of one's own."""
-        return random.Random(f"{self.schedule.seed} {what}")
-
-    def identity(self, site: str) -> Any:
-        """Who a site is."""
-        return SimpleNamespace(node=site)
-
-    def held(self, here: Incarnation, state: OuterState) -> None:
+    def held(self, here: Process, state: OuterState) -> None:
         """A site holds this as its last committed state."""
-        where, digest = f"{here.site} ({here.number}.) at {self.now():.2f} s", state.digest
+        if here.dead:
+            return
         known = self.commits[state.round]
-        if digest not in known:
-            self.note(here.site, f"holds round {state.round} = {digest.hex()[:8]} of {', '.join(state.members)}")
-            known[digest] = Commit(state.members, where)
+        if state.digest not in known:
+            self.note(here.site, f"holds round {state.round} = {state.digest.hex()[:8]} of {', '.join(state.members)}")
+            known[state.digest] = Commit(state.members, f"{here.site} ({here.number}.) at {self.now():.2f} s")
             self._reached[state.round].set()
         if len(known) > 1:
             self._judge(state)
 
     def _judge(self, state: OuterState) -> None:
         """Two digests of a round are a fork, unless nobody has the one any more who might go on from it."""
-        known = self.commits[state.round]
-        others = [
+        told = "; ".join(
+            f"{digest.hex()[:8]} of {'+'.join(it.members)}, first held by {it.first}, "
+            f"saved by {'+'.join(sorted(it.saved)) or 'nobody'}"
+            for digest, it in self.commits[state.round].items()
+        )
+        others = {
             f"{name} has round {other.round}"
             for name, machine in self.machines.items()
             for other in machine.states()
             if other.round > state.round or (other.round == state.round and other.digest != state.digest)
-        ]
+        }
         if others:
-            self.failed(f"fork: round {state.round}: {self._told(known)}; {', '.join(others)}")
+            self.failed(f"fork: round {state.round}: {told}; {', '.join(sorted(others))}")
         else:
-            self.flawed(f"undone: round {state.round}: {self._told(known)}")
+            self.flawed(f"undone: round {state.round}: {told}")
 
-    def saved(self, here: Incarnation, state: OuterState) -> None:
+    def saved(self, here: Process, state: OuterState) -> None:
         """It has this on its disk."""
-        commit = self.commits[state.round].get(state.digest)
-        if commit:
+        if commit := self.commits[state.round].get(state.digest):
             commit.saved.add(here.site)
-
-    def _told(self, known: dict[bytes, Commit]) -> str:
-        return "; ".join(
-            f"{digest.hex()[:8]} of {'+'.join(it.members)}, first held by {it.first}, "
-            f"saved by {'+'.join(sorted(it.saved)) or 'nobody'}"
-            for digest, it in known.items()
-        )
 
     def reached(self, site: str, round: int, phase: str) -> bool:
         """Whether a site dies at this point."""
-        fault = self._phases.get((site, round, phase))
-        if fault is None:
-            return False
-        del self._phases[site, round, phase]
-        Context_run(self._start_later, fault)
-        return True
+        fault = self._phases.pop((site, round, phase), None)
+        if fault is not None:
+            Context().run(self._boot_later, fault)
+        return fault is not None
 
     def cut(self, site: str) -> None:
         """A site died at a write."""
-        if fault := self._writes.pop(site, None):
-            self._start_later(fault)
+        self._boot_later(self._writes.pop(site))
 
-    def _start_later(self, fault: Fault) -> None:
+    def _boot_later(self, fault: Fault) -> None:
         asyncio.get_running_loop().call_later(fault.span, self.machines[fault.site].boot)
 
-    def ended(self, machine: Machine, here: Incarnation) -> None:
+    def ended(self, here: Process) -> None:
         """A process ended by itself."""
-        if here.error is None:
-            self.note(machine.site, "has ended")
-            if here.rounds:
-                self.saved(here, here.rounds.state)
-        elif here.disk.was_full and isinstance(here.error, PierError):
-            self.note(machine.site, f"has ended, with its disk full: {here.error}")
-        elif here.disk.was_full and isinstance(here.error, OSError):
-            self.flawed(f"traceback: {machine.site}: {here.error!r}{_where(here.error)}")
+        error = here.error
+        if error is None:
+            self.note(here.site, "has ended")
+        elif here.disk.was_full and isinstance(error, PierError):
+            self.note(here.site, f"has ended, with its disk full: {error}")
+        elif here.disk.was_full and isinstance(error, OSError):
+            self.flawed(f"traceback: {here.site}: {error!r}{_where(error)}")
         else:
-            self.failed(f"error: {machine.site}: {here.error!r}{_where(here.error)}")
+            self.failed(f"error: {here.site}: {error!r}{_where(error)}")
+
+    def logged(self, record: logging.LogRecord) -> None:
+        """A line of a log."""
+        here = HERE.get()
+        if here is not None and here.dead:
+            return
+        site, text = here.site if here else "??", f"{record.levelname} {record.module}: {record.getMessage()}"
+        if record.levelno >= logging.ERROR:
+            self.failed(f"logged: {site}: {text}")
+        else:
+            self.note(site, text)
+
+    def unhandled(self, _loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+        """An error that nobody caught."""
+        error, task = context.get("exception"), context.get("task") or context.get("future")
+        here = getattr(task, "here", None) or HERE.get()
+        if not isinstance(error, PowerCut) and not (here and here.dead):
+            self.failed(f"unhandled: {here.site if here else 'nobody'}: {context['message']}: {error!r}")
 
     # --- the course of it ----------------------------------------------------------------------
 
     async def play(self) -> None:
         """All of the schedule, and then until all have finished."""
-        asyncio.get_running_loop().set_exception_handler(self._unhandled)
+        loop = asyncio.get_running_loop()
         for machine in self.machines.values():
-            asyncio.get_running_loop().call_later(2 * self.random.random(), machine.boot)
+            loop.call_later(2 * self.random.random(), machine.boot)
         await self._committed(1, self.schedule.calm)
         self.network.weather = self.schedule.weather
         happening = [asyncio.create_task(self._happen(fault)) for fault in self.schedule.faults]
-        for work in happening:
-            while not work.done() and not self.failures:
-                await asyncio.wait([work], timeout=LOOK)
-        if not self.failures:
-            await self._finish()
+        while not self.failures and not all(work.done() for work in happening):
+            await asyncio.wait(happening, timeout=LOOK)
         for work in happening:
             work.cancel()
         if not self.failures:
-            self._check()
+            await self._finish()
+        if not self.failures:
+            self._check_steps()
         for machine in self.machines.values():
             if machine.now:
                 machine.now.end()
@@ -203,7 +225,6 @@ class World:
         """Nothing happens any more, and everybody runs."""
         self.note("--", "all faults are over")
         self._phases.clear()
-        self._writes.clear()
         self.network.severed.clear()
         self.network.partition()
         self.network.weather = CALM
@@ -213,48 +234,37 @@ class World:
             if machine.now:
                 machine.now.disk.cut_in = 0
         deadline = self.now() + PATIENCE
-        while not self._all_finished() and not self.failures:
+        while not self.failures and not all(machine.now and machine.now.finished for machine in self.machines.values()):
             for machine in self.machines.values():
                 machine.boot()
             if self.now() > deadline:
-                where = ", ".join(f"{name} {self._standing(it)}" for name, it in self.machines.items())
+                where = "; ".join(f"{name} {_standing(machine)}" for name, machine in self.machines.items())
                 self.failed(f"stuck: not finished {PATIENCE:.0f} s after the last fault: {where}")
             await asyncio.sleep(LOOK)
 
-    def _all_finished(self) -> bool:
-        return all(machine.now and machine.now.finished for machine in self.machines.values())
-
-    def _standing(self, machine: Machine) -> str:
-        here = machine.now
-        if here is None or here.rounds is None:
-            return "has no rounds"
-        rounds = here.rounds
-        return f"{'' if machine.up else 'down '}at {rounds.state.round} votes {sorted(rounds.votes)} ({rounds.last_error})"
-
-    def _check(self) -> None:
+    def _check_steps(self) -> None:
+        """Who never went down has all that it has trained. Gradients of a start come too late for the next step."""
+        outer = self.config.outer
+        if outer.algorithm in ("sync", "noloco") or outer.start != "none":
+            return
         for name, machine in self.machines.items():
             here = machine.now
-            if machine.starts > 1 or here is None or here.training is None or here.trainer is None:
+            if machine.starts > 1 or not (here and here.training and here.trainer and here.rounds):
                 continue
-            outer = self.config.outer
-            if here.rounds is None or outer.algorithm == "sync" or outer.start != "none":  # gradients may come too late
-                continue
-            checkpoint = here.training.snapshot()
-            state, pending = here.rounds.state, checkpoint.pending_tokens
-            for fragment in range(self.config.outer.fragments):
-                got = state.ledger.get(entry(name, fragment), 0) + (pending[fragment] if pending else 0)
-                if got != here.trainer.steps_done:
-                    self.failed(f"lost: {name} did {here.trainer.steps_done} steps, {got} are in part {fragment}")
+            ledger, pending = here.rounds.state.ledger, here.training.snapshot().pending_tokens
+            for fragment in range(outer.fragments):
+                known = ledger.get(entry(name, fragment), 0) + (pending[fragment] if pending else 0)
+                if known != here.trainer.steps_done:
+                    self.failed(f"lost: {name} did {here.trainer.steps_done} steps, {known} are in part {fragment}")
 
     # --- what happens --------------------------------------------------------------------------
 
     async def _happen(self, fault: Fault) -> None:
         if fault.since:
-            await self._committed(fault.since, 300.0)
+            await self._committed(fault.since, FIRST)
         await asyncio.sleep(fault.at)
         self.note("##", str(fault))
-        machine = self.machines[fault.site]
-        await getattr(self, f"_{fault.kind.replace(' ', '_')}")(machine, fault)
+        await getattr(self, f"_{fault.kind.replace(' ', '_')}")(self.machines[fault.site], fault)
 
     async def _crash(self, machine: Machine, fault: Fault) -> None:
         if machine.up:
@@ -262,37 +272,35 @@ class World:
             await asyncio.sleep(fault.span)
         machine.boot()
 
-    async def _crash_at_phase(self, machine: Machine, fault: Fault) -> None:
+    async def _crash_at_phase(self, _machine: Machine, fault: Fault) -> None:
         self._phases[fault.site, fault.number, fault.how] = fault
-        await asyncio.sleep(60.0)
+        await asyncio.sleep(ARMED)
         self._phases.pop((fault.site, fault.number, fault.how), None)
 
     async def _crash_at_write(self, machine: Machine, fault: Fault) -> None:
         if machine.up and machine.now:
-            here = machine.now
-            here.disk.cut_in, here.disk.how = fault.number, fault.how
+            disk = machine.now.disk
+            disk.cut_in, disk.how = fault.number, fault.how
             self._writes[fault.site] = fault
-            await asyncio.sleep(30.0)
-            here.disk.cut_in = 0
-            self._writes.pop(fault.site, None)
+            await asyncio.sleep(ARMED)
+            disk.cut_in = 0
 
     async def _stop(self, machine: Machine, fault: Fault) -> None:
-        here = machine.now
-        if not machine.up or here is None or here.finished:
+        here, told = machine.now, self.now()
+        if here is None or here.dead or here.finished:
             return
         machine.stop()
-        told = self.now()
-        while not here.dead:
+        while True:
             await asyncio.sleep(0.1)
+            if here.dead:
+                break
             if self.now() > told + STOPS:
                 self.failed(f"error: {machine.site} does not stop")
-                return
         await asyncio.sleep(fault.span)
         machine.boot()
 
     async def _older(self, machine: Machine, fault: Fault) -> None:
-        if machine.up:
-            machine.kill("killed")
+        machine.kill("killed")
         await asyncio.sleep(fault.span)
         machine.damage(fault.how)
         machine.boot()
@@ -303,7 +311,7 @@ class World:
         machine.fill("")
         machine.boot()
 
-    async def _partition(self, machine: Machine, fault: Fault) -> None:
+    async def _partition(self, _machine: Machine, fault: Fault) -> None:
         self._sides.append(fault)
         self._divide()
         await asyncio.sleep(fault.span)
@@ -311,12 +319,13 @@ class World:
         self._divide()
 
     def _divide(self) -> None:
-        """Each partition of those in force divides what the others leave together."""
+        """Each partition in force divides what the others leave together."""
         kept = [tuple(name in (it.site, *it.others) for it in self._sides) for name in self.names]
-        sides = {side: {name for name, its in zip(self.names, kept, strict=True) if its == side} for side in kept}
-        self.network.partition(*sides.values())
+        self.network.partition(
+            *({name for name, it in zip(self.names, kept, strict=True) if it == side} for side in sorted(set(kept)))
+        )
 
-    async def _sever(self, machine: Machine, fault: Fault) -> None:
+    async def _sever(self, _machine: Machine, fault: Fault) -> None:
         link = frozenset({fault.site, *fault.others})
         self.network.severed.add(link)
         await asyncio.sleep(fault.span)
@@ -327,148 +336,20 @@ class World:
         await asyncio.sleep(fault.span)
         machine.order(False)
 
-    async def _clock(self, machine: Machine, fault: Fault) -> None:
-        """Nothing looks at a clock of the wall but what people read; it jumps all the same."""
-        self.clock[machine.site] = self.random.uniform(-1e6, 1e6)
+    async def _clock(self, machine: Machine, _fault: Fault) -> None:
+        self.clocks[machine.site] = self.random.uniform(-1e7, 1e7)
 
-    clock: dict[str, float] = defaultdict(float)
 
-    # --- errors that nobody caught -------------------------------------------------------------
-
-    def _unhandled(self, _loop: Any, context: dict[str, Any]) -> None:
-        error = context.get("exception")
-        task = context.get("task") or context.get("future")
-        here = getattr(task, "here", None) or HERE.get()
-        if isinstance(error, (PowerCut, asyncio.CancelledError)) or (here is not None and here.dead):
-            return
-        self.failed(f"unhandled: {here.site if here else 'nobody'}: {context.get('message')}: {error!r}")
+def _standing(machine: Machine) -> str:
+    here = machine.now
+    if here is None or here.rounds is None:
+        return "has no rounds"
+    rounds = here.rounds
+    place = f"{'' if machine.up else 'down '}at {rounds.state.round} of {'+'.join(rounds.state.members)}"
+    return f"{place} with votes {sorted(rounds.votes)} ({rounds.last_error})"
 
 
 def _where(error: BaseException) -> str:
     """The last places of Pier that an error went through."""
     frames = [it for it in traceback.extract_tb(error.__traceback__) if "/pier_node/" in it.filename]
     return " at " + " ".join(f"{Path(it.filename).name}:{it.lineno}" for it in frames[-3:])
-
-
-def Context_run(work: Callable[..., T], *parts: Any) -> T:
-    """Do it as nobody's process."""
-    from contextvars import Context
-
-    return Context().run(work, *parts)
-
-
-class HuntLoop(VirtualTimeLoop):
-    """Virtual time, in which threads take a while."""
-
-    world: World | None = None
-
-    def run_in_executor(self, executor: Any, func: Callable[..., T], *args: Any) -> asyncio.Future[T]:  # type: ignore[override]
-        """What has begun is done even if nobody waits for it any more, unless its process is dead."""
-        future: asyncio.Future[T] = self.create_future()
-        here = HERE.get()
-
-        def work() -> None:
-            if here is not None and here.dead:
-                future.cancel()
-                return
-            try:
-                result = func(*args)
-            except PowerCut:
-                future.cancel()
-            except Exception as error:
-                if not future.done():
-                    future.set_exception(error)
-            else:
-                if not future.done():
-                    future.set_result(result)
-
-        latency = self.world.latency * self.world.random.random() if self.world else 0.0
-        if latency:
-            self.call_later(latency, work)
-        else:
-            work()
-        return future
-
-
-class _Errors(logging.Handler):
-    """Every error that a live process logs is a failure; with `verbose` all is told."""
-
-    def __init__(self, world: World, level: int) -> None:
-        super().__init__(level)
-        self._world = world
-
-    def emit(self, record: logging.LogRecord) -> None:
-        here = HERE.get()
-        if here is not None and here.dead:
-            return
-        text = f"{record.levelname} {record.name.rpartition('.')[2]}: {record.getMessage()}"
-        if record.levelno >= logging.ERROR and record.name != "asyncio":
-            self._world.failed(f"logged: {here.site if here else 'nobody'}: {text}")
-        else:
-            self._world.note(here.site if here else "??", text)
-
-
-@contextmanager
-def doubled(world: World, verbose: bool) -> Iterator[None]:
-    """What the code under test finds instead of the machine."""
-    token_bytes, dice, clock = secrets.token_bytes, world.dice_of("nonces"), time.time
-    before = {name: getattr(wiring, name) for name in DOUBLES}
-    canonical, synced = RunConfig.canonical, member.synced
-    written, lengths = canonical(world.config), dict[int, int]()
-
-    def synced_once(config: RunConfig, number: int, length: int) -> int:
-        if number not in lengths:
-            lengths[number] = synced(config, number, length)
-        return lengths[number]
-    root, level = logging.getLogger(), logging.getLogger().level
-    handler = _Errors(world, logging.INFO if verbose else logging.ERROR)
-
-    def disk() -> Any:
-        here = HERE.get()
-        return here.disk if here else None
-
-    try:
-        secrets.token_bytes = lambda count=32: dice.randbytes(count or 32)
-        RunConfig.canonical, member.synced = lambda _config: written, synced_once  # type: ignore[method-assign]
-        for name, double in DOUBLES.items():
-            setattr(wiring, name, double)
-        root.addHandler(handler)
-        root.setLevel(handler.level)
-        with under(disk):
-            yield
-    finally:
-        secrets.token_bytes, time.time = token_bytes, clock
-        RunConfig.canonical, member.synced = canonical, synced  # type: ignore[method-assign]
-        for name, original in before.items():
-            setattr(wiring, name, original)
-        root.removeHandler(handler)
-        root.setLevel(level)
-
-
-def played(schedule: Schedule, say: Callable[[str], None] | None = None) -> World:
-    """A world in which all of it has happened."""
-    shm = Path("/dev/shm")
-    root = Path(tempfile.mkdtemp(prefix="pier-hunt-", dir=shm if shm.is_dir() else None))
-    world = World(schedule, root, say)
-
-    def loop() -> HuntLoop:
-        made = HuntLoop()
-        made.world = world
-        made.set_task_factory(make_task)
-        return made
-
-    gc.disable()  # what a world leaves behind goes at once, between two worlds
-    try:
-        with doubled(world, verbose=say is not None), asyncio.Runner(loop_factory=loop) as runner:
-            runner.run(world.play())
-    except RuntimeError as error:
-        if "deadlock" not in str(error):
-            raise
-        world.failures.append(f"stuck: {error}")
-    finally:
-        gc.enable()
-        shutil.rmtree(root, ignore_errors=True)
-    return world
-
-
-__all__ = ["RunConfig", "World", "played"]
