@@ -150,7 +150,8 @@ def _faults(dice: random.Random, names: tuple[str, ...], phases: tuple[str, ...]
 
 def _fault(dice: random.Random, at: float, names: tuple[str, ...], phases: tuple[str, ...]) -> Fault:
     kind = dice.choices([*KINDS], [*KINDS.values()])[0]
-    site, span, how, number, others = dice.choice(names), _span(dice), "", 0, ()
+    site, span, how, number = dice.choice(names), _span(dice), "", 0
+    others: tuple[str, ...] = ()
     if kind == "crash at phase":
         how, number = dice.choice(phases), dice.randint(1, 6)
     elif kind == "crash at write":

@@ -60,8 +60,7 @@ class Machine:
         here.disk.on_cut = lambda: Context().run(self._cut, here)
         if self.paused:
             here.orders.take(1, True, "replica")
-        told = {"peers": self._peers, "name": self.site, "strike": self._strike(here)}
-        settings = HuntSettings(self.folder, insecure=True, **told)
+        settings = HuntSettings(self.folder, peers=self._peers, name=self.site, strike=self._strike(here))
         context = copy_context()
         context.run(HERE.set, here)
         self.world.note(self.site, f"starts, for the {here.number}. time")

@@ -14,20 +14,20 @@ from pier_node.wire.carrier import BEAT, HELLO, BadMessage, Method, PeerLost, Pe
 from pier_node.wire.interfaces import Choice
 
 if TYPE_CHECKING:
-    from simulation.machine import Incarnation
+    from simulation.process import Process
 
 
 class HuntCarrier(SimCarrier):
     """A site's carrier of one process."""
 
-    def __init__(self, network: Network, node: str, here: Incarnation) -> None:
+    def __init__(self, network: Network, node: str, here: Process) -> None:
         super().__init__(network, node)
-        self._here = here
-        self._context = copy_context()
+        self.here = here
+        self.context = copy_context()
 
     def spawn(self, work: Coroutine[Any, Any, Any]) -> asyncio.Task[Any]:
         """Run as a part of this process, whoever causes it."""
-        return asyncio.get_running_loop().create_task(work, context=self._context.copy())
+        return asyncio.get_running_loop().create_task(work, context=self.context.copy())
 
     async def listen(self, _at: str, _advertise: str | None, _peers: Sequence[str]) -> Choice:
         """Come onto the network."""
@@ -122,63 +122,49 @@ class _Call:
         target = self._network.carriers.get(self._peer)
         if target is None:
             self.fail(PeerLost(self._peer, "connection refused"))
+        elif self._method.name not in target.handlers:
             return
-        handler = target.handlers.get(self._method.name)
-        if handler is None:
-            return
-        if self._method is BEAT:
-            self._beat(target, handler)
-            return
-        if self._network.random.random() < self._network.weather.repeat:
-            target.spawn(self._ignored(handler(self._source.node, self._request.FromString(self._data))))
-        if self.answer.done():
-            target.spawn(self._ignored(handler(self._source.node, self._request.FromString(self._data))))
-            return
-        self._work = target.spawn(self._handled(handler(self._source.node, self._request.FromString(self._data))))
-        self._work.add_done_callback(self._back)
+        elif self._method is BEAT:
+            self._beat(target)
+        else:
+            if self._network.random.random() < self._network.weather.repeat:
+                target.spawn(self._handled(target))
+            self._work = target.spawn(self._handled(target))
+            self._work.add_done_callback(self._back)
 
-    def _beat(self, target: SimCarrier, handler: Any) -> None:
+    def _beat(self, target: SimCarrier) -> None:
         """The answer to a beat waits for nothing, so it needs no task."""
         assert isinstance(target, HuntCarrier)
-        target._context.copy().run(self._stepped, handler(self._source.node, self._request.FromString(self._data)))
+        target.context.run(self._step, self._handled(target))
 
-    def _stepped(self, work: Coroutine[Any, Any, Any]) -> None:
+    def _step(self, work: Coroutine[Any, Any, Any]) -> None:
         try:
             work.send(None)
         except StopIteration as done:
             self._later(self._deliver, done.value.SerializeToString())
         else:
-            raise AssertionError("a beat waits for something")
+            raise AssertionError("the answer to a beat waits for something")
 
-    @staticmethod
-    async def _ignored(work: Coroutine[Any, Any, Any]) -> None:
+    async def _handled(self, target: SimCarrier) -> Any:
         try:
-            await work
-        except (BadMessage, PeerLost):
-            return
-
-    @staticmethod
-    async def _handled(work: Coroutine[Any, Any, Any]) -> Any:
-        try:
-            return await work
-        except BadMessage as bad:
-            return bad
+            return await target.handlers[self._method.name](self._source.node, self._request.FromString(self._data))
+        except (BadMessage, PeerLost) as error:
+            return error
 
     def _back(self, task: asyncio.Task[Any]) -> None:
         if task.cancelled():
             self.fail(PeerLost(self._peer, "connection reset"))
             return
-        if task.exception() is not None:  # an error of the one that answers
-            self.fail(PeerLost(self._peer, f"internal error: {task.exception()!r}"))
-            self._source._here.world.failed(f"{self._peer}: {self._method.name} raised {task.exception()!r}")
+        if error := task.exception():
+            self._source.here.world.failed(f"unhandled: {self._peer}: the answer to {self._method.name}: {error!r}")
             return
         result = task.result()
-        if isinstance(result, BadMessage):
+        if isinstance(result, Exception):
             self._later(self._refused, result)
         else:
             self._later(self._deliver, result.SerializeToString())
 
-    def _refused(self, bad: BadMessage) -> None:
+    def _refused(self, bad: Exception) -> None:
         if not self._lost():
             self.fail(PeerRefused(self._peer, str(bad)))
 
