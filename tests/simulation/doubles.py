@@ -19,9 +19,10 @@ from pier_node.config import RunConfig
 from pier_node.daemon import Daemon
 from pier_node.faults import Faults
 from pier_node.join import GREETING, Membership
-from pier_node.member import rounds_of_all
+from pier_node.member import pairs_of_two, rounds_of_all
 from pier_node.model.layout import Layout
 from pier_node.orders import Orders
+from pier_node.outer.pairs import Pairs
 from pier_node.outer.round import Rounds
 from pier_node.outer.state import ANCHOR, MOMENTUM, OuterState
 from pier_node.settings import Settings
@@ -133,6 +134,22 @@ def watched_rounds(config: RunConfig, *parts: Any) -> Rounds:
     return rounds
 
 
+class WatchedPairs(Pairs):
+    """Pairs that say when they go on from another's state."""
+
+    def adopt(self, state: OuterState) -> None:
+        """See Pairs."""
+        this_process().adopted = True
+        super().adopt(state)
+
+
+def watched_pairs(*parts: Any) -> Pairs:
+    """`pairs_of_two`, watched."""
+    pairs = this_process().pairs = pairs_of_two(*parts)
+    pairs.__class__ = WatchedPairs
+    return pairs
+
+
 def beginning(_config: RunConfig, layout: Layout, node: str) -> Checkpoint:
     """Round 0, of weights that are zero."""
     tensors = {ANCHOR: SharedVector(layout.length), MOMENTUM: SharedVector(layout.length)}
@@ -200,5 +217,6 @@ DOUBLES: dict[str, Any] = {
     "claim": _Nothing,
     "name_in_logs": lambda _called: None,
     "rounds_of_all": watched_rounds,
+    "pairs_of_two": watched_pairs,
 }
 """What the module `pier_node.daemon` finds under these names."""

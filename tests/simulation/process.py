@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, cast
 from simulation.disk import Disk
 
 from pier_node.orders import Orders
+from pier_node.outer.pairs import Pairs
 from pier_node.outer.round import Rounds
 
 if TYPE_CHECKING:
@@ -48,6 +49,9 @@ class Process:
     trainer: HuntWorkers | None = None
     training: Training | None = None
     rounds: Rounds | None = None
+    pairs: Pairs | None = None
+    adopted: bool = False
+    """In a run of pairs: it has gone on from another's state."""
 
     def say(self, text: str) -> None:
         """What a user reads."""

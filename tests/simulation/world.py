@@ -30,6 +30,7 @@ from simulation.process import HERE, Process
 
 from pier_node.errors import PierError
 from pier_node.outer.fragments import entry
+from pier_node.outer.schedule import total_rounds
 from pier_node.outer.state import OuterState
 
 PATIENCE = 900.0
@@ -73,6 +74,8 @@ class World:
         self.failures: list[str] = []
         self.flaws: list[str] = []
         self.commits: dict[int, dict[bytes, Commit]] = defaultdict(dict)
+        self.pairs: dict[int, dict[str, set[tuple[str, ...]]]] = defaultdict(lambda: defaultdict(set))
+        self._pair_rounds = total_rounds(self.config)
         self._reached: dict[int, asyncio.Event] = defaultdict(asyncio.Event)
         self._phases: dict[tuple[str, int, str], Fault] = {}
         self._writes: dict[str, Fault] = {}
@@ -146,6 +149,8 @@ class World:
 
     def saved(self, here: Process, state: OuterState) -> None:
         """It has this on its disk."""
+        if here.pairs and state.round <= self._pair_rounds:
+            self.pairs[state.round][here.site].add(state.members)
         if commit := self.commits[state.round].get(state.digest):
             commit.saved.add(here.site)
 
@@ -209,7 +214,9 @@ class World:
             work.cancel()
         if not self.failures:
             await self._finish()
-        if not self.failures:
+        if not self.failures and self.config.outer.algorithm == "noloco":
+            self._check_pairs()
+        elif not self.failures:
             self._check_steps()
         for machine in self.machines.values():
             if machine.now:
@@ -245,7 +252,7 @@ class World:
     def _check_steps(self) -> None:
         """Who never went down has all that it has trained. Gradients of a start come too late for the next step."""
         outer = self.config.outer
-        if outer.algorithm in ("sync", "noloco") or outer.start != "none":
+        if outer.algorithm == "sync" or outer.start != "none":
             return
         for name, machine in self.machines.items():
             here = machine.now
@@ -256,6 +263,29 @@ class World:
                 known = ledger.get(entry(name, fragment), 0) + (pending[fragment] if pending else 0)
                 if known != here.trainer.steps_done:
                     self.failed(f"lost: {name} did {here.trainer.steps_done} steps, {known} are in part {fragment}")
+
+    def _check_pairs(self) -> None:
+        """Who took a step with a partner has one that took it too, but for a decider, when one of them went down."""
+        for number, by_site in self.pairs.items():
+            for name, each in by_site.items():
+                for members in each:
+                    partner = next((node for node in members if node != name), name)
+                    known = members in by_site.get(partner, set())
+                    excused = min(members) == name and any(self._changed(node) for node in members)
+                    if not known and not excused:
+                        self.failed(f"half: {name} took round {number} with {partner}, which did not")
+        for name, machine in self.machines.items():
+            here = machine.now
+            if not self._changed(name) and here and here.pairs and here.training and here.trainer:
+                pending = here.training.snapshot().pending_tokens
+                known_steps = here.pairs.state.ledger.get(name, 0) + (pending[0] if pending else 0)
+                if known_steps != here.trainer.steps_done:
+                    self.failed(f"lost: {name} did {here.trainer.steps_done} steps, {known_steps} are in its model")
+
+    def _changed(self, name: str) -> bool:
+        """Whether a site is not what it has been from the start: it went down, or on from another's state."""
+        machine = self.machines[name]
+        return machine.starts > 1 or machine.now is None or machine.now.adopted
 
     # --- what happens --------------------------------------------------------------------------
 
