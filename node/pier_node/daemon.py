@@ -156,7 +156,7 @@ class Daemon:
         self._record = replace(settings.noted(record), slot=slot, name=self._site.name)
         self._site.slot = self._record.slot
         self._save_record()
-        self._background.start(stack, self._gossip(reception))
+        self._background.start(stack, self._gossip(reception, peers))
         if self._coordination:
             self._background.start(stack, self._coordination.run())
             self._background.start(stack, self._coordination.sample())
@@ -181,10 +181,12 @@ class Daemon:
         durable.replace(path, json.dumps({"pid": os.getpid(), "http": f"http://127.0.0.1:{port}"}).encode())
         stack.callback(path.unlink, missing_ok=True)
 
-    async def _gossip(self, reception: Reception) -> None:
+    async def _gossip(self, reception: Reception, peers: list[str]) -> None:
+        """Say hello again to all that this site knows, and to whom it was told of, who may have been away at first."""
         while True:
             await asyncio.sleep(GOSSIP)
-            await reception.introduce([contact.site.address for contact in self._roster.contacts.values()])
+            known = [contact.site.address for contact in self._roster.contacts.values()]
+            await reception.introduce([*peers, *known])
             self._save_record()
 
     def _save_record(self) -> None:
