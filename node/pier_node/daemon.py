@@ -137,12 +137,13 @@ class Daemon:
         self._reporter = Reporter(member.config, self._site, self._carrier, self._progress)
         self._roster = Roster(self._carrier, self._reporter.pulse)
         name_in_logs(self._roster.called)
-        reception = Reception(self._carrier, self._roster, member.config, lambda: self._site)
-        self._carrier.serve(HELLO, reception.answer)
-        ProbeServer(self._carrier, run_hash)
         stack.push_async_callback(self._carrier.stop)
         stack.push_async_callback(self._roster.stop)
         known = await self._place(stack)
+        revoked = self._coordination.revoked if self._coordination else None
+        reception = Reception(self._carrier, self._roster, member.config, lambda: self._site, revoked)
+        self._carrier.serve(HELLO, reception.answer)
+        ProbeServer(self._carrier, run_hash)
         record = known or SiteRecord(not settings.peers, slot=0, transport=member.transport)
         peers = [*settings.peers, *(site.address for site in record.sites())]
         choice = await self._carrier.listen(settings.listen, settings.advertise, peers)
@@ -168,8 +169,9 @@ class Daemon:
         member, settings = self._member, self._settings
         if member.enrolment is None:
             return member.record
-        by = member.enrolment, member.identity, self._reporter, self._carrier, self._roster, member.transport
-        self._coordination = Coordination(*by, settings.workers, self.stop)
+        self._coordination = Coordination(
+            member, settings, self._reporter, self._carrier, self._roster, self.stop
+        )
         stack.push_async_exit(self._coordination.close)
         return await self._coordination.enter(member.record)
 

@@ -16,6 +16,7 @@ from pier_node.coordination.enrolment import Enrolment, enrol_patiently
 from pier_node.errors import PierError
 from pier_node.identity import Identity, Token
 from pier_node.invite import Invite
+from pier_node.revocations import Revoked
 from pier_node.roster import Roster
 from pier_node.settings import Settings
 from pier_node.site import SiteRecord, load_run, save_run
@@ -190,10 +191,21 @@ def _said(lost: PeerLost) -> str:
 
 
 class Reception:
-    """Says hello, both ways: keeps the roster complete."""
+    """Says hello, both ways: keeps the roster complete, and spreads the news of who was revoked.
 
-    def __init__(self, carrier: SiteCarrier, roster: Roster, config: RunConfig, me: Callable[[], Site]) -> None:
-        self._carrier, self._roster, self._config, self._me = carrier, roster, config, me
+    Args:
+        revoked: None: the run has no coordinator, and nobody can be revoked.
+    """
+
+    def __init__(
+        self,
+        carrier: SiteCarrier,
+        roster: Roster,
+        config: RunConfig,
+        me: Callable[[], Site],
+        revoked: Revoked | None = None,
+    ) -> None:
+        self._carrier, self._roster, self._config, self._me, self._revoked = carrier, roster, config, me, revoked
         self._silent: dict[str, PeerLost] = {}  # why, by address
         self._told: set[str] = set()  # addresses of whose silence people have heard
 
@@ -212,6 +224,7 @@ class Reception:
             run_config=self._config.canonical(),
             site=self._me(),
             roster=[self._me(), *known],
+            revocations=self._revoked.newest if self._revoked else None,
         )
 
     async def introduce(self, addresses: Iterable[str]) -> int:
@@ -248,6 +261,8 @@ class Reception:
             self._silent[address] = lost
             return None
         self._silent.pop(address, None)
+        if self._revoked:
+            self._revoked.take(reply.revocations)
         return reply
 
 

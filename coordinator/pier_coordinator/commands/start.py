@@ -72,7 +72,7 @@ async def _run(settings: Settings, console: Console) -> None:
         coordinator = Coordinator(store, home.config)
         await coordinator.begin()
         host, port = parse_address(settings.listen)
-        service = CoordinatorService(coordinator, home.credentials(), home.certify)
+        service = CoordinatorService(coordinator, home.credentials(), home.authority)
         port = await service.start(host, port)
         stack.push_async_callback(service.stop)
         choice = choose_address([], settings.advertise, format_address(host, port))

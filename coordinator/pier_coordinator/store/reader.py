@@ -53,6 +53,11 @@ class Reader:
         """All sites that were ever let in, in the order in which they were."""
         return [SiteRow.of(row) for row in self._reading.execute("SELECT * FROM sites ORDER BY enrolled_at, node")]
 
+    def revoked(self) -> list[str]:
+        """Node ids of the sites that were revoked, the latest last."""
+        rows = self._reading.execute("SELECT node FROM sites WHERE revoked_at IS NOT NULL ORDER BY revoked_at, node")
+        return [str(row["node"]) for row in rows]
+
     def invites(self) -> list[InviteRow]:
         """All invites, the newest first."""
         return [InviteRow.of(row) for row in self._reading.execute("SELECT * FROM invites ORDER BY created DESC, id")]

@@ -17,6 +17,9 @@ from pier_coordinator.store.writer import Transaction
 from pier_node.wire.values import SITES
 
 FOUNDER, ACTIVITY = "founder", "activity"
+REVOCATIONS = "revocations"
+"""Version of the list of revoked sites: milliseconds since the epoch, or one more than before if the clock was set back.
+So it grows even when the database is restored from a copy."""
 
 
 def enrol(transaction: Transaction, node: str, name: str, invite: str, now: float) -> Standing:
@@ -64,6 +67,7 @@ def revoke(transaction: Transaction, node: str, now: float) -> SiteRow:
     """Put a site out for good. Raises Stranger."""
     site = require(transaction, node)
     transaction.execute("UPDATE sites SET revoked_at = ?, gone = 1, lease = x'' WHERE node = ?", now, node)
+    put(transaction, REVOCATIONS, str(max(int(get(transaction, REVOCATIONS) or 0) + 1, int(now * 1000))))
     told = {"level": 30, "text": f"{site.name} was revoked", "state": "revoked"}
     transaction.add([Fact(now, "event", node, told)])
     started = transaction.one("SELECT 1 FROM facts WHERE kind = 'round' LIMIT 1")
