@@ -79,7 +79,8 @@ def invite(folder: Path, name: str, expires: float, uses: int, as_json: bool) ->
 def revoke(folder: Path, site: str, as_json: bool) -> None:
     """Put SITE (its name or node id) out of the run for good, or take back the invite of that id.
 
-    A site that has come in with an invite stays when the invite is taken back: revoke the site.
+    With a site its invite ends, if that has uses left: otherwise the same people could come in again. Sites that have
+    come in with an invite stay when the invite is taken back: revoke each of them.
     """
     from pier_coordinator.commands.operate import revoke
 

@@ -143,12 +143,13 @@ class Coordinator:
         return await self._order(sites, None, assignment)
 
     async def revoke(self, site: str) -> SiteRow:
-        """Put a site, by its name or node id, out of the run for good. Raises Refused."""
+        """Put a site, by its name or node id, out of the run for good; its invite ends too. Raises Refused."""
         (node,) = self._nodes([site])
         revoked = self.sites[node] = await self.store.revoke(node, self.wall())
         self.revoked.append(node)
         self.revocations = int(self.store.meta(REVOCATIONS) or 0)
         self.registry.remove(node)
+        self.look_at_invites()
         return revoked
 
     async def invite(self, invite: InviteRow) -> None:
