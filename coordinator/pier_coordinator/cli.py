@@ -47,14 +47,23 @@ def init(folder: Path, preset: str) -> None:
 @click.option("--listen", default="0.0.0.0:7790", show_default=True, metavar="HOST:PORT", help="Where sites call.")
 @click.option("--advertise", metavar="HOST[:PORT]", help="Where sites reach it. [default: found out, and said]")
 @click.option("--page", default=PAGE, show_default=True, metavar="HOST:PORT", help="Where the web page is.")
+@click.option(
+    "--host",
+    "hosts",
+    multiple=True,
+    metavar="NAME[:PORT]",
+    help="A name of the page in browsers, as behind a proxy; repeat. [default: addresses and this machine's name]",
+)
 @click.option("--quiet", is_flag=True, help="Say only what is wrong. [default: say what happens]")
 @explained
-def start(folder: Path, listen: str, advertise: str | None, page: str, quiet: bool) -> None:
+def start(
+    folder: Path, listen: str, advertise: str | None, page: str, hosts: tuple[str, ...], quiet: bool
+) -> None:
     """Run the coordinator of FOLDER until Ctrl+C; the sites train on without it. [default: this folder]"""
     from pier_coordinator.commands.start import Settings, run_coordinator
     from pier_coordinator.home import Home
 
-    run_coordinator(Settings(Home.found(folder), listen, advertise, page), quiet)
+    run_coordinator(Settings(Home.found(folder), listen, advertise, page, hosts), quiet)
 
 
 @main.command()
