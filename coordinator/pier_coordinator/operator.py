@@ -16,6 +16,7 @@ from pier_node.config_errors import first_problem
 from pier_node.experts.config import DomainSection
 from pier_node.experts.scoring_order import ScoredDomain
 from pier_node.invite import Invite
+from pier_node.secret_text import TOKEN_VARIABLE
 from pier_node.units import several
 
 
@@ -108,5 +109,5 @@ class Operator:
         row = InviteRow(invite.id, name or None, now + expires_seconds, uses, invite.certificate, now)
         await self._coordinator.invite(row)
         named = f" --name {shlex.quote(name)}" if name else ""
-        command = f"pier-node start --coordinator {self._address} --token {invite}{named}"
+        command = f"{TOKEN_VARIABLE}={invite} pier-node start --coordinator {self._address}{named}"
         return {"id": invite.id, "token": str(invite), "command": command, "expires": row.expires, "uses": uses}

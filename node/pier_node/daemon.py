@@ -18,6 +18,7 @@ from pier_node.archive import Archive
 from pier_node.background import Background
 from pier_node.checkpoint import Checkpoint
 from pier_node.coordination.coordination import Coordination
+from pier_node.identity import Token
 from pier_node.inner.workers import Workers
 from pier_node.join import Reception, find_run, free_slot
 from pier_node.leave import Leave
@@ -61,10 +62,11 @@ class Daemon:
 
     Args:
         say: tells the user something worth reading.
+        secretly: nobody but the user reads what is said, as on a terminal: the run's token may be.
     """
 
-    def __init__(self, settings: Settings, say: Callable[[str], None] = print) -> None:
-        self._settings, self._say = settings, say
+    def __init__(self, settings: Settings, say: Callable[[str], None] = print, secretly: bool = False) -> None:
+        self._settings, self._say, self._secretly = settings, say, secretly
         self._stopping = asyncio.Event()
         self._progress = Progress()
         self._rounds: Rounds | Pairs | None = None
@@ -162,7 +164,8 @@ class Daemon:
             self._background.start(stack, self._coordination.run())
             self._background.start(stack, self._coordination.sample())
         if self._record.founder and member.enrolment is None:
-            self._say(member.invitation(self._site.address))
+            kept = None if self._secretly else Token.path(settings.folder).absolute()
+            self._say(member.invitation(self._site.address, kept))
 
     async def _place(self, stack: AsyncExitStack) -> SiteRecord | None:
         """What this site has noted, or, as far as there is a coordinator, what that knows. None: nothing yet."""

@@ -7,6 +7,8 @@ import hashlib
 
 from pier_node.errors import PierError
 
+TOKEN_VARIABLE = "PIER_TOKEN"
+"""Environment variable in which a command is given a token or an invite: other users cannot see it, as they see argv."""
 CHECK = 4
 """Bytes of check digits."""
 
