@@ -145,7 +145,7 @@ class Daemon:
         revoked = self._coordination.revoked if self._coordination else None
         reception = Reception(self._carrier, self._roster, member.config, lambda: self._site, revoked)
         self._carrier.serve(HELLO, reception.answer)
-        ProbeServer(self._carrier, run_hash)
+        ProbeServer(self._carrier, run_hash, self._roster.address)
         record = known or SiteRecord(not settings.peers, slot=0, transport=member.transport)
         peers = [*settings.peers, *(site.address for site in record.sites())]
         choice = await self._carrier.listen(settings.listen, settings.advertise, peers)

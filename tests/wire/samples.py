@@ -174,7 +174,7 @@ SAMPLES: tuple[Message, ...] = (
     *MANIFEST.tensors,
     MANIFEST,
     FetchRequest(round=4, shadow=True, tensor="adam_v", offset=4, length=5, stage=3),
-    ProbeRequest(padding=bytes(100), reply_size=1 << 20, call_back="site.example.org:7700"),
+    ProbeRequest(padding=bytes(100), reply_size=1 << 20, call_back="site.example.org:7700", seen_as="10.0.0.1:5000"),
     ProbeReply(padding=bytes(100), time=1.7e9, reached=True, detail="42 ms"),
     PASSPORT,
     Opening(protocol=1, run_hash=HASH, to=BOB, passport=PASSPORT),

@@ -1436,21 +1436,25 @@ class ProbeRequest(_message.Message):
     PADDING_FIELD_NUMBER: _builtins.int
     REPLY_SIZE_FIELD_NUMBER: _builtins.int
     CALL_BACK_FIELD_NUMBER: _builtins.int
+    SEEN_AS_FIELD_NUMBER: _builtins.int
     padding: _builtins.bytes
     reply_size: _builtins.int
     """bytes of padding wanted back"""
     call_back: _builtins.str
     """address that the probed site should try to reach"""
+    seen_as: _builtins.str
+    """the address that the call came from: filled in by the probed site"""
     def __init__(
         self,
         *,
         padding: _builtins.bytes = ...,
         reply_size: _builtins.int = ...,
         call_back: _builtins.str = ...,
+        seen_as: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["call_back", b"call_back", "padding", b"padding", "reply_size", b"reply_size"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["call_back", b"call_back", "padding", b"padding", "reply_size", b"reply_size", "seen_as", b"seen_as"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1464,11 +1468,14 @@ class ProbeReply(_message.Message):
     TIME_FIELD_NUMBER: _builtins.int
     REACHED_FIELD_NUMBER: _builtins.int
     DETAIL_FIELD_NUMBER: _builtins.int
+    DECLINED_FIELD_NUMBER: _builtins.int
     padding: _builtins.bytes
     time: _builtins.float
     reached: _builtins.bool
     """the call back got through"""
     detail: _builtins.str
+    declined: _builtins.bool
+    """it was not tried: the address may be somebody else's"""
     def __init__(
         self,
         *,
@@ -1476,10 +1483,11 @@ class ProbeReply(_message.Message):
         time: _builtins.float = ...,
         reached: _builtins.bool = ...,
         detail: _builtins.str = ...,
+        declined: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["detail", b"detail", "padding", b"padding", "reached", b"reached", "time", b"time"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["declined", b"declined", "detail", b"detail", "padding", b"padding", "reached", b"reached", "time", b"time"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
