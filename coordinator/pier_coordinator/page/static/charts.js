@@ -58,7 +58,8 @@ class Chart {
 
   // Values at the cursor, or the newest ones.
   tell(lines, at) {
-    const values = lines.map((_, line) => {
+    const values = lines.map(({ now }, line) => {
+      if (now !== undefined && (at === null || at === undefined)) return now; // the header's number, not the mean of the last point
       const column = this.plot.data[line ? line + 3 : 1];
       return at === null || at === undefined ? column.findLast((it) => it !== null && it !== undefined) : near(column, at);
     });
@@ -110,6 +111,7 @@ export class Charts {
   draw(again) {
     for (const [curve, chart] of this.charts) {
       const all = { name: curve === "tokens_per_second" ? "sum" : "mean", colour: colour("text"), points: inOrder(this.state.curves[curve] ?? new Map()) };
+      if (curve === "tokens_per_second") all.now = this.state.totals.tokens_per_second;
       chart.show([all, ...this.chosen.nodes().map((node) => this.line(node, curve))], again);
     }
   }
