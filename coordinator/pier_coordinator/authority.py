@@ -1,4 +1,4 @@
-"""The run's authority, whose key follows from the run's secret: it certifies sites, and says which of them are revoked."""
+"""The run's authority, whose key follows from the run's secret: it certifies sites, and signs who was revoked."""
 
 from __future__ import annotations
 

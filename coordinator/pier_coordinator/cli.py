@@ -56,9 +56,7 @@ def init(folder: Path, preset: str) -> None:
 )
 @click.option("--quiet", is_flag=True, help="Say only what is wrong. [default: say what happens]")
 @explained
-def start(
-    folder: Path, listen: str, advertise: str | None, page: str, hosts: tuple[str, ...], quiet: bool
-) -> None:
+def start(folder: Path, listen: str, advertise: str | None, page: str, hosts: tuple[str, ...], quiet: bool) -> None:
     """Run the coordinator of FOLDER until Ctrl+C; the sites train on without it. [default: this folder]"""
     from pier_coordinator.commands.start import Settings, run_coordinator
     from pier_coordinator.home import Home

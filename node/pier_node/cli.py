@@ -67,7 +67,9 @@ def init(file: Path, preset: str, force: bool) -> None:
 @main.command()
 @RUN
 @PEERS
-@click.option("--coordinator", metavar="HOST:PORT", help="Its invite is the token. [default: the one that --data knows]")
+@click.option(
+    "--coordinator", metavar="HOST:PORT", help="Its invite is the token. [default: the one that --data knows]"
+)
 @with_token
 @FOLDER
 @click.option("--name", default="", help="What people call this site. [default: host name]")

@@ -172,9 +172,7 @@ class Daemon:
         member, settings = self._member, self._settings
         if member.enrolment is None:
             return member.record
-        self._coordination = Coordination(
-            member, settings, self._reporter, self._carrier, self._roster, self.stop
-        )
+        self._coordination = Coordination(member, settings, self._reporter, self._carrier, self._roster, self.stop)
         stack.push_async_exit(self._coordination.close)
         return await self._coordination.enter(member.record)
 

@@ -8,13 +8,11 @@ from __future__ import annotations
 
 import ipaddress
 import socket
-from collections.abc import Awaitable, Callable, Collection
+from collections.abc import Collection
 from urllib.parse import urlsplit
 
 from aiohttp import web
-
-Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
-Middleware = Callable[[web.Request, Handler], Awaitable[web.StreamResponse]]
+from aiohttp.typedefs import Handler, Middleware
 
 HEADERS = {
     "Content-Security-Policy": "default-src 'self'; base-uri 'none'; form-action 'self'; frame-ancestors 'none'; "
@@ -67,7 +65,7 @@ def has_other_origin(request: web.Request, names: Collection[str] = ()) -> bool:
     """Whether a browser sent it for a page that is not ours.
 
     Args:
-        names: NAME or NAME:PORT that the page has in browsers besides the Host of the request, which a proxy may change.
+        names: NAME or NAME:PORT that the page has in browsers besides the request's Host, which a proxy may change.
     """
     origin = request.headers.get("Origin")
     ours = {name.lower() for name in (request.host, *names)}

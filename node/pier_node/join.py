@@ -7,6 +7,7 @@ import logging
 import socket
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 from pier.v1.peer_pb2 import HelloReply, HelloRequest, Site
 from pier_node.certificates import Credentials, credentials
@@ -149,7 +150,7 @@ def known_config(settings: Settings) -> RunConfig | None:
         raise PierError(
             "this site does not know which run to be in",
             "Found one with --run run.toml (pier-node init writes one), or join one with `PIER_TOKEN=… pier-node start "
-            "--peers ADDRESS`, or with the command of an invite (`pier-coordinator invite`). Or name its --data folder.",
+            "--peers ADDRESS`, or with the command that `pier-coordinator invite` prints. Or name its --data folder.",
         )
     return given or stored
 

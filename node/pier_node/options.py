@@ -113,7 +113,9 @@ def _given(token: str | None, file: Path | None) -> str | None:
         with file.open(errors="replace") as text:
             return text.read(LONGEST_TOKEN)
     except OSError as error:
-        raise PierError(f"{file}: {error.strerror}", "Give a file that has the token in it, and nothing else.") from error
+        raise PierError(
+            f"{file}: {error.strerror}", "Give a file that has the token in it, and nothing else."
+        ) from error
 
 
 def explained(command: Callable[..., Any]) -> Callable[..., Any]:

@@ -51,9 +51,7 @@ class Revoked:
         if not isinstance(key, ec.EllipticCurvePublicKey):
             raise PierError(f"{folder}: the run's authority has a key of another kind", "Enrol this site again.")
         self._authority = node_id(key)
-        self._public = key.public_bytes(
-            serialization.Encoding.DER, serialization.PublicFormat.SubjectPublicKeyInfo
-        )
+        self._public = key.public_bytes(serialization.Encoding.DER, serialization.PublicFormat.SubjectPublicKeyInfo)
         self._path, self._run_hash, self._bar = folder / FILE, run_hash, bar
         self._warned = False
         self.newest: Revocations | None = None

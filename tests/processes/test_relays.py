@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shutil
 from pathlib import Path
 
 import pytest
@@ -29,6 +30,7 @@ def test_two_sites_behind_routers_train_with_one_that_is_not(tmp_path: Path) -> 
             assert f"/ip4/{hosts[0].address}/tcp/7700/p2p/" in printed
             sites += [on(host, tmp_path / host.address, printed) for host in hosts[1:]]
             for site in sites[1:]:
+                shutil.copy(sites[0].folder / "run.token", site.folder.parent)  # as it says
                 site.start()
             assert [site.ended() for site in sites] == [0, 0, 0]
             assert sites[0].digests().keys() == set(range(1, ROUNDS + 1))

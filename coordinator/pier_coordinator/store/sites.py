@@ -18,8 +18,8 @@ from pier_node.wire.values import SITES
 
 FOUNDER, ACTIVITY = "founder", "activity"
 REVOCATIONS = "revocations"
-"""Version of the list of revoked sites: milliseconds since the epoch, or one more than before if the clock was set back.
-So it grows even when the database is restored from a copy."""
+"""Version of the list of revoked sites: milliseconds since the epoch, or one more than before if the clock was set
+back. So it grows even when the database is restored from a copy."""
 
 
 def enrol(transaction: Transaction, node: str, name: str, invite: str, now: float) -> Standing:

@@ -49,7 +49,9 @@ async def find_unreached(asker: Carrier, address: str, peers: Sequence[str], run
     return Unreached(reasons[0], list(direct.values())[: ROUTES - 1])
 
 
-async def _called_back(asker: Carrier, address: str, peer: str, run_hash: bytes) -> tuple[ProbeReply, HelloReply] | None:
+async def _called_back(
+    asker: Carrier, address: str, peer: str, run_hash: bytes
+) -> tuple[ProbeReply, HelloReply] | None:
     """Whether a site reaches the address, and what it knows; None: it cannot be asked."""
     try:
         hello = await asker.greet(peer, _hello(asker, run_hash), ANSWER)

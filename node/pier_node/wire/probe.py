@@ -1,9 +1,9 @@
 """Probe, the answering side: what `pier-node doctor` at another site measures the way to this one with.
 
 It asks for bytes, for the time, and whether this node reaches an address. All askers together get ALLOWANCE bytes and
-CALL_BACKS attempts at once, so that nobody slows the training of this site down for long. A call goes back only to where
-the asker itself is: to the address that the roster has for it, or to the host that it calls from. So nobody can use this
-site to knock at other doors, those of its own network least of all.
+CALL_BACKS attempts at once, so that nobody slows the training of this site down for long. A call goes back only to
+where the asker itself is: to the address that the roster has for it, or to the host that it calls from. So nobody can
+use this site to knock at other doors, those of its own network least of all.
 """
 
 from __future__ import annotations
