@@ -94,6 +94,13 @@ def facts_after(connection: sqlite3.Connection, number: int) -> Iterator[Fact]:
     return map(fact_of, connection.execute("SELECT * FROM facts WHERE number > ? ORDER BY number", (number,)))
 
 
+def lasting_facts(connection: sqlite3.Connection, before: int) -> Iterator[Fact]:
+    """Those below a number without which later ones are not understood: the run, its sites, its plans, in order."""
+    kinds = "('run', 'site', 'plan')"
+    rows = connection.execute(f"SELECT * FROM facts WHERE number < ? AND kind IN {kinds} ORDER BY number", (before,))
+    return map(fact_of, rows)
+
+
 def last_number(connection: sqlite3.Connection) -> int:
     """Number of the newest fact that a database ever had; 0: it had none."""
     row = connection.execute("SELECT seq FROM sqlite_sequence WHERE name = 'facts'").fetchone()
