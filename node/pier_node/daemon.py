@@ -62,11 +62,11 @@ class Daemon:
 
     Args:
         say: tells the user something worth reading.
-        secretly: nobody but the user reads what is said, as on a terminal: the run's token may be.
+        on_terminal: what is said goes to a terminal and into no log: it may have the run's token in it.
     """
 
-    def __init__(self, settings: Settings, say: Callable[[str], None] = print, secretly: bool = False) -> None:
-        self._settings, self._say, self._secretly = settings, say, secretly
+    def __init__(self, settings: Settings, say: Callable[[str], None] = print, on_terminal: bool = False) -> None:
+        self._settings, self._say, self._on_terminal = settings, say, on_terminal
         self._stopping = asyncio.Event()
         self._progress = Progress()
         self._rounds: Rounds | Pairs | None = None
@@ -164,7 +164,7 @@ class Daemon:
             self._background.start(stack, self._coordination.run())
             self._background.start(stack, self._coordination.sample())
         if self._record.founder and member.enrolment is None:
-            kept = None if self._secretly else Token.path(settings.folder).absolute()
+            kept = None if self._on_terminal else Token.path(settings.folder).absolute()
             self._say(member.invitation(self._site.address, kept))
 
     async def _place(self, stack: AsyncExitStack) -> SiteRecord | None:
