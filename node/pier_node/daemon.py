@@ -18,6 +18,7 @@ from pier_node.archive import Archive
 from pier_node.background import Background
 from pier_node.checkpoint import Checkpoint
 from pier_node.coordination.coordination import Coordination
+from pier_node.identity import Token
 from pier_node.inner.workers import Workers
 from pier_node.join import Reception, find_run, free_slot
 from pier_node.leave import Leave
@@ -61,10 +62,11 @@ class Daemon:
 
     Args:
         say: tells the user something worth reading.
+        on_terminal: what is said goes to a terminal and into no log: it may have the run's token in it.
     """
 
-    def __init__(self, settings: Settings, say: Callable[[str], None] = print) -> None:
-        self._settings, self._say = settings, say
+    def __init__(self, settings: Settings, say: Callable[[str], None] = print, on_terminal: bool = False) -> None:
+        self._settings, self._say, self._on_terminal = settings, say, on_terminal
         self._stopping = asyncio.Event()
         self._progress = Progress()
         self._rounds: Rounds | Pairs | None = None
@@ -137,12 +139,13 @@ class Daemon:
         self._reporter = Reporter(member.config, self._site, self._carrier, self._progress)
         self._roster = Roster(self._carrier, self._reporter.pulse)
         name_in_logs(self._roster.called)
-        reception = Reception(self._carrier, self._roster, member.config, lambda: self._site)
-        self._carrier.serve(HELLO, reception.answer)
-        ProbeServer(self._carrier, run_hash)
         stack.push_async_callback(self._carrier.stop)
         stack.push_async_callback(self._roster.stop)
         known = await self._place(stack)
+        revoked = self._coordination.revoked if self._coordination else None
+        reception = Reception(self._carrier, self._roster, member.config, lambda: self._site, revoked)
+        self._carrier.serve(HELLO, reception.answer)
+        ProbeServer(self._carrier, run_hash, self._roster.address)
         record = known or SiteRecord(not settings.peers, slot=0, transport=member.transport)
         peers = [*settings.peers, *(site.address for site in record.sites())]
         choice = await self._carrier.listen(settings.listen, settings.advertise, peers)
@@ -161,15 +164,15 @@ class Daemon:
             self._background.start(stack, self._coordination.run())
             self._background.start(stack, self._coordination.sample())
         if self._record.founder and member.enrolment is None:
-            self._say(member.invitation(self._site.address))
+            kept = None if self._on_terminal else Token.path(settings.folder).absolute()
+            self._say(member.invitation(self._site.address, kept))
 
     async def _place(self, stack: AsyncExitStack) -> SiteRecord | None:
         """What this site has noted, or, as far as there is a coordinator, what that knows. None: nothing yet."""
         member, settings = self._member, self._settings
         if member.enrolment is None:
             return member.record
-        by = member.enrolment, member.identity, self._reporter, self._carrier, self._roster, member.transport
-        self._coordination = Coordination(*by, settings.workers, self.stop)
+        self._coordination = Coordination(member, settings, self._reporter, self._carrier, self._roster, self.stop)
         stack.push_async_exit(self._coordination.close)
         return await self._coordination.enter(member.record)
 

@@ -138,6 +138,7 @@ class HelloReply(_message.Message):
     SITE_FIELD_NUMBER: _builtins.int
     ROSTER_FIELD_NUMBER: _builtins.int
     SEEN_AS_FIELD_NUMBER: _builtins.int
+    REVOCATIONS_FIELD_NUMBER: _builtins.int
     protocol: _builtins.int
     run_hash: _builtins.bytes
     run_config: _builtins.str
@@ -150,6 +151,10 @@ class HelloReply(_message.Message):
     def roster(self) -> _containers.RepeatedCompositeFieldContainer[Global___Site]:
         """every site the replying one knows, itself included"""
 
+    @_builtins.property
+    def revocations(self) -> Global___Revocations:
+        """the newest list that the replying one has; not set: none"""
+
     def __init__(
         self,
         *,
@@ -159,14 +164,47 @@ class HelloReply(_message.Message):
         site: Global___Site | None = ...,
         roster: _abc.Iterable[Global___Site] | None = ...,
         seen_as: _builtins.str = ...,
+        revocations: Global___Revocations | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["site", b"site"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["revocations", b"revocations", "site", b"site"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["protocol", b"protocol", "roster", b"roster", "run_config", b"run_config", "run_hash", b"run_hash", "seen_as", b"seen_as", "site", b"site"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["protocol", b"protocol", "revocations", b"revocations", "roster", b"roster", "run_config", b"run_config", "run_hash", b"run_hash", "seen_as", b"seen_as", "site", b"site"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___HelloReply: _TypeAlias = HelloReply  # noqa: Y015
+
+@_typing.final
+class Revocations(_message.Message):
+    """The sites that the run's operator has revoked: see revocations.py."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    VERSION_FIELD_NUMBER: _builtins.int
+    NODES_FIELD_NUMBER: _builtins.int
+    SIGNATURE_FIELD_NUMBER: _builtins.int
+    version: _builtins.int
+    """grows with each revocation: an older list never replaces a newer one"""
+    signature: _builtins.bytes
+    """by the run's authority"""
+    @_builtins.property
+    def nodes(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """node ids, in order"""
+
+    def __init__(
+        self,
+        *,
+        version: _builtins.int = ...,
+        nodes: _abc.Iterable[_builtins.str] | None = ...,
+        signature: _builtins.bytes = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["nodes", b"nodes", "signature", b"signature", "version", b"version"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Revocations: _TypeAlias = Revocations  # noqa: Y015
 
 @_typing.final
 class Pulse(_message.Message):
@@ -1395,21 +1433,25 @@ class ProbeRequest(_message.Message):
     PADDING_FIELD_NUMBER: _builtins.int
     REPLY_SIZE_FIELD_NUMBER: _builtins.int
     CALL_BACK_FIELD_NUMBER: _builtins.int
+    SEEN_AS_FIELD_NUMBER: _builtins.int
     padding: _builtins.bytes
     reply_size: _builtins.int
     """bytes of padding wanted back"""
     call_back: _builtins.str
     """address that the probed site should try to reach"""
+    seen_as: _builtins.str
+    """the address that the call came from: filled in by the probed site"""
     def __init__(
         self,
         *,
         padding: _builtins.bytes = ...,
         reply_size: _builtins.int = ...,
         call_back: _builtins.str = ...,
+        seen_as: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["call_back", b"call_back", "padding", b"padding", "reply_size", b"reply_size"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["call_back", b"call_back", "padding", b"padding", "reply_size", b"reply_size", "seen_as", b"seen_as"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1423,11 +1465,14 @@ class ProbeReply(_message.Message):
     TIME_FIELD_NUMBER: _builtins.int
     REACHED_FIELD_NUMBER: _builtins.int
     DETAIL_FIELD_NUMBER: _builtins.int
+    DECLINED_FIELD_NUMBER: _builtins.int
     padding: _builtins.bytes
     time: _builtins.float
     reached: _builtins.bool
     """the call back got through"""
     detail: _builtins.str
+    declined: _builtins.bool
+    """it was not tried: the address may be somebody else's"""
     def __init__(
         self,
         *,
@@ -1435,10 +1480,11 @@ class ProbeReply(_message.Message):
         time: _builtins.float = ...,
         reached: _builtins.bool = ...,
         detail: _builtins.str = ...,
+        declined: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["detail", b"detail", "padding", b"padding", "reached", b"reached", "time", b"time"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["declined", b"declined", "detail", b"detail", "padding", b"padding", "reached", b"reached", "time", b"time"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
