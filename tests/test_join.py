@@ -17,7 +17,9 @@ from pier_node.identity import Identity, Token
 from pier_node.join import Reception, find_run, find_site, free_slot
 from pier_node.roster import Roster
 from pier_node.settings import Settings
+from pier_node.signing import Signer
 from pier_node.site import SiteRecord, save_run
+from pier_node.site_entry import sign_entry
 from pier_node.wire.carrier import HELLO, PROTOCOL, PeerLost, PeerRefused
 from pier_node.wire.grpc_carrier import GrpcCarrier
 from pier_node.wire.transport import Transport
@@ -29,13 +31,14 @@ CONFIG = RunConfig.model_validate({"run": {"name": "here", "sites": 3}})
 @asynccontextmanager
 async def site(folder: Path, name: str) -> AsyncIterator[tuple[GrpcCarrier, Roster, Reception, Site]]:
     """A site that says hello, without TLS."""
-    node = Identity.load_or_create(folder / name).node
-    carrier = GrpcCarrier(node, CONFIG.hash(), None)
-    me = Site(node=node, name=name)
-    roster = Roster(carrier, lambda: Pulse(site=me))
+    identity = Identity.load_or_create(folder / name)
+    carrier = GrpcCarrier(identity.node, CONFIG.hash(), None)
+    me = Site(node=identity.node, name=name)
+    roster = Roster(carrier, lambda: Pulse(site=me), run_hash=CONFIG.hash())
     reception = Reception(carrier, roster, CONFIG, lambda: me)
     carrier.serve(HELLO, reception.answer)
     me.address = f"127.0.0.1:{await carrier.start('127.0.0.1', 0)}"
+    sign_entry(me, Signer(identity, CONFIG.hash()), version=1)
     try:
         yield carrier, roster, reception, me
     finally:

@@ -96,6 +96,7 @@ class PipelineSite:
         ground = self._ground
         await self._archive.commit(at_rest(state, ground.reporter.progress.tokens))
         self.rounds.saved = max(self.rounds.saved, state.round)
+        ground.roster.keep(state.members)
         ground.committed(state, lines(self._pace.transfers(), ground.roster.round_trips(), self._tensor_bytes))
         now = tally.standing(state)
         log.info("round %d: step %d, loss %.4f, %d sites", state.round, now.steps, now.loss, len(state.members))
@@ -138,6 +139,7 @@ async def prepare(ground: Ground, stack: AsyncExitStack) -> PipelineSite:
     else:
         reporter.progress.phase = Phase.PHASE_CATCHING_UP
         state = await _from_peers(ground)
+    ground.roster.keep(state.members)
     site = PipelineSite(ground, state, archive)
     stack.push_async_callback(site.close)
     return site
