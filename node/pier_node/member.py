@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 
 from pier.v1.peer_pb2 import Ballot
@@ -18,6 +19,7 @@ from pier_node.outer.promises import Voted
 from pier_node.outer.round import Rounds
 from pier_node.outer.schedule import synced, total_rounds
 from pier_node.outer.state import OuterState
+from pier_node.outer.weights import ONE_EACH, weighing
 from pier_node.roster import Roster
 from pier_node.wire.carrier import Carrier
 from pier_node.wire.transfer import SILENCE, shadow_fetcher
@@ -37,9 +39,11 @@ def rounds_of_all(
         voted = Voted(vote.round, ballot, vote.value, None)
     fetch = shadow_fetcher(carrier, length, SILENCE)
     piped = config.pipeline.stages > 1
-    codec_name = "none" if piped or config.outer.algorithm == "noloco" else config.outer.codec
+    alike = piped or config.outer.algorithm == "noloco"
+    codec_name = "none" if alike else config.outer.codec
     mean = trimmed_mean if config.outer.robust == "trimmed" and not piped else weighted_mean
-    tools = Tools(carrier, roster, journal, fetch, faults, codec(codec_name), mean=mean)
+    weighs = (lambda _: ONE_EACH) if alike else partial(weighing, config)
+    tools = Tools(carrier, roster, journal, fetch, faults, codec(codec_name), mean=mean, weighing=weighs)
     return Rounds(tools, state, voted, lambda number: length if piped else synced(config, number, length))
 
 
