@@ -20,7 +20,9 @@ from pier_node.join import Reception, find_run, find_site, free_slot
 from pier_node.revocations import Revoked, signed
 from pier_node.roster import Roster
 from pier_node.settings import Settings
+from pier_node.signing import Signer
 from pier_node.site import SiteRecord, save_run
+from pier_node.site_entry import sign_entry
 from pier_node.wire.carrier import HELLO, PROTOCOL, PeerLost, PeerRefused
 from pier_node.wire.grpc_carrier import GrpcCarrier
 from pier_node.wire.transport import Transport
@@ -45,7 +47,7 @@ async def site(folder: Path, name: str, token: Token | None = None) -> AsyncIter
     identity = Identity.load_or_create(folder / name)
     carrier = GrpcCarrier(identity.node, CONFIG.hash(), credentials(identity, token) if token else None)
     me = Site(node=identity.node, name=name)
-    roster = Roster(carrier, lambda: Pulse(site=me))
+    roster = Roster(carrier, lambda: Pulse(site=me), run_hash=CONFIG.hash())
 
     def bar(nodes: Iterable[str]) -> None:
         roster.bar(nodes)
@@ -56,6 +58,7 @@ async def site(folder: Path, name: str, token: Token | None = None) -> AsyncIter
     reception = Reception(carrier, roster, CONFIG, lambda: me, revoked)
     carrier.serve(HELLO, reception.answer)
     me.address = f"127.0.0.1:{await carrier.start('127.0.0.1', 0)}"
+    sign_entry(me, Signer(identity, CONFIG.hash()), version=1)
     try:
         yield Here(carrier, roster, reception, me, revoked)
     finally:

@@ -166,6 +166,9 @@ class OuterSection(Section):
     """How values travel; what a lossy codec drops is kept at its site and sent later (error feedback)."""
     robust: Literal["none", "trimmed"] = "none"
     """trimmed: the mean of the middle third of the tokens in each place, whatever the others send."""
+    max_weight: Annotated[float, Field(ge=1, le=1024)] = 2.0
+    """Most that a site weighs, over the median of the members' tokens; or as much as `inner_steps` of training, if that
+    is more."""
     overlap: bool = False
     """Workers train on while a round runs; they load its result at the end of the next inner steps."""
     fragments: Annotated[int, Field(ge=1, le=64)] = 1

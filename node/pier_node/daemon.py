@@ -7,6 +7,7 @@ import json
 import logging
 import os
 import socket
+import time
 from collections.abc import Callable
 from contextlib import AsyncExitStack
 from dataclasses import replace
@@ -38,7 +39,9 @@ from pier_node.progress import Progress
 from pier_node.report import Reporter, Status
 from pier_node.roster import Roster
 from pier_node.settings import Settings
+from pier_node.signing import Signer
 from pier_node.site import DAEMON_FILE, SiteRecord, claim
+from pier_node.site_entry import sign_entry
 from pier_node.status import StatusServer
 from pier_node.training import Training
 from pier_node.wire.carrier import HELLO
@@ -137,7 +140,7 @@ class Daemon:
         self._carrier = make_carrier(member.transport, node, run_hash, member.credentials, settings.folder)
         self._site = Site(node=node, name=settings.name or member.name or socket.gethostname())
         self._reporter = Reporter(member.config, self._site, self._carrier, self._progress)
-        self._roster = Roster(self._carrier, self._reporter.pulse)
+        self._roster = Roster(self._carrier, self._reporter.pulse, run_hash=run_hash)
         name_in_logs(self._roster.called)
         stack.push_async_callback(self._carrier.stop)
         stack.push_async_callback(self._roster.stop)
@@ -150,14 +153,16 @@ class Daemon:
         peers = [*settings.peers, *(site.address for site in record.sites())]
         choice = await self._carrier.listen(settings.listen, settings.advertise, peers)
         self._site.address = choice.address
+        self._sign_entry(record)
         self._say(choice.why)
         await self._serve_status(stack)
         for site in record.sites():
-            self._roster.add(site)
+            self._roster.add(site, participant=True)
         await reception.introduce(peers)
         slot = record.slot if known or record.founder else free_slot(self._roster, member.config.run.sites)
         self._record = replace(settings.noted(record), slot=slot, name=self._site.name)
-        self._site.slot = self._record.slot
+        self._site.slot = slot
+        self._sign_entry(record)
         self._save_record()
         self._background.start(stack, self._gossip(reception, peers))
         if self._coordination:
@@ -166,6 +171,11 @@ class Daemon:
         if self._record.founder and member.enrolment is None:
             kept = None if self._on_terminal else Token.path(settings.folder).absolute()
             self._say(member.invitation(self._site.address, kept))
+
+    def _sign_entry(self, record: SiteRecord) -> None:
+        """Make what this site says of itself newer than all that it has said before, whatever its clock says."""
+        newest = max(int(time.time() * 1000), record.version + 1, self._site.version + 1)
+        sign_entry(self._site, Signer(self._member.identity, self._member.config.hash()), newest)
 
     async def _place(self, stack: AsyncExitStack) -> SiteRecord | None:
         """What this site has noted, or, as far as there is a coordinator, what that knows. None: nothing yet."""
@@ -188,12 +198,11 @@ class Daemon:
         """Say hello again to all that this site knows, and to whom it was told of, who may have been away at first."""
         while True:
             await asyncio.sleep(GOSSIP)
-            known = [contact.site.address for contact in self._roster.contacts.values()]
-            await reception.introduce([*peers, *known])
+            await reception.introduce([*peers, *self._roster.reached_at()])
             self._save_record()
 
     def _save_record(self) -> None:
-        self._record = self._record.with_peers(contact.site for contact in self._roster.contacts.values())
+        self._record = replace(self._record.with_peers(self._roster.known()), version=self._site.version)
         self._record.save(self._settings.folder)
 
     # --- getting ready -------------------------------------------------------------------------
@@ -215,7 +224,9 @@ class Daemon:
             checkpoint = await self._first(layout)
             await self._archive.keep(checkpoint.state)
         kept = await asyncio.to_thread(self._archive.kept_after, checkpoint.state.round)
-        training = self._member_of_rounds(stack, layout, checkpoint, kept or checkpoint.state)
+        state = kept or checkpoint.state
+        self._roster.keep(state.members)
+        training = self._member_of_rounds(stack, layout, checkpoint, state)
         await starting
         if checkpoint.state.round == 0 and config.inner.eval_every:
             await training.validate(checkpoint.state)
@@ -291,6 +302,7 @@ class Daemon:
         await self._archive.commit(checkpoint)
         if self._coordination:
             self._coordination.committed(checkpoint.state)
+        self._roster.keep(checkpoint.state.members)
         loss, state = f", validation loss {self._progress.validation_loss:.4f}", checkpoint.state
         fresh = self._progress.validated_round == state.round
         log.info("round %d committed by %d%s", state.round, len(state.members), loss if fresh else "")

@@ -228,35 +228,36 @@ class Reception:
             raise BadMessage(f"this is run {self._config.hash().hex()[:8]}, not {request.run_hash.hex()[:8]}")
         if request.site.node == sender and request.site.address:
             self._roster.add(request.site)
-        known = [contact.site for contact in self._roster.contacts.values()]
         return HelloReply(
             protocol=PROTOCOL,
             run_hash=self._config.hash(),
             run_config=self._config.canonical(),
             site=self._me(),
-            roster=[self._me(), *known],
+            roster=[self._me(), *(site for site in self._roster.known() if site.signature)],
             revocations=self._revoked.newest if self._revoked else None,
         )
 
     async def introduce(self, addresses: Iterable[str]) -> int:
-        """Say hello at addresses, and to whoever their rosters name; returns how many answered."""
+        """Say hello at addresses, and to those that are news in the rosters there; returns how many answered."""
         waiting, tried, answered, some = {*addresses}, {self._me().address}, 0, asyncio.Semaphore(GREETINGS)
         while new := waiting - tried:
             tried |= new
             replies = await asyncio.gather(*(self._greeted(address, some) for address in sorted(new)))
-            answered += sum(reply is not None for reply in replies)
-            sites = [site for reply in replies if reply for site in (reply.site, *reply.roster)]
-            others = [site for site in sites if site.address and site.node != self._carrier.node]
-            for site in others:
-                self._roster.add(site)
-            waiting = {site.address for site in others}
-        self._tell_of_silence()
+            there = [reply for reply in replies if reply]
+            answered, waiting = answered + len(there), set()
+            for reply in there:
+                if reply.site.address:
+                    self._roster.add(reply.site)
+            for reply in there:
+                waiting |= {site.address for site in self._roster.hear(reply.roster, reply.site.node)}
+        self._tell_of_silence(tried)
         return answered
 
-    def _tell_of_silence(self) -> None:
+    def _tell_of_silence(self, tried: set[str]) -> None:
         """Once of each, but for those that the roster knows by now: it says so itself when they do not answer."""
         contacts = self._roster.contacts.items()
         known = {contact.site.address for node, contact in contacts if not self._roster.alive(node)}
+        self._silent = {address: lost for address, lost in self._silent.items() if address in tried}
         self._told &= self._silent.keys()
         for address in sorted(self._silent.keys() - self._told - known):
             log.info("no hello from %s", _said(self._silent[address]))

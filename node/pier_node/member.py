@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from pier_node.config import RunConfig
@@ -18,6 +19,7 @@ from pier_node.outer.pairs import Pairs
 from pier_node.outer.round import Rounds
 from pier_node.outer.schedule import synced, total_rounds
 from pier_node.outer.state import OuterState
+from pier_node.outer.weights import ONE_EACH, weighing
 from pier_node.roster import Roster
 from pier_node.wire.carrier import Carrier
 from pier_node.wire.transfer import SILENCE, shadow_fetcher
@@ -46,10 +48,13 @@ def rounds_of_all(site: Footing, keep: Keep, length: int, state: OuterState) -> 
     config, carrier = site.config, site.carrier
     fetch = shadow_fetcher(carrier, length, SILENCE)
     piped = config.pipeline.stages > 1
-    codec_name = "none" if piped or config.outer.algorithm == "noloco" else config.outer.codec
+    alike = piped or config.outer.algorithm == "noloco"
+    codec_name = "none" if alike else config.outer.codec
     mean = trimmed_mean if config.outer.robust == "trimmed" and not piped else weighted_mean
     journal = Journal(site.folder / "journal.json")
-    tools = Tools(carrier, site.roster, journal, keep, fetch, site.faults, codec(codec_name), mean=mean)
+    weighs = (lambda _: ONE_EACH) if alike else partial(weighing, config)
+    faulty = site.faults, codec(codec_name)
+    tools = Tools(carrier, site.roster, journal, keep, fetch, *faulty, mean=mean, weighing=weighs)
     return Rounds(tools, state, lambda number: length if piped else synced(config, number, length))
 
 

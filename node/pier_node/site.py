@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import fcntl
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import IO, Any, Self
@@ -25,6 +25,9 @@ def read_events(written: bytes) -> list[dict[str, Any]]:
     return [json.loads(line) for line in written[: written.rfind(b"\n") + 1].splitlines()]
 
 
+Peer = tuple[str, str, str, int, int, str, str]
+
+
 @dataclass(frozen=True)
 class SiteRecord:
     """This site's own notes.
@@ -32,7 +35,8 @@ class SiteRecord:
     Attributes:
         founder: this site began the run, and may begin it again if nobody ever joined.
         slot: its part of the training data.
-        peers: (node id, name, address, slot) of the others.
+        version: of the entry that this site has signed last; see site_entry.py.
+        peers: the entries of the others: node id, name, address, slot, version, and, in hex, public key and signature.
         transport: how this site is connected to them.
         name: what it was called; it keeps that unless told otherwise.
         listen, advertise, dataset: likewise; see Settings.
@@ -40,20 +44,21 @@ class SiteRecord:
 
     founder: bool
     slot: int
-    peers: tuple[tuple[str, str, str, int], ...] = ()
+    peers: tuple[Peer, ...] = ()
     transport: Transport = "grpc"
     name: str = ""
     listen: str = ""
     advertise: str = ""
     dataset: str = ""
+    version: int = 0
 
     def with_peers(self, sites: Iterable[Site]) -> Self:
         """The same with other peers."""
-        return replace(self, peers=tuple((site.node, site.name, site.address, site.slot) for site in sites))
+        return replace(self, peers=tuple(map(_peer, sites)))
 
     def sites(self) -> list[Site]:
         """The peers as messages."""
-        return [Site(node=node, name=name, address=address, slot=slot) for node, name, address, slot in self.peers]
+        return [_site(peer) for peer in self.peers]
 
     def save(self, folder: Path) -> None:
         """Write site.json."""
@@ -68,9 +73,20 @@ class SiteRecord:
             fields = durable.read_sealed(folder / SITE_FILE)
         except durable.Torn as torn:
             raise PierError(f"{folder}: {torn}", "Delete it and start with --peers and --token again.") from torn
-        peers = tuple((str(node), str(name), str(address), int(slot)) for node, name, address, slot in fields["peers"])
-        told = (str(fields.get(key, "")) for key in ("name", "listen", "advertise", "dataset"))
-        return cls(bool(fields["founder"]), int(fields["slot"]), peers, fields.get("transport", "grpc"), *told)
+        peers = tuple(_peer(_site(peer)) for peer in fields["peers"])
+        told = {key: str(fields.get(key, "")) for key in ("name", "listen", "advertise", "dataset")}
+        version, transport = int(fields.get("version", 0)), fields.get("transport", "grpc")
+        return cls(bool(fields["founder"]), int(fields["slot"]), peers, transport, **told, version=version)
+
+
+def _peer(site: Site) -> Peer:
+    return site.node, site.name, site.address, site.slot, site.version, site.public.hex(), site.signature.hex()
+
+
+def _site(peer: Sequence[Any]) -> Site:
+    node, name, address, slot, version, public, signature = (*peer, 0, "", "") if len(peer) == 4 else peer
+    proof = bytes.fromhex(public), bytes.fromhex(signature)
+    return Site(node=node, name=name, address=address, slot=slot, version=version, public=proof[0], signature=proof[1])
 
 
 def claim(folder: Path) -> IO[bytes]:

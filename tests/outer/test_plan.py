@@ -35,4 +35,4 @@ def test_what_anyone_may_send() -> None:
     assert PLAN.longest(SHARES[0], lossy=False) == pytest.approx(2.02)
     assert PLAN.longest(SHARES[0], lossy=True) == pytest.approx(4.0)
     assert PLAN.longest(SHARES[3], lossy=False) == 50.0
-    assert PLAN.longest_mean(lossy=False) == pytest.approx(3 * 2.0 * 3**0.5 * 1.01)
+    assert PLAN.longest_mean(lossy=False) == pytest.approx(3 * 2.0 * 2 * 3**0.5 * 1.01), "c has twice the usual tokens"

@@ -8,9 +8,10 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 
 import numpy as np
+from cryptography.hazmat.primitives.asymmetric import ec
 from processes.run import Run
 
-from pier.v1.peer_pb2 import Ballot, Chunk, Phase, Pulse, Site, Value, Vote
+from pier.v1.peer_pb2 import Ballot, Chunk, HelloReply, HelloRequest, Phase, Pulse, Site, Value, Vote
 from pier_node.catch_up import CatchUp
 from pier_node.certificates import credentials
 from pier_node.config import load
@@ -26,7 +27,9 @@ from pier_node.outer.state import ANCHOR, OuterState
 from pier_node.outer.suspicion import Behind
 from pier_node.roster import Roster
 from pier_node.shared import SharedVector, Vector
-from pier_node.wire.carrier import VOTE, PeerLost
+from pier_node.signing import Signer
+from pier_node.site_entry import sign_entry
+from pier_node.wire.carrier import HELLO, VOTE, PeerLost
 from pier_node.wire.grpc_carrier import GrpcCarrier
 
 NAME = "rogue"
@@ -46,7 +49,8 @@ class Rogue:
         self.length = Layout.of(config.model).length
         self.site = Site(node=self.identity.node, name=NAME, slot=0)
         self.carrier = GrpcCarrier(self.identity.node, config.hash(), credentials(self.identity, run.token))
-        self.roster = Roster(self.carrier, self._pulse)
+        self._signer = Signer(self.identity, config.hash())
+        self.roster = Roster(self.carrier, self._pulse, run_hash=config.hash())
         self._reception = Reception(self.carrier, self.roster, config, lambda: self.site)
         self._catch_up = CatchUp(self.carrier, self.roster, NO_FAULTS, self.length)
         tools = Tools(self.carrier, self.roster, Journal(folder / "journal.json"), _nowhere, _nothing)
@@ -71,6 +75,7 @@ class Rogue:
         """Be on everybody's roster meanwhile."""
         choice = await self.carrier.listen("127.0.0.1:0", None, self._peers)
         self.site.address = choice.address
+        sign_entry(self.site, self._signer, version=1)
         try:
             assert await self._reception.introduce(self._peers) == len(self._peers)
             yield
@@ -106,6 +111,22 @@ class Rogue:
             value = Value(origin=ballot, digest=bytes(32), members=sorted([node, self.carrier.node]))
             vote = Vote(node=self.carrier.node, round=1 + number % (pulse.round + 1), ballot=ballot, value=value)
             await self.carrier.call(node, VOTE, vote, 10.0)
+
+    async def name_ghosts(self, count: int) -> None:
+        """Tell of so many sites that do not exist, until cancelled; each has a key, an address and a signed entry."""
+        run_hash, ghosts = self._signer.run_hash, []
+        for number in range(count):
+            identity = Identity(ec.generate_private_key(ec.SECP256R1()))
+            entry = Site(node=identity.node, name=f"ghost-{number}", address=f"127.1.{number // 256}.{number % 256}:9")
+            ghosts.append(sign_entry(entry, Signer(identity, run_hash), version=1))
+
+        async def answer(sender: str, request: HelloRequest) -> HelloReply:
+            reply = await self._reception.answer(sender, request)
+            reply.roster.extend(ghosts)
+            return reply
+
+        self.carrier.serve(HELLO, answer)
+        await asyncio.Event().wait()
 
     async def boast(self, rounds: int) -> None:
         """Say that it is so many rounds ahead of what it knows, until cancelled."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Coroutine
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -11,8 +12,10 @@ import numpy as np
 import pytest
 from processes.rogue import Lie, Rogue, astray
 from processes.run import ENDLESS, Found, Run
+from processes.site import Site
 
 from pier_node.outer.contribution import Contribution
+from pier_node.roster import HEARSAY_PER_PEER
 
 pytestmark = pytest.mark.processes
 
@@ -97,6 +100,27 @@ def test_nobody_follows_who_says_that_it_is_ahead(run: Run, tmp_path: Path, roun
     refuses(run, rogue := Rogue(run, tmp_path / "rogue"), rogue.boast(rounds))
     for site in run.sites:
         assert "catching up" not in site.output
+    run.stop()
+
+
+def test_ghosts_are_taken_in_small_number_and_stop_nobody(run: Run, tmp_path: Path) -> None:
+    rogue = Rogue(run, tmp_path / "rogue")
+
+    def ghosts(site: Site) -> int:
+        return sum(peer["name"].startswith("ghost") for peer in site.status().get("peers", []))
+
+    def haunted(site: Site) -> bool:
+        return ghosts(site) > 0
+
+    async def attack() -> None:
+        telling = asyncio.create_task(rogue.name_ghosts(1000))
+        for site in run.sites:
+            await asyncio.to_thread(site.wait, "hears of ghosts", partial(haunted, site))
+        await telling
+
+    refuses(run, rogue, attack())
+    for site in run.sites:
+        assert ghosts(site) <= HEARSAY_PER_PEER
     run.stop()
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+from collections import Counter
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Coroutine
 from dataclasses import dataclass
 from typing import Any, Self
@@ -11,7 +12,7 @@ from typing import Any, Self
 from google.protobuf.message import Message
 
 from pier.v1.peer_pb2 import Chunk, FetchRequest, HelloReply, HelloRequest
-from pier_node.wire.carrier import BadMessage, Handler, Method, PeerLost, PeerRefused, Q, R
+from pier_node.wire.carrier import HELLO, BadMessage, Handler, Method, PeerLost, PeerRefused, Q, R
 
 END = None
 
@@ -48,6 +49,7 @@ class Network:
         self.sides: dict[str, int] = {}
         self.severed: set[frozenset[str]] = set()
         self.cut = asyncio.Event()
+        self.hops: Counter[str] = Counter()
 
     def join(self, node: str) -> SimCarrier:
         self.carriers[node] = SimCarrier(self, node)
@@ -74,6 +76,7 @@ class Network:
     async def hop(self, source: SimCarrier, target: str) -> SimCarrier | None:
         """One message on its way; None when it never arrives. What has left arrives, whatever becomes of its sender."""
         left = not source.dead
+        self.hops[target] += 1
         await asyncio.sleep(self.weather.delay + self.random.random() * self.weather.jitter)
         if not left or not self.reaches(source.node, target) or self.random.random() < self.weather.loss:
             return None
@@ -106,8 +109,11 @@ class SimCarrier:
     def introduce(self, node: str, address: str) -> None:
         pass
 
+    def forget(self, node: str) -> None:
+        pass
+
     async def greet(self, address: str, request: HelloRequest, timeout: float) -> HelloReply:
-        raise NotImplementedError
+        return await self.call(address, HELLO, request, timeout)  # a node is reached where its name says
 
     def bytes_sent(self) -> int:
         return 0

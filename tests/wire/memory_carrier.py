@@ -43,6 +43,9 @@ class MemoryCarrier:
     def introduce(self, node: str, address: str) -> None:
         raise AssertionError("not used in state transfer")
 
+    def forget(self, node: str) -> None:
+        raise AssertionError("not used in state transfer")
+
     async def greet(self, address: str, request: HelloRequest, timeout: float) -> HelloReply:
         raise AssertionError("not used in state transfer")
 

@@ -25,6 +25,7 @@ from pier_node.outer.quorum import order
 from pier_node.outer.reduce import Reduction
 from pier_node.outer.state import OuterState
 from pier_node.outer.suspicion import NOBODY, Suspicion
+from pier_node.outer.weights import Weighing
 from pier_node.roster import Roster
 from pier_node.shared import Vector
 from pier_node.signals import Signal
@@ -81,6 +82,7 @@ class Tools:
         fetch_shadow: (holders, round, value) -> the staged result, from those who have it. Raises PeerLost.
         news: notified when a vote, an abort or a new attempt is there.
         silence: learns how long members keep each other waiting.
+        weighing: how much members' tokens count in a round, by its number.
     """
 
     carrier: Carrier
@@ -92,6 +94,7 @@ class Tools:
     codec: Codec = field(default_factory=Plain)
     chunk: int = CHUNK
     mean: Mean = weighted_mean
+    weighing: Callable[[int], Weighing] = lambda _: Weighing()
 
     def __post_init__(self) -> None:
         self.node = self.carrier.node
@@ -129,6 +132,9 @@ class Attempt:
         self._tools, self._state, self._promises, self._proposal = tools, state, promises, proposal
         self.ballot = proposal.ballot
         self.group = tuple(share.node for share in proposal.shares)
+        claims = {share.node: share.tokens for share in proposal.shares}
+        self._weighing = tools.weighing(proposal.round)
+        self._tokens = self._weighing.believed(claims, state.ledger)
         self.reduction: Reduction | None = None
         self._aborted: Suspicion | None = None
 
@@ -146,8 +152,8 @@ class Attempt:
             known = sorted({*adopted.members, *self.group})
             value = Value(origin=adopted.origin, digest=adopted.digest, members=known)
         else:
-            tokens = {share.node: share.tokens for share in self._proposal.shares}
-            shadow = await to_the_end(asyncio.to_thread(advance, self._state, mean, tokens))  # `mean` is used again
+            step = asyncio.to_thread(advance, self._state, mean, self._tokens)
+            shadow = await to_the_end(step)  # or the next attempt would use `mean` meanwhile
             await check_finite(shadow)
             value = Value(origin=self.ballot, digest=shadow.digest, members=shadow.members)
         await self._tools.faults.reach(shadow.round, "staged")
@@ -182,10 +188,11 @@ class Attempt:
         plan = Plan(
             round=self._proposal.round,
             ballot=self.ballot,
-            shares=[Share(node=node) for node in self.group] if adopts else self._proposal.shares,
+            shares=[Share(node=node) for node in self.group] if adopts else self._believed(),
             norm_limit=norm_limit(anchor),
             silence=tools.silence.seconds(),
             chunk=tools.chunk,
+            weighing=self._weighing,
         )
         mean = tools.scratch(len(contribution.vector))
         self.reduction = Reduction(tools.carrier, plan, contribution, mean, tools.codec, tools.faults, tools.mean)
@@ -195,6 +202,13 @@ class Attempt:
             tools.silence.saw(self.reduction.longest_wait)
             tools.bandwidth = self.reduction.meter.rate()
         return mean
+
+    def _believed(self) -> list[Share]:
+        """The shares, with no more tokens than can be true: the same ones at every member."""
+        shares = [Share.FromString(share.SerializeToString()) for share in self._proposal.shares]
+        for share in shares:
+            share.tokens = self._tokens[share.node]
+        return shares
 
     async def _adopted(self, value: Value) -> OuterState:
         held = self._promises.shadow

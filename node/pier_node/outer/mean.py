@@ -16,7 +16,7 @@ Mean = Callable[[Sequence[Vector], Sequence[np.float32], Vector], None]
 """(equally long vectors, relative weights, out)."""
 
 
-def relative_weights(tokens: Sequence[int]) -> list[np.float32]:
+def relative_weights(tokens: Sequence[float]) -> list[np.float32]:
     """Weights over the largest: equal tokens give exactly 1, so that their mean is the plain mean to the last bit."""
     largest = max(tokens, default=0) or 1
     return [np.float32(count / largest) for count in tokens]

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 
 from pier.v1.peer_pb2 import Ballot, Chunk, Share
 from pier_node.outer.clip import EXACT, LOSSY, clip_factors, longest_mean
 from pier_node.outer.mean import relative_weights
+from pier_node.outer.weights import Weighing, capped
 from pier_node.wire.carrier import CHUNK_BYTES
 
 CHUNK = CHUNK_BYTES // 4
@@ -28,6 +29,8 @@ class Plan:
     """Seconds without a chunk after which a sender counts as lost."""
     chunk: int = CHUNK
     """Elements in a chunk."""
+    weighing: Weighing = field(default_factory=Weighing)
+    """Bounds of what the members' tokens count for."""
 
     def ranges(self, share: Share) -> list[tuple[int, int]]:
         """First element, and the one after the last, of each chunk of a shard."""
@@ -44,11 +47,17 @@ class Plan:
 
     def weights(self) -> list[np.float32]:
         """Of the givers, over the largest."""
-        return relative_weights([share.tokens for share in self.givers()])
+        tokens, bounds = [share.tokens for share in self.givers()], self.weighing
+        return relative_weights(capped(tokens, bounds.whole, bounds.most))
+
+    def over_weight_of(self, node: str) -> float:
+        """The weight of all givers, over that of one of them."""
+        weights = dict(zip((share.node for share in self.givers()), self.weights(), strict=True))
+        return float(sum(weights.values())) / float(weights[node])
 
     def clips(self) -> dict[str, float]:
         """Factor by node, of those whose update is shortened."""
-        factors = clip_factors(*self._norms())
+        factors = clip_factors(*self._norms(), self.weighing.whole)
         return {share.node: factor for share, factor in zip(self.shares, factors, strict=True) if factor < 1}
 
     def longest(self, share: Share, lossy: bool) -> float:
@@ -57,7 +66,7 @@ class Plan:
 
     def longest_mean(self, lossy: bool) -> float:
         """Largest L2 norm that a shard of the mean may have."""
-        return longest_mean(*self._norms()) * (LOSSY if lossy else EXACT)
+        return longest_mean(*self._norms(), self.weighing.whole) * (LOSSY if lossy else EXACT)
 
     def _norms(self) -> tuple[list[float], list[int]]:
         return [share.norm for share in self.shares], [share.tokens for share in self.shares]

@@ -69,6 +69,7 @@ class Reduction:
         self._weights, self.clips = plan.weights(), plan.clips()
         self._codes: dict[int, bytes] = {}
         self._mine = next(share for share in plan.shares if share.node == carrier.node)
+        self._whole = plan.over_weight_of(carrier.node) if self._mine.tokens else 0.0
         self._others = [share for share in plan.shares if share.node != carrier.node]
         self._senders = {share.node: asyncio.Queue[Vector](WINDOW) for share in self._others if share.tokens}
         self._heard = {share.node: asyncio.Event() for share in self._others}
@@ -178,8 +179,7 @@ class Reduction:
         data = self._codes[part.start] = self._codec.encode(mean)
         decoded = self._codec.decode(data, len(mean))
         if self._error is not None and self._mine.tokens:
-            whole = sum(share.tokens for share in self._plan.shares) / self._mine.tokens
-            self._error[part] += np.float32(whole) * (mean - decoded)
+            self._error[part] += np.float32(self._whole) * (mean - decoded)
         mean[:] = decoded
 
     async def _work(self, work: Callable[[], T]) -> T:

@@ -55,7 +55,14 @@ def outer_flaw(outer: OuterSection) -> str:
     """What of [outer] the replicas of a stage cannot do, and what to do instead; "" if nothing is."""
     if outer.start == "solo":
         return 'outer.start = "solo": no site of a pipeline has the whole model: use "sync" or "none"'
-    plain = {"codec": "none", "robust": "none", "overlap": False, "fragments": 1, "final_merge": False}
+    plain = {
+        "codec": "none",
+        "robust": "none",
+        "max_weight": 2.0,
+        "overlap": False,
+        "fragments": 1,
+        "final_merge": False,
+    }
     for key, value in plain.items():
         if getattr(outer, key) != value:
             return f"outer.{key} = {getattr(outer, key)!r} is not there for the stages of a pipeline: leave it out"

@@ -97,6 +97,7 @@ class PipelineSite:
     async def _committed(self, state: OuterState) -> None:
         ground = self._ground
         self._archive.note(state)
+        ground.roster.keep(state.members)
         ground.committed(state, lines(self._pace.transfers(), ground.roster.round_trips(), self._tensor_bytes))
         now = tally.standing(state)
         log.info("round %d: step %d, loss %.4f, %d sites", state.round, now.steps, now.loss, len(state.members))
@@ -139,6 +140,7 @@ async def prepare(ground: Ground, stack: AsyncExitStack) -> PipelineSite:
     else:
         reporter.progress.phase = Phase.PHASE_CATCHING_UP
         state = await _from_peers(ground)
+    ground.roster.keep(state.members)
     await asyncio.to_thread(archive.save, at_rest(state, reporter.progress.tokens))
     site = PipelineSite(ground, state, archive)
     stack.push_async_callback(site.close)

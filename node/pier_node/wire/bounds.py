@@ -76,7 +76,15 @@ M = TypeVar("M", bound=Message)
 
 FIELDS: dict[type[Message], dict[str, Rule]] = {
     Ack: {},
-    Site: {"node": NODE, "name": text(128), "address": or_empty(ADDRESS), "slot": below(SITES)},
+    Site: {
+        "node": NODE,
+        "name": text(128),
+        "address": or_empty(ADDRESS),
+        "slot": below(SITES),
+        "version": COUNT,
+        "public": size(0, 128),
+        "signature": size(0, 72),
+    },
     HelloRequest: {"protocol": ANY, "run_hash": or_empty(HASH), "site": Part()},
     HelloReply: {
         "protocol": ANY,

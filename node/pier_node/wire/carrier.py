@@ -97,6 +97,9 @@ class Carrier(Protocol):
     def introduce(self, node: str, address: str) -> None:
         """Remember (or change) where a peer is reached."""
 
+    def forget(self, node: str) -> None:
+        """Close what leads to a peer that will not be asked again."""
+
     async def greet(self, address: str, request: HelloRequest, timeout: float) -> HelloReply:
         """Say hello to whoever listens at an address. Raises PeerLost."""
 

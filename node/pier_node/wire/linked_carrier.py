@@ -94,11 +94,16 @@ class LinkedCarrier:
         if known is not None:
             self._close(known)
 
+    def forget(self, node: str) -> None:
+        """Close what leads to a peer that will not be asked again."""
+        if link := self._links.pop(node, None):
+            self._close(link)
+
     def refuse(self, nodes: Iterable[str]) -> None:
         """Have nothing to do with these from now on; what is under way with them fails."""
         self._card.revoked.update(nodes)
         for node in self._card.revoked & self._links.keys():
-            self._close(self._links.pop(node))
+            self.forget(node)
 
     async def greet(self, address: str, request: HelloRequest, timeout: float) -> HelloReply:
         """Say hello to whoever listens at an address. Raises PeerLost."""

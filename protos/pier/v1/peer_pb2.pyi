@@ -77,6 +77,9 @@ class Site(_message.Message):
     NAME_FIELD_NUMBER: _builtins.int
     ADDRESS_FIELD_NUMBER: _builtins.int
     SLOT_FIELD_NUMBER: _builtins.int
+    VERSION_FIELD_NUMBER: _builtins.int
+    PUBLIC_FIELD_NUMBER: _builtins.int
+    SIGNATURE_FIELD_NUMBER: _builtins.int
     node: _builtins.str
     """node id: hash of the public key"""
     name: _builtins.str
@@ -85,6 +88,12 @@ class Site(_message.Message):
     """HOST:PORT that it advertises"""
     slot: _builtins.int
     """its part of the training data"""
+    version: _builtins.int
+    """an entry never replaces one of a higher version: milliseconds since the epoch, rising"""
+    public: _builtins.bytes
+    """the node's public key (DER); with `signature` empty: not signed, not to be passed on"""
+    signature: _builtins.bytes
+    """of the fields above but the key, by the node's key: others pass the entry on"""
     def __init__(
         self,
         *,
@@ -92,10 +101,13 @@ class Site(_message.Message):
         name: _builtins.str = ...,
         address: _builtins.str = ...,
         slot: _builtins.int = ...,
+        version: _builtins.int = ...,
+        public: _builtins.bytes = ...,
+        signature: _builtins.bytes = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["address", b"address", "name", b"name", "node", b"node", "slot", b"slot"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["address", b"address", "name", b"name", "node", b"node", "public", b"public", "signature", b"signature", "slot", b"slot", "version", b"version"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
