@@ -19,7 +19,7 @@ from pier_node.config import RunConfig
 from pier_node.daemon import Daemon
 from pier_node.faults import Faults
 from pier_node.join import GREETING, Membership
-from pier_node.member import pairs_of_two, rounds_of_all
+from pier_node.member import Footing, pairs_of_two, rounds_of_all
 from pier_node.model.layout import Layout
 from pier_node.orders import Orders
 from pier_node.outer.pairs import Pairs
@@ -68,6 +68,9 @@ class HuntDaemon(Daemon):
 
 class Ordered:
     """Stands for coordination/coordination.py: there are orders, and nothing else."""
+
+    revoked = None
+    """Nobody is."""
 
     def __init__(self, orders: Orders) -> None:
         self.orders = orders
@@ -124,10 +127,10 @@ class WatchedRounds(Rounds):
             here.world.held(here, value)
 
 
-def watched_rounds(config: RunConfig, *parts: Any) -> Rounds:
+def watched_rounds(site: Footing, *parts: Any) -> Rounds:
     """`rounds_of_all`, watched unless they only merge what pairs have made."""
-    rounds, here = rounds_of_all(config, *parts), this_process()
-    if config.outer.algorithm != "noloco":
+    rounds, here = rounds_of_all(site, *parts), this_process()
+    if site.config.outer.algorithm != "noloco":
         here.rounds = rounds
         here.world.held(here, rounds.state)
         rounds.__class__ = WatchedRounds
@@ -137,10 +140,10 @@ def watched_rounds(config: RunConfig, *parts: Any) -> Rounds:
 class WatchedPairs(Pairs):
     """Pairs that say when they go on from another's state."""
 
-    def adopt(self, state: OuterState) -> None:
+    async def adopt(self, state: OuterState) -> None:
         """See Pairs."""
         this_process().adopted = True
-        super().adopt(state)
+        await super().adopt(state)
 
 
 def watched_pairs(*parts: Any) -> Pairs:

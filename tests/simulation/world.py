@@ -376,7 +376,7 @@ def _standing(machine: Machine) -> str:
         return "has no rounds"
     rounds = here.rounds
     place = f"{'' if machine.up else 'down '}at {rounds.state.round} of {'+'.join(rounds.state.members)}"
-    return f"{place} with votes {sorted(rounds.votes)} ({rounds.last_error})"
+    return f"{place} with votes {sorted(rounds.promises.votes)} ({rounds.last_error})"
 
 
 def _where(error: BaseException) -> str:
