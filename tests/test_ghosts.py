@@ -44,7 +44,7 @@ class Honest:
         by = signer(number)
         self.node, self.carrier = by.node, network.join(by.node)
         self.me = sign_entry(Site(node=by.node, name=f"honest-{number}", address=by.node), by, version=1)
-        self.roster = Roster(self.carrier, self.pulse, run_hash=CONFIG.hash())
+        self.roster = Roster(self.carrier, self.pulse, signer=by)
         self.reception = Reception(self.carrier, self.roster, CONFIG, lambda: self.me)  # type: ignore[arg-type]
         self.carrier.serve(HELLO, self.reception.answer)
 

@@ -47,7 +47,7 @@ async def site(folder: Path, name: str, token: Token | None = None) -> AsyncIter
     identity = Identity.load_or_create(folder / name)
     carrier = GrpcCarrier(identity.node, CONFIG.hash(), credentials(identity, token) if token else None)
     me = Site(node=identity.node, name=name)
-    roster = Roster(carrier, lambda: Pulse(site=me), run_hash=CONFIG.hash())
+    roster = Roster(carrier, lambda: Pulse(site=me), signer=Signer(identity, CONFIG.hash()))
 
     def bar(nodes: Iterable[str]) -> None:
         roster.bar(nodes)

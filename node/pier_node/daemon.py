@@ -139,8 +139,9 @@ class Daemon:
         node, run_hash = member.identity.node, member.config.hash()
         self._carrier = make_carrier(member.transport, node, run_hash, member.credentials, settings.folder)
         self._site = Site(node=node, name=settings.name or member.name or socket.gethostname())
+        signer = self._signer = Signer(member.identity, run_hash)
         self._reporter = Reporter(member.config, self._site, self._carrier, self._progress)
-        self._roster = Roster(self._carrier, self._reporter.pulse, run_hash=run_hash)
+        self._roster = Roster(self._carrier, self._reporter.pulse, signer=signer)
         name_in_logs(self._roster.called)
         stack.push_async_callback(self._carrier.stop)
         stack.push_async_callback(self._roster.stop)
@@ -175,7 +176,7 @@ class Daemon:
     def _sign_entry(self, record: SiteRecord) -> None:
         """Make what this site says of itself newer than all that it has said before, whatever its clock says."""
         newest = max(int(time.time() * 1000), record.version + 1, self._site.version + 1)
-        sign_entry(self._site, Signer(self._member.identity, self._member.config.hash()), newest)
+        sign_entry(self._site, self._signer, newest)
 
     async def _place(self, stack: AsyncExitStack) -> SiteRecord | None:
         """What this site has noted, or, as far as there is a coordinator, what that knows. None: nothing yet."""

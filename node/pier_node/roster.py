@@ -18,6 +18,7 @@ from dataclasses import dataclass, field
 from pier.v1.peer_pb2 import Phase, Pulse, Site
 from pier_node.outer.deadline import Deadline
 from pier_node.signals import Signal
+from pier_node.signing import Signer
 from pier_node.site_entry import is_genuine
 from pier_node.wire.carrier import BEAT, Carrier, PeerLost
 from pier_node.wire.values import SITES
@@ -79,16 +80,17 @@ class Roster:
     Args:
         pulse: what this site says of itself now.
         interval: seconds between two questions to a peer.
-        run_hash: of the run's configuration: what entries are signed for.
+        signer: verifies entries; None: nothing that a peer says of others is taken.
     """
 
     def __init__(
-        self, carrier: Carrier, pulse: Callable[[], Pulse], interval: float = 1.0, run_hash: bytes = b""
+        self, carrier: Carrier, pulse: Callable[[], Pulse], interval: float = 1.0, signer: Signer | None = None
     ) -> None:
+        self.node = carrier.node
         self._carrier = carrier
         self._pulse = pulse
         self._interval = interval
-        self._run_hash = run_hash
+        self._signer = signer
         self.contacts: dict[str, Contact] = {}
         self._barred: set[str] = set()
         self._members: frozenset[str] = frozenset()
@@ -172,7 +174,7 @@ class Roster:
         return site.version > known.version if site.signature else not known.signature
 
     def _is_proper(self, site: Site) -> bool:
-        return bool(site.signature) and is_genuine(site, self._run_hash)
+        return bool(site.signature) and self._signer is not None and is_genuine(site, self._signer)
 
     def _make_room(self) -> bool:
         """Have room for one more contact, at the cost of the one that was silent for longest if need be."""

@@ -45,6 +45,10 @@ class Signer:
         """The signature of a statement: ECDSA over P-256 and SHA-256, DER, at most 72 bytes."""
         return self.identity.key.sign(_signed(purpose, self.run_hash, statement), _ALGORITHM)
 
+    def verifies(self, node: str, public: bytes, signature: bytes, purpose: str, statement: bytes) -> bool:
+        """Whether a node with that id signed this statement, for that purpose and this run."""
+        return is_signed(node, public, signature, purpose, self.run_hash, statement)
+
 
 @lru_cache(maxsize=4096)
 def is_signed(node: str, public: bytes, signature: bytes, purpose: str, run_hash: bytes, statement: bytes) -> bool:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pier.v1.peer_pb2 import Site
-from pier_node.signing import Signer, is_signed
+from pier_node.signing import Signer
 
 _PURPOSE = "site"
 
@@ -16,9 +16,9 @@ def sign_entry(site: Site, signer: Signer, version: int) -> Site:
     return site
 
 
-def is_genuine(site: Site, run_hash: bytes) -> bool:
-    """Whether the node that an entry names has signed it, for this run."""
-    return is_signed(site.node, site.public, site.signature, _PURPOSE, run_hash, _statement(site))
+def is_genuine(site: Site, signer: Signer) -> bool:
+    """Whether the node that an entry names has signed it, for the signer's run."""
+    return signer.verifies(site.node, site.public, site.signature, _PURPOSE, _statement(site))
 
 
 def _statement(site: Site) -> bytes:

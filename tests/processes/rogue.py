@@ -50,7 +50,7 @@ class Rogue:
         self.site = Site(node=self.identity.node, name=NAME, slot=0)
         self.carrier = GrpcCarrier(self.identity.node, config.hash(), credentials(self.identity, run.token))
         self._signer = Signer(self.identity, config.hash())
-        self.roster = Roster(self.carrier, self._pulse, run_hash=config.hash())
+        self.roster = Roster(self.carrier, self._pulse, signer=self._signer)
         self._reception = Reception(self.carrier, self.roster, config, lambda: self.site)
         self._catch_up = CatchUp(self.carrier, self.roster, NO_FAULTS, self.length)
         tools = Tools(self.carrier, self.roster, Journal(folder / "journal.json"), _nowhere, _nothing)

@@ -5,17 +5,18 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Collection, Coroutine, Mapping
+from collections.abc import Awaitable, Callable, Collection, Coroutine, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 import numpy as np
 
-from pier.v1.peer_pb2 import AbortNotice, Ack, Ballot, Proposal, Share, Value, Vote
+from pier.v1.peer_pb2 import AbortNotice, Ack, Ballot, Link, Proposal, Ready, Share, Signed, Value, Vote
 from pier_node.faults import NO_FAULTS, Faults
 from pier_node.outer.codec.interface import Codec
+from pier_node.outer.certificate import plan_name
 from pier_node.outer.codec.plain import Plain
-from pier_node.outer.commitments import Cast
+from pier_node.outer.commitments import BallotName, Cast
 from pier_node.outer.contribution import Contribution, norm_limit
 from pier_node.outer.deadline import Deadline
 from pier_node.outer.mean import Mean, weighted_mean
@@ -24,12 +25,14 @@ from pier_node.outer.promises import Journal, Promises, to_the_end
 from pier_node.outer.quorum import order
 from pier_node.outer.reduce import Reduction
 from pier_node.outer.state import OuterState
+from pier_node.outer.statements import Statements
 from pier_node.outer.suspicion import NOBODY, Suspicion
 from pier_node.outer.weights import Weighing
 from pier_node.roster import Roster
 from pier_node.shared import Vector
 from pier_node.signals import Signal
 from pier_node.wire.carrier import ABORT, VOTE, Carrier, Method, PeerLost, Q
+from pier_node.wire.values import SITES
 
 T = TypeVar("T")
 
@@ -43,29 +46,39 @@ Advance = Callable[[OuterState, Vector, Mapping[str, int]], OuterState]
 
 
 class VoteBook:
-    """The votes of the coming round that have arrived, those of attempts we have not heard of yet among them."""
+    """The votes of the coming round that have arrived, those of attempts we have not heard of yet among them.
 
-    LIMIT = 64
-    """Ballots that are kept."""
+    A few of each sender, the newest: whoever sends many pushes out its own.
+    """
+
+    EACH = 4
+    """Votes of one sender that are kept."""
 
     def __init__(self) -> None:
-        self._votes: dict[tuple[int, str], dict[str, bytes]] = {}
+        self._votes: dict[str, dict[BallotName, tuple[Vote, Signed]]] = {}
 
-    def of(self, ballot: Ballot) -> dict[str, bytes]:
-        """Digests by node."""
-        if len(self._votes) >= self.LIMIT and order(ballot) not in self._votes:
-            del self._votes[min(self._votes)]
-        return self._votes.setdefault(order(ballot), {})
+    def of(self, ballot: Ballot) -> dict[str, Vote]:
+        """Of a ballot, by node."""
+        name = order(ballot)
+        return {node: votes[name][0] for node, votes in self._votes.items() if name in votes}
 
-    def count(self, vote: Vote) -> None:
+    def signed(self, ballot: Ballot, group: Iterable[str]) -> list[Signed]:
+        """The votes of these members in a ballot, as they signed them."""
+        return [self._votes[node][order(ballot)][1] for node in group]
+
+    def count(self, vote: Vote, signed: Signed) -> None:
         """Note a vote."""
-        self.of(vote.ballot)[vote.node] = bytes(vote.value.digest)
+        if vote.node not in self._votes and len(self._votes) >= SITES:
+            return
+        votes = self._votes.setdefault(vote.node, {})
+        votes[order(vote.ballot)] = vote, signed
+        if len(votes) > self.EACH:
+            del votes[min(votes)]
 
     def contradict(self, ballot: Ballot, value: Value) -> bool:
         """Whether a member of the attempt that computed a result voted for another one in it."""
-        digests = self._votes.get(order(ballot), {})
-        computed = order(ballot) == order(value.origin)
-        return computed and any(digests.get(node, value.digest) != value.digest for node in value.members)
+        votes, computed = self.of(ballot), order(ballot) == order(value.origin)
+        return computed and any(votes[node].digest != value.digest for node in value.members if node in votes)
 
     def clear(self) -> None:
         """The round is over."""
@@ -77,6 +90,7 @@ class Tools:
     """What rounds and attempts work with.
 
     Attributes:
+        statements: signs ours, and reads those of others.
         journal: remembers what this site is bound by.
         keep: returns once a committed state would survive a power cut. Raises PierError.
         fetch_shadow: (holders, round, value) -> the staged result, from those who have it. Raises PeerLost.
@@ -87,6 +101,7 @@ class Tools:
 
     carrier: Carrier
     roster: Roster
+    statements: Statements
     journal: Journal
     keep: Callable[[OuterState], Awaitable[None]]
     fetch_shadow: Callable[[Collection[str], int, Value], Awaitable[OuterState]]
@@ -126,11 +141,12 @@ class Attempt:
     Args:
         state: the last committed one.
         promises: what binds this site; the ballot of the proposal is promised already.
+        mine: what this site announced.
     """
 
-    def __init__(self, tools: Tools, state: OuterState, promises: Promises, proposal: Proposal) -> None:
+    def __init__(self, tools: Tools, state: OuterState, promises: Promises, proposal: Proposal, mine: Ready) -> None:
         self._tools, self._state, self._promises, self._proposal = tools, state, promises, proposal
-        self.ballot = proposal.ballot
+        self.ballot, self._mine = proposal.ballot, mine
         self.group = tuple(share.node for share in proposal.shares)
         claims = {share.node: share.tokens for share in proposal.shares}
         self._weighing = tools.weighing(proposal.round)
@@ -143,8 +159,8 @@ class Attempt:
         """Factor by node, of members whose update is longer than may be."""
         return self.reduction.clips if self.reduction else {}
 
-    async def run(self, contribution: Contribution, advance: Advance) -> OuterState:
-        """The decided shadow. Raises Suspicion."""
+    async def run(self, contribution: Contribution, advance: Advance) -> tuple[OuterState, Link]:
+        """The decided shadow, and the votes that prove it. Raises Suspicion."""
         mean = await self._unless_aborted(self._exchange(contribution))
         if self._proposal.HasField("adopt"):
             adopted = self._proposal.adopt
@@ -161,7 +177,7 @@ class Attempt:
         await self._unless_aborted(self._await_votes(shadow))
         for node, factor in self.clipped.items():
             log.warning("round %d: the update of %s was clipped to %.2g of its length", shadow.round, node, factor)
-        return shadow
+        return shadow, self._link(shadow)
 
     def abort(self, sender: str, notice: AbortNotice) -> None:
         """Another member gave up."""
@@ -224,27 +240,52 @@ class Attempt:
         tools, ballot = self._tools, self.ballot
         await self._promises.cast(Cast.of(ballot, value), shadow)
         await tools.faults.reach(shadow.round, "journaled")
-        vote = Vote(node=tools.node, round=shadow.round, ballot=ballot, value=value)
-        tools.votes.count(vote)
+        vote = self._vote = Vote(
+            node=tools.node,
+            round=shadow.round,
+            ballot=ballot,
+            digest=shadow.digest,
+            plan=plan_name(self._mine.base, ballot, self.group, shadow.members),
+            votes=self._mine.votes,
+            prior=self._mine.voted_in if self._mine.HasField("voted") else None,
+        )
+        signed = tools.statements.seal(vote)
+        tools.votes.count(vote, signed)
         others = [node for node in self.group if node != tools.node]
         for node in others[:1]:
-            await tools.tell(node, VOTE, vote)
+            await tools.tell(node, VOTE, signed)
         await tools.faults.reach(shadow.round, "voting")
-        await asyncio.gather(*(tools.tell(node, VOTE, vote) for node in others[1:]))
+        await asyncio.gather(*(tools.tell(node, VOTE, signed) for node in others[1:]))
 
     async def _await_votes(self, shadow: OuterState) -> None:
-        tools, votes, loop = self._tools, self._tools.votes.of(self.ballot), asyncio.get_running_loop()
+        tools, loop = self._tools, asyncio.get_running_loop()
         began = loop.time()
-        while missing := [node for node in self.group if node not in votes]:
+        while missing := [node for node in self.group if node not in tools.votes.of(self.ballot)]:
             if dead := [node for node in missing if not tools.roster.alive(node)]:
                 raise Suspicion(dead[0], "lost before it voted")
             if loop.time() - began > tools.silence.seconds():
                 raise Suspicion(missing[0], f"did not vote for {tools.silence.seconds():.0f} s")
             await tools.news.wait(1.0)
         tools.silence.saw(loop.time() - began)
-        wrong = [node for node in self.group if votes[node] != shadow.digest]
+        votes, ours = tools.votes.of(self.ballot), self._vote
+        wrong = [node for node in self.group if (votes[node].digest, votes[node].plan) != (ours.digest, ours.plan)]
         if wrong:
             raise Suspicion(wrong[0], "voted for other bits than ours")
+
+    def _link(self, shadow: OuterState) -> Link:
+        """The votes of all, as proof for others."""
+        votes = self._tools.votes.signed(self.ballot, self.group)
+        statements, readies = self._tools.statements, self._proposal.readies
+        handovers = {it.SerializeToString(): it for told in readies for it in statements.read(Ready, told).handovers}
+        return Link(
+            round=shadow.round,
+            digest=shadow.digest,
+            base=self._mine.base,
+            ballot=self.ballot,
+            members=shadow.members,
+            votes=votes,
+            handovers=handovers.values(),
+        )
 
     async def _unless_aborted(self, work: Coroutine[Any, Any, T]) -> T:
         task = asyncio.create_task(work)

@@ -1,33 +1,136 @@
-"""Whether to believe a site that says it has committed a later round.
+"""Claims: who says that it has committed a later round than this site, and has proved it.
 
-Not while most of those whose votes that took say that they did not vote: a single liar cannot send all the others after
-a state that is not there.
+A pulse is only a claim. Whoever makes one is asked for the proof (certificate.py), beside everything else that goes on;
+until it has given it, this site goes its own way. A site whose proof fails is asked again after a while, which doubles.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
+import asyncio
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass, field
 
-from pier.v1.peer_pb2 import Pulse
-from pier_node.outer.quorum import has_quorum
+from pier.v1.peer_pb2 import Link, Manifest, StateRequest
+from pier_node.outer.certificate import Trusted, follow
+from pier_node.outer.statements import Statements
+from pier_node.roster import Roster
+from pier_node.wire.carrier import DESCRIBE, BadMessage, Carrier, PeerLost
+
+TIMEOUT = 10.0
+"""Seconds within which a peer answers with a part of its proof."""
+PAGES = 1000
+"""Most parts of one proof."""
+FIRST_PAUSE, LAST_PAUSE = 2.0, 600.0
+"""Seconds after which a site is asked again that could not prove what it says: at first, and at most."""
+LOOK = 5.0
+"""Seconds after which to look for claims again, if no pulse is news before."""
+
+log = logging.getLogger(__name__)
 
 
-def is_credible(claim: Pulse, round: int, base: Collection[str], pulses: Iterable[Pulse]) -> bool:
-    """Whether the round after `round` may have been decided without our knowledge, as `claim` says.
+@dataclass
+class Trust:
+    """What somebody believes, and how far a peer has led it on from there.
 
-    A decision needs votes of a majority of the last members, and a vote stays with whoever cast it; who has handed its
-    own over does not deny. Pulses may be a beat old, so that a true claim is doubted for a beat at most.
+    Attributes:
+        state: trusted in the end.
+        links: that lead to it.
+    """
+
+    state: Trusted
+    statements: Statements
+    links: list[Link] = field(default_factory=list)
+
+    def learn(self, links: list[Link]) -> None:
+        """Follow links. Raises BadMessage: one of them proves nothing."""
+        for link in links:
+            self.state = follow(self.state, link, self.statements)
+            self.links.append(link)
+
+    def admit(self, manifest: Manifest) -> None:
+        """Make sure that the state that a manifest describes was committed. Raises BadMessage."""
+        self.learn([link for link in manifest.proof if link.round > self.state.round])
+        if (self.state.round, self.state.digest) != (manifest.round, manifest.digest):
+            raise BadMessage(f"its state of round {manifest.round} comes without proof that it was committed")
+
+    async def led_by(self, peer: str, carrier: Carrier) -> None:
+        """Learn all that a peer can prove. Raises PeerLost."""
+        for _ in range(PAGES):
+            request = StateRequest(trusted=self.state.round + 1, proof_only=True)
+            told = await carrier.call(peer, DESCRIBE, request, TIMEOUT)
+            try:
+                if told.proof:
+                    self.learn(list(told.proof))
+                if not told.proof or self.state.round >= told.round:
+                    self.admit(told)
+                    return
+            except BadMessage as bad:
+                raise PeerLost(peer, str(bad)) from bad
+        raise PeerLost(peer, "its proof has no end")
+
+
+@dataclass
+class _Doubt:
+    until: float
+    pause: float
+
+
+class Claims:
+    """Of the sites of a roster.
 
     Args:
-        round: the last one committed here.
-        base: its members.
-        pulses: what all live sites last said of themselves, this one included.
+        here: what this site has.
     """
-    deniers = {pulse.site.node for pulse in pulses if _denies(pulse, claim, round)}
-    return not base or has_quorum(set(base) - deniers, base)
 
+    def __init__(
+        self, carrier: Carrier, roster: Roster, statements: Statements, here: Callable[[], Trusted]
+    ) -> None:
+        self._carrier, self._roster, self._statements, self._here = carrier, roster, statements, here
+        self._proven: dict[str, Trust] = {}
+        self._doubts: dict[str, _Doubt] = {}
+        self._asked: dict[str, asyncio.Task[None]] = {}
 
-def _denies(pulse: Pulse, claim: Pulse, round: int) -> bool:
-    if pulse.round != round or not pulse.HasField("pledge"):
-        return False
-    return not pulse.pledge or (claim.round == round + 1 and pulse.pledge != claim.digest)
+    def leaders(self) -> list[str]:
+        """Who is ahead, and has proved it."""
+        round = self._here().round
+        return [node for node in self._roster.ahead(round) if self.proof_of(node)]
+
+    def proof_of(self, node: str) -> Trust | None:
+        """How far a site has proved that it is ahead; None: it has not."""
+        trust = self._proven.get(node)
+        return trust if trust and trust.state.round > self._here().round else None
+
+    async def run(self) -> None:
+        """Ask for proofs, for ever."""
+        try:
+            while True:
+                self._ask()
+                await self._roster.changed.wait(LOOK)
+        finally:
+            for task in self._asked.values():
+                task.cancel()
+
+    def _ask(self) -> None:
+        now, here = asyncio.get_running_loop().time(), self._here()
+        ahead = self._roster.ahead(here.round)
+        self._proven = {node: it for node, it in self._proven.items() if it.state.round > here.round}
+        for node in ahead:
+            doubt = self._doubts.get(node)
+            if node in self._proven or node in self._asked or (doubt and now < doubt.until):
+                continue
+            task = self._asked[node] = asyncio.create_task(self._prove(node, here))
+            task.add_done_callback(lambda _, node=node: self._asked.pop(node, None))  # type: ignore[misc]
+
+    async def _prove(self, node: str, here: Trusted) -> None:
+        trust = Trust(here, self._statements)
+        try:
+            await trust.led_by(node, self._carrier)
+        except PeerLost as lost:
+            pause = min(2 * self._doubts[node].pause, LAST_PAUSE) if node in self._doubts else FIRST_PAUSE
+            self._doubts[node] = _Doubt(asyncio.get_running_loop().time() + pause, pause)
+            log.info("%s has not proved yet that it is ahead: %s", node, lost.reason)
+            return
+        self._doubts.pop(node, None)
+        self._proven[node] = trust
+        self._roster.changed.notify()

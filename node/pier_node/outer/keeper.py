@@ -11,10 +11,12 @@ import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-from pier.v1.peer_pb2 import Proposal, Ready, Share
+from pier.v1.peer_pb2 import Handover, Proposal, Ready, Share, Signed
 from pier_node.outer.deadline import Deadline
+from pier_node.outer.proposal import Announcement
 from pier_node.outer.quorum import Adopt, Blocked, Fresh, choose_group, choose_value, has_quorum, next_ballot
 from pier_node.outer.shards import split
+from pier_node.outer.statements import Statements
 from pier_node.roster import Roster
 from pier_node.wire.carrier import BadMessage
 
@@ -38,6 +40,8 @@ class Standing:
     at: float
     """When it committed that, by the loop's clock."""
     base: tuple[str, ...]
+    digest: bytes
+    """Of that round's state."""
     length: int
     """Elements that the coming round syncs."""
     sites: int
@@ -48,9 +52,15 @@ class Standing:
 class Arrival:
     """A member that is ready, and waits for its answer."""
 
-    ready: Ready
+    announced: Announcement
+    signed: Signed
     at: float
     answer: asyncio.Future[Proposal]
+
+    @property
+    def ready(self) -> Ready:
+        """What it announced."""
+        return self.announced.ready
 
 
 class Keeper:
@@ -60,9 +70,11 @@ class Keeper:
         patience: learns how late members come after the first one.
     """
 
-    def __init__(self, node: str, roster: Roster, standing: Callable[[], Standing], patience: Deadline) -> None:
-        self._node = node
-        self._roster = roster
+    def __init__(
+        self, roster: Roster, statements: Statements, standing: Callable[[], Standing], patience: Deadline
+    ) -> None:
+        self._node, self._roster = roster.node, roster
+        self._statements = statements
         self._standing = standing
         self._patience = patience
         self._arrivals: dict[str, Arrival] = {}
@@ -72,16 +84,20 @@ class Keeper:
         self._since: dict[bytes, float] = {}
         self._absent: set[str] = set()
 
-    async def gather(self, sender: str, ready: Ready) -> Proposal:
+    async def gather(self, sender: str, signed: Signed) -> Proposal:
         """Answer a member that is ready, once there is something to answer."""
+        announced = read_announcement(signed, self._statements)
+        ready, standing = announced.ready, self._standing()
         if ready.node != sender:
             raise BadMessage(f"an announcement in the name of {ready.node}")
         self._absent.discard(sender)
         if refusal := self._refuse(ready, self._abreast()):
             return refusal
-        if self._last.round == ready.round and any(share.nonce == ready.nonce for share in self._last.shares):
+        if ready.base != standing.digest:
+            raise BadMessage(f"it holds other bits after round {standing.committed} than this site")
+        if self._last.round == ready.round and signed in self._last.readies:
             return self._last
-        arrival = self._admit(sender, ready)
+        arrival = self._admit(announced, signed)
         try:
             async with asyncio.timeout(POLL):
                 return await arrival.answer
@@ -109,12 +125,13 @@ class Keeper:
         lower = [node for node in abreast if node < self._node and node not in ready.suspects]
         return _not_keeper(ready, lower[0], "a site with a lower id is alive") if lower else None
 
-    def _admit(self, sender: str, ready: Ready) -> Arrival:
-        now = asyncio.get_running_loop().time()
+    def _admit(self, announced: Announcement, signed: Signed) -> Arrival:
+        ready, now = announced.ready, asyncio.get_running_loop().time()
         if ready.round != self._round:
             self._round, self._arrivals, self._since = ready.round, {}, {}
         at = self._since.setdefault(ready.nonce, now)
-        arrival = self._arrivals[sender] = Arrival(ready, at, asyncio.get_running_loop().create_future())
+        answer = asyncio.get_running_loop().create_future()
+        arrival = self._arrivals[ready.node] = Arrival(announced, signed, at, answer)
         self._roster.changed.notify()
         return arrival
 
@@ -163,7 +180,7 @@ class Keeper:
 
     def _lacking(self, group: frozenset[str], standing: Standing) -> str:
         """Why this group cannot go, in words; empty when it can."""
-        votes = {vote for node in group for vote in self._arrivals[node].ready.votes}
+        votes = {vote for node in group for vote in self._arrivals[node].announced.votes}
         if not has_quorum(votes, standing.base):
             absent = ", ".join(sorted(set(standing.base) - votes - {*self._roster.participants()}))
             return f"no majority of the last round's members is here; absent: {absent}" if absent else BUSY
@@ -187,6 +204,7 @@ class Keeper:
                     chosen, split(standing.length, [ready.bandwidth for ready in chosen]), strict=True
                 )
             ],
+            readies=[self._arrivals[node].signed for node in members],
         )
         decision = choose_value(chosen)
         if isinstance(decision, Adopt):
@@ -222,15 +240,13 @@ def waiting_level(sites: int) -> int:
 
 
 def _share(ready: Ready, offset: int, length: int) -> Share:
-    return Share(
-        node=ready.node,
-        tokens=ready.tokens,
-        norm=ready.norm,
-        offset=offset,
-        length=length,
-        nonce=ready.nonce,
-        votes=ready.votes,
-    )
+    return Share(node=ready.node, tokens=ready.tokens, norm=ready.norm, offset=offset, length=length)
+
+
+def read_announcement(signed: Signed, statements: Statements) -> Announcement:
+    """What a member announced, and the handovers that it shows. Raises BadMessage: something of it is not signed."""
+    ready = statements.read(Ready, signed)
+    return Announcement(ready, [statements.read(Handover, it) for it in ready.handovers])
 
 
 def _not_keeper(ready: Ready, other: str, reason: str) -> Proposal:

@@ -1,35 +1,81 @@
-"""A member takes nobody's word: may this proposal end in a commit, and does its keeper know what we know? Pure."""
+"""A member takes nobody's word: may this proposal end in a commit, and does it follow from what its members announced?
+
+The proposal carries the signed announcements of its members; each of them decides anew what the keeper decided. Pure,
+but for the signatures, which are checked before.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
 
-from pier.v1.peer_pb2 import Proposal, Ready, Share
-from pier_node.outer.quorum import has_quorum, order
+from pier.v1.peer_pb2 import Handover, Proposal, Ready, Share
+from pier_node.outer.hands import proven_votes
+from pier_node.outer.quorum import Adopt, Blocked, choose_value, has_quorum, order
 
 
-def flaw(proposal: Proposal, ready: Ready, base: Collection[str], length: int) -> str:
+@dataclass(frozen=True)
+class Announcement:
+    """A member's announcement, with the handovers that it rests on; the signatures of all of it were checked."""
+
+    ready: Ready
+    handovers: Sequence[Handover] = ()
+
+    @property
+    def votes(self) -> frozenset[str]:
+        """That are proven to be in its hand."""
+        relevant = [it for it in self.handovers if it.round + 1 == self.ready.round and it.base == self.ready.base]
+        return proven_votes(self.ready.node, self.ready.votes, relevant)
+
+
+def flaw(
+    proposal: Proposal, mine: Ready, announced: Mapping[str, Announcement], base: Collection[str], length: int
+) -> str:
     """Why a member must not take part, in words; empty when it may.
 
     Args:
-        ready: what the member announced; the proposal must rest on exactly that.
+        mine: what the member announced; the proposal must rest on exactly that.
+        announced: by the members of the proposal.
         base: members of the last committed round.
         length: parameters.
     """
     group = [share.node for share in proposal.shares]
-    mine = [share for share in proposal.shares if share.node == ready.node]
-    if proposal.round != ready.round:
+    if proposal.round != mine.round:
         return "another round"
-    if order(proposal.ballot) <= order(ready.seen):
+    if order(proposal.ballot) <= order(mine.seen):
         return "an old ballot"
-    if group != sorted(set(group)):
+    if group != sorted(set(group)) or group != [*announced]:
         return "members out of order"
-    if not mine or mine[0].nonce != ready.nonce:
+    if mine.node not in announced or announced[mine.node].ready.nonce != mine.nonce:
         return "stale"
-    if (mine[0].tokens, mine[0].norm) != (ready.tokens, ready.norm):
-        return "other tokens, or another norm, than were announced"
-    if not has_quorum({vote for share in proposal.shares for vote in share.votes}, base):
+    return _flaw_of_group(proposal, mine, announced, base) or _flaw_of_shares(proposal, announced, length)
+
+
+def _flaw_of_group(proposal: Proposal, mine: Ready, announced: Mapping[str, Announcement], base: Collection[str]) -> str:
+    readies = [it.ready for it in announced.values()]
+    if any((ready.round, ready.base) != (mine.round, mine.base) for ready in readies):
+        return "members at another state"
+    hands = {node: it.votes for node, it in announced.items()}
+    if not has_quorum({vote for votes in hands.values() for vote in votes}, base):
         return "no quorum"
+    keeper = proposal.ballot.keeper
+    if keeper not in base and not hands.get(keeper):
+        return "a keeper that has no vote"
+    if proposal.ballot.number != 1 + max(ready.seen.number for ready in readies):
+        return "a ballot that does not follow"
+    decision = choose_value(readies)
+    if isinstance(decision, Blocked):
+        return "a result may have been committed by others"
+    adopts = decision.value if isinstance(decision, Adopt) else None
+    told = proposal.adopt if proposal.HasField("adopt") else None
+    return "" if told == adopts else "another result than the announcements ask for"
+
+
+def _flaw_of_shares(proposal: Proposal, announced: Mapping[str, Announcement], length: int) -> str:
+    for share in proposal.shares:
+        ready = announced[share.node].ready
+        if (share.tokens, share.norm) != (ready.tokens, ready.norm):
+            return "other tokens, or another norm, than were announced"
     return "" if _covers(proposal.shares, length) else "shards do not cover the vector"
 
 

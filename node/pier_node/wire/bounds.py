@@ -16,10 +16,12 @@ from pier.v1.peer_pb2 import (
     Ballot,
     Chunk,
     FetchRequest,
+    Handover,
     HelloReply,
     HelloRequest,
     Itinerary,
     LeaveRequest,
+    Link,
     Manifest,
     MeetReply,
     MeetRequest,
@@ -33,6 +35,7 @@ from pier.v1.peer_pb2 import (
     SettleReply,
     SettleRequest,
     Share,
+    Signed,
     Site,
     StateRequest,
     Tensor,
@@ -74,6 +77,11 @@ from pier_node.wire.values import (
 
 M = TypeVar("M", bound=Message)
 
+STATEMENT = 1 << 18
+"""Most bytes of what a node signs: an announcement that names all sites of a large run several times."""
+LINKS = 1 << 14
+HANDOVERS = Many(Part(), SITES)
+
 FIELDS: dict[type[Message], dict[str, Rule]] = {
     Ack: {},
     Site: {
@@ -114,7 +122,9 @@ FIELDS: dict[type[Message], dict[str, Rule]] = {
         "place": Part(),
         "wanted_stage": STAGE,
     },
-    LeaveRequest: {"node": NODE, "round": COUNT, "votes": NODES},
+    Signed: {"node": NODE, "statement": size(1, STATEMENT), "public": size(1, 256), "signature": size(1, 128)},
+    Handover: {"node": NODE, "heir": NODE, "round": COUNT, "base": HASH, "votes": NODES},
+    LeaveRequest: {"node": NODE, "handovers": HANDOVERS},
     Ballot: {"number": COUNT, "keeper": or_empty(NODE)},
     Value: {"origin": Part(needed=True), "digest": HASH, "members": NODES},
     Ready: {
@@ -131,27 +141,39 @@ FIELDS: dict[type[Message], dict[str, Rule]] = {
         "refuted": ANY,
         "suspects": NODES,
         "votes": NODES,
+        "base": HASH,
+        "handovers": HANDOVERS,
     },
-    Share: {
-        "node": NODE,
-        "tokens": COUNT,
-        "norm": AMOUNT,
-        "offset": ELEMENT,
-        "length": ELEMENT,
-        "nonce": NONCE,
-        "votes": NODES,
-    },
+    Share: {"node": NODE, "tokens": COUNT, "norm": AMOUNT, "offset": ELEMENT, "length": ELEMENT},
     Proposal: {
         "verdict": one_of(Proposal.Verdict.values()),
         "round": COUNT,
         "ballot": Part(),
         "shares": Many(Part(), SITES),
+        "readies": Many(Part(), SITES),
         "adopt": Part(),
         "holders": Many(NODE, SITES),
         "other": or_empty(NODE),
         "reason": REASON,
     },
-    Vote: {"node": NODE, "round": COUNT, "ballot": Part(needed=True), "value": Part(needed=True)},
+    Vote: {
+        "node": NODE,
+        "round": COUNT,
+        "ballot": Part(needed=True),
+        "digest": HASH,
+        "plan": HASH,
+        "votes": NODES,
+        "prior": Part(),
+    },
+    Link: {
+        "round": COUNT,
+        "digest": HASH,
+        "base": or_empty(HASH),
+        "ballot": Part(),
+        "members": NODES,
+        "votes": Many(Part(), SITES),
+        "handovers": HANDOVERS,
+    },
     AbortNotice: {
         "node": NODE,
         "round": COUNT,
@@ -185,16 +207,17 @@ FIELDS: dict[type[Message], dict[str, Rule]] = {
         "meeting": or_empty(HASH),
         "passage": Part(),
     },
-    StateRequest: {"round": COUNT, "shadow": ANY, "moments": ANY, "stage": STATE_STAGE},
+    StateRequest: {"round": COUNT, "shadow": ANY, "moments": ANY, "stage": STATE_STAGE, "trusted": COUNT, "proof_only": ANY},
     Tensor: {"name": TENSOR, "length": ELEMENT, "hashes": Many(HASH, MANIFEST_HASHES)},
     Manifest: {
         "round": COUNT,
         "digest": HASH,
         "members": NODES,
-        "piece_length": Only("1 or more", lambda value: value > 0),
+        "piece_length": AMOUNT,
         "tensors": Many(Part(), len(TENSORS)),
         "adam_step": COUNT,
         "ledger": Table(ENTRY, COUNT, SITES * FRAGMENTS),
+        "proof": Many(Part(), LINKS),
     },
     FetchRequest: {
         "round": COUNT,
@@ -226,7 +249,9 @@ def _proposal(proposal: Proposal) -> str:
     if not increasing(nodes):
         return "has shares out of node-id order"
     going = proposal.verdict == Proposal.VERDICT_GO
-    return "says go, but has no ballot or no shares" if going and not (proposal.ballot.number and nodes) else ""
+    if going and not (proposal.ballot.number and nodes):
+        return "says go, but has no ballot or no shares"
+    return "rests on announcements of others" if [it.node for it in proposal.readies] != nodes else ""
 
 
 def _meeting(reply: MeetReply) -> str:
@@ -243,6 +268,8 @@ def _chunk(chunk: Chunk) -> str:
 
 
 def _manifest(manifest: Manifest) -> str:
+    if manifest.tensors and not manifest.piece_length:
+        return "has pieces of no length"
     for tensor in manifest.tensors:
         if len(tensor.hashes) != (pieces := -(-tensor.length // manifest.piece_length)):
             return f"has {len(tensor.hashes)} hashes for {pieces} pieces of {tensor.name}"

@@ -29,16 +29,15 @@ from pier.v1.peer_pb2 import (
     ProbeRequest,
     Proposal,
     Pulse,
-    Ready,
     SettleReply,
     SettleRequest,
+    Signed,
     StateRequest,
     Total,
-    Vote,
     Worked,
 )
 
-PROTOCOL = 2
+PROTOCOL = 3
 CHUNK_BYTES = 1 << 20
 
 Q = TypeVar("Q", bound=Message)
@@ -74,8 +73,8 @@ class Method(Generic[Q, R]):
 HELLO = Method("Hello", HelloRequest, HelloReply)
 BEAT = Method("Beat", Pulse, Pulse)
 LEAVE = Method("Leave", LeaveRequest, Ack)
-GATHER = Method("Gather", Ready, Proposal)
-VOTE = Method("CastVote", Vote, Ack)
+GATHER = Method("Gather", Signed, Proposal)
+VOTE = Method("CastVote", Signed, Ack)
 ABORT = Method("Abort", AbortNotice, Ack)
 MEET = Method("Meet", MeetRequest, MeetReply)
 SETTLE = Method("Settle", SettleRequest, SettleReply)

@@ -11,7 +11,7 @@ import asyncio
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
 
-from pier.v1.peer_pb2 import Chunk, FetchRequest, Manifest, StateRequest
+from pier.v1.peer_pb2 import Chunk, FetchRequest, Link, Manifest, StateRequest
 from pier_node.outer import state as states
 from pier_node.outer.state import ADAM_M, OuterState
 from pier_node.shared import SharedVector
@@ -25,6 +25,7 @@ IDLE = 60.0
 
 Offer = Callable[[int, bool], OuterState | None]
 """The state of a round (0: the newest), or, with True, the staged result of that round; None: not held."""
+Prove = Callable[[int], list[Link]]
 LiveMoments = Callable[[], tuple[SharedVector, SharedVector, int] | None]
 """AdamW's m and v as the workers published them, and their step; None: there are none, or they are being written."""
 
@@ -43,15 +44,22 @@ class _Held:
         return tensors[name]
 
 
+def _nothing(round: int) -> list[Link]:
+    """Of sites that meet in pairs each has a state of its own, and nobody votes for it."""
+    return []
+
+
 class StateServer:
-    """Answers Describe and Fetch on a carrier.
+    """Answers Describe and Fetch on a carrier; `prove` has what proves the newest state to who trusts that of a round.
 
     Moments come when they are asked for. They are live memory: described ones are copied first, and left out when the
     workers published new ones during the copy.
     """
 
-    def __init__(self, carrier: Carrier, offer: Offer, moments: LiveMoments, idle: float = IDLE) -> None:
-        self._offer = offer
+    def __init__(
+        self, carrier: Carrier, offer: Offer, moments: LiveMoments, prove: Prove = _nothing, idle: float = IDLE
+    ) -> None:
+        self._offer, self._prove = offer, prove
         self._moments = moments
         self._idle = idle
         self._held: dict[tuple[int, bool], _Held] = {}
@@ -61,11 +69,20 @@ class StateServer:
 
     async def describe(self, _peer: str, request: StateRequest) -> Manifest:
         """The manifest of a state that the node offers. Raises BadMessage."""
+        if request.proof_only:
+            newest = self._offer(0, False)
+            if newest is None:
+                raise BadMessage("there is no state here yet")
+            proof = self._prove(request.trusted - 1)
+            return Manifest(round=newest.round, digest=newest.digest, members=newest.members, proof=proof)
+        proof = [] if request.shadow or request.round else self._prove(request.trusted - 1)
         held = self._hold(request.round, request.shadow)
         if request.moments and not request.shadow and ADAM_M not in held.state.tensors:
             async with self._copying:
                 held.moments = held.moments or await asyncio.to_thread(self._copy_moments)
-        return describe(held.state, held.moments if request.moments else None)
+        manifest = describe(held.state, held.moments if request.moments else None)
+        manifest.proof.extend(proof)
+        return manifest
 
     async def fetch(self, _peer: str, request: FetchRequest) -> AsyncIterator[Chunk]:
         """A run of pieces of it. Raises BadMessage."""

@@ -400,29 +400,94 @@ class Place(_message.Message):
 Global___Place: _TypeAlias = Place  # noqa: Y015
 
 @_typing.final
-class LeaveRequest(_message.Message):
-    """A member that stops hands its votes to one heir: see quorum.py."""
+class Signed(_message.Message):
+    """What a node says and others pass on or keep as proof: a serialized Ready, Vote or Handover (outer/statements.py)."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
     NODE_FIELD_NUMBER: _builtins.int
+    STATEMENT_FIELD_NUMBER: _builtins.int
+    PUBLIC_FIELD_NUMBER: _builtins.int
+    SIGNATURE_FIELD_NUMBER: _builtins.int
+    node: _builtins.str
+    """who says it"""
+    statement: _builtins.bytes
+    public: _builtins.bytes
+    """the node's key (DER), whose hash is its id"""
+    signature: _builtins.bytes
+    def __init__(
+        self,
+        *,
+        node: _builtins.str = ...,
+        statement: _builtins.bytes = ...,
+        public: _builtins.bytes = ...,
+        signature: _builtins.bytes = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["node", b"node", "public", b"public", "signature", b"signature", "statement", b"statement"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Signed: _TypeAlias = Signed  # noqa: Y015
+
+@_typing.final
+class Handover(_message.Message):
+    """A member that stops gives the votes in its hand to one heir: see outer/commitments.py."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NODE_FIELD_NUMBER: _builtins.int
+    HEIR_FIELD_NUMBER: _builtins.int
     ROUND_FIELD_NUMBER: _builtins.int
+    BASE_FIELD_NUMBER: _builtins.int
     VOTES_FIELD_NUMBER: _builtins.int
     node: _builtins.str
+    """the giver"""
+    heir: _builtins.str
     round: _builtins.int
     """last committed round: the votes are for the next one"""
+    base: _builtins.bytes
+    """digest of its state"""
     @_builtins.property
     def votes(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]: ...
     def __init__(
         self,
         *,
         node: _builtins.str = ...,
+        heir: _builtins.str = ...,
         round: _builtins.int = ...,
+        base: _builtins.bytes = ...,
         votes: _abc.Iterable[_builtins.str] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["node", b"node", "round", b"round", "votes", b"votes"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["base", b"base", "heir", b"heir", "node", b"node", "round", b"round", "votes", b"votes"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Handover: _TypeAlias = Handover  # noqa: Y015
+
+@_typing.final
+class LeaveRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NODE_FIELD_NUMBER: _builtins.int
+    HANDOVERS_FIELD_NUMBER: _builtins.int
+    node: _builtins.str
+    @_builtins.property
+    def handovers(self) -> _containers.RepeatedCompositeFieldContainer[Global___Signed]:
+        """for the heir: the giver's own, and those by which it got others' votes"""
+
+    def __init__(
+        self,
+        *,
+        node: _builtins.str = ...,
+        handovers: _abc.Iterable[Global___Signed] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["handovers", b"handovers", "node", b"node"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -504,6 +569,8 @@ class Ready(_message.Message):
     SUSPECTS_FIELD_NUMBER: _builtins.int
     NORM_FIELD_NUMBER: _builtins.int
     VOTES_FIELD_NUMBER: _builtins.int
+    BASE_FIELD_NUMBER: _builtins.int
+    HANDOVERS_FIELD_NUMBER: _builtins.int
     node: _builtins.str
     round: _builtins.int
     nonce: _builtins.bytes
@@ -518,6 +585,8 @@ class Ready(_message.Message):
     """a member voted for other bits in the attempt that computed it: nobody can have committed it"""
     norm: _builtins.float
     """L2 norm of its pseudo-gradient"""
+    base: _builtins.bytes
+    """digest of the state of the round before"""
     @_builtins.property
     def seen(self) -> Global___Ballot:
         """the highest ballot the node has taken part in, this round"""
@@ -536,6 +605,10 @@ class Ready(_message.Message):
     def votes(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """of the last round's members: its own, unless given away, and those handed to it"""
 
+    @_builtins.property
+    def handovers(self) -> _containers.RepeatedCompositeFieldContainer[Global___Signed]:
+        """by which it got votes that are not its own"""
+
     def __init__(
         self,
         *,
@@ -552,10 +625,12 @@ class Ready(_message.Message):
         suspects: _abc.Iterable[_builtins.str] | None = ...,
         norm: _builtins.float = ...,
         votes: _abc.Iterable[_builtins.str] | None = ...,
+        base: _builtins.bytes = ...,
+        handovers: _abc.Iterable[Global___Signed] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["seen", b"seen", "voted", b"voted", "voted_in", b"voted_in"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["bandwidth", b"bandwidth", "holds", b"holds", "node", b"node", "nonce", b"nonce", "norm", b"norm", "refuted", b"refuted", "round", b"round", "seen", b"seen", "suspects", b"suspects", "tokens", b"tokens", "voted", b"voted", "voted_in", b"voted_in", "votes", b"votes"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["bandwidth", b"bandwidth", "base", b"base", "handovers", b"handovers", "holds", b"holds", "node", b"node", "nonce", b"nonce", "norm", b"norm", "refuted", b"refuted", "round", b"round", "seen", b"seen", "suspects", b"suspects", "tokens", b"tokens", "voted", b"voted", "voted_in", b"voted_in", "votes", b"votes"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -569,8 +644,6 @@ class Share(_message.Message):
     TOKENS_FIELD_NUMBER: _builtins.int
     OFFSET_FIELD_NUMBER: _builtins.int
     LENGTH_FIELD_NUMBER: _builtins.int
-    NONCE_FIELD_NUMBER: _builtins.int
-    VOTES_FIELD_NUMBER: _builtins.int
     NORM_FIELD_NUMBER: _builtins.int
     node: _builtins.str
     tokens: _builtins.int
@@ -578,14 +651,8 @@ class Share(_message.Message):
     """its shard of the vector: first element"""
     length: _builtins.int
     """and number of elements"""
-    nonce: _builtins.bytes
-    """the announcement this share answers"""
     norm: _builtins.float
     """of its pseudo-gradient, as announced"""
-    @_builtins.property
-    def votes(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
-        """that the announcement carried"""
-
     def __init__(
         self,
         *,
@@ -593,13 +660,11 @@ class Share(_message.Message):
         tokens: _builtins.int = ...,
         offset: _builtins.int = ...,
         length: _builtins.int = ...,
-        nonce: _builtins.bytes = ...,
-        votes: _abc.Iterable[_builtins.str] | None = ...,
         norm: _builtins.float = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["length", b"length", "node", b"node", "nonce", b"nonce", "norm", b"norm", "offset", b"offset", "tokens", b"tokens", "votes", b"votes"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["length", b"length", "node", b"node", "norm", b"norm", "offset", b"offset", "tokens", b"tokens"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -644,6 +709,7 @@ class Proposal(_message.Message):
     ROUND_FIELD_NUMBER: _builtins.int
     BALLOT_FIELD_NUMBER: _builtins.int
     SHARES_FIELD_NUMBER: _builtins.int
+    READIES_FIELD_NUMBER: _builtins.int
     ADOPT_FIELD_NUMBER: _builtins.int
     HOLDERS_FIELD_NUMBER: _builtins.int
     OTHER_FIELD_NUMBER: _builtins.int
@@ -657,6 +723,10 @@ class Proposal(_message.Message):
     @_builtins.property
     def shares(self) -> _containers.RepeatedCompositeFieldContainer[Global___Share]:
         """the group, in node-id order"""
+
+    @_builtins.property
+    def readies(self) -> _containers.RepeatedCompositeFieldContainer[Global___Signed]:
+        """of the group, in the same order: what the proposal rests on"""
 
     @_builtins.property
     def adopt(self) -> Global___Value:
@@ -673,6 +743,7 @@ class Proposal(_message.Message):
         round: _builtins.int = ...,
         ballot: Global___Ballot | None = ...,
         shares: _abc.Iterable[Global___Share] | None = ...,
+        readies: _abc.Iterable[Global___Signed] | None = ...,
         adopt: Global___Value | None = ...,
         holders: _abc.Iterable[_builtins.str] | None = ...,
         other: _builtins.str = ...,
@@ -680,7 +751,7 @@ class Proposal(_message.Message):
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["adopt", b"adopt", "ballot", b"ballot"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["adopt", b"adopt", "ballot", b"ballot", "holders", b"holders", "other", b"other", "reason", b"reason", "round", b"round", "shares", b"shares", "verdict", b"verdict"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["adopt", b"adopt", "ballot", b"ballot", "holders", b"holders", "other", b"other", "readies", b"readies", "reason", b"reason", "round", b"round", "shares", b"shares", "verdict", b"verdict"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -693,28 +764,92 @@ class Vote(_message.Message):
     NODE_FIELD_NUMBER: _builtins.int
     ROUND_FIELD_NUMBER: _builtins.int
     BALLOT_FIELD_NUMBER: _builtins.int
-    VALUE_FIELD_NUMBER: _builtins.int
+    DIGEST_FIELD_NUMBER: _builtins.int
+    PLAN_FIELD_NUMBER: _builtins.int
+    VOTES_FIELD_NUMBER: _builtins.int
+    PRIOR_FIELD_NUMBER: _builtins.int
     node: _builtins.str
     round: _builtins.int
+    digest: _builtins.bytes
+    """of the staged state"""
+    plan: _builtins.bytes
+    """hash of base, ballot, group and the state's members: outer/certificate.py"""
     @_builtins.property
     def ballot(self) -> Global___Ballot: ...
     @_builtins.property
-    def value(self) -> Global___Value: ...
+    def votes(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """of the last round's members, in this node's hand"""
+
+    @_builtins.property
+    def prior(self) -> Global___Ballot:
+        """of its vote before this one in this round, as its Ready said: two votes of one node"""
+
     def __init__(
         self,
         *,
         node: _builtins.str = ...,
         round: _builtins.int = ...,
         ballot: Global___Ballot | None = ...,
-        value: Global___Value | None = ...,
+        digest: _builtins.bytes = ...,
+        plan: _builtins.bytes = ...,
+        votes: _abc.Iterable[_builtins.str] | None = ...,
+        prior: Global___Ballot | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["ballot", b"ballot", "value", b"value"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["ballot", b"ballot", "prior", b"prior"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["ballot", b"ballot", "node", b"node", "round", b"round", "value", b"value"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["ballot", b"ballot", "digest", b"digest", "node", b"node", "plan", b"plan", "prior", b"prior", "round", b"round", "votes", b"votes"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___Vote: _TypeAlias = Vote  # noqa: Y015
+
+@_typing.final
+class Link(_message.Message):
+    """Proof that a round was committed: the votes of a whole group that carried a quorum of the members before."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    ROUND_FIELD_NUMBER: _builtins.int
+    DIGEST_FIELD_NUMBER: _builtins.int
+    BASE_FIELD_NUMBER: _builtins.int
+    BALLOT_FIELD_NUMBER: _builtins.int
+    MEMBERS_FIELD_NUMBER: _builtins.int
+    VOTES_FIELD_NUMBER: _builtins.int
+    HANDOVERS_FIELD_NUMBER: _builtins.int
+    round: _builtins.int
+    digest: _builtins.bytes
+    base: _builtins.bytes
+    """digest of the state before"""
+    @_builtins.property
+    def ballot(self) -> Global___Ballot: ...
+    @_builtins.property
+    def members(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """of the committed state"""
+
+    @_builtins.property
+    def votes(self) -> _containers.RepeatedCompositeFieldContainer[Global___Signed]:
+        """of the group, in node-id order"""
+
+    @_builtins.property
+    def handovers(self) -> _containers.RepeatedCompositeFieldContainer[Global___Signed]: ...
+    def __init__(
+        self,
+        *,
+        round: _builtins.int = ...,
+        digest: _builtins.bytes = ...,
+        base: _builtins.bytes = ...,
+        ballot: Global___Ballot | None = ...,
+        members: _abc.Iterable[_builtins.str] | None = ...,
+        votes: _abc.Iterable[Global___Signed] | None = ...,
+        handovers: _abc.Iterable[Global___Signed] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["ballot", b"ballot"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["ballot", b"ballot", "base", b"base", "digest", b"digest", "handovers", b"handovers", "members", b"members", "round", b"round", "votes", b"votes"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Link: _TypeAlias = Link  # noqa: Y015
 
 @_typing.final
 class AbortNotice(_message.Message):
@@ -1281,6 +1416,8 @@ class StateRequest(_message.Message):
     SHADOW_FIELD_NUMBER: _builtins.int
     MOMENTS_FIELD_NUMBER: _builtins.int
     STAGE_FIELD_NUMBER: _builtins.int
+    TRUSTED_FIELD_NUMBER: _builtins.int
+    PROOF_ONLY_FIELD_NUMBER: _builtins.int
     round: _builtins.int
     """0: the newest one"""
     shadow: _builtins.bool
@@ -1289,6 +1426,10 @@ class StateRequest(_message.Message):
     """AdamW's moments too"""
     stage: _builtins.int
     """0: the state of the run; s + 1: of stage s of a pipeline, `round` is its version"""
+    trusted: _builtins.int
+    """1 + the round whose state the asker trusts; 0: it knows the run's founder only"""
+    proof_only: _builtins.bool
+    """describe no tensors"""
     def __init__(
         self,
         *,
@@ -1296,10 +1437,12 @@ class StateRequest(_message.Message):
         shadow: _builtins.bool = ...,
         moments: _builtins.bool = ...,
         stage: _builtins.int = ...,
+        trusted: _builtins.int = ...,
+        proof_only: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["moments", b"moments", "round", b"round", "shadow", b"shadow", "stage", b"stage"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["moments", b"moments", "proof_only", b"proof_only", "round", b"round", "shadow", b"shadow", "stage", b"stage", "trusted", b"trusted"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1366,6 +1509,7 @@ class Manifest(_message.Message):
     TENSORS_FIELD_NUMBER: _builtins.int
     ADAM_STEP_FIELD_NUMBER: _builtins.int
     LEDGER_FIELD_NUMBER: _builtins.int
+    PROOF_FIELD_NUMBER: _builtins.int
     round: _builtins.int
     digest: _builtins.bytes
     """what the members of that round voted for"""
@@ -1381,6 +1525,10 @@ class Manifest(_message.Message):
     def ledger(self) -> _containers.ScalarMap[_builtins.str, _builtins.int]:
         """tokens of each site that are in the anchor"""
 
+    @_builtins.property
+    def proof(self) -> _containers.RepeatedCompositeFieldContainer[Global___Link]:
+        """that the state was committed, from the one that the asker trusts; or a first part"""
+
     def __init__(
         self,
         *,
@@ -1391,10 +1539,11 @@ class Manifest(_message.Message):
         tensors: _abc.Iterable[Global___Tensor] | None = ...,
         adam_step: _builtins.int = ...,
         ledger: _abc.Mapping[_builtins.str, _builtins.int] | None = ...,
+        proof: _abc.Iterable[Global___Link] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["adam_step", b"adam_step", "digest", b"digest", "ledger", b"ledger", "members", b"members", "piece_length", b"piece_length", "round", b"round", "tensors", b"tensors"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["adam_step", b"adam_step", "digest", b"digest", "ledger", b"ledger", "members", b"members", "piece_length", b"piece_length", "proof", b"proof", "round", b"round", "tensors", b"tensors"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -51,7 +51,7 @@ class PeerStub:
                 _registered_method=True)
         self.Gather = channel.unary_unary(
                 '/pier.v1.Peer/Gather',
-                request_serializer=pier_dot_v1_dot_peer__pb2.Ready.SerializeToString,
+                request_serializer=pier_dot_v1_dot_peer__pb2.Signed.SerializeToString,
                 response_deserializer=pier_dot_v1_dot_peer__pb2.Proposal.FromString,
                 _registered_method=True)
         self.Exchange = channel.stream_unary(
@@ -61,7 +61,7 @@ class PeerStub:
                 _registered_method=True)
         self.CastVote = channel.unary_unary(
                 '/pier.v1.Peer/CastVote',
-                request_serializer=pier_dot_v1_dot_peer__pb2.Vote.SerializeToString,
+                request_serializer=pier_dot_v1_dot_peer__pb2.Signed.SerializeToString,
                 response_deserializer=pier_dot_v1_dot_peer__pb2.Ack.FromString,
                 _registered_method=True)
         self.Abort = channel.unary_unary(
@@ -133,7 +133,7 @@ class PeerServicer:
         raise NotImplementedError('Method not implemented!')
 
     def Gather(self, request, context):
-        """held open by the keeper until it closes the group
+        """a Ready; held open by the keeper until it closes the group
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -146,7 +146,8 @@ class PeerServicer:
         raise NotImplementedError('Method not implemented!')
 
     def CastVote(self, request, context):
-        """Missing associated documentation comment in .proto file."""
+        """a Vote
+        """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
@@ -231,7 +232,7 @@ def add_PeerServicer_to_server(servicer, server):
             ),
             'Gather': grpc.unary_unary_rpc_method_handler(
                     servicer.Gather,
-                    request_deserializer=pier_dot_v1_dot_peer__pb2.Ready.FromString,
+                    request_deserializer=pier_dot_v1_dot_peer__pb2.Signed.FromString,
                     response_serializer=pier_dot_v1_dot_peer__pb2.Proposal.SerializeToString,
             ),
             'Exchange': grpc.stream_unary_rpc_method_handler(
@@ -241,7 +242,7 @@ def add_PeerServicer_to_server(servicer, server):
             ),
             'CastVote': grpc.unary_unary_rpc_method_handler(
                     servicer.CastVote,
-                    request_deserializer=pier_dot_v1_dot_peer__pb2.Vote.FromString,
+                    request_deserializer=pier_dot_v1_dot_peer__pb2.Signed.FromString,
                     response_serializer=pier_dot_v1_dot_peer__pb2.Ack.SerializeToString,
             ),
             'Abort': grpc.unary_unary_rpc_method_handler(
@@ -396,7 +397,7 @@ class Peer:
             request,
             target,
             '/pier.v1.Peer/Gather',
-            pier_dot_v1_dot_peer__pb2.Ready.SerializeToString,
+            pier_dot_v1_dot_peer__pb2.Signed.SerializeToString,
             pier_dot_v1_dot_peer__pb2.Proposal.FromString,
             options,
             channel_credentials,
@@ -450,7 +451,7 @@ class Peer:
             request,
             target,
             '/pier.v1.Peer/CastVote',
-            pier_dot_v1_dot_peer__pb2.Vote.SerializeToString,
+            pier_dot_v1_dot_peer__pb2.Signed.SerializeToString,
             pier_dot_v1_dot_peer__pb2.Ack.FromString,
             options,
             channel_credentials,
