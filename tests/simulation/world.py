@@ -77,7 +77,7 @@ class World:
         self.pairs: dict[int, dict[str, set[tuple[str, ...]]]] = defaultdict(lambda: defaultdict(set))
         self._pair_rounds = total_rounds(self.config)
         self._reached: dict[int, asyncio.Event] = defaultdict(asyncio.Event)
-        self._phases: dict[tuple[str, int, str], Fault] = {}
+        self._phases: list[Fault] = []
         self._writes: dict[str, Fault] = {}
         self._sides: list[Fault] = []
 
@@ -156,10 +156,12 @@ class World:
 
     def reached(self, site: str, round: int, phase: str) -> bool:
         """Whether a site dies at this point."""
-        fault = self._phases.pop((site, round, phase), None)
-        if fault is not None:
-            Context().run(self._boot_later, fault)
-        return fault is not None
+        fault = next((it for it in self._phases if (it.site, it.how) == (site, phase) and it.number <= round), None)
+        if fault is None:
+            return False
+        self._phases.remove(fault)
+        Context().run(self._boot_later, fault)
+        return True
 
     def cut(self, site: str) -> None:
         """A site died at a write."""
@@ -303,9 +305,10 @@ class World:
         machine.boot()
 
     async def _crash_at_phase(self, _machine: Machine, fault: Fault) -> None:
-        self._phases[fault.site, fault.number, fault.how] = fault
+        self._phases.append(fault)
         await asyncio.sleep(ARMED)
-        self._phases.pop((fault.site, fault.number, fault.how), None)
+        if fault in self._phases:
+            self._phases.remove(fault)
 
     async def _crash_at_write(self, machine: Machine, fault: Fault) -> None:
         if machine.up and machine.now:
