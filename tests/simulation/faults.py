@@ -12,6 +12,7 @@ from pier_node.config import RunConfig
 from pier_node.faults import PAIR_PHASES, PHASES
 
 NAMES = ["a1", "b2", "c3", "d4", "e5"]
+"""Of sites; their node ids begin with them, see keys.py."""
 
 
 @dataclass(frozen=True)
