@@ -372,6 +372,8 @@ class World:
 
 def _standing(machine: Machine) -> str:
     here = machine.now
+    if here is not None and here.pairs:
+        return f"{'' if machine.up else 'down '}at {here.pairs.state.round} ({here.pairs.last_error})"
     if here is None or here.rounds is None:
         return "has no rounds"
     rounds = here.rounds
