@@ -27,13 +27,15 @@ from pier_node.model.layout import Entry, Layout
 from pier_node.outer.pairs import Pairs
 from pier_node.outer.round import Rounds
 from pier_node.outer.state import ANCHOR, MOMENTUM, OuterState
+from pier_node.outer.statements import SignedStatements
 from pier_node.pair_training import PairTraining
 from pier_node.progress import Progress
 from pier_node.roster import Roster
 from pier_node.shared import SharedVector
+from pier_node.signing import Signer
 from pier_node.training import Training
 from pier_node.wire.grpc_carrier import GrpcCarrier
-from pier_node.wire.state_server import StateServer
+from pier_node.wire.state_server import StateServer, no_proof
 
 PORT = 7800
 
@@ -127,9 +129,11 @@ async def _train(rank: int, task: Task, folder: Path, say: Callable[[Mark], None
         say(Mark(time.monotonic(), carrier.bytes_sent(), progress.round_time))
 
     roster, state = Roster(carrier, pulse), _beginning(nodes, task.parameters)
-    rounds = _rounds(task, Footing(config, carrier, roster, folder / str(rank)), state)
-    StateServer(carrier, rounds.offer, lambda: None)
-    keeping = asyncio.create_task(rounds.keeper.run()) if isinstance(rounds, Rounds) else None
+    rounds = _rounds(
+        task, Footing(config, carrier, roster, SignedStatements(Signer(own, config.hash())), folder / str(rank)), state
+    )
+    StateServer(carrier, rounds.offer, lambda: None, no_proof if isinstance(rounds, Pairs) else rounds.prove)
+    keeping = asyncio.create_task(rounds.run()) if isinstance(rounds, Rounds) else None
     await carrier.start(HOSTS[rank], PORT)
     roster.add(sites[1 - rank])
 

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 from simulation.network import Network, SimCarrier, Weather
+from simulation.statements import MemoryProofs, PlainStatements
 from simulation.virtual_time import run
 
 from pier.v1.peer_pb2 import Ballot, LeaveRequest, Phase, Pulse, Site
@@ -40,7 +41,8 @@ class Member:
 
         self.roster = Roster(self.carrier, pulse)
         journal = Journal(folder / f"{name}.json")
-        tools = Tools(self.carrier, self.roster, journal, _nowhere, _nobody)
+        statements = PlainStatements(name)
+        tools = Tools(self.carrier, self.roster, statements, journal, MemoryProofs(), _nowhere, _nobody)
         self.rounds = Rounds(tools, state, lambda _: len(state.anchor))
         self.leave = Leave(self.carrier, self.roster, None if pairs else self.rounds)
 

@@ -7,6 +7,7 @@ import math
 import pytest
 from simulation.cluster import Disk
 from simulation.network import Network, Weather
+from simulation.statements import MemoryProofs, PlainStatements
 from simulation.virtual_time import run
 
 from pier.v1.peer_pb2 import Phase, Pulse, Site
@@ -53,7 +54,11 @@ def test_it_reports_the_committed_round() -> None:
         roster = Roster(carrier, reporter.pulse)
         tensors = {ANCHOR: SharedVector(4), MOMENTUM: SharedVector(4)}
         state = OuterState(3, ("a", "b"), tensors, {"a": 600, "b": 500})
-        reporter.rounds = Rounds(Tools(carrier, roster, Disk(), _nowhere, _nobody), state, lambda _: len(state.anchor))
+        reporter.rounds = Rounds(
+            Tools(carrier, roster, PlainStatements("a"), Disk(), MemoryProofs(), _nowhere, _nobody),
+            state,
+            lambda _: len(state.anchor),
+        )
         roster.add(Site(node="b", name="other", address="h:2"))
         roster.contacts["b"].pulse = Pulse(site=Site(node="b"), round=3, digest=state.digest)
         status = reporter.status(roster)
@@ -74,7 +79,9 @@ def test_the_message_names_sites() -> None:
         reporter = Reporter(CONFIG, Site(node="a"), carrier, Progress())
         roster = Roster(carrier, reporter.pulse)
         state = OuterState(3, ("a", node), {ANCHOR: SharedVector(4), MOMENTUM: SharedVector(4)}, {})
-        reporter.rounds = Rounds(Tools(carrier, roster, Disk(), _nowhere, _nobody), state, lambda _: 4)
+        reporter.rounds = Rounds(
+            Tools(carrier, roster, PlainStatements("a"), Disk(), MemoryProofs(), _nowhere, _nobody), state, lambda _: 4
+        )
         roster.add(Site(node=node, name="lab-b", address="h:2"))
         reporter.rounds.last_error = f"absent: {node}"
         assert reporter.status(roster)["message"] == f"absent: lab-b ({node})"

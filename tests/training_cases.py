@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -12,7 +12,7 @@ from outer.cases import config, outer_state
 from simulation.cluster import LENGTH, Report, TinyLayout
 from simulation.virtual_time import run
 
-from pier.v1.peer_pb2 import Pulse
+from pier.v1.peer_pb2 import Link, Pulse
 from pier_node.checkpoint import Checkpoint
 from pier_node.config import RunConfig
 from pier_node.outer.contribution import Contribution
@@ -101,8 +101,11 @@ class Rounds:
     def leaders(self) -> list[str]:
         return self.roster.ahead(self.state.round)
 
-    async def adopt(self, state: OuterState) -> None:
+    async def adopt(self, state: OuterState, proof: Sequence[Link]) -> None:
         self.state = state
+
+    def trust(self) -> None:
+        """Nothing is proved here."""
 
 
 @dataclass

@@ -9,6 +9,7 @@ from collections.abc import Callable
 
 from pier_node.arrival import Arrival
 from pier_node.faults import Faults
+from pier_node.outer.claims import Trust
 from pier_node.outer.deadline import Backoff
 from pier_node.roster import Roster
 from pier_node.wire.carrier import Carrier, PeerLost
@@ -24,7 +25,9 @@ class CatchUp:
     def __init__(self, carrier: Carrier, roster: Roster, faults: Faults, length: int) -> None:
         self._carrier, self._roster, self._faults, self._length = carrier, roster, faults, length
 
-    async def newest(self, leaders: Callable[[], list[str]], moments: bool) -> Fetched | None:
+    async def newest(
+        self, leaders: Callable[[], list[str]], moments: bool, trust: Callable[[], Trust] | None = None
+    ) -> Fetched | None:
         """The state of the first of the leaders; None once there are none.
 
         Whoever could not give the state that it speaks of comes last the next time: it may not have any.
@@ -32,11 +35,12 @@ class CatchUp:
         Args:
             leaders: live peers whose states this site should go on from, as things are now.
             moments: fetch somebody's moments of AdamW with it.
+            trust: what this site believes; None: of runs whose sites meet in pairs, each has a state of its own.
         """
         backoff, arrived, failures, told = Backoff(), Partial(), Counter[str](), ""
         while peers := sorted(leaders(), key=failures.__getitem__):
             try:
-                return await self._fetch(peers, moments, arrived)
+                return await self._fetch(peers, moments, arrived, trust() if trust else None)
             except PeerLost as lost:
                 failures[peers[0]] += 1
                 if lost.reason != told:
@@ -45,7 +49,7 @@ class CatchUp:
                 await asyncio.sleep(backoff.seconds())
         return None
 
-    async def _fetch(self, peers: list[str], moments: bool, arrived: Partial) -> Fetched:
+    async def _fetch(self, peers: list[str], moments: bool, arrived: Partial, trust: Trust | None) -> Fetched:
         pulse = self._roster.pulse_of(peers[0])
         if pulse is None:
             raise PeerLost(peers[0], "nobody who is ahead answers")
@@ -55,8 +59,9 @@ class CatchUp:
             peers,
             length=self._length,
             timeout=SILENCE,
-            round=pulse.round,
-            digest=pulse.digest,
+            round=0 if trust else pulse.round,
+            digest=None if trust else pulse.digest,
+            trust=trust,
             moments=moments,
             partial=arrived,
             progress=Arrival(),

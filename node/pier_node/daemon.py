@@ -34,6 +34,7 @@ from pier_node.outer.pairs import Pairs
 from pier_node.outer.round import Rounds
 from pier_node.outer.schedule import total_rounds
 from pier_node.outer.state import OuterState
+from pier_node.outer.statements import SignedStatements
 from pier_node.pair_training import PairTraining
 from pier_node.progress import Progress
 from pier_node.report import Reporter, Status
@@ -46,7 +47,7 @@ from pier_node.status import StatusServer
 from pier_node.training import Training
 from pier_node.wire.carrier import HELLO
 from pier_node.wire.probe import ProbeServer
-from pier_node.wire.state_server import StateServer
+from pier_node.wire.state_server import StateServer, no_proof
 from pier_node.wire.transport import make_carrier
 
 if TYPE_CHECKING:
@@ -253,9 +254,11 @@ class Daemon:
         orders = self._coordination.orders if self._coordination else Orders()
         committed = self._coordination.committed if self._coordination else lambda _state, _lines: None
         of_site = self._roster, self._reporter, self._record, orders, committed
-        site = await prepare(Ground(self._member.config, self._settings, self._carrier, *of_site), stack)
+        site = await prepare(
+            Ground(self._member.config, self._settings, self._carrier, SignedStatements(self._signer), *of_site), stack
+        )
         self._rounds = site.rounds
-        self._background.start(stack, site.rounds.keeper.run())
+        self._background.start(stack, site.rounds.run())
         self._leave_politely(stack, site.rounds)
         return site.training
 
@@ -263,7 +266,8 @@ class Daemon:
         self, stack: AsyncExitStack, layout: Layout, checkpoint: Checkpoint, state: OuterState
     ) -> Training:
         """The site's part in the run, from `state` on: the checkpoint's, or a later one that was kept without one."""
-        site = Footing(self._member.config, self._carrier, self._roster, self._settings.folder, self._settings.faults)
+        settings, statements = self._settings, SignedStatements(self._signer)
+        site = Footing(self._member.config, self._carrier, self._roster, statements, settings.folder, settings.faults)
         config, keep = site.config, self._archive.keep
         rounds: Rounds | Pairs
         rounds = of_all = rounds_of_all(site, keep, layout.length, state)
@@ -272,9 +276,9 @@ class Daemon:
             rounds = pairs = pairs_of_two(site, state)
             stack.push_async_callback(pairs.stop)
         else:
-            self._background.start(stack, of_all.keeper.run())
+            self._background.start(stack, of_all.run())
         self._rounds = self._reporter.rounds = rounds
-        StateServer(site.carrier, rounds.offer, self._workers.moments)
+        self._serve_states(rounds, of_all)
         self._leave_politely(stack, None if in_pairs else of_all)
         parts = config, layout, site.carrier, site.roster, rounds, self._workers, self._progress, self._committed
         orders = self._coordination.orders if self._coordination else None
@@ -288,6 +292,15 @@ class Daemon:
         self._workers.recover_moments = self._archive.moments
         stack.callback(self._save_rest, training)
         return training
+
+    def _serve_states(self, rounds: Rounds | Pairs, of_all: Rounds) -> None:
+        """Pairs have states of their own, which nobody votes for; what is voted for is the model that they merge."""
+
+        def offer(number: int, shadow: bool) -> OuterState | None:
+            return (of_all if shadow else rounds).offer(number, shadow)
+
+        prove = of_all.prove if rounds is of_all else no_proof
+        StateServer(self._carrier, offer, self._workers.moments, prove)
 
     def _leave_politely(self, stack: AsyncExitStack, rounds: Rounds | None) -> None:
         stack.push_async_callback(self._leave, Leave(self._carrier, self._roster, rounds))

@@ -73,6 +73,8 @@ def _fields(it: Commitments) -> dict[str, Any]:
     return {
         "committed": it.committed,
         "votes": sorted(it.votes),
+        "given": sorted(map(list, it.given)),
+        "handovers": sorted(each.hex() for each in it.handovers),
         "promised": list(it.promised),
         "vote": _vote_fields(it.vote) if it.vote else None,
     }
@@ -91,7 +93,10 @@ def _commitments(fields: dict[str, Any]) -> Commitments:
     vote = None
     if it := fields["vote"]:
         vote = Cast(_ballot(it["ballot"]), _ballot(it["origin"]), bytes.fromhex(it["digest"]), tuple(it["members"]))
-    return Commitments(fields["committed"], frozenset(fields["votes"]), _ballot(fields["promised"]), vote)
+    given = frozenset((vote, heir) for vote, heir in fields["given"])
+    handovers = frozenset(map(bytes.fromhex, fields["handovers"]))
+    votes, promised = frozenset(fields["votes"]), _ballot(fields["promised"])
+    return Commitments(fields["committed"], votes, promised, vote, given, handovers)
 
 
 def _ballot(pair: list[Any]) -> BallotName:

@@ -1,18 +1,20 @@
 """Stopping politely: a site that goes hands its votes to one that stays, so that the others still have a majority.
 
-A vote is in one hand at a time, durably: the giver forgets it before it asks, the heir remembers it before it answers.
-When the answer gets lost the vote counts as given. The next committed round gives every member one vote of its own.
+A vote is in one hand at a time, durably: the giver forgets it before it gives it, the heir remembers it before it
+answers. When the answer gets lost nobody knows whose it is: it counts where both are present (outer/hands.py), until the
+next committed round gives every member one vote of its own.
 """
 
 from __future__ import annotations
 
 import logging
 
-from pier.v1.peer_pb2 import Ack, LeaveRequest
+from pier.v1.peer_pb2 import Ack, Handover, LeaveRequest
 from pier_node.errors import PierError
+from pier_node.outer.hands import proven_hand
 from pier_node.outer.round import Rounds
 from pier_node.roster import Roster
-from pier_node.wire.carrier import LEAVE, BadMessage, Carrier, PeerLost, PeerRefused
+from pier_node.wire.carrier import LEAVE, BadMessage, Carrier, PeerLost
 
 TIMEOUT = 5.0
 """Seconds that a peer may take to answer a goodbye."""
@@ -37,45 +39,57 @@ class Leave:
         """Hand all votes to the first live peer that takes them, and tell the others not to wait."""
         self._leaving = True
         others = [node for node in self._roster.participants() if node != self._carrier.node]
-        if self._rounds and others:
-            await self._hand_over(others, self._rounds)
+        for heir in others:
+            if self._rounds is None or await self._hand_to(heir, self._rounds):
+                break
         for node in others:
             try:
                 await self._carrier.call(node, LEAVE, LeaveRequest(node=self._carrier.node), TIMEOUT)
             except PeerLost as lost:
                 log.info("could not say goodbye to %s: %s", node, lost.reason)
 
-    async def _hand_over(self, heirs: list[str], rounds: Rounds) -> None:
+    async def _hand_to(self, heir: str, rounds: Rounds) -> bool:
+        """Whether the search for an heir is over. What is signed cannot be taken back: so the heir is asked first."""
+        node, call = self._carrier.node, self._carrier.call
         try:
-            votes = await rounds.give_votes()
+            await call(heir, LEAVE, LeaveRequest(node=node, asks=rounds.base), TIMEOUT)
+        except PeerLost as lost:
+            log.info("%s does not take this site's votes: %s", heir, lost.reason)
+            return False
+        try:
+            if await rounds.give_votes(heir):
+                await call(heir, LEAVE, LeaveRequest(node=node, handovers=rounds.handovers()), TIMEOUT)
         except PierError as error:
             log.warning("%s: this site keeps its votes", error.problem)
-            return
-        request = LeaveRequest(node=self._carrier.node, round=rounds.state.round, votes=sorted(votes))
-        for heir in heirs if votes else []:
-            try:
-                await self._carrier.call(heir, LEAVE, request, TIMEOUT)
-                return
-            except PeerRefused as refused:
-                log.info("%s does not take this site's votes: %s", heir, refused.reason)
-            except PeerLost as lost:
-                log.warning("%s may or may not have this site's votes: %s", heir, lost.reason)
-                return
-        await rounds.take_votes(request.round, votes)
+        except PeerLost as lost:
+            log.warning("%s may or may not have this site's votes: %s", heir, lost.reason)
+        return True
 
     async def _take(self, sender: str, request: LeaveRequest) -> Ack:
         rounds = self._rounds
-        if request.votes and rounds and self._taken.get(sender) != request:
+        if rounds and request.asks:
+            state = rounds.state
             if self._leaving:
                 raise BadMessage("it is stopping itself")
-            try:
-                if sender not in rounds.state.members:
-                    raise ValueError("whoever gives them is no member here")
-                await rounds.take_votes(request.round, request.votes)
-            except ValueError as error:
-                raise BadMessage(f"it is at round {rounds.state.round}: {error}") from error
-            except PierError as error:
-                raise BadMessage(f"it cannot write them down: {error.problem}") from error
+            if request.asks != rounds.base or sender not in state.members or rounds.promises.lost:
+                raise BadMessage(f"it is at round {state.round}, and has other members")
+            return Ack()
+        if rounds and request.handovers and self._taken.get(sender) != request:
+            await self._inherit(sender, request, rounds)
             self._taken[sender] = request
         self._roster.farewell(sender)
         return Ack()
+
+    async def _inherit(self, sender: str, request: LeaveRequest, rounds: Rounds) -> None:
+        """Raises BadMessage: the votes are of another round, or not this site's to take."""
+        state, read = rounds.state, rounds.statements.read
+        told = [it for signed in request.handovers if (it := read(Handover, signed)).base == rounds.base]
+        votes = [vote for vote, heir in proven_hand(sender, (), told).given.items() if heir == self._carrier.node]
+        if not votes or sender not in state.members:
+            raise BadMessage(f"it is at round {state.round}, and has other members")
+        try:
+            await rounds.take_votes(state.round, votes, request.handovers)
+        except ValueError as error:
+            raise BadMessage(f"it is at round {rounds.state.round}: {error}") from error
+        except PierError as error:
+            raise BadMessage(f"it cannot write them down: {error.problem}") from error

@@ -7,6 +7,7 @@ there end with the same bits, or their models stay as they are. Its base are the
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import logging
 import math
 from collections.abc import Mapping, Sequence
@@ -23,6 +24,8 @@ from pier_node.wire.carrier import Carrier
 PATIENCE = 300.0
 """Seconds to wait for sites that have not taken the last round yet; and for the merge, while nothing is exchanged."""
 LOOK = 5.0
+MERGE = hashlib.sha256(b"pier merge").digest()
+"""Stands for the digest of a state before the merge: each site has its own."""
 
 log = logging.getLogger(__name__)
 
@@ -45,8 +48,8 @@ class Merge:
 
     async def run(self) -> OuterState | None:
         """The merged state; None: there is none, and the log says why. Raises Behind: others have merged without us."""
-        await self._rounds.begin(replace(self._state, members=(self._node,), ledger={}))
-        keeper = asyncio.create_task(self._rounds.keeper.run())
+        await self._rounds.begin(replace(self._state, members=(self._node,), ledger={}), MERGE)
+        keeper = asyncio.create_task(self._rounds.run())
         try:
             return await self._merged(await self._members())
         except TimeoutError:
@@ -78,7 +81,7 @@ class Merge:
             log.info("nobody is here to merge this site's model with")
             return None
         rounds = self._rounds
-        await rounds.begin(replace(rounds.state, members=tuple(members)))
+        await rounds.begin(replace(rounds.state, members=tuple(members)), MERGE)
         work = asyncio.create_task(rounds.commit(Contribution(self._state.anchor, 1), merged))
         try:
             idle = 0.0

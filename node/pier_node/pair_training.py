@@ -15,6 +15,7 @@ from pier_node.outer.schedule import Kind, RoundPlan, total_rounds
 from pier_node.outer.state import OuterState
 from pier_node.outer.suspicion import Behind
 from pier_node.training import Training
+from pier_node.wire.transfer import Fetched
 
 log = logging.getLogger(__name__)
 
@@ -61,9 +62,12 @@ class PairTraining(Training):
         await pairs.commit(plan.round, contribution, self._taken)
         return True
 
-    async def _adopt(self, state: OuterState) -> None:
+    async def _adopt(self, fetched: Fetched) -> None:
+        await self._go_on_from(fetched.state)
+
+    async def _go_on_from(self, state: OuterState) -> None:
         await self._keep(state)
-        await super()._adopt(state)
+        await self._pairs.adopt(state)
 
     def _compare(self, state: OuterState) -> None:
         """Each site has a state of its own."""
@@ -83,7 +87,7 @@ class PairTraining(Training):
             state = await self._merged_by(behind)
         if state is None:
             return
-        await self._adopt(state)
+        await self._go_on_from(state)
         await self.validate(state)
         self.progress.members_loss = merge.members_loss
         log.info(

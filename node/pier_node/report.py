@@ -55,7 +55,6 @@ class Reporter:
             time=time.time(),
             training_for=progress.training_for,
             spread=_finite(progress.spread),
-            pledge=rounds.pledge if isinstance(rounds, Rounds) else None,
             place=self.place(),
             wanted_stage=self.wanted(),
         )

@@ -39,6 +39,7 @@ from pier_node.roster import Roster
 from pier_node.shared import SharedVector
 from pier_node.trainer import Trainer
 from pier_node.wire.carrier import Carrier
+from pier_node.wire.transfer import Fetched
 from pier_node.workload import steps_worth_doing
 
 log = logging.getLogger(__name__)
@@ -275,18 +276,19 @@ class Training:
     async def _fetch(self) -> bool:
         """Go on from the newest state of the others, if anybody is ahead; what no round took is kept."""
         phase, self.progress.phase = self.progress.phase, Phase.PHASE_CATCHING_UP
-        fetched = await self._catch_up.newest(self._rounds.leaders, moments=self._inner.adam_step == 0)
+        trust = None if isinstance(self._rounds, Pairs) else self._rounds.trust
+        fetched = await self._catch_up.newest(self._rounds.leaders, self._inner.adam_step == 0, trust)
         if self.progress.phase == Phase.PHASE_CATCHING_UP:
             self.progress.phase = phase
         if fetched is None:
             return False
-        await self._adopt(fetched.state)
+        await self._adopt(fetched)
         self._inner.take_moments(fetched.adam_m, fetched.adam_v, fetched.adam_step)
         log.info("caught up with round %d", fetched.state.round)
         return True
 
-    async def _adopt(self, state: OuterState) -> None:
-        await self._rounds.adopt(state)
+    async def _adopt(self, fetched: Fetched) -> None:
+        await cast(Rounds, self._rounds).adopt(fetched.state, fetched.proof)
 
     def _carry(self, before: OuterState) -> None:
         """Forget what is in φ_new; the rest is kept, and a later round takes it together with what comes."""

@@ -8,9 +8,24 @@ from typing import Any
 
 import numpy as np
 from simulation.network import Network, SimCarrier, Weather
+from simulation.statements import MemoryProofs, PlainStatements
 from simulation.virtual_time import run
 
-from pier.v1.peer_pb2 import AbortNotice, Ack, Ballot, Chunk, Phase, Proposal, Pulse, Ready, Share, Site, Value, Vote
+from pier.v1.peer_pb2 import (
+    AbortNotice,
+    Ack,
+    Ballot,
+    Chunk,
+    Phase,
+    Proposal,
+    Pulse,
+    Ready,
+    Share,
+    Signed,
+    Site,
+    Value,
+    Vote,
+)
 from pier_node.config import RunConfig
 from pier_node.faults import NO_FAULTS, Faults
 from pier_node.outer.attempt import Tools
@@ -71,7 +86,7 @@ def voter(node: str, voted: Value, number: int = 1, holds: bool = True, **more: 
 def shares(tokens: Mapping[str, int], split: Sequence[tuple[int, int]]) -> list[Share]:
     """Shares of the members in node-id order, for the given (offset, length) each."""
     return [
-        Share(node=node, tokens=tokens[node], norm=LONG, offset=start, length=length, nonce=node.encode(), votes=[node])
+        Share(node=node, tokens=tokens[node], norm=LONG, offset=start, length=length)
         for node, (start, length) in zip(sorted(tokens), split, strict=True)
     ]
 
@@ -122,6 +137,7 @@ class Puppet:
         self.carrier.serve(VOTE, self._vote)
         self.carrier.serve(ABORT, self._abort)
         self.carrier.serve_push(self._push)
+        self.statements = PlainStatements(node)
         self.propose: Callable[[Ready], Proposal] = lambda ready: Proposal(verdict=Proposal.VERDICT_WAIT)
         self.heard: list[Ready] = []
         self.votes: list[Vote] = []
@@ -132,7 +148,8 @@ class Puppet:
         site = Site(node=self.node)
         return Pulse(site=site, phase=Phase.PHASE_WAITING, round=self.round, digest=self.digest)
 
-    async def _gather(self, sender: str, ready: Ready) -> Proposal:
+    async def _gather(self, sender: str, signed: Signed) -> Proposal:
+        ready = self.statements.read(Ready, signed)
         self.heard.append(ready)
         self.changed.notify()
         await asyncio.sleep(1.0)
@@ -141,8 +158,8 @@ class Puppet:
     async def _push(self, sender: str, chunks: AsyncIterator[Chunk]) -> None:
         await asyncio.Event().wait()
 
-    async def _vote(self, sender: str, vote: Vote) -> Ack:
-        self.votes.append(vote)
+    async def _vote(self, sender: str, signed: Signed) -> Ack:
+        self.votes.append(self.statements.read(Vote, signed))
         self.changed.notify()
         return Ack()
 
@@ -167,9 +184,9 @@ class Member:
         self.carrier: SimCarrier = network.join(node)
         self.roster = Roster(self.carrier, self.pulse)
         self.journal = Memory(self.diary, found)
-        self.tools = Tools(
-            self.carrier, self.roster, self.journal, self.journal.keep_state, self.fetch_shadow, faults, chunk=2
-        )
+        disk = self.journal, MemoryProofs(), self.journal.keep_state
+        self.statements = PlainStatements(node)
+        self.tools = Tools(self.carrier, self.roster, self.statements, *disk, self.fetch_shadow, faults, chunk=2)
         self.rounds = Rounds(self.tools, state, lambda _: LENGTH, nonces(node))
         self.held: dict[str, OuterState] = {}
 
@@ -182,7 +199,6 @@ class Member:
             round=state.round,
             digest=state.digest,
             training_for=coming,
-            pledge=self.rounds.pledge,
         )
 
     async def fetch_shadow(self, holders: Any, number: int, value: Value) -> OuterState:
@@ -221,7 +237,7 @@ def assemble(network: Network, names: str, state: OuterState | None = None, **ma
     members = {node: made.get(node) or Member(network, node, begin) for node in names}
     for member in members.values():
         member.meet(*names)
-        member.carrier.spawn(member.rounds.keeper.run())
+        member.carrier.spawn(member.rounds.run())
     return members
 
 

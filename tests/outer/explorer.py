@@ -25,6 +25,7 @@ from typing import Generic, NamedTuple, TypeVar
 
 from pier.v1.peer_pb2 import Ready
 from pier_node.outer.commitments import NO_BALLOT, BallotName, Cast, Commitments, as_ballot
+from pier_node.outer.hands import Hand, carried
 from pier_node.outer.quorum import Adopt, Blocked, Fresh, choose_value, has_quorum
 
 T = TypeVar("T", bound=Hashable)
@@ -59,11 +60,12 @@ class Site(NamedTuple):
     shadow: Digest | None = None
     attempt: int = 0
     """Number of the attempt that it is in; 0: none."""
-    leaving: bool = False
 
     @property
-    def votes(self) -> frozenset[str]:
-        return self.bound.votes if self.state.round == self.bound.committed else frozenset()
+    def hand(self) -> Hand:
+        if self.state.round != self.bound.committed:
+            return Hand(frozenset())
+        return Hand(self.bound.votes, dict(self.bound.given))
 
 
 class Handover(NamedTuple):
@@ -111,7 +113,7 @@ class Rule:
         if not self.remembers_what_it_committed and round < bound.committed:
             bound = Commitments.fresh(round, name)
         if not self.remembers_given_votes:
-            bound = replace(bound, votes=frozenset(name))
+            bound = replace(bound, votes=frozenset(name), given=frozenset())
         if not self.remembers_promises:
             bound = replace(bound, promised=bound.vote.ballot if bound.vote else NO_BALLOT)
         if not self.remembers_votes:
@@ -201,12 +203,9 @@ class Explorer:
         for index, (name, site) in enumerate(zip(self.names, self._all(world))):
             if site.attempt:
                 yield from self._in_attempt(world, index, site)
-            if site.leaving:
-                yield f"{name} comes back", self._with(world, index, self._restarted(index, site))
-            else:
-                yield from self._follows(world, index, site)
-                if budget.stops and site.votes and not site.bound.engaged:
-                    yield from self._stops(world._replace(budget=budget._replace(stops=budget.stops - 1)), index, site)
+            yield from self._follows(world, index, site)
+            if budget.stops and site.hand.votes and not site.bound.engaged:
+                yield from self._stops(world._replace(budget=budget._replace(stops=budget.stops - 1)), index, site)
             if budget.crashes:
                 left = world._replace(budget=budget._replace(crashes=budget.crashes - 1))
                 yield f"{name} crashes", self._with(left, index, self._restarted(index, site))
@@ -219,14 +218,12 @@ class Explorer:
 
     def _proposals(self, world: World) -> Iterator[tuple[str, World]]:
         able = [
-            index
-            for index, it in enumerate(self._all(world))
-            if not it.leaving and it.bound.committed <= it.state.round < self.rounds
+            index for index, it in enumerate(self._all(world)) if it.bound.committed <= it.state.round < self.rounds
         ]
         for members in chain.from_iterable(combinations(able, size) for size in range(1, len(able) + 1)):
             sites, group = [self._sites[world.sites[it]] for it in members], "".join(self.names[it] for it in members)
-            base, carried = sites[0].state, frozenset().union(*(it.votes for it in sites))
-            if any(it.state != base for it in sites) or not has_quorum(carried, base.members):
+            base, hands = sites[0].state, {name: it.hand for name, it in zip(group, sites)}
+            if any(it.state != base for it in sites) or not has_quorum(carried(hands), base.members):
                 continue
             announced = tuple(
                 (name, it.bound.promised, it.bound.vote, bool(it.shadow)) for name, it in zip(group, sites)
@@ -297,26 +294,18 @@ class Explorer:
     def _stops(self, world: World, index: int, site: Site) -> Iterator[tuple[str, World]]:
         for heir in range(len(self.names)):
             if heir != index:
-                given = Site(site.state, site.bound.giving(), site.on_disk, leaving=True)
-                handover = Handover(index, heir, site.bound.committed, site.votes)
+                given = self._restarted(index, site._replace(bound=site.bound.giving(self.names[heir])))
+                handover = Handover(index, heir, site.bound.committed, site.hand.votes)
                 left = world._replace(handovers=world.handovers | {handover})
                 yield f"{self.names[index]} stops, {self.names[heir]} its heir", self._with(left, index, given)
 
     def _delivered(self, world: World, handover: Handover) -> Iterator[tuple[str, World]]:
-        giver, heir = (self._sites[world.sites[it]] for it in (handover.giver, handover.heir))
-        name = self.names[handover.heir]
+        heir, name = self._sites[world.sites[handover.heir]], self.names[handover.heir]
         world = world._replace(handovers=world.handovers - {handover})
         yield f"votes for {name} get lost", world
-        is_member = self.names[handover.giver] in heir.state.members
-        if not heir.leaving and heir.bound.committed == handover.round and is_member:
+        if heir.bound.committed == handover.round and self.names[handover.giver] in heir.state.members:
             taken = heir._replace(bound=heir.bound.taking(handover.round, handover.votes))
-            world = self._with(world, handover.heir, taken)
-            if giver.leaving:
-                world = self._with(world, handover.giver, self._restarted(handover.giver, giver))
-            yield f"{name} inherits", world
-        elif giver.leaving:
-            back = giver._replace(bound=giver.bound.taking(handover.round, handover.votes))
-            yield f"{name} refuses", self._with(world, handover.giver, self._restarted(handover.giver, back))
+            yield f"{name} inherits", self._with(world, handover.heir, taken)
 
     def _all(self, world: World) -> list[Site]:
         return [self._sites[number] for number in world.sites]

@@ -12,7 +12,7 @@ from outer.cases import CALM, LENGTH, Member, add_mean, ballot, outer_state, sha
 from simulation.network import Network
 from simulation.virtual_time import run
 
-from pier.v1.peer_pb2 import Proposal, Value
+from pier.v1.peer_pb2 import Proposal, Ready, Value
 from pier_node.faults import Faults
 from pier_node.outer.attempt import Attempt
 from pier_node.outer.commitments import Cast
@@ -46,7 +46,8 @@ class Part:
 
     def __init__(self, member: Member, proposal: Proposal, held: OuterState | None = None) -> None:
         self.member, self.proposal, self.held = member, proposal, held
-        self.attempt = Attempt(member.tools, member.rounds.state, member.rounds.promises, proposal)
+        mine = Ready(node=member.node, round=1, base=member.rounds.base, votes=[member.node])
+        self.attempt = Attempt(member.tools, member.rounds.state, member.rounds.promises, proposal, mine)
         member.rounds._attempt = self.attempt
         contribution = Contribution(np.full(LENGTH, ord(member.node) - ord("a"), np.float32), 1)
         self.task = member.play(self._run(contribution))
@@ -59,7 +60,7 @@ class Part:
             self.member.journal.votes.clear()
         await promises.promise(self.proposal.ballot, promises.votes)
         self.member.diary.clear()
-        return await self.attempt.run(contribution, add_mean)
+        return (await self.attempt.run(contribution, add_mean))[0]
 
     async def suspicion(self) -> Suspicion:
         with pytest.raises(Suspicion) as caught:

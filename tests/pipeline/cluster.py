@@ -13,6 +13,7 @@ from outer.cases import CALM, nonces
 from pipeline.cases import BATCH, CONTEXT, rows
 from simulation.cluster import Disk
 from simulation.network import Network, SimCarrier, Weather
+from simulation.statements import PlainStatements
 from simulation.virtual_time import Hanging
 
 from pier.v1.peer_pb2 import Pulse, Site
@@ -49,7 +50,8 @@ class PipelineNode:
         state = cluster.states.get(name) or tally.beginning(run.pipeline.stages, cluster.names[0])
         faults = cluster.faults(name)
         keep, fetch = partial(cluster.keep, name), shadow_fetcher(self.carrier, length, 10.0)
-        tools = RoundTools(self.carrier, self.roster, disk, keep, fetch, faults)
+        signed = PlainStatements(name)
+        tools = RoundTools(self.carrier, self.roster, signed, disk, disk.proofs, keep, fetch, faults)
         self.rounds = Rounds(tools, state, lambda _: length, nonces(name + str(next(cluster.incarnations))))
         self.vault = Vault(cluster.folder / name, run)
         shape = (BATCH, CONTEXT, run.model.dim)
@@ -66,7 +68,7 @@ class PipelineNode:
         for contact in self.roster.contacts.values():
             assert contact.task
             self.carrier.tasks.add(contact.task)
-        self.carrier.spawn(self.rounds.keeper.run())
+        self.carrier.spawn(self.rounds.run())
         self.main = self.carrier.spawn(self.training.run())
 
     def pulse(self) -> Pulse:
@@ -77,7 +79,6 @@ class PipelineNode:
             round=state.round,
             digest=state.digest,
             training_for=progress.training_for,
-            pledge=self.rounds.pledge,
             place=self.training.place() if hasattr(self, "training") else None,
         )
 

@@ -53,7 +53,10 @@ class Rogue:
         self.roster = Roster(self.carrier, self._pulse, signer=self._signer)
         self._reception = Reception(self.carrier, self.roster, config, lambda: self.site)
         self._catch_up = CatchUp(self.carrier, self.roster, NO_FAULTS, self.length)
-        tools = Tools(self.carrier, self.roster, Journal(folder / "journal.json"), _nowhere, _nothing)
+        tools = Tools(
+            *(self.carrier, self.roster, SignedStatements(self._signer), Journal(folder / "journal.json")),
+            *(Proofs(folder / "proofs.json"), _nowhere, _nothing),
+        )
         nothing = {ANCHOR: SharedVector(self.length)}
         self.rounds = Rounds(tools, OuterState(0, (), nothing, {}), lambda _: self.length)
         self._peers = [site.address for site in run.sites]
@@ -99,7 +102,7 @@ class Rogue:
     async def _follow(self) -> None:
         await self.roster.changed.until(lambda: bool(self.rounds.leaders()) or self.rounds.state.round > 0)
         if fetched := await self._catch_up.newest(self.rounds.leaders, moments=False):
-            await self.rounds.adopt(fetched.state)
+            await self.rounds.adopt(fetched.state, fetched.proof)
 
     async def replay(self, node: str, votes: int) -> None:
         """Send a site votes for every round up to its own, and for the next, in ballots that nobody proposed."""

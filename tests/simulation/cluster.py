@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from simulation.network import Network, SimCarrier, Weather
+from simulation.statements import MemoryProofs, PlainStatements
 
 from pier.v1.peer_pb2 import Pulse, Site
 from pier_node.checkpoint import Checkpoint
@@ -36,7 +37,7 @@ from pier_node.progress import Progress
 from pier_node.roster import Roster
 from pier_node.shared import SharedVector
 from pier_node.training import Training
-from pier_node.wire.state_server import StateServer
+from pier_node.wire.state_server import StateServer, no_proof
 from pier_node.wire.transfer import shadow_fetcher
 
 LENGTH = 12
@@ -104,6 +105,7 @@ class Disk:
     checkpoint: Checkpoint | None = None
     state: OuterState | None = None
     commitments: Commitments | None = None
+    proofs: MemoryProofs = field(default_factory=MemoryProofs)
     pairs: Records = field(default_factory=Records)
 
     def load(self, round: int, node: str) -> Commitments:
@@ -177,7 +179,6 @@ class Cluster:
                 training_for=progress.training_for,
                 validation_loss=progress.validation_loss,
                 spread=progress.spread,
-                pledge=rounds.pledge if isinstance(rounds, Rounds) else None,
             )
 
         roster = Roster(carrier, pulse)
@@ -188,7 +189,12 @@ class Cluster:
         if self.config.outer.algorithm == "noloco":
             pairs = self._pairs_of(name, carrier, roster, state)
         rounds = pairs or atomic
-        StateServer(carrier, rounds.offer, lambda: None)
+        StateServer(
+            carrier,
+            lambda number, shadow: (atomic if shadow else rounds).offer(number, shadow),
+            lambda: None,
+            no_proof if pairs else atomic.prove,
+        )
         trainer = FakeTrainer(self.names.index(name), self.paces[name], random.Random(f"{self.seed} {name}"))
         layout: Any = TinyLayout()
         parts = carrier, roster, rounds, trainer, progress, self._saver(name)
@@ -206,7 +212,7 @@ class Cluster:
             assert contact.task
             carrier.tasks.add(contact.task)
         if isinstance(rounds, Rounds):
-            carrier.spawn(rounds.keeper.run())
+            carrier.spawn(rounds.run())
         main = carrier.spawn(self._live(loop))
         self.nodes[name] = Node(carrier, rounds, trainer, loop, main)
 
@@ -218,7 +224,10 @@ class Cluster:
     def _rounds_of(self, name: str, carrier: SimCarrier, roster: Roster, state: OuterState) -> Rounds:
         disk, lossy = self.disks[name], codec(self.config.outer.codec)
         fetch = shadow_fetcher(carrier, LENGTH, 10.0)
-        tools = Tools(carrier, roster, disk, self._keeper(name), fetch, self._faults(name), lossy, CHUNK)
+        signed = PlainStatements(name)
+        tools = Tools(
+            carrier, roster, signed, disk, disk.proofs, self._keeper(name), fetch, self._faults(name), lossy, CHUNK
+        )
         return Rounds(tools, state, lambda number: synced(self.config, number, LENGTH), self._nonces())
 
     def _nonces(self) -> Callable[[], bytes]:

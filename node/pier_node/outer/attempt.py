@@ -13,8 +13,8 @@ import numpy as np
 
 from pier.v1.peer_pb2 import AbortNotice, Ack, Ballot, Link, Proposal, Ready, Share, Signed, Value, Vote
 from pier_node.faults import NO_FAULTS, Faults
-from pier_node.outer.codec.interface import Codec
 from pier_node.outer.certificate import plan_name
+from pier_node.outer.codec.interface import Codec
 from pier_node.outer.codec.plain import Plain
 from pier_node.outer.commitments import BallotName, Cast
 from pier_node.outer.contribution import Contribution, norm_limit
@@ -28,6 +28,7 @@ from pier_node.outer.state import OuterState
 from pier_node.outer.statements import Statements
 from pier_node.outer.suspicion import NOBODY, Suspicion
 from pier_node.outer.weights import Weighing
+from pier_node.proofs import Proofs
 from pier_node.roster import Roster
 from pier_node.shared import Vector
 from pier_node.signals import Signal
@@ -92,6 +93,7 @@ class Tools:
     Attributes:
         statements: signs ours, and reads those of others.
         journal: remembers what this site is bound by.
+        proofs: keeps what proves committed states to others.
         keep: returns once a committed state would survive a power cut. Raises PierError.
         fetch_shadow: (holders, round, value) -> the staged result, from those who have it. Raises PeerLost.
         news: notified when a vote, an abort or a new attempt is there.
@@ -103,6 +105,7 @@ class Tools:
     roster: Roster
     statements: Statements
     journal: Journal
+    proofs: Proofs
     keep: Callable[[OuterState], Awaitable[None]]
     fetch_shadow: Callable[[Collection[str], int, Value], Awaitable[OuterState]]
     faults: Faults = NO_FAULTS

@@ -15,7 +15,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from pier.v1.peer_pb2 import Ballot, Handover, Link, Vote
-from pier_node.outer.hands import proven_votes
+from pier_node.outer.hands import carried, proven_hand
 from pier_node.outer.quorum import has_quorum
 from pier_node.outer.state import OuterState
 from pier_node.outer.statements import Statements
@@ -58,10 +58,10 @@ def follow(trusted: Trusted, link: Link, statements: Statements) -> Trusted:
     return Trusted(link.round, bytes(link.digest), tuple(link.members))
 
 
-def _carried(votes: Iterable[Vote], link: Link, statements: Statements) -> set[str]:
+def _carried(votes: Iterable[Vote], link: Link, statements: Statements) -> frozenset[str]:
     handovers = [statements.read(Handover, signed) for signed in link.handovers]
     relevant = [it for it in handovers if it.round + 1 == link.round and it.base == link.base]
-    return {carried for vote in votes for carried in proven_votes(vote.node, vote.votes, relevant)}
+    return carried({vote.node: proven_hand(vote.node, vote.votes, relevant) for vote in votes})
 
 
 def alone(state: OuterState, base: bytes, statements: Statements) -> Link:

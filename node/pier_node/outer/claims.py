@@ -83,9 +83,7 @@ class Claims:
         here: what this site has.
     """
 
-    def __init__(
-        self, carrier: Carrier, roster: Roster, statements: Statements, here: Callable[[], Trusted]
-    ) -> None:
+    def __init__(self, carrier: Carrier, roster: Roster, statements: Statements, here: Callable[[], Trusted]) -> None:
         self._carrier, self._roster, self._statements, self._here = carrier, roster, statements, here
         self._proven: dict[str, Trust] = {}
         self._doubts: dict[str, _Doubt] = {}

@@ -48,6 +48,8 @@ class Commitments:
             it has lost what it was trusted with, and takes no part in any decision until it has that state again.
         votes: of the members of round `committed`, in this site's hand. Each member has one, and holds it itself until
             it gives it away.
+        given: (vote, heir) of those that it gave away, whether or not the heir has heard of it.
+        handovers: the signed statements by which it got votes that are not its own, serialized.
         promised: the highest ballot of the round after `committed` that this site has taken part in.
         vote: its last vote in that round.
     """
@@ -56,6 +58,8 @@ class Commitments:
     votes: frozenset[str]
     promised: BallotName = NO_BALLOT
     vote: Cast | None = None
+    given: frozenset[tuple[str, str]] = frozenset()
+    handovers: frozenset[bytes] = frozenset()
 
     @classmethod
     def fresh(cls, committed: int, node: str) -> Self:
@@ -86,17 +90,19 @@ class Commitments:
             raise ValueError(f"a vote in ballot {vote.ballot}, but {self.promised} is promised")
         return replace(self, vote=vote)
 
-    def giving(self) -> Commitments:
+    def giving(self, heir: str) -> Commitments:
         """Before the site offers its votes to an heir. Raises ValueError: an heir would not know what binds them."""
         if self.engaged:
             raise ValueError("the votes are bound by an attempt")
-        return replace(self, votes=frozenset())
+        kept = {(vote, to) for vote, to in self.given if vote not in self.votes}
+        return replace(self, votes=frozenset(), given=frozenset(kept | {(vote, heir) for vote in self.votes}))
 
-    def taking(self, round: int, votes: frozenset[str]) -> Commitments:
+    def taking(self, round: int, votes: frozenset[str], handovers: frozenset[bytes] = frozenset()) -> Commitments:
         """Before an heir says that it has taken these votes. Raises ValueError: they are of another round's members."""
         if round != self.committed:
             raise ValueError(f"votes after round {round}, and round {self.committed} is committed here")
-        return replace(self, votes=self.votes | votes)
+        given = frozenset((vote, heir) for vote, heir in self.given if vote not in votes)
+        return replace(self, votes=self.votes | votes, given=given, handovers=self.handovers | handovers)
 
 
 def as_ballot(name: BallotName) -> Ballot:

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 
 from pier.v1.peer_pb2 import Handover, Proposal, Ready, Share, Signed
 from pier_node.outer.deadline import Deadline
+from pier_node.outer.hands import carried
 from pier_node.outer.proposal import Announcement
 from pier_node.outer.quorum import Adopt, Blocked, Fresh, choose_group, choose_value, has_quorum, next_ballot
 from pier_node.outer.shards import split
@@ -42,6 +43,8 @@ class Standing:
     base: tuple[str, ...]
     digest: bytes
     """Of that round's state."""
+    able: bool
+    """Whether this node may keep: it was a member of that round, or has the vote of one."""
     length: int
     """Elements that the coming round syncs."""
     sites: int
@@ -122,8 +125,9 @@ class Keeper:
             return Proposal(verdict=Proposal.VERDICT_BEHIND, round=committed, other=self._node)
         if ready.round > committed + 1:
             return _not_keeper(ready, "", f"the keeper is at round {committed} itself")
-        lower = [node for node in abreast if node < self._node and node not in ready.suspects]
-        return _not_keeper(ready, lower[0], "a site with a lower id is alive") if lower else None
+        members = [node for node in abreast if node in self._standing().base and node not in ready.suspects]
+        better = [node for node in members if node < self._node] if self._standing().able else members
+        return _not_keeper(ready, better[0], "a member with a lower id is alive") if better else None
 
     def _admit(self, announced: Announcement, signed: Signed) -> Arrival:
         ready, now = announced.ready, asyncio.get_running_loop().time()
@@ -180,7 +184,7 @@ class Keeper:
 
     def _lacking(self, group: frozenset[str], standing: Standing) -> str:
         """Why this group cannot go, in words; empty when it can."""
-        votes = {vote for node in group for vote in self._arrivals[node].announced.votes}
+        votes = carried({node: self._arrivals[node].announced.hand for node in group})
         if not has_quorum(votes, standing.base):
             absent = ", ".join(sorted(set(standing.base) - votes - {*self._roster.participants()}))
             return f"no majority of the last round's members is here; absent: {absent}" if absent else BUSY

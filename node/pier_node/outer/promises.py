@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Collection, Coroutine
+from collections.abc import Callable, Collection, Coroutine, Iterable
 from contextlib import suppress
 from typing import Any, Protocol, TypeVar
 
-from pier.v1.peer_pb2 import Ballot, Ready
+from pier.v1.peer_pb2 import Ballot, Handover, Ready, Signed
 from pier_node.outer.commitments import Cast, Commitments, as_ballot
 from pier_node.outer.state import OuterState
+from pier_node.outer.statements import Statements
 
 T = TypeVar("T")
 
@@ -52,13 +53,6 @@ class Promises:
         """Of the last round's members, in this site's hand."""
         return frozenset() if self.lost else self.now.votes
 
-    @property
-    def pledge(self) -> bytes | None:
-        """Digest of our vote for the coming round; empty: none; None: we cannot say, or another has our vote."""
-        if self._node not in self.votes:
-            return None
-        return self.now.vote.digest if self.now.vote else b""
-
     async def settle(self, round: int) -> None:
         """The state of this round is committed, and on our disk. Raises PierError."""
         await self._change(lambda now: now.settled(round, self._node))
@@ -86,17 +80,29 @@ class Promises:
         """Vote for a result that we hold. Raises PierError."""
         await self._change(lambda now: now.casting(vote), shadow)
 
-    async def give(self) -> frozenset[str]:
-        """Have no votes any more; those that another site may have now. Raises PierError."""
+    async def give(self, heir: str) -> frozenset[str]:
+        """Have no votes any more; those that the heir may have now. Raises PierError."""
         votes = self.votes
         if self.lost or self.now.engaged:  # an heir would not know what binds them
             return frozenset()
-        await self._change(lambda now: now if now.engaged else now.giving())
+        await self._change(lambda now: now if now.engaged else now.giving(heir))
         return votes - self.now.votes
 
-    async def take(self, round: int, votes: Collection[str]) -> None:
+    async def take(self, round: int, votes: Collection[str], handovers: Iterable[Signed] = ()) -> None:
         """Have these votes of the members of that round too. Raises PierError, and ValueError: it is not the last."""
-        await self._change(lambda now: now.taking(round, frozenset(votes)))
+        written = frozenset(it.SerializeToString() for it in handovers)
+        await self._change(lambda now: now.taking(round, frozenset(votes), written))
+
+    def handovers(self, base: bytes, statements: Statements) -> list[Signed]:
+        """What proves which votes are in our hand, and which we gave away; `base` is the digest of our state."""
+        given: dict[str, list[str]] = {}
+        for vote, heir in sorted(self.now.given):
+            given.setdefault(heir, []).append(vote)
+        ours = [
+            Handover(node=self._node, heir=heir, round=self.now.committed, base=base, votes=votes)
+            for heir, votes in given.items()
+        ]
+        return [*map(Signed.FromString, sorted(self.now.handovers)), *map(statements.seal, ours)]
 
     def announce(self, ready: Ready) -> None:
         """Say what binds us."""

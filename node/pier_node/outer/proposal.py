@@ -10,8 +10,8 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 from pier.v1.peer_pb2 import Handover, Proposal, Ready, Share
-from pier_node.outer.hands import proven_votes
-from pier_node.outer.quorum import Adopt, Blocked, choose_value, has_quorum, order
+from pier_node.outer.hands import Hand, carried, proven_hand
+from pier_node.outer.quorum import LEAP, Adopt, Blocked, choose_value, has_quorum, next_ballot, order
 
 
 @dataclass(frozen=True)
@@ -22,10 +22,10 @@ class Announcement:
     handovers: Sequence[Handover] = ()
 
     @property
-    def votes(self) -> frozenset[str]:
-        """That are proven to be in its hand."""
+    def hand(self) -> Hand:
+        """The votes that are proven to be in its hand."""
         relevant = [it for it in self.handovers if it.round + 1 == self.ready.round and it.base == self.ready.base]
-        return proven_votes(self.ready.node, self.ready.votes, relevant)
+        return proven_hand(self.ready.node, self.ready.votes, relevant)
 
 
 def flaw(
@@ -51,18 +51,22 @@ def flaw(
     return _flaw_of_group(proposal, mine, announced, base) or _flaw_of_shares(proposal, announced, length)
 
 
-def _flaw_of_group(proposal: Proposal, mine: Ready, announced: Mapping[str, Announcement], base: Collection[str]) -> str:
+def _flaw_of_group(
+    proposal: Proposal, mine: Ready, announced: Mapping[str, Announcement], base: Collection[str]
+) -> str:
     readies = [it.ready for it in announced.values()]
     if any((ready.round, ready.base) != (mine.round, mine.base) for ready in readies):
         return "members at another state"
-    hands = {node: it.votes for node, it in announced.items()}
-    if not has_quorum({vote for votes in hands.values() for vote in votes}, base):
+    hands = {node: it.hand for node, it in announced.items()}
+    if not has_quorum(carried(hands), base):
         return "no quorum"
     keeper = proposal.ballot.keeper
-    if keeper not in base and not hands.get(keeper):
+    if keeper not in base and not (keeper in hands and hands[keeper].votes):
         return "a keeper that has no vote"
-    if proposal.ballot.number != 1 + max(ready.seen.number for ready in readies):
+    if proposal.ballot != next_ballot(readies, keeper):
         return "a ballot that does not follow"
+    if proposal.ballot.number > mine.seen.number + LEAP:
+        return "a ballot far above all that this site has seen"
     decision = choose_value(readies)
     if isinstance(decision, Blocked):
         return "a result may have been committed by others"

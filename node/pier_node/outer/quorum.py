@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
+from statistics import median_low
 
 from pier.v1.peer_pb2 import Ballot, Ready, Value
 
@@ -33,6 +34,10 @@ class Blocked:
     """A result may have been committed by sites that are not here: wait for one of `missing`."""
 
     missing: tuple[str, ...]
+
+
+LEAP = 1 << 20
+"""Ballots of a round that lie so far above what others have seen were not reached by attempts."""
 
 
 def has_quorum(votes: Collection[str], base: Collection[str]) -> bool:
@@ -91,9 +96,11 @@ def choose_group(readies: Mapping[str, Ready]) -> frozenset[str]:
     """The members of the next attempt: all that are ready, less those that others lost or refused.
 
     While a suspicion is left among the chosen, whoever is in most of them goes; of equals, who brings nothing rather
-    than who brings tokens, the suspected rather than the suspecting, then the highest node id.
+    than who brings tokens, the suspected rather than the suspecting, then the highest node id. Nobody is chosen who
+    claims to have seen a ballot that attempts cannot have come to.
     """
-    group = set(readies)
+    usual = median_low(ready.seen.number for ready in readies.values()) if readies else 0
+    group = {node for node, ready in readies.items() if ready.seen.number <= usual + LEAP}
     while True:
         pairs = [(accuser, node) for accuser in group for node in readies[accuser].suspects if node in group]
         if not pairs:

@@ -11,14 +11,15 @@ import asyncio
 import logging
 import math
 import secrets
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 
-from pier.v1.peer_pb2 import AbortNotice, Ack, Chunk, Proposal, Ready, Vote
+from pier.v1.peer_pb2 import AbortNotice, Ack, Chunk, Link, Proposal, Ready, Signed, Vote
 from pier_node.outer.attempt import Advance, Attempt, Tools, check_finite
-from pier_node.outer.claims import is_credible
+from pier_node.outer.certificate import Trusted, alone
+from pier_node.outer.claims import Claims, Trust
 from pier_node.outer.contribution import Contribution
 from pier_node.outer.deadline import Backoff, Deadline
-from pier_node.outer.keeper import BUSY, POLL, Keeper, Standing, waiting_level
+from pier_node.outer.keeper import BUSY, POLL, Keeper, Standing, read_announcement, waiting_level
 from pier_node.outer.promises import Promises, Superseded, to_the_end
 from pier_node.outer.proposal import flaw
 from pier_node.outer.quorum import has_quorum, order
@@ -55,7 +56,7 @@ class Rounds:
         nonce: Callable[[], bytes] = lambda: secrets.token_bytes(16),
     ) -> None:
         self.node = tools.node
-        self.state = state
+        self.state, self._base = state, b""
         self._committed_at, self.sites = -math.inf, 1
         self.last_error, self.times = "", Times()
         self.clipped: Mapping[str, float] = {}
@@ -63,8 +64,11 @@ class Rounds:
         self._roster, self._carrier, self._faults = tools.roster, tools.carrier, tools.faults
         self.promises = Promises(tools.journal, self.node, state.round)
         self._nonce, self._suspects, self._standstill = b"", Suspects(), Standstill()
+        self._mine = Ready()
         self._attempt: Attempt | None = None
-        self.keeper = Keeper(self.node, tools.roster, self._standing, Deadline(initial=300.0, floor=5.0))
+        self.statements = tools.statements
+        self.keeper = Keeper(tools.roster, self.statements, self._standing, Deadline(initial=300.0, floor=5.0))
+        self.claims = Claims(self._carrier, self._roster, self.statements, lambda: Trusted.of(self.state))
         self._carrier.serve(GATHER, self.keeper.gather)
         self._carrier.serve(VOTE, self._take_vote)
         self._carrier.serve(ABORT, self._take_abort)
@@ -82,10 +86,8 @@ class Rounds:
         return self.state.round + 1
 
     def leaders(self) -> list[str]:
-        """Whose state this site needs before it goes on: of those who say that they are ahead, whom it may believe."""
-        last, ahead = self.state, self._roster.ahead(self.state.round)
-        pulses = self._roster.pulses() if ahead else {}
-        return [node for node in ahead if is_credible(pulses[node], last.round, last.members, pulses.values())]
+        """Whose state this site needs before it goes on: sites that have proved that they are ahead."""
+        return self.claims.leaders()
 
     async def commit_alone(self, contribution: Contribution, advance: Advance) -> OuterState:
         """A round of a group of one, which needs nobody's word."""
@@ -93,7 +95,7 @@ class Rounds:
         shadow = await asyncio.to_thread(lambda: advance(state, contribution.vector, tokens))
         await check_finite(shadow)
         await asyncio.to_thread(lambda: shadow.digest)
-        await self._settle(shadow)
+        await self._settle(shadow, [alone(shadow, state.digest, self.statements)])
         return shadow
 
     async def commit(self, contribution: Contribution, advance: Advance) -> OuterState:
@@ -121,11 +123,6 @@ class Rounds:
             await self._roster.changed.wait(backoff.seconds())
 
     @property
-    def pledge(self) -> bytes | None:
-        """Digest of what we voted for in the coming round, empty: nothing; None: not known, or another has our vote."""
-        return self.promises.pledge
-
-    @property
     def exchanging(self) -> bool:
         """Whether an attempt is under way."""
         return self._attempt is not None
@@ -138,25 +135,52 @@ class Rounds:
         """What we announced is not true any more: proposals that rest on it are refused."""
         self._nonce = b""
 
-    async def begin(self, state: OuterState) -> None:
-        """Decide the round after this state, which is on the disk. Raises PierError."""
+    async def begin(self, state: OuterState, base: bytes) -> None:
+        """Decide the round after this state, which is on the disk. Raises PierError.
+
+        Args:
+            base: what stands for the state's digest at all who take part, although each has a state of its own.
+        """
         await self.promises.settle(state.round)
-        self.state = state
+        self.state, self._base = state, base
 
-    async def adopt(self, state: OuterState) -> None:
+    @property
+    def base(self) -> bytes:
+        """Digest of the state that the coming round follows from."""
+        return self._base or self.state.digest
+
+    async def run(self) -> None:
+        """Keep, when this site is the one to do it, and ask others for proof of what they say; for ever."""
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(self.keeper.run())
+            tasks.create_task(self.claims.run())
+
+    def trust(self) -> Trust:
+        """What this site believes: the state that it has."""
+        return Trust(Trusted.of(self.state), self.statements)
+
+    def prove(self, round: int) -> list[Link]:
+        """What proves our state to somebody who trusts the state of that round, or a first part of it."""
+        return self._tools.proofs.after(round)
+
+    async def adopt(self, state: OuterState, proof: Sequence[Link]) -> None:
         """Continue from a state that was fetched from others. Raises PierError: it cannot be written to the disk."""
-        await self._settle(state)
+        await self._settle(state, proof)
 
-    async def give_votes(self) -> frozenset[str]:
-        """Have no votes any more; those that another site may have now. Raises PierError."""
-        given = await self.promises.give()
+    async def give_votes(self, heir: str) -> frozenset[str]:
+        """Have no votes any more; those that the heir may have now. Raises PierError."""
+        given = await self.promises.give(heir)
         self.renew()
         return given
 
-    async def take_votes(self, round: int, votes: Collection[str]) -> None:
+    async def take_votes(self, round: int, votes: Collection[str], handovers: Iterable[Signed]) -> None:
         """Have these votes too, of the members of that round. Raises PierError, and ValueError: it is not the last."""
-        await self.promises.take(round, votes)
+        await self.promises.take(round, votes, handovers)
         self.renew()
+
+    def handovers(self) -> list[Signed]:
+        """What proves which votes are in our hand, and which we gave away."""
+        return self.promises.handovers(self.base, self.statements)
 
     # --- asking the keeper ---------------------------------------------------------------------
 
@@ -169,15 +193,16 @@ class Rounds:
             return
         self._suspects.clear()
         self.renew()
-        announced = next(share.votes for share in proposal.shares if share.node == self.node)
+        ready = self._mine
         try:
-            await self.promises.promise(proposal.ballot, announced)
+            await self.promises.promise(proposal.ballot, ready.votes)
         except Superseded:
             return
-        attempt = self._attempt = Attempt(self._tools, self.state, self.promises, proposal)
+        attempt = self._attempt = Attempt(self._tools, self.state, self.promises, proposal, ready)
         try:
             with self.times.spent_on_attempt():
-                await self._settle(await attempt.run(contribution, advance))
+                shadow, link = await attempt.run(contribution, advance)
+                await self._settle(shadow, [link])
             self.clipped = attempt.clipped
         except Suspicion as suspicion:
             self.last_error = str(suspicion)
@@ -195,15 +220,16 @@ class Rounds:
             )
             return None
         self._nonce = self._nonce or self._new_nonce()
-        ready = self._ready(contribution)
+        ready = self._mine = self._ready(contribution)
+        signed = self.statements.seal(ready)
         await self._faults.reach(ready.round, "ready")
         abreast = self._roster.abreast(self.state.round, self._committed_at)
-        keeper = min({self.node, *abreast} - self._suspects.now())
+        keeper = self._keeper_of(abreast)
         try:
             if keeper == self.node:
-                proposal = await self.keeper.gather(keeper, ready)
+                proposal = await self.keeper.gather(keeper, signed)
             else:
-                proposal = await self._carrier.call(keeper, GATHER, ready, 2 * POLL)
+                proposal = await self._carrier.call(keeper, GATHER, signed, 2 * POLL)
         except PeerLost as lost:
             log.warning("round %d: the keeper %s is lost: %s", ready.round, keeper, lost.reason)
             self._suspects.add(keeper)
@@ -216,6 +242,12 @@ class Rounds:
             return None
         self.last_error = proposal.reason
         return proposal if proposal.verdict == Proposal.VERDICT_WAIT else None
+
+    def _keeper_of(self, abreast: Collection[str]) -> str:
+        """Whom to ask: the lowest of the last round's members, or who has votes of theirs."""
+        able = {self.node, *abreast} - self._suspects.now()
+        members = able & {*self.state.members}
+        return min((members | {self.node} if self.promises.votes else members) or able)
 
     def _watch(self, keeper: str, round: int, proposal: Proposal) -> None:
         """Log what another keeper waits for; go around one that lets all wait."""
@@ -240,6 +272,8 @@ class Rounds:
             norm=contribution.norm,
             bandwidth=self._tools.bandwidth,
             suspects=sorted(self._suspects.now()),
+            base=self.base,
+            handovers=self.handovers(),
         )
         self.promises.announce(ready)
         if ready.HasField("voted"):
@@ -248,7 +282,12 @@ class Rounds:
 
     def _acceptable(self, proposal: Proposal, ready: Ready) -> bool:
         """A member takes nobody's word: is this an attempt that may commit, and does it know what we know?"""
-        problem = flaw(proposal, ready, self.state.members, self._length(ready.round))
+        try:
+            read = [read_announcement(signed, self.statements) for signed in proposal.readies]
+            announced = {it.ready.node: it for it in read}
+            problem = flaw(proposal, ready, announced, self.state.members, self._length(ready.round))
+        except BadMessage as bad:
+            problem = str(bad)
         if ready.nonce != self._nonce:
             problem = "stale"
         if problem:
@@ -257,11 +296,12 @@ class Rounds:
 
     # --- what others say -----------------------------------------------------------------------
 
-    async def _take_vote(self, sender: str, vote: Vote) -> Ack:
+    async def _take_vote(self, sender: str, signed: Signed) -> Ack:
+        vote = self.statements.read(Vote, signed)
         if vote.node != sender:
             raise BadMessage(f"a vote in the name of {vote.node}")
         if vote.round == self.coming():
-            self._tools.votes.count(vote)
+            self._tools.votes.count(vote, signed)
             self._tools.news.notify()
         return Ack()
 
@@ -281,22 +321,23 @@ class Rounds:
         """If somebody committed the very result that we hold, so do we. Raises Behind if it was another one."""
         peers, shadow = self.leaders(), self.promises.shadow
         for node in peers:
-            pulse = self._roster.pulse_of(node)
-            if shadow and pulse and pulse.round == shadow.round and pulse.digest == shadow.digest:
-                await self._settle(shadow)
+            trust = self.claims.proof_of(node)
+            if shadow and trust and (trust.state.round, trust.state.digest) == (shadow.round, shadow.digest):
+                await self._settle(shadow, trust.links)
                 return True
         if peers:
             raise Behind(peers)
         return False
 
-    async def _settle(self, state: OuterState) -> None:
+    async def _settle(self, state: OuterState, proof: Sequence[Link]) -> None:
         """This state is committed. We say so only when a power cut cannot undo it any more. Raises PierError."""
-        await to_the_end(self._settled(state))
+        await to_the_end(self._settled(state, proof))
 
-    async def _settled(self, state: OuterState) -> None:
+    async def _settled(self, state: OuterState, proof: Sequence[Link]) -> None:
         await self._tools.keep(state)
+        await asyncio.to_thread(self._tools.proofs.add, proof)
         await self.promises.settle(state.round)
-        self.state, self._committed_at = state, asyncio.get_running_loop().time()
+        self.state, self._base, self._committed_at = state, b"", asyncio.get_running_loop().time()
         self._nonce = b""
         self._suspects.clear()
         self._tools.votes.clear()
@@ -306,4 +347,6 @@ class Rounds:
 
     def _standing(self) -> Standing:
         state = self.state
-        return Standing(state.round, self._committed_at, state.members, self._length(self.coming()), self.sites)
+        length = self._length(self.coming())
+        able = bool(self.promises.votes) or self.node in state.members
+        return Standing(state.round, self._committed_at, state.members, self.base, able, length, self.sites)

@@ -14,7 +14,7 @@ from pier_node.outer.suspicion import Suspicion
 from pier_node.pipeline.joint import Joint
 from pier_node.signals import Signal
 from pier_node.wire.carrier import DESCRIBE, DROP, TALLY, BadMessage, Carrier
-from pier_node.wire.state_server import LiveMoments, StateServer
+from pier_node.wire.state_server import LiveMoments, Prove, StateServer
 
 EARLY = 30.0
 """Seconds that a stream of an attempt we have not heard of yet may wait for us."""
@@ -93,6 +93,7 @@ class States:
         run: the state of a round, as in wire/state_server.py.
         stage: the stage that is held here, and its state.
         moments: of AdamW, where replicas have their own.
+        prove: what proves the state of the run.
     """
 
     def __init__(
@@ -101,10 +102,11 @@ class States:
         run: Callable[[int, bool], OuterState | None],
         stage: Callable[[], tuple[int | None, OuterState | None]],
         moments: LiveMoments,
+        prove: Prove,
     ) -> None:
         self._stage = stage
         self._of_stage = StateServer(carrier, self._offer, moments)
-        self._of_run = StateServer(carrier, run, lambda: None)
+        self._of_run = StateServer(carrier, run, lambda: None, prove)
         carrier.serve(DESCRIBE, self._describe)
         carrier.serve_pull(self._fetch)
 

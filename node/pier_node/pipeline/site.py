@@ -25,6 +25,7 @@ from pier_node.member import Footing, rounds_of_all
 from pier_node.orders import Orders
 from pier_node.outer.round import Rounds
 from pier_node.outer.state import OuterState
+from pier_node.outer.statements import Statements
 from pier_node.pipeline import tally
 from pier_node.pipeline.account import lines
 from pier_node.pipeline.compute_thread import ComputeThread
@@ -57,6 +58,7 @@ class Ground:
     config: RunConfig
     settings: Settings
     carrier: Carrier
+    statements: Statements
     roster: Roster
     reporter: Reporter
     record: SiteRecord
@@ -71,7 +73,8 @@ class PipelineSite:
         self._ground, self._archive = ground, archive
         config, progress = ground.config, ground.reporter.progress
         length = tally.length(config.pipeline.stages)
-        here = Footing(config, ground.carrier, ground.roster, ground.settings.folder, ground.settings.faults)
+        settings = ground.settings
+        here = Footing(config, ground.carrier, ground.roster, ground.statements, settings.folder, settings.faults)
         self.rounds: Rounds = rounds_of_all(here, self._keep, length, state)
         shape = (config.inner.batch_size, config.model.context, config.model.dim)
         self._thread = ComputeThread()

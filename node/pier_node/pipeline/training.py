@@ -91,7 +91,7 @@ class PipelineTraining:
         self._routing = Routing(self._carrier, self._roster, self._planner, vault, stages, *run)
         under_way, over = (lambda: self._attempt), lambda: self._rounds.state.round
         Dispatch(self._carrier, rounds.streams.take, under_way, lambda: self._begun_last, over, self._news)
-        States(self._carrier, rounds.offer, lambda: (vault.stage, vault.state), vault.moments)
+        States(self._carrier, rounds.offer, lambda: (vault.stage, vault.state), vault.moments, rounds.prove)
         self._catch_up = CatchUp(self._carrier, self._roster, tools.faults, tally.length(stages))
 
     def place(self) -> Place | None:
@@ -273,9 +273,9 @@ class PipelineTraining:
     async def _fetch(self) -> None:
         """Go on from the newest state of the run; our staged step counts if that says so."""
         self.progress.phase = Phase.PHASE_CATCHING_UP
-        fetched = await self._catch_up.newest(self._rounds.leaders, moments=False)
+        fetched = await self._catch_up.newest(self._rounds.leaders, moments=False, trust=self._rounds.trust)
         if fetched is not None:
-            await self._rounds.adopt(fetched.state)
+            await self._rounds.adopt(fetched.state, fetched.proof)
             await self._settle()
             await self._on_commit(fetched.state)  # after a start, kept steps are of the round after that on the disk
 

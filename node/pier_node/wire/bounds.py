@@ -45,7 +45,7 @@ from pier.v1.peer_pb2 import (
 from pier.v1.stream_pb2 import Opening, Passport
 from pier_node.wire.carrier import CHUNK_BYTES, BadMessage
 from pier_node.wire.pipeline_bounds import PIPELINE, STAGE, STATE_STAGE, itinerary_flaw
-from pier_node.wire.rules import Many, Only, Part, Rule, Rules, Table, increasing
+from pier_node.wire.rules import Many, Part, Rule, Rules, Table, increasing
 from pier_node.wire.values import (
     ADDRESS,
     AMOUNT,
@@ -118,13 +118,12 @@ FIELDS: dict[type[Message], dict[str, Rule]] = {
         "time": AMOUNT,
         "training_for": COUNT,
         "spread": LOSS,
-        "pledge": or_empty(HASH),
         "place": Part(),
         "wanted_stage": STAGE,
     },
     Signed: {"node": NODE, "statement": size(1, STATEMENT), "public": size(1, 256), "signature": size(1, 128)},
     Handover: {"node": NODE, "heir": NODE, "round": COUNT, "base": HASH, "votes": NODES},
-    LeaveRequest: {"node": NODE, "handovers": HANDOVERS},
+    LeaveRequest: {"node": NODE, "handovers": HANDOVERS, "asks": or_empty(HASH)},
     Ballot: {"number": COUNT, "keeper": or_empty(NODE)},
     Value: {"origin": Part(needed=True), "digest": HASH, "members": NODES},
     Ready: {
@@ -207,7 +206,14 @@ FIELDS: dict[type[Message], dict[str, Rule]] = {
         "meeting": or_empty(HASH),
         "passage": Part(),
     },
-    StateRequest: {"round": COUNT, "shadow": ANY, "moments": ANY, "stage": STATE_STAGE, "trusted": COUNT, "proof_only": ANY},
+    StateRequest: {
+        "round": COUNT,
+        "shadow": ANY,
+        "moments": ANY,
+        "stage": STATE_STAGE,
+        "trusted": COUNT,
+        "proof_only": ANY,
+    },
     Tensor: {"name": TENSOR, "length": ELEMENT, "hashes": Many(HASH, MANIFEST_HASHES)},
     Manifest: {
         "round": COUNT,

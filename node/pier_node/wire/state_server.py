@@ -44,7 +44,7 @@ class _Held:
         return tensors[name]
 
 
-def _nothing(round: int) -> list[Link]:
+def no_proof(_round: int) -> list[Link]:
     """Of sites that meet in pairs each has a state of its own, and nobody votes for it."""
     return []
 
@@ -57,7 +57,7 @@ class StateServer:
     """
 
     def __init__(
-        self, carrier: Carrier, offer: Offer, moments: LiveMoments, prove: Prove = _nothing, idle: float = IDLE
+        self, carrier: Carrier, offer: Offer, moments: LiveMoments, prove: Prove = no_proof, idle: float = IDLE
     ) -> None:
         self._offer, self._prove = offer, prove
         self._moments = moments

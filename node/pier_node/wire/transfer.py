@@ -14,7 +14,8 @@ from collections.abc import AsyncGenerator, Awaitable, Callable, Collection, Cor
 from contextlib import aclosing
 from dataclasses import dataclass
 
-from pier.v1.peer_pb2 import Chunk, FetchRequest, StateRequest, Value
+from pier.v1.peer_pb2 import Chunk, FetchRequest, Link, StateRequest, Value
+from pier_node.outer.claims import Trust
 from pier_node.outer.state import ADAM_M, ADAM_V, OuterState
 from pier_node.shared import SharedVector
 from pier_node.wire.carrier import DESCRIBE, BadMessage, Carrier, PeerLost, PeerRefused
@@ -32,12 +33,17 @@ Progress = Callable[[int, int], None]
 
 @dataclass(frozen=True)
 class Fetched:
-    """A state, and AdamW moments: the state's own, else one site's whole; None when they were not wanted or found."""
+    """A state, and AdamW moments: the state's own, else one site's whole; None when they were not wanted or found.
+
+    Attributes:
+        proof: that the state was committed, from the one that was trusted before.
+    """
 
     state: OuterState
     adam_m: SharedVector | None
     adam_v: SharedVector | None
     adam_step: int
+    proof: Sequence[Link] = ()
 
 
 async def fetch_state(
@@ -50,6 +56,7 @@ async def fetch_state(
     shadow: bool = False,
     stage: int = 0,
     digest: bytes | None = None,
+    trust: Trust | None = None,
     moments: bool = False,
     partial: Partial | None = None,
     progress: Progress | None = None,
@@ -64,7 +71,8 @@ async def fetch_state(
         round: 0 is the newest one of the first peer that answers.
         shadow: fetch the staged result of `round`.
         stage: of a pipeline, counted from 1: fetch its state, of the version `round`; 0: the state of the run.
-        digest: refuse every other state; None: believe the first peer.
+        digest: refuse every other state; None: any that `trust` admits.
+        trust: refuse the newest state of a peer without proof that it was committed; None: believe the first peer.
         moments: fetch AdamW moments too.
         partial: keep it and pass it again after PeerLost: pieces of the same state are not fetched twice.
         progress: called as the state arrives.
@@ -73,14 +81,17 @@ async def fetch_state(
         PeerLost: no peer is left; `reason` says what became of each, `node` is the last one.
     """
     transfer = _Transfer(carrier, peers, length, timeout)
-    target = await transfer.choose(StateRequest(round=round, shadow=shadow, stage=stage), digest)
+    target = await transfer.choose(StateRequest(round=round, shadow=shadow, stage=stage), digest, trust)
     pinned = StateRequest(round=target.round, shadow=shadow, stage=stage)
     tensors = await transfer.fetch(pinned, target, partial or Partial(), progress or _untold)
     state = target.build(tensors)
+    proof = trust.links if trust else ()
     if ADAM_M in tensors:
-        return Fetched(state, tensors[ADAM_M], tensors[ADAM_V], state.adam_step)
+        return Fetched(state, tensors[ADAM_M], tensors[ADAM_V], state.adam_step, proof)
     found = await transfer.fetch_moments(stage) if moments and target.round else None  # before round 1 there are none
-    return Fetched(state, found.adam_m, found.adam_v, found.step) if found else Fetched(state, None, None, 0)
+    if found:
+        return Fetched(state, found.adam_m, found.adam_v, found.step, proof)
+    return Fetched(state, None, None, 0, proof)
 
 
 def shadow_fetcher(
@@ -107,11 +118,13 @@ class _Transfer:
         self._peers = list(dict.fromkeys(peers))
         self._lost: dict[str, PeerLost] = {}
 
-    async def choose(self, request: StateRequest, digest: bytes | None) -> Description:
+    async def choose(self, request: StateRequest, digest: bytes | None, trust: Trust | None) -> Description:
         """Settle what is fetched: the first good description. Raises PeerLost."""
         for peer in list(self._peers):
             try:
-                return await self._described(peer, request, digest)
+                if trust:
+                    await trust.led_by(peer, self._carrier)
+                return await self._described(peer, request, digest, trust)
             except PeerLost as error:
                 self._drop(peer, error)
         raise self._nobody()
@@ -158,11 +171,17 @@ class _Transfer:
         tensors = partial.hand_over()
         return Moments(tensors[ADAM_M], tensors[ADAM_V], described.adam_step)
 
-    async def _described(self, peer: str, request: StateRequest, digest: bytes | None) -> Description:
+    async def _described(
+        self, peer: str, request: StateRequest, digest: bytes | None, trust: Trust | None = None
+    ) -> Description:
         """A peer's description of a state, examined. Raises PeerLost for whatever is wrong with it."""
+        if trust:
+            request = StateRequest(moments=request.moments, trusted=trust.state.round + 1)
         manifest = await self._carrier.call(peer, DESCRIBE, request, self._timeout)
         try:
             described = examine(manifest, self._length)
+            if trust:
+                trust.admit(manifest)
         except BadMessage as error:
             raise PeerLost(peer, f"its manifest is refused: {error}") from error
         if request.round not in (0, described.round):

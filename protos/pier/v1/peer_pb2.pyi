@@ -237,7 +237,6 @@ class Pulse(_message.Message):
     TIME_FIELD_NUMBER: _builtins.int
     SPREAD_FIELD_NUMBER: _builtins.int
     TRAINING_FOR_FIELD_NUMBER: _builtins.int
-    PLEDGE_FIELD_NUMBER: _builtins.int
     PLACE_FIELD_NUMBER: _builtins.int
     WANTED_STAGE_FIELD_NUMBER: _builtins.int
     phase: Global___Phase.ValueType
@@ -260,8 +259,6 @@ class Pulse(_message.Message):
     """NoLoCo: standard deviation between replicas, as its last pair saw it; NaN: not known"""
     training_for: _builtins.int
     """the round that it brings its present inner steps to"""
-    pledge: _builtins.bytes
-    """digest it voted for in the round after `round`, empty: none; not set: it cannot say"""
     wanted_stage: _builtins.int
     """that the run's operator wants it to hold; not set: any"""
     @_builtins.property
@@ -286,21 +283,15 @@ class Pulse(_message.Message):
         time: _builtins.float = ...,
         spread: _builtins.float = ...,
         training_for: _builtins.int = ...,
-        pledge: _builtins.bytes | None = ...,
         place: Global___Place | None = ...,
         wanted_stage: _builtins.int | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_pledge", b"_pledge", "_wanted_stage", b"_wanted_stage", "place", b"place", "pledge", b"pledge", "site", b"site", "wanted_stage", b"wanted_stage"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_wanted_stage", b"_wanted_stage", "place", b"place", "site", b"site", "wanted_stage", b"wanted_stage"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_pledge", b"_pledge", "_wanted_stage", b"_wanted_stage", "bytes_sent", b"bytes_sent", "digest", b"digest", "inner_step", b"inner_step", "loss", b"loss", "phase", b"phase", "place", b"place", "pledge", b"pledge", "round", b"round", "site", b"site", "spread", b"spread", "time", b"time", "tokens", b"tokens", "tokens_per_second", b"tokens_per_second", "training_for", b"training_for", "validation_loss", b"validation_loss", "wanted_stage", b"wanted_stage"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_wanted_stage", b"_wanted_stage", "bytes_sent", b"bytes_sent", "digest", b"digest", "inner_step", b"inner_step", "loss", b"loss", "phase", b"phase", "place", b"place", "round", b"round", "site", b"site", "spread", b"spread", "time", b"time", "tokens", b"tokens", "tokens_per_second", b"tokens_per_second", "training_for", b"training_for", "validation_loss", b"validation_loss", "wanted_stage", b"wanted_stage"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType__pledge: _TypeAlias = _typing.Literal["pledge"]  # noqa: Y015
-    _WhichOneofArgType__pledge: _TypeAlias = _typing.Literal["_pledge", b"_pledge"]  # noqa: Y015
     _WhichOneofReturnType__wanted_stage: _TypeAlias = _typing.Literal["wanted_stage"]  # noqa: Y015
     _WhichOneofArgType__wanted_stage: _TypeAlias = _typing.Literal["_wanted_stage", b"_wanted_stage"]  # noqa: Y015
-    @_typing.overload
-    def WhichOneof(self, oneof_group: _WhichOneofArgType__pledge) -> _WhichOneofReturnType__pledge | None: ...
-    @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__wanted_stage) -> _WhichOneofReturnType__wanted_stage | None: ...
 
 Global___Pulse: _TypeAlias = Pulse  # noqa: Y015
@@ -474,7 +465,10 @@ class LeaveRequest(_message.Message):
 
     NODE_FIELD_NUMBER: _builtins.int
     HANDOVERS_FIELD_NUMBER: _builtins.int
+    ASKS_FIELD_NUMBER: _builtins.int
     node: _builtins.str
+    asks: _builtins.bytes
+    """digest of the giver's state: would you take its votes? Then nothing is given yet"""
     @_builtins.property
     def handovers(self) -> _containers.RepeatedCompositeFieldContainer[Global___Signed]:
         """for the heir: the giver's own, and those by which it got others' votes"""
@@ -484,10 +478,11 @@ class LeaveRequest(_message.Message):
         *,
         node: _builtins.str = ...,
         handovers: _abc.Iterable[Global___Signed] | None = ...,
+        asks: _builtins.bytes = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["handovers", b"handovers", "node", b"node"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["asks", b"asks", "handovers", b"handovers", "node", b"node"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

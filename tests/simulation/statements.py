@@ -1,0 +1,45 @@
+"""Statements without keys, for sites whose names are no hashes; and proofs that lie in memory."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TypeVar
+
+from pier.v1.peer_pb2 import Handover, Link, Ready, Signed, Vote
+from pier_node.outer.certificate import Chain
+from pier_node.proofs import Proofs
+from pier_node.wire.carrier import BadMessage
+
+M = TypeVar("M", Ready, Vote, Handover)
+
+
+class PlainStatements:
+    """Whoever says something signs with its name, and nobody else can."""
+
+    def __init__(self, node: str) -> None:
+        self._node = node
+
+    def seal(self, message: Ready | Vote | Handover) -> Signed:
+        statement = message.SerializeToString(deterministic=True)
+        return Signed(node=self._node, statement=statement, public=b"key", signature=_signature(self._node, statement))
+
+    def read(self, kind: type[M], signed: Signed) -> M:
+        message = kind.FromString(signed.statement)
+        if signed.signature != _signature(signed.node, signed.statement) or message.node != signed.node:
+            raise BadMessage(f"a {kind.__name__} that {message.node} has not signed")
+        return message
+
+
+def _signature(node: str, statement: bytes) -> bytes:
+    return f"{node} {hash(statement):x}".encode()
+
+
+class MemoryProofs(Proofs):
+    """On a disk that is no file."""
+
+    def __init__(self) -> None:
+        self._chain = Chain()
+
+    def add(self, links: Sequence[Link]) -> None:
+        for link in links:
+            self._chain = self._chain.with_link(link)
