@@ -31,6 +31,8 @@ def test_sites_meet_are_cut_off_and_come_back(world: MakeWorld) -> None:
     run.heal()
     run["b"].reach(behind + 3)
 
+    # Of a round of two, the one whose partner dies would rightly wait for it.
+    wait_until("all are together", lambda: len(run["a"].events()[-1]["members"]) == len(RATES))
     run["c"].kill()
     run["a"].reach(run["a"].round + 2)
     run["c"].start()
