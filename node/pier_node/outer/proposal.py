@@ -61,7 +61,7 @@ def _flaw_of_group(
     if not has_quorum(carried(hands), base):
         return "no quorum"
     keeper = proposal.ballot.keeper
-    if keeper not in base and not (keeper in hands and hands[keeper].votes):
+    if keeper not in base and (keeper not in hands or hands[keeper].votes.isdisjoint(base)):
         return "a keeper that has no vote"
     if proposal.ballot != next_ballot(readies, keeper):
         return "a ballot that does not follow"

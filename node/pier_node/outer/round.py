@@ -247,7 +247,11 @@ class Rounds:
         """Whom to ask: the lowest of the last round's members, or who has votes of theirs."""
         able = {self.node, *abreast} - self._suspects.now()
         members = able & {*self.state.members}
-        return min((members | {self.node} if self.promises.votes else members) or able)
+        return min((members | {self.node} if self._may_keep() else members) or able)
+
+    def _may_keep(self) -> bool:
+        """Whether this site was a member of the last round, or has the vote of one."""
+        return not {self.node, *self.promises.votes}.isdisjoint(self.state.members)
 
     def _watch(self, keeper: str, round: int, proposal: Proposal) -> None:
         """Log what another keeper waits for; go around one that lets all wait."""
@@ -348,5 +352,5 @@ class Rounds:
     def _standing(self) -> Standing:
         state = self.state
         length = self._length(self.coming())
-        able = bool(self.promises.votes) or self.node in state.members
-        return Standing(state.round, self._committed_at, state.members, self.base, able, length, self.sites)
+        able, at = self._may_keep(), self._committed_at
+        return Standing(state.round, at, state.members, self.base, able, length, self.sites)
