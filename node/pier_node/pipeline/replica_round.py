@@ -49,7 +49,8 @@ class ReplicaRound(Joint[Met]):
         mean = np.zeros_like(own)
         equal = dict.fromkeys(self.plan.stages, 1)
         await self._reduce(equal, own, mean, self._tools.faults)
-        demand_weight(mean, own, len(self.plan.group(self._node, self._step.pairs)))
+        if not self._step.pairs:
+            demand_weight(mean, own, len(self.plan.group(self._node, pairs=False)))
         tensors = await asyncio.to_thread(self._step.after, base, mean)
         digest = await asyncio.to_thread(self._digest, mean, tensors)
         await self._tools.faults.reach(self.plan.round, "summed")
