@@ -21,9 +21,8 @@ from bench.wan_link import HOSTS, enter
 from pier.v1.peer_pb2 import Pulse, Site
 from pier_node.certificates import credentials
 from pier_node.checkpoint import Checkpoint
-from pier_node.faults import NO_FAULTS
 from pier_node.identity import Identity, Token
-from pier_node.member import pairs_of_two, rounds_of_all
+from pier_node.member import Footing, pairs_of_two, rounds_of_all
 from pier_node.model.layout import Entry, Layout
 from pier_node.outer.pairs import Pairs
 from pier_node.outer.round import Rounds
@@ -128,31 +127,36 @@ async def _train(rank: int, task: Task, folder: Path, say: Callable[[Mark], None
         say(Mark(time.monotonic(), carrier.bytes_sent(), progress.round_time))
 
     roster, state = Roster(carrier, pulse), _beginning(nodes, task.parameters)
-    rounds = _rounds(task, carrier, roster, folder / str(rank), state)
+    rounds = _rounds(task, Footing(config, carrier, roster, folder / str(rank)), state)
     StateServer(carrier, rounds.offer, lambda: None)
     keeping = asyncio.create_task(rounds.keeper.run()) if isinstance(rounds, Rounds) else None
     await carrier.start(HOSTS[rank], PORT)
     roster.add(sites[1 - rank])
 
     async def saved(state: OuterState) -> None:
-        rounds.saved = max(rounds.saved, state.round)
+        if isinstance(rounds, Pairs):
+            rounds.saved = max(rounds.saved, state.round)
 
     async def committed(checkpoint: Checkpoint) -> None:
         await saved(checkpoint.state)
 
     layout = Layout((Entry("vector", (task.parameters,), 0),))
     trainer = Sleeper(task.parameters, task.step_seconds, begins)
-    kind = PairTraining if isinstance(rounds, Pairs) else Training
-    training = kind(config, layout, carrier, roster, rounds, trainer, progress, committed, saved)
+    parts = config, layout, carrier, roster, rounds, trainer, progress, committed
+    training = PairTraining(*parts, keep=saved, merge=None) if isinstance(rounds, Pairs) else Training(*parts)
     await training.run()
     if keeping:
         keeping.cancel()
 
 
-def _rounds(task: Task, carrier: GrpcCarrier, roster: Roster, folder: Path, state: OuterState) -> Rounds | Pairs:
-    if task.config().outer.algorithm == "noloco":
-        return pairs_of_two(task.config(), carrier, roster, folder, state, NO_FAULTS)
-    return rounds_of_all(task.config(), carrier, roster, folder, task.parameters, state, NO_FAULTS)
+async def _on_no_disk(state: OuterState) -> None:
+    """What is measured is the network."""
+
+
+def _rounds(task: Task, site: Footing, state: OuterState) -> Rounds | Pairs:
+    if site.config.outer.algorithm == "noloco":
+        return pairs_of_two(site, state)
+    return rounds_of_all(site, _on_no_disk, task.parameters, state)
 
 
 def _beginning(nodes: list[str], length: int) -> OuterState:

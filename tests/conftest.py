@@ -1,16 +1,34 @@
-"""Quick tests come first. What cannot be tested on this machine is skipped, and said so in the last lines."""
+"""Which tests run, in which order, and for how long at most.
+
+What cannot be tested on this machine is skipped, and the last lines say so.
+"""
 
 from __future__ import annotations
 
+import fcntl
+import os
 import signal
+from collections.abc import Generator
+from pathlib import Path
 
 import pytest
+from rotation import Part, in_part
 
-SLOW = ("processes", "netns", "browser", "multisite")
+SLOW = ("processes", "netns", "browser", "multisite", "thorough")
 """Tests with one of these marks are marked `slow` too."""
+SLOW_TIMEOUT = 900.0
+"""Seconds that a slow test may take, unless it has a `timeout` of its own; pyproject.toml has that of the others."""
+AGAIN = 10.0
+"""Seconds after which a test that has not ended by then is interrupted again."""
 NO_CUDA = "no CUDA device here: NOT tested"
 LOUD = "NOT tested"
 """In a reason to skip: the last lines repeat it."""
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--part", metavar="N/OF", type=Part.parse, help="of the slow tests, run the smokes and this part of the others"
+    )
 
 
 def pytest_configure() -> None:
@@ -20,19 +38,47 @@ def pytest_configure() -> None:
 
 
 @pytest.hookimpl(tryfirst=True)  # before pytest's own, which looks at marks
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     for item in items:
         if any(item.get_closest_marker(name) for name in SLOW):
             item.add_marker(pytest.mark.slow)
-    items.sort(key=lambda item: item.get_closest_marker("slow") is not None)
-    marked = [item for item in items if item.get_closest_marker("gpu")]
-    if not marked:
+            if not item.get_closest_marker("timeout"):
+                item.add_marker(pytest.mark.timeout(SLOW_TIMEOUT))
+    items.sort(key=lambda item: [item.get_closest_marker(name) is not None for name in ("slow", "alone")])
+    if part := config.getoption("--part"):
+        kept = in_part(items, part)
+        config.hook.pytest_deselected(items=[item for item in items if item not in kept])
+        items[:] = kept
+    skip_without_cuda([item for item in items if item.get_closest_marker("gpu")])
+
+
+def skip_without_cuda(items: list[pytest.Item]) -> None:
+    if not items:
         return
     import torch
 
     if not torch.cuda.is_available():
-        for item in marked:
+        for item in items:
             item.add_marker(pytest.mark.skip(reason=NO_CUDA))
+
+
+@pytest.hookimpl(wrapper=True, tryfirst=True)  # before the clock of pytest-timeout starts
+def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object]:
+    """With `-n`, a test marked `alone` waits until the other processes' tests have ended, and they wait for it."""
+    if "PYTEST_XDIST_WORKER" not in os.environ:
+        return (yield)
+    with Path(__file__).open() as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX if item.get_closest_marker("alone") else fcntl.LOCK_SH)
+        return (yield)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_timeout_set_timer() -> Generator[None, object, object]:
+    """Interrupt again and again: a task of asyncio that runs at the deadline takes the first one for its own error."""
+    done = yield
+    seconds, _ = signal.getitimer(signal.ITIMER_REAL)
+    signal.setitimer(signal.ITIMER_REAL, seconds, AGAIN)
+    return done
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:

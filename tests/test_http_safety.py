@@ -16,6 +16,7 @@ def test_addresses_and_localhost_are_known(host: str) -> None:
 def test_this_machine_and_names_that_were_given_are_known() -> None:
     assert is_known(f"{socket.gethostname()}:7720")
     assert is_known("Lab.Example:1", {"lab.example"})
+    assert is_known("lab.example", {"Lab.Example:8443"})
 
 
 @pytest.mark.parametrize("host", ["evil.example", "", "127.0.0.1.evil.example", "[::1", "localhost.evil.example:7720"])
@@ -36,3 +37,19 @@ def test_other_names_are_not(host: str) -> None:
 def test_another_page_is_told_by_its_origin(headers: dict[str, str], other: bool, elsewhere: bool) -> None:
     request = make_mocked_request("POST", "/", headers)
     assert (has_other_origin(request), is_from_elsewhere(request)) == (other, elsewhere)
+
+
+@pytest.mark.parametrize(
+    ("names", "origin", "other"),
+    [
+        ((), "https://lab.example", True),
+        (("Lab.example",), "https://lab.example", False),
+        (("lab.example",), "https://lab.example:8443", True),
+        (("lab.example:8443",), "https://lab.example:8443", False),
+    ],
+)
+def test_a_page_behind_a_proxy_that_changes_the_host_is_told_by_its_name(
+    names: tuple[str, ...], origin: str, other: bool
+) -> None:
+    request = make_mocked_request("POST", "/", {"Host": "127.0.0.1:7780", "Origin": origin})
+    assert has_other_origin(request, names) is other

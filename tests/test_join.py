@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterable
 from contextlib import asynccontextmanager
 from pathlib import Path
+from typing import NamedTuple
 
 import pytest
 
 from pier.v1.peer_pb2 import HelloReply, HelloRequest, Pulse, Site
+from pier_node.certificates import authority, authority_key, credentials
 from pier_node.config import RunConfig
 from pier_node.coordination.enrolment import Enrolment
 from pier_node.errors import PierError
 from pier_node.identity import Identity, Token
 from pier_node.join import Reception, find_run, find_site, free_slot
+from pier_node.revocations import Revoked, signed
 from pier_node.roster import Roster
 from pier_node.settings import Settings
 from pier_node.signing import Signer
@@ -28,19 +31,36 @@ MULTIADDR = "/ip4/10.0.0.1/tcp/7700/p2p/QmYyQSo1c1Ym7orWxLYvCrM2EmxFTANf8wXmmE7D
 CONFIG = RunConfig.model_validate({"run": {"name": "here", "sites": 3}})
 
 
+class Here(NamedTuple):
+    """A site that says hello."""
+
+    carrier: GrpcCarrier
+    roster: Roster
+    reception: Reception
+    me: Site
+    revoked: Revoked
+
+
 @asynccontextmanager
-async def site(folder: Path, name: str) -> AsyncIterator[tuple[GrpcCarrier, Roster, Reception, Site]]:
-    """A site that says hello, without TLS."""
+async def site(folder: Path, name: str, token: Token | None = None) -> AsyncIterator[Here]:
+    """A site that says hello; without a token it has no TLS."""
     identity = Identity.load_or_create(folder / name)
-    carrier = GrpcCarrier(identity.node, CONFIG.hash(), None)
+    carrier = GrpcCarrier(identity.node, CONFIG.hash(), credentials(identity, token) if token else None)
     me = Site(node=identity.node, name=name)
     roster = Roster(carrier, lambda: Pulse(site=me), run_hash=CONFIG.hash())
-    reception = Reception(carrier, roster, CONFIG, lambda: me)
+
+    def bar(nodes: Iterable[str]) -> None:
+        roster.bar(nodes)
+        carrier.refuse(nodes)
+
+    revoked = Revoked(folder / name, authority(token or Token.new(CONFIG.hash())), CONFIG.hash(), bar)
+    revoked.restore()
+    reception = Reception(carrier, roster, CONFIG, lambda: me, revoked)
     carrier.serve(HELLO, reception.answer)
     me.address = f"127.0.0.1:{await carrier.start('127.0.0.1', 0)}"
     sign_entry(me, Signer(identity, CONFIG.hash()), version=1)
     try:
-        yield carrier, roster, reception, me
+        yield Here(carrier, roster, reception, me, revoked)
     finally:
         await roster.stop()
         await carrier.stop()
@@ -66,8 +86,12 @@ async def test_a_founder_gets_a_token_for_its_run(tmp_path: Path) -> None:
 async def test_an_invitation_says_all_that_others_type(tmp_path: Path, transport: Transport) -> None:
     member = await find_run(Settings(tmp_path / "data", run=write_run(tmp_path), transport=transport))
     way = " --transport hivemind" if transport == "hivemind" else ""
-    typed = f"pier-node start --peers 10.0.0.1:7700{way} --token {member.token}\n"
+    typed = f"  PIER_TOKEN={member.token} pier-node start --peers 10.0.0.1:7700{way}\n"
     assert member.invitation("10.0.0.1:7700").endswith(typed)
+    logged = member.invitation("10.0.0.1:7700", kept=Path("/lab/run.token"))
+    assert "with a copy of /lab/run.token there" in logged
+    assert logged.endswith(f"  pier-node start --peers 10.0.0.1:7700{way} --token-file run.token\n")
+    assert "pier1-" not in logged
 
 
 async def test_without_a_token_an_invitation_says_so(tmp_path: Path) -> None:
@@ -106,7 +130,7 @@ async def test_a_token_of_another_run_is_refused(tmp_path: Path) -> None:
 
 
 async def test_a_joining_site_pulls_the_configuration(tmp_path: Path) -> None:
-    async with site(tmp_path, "a") as (_, _, _, me):
+    async with site(tmp_path, "a") as (_, _, _, me, _):
         member = await find_run(Settings(tmp_path / "data", peers=(me.address,), insecure=True))
     assert member.config == CONFIG
     assert member.token is None
@@ -120,7 +144,7 @@ async def test_hello_spreads_to_everybody(tmp_path: Path) -> None:
 
 
 async def test_silent_peers_do_not_delay_each_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    async with site(tmp_path, "a") as (carrier, _, reception, _):
+    async with site(tmp_path, "a") as (carrier, _, reception, *_):
         all_asked = asyncio.Barrier(3)
 
         async def silence(address: str, request: HelloRequest, timeout: float) -> HelloReply:
@@ -135,7 +159,7 @@ async def test_a_silence_is_told_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level("INFO")
-    async with site(tmp_path, "a") as (carrier, _, reception, _):
+    async with site(tmp_path, "a") as (carrier, _, reception, *_):
 
         async def silence(address: str, request: HelloRequest, timeout: float) -> HelloReply:
             raise PeerLost(address, "no connection")
@@ -150,21 +174,21 @@ async def test_of_a_site_that_the_roster_knows_the_roster_tells(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level("INFO")
-    async with site(tmp_path, "a") as (_, roster, _, me), site(tmp_path, "b") as (_, _, joining, _):
-        async with site(tmp_path, "gone") as (_, _, _, gone):
+    async with site(tmp_path, "a") as (_, roster, _, me, _), site(tmp_path, "b") as (_, _, joining, *_):
+        async with site(tmp_path, "gone") as (_, _, _, gone, _):
             roster.add(gone)
         await joining.introduce([gone.address, me.address])
     assert [text for text in caplog.messages if text.startswith("no hello from")] == []
 
 
 async def test_another_protocol_is_told_so(tmp_path: Path) -> None:
-    async with site(tmp_path, "a") as (_, _, _, me), site(tmp_path, "b") as (carrier, *_):
+    async with site(tmp_path, "a") as (_, _, _, me, _), site(tmp_path, "b") as (carrier, *_):
         with pytest.raises(PeerRefused, match="protocol"):
             await carrier.greet(me.address, HelloRequest(protocol=PROTOCOL + 1, site=Site(node=carrier.node)), 5.0)
 
 
 async def test_slots_are_dealt_from_below(tmp_path: Path) -> None:
-    async with site(tmp_path, "a") as (carrier, roster, _, _):
+    async with site(tmp_path, "a") as (carrier, roster, *_):
         assert free_slot(roster, 3) == 0
         for number, slot in enumerate((0, 2)):
             roster.add(Site(node=f"{number:016x}", address=f"127.0.0.1:{number + 1}", slot=slot))
@@ -196,6 +220,22 @@ async def test_an_address_for_another_transport_is_refused(
 ) -> None:
     with pytest.raises(PierError, match=words):
         await find_run(Settings(tmp_path / "data", peers=(peer,), insecure=True, transport=transport))
+
+
+async def test_who_was_revoked_is_known_to_all_who_say_hello(tmp_path: Path) -> None:
+    token = Token.new(CONFIG.hash())
+    secret = credentials(Identity.load_or_create(tmp_path / "mallory"), token)
+    mallory = GrpcCarrier(Identity.load_or_create(tmp_path / "mallory").node, CONFIG.hash(), secret)
+    async with site(tmp_path, "a", token) as a, site(tmp_path, "b", token) as b, site(tmp_path, "c", token) as c:
+        a.revoked.take(signed(authority_key(token), CONFIG.hash(), 1, [mallory.node]))
+        await b.reception.introduce([a.me.address])
+        await c.reception.introduce([b.me.address])
+        for each in (a, b, c):
+            with pytest.raises(PeerRefused, match="was revoked by the run's operator"):
+                await mallory.greet(each.me.address, HelloRequest(protocol=PROTOCOL, site=Site(node=mallory.node)), 5.0)
+    await mallory.stop()
+    async with site(tmp_path, "b", token) as again:
+        assert again.revoked.version == 1, "it has the list on its disk"
 
 
 # --- through a coordinator ----------------------------------------------------------------------

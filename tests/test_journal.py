@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 from pathlib import Path
@@ -7,84 +8,102 @@ from pathlib import Path
 import pytest
 
 from pier.v1.peer_pb2 import Ballot, Value
+from pier_node.durable import seal
 from pier_node.errors import PierError
-from pier_node.journal import Journal, PairJournal, RecordedVote
+from pier_node.journal import Journal, PairJournal
+from pier_node.outer.commitments import Cast, Commitments
 from pier_node.outer.records import Doubt, Records
 
 VALUE = Value(origin=Ballot(number=3, keeper="b"), digest=bytes(range(32)), members=["a", "b"])
+BOUND = Commitments(41, frozenset("ac"), (2**63, "b"), Cast.of(Ballot(number=7, keeper="a"), VALUE))
 
 
-def test_a_vote_is_remembered(tmp_path: Path) -> None:
-    path = tmp_path / "data" / "vote.json"
-    assert Journal(path).last() is None
-    Journal(path).record(42, 2**63, "b", VALUE)
-    assert Journal(path).last() == RecordedVote(42, 2**63, "b", VALUE)
+def test_what_binds_a_site_is_remembered(tmp_path: Path) -> None:
+    journal = Journal(tmp_path / "data" / "journal.json")
+    assert journal.load(41, "a") == Commitments.fresh(41, "a")
+    journal.keep(BOUND)
+    assert journal.load(41, "a") == BOUND
 
 
-def test_the_last_vote_counts(tmp_path: Path) -> None:
-    journal = Journal(tmp_path / "vote.json")
-    for number in (1, 2):
-        journal.record(42, number, "b", Value(origin=Ballot(number=number)))
-    assert journal.last() == RecordedVote(42, 2, "b", Value(origin=Ballot(number=2)))
+@pytest.mark.parametrize(("round", "left"), [(40, BOUND), (41, BOUND), (42, Commitments.fresh(42, "a"))])
+def test_a_state_that_was_kept_just_before_a_crash_is_committed(tmp_path: Path, round: int, left: Commitments) -> None:
+    journal = Journal(tmp_path / "journal.json")
+    journal.keep(BOUND)
+    assert journal.load(round, "a") == left
 
 
 RECORD_AND_DIE = """
 import os, signal, sys
 from pathlib import Path
-from pier.v1.peer_pb2 import Value
 from pier_node.journal import Journal
-Journal(Path(sys.argv[1])).record(7, 1, "a", Value(digest=b"x"))
+from pier_node.outer.commitments import Commitments
+Journal(Path(sys.argv[1])).keep(Commitments(7, frozenset("b")))
 os.kill(os.getpid(), signal.SIGKILL)
 """
 
 
-def test_a_vote_outlives_the_process(tmp_path: Path) -> None:
-    path = tmp_path / "vote.json"
+def test_it_outlives_the_process(tmp_path: Path) -> None:
+    path = tmp_path / "journal.json"
     died = subprocess.run([sys.executable, "-c", RECORD_AND_DIE, str(path)], check=False, timeout=60)
     assert died.returncode == -9
-    assert Journal(path).last() == RecordedVote(7, 1, "a", Value(digest=b"x"))
+    assert Journal(path).load(7, "a") == Commitments(7, frozenset("b"))
 
 
 @pytest.mark.parametrize("keep", [0, 1, 100, -2])
-def test_a_torn_record_is_no_record(tmp_path: Path, caplog: pytest.LogCaptureFixture, keep: int) -> None:
-    path = tmp_path / "vote.json"
-    Journal(path).record(42, 1, "b", VALUE)
+def test_who_has_a_torn_journal_takes_the_coming_round_from_others(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, keep: int
+) -> None:
+    path = tmp_path / "journal.json"
+    Journal(path).keep(BOUND)
     path.write_bytes(path.read_bytes()[:keep])
-    assert Journal(path).last() is None
-    assert "vote.json" in caplog.text
-    assert "forgotten" in caplog.text
+    assert Journal(path).load(41, "a") == Commitments.fresh(42, "a")
+    assert "cannot know what it voted for in round 42" in caplog.text
 
 
-def test_a_changed_record_is_no_record(tmp_path: Path) -> None:
-    path = tmp_path / "vote.json"
-    Journal(path).record(42, 1, "b", VALUE)
-    path.write_text(path.read_text().replace("42", "43"))
-    assert Journal(path).last() is None
+def test_a_changed_journal_is_torn(tmp_path: Path) -> None:
+    path = tmp_path / "journal.json"
+    Journal(path).keep(BOUND)
+    path.write_text(path.read_text().replace("41", "40"))
+    assert Journal(path).load(41, "a").committed == 42
 
 
-def test_a_vote_that_cannot_be_written_is_an_error(tmp_path: Path) -> None:
+def test_what_cannot_be_written_is_an_error(tmp_path: Path) -> None:
     (tmp_path / "data").write_text("a file where the folder should be")
-    with pytest.raises(PierError, match="cannot write down the vote of round 42: File exists"):
-        Journal(tmp_path / "data" / "vote.json").record(42, 1, "b", VALUE)
+    with pytest.raises(PierError, match="cannot write down the commitments after round 41: File exists"):
+        Journal(tmp_path / "data" / "journal.json").keep(BOUND)
 
 
-def test_a_promise_is_remembered_beside_the_vote(tmp_path: Path) -> None:
-    path = tmp_path / "data" / "vote.json"
-    assert Journal(path).promised() == (0, Ballot())
-    Journal(path).promise(42, Ballot(number=7, keeper="b"))
-    Journal(path).record(42, 6, "a", VALUE)
-    assert Journal(path).promised() == (42, Ballot(number=7, keeper="b"))
-    assert Journal(path).last() == RecordedVote(42, 6, "a", VALUE)
+def old_files(folder: Path, vote: int, promise: int, hand: int | None = None) -> None:
+    value = {"origin": {"number": 3, "keeper": "b"}, "digest": "AAEC", "members": ["a", "b"]}
+    cast = {"round": vote, "ballot_number": 6, "ballot_keeper": "b", "value": value}
+    (folder / "journal.json").write_bytes(seal(cast))
+    (folder / "journal-promise.json").write_bytes(seal({"round": promise, "number": 7, "keeper": "b"}))
+    if hand is not None:
+        (folder / "votes.json").write_bytes(seal({"round": hand, "votes": []}))
 
 
-def test_a_torn_promise_is_no_promise_and_leaves_the_vote(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    journal = Journal(tmp_path / "vote.json")
-    journal.record(42, 6, "a", VALUE)
-    journal.promise(42, Ballot(number=7, keeper="b"))
-    (tmp_path / "vote-promise.json").write_text("{")
-    assert journal.promised() == (0, Ballot())
-    assert "the promise it held is forgotten" in caplog.text
-    assert journal.last()
+@pytest.mark.parametrize(
+    ("files", "committed", "votes", "promised", "voted"),
+    [
+        ((41, 41), 41, "a", (0, ""), False),
+        ((42, 42), 41, "a", (7, "b"), True),
+        ((41, 42), 41, "a", (7, "b"), False),
+        ((43, 43), 42, "a", (7, "b"), True),
+        ((41, 41, 41), 41, "", (0, ""), False),
+        ((41, 41, 44), 44, "", (0, ""), False),
+        ((41, 41, 40), 41, "a", (0, ""), False),
+    ],
+)
+def test_the_files_of_earlier_versions_bind_too(
+    tmp_path: Path, files: tuple[int, ...], committed: int, votes: str, promised: tuple[int, str], voted: bool
+) -> None:
+    old_files(tmp_path, *files)
+    found = Journal(tmp_path / "journal.json").load(41, "a")
+    assert (found.committed, found.votes, found.promised) == (committed, frozenset(votes), promised)
+    assert (found.vote is not None) is voted
+    Journal(tmp_path / "journal.json").keep(found)
+    assert json.loads((tmp_path / "journal.json").read_text())["committed"] == committed
+    assert Journal(tmp_path / "journal.json").load(41, "a") == found
 
 
 def test_pairs_come_back_as_they_were_kept(tmp_path: Path) -> None:
@@ -102,7 +121,7 @@ def test_damaged_records_of_pairs_are_forgotten_and_told(tmp_path: Path, caplog:
     PairJournal(path).keep(Records({3: "a" * 16}))
     path.write_text(path.read_text().replace("aaaa", "bbbb", 1))
     assert PairJournal(path).load() == Records()
-    assert "the pairs it held is forgotten" in caplog.text
+    assert "what it held is forgotten" in caplog.text
 
 
 def test_records_that_cannot_be_kept(tmp_path: Path) -> None:

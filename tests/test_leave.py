@@ -9,11 +9,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from simulation.cluster import Disk
 from simulation.network import Network, SimCarrier, Weather
 from simulation.virtual_time import run
 
 from pier.v1.peer_pb2 import Ballot, LeaveRequest, Phase, Pulse, Site
+from pier_node.errors import PierError
+from pier_node.journal import Journal
 from pier_node.leave import Leave
 from pier_node.outer.attempt import Tools
 from pier_node.outer.round import Rounds
@@ -38,16 +39,23 @@ class Member:
             return Pulse(site=site, phase=Phase.PHASE_WAITING, round=committed, digest=state.digest)
 
         self.roster = Roster(self.carrier, pulse)
-        self.rounds = Rounds(
-            Tools(self.carrier, self.roster, Disk(), _nobody), state, None, lambda _: len(state.anchor)
-        )
-        self.leave = Leave(self.carrier, self.roster, None if pairs else self.rounds, folder / f"{name}.json")
-        self.leave.restore()
+        journal = Journal(folder / f"{name}.json")
+        tools = Tools(self.carrier, self.roster, journal, _nowhere, _nobody)
+        self.rounds = Rounds(tools, state, lambda _: len(state.anchor))
+        self.leave = Leave(self.carrier, self.roster, None if pairs else self.rounds)
+
+    @property
+    def votes(self) -> set[str]:
+        return set(self.rounds.promises.votes)
 
     async def meet(self) -> None:
         for name in NAMES:
             self.roster.add(Site(node=name, address="sim"))
         await self.roster.settled()
+
+
+async def _nowhere(state: OuterState) -> None:
+    raise AssertionError("nothing is committed here")
 
 
 async def _nobody(*_: Any) -> OuterState:
@@ -74,29 +82,33 @@ async def members(network: Network, folder: Path) -> dict[str, Member]:
 async def test_the_first_live_peer_inherits(network: Network, folder: Path) -> None:
     sites = await members(network, folder)
     await sites["a"].leave.leave()
-    assert [sites[name].rounds.votes for name in NAMES] == [set(), {"a", "b"}, {"c"}]
+    assert [sites[name].votes for name in NAMES] == [set(), {"a", "b"}, {"c"}]
 
 
 def full_disk(*_: Any) -> None:
     raise OSError(errno.ENOSPC, "No space left on device")
 
 
+async def refusing(*_: Any) -> None:
+    raise PierError("No space left on device", "")
+
+
 @in_virtual_time
 async def test_votes_that_cannot_be_written_down_are_not_given(network: Network, folder: Path) -> None:
     sites = await members(network, folder)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("pier_node.durable.replace", full_disk)
+        patch.setattr("pier_node.journal.replace", full_disk)
         await sites["a"].leave.leave()
-    assert [sites[name].rounds.votes for name in NAMES] == [{"a"}, {"b"}, {"c"}]
+    assert [sites[name].votes for name in NAMES] == [{"a"}, {"b"}, {"c"}]
 
 
 @in_virtual_time
 async def test_an_heir_with_a_full_disk_is_none(network: Network, folder: Path) -> None:
     sites = await members(network, folder)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(sites["b"].leave, "_keep", full_disk)
+        patch.setattr(sites["b"].rounds, "take_votes", refusing)
         await sites["a"].leave.leave()
-    assert [sites[name].rounds.votes for name in NAMES] == [set(), {"b"}, {"a", "c"}]
+    assert [sites[name].votes for name in NAMES] == [set(), {"b"}, {"a", "c"}]
 
 
 @in_virtual_time
@@ -113,15 +125,15 @@ async def test_votes_go_on_to_the_next_heir(network: Network, folder: Path) -> N
     await sites["a"].leave.leave()
     network.crash("a")
     await sites["b"].leave.leave()
-    assert sites["b"].rounds.votes == set()
-    assert sites["c"].rounds.votes == {"a", "b", "c"}
+    assert sites["b"].votes == set()
+    assert sites["c"].votes == {"a", "b", "c"}
 
 
 @in_virtual_time
 async def test_when_all_leave_at_once_everybody_keeps_its_vote(network: Network, folder: Path) -> None:
     sites = await members(network, folder)
     await asyncio.gather(*(site.leave.leave() for site in sites.values()))
-    assert [sites[name].rounds.votes for name in NAMES] == [{"a"}, {"b"}, {"c"}]
+    assert [sites[name].votes for name in NAMES] == [{"a"}, {"b"}, {"c"}]
 
 
 @in_virtual_time
@@ -129,7 +141,7 @@ async def test_an_answer_that_got_lost_counts_as_given(network: Network, folder:
     sites = await members(network, folder)
     network.weather.loss = 1.0
     await sites["a"].leave.leave()
-    assert sites["a"].rounds.votes == set()
+    assert sites["a"].votes == set()
 
 
 @in_virtual_time
@@ -138,7 +150,7 @@ async def test_an_heir_at_another_round_refuses(network: Network, folder: Path) 
     request = LeaveRequest(node="a", round=3, votes=["a"])
     with pytest.raises(PeerRefused, match="it is at round 0"):
         await sites["a"].carrier.call("b", LEAVE, request, 5.0)
-    assert sites["b"].rounds.votes == {"b"}
+    assert sites["b"].votes == {"b"}
 
 
 @in_virtual_time
@@ -147,17 +159,17 @@ async def test_both_sides_remember_across_a_restart(network: Network, folder: Pa
     await sites["a"].leave.leave()
     for name in NAMES:
         network.crash(name)
-    assert Member(network, "a", folder).rounds.votes == set()
-    assert Member(network, "b", folder).rounds.votes == {"a", "b"}
+    assert Member(network, "a", folder).votes == set()
+    assert Member(network, "b", folder).votes == {"a", "b"}
 
 
 @in_virtual_time
 async def test_who_takes_part_in_an_attempt_keeps_its_votes(network: Network, folder: Path) -> None:
     """The heir would not know of the attempt, and could decide another result than those who are in it."""
     sites = await members(network, folder)
-    sites["a"].rounds._promises.promise(1, Ballot(number=1, keeper="a"))
+    await sites["a"].rounds.promises.promise(Ballot(number=1, keeper="a"), {"a"})
     await sites["a"].leave.leave()
-    assert [sites[name].rounds.votes for name in NAMES] == [{"a"}, {"b"}, {"c"}]
+    assert [sites[name].votes for name in NAMES] == [{"a"}, {"b"}, {"c"}]
 
 
 @in_virtual_time
@@ -165,13 +177,13 @@ async def test_what_was_kept_for_another_round_is_void(network: Network, folder:
     sites = await members(network, folder)
     await sites["a"].leave.leave()
     network.crash("b")
-    assert Member(network, "b", folder, committed=1).rounds.votes == {"b"}
+    assert Member(network, "b", folder, committed=1).votes == {"b"}
 
 
 @in_virtual_time
 async def test_a_torn_file_gives_no_vote(network: Network, folder: Path) -> None:
     (folder / "a.json").write_text("{")
-    assert Member(network, "a", folder).rounds.votes == set()
+    assert Member(network, "a", folder).votes == set()
 
 
 @in_virtual_time
@@ -183,4 +195,4 @@ async def test_without_votes_a_site_only_says_goodbye(network: Network, folder: 
     assert other.roster.alive("a")
     await leaver.leave.leave()
     assert not other.roster.alive("a")
-    assert leaver.rounds.votes == {"a"}, "not given to anybody"
+    assert leaver.votes == {"a"}, "not given to anybody"

@@ -5,15 +5,17 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from outer.cases import CALM, config, outer_state, value
+import pytest
+from outer.cases import CALM, config, outer_state
 from simulation.cluster import TinyLayout
 from simulation.network import Network
 from simulation.virtual_time import run
 
-from pier_node.faults import NO_FAULTS
 from pier_node.journal import Journal, PairJournal
-from pier_node.member import pairs_of_two, rounds_of_all
+from pier_node.member import Footing, pairs_of_two, rounds_of_all
+from pier_node.outer.commitments import Commitments
 from pier_node.outer.records import Doubt, Records
+from pier_node.outer.state import OuterState
 from pier_node.roster import Roster
 
 AT_REST = outer_state(["a", "b"], round=4)
@@ -23,14 +25,19 @@ def roster_of(carrier: Any) -> Roster:
     return Roster(carrier, lambda: None)  # type: ignore[arg-type, return-value]
 
 
-def test_rounds_of_all_remember_a_vote_for_a_later_round(tmp_path: Path) -> None:
+async def nowhere(state: OuterState) -> None:
+    raise AssertionError("nothing is committed here")
+
+
+@pytest.mark.parametrize("bound", [Commitments(4, frozenset("ab"), (2, "b")), Commitments(9, frozenset("a"))])
+def test_rounds_of_all_remember_what_binds_them(tmp_path: Path, bound: Commitments) -> None:
     async def main() -> None:
         carrier, layout = Network(1, CALM).join("a"), TinyLayout()
-        for number, voted in ((4, False), (5, True)):
-            Journal(tmp_path / "journal.json").record(number, 2, "b", value("x", "ab"))
-            rounds = rounds_of_all(config(), carrier, roster_of(carrier), tmp_path, layout.length, AT_REST, NO_FAULTS)
-            assert (rounds._promises.voted is not None) is voted
-            assert rounds.state is AT_REST
+        Journal(tmp_path / "journal.json").keep(bound)
+        footing = Footing(config(), carrier, roster_of(carrier), tmp_path)
+        rounds = rounds_of_all(footing, nowhere, layout.length, AT_REST)
+        assert rounds.promises.now == bound
+        assert rounds.state is AT_REST
 
     run(main())
 
@@ -44,7 +51,7 @@ def test_pairs_remember_their_doubts(tmp_path: Path) -> None:
         run_config = config(
             run={"seed": 7}, inner={"total_steps": 100}, algorithm="noloco", inner_steps=10, noloco={"gamma": 0.3}
         )
-        pairs = pairs_of_two(run_config, carrier, roster_of(carrier), tmp_path, AT_REST, NO_FAULTS)
+        pairs = pairs_of_two(Footing(run_config, carrier, roster_of(carrier), tmp_path), AT_REST)
         assert pairs._tools.records == records
         assert (pairs._run.seed, pairs._run.last, pairs._tools.rates.gamma) == (7, 10, 0.3)
         assert (pairs.state, pairs.saved) == (AT_REST, 4)

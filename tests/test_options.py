@@ -1,11 +1,15 @@
 from __future__ import annotations
 
+import os
+from pathlib import Path
+
 import click
+import pytest
 from click.testing import CliRunner
 
 from pier_node.errors import PierError
 from pier_node.model.presets import PRESETS
-from pier_node.options import explained, preset
+from pier_node.options import explained, preset, with_token
 
 
 def test_an_error_is_explained_without_a_traceback() -> None:
@@ -29,3 +33,45 @@ def test_a_model_is_chosen_by_its_name() -> None:
     refused = CliRunner().invoke(choose, ["--preset", "llama-9t"])
     assert refused.exit_code == 2
     assert all(name in refused.output for name in PRESETS)
+
+
+@click.command()
+@with_token
+@explained
+def show(token: str | None) -> None:
+    click.echo(f"{token} {os.environ.get('PIER_TOKEN')}")
+
+
+@pytest.mark.parametrize(
+    ("words", "given", "token"),
+    [
+        ([], None, "None"),
+        (["--token", "a"], None, "a"),
+        (["--token-file", "file"], None, "b"),
+        (["--token", "-"], None, "c\n"),
+        ([], "d", "d"),
+        (["--token", "a"], "d", "a"),
+        (["--token-file", "file"], "d", "b"),
+        ([], "", "None"),
+    ],
+)
+def test_a_token_need_not_be_in_argv(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, words: list[str], given: str | None, token: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "file").write_text("b")
+    done = CliRunner(env={"PIER_TOKEN": given}).invoke(show, words, input="c\nmore\n")
+    assert done.output == f"{token} None\n", "and who is started from there does not get it"
+
+
+@pytest.mark.parametrize(
+    ("words", "problem"),
+    [
+        (["--token", "a", "--token-file", "b"], "--token and --token-file exclude each other"),
+        (["--token-file", "/nowhere"], "/nowhere: No such file or directory"),
+    ],
+)
+def test_a_token_that_cannot_be_had_is_said(words: list[str], problem: str) -> None:
+    done = CliRunner().invoke(show, words)
+    assert done.exit_code == 1
+    assert f"Error: {problem}" in done.output

@@ -75,7 +75,9 @@ class Site:
         crowd: Any = roster or Roster()
         played: Any = pairs
         self.training = PairTraining(
-            run_config, layout, carrier, crowd, played, self.trainer, Progress(), self.save, self.keep
+            *(run_config, layout, carrier, crowd, played, self.trainer, Progress(), self.save),
+            keep=self.keep,
+            merge=None,
         )
 
     async def keep(self, state: OuterState) -> None:

@@ -22,6 +22,10 @@ from pier_node.shared import SharedVector
 CONFIG = RunConfig.model_validate({"inner": {"total_steps": 100}, "outer": {"inner_steps": 10}})
 
 
+async def _nowhere(state: OuterState) -> None:
+    raise AssertionError("nothing is committed here")
+
+
 async def _nobody(*_: object) -> OuterState:
     raise AssertionError("nothing is adopted here")
 
@@ -49,7 +53,7 @@ def test_it_reports_the_committed_round() -> None:
         roster = Roster(carrier, reporter.pulse)
         tensors = {ANCHOR: SharedVector(4), MOMENTUM: SharedVector(4)}
         state = OuterState(3, ("a", "b"), tensors, {"a": 600, "b": 500})
-        reporter.rounds = Rounds(Tools(carrier, roster, Disk(), _nobody), state, None, lambda _: len(state.anchor))
+        reporter.rounds = Rounds(Tools(carrier, roster, Disk(), _nowhere, _nobody), state, lambda _: len(state.anchor))
         roster.add(Site(node="b", name="other", address="h:2"))
         roster.contacts["b"].pulse = Pulse(site=Site(node="b"), round=3, digest=state.digest)
         status = reporter.status(roster)
@@ -70,7 +74,7 @@ def test_the_message_names_sites() -> None:
         reporter = Reporter(CONFIG, Site(node="a"), carrier, Progress())
         roster = Roster(carrier, reporter.pulse)
         state = OuterState(3, ("a", node), {ANCHOR: SharedVector(4), MOMENTUM: SharedVector(4)}, {})
-        reporter.rounds = Rounds(Tools(carrier, roster, Disk(), _nobody), state, None, lambda _: 4)
+        reporter.rounds = Rounds(Tools(carrier, roster, Disk(), _nowhere, _nobody), state, lambda _: 4)
         roster.add(Site(node=node, name="lab-b", address="h:2"))
         reporter.rounds.last_error = f"absent: {node}"
         assert reporter.status(roster)["message"] == f"absent: lab-b ({node})"

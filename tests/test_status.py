@@ -47,6 +47,13 @@ async def test_json_has_null_for_what_is_not_known(page: str) -> None:
     assert "NaN" not in text
 
 
+@pytest.mark.parametrize("path", ["healthz", "status", "metrics"])
+async def test_nothing_is_told_under_a_name_that_is_not_ours(page: str, path: str) -> None:
+    evil = {"Host": "evil.example.org"}
+    async with aiohttp.ClientSession() as session, session.get(f"{page}/{path}", headers=evil) as answer:
+        assert answer.status == 403
+
+
 async def test_metrics_name_run_and_site(page: str) -> None:
     text = await get(f"{page}/metrics")
     assert 'pier_round{run="try",site="lab-a"} 7.0' in text

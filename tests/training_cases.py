@@ -73,6 +73,7 @@ class Rounds:
     def __init__(self, state: OuterState, *fates: Any) -> None:
         self.state, self.sites, self.fates, self.times = state, 0, [*fates], Times()
         self.heard: list[tuple[float, int]] = []
+        self.committed: list[OuterState] = []
         self.drops = 0.0
         self.roster = Roster()
 
@@ -89,6 +90,7 @@ class Rounds:
             else (np.zeros(len(contribution.vector)), {})
         )
         self.state = advance(self.state, np.array(mean, np.float32), {**tokens, "other": 1})
+        self.committed.append(self.state)
         return self.state
 
     commit_alone = commit
@@ -99,7 +101,7 @@ class Rounds:
     def leaders(self) -> list[str]:
         return self.roster.ahead(self.state.round)
 
-    def adopt(self, state: OuterState) -> None:
+    async def adopt(self, state: OuterState) -> None:
         self.state = state
 
 
@@ -128,9 +130,7 @@ class Carrier:
 class Site:
     """A Training whose surroundings are all played."""
 
-    def __init__(
-        self, run_config: RunConfig, rounds: Rounds, roster: Roster | None = None, kept: OuterState | None = None
-    ) -> None:
+    def __init__(self, run_config: RunConfig, rounds: Rounds, roster: Roster | None = None) -> None:
         self.trainer, self.rounds, self.roster = Trainer(), rounds, roster or Roster()
         rounds.roster = self.roster
         self.saved: list[Checkpoint] = []
@@ -138,16 +138,10 @@ class Site:
         carrier: Any = Carrier()
         crowd: Any = self.roster
         played: Any = rounds
-        self.states: list[OuterState] = []
-        self.training = Training(
-            run_config, layout, carrier, crowd, played, self.trainer, Progress(), self.save, self.keep, kept
-        )
+        self.training = Training(run_config, layout, carrier, crowd, played, self.trainer, Progress(), self.save)
 
     async def save(self, checkpoint: Checkpoint) -> None:
         self.saved.append(checkpoint)
-
-    async def keep(self, state: OuterState) -> None:
-        self.states.append(state)
 
     def run(self) -> None:
         run(self.training.run())

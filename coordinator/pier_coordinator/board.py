@@ -21,7 +21,7 @@ from pier_coordinator.links import Links
 from pier_coordinator.pipeline_rows import PipelineRows
 from pier_coordinator.said import said
 from pier_coordinator.series import Series, rounded
-from pier_coordinator.sites import REVOKED, Site
+from pier_coordinator.sites import IDLE, REVOKED, Site
 from pier_coordinator.timeline import LATEST, Timeline, segment_of
 
 EVENTS = 500
@@ -99,6 +99,7 @@ class Board:
                 if text(fact.body, "state") == REVOKED:
                     site.ending = REVOKED
                     self.links.revoke(site.node)
+                    self._rest(site)
                 site.dropped = max(site.dropped, whole(fact.body, "dropped") or 0)
 
     def _sample(self, site: Site, when: float, body: Mapping[str, Any]) -> None:
@@ -107,6 +108,8 @@ class Board:
             site.phase = "training"
         for name in ("loss", "tokens_per_second", "utilisation"):
             site.curves[name].add(when, number(body, name), self.stamp)
+        if self._state(site) in IDLE:  # what it says of its speed was true when it trained
+            return
         speed, loss = number(body, "tokens_per_second"), number(body, "loss")
         if speed is not None:
             self._speeds.take(site.node, when, speed)
@@ -114,6 +117,17 @@ class Board:
         if loss is not None:
             self._losses.take(site.node, when, loss)
             self.curves["loss"].add(when, self._losses.mean, self.stamp)
+
+    def _rest(self, site: Site) -> None:
+        """If a site trains nothing any more, the run's speed and loss are those of the others."""
+        if self._state(site) not in IDLE:
+            return
+        self._losses.forget(site.node)
+        if self._speeds.forget(site.node):
+            self.curves["tokens_per_second"].add(self.now(), self._speeds.sum, self.stamp)
+
+    def _state(self, site: Site) -> str:
+        return site.state(self.now(), self._started, self.run.get("rounds") or 0)
 
     def _round(self, site: Site, when: float, body: Mapping[str, Any]) -> None:
         segment = segment_of(when, body)
@@ -137,6 +151,7 @@ class Board:
         self.stamp += 1
         site.stamp, site.alive = self.stamp, alive
         if not alive:
+            self._rest(site)
             return
         offset = number(pulse, "offset")
         site.heard = self.now()
@@ -145,6 +160,7 @@ class Board:
         site.measured(pulse)
         self.pipeline.pulse(node, pulse, self.stamp, self.now())
         self._reached(site, whole(pulse, "round"))
+        self._rest(site)
 
     def drawn(self, drawing: Drawing) -> None:
         """Take in paths that a site of a pipeline has planned, as they are shown."""
@@ -202,12 +218,12 @@ class Board:
 
     def refresh(self) -> None:
         """A site that says nothing changes too: see whose silence has lasted too long."""
-        now, rounds = self.now(), self.run.get("rounds") or 0
         for site in self.sites.values():
-            state = site.state(now, self._started, rounds)
+            state = self._state(site)
             if state != site.shown:
                 self.stamp += 1
                 site.shown, site.stamp = state, self.stamp
+                self._rest(site)
 
     def row(self, site: Site, since: int = 0) -> dict[str, Any]:
         """A site as the page's table has it."""
@@ -225,7 +241,7 @@ class Board:
             "alive": len(live),
             "paused": len(live) - len(moving),
             "tokens": sum(site.tokens or 0 for site in self.sites.values()),
-            "tokens_per_second": rounded(sum(site.tokens_per_second or 0 for site in moving)),
+            "tokens_per_second": rounded(sum(site.speed or 0 for site in moving)),
             "loss": rounded(self.curves["loss"].last()),
             "validation_loss": rounded(self.curves["validation_loss"].last()),
             "bytes_sent": sum(site.bytes_sent or 0 for site in self.sites.values()),

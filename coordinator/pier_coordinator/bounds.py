@@ -41,7 +41,7 @@ from pier.v1.coordinator_pb2 import (
     Stage,
     WatchRequest,
 )
-from pier.v1.peer_pb2 import Place, Pulse, Site
+from pier.v1.peer_pb2 import Place, Pulse, Revocations, Site
 from pier_node.pipeline.latest_paths import MOST_BYTES
 from pier_node.wire import bounds as peers
 from pier_node.wire.carrier import BadMessage
@@ -74,8 +74,6 @@ DOMAINS = 512
 SHEET_BYTES = 8 << 20
 """Most bytes of a score sheet that is sent: of a split not more is scored than data/domains.py keeps."""
 PIECE = 128 << 10
-REVOKED = 4096
-"""Most revoked nodes that a heartbeat's answer names: the latest."""
 
 M = TypeVar("M", bound=Message)
 
@@ -95,6 +93,7 @@ FIELDS: dict[type[Message], dict[str, Rule]] = {
     Site: {**peers.FIELDS[Site], "name": NAME},
     Place: peers.FIELDS[Place],
     Pulse: peers.FIELDS[Pulse],
+    Revocations: peers.FIELDS[Revocations],
     EnrolRequest: {"protocol": ANY, "name": NAME, "public_key": size(1, 512), "proof": size(1, 128), "time": TIME},
     EnrolReply: {"certificate": PEM, "authority": PEM, "run_config": text(1 << 16), "node": NODE},
     RegisterRequest: {
@@ -115,10 +114,17 @@ FIELDS: dict[type[Message], dict[str, Rule]] = {
         "slot": below(SITES),
         "roster": Many(Part(), SITES),
         "order": Part(needed=True),
+        "revocations": Part(),
     },
-    HeartbeatRequest: {"lease": LEASE, "pulse": Part(needed=True), "order": COUNT, "paths": Part()},
+    HeartbeatRequest: {
+        "lease": LEASE,
+        "pulse": Part(needed=True),
+        "order": COUNT,
+        "paths": Part(),
+        "revocations": COUNT,
+    },
     Paths: {"round": COUNT, "content": size(1, MOST_BYTES)},
-    HeartbeatReply: {"order": COUNT, "revoked": Many(NODE, REVOKED)},
+    HeartbeatReply: {"order": COUNT, "revocations": Part()},
     WatchRequest: {"lease": LEASE},
     Order: {"epoch": COUNT, "activity": one_of(Order.Activity.values()), "assignment": Part(needed=True)},
     Assignment: {"replica": Part(), "expert": Part(), "stage": Part()},

@@ -47,14 +47,21 @@ def init(folder: Path, preset: str) -> None:
 @click.option("--listen", default="0.0.0.0:7790", show_default=True, metavar="HOST:PORT", help="Where sites call.")
 @click.option("--advertise", metavar="HOST[:PORT]", help="Where sites reach it. [default: found out, and said]")
 @click.option("--page", default=PAGE, show_default=True, metavar="HOST:PORT", help="Where the web page is.")
+@click.option(
+    "--host",
+    "hosts",
+    multiple=True,
+    metavar="NAME[:PORT]",
+    help="A name of the page in browsers, as behind a proxy; repeat. [default: addresses and this machine's name]",
+)
 @click.option("--quiet", is_flag=True, help="Say only what is wrong. [default: say what happens]")
 @explained
-def start(folder: Path, listen: str, advertise: str | None, page: str, quiet: bool) -> None:
+def start(folder: Path, listen: str, advertise: str | None, page: str, hosts: tuple[str, ...], quiet: bool) -> None:
     """Run the coordinator of FOLDER until Ctrl+C; the sites train on without it. [default: this folder]"""
     from pier_coordinator.commands.start import Settings, run_coordinator
     from pier_coordinator.home import Home
 
-    run_coordinator(Settings(Home.found(folder), listen, advertise, page), quiet)
+    run_coordinator(Settings(Home.found(folder), listen, advertise, page, hosts), quiet)
 
 
 @main.command()
@@ -79,7 +86,8 @@ def invite(folder: Path, name: str, expires: float, uses: int, as_json: bool) ->
 def revoke(folder: Path, site: str, as_json: bool) -> None:
     """Put SITE (its name or node id) out of the run for good, or take back the invite of that id.
 
-    A site that has come in with an invite stays when the invite is taken back: revoke the site.
+    With a site its invite ends, if that has uses left: otherwise the same people could come in again. Sites that have
+    come in with an invite stay when the invite is taken back: revoke each of them.
     """
     from pier_coordinator.commands.operate import revoke
 

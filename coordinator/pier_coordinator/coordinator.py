@@ -16,7 +16,7 @@ from pier_coordinator.refusals import Refused
 from pier_coordinator.registry import Registry
 from pier_coordinator.store.orders import OPERATOR
 from pier_coordinator.store.rows import Activity, InviteRow, OrderRow, SiteRow, Standing
-from pier_coordinator.store.sites import member
+from pier_coordinator.store.sites import REVOCATIONS, member
 from pier_coordinator.store.store import Store
 from pier_coordinator.store.thinning import Thinning
 from pier_coordinator.table import row
@@ -43,6 +43,7 @@ class Coordinator:
         orders: the newest order of each site.
         experts: the plan of experts that holds, and how far it is.
         revoked: nodes that are not of the run any more, the latest last.
+        revocations: version of that list; 0: nobody was revoked yet.
         invites: those whose holders may knock, by their certificate (DER).
         invites_changed: called with them whenever they change.
 
@@ -65,7 +66,8 @@ class Coordinator:
         self.registry = Registry(clock, wall)
         self.sites: dict[str, SiteRow] = {site.node: site for site in store.sites()}
         self.orders: dict[str, OrderRow] = {order.node: order for order in store.orders()}
-        self.revoked = [site.node for site in self.sites.values() if site.revoked_at is not None]
+        self.revoked = store.revoked()
+        self.revocations = int(store.meta(REVOCATIONS) or 0)
         self.invites: dict[bytes, InviteRow] = {}
         self.invites_changed: Callable[[Collection[InviteRow]], None] = lambda _: None
         self.experts = Campaign(self)
@@ -141,11 +143,13 @@ class Coordinator:
         return await self._order(sites, None, assignment)
 
     async def revoke(self, site: str) -> SiteRow:
-        """Put a site, by its name or node id, out of the run for good. Raises Refused."""
+        """Put a site, by its name or node id, out of the run for good; its invite ends too. Raises Refused."""
         (node,) = self._nodes([site])
         revoked = self.sites[node] = await self.store.revoke(node, self.wall())
         self.revoked.append(node)
+        self.revocations = int(self.store.meta(REVOCATIONS) or 0)
         self.registry.remove(node)
+        self.look_at_invites()
         return revoked
 
     async def invite(self, invite: InviteRow) -> None:

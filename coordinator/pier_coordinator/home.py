@@ -20,13 +20,12 @@ from functools import cached_property
 from pathlib import Path
 from typing import Self
 
-from cryptography.hazmat.primitives.asymmetric import ec
-
+from pier_coordinator.authority import Authority
 from pier_node import durable
-from pier_node.certificates import Credentials, credentials, issue
+from pier_node.certificates import Credentials, credentials
 from pier_node.config import RunConfig, load
 from pier_node.errors import PierError
-from pier_node.identity import Identity, Token, node_id, write_private
+from pier_node.identity import Identity, Token, write_private
 
 RUN_FILE, DATABASE, OPERATOR_FILE, DAEMON_FILE = "run.toml", "coordinator.db", "operator.token", "daemon.json"
 PLAN_FILE = "experts.json"
@@ -91,9 +90,10 @@ class Home:
         """What proves to sites who the coordinator is."""
         return credentials(self.identity, self.token)
 
-    def certify(self, key: ec.EllipticCurvePublicKey) -> bytes:
-        """A certificate for a site, PEM."""
-        return issue(self.token, node_id(key), key)
+    @cached_property
+    def authority(self) -> Authority:
+        """What the coordinator signs for the run. Raises PierError."""
+        return Authority(self.token, self.config.hash())
 
     def announce(self, address: str, page: str) -> None:
         """Let this machine's commands find the coordinator that runs; `page` is its URL."""

@@ -18,7 +18,7 @@ class Latest:
 
     def take(self, node: str, time: float, value: float) -> None:
         """A site has told its value."""
-        self._forget(node)
+        self.forget(node)
         grains = round(value * GRAIN)
         self._latest[node] = (time, grains)
         self._sum += grains
@@ -31,15 +31,18 @@ class Latest:
 
     @property
     def mean(self) -> float:
-        """Likewise. Raises ZeroDivisionError before the first."""
+        """Likewise. Raises ZeroDivisionError when there is none."""
         return self.sum / len(self._latest)
 
-    def _forget(self, node: str) -> None:
-        self._sum -= self._latest.pop(node, (0.0, 0))[1]
+    def forget(self, node: str) -> bool:
+        """A site has no value any more; returns whether it had one."""
+        _, grains = self._latest.pop(node, (0.0, None))
+        self._sum -= grains or 0
+        return grains is not None
 
     def _expire(self, now: float) -> None:
         while True:
             node, (time, _) = next(iter(self._latest.items()))
             if now - time <= WINDOW:
                 return
-            self._forget(node)
+            self.forget(node)

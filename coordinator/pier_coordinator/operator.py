@@ -16,6 +16,7 @@ from pier_node.config_errors import first_problem
 from pier_node.experts.config import DomainSection
 from pier_node.experts.scoring_order import ScoredDomain
 from pier_node.invite import Invite
+from pier_node.secret_text import TOKEN_VARIABLE
 from pier_node.units import several
 
 
@@ -82,12 +83,25 @@ class Operator:
         return self._coordinator.experts.scoring_told()
 
     async def revoke(self, node: str) -> dict[str, Any]:
-        """Put a site out of the run, or take an invite back; tells which, and which sites came with the invite."""
-        if node not in {invite.id for invite in self._coordinator.store.invites()}:
-            return {"site": (await self._coordinator.revoke(node)).name}
-        await self._coordinator.revoke_invite(node)
-        came = (site for site in self._coordinator.sites.values() if site.invite == node)
-        return {"invite": node, "sites": [site.name for site in came if site.revoked_at is None]}
+        """Put a site out of the run, or take an invite back.
+
+        Returns:
+            "site", if it was one; the "invite" that is of no use from now on, "" if none; and the "sites" that came in
+            with the same invite and stay.
+        """
+        coordinator, now = self._coordinator, self._coordinator.wall()
+        invites = {invite.id: invite for invite in coordinator.store.invites()}
+        if node in invites:
+            await coordinator.revoke_invite(node)
+            return {"invite": node, "sites": self._came_with(node)}
+        site = await coordinator.revoke(node)
+        used = invites.get(site.invite)
+        ended = used is not None and not used.closed(now)
+        return {"site": site.name, "invite": site.invite if ended else "", "sites": self._came_with(site.invite)}
+
+    def _came_with(self, invite: str) -> list[str]:
+        sites = self._coordinator.sites.values()
+        return [site.name for site in sites if site.invite == invite and site.revoked_at is None]
 
     async def invite(self, name: str, expires_seconds: float, uses: int) -> dict[str, Any]:
         """Make an invite, and the command that uses it."""
@@ -95,5 +109,5 @@ class Operator:
         row = InviteRow(invite.id, name or None, now + expires_seconds, uses, invite.certificate, now)
         await self._coordinator.invite(row)
         named = f" --name {shlex.quote(name)}" if name else ""
-        command = f"pier-node start --coordinator {self._address} --token {invite}{named}"
+        command = f"{TOKEN_VARIABLE}={invite} pier-node start --coordinator {self._address}{named}"
         return {"id": invite.id, "token": str(invite), "command": command, "expires": row.expires, "uses": uses}

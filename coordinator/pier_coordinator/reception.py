@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import secrets
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 
 from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
 from cryptography.hazmat.primitives import hashes
@@ -32,9 +32,9 @@ from pier.v1.coordinator_pb2 import (
     ReportRequest,
     WatchRequest,
 )
-from pier.v1.peer_pb2 import Site
+from pier.v1.peer_pb2 import Revocations, Site
 from pier_coordinator import admission, records
-from pier_coordinator.bounds import REVOKED
+from pier_coordinator.authority import Authority
 from pier_coordinator.coordinator import Coordinator
 from pier_coordinator.refusals import Refused
 from pier_coordinator.registry import HEARTBEAT_SECONDS, LEASE_SECONDS
@@ -45,9 +45,7 @@ from pier_node.config_errors import first_problem
 from pier_node.coordination.expert_messages import kept
 from pier_node.identity import node_id
 from pier_node.wire.carrier import BadMessage
-
-Issue = Callable[[ec.EllipticCurvePublicKey], bytes]
-"""Makes a node's certificate, PEM."""
+from pier_node.wire.values import REVOKED
 
 DELIVERY = 300.0
 """Seconds that a delivery may take."""
@@ -68,11 +66,12 @@ class Reception:
         node: the coordinator's node id.
     """
 
-    def __init__(self, coordinator: Coordinator, own: Credentials, node: str, issue: Issue) -> None:
+    def __init__(self, coordinator: Coordinator, own: Credentials, node: str, authority: Authority) -> None:
         self._of = coordinator
-        self._authority = own.ca_pem
+        self._certificate = own.ca_pem
         self._node = node
-        self._issue = issue
+        self._authority = authority
+        self._revocations = Revocations()
         self._delivering: set[str] = set()
 
     async def enrol(self, certificate: bytes, request: EnrolRequest) -> EnrolReply:
@@ -89,8 +88,8 @@ class Reception:
         self._of.stands(await self._of.store.enrol(node, request.name, invite.id, now))
         self._of.look_at_invites()
         return EnrolReply(
-            certificate=self._issue(key),
-            authority=self._authority,
+            certificate=self._authority.certify(key),
+            authority=self._certificate,
             run_config=self._of.config.canonical(),
             node=self._node,
         )
@@ -116,6 +115,7 @@ class Reception:
             slot=self._slot(site),
             roster=[self._site(other) for other in self._of.sites.values() if _reachable(other) and other is not site],
             order=order(registered.order),
+            revocations=self._news(0),
         )
 
     async def heartbeat(self, node: str, request: HeartbeatRequest) -> HeartbeatReply:
@@ -125,7 +125,7 @@ class Reception:
             await self._of.store.note_presence(False, [back])
         if request.HasField("paths"):
             presence.paths = request.paths
-        return HeartbeatReply(order=self._of.orders[node].epoch, revoked=self._of.revoked[-REVOKED:])
+        return HeartbeatReply(order=self._of.orders[node].epoch, revocations=self._news(request.revocations))
 
     async def watch(self, node: str, request: WatchRequest) -> AsyncIterator[Order]:
         """What a site shall do, now and whenever that changes. Ends with Stranger, Unregistered, Superseded."""
@@ -186,6 +186,15 @@ class Reception:
         self._of.registry.holder(node, request.lease)
         async for part in self._of.experts.fetch_checkpoint(node, request.plan, request.job):
             yield part
+
+    def _news(self, known: int) -> Revocations | None:
+        """The list of revoked sites, for a site that knows it in that version."""
+        version = self._of.revocations
+        if known >= version:
+            return None
+        if self._revocations.version != version:
+            self._revocations = self._authority.revocations(version, self._of.revoked[-REVOKED:])
+        return self._revocations
 
     def _slot(self, site: SiteRow) -> int:
         return (site.slot or 0) % self._of.config.run.sites

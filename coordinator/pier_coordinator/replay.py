@@ -12,6 +12,7 @@ from pier_coordinator.board import Board
 from pier_coordinator.facts import Fact
 from pier_coordinator.fields import number
 from pier_coordinator.page import make_app
+from pier_coordinator.store.log import put_aside
 from pier_node.errors import PierError
 
 BATCH = 1000
@@ -19,7 +20,17 @@ BATCH = 1000
 
 
 def read_log(path: Path) -> list[Fact]:
-    """The facts of an event log, by time. Raises PierError: it cannot be read, or a line of it is none; which one."""
+    """The facts of an event log, and of the one that was put aside before it, by time.
+
+    Raises:
+        PierError: a log cannot be read, or a line of it is none; which one.
+    """
+    before = _read(put_aside(path)) if put_aside(path).exists() else []
+    known = {fact.number for fact in before}
+    return sorted(before + [fact for fact in _read(path) if fact.number not in known], key=lambda fact: fact.time)
+
+
+def _read(path: Path) -> list[Fact]:
     facts: list[Fact] = []
     try:
         with path.open(encoding="utf-8") as lines:
@@ -27,7 +38,7 @@ def read_log(path: Path) -> list[Fact]:
                 facts.append(_fact(path, at, line))
     except (OSError, UnicodeDecodeError) as error:
         raise PierError(f"{path}: cannot read it: {error}", "Give the events.jsonl of a run.") from error
-    return sorted(facts, key=lambda fact: fact.time)
+    return facts
 
 
 def _fact(path: Path, at: int, line: str) -> Fact:

@@ -22,10 +22,11 @@ from pier.v1.coordinator_pb2 import (
     ReportRequest,
     WatchRequest,
 )
+from pier_coordinator.authority import Authority
 from pier_coordinator.bounds import MESSAGE_BYTES, parse
 from pier_coordinator.coordinator import Coordinator
 from pier_coordinator.limits import Limits
-from pier_coordinator.reception import Issue, Reception
+from pier_coordinator.reception import Reception
 from pier_coordinator.refusals import Refused, Stranger, Superseded, TooFast, Unregistered
 from pier_coordinator.tls import Trust, der
 from pier_node.certificates import Credentials, node_id_of_certificate
@@ -63,12 +64,14 @@ class CoordinatorService(grpc.GenericRpcHandler):  # type: ignore[type-arg]
 
     Args:
         own: the coordinator's certificate and key, and the run's authority.
-        issue: certifies the public key of a site that was let in; PEM.
+        authority: certifies sites that are let in, and signs who was revoked.
     """
 
-    def __init__(self, coordinator: Coordinator, own: Credentials, issue: Issue, limits: Limits | None = None) -> None:
+    def __init__(
+        self, coordinator: Coordinator, own: Credentials, authority: Authority, limits: Limits | None = None
+    ) -> None:
         self._coordinator = coordinator
-        self._reception = Reception(coordinator, own, node_id_of_certificate(own.cert_pem), issue)
+        self._reception = Reception(coordinator, own, node_id_of_certificate(own.cert_pem), authority)
         self._limits = Limits() if limits is None else limits
         self._trust = Trust(own)
         self._trust.change(coordinator.invites.values())

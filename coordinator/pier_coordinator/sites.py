@@ -19,6 +19,8 @@ SILENT_AFTER = 60.0
 LIVE = ("inner_step", "tokens", "tokens_per_second", "loss", "validation_loss", "bytes_sent", "utilisation", "memory")
 REVOKED = "revoked"
 GONE = ("done", "leaving", "left", REVOKED)
+IDLE = ("silent", "paused", *GONE)
+"""States of a site that trains nothing, whatever speed it told last."""
 
 
 @dataclass
@@ -88,6 +90,11 @@ class Site:
         """It has committed a round; news of an earlier one changes nothing."""
         self.round = max(self.round, round or 0)
 
+    @property
+    def speed(self) -> float | None:
+        """Tokens a second that it trains at now, as of the last look at its state; None: it has never said."""
+        return 0.0 if self.tokens_per_second is not None and self.shown in IDLE else self.tokens_per_second
+
     def state(self, now: float, started: float, rounds: int) -> str:
         """A word: its phase, or why it has none."""
         if self.ending:
@@ -107,6 +114,7 @@ class Site:
             "round": self.round,
             "lag": 0 if self.ending else max(0, top - self.round),
             **{key: rounded(getattr(self, key)) for key in LIVE if key not in ("tokens", "bytes_sent", "memory")},
+            "tokens_per_second": rounded(self.speed),
             **{key: getattr(self, key) for key in ("tokens", "bytes_sent", "memory")},
             "uplink": rounded(uplink),
             "heard": round(self.heard, 1),

@@ -25,7 +25,7 @@ class Archive:
     """The disk of one site of one run.
 
     Args:
-        saved: told of each state that would survive a power cut from now on.
+        saved: told of each state that would survive a power cut from now on, in a run of pairs.
         status: what there is to say about this site.
         checkpoints: the folder of those; of a pipeline's sites it is another one, because they have no whole model.
     """
@@ -64,18 +64,18 @@ class Archive:
 
     async def commit(self, checkpoint: Checkpoint) -> None:
         """After each round. Raises PierError."""
-        await asyncio.to_thread(self._checkpoints.save, checkpoint)
+        await asyncio.to_thread(self.save, checkpoint)
         self._saved(checkpoint.state)
         self.note(checkpoint.state)
 
     async def keep(self, state: OuterState) -> None:
-        """Before its checkpoint can be taken. Raises PierError."""
+        """Before this site says that it has a committed state. Raises PierError."""
         await asyncio.to_thread(self._states.save, state)
         self._saved(state)
 
     def save(self, checkpoint: Checkpoint) -> None:
-        """At the end. Raises PierError."""
-        self._checkpoints.save(checkpoint)
+        """Write a checkpoint. Blocks. Raises PierError."""
+        self._checkpoints.save(checkpoint, self._states.file_of(checkpoint.state))
 
     def note(self, state: OuterState) -> None:
         """Write a line for whoever reads along. With overlap this site may be at a later state than that by now."""

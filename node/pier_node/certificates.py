@@ -65,6 +65,11 @@ def authority(token: Token) -> bytes:
     return _pem(_authority(token)[1])
 
 
+def authority_key(token: Token) -> ec.EllipticCurvePrivateKey:
+    """The key of a run's authority."""
+    return _authority(token)[0]
+
+
 def issue(token: Token, node: str, key: ec.EllipticCurvePublicKey) -> bytes:
     """A certificate for a node with that id and key, PEM: valid from a day ago on, since clocks differ."""
     ca_key, ca = _authority(token)

@@ -11,6 +11,7 @@ A folder is written under another name, forced to the disk, and only then rename
 from __future__ import annotations
 
 import logging
+import os
 import re
 import shutil
 import threading
@@ -85,24 +86,27 @@ class CheckpointStore:
         self._keep = keep
         self._saving = threading.Lock()
 
-    def save(self, checkpoint: Checkpoint) -> Path:
+    def save(self, checkpoint: Checkpoint, state_file: Path | None = None) -> Path:
         """Write a checkpoint, then delete what rotation does not keep. Blocks; call it in a thread, or in several.
 
         Its vectors are read in place, so `adam_m`, `adam_v`, `pending` and `residual` must not be written meanwhile.
+
+        Args:
+            state_file: where the vectors of its state lie on the disk already, to be shared.
 
         Raises:
             PierError: the disk is full or failing; the earlier checkpoints are as they were.
         """
         with self._saving:
-            return self._save(checkpoint)
+            return self._save(checkpoint, state_file)
 
-    def _save(self, checkpoint: Checkpoint) -> Path:
+    def _save(self, checkpoint: Checkpoint, state_file: Path | None) -> Path:
         final = self._folder / f"round-{checkpoint.state.round:08d}"
         temporary = final.with_suffix(".tmp")
         try:
             self._delete(*self._folder.glob("*.tmp"))
             temporary.mkdir(parents=True)
-            _write(temporary, checkpoint, self._run_hash)
+            _write(temporary, checkpoint, self._run_hash, state_file)
             self._swap_in(temporary, final)
             self._rotate(final)
         except (OSError, SafetensorError) as error:
@@ -190,8 +194,11 @@ class CheckpointStore:
                 shutil.rmtree(folder)
 
 
-def _write(folder: Path, checkpoint: Checkpoint, run_hash: str) -> None:
-    write_state(folder, checkpoint.state)
+def _write(folder: Path, checkpoint: Checkpoint, run_hash: str, state_file: Path | None) -> None:
+    try:
+        os.link(state_file or "", folder / STATE)
+    except OSError:  # there is none, it was rotated away just now, or this file system has no links
+        write_state(folder, checkpoint.state)
     _save_tensors(folder / LOCAL, checkpoint.local)
     write_record(folder, _record(checkpoint, run_hash))
 

@@ -22,11 +22,11 @@ from pier_node.options import (
     MODEL,
     PEERS,
     RUN,
-    TOKEN,
     TRANSPORT,
     dataset,
     explained,
     preset,
+    with_token,
 )
 from pier_node.spinning import spin_little
 
@@ -67,8 +67,10 @@ def init(file: Path, preset: str, force: bool) -> None:
 @main.command()
 @RUN
 @PEERS
-@click.option("--coordinator", metavar="HOST:PORT", help="--token is its invite. [default: the one that --data knows]")
-@TOKEN
+@click.option(
+    "--coordinator", metavar="HOST:PORT", help="Its invite is the token. [default: the one that --data knows]"
+)
+@with_token
 @FOLDER
 @click.option("--name", default="", help="What people call this site. [default: host name]")
 @LISTEN
@@ -129,7 +131,7 @@ def stop(folder: Path, timeout: float) -> None:
 @main.command()
 @RUN
 @PEERS
-@TOKEN
+@with_token
 @FOLDER
 @LISTEN
 @ADVERTISE

@@ -19,14 +19,15 @@ from pier_node.archive import Archive
 from pier_node.background import Background
 from pier_node.checkpoint import Checkpoint
 from pier_node.coordination.coordination import Coordination
+from pier_node.identity import Token
 from pier_node.inner.workers import Workers
 from pier_node.join import Reception, find_run, free_slot
 from pier_node.leave import Leave
 from pier_node.linger import linger
-from pier_node.member import pairs_of_two, rounds_of_all
+from pier_node.member import Footing, pairs_of_two, rounds_of_all
 from pier_node.model.layout import Layout
 from pier_node.names import name_in_logs
-from pier_node.newcomer import beginning, from_peers
+from pier_node.newcomer import at_rest, beginning, from_peers
 from pier_node.orders import Orders
 from pier_node.outer.advance import get_ready
 from pier_node.outer.pairs import Pairs
@@ -64,10 +65,11 @@ class Daemon:
 
     Args:
         say: tells the user something worth reading.
+        on_terminal: what is said goes to a terminal and into no log: it may have the run's token in it.
     """
 
-    def __init__(self, settings: Settings, say: Callable[[str], None] = print) -> None:
-        self._settings, self._say = settings, say
+    def __init__(self, settings: Settings, say: Callable[[str], None] = print, on_terminal: bool = False) -> None:
+        self._settings, self._say, self._on_terminal = settings, say, on_terminal
         self._stopping = asyncio.Event()
         self._progress = Progress()
         self._rounds: Rounds | Pairs | None = None
@@ -140,12 +142,13 @@ class Daemon:
         self._reporter = Reporter(member.config, self._site, self._carrier, self._progress)
         self._roster = Roster(self._carrier, self._reporter.pulse, run_hash=run_hash)
         name_in_logs(self._roster.called)
-        reception = Reception(self._carrier, self._roster, member.config, lambda: self._site)
-        self._carrier.serve(HELLO, reception.answer)
-        ProbeServer(self._carrier, run_hash)
         stack.push_async_callback(self._carrier.stop)
         stack.push_async_callback(self._roster.stop)
         known = await self._place(stack)
+        revoked = self._coordination.revoked if self._coordination else None
+        reception = Reception(self._carrier, self._roster, member.config, lambda: self._site, revoked)
+        self._carrier.serve(HELLO, reception.answer)
+        ProbeServer(self._carrier, run_hash, self._roster.address)
         record = known or SiteRecord(not settings.peers, slot=0, transport=member.transport)
         peers = [*settings.peers, *(site.address for site in record.sites())]
         choice = await self._carrier.listen(settings.listen, settings.advertise, peers)
@@ -161,12 +164,13 @@ class Daemon:
         self._site.slot = slot
         self._sign_entry(record)
         self._save_record()
-        self._background.start(stack, self._gossip(reception))
+        self._background.start(stack, self._gossip(reception, peers))
         if self._coordination:
             self._background.start(stack, self._coordination.run())
             self._background.start(stack, self._coordination.sample())
         if self._record.founder and member.enrolment is None:
-            self._say(member.invitation(self._site.address))
+            kept = None if self._on_terminal else Token.path(settings.folder).absolute()
+            self._say(member.invitation(self._site.address, kept))
 
     def _sign_entry(self, record: SiteRecord) -> None:
         """Make what this site says of itself newer than all that it has said before, whatever its clock says."""
@@ -178,8 +182,7 @@ class Daemon:
         member, settings = self._member, self._settings
         if member.enrolment is None:
             return member.record
-        by = member.enrolment, member.identity, self._reporter, self._carrier, self._roster, member.transport
-        self._coordination = Coordination(*by, settings.workers, self.stop)
+        self._coordination = Coordination(member, settings, self._reporter, self._carrier, self._roster, self.stop)
         stack.push_async_exit(self._coordination.close)
         return await self._coordination.enter(member.record)
 
@@ -191,10 +194,11 @@ class Daemon:
         durable.replace(path, json.dumps({"pid": os.getpid(), "http": f"http://127.0.0.1:{port}"}).encode())
         stack.callback(path.unlink, missing_ok=True)
 
-    async def _gossip(self, reception: Reception) -> None:
+    async def _gossip(self, reception: Reception, peers: list[str]) -> None:
+        """Say hello again to all that this site knows, and to whom it was told of, who may have been away at first."""
         while True:
             await asyncio.sleep(GOSSIP)
-            await reception.introduce(self._roster.reached_at())
+            await reception.introduce([*peers, *self._roster.reached_at()])
             self._save_record()
 
     def _save_record(self) -> None:
@@ -216,21 +220,30 @@ class Daemon:
         await self._roster.settled()
         checkpoint = await self._archive.newest()
         how = "Going on" if checkpoint else "Starting"
-        if checkpoint is None and self._record.founder:
-            checkpoint = await asyncio.to_thread(beginning, config, layout, node)
         if checkpoint is None:
-            self._progress.phase = Phase.PHASE_CATCHING_UP
-            checkpoint = await from_peers(config, layout, self._carrier, self._roster)
-        self._roster.keep(checkpoint.state.members)
-        await asyncio.to_thread(lambda: checkpoint.state.digest)
+            checkpoint = await self._first(layout)
+            await self._archive.keep(checkpoint.state)
         kept = await asyncio.to_thread(self._archive.kept_after, checkpoint.state.round)
-        training = self._member_of_rounds(stack, layout, checkpoint, kept)
+        state = kept or checkpoint.state
+        self._roster.keep(state.members)
+        training = self._member_of_rounds(stack, layout, checkpoint, state)
         await starting
         if checkpoint.state.round == 0 and config.inner.eval_every:
             await training.validate(checkpoint.state)
             self._archive.note(checkpoint.state)
         self._say(f"{how} at round {checkpoint.state.round} as {self._site.name} ({node}).")
         return training
+
+    async def _first(self, layout: Layout) -> Checkpoint:
+        """Where a site without a checkpoint begins."""
+        config = self._member.config
+        kept = await asyncio.to_thread(self._archive.kept_after, -1)
+        if kept:
+            return at_rest(kept)
+        if self._record.founder:
+            return await asyncio.to_thread(beginning, config, layout, self._carrier.node)
+        self._progress.phase = Phase.PHASE_CATCHING_UP
+        return await from_peers(config, layout, self._carrier, self._roster)
 
     async def _prepare_stage(self, stack: AsyncExitStack) -> PipelineTraining:
         """Bring up a site that holds a stage of the model: see pipeline/site.py."""
@@ -246,36 +259,37 @@ class Daemon:
         return site.training
 
     def _member_of_rounds(
-        self, stack: AsyncExitStack, layout: Layout, checkpoint: Checkpoint, kept: OuterState | None
+        self, stack: AsyncExitStack, layout: Layout, checkpoint: Checkpoint, state: OuterState
     ) -> Training:
-        folder, config, carrier, roster = self._settings.folder, self._member.config, self._carrier, self._roster
-        faults = self._settings.faults
+        """The site's part in the run, from `state` on: the checkpoint's, or a later one that was kept without one."""
+        site = Footing(self._member.config, self._carrier, self._roster, self._settings.folder, self._settings.faults)
+        config, keep = site.config, self._archive.keep
         rounds: Rounds | Pairs
-        rounds = of_all = rounds_of_all(config, carrier, roster, folder, layout.length, checkpoint.state, faults)
+        rounds = of_all = rounds_of_all(site, keep, layout.length, state)
         in_pairs = config.outer.algorithm == "noloco"
         if in_pairs:
-            rounds = pairs = pairs_of_two(config, carrier, roster, folder, kept or checkpoint.state, faults)
+            rounds = pairs = pairs_of_two(site, state)
             stack.push_async_callback(pairs.stop)
         else:
             self._background.start(stack, of_all.keeper.run())
         self._rounds = self._reporter.rounds = rounds
-        StateServer(carrier, rounds.offer, self._workers.moments)
+        StateServer(site.carrier, rounds.offer, self._workers.moments)
         self._leave_politely(stack, None if in_pairs else of_all)
+        parts = config, layout, site.carrier, site.roster, rounds, self._workers, self._progress, self._committed
         orders = self._coordination.orders if self._coordination else None
-        hooks = self._committed, self._archive.keep, kept, faults, orders
-        loop = PairTraining if in_pairs else Training
-        training = loop(config, layout, carrier, roster, rounds, self._workers, self._progress, *hooks)
-        if isinstance(training, PairTraining) and config.outer.final_merge:
-            training.merge = of_all
+        training: Training
+        if in_pairs:
+            merge = of_all if config.outer.final_merge else None
+            training = PairTraining(*parts, faults=site.faults, orders=orders, keep=keep, merge=merge)
+        else:
+            training = Training(*parts, faults=site.faults, orders=orders)
         training.restore(checkpoint)
         self._workers.recover_moments = self._archive.moments
         stack.callback(self._save_rest, training)
         return training
 
     def _leave_politely(self, stack: AsyncExitStack, rounds: Rounds | None) -> None:
-        leave = Leave(self._carrier, self._roster, rounds, self._settings.folder / "votes.json")
-        leave.restore()
-        stack.push_async_callback(self._leave, leave)
+        stack.push_async_callback(self._leave, Leave(self._carrier, self._roster, rounds))
 
     async def _leave(self, leave: Leave) -> None:
         if self._progress.phase != Phase.PHASE_DONE:
@@ -294,7 +308,7 @@ class Daemon:
         log.info("round %d committed by %d%s", state.round, len(state.members), loss if fresh else "")
 
     def _saved(self, state: OuterState) -> None:
-        if self._rounds:
+        if isinstance(self._rounds, Pairs):
             self._rounds.saved = max(self._rounds.saved, state.round)
 
     def _save_rest(self, training: Training) -> None:

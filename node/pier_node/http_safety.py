@@ -1,4 +1,8 @@
-"""Pages of Pier in a browser: headers of every answer, and requests that another page sends through it."""
+"""Pages of Pier in a browser: headers of every answer, and requests that come through it from another page.
+
+Another page's script can have its own name resolve to our address (DNS rebinding), and then reads and writes here as if
+it were ours. It cannot choose the Host that the browser sends: so we answer under names that are ours only.
+"""
 
 from __future__ import annotations
 
@@ -8,6 +12,7 @@ from collections.abc import Collection
 from urllib.parse import urlsplit
 
 from aiohttp import web
+from aiohttp.typedefs import Handler, Middleware
 
 HEADERS = {
     "Content-Security-Policy": "default-src 'self'; base-uri 'none'; form-action 'self'; frame-ancestors 'none'; "
@@ -29,19 +34,47 @@ def is_known(host: str, names: Collection[str] = ()) -> bool:
     """Whether a Host is an address, localhost, this machine, or one of `names`: no other page has it by DNS rebinding.
 
     Args:
-        names: in lower case.
+        names: NAME or NAME:PORT; the port does not count.
     """
     try:
-        name = (urlsplit(f"//{host}").hostname or "").lower()
-        return name in {"localhost", socket.gethostname().lower(), *names} or bool(ipaddress.ip_address(name))
+        name = _name(host)
+        ours = {"localhost", socket.gethostname().lower(), *map(_name, names)}
+        return name in ours or bool(ipaddress.ip_address(name))
     except ValueError:
         return False
 
 
-def has_other_origin(request: web.Request) -> bool:
-    """Whether a browser sent it for a page that is not ours."""
+def under_known_names(names: Collection[str] = (), remedy: str = "") -> Middleware:
+    """Refuses every request, reading or writing, for a Host that is not known; `names` as `is_known` has them.
+
+    Args:
+        remedy: told to people, with `{}` for the name.
+    """
+
+    @web.middleware
+    async def check(request: web.Request, handler: Handler) -> web.StreamResponse:
+        if not is_known(request.host, names):
+            host = request.host[:100]
+            raise web.HTTPForbidden(text=f"this page is not known as {host!a}{remedy.format(ascii(host)[1:-1])}")
+        return await handler(request)
+
+    return check
+
+
+def has_other_origin(request: web.Request, names: Collection[str] = ()) -> bool:
+    """Whether a browser sent it for a page that is not ours.
+
+    Args:
+        names: NAME or NAME:PORT that the page has in browsers besides the request's Host, which a proxy may change.
+    """
     origin = request.headers.get("Origin")
-    return origin is not None and urlsplit(origin).netloc.lower() != request.host.lower()
+    ours = {name.lower() for name in (request.host, *names)}
+    return origin is not None and urlsplit(origin).netloc.lower() not in ours
+
+
+def _name(host: str) -> str:
+    """The name in a Host. Raises ValueError."""
+    return (urlsplit(f"//{host}").hostname or "").lower()
 
 
 def is_from_elsewhere(request: web.Request) -> bool:

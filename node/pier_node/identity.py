@@ -85,14 +85,19 @@ class Token:
     def save(self, folder: Path) -> None:
         """Keep the token in a data directory, so that the same command restarts. Raises PierError."""
         try:
-            write_private(folder / _TOKEN_FILE, f"{self}\n".encode())
+            write_private(self.path(folder), f"{self}\n".encode())
         except OSError as error:
-            raise _unusable(folder / _TOKEN_FILE, error) from error
+            raise _unusable(self.path(folder), error) from error
+
+    @staticmethod
+    def path(folder: Path) -> Path:
+        """Where a data directory keeps it."""
+        return folder / _TOKEN_FILE
 
     @classmethod
     def load(cls, folder: Path) -> Self | None:
         """The token kept in a data directory; None: there is none. Raises PierError."""
-        path = folder / _TOKEN_FILE
+        path = cls.path(folder)
         try:
             return cls.parse(path.read_text(errors="replace"))
         except FileNotFoundError:

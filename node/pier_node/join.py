@@ -7,6 +7,7 @@ import logging
 import socket
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 from pier.v1.peer_pb2 import HelloReply, HelloRequest, Site
 from pier_node.certificates import Credentials, credentials
@@ -16,7 +17,9 @@ from pier_node.coordination.enrolment import Enrolment, enrol_patiently
 from pier_node.errors import PierError
 from pier_node.identity import Identity, Token
 from pier_node.invite import Invite
+from pier_node.revocations import Revoked
 from pier_node.roster import Roster
+from pier_node.secret_text import TOKEN_VARIABLE
 from pier_node.settings import Settings
 from pier_node.site import SiteRecord, load_run, save_run
 from pier_node.wire.carrier import PROTOCOL, BadMessage, PeerLost, PeerRefused
@@ -49,11 +52,19 @@ class Membership:
         """What this site was called last; empty: nothing yet."""
         return self.record.name if self.record else ""
 
-    def invitation(self, address: str) -> str:
-        """What to type at another machine to join this site."""
-        proof = f"--token {self.token}" if self.token else "--insecure"
+    def invitation(self, address: str, kept: Path | None = None) -> str:
+        """What to type at another machine to join this site.
+
+        Args:
+            kept: where the token is, for people who may be reading a log, which must not have it; None: show it.
+        """
         transport = "" if self.transport == "grpc" else f" --transport {self.transport}"
-        return f"To join from another machine:\n\n  pier-node start --peers {address}{transport} {proof}\n"
+        command = f"pier-node start --peers {address}{transport}"
+        if self.token is None:
+            return f"To join from another machine:\n\n  {command} --insecure\n"
+        if kept is None:
+            return f"To join from another machine:\n\n  {TOKEN_VARIABLE}={self.token} {command}\n"
+        return f"To join from another machine, with a copy of {kept} there:\n\n  {command} --token-file {kept.name}\n"
 
 
 async def find_run(settings: Settings) -> Membership:
@@ -119,7 +130,8 @@ def find_token(settings: Settings) -> Token | None:
     if token is None and settings.peers:
         raise PierError(
             "--peers needs the --token that the first site printed",
-            "Start with --insecure only if every site does, on a network where everyone is trusted.",
+            "Give it as PIER_TOKEN in the environment, or with --token-file or --token. Start with --insecure only if "
+            "every site does, on a network where everyone is trusted.",
         )
     return token
 
@@ -137,8 +149,8 @@ def known_config(settings: Settings) -> RunConfig | None:
     if not (stored or given or settings.peers):
         raise PierError(
             "this site does not know which run to be in",
-            "Found one with --run run.toml (pier-node init writes one), or join one with --peers ADDRESS --token …, "
-            "or with `pier-node start --coordinator HOST:PORT --token …`. Or name its --data folder.",
+            "Found one with --run run.toml (pier-node init writes one), or join one with `PIER_TOKEN=… pier-node start "
+            "--peers ADDRESS`, or with the command that `pier-coordinator invite` prints. Or name its --data folder.",
         )
     return given or stored
 
@@ -190,10 +202,21 @@ def _said(lost: PeerLost) -> str:
 
 
 class Reception:
-    """Says hello, both ways: keeps the roster complete."""
+    """Says hello, both ways: keeps the roster complete, and spreads the news of who was revoked.
 
-    def __init__(self, carrier: SiteCarrier, roster: Roster, config: RunConfig, me: Callable[[], Site]) -> None:
-        self._carrier, self._roster, self._config, self._me = carrier, roster, config, me
+    Args:
+        revoked: None: the run has no coordinator, and nobody can be revoked.
+    """
+
+    def __init__(
+        self,
+        carrier: SiteCarrier,
+        roster: Roster,
+        config: RunConfig,
+        me: Callable[[], Site],
+        revoked: Revoked | None = None,
+    ) -> None:
+        self._carrier, self._roster, self._config, self._me, self._revoked = carrier, roster, config, me, revoked
         self._silent: dict[str, PeerLost] = {}  # why, by address
         self._told: set[str] = set()  # addresses of whose silence people have heard
 
@@ -211,6 +234,7 @@ class Reception:
             run_config=self._config.canonical(),
             site=self._me(),
             roster=[self._me(), *(site for site in self._roster.known() if site.signature)],
+            revocations=self._revoked.newest if self._revoked else None,
         )
 
     async def introduce(self, addresses: Iterable[str]) -> int:
@@ -249,6 +273,8 @@ class Reception:
             self._silent[address] = lost
             return None
         self._silent.pop(address, None)
+        if self._revoked:
+            self._revoked.take(reply.revocations)
         return reply
 
 

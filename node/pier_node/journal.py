@@ -1,75 +1,102 @@
-"""The journal: what this site voted for last, on the disk before the vote leaves it, and its last promise.
+"""The journal: what binds a site across a crash (outer/commitments.py), in one file that is replaced as a whole.
 
-A site that restarts in the middle of a round must not contradict a vote that others may have counted, nor vote in a
-ballot below one that it has taken part in. Of pairs it keeps what outer/records.py says.
+Because promise, vote, votes in hand and the last committed round are written together, none of them can come back to
+the disk without the others. Of pairs it keeps what outer/records.py says.
 """
 
 from __future__ import annotations
 
 import logging
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from google.protobuf.json_format import MessageToDict, ParseDict
+from google.protobuf.json_format import ParseDict
 
 from pier.v1.peer_pb2 import Ballot, Value
 from pier_node.durable import Torn, read_sealed, replace, seal
 from pier_node.errors import PierError
+from pier_node.outer.commitments import BallotName, Cast, Commitments
 from pier_node.outer.records import Doubt, Records
 
 log = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True)
-class RecordedVote:
-    """What was voted: `value`, for `round`, in the ballot (`ballot_number`, `ballot_keeper`)."""
-
-    round: int
-    ballot_number: int
-    ballot_keeper: str
-    value: Value
-
-
 class Journal:
-    """One vote in one file and one promise in another, each replaced by the next."""
+    """The Commitments of one site in one file, each replaced by the next."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
-        self._promise = path.with_stem(f"{path.stem}-promise")
 
-    def record(self, round: int, ballot_number: int, ballot_keeper: str, value: Value) -> None:
-        """Return once the vote would survive a power cut.
+    def load(self, round: int, node: str) -> Commitments:
+        """What binds the site `node`, whose disk holds the state of `round`.
 
-        Raises:
-            PierError: it cannot be written; the vote must not be cast then.
+        A damaged journal may have held a vote that others count on: the site then takes the coming round from them.
         """
-        fields = {
-            "round": round,
-            "ballot_number": ballot_number,
-            "ballot_keeper": ballot_keeper,
-            "value": MessageToDict(value, preserving_proto_field_name=True),
-        }
-        _write(self._path, fields, f"vote of round {round}")
+        if not self._path.exists():
+            return Commitments.fresh(round, node)
+        fields = _read(self._path)
+        if fields is None:
+            log.error(
+                "this site cannot know what it voted for in round %d: it decides nothing until others have committed "
+                "that round. If it is certain that no other site has, stop all sites and remove %s",
+                *(round + 1, self._path),
+            )
+            return Commitments.fresh(round + 1, node)
+        if "committed" not in fields:
+            fields = self._of_old_files(fields, round, node)
+        return _commitments(fields).settled(round, node)
 
-    def promise(self, round: int, ballot: Ballot) -> None:
-        """Return once it would survive a power cut that this site votes in no lower ballot of this round.
+    def keep(self, commitments: Commitments) -> None:
+        """Return once they would survive a power cut. Raises PierError: they cannot be written, and must not count."""
+        _write(self._path, _fields(commitments), f"commitments after round {commitments.committed}")
 
-        Raises:
-            PierError: it cannot be written; the site must not take part in that ballot then.
-        """
-        fields = {"round": round, "number": ballot.number, "keeper": ballot.keeper}
-        _write(self._promise, fields, f"promise of round {round}")
+    def _of_old_files(self, vote: dict[str, Any], round: int, node: str) -> dict[str, Any]:
+        """From the three files of earlier versions: the vote, the promise, and the votes in this site's hand."""
+        folder = self._path.parent
+        promise = _read(folder / "journal-promise.json") or {"round": 0, "number": 0, "keeper": ""}
+        hand = _read(folder / "votes.json") or {"round": round, "votes": [node]}
+        committed = max(round, vote["round"] - 1, promise["round"] - 1, hand["round"])
+        found = _fields(Commitments.fresh(committed, node))
+        if hand["round"] == committed:
+            found["votes"] = hand["votes"]
+        if promise["round"] == committed + 1:
+            found["promised"] = [promise["number"], promise["keeper"]]
+        if vote["round"] == committed + 1:
+            value, ballot = ParseDict(vote["value"], Value()), [vote["ballot_number"], vote["ballot_keeper"]]
+            cast = Cast.of(Ballot(number=ballot[0], keeper=ballot[1]), value)
+            found["vote"] = _vote_fields(cast)
+            found["promised"] = max(found["promised"], ballot)
+        return found
 
-    def last(self) -> RecordedVote | None:
-        """The last vote; None when there is none, or when the file is damaged, which is logged."""
-        fields = _read(self._path, "vote")
-        return RecordedVote(**{**fields, "value": ParseDict(fields["value"], Value())}) if fields else None
 
-    def promised(self) -> tuple[int, Ballot]:
-        """The last promise: its round, 0 when there is none or the file is damaged, which is logged; its ballot."""
-        fields = _read(self._promise, "promise")
-        return (fields["round"], Ballot(number=fields["number"], keeper=fields["keeper"])) if fields else (0, Ballot())
+def _fields(it: Commitments) -> dict[str, Any]:
+    return {
+        "committed": it.committed,
+        "votes": sorted(it.votes),
+        "promised": list(it.promised),
+        "vote": _vote_fields(it.vote) if it.vote else None,
+    }
+
+
+def _vote_fields(vote: Cast) -> dict[str, Any]:
+    return {
+        "ballot": list(vote.ballot),
+        "origin": list(vote.origin),
+        "digest": vote.digest.hex(),
+        "members": list(vote.members),
+    }
+
+
+def _commitments(fields: dict[str, Any]) -> Commitments:
+    vote = None
+    if it := fields["vote"]:
+        vote = Cast(_ballot(it["ballot"]), _ballot(it["origin"]), bytes.fromhex(it["digest"]), tuple(it["members"]))
+    return Commitments(fields["committed"], frozenset(fields["votes"]), _ballot(fields["promised"]), vote)
+
+
+def _ballot(pair: list[Any]) -> BallotName:
+    number, keeper = pair
+    return number, keeper
 
 
 class PairJournal:
@@ -80,7 +107,7 @@ class PairJournal:
 
     def load(self) -> Records:
         """What was kept last; nothing when the file is damaged, which is logged."""
-        fields = _read(self._path, "pairs") or {"partners": [], "doubts": []}
+        fields = _read(self._path) or {"partners": [], "doubts": []}
         doubts = [
             Doubt(number, node, bytes.fromhex(name), bytes.fromhex(it)) for number, node, name, it in fields["doubts"]
         ]
@@ -102,11 +129,12 @@ def _write(path: Path, fields: dict[str, Any], what: str) -> None:
         raise PierError(problem, "Free some space there or give another --data folder.") from error
 
 
-def _read(path: Path, what: str) -> dict[str, Any] | None:
+def _read(path: Path) -> dict[str, Any] | None:
+    """The fields of a file; None when there is none, or when it is damaged, which is logged."""
     if not path.exists():
         return None
     try:
         return read_sealed(path)
     except Torn as problem:
-        log.warning("%s: %s: the %s it held is forgotten", path, problem, what)
+        log.warning("%s: %s: what it held is forgotten", path, problem)
         return None

@@ -1,7 +1,7 @@
-"""The newest committed states, on the disk before they are served, where a checkpoint of the round has to wait.
+"""The newest committed states, each on the disk before this site says that it has it.
 
-With overlap a round is committed in the middle of inner steps, and a checkpoint needs their end. A state that others go
-on from must not be undone by a power cut of all who committed it: so it is kept by itself meanwhile.
+A checkpoint of the round may have to wait: with overlap a round is committed in the middle of inner steps. When it
+comes it shares the state's file (checkpoint.py), so that a state is written once.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from pathlib import Path
 
 from safetensors import SafetensorError
 
-from pier_node.checkpoint import RECORD, read_state, state_record, write_record, write_state
+from pier_node.checkpoint import RECORD, STATE, read_state, state_record, write_record, write_state
 from pier_node.durable import Torn, read_sealed, sync
 from pier_node.errors import PierError
 from pier_node.outer.state import OuterState
@@ -38,21 +38,34 @@ class KeptStates:
         Raises:
             PierError: the disk is full or failing; the earlier ones are as they were.
         """
-        folder = self._named(state.round)
+        folder, temporary = self._named(state.round), self._folder / "unfinished"
+        if self.file_of(state):
+            return
         try:
+            shutil.rmtree(temporary, ignore_errors=True)
+            temporary.mkdir(parents=True)
+            write_state(temporary, state)
+            write_record(temporary, state_record(state, self._run_hash))
             shutil.rmtree(folder, ignore_errors=True)
-            folder.mkdir(parents=True)
-            write_state(folder, state)
-            write_record(folder, state_record(state, self._run_hash))
+            temporary.rename(folder)
             sync(self._folder)
             kept = None if beside is None else self._named(beside)
             for old in self._found()[KEEP:]:
                 if old != kept:
                     shutil.rmtree(old)
         except (OSError, SafetensorError) as error:
-            shutil.rmtree(folder, ignore_errors=True)
+            shutil.rmtree(temporary, ignore_errors=True)
             problem = f"cannot keep the state of round {state.round} in {self._folder}: {error}"
             raise PierError(problem, "Free some space there and start again.") from error
+
+    def file_of(self, state: OuterState) -> Path | None:
+        """The file with this very state's vectors; None: it is not kept."""
+        folder = self._named(state.round)
+        try:
+            kept = folder.exists() and read_sealed(folder / RECORD)["digest"] == state.digest.hex()
+        except Torn:
+            return None
+        return folder / STATE if kept else None
 
     def after(self, round: int) -> OuterState | None:
         """The newest that is whole, if it is of a later round than that."""

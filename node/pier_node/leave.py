@@ -7,15 +7,15 @@ When the answer gets lost the vote counts as given. The next committed round giv
 from __future__ import annotations
 
 import logging
-from pathlib import Path
 
 from pier.v1.peer_pb2 import Ack, LeaveRequest
-from pier_node import durable
+from pier_node.errors import PierError
 from pier_node.outer.round import Rounds
 from pier_node.roster import Roster
 from pier_node.wire.carrier import LEAVE, BadMessage, Carrier, PeerLost, PeerRefused
 
 TIMEOUT = 5.0
+"""Seconds that a peer may take to answer a goodbye."""
 
 log = logging.getLogger(__name__)
 
@@ -25,76 +25,57 @@ class Leave:
 
     Args:
         rounds: None: this run has no votes, because its sites meet in pairs.
-        path: where votes that are not simply this node's own are kept.
     """
 
-    def __init__(self, carrier: Carrier, roster: Roster, rounds: Rounds | None, path: Path) -> None:
-        self._carrier, self._roster, self._rounds, self._path = carrier, roster, rounds, path
+    def __init__(self, carrier: Carrier, roster: Roster, rounds: Rounds | None) -> None:
+        self._carrier, self._roster, self._rounds = carrier, roster, rounds
         self._leaving = False
+        self._taken: dict[str, LeaveRequest] = {}
         carrier.serve(LEAVE, self._take)
-
-    def restore(self) -> None:
-        """Take up the votes that this node held when it stopped, if its round is still the same."""
-        if self._rounds is None or not self._path.exists():
-            return
-        try:
-            kept = durable.read_sealed(self._path)
-        except durable.Torn as torn:
-            log.warning("%s: this site votes with nothing until it is a member of a round again", torn)
-            self._rounds.votes = set()
-            return
-        if kept["round"] == self._rounds.state.round:
-            self._rounds.votes = set(kept["votes"])
 
     async def leave(self) -> None:
         """Hand all votes to the first live peer that takes them, and tell the others not to wait."""
         self._leaving = True
         others = [node for node in self._roster.participants() if node != self._carrier.node]
-        for heir in others:
-            if self._rounds is None or await self._hand_to(heir, self._rounds):
-                break
+        if self._rounds and others:
+            await self._hand_over(others, self._rounds)
         for node in others:
             try:
                 await self._carrier.call(node, LEAVE, LeaveRequest(node=self._carrier.node), TIMEOUT)
             except PeerLost as lost:
                 log.info("could not say goodbye to %s: %s", node, lost.reason)
 
-    async def _hand_to(self, heir: str, rounds: Rounds) -> bool:
-        """Whether the search for an heir is over."""
-        votes = rounds.votes
-        if not votes or rounds.engaged:  # the heir would not know what binds them already
-            return True
+    async def _hand_over(self, heirs: list[str], rounds: Rounds) -> None:
+        try:
+            votes = await rounds.give_votes()
+        except PierError as error:
+            log.warning("%s: this site keeps its votes", error.problem)
+            return
         request = LeaveRequest(node=self._carrier.node, round=rounds.state.round, votes=sorted(votes))
-        try:
-            self._keep(rounds, set())
-        except OSError as error:
-            log.warning("%s: %s: this site keeps its votes", self._path, error.strerror)
-            return True
-        try:
-            await self._carrier.call(heir, LEAVE, request, TIMEOUT)
-        except PeerRefused as refused:
-            log.info("%s does not take this site's votes: %s", heir, refused.reason)
-            self._keep(rounds, votes)
-            return False
-        except PeerLost as lost:
-            log.warning("%s may or may not have this site's votes: %s", heir, lost.reason)
-        return True
+        for heir in heirs if votes else []:
+            try:
+                await self._carrier.call(heir, LEAVE, request, TIMEOUT)
+                return
+            except PeerRefused as refused:
+                log.info("%s does not take this site's votes: %s", heir, refused.reason)
+            except PeerLost as lost:
+                log.warning("%s may or may not have this site's votes: %s", heir, lost.reason)
+                return
+        await rounds.take_votes(request.round, votes)
 
     async def _take(self, sender: str, request: LeaveRequest) -> Ack:
         rounds = self._rounds
-        if request.votes and rounds:
+        if request.votes and rounds and self._taken.get(sender) != request:
             if self._leaving:
                 raise BadMessage("it is stopping itself")
-            if request.round != rounds.state.round or sender not in rounds.state.members:
-                raise BadMessage(f"it is at round {rounds.state.round}, and has other members")
             try:
-                self._keep(rounds, rounds.votes | set(request.votes))
-            except OSError as error:
-                raise BadMessage(f"it cannot write them down: {error.strerror}") from error
+                if sender not in rounds.state.members:
+                    raise ValueError("whoever gives them is no member here")
+                await rounds.take_votes(request.round, request.votes)
+            except ValueError as error:
+                raise BadMessage(f"it is at round {rounds.state.round}: {error}") from error
+            except PierError as error:
+                raise BadMessage(f"it cannot write them down: {error.problem}") from error
+            self._taken[sender] = request
         self._roster.farewell(sender)
         return Ack()
-
-    def _keep(self, rounds: Rounds, votes: set[str]) -> None:
-        durable.replace(self._path, durable.seal({"round": rounds.state.round, "votes": sorted(votes)}))
-        rounds.votes = votes
-        rounds.renew()

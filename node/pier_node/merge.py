@@ -39,13 +39,13 @@ class Merge:
     """
 
     def __init__(self, carrier: Carrier, roster: Roster, state: OuterState, rounds: Rounds) -> None:
-        self._roster, self._state, self._rounds = roster, state, rounds
-        rounds.state = replace(state, members=(carrier.node,), ledger={})
+        self._roster, self._state, self._rounds, self._node = roster, state, rounds, carrier.node
         carrier.serve_push(rounds.streams.take)
         self.members_loss = math.nan
 
     async def run(self) -> OuterState | None:
         """The merged state; None: there is none, and the log says why. Raises Behind: others have merged without us."""
+        await self._rounds.begin(replace(self._state, members=(self._node,), ledger={}))
         keeper = asyncio.create_task(self._rounds.keeper.run())
         try:
             return await self._merged(await self._members())
@@ -78,7 +78,7 @@ class Merge:
             log.info("nobody is here to merge this site's model with")
             return None
         rounds = self._rounds
-        rounds.state = replace(rounds.state, members=tuple(members))
+        await rounds.begin(replace(rounds.state, members=tuple(members)))
         work = asyncio.create_task(rounds.commit(Contribution(self._state.anchor, 1), merged))
         try:
             idle = 0.0

@@ -25,7 +25,7 @@ def beginning(config: RunConfig, layout: Layout, node: str) -> Checkpoint:
 
     tensors = {ANCHOR: SharedVector(layout.length), MOMENTUM: SharedVector(layout.length)}
     tensors[ANCHOR].array[:] = initial_weights(config.model, config.run.seed).numpy()
-    return _at_rest(OuterState(0, (node,), tensors, {}))
+    return at_rest(OuterState(0, (node,), tensors, {}))
 
 
 async def from_peers(config: RunConfig, layout: Layout, carrier: Carrier, roster: Roster) -> Checkpoint:
@@ -48,9 +48,9 @@ async def from_peers(config: RunConfig, layout: Layout, carrier: Carrier, roster
                     partial=partial,
                     progress=Arrival(),
                 )
-                at_rest = _at_rest(fetched.state)
+                rest = at_rest(fetched.state)
                 return Checkpoint(
-                    fetched.state, fetched.adam_m, fetched.adam_v, fetched.adam_step, at_rest.inner_step, 0, None, ()
+                    fetched.state, fetched.adam_m, fetched.adam_v, fetched.adam_step, rest.inner_step, 0, None, ()
                 )
             except PeerLost as lost:
                 log.warning("cannot fetch the run's state yet: %s", lost.reason)
@@ -65,5 +65,6 @@ def _first_round(config: RunConfig) -> int:
     return start_steps(config) // config.outer.inner_steps if solo else 0
 
 
-def _at_rest(state: OuterState) -> Checkpoint:
+def at_rest(state: OuterState) -> Checkpoint:
+    """A checkpoint of a site that has nothing but the state."""
     return Checkpoint(state, None, None, 0, 0, 0, None, ())

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import functools
+import getpass
+import os
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -12,6 +14,7 @@ import click
 
 from pier_node.errors import PierError
 from pier_node.model.presets import PRESETS
+from pier_node.secret_text import TOKEN_VARIABLE
 
 FOLDER = click.option(
     "--data",
@@ -33,7 +36,15 @@ PEERS = click.option(
     metavar="ADDRESS",
     help="A site of the run to join; repeat or separate by commas. [default: those that --data knows]",
 )
-TOKEN = click.option("--token", help="What the first site printed. [default: the one kept in --data]")
+LONGEST_TOKEN = 4096
+_TOKEN = click.option(
+    "--token",
+    help="What the first site, or the invite, printed; -: ask for it. Other users of this machine can see it here, "
+    "but not in the environment variable PIER_TOKEN. [default: PIER_TOKEN, or the one kept in --data]",
+)
+_TOKEN_FILE = click.option(
+    "--token-file", type=click.Path(path_type=Path, dir_okay=False), help="Read the token there. [default: as --token]"
+)
 LISTEN = click.option(
     "--listen", default="", metavar="HOST:PORT", help="Where to listen. [default: as --data knows, or 0.0.0.0:7700]"
 )
@@ -76,6 +87,35 @@ def preset(of_what: str) -> Callable[..., Any]:
     return click.option(
         "--preset", type=click.Choice(list(PRESETS)), default="llama-1m", show_default=True, help=of_what
     )
+
+
+def with_token(command: Callable[..., Any]) -> Callable[..., Any]:
+    """The options that say a run's token or an invite; the command gets what they say as `token`."""
+
+    @explained
+    @functools.wraps(command)
+    def run(*args: Any, token: str | None, token_file: Path | None, **options: Any) -> Any:
+        return command(*args, token=_given(token, token_file), **options)
+
+    return _TOKEN(_TOKEN_FILE(run))
+
+
+def _given(token: str | None, file: Path | None) -> str | None:
+    """The token that somebody gave, of which others must not hear: argv can be read by all users of a machine."""
+    kept = os.environ.pop(TOKEN_VARIABLE, None)  # the processes that this one starts do not need it
+    if token is not None and file is not None:
+        raise PierError("--token and --token-file exclude each other", "Give one of them.")
+    if token == "-":
+        return getpass.getpass("Token: ") if sys.stdin.isatty() else sys.stdin.readline(LONGEST_TOKEN)
+    if file is None:
+        return token or kept or None
+    try:
+        with file.open(errors="replace") as text:
+            return text.read(LONGEST_TOKEN)
+    except OSError as error:
+        raise PierError(
+            f"{file}: {error.strerror}", "Give a file that has the token in it, and nothing else."
+        ) from error
 
 
 def explained(command: Callable[..., Any]) -> Callable[..., Any]:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import logging
-from typing import cast
+from collections.abc import Awaitable, Callable
+from typing import Any, cast
 
 from pier.v1.peer_pb2 import Phase
 from pier_node.merge import Merge
@@ -21,11 +22,16 @@ log = logging.getLogger(__name__)
 class PairTraining(Training):
     """The loop of a site that meets one other a round: its arguments are those of Training, with Pairs for rounds.
 
-    Attributes:
+    Args:
+        keep: awaited with each state before anybody relies on it.
         merge: rounds for the merge at the end; None: there is none.
     """
 
-    merge: Rounds | None = None
+    def __init__(
+        self, *parts: Any, keep: Callable[[OuterState], Awaitable[None]], merge: Rounds | None, **more: Any
+    ) -> None:
+        super().__init__(*parts, **more)
+        self._keep, self.merge = keep, merge
 
     @property
     def _pairs(self) -> Pairs:
@@ -55,6 +61,10 @@ class PairTraining(Training):
         await pairs.commit(plan.round, contribution, self._taken)
         return True
 
+    async def _adopt(self, state: OuterState) -> None:
+        await self._keep(state)
+        await super()._adopt(state)
+
     def _compare(self, state: OuterState) -> None:
         """Each site has a state of its own."""
 
@@ -73,7 +83,7 @@ class PairTraining(Training):
             state = await self._merged_by(behind)
         if state is None:
             return
-        self._pairs.adopt(state)
+        await self._adopt(state)
         await self.validate(state)
         self.progress.members_loss = merge.members_loss
         log.info(

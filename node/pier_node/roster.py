@@ -213,6 +213,11 @@ class Roster:
         contact = self.contacts.get(node)
         return _called(contact.site) if contact else node
 
+    def address(self, node: str) -> str:
+        """Where a site is reached, as it last said; "": not known."""
+        contact = self.contacts.get(node)
+        return contact.site.address if contact else ""
+
     def pulse_of(self, node: str) -> Pulse | None:
         """What a site last said of itself."""
         if node == self._carrier.node:

@@ -7,6 +7,8 @@ import hashlib
 
 from pier_node.errors import PierError
 
+TOKEN_VARIABLE = "PIER_TOKEN"
+"""Environment variable in which a command is given a token or an invite: other users see argv, and not that."""
 CHECK = 4
 """Bytes of check digits."""
 

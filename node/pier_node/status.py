@@ -9,6 +9,7 @@ from typing import Any
 from aiohttp import web
 from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, Gauge, generate_latest
 
+from pier_node.http_safety import under_known_names
 from pier_node.report import Status
 
 METRICS = {
@@ -43,7 +44,7 @@ class StatusServer:
 
     async def start(self, port: int) -> int:
         """Listen; returns the port."""
-        app = web.Application()
+        app = web.Application(middlewares=[under_known_names()])
         app.add_routes(
             [web.get("/healthz", self._healthz), web.get("/status", self._json), web.get("/metrics", self._metrics)]
         )

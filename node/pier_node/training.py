@@ -52,8 +52,6 @@ class Training:
 
     Args:
         on_commit: awaited after each round with what a checkpoint would hold.
-        keep: awaited with each state that others count on before its checkpoint can be taken.
-        kept: a state that an earlier incarnation kept, of a later round than the one that it is restored from.
         orders: of the run's operator, if there are any.
     """
 
@@ -67,14 +65,12 @@ class Training:
         trainer: Trainer,
         progress: Progress,
         on_commit: Callable[[Checkpoint], Awaitable[None]],
-        keep: Callable[[OuterState], Awaitable[None]],
-        kept: OuterState | None = None,
         faults: Faults = NO_FAULTS,
         orders: Orders | None = None,
     ) -> None:
         self._config, self._layout, self._carrier, self._roster = config, layout, carrier, roster
         self._rounds, self.progress, self._faults = rounds, progress, faults
-        self._on_commit, self._keep, self._kept, self._orders = on_commit, keep, kept, orders or Orders()
+        self._on_commit, self._orders = on_commit, orders or Orders()
         self._inner = InnerSteps(config, trainer, progress)
         self._catch_up = CatchUp(carrier, roster, faults, layout.length)
         self._pending = Pending(layout.length, config.outer.fragments, config.outer.codec != "none")
@@ -83,14 +79,17 @@ class Training:
         self._late = False
 
     def restore(self, checkpoint: Checkpoint) -> None:
-        """Go on where a checkpoint was taken: moments, counters, and what no round had taken."""
+        """Continue where a checkpoint was taken: moments, counters, and what no round had taken.
+
+        The state that `rounds` holds may be a later one, which was committed before its checkpoint could be taken.
+        """
         self._inner.take_moments(checkpoint.adam_m, checkpoint.adam_v, checkpoint.adam_step)
-        state = checkpoint.state
+        state = self._rounds.state
         if ADAM_M in state.tensors:
             self._inner.take_moments(state.tensors[ADAM_M], state.tensors[ADAM_V], state.adam_step)
         self.progress.inner_step, self.progress.tokens = checkpoint.inner_step, checkpoint.tokens
         self._pending.restore(checkpoint.pending, checkpoint.pending_tokens, checkpoint.residual)
-        self._carry(state)
+        self._carry(checkpoint.state)
 
     @property
     def resting(self) -> bool:
@@ -219,14 +218,9 @@ class Training:
 
     async def _decide(self, plan: RoundPlan, contribution: Contribution) -> bool:
         rounds = cast(Rounds, self._rounds)
-        if self._kept and self._kept.round >= plan.round:
-            rounds.adopt(self._kept)
-            return True
         while rounds.state.round < plan.round:
             try:
-                state = await rounds.commit(contribution, self._step(plan))
-                if self._config.outer.overlap:
-                    await self._keep(state)
+                await rounds.commit(contribution, self._step(plan))
                 return True
             except Behind as behind:
                 log.info("round %d went on without this site: catching up from %s", plan.round, behind)
@@ -286,10 +280,13 @@ class Training:
             self.progress.phase = phase
         if fetched is None:
             return False
-        self._rounds.adopt(fetched.state)
+        await self._adopt(fetched.state)
         self._inner.take_moments(fetched.adam_m, fetched.adam_v, fetched.adam_step)
         log.info("caught up with round %d", fetched.state.round)
         return True
+
+    async def _adopt(self, state: OuterState) -> None:
+        await self._rounds.adopt(state)
 
     def _carry(self, before: OuterState) -> None:
         """Forget what is in φ_new; the rest is kept, and a later round takes it together with what comes."""

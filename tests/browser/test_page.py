@@ -95,6 +95,9 @@ async def test_a_revoked_site_is_marked_and_its_links_vanish(chromium: Browser) 
         await expect(look.page.locator("#sites tbody tr").nth(2).locator(".state")).to_have_text("revoked")
         await expect(look.page.locator("#links tbody tr")).to_have_count(2)
         await expect(look.page.locator("#map svg path")).to_have_count(2)
+        left = LABS[0].speed + LABS[1].speed
+        await expect(look.page.locator("#t-speed")).to_have_text(f"{left:,.0f}")
+        await expect(look.page.locator("#c-speed .keys b").first).to_have_text(f"{left:,.0f}")
         assert look.errors == []
 
 

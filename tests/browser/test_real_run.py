@@ -26,6 +26,7 @@ GONE = "net::ERR_"
 """What Chromium says of a coordinator that does not run."""
 
 
+@pytest.mark.smoke
 async def test_it_shows_what_happens_and_outlives_the_coordinator(chromium: Browser, tmp_path: Path) -> None:
     with coordinated(tmp_path, 2, inner={**ENDLESS, "eval_every": 2}) as run:
         for site in run.sites:

@@ -32,13 +32,14 @@ from pier.v1.coordinator_pb2 import (
     Stage,
     WatchRequest,
 )
-from pier.v1.peer_pb2 import Pulse, Site
+from pier.v1.peer_pb2 import Pulse, Revocations, Site
 from pier_node.coordination.liaison import PIECE, Liaison
 from pier_node.coordination.link import NoLease, Refused, Unreachable
 from pier_node.coordination.reports import Reports
 from pier_node.errors import PierError
 from pier_node.experts.resume import Kept
 from pier_node.orders import Orders
+from pier_node.revocations import Revoked
 
 PAUSE, TRAIN, STOP = Order.ACTIVITY_PAUSE, Order.ACTIVITY_TRAIN, Order.ACTIVITY_STOP
 
@@ -53,7 +54,7 @@ class Played:
         self.leases = 0
         self.delivered: list[list[DeliverRequest]] = []
         self.checkpoint: list[CheckpointPart] = []
-        self.revoked: list[str] = []
+        self.revoked = Revocations()
         self.paths: list[int] = []
         self.orders: asyncio.Queue[Order] = asyncio.Queue()
 
@@ -75,7 +76,7 @@ class Played:
             raise NoLease("no such lease")
         if request.HasField("paths"):
             self.paths.append(request.paths.round)
-        return HeartbeatReply(order=1, revoked=self.revoked)
+        return HeartbeatReply(order=1, revocations=self.revoked)
 
     async def report(self, request: ReportRequest, timeout: float) -> ReportReply:
         self._ask("report")
@@ -106,15 +107,28 @@ class Played:
         self._ask("close")
 
 
+class Barred(Revoked):
+    """Takes every list."""
+
+    version = 0
+
+    def __init__(self) -> None:
+        self.nodes = set[str]()
+
+    def take(self, told: Revocations) -> None:
+        if told.version:
+            self.version, self.nodes = told.version, {*told.nodes}
+
+
 class Here:
     """A liaison, and what came of it."""
 
     def __init__(self) -> None:
         self.coordinator, self.orders, self.reports = Played(), Orders(), Reports()
-        self.stopped, self.barred, self.met = 0, set[str](), list[str]()
+        self.stopped, self.barred, self.met = 0, Barred(), list[str]()
         self.paths: Paths | None = None
         link: Any = self.coordinator
-        told, ends = (RegisterRequest, Pulse, lambda: self.paths), (self._stop, self.barred.update, self._meet)
+        told, ends = (RegisterRequest, Pulse, lambda: self.paths), (self._stop, self.barred, self._meet)
         self.liaison = Liaison(link, *told, self.orders, self.reports, *ends)
 
     def _meet(self, sites: Iterable[Site]) -> None:
@@ -145,14 +159,14 @@ def test_a_site_says_that_it_is_here_and_takes_orders() -> None:
         await asyncio.sleep(0.1)
         assert site.orders.paused
         await site.coordinator.orders.put(Order(epoch=3, activity=TRAIN, assignment=Assignment(stage=Stage(number=2))))
-        site.coordinator.revoked = ["mallory"]
+        site.coordinator.revoked = Revocations(version=7, nodes=["mallory"])
         await asyncio.sleep(2.0)
 
     site = meanwhile(story)
     assert site.coordinator.asked.count("heartbeat") >= 5
     assert (site.orders.epoch, site.orders.paused, site.stopped) == (3, False, 0)
     assert (site.orders.assignment, site.orders.stage) == ("stage", 2)
-    assert site.barred == {"mallory"}
+    assert (site.barred.version, site.barred.nodes) == (7, {"mallory"})
 
 
 def test_paths_are_told_once_and_again_to_a_coordinator_that_was_away() -> None:

@@ -33,6 +33,7 @@ from pier.v1.coordinator_pb2 import (
     WatchRequest,
 )
 from pier.v1.peer_pb2 import Phase, Pulse, Site
+from pier_coordinator.authority import Authority
 from pier_coordinator.coordinator import Coordinator
 from pier_coordinator.facts import Fact
 from pier_coordinator.limits import Limits
@@ -41,14 +42,14 @@ from pier_coordinator.store.rows import InviteRow, Registration
 from pier_coordinator.store.store import Store
 from pier_node.certificates import Credentials, credentials
 from pier_node.config import RunConfig, RunSection
-from pier_node.identity import Identity, Token, key_pem, node_id
+from pier_node.identity import Identity, Token, key_pem
 from pier_node.wire.carrier import PROTOCOL
 
 NOW = 1_800_000_000.0
 CONFIG = RunConfig(run=RunSection(name="lark", sites=2))
 TOKEN = Token(bytes(32), CONFIG.hash()[:16])
 OWN, ALICE, BOB, CAROL = (Identity(ec.derive_private_key(number, ec.SECP256R1())) for number in (1, 2, 3, 4))
-BY_NODE = {identity.node: identity for identity in (OWN, ALICE, BOB, CAROL)}
+AUTHORITY = Authority(TOKEN, CONFIG.hash())
 STREAM = b"stream"
 
 R = TypeVar("R", bound=Message)
@@ -114,10 +115,6 @@ class Ticket:
         return EnrolRequest(**{**given, **fields})
 
 
-def issue(key: ec.EllipticCurvePublicKey) -> bytes:
-    return credentials(BY_NODE[node_id(key)], TOKEN).cert_pem
-
-
 def register_request(site: Identity, **fields: Any) -> RegisterRequest:
     about = Site(node=site.node, name=fields.pop("name", ""), address="10.0.0.1:7700")
     given = {"protocol": PROTOCOL, "run_hash": CONFIG.hash(), "site": about, "transport": "grpc", "time": NOW}
@@ -155,8 +152,10 @@ class Caller:
     async def register(self, site: Identity, **fields: Any) -> RegisterReply:
         return await self._ask("Register", register_request(site, **fields), RegisterReply)
 
-    async def beat(self, site: Identity, lease: bytes, paths: Paths | None = None, **fields: Any) -> HeartbeatReply:
-        request = HeartbeatRequest(lease=lease, pulse=pulse(site, **fields), order=1, paths=paths)
+    async def beat(
+        self, site: Identity, lease: bytes, paths: Paths | None = None, knows: int = 0, **fields: Any
+    ) -> HeartbeatReply:
+        request = HeartbeatRequest(lease=lease, pulse=pulse(site, **fields), order=1, paths=paths, revocations=knows)
         call = self.channel.stream_stream(f"/{SERVICE}/Heartbeat", None, None)(None, timeout=10)
         try:
             await call.write(request.SerializeToString())
@@ -214,7 +213,7 @@ async def running(folder: Path, limits: Limits | None = None, port: int = 0) -> 
     wall, clock = Clock(), Clock(0.0)
     coordinator = Coordinator(store, CONFIG, wall, clock)
     await coordinator.begin()
-    service = CoordinatorService(coordinator, credentials(OWN, TOKEN), issue, limits)
+    service = CoordinatorService(coordinator, credentials(OWN, TOKEN), AUTHORITY, limits)
     try:
         yield Running(coordinator, await service.start("127.0.0.1", port), wall, clock, told)
     finally:

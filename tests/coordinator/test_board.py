@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Callable
 from typing import Any, get_args
 
 import pytest
@@ -165,6 +166,38 @@ def test_who_is_paused_does_nothing_for_the_run() -> None:
     totals = board.totals()
     assert (totals["alive"], totals["paused"], totals["tokens_per_second"]) == (2, 2, 0)
     assert totals["seconds_left"] is None
+
+
+def revoke(board: Board, now: float) -> None:
+    board.apply(Fact(now, "event", B, {"level": 30, "text": "lab-b was revoked", "state": "revoked"}))
+
+
+def finish(board: Board, _now: float) -> None:
+    board.pulse(B, pulse(LABS[1], 7, phase="PHASE_DONE"), alive=True)
+
+
+def fall_silent(board: Board, _now: float) -> None:
+    board.pulse(B, {}, alive=False)
+
+
+def pause(board: Board, _now: float) -> None:
+    board.pulse(B, pulse(LABS[1], 7, phase="PHASE_PAUSED"), alive=True)
+
+
+@pytest.mark.parametrize("end", [revoke, finish, fall_silent, pause])
+def test_who_trains_no_more_has_no_speed_and_the_run_has_one(end: Callable[[Board, float], None]) -> None:
+    now = START
+    board = Board(clock=lambda: now)
+    for lab in LABS[:2]:
+        board.pulse(node(lab.name), pulse(lab, 7), alive=True)
+        board.apply(Fact(now, "sample", node(lab.name), {"tokens_per_second": lab.speed}))
+    assert board.snapshot()["totals"]["tokens_per_second"] == LABS[0].speed + LABS[1].speed
+    now += 10
+    end(board, now)
+    board.apply(Fact(now, "sample", B, {"tokens_per_second": LABS[1].speed}))
+    told = board.snapshot()
+    assert {site["node"]: site["tokens_per_second"] for site in told["sites"]} == {A: LABS[0].speed, B: 0.0}
+    assert told["totals"]["tokens_per_second"] == told["curves"]["tokens_per_second"]["mean"][-1] == LABS[0].speed
 
 
 def test_a_site_whose_lease_ran_out_is_silent_and_counts_no_more() -> None:

@@ -8,7 +8,7 @@ from coordinator.cases import ALICE, BOB, CAROL, NOW, STREAM, Ticket, pulse, reg
 from google.protobuf.message import Message
 from hypothesis import given
 from hypothesis import strategies as st
-from wire.samples import changed
+from wire.samples import REVOCATIONS, changed
 
 from pier.v1 import coordinator_pb2
 from pier.v1.coordinator_pb2 import (
@@ -40,7 +40,7 @@ from pier.v1.coordinator_pb2 import (
     Stage,
     WatchRequest,
 )
-from pier.v1.peer_pb2 import Place, Pulse, Site
+from pier.v1.peer_pb2 import Place, Pulse, Revocations, Site
 from pier_coordinator.bounds import (
     DOMAINS,
     EXPERTS,
@@ -48,13 +48,12 @@ from pier_coordinator.bounds import (
     MESSAGE_BYTES,
     PIECE,
     RECORDS,
-    REVOKED,
     SHEET_BYTES,
     parse,
 )
 from pier_node.pipeline.latest_paths import MOST_BYTES
 from pier_node.wire.carrier import BadMessage
-from pier_node.wire.values import SITES
+from pier_node.wire.values import REVOKED, SITES
 
 KINDS = sorted(FIELDS, key=lambda kind: kind.__name__)
 SAMPLE = Sample(inner_step=1, tokens=2, tokens_per_second=3.0, loss=math.nan, utilisation=0.5, bytes_sent=4, memory=5)
@@ -103,7 +102,7 @@ SAMPLES: list[Message] = [
     REGISTERED,
     BEAT,
     HeartbeatRequest(lease=b"l", pulse=PLACED, paths=Paths(round=3, content=b"{}")),
-    HeartbeatReply(order=1, revoked=[BOB.node, ALICE.node]),
+    HeartbeatReply(order=1, revocations=REVOCATIONS),
     WatchRequest(lease=b"l"),
     ORDER,
     EXPERTS_ORDER,
@@ -122,7 +121,7 @@ SAMPLES: list[Message] = [
 
 def test_there_is_a_rule_for_every_field_of_every_message() -> None:
     messages = dict(coordinator_pb2.DESCRIPTOR.message_types_by_name)
-    assert {kind.__name__ for kind in KINDS} - {"Site", "Pulse", "Place"} == set(messages)
+    assert {kind.__name__ for kind in KINDS} - {"Site", "Pulse", "Place", "Revocations"} == set(messages)
     for kind in KINDS:
         assert set(FIELDS[kind]) == set(kind.DESCRIPTOR.fields_by_name), kind.__name__
 
@@ -156,7 +155,10 @@ BEYOND = [
     (changed(BEAT, pulse=pulse(ALICE, place=Place(transfer={"bob": 1.0}))), "HeartbeatRequest.pulse.place.transfer"),
     (changed(BEAT, pulse=pulse(ALICE, place=Place(round_trip=CROWD))), "HeartbeatRequest.pulse.place.round_trip"),
     (changed(BEAT, paths=Paths(content=bytes(MOST_BYTES + 1))), "HeartbeatRequest.paths.content = 131073 bytes"),
-    (HeartbeatReply(revoked=[ALICE.node] * (REVOKED + 1)), "HeartbeatReply.revoked has 4097 items"),
+    (
+        HeartbeatReply(revocations=Revocations(nodes=[ALICE.node] * (REVOKED + 1))),
+        "HeartbeatReply.revocations.nodes has 4097 items",
+    ),
     (changed(REGISTERED, roster=[Site(node=ALICE.node)] * (SITES + 1)), "RegisterReply.roster has 1025 items"),
     (changed(REGISTERED, slot=SITES), "RegisterReply.slot"),
     (changed(ORDER, assignment=None), "Order.assignment is missing"),

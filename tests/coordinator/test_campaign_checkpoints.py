@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from coordinator.cases import ALICE, BOB, CONFIG, OWN, TOKEN, Running, issue, register_request
+from coordinator.cases import ALICE, AUTHORITY, BOB, CONFIG, OWN, TOKEN, Running, register_request
 from coordinator.expert_cases import DONE, accepted_job, accepted_plan, said
 from coordinator.test_campaign import numbers, ordered, two_sites
 
@@ -178,6 +178,6 @@ async def test_nothing_is_waited_for_without_end(tmp_path: Path, monkeypatch: py
         yield CheckpointPart()
 
     async with two_sites(tmp_path) as run:
-        asked = reception.Reception(run.coordinator, credentials(OWN, TOKEN), OWN.node, issue)
+        asked = reception.Reception(run.coordinator, credentials(OWN, TOKEN), OWN.node, AUTHORITY)
         with pytest.raises(Refused, match="nothing has come"):
             await asked.give_checkpoint(ALICE.node, stuck())

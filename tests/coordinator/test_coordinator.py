@@ -4,7 +4,7 @@ import asyncio
 from pathlib import Path
 
 import pytest
-from coordinator.cases import ALICE, BOB, CONFIG, Clock, Ticket, open_store, registration, running
+from coordinator.cases import ALICE, BOB, CAROL, CONFIG, NOW, Clock, Ticket, open_store, registration, running
 
 from pier.v1.coordinator_pb2 import Paths
 from pier.v1.peer_pb2 import Place
@@ -72,6 +72,19 @@ async def test_a_site_that_falls_silent_and_comes_back_is_an_event_each_also_aft
             await alice.beat(ALICE, lease)
         texts = [fact.body["text"] for fact in run.coordinator.store.facts(kinds=["event"])]
     assert texts[-2:] == ["lab-0 is silent for 15 s", "lab-0 is back after 15 s"]
+
+
+async def test_the_list_of_revoked_sites_grows_over_restarts_and_clocks_that_are_set_back(tmp_path: Path) -> None:
+    async with running(tmp_path) as run:
+        assert run.coordinator.revocations == 0
+        await run.let_in(ALICE, BOB, CAROL)
+        await run.coordinator.revoke("lab-1")
+        assert run.coordinator.revocations == NOW * 1000
+    async with running(tmp_path) as run:
+        assert (run.coordinator.revoked, run.coordinator.revocations) == ([BOB.node], NOW * 1000)
+        run.wall.now -= 3600
+        await run.coordinator.revoke("lab-0")
+        assert (run.coordinator.revoked, run.coordinator.revocations) == ([BOB.node, ALICE.node], NOW * 1000 + 1)
 
 
 async def test_the_watch_notices_by_itself(tmp_path: Path) -> None:

@@ -64,7 +64,7 @@ def test_a_run_does_not_change(folder: Path) -> None:
 
 def test_it_certifies_sites(folder: Path) -> None:
     home = Home(folder)
-    check_issued(home.certify(ALICE.key.public_key()), home.credentials().ca_pem, ALICE)
+    check_issued(home.authority.certify(ALICE.key.public_key()), home.credentials().ca_pem, ALICE)
 
 
 def test_the_coordinator_that_runs_can_be_found(folder: Path) -> None:

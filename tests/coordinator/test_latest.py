@@ -30,6 +30,11 @@ def test_a_site_that_says_nothing_is_not_counted_any_more() -> None:
     assert (taken(*told).sum, taken(*told).mean) == (20.0, 20.0)
 
 
+def test_a_site_that_has_gone_is_forgotten_at_once() -> None:
+    latest = taken(("a", 0.0, 10.0), ("b", 1.0, 20.0))
+    assert (latest.forget("a"), latest.forget("a"), latest.sum, latest.mean) == (True, False, 20.0, 20.0)
+
+
 @given(st.lists(st.tuples(st.sampled_from("abc"), st.floats(0, 1e4), st.floats(0, 1e9)), min_size=1))
 def test_the_sum_does_not_drift(told: list[tuple[str, float, float]]) -> None:
     latest = taken(*told)

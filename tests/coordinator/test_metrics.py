@@ -50,6 +50,13 @@ async def test_the_run_and_each_site_have_their_gauges() -> None:
     assert all(f"# HELP {name} " in text for name in OURS if name.startswith(("pier_run_", "pier_site_")))
 
 
+async def test_a_revoked_site_has_no_speed() -> None:
+    made = board()
+    made.apply(Fact(Played(rounds=10).end, "event", node(LABS[1].name), {"state": "revoked"}))
+    site = f'{{node="{node(LABS[1].name)}",run="atlantic",site="lab-b"}}'
+    assert f"pier_site_tokens_per_second{site} 0.0" in await scraped(made)
+
+
 async def test_what_is_not_known_is_nan_and_an_empty_board_is_no_error() -> None:
     text = await scraped(Board())
     assert 'pier_run_loss{run=""} NaN' in text

@@ -34,9 +34,21 @@ def answers(monkeypatch: pytest.MonkeyPatch) -> dict[str, Answer]:
 
 
 def test_a_revoked_site_is_out(answers: dict[str, Answer], capsys: pytest.CaptureFixture[str]) -> None:
-    answers["revoke"] = {"site": "lab-b"}
+    answers["revoke"] = {"site": "lab-b", "invite": "", "sites": []}
     operate.revoke(FOLDER, "lab-b", as_json=False)
-    assert "lab-b is revoked" in capsys.readouterr().out
+    said = capsys.readouterr().out
+    assert "lab-b is revoked" in said
+    assert "invite" not in said
+
+
+def test_with_a_site_the_invite_of_many_ends_and_it_is_said(
+    answers: dict[str, Answer], capsys: pytest.CaptureFixture[str]
+) -> None:
+    answers["revoke"] = {"site": "lab-b", "invite": "5d1f", "sites": ["lab-c"]}
+    operate.revoke(FOLDER, "lab-b", as_json=False)
+    said = capsys.readouterr().out
+    assert "Its invite 5d1f had uses left and is taken back with it" in said
+    assert "  pier-coordinator revoke --data my-run lab-c\n" in said
 
 
 @pytest.mark.parametrize("sites", [[], ["lab-b", "lab-c"]])
@@ -47,7 +59,7 @@ def test_who_came_with_a_revoked_invite_stays(
     operate.revoke(FOLDER, "5d1f", as_json=False)
     said = capsys.readouterr().out
     assert "The invite 5d1f is taken back" in said
-    assert ("stays" in said) is bool(sites)
+    assert ("stay" in said) is bool(sites)
     assert [line for line in said.splitlines() if line.startswith("  ")] == [
         f"  pier-coordinator revoke --data my-run {name}" for name in sites
     ]

@@ -5,8 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from coordinator.cases import ALICE, CONFIG, Running, running
+from coordinator.cases import ALICE, BOB, CAROL, CONFIG, Running, Ticket, running
 from coordinator.expert_cases import accepted_job, accepted_plan
+from grpc.aio import AioRpcError
 
 from pier.v1.peer_pb2 import Place
 from pier_coordinator.commands.init import init
@@ -32,8 +33,24 @@ async def test_of_an_invite_that_is_taken_back_it_is_told_who_came_with_it(tmp_p
         used = f"for-{ALICE.node}"
         assert await operates.revoke(used) == {"invite": used, "sites": ["lab-0"]}
         assert run.coordinator.sites[ALICE.node].revoked_at is None
-        assert await operates.revoke("lab-0") == {"site": "lab-0"}
+        assert await operates.revoke("lab-0") == {"site": "lab-0", "invite": "", "sites": []}
         assert await operates.revoke(used) == {"invite": used, "sites": []}
+
+
+async def test_a_revoked_site_does_not_come_back_with_the_invite_of_many(tmp_path: Path) -> None:
+    async with running(tmp_path) as run:
+        operates, ticket = operator(run, tmp_path / "my-run"), Ticket.make("for-all")
+        await run.coordinator.invite(ticket.row(uses=5))
+        async with run.caller(ticket.credentials) as caller:
+            for number, site in enumerate((ALICE, BOB)):
+                await caller.enrol(ticket.request(site, name=f"lab-{number}"))
+            assert await operates.revoke("lab-0") == {"site": "lab-0", "invite": "for-all", "sites": ["lab-1"]}
+            with pytest.raises(AioRpcError, match="this invite was revoked"):
+                await caller.enrol(ticket.request(CAROL, name="lab-0 again"))
+        assert "invite for-all was revoked with lab-0, which came in with it" in [
+            fact.body.get("text") for fact in run.told
+        ]
+        assert await operates.revoke("lab-1") == {"site": "lab-1", "invite": "", "sites": []}
 
 
 async def test_a_name_with_a_space_stays_one_word_in_the_command(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -12,6 +13,7 @@ from aiohttp.test_utils import make_mocked_request
 from coordinator.page_cases import SIGNED, TOKEN, Recorded, serving
 
 from pier_coordinator.board import Board
+from pier_coordinator.cli import start
 from pier_coordinator.page.guard import Guard
 
 
@@ -50,7 +52,7 @@ async def test_the_operator_s_wish_is_done(page: str, actions: Recorded, action:
     status, told = await post(f"{page}/{action}", json=body)
     assert status == 200
     assert actions.asked == [asked]
-    assert told == {"ok": True} if action != "invite" else "--token" in told["command"]
+    assert told == {"ok": True} if action != "invite" else "PIER_TOKEN=" in told["command"]
 
 
 @pytest.mark.parametrize(
@@ -95,8 +97,29 @@ async def test_a_name_that_is_not_ours_is_refused(page: str, host: str, status: 
 
 
 async def test_another_page_s_request_is_refused(page: str, actions: Recorded) -> None:
-    status, _ = await post(f"{page}/pause", {**SIGNED, "Origin": "https://evil.example.org"}, json={"nodes": []})
+    status, told = await post(f"{page}/pause", {**SIGNED, "Origin": "https://evil.example.org"}, json={"nodes": []})
     assert (status, actions.asked) == (403, [])
+    named = re.search(r"pier-coordinator start (--\w+)", told["error"])
+    assert named
+    assert named[1] in {option for parameter in start.params for option in parameter.opts}
+
+
+@pytest.mark.parametrize("host", ["pier.example.org", "127.0.0.1:7780"])
+async def test_the_page_acts_behind_a_proxy_whatever_host_that_sends(page: str, actions: Recorded, host: str) -> None:
+    headers = {**SIGNED, "Host": host, "Origin": "https://pier.example.org"}
+    status, told = await post(f"{page}/pause", headers, json={"nodes": []})
+    assert (status, actions.asked) == (200, [("pause", [])]), told
+
+
+@pytest.mark.parametrize("path", ["", "healthz", "metrics", "api/board", "api/stream", "static/index.html"])
+async def test_nothing_is_read_under_a_name_that_is_not_ours(page: str, path: str) -> None:
+    address = page.removesuffix("api/actions") + path
+    async with aiohttp.ClientSession() as session:
+        async with session.get(address, headers={"Host": "evil.example.org"}) as answer:
+            assert answer.status == 403
+            assert "pier-coordinator start --host evil.example.org" in await answer.text()
+        async with session.get(address, headers={"Host": "pier.example.org"}) as answer:
+            assert answer.status == 200
 
 
 @pytest.mark.parametrize(

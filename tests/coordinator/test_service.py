@@ -10,6 +10,7 @@ import grpc.aio
 import pytest
 from coordinator.cases import (
     ALICE,
+    AUTHORITY,
     BOB,
     CAROL,
     CONFIG,
@@ -31,6 +32,7 @@ from pier_node.certificates import credentials, node_id_of_certificate
 from pier_node.config import from_canonical
 from pier_node.errors import PierError
 from pier_node.identity import Token
+from pier_node.revocations import Revoked
 
 Code = grpc.StatusCode
 
@@ -196,7 +198,7 @@ async def test_a_node_that_was_never_let_in_is_told_to_ask_for_an_invite(run: Ru
     assert "ask its operator for an invite" in text
 
 
-async def test_a_revoked_node_is_out_at_once_and_the_others_hear_of_it(run: Running) -> None:
+async def test_a_revoked_node_is_out_at_once_and_the_others_hear_of_it(run: Running, tmp_path: Path) -> None:
     await run.let_in(ALICE, BOB)
     async with run.site(ALICE) as alice, run.site(BOB) as bob:
         gone, here = await alice.register(ALICE), await bob.register(BOB)
@@ -207,8 +209,14 @@ async def test_a_revoked_node_is_out_at_once_and_the_others_hear_of_it(run: Runn
             code, text = await refused(call)
             assert code is Code.PERMISSION_DENIED
             assert "was revoked by the run's operator" in text
-        assert list((await bob.beat(BOB, here.lease)).revoked) == [ALICE.node]
-        assert list((await bob.register(BOB)).roster) == []
+        told = (await bob.beat(BOB, here.lease)).revocations
+        assert list(told.nodes) == [ALICE.node]
+        assert not (await bob.beat(BOB, here.lease, knows=told.version)).HasField("revocations")
+        again = await bob.register(BOB)
+        assert (list(again.roster), again.revocations) == ([], told)
+        barred = set[str]()
+        Revoked(tmp_path, credentials(BOB, TOKEN).ca_pem, CONFIG.hash(), barred.update).take(told)
+        assert barred == {ALICE.node}
 
 
 # --- at work ---------------------------------------------------------------------------------------
@@ -321,6 +329,6 @@ async def test_who_asks_too_often_is_told_when_to_ask_again(tmp_path: Path) -> N
 
 
 async def test_a_port_that_is_taken_is_an_error_that_says_so(run: Running) -> None:
-    second = CoordinatorService(run.coordinator, credentials(OWN, TOKEN), lambda _: b"")
+    second = CoordinatorService(run.coordinator, credentials(OWN, TOKEN), AUTHORITY)
     with pytest.raises(PierError, match=f"cannot listen on 127.0.0.1:{run.port}"):
         await second.start("127.0.0.1", run.port)

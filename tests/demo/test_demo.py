@@ -58,6 +58,7 @@ def wait_until(seen: Callable[[], bool], demo: subprocess.Popen[str]) -> None:
         time.sleep(0.05)
 
 
+@pytest.mark.smoke
 def test_two_sites_train_one_model(tmp_path: Path) -> None:
     demo = start(tmp_path, "--sites", "2", "--steps", "30", "--json")
     output, errors = demo.communicate(timeout=PATIENCE)

@@ -13,7 +13,7 @@ from pier_node.demo.experts import DOMAINS
 from pier_node.experts.card import load_card
 from pier_node.experts.ensemble import load_ensemble
 
-pytestmark = pytest.mark.processes
+pytestmark = [pytest.mark.processes, pytest.mark.alone]  # experts are planned by the speed that is measured
 
 PATIENCE = 1200.0
 

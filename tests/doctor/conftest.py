@@ -48,7 +48,7 @@ class Peer:
         proof = credentials(identity, self.token) if self.token else None
         carrier = GrpcCarrier(identity.node, self.config.hash(), proof)
         carrier.serve(HELLO, self._hello)
-        ProbeServer(carrier, self.config.hash(), self.clock)
+        ProbeServer(carrier, self.config.hash(), clock=self.clock)
         port = await carrier.start("127.0.0.1", 0)
         self.site = Site(node=identity.node, name=self.name, address=f"127.0.0.1:{port}")
         try:

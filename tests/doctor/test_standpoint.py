@@ -57,7 +57,7 @@ def test_the_run_that_peers_tell_must_be_that_of_the_token(tmp_path: Path) -> No
 def test_a_site_that_a_coordinator_let_in_needs_no_token(folder: Path) -> None:
     (folder / "run.token").unlink()
     Enrolment("10.0.0.9:7790", "c" * 16, "authority", "certificate").save(folder)
-    here = Standpoint.of(Settings(folder))
+    here = Standpoint.of(Settings(folder, token="pierinvite1-that-it-came-with"))
     assert (here.token, here.config) == (None, CONFIG)
     assert here.credentials is not None
     assert (here.credentials.ca_pem, here.credentials.cert_pem) == (b"authority", b"certificate")

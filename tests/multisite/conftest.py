@@ -1,4 +1,8 @@
-"""Scenarios get a world of real sites: in containers where a Docker engine answers, else in network namespaces."""
+"""Scenarios get a world of real sites, in network namespaces or in containers.
+
+Namespaces are there at once, containers need an image of the working tree. So scenarios run in namespaces where this
+machine has them; test_driver.py and test_compose.py run in containers always, and `scripts/test --all` has all do so.
+"""
 
 from __future__ import annotations
 
@@ -13,15 +17,10 @@ from multisite.containers import NO_DOCKER, build_image, containers, docker_answ
 from multisite.namespaces import namespaces
 from multisite.places import Network
 from multisite.world import COORDINATOR, MakeWorld, World
+from processes.hosts import have_namespaces
 
 CHOICE = "PIER_PLACES"
-"""Environment variable for who wants other places than the best that this machine has: docker or namespaces."""
-
-
-def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    ran = [it for it in terminalreporter.stats.get("passed", []) if "tests/multisite/" in it.nodeid]
-    if ran and not docker_answers():
-        terminalreporter.write_line(f"{NO_DOCKER}; network namespaces took their place", yellow=True)
+"""Environment variable for who wants other places than those above: docker or namespaces."""
 
 
 @pytest.fixture(scope="session")
@@ -36,7 +35,7 @@ def image() -> None:
 def places(request: pytest.FixtureRequest) -> str:
     """What sites run in: docker or namespaces."""
     chosen = getattr(request, "param", None) or os.environ.get(CHOICE)
-    return str(chosen or ("docker" if docker_answers() else "namespaces"))
+    return str(chosen or ("namespaces" if have_namespaces() or not docker_answers() else "docker"))
 
 
 @pytest.fixture(scope="session")

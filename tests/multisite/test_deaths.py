@@ -29,6 +29,7 @@ def test_a_site_that_is_killed_in_mid_exchange_and_again_as_it_catches_up_comes_
     wait_until("the operator hears of it", lambda: run.told("b is back"))
 
 
+@pytest.mark.smoke
 def test_a_keeper_that_is_killed_in_mid_vote_forks_nobody(world: MakeWorld) -> None:
     run = world(RATES, inner=ENDLESS)
     keeper, *others = sorted(run.sites.values(), key=lambda site: site.node)

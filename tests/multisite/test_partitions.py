@@ -13,6 +13,7 @@ FIVE = dict.fromkeys("abcde", 100.0)
 FEW, MOST = "ab", "cde"
 
 
+@pytest.mark.smoke
 def test_only_a_majority_goes_on_and_the_others_catch_up(world: MakeWorld) -> None:
     run = world(FIVE, inner=ENDLESS)
     run.start()

@@ -48,6 +48,7 @@ def test_a_site_that_dies_anywhere_in_an_iteration_costs_one_at_most(world: Make
     replicas_are_equal(run)
 
 
+@pytest.mark.alone  # paths are planned by the speeds that are measured
 def test_a_site_that_is_slow_or_cut_off_is_planned_around(world: MakeWorld) -> None:
     # Deep stages: computing takes its share of an iteration, and a task longer than the rests of a slowed site.
     deep = {"model": {**TABLES["model"], "layers": 12}, "inner": {**TABLES["inner"], "batch_size": 48}}

@@ -20,7 +20,7 @@ from multisite.world import MakeWorld, World
 from processes.run import ENDLESS
 from processes.site import Site, wait_until
 
-pytestmark = pytest.mark.multisite
+pytestmark = [pytest.mark.multisite, pytest.mark.alone]
 
 SECONDS = float(os.environ.get("PIER_SOAK_SECONDS", "120"))
 SEED = int(os.environ.get("PIER_SOAK_SEED", "1"))
@@ -117,6 +117,7 @@ def assert_flat(site: Site, files: Counter[str], memory: int) -> None:
     assert held(site)[1] <= memory + MORE_MEMORY
 
 
+@pytest.mark.timeout(SECONDS + 1200)
 def test_soak(world: MakeWorld) -> None:
     run = world(dict.fromkeys(NAMES, 100.0), run={"sites": 3}, inner=ENDLESS)  # a small corpus, dealt to few
     run.start()

@@ -14,8 +14,8 @@ from pier.v1.peer_pb2 import AbortNotice, Ack, Ballot, Chunk, Phase, Proposal, P
 from pier_node.config import RunConfig
 from pier_node.faults import NO_FAULTS, Faults
 from pier_node.outer.attempt import Tools
+from pier_node.outer.commitments import Cast, Commitments
 from pier_node.outer.contribution import Contribution
-from pier_node.outer.promises import Voted
 from pier_node.outer.round import Rounds
 from pier_node.outer.state import ANCHOR, MOMENTUM, OuterState
 from pier_node.roster import Roster
@@ -64,11 +64,8 @@ def ready(node: str, round: int = 5, **fields: Any) -> Ready:
     return Ready(node=node, round=round, nonce=fields.pop("nonce", node.encode()), votes=[node], **fields)
 
 
-def voter(
-    node: str, voted: Value, number: int = 1, holds: bool = True, voted_round: int = 5, round: int = 5, **more: Any
-) -> Ready:
-    fields = {"voted": voted, "voted_in": ballot(number), "voted_round": voted_round, "holds": holds}
-    return ready(node, round, seen=ballot(number), **fields, **more)
+def voter(node: str, voted: Value, number: int = 1, holds: bool = True, **more: Any) -> Ready:
+    return ready(node, seen=ballot(number), voted=voted, voted_in=ballot(number), holds=holds, **more)
 
 
 def shares(tokens: Mapping[str, int], split: Sequence[tuple[int, int]]) -> list[Share]:
@@ -87,25 +84,31 @@ def add_mean(state: OuterState, mean: Vector, tokens: Mapping[str, int]) -> Oute
 
 
 class Memory:
-    """A vote log that tells what happened in which order."""
+    """A journal, and a disk of states, that tell what happened in which order."""
 
-    def __init__(self, diary: list[str], promised: tuple[int, Ballot]) -> None:
-        self.diary, self.last_promise = diary, promised
-        self.votes: list[tuple[int, Ballot, Value]] = []
+    def __init__(self, diary: list[str] | None = None, found: Commitments | None = None) -> None:
+        self.diary = [] if diary is None else diary
+        self.now = found
+        self.votes: list[Cast] = []
         self.full = False
 
-    def promise(self, round: int, ballot: Ballot) -> None:
-        self.diary.append("promised")
-        self.last_promise = round, ballot
+    def load(self, round: int, node: str) -> Commitments:
+        self.now = (self.now or Commitments.fresh(round, node)).settled(round, node)
+        return self.now
 
-    def promised(self) -> tuple[int, Ballot]:
-        return self.last_promise
-
-    def record(self, round: int, ballot_number: int, ballot_keeper: str, value: Value) -> None:
-        if self.full:
+    def keep(self, commitments: Commitments) -> None:
+        assert self.now
+        voted = commitments.vote != self.now.vote and commitments.vote
+        if self.full and voted:
             raise OSError("no space left")
-        self.diary.append("recorded")
-        self.votes.append((round, Ballot(number=ballot_number, keeper=ballot_keeper), value))
+        if voted:
+            self.votes.append(voted)
+        settled = commitments.committed > self.now.committed
+        self.diary.append("settled" if settled else "recorded" if voted else "promised")
+        self.now = commitments
+
+    async def keep_state(self, state: OuterState) -> None:
+        self.diary.append(f"kept {state.round}")
 
 
 class Puppet:
@@ -157,16 +160,17 @@ class Member:
         network: Network,
         node: str,
         state: OuterState,
-        voted: Voted | None = None,
-        promised: tuple[int, Ballot] = (0, Ballot()),
+        found: Commitments | None = None,
         faults: Faults = NO_FAULTS,
     ) -> None:
         self.node, self.phase, self.diary = node, Phase.PHASE_WAITING, list[str]()
         self.carrier: SimCarrier = network.join(node)
         self.roster = Roster(self.carrier, self.pulse)
-        self.journal = Memory(self.diary, promised)
-        self.tools = Tools(self.carrier, self.roster, self.journal, self.fetch_shadow, faults, chunk=2)
-        self.rounds = Rounds(self.tools, state, voted, lambda _: LENGTH, nonces(node))
+        self.journal = Memory(self.diary, found)
+        self.tools = Tools(
+            self.carrier, self.roster, self.journal, self.journal.keep_state, self.fetch_shadow, faults, chunk=2
+        )
+        self.rounds = Rounds(self.tools, state, lambda _: LENGTH, nonces(node))
         self.held: dict[str, OuterState] = {}
 
     def pulse(self) -> Pulse:
@@ -229,10 +233,10 @@ async def acquainted(members: Mapping[str, Member]) -> None:
             await member.roster.changed.wait()
 
 
-async def with_puppet(network: Network, promised: tuple[int, Ballot] = (0, Ballot())) -> tuple[Puppet, Member]:
+async def with_puppet(network: Network, found: Commitments | None = None) -> tuple[Puppet, Member]:
     """The member b, and a, which is its keeper and does as a test likes."""
     puppet = Puppet(network, "a")
-    member = Member(network, "b", outer_state("ab"), promised=promised)
+    member = Member(network, "b", outer_state("ab"), found)
     member.meet("a")
     await member.roster.changed.until(lambda: member.roster.alive("a"))
     return puppet, member

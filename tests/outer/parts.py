@@ -15,8 +15,8 @@ from simulation.virtual_time import run
 from pier.v1.peer_pb2 import Proposal, Value
 from pier_node.faults import Faults
 from pier_node.outer.attempt import Attempt
+from pier_node.outer.commitments import Cast
 from pier_node.outer.contribution import Contribution
-from pier_node.outer.promises import Voted
 from pier_node.outer.state import OuterState
 from pier_node.outer.suspicion import Suspicion
 
@@ -42,14 +42,24 @@ def adopting(result: OuterState, members: str, holders: str, *names: str) -> Pro
 
 
 class Part:
-    """One member's part in an attempt, and the votes it made on its way."""
+    """One member's part in an attempt."""
 
     def __init__(self, member: Member, proposal: Proposal, held: OuterState | None = None) -> None:
-        self.member, self.votes = member, list[Voted]()
-        self.attempt = Attempt(member.tools, member.rounds.state, held, proposal)
+        self.member, self.proposal, self.held = member, proposal, held
+        self.attempt = Attempt(member.tools, member.rounds.state, member.rounds.promises, proposal)
         member.rounds._attempt = self.attempt
         contribution = Contribution(np.full(LENGTH, ord(member.node) - ord("a"), np.float32), 1)
-        self.task = member.play(self.attempt.run(contribution, add_mean, self.votes.append))
+        self.task = member.play(self._run(contribution))
+
+    async def _run(self, contribution: Contribution) -> OuterState:
+        promises = self.member.rounds.promises
+        if held := self.held:
+            await promises.promise(ballot(1), promises.votes)
+            await promises.cast(Cast((1, "a"), (1, "a"), held.digest, held.members), held)
+            self.member.journal.votes.clear()
+        await promises.promise(self.proposal.ballot, promises.votes)
+        self.member.diary.clear()
+        return await self.attempt.run(contribution, add_mean)
 
     async def suspicion(self) -> Suspicion:
         with pytest.raises(Suspicion) as caught:

@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import asyncio
-import threading
 from typing import Any
 
 import numpy as np
@@ -17,8 +16,8 @@ from pier_node.outer.attempt import (
     Attempt,
     VoteBook,
     check_finite,
-    to_the_end,
 )
+from pier_node.outer.commitments import Cast
 from pier_node.outer.contribution import Contribution
 from pier_node.outer.state import OuterState
 from pier_node.outer.suspicion import NOBODY, Suspicion
@@ -34,8 +33,7 @@ def test_all_decide_the_same() -> None:
         assert decided[0].ledger == {"a": 1, "b": 1, "c": 1}
         for part in parts:
             expected = Value(origin=BALLOT, digest=decided[0].digest, members=["a", "b", "c"])
-            assert [(vote.round, vote.ballot, vote.value) for vote in part.votes] == [(1, BALLOT, expected)]
-            assert part.member.journal.votes == [(1, BALLOT, expected)]
+            assert part.member.journal.votes == [Cast.of(BALLOT, expected)]
             assert part.member.rounds.state.round == 0, "an attempt changes nothing by itself"
 
     scene(play)
@@ -72,7 +70,7 @@ def test_who_stops_has_told_no_more_than_it_has_written_down(phase: str, recorde
         members["c"].carrier.network.crash("c")
         suspicion = await parts["b"].suspicion()
         assert (suspicion.node, suspicion.reason) == ("c", "lost before it voted")
-        assert parts["b"].votes, "b stays bound by its vote"
+        assert members["b"].rounds.promises.now.vote, "b stays bound by its vote"
 
     scene(play, c=stop_at(phase))
 
@@ -90,9 +88,11 @@ def test_other_bits_decide_nothing() -> None:
     async def play(members: dict[str, Member]) -> None:
         parts = {node: Part(members[node], fresh(*"abc")) for node in "ab"}
         contribution = Contribution(np.full(LENGTH, 2, np.float32), 1)
-        odd = Attempt(members["c"].tools, outer_state("abc", anchor=[1e-3] * LENGTH), None, fresh(*"abc"))
+        promises = members["c"].rounds.promises
+        await promises.promise(BALLOT, "c")
+        odd = Attempt(members["c"].tools, outer_state("abc", anchor=[1e-3] * LENGTH), promises, fresh(*"abc"))
         members["c"].rounds._attempt = odd
-        task = members["c"].play(odd.run(contribution, add_mean, lambda vote: None))
+        task = members["c"].play(odd.run(contribution, add_mean))
         suspicion = await parts["a"].suspicion()
         assert (suspicion.node, suspicion.reason) == ("c", "voted for other bits than ours")
         with pytest.raises(Suspicion):
@@ -106,9 +106,10 @@ def test_a_result_that_is_not_finite_is_not_voted_for() -> None:
         def explode(state: OuterState, mean: Any, tokens: Any) -> OuterState:
             return add_mean(state, mean * np.float32(np.inf), tokens)
 
-        part = Attempt(members["a"].tools, members["a"].rounds.state, None, fresh("a"))
+        rounds = members["a"].rounds
+        part = Attempt(members["a"].tools, rounds.state, rounds.promises, fresh("a"))
         with pytest.raises(Suspicion, match="not finite"):
-            await part.run(Contribution(np.ones(LENGTH, np.float32), 1), explode, lambda vote: None)
+            await part.run(Contribution(np.ones(LENGTH, np.float32), 1), explode)
         assert not members["a"].diary
 
     scene(play, "a")
@@ -137,8 +138,8 @@ def test_a_result_is_adopted_from_its_holder() -> None:
         assert [(await part.task).digest for part in parts.values()] == [result.digest] * 2
         assert parts["b"].attempt.reduction
         assert parts["b"].attempt.reduction.meter.rate() == 0, "nothing is exchanged"
-        vote = members["c"].journal.votes[0][2]
-        assert (vote.origin, list(vote.members)) == (ballot(1), ["a", "b", "c", "d"]), "all that may have committed it"
+        vote = members["c"].journal.votes[0]
+        assert (vote.origin, vote.members) == ((1, "a"), ("a", "b", "c", "d")), "all that may have committed it"
 
     scene(play)
 
@@ -151,7 +152,9 @@ def test_nobody_votes_for_a_result_before_all_take_part() -> None:
         part = Part(members["b"], adopting(result, "ab", "b", "b", "c"), result)
         await asyncio.sleep(25)
         assert not members["b"].diary
-        assert not part.votes
+        vote = part.member.rounds.promises.now.vote
+        assert vote
+        assert vote.ballot == (1, "a"), "the earlier one"
         assert (await part.suspicion()).reason
 
     scene(play)
@@ -189,7 +192,9 @@ def test_the_others_are_told_why_and_the_suspect_is_not() -> None:
         network = Network(1, CALM)
         member = Member(network, "a", outer_state("abc"))
         puppets = [Puppet(network, node) for node in "bc"]
-        await Attempt(member.tools, member.rounds.state, None, fresh(*"abc")).give_up(Suspicion("c", "cut"))
+        await Attempt(member.tools, member.rounds.state, member.rounds.promises, fresh(*"abc")).give_up(
+            Suspicion("c", "cut")
+        )
         notice = AbortNotice(node="a", round=1, ballot=BALLOT, suspect="c", reason="cut")
         assert [puppet.aborts for puppet in puppets] == [[notice], []]
 
@@ -212,25 +217,6 @@ def test_a_message_that_gets_lost_is_told_again_but_not_for_ever() -> None:
         assert tries == TELLS
 
     run(main())
-
-
-async def test_a_thread_is_waited_for_although_its_waiter_is_cancelled() -> None:
-    started, go_on, ended = threading.Event(), threading.Event(), threading.Event()
-
-    def write() -> None:
-        started.set()
-        assert go_on.wait(60)
-        ended.set()
-
-    task = asyncio.create_task(to_the_end(write))
-    await asyncio.to_thread(started.wait, 60)
-    task.cancel()
-    await asyncio.sleep(0)
-    assert not task.done()
-    go_on.set()
-    with pytest.raises(asyncio.CancelledError):
-        await task
-    assert ended.is_set()
 
 
 # --- votes --------------------------------------------------------------------------------

@@ -194,7 +194,7 @@ def test_who_is_far_behind_takes_a_state_of_those_in_front() -> None:
             (leader,) = a.leaders()
             seen.add(leader)
         assert seen == {"c", "d"}, "one after the other, in case one cannot give it"
-        a.adopt(outer_state("d", round=5 + STALE))
+        await a.adopt(outer_state("d", round=5 + STALE))
         assert (a.leaders(), a.saved, a.coming()) == ([], 5 + STALE, 6 + STALE)
 
     run(main())

@@ -1,63 +1,116 @@
 from __future__ import annotations
 
-import pytest
-from outer.cases import Memory, ballot, outer_state, ready, value
+import asyncio
 
-from pier.v1.peer_pb2 import Ballot
-from pier_node.outer.promises import Promises, Voted
+import pytest
+from outer.cases import Memory, ballot, outer_state, value
+
+from pier.v1.peer_pb2 import Ready
+from pier_node.outer.commitments import Cast, Commitments
+from pier_node.outer.promises import Promises, Superseded, to_the_end
 
 X = value("x", "abc")
+VOTE = Cast.of(ballot(3), X)
+SHADOW = outer_state("abc", 5)
 
 
-def voted(round: int, number: int = 1, held: bool = True) -> Voted:
-    return Voted(round, ballot(number), X, outer_state("abc", round) if held else None)
+def promises(found: Commitments | None = None, round: int = 4) -> Promises:
+    return Promises(Memory(found=found), "a", round)
 
 
-def promises(vote: Voted | None = None) -> Promises:
-    return Promises(Memory([], (5, ballot(3))), vote)
+def told(of: Promises) -> Ready:
+    ready = Ready(node="a", round=5)
+    of.announce(ready)
+    return ready
 
 
-def test_what_the_journal_remembers_binds() -> None:
-    assert promises().seen(5) == ballot(3)
-    assert (promises().engaged(4), promises().engaged(5)) == (True, False)
-    assert promises().seen(6) == Ballot(), "of that round nothing was promised"
-
-
-@pytest.mark.parametrize(("number", "seen"), [(2, 3), (4, 4)])
-def test_a_vote_is_a_promise_too(number: int, seen: int) -> None:
-    assert promises(voted(5, number)).seen(5) == ballot(seen)
-
-
-def test_a_promise_is_in_the_journal_before_it_counts() -> None:
-    journal = Memory([], (5, ballot(3)))
-    made = Promises(journal, None)
-    made.promise(6, ballot(1))
-    assert made.seen(6) == Promises(journal, None).seen(6) == ballot(1)
-
-
-@pytest.mark.parametrize("held", [True, False])
-def test_a_vote_that_may_have_been_committed_is_told(held: bool) -> None:
-    told = ready("a", 5)
-    promises(voted(5, 2, held)).announce(told)
-    assert (told.voted, told.voted_in, told.voted_round, told.holds) == (X, ballot(2), 5, held)
-
-
-def test_a_vote_for_a_round_that_is_over_is_not() -> None:
-    told = ready("a", 6)
-    promises(voted(5)).announce(told)
-    assert not told.HasField("voted")
-
-
-def test_a_vote_binds_until_its_round_is_decided() -> None:
+async def test_what_binds_a_site_is_announced() -> None:
     made = promises()
-    assert made.pledge(5) == b""
-    made.vote(voted(6))
-    assert (made.pledge(6), made.pledge(7)) == (X.digest, b"")
-    made.release(5)
-    assert made.voted
-    made.release(6)
-    assert made.voted is None
+    await made.promise(ballot(3), "a")
+    assert (told(made).seen, told(made).HasField("voted"), list(told(made).votes)) == (ballot(3), False, ["a"])
+    await made.cast(VOTE, SHADOW)
+    ready = told(made)
+    assert (ready.voted, ready.voted_in, ready.holds) == (X, ballot(3), True)
 
 
-def test_who_has_lost_rounds_does_not_deny_them() -> None:
-    assert (promises().pledge(4), promises(voted(9)).pledge(6)) == (None, None)
+async def test_it_is_the_same_after_a_restart_but_for_the_result() -> None:
+    memory = Memory()
+    made = Promises(memory, "a", 4)
+    await made.promise(ballot(3), "a")
+    await made.cast(VOTE, SHADOW)
+    again = Promises(memory, "a", 4)
+    assert again.now == made.now
+    assert (told(again).voted, told(again).holds) == (X, False)
+
+
+async def test_a_vote_binds_until_its_round_is_decided() -> None:
+    made = promises()
+    assert made.pledge == b""
+    await made.promise(ballot(3), "a")
+    await made.cast(VOTE, SHADOW)
+    await made.settle(4)
+    assert (made.pledge, made.shadow) == (X.digest, SHADOW)
+    await made.settle(5)
+    assert (made.pledge, made.shadow) == (b"", None)
+
+
+async def test_who_has_lost_a_round_decides_nothing_before_it_has_it_again() -> None:
+    made = promises(Commitments.fresh(6, "a"))
+    assert (made.lost, made.votes, made.pledge) == (True, frozenset(), None)
+    with pytest.raises(Superseded):
+        await made.promise(ballot(1), "a")
+    await made.settle(5)
+    assert made.lost
+    await made.settle(6)
+    assert (made.lost, made.votes) == (False, frozenset("a"))
+
+
+async def test_votes_that_were_given_away_stay_away_until_the_next_round() -> None:
+    made = promises()
+    assert await made.give() == {"a"}
+    await made.settle(4)
+    assert (made.votes, made.pledge) == (frozenset(), None)
+    await made.settle(5)
+    assert made.votes == {"a"}
+
+
+async def test_a_lost_round_does_not_bring_back_votes_that_were_given_away_after_it() -> None:
+    memory = Memory(found=Commitments(6, frozenset()))
+    made = Promises(memory, "a", 4)
+    await made.settle(6)
+    assert (made.lost, made.votes) == (False, frozenset())
+
+
+async def test_who_takes_part_in_an_attempt_keeps_its_votes() -> None:
+    made = promises()
+    await made.promise(ballot(1), "a")
+    assert await made.give() == set()
+    assert made.votes == {"a"}
+
+
+async def test_an_attempt_rests_on_the_votes_that_were_announced() -> None:
+    made = promises()
+    await made.take(4, "b")
+    with pytest.raises(Superseded):
+        await made.promise(ballot(1), "a")
+    await made.promise(ballot(1), "ab")
+
+
+async def test_what_was_written_counts_though_its_writer_is_cancelled() -> None:
+    """Or a site would deny the vote that its disk has, and that a restart would bring back."""
+    release = asyncio.Event()
+
+    async def write() -> None:
+        await release.wait()
+        written.append(1)
+
+    written = list[int]()
+    task = asyncio.create_task(to_the_end(write()))
+    for _ in range(3):
+        await asyncio.sleep(0)
+        task.cancel()
+    await asyncio.sleep(0)
+    assert not task.done()
+    release.set()
+    await asyncio.wait([task])
+    assert (task.cancelled(), written) == (True, [1])

@@ -10,7 +10,10 @@ from pier.v1.peer_pb2 import Ballot, Proposal, Ready, Share
 from pier_node.outer.proposal import flaw
 
 BASE = ("a", "b", "c")
-READY = Ready(node="a", round=5, nonce=b"now")
+
+
+def ready(seen: int) -> Ready:
+    return Ready(node="a", round=5, nonce=b"now", seen=Ballot(number=seen, keeper="a"))
 
 
 def good() -> Proposal:
@@ -22,7 +25,7 @@ def good() -> Proposal:
 
 
 def found(proposal: Proposal, seen: int = 1) -> str:
-    return flaw(proposal, READY, Ballot(number=seen, keeper="a"), BASE, 10)
+    return flaw(proposal, ready(seen), BASE, 10)
 
 
 def test_a_good_one() -> None:

@@ -115,10 +115,6 @@ def test_a_vote_that_another_member_contradicted_is_not_finished() -> None:
     assert choose_value([voter("a", X, refuted=True), voter("c", Y, 2)]) == Adopt(Y, ("c",)), "an older vote"
 
 
-def test_a_contradicted_vote_for_a_later_round_still_shows_that_this_one_is_decided() -> None:
-    assert choose_value([voter("a", X, voted_round=6, holds=False, refuted=True)]) == Blocked(("b", "c"))
-
-
 def test_a_result_that_nobody_here_holds_may_be_held_by_who_is_not_here() -> None:
     assert choose_value([voter("a", X, holds=False), voter("b", X, holds=False)]) == Blocked(("c",))
 
@@ -145,13 +141,6 @@ def test_a_result_adopted_by_more_is_void_only_when_they_are_here_too() -> None:
     wider = value("x", "abcde")
     readies = [*(voter(node, X, holds=False) for node in "ab"), *(voter(node, wider, 2, holds=False) for node in "cd")]
     assert choose_value(readies) == Blocked(("e",))
-
-
-def test_a_vote_for_a_later_round_shows_that_this_one_is_decided() -> None:
-    """a was rolled back after it voted in round 6: round 5 was committed, and c may hold it."""
-    readies = [voter("a", X, voted_round=6, holds=False), voter("b", Y, 3, voted_round=5)]
-    assert choose_value(readies) == Blocked(("c",))
-    assert choose_value([*readies, ready("c")]) == Fresh(), "everybody lost it"
 
 
 @given(st.integers(0, 2**32))
@@ -203,7 +192,7 @@ class Attempts:
             if node in votes:
                 told.voted.CopyFrom(result)
                 told.voted_in.CopyFrom(name)
-                told.voted_round, told.holds, told.refuted = told.round, True, False
+                told.holds, told.refuted = True, False
         if isinstance(found, Fresh) and self.odd in votes and len(votes) > 1:
             self.readies[self.odd].voted.digest = b"odd" + result.digest
             for node in votes:

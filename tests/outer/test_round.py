@@ -23,9 +23,9 @@ from simulation.virtual_time import run
 
 from pier.v1.peer_pb2 import Ack, Phase, Proposal, Vote
 from pier_node.faults import Faults
+from pier_node.outer.commitments import Cast, as_ballot
 from pier_node.outer.contribution import Contribution
 from pier_node.outer.keeper import POLL
-from pier_node.outer.promises import Voted
 from pier_node.outer.state import OuterState
 from pier_node.outer.suspects import EXPIRY, STANDSTILL
 from pier_node.outer.suspicion import Behind
@@ -44,7 +44,7 @@ def test_a_round_moves_all_members_to_the_same_state() -> None:
             {"a": 10, "b": 10, "c": 10},
         )
         assert all(member.rounds.state is state for member, state in zip(members.values(), states, strict=True))
-        assert members["a"].diary[:2] == ["promised", "recorded"]
+        assert members["a"].diary == ["promised", "recorded", "kept 1", "settled"]
 
     scene(play)
 
@@ -79,7 +79,7 @@ def test_a_round_of_one_asks_nobody() -> None:
         rounds = members["a"].rounds
         state = await rounds.commit_alone(Contribution(np.ones(LENGTH, np.float32), 3), add_mean)
         assert (state.round, state.members, rounds.state is state) == (1, ("a",), True)
-        assert not members["a"].diary
+        assert members["a"].diary == ["kept 1", "settled"]
 
     scene(play)
 
@@ -87,7 +87,8 @@ def test_a_round_of_one_asks_nobody() -> None:
 def test_what_peers_may_fetch() -> None:
     async def play(network: Network, members: dict[str, Member]) -> None:
         rounds, shadow = members["a"].rounds, outer_state("a", round=1)
-        rounds._promises.vote(Voted(1, ballot(1), value("x", "a"), shadow))
+        await rounds.promises.promise(ballot(1), "a")
+        await rounds.promises.cast(Cast.of(ballot(1), value("x", "a")), shadow)
         assert [rounds.offer(number, False) for number in (0, 1)] == [rounds.state, None]
         assert [rounds.offer(number, True) for number in (0, 1, 2)] == [None, shadow, None]
 
@@ -138,8 +139,8 @@ def test_a_result_that_may_be_committed_is_finished_not_computed_anew() -> None:
         tasks = {node: member.contribute(1.0) for node, member in members.items()}
         state = await tasks["a"]
         votes = members["a"].journal.votes
-        assert [(vote[2].origin, vote[2].digest) for vote in votes] == [(votes[0][1], state.digest)] * 2
-        assert votes[1][1].number == votes[0][1].number + 1
+        assert [(vote.origin, vote.digest) for vote in votes] == [(votes[0].ballot, state.digest)] * 2
+        assert votes[1].ballot[0] == votes[0].ballot[0] + 1
 
     scene(play, c=crash_at(found, "c", "journaled"))
 
@@ -179,7 +180,7 @@ def test_who_says_alone_that_it_is_ahead_is_not_followed_but_by_who_gave_its_vot
         puppet.round = 9
         await asyncio.sleep(3)
         assert member.rounds.leaders() == [], "b and c would know"
-        other.rounds.votes = set()
+        assert await other.rounds.give_votes() == {"c"}
         await asyncio.sleep(3)
         assert member.rounds.leaders() == ["a"], "somebody else has the vote of c"
 
@@ -191,11 +192,13 @@ def test_another_result_than_ours_is_not_confirmed() -> None:
         network = Network(1, CALM)
         puppet = Puppet(network, "a", round=1)
         shadow = outer_state("ab", round=1)
-        member = Member(network, "b", outer_state("ab"), Voted(1, ballot(1), value("x", "ab"), shadow))
+        member = Member(network, "b", outer_state("ab"))
+        await member.rounds.promises.promise(ballot(1), "b")
+        await member.rounds.promises.cast(Cast.of(ballot(1), value("x", "ab")), shadow)
         member.meet("a")
         with pytest.raises(Behind):
             await member.contribute(1.0)
-        assert member.rounds.shadow is shadow, "the vote binds until a state of that round is here"
+        assert member.rounds.promises.shadow is shadow, "the vote binds until a state of that round is here"
         puppet.digest = shadow.digest
         await asyncio.sleep(3)
         assert (await member.contribute(1.0)).digest == shadow.digest
@@ -314,7 +317,8 @@ def test_a_failing_disk_stops_the_site_before_it_votes() -> None:
         tasks = {node: member.contribute(1.0) for node, member in members.items()}
         with pytest.raises(OSError, match="no space left"):
             await tasks["c"]
-        assert not members["a"].tools.votes.of(members["c"].journal.last_promise[1]).get("c")
+        assert members["c"].journal.now
+        assert not members["a"].tools.votes.of(as_ballot(members["c"].journal.now.promised)).get("c")
 
     scene(play)
 

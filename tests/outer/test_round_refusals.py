@@ -6,15 +6,14 @@ import asyncio
 from collections.abc import Callable
 from typing import Any
 
-import numpy as np
 import pytest
-from outer.cases import CALM, LENGTH, Member, Puppet, ballot, outer_state, scene, shares, value, with_puppet
+from outer.cases import CALM, Member, Puppet, ballot, outer_state, scene, shares, value, with_puppet
 from simulation.network import Network
 from simulation.virtual_time import run
 
 from pier.v1.peer_pb2 import AbortNotice, Ballot, Chunk, Proposal, Ready, Vote
-from pier_node.outer.contribution import Contribution
-from pier_node.outer.promises import Voted
+from pier_node.outer.commitments import Commitments
+from pier_node.outer.state import OuterState
 from pier_node.wire.carrier import ABORT, VOTE, PeerRefused
 
 
@@ -51,7 +50,7 @@ def test_a_proposal_that_could_do_harm_is_refused(
 
 def test_a_promise_outlives_a_restart() -> None:
     async def main() -> None:
-        puppet, member = await with_puppet(Network(1, CALM), promised=(1, ballot(7, "c")))
+        puppet, member = await with_puppet(Network(1, CALM), Commitments.fresh(0, "b").promising((7, "c")))
         puppet.propose = lambda ready: proposal(ready, ballot=ballot(7, "b"))
         member.contribute(1.0)
         await puppet.changed.until(lambda: len(puppet.heard) > 1)
@@ -60,8 +59,8 @@ def test_a_promise_outlives_a_restart() -> None:
         puppet.propose = lambda ready: proposal(ready, ballot=ballot(8, "a"))
         await puppet.changed.until(lambda: len(puppet.heard) > 2)
         await asyncio.sleep(2)
-        assert member.journal.last_promise == (1, ballot(8, "a"))
-        assert member.rounds.engaged
+        assert member.journal.now
+        assert (member.journal.now.promised, member.journal.now.engaged) == ((8, "a"), True)
 
     run(main())
 
@@ -93,20 +92,41 @@ def test_new_contributions_are_announced_anew() -> None:
     run(main())
 
 
-@pytest.mark.parametrize(("journal", "members", "kept"), [(12, ("b",), True), (11, ("b",), False), (10, ("b",), False)])
-def test_a_vote_for_a_later_round_than_what_was_fetched_still_binds(
-    journal: int, members: tuple[str, ...], kept: bool
-) -> None:
-    """The site crashed after its vote, with an old checkpoint: catching up must not make it forget."""
+def test_a_site_that_lost_a_round_waits_until_it_has_it_again() -> None:
+    """Its newest checkpoint is damaged: what it would decide now may have been decided, and followed, before."""
 
     async def main() -> None:
         network = Network(1, CALM)
-        vote = Voted(journal, ballot(3), value("x", "ab"), None)
-        member = Member(network, "b", outer_state("ab", round=9), vote, promised=(journal, ballot(4)))
-        member.rounds.adopt(outer_state("ab", round=11))
-        ready = member.rounds._ready(Contribution(np.ones(LENGTH, np.float32), 1))
-        assert (ready.HasField("voted"), ready.seen) == (kept, ballot(4) if kept else Ballot())
-        assert (ready.voted_round, ready.holds) == (12 if kept else 0, False)
+        member = Member(network, "b", outer_state("b", round=9), Commitments.fresh(11, "b"))
+        task = member.contribute(1.0)
+        await asyncio.sleep(60)
+        assert not task.done()
+        assert "had committed round 11 and its disk has lost it" in member.rounds.last_error
+        task.cancel()
+        await member.rounds.adopt(outer_state("b", round=10))
+        assert member.rounds.promises.lost
+        await member.rounds.adopt(outer_state("b", round=11))
+        assert (await member.contribute(1.0)).round == 12
+
+    run(main())
+
+
+def test_a_state_is_on_the_disk_before_this_site_says_that_it_has_it() -> None:
+    async def main() -> None:
+        member = Member(Network(1, CALM), "b", outer_state("ab"))
+        seen = list[int]()
+
+        async def keep(state: OuterState) -> None:
+            seen.append(member.rounds.state.round)
+            assert member.rounds.offer(state.round, False) is None
+            assert member.pulse().round == 0
+
+        member.tools.keep = keep
+        await member.rounds.adopt(outer_state("ab", round=3))
+        assert (seen, member.pulse().round) == ([0], 3)
+        offered = member.rounds.offer(3, False)
+        assert offered
+        assert offered.round == 3
 
     run(main())
 

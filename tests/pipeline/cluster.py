@@ -24,7 +24,6 @@ from pier_node.config import RunConfig
 from pier_node.faults import Faults
 from pier_node.orders import Orders
 from pier_node.outer.attempt import Tools as RoundTools
-from pier_node.outer.promises import Voted
 from pier_node.outer.round import Rounds
 from pier_node.outer.state import OuterState
 from pier_node.pipeline import tally
@@ -48,10 +47,10 @@ class PipelineNode:
         self.roster = Roster(self.carrier, self.pulse)
         self.name = name
         state = cluster.states.get(name) or tally.beginning(run.pipeline.stages, cluster.names[0])
-        voted = Voted(*disk.vote, shadow=None) if disk.vote and disk.vote[0] > state.round else None
         faults = cluster.faults(name)
-        tools = RoundTools(self.carrier, self.roster, disk, shadow_fetcher(self.carrier, length, 10.0), faults)
-        self.rounds = Rounds(tools, state, voted, lambda _: length, nonces(name + str(next(cluster.incarnations))))
+        keep, fetch = partial(cluster.keep, name), shadow_fetcher(self.carrier, length, 10.0)
+        tools = RoundTools(self.carrier, self.roster, disk, keep, fetch, faults)
+        self.rounds = Rounds(tools, state, lambda _: length, nonces(name + str(next(cluster.incarnations))))
         self.vault = Vault(cluster.folder / name, run)
         shape = (BATCH, CONTEXT, run.model.dim)
         memory = run.pipeline.memory
@@ -144,11 +143,12 @@ class PipelineCluster:
             if error and "the stages cannot be joined" not in str(error):
                 raise error
 
-    async def committed(self, name: str, state: OuterState) -> None:
+    async def keep(self, name: str, state: OuterState) -> None:
         self.digests[state.round].add(state.digest)
         self.states[name] = state
+
+    async def committed(self, name: str, state: OuterState) -> None:
         self.counted.add(tally.standing(state).counted)
-        self.nodes[name].rounds.saved = state.round
 
     def faults(self, name: str) -> Faults:
         async def strike(round: int, phase: str) -> None:

@@ -20,9 +20,14 @@ NO_NEW_CONNECTIONS = "7,48 0 0 23,21 0 3 6,48 0 0 47,84 0 0 18,21 1 0 2,6 0 0 0,
 """Classic BPF: of TCP over IPv4, drop what has SYN and no ACK, the first packet of a connection."""
 
 
+def have_namespaces() -> bool:
+    """Whether hosts can be made on this machine."""
+    return os.geteuid() == 0 and bool(shutil.which("ip") and shutil.which("tc"))
+
+
 def require_namespaces() -> None:
     """Skip the test where there are none."""
-    if os.geteuid() != 0 or not (shutil.which("ip") and shutil.which("tc")):
+    if not have_namespaces():
         pytest.skip(NO_NAMESPACES)
 
 

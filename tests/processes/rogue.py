@@ -53,9 +53,9 @@ class Rogue:
         self.roster = Roster(self.carrier, self._pulse, run_hash=config.hash())
         self._reception = Reception(self.carrier, self.roster, config, lambda: self.site)
         self._catch_up = CatchUp(self.carrier, self.roster, NO_FAULTS, self.length)
-        tools = Tools(self.carrier, self.roster, Journal(folder / "journal.json"), _nothing)
+        tools = Tools(self.carrier, self.roster, Journal(folder / "journal.json"), _nowhere, _nothing)
         nothing = {ANCHOR: SharedVector(self.length)}
-        self.rounds = Rounds(tools, OuterState(0, (), nothing, {}), None, lambda _: self.length)
+        self.rounds = Rounds(tools, OuterState(0, (), nothing, {}), lambda _: self.length)
         self._peers = [site.address for site in run.sites]
         self._boast = 0
 
@@ -99,7 +99,7 @@ class Rogue:
     async def _follow(self) -> None:
         await self.roster.changed.until(lambda: bool(self.rounds.leaders()) or self.rounds.state.round > 0)
         if fetched := await self._catch_up.newest(self.rounds.leaders, moments=False):
-            self.rounds.adopt(fetched.state)
+            await self.rounds.adopt(fetched.state)
 
     async def replay(self, node: str, votes: int) -> None:
         """Send a site votes for every round up to its own, and for the next, in ballots that nobody proposed."""
@@ -158,6 +158,10 @@ def _halved(chunk: Chunk) -> Chunk:
 async def _half(number: int) -> AsyncIterator[Chunk]:
     yield Chunk(round=1 << 40, ballot=Ballot(number=number + 1, keeper="0" * 16), stage=Chunk.STAGE_SCATTER)
     await asyncio.Event().wait()
+
+
+async def _nowhere(state: OuterState) -> None:
+    """It does not mean to come back."""
 
 
 async def _nothing(holders: object, number: int, value: Value) -> OuterState:

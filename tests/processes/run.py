@@ -84,6 +84,7 @@ class Run:
         """Wait until all sites are done with the run."""
         for site in self.sites:
             assert site.ended(within) == 0, f"{site} failed"
+        assert all(str(self.token) not in site.output for site in self.sites), "a log has the token"
         finals = {site.digests()[site.events()[-1]["rounds"]] for site in self.sites}
         assert len(finals) == 1 or self.apart
 

@@ -23,6 +23,7 @@ STAGED: dict[str, dict[str, Any]] = {
 }
 
 
+@pytest.mark.smoke
 def test_a_coordinator_that_is_killed_loses_nothing_and_stops_nobody(tmp_path: Path) -> None:
     with coordinated(tmp_path, 3, inner=ENDLESS) as run:
         for site in run.sites:
@@ -86,6 +87,7 @@ def test_sites_of_a_pipeline_hold_the_stages_that_the_operator_gives_them_and_pa
         polite(run)
 
 
+@pytest.mark.smoke
 def test_a_revoked_site_is_out(tmp_path: Path) -> None:
     with coordinated(tmp_path, 3, inner=ENDLESS) as run:
         for site in run.sites:
@@ -104,6 +106,30 @@ def test_a_revoked_site_is_out(tmp_path: Path) -> None:
         assert {node for link in links for node in (link["node"], link["peer"])} == {site.node for site in others}
         run.sites.remove(revoked)
         polite(run)
+
+
+def test_a_site_stays_revoked_while_the_coordinator_is_away(tmp_path: Path) -> None:
+    with coordinated(tmp_path, 3, inner=ENDLESS) as run:
+        for site in run.sites:
+            site.reach(2)
+        first, away, revoked = sorted(run.sites, key=lambda site: site.node)
+        assert away.stop() == 0
+        run.say("revoke", revoked.name)
+        assert revoked.ended() == 1
+        first.wait("knows it", lambda: f"{revoked} was revoked" in first.output)
+        run.end(SIGKILL)
+        assert first.stop() == 0
+        for site in run.sites:
+            site.start()
+        away.wait("hears of it", lambda: (away.folder / "revoked.json").exists())
+        revoked.wait("is refused", lambda: revoked.output.count("was revoked by the run's operator") > 3)
+        away.rejoin()
+        first.reach(first.round + 3)
+        for site in (first, away):
+            assert all(revoked.node not in event["members"] for event in site.events()[-3:])
+            assert revoked.node not in {peer["node"] for peer in site.status()["peers"]}
+        assert "was revoked by the run's operator" in revoked.output
+        revoked.kill()
 
 
 def test_the_page_says_why_a_site_ended(tmp_path: Path) -> None:

@@ -83,6 +83,7 @@ def working(site: Site) -> bool:
     return any(site.folder.glob("experts/*.work/checkpoint.safetensors"))
 
 
+@pytest.mark.smoke
 def test_a_killed_site_goes_on_and_a_lost_one_s_experts_are_trained_by_another(tmp_path: Path) -> None:
     with coordinated(tmp_path, 2, inner=INNER, outer=OUTER) as run:
         alpha, beta = run.sites

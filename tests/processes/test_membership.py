@@ -55,6 +55,7 @@ def nothing_was_lost(run: Run) -> None:
         assert checkpoint["tokens"] - ledger[node] in (0, *checkpoint["pending_tokens"])
 
 
+@pytest.mark.smoke
 @pytest.mark.parametrize("transport", get_args(Transport))
 def test_a_third_site_joins_a_run_in_progress(found: Found, transport: Transport) -> None:
     run = found(2, transport=transport, **TABLES)

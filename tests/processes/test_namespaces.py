@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import shutil
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -46,10 +47,11 @@ def test_the_walk_through_trains_across_a_slow_line(tmp_path: Path, hosts: tuple
     sites = [on(hosts[0], tmp_path / "one", "pier-node start --run run.toml")]
     try:
         sites[0].start()
-        sites[0].wait("prints how to join", lambda: "token pier1-" in sites[0].output)
+        sites[0].wait("prints how to join", lambda: "pier-node start --peers" in sites[0].output)
         (printed,) = re.findall(r"^ *(pier-node start .*)$", sites[0].output, re.MULTILINE)
         assert f"--peers {hosts[0].address}:7700" in printed
         sites.append(on(hosts[1], tmp_path / "two", printed))
+        shutil.copy(sites[0].folder / "run.token", tmp_path / "two")  # as it says
         sites[1].start()
         assert [site.ended() for site in sites] == [0, 0]
         one, two = (site.digests() for site in sites)

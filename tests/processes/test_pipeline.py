@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import numpy as np
@@ -38,7 +39,9 @@ def joined(run: Run) -> list[np.ndarray]:
     return [state.anchor for it in folders if (state := CheckpointStore(it / "checkpoints", hashed).newest_state())]
 
 
-@pytest.mark.parametrize("outer", [{"algorithm": "sync"}, {"algorithm": "diloco", "inner_steps": 4}])
+@pytest.mark.parametrize(
+    "outer", [pytest.param({"algorithm": "sync"}, marks=pytest.mark.smoke), {"algorithm": "diloco", "inner_steps": 4}]
+)
 def test_a_pipeline_survives_a_killed_site_and_takes_it_back(found: Found, outer: dict[str, object]) -> None:
     run = found(4, outer=outer, **TABLES)
     run.start()
@@ -65,8 +68,9 @@ def test_a_pipeline_survives_a_killed_site_and_takes_it_back(found: Found, outer
 
 def test_a_site_whose_computing_hangs_says_so_is_planned_around_and_can_be_stopped(found: Found) -> None:
     run = found(4, outer={"algorithm": "sync"}, **{**TABLES, "inner": {**INNER, "total_steps": 100_000}})
+    path = os.pathsep.join([str(HOOK), *filter(None, [os.environ.get("PYTHONPATH")])])
     for site in run.sites:
-        site.command = ["env", f"PYTHONPATH={HOOK}", f"PIER_TEST_HANG={site.folder / 'hang'}", *site.command]
+        site.command = ["env", f"PYTHONPATH={path}", f"PIER_TEST_HANG={site.folder / 'hang'}", *site.command]
     run.start()
     victim, other = run.by_node[-1], run.by_node[0]
     victim.wait("some steps", lambda: steps(victim) >= 5)

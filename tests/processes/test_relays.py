@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shutil
 from pathlib import Path
 
 import pytest
@@ -24,11 +25,12 @@ def test_two_sites_behind_routers_train_with_one_that_is_not(tmp_path: Path) -> 
         sites = [on(hosts[0], tmp_path / "1", "pier-node start --run run.toml --transport hivemind")]
         try:
             sites[0].start()
-            sites[0].wait("prints how to join", lambda: "token pier1-" in sites[0].output)
+            sites[0].wait("prints how to join", lambda: "pier-node start --peers" in sites[0].output)
             (printed,) = re.findall(r"^ *(pier-node start .*)$", sites[0].output, re.MULTILINE)
             assert f"/ip4/{hosts[0].address}/tcp/7700/p2p/" in printed
             sites += [on(host, tmp_path / host.address, printed) for host in hosts[1:]]
             for site in sites[1:]:
+                shutil.copy(sites[0].folder / "run.token", site.folder.parent)  # as it says
                 site.start()
             assert [site.ended() for site in sites] == [0, 0, 0]
             assert sites[0].digests().keys() == set(range(1, ROUNDS + 1))

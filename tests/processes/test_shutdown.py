@@ -12,7 +12,7 @@ import pytest
 from processes.run import Found
 from processes.site import TEMPORARY, Site
 
-pytestmark = pytest.mark.processes
+pytestmark = [pytest.mark.processes, pytest.mark.alone]  # what others leave in /dev/shm would count
 
 SHARED_MEMORY = Path("/dev/shm")
 

@@ -61,6 +61,7 @@ def server(folder: Path) -> Iterator[Server]:
         reader.join(WAIT)
 
 
+@pytest.mark.smoke
 def test_the_official_client_works_as_it_is(server: Server) -> None:
     client = server.client()
     assert [model.id for model in client.models.list()] == ["mine", "topics", "encodings", "network"]

@@ -15,17 +15,17 @@ from typing import Any, Literal
 
 from simulation.network import Network, SimCarrier, Weather
 
-from pier.v1.peer_pb2 import Ballot, Pulse, Site, Value
+from pier.v1.peer_pb2 import Pulse, Site
 from pier_node.checkpoint import Checkpoint
 from pier_node.config import RunConfig
 from pier_node.faults import Faults
 from pier_node.model.layout import Layout
 from pier_node.outer.attempt import Tools
 from pier_node.outer.codec import codec
+from pier_node.outer.commitments import Commitments
 from pier_node.outer.deal import PairTools
 from pier_node.outer.pairing import PairRun
 from pier_node.outer.pairs import Pairs
-from pier_node.outer.promises import Voted
 from pier_node.outer.quorum import has_quorum
 from pier_node.outer.records import Records
 from pier_node.outer.round import Rounds
@@ -103,24 +103,27 @@ class Disk:
 
     checkpoint: Checkpoint | None = None
     state: OuterState | None = None
-    vote: tuple[int, Ballot, Value] | None = None
-    promise_made: tuple[int, Ballot] = (0, Ballot())
+    commitments: Commitments | None = None
     pairs: Records = field(default_factory=Records)
 
-    def promise(self, round: int, ballot: Ballot) -> None:
-        self.promise_made = round, ballot
+    def load(self, round: int, node: str) -> Commitments:
+        return (self.commitments or Commitments.fresh(round, node)).settled(round, node)
 
-    def promised(self) -> tuple[int, Ballot]:
-        return self.promise_made
+    def keep(self, commitments: Commitments) -> None:
+        self.commitments = commitments
 
-    def record(self, round: int, ballot_number: int, ballot_keeper: str, value: Value) -> None:
-        self.vote = round, Ballot(number=ballot_number, keeper=ballot_keeper), value
+
+@dataclass
+class PairDisk:
+    """A journal of pairs on a disk."""
+
+    disk: Disk
 
     def load(self) -> Records:
-        return self.pairs
+        return self.disk.pairs
 
     def keep(self, records: Records) -> None:
-        self.pairs = records
+        self.disk.pairs = records
 
 
 @dataclass
@@ -179,18 +182,22 @@ class Cluster:
 
         roster = Roster(carrier, pulse)
         state = disk.checkpoint.state if disk.checkpoint else self.beginning()
-        kept = disk.state if disk.state and disk.state.round > state.round else None
+        if disk.state and disk.state.round > state.round:
+            state = disk.state
         atomic, pairs = self._rounds_of(name, carrier, roster, state), None
         if self.config.outer.algorithm == "noloco":
-            pairs = self._pairs_of(name, carrier, roster, kept or state)
+            pairs = self._pairs_of(name, carrier, roster, state)
         rounds = pairs or atomic
         StateServer(carrier, rounds.offer, lambda: None)
         trainer = FakeTrainer(self.names.index(name), self.paces[name], random.Random(f"{self.seed} {name}"))
         layout: Any = TinyLayout()
-        parts = trainer, progress, self._saver(name), self._keeper(name), disk.state, self._faults(name)
-        loop = (PairTraining if pairs else Training)(self.config, layout, carrier, roster, rounds, *parts)
-        if isinstance(loop, PairTraining) and self.config.outer.final_merge:
-            loop.merge = atomic
+        parts = carrier, roster, rounds, trainer, progress, self._saver(name)
+        loop: Training
+        if pairs:
+            more = {"keep": self._keeper(name), "merge": atomic if self.config.outer.final_merge else None}
+            loop = PairTraining(self.config, layout, *parts, faults=self._faults(name), **more)
+        else:
+            loop = Training(self.config, layout, *parts, self._faults(name))
         if disk.checkpoint:
             loop.restore(disk.checkpoint)
         for other in self.names:
@@ -205,15 +212,14 @@ class Cluster:
 
     def _pairs_of(self, name: str, carrier: SimCarrier, roster: Roster, state: OuterState) -> Pairs:
         outer, disk = self.config.outer, self.disks[name]
-        tools = PairTools(carrier, roster, disk, outer.noloco, codec(outer.codec), self._faults(name), CHUNK)
+        tools = PairTools(carrier, roster, PairDisk(disk), outer.noloco, codec(outer.codec), self._faults(name), CHUNK)
         return Pairs(tools, PairRun(self.seed, total_rounds(self.config)), state, self._nonces())
 
     def _rounds_of(self, name: str, carrier: SimCarrier, roster: Roster, state: OuterState) -> Rounds:
         disk, lossy = self.disks[name], codec(self.config.outer.codec)
-        voted = Voted(*disk.vote, shadow=None) if disk.vote and disk.vote[0] > state.round else None
         fetch = shadow_fetcher(carrier, LENGTH, 10.0)
-        tools = Tools(carrier, roster, disk, fetch, self._faults(name), lossy, CHUNK)
-        return Rounds(tools, state, voted, lambda number: synced(self.config, number, LENGTH), self._nonces())
+        tools = Tools(carrier, roster, disk, self._keeper(name), fetch, self._faults(name), lossy, CHUNK)
+        return Rounds(tools, state, lambda number: synced(self.config, number, LENGTH), self._nonces())
 
     def _nonces(self) -> Callable[[], bytes]:
         counter, incarnation = iter(range(1 << 30)), next(self.incarnations)
@@ -265,14 +271,18 @@ class Cluster:
             state = checkpoint.state
             self.committed[state.round][name].add(state.digest)
             self.disks[name].checkpoint = checkpoint
-            self.nodes[name].rounds.saved = max(self.nodes[name].rounds.saved, state.round)
+            if isinstance(rounds := self.nodes[name].rounds, Pairs):
+                rounds.saved = max(rounds.saved, state.round)
 
         return save
 
     def _keeper(self, name: str) -> Any:
         async def keep(state: OuterState) -> None:
             self.disks[name].state = state
-            self.nodes[name].rounds.saved = state.round
+            if name in self.nodes and isinstance(rounds := self.nodes[name].rounds, Pairs):
+                rounds.saved = state.round
+            else:
+                self.committed[state.round][name].add(state.digest)
 
         return keep
 

@@ -51,9 +51,9 @@ class PairCluster(Cluster):
             self.steps[name][after.round] = Step(before, weights, after, loop.time() - began)
             return after
 
-        def adopting(state: OuterState) -> None:
+        async def adopting(state: OuterState) -> None:
             self.adopted.add(name)
-            adopt(state)
+            await adopt(state)
 
         pairs.commit, pairs.adopt = watched, adopting  # type: ignore[method-assign]
 

@@ -129,7 +129,9 @@ def weathered(seed: int) -> bool:
     return run(main())
 
 
-@pytest.mark.parametrize("batch", range(0, storms(120), BATCH))
+@pytest.mark.parametrize(
+    "batch", [pytest.param(it, marks=[pytest.mark.thorough] if it else []) for it in range(0, storms(120), BATCH)]
+)
 def test_storms(batch: int, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.CRITICAL)
     done = [weathered(seed) for seed in range(batch, batch + BATCH)]

@@ -29,6 +29,7 @@ from pier.v1.peer_pb2 import (
     Proposal,
     Pulse,
     Ready,
+    Revocations,
     SettleReply,
     SettleRequest,
     Share,
@@ -52,6 +53,7 @@ SHARES = [
     Share(node=ALICE, tokens=0, offset=0, length=10, nonce=b"n" * 16, votes=[ALICE]),
     Share(node=BOB, tokens=4096, offset=10, length=3, nonce=b"m" * 16, votes=[BOB, CAROL]),
 ]
+REVOCATIONS = Revocations(version=1_800_000_000_000, nodes=[BOB, CAROL], signature=bytes(70))
 HELLO_REPLY = HelloReply(
     protocol=1,
     run_hash=HASH,
@@ -59,6 +61,7 @@ HELLO_REPLY = HelloReply(
     site=SITE,
     roster=[SITE, Site(node=BOB)],
     seen_as="10.0.0.1:5000",
+    revocations=REVOCATIONS,
 )
 PLACE = Place(
     stage=3,
@@ -96,7 +99,6 @@ READY = Ready(
     seen=Ballot(),
     voted=VALUE,
     voted_in=BALLOT,
-    voted_round=5,
     holds=True,
     suspects=[CAROL],
     votes=[BOB],
@@ -144,6 +146,7 @@ SAMPLES: tuple[Message, ...] = (
     SITE,
     HelloRequest(protocol=1, run_hash=HASH, site=SITE),
     HELLO_REPLY,
+    REVOCATIONS,
     PULSE,
     LeaveRequest(node=ALICE, round=4, votes=[ALICE, BOB]),
     BALLOT,
@@ -170,7 +173,7 @@ SAMPLES: tuple[Message, ...] = (
     *MANIFEST.tensors,
     MANIFEST,
     FetchRequest(round=4, shadow=True, tensor="adam_v", offset=4, length=5, stage=3),
-    ProbeRequest(padding=bytes(100), reply_size=1 << 20, call_back="site.example.org:7700"),
+    ProbeRequest(padding=bytes(100), reply_size=1 << 20, call_back="site.example.org:7700", seen_as="10.0.0.1:5000"),
     ProbeReply(padding=bytes(100), time=1.7e9, reached=True, detail="42 ms"),
     PASSPORT,
     Opening(protocol=1, run_hash=HASH, to=BOB, passport=PASSPORT),

@@ -11,6 +11,7 @@ from wire.samples import (
     ALICE,
     BALLOT,
     BOB,
+    CAROL,
     HASH,
     HELLO_REPLY,
     MANIFEST,
@@ -19,6 +20,7 @@ from wire.samples import (
     PROPOSAL,
     PULSE,
     READY,
+    REVOCATIONS,
     SAMPLES,
     SETTLING,
     SHARES,
@@ -39,6 +41,7 @@ from pier.v1.peer_pb2 import (
     ProbeReply,
     ProbeRequest,
     Proposal,
+    Revocations,
     SettleReply,
     SettleRequest,
     Share,
@@ -49,7 +52,7 @@ from pier.v1.peer_pb2 import (
 )
 from pier_node.wire.bounds import FIELDS, check, parse
 from pier_node.wire.carrier import CHUNK_BYTES, BadMessage
-from pier_node.wire.values import FRAGMENTS, SITES
+from pier_node.wire.values import FRAGMENTS, REVOKED, SITES
 
 KINDS = sorted(FIELDS, key=lambda kind: kind.__name__)
 NODES = [f"{number:016x}" for number in range(SITES + 1)]
@@ -116,6 +119,10 @@ BEYOND = [
     (changed(HELLO_REPLY, roster=[SITE] * (SITES + 1)), "HelloReply.roster has 1025 items"),
     (changed(HELLO_REPLY, run_config="{" * 65537), "HelloReply.run_config"),
     (changed(HELLO_REPLY, seen_as="?"), "HelloReply.seen_as"),
+    (changed(HELLO_REPLY, revocations=Revocations()), "HelloReply.revocations.signature"),
+    (changed(REVOCATIONS, nodes=[CAROL, BOB]), "Revocations.nodes: must be in order, each once"),
+    (changed(REVOCATIONS, nodes=[BOB] * (REVOKED + 1)), "Revocations.nodes has 4097 items"),
+    (changed(REVOCATIONS, signature=bytes(73)), "Revocations.signature = 73 bytes"),
     (changed(PULSE, site=None), "Pulse.site is missing"),
     (changed(PULSE, phase=99), "Pulse.phase = 99: must be one that this version knows"),
     (changed(PULSE, digest=b"x" * 31), "Pulse.digest"),

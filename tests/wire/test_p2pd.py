@@ -62,6 +62,7 @@ async def again(carrier: SiteCarrier, peer: str) -> None:
             await asyncio.sleep(0.05)
 
 
+@pytest.mark.alone
 async def test_it_leaves_nothing_behind() -> None:
     before = homes()
     daemon = P2pd(None, ASKING, nothing)

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 
 import pytest
 from wire.sites import ALICE, BOB, CAROL, MIB, OTHER_TOKEN, RUN, Sites
@@ -58,6 +59,34 @@ async def test_a_closed_port_is_said() -> None:
         reply = await ask(alice, call_back="127.0.0.1:9")
         assert not reply.reached
         assert reply.detail == "127.0.0.1:9: connection refused: nothing listens there"
+
+
+async def test_nobody_is_sent_to_knock_at_other_doors() -> None:
+    with socket.create_server(("127.0.0.2", 0)) as door:
+        door.setblocking(False)
+        address = f"127.0.0.2:{door.getsockname()[1]}"
+        async with SECURE.pair() as (alice, bob):
+            ProbeServer(bob, RUN)
+            reply = await ask(alice, call_back=address, seen_as=address)
+            assert (reply.reached, reply.declined) == (False, True)
+            assert reply.detail.startswith(f"it does not try {address}: the call came from 127.0.0.1:")
+            with pytest.raises(BlockingIOError):
+                door.accept()
+
+
+async def test_a_site_is_called_at_the_address_that_the_roster_has_for_it_and_no_other() -> None:
+    known = {ALICE.node: "127.0.0.2:9", CAROL.node: "127.0.0.3:9"}
+    async with SECURE.pair() as (alice, bob):
+        ProbeServer(bob, RUN, known=lambda node: known.get(node, ""))
+        assert "127.0.0.2:9: connection refused" in (await ask(alice, call_back="127.0.0.2:9")).detail
+        assert (await ask(alice, call_back="127.0.0.3:9")).declined
+
+
+async def test_a_name_is_that_of_the_caller_if_it_leads_there() -> None:
+    async with SECURE.pair() as (alice, bob):
+        ProbeServer(bob, RUN)
+        assert "127.0.0.1:9: connection refused" in (await ask(alice, call_back="localhost:9")).detail
+        assert (await ask(alice, call_back="no-such-host.invalid:9")).declined
 
 
 async def test_another_run_at_the_address_is_not_reached() -> None:

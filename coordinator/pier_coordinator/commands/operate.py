@@ -91,13 +91,20 @@ def revoke(folder: Path, site: str, as_json: bool) -> None:
 
 
 def _revoked(folder: Path, answer: Answer) -> str:
-    if "invite" not in answer:
-        return f"{answer['site']} is revoked: within a few seconds no site has anything to do with it any more."
-    said = f"The invite {answer['invite']} is taken back: nobody comes in with it any more."
-    if not answer["sites"]:
-        return said
-    remedy = "\n".join(f"  pier-coordinator revoke --data {folder} {name}" for name in answer["sites"])
-    return f"{said}\nWho came in with it stays. To put that out as well:\n\n{remedy}\n"
+    said = []
+    if "site" in answer:
+        said += [f"{answer['site']} is revoked: within a few seconds no other site has anything to do with it."]
+    if "site" in answer and answer["invite"]:
+        said += [
+            f"Its invite {answer['invite']} had uses left and is taken back with it, or it could come in again.",
+            f"For sites that are still to come, make another: pier-coordinator invite --data {folder}",
+        ]
+    elif answer["invite"]:
+        said += [f"The invite {answer['invite']} is taken back: no site can come in with it any more."]
+    if answer["sites"]:
+        said += ["Other sites that came in with the same invite stay. To revoke them as well:", ""]
+        said += [f"  pier-coordinator revoke --data {folder} {name}" for name in answer["sites"]] + [""]
+    return "\n".join(said)
 
 
 def act(folder: Path, action: str, said: str, as_json: bool, **body: Any) -> None:

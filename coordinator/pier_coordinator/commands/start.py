@@ -43,12 +43,18 @@ GOODBYE = 2.0
 
 @dataclass(frozen=True)
 class Settings:
-    """What `pier-coordinator start` was told; all but `home` are HOST:PORT."""
+    """What `pier-coordinator start` was told.
+
+    Attributes:
+        listen, advertise, page: HOST:PORT.
+        hosts: NAME or NAME:PORT by which people reach the page.
+    """
 
     home: Home
     listen: str
     advertise: str | None
     page: str
+    hosts: tuple[str, ...] = ()
 
 
 def run_coordinator(settings: Settings, quiet: bool) -> None:
@@ -72,7 +78,7 @@ async def _run(settings: Settings, console: Console) -> None:
         coordinator = Coordinator(store, home.config)
         await coordinator.begin()
         host, port = parse_address(settings.listen)
-        service = CoordinatorService(coordinator, home.credentials(), home.certify)
+        service = CoordinatorService(coordinator, home.credentials(), home.authority)
         port = await service.start(host, port)
         stack.push_async_callback(service.stop)
         choice = choose_address([], settings.advertise, format_address(host, port))
@@ -100,11 +106,12 @@ async def _glance(coordinator: Coordinator, board: Board) -> None:
 async def _serve_page(stack: AsyncExitStack, settings: Settings, board: Board, operator: Operator) -> str:
     """Returns its URL."""
     began = time.time()
-    app = make_app(board, operator, settings.home.operator, lambda: {"ok": True, "since": began})
+    host, port = parse_address(settings.page)
+    health, hosts = lambda: {"ok": True, "since": began}, (host, *settings.hosts)
+    app = make_app(board, operator, settings.home.operator, health, hosts)
     runner = web.AppRunner(app, access_log=None, shutdown_timeout=GOODBYE)
     await runner.setup()
     stack.push_async_callback(runner.cleanup)
-    host, port = parse_address(settings.page)
     try:
         await web.TCPSite(runner, host, port).start()
     except OSError as error:

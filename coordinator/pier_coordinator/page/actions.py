@@ -33,8 +33,8 @@ class Actions(Protocol):
         """Leave the run politely, and end."""
 
     async def revoke(self, node: str) -> dict[str, Any]:
-        """Take a site's certificate away, it is not of the run any more; or an invite, the answer then has "invite" and
-        the "sites" that came with it, and stay."""
+        """Put a site out of the run, or take an invite back; the answer has "invite", if one ended, and the "sites"
+        that came in with it and stay."""
 
     async def invite(self, name: str, expires_seconds: float, uses: int) -> dict[str, Any]:
         """Make a token; the answer has at least "command", what to paste at the site."""

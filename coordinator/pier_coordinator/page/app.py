@@ -15,7 +15,7 @@ from pier_coordinator.page.api import Api
 from pier_coordinator.page.guard import Guard
 from pier_coordinator.page.metrics import Metrics
 from pier_coordinator.page.stream import Stream
-from pier_node.http_safety import add_headers
+from pier_node.http_safety import add_headers, under_known_names
 
 STATIC = Path(__file__).parent / "static"
 LARGEST_BODY = 16 * 1024
@@ -36,13 +36,14 @@ def make_app(
         actions: what the operator can do; None: nothing, for a run that is shown again.
         operator_token: what actions need, as `Authorization: Bearer TOKEN`.
         health: for /healthz, with "ok"; when that is false the answer is 503.
-        hosts: names that people reach the page by, besides addresses, localhost and this machine's name; actions that
-            come under another name are refused (DNS rebinding).
+        hosts: names that people reach the page by, besides addresses, localhost and this machine's name: NAME, or
+            NAME:PORT behind a proxy on an unusual port. Whatever comes under another name is refused (DNS rebinding).
     """
     watch = Watch()
     operated = actions is not None
     stream, api = Stream(board, watch, operated), Api(board, watch, health, operated)
-    app = web.Application(client_max_size=LARGEST_BODY)
+    remedy = "; if it is, start the coordinator with it: pier-coordinator start --host {}"
+    app = web.Application(client_max_size=LARGEST_BODY, middlewares=[under_known_names(hosts, remedy)])
     app.on_response_prepare.append(add_headers)
     app.cleanup_ctx.append(_running(stream))
     app.on_shutdown.append(stream.close)

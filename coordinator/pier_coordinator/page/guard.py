@@ -7,22 +7,28 @@ from collections.abc import Collection
 
 from aiohttp import web
 
-from pier_node.http_safety import has_other_origin, is_known
+from pier_node.http_safety import has_other_origin
 
 
 class Guard:
-    """Lets the operator through, and nobody else."""
+    """Lets the operator through, and nobody else.
+
+    Args:
+        hosts: names of the page in browsers; see http_safety.py.
+    """
 
     def __init__(self, operator_token: str, hosts: Collection[str]) -> None:
-        self._token = operator_token.encode()
-        self._hosts = {host.lower() for host in hosts}
+        self._token, self._hosts = operator_token.encode(), hosts
 
     def check(self, request: web.Request) -> None:
         """Raises HTTPForbidden, HTTPUnauthorized."""
-        if not is_known(request.host, self._hosts):
-            raise _no(web.HTTPForbidden, f"this page is not known as {request.host[:100]!a}; add the name with --host")
-        if has_other_origin(request):
-            raise _no(web.HTTPForbidden, "this request comes from another page")
+        if has_other_origin(request, self._hosts):
+            origin = request.headers["Origin"][:100]
+            raise _no(
+                web.HTTPForbidden,
+                f"this request comes from another page, {origin!a}; if that is this page behind a proxy, start the "
+                "coordinator with that name: pier-coordinator start --host NAME[:PORT]",
+            )
         scheme, _, token = request.headers.get("Authorization", "").partition(" ")
         right = secrets.compare_digest(token.strip().encode(errors="replace"), self._token)
         if scheme.lower() != "bearer" or not self._token or not right:

@@ -31,7 +31,7 @@ SITE: dict[str, tuple[str, Callable[[Board, Site], float | None]]] = {
     "round": ("its last committed round", lambda _, site: site.round),
     "lag": ("rounds behind the newest", lambda board, site: board.round - site.round),
     "inner_step": ("inner steps done", lambda _, site: site.inner_step),
-    "tokens_per_second": ("speed of its training", lambda _, site: site.tokens_per_second),
+    "tokens_per_second": ("speed of its training, 0 while it does not train", lambda _, site: site.speed),
     "loss": ("its last training loss, nats a token", lambda _, site: site.loss),
     "utilisation": ("fraction of the time in inner steps", lambda _, site: site.utilisation),
     "uplink_bytes_per_second": ("measured uplink", lambda board, site: board.links.uplink(site.node)),

@@ -38,6 +38,14 @@ def revoke(transaction: Transaction, invite: str, now: float) -> InviteRow:
     return _find(transaction, invite)
 
 
+def end(transaction: Transaction, invite: str, site: str, now: float) -> None:
+    """Take an invite back because a site that came with it was revoked, if it can still be used."""
+    row = transaction.one("SELECT * FROM invites WHERE id = ?", invite)
+    if row is not None and not InviteRow.of(row).closed(now):
+        transaction.execute("UPDATE invites SET revoked = 1 WHERE id = ?", invite)
+        transaction.add([event(now, f"invite {invite} was revoked with {site}, which came in with it", level=30)])
+
+
 def use(transaction: Transaction, invite: str, now: float, free: bool = False) -> InviteRow:
     """Count a use, unless it is `free`; returns the invite as it was. Raises Refused: it is open no more."""
     found = _find(transaction, invite)

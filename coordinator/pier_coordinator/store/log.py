@@ -1,7 +1,8 @@
 """The event log: a file with a line for each fact, in order, for people and for `pier-coordinator replay`.
 
 It follows the database: a fact is committed first, its line is written before anybody hears of it. What a crash keeps
-from the one is taken from the other at the next start.
+from the one is taken from the other at the next start. A log of LIMIT bytes is put aside, in the place of the one that
+was put aside before, and another one begins.
 """
 
 from __future__ import annotations
@@ -12,6 +13,14 @@ from pathlib import Path
 from typing import BinaryIO
 
 from pier_coordinator.facts import Fact
+
+LIMIT = 1 << 30
+"""Bytes: some months of a run of three sites, half a day of one of a thousand."""
+
+
+def put_aside(path: Path) -> Path:
+    """Where the log before this one is, if there is one: events.1.jsonl beside events.jsonl."""
+    return path.with_name(f"{path.stem}.1{path.suffix}")
 
 
 class EventLog:
@@ -25,7 +34,18 @@ class EventLog:
         """Open or make it, and cut off whatever a crash left of a last line. Raises OSError."""
         self._path = path
         self._file: BinaryIO = path.open("ab", buffering=0)
-        self.last = _mend(path)
+        self.last = _mend(path) or (_mend(put_aside(path)) if put_aside(path).exists() else 0)
+
+    @property
+    def full(self) -> bool:
+        """Whether it is time for another one."""
+        return self._file.tell() >= LIMIT
+
+    def turn(self) -> None:
+        """Put this one aside and begin another. Raises OSError."""
+        self._path.rename(put_aside(self._path))
+        self._file.close()
+        self._file = self._path.open("ab", buffering=0)
 
     def append(self, facts: Iterable[Fact]) -> None:
         """Hand lines to the system, which keeps them when the process dies. Raises OSError."""
@@ -40,7 +60,7 @@ class EventLog:
         self.last = last
 
     def after(self, number: int) -> Iterator[Fact]:
-        """The facts with a greater number. Raises OSError, ValueError."""
+        """The facts with a greater number, of this log. Raises OSError, ValueError."""
         with self._path.open("rb") as file:
             for line in file:
                 fact = Fact.parse(line.decode())

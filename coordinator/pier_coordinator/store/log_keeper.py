@@ -8,7 +8,7 @@ from pathlib import Path
 
 from pier_coordinator.facts import Fact
 from pier_coordinator.store.log import EventLog
-from pier_coordinator.store.reader import facts_after, last_number
+from pier_coordinator.store.reader import facts_after, last_number, lasting_facts
 from pier_coordinator.store.rows import insert
 
 log = logging.getLogger(__name__)
@@ -33,6 +33,9 @@ class LogKeeper:
             if self._log is None:
                 self._log = self._opened()
             else:
+                if self._log.full:
+                    self._log.turn()
+                    self._log.append(lasting_facts(self._connection, before=facts[0].number))
                 self._log.append(facts)
         except (OSError, ValueError) as error:
             log.error("%s: %s; the database goes on without it", self._path, error)

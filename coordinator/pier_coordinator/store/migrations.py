@@ -73,6 +73,10 @@ MIGRATIONS = (
         PRIMARY KEY (plan, number)
     );
     """,
+    """
+    INSERT INTO meta SELECT 'revocations', CAST(latest * 1000 AS INTEGER)
+        FROM (SELECT MAX(revoked_at) AS latest FROM sites) WHERE latest IS NOT NULL;
+    """,
 )
 
 

@@ -53,6 +53,11 @@ class Reader:
         """All sites that were ever let in, in the order in which they were."""
         return [SiteRow.of(row) for row in self._reading.execute("SELECT * FROM sites ORDER BY enrolled_at, node")]
 
+    def revoked(self) -> list[str]:
+        """Node ids of the sites that were revoked, the latest last."""
+        rows = self._reading.execute("SELECT node FROM sites WHERE revoked_at IS NOT NULL ORDER BY revoked_at, node")
+        return [str(row["node"]) for row in rows]
+
     def invites(self) -> list[InviteRow]:
         """All invites, the newest first."""
         return [InviteRow.of(row) for row in self._reading.execute("SELECT * FROM invites ORDER BY created DESC, id")]
@@ -87,6 +92,13 @@ class Reader:
 def facts_after(connection: sqlite3.Connection, number: int) -> Iterator[Fact]:
     """All facts above a number, in order."""
     return map(fact_of, connection.execute("SELECT * FROM facts WHERE number > ? ORDER BY number", (number,)))
+
+
+def lasting_facts(connection: sqlite3.Connection, before: int) -> Iterator[Fact]:
+    """Those below a number without which later ones are not understood: the run, its sites, its plans, in order."""
+    kinds = "('run', 'site', 'plan')"
+    rows = connection.execute(f"SELECT * FROM facts WHERE number < ? AND kind IN {kinds} ORDER BY number", (before,))
+    return map(fact_of, rows)
 
 
 def last_number(connection: sqlite3.Connection) -> int:

@@ -9,7 +9,7 @@ from dataclasses import asdict
 
 from pier_coordinator.facts import Fact
 from pier_coordinator.refusals import Refused, Stranger
-from pier_coordinator.store.invites import use
+from pier_coordinator.store.invites import end, use
 from pier_coordinator.store.meta import get, put
 from pier_coordinator.store.orders import order_of
 from pier_coordinator.store.rows import REPLICA, Registration, SiteRow, Standing, event
@@ -17,6 +17,9 @@ from pier_coordinator.store.writer import Transaction
 from pier_node.wire.values import SITES
 
 FOUNDER, ACTIVITY = "founder", "activity"
+REVOCATIONS = "revocations"
+"""Version of the list of revoked sites: milliseconds since the epoch, or one more than before if the clock was set
+back. So it grows even when the database is restored from a copy."""
 
 
 def enrol(transaction: Transaction, node: str, name: str, invite: str, now: float) -> Standing:
@@ -61,11 +64,17 @@ def register(transaction: Transaction, node: str, registration: Registration, no
 
 
 def revoke(transaction: Transaction, node: str, now: float) -> SiteRow:
-    """Put a site out for good. Raises Stranger."""
+    """Put a site out for good, and end the invite that it came with: it would let the same hands in again.
+
+    Raises:
+        Stranger: it is not of the run.
+    """
     site = require(transaction, node)
     transaction.execute("UPDATE sites SET revoked_at = ?, gone = 1, lease = x'' WHERE node = ?", now, node)
+    put(transaction, REVOCATIONS, str(max(int(get(transaction, REVOCATIONS) or 0) + 1, int(now * 1000))))
     told = {"level": 30, "text": f"{site.name} was revoked", "state": "revoked"}
     transaction.add([Fact(now, "event", node, told)])
+    end(transaction, site.invite, site.name, now)
     started = transaction.one("SELECT 1 FROM facts WHERE kind = 'round' LIMIT 1")
     if not started and get(transaction, FOUNDER) == node:  # or nobody would ever begin the run
         put(transaction, FOUNDER, None)

@@ -7,6 +7,7 @@ import errno
 import logging
 import os
 import signal
+import sys
 
 from rich.console import Console
 from rich.logging import RichHandler
@@ -33,7 +34,7 @@ async def _run(settings: Settings, console: Console, quiet: bool) -> None:
         if not quiet:
             console.print(text, highlight=False, soft_wrap=True)  # a command to copy must stay in one line
 
-    daemon = Daemon(settings, say)
+    daemon = Daemon(settings, say, on_terminal=sys.stdout.isatty())
 
     def stop() -> None:
         if daemon.stopping:

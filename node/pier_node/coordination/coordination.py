@@ -9,26 +9,30 @@ from collections.abc import AsyncGenerator, Callable, Iterable, Mapping
 from dataclasses import replace
 from io import BufferedReader
 from types import TracebackType
+from typing import TYPE_CHECKING
 
 from pier.v1.coordinator_pb2 import CheckpointPart, Record, RegisterRequest, ScoreSheet
 from pier.v1.peer_pb2 import Site
 from pier_node import __version__
-from pier_node.coordination.enrolment import Enrolment
 from pier_node.coordination.liaison import Liaison
 from pier_node.coordination.link import Link
 from pier_node.coordination.records import Noting, Recorder, memory_held
 from pier_node.coordination.reports import Reports
 from pier_node.errors import PierError
 from pier_node.experts.resume import Kept
-from pier_node.identity import Identity
 from pier_node.names import Names
 from pier_node.orders import Orders
 from pier_node.outer.state import OuterState
 from pier_node.report import Reporter
+from pier_node.revocations import Revoked
 from pier_node.roster import Roster
+from pier_node.settings import Settings
 from pier_node.site import SiteRecord
 from pier_node.wire.carrier import PROTOCOL
-from pier_node.wire.transport import SiteCarrier, Transport
+from pier_node.wire.transport import SiteCarrier
+
+if TYPE_CHECKING:
+    from pier_node.join import Membership
 
 SAMPLE = 10.0
 """Seconds between two samples of the training."""
@@ -41,41 +45,46 @@ class Coordination:
     """One site's.
 
     Args:
-        workers: that it starts; 0: one for each device.
+        member: that has an enrolment.
         stop: has the site leave the run.
 
     Attributes:
         orders: what the operator wants of this site.
+        revoked: the sites that are not of the run any more.
     """
 
     def __init__(
         self,
-        enrolment: Enrolment,
-        identity: Identity,
+        member: Membership,
+        settings: Settings,
         reporter: Reporter,
         carrier: SiteCarrier,
         roster: Roster,
-        transport: Transport,
-        workers: int,
         stop: Callable[[], None],
     ) -> None:
+        enrolment = member.enrolment
+        assert enrolment is not None
         self.orders = Orders()
+        self.revoked = Revoked(settings.folder, enrolment.authority.encode(), member.config.hash(), self._bar)
         self._reporter, self._carrier, self._roster = reporter, carrier, roster
-        self._transport, self._workers, self._starting = transport, workers, True
+        self._transport, self._workers, self._starting = member.transport, settings.workers, True
         reports = self._reports = Reports()
         self._recorder = Recorder(reports, reporter.progress, carrier, roster)
-        link = Link(enrolment.address, enrolment.node, enrolment.credentials(identity))
+        link = Link(enrolment.address, enrolment.node, enrolment.credentials(member.identity))
         told = self._request, reporter.pulse, lambda: reporter.paths()
-        self._liaison = Liaison(link, *told, self.orders, reports, stop, self._bar, self._meet)
+        self._liaison = Liaison(link, *told, self.orders, reports, stop, self.revoked, self._meet)
         self._noting = Noting(self._recorder)
         self._noting.addFilter(Names(roster.called))
 
     async def enter(self, record: SiteRecord | None) -> SiteRecord | None:
         """Register; returns what the coordinator knows of this site's place, laid over what the site knew.
 
+        From here on this site has nothing to do with those that were revoked, as far as it knows of them.
+
         Raises:
             PierError: it refuses this site.
         """
+        self.revoked.restore()
         logging.getLogger("pier_node").addHandler(self._noting)
         reply = await self._liaison.enter(PATIENCE if record else FOR_EVER)
         self._starting = False

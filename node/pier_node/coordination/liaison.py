@@ -35,6 +35,7 @@ from pier_node.errors import PierError
 from pier_node.experts.resume import Kept
 from pier_node.orders import Orders
 from pier_node.outer.deadline import Backoff
+from pier_node.revocations import Revoked
 
 ANSWER = 10.0
 """Seconds for an answer."""
@@ -58,7 +59,7 @@ class Liaison:
         pulse: what this site says of itself now.
         paths: what it has planned last for a pipeline, the same object as long as that is no news; None: nothing.
         stop: told when the operator wants this site to leave the run.
-        revoked: told the node ids that are not of the run any more.
+        revoked: told which sites are not of the run any more.
         met: told of the other sites of the run, as the coordinator knows them.
     """
 
@@ -71,7 +72,7 @@ class Liaison:
         orders: Orders,
         reports: Reports,
         stop: Callable[[], None],
-        revoked: Callable[[Iterable[str]], None],
+        revoked: Revoked,
         met: Callable[[Iterable[Site]], None],
     ) -> None:
         self._link, self._request, self._pulse, self._paths = link, request, pulse, paths
@@ -167,7 +168,13 @@ class Liaison:
         return self._lease.lease
 
     def _heartbeat(self, paths: Paths | None = None) -> HeartbeatRequest:
-        return HeartbeatRequest(lease=self._lease.lease, pulse=self._pulse(), order=self._orders.epoch, paths=paths)
+        return HeartbeatRequest(
+            lease=self._lease.lease,
+            pulse=self._pulse(),
+            order=self._orders.epoch,
+            paths=paths,
+            revocations=self._revoked.version,
+        )
 
     async def _register(self) -> None:
         while True:
@@ -179,6 +186,7 @@ class Liaison:
                 await self._missed(problem)
                 continue
             self._heard()
+            self._revoked.take(self._lease.revocations)
             self._met(self._lease.roster)
             self._take(self._lease.order)
             return
@@ -192,7 +200,7 @@ class Liaison:
                 reply = await self._link.heartbeat(self._heartbeat(None if paths is told else paths), ANSWER)
                 told = paths
                 self._heard()
-                self._revoked(reply.revoked)
+                self._revoked.take(reply.revocations)
                 if loop.time() - self._flushed >= FLUSH:
                     await self.flush()
             except Unreachable as problem:

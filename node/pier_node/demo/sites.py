@@ -15,6 +15,7 @@ import psutil
 from pier_node.demo.command import output
 from pier_node.demo.program import Program
 from pier_node.errors import PierError
+from pier_node.identity import write_private
 from pier_node.wire.transport import Transport
 
 NAMES = ("alpha", "beta", "gamma", "delta", "epsilon", "zeta", "eta", "theta")
@@ -36,7 +37,7 @@ class Site(Program):
         self._transport = transport
 
     async def start(self, *way: str) -> None:
-        """Come into a run: `--coordinator … --token …`."""
+        """Come into a run: `--coordinator … --token-file …`."""
         options = ["--data", str(self.folder), "--name", self.name, "--listen", ANY_PORT, "--workers", "1"]
         await self.run("pier-node", "start", *way, *options, "--transport", self._transport)
 
@@ -57,11 +58,13 @@ class Coordinator(Program):
         if not self.running:
             raise PierError(f"the coordinator does not run; {self.log} ends with:\n{self.tail()}")
 
-    async def invite(self, uses: int) -> str:
-        """A token for so many sites. Raises PierError."""
+    async def invite(self, uses: int) -> Path:
+        """A file with a token for so many sites. Raises PierError."""
         told = await output("pier-coordinator", "invite", "--data", str(self.folder), "--uses", str(uses), "--json")
         answer: dict[str, Any] = json.loads(told)
-        return str(answer["token"])
+        file = self.folder / "invite.token"
+        write_private(file, str(answer["token"]).encode())
+        return file
 
 
 class Sites:
@@ -81,8 +84,8 @@ class Sites:
     async def invited(self, run: Path) -> list[str]:
         """Start the coordinator only; returns the options with which sites come. Raises PierError."""
         await self.coordinator.start(run)
-        token = await self.coordinator.invite(len(self.all))
-        return ["--coordinator", str(self.coordinator.told()["address"]), "--token", token]
+        file = await self.coordinator.invite(len(self.all))
+        return ["--coordinator", str(self.coordinator.told()["address"]), "--token-file", str(file)]
 
     async def ended(self, patience: float) -> None:
         """Return when all sites have ended, or after `patience` seconds."""

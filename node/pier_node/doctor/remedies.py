@@ -47,6 +47,10 @@ def to_be_reached(address: str, reason: str, seen_as: str) -> str:
     """
     host, port = parse_address(first_hop(address))
     signs = (
+        (
+            "it does not try",
+            f"If others reach this site there, start it: they try once it has said so. Else {_other(port)}",
+        ),
         ("connection refused", f"Let this site listen on that address: --listen 0.0.0.0:{port}, or {_other(port)}"),
         ("no route", f"Others have no way to {host}: {_other(port)}"),
         ("firewall", f"At this site: {_open(port)}"),

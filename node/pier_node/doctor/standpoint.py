@@ -44,7 +44,9 @@ class Standpoint:
     @classmethod
     def of(cls, settings: Settings) -> Self:
         """Look at the data folder and the options. Raises PierError: they contradict each other, or say too little."""
-        token, config, (transport, record) = find_token(settings), known_config(settings), find_site(settings)
+        enrolment = Enrolment.load(settings.folder)
+        token = None if enrolment else find_token(settings)  # what an enrolled site came with was an invite
+        config, (transport, record) = known_config(settings), find_site(settings)
         # Before its first start a site has no key: the one made here is forgotten again.
         identity = (
             Identity.load_or_create(settings.folder) if record else Identity(ec.generate_private_key(ec.SECP256R1()))
@@ -54,9 +56,11 @@ class Standpoint:
         addresses = dict.fromkeys(settings.peers, "")
         addresses |= {site.address: site.name for site in record.sites()} if record else {}
         addresses |= {peer["address"]: peer["name"] for peer in status.get("peers", [])}
-        enrolment = Enrolment.load(settings.folder)
         if addresses and token is None and enrolment is None and not settings.insecure:
-            raise PierError(f"there is no token in {settings.folder}", "Give --token, or --insecure if the run is.")
+            raise PierError(
+                f"there is no token in {settings.folder}",
+                "Give PIER_TOKEN, --token-file or --token, or --insecure if the run is.",
+            )
         proof = credentials(identity, token) if token else None
         if enrolment and not settings.insecure:
             proof = enrolment.credentials(identity)

@@ -108,7 +108,8 @@ async def _back(carrier: Carrier, name: str, hello: HelloReply, own_address: str
     if reply.reached:
         return Finding(name, "reached by it", Verdict.OK, f"it reaches this site at {own_address}")
     remedy = to_be_reached(own_address, reply.detail, hello.seen_as)
-    return Finding(name, "reached by it", Verdict.PROBLEM, reply.detail, remedy)
+    verdict = Verdict.UNKNOWN if reply.declined else Verdict.PROBLEM
+    return Finding(name, "reached by it", verdict, reply.detail, remedy)
 
 
 def _line(name: str, link: Link) -> Finding:

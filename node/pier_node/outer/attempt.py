@@ -15,11 +15,12 @@ from pier.v1.peer_pb2 import AbortNotice, Ack, Ballot, Proposal, Share, Value, V
 from pier_node.faults import NO_FAULTS, Faults
 from pier_node.outer.codec.interface import Codec
 from pier_node.outer.codec.plain import Plain
+from pier_node.outer.commitments import Cast
 from pier_node.outer.contribution import Contribution, norm_limit
 from pier_node.outer.deadline import Deadline
 from pier_node.outer.mean import Mean, weighted_mean
 from pier_node.outer.plan import CHUNK, Plan
-from pier_node.outer.promises import Voted, VoteLog
+from pier_node.outer.promises import Journal, Promises, to_the_end
 from pier_node.outer.quorum import order
 from pier_node.outer.reduce import Reduction
 from pier_node.outer.state import OuterState
@@ -73,9 +74,11 @@ class VoteBook:
 
 @dataclass
 class Tools:
-    """What an attempt works with.
+    """What rounds and attempts work with.
 
     Attributes:
+        journal: remembers what this site is bound by.
+        keep: returns once a committed state would survive a power cut. Raises PierError.
         fetch_shadow: (holders, round, value) -> the staged result, from those who have it. Raises PeerLost.
         news: notified when a vote, an abort or a new attempt is there.
         silence: learns how long members keep each other waiting.
@@ -84,7 +87,8 @@ class Tools:
 
     carrier: Carrier
     roster: Roster
-    journal: VoteLog
+    journal: Journal
+    keep: Callable[[OuterState], Awaitable[None]]
     fetch_shadow: Callable[[Collection[str], int, Value], Awaitable[OuterState]]
     faults: Faults = NO_FAULTS
     codec: Codec = field(default_factory=Plain)
@@ -121,11 +125,11 @@ class Attempt:
 
     Args:
         state: the last committed one.
-        held: the shadow that we voted for before, if any.
+        promises: what binds this site; the ballot of the proposal is promised already.
     """
 
-    def __init__(self, tools: Tools, state: OuterState, held: OuterState | None, proposal: Proposal) -> None:
-        self._tools, self._state, self._held, self._proposal = tools, state, held, proposal
+    def __init__(self, tools: Tools, state: OuterState, promises: Promises, proposal: Proposal) -> None:
+        self._tools, self._state, self._promises, self._proposal = tools, state, promises, proposal
         self.ballot = proposal.ballot
         self.group = tuple(share.node for share in proposal.shares)
         claims = {share.node: share.tokens for share in proposal.shares}
@@ -139,12 +143,8 @@ class Attempt:
         """Factor by node, of members whose update is longer than may be."""
         return self.reduction.clips if self.reduction else {}
 
-    async def run(self, contribution: Contribution, advance: Advance, voted: Callable[[Voted], None]) -> OuterState:
-        """The decided shadow. Raises Suspicion.
-
-        Args:
-            voted: told once our vote is durable, before anybody else hears of it.
-        """
+    async def run(self, contribution: Contribution, advance: Advance) -> OuterState:
+        """The decided shadow. Raises Suspicion."""
         mean = await self._unless_aborted(self._exchange(contribution))
         if self._proposal.HasField("adopt"):
             adopted = self._proposal.adopt
@@ -152,11 +152,12 @@ class Attempt:
             known = sorted({*adopted.members, *self.group})
             value = Value(origin=adopted.origin, digest=adopted.digest, members=known)
         else:
-            shadow = await to_the_end(lambda: advance(self._state, mean, self._tokens))
+            step = asyncio.to_thread(advance, self._state, mean, self._tokens)
+            shadow = await to_the_end(step)  # or the next attempt would use `mean` meanwhile
             await check_finite(shadow)
             value = Value(origin=self.ballot, digest=shadow.digest, members=shadow.members)
         await self._tools.faults.reach(shadow.round, "staged")
-        await self._cast(value, shadow, voted)
+        await self._cast(value, shadow)
         await self._unless_aborted(self._await_votes(shadow))
         for node, factor in self.clipped.items():
             log.warning("round %d: the update of %s was clipped to %.2g of its length", shadow.round, node, factor)
@@ -210,18 +211,18 @@ class Attempt:
         return shares
 
     async def _adopted(self, value: Value) -> OuterState:
-        if self._held and self._held.digest == value.digest:
-            return self._held
+        held = self._promises.shadow
+        if held and held.digest == value.digest:
+            return held
         try:
             return await self._tools.fetch_shadow(self._proposal.holders, self._proposal.round, value)
         except PeerLost as lost:
             raise Suspicion(lost.node, f"could not hand over its result: {lost.reason}") from lost
 
-    async def _cast(self, value: Value, shadow: OuterState, voted: Callable[[Voted], None]) -> None:
+    async def _cast(self, value: Value, shadow: OuterState) -> None:
         """Vote: durable here first, then told to all."""
         tools, ballot = self._tools, self.ballot
-        await to_the_end(lambda: tools.journal.record(shadow.round, ballot.number, ballot.keeper, value))
-        voted(Voted(shadow.round, ballot, value, shadow))
+        await self._promises.cast(Cast.of(ballot, value), shadow)
         await tools.faults.reach(shadow.round, "journaled")
         vote = Vote(node=tools.node, round=shadow.round, ballot=ballot, value=value)
         tools.votes.count(vote)
@@ -260,16 +261,6 @@ class Attempt:
             await asyncio.wait([task])
             if not task.cancelled():
                 task.exception()  # it may have failed just as the others gave up
-
-
-async def to_the_end(work: Callable[[], T]) -> T:
-    """Do it in a thread that does not outlive us: of two votes the later one must be the last in the journal."""
-    task = asyncio.create_task(asyncio.to_thread(work))
-    try:
-        return await asyncio.shield(task)
-    except asyncio.CancelledError:
-        await asyncio.wait([task])
-        raise
 
 
 async def check_finite(shadow: OuterState) -> None:

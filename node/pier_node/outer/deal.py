@@ -20,13 +20,14 @@ from pier.v1.peer_pb2 import SettleReply, SettleRequest
 from pier_node.config import NolocoSection
 from pier_node.faults import NO_FAULTS, Faults
 from pier_node.outer.advance import advance_pair
-from pier_node.outer.attempt import check_finite, to_the_end
+from pier_node.outer.attempt import check_finite
 from pier_node.outer.codec import Codec
 from pier_node.outer.contribution import Contribution, norm_limit
 from pier_node.outer.deadline import Backoff, Deadline
 from pier_node.outer.meeting import Met, meeting_name
 from pier_node.outer.noloco import needs_anchors
 from pier_node.outer.plan import CHUNK
+from pier_node.outer.promises import to_the_end
 from pier_node.outer.records import Doubt, Records
 from pier_node.outer.state import OuterState, piece_hashes, state_digest
 from pier_node.outer.suspicion import Suspicion
@@ -91,7 +92,10 @@ class PairTools:
 
     async def keep(self, records: Records) -> None:
         """Remember, durably. Raises PierError."""
-        await to_the_end(lambda: self.journal.keep(records))
+        await to_the_end(self._kept(records))
+
+    async def _kept(self, records: Records) -> None:
+        await asyncio.to_thread(self.journal.keep, records)
         self.records = records
 
 
@@ -176,7 +180,7 @@ class Deal:
         await tools.faults.reach(self.round, "met")
         await self.swap.run()
         tools.silence.saw(self.swap.longest_wait)
-        shadow, digest = await to_the_end(self._computed)
+        shadow, digest = await to_the_end(asyncio.to_thread(self._computed))
         try:
             await check_finite(shadow)
         except Suspicion:

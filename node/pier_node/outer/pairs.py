@@ -16,13 +16,14 @@ from pier.v1.peer_pb2 import Chunk, MeetRequest
 from pier_node.errors import PierError
 from pier_node.outer.advance import advance_pair
 from pier_node.outer.ahead import Ahead
-from pier_node.outer.attempt import Advance, check_finite, to_the_end
+from pier_node.outer.attempt import Advance, check_finite
 from pier_node.outer.contribution import Contribution
 from pier_node.outer.deal import Deal, PairTools
 from pier_node.outer.meeting import Meetings, Met
 from pier_node.outer.noloco import needs_anchors
 from pier_node.outer.outcomes import Outcomes
 from pier_node.outer.pairing import PairRun
+from pier_node.outer.promises import to_the_end
 from pier_node.outer.state import OuterState
 from pier_node.outer.streams import EARLY
 from pier_node.outer.suspicion import Suspicion
@@ -93,7 +94,7 @@ class Pairs:
         known = self.saved == self.state.round and number in (0, self.saved)
         return self.state if known and not shadow else None
 
-    def adopt(self, state: OuterState) -> None:
+    async def adopt(self, state: OuterState) -> None:
         """Go on from another's state: what became of our own meetings does not matter any more."""
         self._settle(state)
         self.saved = state.round
@@ -139,7 +140,7 @@ class Pairs:
     async def commit_alone(self, contribution: Contribution, advance: Advance) -> OuterState:
         """A round of the run's solo start."""
         state, tokens = self.state, {self.node: contribution.tokens}
-        shadow = await to_the_end(lambda: advance(state, contribution.vector, tokens))
+        shadow: OuterState = await to_the_end(asyncio.to_thread(advance, state, contribution.vector, tokens))
         await self._commit_own(shadow, _nothing)
         return shadow
 
@@ -219,7 +220,8 @@ class Pairs:
         means = [contribution.vector]
         if contribution.error is not None:  # of a meeting that failed: now nothing is dropped
             contribution.error.fill(0)
-        shadow = await to_the_end(lambda: advance_pair(state, number, [self.node], means, ledger, rates))
+        step = asyncio.to_thread(advance_pair, state, number, [self.node], means, ledger, rates)
+        shadow = await to_the_end(step)
         await self._commit_own(shadow, saved)
 
     def _ledger_with(self, contribution: Contribution) -> dict[str, int]:
@@ -269,7 +271,7 @@ class Pairs:
                 f"round {shadow.round}: training diverged: the weights are not finite any more",
                 "Found a new run with a lower inner.lr; this one's last checkpoint is as it was.",
             ) from error
-        await to_the_end(lambda: shadow.digest)
+        await to_the_end(asyncio.to_thread(lambda: shadow.digest))
         await self._commit(shadow, saved)
 
     async def _commit(self, shadow: OuterState, saved: Saved) -> None:

@@ -1,84 +1,133 @@
-"""What binds a site until a round is decided: the ballot that it promised last, and its last vote; see quorum.py."""
+"""Promises: keeps one site's Commitments on the disk, always before they count, and the result that it voted for."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Protocol
+import asyncio
+from collections.abc import Callable, Collection, Coroutine
+from contextlib import suppress
+from typing import Any, Protocol, TypeVar
 
-from pier.v1.peer_pb2 import Ballot, Ready, Value
-from pier_node.outer.quorum import order
+from pier.v1.peer_pb2 import Ballot, Ready
+from pier_node.outer.commitments import Cast, Commitments, as_ballot
 from pier_node.outer.state import OuterState
 
-
-class VoteLog(Protocol):
-    """What remembers our last vote and promise across a crash: see journal.py."""
-
-    def promise(self, round: int, ballot: Ballot) -> None:
-        """Returns only when the promise to take part in no lower ballot would survive a crash."""
-
-    def promised(self) -> tuple[int, Ballot]:
-        """Round and ballot of the last promise."""
-
-    def record(self, round: int, ballot_number: int, ballot_keeper: str, value: Value) -> None:
-        """Returns only when the vote would survive a crash."""
+T = TypeVar("T")
 
 
-@dataclass
-class Voted:
-    """Our last vote, and its result as long as we have it."""
+class Journal(Protocol):
+    """What remembers Commitments across a crash: see pier_node/journal.py."""
 
-    round: int
-    ballot: Ballot
-    value: Value
-    shadow: OuterState | None
+    def load(self, round: int, node: str) -> Commitments:
+        """What binds a site whose disk holds the state of `round`."""
+
+    def keep(self, commitments: Commitments) -> None:
+        """Returns only when they would survive a crash. Raises PierError: they cannot be written."""
+
+
+class Superseded(Exception):
+    """What a site announced is not true any more: it cannot take part on that ground."""
 
 
 class Promises:
-    """The last promise and the last vote of one site.
+    """What binds the site `node`, whose newest state is of `round`.
 
-    Args:
-        voted: the vote that the journal remembers, if it is for a round that is not decided here.
+    Attributes:
+        now: as the disk has it.
+        shadow: the staged result of our last vote; None: there is none, or it was lost in a restart.
     """
 
-    def __init__(self, journal: VoteLog, voted: Voted | None) -> None:
-        self._journal, self.voted = journal, voted
-        self._promised = journal.promised()
-        if voted:
-            self._promised = max(self._promised, (voted.round, voted.ballot), key=lambda it: (it[0], order(it[1])))
+    def __init__(self, journal: Journal, node: str, round: int) -> None:
+        self._journal, self._node, self._round = journal, node, round
+        self.now = journal.load(round, node)
+        self.shadow: OuterState | None = None
+        self._one_at_a_time = asyncio.Lock()
 
-    def promise(self, round: int, ballot: Ballot) -> None:
-        """Take part in no lower ballot from now on; it is on the disk when this returns. Raises PierError."""
-        self._journal.promise(round, ballot)
-        self._promised = round, ballot
+    @property
+    def lost(self) -> bool:
+        """Whether this site committed a later round than its disk has: it decides nothing until it has that again."""
+        return self._round < self.now.committed
 
-    def vote(self, voted: Voted) -> None:
-        """Remember a vote that is in the journal already."""
-        self.voted = voted
+    @property
+    def votes(self) -> frozenset[str]:
+        """Of the last round's members, in this site's hand."""
+        return frozenset() if self.lost else self.now.votes
 
-    def engaged(self, committed: int) -> bool:
-        """Whether we took part in an attempt at a round after the last committed one."""
-        return self._promised[0] > committed
-
-    def seen(self, coming: int) -> Ballot:
-        """The highest ballot of the coming round that we have taken part in."""
-        round, ballot = self._promised
-        return ballot if round == coming else Ballot()
-
-    def pledge(self, coming: int) -> bytes | None:
-        """Digest of our vote for the coming round; empty: none; None: we were further once, and cannot say."""
-        if self._promised[0] > coming:
+    @property
+    def pledge(self) -> bytes | None:
+        """Digest of our vote for the coming round; empty: none; None: we cannot say, or another has our vote."""
+        if self._node not in self.votes:
             return None
-        return self.voted.value.digest if self.voted and self.voted.round == coming else b""
+        return self.now.vote.digest if self.now.vote else b""
+
+    async def settle(self, round: int) -> None:
+        """The state of this round is committed, and on our disk. Raises PierError."""
+        await self._change(lambda now: now.settled(round, self._node))
+        self._round = round
+
+    async def promise(self, ballot: Ballot, votes: Collection[str]) -> None:
+        """Take part in no lower ballot from now on.
+
+        Args:
+            votes: those that we announced.
+
+        Raises:
+            Superseded: they are not those in our hand any more.
+            PierError: the promise cannot be written.
+        """
+
+        def promised(now: Commitments) -> Commitments:
+            if self.lost or now.votes != set(votes):
+                raise Superseded
+            return now.promising((ballot.number, ballot.keeper))
+
+        await self._change(promised)
+
+    async def cast(self, vote: Cast, shadow: OuterState) -> None:
+        """Vote for a result that we hold. Raises PierError."""
+        await self._change(lambda now: now.casting(vote), shadow)
+
+    async def give(self) -> frozenset[str]:
+        """Have no votes any more; those that another site may have now. Raises PierError."""
+        votes = self.votes
+        if self.lost or self.now.engaged:  # an heir would not know what binds them
+            return frozenset()
+        await self._change(lambda now: now if now.engaged else now.giving())
+        return votes - self.now.votes
+
+    async def take(self, round: int, votes: Collection[str]) -> None:
+        """Have these votes of the members of that round too. Raises PierError, and ValueError: it is not the last."""
+        await self._change(lambda now: now.taking(round, frozenset(votes)))
 
     def announce(self, ready: Ready) -> None:
-        """Say what we voted for, if somebody may have committed it without our knowledge."""
-        if (voted := self.voted) and voted.round >= ready.round:
-            ready.voted.CopyFrom(voted.value)
-            ready.voted_in.CopyFrom(voted.ballot)
-            ready.voted_round = voted.round
-            ready.holds = voted.shadow is not None
+        """Say what binds us."""
+        ready.votes.extend(sorted(self.votes))
+        ready.seen.CopyFrom(as_ballot(self.now.promised))
+        if vote := self.now.vote:
+            ready.voted.CopyFrom(vote.value)
+            ready.voted_in.CopyFrom(as_ballot(vote.ballot))
+            ready.holds = self.shadow is not None
 
-    def release(self, committed: int) -> None:
-        """A round is decided: a vote for it binds us no more, one for a later round does."""
-        if self.voted and self.voted.round <= committed:
-            self.voted = None
+    async def _change(self, change: Callable[[Commitments], Commitments], shadow: OuterState | None = None) -> None:
+        async with self._one_at_a_time:
+            changed = change(self.now)
+            if changed != self.now:
+                await to_the_end(self._write(changed, shadow))
+
+    async def _write(self, changed: Commitments, shadow: OuterState | None) -> None:
+        await asyncio.to_thread(self._journal.keep, changed)
+        self.now = changed
+        if shadow or not changed.vote:
+            self.shadow = shadow
+
+
+async def to_the_end(work: Coroutine[Any, Any, T]) -> T:
+    """Do it to its end even when we are cancelled meanwhile: what is on the disk and what we believe must agree."""
+    task = asyncio.create_task(work)
+    try:
+        await asyncio.wait([task])
+    except asyncio.CancelledError:
+        while not task.done():
+            with suppress(asyncio.CancelledError):
+                await asyncio.wait([task])
+        raise
+    return task.result()

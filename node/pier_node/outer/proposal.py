@@ -4,16 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
-from pier.v1.peer_pb2 import Ballot, Proposal, Ready, Share
+from pier.v1.peer_pb2 import Proposal, Ready, Share
 from pier_node.outer.quorum import has_quorum, order
 
 
-def flaw(proposal: Proposal, ready: Ready, seen: Ballot, base: Collection[str], length: int) -> str:
+def flaw(proposal: Proposal, ready: Ready, base: Collection[str], length: int) -> str:
     """Why a member must not take part, in words; empty when it may.
 
     Args:
         ready: what the member announced; the proposal must rest on exactly that.
-        seen: the highest ballot that it has taken part in.
         base: members of the last committed round.
         length: parameters.
     """
@@ -21,7 +20,7 @@ def flaw(proposal: Proposal, ready: Ready, seen: Ballot, base: Collection[str], 
     mine = [share for share in proposal.shares if share.node == ready.node]
     if proposal.round != ready.round:
         return "another round"
-    if order(proposal.ballot) <= order(seen):
+    if order(proposal.ballot) <= order(ready.seen):
         return "an old ballot"
     if group != sorted(set(group)):
         return "members out of order"

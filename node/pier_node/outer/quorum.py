@@ -59,28 +59,25 @@ def next_ballot(readies: Iterable[Ready], keeper: str) -> Ballot:
 def choose_value(readies: Collection[Ready]) -> Fresh | Adopt | Blocked:
     """What an attempt of exactly these members must do.
 
-    Only the newest vote counts (Paxos), by round first: a site that voted in a later round than the group is at knows
-    of committed rounds that the others have lost. That vote is finished if anybody holds its result. If nobody here
-    does (its voters were restarted), it is void once it is sure that nobody can have committed it: one of its members
-    is here and never voted for it, or all of them are here. A vote that another member contradicted in the attempt that
-    computed its result is void too: its voter saw that not all were for it.
+    Only the newest vote counts (Paxos). It is finished if anybody here holds its result. If nobody here does (its
+    voters were restarted), it is void once it is sure that nobody can have committed it: one of its members is here and
+    never voted for it, or all of them are here. A vote that another member contradicted in the attempt that computed
+    its result is void too: its voter saw that not all were for it.
     """
     votes = [ready for ready in readies if ready.HasField("voted")]
     if not votes:
         return Fresh()
-    newest = max((vote.voted_round, order(vote.voted_in)) for vote in votes)
-    top = [vote for vote in votes if (vote.voted_round, order(vote.voted_in)) == newest]
-    current = newest[0] == top[0].round
-    if current and (len({bytes(vote.voted.digest) for vote in top}) > 1 or any(vote.refuted for vote in top)):
+    newest = max(order(vote.voted_in) for vote in votes)
+    top = [vote for vote in votes if order(vote.voted_in) == newest]
+    if len({bytes(vote.voted.digest) for vote in top}) > 1 or any(vote.refuted for vote in top):
         return Fresh()
     value = top[0].voted
     here = {ready.node for ready in readies}
     holders = tuple(sorted(vote.node for vote in votes if vote.holds and vote.voted.digest == value.digest))
-    if holders and current:
+    if holders:
         return Adopt(value, holders)
     missing = tuple(node for node in value.members if node not in here)
-    void = not missing or (current and _withheld(value, top, readies))
-    return Fresh() if void else Blocked(missing)
+    return Blocked(missing) if missing and not _withheld(value, top, readies) else Fresh()
 
 
 def _withheld(value: Value, top: Collection[Ready], readies: Collection[Ready]) -> bool:

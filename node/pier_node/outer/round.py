@@ -11,15 +11,15 @@ import asyncio
 import logging
 import math
 import secrets
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 
 from pier.v1.peer_pb2 import AbortNotice, Ack, Chunk, Proposal, Ready, Vote
-from pier_node.outer.attempt import Advance, Attempt, Tools, check_finite, to_the_end
+from pier_node.outer.attempt import Advance, Attempt, Tools, check_finite
 from pier_node.outer.claims import is_credible
 from pier_node.outer.contribution import Contribution
 from pier_node.outer.deadline import Backoff, Deadline
 from pier_node.outer.keeper import BUSY, POLL, Keeper, Standing, waiting_level
-from pier_node.outer.promises import Promises, Voted
+from pier_node.outer.promises import Promises, Superseded, to_the_end
 from pier_node.outer.proposal import flaw
 from pier_node.outer.quorum import has_quorum, order
 from pier_node.outer.state import OuterState
@@ -36,15 +36,12 @@ class Rounds:
     """One node's rounds: hold `state`, and move it on together with the others.
 
     Args:
-        state: the last committed one.
-        voted: the vote that the journal remembers, if it is for a later round than `state`.
+        state: the last committed one, which is on the disk.
         length: of what a round syncs, in elements, by its number.
         nonce: a fresh name for an announcement.
 
     Attributes:
-        saved: the round of the newest state that is on the disk, here or where it was fetched.
         sites: members that the coming round must have at least.
-        votes: of the last round's members, in this node's hand.
         last_error: why the last attempt did not end in a commit, in words.
         times: where the time of the last round went, or goes.
         clipped: factor by node, of members whose update was clipped in the last round.
@@ -54,19 +51,17 @@ class Rounds:
         self,
         tools: Tools,
         state: OuterState,
-        voted: Voted | None,
         length: Callable[[int], int],
         nonce: Callable[[], bytes] = lambda: secrets.token_bytes(16),
     ) -> None:
         self.node = tools.node
-        self.state, self.saved = state, state.round
+        self.state = state
         self._committed_at, self.sites = -math.inf, 1
-        self.votes = {self.node}
         self.last_error, self.times = "", Times()
         self.clipped: Mapping[str, float] = {}
         self._tools, self._length, self._new_nonce = tools, length, nonce
         self._roster, self._carrier, self._faults = tools.roster, tools.carrier, tools.faults
-        self._promises = Promises(tools.journal, voted)
+        self.promises = Promises(tools.journal, self.node, state.round)
         self._nonce, self._suspects, self._standstill = b"", Suspects(), Standstill()
         self._attempt: Attempt | None = None
         self.keeper = Keeper(self.node, tools.roster, self._standing, Deadline(initial=300.0, floor=5.0))
@@ -76,29 +71,11 @@ class Rounds:
         self.streams = Streams(tools.news, lambda: self._attempt, self._is_stale)
         self._carrier.serve_push(self.streams.take)
 
-    @property
-    def shadow(self) -> OuterState | None:
-        """The staged result that we voted for, if it is not decided yet."""
-        return self._promises.voted.shadow if self._promises.voted else None
-
-    @property
-    def engaged(self) -> bool:
-        """Whether we took part in an attempt at a round that is not decided here."""
-        return self._promises.engaged(self.state.round)
-
-    @property
-    def pledge(self) -> bytes | None:
-        """Digest of what we voted for in the coming round, empty: nothing; None: not known, or another has our vote."""
-        return self._promises.pledge(self.coming()) if self.node in self.votes else None
-
     def offer(self, number: int, shadow: bool) -> OuterState | None:
-        """What a peer may fetch from us: the last committed state (0, or its number), or the shadow of the next.
-
-        A commit is for us alone until it is on our disk: what a peer goes on from must not be undone by a power cut.
-        """
-        if shadow:
-            return self.shadow if self.shadow and self.shadow.round == number else None
-        return self.state if self.saved == self.state.round and number in (0, self.saved) else None
+        """What a peer may fetch from us: the last committed state (0, or its number), or the shadow of the next."""
+        found = self.promises.shadow if shadow else self.state
+        wanted = number or (0 if shadow else self.state.round)
+        return found if found and found.round == wanted else None
 
     def coming(self) -> int:
         """The number of this site's next round."""
@@ -116,7 +93,7 @@ class Rounds:
         shadow = await asyncio.to_thread(lambda: advance(state, contribution.vector, tokens))
         await check_finite(shadow)
         await asyncio.to_thread(lambda: shadow.digest)
-        self._settle(shadow)
+        await self._settle(shadow)
         return shadow
 
     async def commit(self, contribution: Contribution, advance: Advance) -> OuterState:
@@ -137,11 +114,16 @@ class Rounds:
                 self._tools.news.notify()
             if not task.cancelled():
                 task.result()
-            if self.state.round > last or self._confirmed():
+            if self.state.round > last or await self._confirmed():
                 await self._faults.reach(self.state.round, "committed")
                 self._roster.tell()
                 return self.state
             await self._roster.changed.wait(backoff.seconds())
+
+    @property
+    def pledge(self) -> bytes | None:
+        """Digest of what we voted for in the coming round, empty: nothing; None: not known, or another has our vote."""
+        return self.promises.pledge
 
     @property
     def exchanging(self) -> bool:
@@ -156,10 +138,25 @@ class Rounds:
         """What we announced is not true any more: proposals that rest on it are refused."""
         self._nonce = b""
 
-    def adopt(self, state: OuterState) -> None:
-        """Go on from a state that was fetched from others."""
-        self._settle(state)
-        self.saved = state.round
+    async def begin(self, state: OuterState) -> None:
+        """Decide the round after this state, which is on the disk. Raises PierError."""
+        await self.promises.settle(state.round)
+        self.state = state
+
+    async def adopt(self, state: OuterState) -> None:
+        """Continue from a state that was fetched from others. Raises PierError: it cannot be written to the disk."""
+        await self._settle(state)
+
+    async def give_votes(self) -> frozenset[str]:
+        """Have no votes any more; those that another site may have now. Raises PierError."""
+        given = await self.promises.give()
+        self.renew()
+        return given
+
+    async def take_votes(self, round: int, votes: Collection[str]) -> None:
+        """Have these votes too, of the members of that round. Raises PierError, and ValueError: it is not the last."""
+        await self.promises.take(round, votes)
+        self.renew()
 
     # --- asking the keeper ---------------------------------------------------------------------
 
@@ -172,11 +169,15 @@ class Rounds:
             return
         self._suspects.clear()
         self.renew()
-        await to_the_end(lambda: self._promises.promise(proposal.round, proposal.ballot))
-        attempt = self._attempt = Attempt(self._tools, self.state, self.shadow, proposal)
+        announced = next(share.votes for share in proposal.shares if share.node == self.node)
+        try:
+            await self.promises.promise(proposal.ballot, announced)
+        except Superseded:
+            return
+        attempt = self._attempt = Attempt(self._tools, self.state, self.promises, proposal)
         try:
             with self.times.spent_on_attempt():
-                self._settle(await attempt.run(contribution, advance, self._promises.vote))
+                await self._settle(await attempt.run(contribution, advance))
             self.clipped = attempt.clipped
         except Suspicion as suspicion:
             self.last_error = str(suspicion)
@@ -187,6 +188,12 @@ class Rounds:
 
     async def _ask(self, contribution: Contribution) -> Proposal | None:
         """Announce ourselves to the keeper; the proposal, if there is one to take part in or if we shall wait."""
+        if self.promises.lost:
+            self.last_error = (
+                f"this site had committed round {self.promises.now.committed} and its disk has lost it: "
+                "it waits for a site that has it"
+            )
+            return None
         self._nonce = self._nonce or self._new_nonce()
         ready = self._ready(contribution)
         await self._faults.reach(ready.round, "ready")
@@ -232,19 +239,16 @@ class Rounds:
             tokens=contribution.tokens,
             norm=contribution.norm,
             bandwidth=self._tools.bandwidth,
-            seen=self._promises.seen(self.coming()),
             suspects=sorted(self._suspects.now()),
-            votes=sorted(self.votes),
         )
-        self._promises.announce(ready)
-        if voted := self._promises.voted:
-            ready.refuted = self._tools.votes.contradict(voted.ballot, voted.value)
+        self.promises.announce(ready)
+        if ready.HasField("voted"):
+            ready.refuted = self._tools.votes.contradict(ready.voted_in, ready.voted)
         return ready
 
     def _acceptable(self, proposal: Proposal, ready: Ready) -> bool:
         """A member takes nobody's word: is this an attempt that may commit, and does it know what we know?"""
-        seen, length = self._promises.seen(self.coming()), self._length(ready.round)
-        problem = flaw(proposal, ready, seen, self.state.members, length)
+        problem = flaw(proposal, ready, self.state.members, self._length(ready.round))
         if ready.nonce != self._nonce:
             problem = "stale"
         if problem:
@@ -269,29 +273,34 @@ class Rounds:
 
     def _is_stale(self, first: Chunk) -> bool:
         """Whether a stream is of an attempt that is over."""
-        return first.round <= self.state.round or order(first.ballot) < order(self._promises.seen(self.coming()))
+        return first.round <= self.state.round or order(first.ballot) < self.promises.now.promised
 
     # --- how a round ends ----------------------------------------------------------------------
 
-    def _confirmed(self) -> bool:
+    async def _confirmed(self) -> bool:
         """If somebody committed the very result that we hold, so do we. Raises Behind if it was another one."""
-        peers, shadow = self.leaders(), self.shadow
+        peers, shadow = self.leaders(), self.promises.shadow
         for node in peers:
             pulse = self._roster.pulse_of(node)
             if shadow and pulse and pulse.round == shadow.round and pulse.digest == shadow.digest:
-                self._settle(shadow)
+                await self._settle(shadow)
                 return True
         if peers:
             raise Behind(peers)
         return False
 
-    def _settle(self, state: OuterState) -> None:
+    async def _settle(self, state: OuterState) -> None:
+        """This state is committed. We say so only when a power cut cannot undo it any more. Raises PierError."""
+        await to_the_end(self._settled(state))
+
+    async def _settled(self, state: OuterState) -> None:
+        await self._tools.keep(state)
+        await self.promises.settle(state.round)
         self.state, self._committed_at = state, asyncio.get_running_loop().time()
-        self._promises.release(state.round)
         self._nonce = b""
         self._suspects.clear()
         self._tools.votes.clear()
-        self.last_error, self.votes = "", {self.node}
+        self.last_error = ""
         self._tools.news.notify()
         self._roster.changed.notify()
 

@@ -21,7 +21,7 @@ from pier_node.data.corpus import open_corpus
 from pier_node.data.tokens import check_vocab
 from pier_node.data.windows import Windows
 from pier_node.inner import devices
-from pier_node.member import rounds_of_all
+from pier_node.member import Footing, rounds_of_all
 from pier_node.orders import Orders
 from pier_node.outer.round import Rounds
 from pier_node.outer.state import OuterState
@@ -71,9 +71,8 @@ class PipelineSite:
         self._ground, self._archive = ground, archive
         config, progress = ground.config, ground.reporter.progress
         length = tally.length(config.pipeline.stages)
-        self.rounds: Rounds = rounds_of_all(
-            config, ground.carrier, ground.roster, ground.settings.folder, length, state, ground.settings.faults
-        )
+        here = Footing(config, ground.carrier, ground.roster, ground.settings.folder, ground.settings.faults)
+        self.rounds: Rounds = rounds_of_all(here, self._keep, length, state)
         shape = (config.inner.batch_size, config.model.context, config.model.dim)
         self._thread = ComputeThread()
         memory = config.pipeline.memory
@@ -92,10 +91,12 @@ class PipelineSite:
         """End what computes: at most one task is finished before, if it ends soon."""
         await asyncio.to_thread(self._thread.shutdown, cancel_futures=True)
 
+    async def _keep(self, state: OuterState) -> None:
+        await asyncio.to_thread(self._archive.save, at_rest(state, self._ground.reporter.progress.tokens))
+
     async def _committed(self, state: OuterState) -> None:
         ground = self._ground
-        await self._archive.commit(at_rest(state, ground.reporter.progress.tokens))
-        self.rounds.saved = max(self.rounds.saved, state.round)
+        self._archive.note(state)
         ground.roster.keep(state.members)
         ground.committed(state, lines(self._pace.transfers(), ground.roster.round_trips(), self._tensor_bytes))
         now = tally.standing(state)
@@ -140,6 +141,7 @@ async def prepare(ground: Ground, stack: AsyncExitStack) -> PipelineSite:
         reporter.progress.phase = Phase.PHASE_CATCHING_UP
         state = await _from_peers(ground)
     ground.roster.keep(state.members)
+    await asyncio.to_thread(archive.save, at_rest(state, reporter.progress.tokens))
     site = PipelineSite(ground, state, archive)
     stack.push_async_callback(site.close)
     return site

@@ -275,7 +275,7 @@ class PipelineTraining:
         self.progress.phase = Phase.PHASE_CATCHING_UP
         fetched = await self._catch_up.newest(self._rounds.leaders, moments=False)
         if fetched is not None:
-            self._rounds.adopt(fetched.state)
+            await self._rounds.adopt(fetched.state)
             await self._settle()
             await self._on_commit(fetched.state)  # after a start, kept steps are of the round after that on the disk
 

@@ -14,7 +14,7 @@ import grpc
 import grpc.aio
 from google.protobuf.message import Message
 
-from pier.v1.peer_pb2 import Ack, Chunk, FetchRequest, HelloReply
+from pier.v1.peer_pb2 import Ack, Chunk, FetchRequest, HelloReply, ProbeRequest
 from pier_node.certificates import Credentials
 from pier_node.errors import PierError
 from pier_node.wire.address import format_address
@@ -64,7 +64,10 @@ class PeerServer(grpc.GenericRpcHandler):  # type: ignore[type-arg]
 
         async def answer(raw: bytes, context: Context) -> bytes:
             async with self._admitted(method.name, context) as caller:
-                reply = await handler(caller, parse(method.request, raw))
+                request = parse(method.request, raw)
+                if isinstance(request, ProbeRequest):
+                    request.seen_as = _seen_as(context.peer())
+                reply = await handler(caller, request)
                 if isinstance(reply, HelloReply):
                     reply.seen_as = _seen_as(context.peer())
                 return reply.SerializeToString()

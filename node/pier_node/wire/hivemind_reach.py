@@ -10,7 +10,7 @@ import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from pier.v1.peer_pb2 import HelloReply, HelloRequest, ProbeRequest, Site
+from pier.v1.peer_pb2 import HelloReply, HelloRequest, ProbeReply, ProbeRequest, Site
 from pier_node.wire.carrier import PROBE, PROTOCOL, Carrier, PeerLost
 from pier_node.wire.multiaddr import ROUTES, Route, are_routes, parse_routes
 
@@ -36,7 +36,9 @@ async def find_unreached(asker: Carrier, address: str, peers: Sequence[str], run
     """
     answers = await asyncio.gather(*(_called_back(asker, address, peer, run_hash) for peer in peers[:ASKED]))
     told = [answer for answer in answers if answer is not None]
-    reasons = [reason for reason, _ in told if reason]
+    tried = [reply for reply, _ in told if not reply.declined]
+    # Nobody tries an address from which no call comes, such as one of the network behind a router.
+    reasons = [reply.detail or "no connection" for reply in tried or [reply for reply, _ in told] if not reply.reached]
     if not reasons:
         return None
     direct: dict[str, Route] = {}
@@ -47,15 +49,17 @@ async def find_unreached(asker: Carrier, address: str, peers: Sequence[str], run
     return Unreached(reasons[0], list(direct.values())[: ROUTES - 1])
 
 
-async def _called_back(asker: Carrier, address: str, peer: str, run_hash: bytes) -> tuple[str, HelloReply] | None:
-    """Why a site does not reach the address, "" if it does, and what it knows; None: it cannot be asked."""
+async def _called_back(
+    asker: Carrier, address: str, peer: str, run_hash: bytes
+) -> tuple[ProbeReply, HelloReply] | None:
+    """Whether a site reaches the address, and what it knows; None: it cannot be asked."""
     try:
         hello = await asker.greet(peer, _hello(asker, run_hash), ANSWER)
         asker.introduce(hello.site.node, peer)
         reply = await asker.call(hello.site.node, PROBE, ProbeRequest(call_back=address), ANSWER)
     except PeerLost:
         return None
-    return ("" if reply.reached else reply.detail or "no connection"), hello
+    return reply, hello
 
 
 def _hello(asker: Carrier, run_hash: bytes) -> HelloRequest:

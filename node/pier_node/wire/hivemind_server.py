@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 
 from google.protobuf.message import Message
 
-from pier.v1.peer_pb2 import Chunk, FetchRequest, HelloReply
+from pier.v1.peer_pb2 import Chunk, FetchRequest, HelloReply, ProbeRequest
 from pier.v1.stream_pb2 import Opening
 from pier_node.wire.address import format_address
 from pier_node.wire.bounds import parse
@@ -74,6 +74,8 @@ class PeerServer:
 
         async def answer(caller: Caller, stream: Stream) -> None:
             request = parse(method.request, await _message(stream, MESSAGE_BYTES))
+            if isinstance(request, ProbeRequest):
+                request.seen_as = caller.seen_as
             reply = await _while_there(_awaited(handler(caller.node, request)), stream)
             if isinstance(reply, HelloReply):
                 reply.seen_as = caller.seen_as

@@ -1,17 +1,25 @@
 """Probe, the answering side: what `pier-node doctor` at another site measures the way to this one with.
 
 It asks for bytes, for the time, and whether this node reaches an address. All askers together get ALLOWANCE bytes and
-CALL_BACKS attempts at once, so that nobody slows the training of this site down for long, or uses it to knock at doors.
+CALL_BACKS attempts at once, so that nobody slows the training of this site down for long. A call goes back only to
+where the asker itself is: to the address that the roster has for it, or to the host that it calls from. So nobody can
+use this site to knock at other doors, those of its own network least of all.
 """
 
 from __future__ import annotations
 
+import asyncio
 import os
+import socket
 import time
 from collections.abc import Callable
+from dataclasses import replace
+from ipaddress import IPv4Address, IPv6Address, ip_address
 
 from pier.v1.peer_pb2 import HelloRequest, ProbeReply, ProbeRequest, Site
+from pier_node.wire.address import format_address, is_address, parse_address
 from pier_node.wire.carrier import CHUNK_BYTES, PROBE, PROTOCOL, BadMessage, Carrier, PeerLost
+from pier_node.wire.multiaddr import are_routes, parse_routes
 
 ALLOWANCE = 256 << 20
 """Bytes that may be asked for, or sent here, in a minute."""
@@ -19,6 +27,8 @@ CALL_BACKS = 4
 CALL_BACK_BYTES = 1 << 20
 """What a call back counts for."""
 CALL_BACK_TIMEOUT = 8.0
+LOOK_UP = 3.0
+"""Seconds to look up a name."""
 
 
 class Allowance:
@@ -48,11 +58,18 @@ class ProbeServer:
 
     Args:
         run_hash: of the run's configuration.
+        known: the address that the roster has for a node; "": none.
         clock: this site's clock, seconds since the epoch.
     """
 
-    def __init__(self, carrier: Carrier, run_hash: bytes, clock: Callable[[], float] = time.time) -> None:
-        self._carrier, self._run_hash, self._clock = carrier, run_hash, clock
+    def __init__(
+        self,
+        carrier: Carrier,
+        run_hash: bytes,
+        known: Callable[[str], str] = lambda _: "",
+        clock: Callable[[], float] = time.time,
+    ) -> None:
+        self._carrier, self._run_hash, self._known, self._clock = carrier, run_hash, known, clock
         self._noise = os.urandom(CHUNK_BYTES)  # a line that compresses shall not look faster than it is
         self._allowance = Allowance(ALLOWANCE, time.monotonic)
         self._calling = 0
@@ -62,10 +79,34 @@ class ProbeServer:
         size = len(request.padding) + request.reply_size
         self._allowance.spend(size + (CALL_BACK_BYTES if request.call_back else 0))
         reply = ProbeReply(padding=self._noise[: request.reply_size], time=self._clock())
-        if request.call_back:
-            reply.detail = await self._problem_with(request.call_back, sender)
+        if not request.call_back:
+            return reply
+        if at := await self._at(request, sender):
+            reply.detail = await self._problem_with(at, sender)
             reply.reached = not reply.detail
+        else:
+            reply.declined = True
+            reply.detail = (
+                f"it does not try {request.call_back}: the call came from {request.seen_as or 'behind a relay'}, and "
+                "it has not met this site at that address"
+            )
         return reply
+
+    async def _at(self, request: ProbeRequest, sender: str) -> str:
+        """Where to call back, with an address in the place of a name; "": that may not be the caller's host."""
+        if request.call_back == self._known(sender):
+            return request.call_back
+        if not is_address(request.seen_as):
+            return ""
+        seen, _ = parse_address(request.seen_as)
+        if not are_routes(request.call_back):
+            host, port = parse_address(request.call_back)
+            return format_address(seen, port) if await _is_at(host, seen) else ""
+        routes = parse_routes(request.call_back)
+        for route in routes:
+            if route.relay or not await _is_at(route.host, seen):
+                return ""
+        return ",".join(str(replace(route, host=seen)) for route in routes)
 
     async def _problem_with(self, address: str, wanted: str) -> str:
         """Why the node `wanted` is not reached at an address; "": it is."""
@@ -80,3 +121,24 @@ class ProbeServer:
         finally:
             self._calling -= 1
         return "" if reply.site.node == wanted else f"{address}: another node answers there, {reply.site.node}"
+
+
+async def _is_at(host: str, seen: str) -> bool:
+    """Whether a host, an address or a name, is at an address."""
+    wanted, loop = _plain(seen), asyncio.get_running_loop()
+    try:
+        return _plain(host) == wanted
+    except ValueError:
+        pass
+    try:
+        async with asyncio.timeout(LOOK_UP):
+            found = await loop.getaddrinfo(host, None, type=socket.SOCK_STREAM)
+    except (OSError, UnicodeError):  # a TimeoutError is an OSError
+        return False
+    return any(_plain(str(address[0])) == wanted for *_, address in found)
+
+
+def _plain(host: str) -> IPv4Address | IPv6Address:
+    """An address, IPv4 also where it comes in the form of IPv6. Raises ValueError: it is a name."""
+    address = ip_address(host)
+    return (isinstance(address, IPv6Address) and address.ipv4_mapped) or address

@@ -14,6 +14,8 @@ from pier_node.wire.rules import Many, Only
 
 SITES = 1024
 """Most sites of a run (RunSection.sites)."""
+REVOKED = 4096
+"""Most revoked sites that a list names: the latest."""
 COUNTS = 2**53
 """Rounds, tokens and bytes stay below: whole numbers that JSON and a double hold exactly."""
 ELEMENTS = 2**40
@@ -65,6 +67,7 @@ NODES = Many(NODE, SITES, ordered=True)
 ENTRY = Only("a node id, or one with the number of a fragment", lambda value: LEDGER_KEY.fullmatch(value) is not None)
 HASH = size(32, 32)
 NONCE = size(1, 64)
+SIGNATURE = size(8, 72)
 REASON = text(4000, breaks="\n\t")
 AMOUNT = Only("finite and not negative", lambda value: 0 <= value < math.inf)
 LOSS = Only("finite, or NaN: none yet", lambda value: not math.isinf(value))

@@ -145,6 +145,7 @@ class RegisterReply(_message.Message):
     SLOT_FIELD_NUMBER: _builtins.int
     ROSTER_FIELD_NUMBER: _builtins.int
     ORDER_FIELD_NUMBER: _builtins.int
+    REVOCATIONS_FIELD_NUMBER: _builtins.int
     lease: _builtins.bytes
     """names this start of the site"""
     lease_seconds: _builtins.float
@@ -160,6 +161,10 @@ class RegisterReply(_message.Message):
 
     @_builtins.property
     def order(self) -> Global___Order: ...
+    @_builtins.property
+    def revocations(self) -> _peer_pb2.Revocations:
+        """not set: nobody was revoked"""
+
     def __init__(
         self,
         *,
@@ -170,10 +175,11 @@ class RegisterReply(_message.Message):
         slot: _builtins.int = ...,
         roster: _abc.Iterable[_peer_pb2.Site] | None = ...,
         order: Global___Order | None = ...,
+        revocations: _peer_pb2.Revocations | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["order", b"order"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["order", b"order", "revocations", b"revocations"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["founder", b"founder", "heartbeat_seconds", b"heartbeat_seconds", "lease", b"lease", "lease_seconds", b"lease_seconds", "order", b"order", "roster", b"roster", "slot", b"slot"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["founder", b"founder", "heartbeat_seconds", b"heartbeat_seconds", "lease", b"lease", "lease_seconds", b"lease_seconds", "order", b"order", "revocations", b"revocations", "roster", b"roster", "slot", b"slot"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -189,9 +195,12 @@ class HeartbeatRequest(_message.Message):
     PULSE_FIELD_NUMBER: _builtins.int
     ORDER_FIELD_NUMBER: _builtins.int
     PATHS_FIELD_NUMBER: _builtins.int
+    REVOCATIONS_FIELD_NUMBER: _builtins.int
     lease: _builtins.bytes
     order: _builtins.int
     """epoch of the order that the site follows"""
+    revocations: _builtins.int
+    """version of the list of revoked sites that the site has; 0: none"""
     @_builtins.property
     def pulse(self) -> _peer_pb2.Pulse: ...
     @_builtins.property
@@ -205,10 +214,11 @@ class HeartbeatRequest(_message.Message):
         pulse: _peer_pb2.Pulse | None = ...,
         order: _builtins.int = ...,
         paths: Global___Paths | None = ...,
+        revocations: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["paths", b"paths", "pulse", b"pulse"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["lease", b"lease", "order", b"order", "paths", b"paths", "pulse", b"pulse"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["lease", b"lease", "order", b"order", "paths", b"paths", "pulse", b"pulse", "revocations", b"revocations"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -245,22 +255,22 @@ class HeartbeatReply(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     ORDER_FIELD_NUMBER: _builtins.int
-    REVOKED_FIELD_NUMBER: _builtins.int
+    REVOCATIONS_FIELD_NUMBER: _builtins.int
     order: _builtins.int
     """epoch of the newest one: ask again if it is a later one"""
     @_builtins.property
-    def revoked(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
-        """node ids that are not of the run any more"""
+    def revocations(self) -> _peer_pb2.Revocations:
+        """not set: the site has the newest list"""
 
     def __init__(
         self,
         *,
         order: _builtins.int = ...,
-        revoked: _abc.Iterable[_builtins.str] | None = ...,
+        revocations: _peer_pb2.Revocations | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["revocations", b"revocations"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["order", b"order", "revoked", b"revoked"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["order", b"order", "revocations", b"revocations"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -150,6 +150,7 @@ class HelloReply(_message.Message):
     SITE_FIELD_NUMBER: _builtins.int
     ROSTER_FIELD_NUMBER: _builtins.int
     SEEN_AS_FIELD_NUMBER: _builtins.int
+    REVOCATIONS_FIELD_NUMBER: _builtins.int
     protocol: _builtins.int
     run_hash: _builtins.bytes
     run_config: _builtins.str
@@ -162,6 +163,10 @@ class HelloReply(_message.Message):
     def roster(self) -> _containers.RepeatedCompositeFieldContainer[Global___Site]:
         """every site the replying one knows, itself included"""
 
+    @_builtins.property
+    def revocations(self) -> Global___Revocations:
+        """the newest list that the replying one has; not set: none"""
+
     def __init__(
         self,
         *,
@@ -171,14 +176,47 @@ class HelloReply(_message.Message):
         site: Global___Site | None = ...,
         roster: _abc.Iterable[Global___Site] | None = ...,
         seen_as: _builtins.str = ...,
+        revocations: Global___Revocations | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["site", b"site"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["revocations", b"revocations", "site", b"site"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["protocol", b"protocol", "roster", b"roster", "run_config", b"run_config", "run_hash", b"run_hash", "seen_as", b"seen_as", "site", b"site"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["protocol", b"protocol", "revocations", b"revocations", "roster", b"roster", "run_config", b"run_config", "run_hash", b"run_hash", "seen_as", b"seen_as", "site", b"site"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___HelloReply: _TypeAlias = HelloReply  # noqa: Y015
+
+@_typing.final
+class Revocations(_message.Message):
+    """The sites that the run's operator has revoked: see revocations.py."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    VERSION_FIELD_NUMBER: _builtins.int
+    NODES_FIELD_NUMBER: _builtins.int
+    SIGNATURE_FIELD_NUMBER: _builtins.int
+    version: _builtins.int
+    """grows with each revocation: an older list never replaces a newer one"""
+    signature: _builtins.bytes
+    """by the run's authority"""
+    @_builtins.property
+    def nodes(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """node ids, in order"""
+
+    def __init__(
+        self,
+        *,
+        version: _builtins.int = ...,
+        nodes: _abc.Iterable[_builtins.str] | None = ...,
+        signature: _builtins.bytes = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["nodes", b"nodes", "signature", b"signature", "version", b"version"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Revocations: _TypeAlias = Revocations  # noqa: Y015
 
 @_typing.final
 class Pulse(_message.Message):
@@ -461,7 +499,6 @@ class Ready(_message.Message):
     SEEN_FIELD_NUMBER: _builtins.int
     VOTED_FIELD_NUMBER: _builtins.int
     VOTED_IN_FIELD_NUMBER: _builtins.int
-    VOTED_ROUND_FIELD_NUMBER: _builtins.int
     HOLDS_FIELD_NUMBER: _builtins.int
     REFUTED_FIELD_NUMBER: _builtins.int
     SUSPECTS_FIELD_NUMBER: _builtins.int
@@ -475,7 +512,6 @@ class Ready(_message.Message):
     """weight of its pseudo-gradient"""
     bandwidth: _builtins.float
     """measured bytes per second, 0: not known yet"""
-    voted_round: _builtins.int
     holds: _builtins.bool
     """it still has the staged result it voted for"""
     refuted: _builtins.bool
@@ -488,7 +524,7 @@ class Ready(_message.Message):
 
     @_builtins.property
     def voted(self) -> Global___Value:
-        """what it voted for last, if that was for this round or a later one"""
+        """what it voted for last in this round"""
 
     @_builtins.property
     def voted_in(self) -> Global___Ballot: ...
@@ -511,7 +547,6 @@ class Ready(_message.Message):
         seen: Global___Ballot | None = ...,
         voted: Global___Value | None = ...,
         voted_in: Global___Ballot | None = ...,
-        voted_round: _builtins.int = ...,
         holds: _builtins.bool = ...,
         refuted: _builtins.bool = ...,
         suspects: _abc.Iterable[_builtins.str] | None = ...,
@@ -520,7 +555,7 @@ class Ready(_message.Message):
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["seen", b"seen", "voted", b"voted", "voted_in", b"voted_in"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["bandwidth", b"bandwidth", "holds", b"holds", "node", b"node", "nonce", b"nonce", "norm", b"norm", "refuted", b"refuted", "round", b"round", "seen", b"seen", "suspects", b"suspects", "tokens", b"tokens", "voted", b"voted", "voted_in", b"voted_in", "voted_round", b"voted_round", "votes", b"votes"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["bandwidth", b"bandwidth", "holds", b"holds", "node", b"node", "nonce", b"nonce", "norm", b"norm", "refuted", b"refuted", "round", b"round", "seen", b"seen", "suspects", b"suspects", "tokens", b"tokens", "voted", b"voted", "voted_in", b"voted_in", "votes", b"votes"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1410,21 +1445,25 @@ class ProbeRequest(_message.Message):
     PADDING_FIELD_NUMBER: _builtins.int
     REPLY_SIZE_FIELD_NUMBER: _builtins.int
     CALL_BACK_FIELD_NUMBER: _builtins.int
+    SEEN_AS_FIELD_NUMBER: _builtins.int
     padding: _builtins.bytes
     reply_size: _builtins.int
     """bytes of padding wanted back"""
     call_back: _builtins.str
     """address that the probed site should try to reach"""
+    seen_as: _builtins.str
+    """the address that the call came from: filled in by the probed site"""
     def __init__(
         self,
         *,
         padding: _builtins.bytes = ...,
         reply_size: _builtins.int = ...,
         call_back: _builtins.str = ...,
+        seen_as: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["call_back", b"call_back", "padding", b"padding", "reply_size", b"reply_size"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["call_back", b"call_back", "padding", b"padding", "reply_size", b"reply_size", "seen_as", b"seen_as"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1438,11 +1477,14 @@ class ProbeReply(_message.Message):
     TIME_FIELD_NUMBER: _builtins.int
     REACHED_FIELD_NUMBER: _builtins.int
     DETAIL_FIELD_NUMBER: _builtins.int
+    DECLINED_FIELD_NUMBER: _builtins.int
     padding: _builtins.bytes
     time: _builtins.float
     reached: _builtins.bool
     """the call back got through"""
     detail: _builtins.str
+    declined: _builtins.bool
+    """it was not tried: the address may be somebody else's"""
     def __init__(
         self,
         *,
@@ -1450,10 +1492,11 @@ class ProbeReply(_message.Message):
         time: _builtins.float = ...,
         reached: _builtins.bool = ...,
         detail: _builtins.str = ...,
+        declined: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["detail", b"detail", "padding", b"padding", "reached", b"reached", "time", b"time"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["declined", b"declined", "detail", b"detail", "padding", b"padding", "reached", b"reached", "time", b"time"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -47,6 +47,21 @@ def test_all_steps_make_the_present_tables(connection: sqlite3.Connection) -> No
     assert version(connection) == len(MIGRATIONS)
 
 
+def test_a_database_that_has_revoked_sites_gets_a_version_of_their_list(connection: sqlite3.Connection) -> None:
+    migrate(connection, PATH, MIGRATIONS[:2])
+    sites = [("a", None), ("b", 1000.5), ("c", 999.0)]
+    connection.executemany(
+        "INSERT INTO sites (node, name, enrolled_at, invite, revoked_at) VALUES (?1, ?1, 0, '', ?2)", sites
+    )
+    migrate(connection, PATH)
+    assert connection.execute("SELECT * FROM meta").fetchall() == [("revocations", "1000500")]
+
+
+def test_a_database_without_revoked_sites_gets_none(connection: sqlite3.Connection) -> None:
+    migrate(connection, PATH)
+    assert connection.execute("SELECT * FROM meta").fetchall() == []
+
+
 async def test_a_database_of_a_newer_version_is_left_alone(tmp_path: Path) -> None:
     with sqlite3.connect(tmp_path / "run.db") as connection:
         connection.execute("PRAGMA user_version = 99")

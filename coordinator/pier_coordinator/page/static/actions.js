@@ -73,13 +73,13 @@ export class Operator {
     const nodes = { nodes: [site.node] };
     openDialog(site.name, [make("div", { className: "choices" }, pick("Pause", "pause", nodes), pick("Resume", "resume", nodes),
       pick("Stop", "stop", nodes, "It leaves the run at the next round boundary, and ends."),
-      pick("Revoke", "revoke", { node: site.node }, "Its certificate is taken away: it can come back with a new invite only."))]);
+      pick("Revoke", "revoke", { node: site.node }, "Its certificate is taken away, and its invite ends if that has uses left: it can come back with a new invite only."))]);
   }
 
   async act(action, body, who) {
     try {
-      await this.post(action, body);
-      toast(`${who}: ${DONE[action]}`);
+      const told = await this.post(action, body);
+      toast(`${who}: ${DONE[action]}${action === "revoke" ? besides(told) : ""}`);
     } catch (error) {
       toast(`${who}: ${error.message}`);
     }
@@ -95,6 +95,9 @@ export class Operator {
     });
   }
 }
+
+const besides = ({ invite, sites }) =>
+  (invite ? `; its invite ${invite} is taken back too` : "") + (sites?.length ? `; with the same invite came ${sites.join(", ")}, and stay` : "");
 
 let fading = null;
 function toast(text) {

@@ -16,7 +16,8 @@ class Chart {
     new ResizeObserver(() => this.plot?.setSize({ width: this.box.clientWidth, height: HEIGHT })).observe(this.box);
   }
 
-  // lines: [{ name, colour, points: [[x, [mean, min, max]]] }], the first one that of all sites.
+  // lines: [{ name, colour, points: [[x, [mean, min, max]]], now }], the first one that of all sites.
+  // now: the newest value, where that is known better than by the mean of the last point.
   show(lines, again) {
     const [all, ...others] = lines;
     const tables = [columns(all.points, [0, 1, 2]), ...others.map((line) => columns(line.points, [0]))];
@@ -24,7 +25,7 @@ class Chart {
     const names = lines.map((line) => line.name).join("\n");
     if (again || names !== this.names || !this.plot) this.build(lines, data);
     else this.plot.setData(data);
-    this.names = names;
+    Object.assign(this, { names, lines });
     this.tell(lines, null);
   }
 
@@ -58,7 +59,8 @@ class Chart {
 
   // Values at the cursor, or the newest ones.
   tell(lines, at) {
-    const values = lines.map((_, line) => {
+    const values = lines.map(({ now }, line) => {
+      if (now !== undefined && (at === null || at === undefined)) return now;
       const column = this.plot.data[line ? line + 3 : 1];
       return at === null || at === undefined ? column.findLast((it) => it !== null && it !== undefined) : near(column, at);
     });
@@ -110,7 +112,12 @@ export class Charts {
   draw(again) {
     for (const [curve, chart] of this.charts) {
       const all = { name: curve === "tokens_per_second" ? "sum" : "mean", colour: colour("text"), points: inOrder(this.state.curves[curve] ?? new Map()) };
-      chart.show([all, ...this.chosen.nodes().map((node) => this.line(node, curve))], again);
+      const lines = [all, ...this.chosen.nodes().map((node) => this.line(node, curve))];
+      if (curve === "tokens_per_second") {
+        all.now = this.state.totals.tokens_per_second;
+        this.chosen.nodes().forEach((node, at) => (lines[at + 1].now = this.state.sites.get(node)?.tokens_per_second));
+      }
+      chart.show(lines, again);
     }
   }
 

@@ -1,0 +1,54 @@
+from __future__ import annotations
+
+import pytest
+
+from pier_node.outer.commitments import NO_BALLOT, Cast, Commitments, as_ballot
+
+X = Cast((2, "a"), (2, "a"), b"x" * 32, ("a", "b"))
+FRESH = Commitments.fresh(4, "a")
+BOUND = FRESH.promising((2, "a")).casting(X)
+
+
+def test_a_fresh_site_has_its_own_vote_and_nothing_binds_it() -> None:
+    assert Commitments(4, frozenset("a"), NO_BALLOT, None) == FRESH
+    assert not FRESH.engaged
+
+
+def test_ballots_only_rise() -> None:
+    for lower in ((2, "a"), (1, "z")):
+        with pytest.raises(ValueError, match="not above"):
+            BOUND.promising(lower)
+    assert BOUND.promising((2, "b")).vote == X, "a promise does not undo a vote"
+
+
+def test_a_vote_is_cast_in_the_ballot_that_was_promised_last() -> None:
+    with pytest.raises(ValueError, match="is promised"):
+        FRESH.casting(X)
+    with pytest.raises(ValueError, match="is promised"):
+        BOUND.promising((3, "a")).casting(X)
+
+
+def test_a_later_round_frees_a_site_of_all_that_it_said_of_earlier_ones() -> None:
+    assert BOUND.settled(5, "a") == Commitments.fresh(5, "a")
+
+
+@pytest.mark.parametrize("round", [3, 4])
+def test_an_earlier_state_or_the_same_frees_it_of_nothing(round: int) -> None:
+    given = FRESH.giving()
+    assert (BOUND.settled(round, "a"), given.settled(round, "a")) == (BOUND, given)
+
+
+def test_votes_are_given_by_a_site_that_nothing_binds() -> None:
+    assert FRESH.giving().votes == frozenset()
+    with pytest.raises(ValueError, match="bound"):
+        BOUND.giving()
+
+
+def test_votes_are_taken_for_the_round_that_was_committed_last() -> None:
+    assert FRESH.taking(4, frozenset("bc")).votes == set("abc")
+    with pytest.raises(ValueError, match="round 4 is committed"):
+        FRESH.taking(3, frozenset("b"))
+
+
+def test_a_vote_comes_back_from_its_message_as_it_was() -> None:
+    assert Cast.of(as_ballot(X.ballot), X.value) == X

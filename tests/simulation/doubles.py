@@ -1,0 +1,222 @@
+"""What a daemon finds in a simulation instead of a network, workers, a status page and a coordinator."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from contextlib import AsyncExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, cast
+
+from simulation.cluster import LENGTH, FakeTrainer
+from simulation.process import Process, this_process
+from simulation.wire import HuntCarrier
+
+from pier.v1.peer_pb2 import HelloRequest, Site
+from pier_node.checkpoint import Checkpoint
+from pier_node.config import RunConfig
+from pier_node.daemon import Daemon
+from pier_node.faults import Faults
+from pier_node.join import GREETING, Membership
+from pier_node.member import pairs_of_two, rounds_of_all
+from pier_node.model.layout import Layout
+from pier_node.orders import Orders
+from pier_node.outer.pairs import Pairs
+from pier_node.outer.round import Rounds
+from pier_node.outer.state import ANCHOR, MOMENTUM, OuterState
+from pier_node.settings import Settings
+from pier_node.shared import SharedVector
+from pier_node.site import SiteRecord
+from pier_node.training import Training
+from pier_node.wire.carrier import PROTOCOL, PeerLost
+
+LAYOUT = Layout.laid([("weights", (LENGTH,))])
+
+
+@dataclass(frozen=True)
+class HuntSettings(Settings):
+    """Settings of a site whose faults are a schedule's."""
+
+    strike: Callable[[int, str], Awaitable[None]] | None = None
+
+    @property
+    def faults(self) -> Faults:
+        """Where the schedule has this site die."""
+        return Faults(self.strike)
+
+
+class HuntDaemon(Daemon):
+    """The daemon, with orders of a coordinator that is in this process; it shows what it is made of."""
+
+    def __init__(self, here: Process, settings: Settings) -> None:
+        super().__init__(settings, here.say)
+        self._here = here
+
+    async def _place(self, stack: AsyncExitStack) -> SiteRecord | None:
+        self._coordination = cast(Any, Ordered(self._here.orders))
+        return self._member.record
+
+    def _member_of_rounds(self, *parts: Any) -> Training:
+        training = self._here.training = super()._member_of_rounds(*parts)
+        return training
+
+    def _saved(self, state: OuterState) -> None:
+        super()._saved(state)
+        self._here.world.saved(self._here, state)
+
+
+class Ordered:
+    """Stands for coordination/coordination.py: there are orders, and nothing else."""
+
+    def __init__(self, orders: Orders) -> None:
+        self.orders = orders
+
+    async def run(self) -> None:
+        """The liaison never ends."""
+        await asyncio.Event().wait()
+
+    sample = run
+
+    def committed(self, state: OuterState) -> None:
+        """A round is told."""
+
+
+class HuntWorkers(FakeTrainer):
+    """Stands for inner/workers.py."""
+
+    def __init__(
+        self, config: RunConfig, node: str, slot: int, data_path: str | None, folder: Path, count: int
+    ) -> None:
+        here = this_process()
+        world = here.world
+        super().__init__(world.names.index(node), world.paces[node], world.dice_of(f"{node} {here.number}"))
+        self.adam_step = 0
+        self.recover_moments: Callable[[], Any] = lambda: None
+        here.trainer = self
+
+    async def start(self) -> None:
+        """Workers take a moment to start."""
+        await asyncio.sleep(self.pace)
+
+    async def stop(self) -> None:
+        """They end at once."""
+
+    async def run(self, *parts: Any, **named: Any) -> Any:
+        """See FakeTrainer."""
+        report = await super().run(*parts, **named)
+        if named["payload"] == "weights":
+            self.adam_step = report.adam_step
+        return report
+
+    def moments(self) -> tuple[SharedVector, SharedVector, int] | None:
+        """See Workers."""
+        return (self.adam_m, self.adam_v, self.adam_step) if self.adam_step else None
+
+
+class WatchedRounds(Rounds):
+    """Rounds whose every commit is seen at the moment that it is made."""
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        super().__setattr__(name, value)
+        if name == "state":
+            here = this_process()
+            here.world.held(here, value)
+
+
+def watched_rounds(config: RunConfig, *parts: Any) -> Rounds:
+    """`rounds_of_all`, watched unless they only merge what pairs have made."""
+    rounds, here = rounds_of_all(config, *parts), this_process()
+    if config.outer.algorithm != "noloco":
+        here.rounds = rounds
+        here.world.held(here, rounds.state)
+        rounds.__class__ = WatchedRounds
+    return rounds
+
+
+class WatchedPairs(Pairs):
+    """Pairs that say when they go on from another's state."""
+
+    def adopt(self, state: OuterState) -> None:
+        """See Pairs."""
+        this_process().adopted = True
+        super().adopt(state)
+
+
+def watched_pairs(*parts: Any) -> Pairs:
+    """`pairs_of_two`, watched."""
+    pairs = this_process().pairs = pairs_of_two(*parts)
+    pairs.__class__ = WatchedPairs
+    return pairs
+
+
+def beginning(_config: RunConfig, layout: Layout, node: str) -> Checkpoint:
+    """Round 0, of weights that are zero."""
+    tensors = {ANCHOR: SharedVector(layout.length), MOMENTUM: SharedVector(layout.length)}
+    return Checkpoint(OuterState(0, (node,), tensors, {}), None, None, 0, 0, 0, None, ())
+
+
+async def find_run(settings: Settings) -> Membership:
+    """What join.py finds out: a new site waits for a peer that lets it in."""
+    here = this_process()
+    record = SiteRecord.load(settings.folder)
+    if record is None and settings.peers:
+        visitor = HuntCarrier(here.world.network, here.site, here)
+        while True:
+            if await _let_in(visitor, settings.peers):
+                break
+            await asyncio.sleep(1.0)
+    return Membership(here.world.config, here.world.identity(here.site), None, None, record, "grpc")
+
+
+async def _let_in(visitor: HuntCarrier, peers: tuple[str, ...]) -> bool:
+    for peer in peers:
+        try:
+            await visitor.greet(peer, HelloRequest(protocol=PROTOCOL, site=Site(node=visitor.node)), GREETING)
+            return True
+        except PeerLost:
+            continue
+    return False
+
+
+def make_carrier(_transport: Any, node: str, _run_hash: bytes, *_rest: Any) -> HuntCarrier:
+    """This process's end of the wire."""
+    here = this_process()
+    here.carrier = HuntCarrier(here.world.network, node, here)
+    return here.carrier
+
+
+class _OneLayout:
+    @staticmethod
+    def of(_model: Any) -> Layout:
+        return LAYOUT
+
+
+class _Nothing:
+    def __init__(self, *_parts: Any) -> None:
+        pass
+
+    async def start(self, _port: int) -> int:
+        return 1
+
+    async def stop(self) -> None:
+        pass
+
+    def close(self) -> None:
+        pass
+
+
+DOUBLES: dict[str, Any] = {
+    "find_run": find_run,
+    "make_carrier": make_carrier,
+    "StatusServer": _Nothing,
+    "ProbeServer": _Nothing,
+    "Workers": HuntWorkers,
+    "Layout": _OneLayout,
+    "beginning": beginning,
+    "claim": _Nothing,
+    "name_in_logs": lambda _called: None,
+    "rounds_of_all": watched_rounds,
+    "pairs_of_two": watched_pairs,
+}
+"""What the module `pier_node.daemon` finds under these names."""
