@@ -25,7 +25,7 @@ from pier_node.inner_steps import InnerSteps
 from pier_node.model.layout import Layout
 from pier_node.orders import Orders
 from pier_node.outer.advance import advance
-from pier_node.outer.attempt import Advance
+from pier_node.outer.attempt import Advance, to_the_end
 from pier_node.outer.contribution import Contribution, worth_sending
 from pier_node.outer.fragments import entry
 from pier_node.outer.pairs import Pairs
@@ -123,7 +123,7 @@ class Training:
                     await self._orders.resumed(self.progress, self._roster)
                 elif self._flight is None and self._rounds.leaders():
                     before, self._late = self._rounds.state, await self._fetch()
-                    self._carry(before)
+                    await asyncio.to_thread(self._carry, before)
                 else:
                     await self._round(round_plan(self._config, number))
             await self._rest()
@@ -240,7 +240,8 @@ class Training:
         self._late = not took_part
         state = self._rounds.state
         if took_part and flight.plan.kind is Kind.SYNC and state.round < total_rounds(self._config):
-            self._inner.take_moments(state.tensors[ADAM_M], state.tensors[ADAM_V], state.adam_step)
+            moments = state.tensors[ADAM_M], state.tensors[ADAM_V], state.adam_step
+            await asyncio.to_thread(self._inner.take_moments, *moments)
         return took_part
 
     async def _drop_flight(self) -> None:
@@ -250,7 +251,7 @@ class Training:
         flight, self._flight = self._flight, None
         flight.work.cancel()
         await asyncio.wait([flight.work])
-        self._carry(flight.before)
+        await to_the_end(asyncio.to_thread(self._carry, flight.before))
 
     async def _settled(self, checkpoint: Checkpoint) -> None:
         """A round is committed: validate it now and then, and keep it."""
@@ -281,7 +282,7 @@ class Training:
         if fetched is None:
             return False
         await self._adopt(fetched.state)
-        self._inner.take_moments(fetched.adam_m, fetched.adam_v, fetched.adam_step)
+        await asyncio.to_thread(self._inner.take_moments, fetched.adam_m, fetched.adam_v, fetched.adam_step)
         log.info("caught up with round %d", fetched.state.round)
         return True
 

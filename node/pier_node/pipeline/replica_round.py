@@ -46,7 +46,7 @@ class ReplicaRound(Joint[Met]):
     async def _work(self) -> Met:
         base, own = self._vault.state, await asyncio.to_thread(self._vault.brought, self._step)
         assert base
-        mean = np.zeros_like(own)
+        mean = np.zeros(len(own), np.float32)
         equal = dict.fromkeys(self.plan.stages, 1)
         await self._reduce(equal, own, mean, self._tools.faults)
         if not self._step.pairs:

@@ -65,7 +65,7 @@ class StateServer:
         if request.moments and not request.shadow and ADAM_M not in held.state.tensors:
             async with self._copying:
                 held.moments = held.moments or await asyncio.to_thread(self._copy_moments)
-        return describe(held.state, held.moments if request.moments else None)
+        return await asyncio.to_thread(describe, held.state, held.moments if request.moments else None)
 
     async def fetch(self, _peer: str, request: FetchRequest) -> AsyncIterator[Chunk]:
         """A run of pieces of it. Raises BadMessage."""
