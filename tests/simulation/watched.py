@@ -1,4 +1,4 @@
-"""Vectors that tell when something is done with all of them on the event loop: beats and deadlines stand still meanwhile.
+"""Vectors that tell when all of them is worked on in the event loop: beats and deadlines stand still meanwhile.
 
 A model is gigabytes: what takes microseconds in a test takes seconds there. Pieces, of a chunk each, are allowed.
 """
