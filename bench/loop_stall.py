@@ -56,8 +56,9 @@ async def site(config: RunConfig, folder: Path, node: str, met: list[Site], stat
 
     def pulse() -> Pulse:
         now = rounds.state
-        told = {"phase": progress.phase, "training_for": progress.training_for}
-        return Pulse(site=me, round=now.round, digest=now.digest, **told)
+        return Pulse(
+            site=me, phase=progress.phase, round=now.round, digest=now.digest, training_for=progress.training_for
+        )
 
     async def nothing(_state: OuterState | Checkpoint) -> None:
         """No disk."""

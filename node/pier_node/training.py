@@ -25,10 +25,11 @@ from pier_node.inner_steps import InnerSteps
 from pier_node.model.layout import Layout
 from pier_node.orders import Orders
 from pier_node.outer.advance import advance
-from pier_node.outer.attempt import Advance, to_the_end
+from pier_node.outer.attempt import Advance
 from pier_node.outer.contribution import Contribution, worth_sending
 from pier_node.outer.fragments import entry
 from pier_node.outer.pairs import Pairs
+from pier_node.outer.promises import to_the_end
 from pier_node.outer.round import Rounds
 from pier_node.outer.schedule import Kind, RoundPlan, round_plan, total_rounds
 from pier_node.outer.state import ADAM_M, ADAM_V, ANCHOR, OuterState
