@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, cast
 
 from simulation.cluster import LENGTH, FakeTrainer
+from simulation.keys import IDENTITIES, NODES
 from simulation.process import Process, this_process
 from simulation.wire import HuntCarrier
 
@@ -58,8 +59,8 @@ class HuntDaemon(Daemon):
         return self._member.record
 
     async def _member_of_rounds(self, *parts: Any) -> Training:
-        training = self._here.training = await super()._member_of_rounds(*parts)
-        return training
+        self._here.training = await super()._member_of_rounds(*parts)
+        return self._here.training
 
     def _saved(self, state: OuterState) -> None:
         super()._saved(state)
@@ -70,7 +71,7 @@ class Ordered:
     """Stands for coordination/coordination.py: there are orders, and nothing else."""
 
     def __init__(self, orders: Orders) -> None:
-        self.orders = orders
+        self.orders, self.revoked = orders, None
 
     async def run(self) -> None:
         """The liaison never ends."""
@@ -90,7 +91,8 @@ class HuntWorkers(FakeTrainer):
     ) -> None:
         here = this_process()
         world = here.world
-        super().__init__(world.names.index(node), world.paces[node], world.dice_of(f"{node} {here.number}"))
+        dice = world.dice_of(f"{here.site} {here.number}")
+        super().__init__(world.names.index(here.site), world.paces[here.site], dice)
         self.adam_step = 0
         self.recover_moments: Callable[[], Any] = lambda: None
         here.trainer = self
@@ -124,10 +126,10 @@ class WatchedRounds(Rounds):
             here.world.held(here, value)
 
 
-def watched_rounds(config: RunConfig, *parts: Any) -> Rounds:
+def watched_rounds(*parts: Any) -> Rounds:
     """`rounds_of_all`, watched unless they only merge what pairs have made."""
-    rounds, here = rounds_of_all(config, *parts), this_process()
-    if config.outer.algorithm != "noloco":
+    rounds, here = rounds_of_all(*parts), this_process()
+    if here.world.config.outer.algorithm != "noloco":
         here.rounds = rounds
         here.world.held(here, rounds.state)
         rounds.__class__ = WatchedRounds
@@ -137,10 +139,10 @@ def watched_rounds(config: RunConfig, *parts: Any) -> Rounds:
 class WatchedPairs(Pairs):
     """Pairs that say when they go on from another's state."""
 
-    def adopt(self, state: OuterState) -> None:
+    async def adopt(self, state: OuterState) -> None:
         """See Pairs."""
         this_process().adopted = True
-        super().adopt(state)
+        await super().adopt(state)
 
 
 def watched_pairs(*parts: Any) -> Pairs:
@@ -161,12 +163,12 @@ async def find_run(settings: Settings) -> Membership:
     here = this_process()
     record = SiteRecord.load(settings.folder)
     if record is None and settings.peers:
-        visitor = HuntCarrier(here.world.network, here.site, here)
+        visitor = HuntCarrier(here.world.network, NODES[here.site], here)
         while True:
             if await _let_in(visitor, settings.peers):
                 break
             await asyncio.sleep(1.0)
-    return Membership(here.world.config, here.world.identity(here.site), None, None, record, "grpc")
+    return Membership(here.world.config, IDENTITIES[here.site], None, None, record, "grpc")
 
 
 async def _let_in(visitor: HuntCarrier, peers: tuple[str, ...]) -> bool:

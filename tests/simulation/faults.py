@@ -12,6 +12,7 @@ from pier_node.config import RunConfig
 from pier_node.faults import PAIR_PHASES, PHASES
 
 NAMES = ["a1", "b2", "c3", "d4", "e5"]
+"""Of sites; their node ids begin with them, see keys.py."""
 
 
 @dataclass(frozen=True)
@@ -22,7 +23,7 @@ class Fault:
         kind: see `World.inflict`.
         span: seconds that it lasts: until the site is started again, the network is whole, the disk is free.
         how: a phase, what becomes of a write, how a disk is full or a checkpoint damaged.
-        number: a round, or how many writes later.
+        number: a round, in which or after which it comes to the phase; or how many writes later.
         since: its time counts from the first commit of this round; 0: from the start.
     """
 
@@ -142,14 +143,15 @@ KINDS = {
 
 def _faults(dice: random.Random, names: tuple[str, ...], phases: tuple[str, ...]) -> tuple[Fault, ...]:
     at, found = dice.uniform(0.5, 20.0), []
+    kinds = [kind for kind in KINDS if dice.random() < 0.5] or [*KINDS]  # few kinds at a time come deeper
     for _ in range(dice.randint(2, 8)):
-        found.append(_fault(dice, at, names, phases))
+        kind = dice.choices(kinds, [KINDS[it] for it in kinds])[0]
+        found.append(_fault(dice, kind, at, names, phases))
         at += dice.expovariate(1 / dice.choice([1.0, 5.0, 15.0]))
     return tuple(found)
 
 
-def _fault(dice: random.Random, at: float, names: tuple[str, ...], phases: tuple[str, ...]) -> Fault:
-    kind = dice.choices([*KINDS], [*KINDS.values()])[0]
+def _fault(dice: random.Random, kind: str, at: float, names: tuple[str, ...], phases: tuple[str, ...]) -> Fault:
     site, span, how, number = dice.choice(names), _span(dice), "", 0
     others: tuple[str, ...] = ()
     if kind == "crash at phase":

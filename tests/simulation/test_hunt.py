@@ -73,9 +73,10 @@ def test_forks_that_were(story: Schedule) -> None:
     assert not played(story).failures
 
 
+@pytest.mark.timeout(900)
 @pytest.mark.parametrize("first", range(0, storms(200), BATCH))
 def test_hunt(first: int) -> None:
     """In a process of its own, which draws and plays as the command does."""
     command = [sys.executable, "-m", "simulation.hunt", "--seeds", f"{first}-{first + BATCH}"]
-    done = subprocess.run(command, cwd=TESTS, capture_output=True, text=True, timeout=600)
+    done = subprocess.run(command, cwd=TESTS, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout + done.stderr

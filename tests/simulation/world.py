@@ -17,13 +17,13 @@ from collections import defaultdict
 from collections.abc import Callable
 from contextlib import suppress
 from contextvars import Context
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 from simulation.disk import PowerCut
 from simulation.faults import Fault, Schedule
+from simulation.keys import NODES
 from simulation.machine import Machine
 from simulation.network import Network, Weather
 from simulation.process import HERE, Process
@@ -42,17 +42,17 @@ FIRST = 300.0
 ARMED = 60.0
 """Virtual seconds for which a site may come to the phase, or the write, at which it is to die."""
 LOOK = 5.0
+EPOCH = 1.8e9
 CALM = Weather()
 """Before the first round, unless faults come earlier, and after the last fault."""
 
 
 @dataclass
 class Commit:
-    """A digest that somebody held as the last committed state: who made it, who held it first, who saved it."""
+    """A digest that somebody held as the last committed state: who made it, who held it first."""
 
     members: tuple[str, ...]
     first: str
-    saved: set[str] = field(default_factory=set)
 
 
 class World:
@@ -68,7 +68,8 @@ class World:
         self.names, self.paces, self.latency = schedule.names, schedule.paces, schedule.latency
         self.random = self.dice_of("world")
         self.network = Network(schedule.seed, CALM)
-        peers = {name: () if name == schedule.founder else (schedule.founder,) for name in self.names}
+        founder = NODES[schedule.founder]
+        peers = {name: () if name == schedule.founder else (founder,) for name in self.names}
         self.machines = {name: Machine(self, name, root, peers[name]) for name in self.names}
         self.clocks: dict[str, float] = defaultdict(float)
         self.failures: list[str] = []
@@ -77,7 +78,7 @@ class World:
         self.pairs: dict[int, dict[str, set[tuple[str, ...]]]] = defaultdict(lambda: defaultdict(set))
         self._pair_rounds = total_rounds(self.config)
         self._reached: dict[int, asyncio.Event] = defaultdict(asyncio.Event)
-        self._phases: dict[tuple[str, int, str], Fault] = {}
+        self._phases: list[Fault] = []
         self._writes: dict[str, Fault] = {}
         self._sides: list[Fault] = []
 
@@ -90,32 +91,28 @@ class World:
     def clock(self) -> float:
         """The time of day at a site."""
         here = HERE.get()
-        return self.now() + (self.clocks[here.site] if here else 0.0)
+        return EPOCH + self.now() + (self.clocks[here.site] if here else 0.0)
 
     def dice_of(self, what: str) -> random.Random:
         """Dice of one's own."""
         return random.Random(f"{self.schedule.seed} {what}")
-
-    def identity(self, site: str) -> Any:
-        """Who a site is."""
-        return SimpleNamespace(node=site)
 
     # --- what they tell ------------------------------------------------------------------------
 
     def note(self, site: str, text: str) -> None:
         """For people."""
         if self._say:
-            self._say(f"{self.now():8.2f}  {site}: {text}")
+            self._say(_named(f"{self.now():8.2f}  {site}: {text}"))
 
     def failed(self, what: str) -> None:
         """Something did not hold."""
         self.note("!!", what)
-        self.failures.append(what)
+        self.failures.append(_named(what))
 
     def flawed(self, what: str) -> None:
         """Something is not as it should be."""
         self.note("!?", what)
-        self.flaws.append(what)
+        self.flaws.append(_named(what))
 
     def held(self, here: Process, state: OuterState) -> None:
         """A site holds this as its last committed state."""
@@ -132,8 +129,7 @@ class World:
     def _judge(self, state: OuterState) -> None:
         """Two digests of a round are a fork, unless nobody has the one any more who might go on from it."""
         told = "; ".join(
-            f"{digest.hex()[:8]} of {'+'.join(it.members)}, first held by {it.first}, "
-            f"saved by {'+'.join(sorted(it.saved)) or 'nobody'}"
+            f"{digest.hex()[:8]} of {'+'.join(it.members)}, first held by {it.first}"
             for digest, it in self.commits[state.round].items()
         )
         others = {
@@ -148,18 +144,18 @@ class World:
             self.flawed(f"undone: round {state.round}: {told}")
 
     def saved(self, here: Process, state: OuterState) -> None:
-        """It has this on its disk."""
+        """A site in a run of pairs has this on its disk."""
         if here.pairs and state.round <= self._pair_rounds:
-            self.pairs[state.round][here.site].add(state.members)
-        if commit := self.commits[state.round].get(state.digest):
-            commit.saved.add(here.site)
+            self.pairs[state.round][here.site].add(tuple(node[:2] for node in state.members))
 
     def reached(self, site: str, round: int, phase: str) -> bool:
         """Whether a site dies at this point."""
-        fault = self._phases.pop((site, round, phase), None)
-        if fault is not None:
-            Context().run(self._boot_later, fault)
-        return fault is not None
+        fault = next((it for it in self._phases if (it.site, it.how) == (site, phase) and it.number <= round), None)
+        if fault is None:
+            return False
+        self._phases.remove(fault)
+        Context().run(self._boot_later, fault)
+        return True
 
     def cut(self, site: str) -> None:
         """A site died at a write."""
@@ -260,7 +256,7 @@ class World:
                 continue
             ledger, pending = here.rounds.state.ledger, here.training.snapshot().pending_tokens
             for fragment in range(outer.fragments):
-                known = ledger.get(entry(name, fragment), 0) + (pending[fragment] if pending else 0)
+                known = ledger.get(entry(NODES[name], fragment), 0) + (pending[fragment] if pending else 0)
                 if known != here.trainer.steps_done:
                     self.failed(f"lost: {name} did {here.trainer.steps_done} steps, {known} are in part {fragment}")
 
@@ -278,7 +274,7 @@ class World:
             here = machine.now
             if not self._changed(name) and here and here.pairs and here.training and here.trainer:
                 pending = here.training.snapshot().pending_tokens
-                known_steps = here.pairs.state.ledger.get(name, 0) + (pending[0] if pending else 0)
+                known_steps = here.pairs.state.ledger.get(NODES[name], 0) + (pending[0] if pending else 0)
                 if known_steps != here.trainer.steps_done:
                     self.failed(f"lost: {name} did {here.trainer.steps_done} steps, {known_steps} are in its model")
 
@@ -303,9 +299,10 @@ class World:
         machine.boot()
 
     async def _crash_at_phase(self, _machine: Machine, fault: Fault) -> None:
-        self._phases[fault.site, fault.number, fault.how] = fault
+        self._phases.append(fault)
         await asyncio.sleep(ARMED)
-        self._phases.pop((fault.site, fault.number, fault.how), None)
+        if fault in self._phases:
+            self._phases.remove(fault)
 
     async def _crash_at_write(self, machine: Machine, fault: Fault) -> None:
         if machine.up and machine.now:
@@ -352,11 +349,14 @@ class World:
         """Each partition in force divides what the others leave together."""
         kept = [tuple(name in (it.site, *it.others) for it in self._sides) for name in self.names]
         self.network.partition(
-            *({name for name, it in zip(self.names, kept, strict=True) if it == side} for side in sorted(set(kept)))
+            *(
+                {NODES[name] for name, it in zip(self.names, kept, strict=True) if it == side}
+                for side in sorted(set(kept))
+            )
         )
 
     async def _sever(self, _machine: Machine, fault: Fault) -> None:
-        link = frozenset({fault.site, *fault.others})
+        link = frozenset(NODES[name] for name in (fault.site, *fault.others))
         self.network.severed.add(link)
         await asyncio.sleep(fault.span)
         self.network.severed.discard(link)
@@ -372,11 +372,20 @@ class World:
 
 def _standing(machine: Machine) -> str:
     here = machine.now
+    if here is not None and here.pairs:
+        return f"{'' if machine.up else 'down '}at {here.pairs.state.round} ({here.pairs.last_error})"
     if here is None or here.rounds is None:
         return "has no rounds"
     rounds = here.rounds
     place = f"{'' if machine.up else 'down '}at {rounds.state.round} of {'+'.join(rounds.state.members)}"
-    return f"{place} with votes {sorted(rounds.votes)} ({rounds.last_error})"
+    return f"{place} with votes {sorted(rounds.promises.votes)} ({rounds.last_error})"
+
+
+def _named(text: str) -> str:
+    """With names in place of node ids."""
+    for name, node in NODES.items():
+        text = text.replace(node, name)
+    return text
 
 
 def _where(error: BaseException) -> str:
