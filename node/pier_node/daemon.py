@@ -118,7 +118,7 @@ class Daemon:
         """The run, and then experts if they are ordered."""
         await training.run()
         if isinstance(training, Training):
-            self._save_rest(training)
+            await asyncio.to_thread(self._save_rest, training)
         self._say(f"The run is finished: {total_rounds(self._member.config)} rounds.")
         if isinstance(training, Training) and self._coordination and self._coordination.orders.experts:
             from pier_node.expert_training import train_experts  # with torch, which a daemon does without otherwise
@@ -228,7 +228,8 @@ class Daemon:
         kept = await asyncio.to_thread(self._archive.kept_after, checkpoint.state.round)
         state = kept or checkpoint.state
         self._roster.keep(state.members)
-        training = self._member_of_rounds(stack, layout, checkpoint, state)
+        await asyncio.to_thread(lambda: (state.digest, state.norm))
+        training = await self._member_of_rounds(stack, layout, checkpoint, state)
         await starting
         if checkpoint.state.round == 0 and config.inner.eval_every:
             await training.validate(checkpoint.state)
@@ -262,7 +263,7 @@ class Daemon:
         self._leave_politely(stack, site.rounds)
         return site.training
 
-    def _member_of_rounds(
+    async def _member_of_rounds(
         self, stack: AsyncExitStack, layout: Layout, checkpoint: Checkpoint, state: OuterState
     ) -> Training:
         """The site's part in the run, from `state` on: the checkpoint's, or a later one that was kept without one."""
@@ -288,9 +289,9 @@ class Daemon:
             training = PairTraining(*parts, faults=site.faults, orders=orders, keep=keep, merge=merge)
         else:
             training = Training(*parts, faults=site.faults, orders=orders)
-        training.restore(checkpoint)
+        await asyncio.to_thread(training.restore, checkpoint)
         self._workers.recover_moments = self._archive.moments
-        stack.callback(self._save_rest, training)
+        stack.push_async_callback(asyncio.to_thread, self._save_rest, training)
         return training
 
     def _serve_states(self, rounds: Rounds | Pairs, of_all: Rounds) -> None:

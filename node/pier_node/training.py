@@ -29,6 +29,7 @@ from pier_node.outer.attempt import Advance
 from pier_node.outer.contribution import Contribution, worth_sending
 from pier_node.outer.fragments import entry
 from pier_node.outer.pairs import Pairs
+from pier_node.outer.promises import to_the_end
 from pier_node.outer.round import Rounds
 from pier_node.outer.schedule import Kind, RoundPlan, round_plan, total_rounds
 from pier_node.outer.state import ADAM_M, ADAM_V, ANCHOR, OuterState
@@ -124,7 +125,7 @@ class Training:
                     await self._orders.resumed(self.progress, self._roster)
                 elif self._flight is None and self._rounds.leaders():
                     before, self._late = self._rounds.state, await self._fetch()
-                    self._carry(before)
+                    await asyncio.to_thread(self._carry, before)
                 else:
                     await self._round(round_plan(self._config, number))
             await self._rest()
@@ -241,7 +242,8 @@ class Training:
         self._late = not took_part
         state = self._rounds.state
         if took_part and flight.plan.kind is Kind.SYNC and state.round < total_rounds(self._config):
-            self._inner.take_moments(state.tensors[ADAM_M], state.tensors[ADAM_V], state.adam_step)
+            moments = state.tensors[ADAM_M], state.tensors[ADAM_V], state.adam_step
+            await asyncio.to_thread(self._inner.take_moments, *moments)
         return took_part
 
     async def _drop_flight(self) -> None:
@@ -251,7 +253,7 @@ class Training:
         flight, self._flight = self._flight, None
         flight.work.cancel()
         await asyncio.wait([flight.work])
-        self._carry(flight.before)
+        await to_the_end(asyncio.to_thread(self._carry, flight.before))
 
     async def _settled(self, checkpoint: Checkpoint) -> None:
         """A round is committed: validate it now and then, and keep it."""
@@ -283,7 +285,7 @@ class Training:
         if fetched is None:
             return False
         await self._adopt(fetched)
-        self._inner.take_moments(fetched.adam_m, fetched.adam_v, fetched.adam_step)
+        await asyncio.to_thread(self._inner.take_moments, fetched.adam_m, fetched.adam_v, fetched.adam_step)
         log.info("caught up with round %d", fetched.state.round)
         return True
 

@@ -12,13 +12,14 @@ from outer.cases import config, fp32
 from pier_node.errors import PierError
 from pier_node.outer.contribution import NORM_LIMIT, Contribution, norm_limit, worth_sending
 from pier_node.outer.schedule import round_plan
+from pier_node.outer.state import l2_norm
 
 SOLO, LOCAL = (round_plan(config(inner={"total_steps": 40}, inner_steps=4), number) for number in (1, 2))
 
 
 @given(st.lists(st.floats(-1e6, 1e6), max_size=9))
 def test_a_contribution_may_be_a_hundred_times_as_long_as_the_model(anchor: list[float]) -> None:
-    assert norm_limit(fp32(*anchor)) == pytest.approx(NORM_LIMIT * max(1.0, math.hypot(*anchor)), rel=1e-5)
+    assert norm_limit(l2_norm(fp32(*anchor))) == pytest.approx(NORM_LIMIT * max(1.0, math.hypot(*anchor)), rel=1e-5)
 
 
 def test_a_decent_one_is_sent_as_it_is() -> None:

@@ -60,21 +60,49 @@ def test_one_replica_takes_the_same_step_as_two_equal_ones() -> None:
 
 @pytest.mark.parametrize("gamma", [0.7, 0.3])
 def test_each_of_a_pair_steps_from_its_own_anchor(gamma: float) -> None:
-    # θ̄ = (3·(0.6, 1.2) + 1·(0.2, 0.8)) / 4 = (0.5, 1.1), φ̄ = (3·(1, 2) + 1·(0.6, 1.2)) / 4 = (0.9, 1.8);
-    # δ' = 0.25 δ − 0.7 (φ̄ − θ̄) + γ (φ̄ − φ), with δ = (0.5, 0): spec/noloco.md section 2.2.
+    # θ̄ = (0.4, 1), φ̄ = (0.8, 1.6), whatever each has seen;
+    # δ' = 0.25 δ − 0.7 (φ̄ − θ̄) + γ (φ̄ − φ), with δ = (0.5, 0): arXiv 2506.10911.
     step = PairStep(NolocoSection(alpha=0.25, beta=0.7, gamma=gamma))
     sent = step.brought(BASE.anchor, weights(0.6, 1.2), 3), step.brought(weights(0.6, 1.2), weights(0.2, 0.8), 1)
-    assert len(sent[0]) == (3 if gamma == 0.7 else 5), "anchors travel only if they are needed"
+    assert len(sent[0]) == (2 if gamma == 0.7 else 4), "anchors travel only if they are needed"
     found = step.after(BASE, mean_of(*sent))
-    delta = (0.125 - 0.28 - gamma * 0.1, -0.49 - gamma * 0.2)
+    delta = (0.125 - 0.28 - gamma * 0.2, -0.42 - gamma * 0.4)
     np.testing.assert_allclose(found[MOMENTUM].array, delta, rtol=1e-6)
     np.testing.assert_allclose(found[ANCHOR].array, [1 + delta[0], 2 + delta[1]], rtol=1e-6)
 
 
-def test_a_pair_that_has_seen_nothing_stays_and_has_the_version_of_the_others() -> None:
-    step = PairStep(NolocoSection())
-    found = step.after(BASE, mean_of(*[step.brought(BASE.anchor, BASE.anchor, 0)] * 2))
-    assert ([*found[ANCHOR].array], [*found[MOMENTUM].array]) == ([1.0, 2.0], [0.5, 0.0])
+def stage(anchor: Vector, momentum: Vector) -> OuterState:
+    return OuterState(1, (), {ANCHOR: shared(*anchor), MOMENTUM: shared(*momentum)}, {})
+
+
+@pytest.mark.parametrize(
+    ("gamma", "momenta", "anchors"),
+    [
+        (0.7, [[0.45, 0.675, -0.475], [-1.2, -0.225, 0.775]], [[1.45, -1.325, 0.025], [1.8, -0.225, -0.725]]),
+        (0.3, [[0.05, 0.275, -0.075], [-0.8, 0.175, 0.375]], [[1.05, -1.725, 0.425], [2.2, 0.175, -1.125]]),
+    ],
+)
+def test_the_numbers_of_two_replicas_are_noloco_s(
+    gamma: float, momenta: list[list[float]], anchors: list[list[float]]
+) -> None:
+    step = PairStep(NolocoSection(alpha=0.5, beta=0.7, gamma=gamma))
+    bases = stage(weights(1, -2, 0.5), weights(0.2, -0.4, 0.1)), stage(weights(3, 0, -1.5), weights(-0.3, 0.6, -0.2))
+    trained = weights(0.6, -1, 0.25), weights(2.4, -0.5, -0.75)
+    sent = [step.brought(base.anchor, it, seen) for base, it, seen in zip(bases, trained, (9, 1), strict=True)]
+    for base, momentum, anchor in zip(bases, momenta, anchors, strict=True):
+        found = step.after(base, mean_of(*sent))
+        np.testing.assert_allclose(found[MOMENTUM].array, momentum, atol=1e-6)
+        np.testing.assert_allclose(found[ANCHOR].array, anchor, atol=1e-6)
+
+
+@pytest.mark.parametrize("gamma", [0.7, 0.3])
+def test_who_saw_more_does_not_move_the_mean_anchor(gamma: float) -> None:
+    step = PairStep(NolocoSection(gamma=gamma))
+    bases = [stage(weights(first, second), weights(0, 0)) for first, second in ((1, 2), (5, -2))]
+    mean = mean_of(*(step.brought(base.anchor, base.anchor, seen) for base, seen in zip(bases, (9, 1), strict=True)))
+    after = [step.after(base, mean)[ANCHOR].array for base in bases]
+    np.testing.assert_allclose(sum(after) / 2, [3, 0], atol=1e-6)
+    assert abs(after[0] - after[1]).max() < 4, "they come nearer"
 
 
 SEEN, NOTHING = weights(0.5, 0.5, 6.0), weights(0.0, 0.0, 0.0)

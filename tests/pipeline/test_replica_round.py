@@ -133,11 +133,8 @@ class Pairs(OneProcess):
         for node in nodes:
             self.own.setdefault(node, [self.anchors[stage].copy(), np.zeros_like(self.anchors[stage])])
         for pair in {tuple(plan.group(node, pairs=True)) for node in nodes}:
-            weight = sum(self.seen[it] for it in pair)
-            if not weight:
-                continue
-            weights = sum(self.seen[it] * self.weights[it].astype(float) for it in pair) / weight
-            anchors = sum(self.seen[it] * self.own[it][0].astype(float) for it in pair) / weight
+            weights = sum(self.weights[it].astype(float) for it in pair) / len(pair)
+            anchors = sum(self.own[it][0].astype(float) for it in pair) / len(pair)
             for node in pair:
                 anchor, momentum = self.own[node]
                 delta = rates.alpha * momentum - rates.beta * (anchors - weights) + rates.gamma * (anchors - anchor)

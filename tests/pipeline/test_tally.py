@@ -86,4 +86,4 @@ def test_a_mean_of_equal_names_is_exact_for_any_number_of_sites(sites: int, nois
 
 def test_no_vector_is_longer_than_a_round_allows() -> None:
     longest = reduce(max, (tally.ready(PLAN, Total(loss=20.0, square=it), 4).norm for it in range(50)))
-    assert longest < norm_limit(BEGIN.anchor) / 3
+    assert longest < norm_limit(BEGIN.norm) / 3

@@ -65,3 +65,11 @@ def test_pairs_of_replicas_may_differ_from_others() -> None:
     totals.add(other[0], Worked(digest=b"x" * 32))
     with pytest.raises(BadMessage, match=f"{other[1]} and {other[0]} have other bits"):
         totals.add(other[1], Worked(digest=b"y" * 32))
+
+
+def test_pairs_are_drawn_with_the_seed_of_the_run() -> None:
+    message = itinerary([0] * 8, [], [], meet=True)
+    drawn = {
+        seed: tuple(Plan.read(message, 1, seed).group(node, pairs=True)[0] for node in "abcdefgh") for seed in range(9)
+    }
+    assert len({*drawn.values()}) > 5

@@ -15,6 +15,7 @@ from typing import Any, Literal
 
 from simulation.network import Network, SimCarrier, Weather
 from simulation.statements import MemoryProofs, PlainStatements
+from simulation.virtual_time import elsewhere
 
 from pier.v1.peer_pb2 import Pulse, Site
 from pier_node.checkpoint import Checkpoint
@@ -89,13 +90,15 @@ class FakeTrainer:
         await asyncio.sleep(seconds)
         if on_progress:
             on_progress(Step(first_step + steps - 1, math.nan, steps, seconds))
-        self.outbox.array[:] = load.array
-        self.outbox.array[self.coordinate] -= 0.01 * steps
+        with elsewhere():  # its workers are
+            self.outbox.array[:] = load.array
+            self.outbox.array[self.coordinate] -= 0.01 * steps
         self.steps_done += steps
         return Report(steps, first_step + steps)
 
     async def evaluate(self, weights: SharedVector) -> float:
-        return float(weights.array.sum())
+        with elsewhere():
+            return float(weights.array.sum())
 
 
 @dataclass
@@ -185,6 +188,8 @@ class Cluster:
         state = disk.checkpoint.state if disk.checkpoint else self.beginning()
         if disk.state and disk.state.round > state.round:
             state = disk.state
+        with elsewhere():  # as the daemon does
+            _ = state.digest, state.norm
         atomic, pairs = self._rounds_of(name, carrier, roster, state), None
         if self.config.outer.algorithm == "noloco":
             pairs = self._pairs_of(name, carrier, roster, state)
@@ -205,7 +210,8 @@ class Cluster:
         else:
             loop = Training(self.config, layout, *parts, self._faults(name))
         if disk.checkpoint:
-            loop.restore(disk.checkpoint)
+            with elsewhere():
+                loop.restore(disk.checkpoint)
         for other in self.names:
             roster.add(Site(node=other, name=other, address="sim"))
         for contact in roster.contacts.values():

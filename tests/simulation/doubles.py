@@ -58,8 +58,8 @@ class HuntDaemon(Daemon):
         self._coordination = cast(Any, Ordered(self._here.orders))
         return self._member.record
 
-    def _member_of_rounds(self, *parts: Any) -> Training:
-        self._here.training = super()._member_of_rounds(*parts)
+    async def _member_of_rounds(self, *parts: Any) -> Training:
+        self._here.training = await super()._member_of_rounds(*parts)
         return self._here.training
 
     def _saved(self, state: OuterState) -> None:

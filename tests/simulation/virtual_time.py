@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import selectors
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import Callable, Coroutine, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from typing import Any, TypeVar
 
 T = TypeVar("T")
@@ -54,6 +55,27 @@ class Hanging(ThreadPoolExecutor):
         return self.busy_until
 
 
+class _Place:
+    """Where the code that runs now would run, if there were threads."""
+
+    in_a_thread = False
+
+
+def in_a_thread() -> bool:
+    """Whether what runs now would not hold up the event loop."""
+    return _Place.in_a_thread
+
+
+@contextmanager
+def elsewhere() -> Iterator[None]:
+    """What happens meanwhile happens in a thread, or in another process."""
+    before, _Place.in_a_thread = _Place.in_a_thread, True
+    try:
+        yield
+    finally:
+        _Place.in_a_thread = before
+
+
 class VirtualTimeLoop(asyncio.SelectorEventLoop):
     """A loop of one deterministic order: no threads, no sockets, no wall clock."""
 
@@ -69,7 +91,8 @@ class VirtualTimeLoop(asyncio.SelectorEventLoop):
             if future.cancelled():
                 return
             try:
-                result = func(*args)
+                with elsewhere():
+                    result = func(*args)
             except Exception as error:
                 future.set_exception(error)
             else:

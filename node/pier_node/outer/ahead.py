@@ -109,7 +109,7 @@ class Ahead:
                 del self._held[sender]
 
     async def _fill(self, anchor: Vector, rest: AsyncIterator[Chunk]) -> None:
-        done, squares, limit = 0, 0.0, norm_limit(self._state().anchor)
+        done, squares, limit = 0, 0.0, norm_limit(self._state().norm)
         async for chunk in rest:
             try:
                 part = self._codec.decode(chunk.data, min(self._chunk, len(anchor) - done))

@@ -203,12 +203,12 @@ class Attempt:
 
     async def _exchange(self, contribution: Contribution) -> Vector:
         """The mean. Members that adopt a result exchange nothing: but nobody votes before all have taken part."""
-        tools, anchor, adopts = self._tools, self._state.anchor, self._proposal.HasField("adopt")
+        tools, adopts = self._tools, self._proposal.HasField("adopt")
         plan = Plan(
             round=self._proposal.round,
             ballot=self.ballot,
             shares=[Share(node=node) for node in self.group] if adopts else self._believed(),
-            norm_limit=norm_limit(anchor),
+            norm_limit=norm_limit(self._state.norm),
             silence=tools.silence.seconds(),
             chunk=tools.chunk,
             weighing=self._weighing,
@@ -308,7 +308,11 @@ class Attempt:
 
 
 async def check_finite(shadow: OuterState) -> None:
-    """Refuse to vote for a result with a NaN or an infinity in it. Raises Suspicion."""
-    squares = await asyncio.to_thread(lambda: [float(np.dot(v.array, v.array)) for v in shadow.tensors.values()])
-    if not np.isfinite(squares).all():
+    """Refuse to vote for a result with a NaN or an infinity in it; its digest is known afterwards. Raises Suspicion."""
+
+    def is_finite() -> bool:
+        _ = shadow.digest, shadow.norm  # here, away from the event loop: votes and the next round need them
+        return bool(np.isfinite([np.dot(vector.array, vector.array) for vector in shadow.tensors.values()]).all())
+
+    if not await asyncio.to_thread(is_finite):
         raise Suspicion(NOBODY, "the result is not finite")

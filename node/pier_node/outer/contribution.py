@@ -11,6 +11,7 @@ import numpy as np
 
 from pier_node.errors import PierError
 from pier_node.outer.schedule import Kind, RoundPlan
+from pier_node.outer.state import l2_norm
 from pier_node.shared import Vector
 
 NORM_LIMIT = 100.0
@@ -34,12 +35,12 @@ class Contribution:
     @cached_property
     def norm(self) -> float:
         """L2 norm of what is sent: without tokens that is nothing."""
-        return float(np.sqrt(np.dot(self.vector, self.vector))) if self.tokens else 0.0
+        return l2_norm(self.vector) if self.tokens else 0.0
 
 
-def norm_limit(anchor: Vector) -> float:
-    """The largest L2 norm that a contribution to the round after this anchor may have."""
-    return NORM_LIMIT * max(1.0, float(np.sqrt(np.dot(anchor, anchor))))
+def norm_limit(norm: float) -> float:
+    """The largest L2 norm that a contribution to the round after an anchor of this norm may have."""
+    return NORM_LIMIT * max(1.0, norm)
 
 
 def worth_sending(plan: RoundPlan, contribution: Contribution, anchor: Vector) -> Contribution:
@@ -48,7 +49,7 @@ def worth_sending(plan: RoundPlan, contribution: Contribution, anchor: Vector) -
     Raises:
         PierError: it did so in a solo start, where nobody else has anything either.
     """
-    norm, limit = contribution.norm, norm_limit(anchor)
+    norm, limit = contribution.norm, norm_limit(l2_norm(anchor))
     if plan.kind is Kind.SOLO and not math.isfinite(norm):
         raise PierError(
             f"round {plan.round}: training diverged: the weights are not finite any more",

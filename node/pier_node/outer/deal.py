@@ -129,7 +129,7 @@ class Deal:
             self.round,
             self.name,
             met.node,
-            norm_limit(state.anchor),
+            norm_limit(state.norm),
             tools.silence.seconds(),
             lambda: tools.roster.alive(met.node),
             tools.chunk,

@@ -149,6 +149,7 @@ class Reduction:
             part = slice(start, end)
             parts = {share.node: await self._part_of(share, part, squares) for share in self._plan.givers()}
             await self._work(partial(self._average, part, parts))
+            await asyncio.sleep(0)  # nothing above waits if the others' chunks are here, or if no other gives any
             await self._faults.reach(self._plan.round, "exchanging")
             async with self._progress:
                 self._reduced = end

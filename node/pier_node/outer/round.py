@@ -100,6 +100,7 @@ class Rounds:
 
     async def commit(self, contribution: Contribution, advance: Advance) -> OuterState:
         """Take part in the next round until it is committed. Raises Behind when it was, without us."""
+        await asyncio.to_thread(lambda: contribution.norm)  # every announcement says it
         backoff, last = Backoff(), self.state.round
         self.times = Times()
         self.renew()

@@ -56,6 +56,11 @@ class OuterState:
         return self.tensors[MOMENTUM].array
 
     @cached_property
+    def norm(self) -> float:
+        """L2 norm of φ. Like `hashes` and `digest` it takes as long as reading all of it, the first time."""
+        return l2_norm(self.anchor)
+
+    @cached_property
     def hashes(self) -> dict[str, list[bytes]]:
         """SHA-256 of each piece of each tensor."""
         return {name: piece_hashes(vector.array) for name, vector in self.tensors.items()}
@@ -64,6 +69,11 @@ class OuterState:
     def digest(self) -> bytes:
         """SHA-256 of the whole state, through the hashes of its pieces."""
         return state_digest(self.round, self.members, self.ledger, self.adam_step, self.hashes)
+
+
+def l2_norm(vector: Vector) -> float:
+    """The square root of the sum of squares."""
+    return float(np.sqrt(np.dot(vector, vector)))
 
 
 def piece_hashes(vector: Vector) -> list[bytes]:

@@ -28,6 +28,7 @@ class Plan:
         stages: by node id, of those who take part.
         ways: of each microbatch, the nodes that it comes to, hop by hop.
         waves: the microbatches of each.
+        seed: of the run: pairs of replicas are drawn with it.
     """
 
     message: Itinerary
@@ -35,9 +36,10 @@ class Plan:
     stages: dict[str, int]
     ways: tuple[tuple[str, ...], ...]
     waves: tuple[range, ...]
+    seed: int = 0
 
     @classmethod
-    def read(cls, message: Itinerary, stages: int) -> Plan:
+    def read(cls, message: Itinerary, stages: int, seed: int = 0) -> Plan:
         """The plan that a message is. Raises BadMessage: it is none for a model of so many stages."""
         nodes = [*message.nodes]
         held = dict(zip(nodes, message.stages))
@@ -47,7 +49,7 @@ class Plan:
             raise BadMessage("a plan without microbatches" if not message.paths else "an outer round with microbatches")
         name = hashlib.sha256(message.SerializeToString(deterministic=True)).digest()
         ways = tuple(_way([*path.sites], nodes, held) for path in message.paths)
-        return cls(message, name, held, ways, tuple(_waves([*message.waves])))
+        return cls(message, name, held, ways, tuple(_waves([*message.waves])), seed)
 
     @property
     def round(self) -> int:
@@ -78,7 +80,7 @@ class Plan:
     def group(self, node: str, pairs: bool) -> list[str]:
         """The replicas that a site takes means with, itself among them; `pairs`: two by two, drawn anew each round."""
         nodes = self.replicas(self.stages[node])
-        return next([*it] for it in groups(0, self.round, nodes) if node in it) if pairs else nodes
+        return next([*it] for it in groups(self.seed, self.round, nodes) if node in it) if pairs else nodes
 
     @cached_property
     def visited(self) -> frozenset[int]:

@@ -1,9 +1,9 @@
 """The outer step of a stage: what its replicas bring to it, and what comes out. Pure.
 
 `MeanStep` is Pier's (outer/pier.py) on the mean of the replicas' Δ = φ − θ, weighted by the microbatches w that each
-has seen since the last one. `PairStep` is NoLoCo's (outer/noloco.py): pairs of replicas take the weighted mean of their
-θ, and of their φ where γ ≠ β, and each steps from a φ and a δ of its own. Nobody knows the others' w before, so that
-each sends what it has times w, with its w behind it, and all divide.
+has seen since the last one. Nobody knows the others' w before, so that each sends its Δ times w, with its w behind it,
+and all divide. `PairStep` is NoLoCo's (outer/noloco.py): pairs of replicas take the plain mean of their θ, and of their
+φ where γ ≠ β, and each steps from a φ and a δ of its own. A weighted mean of φ would move the mean over all replicas.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class OuterStep(Protocol):
 
     pairs: bool
 
-    def brought(self, anchor: Vector, weights: Vector, microbatches: int) -> Vector:
+    def brought(self, anchor: Vector, weights: Vector, microbatches: int, /) -> Vector:
         """What a replica sends whose weights are θ, and whose anchor is φ."""
         ...
 
@@ -84,30 +84,21 @@ class PairStep:
     def __init__(self, rates: NolocoSection) -> None:
         self._rates = rates
 
-    def brought(self, anchor: Vector, weights: Vector, microbatches: int) -> Vector:
-        """Shape [parameters + 1] or [2·parameters + 1]: w·θ, w·φ if it is needed, and w."""
-        lanes = (weights, anchor) if needs_anchors(self._rates) else (weights,)
-        vector = np.empty(len(lanes) * len(anchor) + 1, np.float32)
-        np.concatenate(lanes, out=vector[:-1])
-        vector[:-1] *= np.float32(microbatches)
-        vector[-1] = microbatches
-        return vector
+    def brought(self, anchor: Vector, weights: Vector, _microbatches: int) -> Vector:
+        """Shape [parameters]: θ; or [2·parameters]: θ and φ, if that is needed."""
+        return np.concatenate((weights, anchor)) if needs_anchors(self._rates) else weights
 
     def after(self, base: OuterState, mean: Vector) -> Tensors:
         """Always something: other pairs may move the stage, and all its replicas have one version of it."""
         tensors, length = _tensors(base), len(base.anchor)
-        if mean[-1] == 0:
-            tensors[ANCHOR].array[:], tensors[MOMENTUM].array[:] = base.anchor, base.momentum
-            return tensors
-        means = mean[:-1] / mean[-1]
-        anchors = means[length:] if needs_anchors(self._rates) else None
+        anchors = mean[length:] if needs_anchors(self._rates) else None
         out = tensors[ANCHOR].array, tensors[MOMENTUM].array
-        noloco_step(base.anchor, base.momentum, means[:length], anchors, self._rates, *out)
+        noloco_step(base.anchor, base.momentum, mean[:length], anchors, self._rates, *out)
         return tensors
 
 
 def demand_weight(mean: Vector, own: Vector, sites: int) -> None:
-    """Raise Suspicion unless the w of a mean is one of so many sites, of which one sent `own`.
+    """Raise Suspicion unless the w of a weighted mean is one of so many sites, of which one sent `own`.
 
     It comes from others, and all is divided by it. Microbatches are counted in whole numbers: together they are at
     least what this site has seen, and at least 1 if there are any.

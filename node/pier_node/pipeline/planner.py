@@ -58,7 +58,7 @@ class Planner:
     """
 
     def __init__(self, section: PipelineSection, seed: int, told: Told, search: Search = search_apart) -> None:
-        self._section, self._seed, self._told, self._search = section, seed, told, search
+        self._section, self.seed, self._told, self._search = section, seed, told, search
         self.searching = Searching(search)
         self._last: tuple[Crew, Problem, Plan] | None = None
 
@@ -104,11 +104,11 @@ class Planner:
         if len(nodes) < section.stages:
             raise Lacking(f"{len(nodes)} sites are here for {section.stages} stages: start the others")
         blank = {node: Place(memory=section.memory) for node in nodes}
-        problem, plan = posed(section, blank, round_trips, self._seed)
+        problem, plan = posed(section, blank, round_trips, self.seed)
         if section.paths == "random":
-            problem, plan = _permuted(problem, plan.stages, self._seed, standing.steps)
+            problem, plan = _permuted(problem, plan.stages, self.seed, standing.steps)
         else:
-            plan = await self._search(problem, self._seed, section.plan_seconds, plan, False)
+            plan = await self._search(problem, self.seed, section.plan_seconds, plan, False)
         held = plan.stage_of()
         used = [index for index in range(len(nodes)) if index in held]
         place = {index: position for position, index in enumerate(used)}
@@ -135,7 +135,7 @@ class Planner:
         section, there = self._section, {node: well[node] for node in crew.nodes}
         if section.paths == "random":
             problem, plan = self._anew(round, crew, there, round_trips)
-            problem, plan = _permuted(problem, plan.stages, self._seed, step)
+            problem, plan = _permuted(problem, plan.stages, self.seed, step)
         else:
             problem, plan = await self._sought(round, crew, there, round_trips)
         self._told(round, problem, plan)
@@ -148,7 +148,7 @@ class Planner:
         seconds = self._section.plan_seconds
         if self._last is None or self._last[0] != crew:
             problem, plan = self._anew(round, crew, there, round_trips)
-            await self.searching.begin(problem, self._seed, seconds, plan)
+            await self.searching.begin(problem, self.seed, seconds, plan)
             await self.searching.wait(seconds + PROMPT)
             self._last = crew, problem, self.searching.found() or plan
             log.info("round %d: paths over %d sites, planned anew", round, len(crew.nodes))
@@ -161,7 +161,7 @@ class Planner:
             return problem, better
         if self.searching.idle and drifted(searched, problem):
             self._last = crew, problem, plan
-            await self.searching.begin(problem, self._seed, seconds, plan)
+            await self.searching.begin(problem, self.seed, seconds, plan)
         return problem, plan
 
     def _anew(
@@ -170,7 +170,7 @@ class Planner:
         """The problem of a crew, and any plan."""
         sizes = tuple(len(sites) for sites in crew.stages)
         length = min(self._section.path_length, len(sizes))
-        return drawn(self._section, sizes, length, there, round_trips, crew.stages, self._seed + TRIES * round)
+        return drawn(self._section, sizes, length, there, round_trips, crew.stages, self.seed + TRIES * round)
 
     def _given(self, strangers: Sequence[str], well: Mapping[str, Place], wanted: Mapping[str, int]) -> dict[str, int]:
         """A stage for each site without one: that which the operator wants it to hold, or which has fewest sites."""

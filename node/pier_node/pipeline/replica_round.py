@@ -46,10 +46,11 @@ class ReplicaRound(Joint[Met]):
     async def _work(self) -> Met:
         base, own = self._vault.state, await asyncio.to_thread(self._vault.brought, self._step)
         assert base
-        mean = np.zeros_like(own)
+        mean = np.zeros(len(own), np.float32)
         equal = dict.fromkeys(self.plan.stages, 1)
         await self._reduce(equal, own, mean, self._tools.faults)
-        demand_weight(mean, own, len(self.plan.group(self._node, self._step.pairs)))
+        if not self._step.pairs:
+            demand_weight(mean, own, len(self.plan.group(self._node, pairs=False)))
         tensors = await asyncio.to_thread(self._step.after, base, mean)
         digest = await asyncio.to_thread(self._digest, mean, tensors)
         await self._tools.faults.reach(self.plan.round, "summed")

@@ -204,14 +204,14 @@ class Routing:
         return None
 
     async def _recall(self, message: Itinerary, lost: PeerLost) -> None:
-        name = Plan.read(message, self._stages).name
+        name = Plan.read(message, self._stages, self._planner.seed).name
         others = [node for node in message.nodes if node not in (self._carrier.node, lost.node)]
         await drop(self._carrier, others, name, lost.node, lost.reason, TELL_TIMEOUT)
 
     # --- everybody -------------------------------------------------------------------------------
 
     async def _take(self, _sender: str, message: Itinerary) -> Ack:
-        plan = Plan.read(message, self._stages)
+        plan = Plan.read(message, self._stages, self._planner.seed)
         with suppress(TimeoutError):
             async with asyncio.timeout(LATE):  # it may come a moment before this site is done with the last round
                 await self._news.until(lambda: self._open >= plan.round)

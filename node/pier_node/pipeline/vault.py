@@ -24,7 +24,7 @@ from pier_node.model.layout import Layout
 from pier_node.outer.contribution import norm_limit
 from pier_node.outer.pier import accumulate
 from pier_node.outer.schedule import round_plan
-from pier_node.outer.state import ADAM_M, ADAM_V, ANCHOR, MOMENTUM, OuterState
+from pier_node.outer.state import ADAM_M, ADAM_V, ANCHOR, MOMENTUM, OuterState, l2_norm
 from pier_node.pipeline.cut import stage_layout
 from pier_node.pipeline.outer_step import OuterStep, Tensors
 from pier_node.pipeline.own import BASE, MICROBATCHES, Own
@@ -145,7 +145,7 @@ class Vault:
         if done is None:
             return step.brought(anchor, anchor, 0)
         norm = float(np.linalg.norm((anchor - done.anchor).astype(np.float64)))
-        if norm <= norm_limit(anchor):
+        if norm <= norm_limit(l2_norm(anchor)):
             return step.brought(anchor, done.anchor, done.ledger[MICROBATCHES])
         log.error("this replica's update is dropped: its norm is %.3g: lower inner.lr?", norm)
         self.own.forget()

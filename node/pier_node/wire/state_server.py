@@ -80,7 +80,7 @@ class StateServer:
         if request.moments and not request.shadow and ADAM_M not in held.state.tensors:
             async with self._copying:
                 held.moments = held.moments or await asyncio.to_thread(self._copy_moments)
-        manifest = describe(held.state, held.moments if request.moments else None)
+        manifest = await asyncio.to_thread(describe, held.state, held.moments if request.moments else None)
         manifest.proof.extend(proof)
         return manifest
 

@@ -86,6 +86,7 @@ async def fetch_state(
     tensors = await transfer.fetch(pinned, target, partial or Partial(), progress or _untold)
     state = target.build(tensors)
     proof = trust.links if trust else ()
+    await asyncio.to_thread(lambda: state.norm)
     if ADAM_M in tensors:
         return Fetched(state, tensors[ADAM_M], tensors[ADAM_V], state.adam_step, proof)
     found = await transfer.fetch_moments(stage) if moments and target.round else None  # before round 1 there are none

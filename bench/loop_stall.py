@@ -1,0 +1,120 @@
+"""How long the event loop of a daemon stands still while a model of some size goes through rounds.
+
+Two sites in this process, over loopback, without TLS and without a disk. A task of the same loop sleeps for a
+millisecond at a time; the longest time that it did not get its turn is the stall. A peer is taken for silent after 5 s.
+
+    python -m bench.loop_stall --megabytes 200
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import tempfile
+import time
+from pathlib import Path
+
+import numpy as np
+
+from bench.wan_site import Sleeper
+from pier.v1.peer_pb2 import Pulse, Site
+from pier_node.checkpoint import Checkpoint
+from pier_node.config import RunConfig
+from pier_node.identity import Identity
+from pier_node.member import Footing, rounds_of_all
+from pier_node.model.layout import Entry, Layout
+from pier_node.outer.state import ANCHOR, MOMENTUM, OuterState
+from pier_node.progress import Progress
+from pier_node.roster import Roster
+from pier_node.shared import SharedVector
+from pier_node.training import Training
+from pier_node.wire.grpc_carrier import GrpcCarrier
+from pier_node.wire.state_server import StateServer
+
+TICK = 0.001
+HOST = "127.0.0.1"
+
+
+class Watch:
+    """Ticks in the loop, and remembers the longest time between two ticks."""
+
+    def __init__(self) -> None:
+        self.stall = 0.0
+
+    async def run(self) -> None:
+        """For ever."""
+        while True:
+            began = time.monotonic()
+            await asyncio.sleep(TICK)
+            self.stall = max(self.stall, time.monotonic() - began - TICK)
+
+
+async def site(config: RunConfig, folder: Path, node: str, met: list[Site], state: OuterState) -> None:
+    """Train to the end of the run, with those that are in the list."""
+    carrier, progress = GrpcCarrier(node, config.hash(), None), Progress()
+    me = Site(node=node, name=node, address=f"{HOST}:{await carrier.start(HOST, 0)}")
+
+    def pulse() -> Pulse:
+        now = rounds.state
+        return Pulse(
+            site=me, phase=progress.phase, round=now.round, digest=now.digest, training_for=progress.training_for
+        )
+
+    async def nothing(_state: OuterState | Checkpoint) -> None:
+        """No disk."""
+
+    length = len(state.anchor)
+    roster = Roster(carrier, pulse)
+    rounds = rounds_of_all(Footing(config, carrier, roster, folder), nothing, length, state)
+    StateServer(carrier, rounds.offer, lambda: None)
+    keeping = asyncio.create_task(rounds.keeper.run())
+    for other in met:  # the second one makes itself known by its beats
+        roster.add(other)
+    met.append(me)
+    trainer = Sleeper(length, 0.5, lambda: None)
+    layout = Layout((Entry("vector", (length,), 0),))
+    await Training(config, layout, carrier, roster, rounds, trainer, progress, nothing).run()
+    keeping.cancel()
+    await asyncio.sleep(1)  # until the other has heard of the last vote
+    await roster.stop()
+    await carrier.stop()
+
+
+async def measure(megabytes: int, rounds: int, codec: str) -> float:
+    """The longest stall, in seconds."""
+    length = megabytes * (1 << 20) // 4
+    config = RunConfig.model_validate(
+        {
+            "run": {"sites": 2},
+            "inner": {"total_steps": rounds, "eval_every": 0},
+            "outer": {"algorithm": "diloco", "inner_steps": 1, "codec": codec},
+        }
+    )
+    with tempfile.TemporaryDirectory() as work:
+        folders = [Path(work) / name for name in "ab"]
+        nodes = [Identity.load_or_create(folder).node for folder in folders]
+        tensors = {ANCHOR: SharedVector(length), MOMENTUM: SharedVector(length)}
+        tensors[ANCHOR].array[:] = np.random.default_rng(1).standard_normal(length, np.float32)
+        state = OuterState(0, tuple(sorted(nodes)), tensors, {})
+        _ = state.digest, state.norm
+        watch, met = Watch(), list[Site]()
+        watching = asyncio.create_task(watch.run())
+        sites = zip(folders, nodes, strict=True)
+        await asyncio.gather(*(site(config, folder, node, met, state) for folder, node in sites))
+        watching.cancel()
+    return watch.stall
+
+
+def main() -> None:
+    """Print the stall."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--megabytes", type=int, default=200, help="of the model, in fp32")
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--codec", default="none")
+    asked = parser.parse_args()
+    stall = asyncio.run(measure(asked.megabytes, asked.rounds, asked.codec))
+    print(f"{asked.megabytes} MB, {asked.rounds} rounds, codec {asked.codec}: the loop stood for {stall * 1000:.0f} ms")
+
+
+if __name__ == "__main__":
+    main()
