@@ -156,15 +156,18 @@ def doctor(peers: tuple[str, ...], as_json: bool, **options: Any) -> None:
 @main.command()
 @FOLDER
 @click.argument("out", type=click.Path(path_type=Path, file_okay=False))
+@click.option(
+    "--force", is_flag=True, help="Replace the model in OUT even if Pier did not write it. [default: refuse]"
+)
 @explained
-def export(folder: Path, out: Path) -> None:
+def export(folder: Path, out: Path, force: bool) -> None:
     """Write the newest checkpoint as Hugging Face's libraries load it.
 
-    OUT is the folder to make. The daemon may run meanwhile.
+    OUT is the folder to make, or an earlier export to replace. The daemon may run meanwhile.
     """
     from pier_node.commands.export import export
 
-    click.echo(export(folder, out))
+    click.echo(export(folder, out, force))
 
 
 @main.command()
