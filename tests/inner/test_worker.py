@@ -7,7 +7,7 @@ import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import psutil
 import pytest
@@ -16,6 +16,7 @@ import torch
 from pier_node.config import RunConfig
 from pier_node.data.windows import Windows
 from pier_node.inner.launch import WORKER
+from pier_node.inner.link import Link
 from pier_node.inner.messages import (
     Done,
     Evaluate,
@@ -30,7 +31,10 @@ from pier_node.inner.messages import (
     decode,
     encode,
 )
+from pier_node.inner.place import Place
 from pier_node.inner.replica import Replica
+from pier_node.inner.worker import Worker
+from pier_node.model.decoder import Decoder
 from pier_node.shared import SharedVector
 
 BATCH, CONTEXT = 4, 16
@@ -85,8 +89,9 @@ def rig(config: RunConfig, weights: SharedVector, tmp_path: Path) -> Iterator[Ri
     vectors = {name: SharedVector(length) for name in ("outbox", "adam_m", "adam_v")} | {"anchor": weights}
     made = Rig(tmp_path, _setup(config, tmp_path, vectors), vectors)
     yield made
-    made.process.kill()
-    made.process.communicate()
+    if hasattr(made, "process"):
+        made.process.kill()
+        made.process.communicate()
 
 
 def _job(rig: Rig, **changes: Any) -> Job:
@@ -140,6 +145,37 @@ def test_evaluation_between_jobs(rig: Rig, replica: Replica, windows: Windows) -
     rig.say(Evaluate(5, rig.vectors["anchor"].path))
     expected = replica.evaluate(_tensor(rig, "anchor"), windows.validation(2, BATCH))
     assert rig.hear() == Evaluated(5, expected)
+
+
+class Said:
+    """Where a worker in this process speaks to nobody."""
+
+    def __init__(self) -> None:
+        self.messages: list[Message] = []
+
+    def send(self, message: Message) -> None:
+        self.messages.append(message)
+
+
+def test_evaluation_computes_no_more_rows_at_once_than_training(
+    configure: Callable[..., RunConfig], rig: Rig, replica: Replica, windows: Windows
+) -> None:
+    said, rows = Said(), list[int]()
+    setup = replace(rig.setup, config=configure(micro_batch=3).canonical())
+    worker = Worker(cast(Link, said), Place(0, 1, 0), torch.device("cpu"), setup)
+
+    def count(module: torch.nn.Module, inputs: tuple[torch.Tensor, ...]) -> None:
+        if isinstance(module, Decoder):
+            rows.append(len(inputs[0]))
+
+    with torch.nn.modules.module.register_module_forward_pre_hook(count):
+        worker.obey(Evaluate(5, rig.vectors["anchor"].path))
+    assert sum(rows) == 2 * BATCH
+    assert max(rows) == 3
+    [evaluated] = said.messages
+    assert isinstance(evaluated, Evaluated)
+    whole = replica.evaluate(_tensor(rig, "anchor"), windows.validation(2, BATCH))
+    assert evaluated.loss == pytest.approx(whole, rel=1e-6)
 
 
 def _without_data(rig: Rig, configure: Callable[..., RunConfig]) -> Setup:

@@ -77,7 +77,9 @@ def validation_windows(
     corpus = open_corpus(config.data, record.slot if record else 0, config.run.sites, dataset, data / "cache")
     check_vocab(corpus.vocab_size, weights.config.vocab_size)
     windows = Windows(corpus, weights.config.context, config.run.seed, "evaluate")
-    return windows.validation(batches or config.inner.eval_batches, config.inner.batch_size)
+    inner = config.inner
+    at_once = min(inner.batch_size, inner.micro_batch or inner.batch_size)
+    return windows.validation(batches or inner.eval_batches, inner.batch_size, at_once)
 
 
 def _table(score: Score) -> str:

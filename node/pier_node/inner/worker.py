@@ -108,15 +108,16 @@ class Worker:
         self._replica.store_moments(self._adam_m, self._adam_v)
 
     def _evaluate(self, request: Evaluate) -> None:
-        if self._place.rank != 0:
-            return
-        windows = self._windows.validation(self._inner.eval_batches, self._inner.batch_size)
-        self._link.send(Evaluated(request.id, self._replica.evaluate(self._attach(request.weights), windows)))
+        inner, place = self._inner, self._place
+        own = self._windows.validation(inner.eval_batches, inner.batch_size, self._at_once, place.rank, place.world)
+        loss = self._replica.evaluate(self._attach(request.weights), own)
+        if place.rank == 0:
+            self._link.send(Evaluated(request.id, loss))
 
     def _rate(self, request: Rate) -> None:
         if self._place.rank != 0:
             return
-        losses = self._replica.rate(self._attach(request.weights), np.load(request.rows), self._inner.batch_size)
+        losses = self._replica.rate(self._attach(request.weights), np.load(request.rows), self._at_once)
         self._link.send(Rated(request.id, losses.tolist()))
 
     def _rows(self, step: int, sequences: int) -> Batch:
@@ -127,6 +128,12 @@ class Worker:
                 f"Raise inner.batch_size to {world} or more, or start this node with --workers {sequences}.",
             )
         return self._windows.rows(step, *share(sequences, self._place.rank, world))
+
+    @property
+    def _at_once(self) -> int:
+        """The most sequences that this worker computes together in a step: it has memory for so many."""
+        own = max(1, self._inner.batch_size // self._place.world)
+        return min(own, self._inner.micro_batch or own)
 
     def _tokens(self, job: Job, steps: int) -> int:
         return steps * job.sequences * self._replica.context
