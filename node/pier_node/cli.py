@@ -156,9 +156,7 @@ def doctor(peers: tuple[str, ...], as_json: bool, **options: Any) -> None:
 @main.command()
 @FOLDER
 @click.argument("out", type=click.Path(path_type=Path, file_okay=False))
-@click.option(
-    "--force", is_flag=True, help="Replace the model in OUT even if Pier did not write it. [default: refuse]"
-)
+@click.option("--force", is_flag=True, help="Replace the model in OUT even if Pier did not write it. [default: refuse]")
 @explained
 def export(folder: Path, out: Path, force: bool) -> None:
     """Write the newest checkpoint as Hugging Face's libraries load it.

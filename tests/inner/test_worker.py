@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import os
 import signal
 import socket
 import subprocess
@@ -33,7 +34,7 @@ from pier_node.inner.messages import (
 )
 from pier_node.inner.place import Place
 from pier_node.inner.replica import Replica
-from pier_node.inner.worker import Worker
+from pier_node.inner.worker import Worker, open_data
 from pier_node.model.decoder import Decoder
 from pier_node.shared import SharedVector
 
@@ -49,19 +50,24 @@ class Rig:
     vectors: dict[str, SharedVector]
     process: subprocess.Popen[str] = field(init=False)
     connection: socket.socket = field(init=False)
+    others: list[socket.socket] = field(init=False)
 
-    def start(self) -> None:
+    def start(self, workers: int = 1) -> None:
         path = self.folder / "s"
         listener = socket.socket(socket.AF_UNIX)
         listener.bind(str(path))
         listener.listen()
         listener.settimeout(60)
-        command = [sys.executable, "-m", "pier_node.inner.launch", "--socket", str(path), "--workers", "1"]
+        command = [sys.executable, "-m", "pier_node.inner.launch", "--socket", str(path), "--workers", str(workers)]
         self.process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
+        self.others = [listener.accept()[0] for _ in range(workers - 1)]
+        for other in self.others:
+            other.sendall(encode(self.setup))
         self.connection, _ = listener.accept()
         self.connection.settimeout(60)
         self._lines = self.connection.makefile("rb")
-        assert self.hear() == Hello(0, 1, 0, "cpu")
+        hello = self.hear()
+        assert workers > 1 or hello == Hello(0, 1, 0, "cpu")
         self.say(self.setup)
 
     def say(self, message: Message) -> None:
@@ -162,7 +168,7 @@ def test_evaluation_computes_no_more_rows_at_once_than_training(
 ) -> None:
     said, rows = Said(), list[int]()
     setup = replace(rig.setup, config=configure(micro_batch=3).canonical())
-    worker = Worker(cast(Link, said), Place(0, 1, 0), torch.device("cpu"), setup)
+    worker = Worker(cast(Link, said), Place(0, 1, 0), torch.device("cpu"), setup, open_data(setup, cast(Link, said)))
 
     def count(module: torch.nn.Module, inputs: tuple[torch.Tensor, ...]) -> None:
         if isinstance(module, Decoder):
@@ -202,6 +208,17 @@ def test_what_no_restart_mends_is_told_and_the_worker_waits(
     assert rig.process.poll() is None
     rig.connection.shutdown(socket.SHUT_RDWR)
     assert rig.process.wait(10) == 0
+
+
+def test_workers_join_only_when_the_data_is_there(rig: Rig, configure: Callable[..., RunConfig]) -> None:
+    """Once they have joined, a wait of ten minutes is taken for a death."""
+    os.mkfifo(tokenizer := rig.folder / "tokenizer.json")
+    config = configure()
+    slow = config.model_copy(update={"data": config.data.model_copy(update={"tokenizer": str(tokenizer)})})
+    rig.setup = replace(rig.setup, config=slow.canonical())
+    rig.start(workers=2)
+    with tokenizer.open("w"):  # returns when a worker reads it, which then waits for what is written
+        assert not list(rig.folder.glob("s.group-*"))
 
 
 def test_an_empty_batch_is_refused(rig: Rig) -> None:
