@@ -55,7 +55,9 @@ def test_a_model_of_somebody_else_is_replaced_only_by_force(call: Call, site: Pa
 def test_a_site_without_a_checkpoint_is_said(call: Call, tmp_path: Path) -> None:
     failed = call("export", "--data", tmp_path / "none", tmp_path / "out")
     assert failed.exit_code == 1
-    assert "belongs to no run yet" in failed.output
+    assert "none: no such folder" in failed.output
+    (tmp_path / "none").mkdir()
+    assert "belongs to no run yet" in call("export", "--data", tmp_path / "none", tmp_path / "out").output
     assert not (tmp_path / "out").exists()
 
 

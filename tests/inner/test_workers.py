@@ -11,6 +11,7 @@ import torch
 
 from pier_node.config import RunConfig
 from pier_node.data.corpus import open_corpus
+from pier_node.data.site_data import SiteData
 from pier_node.data.windows import Windows
 from pier_node.errors import PierError
 from pier_node.inner import foreman
@@ -31,7 +32,7 @@ async def open_workers(config: RunConfig, tmp_path: Path) -> AsyncIterator[Open]
     opened: list[Workers] = []
 
     def build(count: int = 1, run: RunConfig = config, data_path: str | None = None) -> Workers:
-        opened.append(Workers(run, "node-a", 0, data_path, tmp_path / "node", count))
+        opened.append(Workers(run, "node-a", SiteData(path=data_path), tmp_path / "node", count))
         return opened[-1]
 
     yield build

@@ -20,7 +20,7 @@ import numpy as np
 
 from pier_node.config import DataSection
 from pier_node.data.deal import VALIDATION, part_of
-from pier_node.data.sources import Source, open_source
+from pier_node.data.sources import Source, no_text, open_source
 from pier_node.data.token_file import TokenWriter, fingerprint
 from pier_node.data.tokens import Tokenizer, Tokens, open_tokenizer
 from pier_node.errors import PierError
@@ -90,7 +90,7 @@ class _Dealing:
             if part in (VALIDATION, self.slot):
                 yield HELD_OUT if part == VALIDATION else TRAIN, document.text
         if not documents:
-            raise PierError("the data has no text in it", "Give files with text: [data] path, or --dataset PATH.")
+            raise no_text()
 
 
 def _log(read: int, size: int) -> None:
