@@ -26,6 +26,7 @@ from pier_node.join import Reception, check_start, find_run, free_slot
 from pier_node.leave import Leave
 from pier_node.linger import linger
 from pier_node.member import Footing, pairs_of_two, rounds_of_all
+from pier_node.missing import tell_of_missing
 from pier_node.model.layout import Layout
 from pier_node.names import name_in_logs
 from pier_node.newcomer import at_rest, beginning, from_peers
@@ -168,6 +169,7 @@ class Daemon:
         self._say(self._data.describe(member.config))
         self._save_record()
         self._background.start(stack, self._gossip(reception, peers))
+        self._background.start(stack, tell_of_missing(self._reporter, self._roster))
         if self._coordination:
             self._background.start(stack, self._coordination.run())
             self._background.start(stack, self._coordination.sample())
