@@ -128,8 +128,8 @@ async def test_two_workers_do_what_one_does(
     done = await workers.run(0, 5, batch, "weights", weights)
     assert done.loss == pytest.approx(sum(losses) / 5, rel=1e-6)
     torch.testing.assert_close(torch.from_numpy(workers.outbox.array), trained, rtol=0, atol=1e-5)
-    expected = alone.evaluate(torch.from_numpy(weights.array), windows.validation(2, BATCH))
-    assert await workers.evaluate(weights) == pytest.approx(expected, rel=1e-6)
+    validated = alone.evaluate(torch.from_numpy(weights.array), windows.validation(2, BATCH))
+    assert await workers.evaluate(weights) == pytest.approx(validated, rel=1e-6)
 
     workers.adam_m.array[:], workers.adam_v.array[:] = 0.0, 0.0
     await workers.run(0, STEPS, batch, "weights", weights, 0)
