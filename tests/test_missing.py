@@ -23,6 +23,9 @@ from pier_node.roster import Roster
 from pier_node.shared import SharedVector
 
 
+async def _nowhere(_: OuterState) -> None: ...
+
+
 async def _nobody(*_: object) -> OuterState:
     raise AssertionError("nothing is adopted here")
 
@@ -37,7 +40,7 @@ def told(members: Sequence[str], alive: Sequence[str], phase: Any, stateless: bo
         tensors = {ANCHOR: SharedVector(4), MOMENTUM: SharedVector(4)}
         state = OuterState(3, tuple(members), tensors, {})
         if not stateless:
-            reporter.rounds = Rounds(Tools(carrier, roster, Disk(), _nobody), state, None, lambda _: 4)
+            reporter.rounds = Rounds(Tools(carrier, roster, Disk(), _nowhere, _nobody), state, lambda _: 4)
         for node in {*members, *alive} - {"b"}:
             roster.add(Site(node=node, name=f"site-{node}", address=f"{node}:1"))
         for node in alive:  # the test says that they answer

@@ -39,8 +39,8 @@ def _missing(reporter: Reporter, roster: Roster) -> frozenset[str]:
     if not waits:
         return frozenset()
     if reporter.rounds is None:  # it has no state yet: any one of them has it
-        silent = {node for node in roster.contacts if not roster.alive(node)}
-        return frozenset(silent if len(silent) == len(roster.contacts) else ())
+        anybody = any(map(roster.alive, roster.contacts))
+        return frozenset() if anybody else frozenset(site.node for site in roster.known())
     if not isinstance(reporter.rounds, Rounds):  # pairs: who finds no partner goes on alone
         return frozenset()
     members = reporter.rounds.state.members

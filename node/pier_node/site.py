@@ -75,10 +75,9 @@ class SiteRecord:
         except durable.Torn as torn:
             raise PierError(f"{folder}: {torn}", "Delete it and start with --peers and --token again.") from torn
         peers = tuple(_peer(_site(peer)) for peer in fields["peers"])
-        told = {key: str(fields.get(key, "")) for key in ("name", "listen", "advertise", "dataset")}
-        version, transport = int(fields.get("version", 0)), fields.get("transport", "grpc")
-        record = cls(bool(fields["founder"]), int(fields["slot"]), peers, transport, **told, version=version)
-        return replace(record, shared_data=bool(fields.get("shared_data", False)))
+        told: dict[str, Any] = {key: str(fields.get(key, "")) for key in ("name", "listen", "advertise", "dataset")}
+        told |= {"version": int(fields.get("version", 0)), "shared_data": bool(fields.get("shared_data", False))}
+        return cls(bool(fields["founder"]), int(fields["slot"]), peers, fields.get("transport", "grpc"), **told)
 
 
 def _peer(site: Site) -> Peer:
