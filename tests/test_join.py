@@ -5,8 +5,9 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Iterable
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import pytest
 
@@ -16,12 +17,14 @@ from pier_node.config import RunConfig
 from pier_node.coordination.enrolment import Enrolment
 from pier_node.errors import PierError
 from pier_node.identity import Identity, Token
-from pier_node.join import Reception, find_run, find_site, free_slot
+from pier_node.join import Reception, check_start, find_run, find_site, free_slot
+from pier_node.journal import Journal
+from pier_node.outer.commitments import Commitments
 from pier_node.revocations import Revoked, signed
 from pier_node.roster import Roster
 from pier_node.settings import Settings
 from pier_node.signing import Signer
-from pier_node.site import SiteRecord, save_run
+from pier_node.site import SiteRecord, load_run, save_run
 from pier_node.site_entry import sign_entry
 from pier_node.wire.carrier import HELLO, PROTOCOL, PeerLost, PeerRefused
 from pier_node.wire.grpc_carrier import GrpcCarrier
@@ -109,11 +112,81 @@ async def test_nothing_to_go_by(tmp_path: Path) -> None:
         await find_run(Settings(tmp_path / "data"))
 
 
-async def test_a_run_never_changes(tmp_path: Path) -> None:
-    await find_run(Settings(tmp_path / "data", run=write_run(tmp_path)))
+@pytest.mark.parametrize("left", ["checkpoints/round-00000000", "states/round-00000000", "journal.json", "logs"])
+async def test_until_its_first_round_a_founder_may_correct_its_run(tmp_path: Path, left: str) -> None:
+    data = tmp_path / "data"
+    first = await find_run(Settings(data, run=write_run(tmp_path)))
+    SiteRecord(founder=True, slot=2, name="a").save(data)
+    if left == "journal.json":  # of a site that gave its vote away when it stopped
+        Journal(data / left).keep(Commitments.fresh(0, first.identity.node).giving())
+    else:
+        (data / left).mkdir(parents=True)
+    corrected = Settings(data, run=write_run(tmp_path, '[run]\nname = "here"\nsites = 2\n'))
+    check_start(corrected)
+    second = await find_run(corrected)
+    assert second.config.run.sites == 2
+    assert second.token is not None
+    second.token.require_run(second.config.hash())
+    assert second.identity.node == first.identity.node
+    assert second.record is None
+    assert {path.name for path in data.iterdir()} == {"node.key", "run.token", "run.json"} | ({left} & {"logs"})
+    assert (await find_run(Settings(data))).token == second.token
+
+
+@pytest.mark.parametrize("done", ["checkpoints/round-00000001", "states/round-00000001", "promise"])
+async def test_after_its_first_round_a_run_never_changes(tmp_path: Path, done: str) -> None:
+    data = tmp_path / "data"
+    await find_run(Settings(data, run=write_run(tmp_path)))
+    if done == "promise":
+        Journal(data / "journal.json").keep(Commitments.fresh(0, "a").promising((1, "a")))
+    else:
+        (data / done).mkdir(parents=True)
     changed = write_run(tmp_path, '[run]\nname = "there"\n')
     with pytest.raises(PierError, match="belongs to another run"):
-        await find_run(Settings(tmp_path / "data", run=changed))
+        await find_run(Settings(data, run=changed))
+
+
+async def test_until_its_first_round_a_site_may_join_another_run(tmp_path: Path) -> None:
+    await find_run(Settings(tmp_path / "data", run=write_run(tmp_path, '[run]\nname = "wrong"\n')))
+    token = Token.new(CONFIG.hash())
+    async with site(tmp_path, "a", token) as near:
+        member = await find_run(Settings(tmp_path / "data", peers=(near.me.address,), token=str(token)))
+    assert (member.config, member.token) == (CONFIG, token)
+
+
+@pytest.mark.parametrize(
+    ("toml", "more", "problem"),
+    [
+        ('[data]\nsource = "text"\npath = "/nowhere"\n', {}, "/nowhere"),
+        ('[data]\ntokenizer = "/no/tokenizer.json"\n', {}, "/no/tokenizer.json"),
+        ("[model]\nvocab_size = 128\n", {}, "vocab_size = 128"),
+        ("", {"data": "/mistyped"}, "/mistyped"),
+        ("[inner]\nbatch_size = 2\n", {"workers": 3}, "--workers 3"),
+    ],
+)
+def test_what_training_needs_is_looked_at_before_anything_is_written(
+    tmp_path: Path, toml: str, more: dict[str, Any], problem: str
+) -> None:
+    with pytest.raises(PierError, match=problem):
+        check_start(Settings(tmp_path / "data", run=write_run(tmp_path, toml), **more))
+    assert not (tmp_path / "data").exists()
+
+
+async def test_a_site_that_joins_looks_at_its_data_before_it_belongs_to_the_run(tmp_path: Path) -> None:
+    async with site(tmp_path, "a") as near:
+        settings = Settings(tmp_path / "data", peers=(near.me.address,), insecure=True)
+        with pytest.raises(PierError, match="/mistyped"):
+            await find_run(replace(settings, data="/mistyped"))
+        assert load_run(tmp_path / "data") is None
+        assert (await find_run(settings)).config == CONFIG
+
+
+def test_only_sites_of_the_first_stage_need_data(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    run = write_run(tmp_path, '[run]\nsites = 2\n[pipeline]\nstages = 2\n[data]\nsource = "text"\npath = "/nowhere"\n')
+    check_start(Settings(tmp_path / "data", run=run))
+    assert "this site cannot hold the first stage, which reads the data: data path /nowhere" in caplog.text
+    with pytest.raises(PierError, match="/mistyped"):
+        check_start(Settings(tmp_path / "data", run=run, data="/mistyped"))
 
 
 async def test_peers_need_a_token(tmp_path: Path) -> None:
@@ -265,5 +338,6 @@ async def test_a_coordinator_wants_an_invite(tmp_path: Path) -> None:
 
 async def test_a_folder_of_another_run_is_not_taken_over(tmp_path: Path) -> None:
     save_run(tmp_path, CONFIG)
+    (tmp_path / "checkpoints" / "round-00000001").mkdir(parents=True)
     with pytest.raises(PierError, match="belongs to a run already"):
         await find_run(Settings(tmp_path, coordinator="10.0.0.9:7790", token="pierinvite1-abc"))

@@ -29,6 +29,9 @@ class Roll:
     def alive(self, node: str) -> bool:
         return self.here
 
+    def called(self, node: str) -> str:
+        return f"{node} (0123)"
+
     def pulse_of(self, node: str) -> Pulse | None:
         return self.pulse
 
@@ -64,10 +67,17 @@ def test_who_needs_the_last_state_is_waited_for() -> None:
     assert stayed(PIPED, Roll(joining), Pulse(round=LAST, phase=Phase.PHASE_DONE)) == pytest.approx(10.0)
 
 
-def test_who_dies_meanwhile_is_not_waited_for() -> None:
+def test_who_dies_meanwhile_is_not_waited_for_and_is_named(caplog: pytest.LogCaptureFixture) -> None:
     assert stayed(WHOLE, Roll(Pulse(round=1)), gone=True) == pytest.approx(10.0)
+    assert "not finished: bob (0123)." in caplog.text
+    assert "start it as well, with the same command" in caplog.text
+
+
+def test_when_all_are_done_nothing_is_said(caplog: pytest.LogCaptureFixture) -> None:
+    stayed(WHOLE, Roll(Pulse(round=1)), Pulse(round=LAST))
+    assert not caplog.text
 
 
 def test_nobody_is_waited_for_for_ever(caplog: pytest.LogCaptureFixture) -> None:
     assert stayed(WHOLE, Roll(Pulse(round=1))) == pytest.approx(LINGER)
-    assert "some sites have not finished" in caplog.text
+    assert "not finished: bob (0123)." in caplog.text

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import errno
 import os
 from pathlib import Path
 
@@ -9,7 +10,7 @@ from click.testing import CliRunner
 
 from pier_node.errors import PierError
 from pier_node.model.presets import PRESETS
-from pier_node.options import explained, preset, with_token
+from pier_node.options import PEERS, explained, preset, with_token
 
 
 def test_an_error_is_explained_without_a_traceback() -> None:
@@ -20,6 +21,37 @@ def test_an_error_is_explained_without_a_traceback() -> None:
 
     failed = CliRunner().invoke(fail)
     assert (failed.exit_code, failed.output) == (1, "Error: the pier is wet\nWait for the sun.\n")
+
+
+def test_what_may_not_be_written_is_explained_too() -> None:
+    @click.command()
+    @explained
+    def fail() -> None:
+        raise OSError(errno.EROFS, "Read-only file system", "/data/run.json")
+
+    failed = CliRunner().invoke(fail)
+    assert failed.exit_code == 1
+    assert failed.output.startswith("Error: /data/run.json: Read-only file system\nRun this as a user who may")
+
+
+@pytest.mark.parametrize(
+    ("typed", "dialled"),
+    [
+        (["--peers", "lab.example.org"], ("lab.example.org:7700",)),
+        (
+            ["--peers", "10.0.0.1,10.0.0.2:7800", "--peers", "fd00::5"],
+            ("10.0.0.1:7700", "10.0.0.2:7800", "[fd00::5]:7700"),
+        ),
+        (["--peers", "/ip4/10.0.0.1/tcp/7700/p2p/Qm"], ("/ip4/10.0.0.1/tcp/7700/p2p/Qm",)),
+    ],
+)
+def test_a_peer_without_a_port_is_dialled_at_piers(typed: list[str], dialled: tuple[str, ...]) -> None:
+    @click.command()
+    @PEERS
+    def join(peers: tuple[str, ...]) -> None:
+        assert peers == dialled
+
+    assert CliRunner().invoke(join, typed, catch_exceptions=False).exit_code == 0
 
 
 def test_a_model_is_chosen_by_its_name() -> None:

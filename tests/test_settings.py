@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -31,6 +32,19 @@ def test_what_is_told_now_counts(key: str) -> None:
     assert getattr(later, key) == "127.0.0.1:0"
     others = {"listen", "advertise", "data"} - {key}
     assert all(getattr(later, other) == getattr(TOLD, other) for other in others)
+
+
+@pytest.mark.parametrize(
+    ("before", "now", "shared"),
+    [
+        (TOLD, Settings(Path("data")), False),
+        (replace(TOLD, shared_data=True), Settings(Path("data")), True),
+        (replace(TOLD, shared_data=True), Settings(Path("data"), data="/other"), False),
+        (TOLD, Settings(Path("data"), shared_data=True), True),
+    ],
+)
+def test_whether_data_is_shared_is_kept_with_its_path(before: Settings, now: Settings, shared: bool) -> None:
+    assert now.after(before.noted(SiteRecord(founder=True, slot=2))).shared_data == shared
 
 
 def test_a_site_of_before_it_was_noted_goes_by_defaults() -> None:

@@ -29,6 +29,7 @@ from pier_node.options import (
     with_token,
 )
 from pier_node.spinning import spin_little
+from pier_node.wire.address import COORDINATOR_PORT, with_port
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
@@ -68,14 +69,23 @@ def init(file: Path, preset: str, force: bool) -> None:
 @RUN
 @PEERS
 @click.option(
-    "--coordinator", metavar="HOST:PORT", help="Its invite is the token. [default: the one that --data knows]"
+    "--coordinator",
+    metavar="HOST[:PORT]",
+    callback=lambda _context, _option, text: text and with_port(text, COORDINATOR_PORT),
+    help="Its invite is the token. [default: the one that --data knows; port 7790]",
 )
 @with_token
 @FOLDER
 @click.option("--name", default="", help="What people call this site. [default: host name]")
 @LISTEN
 @ADVERTISE
-@click.option("--dataset", "data", help=dataset("as --data knows, or data.path"))
+@click.option("--dataset", "data", help=dataset("as --data knows, or this site's part of data.path"))
+@click.option(
+    "--shared-data",
+    is_flag=True,
+    help="--dataset is a copy of the data that every site has: train on this site's part. [default: as --data knows, "
+    "or it is this site's own, and all of it is used]",
+)
 @click.option("--workers", type=click.IntRange(0), default=0, help="Processes that train. [default: one for each GPU]")
 @click.option(
     "--http", type=click.IntRange(0, 65535), default=0, help="Status port on 127.0.0.1. [default: any free one]"
@@ -94,7 +104,7 @@ def start(peers: tuple[str, ...], quiet: bool, **options: Any) -> None:
     from pier_node.commands.start import run_site
     from pier_node.settings import Settings
 
-    run_site(Settings(peers=_listed(peers), **options), quiet)
+    run_site(Settings(peers=peers, **options), quiet)
 
 
 @main.command()
@@ -150,21 +160,22 @@ def doctor(peers: tuple[str, ...], as_json: bool, **options: Any) -> None:
     from pier_node.commands.doctor import doctor
     from pier_node.settings import Settings
 
-    sys.exit(doctor(Settings(peers=_listed(peers), **options), as_json))
+    sys.exit(doctor(Settings(peers=peers, **options), as_json))
 
 
 @main.command()
 @FOLDER
 @click.argument("out", type=click.Path(path_type=Path, file_okay=False))
+@click.option("--force", is_flag=True, help="Replace the model in OUT even if Pier did not write it. [default: refuse]")
 @explained
-def export(folder: Path, out: Path) -> None:
+def export(folder: Path, out: Path, force: bool) -> None:
     """Write the newest checkpoint as Hugging Face's libraries load it.
 
-    OUT is the folder to make. The daemon may run meanwhile.
+    OUT is the folder to make, or an earlier export to replace. The daemon may run meanwhile.
     """
     from pier_node.commands.export import export
 
-    click.echo(export(folder, out))
+    click.echo(export(folder, out, force))
 
 
 @main.command()
@@ -173,7 +184,7 @@ def export(folder: Path, out: Path) -> None:
 @click.option(
     "--batches", type=click.IntRange(0), default=0, help="Batches to predict. [default: inner.eval_batches of the run]"
 )
-@click.option("--dataset", help=dataset("data.path"))
+@click.option("--dataset", help=dataset("as --data knows, or data.path"))
 @click.option(
     "--skip", type=click.FloatRange(0, 1, max_open=True), help="Leave out this part of the stages. [default: none]"
 )
@@ -282,7 +293,3 @@ def demo(
     except KeyboardInterrupt:
         click.echo("Stopped, and no process is left. The same command with --keep goes on.", err=True)
         sys.exit(130)
-
-
-def _listed(peers: tuple[str, ...]) -> tuple[str, ...]:
-    return tuple(address for text in peers for address in text.split(",") if address)

@@ -76,7 +76,7 @@ class ModelSection(Section):
 
 
 class DataSection(Section):
-    """[data]: where text comes from. `--dataset PATH` replaces `path` at one site."""
+    """[data]: where text comes from: all sites have the same, and it is dealt to them. `--dataset` is a site's own."""
 
     source: Literal["stdlib", "builtin", "text", "jsonl", "parquet"] = "stdlib"
     path: str = ""

@@ -19,12 +19,14 @@ from pier_node.archive import Archive
 from pier_node.background import Background
 from pier_node.checkpoint import Checkpoint
 from pier_node.coordination.coordination import Coordination
+from pier_node.data.site_data import SiteData
 from pier_node.identity import Token
 from pier_node.inner.workers import Workers
-from pier_node.join import Reception, find_run, free_slot
+from pier_node.join import Reception, check_start, find_run, free_slot
 from pier_node.leave import Leave
 from pier_node.linger import linger
 from pier_node.member import Footing, pairs_of_two, rounds_of_all
+from pier_node.missing import tell_of_missing
 from pier_node.model.layout import Layout
 from pier_node.names import name_in_logs
 from pier_node.newcomer import at_rest, beginning, from_peers
@@ -133,7 +135,7 @@ class Daemon:
     async def _join(self, stack: AsyncExitStack) -> None:
         """Listen, find the others, take a slot, and let this machine ask for our status."""
         settings = self._settings
-        settings.folder.mkdir(parents=True, exist_ok=True)
+        await asyncio.to_thread(check_start, settings)
         stack.callback(claim(settings.folder).close)
         member = self._member = await find_run(settings)
         settings = self._settings = settings.after(member.record)
@@ -165,8 +167,11 @@ class Daemon:
         self._record = replace(settings.noted(record), slot=slot, name=self._site.name)
         self._site.slot = slot
         self._sign_entry(record)
+        self._data = SiteData.of(member.config, slot, self._settings.data, self._settings.shared_data)
+        self._say(self._data.describe(member.config))
         self._save_record()
         self._background.start(stack, self._gossip(reception, peers))
+        self._background.start(stack, tell_of_missing(self._reporter, self._roster))
         if self._coordination:
             self._background.start(stack, self._coordination.run())
             self._background.start(stack, self._coordination.sample())
@@ -213,7 +218,7 @@ class Daemon:
         """Bring up workers and state; from here on this site is a member."""
         config, folder, node = self._member.config, self._settings.folder, self._carrier.node
         layout = Layout.of(config.model)
-        self._workers = Workers(config, node, self._record.slot, self._settings.data, folder, self._settings.workers)
+        self._workers = Workers(config, node, self._data, folder, self._settings.workers)
         starting = asyncio.create_task(self._workers.start())
         stack.push_async_callback(self._workers.stop)
         stack.callback(starting.cancel)

@@ -74,9 +74,13 @@ class Token:
     def __str__(self) -> str:
         return secret_text.spell(_PREFIX, self.secret + self.run)
 
+    def is_for(self, run_hash: bytes) -> bool:
+        """Whether it was made for the run whose configuration has this hash."""
+        return run_hash[:_RUN] == self.run
+
     def require_run(self, run_hash: bytes) -> None:
         """Make sure that a configuration is the one this token was made for. Raises PierError."""
-        if run_hash[:_RUN] != self.run:
+        if not self.is_for(run_hash):
             raise PierError(
                 f"the token is for run {self.run.hex()[:8]}, the configuration here is run {run_hash.hex()[:8]}",
                 "Use the token of this run, or start without run.toml to get the configuration from --peers.",

@@ -14,6 +14,7 @@ from pier_node.certificates import Credentials, credentials
 from pier_node.config import RunConfig, from_canonical, load
 from pier_node.config_changes import config_changes
 from pier_node.coordination.enrolment import Enrolment, enrol_patiently
+from pier_node.data.site_data import check_data
 from pier_node.errors import PierError
 from pier_node.identity import Identity, Token
 from pier_node.invite import Invite
@@ -22,6 +23,7 @@ from pier_node.roster import Roster
 from pier_node.secret_text import TOKEN_VARIABLE
 from pier_node.settings import Settings
 from pier_node.site import SiteRecord, load_run, save_run
+from pier_node.unstarted import forget_run, is_replaced, took_part
 from pier_node.wire.carrier import PROTOCOL, BadMessage, PeerLost, PeerRefused
 from pier_node.wire.transport import SiteCarrier, Transport, check_address, make_carrier
 
@@ -70,7 +72,6 @@ class Membership:
 async def find_run(settings: Settings) -> Membership:
     """Settle which run this is, and prove that we may be in it. Raises PierError."""
     folder = settings.folder
-    folder.mkdir(parents=True, exist_ok=True)
     identity, (transport, record) = Identity.load_or_create(folder), find_site(settings)
     if settings.coordinator or Enrolment.load(folder):
         return await _through_coordinator(settings, identity, transport, record)
@@ -80,18 +81,55 @@ async def find_run(settings: Settings) -> Membership:
         token = Token.new(config.hash())
     if config is None:
         config = await _ask_for_config(settings.peers, transport, identity, token)
+        await asyncio.to_thread(check_needs, config, settings.after(record))
     if token is not None:
         token.require_run(config.hash())
+    if is_replaced(settings):
+        log.warning("%s was of another run, in which it took part in no round: it is of this one now", folder)
+        forget_run(folder)
+    if token is not None:
         token.save(folder)
     save_run(folder, config)
     return Membership(config, identity, token, credentials(identity, token) if token else None, record, transport)
+
+
+def check_start(settings: Settings) -> None:
+    """Look at all that can be looked at before anything is written, and before the others hear of this site.
+
+    Raises:
+        PierError: the options contradict each other or say too little, or training could not begin.
+    """
+    _, record = find_site(settings)
+    by_coordinator = settings.coordinator or Enrolment.load(settings.folder)
+    config = load_run(settings.folder) if by_coordinator else known_config(settings)
+    if not by_coordinator:
+        find_token(settings)
+    if config:
+        check_needs(config, settings.after(record))
+
+
+def check_needs(config: RunConfig, settings: Settings) -> None:
+    """Make sure that this site has what training needs: data, a tokenizer that fits the model, a sequence a worker."""
+    batch = config.inner.batch_size
+    if settings.workers > batch:
+        raise PierError(
+            f"--workers {settings.workers}: inner.batch_size = {batch} gives some of them nothing to do",
+            f"Start this site with --workers {batch} or fewer, or raise inner.batch_size before the run begins.",
+        )
+    try:
+        check_data(config, settings.data)
+    except PierError as error:
+        if config.pipeline.stages == 1 or settings.data:
+            raise
+        log.warning("this site cannot hold the first stage, which reads the data: %s", error)
 
 
 async def _through_coordinator(
     settings: Settings, identity: Identity, transport: Transport, record: SiteRecord | None
 ) -> Membership:
     enrolment, config = await find_place(settings, identity)
-    save_run(settings.folder, config)
+    save_run(settings.folder, config)  # before the check: the invite may be spent, and must not be needed again
+    await asyncio.to_thread(check_needs, config, settings.after(record))
     return Membership(config, identity, None, enrolment.credentials(identity), record, transport, enrolment)
 
 
@@ -101,11 +139,12 @@ async def find_place(settings: Settings, identity: Identity) -> tuple[Enrolment,
     if enrolment is None or config is None:
         if settings.coordinator is None or settings.token is None:
             raise PierError("--coordinator needs the --token of an invite", "`pier-coordinator invite` prints one.")
-        if config is not None:
+        if config is not None and took_part(folder):
             raise PierError(f"{folder} belongs to a run already", "Choose another --data folder.")
         invite = Invite.parse(settings.token)
         name = settings.name or socket.gethostname()
         enrolment, config = await enrol_patiently(settings.coordinator, invite, identity, name)
+        forget_run(folder)
     enrolment = replace(enrolment, address=settings.coordinator or enrolment.address)
     enrolment.save(folder)
     return enrolment, config
@@ -113,7 +152,7 @@ async def find_place(settings: Settings, identity: Identity) -> tuple[Enrolment,
 
 def find_site(settings: Settings) -> tuple[Transport, SiteRecord | None]:
     """How to reach the peers, as is told or as before; and what this site has noted. Raises PierError."""
-    record = SiteRecord.load(settings.folder)
+    record = None if is_replaced(settings) else SiteRecord.load(settings.folder)
     transport = settings.transport or (record.transport if record else "grpc")
     for peer in settings.peers:
         check_address(transport, peer)
@@ -126,7 +165,8 @@ def find_token(settings: Settings) -> Token | None:
     """The token that was given, or is kept; None: --insecure, or there is no run yet. Raises PierError."""
     if settings.insecure:
         return None
-    token = Token.parse(settings.token) if settings.token else Token.load(settings.folder)
+    kept = None if is_replaced(settings) else Token.load(settings.folder)
+    token = Token.parse(settings.token) if settings.token else kept
     if token is None and settings.peers:
         raise PierError(
             "--peers needs the --token that the first site printed",
@@ -138,7 +178,7 @@ def find_token(settings: Settings) -> Token | None:
 
 def known_config(settings: Settings) -> RunConfig | None:
     """The run, as far as this machine knows; None: the peers do. Raises PierError."""
-    stored = load_run(settings.folder)
+    stored = None if is_replaced(settings) else load_run(settings.folder)
     given = load(settings.run) if settings.run else None
     if stored and given and stored.hash() != given.hash():
         raise PierError(

@@ -1,9 +1,10 @@
-"""The end of a run at a site: stay until nobody alive needs its last state any more."""
+"""The end of a run at a site: stay until nobody alive needs its last state any more, then say who will need it."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
+from contextlib import suppress
 
 from pier.v1.peer_pb2 import Phase, Pulse
 from pier_node.config import RunConfig
@@ -17,18 +18,23 @@ log = logging.getLogger(__name__)
 
 
 async def linger(config: RunConfig, roster: Roster) -> None:
-    """Return once all live sites are done, or after LINGER seconds."""
+    """Return once all live sites are done, or after LINGER seconds; say who is not."""
     last, piped = total_rounds(config), config.pipeline.stages > 1
 
     def unfinished(pulse: Pulse) -> bool:
         return pulse.phase not in (Phase.PHASE_DONE, Phase.PHASE_LEAVING) if piped else pulse.round < last
 
-    def needed() -> bool:
-        pulses = [roster.pulse_of(node) for node in roster.contacts if roster.alive(node)]
-        return any(pulse is not None and unfinished(pulse) for pulse in pulses)
+    def behind() -> list[str]:
+        pulses = {node: roster.pulse_of(node) for node in roster.contacts}
+        return sorted(node for node, pulse in pulses.items() if pulse is not None and unfinished(pulse))
 
-    try:
+    with suppress(TimeoutError):
         async with asyncio.timeout(LINGER):
-            await roster.changed.until(lambda: not needed())
-    except TimeoutError:
-        log.warning("some sites have not finished; they can go on from the checkpoints of those that have")
+            await roster.changed.until(lambda: not any(map(roster.alive, behind())))
+    if left := behind():
+        names = ", ".join(map(roster.called, left))
+        log.warning(
+            "not finished: %s. Once started again, they need this site's last state: start it as well, with the same "
+            "command, and it hands it over",
+            names,
+        )

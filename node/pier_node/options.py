@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import functools
 import getpass
 import os
@@ -15,6 +16,9 @@ import click
 from pier_node.errors import PierError
 from pier_node.model.presets import PRESETS
 from pier_node.secret_text import TOKEN_VARIABLE
+from pier_node.wire.address import with_port
+
+FORBIDDEN = (errno.EACCES, errno.EPERM, errno.EROFS)
 
 FOLDER = click.option(
     "--data",
@@ -34,7 +38,10 @@ PEERS = click.option(
     "--peers",
     multiple=True,
     metavar="ADDRESS",
-    help="A site of the run to join; repeat or separate by commas. [default: those that --data knows]",
+    callback=lambda _context, _option, texts: tuple(
+        with_port(address) for text in texts for address in text.split(",") if address
+    ),
+    help="A site of the run to join; repeat or separate by commas. [default: those that --data knows; port 7700]",
 )
 LONGEST_TOKEN = 4096
 _TOKEN = click.option(
@@ -46,7 +53,7 @@ _TOKEN_FILE = click.option(
     "--token-file", type=click.Path(path_type=Path, dir_okay=False), help="Read the token there. [default: as --token]"
 )
 LISTEN = click.option(
-    "--listen", default="", metavar="HOST:PORT", help="Where to listen. [default: as --data knows, or 0.0.0.0:7700]"
+    "--listen", default="", metavar="HOST[:PORT]", help="Where to listen. [default: as --data knows, or 0.0.0.0:7700]"
 )
 ADVERTISE = click.option(
     "--advertise",
@@ -79,7 +86,7 @@ FORCE = click.option("--force", is_flag=True, help="Write over FILE if it exists
 
 def dataset(otherwise: str) -> str:
     """What --dataset does, and what holds without it."""
-    return f"Use this path instead of data.path of run.toml at this site. [default: {otherwise}]"
+    return f"Text of this site's own, instead of data.path of run.toml. [default: {otherwise}]"
 
 
 def preset(of_what: str) -> Callable[..., Any]:
@@ -118,17 +125,27 @@ def _given(token: str | None, file: Path | None) -> str | None:
         ) from error
 
 
+def _print(error: PierError) -> None:
+    click.secho(f"Error: {error.problem}", fg="red", err=True)
+    if error.remedy:
+        click.echo(error.remedy, err=True)
+
+
 def explained(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Print a PierError as it is meant to be read, and exit with 1."""
+    """Print a PierError as it is meant to be read, and exit with 1; likewise when a file may not be read or written."""
 
     @functools.wraps(command)
     def run(*args: Any, **options: Any) -> Any:
         try:
             return command(*args, **options)
         except PierError as error:
-            click.secho(f"Error: {error.problem}", fg="red", err=True)
-            if error.remedy:
-                click.echo(error.remedy, err=True)
-            sys.exit(1)
+            _print(error)
+        except OSError as error:
+            if error.errno not in FORBIDDEN or not error.filename:
+                raise
+            _print(
+                PierError(f"{error.filename}: {error.strerror}", "Run this as a user who may, or name another place.")
+            )
+        sys.exit(1)
 
     return run

@@ -26,6 +26,7 @@ Status = dict[str, Any]
 class Reporter:
     """Knows where to look; `rounds` is None until this site has a state, `place` unless it has one in a pipeline.
 
+    `missing` says which sites have to be started before this one can go on: see missing.py.
     `paths` is None unless it has planned any for one, `wanted` unless the operator wants it to hold a certain stage.
     """
 
@@ -37,6 +38,7 @@ class Reporter:
     place: Callable[[], Place | None] = lambda: None
     paths: Callable[[], Paths | None] = lambda: None
     wanted: Callable[[], int | None] = lambda: None
+    missing: str = ""
 
     def pulse(self) -> Pulse:
         """What others may know without asking for more."""
@@ -62,7 +64,8 @@ class Reporter:
     def status(self, roster: Roster) -> Status:
         """Everything that `pier-node status` shows; numbers that are not known yet are NaN."""
         peers = [_peer(roster, node) for node in sorted(roster.contacts)]
-        message = named(self.rounds.last_error if self.rounds else "", roster.called)
+        waits = named(self.rounds.last_error if self.rounds else "", roster.called)
+        message = ". ".join(filter(None, [waits, self.missing]))
         told = {"message": message, "mean_spread": self._mean_spread(roster)}
         return {**self._run(), **self._site(), **told, "peers": peers}
 

@@ -21,7 +21,8 @@ class Settings:
         folder: the data directory.
         run: path of run.toml.
         listen, advertise: HOST:PORT; see wire/interfaces.py. Empty, or None: as before.
-        data: replaces data.path of run.toml here; None: as before.
+        data: this site's own text, instead of data.path of run.toml; None: as before.
+        shared_data: `data` holds the same text as at the other sites: see data/site_data.py.
         workers: 0: one for each device.
         transport: None: the one that this site has used before, or gRPC.
         http: port of the status page on 127.0.0.1; 0: any.
@@ -36,6 +37,7 @@ class Settings:
     listen: str = ""
     advertise: str | None = None
     data: str | None = None
+    shared_data: bool = False
     workers: int = 0
     http: int = 0
     insecure: bool = False
@@ -56,8 +58,10 @@ class Settings:
             listen=self.listen or before.listen or LISTEN,
             advertise=self.advertise or before.advertise or None,
             data=self.data or before.dataset or None,
+            shared_data=self.shared_data or (self.data is None and before.shared_data),
         )
 
     def noted(self, record: SiteRecord) -> SiteRecord:
         """The record, with what `after` wants to know."""
-        return replace(record, listen=self.listen, advertise=self.advertise or "", dataset=self.data or "")
+        noted = replace(record, listen=self.listen, advertise=self.advertise or "")
+        return replace(noted, dataset=self.data or "", shared_data=self.shared_data)

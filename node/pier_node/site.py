@@ -39,7 +39,7 @@ class SiteRecord:
         peers: the entries of the others: node id, name, address, slot, version, and, in hex, public key and signature.
         transport: how this site is connected to them.
         name: what it was called; it keeps that unless told otherwise.
-        listen, advertise, dataset: likewise; see Settings.
+        listen, advertise, dataset, shared_data: likewise; see Settings.
     """
 
     founder: bool
@@ -51,6 +51,7 @@ class SiteRecord:
     advertise: str = ""
     dataset: str = ""
     version: int = 0
+    shared_data: bool = False
 
     def with_peers(self, sites: Iterable[Site]) -> Self:
         """The same with other peers."""
@@ -74,9 +75,9 @@ class SiteRecord:
         except durable.Torn as torn:
             raise PierError(f"{folder}: {torn}", "Delete it and start with --peers and --token again.") from torn
         peers = tuple(_peer(_site(peer)) for peer in fields["peers"])
-        told = {key: str(fields.get(key, "")) for key in ("name", "listen", "advertise", "dataset")}
-        version, transport = int(fields.get("version", 0)), fields.get("transport", "grpc")
-        return cls(bool(fields["founder"]), int(fields["slot"]), peers, transport, **told, version=version)
+        told: dict[str, Any] = {key: str(fields.get(key, "")) for key in ("name", "listen", "advertise", "dataset")}
+        told |= {"version": int(fields.get("version", 0)), "shared_data": bool(fields.get("shared_data", False))}
+        return cls(bool(fields["founder"]), int(fields["slot"]), peers, fields.get("transport", "grpc"), **told)
 
 
 def _peer(site: Site) -> Peer:
@@ -90,8 +91,16 @@ def _site(peer: Sequence[Any]) -> Site:
 
 
 def claim(folder: Path) -> IO[bytes]:
-    """Keep other daemons out of a data folder, as long as the returned file is open. Raises PierError."""
-    file = (folder / LOCK_FILE).open("ab")
+    """Make a data folder if need be, and keep other daemons out of it as long as the returned file is open.
+
+    Raises:
+        PierError: another daemon runs there, or the folder cannot be made or written.
+    """
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        file = (folder / LOCK_FILE).open("ab")
+    except OSError as error:
+        raise unwritable(folder, error) from error
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError as error:
@@ -101,6 +110,20 @@ def claim(folder: Path) -> IO[bytes]:
             "Stop it with `pier-node stop`, or give this one its own --data folder.",
         ) from error
     return file
+
+
+def unwritable(folder: Path, error: OSError) -> PierError:
+    """What to tell of a data folder in which something cannot be written."""
+    return PierError(
+        f"{error.filename or folder}: {error.strerror}",
+        "Name a --data folder that this user can write, on a file system that is not read-only.",
+    )
+
+
+def require_folder(folder: Path) -> None:
+    """Make sure that a data folder is there, for commands that only look. Raises PierError."""
+    if not folder.is_dir():
+        raise PierError(f"{folder}: no such folder", "Name the --data folder of a site; `pier-node start` makes one.")
 
 
 def load_run(folder: Path) -> RunConfig | None:

@@ -34,14 +34,30 @@ def test_an_earlier_export_is_replaced_and_other_folders_are_left_alone(call: Ca
     assert torch.equal(import_weights(out)[1], torch.from_numpy(state.anchor))
     refused = call("export", "--data", site, site)
     assert refused.exit_code == 1
-    assert "other files" in refused.output
+    assert "did not write what is in it" in refused.output
     assert not (site / "config.json").exists()
+
+
+def test_a_model_of_somebody_else_is_replaced_only_by_force(call: Call, site: Path, tmp_path: Path) -> None:
+    out = tmp_path / "thesis"
+    out.mkdir()
+    theirs = {"config.json": "{}", "tokenizer_config.json": "{}", "model.safetensors": "a year of work"}
+    for name, text in theirs.items():
+        (out / name).write_text(text)
+    refused = call("export", "--data", site, out)
+    assert refused.exit_code == 1
+    assert "--force" in refused.output
+    assert {path.name: path.read_text() for path in out.iterdir()} == theirs
+    assert call("export", "--data", site, "--force", out).exit_code == 0
+    assert import_weights(out)[0].dim == 32
 
 
 def test_a_site_without_a_checkpoint_is_said(call: Call, tmp_path: Path) -> None:
     failed = call("export", "--data", tmp_path / "none", tmp_path / "out")
     assert failed.exit_code == 1
-    assert "belongs to no run yet" in failed.output
+    assert "none: no such folder" in failed.output
+    (tmp_path / "none").mkdir()
+    assert "belongs to no run yet" in call("export", "--data", tmp_path / "none", tmp_path / "out").output
     assert not (tmp_path / "out").exists()
 
 

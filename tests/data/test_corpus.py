@@ -4,6 +4,7 @@ import json
 import logging
 import os
 from collections import Counter
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -137,25 +138,44 @@ def test_a_build_that_fails_leaves_nothing(data: Path, tmp_path: Path, monkeypat
     assert list(cache.iterdir()) == []
 
 
-def test_two_processes_may_build_at_once(data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    cache, publish = tmp_path / "cache", module._publish
+def test_of_several_processes_one_tokenizes_and_the_others_wait(
+    data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cache, tokenize, built = tmp_path / "cache", module._tokenize, list[Path]()
+    with ThreadPoolExecutor() as pool:
+        others: list[Future[Corpus]] = []
 
-    def publish_second(building: Path, folder: Path) -> None:
-        monkeypatch.setattr(module, "_publish", publish)
-        open_slot(data, cache)
-        rename = os.rename
+        def build(dealing: Any, folder: Path) -> None:
+            built.append(folder)
+            others.extend(pool.submit(open_slot, data, cache) for _ in range(3))
+            assert not [other for other in others if other.done()]
+            tokenize(dealing, folder)
 
-        def refuse(source: Path, target: Path) -> None:
-            monkeypatch.setattr(os, "rename", rename)
-            open_slot(data, cache)
-            rename(source, target)
-
-        monkeypatch.setattr(os, "rename", refuse)
-        publish(building, folder)
-
-    monkeypatch.setattr(module, "_publish", publish_second)
-    assert len(open_slot(data, cache).train)
+        monkeypatch.setattr(module, "_tokenize", build)
+        first = open_slot(data, cache)
+        assert all(bytes(other.result(60).train) == bytes(first.train) for other in others)
+    assert len(built) == 1
     folder_of(cache)
+
+
+def test_what_a_killed_process_left_half_made_is_removed(data: Path, tmp_path: Path) -> None:
+    left = tmp_path / "cache" / "building-abc"
+    left.mkdir(parents=True)
+    (left / "train.npy").write_text("half")
+    open_slot(data, tmp_path / "cache")
+    assert folder_of(tmp_path / "cache").name.startswith("corpus-")
+
+
+def test_it_tells_how_far_it_is(data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "TELL", 0.0)
+    told: list[tuple[int, int]] = []
+    section = DataSection(source="text", path=str(data), validation=0.2)
+    open_corpus(section, 0, 3, None, tmp_path / "cache", lambda *how_far: told.append(how_far))
+    size = sum(path.stat().st_size for path in data.iterdir())
+    assert len(told) == 60
+    assert [read for read, _ in told] == sorted({read for read, _ in told})
+    assert told[-1] == (size, size)
+    open_corpus(section, 0, 3, None, tmp_path / "cache", lambda *_: pytest.fail("nothing is tokenized twice"))
 
 
 def test_a_cache_that_cannot_be_written_is_named(data: Path, tmp_path: Path) -> None:

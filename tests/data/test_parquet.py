@@ -61,4 +61,4 @@ def test_a_missing_pyarrow_names_the_extra(tmp_path: Path, monkeypatch: pytest.M
     monkeypatch.setitem(sys.modules, "pyarrow", None)
     with pytest.raises(PierError, match="needs pyarrow") as caught:
         list(read_parquet(entry, "text"))
-    assert "pier-train[parquet]" in caught.value.remedy
+    assert "scripts/install parquet" in caught.value.remedy

@@ -85,6 +85,15 @@ def test_validation_is_even_and_the_same_for_all() -> None:
     assert all((targets == inputs + 1).all() for inputs, targets in batches)
 
 
+@pytest.mark.parametrize("workers", [1, 2, 5, 13])
+def test_validation_in_small_batches_and_by_several_workers_has_the_same_windows(workers: int) -> None:
+    whole = [row for inputs, _ in windows().validation(3, 4) for row in inputs.tolist()]
+    shares = [windows().validation(3, 4, 2, worker, workers) for worker in range(workers)]
+    batches = [inputs for share in shares for inputs, _ in share]
+    assert [row for batch in batches for row in batch.tolist()] == whole
+    assert {len(batch) for batch in batches} <= {1, 2}
+
+
 def test_a_corpus_of_one_window_is_enough() -> None:
     corpus = Corpus(np.arange(CONTEXT + 1, dtype=np.uint8), np.arange(CONTEXT + 1, dtype=np.uint8), 256)
     inputs, targets = windows(corpus=corpus).batch(5, 2)

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import os
 import signal
 import socket
 import subprocess
@@ -7,7 +8,7 @@ import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import psutil
 import pytest
@@ -16,6 +17,7 @@ import torch
 from pier_node.config import RunConfig
 from pier_node.data.windows import Windows
 from pier_node.inner.launch import WORKER
+from pier_node.inner.link import Link
 from pier_node.inner.messages import (
     Done,
     Evaluate,
@@ -30,7 +32,10 @@ from pier_node.inner.messages import (
     decode,
     encode,
 )
+from pier_node.inner.place import Place
 from pier_node.inner.replica import Replica
+from pier_node.inner.worker import Worker, open_data
+from pier_node.model.decoder import Decoder
 from pier_node.shared import SharedVector
 
 BATCH, CONTEXT = 4, 16
@@ -45,19 +50,24 @@ class Rig:
     vectors: dict[str, SharedVector]
     process: subprocess.Popen[str] = field(init=False)
     connection: socket.socket = field(init=False)
+    others: list[socket.socket] = field(init=False)
 
-    def start(self) -> None:
+    def start(self, workers: int = 1) -> None:
         path = self.folder / "s"
         listener = socket.socket(socket.AF_UNIX)
         listener.bind(str(path))
         listener.listen()
         listener.settimeout(60)
-        command = [sys.executable, "-m", "pier_node.inner.launch", "--socket", str(path), "--workers", "1"]
+        command = [sys.executable, "-m", "pier_node.inner.launch", "--socket", str(path), "--workers", str(workers)]
         self.process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
+        self.others = [listener.accept()[0] for _ in range(workers - 1)]
+        for other in self.others:
+            other.sendall(encode(self.setup))
         self.connection, _ = listener.accept()
         self.connection.settimeout(60)
         self._lines = self.connection.makefile("rb")
-        assert self.hear() == Hello(0, 1, 0, "cpu")
+        hello = self.hear()
+        assert workers > 1 or hello == Hello(0, 1, 0, "cpu")
         self.say(self.setup)
 
     def say(self, message: Message) -> None:
@@ -85,8 +95,9 @@ def rig(config: RunConfig, weights: SharedVector, tmp_path: Path) -> Iterator[Ri
     vectors = {name: SharedVector(length) for name in ("outbox", "adam_m", "adam_v")} | {"anchor": weights}
     made = Rig(tmp_path, _setup(config, tmp_path, vectors), vectors)
     yield made
-    made.process.kill()
-    made.process.communicate()
+    if hasattr(made, "process"):
+        made.process.kill()
+        made.process.communicate()
 
 
 def _job(rig: Rig, **changes: Any) -> Job:
@@ -142,6 +153,37 @@ def test_evaluation_between_jobs(rig: Rig, replica: Replica, windows: Windows) -
     assert rig.hear() == Evaluated(5, expected)
 
 
+class Said:
+    """Where a worker in this process speaks to nobody."""
+
+    def __init__(self) -> None:
+        self.messages: list[Message] = []
+
+    def send(self, message: Message) -> None:
+        self.messages.append(message)
+
+
+def test_evaluation_computes_no_more_rows_at_once_than_training(
+    configure: Callable[..., RunConfig], rig: Rig, replica: Replica, windows: Windows
+) -> None:
+    said, rows = Said(), list[int]()
+    setup = replace(rig.setup, config=configure(micro_batch=3).canonical())
+    worker = Worker(cast(Link, said), Place(0, 1, 0), torch.device("cpu"), setup, open_data(setup, cast(Link, said)))
+
+    def count(module: torch.nn.Module, inputs: tuple[torch.Tensor, ...]) -> None:
+        if isinstance(module, Decoder):
+            rows.append(len(inputs[0]))
+
+    with torch.nn.modules.module.register_module_forward_pre_hook(count):
+        worker.obey(Evaluate(5, rig.vectors["anchor"].path))
+    assert sum(rows) == 2 * BATCH
+    assert max(rows) == 3
+    [evaluated] = said.messages
+    assert isinstance(evaluated, Evaluated)
+    whole = replica.evaluate(_tensor(rig, "anchor"), windows.validation(2, BATCH))
+    assert evaluated.loss == pytest.approx(whole, rel=1e-6)
+
+
 def _without_data(rig: Rig, configure: Callable[..., RunConfig]) -> Setup:
     return replace(rig.setup, data_path="/nowhere")
 
@@ -166,6 +208,17 @@ def test_what_no_restart_mends_is_told_and_the_worker_waits(
     assert rig.process.poll() is None
     rig.connection.shutdown(socket.SHUT_RDWR)
     assert rig.process.wait(10) == 0
+
+
+def test_workers_join_only_when_the_data_is_there(rig: Rig, configure: Callable[..., RunConfig]) -> None:
+    """Once they have joined, a wait of ten minutes is taken for a death."""
+    os.mkfifo(tokenizer := rig.folder / "tokenizer.json")
+    config = configure()
+    slow = config.model_copy(update={"data": config.data.model_copy(update={"tokenizer": str(tokenizer)})})
+    rig.setup = replace(rig.setup, config=slow.canonical())
+    rig.start(workers=2)
+    with tokenizer.open("w"):  # returns when a worker reads it, which then waits for what is written
+        assert not list(rig.folder.glob("s.group-*"))
 
 
 def test_an_empty_batch_is_refused(rig: Rig) -> None:

@@ -11,6 +11,7 @@ import torch
 
 from pier_node.config import RunConfig
 from pier_node.data.corpus import open_corpus
+from pier_node.data.site_data import SiteData
 from pier_node.data.windows import Windows
 from pier_node.errors import PierError
 from pier_node.inner import foreman
@@ -31,7 +32,7 @@ async def open_workers(config: RunConfig, tmp_path: Path) -> AsyncIterator[Open]
     opened: list[Workers] = []
 
     def build(count: int = 1, run: RunConfig = config, data_path: str | None = None) -> Workers:
-        opened.append(Workers(run, "node-a", 0, data_path, tmp_path / "node", count))
+        opened.append(Workers(run, "node-a", SiteData(path=data_path), tmp_path / "node", count))
         return opened[-1]
 
     yield build
@@ -127,6 +128,8 @@ async def test_two_workers_do_what_one_does(
     done = await workers.run(0, 5, batch, "weights", weights)
     assert done.loss == pytest.approx(sum(losses) / 5, rel=1e-6)
     torch.testing.assert_close(torch.from_numpy(workers.outbox.array), trained, rtol=0, atol=1e-5)
+    validated = alone.evaluate(torch.from_numpy(weights.array), windows.validation(2, BATCH))
+    assert await workers.evaluate(weights) == pytest.approx(validated, rel=1e-6)
 
     workers.adam_m.array[:], workers.adam_v.array[:] = 0.0, 0.0
     await workers.run(0, STEPS, batch, "weights", weights, 0)

@@ -1,4 +1,5 @@
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,7 @@ from torch import Tensor
 from pier_node.config import ModelSection
 from pier_node.errors import PierError
 from pier_node.model.decoder import Decoder
-from pier_node.model.export import INDEX, export, import_weights
+from pier_node.model.export import INDEX, MARK, export, import_weights
 from pier_node.model.generate import generate
 from pier_node.model.layout import Layout
 
@@ -88,6 +89,19 @@ def test_an_earlier_export_in_the_folder_is_replaced_and_other_files_stay(tmp_pa
     assert torch.equal(import_weights(tmp_path)[1], weights)
     assert (tmp_path / INDEX).exists() == (not (tmp_path / "model.safetensors").exists())
     assert (tmp_path / "model-notes.safetensors").read_text() == "mine"
+
+
+@pytest.mark.parametrize(("umask", "mode"), [(0o022, 0o644), (0o027, 0o640)])
+def test_files_are_for_whom_the_umask_allows(tmp_path: Path, umask: int, mode: int) -> None:
+    config = ModelSection(preset="llama-tiny")
+    before = os.umask(umask)
+    try:
+        export(config, torch.zeros(Layout.of(config).length), tmp_path)
+    finally:
+        os.umask(before)
+    names = {MARK, "config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json"}
+    found = {path.name: path.stat().st_mode & 0o777 for path in tmp_path.iterdir()}
+    assert found == dict.fromkeys(names, mode)
 
 
 def test_a_missing_tokenizer_leaves_the_earlier_export_whole(

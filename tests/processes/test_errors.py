@@ -93,7 +93,19 @@ def test_a_taken_port_is_named(found: Found) -> None:
         refused(run.sites[0], run.sites[0].address, "Address already in use", "--listen")
 
 
-def test_missing_data_is_named(found: Found, tmp_path: Path) -> None:
-    run = found(1)
-    site = Site(tmp_path / "site", "--run", str(run.path), "--dataset", str(tmp_path / "nothing here"))
-    refused(site, "nothing here", within=60.0)
+def test_until_the_first_round_whatever_was_wrong_can_be_corrected(found: Found, tmp_path: Path) -> None:
+    run = found(1, **LONG)
+    site = run.sites[0]
+    refused(Site(site.folder, "--run", str(run.path), "--dataset", str(tmp_path / "nothing here")), "nothing here")
+    assert [path.name for path in site.folder.iterdir()] == ["node.key"]
+
+    small = tmp_path / "small.txt"
+    small.write_text("line\n" * 100)
+    short = Site(site.folder, "--run", str(run.path), "--dataset", str(small))
+    refused(short, "one window of model.context = 64 needs 65", "lower model.context", within=60.0)
+    run.path.write_text(run.path.read_text().replace("[model]", "[model]\ncontext = 32"))
+    corrected = Site(site.folder, "--run", str(run.path), "--dataset", str(CORPUS))
+    corrected.start()
+    corrected.reach(1)
+    assert f"This site trains on its own data, {CORPUS}: all of it" in corrected.output
+    assert corrected.stop() == 0

@@ -51,6 +51,23 @@ def test_all_sites_killed_at_once_go_on(found: Found) -> None:
     assert {site.round for site in run.sites} == {30}
 
 
+def test_who_returns_after_the_end_says_that_a_site_that_has_finished_must_be_started(found: Found) -> None:
+    run = found(2, inner={"total_steps": 20 * 30}, outer={"inner_steps": 30})
+    first, other = run.by_node
+    run.start()
+    other.reach(5)
+    other.kill()
+    assert first.ended() == 0
+    assert f"not finished: {other.name} ({other.node})" in " ".join(first.output.split())
+    other.start()
+    said = f"{first.name} ({first.node}) does not answer, and this site cannot go on without it."
+    other.wait("says whom it waits for", lambda: said in other.status().get("message", ""))
+    assert "start `pier-node start --data FOLDER` there again" in other.status()["message"]
+    first.start()
+    assert (first.ended(), other.ended()) == (0, 0)
+    assert "caught up with round 20" in other.output
+
+
 @pytest.mark.parametrize("overlap", [False, True])
 def test_a_killed_site_ends_with_the_bits_of_one_that_was_not(found: Found, overlap: bool) -> None:
     # Without a codec: what one dropped of a round that was kept, but not yet in a checkpoint, is lost with the process.

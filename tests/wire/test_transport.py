@@ -28,7 +28,7 @@ def test_without_hivemind_it_says_what_to_install(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "hivemind" else found(name))
     with pytest.raises(PierError, match="hivemind, which is not installed") as error:
         make_carrier("hivemind", ALICE.node, RUN, None)
-    assert error.value.remedy == "Run: pip install 'pier-train[hivemind]'"
+    assert error.value.remedy == "In the clone of Pier: scripts/install hivemind"
 
 
 def test_the_choice_alone_imports_nothing_heavy() -> None:

@@ -12,10 +12,12 @@ import numpy as np
 from pier_node.commands.weights import Weights, find_weights, pick_device, site_config
 from pier_node.config import RunConfig
 from pier_node.data.corpus import open_corpus
+from pier_node.data.site_data import SiteData
 from pier_node.data.tokens import Tokenizer, check_vocab, open_tokenizer
 from pier_node.data.windows import Batch, Windows
 from pier_node.inner.devices import uses_bf16
 from pier_node.model.evaluate import bits_per_byte, validation_loss
+from pier_node.settings import Settings
 from pier_node.site import SiteRecord
 
 
@@ -44,7 +46,7 @@ def evaluate(data: Path, model: Path | None, batches: int, dataset: str | None, 
     Args:
         data: the site whose run has the validation split, and the checkpoint unless there is a `model` folder.
         batches: 0: as many as the run's own validation takes.
-        dataset: replaces the path of [data], as it did when the site was started.
+        dataset: replaces the path of [data]; None: what the site was started with.
         device: see `pick_device`.
     """
     config, weights = site_config(data), find_weights(data, model)
@@ -74,10 +76,14 @@ def validation_windows(
 ) -> list[Batch]:
     """What a site validates on; see `evaluate` for the arguments. Raises PierError."""
     record = SiteRecord.load(data)
-    corpus = open_corpus(config.data, record.slot if record else 0, config.run.sites, dataset, data / "cache")
+    told = Settings(data, data=dataset).after(record)
+    text = SiteData.of(config, record.slot if record else 0, told.data, told.shared_data)
+    corpus = open_corpus(config.data, text.slot, text.slots, text.path, data / "cache")
     check_vocab(corpus.vocab_size, weights.config.vocab_size)
     windows = Windows(corpus, weights.config.context, config.run.seed, "evaluate")
-    return windows.validation(batches or config.inner.eval_batches, config.inner.batch_size)
+    inner = config.inner
+    at_once = min(inner.batch_size, inner.micro_batch or inner.batch_size)
+    return windows.validation(batches or inner.eval_batches, inner.batch_size, at_once)
 
 
 def _table(score: Score) -> str:

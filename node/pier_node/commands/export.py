@@ -9,9 +9,17 @@ from pier_node.errors import PierError
 from pier_node.model import export as writer
 
 
-def export(data: Path, out: Path) -> str:
-    """Write the folder; returns what to tell the user. Raises PierError."""
-    _check(out)
+def export(data: Path, out: Path, force: bool = False) -> str:
+    """Write the folder; returns what to tell the user.
+
+    Raises:
+        PierError: `out` holds something that no export wrote (without `force`), or cannot be written.
+    """
+    if not (force or writer.is_ours(out)):
+        raise PierError(
+            f"{out} is not empty, and `pier-node export` did not write what is in it",
+            "Name a new folder. With --force a model that is there is replaced, for good.",
+        )
     weights = newest_weights(data)
     writer.export(weights.config, weights.flat, out, weights.tokenizer)
     return (
@@ -19,9 +27,3 @@ def export(data: Path, out: Path) -> str:
         f"  pier-node generate --model {out} PROMPT\n"
         f"  transformers.AutoModelForCausalLM.from_pretrained({str(out)!r})\n"
     )
-
-
-def _check(out: Path) -> None:
-    """Refuse to mix a model into a folder of other things. Raises PierError."""
-    if out.is_dir() and any(out.iterdir()) and not (out / "tokenizer_config.json").exists():
-        raise PierError(f"{out} holds other files than an exported model", "Name a new folder, or an earlier export.")

@@ -33,7 +33,7 @@ MEANINGS = {
     "model.rope_theta": "Base of the rotary positions. llama only.",
     "model.tie_embeddings": "Whether the output layer is the embedding.",
     "data.source": "Python's own library as a text that every machine has, or files of text, JSON lines or Parquet.",
-    "data.path": "File or folder of the text; a site can have its own with --dataset.",
+    "data.path": "File or folder of the text, the same at every site. With --dataset a site has text of its own.",
     "data.text_field": "The field (jsonl) or column (parquet) that holds the text.",
     "inner.lr": "Learning rate at its highest, after the warmup.",
     "inner.min_lr": "Learning rate at the end of its cosine decay.",

@@ -14,6 +14,7 @@ from pier_node.commands.on_disk import on_disk
 from pier_node.commands.running import Running, Status, find_daemon
 from pier_node.commands.status_tables import disk_table, peers_table, site_table
 from pier_node.errors import PierError
+from pier_node.site import require_folder
 
 NOT_RUNNING = 3
 """Exit code, as that of an init script for a service that is not running."""
@@ -22,7 +23,12 @@ EVERY = 1.0
 
 
 def status(folder: Path, as_json: bool, watch: bool) -> int:
-    """Print it, once or until Ctrl+C; returns the exit code. Raises PierError: asked once, the daemon is silent."""
+    """Print it, once or until Ctrl+C; returns the exit code.
+
+    Raises:
+        PierError: there is no such folder, or the daemon does not answer when it is asked once.
+    """
+    require_folder(folder)
     console = Console()
     running = find_daemon(folder)
     if running is None:

@@ -13,7 +13,7 @@ from pathlib import Path
 from pier_node.commands.on_disk import start_command
 from pier_node.commands.running import Running, find_daemon
 from pier_node.errors import PierError
-from pier_node.site import DAEMON_FILE
+from pier_node.site import DAEMON_FILE, require_folder
 
 
 def stop(folder: Path, timeout: float) -> str:
@@ -22,6 +22,7 @@ def stop(folder: Path, timeout: float) -> str:
     Raises:
         PierError: it did not end within `timeout` seconds, or is another user's.
     """
+    require_folder(folder)
     running = find_daemon(folder)
     if running is None:
         return f"No daemon runs for {folder}{_clean_up(folder)}."

@@ -15,7 +15,7 @@ from pier_node.errors import PierError
 from pier_node.model.decoder import Decoder
 from pier_node.model.export import import_weights
 from pier_node.model.layout import Layout
-from pier_node.site import load_run
+from pier_node.site import load_run, require_folder
 
 
 @dataclass(frozen=True)
@@ -50,6 +50,7 @@ class Weights:
 
 def site_config(folder: Path) -> RunConfig:
     """The run that a data folder belongs to. Raises PierError: to none."""
+    require_folder(folder)
     config = load_run(folder)
     if config is None:
         raise PierError(

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import fcntl
 import hashlib
 import json
 import logging
 import os
 import shutil
 import tempfile
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
@@ -17,16 +20,24 @@ import numpy as np
 
 from pier_node.config import DataSection
 from pier_node.data.deal import VALIDATION, part_of
-from pier_node.data.sources import Source, open_source
+from pier_node.data.sources import Source, no_text, open_source
 from pier_node.data.token_file import TokenWriter, fingerprint
 from pier_node.data.tokens import Tokenizer, Tokens, open_tokenizer
 from pier_node.errors import PierError
+from pier_node.units import amount
 
 FORMAT = 1
 """Changes with whatever changes the tokens that the same files give."""
 BATCH = 256
 """Documents that are tokenized at once, on all cores where the tokenizer can."""
 TRAIN, HELD_OUT, CHECK = "train.npy", "validation.npy", "check.json"
+BUILDING = "building-"
+"""Prefix of the folder of a corpus that is being made."""
+TELL = 30.0
+"""Seconds between two reports of how far tokenizing is."""
+
+Told = Callable[[int, int], None]
+"""(bytes of text read so far, bytes of the files): see `open_corpus`."""
 
 log = logging.getLogger(__name__)
 
@@ -55,6 +66,7 @@ class _Dealing:
     tokenizer: Tokenizer
     slot: int
     slots: int
+    told: Told
 
     def key(self) -> str:
         """A hash of all that matters, contents of files excepted: their sizes and times stand for them."""
@@ -65,36 +77,48 @@ class _Dealing:
 
     def wanted(self) -> Iterator[tuple[str, str]]:
         """The file and the text of each document that this slot trains on, or everybody validates on."""
-        documents = 0
+        size = sum(entry.path.stat().st_size for entry in self.source.entries)
+        documents = read = 0
+        told = time.monotonic()
         for document in self.source.documents():
             documents += 1
+            read += len(document.text.encode())
+            if time.monotonic() - told >= TELL:
+                told = time.monotonic()
+                self.told(read, size)
             part = part_of(document, self.config.validation, self.slots)
             if part in (VALIDATION, self.slot):
                 yield HELD_OUT if part == VALIDATION else TRAIN, document.text
         if not documents:
-            raise PierError("the data has no text in it", "Give files with text: [data] path, or --dataset PATH.")
+            raise no_text()
 
 
-def open_corpus(config: DataSection, slot: int, slots: int, path: str | None, cache: Path) -> Corpus:
+def _log(read: int, size: int) -> None:
+    log.info("tokenizing: %s of text read; the files have %s", amount(read), amount(size))
+
+
+def open_corpus(config: DataSection, slot: int, slots: int, path: str | None, cache: Path, told: Told = _log) -> Corpus:
     """The corpus of a site: part `slot` modulo `slots` of the data at `path`, or where [data] says.
 
-    The first call reads and tokenizes everything and keeps the tokens in the folder `cache`; later ones map them.
+    The first call reads and tokenizes everything and keeps the tokens in the folder `cache`; later ones map them. Of
+    several processes that call it at once, one does the work, for as long as that takes, and the others wait for it.
+
+    Args:
+        told: called every TELL seconds while this process tokenizes.
 
     Raises:
         PierError: the data or the tokenizer cannot be used, or `cache` cannot be written.
     """
     tokenizer = open_tokenizer(config.tokenizer)
-    dealing = _Dealing(config, open_source(config, path), tokenizer, slot % slots, slots)
+    dealing = _Dealing(config, open_source(config, path), tokenizer, slot % slots, slots, told)
     folder = cache / f"corpus-{dealing.key()}"
-    if not _is_whole(folder):
+    if not folder.exists() or not _is_whole(folder):
         _build(dealing, folder)
     train, validation = (np.load(folder / name, mmap_mode="r") for name in (TRAIN, HELD_OUT))
     return Corpus(train, validation, tokenizer.vocab_size)
 
 
 def _is_whole(folder: Path) -> bool:
-    if not folder.exists():
-        return False
     try:
         if json.loads((folder / CHECK).read_text()) == _fingerprints(folder):
             return True
@@ -110,20 +134,36 @@ def _fingerprints(folder: Path) -> dict[str, str]:
 
 def _build(dealing: _Dealing, folder: Path) -> None:
     """Make the folder under another name first, so that it is there whole or not at all."""
-    log.info("tokenizing %d files into %s", len(dealing.source.entries), folder)
+    with _alone(folder.parent):
+        if folder.exists() and _is_whole(folder):
+            return  # another process has made it while this one waited
+        log.info("tokenizing %d files into %s", len(dealing.source.entries), folder)
+        building = Path(tempfile.mkdtemp(dir=folder.parent, prefix=BUILDING))
+        try:
+            _tokenize(dealing, building)
+            if folder.exists():
+                shutil.rmtree(folder)
+            os.rename(building, folder)
+        except OSError as error:
+            raise PierError(f"{folder}: {error.strerror}", "Free some space, or use another data directory.") from error
+        finally:
+            if building.exists():
+                shutil.rmtree(building)
+
+
+@contextmanager
+def _alone(cache: Path) -> Iterator[None]:
+    """Be the one process that makes a corpus in a cache; what those left that were killed while they did is removed."""
     try:
-        folder.parent.mkdir(parents=True, exist_ok=True)
-        building = Path(tempfile.mkdtemp(dir=folder.parent, prefix="building-"))
+        cache.mkdir(parents=True, exist_ok=True)
+        lock = cache.with_name(f"{cache.name}.lock").open("ab")
     except OSError as error:
-        raise PierError(f"{folder.parent}: {error.strerror}", "Give a data directory that can be written.") from error
-    try:
-        _tokenize(dealing, building)
-        _publish(building, folder)
-    except OSError as error:
-        raise PierError(f"{folder}: {error.strerror}", "Free some space, or use another data directory.") from error
-    finally:
-        if building.exists():
-            shutil.rmtree(building)
+        raise PierError(f"{cache}: {error.strerror}", "Give a data directory that can be written.") from error
+    with lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)  # the kernel releases it when its holder dies
+        for left in cache.glob(f"{BUILDING}*"):
+            shutil.rmtree(left)
+        yield
 
 
 def _tokenize(dealing: _Dealing, folder: Path) -> None:
@@ -138,14 +178,3 @@ def _tokenize(dealing: _Dealing, folder: Path) -> None:
     for writer in writers.values():
         writer.close()
     (folder / CHECK).write_text(json.dumps(_fingerprints(folder)))
-
-
-def _publish(building: Path, folder: Path) -> None:
-    if folder.exists():
-        shutil.rmtree(folder)
-    try:
-        os.rename(building, folder)
-    except OSError:
-        # Another process of this site made the same folder meanwhile: either will do.
-        if not folder.exists():
-            raise

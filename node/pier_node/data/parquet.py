@@ -32,7 +32,9 @@ def _open(entry: Entry, field: str) -> Any:
     try:
         arrow, parquet = (import_module(name) for name in ("pyarrow", "pyarrow.parquet"))
     except ImportError as error:
-        raise PierError('data source "parquet" needs pyarrow', "pip install 'pier-train[parquet]'") from error
+        raise PierError(
+            'data source "parquet" needs pyarrow', "In the clone of Pier: scripts/install parquet"
+        ) from error
     try:
         file = parquet.ParquetFile(entry.path)
     except arrow.ArrowInvalid as error:

@@ -32,6 +32,11 @@ class Source:
                 raise PierError(f"{entry.path}: {error.strerror}", "Make the file readable, or remove it.") from error
 
 
+def no_text() -> PierError:
+    """The error of a source without a document."""
+    return PierError("the data has no text in it", "Give files with text: [data] path, or --dataset PATH.")
+
+
 def open_source(config: DataSection, path: str | None = None) -> Source:
     """The source that [data] describes; `path` replaces its path (and the built-in text) at this site.
 

@@ -57,11 +57,20 @@ class Windows:
         draws = np.asarray(stream.random_raw(first + count))[first:]
         return self._cut(self._corpus.train, draws % np.uint64(self._train_starts))
 
-    def validation(self, batches: int, sequences: int) -> list[Batch]:
-        """Windows spread evenly over the validation part, the same at every site and every time."""
-        count = batches * sequences
+    def validation(
+        self, batches: int, sequences: int, at_once: int = 0, worker: int = 0, workers: int = 1
+    ) -> list[Batch]:
+        """Windows spread evenly over the validation part, the same at every site and every time.
+
+        Args:
+            at_once: the most sequences in a batch that is returned; 0: `sequences`.
+            worker, workers: only this worker's share of the `batches * sequences` windows.
+        """
+        count, size = batches * sequences, at_once or sequences
         starts = np.arange(count) * (self._validation_starts - 1) // max(count - 1, 1)
-        return [self._cut(self._corpus.validation, part) for part in np.split(starts, batches)]
+        first, own = share(count, worker, workers)
+        parts = (starts[index : min(index + size, first + own)] for index in range(first, first + own, size))
+        return [self._cut(self._corpus.validation, part) for part in parts]
 
     def _cut(self, tokens: Tokens, starts: npt.NDArray[np.integer]) -> Batch:
         offsets = np.arange(self._context + 1)

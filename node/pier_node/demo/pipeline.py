@@ -230,7 +230,7 @@ def _tell(watched: _Watched, seconds: float, work: Path, console: Console, as_js
     if holder is None:
         raise PierError("no site has joined the stages", f"The logs are in {work}.")
     model = work / MODEL_FOLDER
-    export(holder, model)
+    export(holder, model, force=True)
     result, text = _result(watched, holder, seconds), sample(model)
     everything = {**asdict(result), "text": text, "export": str(model)}
     (work / RESULT_FILE).write_text(json.dumps(everything, indent=1) + "\n")

@@ -82,7 +82,7 @@ def _tell(record: Record, seconds: float, work: Path, console: Console, as_json:
     torch.set_num_threads(1)  # more would wait for one another: the model is small
     result, model = measured(record, seconds), work / MODEL_FOLDER
     with console.status("Exporting the model, and letting it write"):
-        export(work / record.newest.name, model)
+        export(work / record.newest.name, model, force=True)
         text = sample(model)
         draw(record, work / PLOT_FILE)
     everything = {**result.as_json(), "text": text, "export": str(model), "plot": str(work / PLOT_FILE)}

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Protocol
 
 from pier_node.config import ModelSection, RunConfig
+from pier_node.data.site_data import SiteData
 from pier_node.experts.card import CARD_FILE, Card, digest_of, load_card
 from pier_node.experts.gate import Verdict, judged
 from pier_node.experts.job import ExpertJob
@@ -145,7 +146,7 @@ class _Training:
     async def run(self) -> tuple[Stand, Verdict]:
         async with AsyncExitStack() as stack:
             # The order of the rows follows from seed and text, and not from the site.
-            workers = Workers(self.config, self.job.domain_hash, 0, None, self.shop.folder, self.shop.workers)
+            workers = Workers(self.config, self.job.domain_hash, SiteData(), self.shop.folder, self.shop.workers)
             stack.push_async_callback(workers.stop)
             await workers.start()
             self._weights.array[:] = await asyncio.to_thread(self._branched)

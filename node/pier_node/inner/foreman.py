@@ -22,9 +22,11 @@ from pier_node.inner.messages import (
     Rate,
     Rated,
     Setup,
+    Tokenizing,
 )
 from pier_node.inner.moments import SharedMoments
 from pier_node.signals import Signal
+from pier_node.units import amount
 
 MAX_RESTARTS = 3
 """A site gives up when its workers die more often than this without finishing a job."""
@@ -127,6 +129,8 @@ class Foreman:
                 await self._relaunch(event)
             case Failed():
                 self._error = PierError(event.problem, event.remedy)
+            case Tokenizing():
+                log.info("tokenizing: %s of text read; the files have %s", amount(event.read), amount(event.size))
             case Progress() if self._on_progress is not None:
                 self._on_progress(event)
             case Publishing() | Done() | Evaluated() | Rated():

@@ -83,6 +83,14 @@ class Hello:
 
 
 @dataclass(frozen=True, config=_STRICT)
+class Tokenizing:
+    """Worker: making the site's tokens of its text; bytes of text read so far, and bytes of the files."""
+
+    read: int
+    size: int
+
+
+@dataclass(frozen=True, config=_STRICT)
 class Progress:
     """Worker 0: step `step` is done; `loss` is the site's at that step, tokens and seconds are the job's so far."""
 
@@ -137,11 +145,11 @@ class Failed:
     remedy: str
 
 
-Message = Setup | Job | Evaluate | Rate | Hello | Progress | Publishing | Done | Evaluated | Rated | Failed
+Message = Setup | Job | Evaluate | Rate | Hello | Tokenizing | Progress | Publishing | Done | Evaluated | Rated | Failed
 
 _KINDS: dict[str, type[Message]] = {
     kind.__name__: kind
-    for kind in (Setup, Job, Evaluate, Rate, Hello, Progress, Publishing, Done, Evaluated, Rated, Failed)
+    for kind in (Setup, Job, Evaluate, Rate, Hello, Tokenizing, Progress, Publishing, Done, Evaluated, Rated, Failed)
 }
 
 

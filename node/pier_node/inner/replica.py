@@ -12,6 +12,7 @@ from functools import cached_property
 import numpy as np
 import numpy.typing as npt
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
@@ -21,7 +22,7 @@ from pier_node.inner import devices
 from pier_node.inner.optim import take_step
 from pier_node.inner.step import mean_gradient
 from pier_node.model.decoder import Decoder
-from pier_node.model.evaluate import Losses, row_losses, validation_loss
+from pier_node.model.evaluate import Losses, row_losses, summed_losses
 from pier_node.model.layout import Layout
 
 
@@ -89,9 +90,17 @@ class Replica:
         return loss
 
     def evaluate(self, flat: Tensor, windows: Iterable[Batch]) -> float:
-        """Validation loss of the weights in a vector. They stay: whoever trains next loads what it trains from."""
+        """Validation loss of the weights in a vector. They stay: whoever trains next loads what it trains from.
+
+        Args:
+            windows: this worker's. When there are several workers all call this, and get the mean over all windows.
+        """
         self.load_weights(flat)
-        return validation_loss(self._model, windows, self._bf16)
+        sums = torch.tensor(summed_losses(self._model, windows, self._bf16), dtype=torch.float64, device=self._device)
+        if self._trained is not self._model:
+            dist.all_reduce(sums)
+        total, count = sums.tolist()
+        return float(total / count)
 
     def rate(self, flat: Tensor, rows: npt.NDArray[np.uint8], at_once: int) -> Losses:
         """Mean loss of each row with the weights in a vector, which stay: see `row_losses`."""

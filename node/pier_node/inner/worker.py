@@ -8,10 +8,9 @@ from pathlib import Path
 
 import numpy as np
 import torch
-import torch.distributed as dist
 from torch import Tensor
 
-from pier_node.config import RunConfig, from_canonical
+from pier_node.config import from_canonical
 from pier_node.data.corpus import Corpus, open_corpus
 from pier_node.data.tokens import check_vocab
 from pier_node.data.windows import Batch, Windows, share
@@ -31,6 +30,7 @@ from pier_node.inner.messages import (
     Rate,
     Rated,
     Setup,
+    Tokenizing,
 )
 from pier_node.inner.place import Place
 from pier_node.inner.replica import Replica
@@ -45,15 +45,15 @@ class Worker:
 
     Args:
         link: to the daemon.
-        place: among the workers of the site.
+        place: among the workers of the site, who have joined.
         device: its own.
         setup: what the daemon said first.
+        corpus: the site's, which it names.
     """
 
-    def __init__(self, link: Link, place: Place, device: torch.device, setup: Setup) -> None:
+    def __init__(self, link: Link, place: Place, device: torch.device, setup: Setup, corpus: Corpus) -> None:
         config = from_canonical(setup.config)
         self._link, self._place, self._device, self._inner = link, place, device, config.inner
-        corpus = _open_data(config, setup, place)
         self._windows = Windows(corpus, config.model.context, config.run.seed, setup.node)
         self._replica = Replica(config, device, place.world)
         self._length = self._replica.layout.length
@@ -108,15 +108,16 @@ class Worker:
         self._replica.store_moments(self._adam_m, self._adam_v)
 
     def _evaluate(self, request: Evaluate) -> None:
-        if self._place.rank != 0:
-            return
-        windows = self._windows.validation(self._inner.eval_batches, self._inner.batch_size)
-        self._link.send(Evaluated(request.id, self._replica.evaluate(self._attach(request.weights), windows)))
+        inner, place = self._inner, self._place
+        own = self._windows.validation(inner.eval_batches, inner.batch_size, self._at_once, place.rank, place.world)
+        loss = self._replica.evaluate(self._attach(request.weights), own)
+        if place.rank == 0:
+            self._link.send(Evaluated(request.id, loss))
 
     def _rate(self, request: Rate) -> None:
         if self._place.rank != 0:
             return
-        losses = self._replica.rate(self._attach(request.weights), np.load(request.rows), self._inner.batch_size)
+        losses = self._replica.rate(self._attach(request.weights), np.load(request.rows), self._at_once)
         self._link.send(Rated(request.id, losses.tolist()))
 
     def _rows(self, step: int, sequences: int) -> Batch:
@@ -128,6 +129,12 @@ class Worker:
             )
         return self._windows.rows(step, *share(sequences, self._place.rank, world))
 
+    @property
+    def _at_once(self) -> int:
+        """The most sequences that this worker computes together in a step: it has memory for so many."""
+        own = max(1, self._inner.batch_size // self._place.world)
+        return min(own, self._inner.micro_batch or own)
+
     def _tokens(self, job: Job, steps: int) -> int:
         return steps * job.sequences * self._replica.context
 
@@ -135,13 +142,14 @@ class Worker:
         return torch.from_numpy(attach(path, self._length))
 
 
-def _open_data(config: RunConfig, setup: Setup, place: Place) -> Corpus:
-    # The first worker makes the cache of tokens, and only then do the others open it.
-    if place.rank > 0:
-        dist.barrier()
-    corpus = open_corpus(config.data, setup.slot, setup.slots, setup.data_path, Path(setup.cache))
-    if place.rank == 0 and place.world > 1:
-        dist.barrier()
+def open_data(setup: Setup, link: Link) -> Corpus:
+    """The tokens of the site; one of its workers makes them if need be, and keeps the daemon informed."""
+    config = from_canonical(setup.config)
+
+    def told(read: int, size: int) -> None:
+        link.send(Tokenizing(read, size))
+
+    corpus = open_corpus(config.data, setup.slot, setup.slots, setup.data_path, Path(setup.cache), told)
     check_vocab(corpus.vocab_size, config.model.vocab_size)
     return corpus
 
@@ -163,10 +171,12 @@ def _serve(link: Link, place: Place, socket: str) -> None:
     devices.share_cores(place.world)
     device = devices.pick(place.rank)
     link.send(Hello(place.rank, place.world, place.attempt, devices.describe(device)))
-    place.join(device, socket)
     setup = link.receive()
     if not isinstance(setup, Setup):
         raise PierError(f"a worker is set up before anything else, but the daemon sent {setup}")
-    worker = Worker(link, place, device, setup)
+    # Before the workers join: from then on they give each other up after COLLECTIVE_TIMEOUT.
+    corpus = open_data(setup, link)
+    place.join(device, socket)
+    worker = Worker(link, place, device, setup, corpus)
     while True:
         worker.obey(link.receive())

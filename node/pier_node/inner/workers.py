@@ -16,6 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from pier_node.config import RunConfig
+from pier_node.data.site_data import SiteData
 from pier_node.inner.foreman import Foreman
 from pier_node.inner.group import Team
 from pier_node.inner.messages import Done, Evaluate, Evaluated, Job, Progress, Rate, Rated, Setup
@@ -32,8 +33,7 @@ class Workers:
     Args:
         config: the run.
         node: this site's node id.
-        slot: its part of the training data.
-        data_path: replaces data.path when given.
+        data: its training data.
         folder: of this node; takes `logs/workers.log` and `cache`.
         count: workers to start; 0: one for each device.
 
@@ -43,9 +43,7 @@ class Workers:
         recover_moments: called in a thread when a worker died while it wrote the moments; None from it: zeros.
     """
 
-    def __init__(
-        self, config: RunConfig, node: str, slot: int, data_path: str | None, folder: Path, count: int
-    ) -> None:
+    def __init__(self, config: RunConfig, node: str, data: SiteData, folder: Path, count: int) -> None:
         length = Layout.of(config.model).length
         self.outbox, self._moments = SharedVector(length), SharedMoments(length, lambda: self.recover_moments())
         self.adam_m, self.adam_v = self._moments.first, self._moments.second
@@ -53,9 +51,9 @@ class Workers:
         setup = Setup(
             config=config.canonical(),
             node=node,
-            slot=slot,
-            slots=config.run.sites,
-            data_path=data_path,
+            slot=data.slot,
+            slots=data.slots,
+            data_path=data.path,
             cache=str(folder / "cache"),
             outbox=self.outbox.path,
             adam_m=self.adam_m.path,

@@ -17,13 +17,19 @@ Rows = npt.NDArray[np.integer[Any]]
 Losses = npt.NDArray[np.float64]
 
 
-@torch.no_grad()
 def validation_loss(model: nn.Module, windows: Iterable[tuple[Tokens, Tokens]], bf16: bool = False) -> float:
-    """Mean cross-entropy in nats per token.
+    """Mean cross-entropy in nats per token of one window or more; see `summed_losses`."""
+    total, count = summed_losses(model, windows, bf16)
+    return total / count
+
+
+@torch.no_grad()
+def summed_losses(model: nn.Module, windows: Iterable[tuple[Tokens, Tokens]], bf16: bool) -> tuple[float, int]:
+    """Cross-entropy of all tokens in nats, and how many tokens these are.
 
     Args:
-        model: on any device; the windows are moved to it.
-        windows: inputs and targets, [sequences, context] each; there must be one at least.
+        model: on any device; the windows are moved to it, one pair after the other.
+        windows: inputs and targets, [sequences, context] each.
         bf16: compute under autocast to bfloat16, as a worker trains.
     """
     device = next(model.parameters()).device
@@ -33,7 +39,7 @@ def validation_loss(model: nn.Module, windows: Iterable[tuple[Tokens, Tokens]], 
             logits = model(torch.from_numpy(inputs).to(device))  # [sequences, context, vocab]
         total += _summed_loss(logits, torch.from_numpy(targets).to(device)).cpu()
         count += targets.size
-    return total.item() / count
+    return total.item(), count
 
 
 def row_losses(model: nn.Module, rows: Rows, at_once: int, bf16: bool = False) -> Losses:

@@ -1,6 +1,7 @@
 """A trained model as a folder in Hugging Face's layout, written and read back.
 
-config.json is written last and taken away first: a folder that has one is whole.
+config.json is written last and taken away first: a folder that has one is whole. The mark is written first: a folder
+that has one holds nothing but what Pier put there, and may be written over.
 """
 
 from __future__ import annotations
@@ -25,6 +26,8 @@ from pier_node.model.tokenizer_files import write_tokenizer
 SHARD_BYTES = 5_000_000_000
 
 INDEX = "model.safetensors.index.json"
+MARK = ".pier-export"
+_MARK_TEXT = "Pier wrote this model. `pier-node export` replaces it when it is given this folder again.\n"
 
 
 def export(
@@ -35,7 +38,7 @@ def export(
     Args:
         config: the [model] section.
         weights: flat, shape [Layout.length].
-        folder: made if need be; an earlier export in it is replaced.
+        folder: made if need be; whatever model is in it is replaced. `is_ours` tells whose it is.
         tokenizer: as in the [data] section: `bytes`, or the path of a tokenizer.json.
         shard_bytes: weights above this are split into files of at most this size, with an index.
 
@@ -47,6 +50,7 @@ def export(
     """
     try:
         folder.mkdir(parents=True, exist_ok=True)
+        (folder / MARK).write_text(_MARK_TEXT)
         write_tokenizer(tokenizer, folder, config.context)
         _clear(folder)
         _write_weights(list(rules(config)), Layout.of(config).views(weights), folder, shard_bytes)
@@ -56,6 +60,11 @@ def export(
             f"{folder}: cannot export: {error}", "Choose a folder that has room and can be written."
         ) from error
     return folder
+
+
+def is_ours(folder: Path) -> bool:
+    """Whether an export may replace what is in a folder: nothing, or an earlier export."""
+    return not folder.exists() or (folder / MARK).exists() or not any(folder.iterdir())
 
 
 def import_weights(folder: Path) -> tuple[ModelSection, Tensor]:
@@ -99,6 +108,8 @@ def _write_weights(all_rules: list[Rule], tensors: Mapping[str, Tensor], folder:
     for number, shard in enumerate(shards, 1):
         name = f"model-{number:05}-of-{len(shards):05}.safetensors" if len(shards) > 1 else "model.safetensors"
         save_file({rule.theirs: rule.join(tensors) for rule in shard}, folder / name, metadata={"format": "pt"})
+        # safetensors makes files for their owner alone, whatever the umask allows.
+        (folder / name).chmod((folder / MARK).stat().st_mode)
         places.update({rule.theirs: name for rule in shard})
     if len(shards) > 1:
         size = sum(_size(rule, tensors) for rule in all_rules)

@@ -18,6 +18,7 @@ from pier_node.arrival import Arrival
 from pier_node.checkpoint import Checkpoint, CheckpointStore
 from pier_node.config import RunConfig
 from pier_node.data.corpus import open_corpus
+from pier_node.data.site_data import SiteData
 from pier_node.data.tokens import check_vocab
 from pier_node.data.windows import Windows
 from pier_node.inner import devices
@@ -118,9 +119,9 @@ class PipelineSite:
     def _windows(self) -> Windows:
         """The site's part of the data; only sites of stage 0 ever look."""
         ground, config = self._ground, self._ground.config
-        corpus = open_corpus(
-            config.data, ground.record.slot, config.run.sites, ground.settings.data, ground.settings.folder / "cache"
-        )
+        settings = ground.settings
+        data = SiteData.of(config, ground.record.slot, settings.data, settings.shared_data)
+        corpus = open_corpus(config.data, data.slot, data.slots, data.path, settings.folder / "cache")
         check_vocab(corpus.vocab_size, config.model.vocab_size)
         return Windows(corpus, config.model.context, config.run.seed, ground.carrier.node)
 

@@ -8,6 +8,8 @@ import re
 from pier_node.errors import PierError
 
 DEFAULT_PORT = 7700
+"""Of sites."""
+COORDINATOR_PORT = 7790
 
 _WRITTEN = re.compile(r"(?:\[(?P<v6>[^\[\]]+)\]|(?P<name>[^:\[\]]+))(?::(?P<port>[0-9]{1,5}))?")
 _NAME = re.compile(r"(?=.{1,253}$)[A-Za-z0-9_](?:[A-Za-z0-9_-]{0,61}[A-Za-z0-9_])?(?:\.[A-Za-z0-9_-]{1,63})*\.?")
@@ -25,6 +27,14 @@ def parse_address(text: str, default_port: int = DEFAULT_PORT) -> tuple[str, int
             f"{text!r} is not HOST:PORT", "Write it like site.example.org:7700, 192.168.1.5:7700 or [fd00::5]:7700."
         )
     return host, port
+
+
+def with_port(text: str, default_port: int = DEFAULT_PORT) -> str:
+    """HOST:PORT of what somebody typed as HOST or HOST:PORT. What is no such thing comes back as it is."""
+    try:
+        return format_address(*parse_address(text, default_port))
+    except PierError:
+        return text
 
 
 def format_address(host: str, port: int) -> str:

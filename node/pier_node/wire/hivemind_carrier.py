@@ -100,7 +100,8 @@ class HivemindCarrier(LinkedCarrier):
 def _require_hivemind() -> None:
     if importlib.util.find_spec("hivemind") is None:
         raise PierError(
-            "--transport hivemind needs hivemind, which is not installed", "Run: pip install 'pier-train[hivemind]'"
+            "--transport hivemind needs hivemind, which is not installed",
+            "In the clone of Pier: scripts/install hivemind",
         )
     from hivemind.utils.logging import use_hivemind_log_handler
 
