@@ -65,9 +65,9 @@ async def site(config: RunConfig, folder: Path, node: str, met: list[Site], stat
 
     length = len(state.anchor)
     roster = Roster(carrier, pulse)
-    rounds = rounds_of_all(Footing(config, carrier, roster, folder), nothing, length, state)
+    rounds = rounds_of_all(Footing(config, carrier, roster, statements, folder), nothing, length, state)
     StateServer(carrier, rounds.offer, lambda: None)
-    keeping = asyncio.create_task(rounds.keeper.run())
+    keeping = asyncio.create_task(rounds.run())
     for other in met:  # the second one makes itself known by its beats
         roster.add(other)
     met.append(me)

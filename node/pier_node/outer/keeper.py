@@ -15,7 +15,7 @@ from pier.v1.peer_pb2 import Handover, Proposal, Ready, Share, Signed
 from pier_node.outer.deadline import Deadline
 from pier_node.outer.hands import carried
 from pier_node.outer.proposal import Announcement
-from pier_node.outer.quorum import Adopt, Blocked, Fresh, choose_group, choose_value, has_quorum, next_ballot
+from pier_node.outer.quorum import Adopt, Blocked, Fresh, choose_group, choose_value, has_quorum, keeper_of, next_ballot
 from pier_node.outer.shards import split
 from pier_node.outer.statements import Statements
 from pier_node.roster import Roster
@@ -43,8 +43,6 @@ class Standing:
     base: tuple[str, ...]
     digest: bytes
     """Of that round's state."""
-    able: bool
-    """Whether this node may keep: it was a member of that round, or has the vote of one."""
     length: int
     """Elements that the coming round syncs."""
     sites: int
@@ -125,9 +123,8 @@ class Keeper:
             return Proposal(verdict=Proposal.VERDICT_BEHIND, round=committed, other=self._node)
         if ready.round > committed + 1:
             return _not_keeper(ready, "", f"the keeper is at round {committed} itself")
-        members = [node for node in abreast if node in self._standing().base and node not in ready.suspects]
-        better = [node for node in members if node < self._node] if self._standing().able else members
-        return _not_keeper(ready, better[0], "a member with a lower id is alive") if better else None
+        better = keeper_of({self._node} | {*abreast} - {*ready.suspects}, self._standing().base)
+        return None if better == self._node else _not_keeper(ready, better, "another site keeps this round")
 
     def _admit(self, announced: Announcement, signed: Signed) -> Arrival:
         ready, now = announced.ready, asyncio.get_running_loop().time()

@@ -61,8 +61,8 @@ def _flaw_of_group(
     if not has_quorum(carried(hands), base):
         return "no quorum"
     keeper = proposal.ballot.keeper
-    if keeper not in base and (keeper not in hands or hands[keeper].votes.isdisjoint(base)):
-        return "a keeper that has no vote"
+    if keeper not in base and not {*base}.isdisjoint(announced):
+        return "a keeper that was no member of the last round, though members are here"
     if proposal.ballot != next_ballot(readies, keeper):
         return "a ballot that does not follow"
     if proposal.ballot.number > mine.seen.number + LEAP:

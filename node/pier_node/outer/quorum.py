@@ -51,6 +51,14 @@ def has_quorum(votes: Collection[str], base: Collection[str]) -> bool:
     return 2 * len(present) > len(base) or (2 * len(present) == len(base) and min(base, default="") in present)
 
 
+def keeper_of(nodes: Collection[str], base: Collection[str]) -> str:
+    """Who keeps the coming round: the lowest of the last round's members among these nodes, if any, else the lowest.
+
+    A site that has just come cannot put itself in front of all others.
+    """
+    return min({*nodes} & {*base} or nodes, default="")
+
+
 def order(ballot: Ballot) -> tuple[int, str]:
     """Ballots are ordered by number, then by keeper. No site ever takes part in one that is not above all before."""
     return ballot.number, ballot.keeper

@@ -22,7 +22,7 @@ from pier_node.outer.deadline import Backoff, Deadline
 from pier_node.outer.keeper import BUSY, POLL, Keeper, Standing, read_announcement, waiting_level
 from pier_node.outer.promises import Promises, Superseded, to_the_end
 from pier_node.outer.proposal import flaw
-from pier_node.outer.quorum import has_quorum, order
+from pier_node.outer.quorum import has_quorum, keeper_of, order
 from pier_node.outer.state import OuterState
 from pier_node.outer.streams import Streams
 from pier_node.outer.suspects import Standstill, Suspects
@@ -225,7 +225,7 @@ class Rounds:
         signed = self.statements.seal(ready)
         await self._faults.reach(ready.round, "ready")
         abreast = self._roster.abreast(self.state.round, self._committed_at)
-        keeper = self._keeper_of(abreast)
+        keeper = keeper_of({self.node, *abreast} - self._suspects.now(), self.state.members)
         try:
             if keeper == self.node:
                 proposal = await self.keeper.gather(keeper, signed)
@@ -243,16 +243,6 @@ class Rounds:
             return None
         self.last_error = proposal.reason
         return proposal if proposal.verdict == Proposal.VERDICT_WAIT else None
-
-    def _keeper_of(self, abreast: Collection[str]) -> str:
-        """Whom to ask: the lowest of the last round's members, or who has votes of theirs."""
-        able = {self.node, *abreast} - self._suspects.now()
-        members = able & {*self.state.members}
-        return min((members | {self.node} if self._may_keep() else members) or able)
-
-    def _may_keep(self) -> bool:
-        """Whether this site was a member of the last round, or has the vote of one."""
-        return not {self.node, *self.promises.votes}.isdisjoint(self.state.members)
 
     def _watch(self, keeper: str, round: int, proposal: Proposal) -> None:
         """Log what another keeper waits for; go around one that lets all wait."""
@@ -353,5 +343,4 @@ class Rounds:
     def _standing(self) -> Standing:
         state = self.state
         length = self._length(self.coming())
-        able, at = self._may_keep(), self._committed_at
-        return Standing(state.round, at, state.members, self.base, able, length, self.sites)
+        return Standing(state.round, self._committed_at, state.members, self.base, length, self.sites)
