@@ -15,6 +15,7 @@ import time
 from pathlib import Path
 
 import numpy as np
+from cryptography.hazmat.primitives.asymmetric import ec
 
 from bench.wan_site import Sleeper
 from pier.v1.peer_pb2 import Pulse, Site
@@ -24,9 +25,11 @@ from pier_node.identity import Identity
 from pier_node.member import Footing, rounds_of_all
 from pier_node.model.layout import Entry, Layout
 from pier_node.outer.state import ANCHOR, MOMENTUM, OuterState
+from pier_node.outer.statements import SignedStatements
 from pier_node.progress import Progress
 from pier_node.roster import Roster
 from pier_node.shared import SharedVector
+from pier_node.signing import Signer
 from pier_node.training import Training
 from pier_node.wire.grpc_carrier import GrpcCarrier
 from pier_node.wire.state_server import StateServer
@@ -52,6 +55,7 @@ class Watch:
 async def site(config: RunConfig, folder: Path, node: str, met: list[Site], state: OuterState) -> None:
     """Train to the end of the run, with those that are in the list."""
     carrier, progress = GrpcCarrier(node, config.hash(), None), Progress()
+    statements = SignedStatements(Signer(Identity(ec.generate_private_key(ec.SECP256R1())), config.hash()))
     me = Site(node=node, name=node, address=f"{HOST}:{await carrier.start(HOST, 0)}")
 
     def pulse() -> Pulse:

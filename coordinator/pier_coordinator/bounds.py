@@ -110,7 +110,7 @@ FIELDS: dict[type[Message], dict[str, Rule]] = {
         "lease": LEASE,
         "lease_seconds": AMOUNT,
         "heartbeat_seconds": AMOUNT,
-        "founder": ANY,
+        "founder": NODE,
         "slot": below(SITES),
         "roster": Many(Part(), SITES),
         "order": Part(needed=True),

@@ -8,12 +8,12 @@ import logging
 import os
 import socket
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from pier.v1.peer_pb2 import Phase, Site
+from pier.v1.peer_pb2 import Link, Phase, Site
 from pier_node import durable
 from pier_node.archive import Archive
 from pier_node.background import Background
@@ -29,9 +29,11 @@ from pier_node.member import Footing, pairs_of_two, rounds_of_all
 from pier_node.missing import tell_of_missing
 from pier_node.model.layout import Layout
 from pier_node.names import name_in_logs
-from pier_node.newcomer import at_rest, beginning, from_peers
+from pier_node.newcomer import at_rest, beginning, first_trust, from_peers
 from pier_node.orders import Orders
 from pier_node.outer.advance import get_ready
+from pier_node.outer.certificate import alone
+from pier_node.outer.claims import Trust
 from pier_node.outer.pairs import Pairs
 from pier_node.outer.round import Rounds
 from pier_node.outer.schedule import total_rounds
@@ -39,6 +41,7 @@ from pier_node.outer.state import OuterState
 from pier_node.outer.statements import SignedStatements
 from pier_node.pair_training import PairTraining
 from pier_node.progress import Progress
+from pier_node.proofs import PROOFS_FILE, Proofs
 from pier_node.report import Reporter, Status
 from pier_node.roster import Roster
 from pier_node.settings import Settings
@@ -143,6 +146,7 @@ class Daemon:
         self._carrier = make_carrier(member.transport, node, run_hash, member.credentials, settings.folder)
         self._site = Site(node=node, name=settings.name or member.name or socket.gethostname())
         signer = self._signer = Signer(member.identity, run_hash)
+        self._statements = SignedStatements(signer)
         self._reporter = Reporter(member.config, self._site, self._carrier, self._progress)
         self._roster = Roster(self._carrier, self._reporter.pulse, signer=signer)
         name_in_logs(self._roster.called)
@@ -164,7 +168,8 @@ class Daemon:
             self._roster.add(site, participant=True)
         await reception.introduce(peers)
         slot = record.slot if known or record.founder else free_slot(self._roster, member.config.run.sites)
-        self._record = replace(settings.noted(record), slot=slot, name=self._site.name)
+        founder = member.founder or record.founded_by
+        self._record = replace(settings.noted(record), slot=slot, name=self._site.name, founded_by=founder)
         self._site.slot = slot
         self._sign_entry(record)
         self._data = SiteData.of(member.config, slot, self._settings.data, self._settings.shared_data)
@@ -249,9 +254,21 @@ class Daemon:
         if kept:
             return at_rest(kept)
         if self._record.founder:
-            return await asyncio.to_thread(beginning, config, layout, self._carrier.node)
-        self._progress.phase = Phase.PHASE_CATCHING_UP
-        return await from_peers(config, layout, self._carrier, self._roster)
+            checkpoint = await asyncio.to_thread(beginning, config, layout, self._carrier.node)
+            proof: Sequence[Link] = [alone(checkpoint.state, b"", self._statements)]
+        else:
+            self._progress.phase = Phase.PHASE_CATCHING_UP
+            checkpoint, proof = await from_peers(config, layout, self._carrier, self._roster, self._first_trust)
+        await asyncio.to_thread(self._proofs().add, proof)
+        return checkpoint
+
+    def _proofs(self) -> Proofs:
+        return Proofs(self._settings.folder / PROOFS_FILE)
+
+    def _first_trust(self) -> Trust | None:
+        """What this site believes before it has a state; None: in a run of pairs, each has its own."""
+        in_pairs = self._member.config.outer.algorithm == "noloco"
+        return None if in_pairs else first_trust(self._record.founded_by, self._statements)
 
     async def _prepare_stage(self, stack: AsyncExitStack) -> PipelineTraining:
         """Bring up a site that holds a stage of the model: see pipeline/site.py."""
@@ -261,7 +278,7 @@ class Daemon:
         committed = self._coordination.committed if self._coordination else lambda _state, _lines: None
         of_site = self._roster, self._reporter, self._record, orders, committed
         site = await prepare(
-            Ground(self._member.config, self._settings, self._carrier, SignedStatements(self._signer), *of_site), stack
+            Ground(self._member.config, self._settings, self._carrier, self._statements, *of_site), stack
         )
         self._rounds = site.rounds
         self._background.start(stack, site.rounds.run())
@@ -272,7 +289,7 @@ class Daemon:
         self, stack: AsyncExitStack, layout: Layout, checkpoint: Checkpoint, state: OuterState
     ) -> Training:
         """The site's part in the run, from `state` on: the checkpoint's, or a later one that was kept without one."""
-        settings, statements = self._settings, SignedStatements(self._signer)
+        settings, statements = self._settings, self._statements
         site = Footing(self._member.config, self._carrier, self._roster, statements, settings.folder, settings.faults)
         config, keep = site.config, self._archive.keep
         rounds: Rounds | Pairs

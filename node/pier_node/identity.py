@@ -20,7 +20,8 @@ from pier_node import durable, secret_text
 from pier_node.errors import PierError
 
 _PREFIX = "pier1-"
-_SECRET, _RUN = 32, 16
+_PREFIX_WITH_FOUNDER = "pier2-"
+_SECRET, _RUN, _FOUNDER = 32, 16, 8
 _KEY_FILE, _TOKEN_FILE = "node.key", "run.token"
 
 
@@ -51,28 +52,34 @@ class Identity:
 
 @dataclass(frozen=True)
 class Token:
-    """What a site needs to join a run: the run's secret, and the run it is for.
+    """What a site needs to join a run: the run's secret, the run it is for, and whom to believe.
 
     Attributes:
         run: the first 16 bytes of the hash of the run's configuration.
+        founder: node id of the site that began the run: its signature is under the run's first state. Empty: the token
+            does not say, as those of earlier versions.
     """
 
     secret: bytes = field(repr=False)
     run: bytes
+    founder: str = ""
 
     @classmethod
-    def new(cls, run_hash: bytes) -> Self:
+    def new(cls, run_hash: bytes, founder: str = "") -> Self:
         """A token for a run that starts now."""
-        return cls(secrets.token_bytes(_SECRET), run_hash[:_RUN])
+        return cls(secrets.token_bytes(_SECRET), run_hash[:_RUN], founder)
 
     @classmethod
     def parse(cls, text: str) -> Self:
         """Read what somebody typed or pasted: case and line breaks do not matter. Raises PierError."""
-        body = secret_text.read(_PREFIX, _SECRET + _RUN, text)
-        return cls(body[:_SECRET], body[_SECRET:])
+        names_founder = "".join(text.split()).lower().startswith(_PREFIX_WITH_FOUNDER)
+        prefix, founder = (_PREFIX_WITH_FOUNDER, _FOUNDER) if names_founder else (_PREFIX, 0)
+        body = secret_text.read(prefix, _SECRET + _RUN + founder, text)
+        return cls(body[:_SECRET], body[_SECRET : _SECRET + _RUN], body[_SECRET + _RUN :].hex())
 
     def __str__(self) -> str:
-        return secret_text.spell(_PREFIX, self.secret + self.run)
+        prefix = _PREFIX_WITH_FOUNDER if self.founder else _PREFIX
+        return secret_text.spell(prefix, self.secret + self.run + bytes.fromhex(self.founder))
 
     def is_for(self, run_hash: bytes) -> bool:
         """Whether it was made for the run whose configuration has this hash."""

@@ -50,6 +50,13 @@ class Membership:
     enrolment: Enrolment | None = None
 
     @property
+    def founder(self) -> str:
+        """Node id of the site that began the run, as far as this one was told by whom it trusts; empty: it was not."""
+        if self.token and self.token.founder:
+            return self.token.founder
+        return self.record.founded_by if self.record else ""
+
+    @property
     def name(self) -> str:
         """What this site was called last; empty: nothing yet."""
         return self.record.name if self.record else ""
@@ -78,7 +85,7 @@ async def find_run(settings: Settings) -> Membership:
     token = find_token(settings)
     config = known_config(settings)
     if token is None and config is not None and not settings.peers and not settings.insecure:
-        token = Token.new(config.hash())
+        token = Token.new(config.hash(), identity.node)
     if config is None:
         config = await _ask_for_config(settings.peers, transport, identity, token)
         await asyncio.to_thread(check_needs, config, settings.after(record))

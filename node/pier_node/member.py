@@ -21,7 +21,7 @@ from pier_node.outer.schedule import synced, total_rounds
 from pier_node.outer.state import OuterState
 from pier_node.outer.statements import Statements
 from pier_node.outer.weights import ONE_EACH, weighing
-from pier_node.proofs import Proofs
+from pier_node.proofs import PROOFS_FILE, Proofs
 from pier_node.roster import Roster
 from pier_node.wire.carrier import Carrier
 from pier_node.wire.transfer import SILENCE, shadow_fetcher
@@ -56,7 +56,7 @@ def rounds_of_all(site: Footing, keep: Keep, length: int, state: OuterState) -> 
     mean = trimmed_mean if config.outer.robust == "trimmed" and not piped else weighted_mean
     journal = Journal(site.folder / "journal.json")
     weighs = (lambda _: ONE_EACH) if alike else partial(weighing, config)
-    disk = journal, Proofs(site.folder / "proofs.json"), keep
+    disk = journal, Proofs(site.folder / PROOFS_FILE), keep
     tools = Tools(carrier, site.roster, site.statements, *disk, fetch, site.faults)
     tools.codec, tools.mean, tools.weighing = codec(codec_name), mean, weighs
     return Rounds(tools, state, lambda number: length if piped else synced(config, number, length))

@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable, Sequence
 
+from pier.v1.peer_pb2 import Link
 from pier_node.arrival import Arrival
 from pier_node.checkpoint import Checkpoint
 from pier_node.config import RunConfig
 from pier_node.model.layout import Layout
+from pier_node.outer.certificate import Trusted
+from pier_node.outer.claims import Trust
 from pier_node.outer.schedule import start_steps
 from pier_node.outer.state import ANCHOR, MOMENTUM, OuterState
+from pier_node.outer.statements import Statements
 from pier_node.roster import Roster
 from pier_node.shared import SharedVector
 from pier_node.wire.carrier import Carrier, PeerLost
@@ -28,10 +33,23 @@ def beginning(config: RunConfig, layout: Layout, node: str) -> Checkpoint:
     return at_rest(OuterState(0, (node,), tensors, {}))
 
 
-async def from_peers(config: RunConfig, layout: Layout, carrier: Carrier, roster: Roster) -> Checkpoint:
-    """The newest state of the run, with one peer's AdamW moments.
+def first_trust(founder: str, statements: Statements) -> Trust | None:
+    """What a newcomer believes: the run's founder. None, which is logged: it was not told who that is."""
+    if not founder:
+        log.warning("the token does not name the run's founder: this site takes the first state that it is given")
+        return None
+    return Trust(Trusted(-1, b"", (founder,)), statements)
+
+
+async def from_peers(
+    config: RunConfig, layout: Layout, carrier: Carrier, roster: Roster, trust: Callable[[], Trust | None]
+) -> tuple[Checkpoint, Sequence[Link]]:
+    """The newest state of the run, with one peer's AdamW moments, and the proof that it was committed.
 
     During a solo start there is nothing to take part in: waits until it is over.
+
+    Args:
+        trust: what this site believes; None: any state.
     """
     first, partial, told = _first_round(config), Partial(), False
     while True:
@@ -44,14 +62,14 @@ async def from_peers(config: RunConfig, layout: Layout, carrier: Carrier, roster
                     ready,
                     length=layout.length,
                     timeout=SILENCE,
+                    trust=trust(),
                     moments=True,
                     partial=partial,
                     progress=Arrival(),
                 )
                 rest = at_rest(fetched.state)
-                return Checkpoint(
-                    fetched.state, fetched.adam_m, fetched.adam_v, fetched.adam_step, rest.inner_step, 0, None, ()
-                )
+                moments = fetched.adam_m, fetched.adam_v, fetched.adam_step
+                return Checkpoint(fetched.state, *moments, rest.inner_step, 0, None, ()), fetched.proof
             except PeerLost as lost:
                 log.warning("cannot fetch the run's state yet: %s", lost.reason)
         elif peers and not told:

@@ -11,6 +11,7 @@ from pier_node import durable
 from pier_node.errors import PierError
 from pier_node.outer.certificate import Chain
 
+PROOFS_FILE = "proofs.json"
 PAGE = 1 << 20
 """Most bytes of links in one answer: who needs more asks again."""
 

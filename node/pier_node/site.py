@@ -34,6 +34,7 @@ class SiteRecord:
 
     Attributes:
         founder: this site began the run, and may begin it again if nobody ever joined.
+        founded_by: node id of the site that began it, if this one was told by whom it trusts.
         slot: its part of the training data.
         version: of the entry that this site has signed last; see site_entry.py.
         peers: the entries of the others: node id, name, address, slot, version, and, in hex, public key and signature.
@@ -52,6 +53,7 @@ class SiteRecord:
     dataset: str = ""
     version: int = 0
     shared_data: bool = False
+    founded_by: str = ""
 
     def with_peers(self, sites: Iterable[Site]) -> Self:
         """The same with other peers."""
@@ -75,7 +77,9 @@ class SiteRecord:
         except durable.Torn as torn:
             raise PierError(f"{folder}: {torn}", "Delete it and start with --peers and --token again.") from torn
         peers = tuple(_peer(_site(peer)) for peer in fields["peers"])
-        told: dict[str, Any] = {key: str(fields.get(key, "")) for key in ("name", "listen", "advertise", "dataset")}
+        told: dict[str, Any] = {
+            key: str(fields.get(key, "")) for key in ("name", "listen", "advertise", "dataset", "founded_by")
+        }
         told |= {"version": int(fields.get("version", 0)), "shared_data": bool(fields.get("shared_data", False))}
         return cls(bool(fields["founder"]), int(fields["slot"]), peers, fields.get("transport", "grpc"), **told)
 

@@ -18,6 +18,7 @@ from pier.v1.peer_pb2 import HelloRequest, Site
 from pier_node.checkpoint import Checkpoint
 from pier_node.config import RunConfig
 from pier_node.daemon import Daemon
+from pier_node.data.site_data import SiteData
 from pier_node.faults import Faults
 from pier_node.join import GREETING, Membership
 from pier_node.member import pairs_of_two, rounds_of_all
@@ -86,9 +87,7 @@ class Ordered:
 class HuntWorkers(FakeTrainer):
     """Stands for inner/workers.py."""
 
-    def __init__(
-        self, config: RunConfig, node: str, slot: int, data_path: str | None, folder: Path, count: int
-    ) -> None:
+    def __init__(self, config: RunConfig, node: str, data: SiteData, folder: Path, count: int) -> None:
         here = this_process()
         world = here.world
         dice = world.dice_of(f"{here.site} {here.number}")
@@ -209,6 +208,7 @@ class _Nothing:
 
 
 DOUBLES: dict[str, Any] = {
+    "check_start": lambda _settings: None,
     "find_run": find_run,
     "make_carrier": make_carrier,
     "StatusServer": _Nothing,

@@ -107,11 +107,11 @@ class Registration:
 
 @dataclass(frozen=True)
 class Standing:
-    """How a site of the run stands; `founder`: it begins the run with the initial weights."""
+    """How a site of the run stands; `founder` is the node that begins the run with the initial weights."""
 
     site: SiteRow
     order: OrderRow
-    founder: bool
+    founder: str
 
 
 def fact_of(row: sqlite3.Row) -> Fact:

@@ -108,8 +108,7 @@ def find(transaction: Transaction, node: str) -> SiteRow | None:
 
 
 def _standing(transaction: Transaction, node: str) -> Standing:
-    founder = get(transaction, FOUNDER) == node
-    return Standing(_found(transaction, node), order_of(transaction, node), founder)
+    return Standing(_found(transaction, node), order_of(transaction, node), str(get(transaction, FOUNDER)))
 
 
 def _found(transaction: Transaction, node: str) -> SiteRow:

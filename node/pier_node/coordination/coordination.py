@@ -90,9 +90,10 @@ class Coordination:
         self._starting = False
         if reply is None:
             return record
-        place = record or SiteRecord(reply.founder, reply.slot, transport=self._transport)
+        first = reply.founder == self._carrier.node
+        place = record or SiteRecord(first, reply.slot, transport=self._transport)
         peers = {site.node: site for site in [*place.sites(), *reply.roster] if site.address}
-        return replace(place, slot=reply.slot).with_peers(peers.values())
+        return replace(place, slot=reply.slot, founded_by=reply.founder).with_peers(peers.values())
 
     async def run(self) -> None:
         """Keep in touch, for ever. Raises PierError when this site is not wanted any more."""

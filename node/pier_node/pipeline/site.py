@@ -5,14 +5,14 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from functools import cached_property
 
 import torch
 
-from pier.v1.peer_pb2 import Phase
+from pier.v1.peer_pb2 import Link, Phase
 from pier_node.archive import Archive
 from pier_node.arrival import Arrival
 from pier_node.checkpoint import Checkpoint, CheckpointStore
@@ -23,7 +23,9 @@ from pier_node.data.tokens import check_vocab
 from pier_node.data.windows import Windows
 from pier_node.inner import devices
 from pier_node.member import Footing, rounds_of_all
+from pier_node.newcomer import first_trust
 from pier_node.orders import Orders
+from pier_node.outer.certificate import alone
 from pier_node.outer.round import Rounds
 from pier_node.outer.state import OuterState
 from pier_node.outer.statements import Statements
@@ -35,6 +37,7 @@ from pier_node.pipeline.paths_file import PATHS_FILE
 from pier_node.pipeline.tools import Rows, Tools
 from pier_node.pipeline.training import PipelineTraining
 from pier_node.pipeline.vault import Vault
+from pier_node.proofs import PROOFS_FILE, Proofs
 from pier_node.report import Reporter
 from pier_node.roster import Roster
 from pier_node.settings import Settings
@@ -136,14 +139,17 @@ async def prepare(ground: Ground, stack: AsyncExitStack) -> PipelineSite:
 
     archive = Archive(ground.settings.folder, config.hash(), lambda _: None, status, TALLIES)
     await ground.roster.settled()
+    proofs = Proofs(ground.settings.folder / PROOFS_FILE)
     found = await archive.newest()
     if found:
         state, reporter.progress.tokens = found.state, found.tokens
     elif ground.record.founder:
         state = tally.beginning(config.pipeline.stages, ground.carrier.node)
+        await asyncio.to_thread(proofs.add, [alone(state, b"", ground.statements)])
     else:
         reporter.progress.phase = Phase.PHASE_CATCHING_UP
-        state = await _from_peers(ground)
+        state, proof = await _from_peers(ground)
+        await asyncio.to_thread(proofs.add, proof)
     ground.roster.keep(state.members)
     await asyncio.to_thread(archive.save, at_rest(state, reporter.progress.tokens))
     site = PipelineSite(ground, state, archive)
@@ -151,15 +157,16 @@ async def prepare(ground: Ground, stack: AsyncExitStack) -> PipelineSite:
     return site
 
 
-async def _from_peers(ground: Ground) -> OuterState:
-    """The state of the run, as soon as anybody has one."""
+async def _from_peers(ground: Ground) -> tuple[OuterState, Sequence[Link]]:
+    """The state of the run, as soon as anybody has one, and the proof of it."""
     carrier, roster, length = ground.carrier, ground.roster, tally.length(ground.config.pipeline.stages)
     while True:
         peers = [node for node in roster.ahead(-1) if (pulse := roster.pulse_of(node)) and pulse.digest]
         try:
             if peers:
-                got = await fetch_state(carrier, peers, length=length, timeout=SILENCE, progress=Arrival())
-                return got.state
+                trust = first_trust(ground.record.founded_by, ground.statements)
+                got = await fetch_state(carrier, peers, length=length, timeout=SILENCE, trust=trust, progress=Arrival())
+                return got.state, got.proof
         except PeerLost as lost:
             log.warning("cannot fetch the run's state yet: %s", lost.reason)
         await roster.changed.wait(1.0)

@@ -151,8 +151,8 @@ class RegisterReply(_message.Message):
     lease_seconds: _builtins.float
     """without a heartbeat for so long it counts as gone"""
     heartbeat_seconds: _builtins.float
-    founder: _builtins.bool
-    """begins the run with the initial weights"""
+    founder: _builtins.str
+    """node id of the site that begins the run with the initial weights"""
     slot: _builtins.int
     """its part of the training data"""
     @_builtins.property
@@ -171,7 +171,7 @@ class RegisterReply(_message.Message):
         lease: _builtins.bytes = ...,
         lease_seconds: _builtins.float = ...,
         heartbeat_seconds: _builtins.float = ...,
-        founder: _builtins.bool = ...,
+        founder: _builtins.str = ...,
         slot: _builtins.int = ...,
         roster: _abc.Iterable[_peer_pb2.Site] | None = ...,
         order: Global___Order | None = ...,
