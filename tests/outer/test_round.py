@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import asyncio
+from typing import Any
 
 import numpy as np
 import pytest
@@ -333,5 +334,25 @@ def test_nothing_of_a_cancelled_round_goes_on_behind_our_back() -> None:
         assert not members["a"].rounds.exchanging
         state: OuterState = members["a"].rounds.state
         assert (state.round, members["a"].diary) == (0, [])
+
+    scene(play)
+
+
+def test_a_member_that_is_mute_in_every_round_costs_less_and_less() -> None:
+    async def play(network: Network, members: dict[str, Member]) -> None:
+        async def hang(peer: str, chunks: Any) -> None:
+            await asyncio.Event().wait()
+
+        mute = members["c"]
+        mute.carrier.push = hang  # type: ignore[method-assign]
+        costs, loop = list[float](), asyncio.get_running_loop()
+        for _ in range(6):
+            began = loop.time()
+            mute.contribute(1.0)
+            await asyncio.gather(*(members[node].contribute(1.0) for node in "ab"))
+            costs.append(loop.time() - began)
+        assert max(costs[:2]) > 25, "patience is not learnt yet"
+        assert costs[2] < 15, "it is left out"
+        assert all(members[node].rounds.state.members == ("a", "b") for node in "ab")
 
     scene(play)

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import asyncio
 
+import pytest
 from simulation.virtual_time import run
 
-from pier_node.outer.suspects import EXPIRY, STANDSTILL, Standstill, Suspects
+from pier_node.outer.suspects import EXPIRY, LONGEST, STANDSTILL, Standstill, Suspects
 
 
 def test_a_suspicion_ends_by_itself() -> None:
@@ -28,6 +29,38 @@ def test_an_attempt_clears_all() -> None:
         suspects.add("a")
         suspects.clear()
         assert not suspects.now()
+
+    run(main())
+
+
+def test_a_member_that_is_mute_in_round_after_round_is_left_out_for_longer_each_time() -> None:
+    async def main() -> None:
+        suspects, left_out = Suspects(), list[float]()
+        for number in range(1, 12):
+            for _ in range(3):  # attempts at one round count once
+                suspects.add("a", mute_in=number)
+            suspects.clear()
+            began = asyncio.get_running_loop().time()
+            while suspects.now():
+                await asyncio.sleep(EXPIRY / 2)
+            left_out.append(asyncio.get_running_loop().time() - began)
+        assert left_out[:4] == pytest.approx([0.0, 2 * EXPIRY, 4 * EXPIRY, 8 * EXPIRY])
+        assert left_out[-1] == pytest.approx(LONGEST)
+        suspects.forgive("ab")
+        suspects.add("a", mute_in=12)
+        suspects.clear()
+        assert not suspects.now(), "it took part to the end: it begins anew"
+
+    run(main())
+
+
+def test_a_member_that_was_lost_is_not_mute() -> None:
+    async def main() -> None:
+        suspects = Suspects()
+        for _ in range(5):
+            suspects.add("a")
+            suspects.clear()
+            assert not suspects.now()
 
     run(main())
 

@@ -267,7 +267,7 @@ class Attempt:
             if dead := [node for node in missing if not tools.roster.alive(node)]:
                 raise Suspicion(dead[0], "lost before it voted")
             if loop.time() - began > tools.silence.seconds():
-                raise Suspicion(missing[0], f"did not vote for {tools.silence.seconds():.0f} s")
+                raise Suspicion(missing[0], f"did not vote for {tools.silence.seconds():.0f} s", mute=True)
             await tools.news.wait(1.0)
         tools.silence.saw(loop.time() - began)
         votes, ours = tools.votes.of(self.ballot), self._vote

@@ -18,6 +18,7 @@ from pier_node.outer.proposal import Announcement
 from pier_node.outer.quorum import Adopt, Blocked, Fresh, choose_group, choose_value, has_quorum, keeper_of, next_ballot
 from pier_node.outer.shards import split
 from pier_node.outer.statements import Statements
+from pier_node.outer.suspects import Suspects
 from pier_node.roster import Roster
 from pier_node.wire.carrier import BadMessage
 
@@ -84,6 +85,7 @@ class Keeper:
         self._told = ""
         self._since: dict[bytes, float] = {}
         self._absent: set[str] = set()
+        self._tardy = Suspects()
 
     async def gather(self, sender: str, signed: Signed) -> Proposal:
         """Answer a member that is ready, once there is something to answer."""
@@ -166,10 +168,11 @@ class Keeper:
     def _patience_left(self, readies: Mapping[str, Ready], waited: float) -> float:
         """Seconds to wait for those who may still come.
 
-        Who says that it waits, but does not come, is waited for once: until it trains again, or comes after all.
+        A site that says that it waits, but does not come, is waited for once, until it trains again or comes after all;
+        and not at all for a while, which grows, if that happens round after round.
         """
         suspects = {node for ready in readies.values() for node in ready.suspects}
-        awaited = set(self._abreast()) - suspects - set(readies)
+        awaited = set(self._abreast()) - suspects - set(readies) - self._tardy.left_out()
         idle = {node for node in awaited | self._absent if self._roster.waits(node)}
         self._absent &= idle
         awaited -= self._absent
@@ -177,6 +180,8 @@ class Keeper:
         if awaited and waited < patience:
             return patience - waited
         self._absent |= awaited & idle
+        for node in awaited & idle:
+            self._tardy.add(node, self._round)
         return 0.0
 
     def _lacking(self, group: frozenset[str], standing: Standing) -> str:
@@ -212,6 +217,7 @@ class Keeper:
             proposal.adopt.CopyFrom(decision.value)
             proposal.holders.extend(decision.holders)
         self._last = proposal
+        self._tardy.forgive(group)
         self._answer(group, proposal)
 
     def _answer(self, group: frozenset[str], proposal: Proposal) -> None:

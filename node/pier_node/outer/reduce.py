@@ -195,7 +195,7 @@ class Reduction:
                 part = await self._senders[node].get()
             self.longest_wait = max(self.longest_wait, loop.time() - began)
         except TimeoutError as error:
-            raise Suspicion(node, f"sent nothing for {self._plan.silence:.0f} s") from error
+            raise Suspicion(node, f"sent nothing for {self._plan.silence:.0f} s", mute=True) from error
         squares[node] += float(np.dot(part, part))
         limit = self._plan.longest(share, self._codec.lossy)
         if not squares[node] <= limit**2:
@@ -211,7 +211,7 @@ class Reduction:
                 async with asyncio.timeout(2 * self._plan.silence):
                     await heard.wait()
             except TimeoutError as error:
-                raise Suspicion(share.node, f"sent no mean for {2 * self._plan.silence:.0f} s") from error
+                raise Suspicion(share.node, f"sent no mean for {2 * self._plan.silence:.0f} s", mute=True) from error
 
     async def _watch(self) -> None:
         """End the attempt when a stream that comes in is broken or refused."""

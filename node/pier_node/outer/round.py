@@ -204,12 +204,13 @@ class Rounds:
             with self.times.spent_on_attempt():
                 shadow, link = await attempt.run(contribution, advance)
                 await self._settle(shadow, [link])
+            self._suspects.forgive(attempt.group)
             self.clipped = attempt.clipped
         except Suspicion as suspicion:
             self.last_error = str(suspicion)
             log.warning("round %d, attempt %d: given up: %s", proposal.round, proposal.ballot.number, suspicion)
             if suspicion.node not in (NOBODY, self.node):
-                self._suspects.add(suspicion.node)
+                self._suspects.add(suspicion.node, proposal.round if suspicion.mute else 0)
             await attempt.give_up(suspicion)
 
     async def _ask(self, contribution: Contribution) -> Proposal | None:

@@ -8,12 +8,17 @@ NOBODY = ""
 
 
 class Suspicion(Exception):
-    """It cannot go on because of a member: lost, or refused for what it sent; `node` may be NOBODY."""
+    """It cannot go on because of a member: lost, or refused for what it sent; `node` may be NOBODY.
 
-    def __init__(self, node: str, reason: str) -> None:
+    Attributes:
+        mute: the member is there, but kept the others waiting until their patience was at its end.
+    """
+
+    def __init__(self, node: str, reason: str, mute: bool = False) -> None:
         super().__init__(f"{node}: {reason}" if node else reason)
         self.node = node
         self.reason = reason
+        self.mute = mute
 
 
 class Behind(Exception):
