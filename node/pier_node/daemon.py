@@ -20,6 +20,7 @@ from pier_node.background import Background
 from pier_node.checkpoint import Checkpoint
 from pier_node.coordination.coordination import Coordination
 from pier_node.data.site_data import SiteData
+from pier_node.errors import PierError
 from pier_node.identity import Token
 from pier_node.inner.workers import Workers
 from pier_node.join import Reception, check_start, find_run, free_slot
@@ -46,7 +47,7 @@ from pier_node.report import Reporter, Status
 from pier_node.roster import Roster
 from pier_node.settings import Settings
 from pier_node.signing import Signer
-from pier_node.site import DAEMON_FILE, SiteRecord, claim
+from pier_node.site import DAEMON_FILE, SiteRecord, claim, unwritable
 from pier_node.site_entry import sign_entry
 from pier_node.status import StatusServer
 from pier_node.training import Training
@@ -203,7 +204,10 @@ class Daemon:
         port = await server.start(self._settings.http)
         stack.push_async_callback(server.stop)
         path = self._settings.folder / DAEMON_FILE
-        durable.replace(path, json.dumps({"pid": os.getpid(), "http": f"http://127.0.0.1:{port}"}).encode())
+        try:
+            durable.replace(path, json.dumps({"pid": os.getpid(), "http": f"http://127.0.0.1:{port}"}).encode())
+        except OSError as error:
+            raise unwritable(self._settings.folder, error) from error
         stack.callback(path.unlink, missing_ok=True)
 
     async def _gossip(self, reception: Reception, peers: list[str]) -> None:
@@ -211,7 +215,10 @@ class Daemon:
         while True:
             await asyncio.sleep(GOSSIP)
             await reception.introduce([*peers, *self._roster.reached_at()])
-            self._save_record()
+            try:
+                self._save_record()
+            except PierError as error:  # the peers of a moment ago are good enough
+                log.warning("%s", error.problem)
 
     def _save_record(self) -> None:
         self._record = replace(self._record.with_peers(self._roster.known()), version=self._site.version)

@@ -64,8 +64,11 @@ class SiteRecord:
         return [_site(peer) for peer in self.peers]
 
     def save(self, folder: Path) -> None:
-        """Write site.json."""
-        durable.replace(folder / SITE_FILE, durable.seal(asdict(self)))
+        """Write site.json. Raises PierError."""
+        try:
+            durable.replace(folder / SITE_FILE, durable.seal(asdict(self)))
+        except OSError as error:
+            raise unwritable(folder, error) from error
 
     @classmethod
     def load(cls, folder: Path) -> Self | None:

@@ -24,7 +24,7 @@ from pier_node.outer.plan import CHUNK, Plan
 from pier_node.outer.promises import Journal, Promises, to_the_end
 from pier_node.outer.quorum import order
 from pier_node.outer.reduce import Reduction
-from pier_node.outer.state import OuterState
+from pier_node.outer.state import ANCHOR, OuterState, distance, l2_norm
 from pier_node.outer.statements import Statements
 from pier_node.outer.suspicion import NOBODY, Suspicion
 from pier_node.outer.weights import Weighing
@@ -234,9 +234,25 @@ class Attempt:
         if held and held.digest == value.digest:
             return held
         try:
-            return await self._tools.fetch_shadow(self._proposal.holders, self._proposal.round, value)
+            shadow = await self._tools.fetch_shadow(self._proposal.holders, self._proposal.round, value)
         except PeerLost as lost:
             raise Suspicion(lost.node, f"could not hand over its result: {lost.reason}") from lost
+        await self._check_length_of_step(shadow)
+        return shadow
+
+    async def _check_length_of_step(self, shadow: OuterState) -> None:
+        """Who computed what is handed over is not known: it may be no further than a round leads. Raises Suspicion."""
+
+        def longest() -> float:
+            others = [l2_norm(vector.array) for name, vector in shadow.tensors.items() if name != ANCHOR]
+            return max(distance(shadow.anchor, self._state.anchor), *others)
+
+        limit, found = norm_limit(self._state.norm), await asyncio.to_thread(longest)
+        if not found <= limit:
+            holder = self._proposal.holders[0]
+            raise Suspicion(
+                holder, f"its result is a step of {found:.3g}, longer than {limit:.3g} that a round can take"
+            )
 
     async def _cast(self, value: Value, shadow: OuterState) -> None:
         """Vote: durable here first, then told to all."""
