@@ -82,7 +82,6 @@ class Merge:
             return None
         rounds = self._rounds
         await rounds.begin(replace(rounds.state, members=tuple(members)), MERGE)
-        await asyncio.to_thread(lambda: rounds.state.norm)
         work = asyncio.create_task(rounds.commit(Contribution(self._state.anchor, 1), merged))
         try:
             idle = 0.0

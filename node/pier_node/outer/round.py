@@ -142,6 +142,7 @@ class Rounds:
         Args:
             base: what stands for the state's digest at all who take part, although each has a state of its own.
         """
+        await asyncio.to_thread(lambda: (state.digest, state.norm))
         await self.promises.settle(state.round)
         self.state, self._base = state, base
 
