@@ -112,13 +112,17 @@ async def test_nothing_to_go_by(tmp_path: Path) -> None:
         await find_run(Settings(tmp_path / "data"))
 
 
-@pytest.mark.parametrize("left", ["checkpoints/round-00000000", "states/round-00000000", "journal.json", "logs"])
+@pytest.mark.parametrize(
+    "left", ["checkpoints/round-00000000", "states/round-00000000", "journal.json", "proofs.json", "logs"]
+)
 async def test_until_its_first_round_a_founder_may_correct_its_run(tmp_path: Path, left: str) -> None:
     data = tmp_path / "data"
     first = await find_run(Settings(data, run=write_run(tmp_path)))
     SiteRecord(founder=True, slot=2, name="a").save(data)
     if left == "journal.json":  # of a site that gave its vote away when it stopped
-        Journal(data / left).keep(Commitments.fresh(0, first.identity.node).giving())
+        Journal(data / left).keep(Commitments.fresh(0, first.identity.node).giving("b" * 16))
+    elif left == "proofs.json":
+        (data / left).touch()
     else:
         (data / left).mkdir(parents=True)
     corrected = Settings(data, run=write_run(tmp_path, '[run]\nname = "here"\nsites = 2\n'))

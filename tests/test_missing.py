@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from simulation.cluster import Disk
 from simulation.network import Network, Weather
+from simulation.statements import MemoryProofs, PlainStatements
 from simulation.virtual_time import run
 
 from pier.v1.peer_pb2 import Phase, Pulse, Site
@@ -40,7 +41,8 @@ def told(members: Sequence[str], alive: Sequence[str], phase: Any, stateless: bo
         tensors = {ANCHOR: SharedVector(4), MOMENTUM: SharedVector(4)}
         state = OuterState(3, tuple(members), tensors, {})
         if not stateless:
-            reporter.rounds = Rounds(Tools(carrier, roster, Disk(), _nowhere, _nobody), state, lambda _: 4)
+            tools = Tools(carrier, roster, PlainStatements("b"), Disk(), MemoryProofs(), _nowhere, _nobody)
+            reporter.rounds = Rounds(tools, state, lambda _: 4)
         for node in {*members, *alive} - {"b"}:
             roster.add(Site(node=node, name=f"site-{node}", address=f"{node}:1"))
         for node in alive:  # the test says that they answer

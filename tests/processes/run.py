@@ -60,7 +60,7 @@ class Run:
     def add(self, name: str, *options: str) -> Site:
         """One more site. The first founds the run, the others join it."""
         way = ["--peers", self.sites[0].address] if self.sites else ["--run", str(self.path)]
-        more = ["--token", str(self.token), "--dataset", str(CORPUS), *options]
+        more = ["--token", str(self.token), "--dataset", str(CORPUS), "--shared-data", *options]
         site = Site(self._folder / name, *way, *more, transport=self._transport)
         self.sites.append(site)
         return site
