@@ -45,7 +45,7 @@ class _Held:
 
 
 def no_proof(_round: int) -> list[Link]:
-    """Of sites that meet in pairs each has a state of its own, and nobody votes for it."""
+    """Nobody votes for the stages of a pipeline: rounds decide which version of them counts."""
     return []
 
 
