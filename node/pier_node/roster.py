@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -259,7 +260,12 @@ class Roster:
             committed: when this site committed `round`, by the loop's clock.
         """
         late = asyncio.get_running_loop().time() > committed + LATE
-        return [node for node, pulse in self.participants().items() if not _is_elsewhere(pulse, round, late)]
+        heard = {node: contact.heard_at for node, contact in self.contacts.items()}
+        return [
+            node
+            for node, pulse in self.participants().items()
+            if not _is_elsewhere(pulse, round, late, heard.get(node, math.inf) > committed)
+        ]
 
     def waits(self, node: str) -> bool:
         """Whether a site says that it waits for its keeper."""
@@ -380,8 +386,9 @@ class Roster:
             self.changed.notify()
 
 
-def _is_elsewhere(pulse: Pulse, round: int, late: bool) -> bool:
-    training = pulse.phase == Phase.PHASE_TRAINING and pulse.training_for <= round
+def _is_elsewhere(pulse: Pulse, round: int, late: bool, is_news: bool) -> bool:
+    """What a member of the last round said before that was committed does not tell what it trains for now."""
+    training = is_news and pulse.phase == Phase.PHASE_TRAINING and pulse.training_for <= round
     return training or pulse.round > round or (late and pulse.round < round)
 
 

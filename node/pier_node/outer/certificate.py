@@ -70,7 +70,10 @@ def alone(state: OuterState, base: bytes, statements: Statements) -> Link:
 
 
 class Chain:
-    """The links of one run as far as a site knows them: those where members change, and the newest."""
+    """The links of one run as far as a site knows them: those where members change, and the last two.
+
+    The link of a round is on the disk before its state is: after a crash in between the one before is needed.
+    """
 
     def __init__(self, links: Iterable[Link] = ()) -> None:
         self.links = list(links)
@@ -78,8 +81,8 @@ class Chain:
     def with_link(self, link: Link) -> Chain:
         """With the proof of a later state."""
         kept = [it for it in self.links if it.round < link.round]
-        if len(kept) > 1 and kept[-1].members == kept[-2].members and kept[-1].members == link.members:
-            kept.pop()
+        if len(kept) > 2 and kept[-3].members == kept[-2].members == kept[-1].members:
+            del kept[-2]
         return Chain([*kept, link])
 
     def after(self, round: int) -> list[Link]:

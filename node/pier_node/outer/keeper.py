@@ -29,7 +29,7 @@ COMING = 10.0
 UNREMARKABLE = 5.0
 """Seconds for which something may be lacking before people hear of it."""
 BUSY = "most of the last round's members still train"
-"""A reason to wait that people need not hear of."""
+"""A reason to wait that people need not hear of; also of a keeper that is about to commit the round before."""
 
 log = logging.getLogger(__name__)
 
@@ -124,7 +124,7 @@ class Keeper:
         if ready.round <= committed:
             return Proposal(verdict=Proposal.VERDICT_BEHIND, round=committed, other=self._node)
         if ready.round > committed + 1:
-            return _not_keeper(ready, "", f"the keeper is at round {committed} itself")
+            return _not_keeper(ready, "", BUSY)
         better = keeper_of({self._node} | {*abreast} - {*ready.suspects}, self._standing().base)
         return None if better == self._node else _not_keeper(ready, better, "another site keeps this round")
 

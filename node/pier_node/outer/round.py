@@ -168,7 +168,7 @@ class Rounds:
 
     def prove(self, round: int) -> list[Link]:
         """What proves our state to somebody who trusts the state of that round, or a first part of it."""
-        return self._tools.proofs.after(round)
+        return [link for link in self._tools.proofs.after(round) if link.round <= self.state.round]
 
     async def adopt(self, state: OuterState, proof: Sequence[Link]) -> None:
         """Continue from a state that was fetched from others. Raises PierError: it cannot be written to the disk."""
@@ -336,8 +336,8 @@ class Rounds:
         await to_the_end(self._settled(state, proof))
 
     async def _settled(self, state: OuterState, proof: Sequence[Link]) -> None:
-        await self._tools.keep(state)
         await asyncio.to_thread(self._tools.proofs.add, proof)
+        await self._tools.keep(state)
         await self.promises.settle(state.round)
         self.state, self._base, self._committed_at = state, b"", asyncio.get_running_loop().time()
         self._nonce = b""
