@@ -49,7 +49,7 @@ def hunt(seeds: range, jobs: int, pairs: bool, strict: bool) -> bool:
         if count % EVERY == 0 or count == len(seeds):
             each = (time.monotonic() - began) / count
             print(f"{count} schedules, {each:.3f} s each: {dict(kinds) or 'all hold'}", flush=True)
-    return not (kinds if strict else kinds.keys() - {"undone", "traceback"})
+    return not (kinds if strict else kinds.keys() - {"undone", "traceback", "only copy"})
 
 
 def _results(seeds: range, jobs: int, pairs: bool) -> Iterator[tuple[int, list[str], list[str]]]:

@@ -240,10 +240,19 @@ class World:
         while not self.failures and not all(machine.now and machine.now.finished for machine in self.machines.values()):
             for machine in self.machines.values():
                 machine.boot()
+            if self.now() > deadline and self._only_copy_is_lost():
+                self.flawed("only copy: that of a committed state is lost, and its site waits for the operator")
+                return
             if self.now() > deadline:
                 where = "; ".join(f"{name} {_standing(machine)}" for name, machine in self.machines.items())
                 self.failed(f"stuck: not finished {PATIENCE:.0f} s after the last fault: {where}")
             await asyncio.sleep(LOOK)
+
+    def _only_copy_is_lost(self) -> bool:
+        """Whether a site has committed what neither its own disk nor anybody else has."""
+        rounds = [machine.now.rounds for machine in self.machines.values() if machine.now and machine.now.rounds]
+        furthest = max((it.state.round for it in rounds), default=0)
+        return any(it.promises.lost and it.promises.now.committed > furthest for it in rounds)
 
     def _check_steps(self) -> None:
         """Who never went down has all that it has trained. Gradients of a start come too late for the next step."""

@@ -224,7 +224,7 @@ class Rounds:
         if self.promises.lost:
             self.last_error = (
                 f"this site had committed round {self.promises.now.committed} and its disk has lost it: "
-                "it waits for a site that has it"
+                "it waits for a site that has it, or for you: see docs/protocol.md, amnesia"
             )
             return None
         self._nonce = self._nonce or self._new_nonce()
