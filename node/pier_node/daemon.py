@@ -47,7 +47,7 @@ from pier_node.status import StatusServer
 from pier_node.training import Training
 from pier_node.wire.carrier import HELLO
 from pier_node.wire.probe import ProbeServer
-from pier_node.wire.state_server import StateServer, no_proof
+from pier_node.wire.state_server import StateServer
 from pier_node.wire.transport import make_carrier
 
 if TYPE_CHECKING:
@@ -299,8 +299,7 @@ class Daemon:
         def offer(number: int, shadow: bool) -> OuterState | None:
             return (of_all if shadow else rounds).offer(number, shadow)
 
-        prove = of_all.prove if rounds is of_all else no_proof
-        StateServer(self._carrier, offer, self._workers.moments, prove)
+        StateServer(self._carrier, offer, self._workers.moments, of_all.prove)
 
     def _leave_politely(self, stack: AsyncExitStack, rounds: Rounds | None) -> None:
         stack.push_async_callback(self._leave, Leave(self._carrier, self._roster, rounds))

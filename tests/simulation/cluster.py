@@ -37,7 +37,7 @@ from pier_node.progress import Progress
 from pier_node.roster import Roster
 from pier_node.shared import SharedVector
 from pier_node.training import Training
-from pier_node.wire.state_server import StateServer, no_proof
+from pier_node.wire.state_server import StateServer
 from pier_node.wire.transfer import shadow_fetcher
 
 LENGTH = 12
@@ -193,7 +193,7 @@ class Cluster:
             carrier,
             lambda number, shadow: (atomic if shadow else rounds).offer(number, shadow),
             lambda: None,
-            no_proof if pairs else atomic.prove,
+            atomic.prove,
         )
         trainer = FakeTrainer(self.names.index(name), self.paces[name], random.Random(f"{self.seed} {name}"))
         layout: Any = TinyLayout()

@@ -30,11 +30,6 @@ class Trusted:
     digest: bytes
     members: tuple[str, ...]
 
-    @classmethod
-    def of(cls, state: OuterState) -> Trusted:
-        """A state that this site has."""
-        return cls(state.round, state.digest, state.members)
-
 
 def plan_name(base: bytes, ballot: Ballot, group: Sequence[str], members: Sequence[str]) -> bytes:
     """What all votes of an attempt have in common, besides round and digest: SHA-256."""

@@ -68,7 +68,7 @@ class Rounds:
         self._attempt: Attempt | None = None
         self.statements = tools.statements
         self.keeper = Keeper(tools.roster, self.statements, self._standing, Deadline(initial=300.0, floor=5.0))
-        self.claims = Claims(self._carrier, self._roster, self.statements, lambda: Trusted.of(self.state))
+        self.claims = Claims(self._carrier, self._roster, self.statements, self._trusted)
         self._carrier.serve(GATHER, self.keeper.gather)
         self._carrier.serve(VOTE, self._take_vote)
         self._carrier.serve(ABORT, self._take_abort)
@@ -157,7 +157,10 @@ class Rounds:
 
     def trust(self) -> Trust:
         """What this site believes: the state that it has."""
-        return Trust(Trusted.of(self.state), self.statements)
+        return Trust(self._trusted(), self.statements)
+
+    def _trusted(self) -> Trusted:
+        return Trusted(self.state.round, self.base, self.state.members)
 
     def prove(self, round: int) -> list[Link]:
         """What proves our state to somebody who trusts the state of that round, or a first part of it."""
