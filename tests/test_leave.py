@@ -151,7 +151,7 @@ async def test_an_answer_that_got_lost_counts_as_given(network: Network, folder:
         await inherit(*votes)
         network.weather.loss = 1.0
 
-    sites["b"].rounds.take_votes = inherited  # type: ignore[method-assign]
+    sites["b"].rounds.take_votes = inherited  # type: ignore[method-assign,assignment]
     await sites["a"].leave.leave()
     assert [sites[name].votes for name in NAMES] == [set(), {"a", "b"}, {"c"}]
 

@@ -257,8 +257,10 @@ def link(
         )
         for node in nodes
     ]
-    parts = {"ballot": first, "members": members, "votes": signed, "handovers": handovers}
-    return Link(round=round, digest=digest, base=base, **parts)
+    named = Link(round=round, digest=digest, base=base, ballot=first, members=members)
+    named.votes.extend(signed)
+    named.handovers.extend(handovers)
+    return named
 
 
 def nonces(node: str) -> Callable[[], bytes]:

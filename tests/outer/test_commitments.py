@@ -40,21 +40,21 @@ def test_an_earlier_state_or_the_same_frees_it_of_nothing(round: int) -> None:
 
 def test_votes_are_given_by_a_site_that_nothing_binds() -> None:
     given = FRESH.giving("b")
-    assert (given.votes, given.given) == (frozenset(), {("a", "b")})
+    assert given == Commitments(4, frozenset(), given=frozenset({("a", "b")}))
     with pytest.raises(ValueError, match="bound"):
         BOUND.giving("b")
 
 
 def test_votes_are_taken_for_the_round_that_was_committed_last() -> None:
     taken = FRESH.taking(4, frozenset("bc"), frozenset({b"signed"}))
-    assert (taken.votes, taken.handovers) == (set("abc"), {b"signed"})
+    assert taken == Commitments(4, frozenset("abc"), handovers=frozenset({b"signed"}))
     with pytest.raises(ValueError, match="round 4 is committed"):
         FRESH.taking(3, frozenset("b"))
 
 
 def test_whoever_gets_back_a_vote_has_not_given_it_any_more() -> None:
     back = FRESH.giving("b").taking(4, frozenset("a"))
-    assert (back.votes, back.given) == (set("a"), frozenset())
+    assert back == FRESH
 
 
 def test_votes_that_are_given_twice_are_with_the_last_heir() -> None:
