@@ -18,6 +18,16 @@ VALUE = Value(origin=Ballot(number=3, keeper="b"), digest=bytes(range(32)), memb
 BOUND = Commitments(41, frozenset("ac"), (2**63, "b"), Cast.of(Ballot(number=7, keeper="a"), VALUE))
 
 
+GAVE = Commitments(41, frozenset(), given=frozenset({("a", "b"), ("c", "b")}), handovers=frozenset({b"signed", b"too"}))
+
+
+def test_what_was_given_away_and_what_proves_it_is_remembered(tmp_path: Path) -> None:
+    journal = Journal(tmp_path / "journal.json")
+    journal.keep(GAVE)
+    assert journal.load(41, "a") == GAVE
+    assert journal.load(42, "a") == Commitments.fresh(42, "a")
+
+
 def test_what_binds_a_site_is_remembered(tmp_path: Path) -> None:
     journal = Journal(tmp_path / "data" / "journal.json")
     assert journal.load(41, "a") == Commitments.fresh(41, "a")

@@ -13,11 +13,12 @@ from simulation.network import Network, SimCarrier, Weather
 from simulation.statements import MemoryProofs, PlainStatements
 from simulation.virtual_time import run
 
-from pier.v1.peer_pb2 import Ballot, LeaveRequest, Phase, Pulse, Site
+from pier.v1.peer_pb2 import Ballot, Handover, LeaveRequest, Phase, Pulse, Site
 from pier_node.errors import PierError
 from pier_node.journal import Journal
 from pier_node.leave import Leave
 from pier_node.outer.attempt import Tools
+from pier_node.outer.hands import Hand, carried, proven_hand
 from pier_node.outer.round import Rounds
 from pier_node.outer.state import ANCHOR, MOMENTUM, OuterState
 from pier_node.roster import Roster
@@ -105,12 +106,13 @@ async def test_votes_that_cannot_be_written_down_are_not_given(network: Network,
 
 
 @in_virtual_time
-async def test_an_heir_with_a_full_disk_is_none(network: Network, folder: Path) -> None:
+async def test_votes_for_an_heir_with_a_full_disk_go_to_nobody_else(network: Network, folder: Path) -> None:
     sites = await members(network, folder)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(sites["b"].rounds, "take_votes", refusing)
         await sites["a"].leave.leave()
-    assert [sites[name].votes for name in NAMES] == [set(), {"b"}, {"a", "c"}]
+    assert [sites[name].votes for name in NAMES] == [set(), {"b"}, {"c"}]
+    assert sites["a"].rounds.promises.now.given == {("a", "b")}, "what was signed cannot be taken back"
 
 
 @in_virtual_time
@@ -129,6 +131,8 @@ async def test_votes_go_on_to_the_next_heir(network: Network, folder: Path) -> N
     await sites["b"].leave.leave()
     assert sites["b"].votes == set()
     assert sites["c"].votes == {"a", "b", "c"}
+    shown = [PlainStatements("c").read(Handover, it) for it in sites["c"].rounds.handovers()]
+    assert proven_hand("c", sites["c"].votes, shown).votes == {"a", "b", "c"}, "through two hands, both shown"
 
 
 @in_virtual_time
@@ -141,17 +145,52 @@ async def test_when_all_leave_at_once_everybody_keeps_its_vote(network: Network,
 @in_virtual_time
 async def test_an_answer_that_got_lost_counts_as_given(network: Network, folder: Path) -> None:
     sites = await members(network, folder)
+    inherit = sites["b"].rounds.take_votes
+
+    async def inherited(*votes: Any) -> None:
+        await inherit(*votes)
+        network.weather.loss = 1.0
+
+    sites["b"].rounds.take_votes = inherited  # type: ignore[method-assign,assignment]
+    await sites["a"].leave.leave()
+    assert [sites[name].votes for name in NAMES] == [set(), {"a", "b"}, {"c"}]
+
+
+@in_virtual_time
+async def test_who_gets_no_answer_from_an_heir_before_anything_is_given_keeps_its_votes(
+    network: Network, folder: Path
+) -> None:
+    sites = await members(network, folder)
     network.weather.loss = 1.0
     await sites["a"].leave.leave()
-    assert sites["a"].votes == set()
+    assert sites["a"].votes == {"a"}
+
+
+@in_virtual_time
+async def test_votes_that_never_arrived_count_where_giver_and_heir_meet(network: Network, folder: Path) -> None:
+    sites = await members(network, folder)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sites["b"].rounds, "take_votes", refusing)
+        await sites["a"].leave.leave()
+
+    def hand(name: str) -> Hand:
+        rounds, read = sites[name].rounds, PlainStatements(name).read
+        return proven_hand(name, rounds.promises.votes, [read(Handover, it) for it in rounds.handovers()])
+
+    hands = {name: hand(name) for name in NAMES}
+    assert carried(hands) == {"a", "b", "c"}
+    assert carried({name: hands[name] for name in "bc"}) == {"b", "c"}
+    assert carried({name: hands[name] for name in "ac"}) == {"c"}
 
 
 @in_virtual_time
 async def test_an_heir_at_another_round_refuses(network: Network, folder: Path) -> None:
     sites = await members(network, folder)
-    request = LeaveRequest(node="a", round=3, votes=["a"])
-    with pytest.raises(PeerRefused, match="it is at round 0"):
-        await sites["a"].carrier.call("b", LEAVE, request, 5.0)
+    later = Handover(node="a", heir="b", round=3, base=b"l" * 32, votes=["a"])
+    request = LeaveRequest(node="a", handovers=[PlainStatements("a").seal(later)])
+    for asked in (request, LeaveRequest(node="a", asks=b"l" * 32)):
+        with pytest.raises(PeerRefused, match="it is at round 0"):
+            await sites["a"].carrier.call("b", LEAVE, asked, 5.0)
     assert sites["b"].votes == {"b"}
 
 

@@ -1,8 +1,8 @@
 """Stopping politely: a site that goes hands its votes to one that stays, so that the others still have a majority.
 
 A vote is in one hand at a time, durably: the giver forgets it before it gives it, the heir remembers it before it
-answers. When the answer gets lost nobody knows whose it is: it counts where both are present (outer/hands.py), until the
-next committed round gives every member one vote of its own.
+answers. When the answer gets lost nobody knows whose it is: it counts where both are present (outer/hands.py), until
+the next committed round gives every member one vote of its own.
 """
 
 from __future__ import annotations

@@ -16,6 +16,8 @@ from pier.v1.peer_pb2 import (
     Ack,
     Ballot,
     Chunk,
+    Link,
+    Manifest,
     Phase,
     Proposal,
     Pulse,
@@ -23,12 +25,14 @@ from pier.v1.peer_pb2 import (
     Share,
     Signed,
     Site,
+    StateRequest,
     Value,
     Vote,
 )
 from pier_node.config import RunConfig
 from pier_node.faults import NO_FAULTS, Faults
 from pier_node.outer.attempt import Tools
+from pier_node.outer.certificate import plan_name
 from pier_node.outer.commitments import Cast, Commitments
 from pier_node.outer.contribution import Contribution
 from pier_node.outer.round import Rounds
@@ -36,7 +40,8 @@ from pier_node.outer.state import ANCHOR, MOMENTUM, OuterState
 from pier_node.roster import Roster
 from pier_node.shared import SharedVector, Vector
 from pier_node.signals import Signal
-from pier_node.wire.carrier import ABORT, BEAT, GATHER, VOTE, PeerLost
+from pier_node.wire.carrier import ABORT, BEAT, DESCRIBE, GATHER, VOTE, PeerLost
+from pier_node.wire.state_server import StateServer
 
 LENGTH = 12
 LONG = 1e6
@@ -136,10 +141,13 @@ class Puppet:
         self.carrier.serve(GATHER, self._gather)
         self.carrier.serve(VOTE, self._vote)
         self.carrier.serve(ABORT, self._abort)
+        self.carrier.serve(DESCRIBE, self._describe)
         self.carrier.serve_push(self._push)
         self.statements = PlainStatements(node)
         self.propose: Callable[[Ready], Proposal] = lambda ready: Proposal(verdict=Proposal.VERDICT_WAIT)
         self.heard: list[Ready] = []
+        self.proof: list[Link] = []
+        self.asked: list[float] = []
         self.votes: list[Vote] = []
         self.aborts: list[AbortNotice] = []
         self.changed = Signal()
@@ -154,6 +162,10 @@ class Puppet:
         self.changed.notify()
         await asyncio.sleep(1.0)
         return self.propose(ready)
+
+    async def _describe(self, sender: str, request: StateRequest) -> Manifest:
+        self.asked.append(asyncio.get_running_loop().time())
+        return Manifest(round=self.round, digest=self.digest, members=["a", "b"], proof=self.proof)
 
     async def _push(self, sender: str, chunks: AsyncIterator[Chunk]) -> None:
         await asyncio.Event().wait()
@@ -188,6 +200,7 @@ class Member:
         self.statements = PlainStatements(node)
         self.tools = Tools(self.carrier, self.roster, self.statements, *disk, self.fetch_shadow, faults, chunk=2)
         self.rounds = Rounds(self.tools, state, lambda _: LENGTH, nonces(node))
+        StateServer(self.carrier, self.rounds.offer, lambda: None, self.rounds.prove)
         self.held: dict[str, OuterState] = {}
 
     def pulse(self) -> Pulse:
@@ -224,6 +237,30 @@ class Member:
         task = self.carrier.spawn(part)
         task.add_done_callback(lambda task: task.cancelled() or task.exception())
         return task
+
+
+def link(
+    round: int,
+    base: bytes,
+    digest: bytes,
+    members: str,
+    group: str = "",
+    votes: Mapping[str, str] | None = None,
+    handovers: Sequence[Signed] = (),
+) -> Link:
+    """Proof that a group of sites with these one-letter names (else the members) committed a state."""
+    first, nodes = ballot(1, members[0]), group or members
+    plan = plan_name(base, first, nodes, members)
+    signed = [
+        PlainStatements(node).seal(
+            Vote(node=node, round=round, ballot=first, digest=digest, plan=plan, votes=(votes or {}).get(node, node))
+        )
+        for node in nodes
+    ]
+    named = Link(round=round, digest=digest, base=base, ballot=first, members=members)
+    named.votes.extend(signed)
+    named.handovers.extend(handovers)
+    return named
 
 
 def nonces(node: str) -> Callable[[], bytes]:

@@ -10,9 +10,10 @@ import numpy as np
 import pytest
 from outer.cases import CALM, LENGTH, Member, add_mean, ballot, outer_state, shares
 from simulation.network import Network
+from simulation.statements import PlainStatements
 from simulation.virtual_time import run
 
-from pier.v1.peer_pb2 import Proposal, Ready, Value
+from pier.v1.peer_pb2 import Link, Proposal, Ready, Signed, Value
 from pier_node.faults import Faults
 from pier_node.outer.attempt import Attempt
 from pier_node.outer.commitments import Cast
@@ -26,7 +27,12 @@ BALLOT = ballot(3, "a")
 def fresh(*names: str) -> Proposal:
     width = LENGTH // len(names)
     dealt = shares(dict.fromkeys(names, 1), [(width * index, width) for index in range(len(names))])
-    return Proposal(verdict=Proposal.VERDICT_GO, round=1, ballot=BALLOT, shares=dealt)
+    readies = [_announced(node) for node in names]
+    return Proposal(verdict=Proposal.VERDICT_GO, round=1, ballot=BALLOT, shares=dealt, readies=readies)
+
+
+def _announced(node: str) -> Signed:
+    return PlainStatements(node).seal(Ready(node=node, round=1, votes=[node]))
 
 
 def adopting(result: OuterState, members: str, holders: str, *names: str) -> Proposal:
@@ -36,6 +42,7 @@ def adopting(result: OuterState, members: str, holders: str, *names: str) -> Pro
         round=1,
         ballot=BALLOT,
         shares=fresh(*names).shares,
+        readies=fresh(*names).readies,
         adopt=adopted,
         holders=list(holders),
     )
@@ -50,6 +57,7 @@ class Part:
         self.attempt = Attempt(member.tools, member.rounds.state, member.rounds.promises, proposal, mine)
         member.rounds._attempt = self.attempt
         contribution = Contribution(np.full(LENGTH, ord(member.node) - ord("a"), np.float32), 1)
+        self.decided: tuple[OuterState, Link]
         self.task = member.play(self._run(contribution))
 
     async def _run(self, contribution: Contribution) -> OuterState:
@@ -60,7 +68,8 @@ class Part:
             self.member.journal.votes.clear()
         await promises.promise(self.proposal.ballot, promises.votes)
         self.member.diary.clear()
-        return (await self.attempt.run(contribution, add_mean))[0]
+        self.decided = await self.attempt.run(contribution, add_mean)
+        return self.decided[0]
 
     async def suspicion(self) -> Suspicion:
         with pytest.raises(Suspicion) as caught:

@@ -5,23 +5,43 @@ from typing import Any
 
 import numpy as np
 import pytest
-from outer.cases import CALM, LENGTH, Member, Puppet, add_mean, ballot, outer_state, value
+from outer.cases import CALM, LENGTH, Member, Puppet, add_mean, ballot, outer_state
 from outer.parts import BALLOT, Part, adopting, fresh, scene, stop_at
 from simulation.network import Network
+from simulation.statements import PlainStatements
 from simulation.virtual_time import run
 
-from pier.v1.peer_pb2 import AbortNotice, Value, Vote
+from pier.v1.peer_pb2 import AbortNotice, Ready, Signed, Value, Vote
 from pier_node.outer.attempt import (
     TELLS,
     Attempt,
     VoteBook,
     check_finite,
 )
+from pier_node.outer.certificate import Trusted, follow
 from pier_node.outer.commitments import Cast
 from pier_node.outer.contribution import Contribution
 from pier_node.outer.state import OuterState
 from pier_node.outer.suspicion import NOBODY, Suspicion
 from pier_node.wire.carrier import VOTE
+from pier_node.wire.values import SITES
+
+
+def announced(member: Member) -> Ready:
+    return Ready(node=member.node, round=1, base=member.rounds.base, votes=[member.node])
+
+
+async def decided(attempt: Attempt, contribution: Contribution) -> OuterState:
+    state, _ = await attempt.run(contribution, add_mean)
+    return state
+
+
+def vote(node: str, number: int = 3) -> Vote:
+    return Vote(node=node, round=1, ballot=ballot(number), digest=b"x" * 32, plan=b"p" * 32, votes=[node])
+
+
+def signed(message: Vote) -> Signed:
+    return PlainStatements(message.node).seal(message)
 
 
 def test_all_decide_the_same() -> None:
@@ -90,9 +110,10 @@ def test_other_bits_decide_nothing() -> None:
         contribution = Contribution(np.full(LENGTH, 2, np.float32), 1)
         promises = members["c"].rounds.promises
         await promises.promise(BALLOT, "c")
-        odd = Attempt(members["c"].tools, outer_state("abc", anchor=[1e-3] * LENGTH), promises, fresh(*"abc"))
+        other = outer_state("abc", anchor=[1e-3] * LENGTH)
+        odd = Attempt(members["c"].tools, other, promises, fresh(*"abc"), announced(members["c"]))
         members["c"].rounds._attempt = odd
-        task = members["c"].play(odd.run(contribution, add_mean))
+        task = members["c"].play(decided(odd, contribution))
         suspicion = await parts["a"].suspicion()
         assert (suspicion.node, suspicion.reason) == ("c", "voted for other bits than ours")
         with pytest.raises(Suspicion):
@@ -107,7 +128,7 @@ def test_a_result_that_is_not_finite_is_not_voted_for() -> None:
             return add_mean(state, mean * np.float32(np.inf), tokens)
 
         rounds = members["a"].rounds
-        part = Attempt(members["a"].tools, rounds.state, rounds.promises, fresh("a"))
+        part = Attempt(members["a"].tools, rounds.state, rounds.promises, fresh("a"), announced(members["a"]))
         with pytest.raises(Suspicion, match="not finite"):
             await part.run(Contribution(np.ones(LENGTH, np.float32), 1), explode)
         assert not members["a"].diary
@@ -192,9 +213,8 @@ def test_the_others_are_told_why_and_the_suspect_is_not() -> None:
         network = Network(1, CALM)
         member = Member(network, "a", outer_state("abc"))
         puppets = [Puppet(network, node) for node in "bc"]
-        await Attempt(member.tools, member.rounds.state, member.rounds.promises, fresh(*"abc")).give_up(
-            Suspicion("c", "cut")
-        )
+        parts = member.tools, member.rounds.state, member.rounds.promises
+        await Attempt(*parts, fresh(*"abc"), announced(member)).give_up(Suspicion("c", "cut"))
         notice = AbortNotice(node="a", round=1, ballot=BALLOT, suspect="c", reason="cut")
         assert [puppet.aborts for puppet in puppets] == [[notice], []]
 
@@ -207,13 +227,13 @@ def test_a_message_that_gets_lost_is_told_again_but_not_for_ever() -> None:
         member = Member(network, "a", outer_state("a"))
         tries = 0
 
-        async def deaf(sender: str, vote: Vote) -> Any:
+        async def deaf(sender: str, vote: Signed) -> Any:
             nonlocal tries
             tries += 1
             await asyncio.Event().wait()
 
         network.join("b").serve(VOTE, deaf)
-        await member.tools.tell("b", VOTE, Vote(node="a", round=1, ballot=BALLOT, value=value("x", "a")))
+        await member.tools.tell("b", VOTE, signed(vote("a")))
         assert tries == TELLS
 
     run(main())
@@ -225,8 +245,9 @@ def test_a_message_that_gets_lost_is_told_again_but_not_for_ever() -> None:
 def test_votes_may_come_before_their_attempt() -> None:
     book = VoteBook()
     for node in "ba":
-        book.count(Vote(node=node, round=1, ballot=BALLOT, value=value("x", "ab", BALLOT)))
-    assert book.of(BALLOT) == {"a": b"x" * 32, "b": b"x" * 32}
+        book.count(vote(node), signed(vote(node)))
+    assert book.of(BALLOT) == {"a": vote("a"), "b": vote("b")}
+    assert book.signed(BALLOT, "ab") == [signed(vote("a")), signed(vote("b"))]
     assert book.of(ballot(4)) == {}
     book.clear()
     assert book.of(BALLOT) == {}
@@ -235,7 +256,56 @@ def test_votes_may_come_before_their_attempt() -> None:
 def test_a_flood_of_ballots_takes_no_more_memory_and_drops_the_oldest() -> None:
     book = VoteBook()
     for number in range(1, 1000):
-        book.count(Vote(node="a", ballot=ballot(number), value=value("x", "a")))
-    assert len(book._votes) == VoteBook.LIMIT
-    assert book.of(ballot(999)) == {"a": b"x" * 32}
-    assert book.of(ballot(1)) == {}
+        book.count(vote("a", number), signed(vote("a", number)))
+    assert [number for number in range(1, 1000) if book.of(ballot(number))] == [996, 997, 998, 999]
+    assert book.of(ballot(999)) == {"a": vote("a", 999)}
+
+
+def test_a_flood_pushes_out_nobody_elses_vote() -> None:
+    """A liar's votes for ballots to come must not evict the vote that an attempt waits for."""
+    book = VoteBook()
+    book.count(vote("b"), signed(vote("b")))
+    for number in range(4, 1000):
+        book.count(vote("a", number), signed(vote("a", number)))
+    assert book.of(BALLOT) == {"b": vote("b")}
+
+
+def test_no_more_voters_are_heard_than_a_run_has_sites() -> None:
+    book = VoteBook()
+    for number in range(SITES + 1):
+        book.count(vote(f"{number:04}"), Signed())
+    assert len(book.of(BALLOT)) == SITES
+
+
+@pytest.mark.parametrize("changed", ["digest", "plan"])
+def test_a_vote_for_something_else_decides_nothing(changed: str) -> None:
+    """For another result, or for the same one by another group or of other members: its link would prove nothing."""
+
+    async def play(members: dict[str, Member]) -> None:
+        part = Part(members["a"], fresh(*"ab"))
+        Part(members["b"], fresh(*"ab"))
+        seal = members["b"].statements.seal
+
+        def forged(message: Any) -> Signed:
+            if isinstance(message, Vote):
+                setattr(message, changed, b"?" * 32)
+            return seal(message)
+
+        members["b"].statements.seal = forged  # type: ignore[method-assign]
+        suspicion = await part.suspicion()
+        assert (suspicion.node, suspicion.reason) == ("b", "voted for other bits than ours")
+
+    scene(play, "ab")
+
+
+def test_a_commit_proves_itself() -> None:
+    """Every member's own link leads whoever trusts the state before to the decided one."""
+
+    async def play(members: dict[str, Member]) -> None:
+        trusted = Trusted(0, members["a"].rounds.base, tuple("abc"))
+        for part in [Part(member, fresh(*"abc")) for member in members.values()]:
+            await part.task
+            state, link = part.decided
+            assert follow(trusted, link, members["a"].statements) == Trusted(1, state.digest, state.members)
+
+    scene(play)

@@ -34,20 +34,33 @@ def test_a_later_round_frees_a_site_of_all_that_it_said_of_earlier_ones() -> Non
 
 @pytest.mark.parametrize("round", [3, 4])
 def test_an_earlier_state_or_the_same_frees_it_of_nothing(round: int) -> None:
-    given = FRESH.giving()
+    given = FRESH.giving("b")
     assert (BOUND.settled(round, "a"), given.settled(round, "a")) == (BOUND, given)
 
 
 def test_votes_are_given_by_a_site_that_nothing_binds() -> None:
-    assert FRESH.giving().votes == frozenset()
+    given = FRESH.giving("b")
+    assert given == Commitments(4, frozenset(), given=frozenset({("a", "b")}))
     with pytest.raises(ValueError, match="bound"):
-        BOUND.giving()
+        BOUND.giving("b")
 
 
 def test_votes_are_taken_for_the_round_that_was_committed_last() -> None:
-    assert FRESH.taking(4, frozenset("bc")).votes == set("abc")
+    taken = FRESH.taking(4, frozenset("bc"), frozenset({b"signed"}))
+    assert taken == Commitments(4, frozenset("abc"), handovers=frozenset({b"signed"}))
     with pytest.raises(ValueError, match="round 4 is committed"):
         FRESH.taking(3, frozenset("b"))
+
+
+def test_whoever_gets_back_a_vote_has_not_given_it_any_more() -> None:
+    back = FRESH.giving("b").taking(4, frozenset("a"))
+    assert back == FRESH
+
+
+def test_votes_that_are_given_twice_are_with_the_last_heir() -> None:
+    again = FRESH.giving("b").taking(4, frozenset("a")).giving("c")
+    assert again.given == {("a", "c")}
+    assert FRESH.taking(4, frozenset("b")).giving("c").given == {("a", "c"), ("b", "c")}
 
 
 def test_a_vote_comes_back_from_its_message_as_it_was() -> None:

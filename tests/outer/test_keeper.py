@@ -7,9 +7,10 @@ from typing import Any
 
 import pytest
 from outer.cases import ballot, ready, value, voter
+from simulation.statements import PlainStatements
 from simulation.virtual_time import run
 
-from pier.v1.peer_pb2 import Phase, Proposal, Ready
+from pier.v1.peer_pb2 import Handover, Phase, Proposal, Ready, Signed
 from pier_node.outer.deadline import Deadline
 from pier_node.outer.keeper import BUSY, COMING, POLL, Keeper, Standing
 from pier_node.signals import Signal
@@ -17,12 +18,15 @@ from pier_node.wire.carrier import BadMessage
 
 PATIENCE = 60.0
 LENGTH = 12
+STATE = b""
+"""Digest of the last round's state, in announcements that name none."""
 
 
 class Roll:
     """A roster that a test writes."""
 
-    def __init__(self, names: str) -> None:
+    def __init__(self, node: str, names: str) -> None:
+        self.node = node
         self.names = list(names)
         self.phases = dict.fromkeys(names, Phase.PHASE_TRAINING)
         self.changed = Signal()
@@ -41,14 +45,14 @@ class Desk:
     """A keeper at work, at round 4, in a run that has had these members."""
 
     def __init__(self, node: str = "a", present: str = "abc", base: str = "abc", sites: int = 1) -> None:
-        self.roll = Roll(present)
+        self.roll = Roll(node, present)
         roster: Any = self.roll
-        self.standing = Standing(4, 0.0, tuple(base), LENGTH, sites)
+        self.standing = Standing(4, 0.0, tuple(base), STATE, True, LENGTH, sites)
         self.patience = Deadline(PATIENCE, 1.0)
-        self.keeper = Keeper(node, roster, lambda: self.standing, self.patience)
+        self.keeper = Keeper(roster, PlainStatements(node), lambda: self.standing, self.patience)
 
     def ask(self, announced: Ready, sender: str = "") -> asyncio.Task[Proposal]:
-        return asyncio.create_task(self.keeper.gather(sender or announced.node, announced))
+        return asyncio.create_task(self.keeper.gather(sender or announced.node, sealed(announced)))
 
     async def ask_until_told(self, announced: Ready) -> Proposal:
         """As a member does: again whenever it shall wait."""
@@ -66,6 +70,10 @@ def at_desk(scene: Callable[[Desk], Awaitable[None]], **desk: Any) -> None:
             working.cancel()
 
     run(main())
+
+
+def sealed(announced: Ready) -> Signed:
+    return PlainStatements(announced.node).seal(announced)
 
 
 def now() -> float:
@@ -91,9 +99,8 @@ def test_all_are_here() -> None:
             (4, 4, 10),
             (8, 4, 10),
         ]
-        assert [(share.nonce, list(share.votes)) for share in proposal.shares] == [
-            (b"%c" % n, [chr(n)]) for n in b"abc"
-        ]
+        announced = [ready(node, tokens=10, bandwidth=5.0, seen=ballot(3)) for node in "abc"]
+        assert list(proposal.readies) == [*map(sealed, announced)], "what the proposal rests on, as they signed it"
         assert not proposal.HasField("adopt")
 
     at_desk(scene)
@@ -183,11 +190,61 @@ def test_members_that_still_train_are_not_called_absent(caplog: pytest.LogCaptur
 
 def test_votes_that_were_handed_over_count() -> None:
     async def scene(desk: Desk) -> None:
-        heir = ready("a")
+        heir = ready("a", handovers=[handover("c", "a")])
         heir.votes[:] = ["a", "c"]
         assert group(await desk.ask(heir)) == "a"
 
     at_desk(scene, present="a")
+
+
+def handover(giver: str, heir: str, round: int = 4, base: bytes = STATE) -> Signed:
+    given = Handover(node=giver, heir=heir, round=round, base=base, votes=[giver])
+    return PlainStatements(giver).seal(given)
+
+
+@pytest.mark.parametrize(
+    "shown",
+    [[], [handover("c", "b")], [handover("c", "a", round=3)], [handover("c", "a", base=b"?" * 32)]],
+    ids=["nothing", "to another", "of another round", "of another state"],
+)
+def test_votes_that_nobody_handed_over_do_not_count(shown: list[Signed]) -> None:
+    async def scene(desk: Desk) -> None:
+        thief = ready("a", handovers=shown)
+        thief.votes[:] = ["a", "b", "c"]
+        assert (await desk.ask(thief)).reason == "no majority of the last round's members is here; absent: b, c"
+
+    at_desk(scene, present="a")
+
+
+def test_what_nobody_signed_is_refused() -> None:
+    async def scene(desk: Desk) -> None:
+        forged = sealed(ready("b"))
+        forged.statement = ready("b", tokens=7).SerializeToString()
+        with pytest.raises(BadMessage, match="has not signed"):
+            await desk.keeper.gather("b", forged)
+        stolen = handover("c", "b")
+        stolen.statement = Handover(node="c", heir="b", round=4, votes=["a", "c"]).SerializeToString()
+        with pytest.raises(BadMessage, match="has not signed"):
+            await desk.ask(ready("b", handovers=[stolen]))
+
+    at_desk(scene)
+
+
+def test_who_holds_another_state_of_that_round_is_refused() -> None:
+    async def scene(desk: Desk) -> None:
+        with pytest.raises(BadMessage, match="it holds other bits after round 4 than this site"):
+            await desk.ask(ready("b", base=b"?" * 32))
+
+    at_desk(scene)
+
+
+def test_who_has_no_vote_keeps_nothing_while_a_member_is_alive() -> None:
+    async def scene(desk: Desk) -> None:
+        desk.standing = replace(desk.standing, able=False)
+        answer = await desk.ask(ready("b"))
+        assert (answer.verdict, answer.other) == (Proposal.VERDICT_NOT_KEEPER, "b")
+
+    at_desk(scene, present="abc", base="bc")
 
 
 def test_suspects_are_left_out_and_told_so() -> None:
@@ -324,7 +381,7 @@ def test_a_new_round_starts_from_nothing() -> None:
     async def scene(desk: Desk) -> None:
         old = desk.ask(ready("b"))
         await asyncio.sleep(1)
-        desk.standing = Standing(5, 0.0, tuple("abc"), LENGTH, 1)
+        desk.standing = replace(desk.standing, committed=5)
         desk.roll.changed.notify()
         assert (await old).verdict == Proposal.VERDICT_BEHIND
         answers = await asyncio.gather(*(desk.ask(ready(node, 6)) for node in "abc"))

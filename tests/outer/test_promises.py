@@ -4,8 +4,9 @@ import asyncio
 
 import pytest
 from outer.cases import Memory, ballot, outer_state, value
+from simulation.statements import PlainStatements
 
-from pier.v1.peer_pb2 import Ready
+from pier.v1.peer_pb2 import Handover, Ready
 from pier_node.outer.commitments import Cast, Commitments
 from pier_node.outer.promises import Promises, Superseded, to_the_end
 
@@ -45,18 +46,17 @@ async def test_it_is_the_same_after_a_restart_but_for_the_result() -> None:
 
 async def test_a_vote_binds_until_its_round_is_decided() -> None:
     made = promises()
-    assert made.pledge == b""
     await made.promise(ballot(3), "a")
     await made.cast(VOTE, SHADOW)
     await made.settle(4)
-    assert (made.pledge, made.shadow) == (X.digest, SHADOW)
+    assert (made.now.vote, made.shadow) == (VOTE, SHADOW)
     await made.settle(5)
-    assert (made.pledge, made.shadow) == (b"", None)
+    assert (made.now.vote, made.shadow) == (None, None)
 
 
 async def test_who_has_lost_a_round_decides_nothing_before_it_has_it_again() -> None:
     made = promises(Commitments.fresh(6, "a"))
-    assert (made.lost, made.votes, made.pledge) == (True, frozenset(), None)
+    assert (made.lost, made.votes) == (True, frozenset())
     with pytest.raises(Superseded):
         await made.promise(ballot(1), "a")
     await made.settle(5)
@@ -67,11 +67,22 @@ async def test_who_has_lost_a_round_decides_nothing_before_it_has_it_again() -> 
 
 async def test_votes_that_were_given_away_stay_away_until_the_next_round() -> None:
     made = promises()
-    assert await made.give() == {"a"}
+    assert await made.give("b") == {"a"}
     await made.settle(4)
-    assert (made.votes, made.pledge) == (frozenset(), None)
+    assert made.votes == frozenset()
     await made.settle(5)
     assert made.votes == {"a"}
+
+
+async def test_what_was_given_and_taken_is_shown_signed() -> None:
+    made, base, b = promises(), b"s" * 32, PlainStatements("b")
+    taken = b.seal(Handover(node="b", heir="a", round=4, base=base, votes=["b"]))
+    await made.take(4, "b", [taken])
+    assert await made.give("c") == {"a", "b"}
+    shown = made.handovers(base, PlainStatements("a"))
+    assert taken in shown
+    (ours,) = [b.read(Handover, it) for it in shown if it != taken]
+    assert ours == Handover(node="a", heir="c", round=4, base=base, votes=["a", "b"])
 
 
 async def test_a_lost_round_does_not_bring_back_votes_that_were_given_away_after_it() -> None:
@@ -84,7 +95,7 @@ async def test_a_lost_round_does_not_bring_back_votes_that_were_given_away_after
 async def test_who_takes_part_in_an_attempt_keeps_its_votes() -> None:
     made = promises()
     await made.promise(ballot(1), "a")
-    assert await made.give() == set()
+    assert await made.give("b") == set()
     assert made.votes == {"a"}
 
 

@@ -7,8 +7,9 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from outer.cases import CALM, Member, Puppet, ballot, outer_state, scene, shares, value, with_puppet
+from outer.cases import CALM, LONG, Member, Puppet, ballot, outer_state, scene, shares, with_puppet
 from simulation.network import Network
+from simulation.statements import PlainStatements
 from simulation.virtual_time import run
 
 from pier.v1.peer_pb2 import AbortNotice, Ballot, Chunk, Proposal, Ready, Vote
@@ -20,19 +21,34 @@ from pier_node.wire.carrier import ABORT, VOTE, PeerRefused
 def proposal(ready: Ready, **change: Any) -> Proposal:
     """A good one, for the puppet a and the member b; then what is wrong with it."""
     dealt = shares({"a": 1, "b": ready.tokens}, [(0, 6), (6, 6)])
-    dealt[1].nonce, dealt[1].norm = ready.nonce, ready.norm
-    fields = {"round": ready.round, "ballot": ballot(1, "a"), "shares": dealt, **change}
+    dealt[1].norm = ready.norm
+    keeper = Ready(node="a", round=ready.round, nonce=b"a", tokens=1, norm=LONG, votes=["a"], base=ready.base)
+    readies = [PlainStatements(it.node).seal(it) for it in (keeper, ready)]
+    fields = {"round": ready.round, "ballot": ballot(1, "a"), "shares": dealt, "readies": readies, **change}
     return Proposal(verdict=Proposal.VERDICT_GO, **fields)
 
 
 def stale(ready: Ready) -> Proposal:
-    good = proposal(ready)
-    good.shares[1].nonce = b"before"
+    before = Ready.FromString(ready.SerializeToString())
+    before.nonce = b"before"
+    return proposal(before)
+
+
+def made_up(ready: Ready) -> Proposal:
+    """Somebody else's announcement, changed on its way."""
+    good, more = proposal(ready), Ready.FromString(ready.SerializeToString())
+    more.tokens = 1 << 40
+    good.readies[1].statement = more.SerializeToString(deterministic=True)
     return good
 
 
 @pytest.mark.parametrize(
-    ("wrong", "complaint"), [(lambda ready: proposal(ready, ballot=Ballot()), "an old ballot"), (stale, "stale")]
+    ("wrong", "complaint"),
+    [
+        (lambda ready: proposal(ready, ballot=Ballot()), "an old ballot"),
+        (stale, "stale"),
+        (made_up, "a Ready that b has not signed"),
+    ],
 )
 def test_a_proposal_that_could_do_harm_is_refused(
     wrong: Callable[[Ready], Proposal], complaint: str, caplog: pytest.LogCaptureFixture
@@ -98,14 +114,15 @@ def test_a_site_that_lost_a_round_waits_until_it_has_it_again() -> None:
     async def main() -> None:
         network = Network(1, CALM)
         member = Member(network, "b", outer_state("b", round=9), Commitments.fresh(11, "b"))
+        member.carrier.spawn(member.rounds.run())
         task = member.contribute(1.0)
         await asyncio.sleep(60)
         assert not task.done()
         assert "had committed round 11 and its disk has lost it" in member.rounds.last_error
         task.cancel()
-        await member.rounds.adopt(outer_state("b", round=10))
+        await member.rounds.adopt(outer_state("b", round=10), [])
         assert member.rounds.promises.lost
-        await member.rounds.adopt(outer_state("b", round=11))
+        await member.rounds.adopt(outer_state("b", round=11), [])
         assert (await member.contribute(1.0)).round == 12
 
     run(main())
@@ -122,7 +139,7 @@ def test_a_state_is_on_the_disk_before_this_site_says_that_it_has_it() -> None:
             assert member.pulse().round == 0
 
         member.tools.keep = keep
-        await member.rounds.adopt(outer_state("ab", round=3))
+        await member.rounds.adopt(outer_state("ab", round=3), [])
         assert (seen, member.pulse().round) == ([0], 3)
         offered = member.rounds.offer(3, False)
         assert offered
@@ -133,9 +150,22 @@ def test_a_state_is_on_the_disk_before_this_site_says_that_it_has_it() -> None:
 
 def test_a_vote_in_anothers_name_is_refused() -> None:
     async def play(network: Network, members: dict[str, Member]) -> None:
-        vote = Vote(node="c", round=1, ballot=ballot(1), value=value("x", "abc"))
+        vote = PlainStatements("c").seal(Vote(node="c", round=1, ballot=ballot(1), digest=b"x" * 32))
         with pytest.raises(PeerRefused, match="in the name of c"):
             await members["b"].carrier.call("a", VOTE, vote, 5.0)
+        assert members["a"].tools.votes.of(ballot(1)) == {}
+
+    scene(play)
+
+
+def test_a_vote_that_was_changed_on_its_way_is_refused() -> None:
+    async def play(network: Network, members: dict[str, Member]) -> None:
+        vote = Vote(node="b", round=1, ballot=ballot(1), digest=b"x" * 32)
+        signed = PlainStatements("b").seal(vote)
+        vote.digest = b"y" * 32
+        signed.statement = vote.SerializeToString()
+        with pytest.raises(PeerRefused, match="a Vote that b has not signed"):
+            await members["b"].carrier.call("a", VOTE, signed, 5.0)
         assert members["a"].tools.votes.of(ballot(1)) == {}
 
     scene(play)
@@ -144,7 +174,7 @@ def test_a_vote_in_anothers_name_is_refused() -> None:
 @pytest.mark.parametrize(("round", "counted"), [(0, False), (1, True), (2, False)])
 def test_votes_of_other_rounds_are_not_counted(round: int, counted: bool) -> None:
     async def play(network: Network, members: dict[str, Member]) -> None:
-        vote = Vote(node="b", round=round, ballot=ballot(1), value=value("x", "abc"))
+        vote = PlainStatements("b").seal(Vote(node="b", round=round, ballot=ballot(1), digest=b"x" * 32))
         await members["b"].carrier.call("a", VOTE, vote, 5.0)
         assert bool(members["a"].tools.votes.of(ballot(1))) == counted
 

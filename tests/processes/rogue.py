@@ -11,7 +11,22 @@ import numpy as np
 from cryptography.hazmat.primitives.asymmetric import ec
 from processes.run import Run
 
-from pier.v1.peer_pb2 import Ballot, Chunk, HelloReply, HelloRequest, Phase, Pulse, Site, Value, Vote
+from pier.v1.peer_pb2 import (
+    Ballot,
+    Chunk,
+    HelloReply,
+    HelloRequest,
+    Link,
+    Phase,
+    Proposal,
+    Pulse,
+    Ready,
+    Share,
+    Signed,
+    Site,
+    Value,
+    Vote,
+)
 from pier_node.catch_up import CatchUp
 from pier_node.certificates import credentials
 from pier_node.config import load
@@ -21,16 +36,20 @@ from pier_node.join import Reception
 from pier_node.journal import Journal
 from pier_node.model.layout import Layout
 from pier_node.outer.attempt import Advance, Tools
+from pier_node.outer.certificate import alone
 from pier_node.outer.contribution import Contribution
 from pier_node.outer.round import Rounds
-from pier_node.outer.state import ANCHOR, OuterState
+from pier_node.outer.state import ANCHOR, MOMENTUM, OuterState
+from pier_node.outer.statements import SignedStatements
 from pier_node.outer.suspicion import Behind
+from pier_node.proofs import Proofs
 from pier_node.roster import Roster
 from pier_node.shared import SharedVector, Vector
 from pier_node.signing import Signer
 from pier_node.site_entry import sign_entry
-from pier_node.wire.carrier import HELLO, VOTE, PeerLost
+from pier_node.wire.carrier import GATHER, HELLO, VOTE, PeerLost
 from pier_node.wire.grpc_carrier import GrpcCarrier
+from pier_node.wire.state_server import StateServer
 
 NAME = "rogue"
 
@@ -45,7 +64,7 @@ class Rogue:
     """It follows the run's rounds, so that it can take part in the next."""
 
     def __init__(self, run: Run, folder: Path) -> None:
-        config, self.identity = load(run.path), Identity.load_or_create(folder)
+        config, self.identity = load(run.path), _lowest(run, folder)
         self.length = Layout.of(config.model).length
         self.site = Site(node=self.identity.node, name=NAME, slot=0)
         self.carrier = GrpcCarrier(self.identity.node, config.hash(), credentials(self.identity, run.token))
@@ -53,14 +72,17 @@ class Rogue:
         self.roster = Roster(self.carrier, self._pulse, signer=self._signer)
         self._reception = Reception(self.carrier, self.roster, config, lambda: self.site)
         self._catch_up = CatchUp(self.carrier, self.roster, NO_FAULTS, self.length)
+        self._statements = SignedStatements(self._signer)
         tools = Tools(
-            *(self.carrier, self.roster, SignedStatements(self._signer), Journal(folder / "journal.json")),
+            *(self.carrier, self.roster, self._statements, Journal(folder / "journal.json")),
             *(Proofs(folder / "proofs.json"), _nowhere, _nothing),
         )
         nothing = {ANCHOR: SharedVector(self.length)}
         self.rounds = Rounds(tools, OuterState(0, (), nothing, {}), lambda _: self.length)
         self._peers = [site.address for site in run.sites]
         self._boast = 0
+        self._links: list[Link] = []
+        self.proposed, self.refused, self.asked_for_proof = set[str](), 0, 0
 
     def _pulse(self) -> Pulse:
         state = self.rounds.state
@@ -88,7 +110,7 @@ class Rogue:
 
     async def take_part(self, contribution: Contribution, advance: Advance) -> None:
         """Bring this to one round after the other, until cancelled."""
-        keeper = asyncio.create_task(self.rounds.keeper.run())
+        keeper = asyncio.create_task(self.rounds.run())
         try:
             while True:
                 await self._follow()
@@ -111,9 +133,9 @@ class Rogue:
         assert pulse
         for number in range(votes):
             ballot = Ballot(number=1 + number % 7, keeper=node)
-            value = Value(origin=ballot, digest=bytes(32), members=sorted([node, self.carrier.node]))
-            vote = Vote(node=self.carrier.node, round=1 + number % (pulse.round + 1), ballot=ballot, value=value)
-            await self.carrier.call(node, VOTE, vote, 10.0)
+            told = Vote(node=self.carrier.node, round=1 + number % (pulse.round + 1), ballot=ballot)
+            told.digest = told.plan = bytes(32)
+            await self.carrier.call(node, VOTE, self._statements.seal(told), 10.0)
 
     async def name_ghosts(self, count: int) -> None:
         """Tell of so many sites that do not exist, until cancelled; each has a key, an address and a signed entry."""
@@ -130,6 +152,71 @@ class Rogue:
 
         self.carrier.serve(HELLO, answer)
         await asyncio.Event().wait()
+
+    async def forge(self, run: Run) -> None:
+        """Answer every site with a group of itself and everybody's votes, then vote for all of them, until cancelled.
+
+        Its announcement is the site's own, as that has signed it; so is everything that it can copy.
+        """
+        nodes = sorted(site.node for site in run.sites)
+
+        async def propose(sender: str, signed: Signed) -> Proposal:
+            ready = self._statements.read(Ready, signed)
+            mine = Ready.FromString(signed.statement)
+            mine.node, mine.nonce, mine.tokens = self.carrier.node, b"rogue", 0
+            mine.votes[:] = nodes
+            del mine.handovers[:]
+            told = sorted([(sender, ready, signed), (self.carrier.node, mine, self._statements.seal(mine))])
+            half = self.length // 2
+            parts = [(0, half), (half, self.length - half)]
+            shares = [
+                Share(node=node, tokens=it.tokens, norm=it.norm, offset=offset, length=length)
+                for (node, it, _), (offset, length) in zip(told, parts, strict=True)
+            ]
+            ballot = Ballot(number=ready.seen.number + 1, keeper=self.carrier.node)
+            self.proposed.add(sender)
+            return Proposal(
+                verdict=Proposal.VERDICT_GO,
+                round=ready.round,
+                ballot=ballot,
+                shares=shares,
+                readies=[it for _, _, it in told],
+            )
+
+        self.carrier.serve(GATHER, propose)
+        await self.roster.changed.until(lambda: set(nodes) <= {*self.roster.ahead(0)})
+        while True:
+            for node in nodes:
+                await self._claim_votes(node, nodes)
+
+    async def _claim_votes(self, node: str, nodes: list[str]) -> None:
+        """Announce itself to a site as if it had been given everybody's votes, and vote with them."""
+        pulse = self.roster.pulse_of(node)
+        assert pulse
+        mine, coming = self.carrier.node, pulse.round + 1
+        ready = Ready(node=mine, round=coming, votes=nodes, nonce=b"rogue", base=pulse.digest)
+        vote = Vote(node=mine, round=coming, votes=nodes, ballot=Ballot(number=1, keeper=node))
+        vote.digest = vote.plan = bytes(32)
+        try:
+            await self.carrier.call(node, GATHER, self._statements.seal(ready), 1.0)
+            await self.carrier.call(node, VOTE, self._statements.seal(vote), 1.0)
+        except PeerLost:
+            self.refused += 1
+
+    async def invent(self, rounds: int) -> None:
+        """Say that it is so many rounds ahead, with a state and a proof that it has signed alone, until cancelled."""
+        await self.roster.changed.until(lambda: bool(self.roster.ahead(-1)))
+        tensors = {ANCHOR: SharedVector(self.length), MOMENTUM: SharedVector(self.length)}
+        state = self.rounds.state = OuterState(rounds, (self.carrier.node,), tensors, {})
+        link = alone(state, bytes(32), self._statements)
+        StateServer(self.carrier, lambda number, _: state if number in (0, rounds) else None, lambda: None, self._shown)
+        self._links = [link]
+        self.roster.tell()
+        await asyncio.Event().wait()
+
+    def _shown(self, round: int) -> list[Link]:
+        self.asked_for_proof += 1
+        return self._links
 
     async def boast(self, rounds: int) -> None:
         """Say that it is so many rounds ahead of what it knows, until cancelled."""
@@ -156,6 +243,13 @@ class Rogue:
 def _halved(chunk: Chunk) -> Chunk:
     chunk.data = chunk.data[: len(chunk.data) // 2]
     return chunk
+
+
+def _lowest(run: Run, folder: Path) -> Identity:
+    """An identity below those of all sites: whoever has the lowest id keeps, if members let it."""
+    while (found := Identity.load_or_create(folder)).node > min(site.node for site in run.sites):
+        (folder / "node.key").unlink()
+    return found
 
 
 async def _half(number: int) -> AsyncIterator[Chunk]:

@@ -103,6 +103,26 @@ def test_nobody_follows_who_says_that_it_is_ahead(run: Run, tmp_path: Path, roun
     run.stop()
 
 
+def test_forged_votes_decide_nothing(run: Run, tmp_path: Path) -> None:
+    """A stranger with the lowest id answers each site with a group of itself, and claims everybody's votes."""
+    refuses(run, rogue := Rogue(run, tmp_path / "rogue"), rogue.forge(run))
+    assert not rogue.proposed, "nobody asks a stranger what to do while a member is there"
+    for site in run.sites:
+        assert all(rogue.carrier.node not in event["members"] for event in site.events())
+    run.check()
+    run.stop()
+
+
+def test_an_invented_state_is_asked_for_its_proof_and_not_adopted(run: Run, tmp_path: Path) -> None:
+    refuses(run, rogue := Rogue(run, tmp_path / "rogue"), rogue.invent(5000))
+    assert rogue.asked_for_proof
+    for site in run.sites:
+        assert "catching up" not in site.output
+        assert site.round < 5000
+        assert "has not proved yet that it is ahead" in site.output
+    run.stop()
+
+
 def test_ghosts_are_taken_in_small_number_and_stop_nobody(run: Run, tmp_path: Path) -> None:
     rogue = Rogue(run, tmp_path / "rogue")
 

@@ -13,10 +13,12 @@ from pier.v1.peer_pb2 import (
     Chunk,
     Dropped,
     FetchRequest,
+    Handover,
     HelloReply,
     HelloRequest,
     Itinerary,
     LeaveRequest,
+    Link,
     Manifest,
     MeetReply,
     MeetRequest,
@@ -33,6 +35,7 @@ from pier.v1.peer_pb2 import (
     SettleReply,
     SettleRequest,
     Share,
+    Signed,
     Site,
     StateRequest,
     Tensor,
@@ -50,9 +53,13 @@ BALLOT = Ballot(number=3, keeper=ALICE)
 SITE = Site(node=ALICE, name="Zürich 1", address="[fd00::5]:7700", slot=7)
 VALUE = Value(origin=BALLOT, digest=HASH, members=[ALICE, BOB])
 SHARES = [
-    Share(node=ALICE, tokens=0, offset=0, length=10, nonce=b"n" * 16, votes=[ALICE]),
-    Share(node=BOB, tokens=4096, offset=10, length=3, nonce=b"m" * 16, votes=[BOB, CAROL]),
+    Share(node=ALICE, tokens=0, offset=0, length=10, norm=0.5),
+    Share(node=BOB, tokens=4096, offset=10, length=3, norm=2.5),
 ]
+SIGNED = [Signed(node=node, statement=b"said", public=bytes(91), signature=bytes(72)) for node in (ALICE, BOB)]
+HANDOVER = Handover(node=CAROL, heir=BOB, round=4, base=HASH, votes=[BOB, CAROL])
+VOTE = Vote(node=ALICE, round=5, ballot=BALLOT, digest=HASH, plan=HASH[::-1], votes=[ALICE], prior=BALLOT)
+LINK = Link(round=5, digest=HASH, base=HASH, ballot=BALLOT, members=[ALICE, BOB], votes=SIGNED, handovers=SIGNED)
 REVOCATIONS = Revocations(version=1_800_000_000_000, nodes=[BOB, CAROL], signature=bytes(70))
 HELLO_REPLY = HelloReply(
     protocol=1,
@@ -102,12 +109,15 @@ READY = Ready(
     holds=True,
     suspects=[CAROL],
     votes=[BOB],
+    base=HASH,
+    handovers=SIGNED,
 )
 PROPOSAL = Proposal(
     verdict=Proposal.VERDICT_GO,
     round=5,
     ballot=BALLOT,
     shares=SHARES,
+    readies=SIGNED,
     adopt=VALUE,
     holders=[BOB, ALICE],
     other=CAROL,
@@ -121,6 +131,7 @@ MANIFEST = Manifest(
     tensors=[Tensor(name=name, length=9, hashes=[HASH] * 3) for name in ("anchor", "momentum")],
     adam_step=9,
     ledger={ALICE: 5, BOB: 0},
+    proof=[LINK],
 )
 PASSAGE = Passage(attempt=HASH, microbatch=5, hop=6, shape=[4, 128, 64], dtype=Passage.DTYPE_BF16)
 PATHS = [Path(sites=[0, 1]), Path(sites=[0])]
@@ -148,13 +159,16 @@ SAMPLES: tuple[Message, ...] = (
     HELLO_REPLY,
     REVOCATIONS,
     PULSE,
-    LeaveRequest(node=ALICE, round=4, votes=[ALICE, BOB]),
+    *SIGNED,
+    HANDOVER,
+    LeaveRequest(node=ALICE, handovers=SIGNED, asks=HASH),
     BALLOT,
     VALUE,
     READY,
     *SHARES,
     PROPOSAL,
-    Vote(node=ALICE, round=5, ballot=BALLOT, value=VALUE),
+    VOTE,
+    LINK,
     AbortNotice(node=ALICE, round=5, ballot=BALLOT, suspect=BOB, reason="lost"),
     MEETING,
     MeetReply(verdict=MeetReply.VERDICT_READY, partner=MEETING, other=CAROL),
@@ -169,7 +183,7 @@ SAMPLES: tuple[Message, ...] = (
     Worked(attempt=HASH, square=2.5, loss=12.0),
     Total(square=3.5, loss=4.5),
     Dropped(attempt=HASH, suspect=BOB, reason="lost"),
-    StateRequest(round=4, shadow=True, moments=True, stage=3),
+    StateRequest(round=4, shadow=True, moments=True, stage=3, trusted=5, proof_only=True),
     *MANIFEST.tensors,
     MANIFEST,
     FetchRequest(round=4, shadow=True, tensor="adam_v", offset=4, length=5, stage=3),

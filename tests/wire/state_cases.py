@@ -32,7 +32,7 @@ class Site:
         self.state = state
         self.staged: OuterState | None = None
         self.moments: tuple[SharedVector, SharedVector, int] | None = None
-        self.server = StateServer(net.join(node), self.offer, lambda: self.moments, idle)
+        self.server = StateServer(net.join(node), self.offer, lambda: self.moments, idle=idle)
 
     def offer(self, round: int, shadow: bool) -> OuterState | None:
         state = self.staged if shadow else self.state

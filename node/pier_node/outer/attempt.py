@@ -177,7 +177,7 @@ class Attempt:
             value = Value(origin=self.ballot, digest=shadow.digest, members=shadow.members)
         await self._tools.faults.reach(shadow.round, "staged")
         await self._cast(value, shadow)
-        await self._unless_aborted(self._await_votes(shadow))
+        await self._unless_aborted(self._await_votes())
         for node, factor in self.clipped.items():
             log.warning("round %d: the update of %s was clipped to %.2g of its length", shadow.round, node, factor)
         return shadow, self._link(shadow)
@@ -276,7 +276,7 @@ class Attempt:
         await tools.faults.reach(shadow.round, "voting")
         await asyncio.gather(*(tools.tell(node, VOTE, signed) for node in others[1:]))
 
-    async def _await_votes(self, shadow: OuterState) -> None:
+    async def _await_votes(self) -> None:
         tools, loop = self._tools, asyncio.get_running_loop()
         began = loop.time()
         while missing := [node for node in self.group if node not in tools.votes.of(self.ballot)]:

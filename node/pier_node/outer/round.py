@@ -68,7 +68,7 @@ class Rounds:
         self._attempt: Attempt | None = None
         self.statements = tools.statements
         self.keeper = Keeper(tools.roster, self.statements, self._standing, Deadline(initial=300.0, floor=5.0))
-        self.claims = Claims(self._carrier, self._roster, self.statements, lambda: self.trusted)
+        self.claims = Claims(self._carrier, self._roster, self.statements, self._trusted)
         self._carrier.serve(GATHER, self.keeper.gather)
         self._carrier.serve(VOTE, self._take_vote)
         self._carrier.serve(ABORT, self._take_abort)
@@ -159,11 +159,9 @@ class Rounds:
 
     def trust(self) -> Trust:
         """What this site believes: the state that it has."""
-        return Trust(self.trusted, self.statements)
+        return Trust(self._trusted(), self.statements)
 
-    @property
-    def trusted(self) -> Trusted:
-        """The state that this site has, as proofs lead on from it."""
+    def _trusted(self) -> Trusted:
         return Trusted(self.state.round, self.base, self.state.members)
 
     def prove(self, round: int) -> list[Link]:
