@@ -66,13 +66,13 @@ def test_a_newcomer_waits_for_the_end_of_a_solo_start() -> None:
         carrier = network.join("b")
         roster = Roster(carrier, lambda: Pulse(site=Site(node="b", address="sim")))
         roster.add(Site(node="a", address="sim"))
-        joining = asyncio.create_task(from_peers(CONFIG, LAYOUT, carrier, roster))
+        joining = asyncio.create_task(from_peers(CONFIG, LAYOUT, carrier, roster, lambda: None))
         await asyncio.sleep(60)
         founder.commit()
         await asyncio.sleep(60)
         assert not joining.done(), "one of two rounds of the start is done"
         founder.commit()
-        checkpoint = await asyncio.wait_for(joining, 60)
+        checkpoint, _ = await asyncio.wait_for(joining, 60)
         assert checkpoint.state.digest == founder.state.digest
         assert checkpoint.adam_step == 20
         assert checkpoint.adam_m is not None
@@ -89,7 +89,7 @@ def test_another_newcomer_has_nothing_to_give() -> None:
         pulses = [Pulse(site=Site(node=carrier.node, address="sim")) for carrier in carriers]
         rosters = [Roster(carriers[0], lambda: pulses[0]), Roster(carriers[1], lambda: pulses[1])]
         rosters[0].add(Site(node="c", address="sim"))
-        joining = asyncio.create_task(from_peers(CONFIG, LAYOUT, carriers[0], rosters[0]))
+        joining = asyncio.create_task(from_peers(CONFIG, LAYOUT, carriers[0], rosters[0], lambda: None))
         await asyncio.sleep(120)
         assert not joining.done()
         joining.cancel()

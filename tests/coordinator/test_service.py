@@ -62,7 +62,7 @@ async def test_an_invite_makes_a_site_one_of_the_run(run: Running) -> None:
     assert reply.node == OWN.node
     own = replace(credentials(ALICE, TOKEN), cert_pem=reply.certificate, ca_pem=reply.authority)
     async with run.caller(own) as alice:
-        assert (await alice.register(ALICE)).founder
+        assert (await alice.register(ALICE)).founder == ALICE.node
     assert run.coordinator.nodes()[0]["name"] == "lab-a"
 
 
@@ -159,8 +159,8 @@ async def test_sites_learn_of_each_other_and_what_is_theirs(run: Running) -> Non
     await run.let_in(ALICE, BOB)
     async with run.site(ALICE) as alice, run.site(BOB) as bob:
         first, second = await alice.register(ALICE), await bob.register(BOB, name="lab-b")
-    assert (first.founder, first.slot, list(first.roster)) == (True, 0, [])
-    assert (second.founder, second.slot) == (False, 1)
+    assert (first.founder, first.slot, list(first.roster)) == (ALICE.node, 0, [])
+    assert (second.founder, second.slot) == (ALICE.node, 1)
     assert [(site.node, site.name, site.address) for site in second.roster] == [(ALICE.node, "lab-0", "10.0.0.1:7700")]
     assert second.order == Order(epoch=1, activity=Order.ACTIVITY_TRAIN, assignment=second.order.assignment)
     assert second.order.assignment.HasField("replica")

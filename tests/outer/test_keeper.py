@@ -47,7 +47,7 @@ class Desk:
     def __init__(self, node: str = "a", present: str = "abc", base: str = "abc", sites: int = 1) -> None:
         self.roll = Roll(node, present)
         roster: Any = self.roll
-        self.standing = Standing(4, 0.0, tuple(base), STATE, True, LENGTH, sites)
+        self.standing = Standing(4, 0.0, tuple(base), STATE, LENGTH, sites)
         self.patience = Deadline(PATIENCE, 1.0)
         self.keeper = Keeper(roster, PlainStatements(node), lambda: self.standing, self.patience)
 
@@ -238,9 +238,8 @@ def test_who_holds_another_state_of_that_round_is_refused() -> None:
     at_desk(scene)
 
 
-def test_who_has_no_vote_keeps_nothing_while_a_member_is_alive() -> None:
+def test_a_site_that_was_no_member_keeps_nothing_while_a_member_is_alive() -> None:
     async def scene(desk: Desk) -> None:
-        desk.standing = replace(desk.standing, able=False)
         answer = await desk.ask(ready("b"))
         assert (answer.verdict, answer.other) == (Proposal.VERDICT_NOT_KEEPER, "b")
 

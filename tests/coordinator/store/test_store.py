@@ -206,7 +206,7 @@ async def test_the_first_that_registers_founds_the_run_and_slots_are_the_lowest_
         await let_in(store, site.node)
     first = await store.register(BOB.node, registration(), NOW)
     second = await store.register(ALICE.node, registration(), NOW)
-    assert (first.founder, first.site.slot, second.founder, second.site.slot) == (True, 0, False, 1)
+    assert (first.founder, first.site.slot, second.founder, second.site.slot) == (BOB.node, 0, BOB.node, 1)
     await store.revoke(BOB.node, NOW)
     third = await store.register(CAROL.node, registration(), NOW)
     assert third.site.slot == 0
@@ -219,10 +219,10 @@ async def test_a_revoked_founder_has_an_heir_only_before_the_first_round(store: 
         await let_in(store, site.node)
         await store.register(site.node, registration(), NOW)
     await store.revoke(ALICE.node, NOW)
-    assert (await store.register(BOB.node, registration(), NOW)).founder
+    assert (await store.register(BOB.node, registration(), NOW)).founder == BOB.node
     await store.add_facts([Fact(NOW, "round", BOB.node, {"round": 1})])
     await store.revoke(BOB.node, NOW)
-    assert not (await store.register(CAROL.node, registration(), NOW)).founder
+    assert (await store.register(CAROL.node, registration(), NOW)).founder == BOB.node
 
 
 async def test_who_was_revoked_stays_out(store: Store) -> None:
