@@ -250,7 +250,11 @@ class Rounds:
         """Whom to ask: the lowest of the last round's members, or who has votes of theirs."""
         able = {self.node, *abreast} - self._suspects.now()
         members = able & {*self.state.members}
-        return min((members | {self.node} if self.promises.votes else members) or able)
+        return min((members | {self.node} if self._has_vote() else members) or able)
+
+    def _has_vote(self) -> bool:
+        """Whether a vote of the last round's members is in our hand: a newcomer's own counts for nothing yet."""
+        return not self.promises.votes.isdisjoint(self.state.members)
 
     def _watch(self, keeper: str, round: int, proposal: Proposal) -> None:
         """Log what another keeper waits for; go around one that lets all wait."""
@@ -351,5 +355,5 @@ class Rounds:
     def _standing(self) -> Standing:
         state = self.state
         length = self._length(self.coming())
-        able = bool(self.promises.votes) or self.node in state.members
+        able = self._has_vote() or self.node in state.members
         return Standing(state.round, self._committed_at, state.members, self.base, able, length, self.sites)
