@@ -11,14 +11,19 @@ from pier.v1.peer_pb2 import Ballot, Value
 from pier_node.durable import seal
 from pier_node.errors import PierError
 from pier_node.journal import Journal, PairJournal
-from pier_node.outer.commitments import Cast, Commitments
+from pier_node.outer.commitments import Cast, Commitments, Gift
 from pier_node.outer.records import Doubt, Records
 
 VALUE = Value(origin=Ballot(number=3, keeper="b"), digest=bytes(range(32)), members=["a", "b"])
 BOUND = Commitments(41, frozenset("ac"), (2**63, "b"), Cast.of(Ballot(number=7, keeper="a"), VALUE))
 
 
-GAVE = Commitments(41, frozenset(), given=frozenset({("a", "b"), ("c", "b")}), handovers=frozenset({b"signed", b"too"}))
+GAVE = Commitments(
+    41,
+    frozenset(),
+    gifts=(Gift("b", frozenset("ac")), Gift("c", frozenset("a"))),
+    handovers=frozenset({b"signed", b"too"}),
+)
 
 
 def test_what_was_given_away_and_what_proves_it_is_remembered(tmp_path: Path) -> None:

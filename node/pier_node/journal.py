@@ -15,7 +15,7 @@ from google.protobuf.json_format import ParseDict
 from pier.v1.peer_pb2 import Ballot, Value
 from pier_node.durable import Torn, read_sealed, replace, seal
 from pier_node.errors import PierError
-from pier_node.outer.commitments import BallotName, Cast, Commitments
+from pier_node.outer.commitments import BallotName, Cast, Commitments, Gift
 from pier_node.outer.records import Doubt, Records
 
 log = logging.getLogger(__name__)
@@ -41,7 +41,9 @@ class Journal:
                 "that round. If it is certain that no other site has, stop all sites and remove %s",
                 *(round + 1, self._path),
             )
-            return Commitments.fresh(round + 1, node)
+            forgotten = Commitments.fresh(round + 1, node)
+            self.keep(forgotten)
+            return forgotten
         if "committed" not in fields:
             fields = self._of_old_files(fields, round, node)
         return _commitments(fields).settled(round, node)
@@ -73,7 +75,7 @@ def _fields(it: Commitments) -> dict[str, Any]:
     return {
         "committed": it.committed,
         "votes": sorted(it.votes),
-        "given": sorted(map(list, it.given)),
+        "gifts": [[gift.heir, sorted(gift.votes)] for gift in it.gifts],
         "handovers": sorted(each.hex() for each in it.handovers),
         "promised": list(it.promised),
         "vote": _vote_fields(it.vote) if it.vote else None,
@@ -93,10 +95,10 @@ def _commitments(fields: dict[str, Any]) -> Commitments:
     vote = None
     if it := fields["vote"]:
         vote = Cast(_ballot(it["ballot"]), _ballot(it["origin"]), bytes.fromhex(it["digest"]), tuple(it["members"]))
-    given = frozenset((vote, heir) for vote, heir in fields["given"])
+    gifts = tuple(Gift(heir, frozenset(votes)) for heir, votes in fields["gifts"])
     handovers = frozenset(map(bytes.fromhex, fields["handovers"]))
     votes, promised = frozenset(fields["votes"]), _ballot(fields["promised"])
-    return Commitments(fields["committed"], votes, promised, vote, given, handovers)
+    return Commitments(fields["committed"], votes, promised, vote, gifts, handovers)
 
 
 def _ballot(pair: list[Any]) -> BallotName:

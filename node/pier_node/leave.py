@@ -11,7 +11,7 @@ import logging
 
 from pier.v1.peer_pb2 import Ack, Handover, LeaveRequest
 from pier_node.errors import PierError
-from pier_node.outer.hands import proven_hand
+from pier_node.outer.hands import received
 from pier_node.outer.round import Rounds
 from pier_node.roster import Roster
 from pier_node.wire.carrier import LEAVE, BadMessage, Carrier, PeerLost
@@ -32,7 +32,6 @@ class Leave:
     def __init__(self, carrier: Carrier, roster: Roster, rounds: Rounds | None) -> None:
         self._carrier, self._roster, self._rounds = carrier, roster, rounds
         self._leaving = False
-        self._taken: dict[str, LeaveRequest] = {}
         carrier.serve(LEAVE, self._take)
 
     async def leave(self) -> None:
@@ -74,19 +73,25 @@ class Leave:
             if request.asks != rounds.base or sender not in state.members or rounds.promises.lost:
                 raise BadMessage(f"it is at round {state.round}, and has other members")
             return Ack()
-        if rounds and request.handovers and self._taken.get(sender) != request:
+        if rounds and request.handovers:
             await self._inherit(sender, request, rounds)
-            self._taken[sender] = request
         self._roster.farewell(sender)
         return Ack()
 
     async def _inherit(self, sender: str, request: LeaveRequest, rounds: Rounds) -> None:
         """Raises BadMessage: the votes are of another round, or not this site's to take."""
-        state, read = rounds.state, rounds.statements.read
-        told = [it for signed in request.handovers if (it := read(Handover, signed)).base == rounds.base]
-        votes = [vote for vote, heir in proven_hand(sender, (), told).given.items() if heir == self._carrier.node]
-        if not votes or sender not in state.members:
+        state, read, node = rounds.state, rounds.statements.read, self._carrier.node
+        if sender not in state.members:
             raise BadMessage(f"it is at round {state.round}, and has other members")
+        told = {it.statement: read(Handover, it) for it in request.handovers}
+        told = {statement: it for statement, it in told.items() if it.base == rounds.base}
+        gifts = [(it.number, written) for written, it in told.items() if (it.node, it.heir) == (sender, node)]
+        if not gifts:
+            raise BadMessage(f"it is at round {state.round}, and is given nothing")
+        _, written = max(gifts)
+        if rounds.promises.has_taken(written):
+            return
+        votes = received(told.values(), told[written])
         try:
             await rounds.take_votes(state.round, votes, request.handovers)
         except ValueError as error:

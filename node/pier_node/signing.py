@@ -7,6 +7,7 @@ signature made for one purpose or one run is worth nothing in another. A node id
 
 from __future__ import annotations
 
+import hashlib
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -16,7 +17,11 @@ from cryptography.hazmat.primitives.asymmetric import ec
 
 from pier_node.identity import Identity, node_id
 
+KNOWN = 1 << 14
+"""Signatures that are remembered to be good, by their hash: a keeper shows the same ones to all."""
+
 _ALGORITHM = ec.ECDSA(hashes.SHA256())
+_known: set[bytes] = set()
 
 
 @dataclass(frozen=True)
@@ -50,16 +55,24 @@ class Signer:
         return is_signed(node, public, signature, purpose, self.run_hash, statement)
 
 
-@lru_cache(maxsize=4096)
 def is_signed(node: str, public: bytes, signature: bytes, purpose: str, run_hash: bytes, statement: bytes) -> bool:
     """Whether a node with that id signed this statement, for that purpose and that run."""
+    message = _signed(purpose, run_hash, statement)
+    name = hashlib.sha256(
+        b"\0".join([node.encode(), public.hex().encode(), signature.hex().encode(), message])
+    ).digest()
+    if name in _known:
+        return True
     try:
         key = _key(public)
         if node_id(key) != node:
             return False
-        key.verify(signature, _signed(purpose, run_hash, statement), _ALGORITHM)
+        key.verify(signature, message, _ALGORITHM)
     except (ValueError, InvalidSignature):
         return False
+    if len(_known) >= KNOWN:
+        _known.clear()
+    _known.add(name)
     return True
 
 

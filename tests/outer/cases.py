@@ -245,16 +245,13 @@ def link(
     digest: bytes,
     members: str,
     group: str = "",
-    votes: Mapping[str, str] | None = None,
     handovers: Sequence[Signed] = (),
 ) -> Link:
     """Proof that a group of sites with these one-letter names (else the members) committed a state."""
     first, nodes = ballot(1, members[0]), group or members
     plan = plan_name(base, first, nodes, members)
     signed = [
-        PlainStatements(node).seal(
-            Vote(node=node, round=round, ballot=first, digest=digest, plan=plan, votes=(votes or {}).get(node, node))
-        )
+        PlainStatements(node).seal(Vote(node=node, round=round, ballot=first, digest=digest, plan=plan))
         for node in nodes
     ]
     named = Link(round=round, digest=digest, base=base, ballot=first, members=members)

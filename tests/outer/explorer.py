@@ -23,9 +23,9 @@ from functools import lru_cache
 from itertools import chain, combinations
 from typing import Generic, NamedTuple, TypeVar
 
-from pier.v1.peer_pb2 import Ready
+from pier.v1.peer_pb2 import Handover, Ready
 from pier_node.outer.commitments import NO_BALLOT, BallotName, Cast, Commitments, as_ballot
-from pier_node.outer.hands import Hand, carried
+from pier_node.outer.hands import carried
 from pier_node.outer.quorum import Adopt, Blocked, Fresh, choose_value, has_quorum
 
 T = TypeVar("T", bound=Hashable)
@@ -62,19 +62,28 @@ class Site(NamedTuple):
     """Number of the attempt that it is in; 0: none."""
 
     @property
-    def hand(self) -> Hand:
-        if self.state.round != self.bound.committed:
-            return Hand(frozenset())
-        return Hand(self.bound.votes, dict(self.bound.given))
+    def votes(self) -> frozenset[str]:
+        return self.bound.votes if self.state.round == self.bound.committed else frozenset()
+
+    def shown(self, name: str) -> frozenset[bytes]:
+        """Its own gifts, and what proves those that it got."""
+        ours = (
+            Handover(node=name, heir=it.heir, number=number, votes=sorted(it.votes)).SerializeToString(
+                deterministic=True
+            )
+            for number, it in enumerate(self.bound.gifts, 1)
+        )
+        return self.bound.handovers.union(ours)
 
 
-class Handover(NamedTuple):
-    """Votes on their way to an heir."""
+class Gift(NamedTuple):
+    """Votes on their way to an heir, and what the giver shows."""
 
     giver: int
     heir: int
     round: int
     votes: frozenset[str]
+    shown: frozenset[bytes]
 
 
 class Budget(NamedTuple):
@@ -92,7 +101,7 @@ class World(NamedTuple):
     sites: tuple[int, ...]
     votes: frozenset[tuple[int, str]]
     """Of the attempts that somebody is in."""
-    handovers: frozenset[Handover]
+    handovers: frozenset[Gift]
     committed: tuple[Digest, ...]
     budget: Budget
 
@@ -113,7 +122,7 @@ class Rule:
         if not self.remembers_what_it_committed and round < bound.committed:
             bound = Commitments.fresh(round, name)
         if not self.remembers_given_votes:
-            bound = replace(bound, votes=frozenset(name), given=frozenset())
+            bound = replace(bound, votes=frozenset(name), gifts=(), handovers=frozenset())
         if not self.remembers_promises:
             bound = replace(bound, promised=bound.vote.ballot if bound.vote else NO_BALLOT)
         if not self.remembers_votes:
@@ -160,6 +169,11 @@ class Numbers(Generic[T]):
         return self._things[number - 1]
 
 
+@lru_cache(maxsize=1 << 16)
+def _carried(group: str, shown: frozenset[bytes]) -> frozenset[str]:
+    return carried(group, map(Handover.FromString, shown))
+
+
 @dataclass
 class Explorer:
     """All that can follow from a beginning.
@@ -204,7 +218,7 @@ class Explorer:
             if site.attempt:
                 yield from self._in_attempt(world, index, site)
             yield from self._follows(world, index, site)
-            if budget.stops and site.hand.votes and not site.bound.engaged:
+            if budget.stops and site.votes and not site.bound.engaged:
                 yield from self._stops(world._replace(budget=budget._replace(stops=budget.stops - 1)), index, site)
             if budget.crashes:
                 left = world._replace(budget=budget._replace(crashes=budget.crashes - 1))
@@ -222,8 +236,11 @@ class Explorer:
         ]
         for members in chain.from_iterable(combinations(able, size) for size in range(1, len(able) + 1)):
             sites, group = [self._sites[world.sites[it]] for it in members], "".join(self.names[it] for it in members)
-            base, hands = sites[0].state, {name: it.hand for name, it in zip(group, sites)}
-            if any(it.state != base for it in sites) or not has_quorum(carried(hands), base.members):
+            base = sites[0].state
+            if any(it.state != base for it in sites):
+                continue
+            shown = frozenset().union(*(it.shown(name) for name, it in zip(group, sites)))
+            if not has_quorum(_carried(group, shown), base.members):
                 continue
             announced = tuple(
                 (name, it.bound.promised, it.bound.vote, bool(it.shadow)) for name, it in zip(group, sites)
@@ -294,17 +311,18 @@ class Explorer:
     def _stops(self, world: World, index: int, site: Site) -> Iterator[tuple[str, World]]:
         for heir in range(len(self.names)):
             if heir != index:
-                given = self._restarted(index, site._replace(bound=site.bound.giving(self.names[heir])))
-                handover = Handover(index, heir, site.bound.committed, site.hand.votes)
+                giving = site._replace(bound=site.bound.giving(self.names[heir]))
+                given, shown = self._restarted(index, giving), giving.shown(self.names[index])
+                handover = Gift(index, heir, site.bound.committed, site.votes, shown)
                 left = world._replace(handovers=world.handovers | {handover})
                 yield f"{self.names[index]} stops, {self.names[heir]} its heir", self._with(left, index, given)
 
-    def _delivered(self, world: World, handover: Handover) -> Iterator[tuple[str, World]]:
+    def _delivered(self, world: World, handover: Gift) -> Iterator[tuple[str, World]]:
         heir, name = self._sites[world.sites[handover.heir]], self.names[handover.heir]
         world = world._replace(handovers=world.handovers - {handover})
         yield f"votes for {name} get lost", world
         if heir.bound.committed == handover.round and self.names[handover.giver] in heir.state.members:
-            taken = heir._replace(bound=heir.bound.taking(handover.round, handover.votes))
+            taken = heir._replace(bound=heir.bound.taking(handover.round, handover.votes, handover.shown))
             yield f"{name} inherits", self._with(world, handover.heir, taken)
 
     def _all(self, world: World) -> list[Site]:

@@ -37,7 +37,7 @@ async def decided(attempt: Attempt, contribution: Contribution) -> OuterState:
 
 
 def vote(node: str, number: int = 3) -> Vote:
-    return Vote(node=node, round=1, ballot=ballot(number), digest=b"x" * 32, plan=b"p" * 32, votes=[node])
+    return Vote(node=node, round=1, ballot=ballot(number), digest=b"x" * 32, plan=b"p" * 32)
 
 
 def signed(message: Vote) -> Signed:
@@ -245,7 +245,7 @@ def test_a_message_that_gets_lost_is_told_again_but_not_for_ever() -> None:
 def test_votes_may_come_before_their_attempt() -> None:
     book = VoteBook()
     for node in "ba":
-        book.count(vote(node), signed(vote(node)))
+        book.count(vote(node), signed(vote(node)), "ab")
     assert book.of(BALLOT) == {"a": vote("a"), "b": vote("b")}
     assert book.signed(BALLOT, "ab") == [signed(vote("a")), signed(vote("b"))]
     assert book.of(ballot(4)) == {}
@@ -256,7 +256,7 @@ def test_votes_may_come_before_their_attempt() -> None:
 def test_a_flood_of_ballots_takes_no_more_memory_and_drops_the_oldest() -> None:
     book = VoteBook()
     for number in range(1, 1000):
-        book.count(vote("a", number), signed(vote("a", number)))
+        book.count(vote("a", number), signed(vote("a", number)), "ab")
     assert [number for number in range(1, 1000) if book.of(ballot(number))] == [996, 997, 998, 999]
     assert book.of(ballot(999)) == {"a": vote("a", 999)}
 
@@ -264,17 +264,21 @@ def test_a_flood_of_ballots_takes_no_more_memory_and_drops_the_oldest() -> None:
 def test_a_flood_pushes_out_nobody_elses_vote() -> None:
     """A liar's votes for ballots to come must not evict the vote that an attempt waits for."""
     book = VoteBook()
-    book.count(vote("b"), signed(vote("b")))
+    book.count(vote("b"), signed(vote("b")), "ab")
     for number in range(4, 1000):
-        book.count(vote("a", number), signed(vote("a", number)))
+        book.count(vote("a", number), signed(vote("a", number)), "ab")
     assert book.of(BALLOT) == {"b": vote("b")}
 
 
 def test_no_more_voters_are_heard_than_a_run_has_sites() -> None:
     book = VoteBook()
     for number in range(SITES + 1):
-        book.count(vote(f"{number:04}"), Signed())
+        book.count(vote(f"{number:04}"), Signed(), "ab")
     assert len(book.of(BALLOT)) == SITES
+    for node in "ab":
+        book.count(vote(node), Signed(), "ab")
+    assert len(book.of(BALLOT)) == SITES
+    assert {"a", "b"} <= book.of(BALLOT).keys(), "strangers make room for members"
 
 
 @pytest.mark.parametrize("changed", ["digest", "plan"])

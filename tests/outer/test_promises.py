@@ -82,7 +82,7 @@ async def test_what_was_given_and_taken_is_shown_signed() -> None:
     shown = made.handovers(base, PlainStatements("a"))
     assert taken in shown
     (ours,) = [b.read(Handover, it) for it in shown if it != taken]
-    assert ours == Handover(node="a", heir="c", round=4, base=base, votes=["a", "b"])
+    assert ours == Handover(node="a", heir="c", round=4, base=base, votes=["a", "b"], number=1)
 
 
 async def test_a_lost_round_does_not_bring_back_votes_that_were_given_away_after_it() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import Any
 
 import pytest
 from outer.cases import ballot, value
@@ -214,8 +215,8 @@ FLAWS: list[tuple[Callable[[Offer], None], str]] = [
     (_everybodys, "no quorum"),
     (_handed_over_before, "no quorum"),
     (_foreign, "no quorum"),
-    (_keeper_without_a_vote, "a keeper that has no vote"),
-    (_keeper_with_invented_votes, "a keeper that has no vote"),
+    (_keeper_without_a_vote, "a keeper that was no member of the last round, though members are here"),
+    (_keeper_with_invented_votes, "a keeper that was no member of the last round, though members are here"),
     (_elsewhere, "members at another state"),
     (_of_a_later_round, "members at another state"),
     (_leaping, "a ballot that does not follow"),
@@ -253,12 +254,19 @@ def test_votes_that_were_handed_over_count() -> None:
     assert offer.flaw == ""
 
 
-def test_who_has_a_vote_of_a_member_may_keep() -> None:
-    offer = Offer()
-    heir = ready("z")
-    heir.votes[:] = ["c"]
-    given = Handover(node="c", heir="z", round=4, base=STATE, votes=["c"])
-    offer.announced["z"] = Announcement(heir, [given])
+def stranger_with(**voted: Any) -> Offer:
+    """A good offer, and one more member, which was none before and says that it voted."""
+    offer, says = Offer(), ready("z")
+    says.MergeFrom(Ready(**voted))
+    offer.announced["z"] = Announcement(says)
     offer.proposal.shares.add(node="z", tokens=7, norm=0.5, offset=10, length=0)
-    offer.proposal.ballot.keeper = "z"
+    return offer
+
+
+def test_the_word_of_a_stranger_about_votes_counts_for_nothing() -> None:
+    """Or it could have a state of its own making adopted by all."""
+    made_up = value("z", "z", ballot(2))
+    offer = stranger_with(voted=made_up, voted_in=ballot(2), holds=True)
     assert offer.flaw == ""
+    offer.proposal.adopt.CopyFrom(made_up)
+    assert offer.flaw == ANOTHER

@@ -229,6 +229,21 @@ def test_a_majority_that_is_not_there_is_waited_for() -> None:
     scene(play)
 
 
+def test_a_newcomer_with_the_lowest_id_asks_a_member() -> None:
+    """Its own vote counts for nothing yet: both would keep for themselves, and wait for the other for ever."""
+
+    async def main() -> None:
+        members = assemble(Network(1, CALM), "ab", outer_state("b"))
+        await acquainted(members)
+        for member in members.values():
+            member.rounds.sites = 2
+        async with asyncio.timeout(30):
+            states = await asyncio.gather(*(member.contribute(1.0) for member in members.values()))
+        assert {state.members for state in states} == {("a", "b")}
+
+    run(main())
+
+
 # --- whom it asks, and how often --------------------------------------------------------------------
 
 

@@ -22,7 +22,7 @@ def statements(name: str, run: bytes = RUN) -> SignedStatements:
 
 
 READY = Ready(node=ALICE, round=5, nonce=b"n", votes=[ALICE], base=bytes(32))
-VOTE = Vote(node=ALICE, round=5, ballot=ballot(1, ALICE), digest=bytes(32), plan=bytes(32), votes=[ALICE])
+VOTE = Vote(node=ALICE, round=5, ballot=ballot(1, ALICE), digest=bytes(32), plan=bytes(32))
 HANDOVER = Handover(node=ALICE, heir=BOB, round=4, base=bytes(32), votes=[ALICE])
 
 
@@ -40,7 +40,7 @@ def _forged(signed: Signed) -> None:
 
 
 def _extended(signed: Signed) -> None:
-    signed.statement += Vote(votes=[BOB]).SerializeToString()
+    signed.statement += Vote(round=6).SerializeToString()
 
 
 def _signature(signed: Signed) -> None:

@@ -64,7 +64,7 @@ class Rogue:
     """It follows the run's rounds, so that it can take part in the next."""
 
     def __init__(self, run: Run, folder: Path) -> None:
-        config, self.identity = load(run.path), _lowest(run, folder)
+        config, self.identity = load(run.path), _lowest(run)
         self.length = Layout.of(config.model).length
         self.site = Site(node=self.identity.node, name=NAME, slot=0)
         self.carrier = GrpcCarrier(self.identity.node, config.hash(), credentials(self.identity, run.token))
@@ -195,7 +195,7 @@ class Rogue:
         assert pulse
         mine, coming = self.carrier.node, pulse.round + 1
         ready = Ready(node=mine, round=coming, votes=nodes, nonce=b"rogue", base=pulse.digest)
-        vote = Vote(node=mine, round=coming, votes=nodes, ballot=Ballot(number=1, keeper=node))
+        vote = Vote(node=mine, round=coming, ballot=Ballot(number=1, keeper=node))
         vote.digest = vote.plan = bytes(32)
         try:
             await self.carrier.call(node, GATHER, self._statements.seal(ready), 1.0)
@@ -245,10 +245,11 @@ def _halved(chunk: Chunk) -> Chunk:
     return chunk
 
 
-def _lowest(run: Run, folder: Path) -> Identity:
+def _lowest(run: Run) -> Identity:
     """An identity below those of all sites: whoever has the lowest id keeps, if members let it."""
-    while (found := Identity.load_or_create(folder)).node > min(site.node for site in run.sites):
-        (folder / "node.key").unlink()
+    lowest = min(site.node for site in run.sites)
+    while (found := Identity(ec.generate_private_key(ec.SECP256R1()))).node > lowest:
+        pass
     return found
 
 

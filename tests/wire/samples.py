@@ -58,7 +58,7 @@ SHARES = [
 ]
 SIGNED = [Signed(node=node, statement=b"said", public=bytes(91), signature=bytes(72)) for node in (ALICE, BOB)]
 HANDOVER = Handover(node=CAROL, heir=BOB, round=4, base=HASH, votes=[BOB, CAROL])
-VOTE = Vote(node=ALICE, round=5, ballot=BALLOT, digest=HASH, plan=HASH[::-1], votes=[ALICE], prior=BALLOT)
+VOTE = Vote(node=ALICE, round=5, ballot=BALLOT, digest=HASH, plan=HASH[::-1], prior=BALLOT)
 LINK = Link(round=5, digest=HASH, base=HASH, ballot=BALLOT, members=[ALICE, BOB], votes=SIGNED, handovers=SIGNED)
 REVOCATIONS = Revocations(version=1_800_000_000_000, nodes=[BOB, CAROL], signature=bytes(70))
 HELLO_REPLY = HelloReply(

@@ -67,10 +67,13 @@ class VoteBook:
         """The votes of these members in a ballot, as they signed them."""
         return [self._votes[node][order(ballot)][1] for node in group]
 
-    def count(self, vote: Vote, signed: Signed) -> None:
-        """Note a vote."""
+    def count(self, vote: Vote, signed: Signed, welcome: Collection[str]) -> None:
+        """Note a vote. When the book is full, those who are not welcome make room for those who are."""
         if vote.node not in self._votes and len(self._votes) >= SITES:
-            return
+            strangers = self._votes.keys() - welcome
+            if vote.node not in welcome or not strangers:
+                return
+            del self._votes[strangers.pop()]
         votes = self._votes.setdefault(vote.node, {})
         votes[order(vote.ballot)] = vote, signed
         if len(votes) > self.EACH:
@@ -237,8 +240,17 @@ class Attempt:
             shadow = await self._tools.fetch_shadow(self._proposal.holders, self._proposal.round, value)
         except PeerLost as lost:
             raise Suspicion(lost.node, f"could not hand over its result: {lost.reason}") from lost
+        self._check_members(shadow, value)
         await self._check_length_of_step(shadow)
         return shadow
+
+    def _check_members(self, shadow: OuterState, value: Value) -> None:
+        """A result whose members took part in no attempt at it, or that has tokens of ours that we did not bring."""
+        strange = {*shadow.members} - {*value.members} or {*self._state.members}.isdisjoint(value.members)
+        ours = [key for key in {*shadow.ledger, *self._state.ledger} if key.partition("/")[0] == self._tools.node]
+        risen = any(shadow.ledger.get(key, 0) != self._state.ledger.get(key, 0) for key in ours)
+        if strange or (risen and self._tools.node not in shadow.members):
+            raise Suspicion(self._proposal.holders[0], "its result is of others than those who took part in it")
 
     async def _check_length_of_step(self, shadow: OuterState) -> None:
         """Who computed what is handed over is not known: it may be no further than a round leads. Raises Suspicion."""
@@ -265,11 +277,10 @@ class Attempt:
             ballot=ballot,
             digest=shadow.digest,
             plan=plan_name(self._mine.base, ballot, self.group, shadow.members),
-            votes=self._mine.votes,
             prior=self._mine.voted_in if self._mine.HasField("voted") else None,
         )
         signed = tools.statements.seal(vote)
-        tools.votes.count(vote, signed)
+        tools.votes.count(vote, signed, self.group)
         others = [node for node in self.group if node != tools.node]
         for node in others[:1]:
             await tools.tell(node, VOTE, signed)

@@ -15,7 +15,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from pier.v1.peer_pb2 import Ballot, Handover, Link, Vote
-from pier_node.outer.hands import carried, proven_hand
+from pier_node.outer.hands import carried
 from pier_node.outer.quorum import has_quorum
 from pier_node.outer.state import OuterState
 from pier_node.outer.statements import Statements
@@ -41,10 +41,15 @@ def follow(trusted: Trusted, link: Link, statements: Statements) -> Trusted:
     """The state that a link proves to somebody who trusts that one. Raises BadMessage: it proves nothing."""
     if link.round <= trusted.round or (link.round == trusted.round + 1 and link.base != trusted.digest):
         raise BadMessage(f"a proof of round {link.round} that does not follow from round {trusted.round}")
-    votes = [statements.read(Vote, signed) for signed in link.votes]
-    group = [vote.node for vote in votes]
+    group = [signed.node for signed in link.votes]
     if group != sorted(set(group)):
         raise BadMessage("a proof whose votes are out of order")
+    told = [*group, *(signed.node for signed in link.handovers)]
+    if not has_quorum(told, trusted.members):  # before anything that takes time: anybody can send names
+        raise BadMessage(f"a proof of round {link.round} without a majority of the members of round {trusted.round}")
+    first = sorted(link.votes, key=lambda signed: signed.node not in trusted.members)
+    read = {signed.node: statements.read(Vote, signed) for signed in first}
+    votes = [read[node] for node in group]
     plan = plan_name(link.base, link.ballot, group, link.members)
     if any((it.round, it.digest, it.ballot, it.plan) != (link.round, link.digest, link.ballot, plan) for it in votes):
         raise BadMessage(f"a proof of round {link.round} with votes for something else")
@@ -56,7 +61,7 @@ def follow(trusted: Trusted, link: Link, statements: Statements) -> Trusted:
 def _carried(votes: Iterable[Vote], link: Link, statements: Statements) -> frozenset[str]:
     handovers = [statements.read(Handover, signed) for signed in link.handovers]
     relevant = [it for it in handovers if it.round + 1 == link.round and it.base == link.base]
-    return carried({vote.node: proven_hand(vote.node, vote.votes, relevant) for vote in votes})
+    return carried([vote.node for vote in votes], relevant)
 
 
 def alone(state: OuterState, base: bytes, statements: Statements) -> Link:
@@ -64,7 +69,7 @@ def alone(state: OuterState, base: bytes, statements: Statements) -> Link:
     (node,) = state.members
     ballot = Ballot(number=1, keeper=node)
     plan = plan_name(base, ballot, [node], [node])
-    vote = Vote(node=node, round=state.round, ballot=ballot, digest=state.digest, plan=plan, votes=[node])
+    vote = Vote(node=node, round=state.round, ballot=ballot, digest=state.digest, plan=plan)
     signed = statements.seal(vote)
     return Link(round=state.round, digest=state.digest, base=base, ballot=ballot, members=[node], votes=[signed])
 

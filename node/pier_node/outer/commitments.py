@@ -40,6 +40,14 @@ class Cast:
 
 
 @dataclass(frozen=True)
+class Gift:
+    """Votes that a site gave to an heir when it stopped."""
+
+    heir: str
+    votes: frozenset[str]
+
+
+@dataclass(frozen=True)
 class Commitments:
     """What binds one site.
 
@@ -48,7 +56,7 @@ class Commitments:
             it has lost what it was trusted with, and takes no part in any decision until it has that state again.
         votes: of the members of round `committed`, in this site's hand. Each member has one, and holds it itself until
             it gives it away.
-        given: (vote, heir) of those that it gave away, whether or not the heir has heard of it.
+        gifts: what it gave away, one gift after the other, whether or not the heir has heard of it.
         handovers: the signed statements by which it got votes that are not its own, serialized.
         promised: the highest ballot of the round after `committed` that this site has taken part in.
         vote: its last vote in that round.
@@ -58,7 +66,7 @@ class Commitments:
     votes: frozenset[str]
     promised: BallotName = NO_BALLOT
     vote: Cast | None = None
-    given: frozenset[tuple[str, str]] = frozenset()
+    gifts: tuple[Gift, ...] = ()
     handovers: frozenset[bytes] = frozenset()
 
     @classmethod
@@ -94,15 +102,18 @@ class Commitments:
         """Before the site offers its votes to an heir. Raises ValueError: an heir would not know what binds them."""
         if self.engaged:
             raise ValueError("the votes are bound by an attempt")
-        kept = {(vote, to) for vote, to in self.given if vote not in self.votes}
-        return replace(self, votes=frozenset(), given=frozenset(kept | {(vote, heir) for vote in self.votes}))
+        return replace(self, votes=frozenset(), gifts=(*self.gifts, Gift(heir, self.votes)))
 
     def taking(self, round: int, votes: frozenset[str], handovers: frozenset[bytes] = frozenset()) -> Commitments:
         """Before an heir says that it has taken these votes. Raises ValueError: they are of another round's members."""
         if round != self.committed:
             raise ValueError(f"votes after round {round}, and round {self.committed} is committed here")
-        given = frozenset((vote, heir) for vote, heir in self.given if vote not in votes)
-        return replace(self, votes=self.votes | votes, given=given, handovers=self.handovers | handovers)
+        return replace(self, votes=self.votes | votes, handovers=self.handovers | handovers)
+
+    @property
+    def given(self) -> dict[str, str]:
+        """Vote -> the heir that it was given to last, of those that did not come back."""
+        return {vote: gift.heir for gift in self.gifts for vote in gift.votes if vote not in self.votes}
 
 
 def as_ballot(name: BallotName) -> Ballot:

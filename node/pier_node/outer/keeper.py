@@ -1,21 +1,30 @@
 """The keeper's side of a round: collect who is ready, decide when to wait no longer, propose the group.
 
-Every node can keep; the one with the lowest id among the live participants does. Members check quorum and ballots
-themselves (proposal.py). Whether a result is adopted is the keeper's choice alone: only it has seen all announcements.
+Every node can keep; the one with the lowest id among the live participants does. Members decide anew
+all that it decides (proposal.py): it shows them the announcements.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 from pier.v1.peer_pb2 import Handover, Proposal, Ready, Share, Signed
 from pier_node.outer.deadline import Deadline
-from pier_node.outer.hands import carried
-from pier_node.outer.proposal import Announcement
-from pier_node.outer.quorum import Adopt, Blocked, Fresh, choose_group, choose_value, has_quorum, keeper_of, next_ballot
+from pier_node.outer.proposal import Announcement, voters_of, votes_of
+from pier_node.outer.quorum import (
+    LEAP,
+    Adopt,
+    Blocked,
+    Fresh,
+    choose_group,
+    choose_value,
+    has_quorum,
+    keeper_of,
+    next_ballot,
+)
 from pier_node.outer.shards import split
 from pier_node.outer.statements import Statements
 from pier_node.outer.suspects import Suspects
@@ -44,6 +53,8 @@ class Standing:
     base: tuple[str, ...]
     digest: bytes
     """Of that round's state."""
+    seen: int
+    """Number of the highest ballot of the coming round that this node has taken part in."""
     length: int
     """Elements that the coming round syncs."""
     sites: int
@@ -82,6 +93,7 @@ class Keeper:
         self._arrivals: dict[str, Arrival] = {}
         self._round = 0
         self._last = Proposal()
+        self._answered: dict[str, bytes] = {}
         self._told = ""
         self._since: dict[bytes, float] = {}
         self._absent: set[str] = set()
@@ -98,7 +110,9 @@ class Keeper:
             return refusal
         if ready.base != standing.digest:
             raise BadMessage(f"it holds other bits after round {standing.committed} than this site")
-        if self._last.round == ready.round and signed in self._last.readies:
+        if ready.seen.number > standing.seen + LEAP // 2:
+            raise BadMessage(f"ballot {ready.seen.number} is far above all that were proposed")
+        if self._last.round == ready.round and self._answered.get(ready.node) == ready.nonce:
             return self._last
         arrival = self._admit(announced, signed)
         try:
@@ -154,9 +168,13 @@ class Keeper:
         if self._round != standing.committed + 1 or not self._arrivals:
             return None
         readies = {node: arrival.ready for node, arrival in self._arrivals.items()}
-        group = choose_group(readies)
+        voters = self._voters(readies)
+        group = choose_group(readies, voters)
         if self._lacking(group, standing):
             group = frozenset(readies)
+        tried = any(readies[node].seen.number for node in group & voters)
+        if tried and not self._lacking(group & voters, standing):  # one that nobody knows may have made it fail
+            group &= voters
         waited = now - min(arrival.at for arrival in self._arrivals.values())
         if problem := self._lacking(group, standing):
             return self._tell(problem, waited)
@@ -165,32 +183,37 @@ class Keeper:
         self._propose(group, readies, standing)
         return None
 
+    def _voters(self, nodes: Collection[str]) -> frozenset[str]:
+        return voters_of({node: self._arrivals[node].announced for node in nodes}, self._standing().base)
+
     def _patience_left(self, readies: Mapping[str, Ready], waited: float) -> float:
         """Seconds to wait for those who may still come.
 
         A site that says that it waits, but does not come, is waited for once, until it trains again or comes after all;
-        and not at all for a while, which grows, if that happens round after round.
+        and not at all for a while, which grows, if that happens round after round. A site that was no member of the
+        last round is waited for no longer than that, whatever it says.
         """
         suspects = {node for ready in readies.values() for node in ready.suspects}
         awaited = set(self._abreast()) - suspects - set(readies) - self._tardy.left_out()
         idle = {node for node in awaited | self._absent if self._roster.waits(node)}
         self._absent &= idle
         awaited -= self._absent
-        patience = self._patience.seconds() if awaited - idle else min(self._patience.seconds(), COMING)
+        strangers = awaited - {*self._standing().base}
+        patience = self._patience.seconds() if awaited - idle - strangers else min(self._patience.seconds(), COMING)
         if awaited and waited < patience:
             return patience - waited
         self._absent |= awaited & idle
-        for node in awaited & idle:
+        for node in awaited & (idle | strangers):
             self._tardy.add(node, self._round)
         return 0.0
 
     def _lacking(self, group: frozenset[str], standing: Standing) -> str:
         """Why this group cannot go, in words; empty when it can."""
-        votes = carried({node: self._arrivals[node].announced.hand for node in group})
+        votes = votes_of({node: self._arrivals[node].announced for node in group})
         if not has_quorum(votes, standing.base):
             absent = ", ".join(sorted(set(standing.base) - votes - {*self._roster.participants()}))
             return f"no majority of the last round's members is here; absent: {absent}" if absent else BUSY
-        decision = choose_value([self._arrivals[node].ready for node in group])
+        decision = choose_value([self._arrivals[node].ready for node in group], self._voters(group))
         if isinstance(decision, Blocked):
             return f"a result may have been committed by sites that are not here: {', '.join(decision.missing)}"
         if isinstance(decision, Fresh) and len(group) < standing.sites:
@@ -207,18 +230,22 @@ class Keeper:
             shares=[
                 _share(ready, offset, length)
                 for ready, (offset, length) in zip(
-                    chosen, split(standing.length, [ready.bandwidth for ready in chosen]), strict=True
+                    chosen, split(standing.length, self._bandwidths(chosen, standing)), strict=True
                 )
             ],
             readies=[self._arrivals[node].signed for node in members],
         )
-        decision = choose_value(chosen)
+        decision = choose_value(chosen, self._voters(group))
         if isinstance(decision, Adopt):
             proposal.adopt.CopyFrom(decision.value)
             proposal.holders.extend(decision.holders)
-        self._last = proposal
+        self._last, self._answered = proposal, {node: readies[node].nonce for node in group}
         self._tardy.forgive(group)
         self._answer(group, proposal)
+
+    def _bandwidths(self, readies: Sequence[Ready], standing: Standing) -> list[float]:
+        """As announced; not known, 0, of sites that were no members: who owns a shard could make up its mean."""
+        return [ready.bandwidth if ready.node in standing.base else 0.0 for ready in readies]
 
     def _answer(self, group: frozenset[str], proposal: Proposal) -> None:
         first = min(arrival.at for arrival in self._arrivals.values())

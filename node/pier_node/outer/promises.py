@@ -88,6 +88,10 @@ class Promises:
         await self._change(lambda now: now if now.engaged else now.giving(heir))
         return votes - self.now.votes
 
+    def has_taken(self, handover: bytes) -> bool:
+        """Whether the votes of this statement were taken already: whoever gave them may have got them back since."""
+        return any(Signed.FromString(it).statement == handover for it in self.now.handovers)
+
     async def take(self, round: int, votes: Collection[str], handovers: Iterable[Signed] = ()) -> None:
         """Have these votes of the members of that round too. Raises PierError, and ValueError: it is not the last."""
         written = frozenset(it.SerializeToString() for it in handovers)
@@ -95,12 +99,10 @@ class Promises:
 
     def handovers(self, base: bytes, statements: Statements) -> list[Signed]:
         """What proves which votes are in our hand, and which we gave away; `base` is the digest of our state."""
-        given: dict[str, list[str]] = {}
-        for vote, heir in sorted(self.now.given):
-            given.setdefault(heir, []).append(vote)
+        round = self.now.committed
         ours = [
-            Handover(node=self._node, heir=heir, round=self.now.committed, base=base, votes=votes)
-            for heir, votes in given.items()
+            Handover(node=self._node, heir=it.heir, round=round, base=base, votes=sorted(it.votes), number=number)
+            for number, it in enumerate(self.now.gifts, 1)
         ]
         return [*map(Signed.FromString, sorted(self.now.handovers)), *map(statements.seal, ours)]
 

@@ -10,7 +10,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 from pier.v1.peer_pb2 import Handover, Proposal, Ready, Share
-from pier_node.outer.hands import Hand, carried, proven_hand
+from pier_node.outer.hands import carried, holders
 from pier_node.outer.quorum import LEAP, Adopt, Blocked, choose_value, has_quorum, next_ballot, order
 
 
@@ -21,11 +21,24 @@ class Announcement:
     ready: Ready
     handovers: Sequence[Handover] = ()
 
-    @property
-    def hand(self) -> Hand:
-        """The votes that are proven to be in its hand."""
-        relevant = [it for it in self.handovers if it.round + 1 == self.ready.round and it.base == self.ready.base]
-        return proven_hand(self.ready.node, self.ready.votes, relevant)
+
+def votes_of(announced: Mapping[str, Announcement]) -> frozenset[str]:
+    """The votes of the last round's members that a group carries."""
+    return carried(announced, _shown(announced))
+
+
+def voters_of(announced: Mapping[str, Announcement], base: Collection[str]) -> frozenset[str]:
+    """Those whose word about earlier votes counts: members of the last round, and who has votes of theirs."""
+    return frozenset({*base, *holders(base, _shown(announced)).values()} & {*announced})
+
+
+def _shown(announced: Mapping[str, Announcement]) -> list[Handover]:
+    return [
+        it
+        for by in announced.values()
+        for it in by.handovers
+        if (it.round + 1, it.base) == (by.ready.round, by.ready.base)
+    ]
 
 
 def flaw(
@@ -57,8 +70,7 @@ def _flaw_of_group(
     readies = [it.ready for it in announced.values()]
     if any((ready.round, ready.base) != (mine.round, mine.base) for ready in readies):
         return "members at another state"
-    hands = {node: it.hand for node, it in announced.items()}
-    if not has_quorum(carried(hands), base):
+    if not has_quorum(votes_of(announced), base):
         return "no quorum"
     keeper = proposal.ballot.keeper
     if keeper not in base and not {*base}.isdisjoint(announced):
@@ -67,7 +79,7 @@ def _flaw_of_group(
         return "a ballot that does not follow"
     if proposal.ballot.number > mine.seen.number + LEAP:
         return "a ballot far above all that this site has seen"
-    decision = choose_value(readies)
+    decision = choose_value(readies, voters_of(announced, base))
     if isinstance(decision, Blocked):
         return "a result may have been committed by others"
     adopts = decision.value if isinstance(decision, Adopt) else None

@@ -11,7 +11,6 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
-from statistics import median_low
 
 from pier.v1.peer_pb2 import Ballot, Ready, Value
 
@@ -69,15 +68,20 @@ def next_ballot(readies: Iterable[Ready], keeper: str) -> Ballot:
     return Ballot(number=1 + max((ready.seen.number for ready in readies), default=0), keeper=keeper)
 
 
-def choose_value(readies: Collection[Ready]) -> Fresh | Adopt | Blocked:
+def choose_value(readies: Collection[Ready], voters: Collection[str] | None = None) -> Fresh | Adopt | Blocked:
     """What an attempt of exactly these members must do.
+
+    Args:
+        voters: whose word about votes counts: members of the last round, and the heirs of their votes. Two quorums
+            share one of them, so that nobody else is needed. None: that of all.
 
     Only the newest vote counts (Paxos). It is finished if anybody here holds its result. If nobody here does (its
     voters were restarted), it is void once it is sure that nobody can have committed it: one of its members is here and
     never voted for it, or all of them are here. A vote that another member contradicted in the attempt that computed
     its result is void too: its voter saw that not all were for it.
     """
-    votes = [ready for ready in readies if ready.HasField("voted")]
+    heard = [ready for ready in readies if voters is None or ready.node in voters]
+    votes = [ready for ready in heard if ready.HasField("voted")]
     if not votes:
         return Fresh()
     newest = max(order(vote.voted_in) for vote in votes)
@@ -86,11 +90,11 @@ def choose_value(readies: Collection[Ready]) -> Fresh | Adopt | Blocked:
         return Fresh()
     value = top[0].voted
     here = {ready.node for ready in readies}
-    holders = tuple(sorted(vote.node for vote in votes if vote.holds and vote.voted.digest == value.digest))
+    holders = tuple(sorted(vote.node for vote in heard if vote.holds and vote.voted.digest == value.digest))
     if holders:
         return Adopt(value, holders)
     missing = tuple(node for node in value.members if node not in here)
-    return Blocked(missing) if missing and not _withheld(value, top, readies) else Fresh()
+    return Blocked(missing) if missing and not _withheld(value, top, heard) else Fresh()
 
 
 def _withheld(value: Value, top: Collection[Ready], readies: Collection[Ready]) -> bool:
@@ -100,17 +104,19 @@ def _withheld(value: Value, top: Collection[Ready], readies: Collection[Ready]) 
     return computed and any(ready.node in value.members and ready.node not in voters for ready in readies)
 
 
-def choose_group(readies: Mapping[str, Ready]) -> frozenset[str]:
+def choose_group(readies: Mapping[str, Ready], accusers: Collection[str] | None = None) -> frozenset[str]:
     """The members of the next attempt: all that are ready, less those that others lost or refused.
 
     While a suspicion is left among the chosen, whoever is in most of them goes; of equals, who brings nothing rather
-    than who brings tokens, the suspected rather than the suspecting, then the highest node id. Nobody is chosen who
-    claims to have seen a ballot that attempts cannot have come to.
+    than who brings tokens, the suspected rather than the suspecting, then the highest node id.
+
+    Args:
+        accusers: whose suspicions count; None: those of all.
     """
-    usual = median_low(ready.seen.number for ready in readies.values()) if readies else 0
-    group = {node for node, ready in readies.items() if ready.seen.number <= usual + LEAP}
+    group = set(readies)
     while True:
-        pairs = [(accuser, node) for accuser in group for node in readies[accuser].suspects if node in group]
+        heard = group if accusers is None else group & {*accusers}
+        pairs = [(accuser, node) for accuser in heard for node in readies[accuser].suspects if node in group]
         if not pairs:
             return frozenset(group)
         named = Counter(node for pair in pairs for node in pair)

@@ -301,7 +301,8 @@ class Rounds:
         if vote.node != sender:
             raise BadMessage(f"a vote in the name of {vote.node}")
         if vote.round == self.coming():
-            self._tools.votes.count(vote, signed)
+            welcome = {*self.state.members, *(self._attempt.group if self._attempt else ())}
+            self._tools.votes.count(vote, signed, welcome)
             self._tools.news.notify()
         return Ack()
 
@@ -348,4 +349,5 @@ class Rounds:
     def _standing(self) -> Standing:
         state = self.state
         length = self._length(self.coming())
-        return Standing(state.round, self._committed_at, state.members, self.base, length, self.sites)
+        seen = self.promises.now.promised[0]
+        return Standing(state.round, self._committed_at, state.members, self.base, seen, length, self.sites)

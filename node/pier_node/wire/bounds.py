@@ -77,10 +77,10 @@ from pier_node.wire.values import (
 
 M = TypeVar("M", bound=Message)
 
-STATEMENT = 1 << 18
+STATEMENT = 96 << 10
 """Most bytes of what a node signs: an announcement that names all sites of a large run several times."""
 LINKS = 1 << 14
-HANDOVERS = Many(Part(), SITES)
+HANDOVERS = Many(Part(), 64)
 
 FIELDS: dict[type[Message], dict[str, Rule]] = {
     Ack: {},
@@ -122,7 +122,7 @@ FIELDS: dict[type[Message], dict[str, Rule]] = {
         "wanted_stage": STAGE,
     },
     Signed: {"node": NODE, "statement": size(1, STATEMENT), "public": size(1, 256), "signature": size(1, 128)},
-    Handover: {"node": NODE, "heir": NODE, "round": COUNT, "base": HASH, "votes": NODES},
+    Handover: {"node": NODE, "heir": NODE, "round": COUNT, "base": HASH, "votes": NODES, "number": ANY},
     LeaveRequest: {"node": NODE, "handovers": HANDOVERS, "asks": or_empty(HASH)},
     Ballot: {"number": COUNT, "keeper": or_empty(NODE)},
     Value: {"origin": Part(needed=True), "digest": HASH, "members": NODES},
@@ -161,7 +161,6 @@ FIELDS: dict[type[Message], dict[str, Rule]] = {
         "ballot": Part(needed=True),
         "digest": HASH,
         "plan": HASH,
-        "votes": NODES,
         "prior": Part(),
     },
     Link: {

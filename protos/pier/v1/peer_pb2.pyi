@@ -433,6 +433,7 @@ class Handover(_message.Message):
     ROUND_FIELD_NUMBER: _builtins.int
     BASE_FIELD_NUMBER: _builtins.int
     VOTES_FIELD_NUMBER: _builtins.int
+    NUMBER_FIELD_NUMBER: _builtins.int
     node: _builtins.str
     """the giver"""
     heir: _builtins.str
@@ -440,6 +441,8 @@ class Handover(_message.Message):
     """last committed round: the votes are for the next one"""
     base: _builtins.bytes
     """digest of its state"""
+    number: _builtins.int
+    """of the giver's handovers after that round, from 1 on: each is taken once"""
     @_builtins.property
     def votes(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]: ...
     def __init__(
@@ -450,10 +453,11 @@ class Handover(_message.Message):
         round: _builtins.int = ...,
         base: _builtins.bytes = ...,
         votes: _abc.Iterable[_builtins.str] | None = ...,
+        number: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["base", b"base", "heir", b"heir", "node", b"node", "round", b"round", "votes", b"votes"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["base", b"base", "heir", b"heir", "node", b"node", "number", b"number", "round", b"round", "votes", b"votes"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -761,7 +765,6 @@ class Vote(_message.Message):
     BALLOT_FIELD_NUMBER: _builtins.int
     DIGEST_FIELD_NUMBER: _builtins.int
     PLAN_FIELD_NUMBER: _builtins.int
-    VOTES_FIELD_NUMBER: _builtins.int
     PRIOR_FIELD_NUMBER: _builtins.int
     node: _builtins.str
     round: _builtins.int
@@ -771,10 +774,6 @@ class Vote(_message.Message):
     """hash of base, ballot, group and the state's members: outer/certificate.py"""
     @_builtins.property
     def ballot(self) -> Global___Ballot: ...
-    @_builtins.property
-    def votes(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
-        """of the last round's members, in this node's hand"""
-
     @_builtins.property
     def prior(self) -> Global___Ballot:
         """of its vote before this one in this round, as its Ready said: two votes of one node"""
@@ -787,12 +786,11 @@ class Vote(_message.Message):
         ballot: Global___Ballot | None = ...,
         digest: _builtins.bytes = ...,
         plan: _builtins.bytes = ...,
-        votes: _abc.Iterable[_builtins.str] | None = ...,
         prior: Global___Ballot | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["ballot", b"ballot", "prior", b"prior"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["ballot", b"ballot", "digest", b"digest", "node", b"node", "plan", b"plan", "prior", b"prior", "round", b"round", "votes", b"votes"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["ballot", b"ballot", "digest", b"digest", "node", b"node", "plan", b"plan", "prior", b"prior", "round", b"round"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
