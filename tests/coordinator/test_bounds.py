@@ -92,7 +92,7 @@ STAGE_ORDER = Order(assignment=Assignment(stage=Stage(number=3)))
 SHEET = ScoreSheet(scoring="ab" * 16, expert="cd" * 16)
 DELIVERY = DeliverRequest(lease=b"l", sheet=SHEET, size=3, digest=bytes(32), piece=b"abc")
 REPORT = ReportRequest(lease=b"l", stream=STREAM, first=4, records=RECORD_LIST, dropped=1)
-REGISTERED = RegisterReply(lease=b"l", lease_seconds=15, roster=[Site(node=BOB.node)], order=ORDER)
+REGISTERED = RegisterReply(lease=b"l", lease_seconds=15, founder=ALICE.node, roster=[Site(node=BOB.node)], order=ORDER)
 BEAT = HeartbeatRequest(lease=b"l", pulse=pulse(ALICE, loss=math.nan))
 PLACED = pulse(ALICE, place=Place(stage=1, forward=0.1, transfer={BOB.node: 0.2}, round_trip={BOB.node: 0.1}))
 SAMPLES: list[Message] = [

@@ -7,13 +7,14 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from outer.cases import CALM, LONG, Member, Puppet, ballot, outer_state, scene, shares, with_puppet
+from outer.cases import CALM, LENGTH, LONG, Member, Puppet, acquainted, ballot, outer_state, scene, shares, with_puppet
 from simulation.network import Network
 from simulation.statements import PlainStatements
 from simulation.virtual_time import run
 
 from pier.v1.peer_pb2 import AbortNotice, Ballot, Chunk, Proposal, Ready, Vote
-from pier_node.outer.commitments import Commitments
+from pier_node.outer.commitments import Cast, Commitments
+from pier_node.outer.quorum import LEAP
 from pier_node.outer.state import OuterState
 from pier_node.wire.carrier import ABORT, VOTE, PeerRefused
 
@@ -219,3 +220,68 @@ def test_streams_of_no_attempt_are_refused(chunks: list[Chunk], complaint: str) 
             await members["b"].carrier.push("a", stream())
 
     scene(play)
+
+
+# --- strangers: sites that were no members of the last round -------------------------------------------
+
+
+def stranger(network: Network, found: Commitments, result: OuterState | None = None) -> dict[str, Member]:
+    """Three members, and a fourth site that comes with what it says that binds it."""
+    begin = outer_state("abc")
+    members = {node: Member(network, node, begin) for node in "abc"}
+    members["s"] = Member(network, "s", begin, found)
+    members["s"].rounds.promises.shadow = result
+    for member in members.values():
+        member.meet(*"abcs")
+        member.carrier.spawn(member.rounds.run())
+        if result:
+            member.held["s"] = result
+    return members
+
+
+def test_a_state_that_a_stranger_says_it_voted_for_is_not_adopted() -> None:
+    async def main() -> None:
+        network, made_up = Network(1, CALM), outer_state("s", round=1, anchor=[7.0] * LENGTH, a=10**9, s=1)
+        vote = Cast((2, "a"), (2, "a"), made_up.digest, ("s",))
+        members = stranger(network, Commitments(0, frozenset("s"), (2, "a"), vote), made_up)
+        await acquainted(members)
+        tasks = [member.contribute(1.0) for member in members.values()]
+        states = [await task for task in tasks[:3]]
+        assert {state.digest for state in states} == {states[0].digest}
+        assert set(states[0].members) >= set("abc")
+        assert states[0].ledger["a"] == 1
+
+    run(main())
+
+
+def test_a_stranger_that_says_it_saw_an_absurd_ballot_stops_nobody() -> None:
+    async def main() -> None:
+        members = stranger(Network(1, CALM), Commitments(0, frozenset("s"), (LEAP, "s")))
+        await acquainted(members)
+        tasks = [member.contribute(1.0) for member in members.values()]
+        states = [await task for task in tasks[:3]]
+        assert states[0].members == ("a", "b", "c")
+        assert asyncio.get_running_loop().time() < 60
+
+    run(main())
+
+
+def test_a_result_of_others_than_those_who_took_part_is_not_adopted() -> None:
+    """A member that lies may hand over what it likes, but not make others the base of the next round."""
+
+    async def main() -> None:
+        network, made_up = Network(1, CALM), outer_state("z", round=1, anchor=[0.1] * LENGTH)
+        vote = Cast((2, "c"), (2, "c"), made_up.digest, ("a", "b", "c"))
+        members = stranger(network, Commitments.fresh(0, "s"))
+        liar = members["c"] = Member(network, "c", outer_state("abc"), Commitments(0, frozenset("c"), (2, "c"), vote))
+        liar.rounds.promises.shadow = made_up
+        liar.meet(*"abs")
+        liar.carrier.spawn(liar.rounds.run())
+        for member in members.values():
+            member.held["c"] = made_up
+        await acquainted(members)
+        liar.contribute(1.0)
+        states = await asyncio.gather(*(members[node].contribute(1.0) for node in "ab"))
+        assert states[0].members == states[1].members == ("a", "b")
+
+    run(main())

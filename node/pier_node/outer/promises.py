@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Callable, Collection, Coroutine, Iterable
 from contextlib import suppress
 from typing import Any, Protocol, TypeVar
@@ -13,6 +14,8 @@ from pier_node.outer.state import OuterState
 from pier_node.outer.statements import Statements
 
 T = TypeVar("T")
+
+log = logging.getLogger(__name__)
 
 
 class Journal(Protocol):
@@ -137,5 +140,7 @@ async def to_the_end(work: Coroutine[Any, Any, T]) -> T:
         while not task.done():
             with suppress(asyncio.CancelledError):
                 await asyncio.wait([task])
+        if not task.cancelled() and (error := task.exception()):
+            log.info("not done, and not wanted any more: %s", error)
         raise
     return task.result()
