@@ -122,8 +122,13 @@ class Rogue:
             keeper.cancel()
 
     async def _follow(self) -> None:
-        await self.roster.changed.until(lambda: bool(self.rounds.leaders()) or self.rounds.state.round > 0)
-        if fetched := await self._catch_up.newest(self.rounds.leaders, moments=False):
+        """It asks for no proof: it has nothing to lose."""
+
+        def ahead() -> list[str]:
+            return self.roster.ahead(self.rounds.state.round)
+
+        await self.roster.changed.until(lambda: bool(ahead()) or self.rounds.state.round > 0)
+        if fetched := await self._catch_up.newest(ahead, moments=False):
             await self.rounds.adopt(fetched.state, fetched.proof)
 
     async def replay(self, node: str, votes: int) -> None:

@@ -172,9 +172,9 @@ class Keeper:
         group = choose_group(readies, voters)
         if self._lacking(group, standing):
             group = frozenset(readies)
-        tried = any(readies[node].seen.number for node in group & voters)
-        if tried and not self._lacking(group & voters, standing):  # one that nobody knows may have made it fail
-            group &= voters
+        if self._last.round == self._round:  # that attempt failed: who comes only now may make each of them fail
+            known = group & {*voters, *(share.node for share in self._last.shares)}
+            group = group if self._lacking(known, standing) else known
         waited = now - min(arrival.at for arrival in self._arrivals.values())
         if problem := self._lacking(group, standing):
             return self._tell(problem, waited)
