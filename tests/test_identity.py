@@ -50,7 +50,7 @@ def test_secrets_are_for_their_owner_only(tmp_path: Path) -> None:
 
 
 def test_nothing_secret_is_shown_by_accident(tmp_path: Path) -> None:
-    assert repr(TOKEN) == f"Token(run={RUN[:16]!r})"
+    assert repr(TOKEN) == f"Token(run={RUN[:16]!r}, founder='')"
     assert repr(Identity.load_or_create(tmp_path)) == "Identity()"
 
 

@@ -55,7 +55,7 @@ class Pairs:
         self.order.append(f"answered {number}")
         return self.state
 
-    def adopt(self, state: OuterState) -> None:
+    async def adopt(self, state: OuterState) -> None:
         self.state = state
 
 

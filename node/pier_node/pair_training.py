@@ -62,6 +62,9 @@ class PairTraining(Training):
         await pairs.commit(plan.round, contribution, self._taken)
         return True
 
+    def _trust(self) -> None:
+        return None
+
     async def _adopt(self, fetched: Fetched) -> None:
         await self._go_on_from(fetched.state)
 

@@ -26,6 +26,7 @@ from pier_node.model.layout import Layout
 from pier_node.orders import Orders
 from pier_node.outer.advance import advance
 from pier_node.outer.attempt import Advance
+from pier_node.outer.claims import Trust
 from pier_node.outer.contribution import Contribution, worth_sending
 from pier_node.outer.fragments import entry
 from pier_node.outer.pairs import Pairs
@@ -278,8 +279,7 @@ class Training:
     async def _fetch(self) -> bool:
         """Go on from the newest state of the others, if anybody is ahead; what no round took is kept."""
         phase, self.progress.phase = self.progress.phase, Phase.PHASE_CATCHING_UP
-        trust = None if isinstance(self._rounds, Pairs) else self._rounds.trust
-        fetched = await self._catch_up.newest(self._rounds.leaders, self._inner.adam_step == 0, trust)
+        fetched = await self._catch_up.newest(self._rounds.leaders, self._inner.adam_step == 0, self._trust())
         if self.progress.phase == Phase.PHASE_CATCHING_UP:
             self.progress.phase = phase
         if fetched is None:
@@ -288,6 +288,10 @@ class Training:
         await asyncio.to_thread(self._inner.take_moments, fetched.adam_m, fetched.adam_v, fetched.adam_step)
         log.info("caught up with round %d", fetched.state.round)
         return True
+
+    def _trust(self) -> Callable[[], Trust] | None:
+        """What this site believes of others' states; None: any of them, because each has its own."""
+        return cast(Rounds, self._rounds).trust
 
     async def _adopt(self, fetched: Fetched) -> None:
         await cast(Rounds, self._rounds).adopt(fetched.state, fetched.proof)

@@ -95,11 +95,16 @@ def _lengthened(offer: Offer) -> None:
 
 
 def _alone(offer: Offer) -> None:
-    del offer.says("b").votes[:]
+    """b has given its vote away."""
+    given = Handover(node="b", heir="z", round=4, base=STATE, votes=["b"], number=1)
+    offer.announced["b"] = Announcement(ready("b"), [given])
 
 
 def _borrowed(offer: Offer) -> None:
-    offer.says("b").votes[:] = ["a"]
+    """It has the vote of c by somebody who never had it."""
+    _alone(offer)
+    stolen = Handover(node="d", heir="b", round=4, base=STATE, votes=["c"], number=1)
+    offer.announced["b"] = Announcement(ready("b"), [*offer.announced["b"].handovers, stolen])
 
 
 def _everybodys(offer: Offer) -> None:

@@ -23,8 +23,8 @@ PAGES = 1000
 """Most parts of one proof."""
 FIRST_PAUSE, LAST_PAUSE = 2.0, 600.0
 """Seconds after which a site is asked again that could not prove what it says: at first, and at most."""
-GRACE = 0.3
-"""Seconds for which a site may be ahead: of two members one commits first, and the other has the votes itself."""
+AT_ONCE = 3
+"""Members that are asked at once, and as many others: one proof is enough to follow."""
 LOOK = 5.0
 """Seconds after which to look for claims again, if no pulse is news before."""
 
@@ -90,7 +90,6 @@ class Claims:
         self._proven: dict[str, Trust] = {}
         self._doubts: dict[str, _Doubt] = {}
         self._asked: dict[str, asyncio.Task[None]] = {}
-        self._since: dict[str, float] = {}
 
     def leaders(self) -> list[str]:
         """Who is ahead, and has proved it."""
@@ -106,27 +105,25 @@ class Claims:
         """Ask for proofs, for ever."""
         try:
             while True:
-                await self._roster.changed.wait(self._ask())
+                self._ask()
+                await self._roster.changed.wait(LOOK)
         finally:
             for task in self._asked.values():
                 task.cancel()
 
-    def _ask(self) -> float:
-        """Ask those that have been ahead for a moment. Returns seconds after which to look again."""
+    def _ask(self) -> None:
         now, here = asyncio.get_running_loop().time(), self._here()
         ahead = self._roster.ahead(here.round)
         self._proven = {node: it for node, it in self._proven.items() if it.state.round > here.round}
-        self._since = {node: self._since.get(node, now) for node in ahead}
         for node in ahead:
             doubt = self._doubts.get(node)
-            if node in self._proven or node in self._asked or now < self._since[node] + GRACE:
+            if node in self._proven or node in self._asked or (doubt and now < doubt.until):
                 continue
-            if doubt and now < doubt.until:
+            alike = [other for other in self._asked if (other in here.members) == (node in here.members)]
+            if len(alike) >= AT_ONCE:
                 continue
             task = self._asked[node] = asyncio.create_task(self._prove(node, here))
             task.add_done_callback(lambda _, node=node: self._asked.pop(node, None))  # type: ignore[misc]
-        young = any(now < since + GRACE for since in self._since.values())
-        return GRACE if young else LOOK
 
     async def _prove(self, node: str, here: Trusted) -> None:
         trust = Trust(here, self._statements)

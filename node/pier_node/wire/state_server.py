@@ -80,7 +80,10 @@ class StateServer:
         if request.moments and not request.shadow and ADAM_M not in held.state.tensors:
             async with self._copying:
                 held.moments = held.moments or await asyncio.to_thread(self._copy_moments)
-        manifest = await asyncio.to_thread(describe, held.state, held.moments if request.moments else None)
+        moments = held.moments if request.moments else None
+        if "hashes" not in vars(held.state):
+            await asyncio.to_thread(lambda: held.state.hashes)
+        manifest = describe(held.state, moments)
         manifest.proof.extend(proof)
         return manifest
 
