@@ -27,6 +27,7 @@ from pier_node.model.layout import Entry, Layout
 from pier_node.outer.state import ANCHOR, MOMENTUM, OuterState
 from pier_node.outer.statements import SignedStatements
 from pier_node.progress import Progress
+from pier_node.proofs import PROOFS_FILE, Proofs
 from pier_node.roster import Roster
 from pier_node.shared import SharedVector
 from pier_node.signing import Signer
@@ -69,7 +70,9 @@ async def site(config: RunConfig, folder: Path, node: str, met: list[Site], stat
 
     length = len(state.anchor)
     roster = Roster(carrier, pulse)
-    rounds = rounds_of_all(Footing(config, carrier, roster, statements, folder), nothing, length, state)
+    rounds = rounds_of_all(
+        Footing(config, carrier, roster, statements, folder, Proofs(folder / PROOFS_FILE)), nothing, length, state
+    )
     StateServer(carrier, rounds.offer, lambda: None)
     keeping = asyncio.create_task(rounds.run())
     for other in met:  # the second one makes itself known by its beats

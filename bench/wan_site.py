@@ -30,6 +30,7 @@ from pier_node.outer.state import ANCHOR, MOMENTUM, OuterState
 from pier_node.outer.statements import SignedStatements
 from pier_node.pair_training import PairTraining
 from pier_node.progress import Progress
+from pier_node.proofs import PROOFS_FILE, Proofs
 from pier_node.roster import Roster
 from pier_node.shared import SharedVector
 from pier_node.signing import Signer
@@ -129,9 +130,8 @@ async def _train(rank: int, task: Task, folder: Path, say: Callable[[Mark], None
         say(Mark(time.monotonic(), carrier.bytes_sent(), progress.round_time))
 
     roster, state = Roster(carrier, pulse), _beginning(nodes, task.parameters)
-    rounds = _rounds(
-        task, Footing(config, carrier, roster, SignedStatements(Signer(own, config.hash())), folder / str(rank)), state
-    )
+    signed, here = SignedStatements(Signer(own, config.hash())), folder / str(rank)
+    rounds = _rounds(task, Footing(config, carrier, roster, signed, here, Proofs(here / PROOFS_FILE)), state)
     StateServer(carrier, rounds.offer, lambda: None, no_proof if isinstance(rounds, Pairs) else rounds.prove)
     keeping = asyncio.create_task(rounds.run()) if isinstance(rounds, Rounds) else None
     await carrier.start(HOSTS[rank], PORT)

@@ -5,17 +5,21 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable
 from functools import cache
+from pathlib import Path
 
 import pytest
 from cryptography.hazmat.primitives.asymmetric import ec
 from simulation.network import Network, Weather
+from simulation.statements import MemoryProofs
 from simulation.virtual_time import run
 
 from pier.v1.peer_pb2 import HelloReply, HelloRequest, Phase, Pulse, Site
 from pier_node import roster
 from pier_node.config import RunConfig
+from pier_node.convicted import Convicted
 from pier_node.identity import Identity
 from pier_node.join import Reception
+from pier_node.outer.statements import SignedStatements
 from pier_node.roster import CONTACTS, HEARSAY, HEARSAY_PER_PEER, Roster
 from pier_node.signing import Signer
 from pier_node.site_entry import sign_entry
@@ -45,7 +49,8 @@ class Honest:
         self.node, self.carrier = by.node, network.join(by.node)
         self.me = sign_entry(Site(node=by.node, name=f"honest-{number}", address=by.node), by, version=1)
         self.roster = Roster(self.carrier, self.pulse, signer=by)
-        self.reception = Reception(self.carrier, self.roster, CONFIG, lambda: self.me)  # type: ignore[arg-type]
+        convicted = Convicted(Path(), SignedStatements(by), MemoryProofs(), self.roster.bar)
+        self.reception = Reception(self.carrier, self.roster, CONFIG, lambda: self.me, convicted)  # type: ignore[arg-type]
         self.carrier.serve(HELLO, self.reception.answer)
 
     def pulse(self) -> Pulse:

@@ -14,13 +14,16 @@ import pytest
 from pier.v1.peer_pb2 import HelloReply, HelloRequest, Pulse, Site
 from pier_node.certificates import authority, authority_key, credentials
 from pier_node.config import RunConfig
+from pier_node.convicted import Convicted
 from pier_node.coordination.enrolment import Enrolment
 from pier_node.errors import PierError
 from pier_node.identity import Identity, Token
 from pier_node.join import Reception, check_start, find_run, find_site, free_slot
 from pier_node.journal import Journal
 from pier_node.outer.commitments import Commitments
-from pier_node.revocations import Revoked, signed
+from pier_node.outer.statements import SignedStatements
+from pier_node.proofs import PROOFS_FILE, Proofs
+from pier_node.revocations import REVOKED, Revoked, signed
 from pier_node.roster import Roster
 from pier_node.settings import Settings
 from pier_node.signing import Signer
@@ -52,13 +55,15 @@ async def site(folder: Path, name: str, token: Token | None = None) -> AsyncIter
     me = Site(node=identity.node, name=name)
     roster = Roster(carrier, lambda: Pulse(site=me), signer=Signer(identity, CONFIG.hash()))
 
-    def bar(nodes: Iterable[str]) -> None:
-        roster.bar(nodes)
-        carrier.refuse(nodes)
+    def bar(nodes: Iterable[str], why: str = REVOKED) -> None:
+        roster.bar(nodes, why)
+        carrier.refuse(nodes, why)
 
     revoked = Revoked(folder / name, authority(token or Token.new(CONFIG.hash())), CONFIG.hash(), bar)
     revoked.restore()
-    reception = Reception(carrier, roster, CONFIG, lambda: me, revoked)
+    statements = SignedStatements(Signer(identity, CONFIG.hash()))
+    convicted = Convicted(folder / name, statements, Proofs(folder / name / PROOFS_FILE), bar)
+    reception = Reception(carrier, roster, CONFIG, lambda: me, convicted, revoked)
     carrier.serve(HELLO, reception.answer)
     me.address = f"127.0.0.1:{await carrier.start('127.0.0.1', 0)}"
     sign_entry(me, Signer(identity, CONFIG.hash()), version=1)
@@ -113,7 +118,7 @@ async def test_nothing_to_go_by(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "left", ["checkpoints/round-00000000", "states/round-00000000", "journal.json", "proofs.json", "logs"]
+    "left", ["checkpoints/round-00000000", "states/round-00000000", "journal.json", "proofs.bin", "logs"]
 )
 async def test_until_its_first_round_a_founder_may_correct_its_run(tmp_path: Path, left: str) -> None:
     data = tmp_path / "data"
@@ -121,7 +126,7 @@ async def test_until_its_first_round_a_founder_may_correct_its_run(tmp_path: Pat
     SiteRecord(founder=True, slot=2, name="a").save(data)
     if left == "journal.json":  # of a site that gave its vote away when it stopped
         Journal(data / left).keep(Commitments.fresh(0, first.identity.node).giving("b" * 16))
-    elif left == "proofs.json":
+    elif left == "proofs.bin":
         (data / left).touch()
     else:
         (data / left).mkdir(parents=True)

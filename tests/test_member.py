@@ -9,7 +9,7 @@ import pytest
 from outer.cases import CALM, config, outer_state
 from simulation.cluster import TinyLayout
 from simulation.network import Network
-from simulation.statements import PlainStatements
+from simulation.statements import MemoryProofs, PlainStatements
 from simulation.virtual_time import run
 
 from pier_node.journal import Journal, PairJournal
@@ -35,7 +35,7 @@ def test_rounds_of_all_remember_what_binds_them(tmp_path: Path, bound: Commitmen
     async def main() -> None:
         carrier, layout = Network(1, CALM).join("a"), TinyLayout()
         Journal(tmp_path / "journal.json").keep(bound)
-        footing = Footing(config(), carrier, roster_of(carrier), PlainStatements("a"), tmp_path)
+        footing = Footing(config(), carrier, roster_of(carrier), PlainStatements("a"), tmp_path, MemoryProofs())
         rounds = rounds_of_all(footing, nowhere, layout.length, AT_REST)
         assert rounds.promises.now == bound
         assert rounds.state is AT_REST
@@ -52,7 +52,9 @@ def test_pairs_remember_their_doubts(tmp_path: Path) -> None:
         run_config = config(
             run={"seed": 7}, inner={"total_steps": 100}, algorithm="noloco", inner_steps=10, noloco={"gamma": 0.3}
         )
-        pairs = pairs_of_two(Footing(run_config, carrier, roster_of(carrier), PlainStatements("a"), tmp_path), AT_REST)
+        pairs = pairs_of_two(
+            Footing(run_config, carrier, roster_of(carrier), PlainStatements("a"), tmp_path, MemoryProofs()), AT_REST
+        )
         assert pairs._tools.records == records
         assert (pairs._run.seed, pairs._run.last, pairs._tools.rates.gamma) == (7, 10, 0.3)
         assert (pairs.state, pairs.saved) == (AT_REST, 4)

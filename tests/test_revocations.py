@@ -26,7 +26,7 @@ class Here:
 
     def __init__(self, folder: Path) -> None:
         self.barred: list[str] = []
-        self.revoked = Revoked(folder, authority(TOKEN), RUN, self.barred.extend)
+        self.revoked = Revoked(folder, authority(TOKEN), RUN, lambda nodes: self.barred.extend(nodes))
 
 
 def test_a_list_is_applied_at_once_and_at_the_next_start(tmp_path: Path) -> None:

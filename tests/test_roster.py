@@ -87,7 +87,7 @@ def test_a_new_address_replaces_the_old_one_and_none_does_not() -> None:
 def test_a_barred_site_is_forgotten_for_good() -> None:
     async def scene(network: Network, sites: dict[str, Friend]) -> None:
         roster = sites["a"].roster
-        roster.bar(["b", "unknown"])
+        roster.bar(["b", "unknown"], "was revoked")
         assert [*roster.participants()] == ["a", "c"]
         roster.add(Site(node="b", address="elsewhere"))
         await asyncio.sleep(30)

@@ -77,6 +77,13 @@ def init(file: Path, preset: str, force: bool) -> None:
 @with_token
 @FOLDER
 @click.option("--name", default="", help="What people call this site. [default: host name]")
+@click.option(
+    "--trust",
+    default="",
+    metavar="FINGERPRINT",
+    help="Of a committed state, as `pier-node status` shows it at a site that you trust: a newcomer takes only states "
+    "that follow from it. [default: the run's founder, whom the token names, or the coordinator]",
+)
 @LISTEN
 @ADVERTISE
 @click.option("--dataset", "data", help=dataset("as --data knows, or this site's part of data.path"))

@@ -8,16 +8,17 @@ import logging
 import os
 import socket
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from pier.v1.peer_pb2 import Link, Phase, Site
+from pier.v1.peer_pb2 import DoubleVote, Link, Phase, Site
 from pier_node import durable
 from pier_node.archive import Archive
 from pier_node.background import Background
 from pier_node.checkpoint import Checkpoint
+from pier_node.convicted import Convicted
 from pier_node.coordination.coordination import Coordination
 from pier_node.data.site_data import SiteData
 from pier_node.errors import PierError
@@ -155,7 +156,11 @@ class Daemon:
         stack.push_async_callback(self._roster.stop)
         known = await self._place(stack)
         revoked = self._coordination.revoked if self._coordination else None
-        reception = Reception(self._carrier, self._roster, member.config, lambda: self._site, revoked)
+        self._proofs = await asyncio.to_thread(Proofs, settings.folder / PROOFS_FILE)
+        self._convicted = Convicted(settings.folder, self._statements, self._proofs, self._bar)
+        self._convicted.restore()
+        put_out = self._convicted, revoked
+        reception = Reception(self._carrier, self._roster, member.config, lambda: self._site, *put_out)
         self._carrier.serve(HELLO, reception.answer)
         ProbeServer(self._carrier, run_hash, self._roster.address)
         record = known or SiteRecord(not settings.peers, slot=0, transport=member.transport)
@@ -266,16 +271,17 @@ class Daemon:
         else:
             self._progress.phase = Phase.PHASE_CATCHING_UP
             checkpoint, proof = await from_peers(config, layout, self._carrier, self._roster, self._first_trust)
-        await asyncio.to_thread(self._proofs().add, proof)
+        await asyncio.to_thread(self._proofs.add, proof)
         return checkpoint
-
-    def _proofs(self) -> Proofs:
-        return Proofs(self._settings.folder / PROOFS_FILE)
 
     def _first_trust(self) -> Trust | None:
         """What this site believes before it has a state; None: in a run of pairs, each has its own."""
         in_pairs = self._member.config.outer.algorithm == "noloco"
-        return None if in_pairs else first_trust(self._record.founded_by, self._statements)
+        return None if in_pairs else first_trust(self._settings.trust, self._record.founded_by, self._statements)
+
+    def _bar(self, nodes: Iterable[str], why: str) -> None:
+        self._roster.bar(nodes, why)
+        self._carrier.refuse(nodes, why)
 
     async def _prepare_stage(self, stack: AsyncExitStack) -> PipelineTraining:
         """Bring up a site that holds a stage of the model: see pipeline/site.py."""
@@ -283,7 +289,7 @@ class Daemon:
 
         orders = self._coordination.orders if self._coordination else Orders()
         committed = self._coordination.committed if self._coordination else lambda _state, _lines: None
-        of_site = self._roster, self._reporter, self._record, orders, committed
+        of_site = self._roster, self._reporter, self._record, orders, committed, self._proofs, self._convict
         site = await prepare(
             Ground(self._member.config, self._settings, self._carrier, self._statements, *of_site), stack
         )
@@ -297,8 +303,9 @@ class Daemon:
     ) -> Training:
         """The site's part in the run, from `state` on: the checkpoint's, or a later one that was kept without one."""
         settings, statements = self._settings, self._statements
-        site = Footing(self._member.config, self._carrier, self._roster, statements, settings.folder, settings.faults)
-        config, keep = site.config, self._archive.keep
+        config, keep = self._member.config, self._archive.keep
+        disk = settings.folder, self._proofs
+        site = Footing(config, self._carrier, self._roster, statements, *disk, self._convict, settings.faults)
         rounds: Rounds | Pairs
         rounds = of_all = rounds_of_all(site, keep, layout.length, state)
         in_pairs = config.outer.algorithm == "noloco"
@@ -322,6 +329,9 @@ class Daemon:
         self._workers.recover_moments = self._archive.moments
         stack.push_async_callback(asyncio.to_thread, self._save_rest, training)
         return training
+
+    def _convict(self, proof: DoubleVote) -> None:
+        self._convicted.take([proof])
 
     def _serve_states(self, rounds: Rounds | Pairs, of_all: Rounds) -> None:
         """Pairs have states of their own, which nobody votes for; what is voted for is the model that they merge."""

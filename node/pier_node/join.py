@@ -13,6 +13,7 @@ from pier.v1.peer_pb2 import HelloReply, HelloRequest, Site
 from pier_node.certificates import Credentials, credentials
 from pier_node.config import RunConfig, from_canonical, load
 from pier_node.config_changes import config_changes
+from pier_node.convicted import Convicted
 from pier_node.coordination.enrolment import Enrolment, enrol_patiently
 from pier_node.data.site_data import check_data
 from pier_node.errors import PierError
@@ -249,9 +250,10 @@ def _said(lost: PeerLost) -> str:
 
 
 class Reception:
-    """Says hello, both ways: keeps the roster complete, and spreads the news of who was revoked.
+    """Says hello, both ways: keeps the roster complete, and spreads the news of who was put out.
 
     Args:
+        convicted: who is put out for voting twice.
         revoked: None: the run has no coordinator, and nobody can be revoked.
     """
 
@@ -261,9 +263,11 @@ class Reception:
         roster: Roster,
         config: RunConfig,
         me: Callable[[], Site],
+        convicted: Convicted,
         revoked: Revoked | None = None,
     ) -> None:
-        self._carrier, self._roster, self._config, self._me, self._revoked = carrier, roster, config, me, revoked
+        self._carrier, self._roster, self._config, self._me = carrier, roster, config, me
+        self._convicted, self._revoked = convicted, revoked
         self._silent: dict[str, PeerLost] = {}  # why, by address
         self._told: set[str] = set()  # addresses of whose silence people have heard
 
@@ -282,6 +286,7 @@ class Reception:
             site=self._me(),
             roster=[self._me(), *(site for site in self._roster.known() if site.signature)],
             revocations=self._revoked.newest if self._revoked else None,
+            double_votes=self._convicted.proven,
         )
 
     async def introduce(self, addresses: Iterable[str]) -> int:
@@ -322,6 +327,10 @@ class Reception:
         self._silent.pop(address, None)
         if self._revoked:
             self._revoked.take(reply.revocations)
+        try:
+            self._convicted.take(reply.double_votes)
+        except BadMessage as bad:
+            log.warning("%s passes on a double vote that proves nothing: %s", address, bad)
         return reply
 
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
+from pier.v1.peer_pb2 import DoubleVote
 from pier_node.config import RunConfig
 from pier_node.faults import NO_FAULTS, Faults
 from pier_node.journal import Journal, PairJournal
@@ -21,7 +22,7 @@ from pier_node.outer.schedule import synced, total_rounds
 from pier_node.outer.state import OuterState
 from pier_node.outer.statements import Statements
 from pier_node.outer.weights import ONE_EACH, weighing
-from pier_node.proofs import PROOFS_FILE, Proofs
+from pier_node.proofs import Proofs
 from pier_node.roster import Roster
 from pier_node.wire.carrier import Carrier
 from pier_node.wire.transfer import SILENCE, shadow_fetcher
@@ -29,13 +30,19 @@ from pier_node.wire.transfer import SILENCE, shadow_fetcher
 
 @dataclass(frozen=True)
 class Footing:
-    """What a site's rounds are made of; its journal is in `folder`."""
+    """What a site's rounds are made of; its journal is in `folder`.
+
+    Attributes:
+        convict: puts out the node that a double vote convicts.
+    """
 
     config: RunConfig
     carrier: Carrier
     roster: Roster
     statements: Statements
     folder: Path
+    proofs: Proofs
+    convict: Callable[[DoubleVote], None] = lambda _: None
     faults: Faults = NO_FAULTS
 
 
@@ -56,8 +63,8 @@ def rounds_of_all(site: Footing, keep: Keep, length: int, state: OuterState) -> 
     mean = trimmed_mean if config.outer.robust == "trimmed" and not piped else weighted_mean
     journal = Journal(site.folder / "journal.json")
     weighs = (lambda _: ONE_EACH) if alike else partial(weighing, config)
-    disk = journal, Proofs(site.folder / PROOFS_FILE), keep
-    tools = Tools(carrier, site.roster, site.statements, *disk, fetch, site.faults)
+    disk = journal, site.proofs, keep
+    tools = Tools(carrier, site.roster, site.statements, *disk, fetch, site.faults, convict=site.convict)
     tools.codec, tools.mean, tools.weighing = codec(codec_name), mean, weighs
     return Rounds(tools, state, lambda number: length if piped else synced(config, number, length))
 

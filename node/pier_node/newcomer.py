@@ -33,10 +33,18 @@ def beginning(config: RunConfig, layout: Layout, node: str) -> Checkpoint:
     return at_rest(OuterState(0, (node,), tensors, {}))
 
 
-def first_trust(founder: str, statements: Statements) -> Trust | None:
-    """What a newcomer believes: the run's founder. None, which is logged: it was not told who that is."""
+def first_trust(fingerprint: str, founder: str, statements: Statements) -> Trust | None:
+    """What a newcomer believes: the state of that fingerprint, or else the run's founder.
+
+    None, which is logged: it was told neither. Raises PierError.
+    """
+    if fingerprint:
+        return Trust.of_fingerprint(fingerprint, statements)
     if not founder:
-        log.warning("the token does not name the run's founder: this site takes the first state that it is given")
+        log.warning(
+            "the token does not name the run's founder: this site takes the first state that it is given; "
+            "--trust with the fingerprint that `pier-node status` shows elsewhere would tell it which are genuine"
+        )
         return None
     return Trust(Trusted(-1, b"", (founder,)), statements)
 

@@ -12,6 +12,7 @@ from pier.v1.coordinator_pb2 import Paths
 from pier.v1.peer_pb2 import Phase, Place, Pulse, Site
 from pier_node.config import RunConfig
 from pier_node.names import named
+from pier_node.outer.certificate import Trusted
 from pier_node.outer.pairs import Pairs
 from pier_node.outer.round import Rounds
 from pier_node.outer.schedule import total_rounds
@@ -83,8 +84,13 @@ class Reporter:
             "rounds": total_rounds(self.config),
             "total_steps": self.config.inner.total_steps,
             "members": list(state.members) if state else [],
+            "fingerprint": trusted.fingerprint if (trusted := self._proven()) else "",
             "tokens_in_anchor": sum(state.ledger.values()) if state else 0,
         }
+
+    def _proven(self) -> Trusted | None:
+        """What a newcomer may be told to trust; None: there is nothing yet, or states are not voted for."""
+        return self.rounds.trust().state if isinstance(self.rounds, Rounds) else None
 
     def _site(self) -> Status:
         progress, pulse = self.progress, self.pulse()

@@ -25,6 +25,7 @@ from pier_node.wire.bounds import parse
 from pier_node.wire.carrier import BadMessage
 
 FILE = "revoked.json"
+REVOKED = "was revoked by the run's operator"
 _PURPOSE = "revocations"
 
 log = logging.getLogger(__name__)

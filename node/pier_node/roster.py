@@ -194,12 +194,12 @@ class Roster:
             contact.task.cancel()
         self.changed.notify()
 
-    def bar(self, nodes: Iterable[str]) -> None:
+    def bar(self, nodes: Iterable[str], why: str) -> None:
         """Forget these sites for good: they are not of the run any more."""
         for node in set(nodes) - self._barred:
             self._barred.add(node)
             if contact := self.contacts.get(node):
-                log.warning("%s was revoked by the run's operator", _called(contact.site))
+                log.warning("%s %s", _called(contact.site), why)
                 self._forget(contact)
 
     def farewell(self, node: str) -> None:

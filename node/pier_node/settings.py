@@ -26,6 +26,7 @@ class Settings:
         workers: 0: one for each device.
         transport: None: the one that this site has used before, or gRPC.
         http: port of the status page on 127.0.0.1; 0: any.
+        trust: fingerprint of a committed state, that a newcomer believes; empty: it believes the founder.
         coordinator: HOST:PORT of the run's coordinator; its token is an invite.
     """
 
@@ -44,6 +45,7 @@ class Settings:
     transport: Transport | None = None
     fail_at: str = ""
     coordinator: str | None = None
+    trust: str = ""
 
     @property
     def faults(self) -> Faults:

@@ -9,10 +9,11 @@ import shutil
 from pathlib import Path
 
 from pier_node.config import load
+from pier_node.convicted import CONVICTED_FILE
 from pier_node.coordination.enrolment import Enrolment
 from pier_node.identity import Token
 from pier_node.journal import Journal
-from pier_node.proofs import PROOFS_FILE
+from pier_node.proofs import EARLIER_FILE, PROOFS_FILE
 from pier_node.revocations import FILE as REVOKED_FILE
 from pier_node.settings import Settings
 from pier_node.site import EVENTS_FILE, RUN_FILE, SITE_FILE, load_run
@@ -42,7 +43,7 @@ def took_part(folder: Path) -> bool:
 
 def forget_run(folder: Path) -> None:
     """Have such a folder belong to no run. Its node id stays."""
-    for name in (SITE_FILE, EVENTS_FILE, REVOKED_FILE, JOURNAL, PROOFS_FILE):
+    for name in (SITE_FILE, EVENTS_FILE, REVOKED_FILE, JOURNAL, PROOFS_FILE, EARLIER_FILE, CONVICTED_FILE):
         (folder / name).unlink(missing_ok=True)
     Token.path(folder).unlink(missing_ok=True)
     for kind in STATES:

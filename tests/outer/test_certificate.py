@@ -9,7 +9,7 @@ from outer.cases import ballot, link, outer_state
 from simulation.statements import PlainStatements
 
 from pier.v1.peer_pb2 import Handover, Link, Signed, Vote
-from pier_node.outer.certificate import Chain, Trusted, alone, follow, plan_name
+from pier_node.outer.certificate import Trusted, alone, essential, follow, plan_name
 from pier_node.wire.carrier import BadMessage
 
 READER = PlainStatements("reader")
@@ -217,25 +217,22 @@ def test_a_plan_is_named_as_it_always_was() -> None:
 # --- what is kept of a chain --------------------------------------------------------------------------
 
 
-def test_links_are_kept_where_members_change_and_the_last_two() -> None:
-    chain = Chain()
-    for it in (
-        step(1, "a"),
-        step(2, "ab"),
-        step(3, "ab"),
-        step(4, "ab"),
-        step(5, "abc"),
-        step(6, "abc"),
-        step(7, "abc"),
-    ):
-        chain = chain.with_link(it)
-    assert [it.round for it in chain.links] == [1, 2, 4, 5, 6, 7]
-    assert led(Trusted(-1, b"", ("a",)), link(0, b"", digest(0), "a"), *chain.links) == trusted(7, "abc")
-    for known, members in ((2, "ab"), (3, "ab"), (4, "ab"), (6, "abc")):
-        assert led(trusted(known, members), *chain.after(known)) == trusted(7, "abc")
-    assert chain.after(7) == []
+def test_a_newcomer_needs_the_links_where_members_change_and_the_last_two() -> None:
+    chain = [step(1, "a"), *(step(at, "ab") for at in (2, 3, 4)), *(step(at, "abc") for at in (5, 6, 7))]
+    needed = [chain[at] for at in essential([it.members for it in chain])]
+    assert [it.round for it in needed] == [1, 2, 5, 6, 7]
+    assert led(Trusted(-1, b"", ("a",)), link(0, b"", digest(0), "a"), *needed) == trusted(7, "abc")
 
 
-def test_a_later_proof_of_a_round_replaces_the_one_that_is_there() -> None:
-    chain = Chain([step(1, "a"), step(2, "ab")]).with_link(step(2, "abc"))
-    assert [(it.round, len(it.members)) for it in chain.links] == [(1, 1), (2, 3)]
+@pytest.mark.parametrize(("known", "members"), [(1, "a"), (2, "ab"), (3, "ab"), (4, "ab"), (6, "abc")])
+def test_links_that_are_needed_lead_on_from_wherever_somebody_stands(known: int, members: str) -> None:
+    rest = [step(at, "ab" if at < 5 else "abc") for at in range(known + 1, 8)]
+    needed = [rest[at] for at in essential([it.members for it in rest])]
+    assert led(trusted(known, members), *needed) == trusted(7, "abc")
+
+
+def test_a_fingerprint_names_round_digest_and_members() -> None:
+    it = trusted(12, "ab")
+    others = [trusted(13, "ab"), Trusted(12, digest(9), ("a", "b")), trusted(12, "a")]
+    assert it.fingerprint.startswith("12-")
+    assert it.fingerprint not in [other.fingerprint for other in others]

@@ -12,7 +12,8 @@ from simulation.network import Network
 from simulation.statements import PlainStatements
 from simulation.virtual_time import run
 
-from pier.v1.peer_pb2 import Manifest
+from pier.v1.peer_pb2 import Link, Manifest
+from pier_node.errors import PierError
 from pier_node.outer.certificate import Trusted
 from pier_node.outer.claims import FIRST_PAUSE, LAST_PAUSE, LOOK, TIMEOUT, Trust
 from pier_node.wire.carrier import DESCRIBE, BadMessage
@@ -150,3 +151,33 @@ def test_a_state_with_its_proof_is_admitted_whatever_is_known_of_it_already() ->
     believed.admit(Manifest(round=9, digest=TRUE, proof=links))
     believed.admit(Manifest(round=9, digest=TRUE, proof=links))
     assert believed.links == links
+
+
+def given(fingerprint: str) -> Trust:
+    return Trust.of_fingerprint(fingerprint, PlainStatements("b"))
+
+
+def test_a_state_whose_fingerprint_was_given_is_believed_and_what_follows_is_proved() -> None:
+    """The members of that state are strangers; those who come after it need their votes."""
+    links = [link(7, BASE, b"7" * 32, "xy"), link(9, BASE, TRUE, "xyz")]
+    fingerprint = Trusted(7, b"7" * 32, ("x", "y")).fingerprint
+    believed = given(fingerprint)
+    assert believed.state.round == 6, "the link of the state itself is asked for"
+    believed.admit(Manifest(round=9, digest=TRUE, proof=links))
+    assert believed.state == Trusted(9, TRUE, tuple("xyz"))
+    assert believed.links == links
+    with pytest.raises(BadMessage, match="without a majority"):
+        given(fingerprint).admit(Manifest(round=9, digest=TRUE, proof=[links[0], link(9, BASE, TRUE, "q")]))
+
+
+@pytest.mark.parametrize("other", [link(7, BASE, b"6" * 32, "xy"), link(7, BASE, b"7" * 32, "xq")])
+def test_another_state_than_the_one_of_the_fingerprint_is_refused(other: Link) -> None:
+    fingerprint = Trusted(7, b"7" * 32, ("x", "y")).fingerprint
+    with pytest.raises(BadMessage, match="not the one that this site was told to trust"):
+        given(fingerprint).admit(Manifest(round=7, digest=other.digest, proof=[other]))
+
+
+@pytest.mark.parametrize("text", ["12", "12-abc", "x-" + "a" * 64, "-1-" + "a" * 64, "12-" + "G" * 64])
+def test_what_is_no_fingerprint_is_an_error(text: str) -> None:
+    with pytest.raises(PierError, match="not the fingerprint of a state"):
+        given(text)

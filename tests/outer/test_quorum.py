@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from outer.cases import ballot, ready, value, voter
 
-from pier.v1.peer_pb2 import Ready, Value
+from pier.v1.peer_pb2 import Ready, Signed, Value
 from pier_node.outer.quorum import (
     Adopt,
     Blocked,
@@ -111,8 +111,8 @@ def test_different_bits_in_one_ballot_cannot_have_been_committed() -> None:
 
 
 def test_a_vote_that_another_member_contradicted_is_not_finished() -> None:
-    assert choose_value([voter("a", X, refuted=True), ready("e")]) == Fresh(), "b was odd, and is not here"
-    assert choose_value([voter("a", X, refuted=True), voter("c", Y, 2)]) == Adopt(Y, ("c",)), "an older vote"
+    assert choose_value([voter("a", X, refutation=Signed()), ready("e")]) == Fresh(), "b was odd, and is not here"
+    assert choose_value([voter("a", X, refutation=Signed()), voter("c", Y, 2)]) == Adopt(Y, ("c",)), "an older vote"
 
 
 def test_a_result_that_nobody_here_holds_may_be_held_by_who_is_not_here() -> None:
@@ -192,17 +192,21 @@ class Attempts:
             if node in votes:
                 told.voted.CopyFrom(result)
                 told.voted_in.CopyFrom(name)
-                told.holds, told.refuted = True, False
+                told.holds = True
+                told.ClearField("refutation")
         if isinstance(found, Fresh) and self.odd in votes and len(votes) > 1:
             self.readies[self.odd].voted.digest = b"odd" + result.digest
             for node in votes:
-                self.readies[node].refuted = self.dice.random() < 0.5
+                self.readies[node].ClearField("refutation")
+                if self.dice.random() < 0.5:
+                    self.readies[node].refutation.SetInParent()
         elif votes == group:
             self.committed.update({node: result.digest for node in group if self.dice.random() < 0.5})
 
     def restart(self, node: str) -> None:
         """What is in the journal is left: the promise and the vote, not its result."""
-        self.readies[node].holds = self.readies[node].refuted = False
+        self.readies[node].holds = False
+        self.readies[node].ClearField("refutation")
 
 
 # --- whom an attempt does without ---------------------------------------------------------------

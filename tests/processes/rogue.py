@@ -30,6 +30,7 @@ from pier.v1.peer_pb2 import (
 from pier_node.catch_up import CatchUp
 from pier_node.certificates import credentials
 from pier_node.config import load
+from pier_node.convicted import Convicted
 from pier_node.faults import NO_FAULTS
 from pier_node.identity import Identity
 from pier_node.join import Reception
@@ -42,7 +43,7 @@ from pier_node.outer.round import Rounds
 from pier_node.outer.state import ANCHOR, MOMENTUM, OuterState
 from pier_node.outer.statements import SignedStatements
 from pier_node.outer.suspicion import Behind
-from pier_node.proofs import Proofs
+from pier_node.proofs import PROOFS_FILE, Proofs
 from pier_node.roster import Roster
 from pier_node.shared import SharedVector, Vector
 from pier_node.signing import Signer
@@ -70,12 +71,14 @@ class Rogue:
         self.carrier = GrpcCarrier(self.identity.node, config.hash(), credentials(self.identity, run.token))
         self._signer = Signer(self.identity, config.hash())
         self.roster = Roster(self.carrier, self._pulse, signer=self._signer)
-        self._reception = Reception(self.carrier, self.roster, config, lambda: self.site)
         self._catch_up = CatchUp(self.carrier, self.roster, NO_FAULTS, self.length)
         self._statements = SignedStatements(self._signer)
+        proofs = Proofs(folder / PROOFS_FILE)
+        convicted = Convicted(folder, self._statements, proofs, self.roster.bar)
+        self._reception = Reception(self.carrier, self.roster, config, lambda: self.site, convicted)
         tools = Tools(
             *(self.carrier, self.roster, self._statements, Journal(folder / "journal.json")),
-            *(Proofs(folder / "proofs.json"), _nowhere, _nothing),
+            *(proofs, _nowhere, _nothing),
         )
         nothing = {ANCHOR: SharedVector(self.length)}
         self.rounds = Rounds(tools, OuterState(0, (), nothing, {}), lambda _: self.length)

@@ -36,6 +36,11 @@ class Disk:
         self.cut_in, self.how, self.told = 0, "", ""
         self.on_cut: Callable[[], None] = lambda: None
         self._renamed: tuple[Path, Path, bytes | None] | None = None
+        self._durable: dict[Path, int] = {}
+
+    def appends(self, path: Path) -> None:
+        """A file is added to: what is in it already is durable."""
+        self._durable[path] = path.stat().st_size if path.exists() else 0
 
     def writes(self) -> None:
         """Bytes are written. Raises OSError, PowerCut."""
@@ -71,10 +76,9 @@ class Disk:
         if path.is_dir():
             if self.how != "done" and self._renamed:
                 self._undo(*self._renamed)
-        elif self.how == "lost":
-            path.write_bytes(b"")
-        elif self.how == "torn":
-            path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
+        elif self.how != "done":
+            kept, size = self._durable.get(path, 0), path.stat().st_size
+            os.truncate(path, kept if self.how == "lost" else (kept + size) // 2)
         self.on_cut()
 
     @staticmethod
@@ -111,6 +115,8 @@ def under(current: Callable[[], Disk | None]) -> Iterator[None]:
     def opening(path: Path, mode: str = "r", *rest: Any, **named: Any) -> Any:
         if ("w" in mode or "a" in mode) and (disk := current()):
             disk.writes()
+            if "a" in mode:
+                disk.appends(path)
         return open_path(path, mode, *rest, **named)
 
     def making(path: Path, *rest: Any, **named: Any) -> None:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import TypeVar
 
-from pier.v1.peer_pb2 import Handover, Link, Ready, Signed, Vote
-from pier_node.outer.certificate import Chain
-from pier_node.proofs import Proofs
+from pier.v1.peer_pb2 import Handover, Ready, Signed, Vote
+from pier_node.proofs import PROOFS_FILE, Proofs
 from pier_node.wire.carrier import BadMessage
 
 M = TypeVar("M", Ready, Vote, Handover)
@@ -35,11 +35,8 @@ def _signature(node: str, statement: bytes) -> bytes:
 
 
 class MemoryProofs(Proofs):
-    """On a disk that is no file."""
+    """In a folder that goes with the test."""
 
     def __init__(self) -> None:
-        self._chain = Chain()
-
-    def add(self, links: Sequence[Link]) -> None:
-        for link in links:
-            self._chain = self._chain.with_link(link)
+        self._folder = TemporaryDirectory()
+        super().__init__(Path(self._folder.name) / PROOFS_FILE)

@@ -45,8 +45,8 @@ class HuntCarrier(SimCarrier):
             del self.network.carriers[self.node]
         self.gone.set()
 
-    def refuse(self, _nodes: Iterable[str]) -> None:
-        """Revocations are not of this hunt."""
+    def refuse(self, _nodes: Iterable[str], _why: str) -> None:
+        """Nobody is put out in this hunt."""
 
     def bytes_sent_to(self, _peer: str) -> int:
         """Nobody counts."""

@@ -11,6 +11,7 @@ from pier.v1.peer_pb2 import (
     Ack,
     Ballot,
     Chunk,
+    DoubleVote,
     Dropped,
     FetchRequest,
     Handover,
@@ -58,9 +59,10 @@ SHARES = [
 ]
 SIGNED = [Signed(node=node, statement=b"said", public=bytes(91), signature=bytes(72)) for node in (ALICE, BOB)]
 HANDOVER = Handover(node=CAROL, heir=BOB, round=4, base=HASH, votes=[BOB, CAROL])
-VOTE = Vote(node=ALICE, round=5, ballot=BALLOT, digest=HASH, plan=HASH[::-1], prior=BALLOT)
+VOTE = Vote(node=ALICE, round=5, ballot=BALLOT, digest=HASH, plan=HASH[::-1], prior=BALLOT, prior_digest=HASH)
 LINK = Link(round=5, digest=HASH, base=HASH, ballot=BALLOT, members=[ALICE, BOB], votes=SIGNED, handovers=SIGNED)
 REVOCATIONS = Revocations(version=1_800_000_000_000, nodes=[BOB, CAROL], signature=bytes(70))
+DOUBLE_VOTE = DoubleVote(one=SIGNED[0], other=SIGNED[0])
 HELLO_REPLY = HelloReply(
     protocol=1,
     run_hash=HASH,
@@ -69,6 +71,7 @@ HELLO_REPLY = HelloReply(
     roster=[SITE, Site(node=BOB)],
     seen_as="10.0.0.1:5000",
     revocations=REVOCATIONS,
+    double_votes=[DOUBLE_VOTE],
 )
 PLACE = Place(
     stage=3,
@@ -107,6 +110,7 @@ READY = Ready(
     voted=VALUE,
     voted_in=BALLOT,
     holds=True,
+    refutation=SIGNED[0],
     suspects=[CAROL],
     votes=[BOB],
     base=HASH,
@@ -157,6 +161,7 @@ SAMPLES: tuple[Message, ...] = (
     SITE,
     HelloRequest(protocol=1, run_hash=HASH, site=SITE),
     HELLO_REPLY,
+    DOUBLE_VOTE,
     REVOCATIONS,
     PULSE,
     *SIGNED,

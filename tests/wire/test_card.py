@@ -78,7 +78,7 @@ def test_a_call_needs_a_certificate_of_its_own_key() -> None:
 
 def test_a_revoked_node_neither_asks_nor_answers() -> None:
     here = card(BOB)
-    here.revoked.add(ALICE.node)
+    here.put_out[ALICE.node] = "was revoked by the run's operator"
     with pytest.raises(NotAdmitted, match=f"{ALICE.node} was revoked by the run's operator"):
         here.admit("Beat", card(ALICE).call(BOB.node), certificate(ALICE))
     asked = here.call(ALICE.node)

@@ -118,7 +118,7 @@ async def test_nobody_has_to_do_with_a_node_that_was_revoked(secured: Sites) -> 
         for carrier in (alice, bob):
             carrier.serve(LEAVE, ack)
         await alice.call(bob.node, LEAVE, LEAVING, QUICK)
-        bob.refuse([alice.node])
+        bob.refuse([alice.node], "was revoked")
         with pytest.raises(PeerLost):
             await alice.call(bob.node, LEAVE, LEAVING, QUICK)
         with pytest.raises(PeerLost):

@@ -24,6 +24,8 @@ def site_table(status: Status) -> RenderableType:
     table.add_row(
         "state", f"digest {status['digest'][:DIGITS] or UNKNOWN}, made by {members} site{'s' * (members != 1)}"
     )
+    if status["fingerprint"]:
+        table.add_row("fingerprint", status["fingerprint"])
     table.add_row("phase", status["phase"])
     if status["expert"]:
         table.add_row("expert", escape(status["expert"]))

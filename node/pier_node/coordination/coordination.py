@@ -24,7 +24,7 @@ from pier_node.names import Names
 from pier_node.orders import Orders
 from pier_node.outer.state import OuterState
 from pier_node.report import Reporter
-from pier_node.revocations import Revoked
+from pier_node.revocations import REVOKED, Revoked
 from pier_node.roster import Roster
 from pier_node.settings import Settings
 from pier_node.site import SiteRecord
@@ -155,5 +155,5 @@ class Coordination:
                 self._roster.add(site)
 
     def _bar(self, nodes: Iterable[str]) -> None:
-        self._roster.bar(nodes)
-        self._carrier.refuse(nodes)
+        self._roster.bar(nodes, REVOKED)
+        self._carrier.refuse(nodes, REVOKED)

@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from pier.v1.peer_pb2 import AbortNotice, Ack, Ballot, Link, Proposal, Ready, Share, Signed, Value, Vote
+from pier.v1.peer_pb2 import AbortNotice, Ack, Ballot, DoubleVote, Link, Proposal, Ready, Share, Signed, Value, Vote
 from pier_node.faults import NO_FAULTS, Faults
 from pier_node.outer.certificate import plan_name
 from pier_node.outer.codec.interface import Codec
@@ -19,6 +19,7 @@ from pier_node.outer.codec.plain import Plain
 from pier_node.outer.commitments import BallotName, Cast
 from pier_node.outer.contribution import Contribution, norm_limit
 from pier_node.outer.deadline import Deadline
+from pier_node.outer.double_votes import contradict, remembers
 from pier_node.outer.mean import Mean, weighted_mean
 from pier_node.outer.plan import CHUNK, Plan
 from pier_node.outer.promises import Journal, Promises, to_the_end
@@ -67,22 +68,30 @@ class VoteBook:
         """The votes of these members in a ballot, as they signed them."""
         return [self._votes[node][order(ballot)][1] for node in group]
 
-    def count(self, vote: Vote, signed: Signed, welcome: Collection[str]) -> None:
-        """Note a vote. When the book is full, those who are not welcome make room for those who are."""
+    def count(self, vote: Vote, signed: Signed, welcome: Collection[str]) -> DoubleVote | None:
+        """Note a vote. When the book is full, those who are not welcome make room for those who are.
+
+        Returns what proves, together with one of its earlier votes, that its node lies.
+        """
         if vote.node not in self._votes and len(self._votes) >= SITES:
             strangers = self._votes.keys() - welcome
             if vote.node not in welcome or not strangers:
-                return
+                return None
             del self._votes[strangers.pop()]
         votes = self._votes.setdefault(vote.node, {})
+        against = [its for earlier, its in votes.values() if contradict(earlier, vote)]
         votes[order(vote.ballot)] = vote, signed
         if len(votes) > self.EACH:
             del votes[min(votes)]
+        return DoubleVote(one=against[0], other=signed) if against else None
 
-    def contradict(self, ballot: Ballot, value: Value) -> bool:
-        """Whether a member of the attempt that computed a result voted for another one in it."""
-        votes, computed = self.of(ballot), order(ballot) == order(value.origin)
-        return computed and any(votes[node].digest != value.digest for node in value.members if node in votes)
+    def refutation(self, ballot: Ballot, value: Value) -> Signed | None:
+        """The vote of a member of the attempt that computed a result for another one in it, if there is any."""
+        if order(ballot) != order(value.origin):
+            return None
+        votes = self.of(ballot)
+        others = [node for node in value.members if node in votes and votes[node].digest != value.digest]
+        return self.signed(ballot, others[:1])[0] if others else None
 
     def clear(self) -> None:
         """The round is over."""
@@ -99,6 +108,7 @@ class Tools:
         proofs: keeps what proves committed states to others.
         keep: returns once a committed state would survive a power cut. Raises PierError.
         fetch_shadow: (holders, round, value) -> the staged result, from those who have it. Raises PeerLost.
+        convict: puts out the node that a double vote convicts.
         news: notified when a vote, an abort or a new attempt is there.
         silence: learns how long members keep each other waiting.
         weighing: how much members' tokens count in a round, by its number.
@@ -116,6 +126,7 @@ class Tools:
     chunk: int = CHUNK
     mean: Mean = weighted_mean
     weighing: Callable[[int], Weighing] = lambda _: Weighing()
+    convict: Callable[[DoubleVote], None] = lambda _: None
 
     def __post_init__(self) -> None:
         self.node = self.carrier.node
@@ -278,6 +289,7 @@ class Attempt:
             digest=shadow.digest,
             plan=plan_name(self._mine.base, ballot, self.group, shadow.members),
             prior=self._mine.voted_in if self._mine.HasField("voted") else None,
+            prior_digest=self._mine.voted.digest,
         )
         signed = tools.statements.seal(vote)
         tools.votes.count(vote, signed, self.group)
@@ -301,6 +313,10 @@ class Attempt:
         wrong = [node for node in self.group if (votes[node].digest, votes[node].plan) != (ours.digest, ours.plan)]
         if wrong:
             raise Suspicion(wrong[0], "voted for other bits than ours")
+        statements = tools.statements
+        told = {signed.node: statements.read(Ready, signed) for signed in self._proposal.readies}
+        if forgetful := [node for node in self.group if not remembers(votes[node], told[node])]:
+            raise Suspicion(forgetful[0], "its vote names another earlier vote than its announcement did")
 
     def _link(self, shadow: OuterState) -> Link:
         """The votes of all, as proof for others."""

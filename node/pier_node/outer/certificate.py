@@ -30,6 +30,12 @@ class Trusted:
     digest: bytes
     members: tuple[str, ...]
 
+    @property
+    def fingerprint(self) -> str:
+        """What people pass on by other ways than the run's, so that a newcomer can begin to trust here."""
+        said = json.dumps([self.round, self.digest.hex(), list(self.members)])
+        return f"{self.round}-{hashlib.sha256(said.encode()).hexdigest()}"
+
 
 def plan_name(base: bytes, ballot: Ballot, group: Sequence[str], members: Sequence[str]) -> bytes:
     """What all votes of an attempt have in common, besides round and digest: SHA-256."""
@@ -74,22 +80,13 @@ def alone(state: OuterState, base: bytes, statements: Statements) -> Link:
     return Link(round=state.round, digest=state.digest, base=base, ballot=ballot, members=[node], votes=[signed])
 
 
-class Chain:
-    """The links of one run as far as a site knows them: those where members change, and the last two.
+def essential(members: Sequence[Sequence[str]]) -> list[int]:
+    """Which links of a chain a newcomer needs: the first, those at which members change, and the last two.
 
-    The link of a round is on the disk before its state is: after a crash in between the one before is needed.
+    The link of a round is on the disk before its state is, so that after a crash in between the last but one is needed.
+
+    Args:
+        members: of the state of each link, in the order of rounds.
     """
-
-    def __init__(self, links: Iterable[Link] = ()) -> None:
-        self.links = list(links)
-
-    def with_link(self, link: Link) -> Chain:
-        """With the proof of a later state."""
-        kept = [it for it in self.links if it.round < link.round]
-        if len(kept) > 2 and kept[-3].members == kept[-2].members == kept[-1].members:
-            del kept[-2]
-        return Chain([*kept, link])
-
-    def after(self, round: int) -> list[Link]:
-        """What somebody needs who trusts the state of that round."""
-        return [it for it in self.links if it.round > round]
+    last = len(members) - 2
+    return [at for at, these in enumerate(members) if at == 0 or at >= last or these != members[at - 1]]

@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import re
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from pier.v1.peer_pb2 import Link, Manifest, StateRequest
+from pier_node.errors import PierError
 from pier_node.outer.certificate import Trusted, follow
 from pier_node.outer.statements import Statements
 from pier_node.roster import Roster
@@ -38,16 +40,34 @@ class Trust:
     Attributes:
         state: trusted in the end.
         links: that lead to it.
+        given: fingerprint of the next state, by which it is believed without proof; empty: there is none.
     """
 
     state: Trusted
     statements: Statements
     links: list[Link] = field(default_factory=list)
+    given: str = ""
+
+    @classmethod
+    def of_fingerprint(cls, fingerprint: str, statements: Statements) -> Trust:
+        """What a newcomer believes to whom people gave the fingerprint of a committed state. Raises PierError."""
+        match = re.fullmatch(r"(\d{1,15})-[0-9a-f]{64}", fingerprint)
+        if not match:
+            raise PierError(
+                f"--trust {fingerprint}: not the fingerprint of a state, such as 12-3fa9…",
+                "`pier-node status` shows it at a site that you trust.",
+            )
+        return cls(Trusted(int(match[1]) - 1, b"", ()), statements, given=fingerprint)
 
     def learn(self, links: list[Link]) -> None:
         """Follow links. Raises BadMessage: one of them proves nothing."""
         for link in links:
-            self.state = follow(self.state, link, self.statements)
+            if not self.given:
+                self.state = follow(self.state, link, self.statements)
+            elif (first := Trusted(link.round, bytes(link.digest), tuple(link.members))).fingerprint == self.given:
+                self.state, self.given = first, ""
+            else:
+                raise BadMessage(f"its state of round {link.round} is not the one that this site was told to trust")
             self.links.append(link)
 
     def admit(self, manifest: Manifest) -> None:
@@ -101,6 +121,10 @@ class Claims:
         trust = self._proven.get(node)
         return trust if trust and trust.state.round > self._here().round else None
 
+    def unproven(self) -> set[str]:
+        """Who says that it is ahead, was asked for the proof, and could not give it."""
+        return {*self._doubts} & {*self._roster.ahead(self._here().round)}
+
     async def run(self) -> None:
         """Ask for proofs, for ever."""
         try:
@@ -114,6 +138,7 @@ class Claims:
     def _ask(self) -> None:
         now, here = asyncio.get_running_loop().time(), self._here()
         ahead = self._roster.ahead(here.round)
+        self._doubts = {node: it for node, it in self._doubts.items() if node in self._roster.contacts}
         self._proven = {node: it for node, it in self._proven.items() if it.state.round > here.round}
         for node in ahead:
             doubt = self._doubts.get(node)

@@ -11,8 +11,9 @@ import logging
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 
-from pier.v1.peer_pb2 import Handover, Proposal, Ready, Share, Signed
+from pier.v1.peer_pb2 import Handover, Proposal, Ready, Share, Signed, Vote
 from pier_node.outer.deadline import Deadline
+from pier_node.outer.double_votes import refutes
 from pier_node.outer.proposal import Announcement, voters_of, votes_of
 from pier_node.outer.quorum import (
     LEAP,
@@ -278,8 +279,14 @@ def _share(ready: Ready, offset: int, length: int) -> Share:
 
 
 def read_announcement(signed: Signed, statements: Statements) -> Announcement:
-    """What a member announced, and the handovers that it shows. Raises BadMessage: something of it is not signed."""
+    """What a member announced, and the handovers that it shows.
+
+    Raises:
+        BadMessage: something of it is not signed, or what it calls a refutation is none.
+    """
     ready = statements.read(Ready, signed)
+    if ready.HasField("refutation") and not refutes(statements.read(Vote, ready.refutation), ready):
+        raise BadMessage(f"an announcement of {ready.node} with a vote that does not refute its own")
     return Announcement(ready, [statements.read(Handover, it) for it in ready.handovers])
 
 

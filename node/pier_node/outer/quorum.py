@@ -86,7 +86,7 @@ def choose_value(readies: Collection[Ready], voters: Collection[str] | None = No
         return Fresh()
     newest = max(order(vote.voted_in) for vote in votes)
     top = [vote for vote in votes if order(vote.voted_in) == newest]
-    if len({bytes(vote.voted.digest) for vote in top}) > 1 or any(vote.refuted for vote in top):
+    if len({bytes(vote.voted.digest) for vote in top}) > 1 or any(vote.HasField("refutation") for vote in top):
         return Fresh()
     value = top[0].voted
     here = {ready.node for ready in readies}

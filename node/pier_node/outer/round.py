@@ -19,6 +19,7 @@ from pier_node.outer.certificate import Trusted, alone
 from pier_node.outer.claims import Claims, Trust
 from pier_node.outer.contribution import Contribution
 from pier_node.outer.deadline import Backoff, Deadline
+from pier_node.outer.disputes import Disputes
 from pier_node.outer.keeper import BUSY, POLL, Keeper, Standing, read_announcement, waiting_level
 from pier_node.outer.promises import Promises, Superseded, to_the_end
 from pier_node.outer.proposal import flaw
@@ -69,6 +70,8 @@ class Rounds:
         self.statements = tools.statements
         self.keeper = Keeper(tools.roster, self.statements, self._standing, Deadline(initial=300.0, floor=5.0))
         self.claims = Claims(self._carrier, self._roster, self.statements, self._trusted)
+        news = tools.proofs, self.statements, tools.convict, self.claims.unproven
+        self.disputes = Disputes(self._carrier, self._roster, *news)
         self._carrier.serve(GATHER, self.keeper.gather)
         self._carrier.serve(VOTE, self._take_vote)
         self._carrier.serve(ABORT, self._take_abort)
@@ -152,10 +155,11 @@ class Rounds:
         return self._base or self.state.digest
 
     async def run(self) -> None:
-        """Keep, when this site is the one to do it, and ask others for proof of what they say; for ever."""
+        """Keep, when it is this site's turn, and ask others for proof of what they say; for ever."""
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(self.keeper.run())
             tasks.create_task(self.claims.run())
+            tasks.create_task(self.disputes.run())
 
     def trust(self) -> Trust:
         """What this site believes: the state that it has."""
@@ -276,8 +280,8 @@ class Rounds:
             handovers=self.handovers(),
         )
         self.promises.announce(ready)
-        if ready.HasField("voted"):
-            ready.refuted = self._tools.votes.contradict(ready.voted_in, ready.voted)
+        if ready.HasField("voted") and (other := self._tools.votes.refutation(ready.voted_in, ready.voted)):
+            ready.refutation.CopyFrom(other)
         return ready
 
     def _acceptable(self, proposal: Proposal, ready: Ready) -> bool:
@@ -302,7 +306,8 @@ class Rounds:
             raise BadMessage(f"a vote in the name of {vote.node}")
         if vote.round == self.coming():
             welcome = {*self.state.members, *(self._attempt.group if self._attempt else ())}
-            self._tools.votes.count(vote, signed, welcome)
+            if proof := self._tools.votes.count(vote, signed, welcome):
+                self._tools.convict(proof)
             self._tools.news.notify()
         return Ack()
 

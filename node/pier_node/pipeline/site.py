@@ -12,7 +12,7 @@ from functools import cached_property
 
 import torch
 
-from pier.v1.peer_pb2 import Link, Phase
+from pier.v1.peer_pb2 import DoubleVote, Link, Phase
 from pier_node.archive import Archive
 from pier_node.arrival import Arrival
 from pier_node.checkpoint import Checkpoint, CheckpointStore
@@ -37,7 +37,7 @@ from pier_node.pipeline.paths_file import PATHS_FILE
 from pier_node.pipeline.tools import Rows, Tools
 from pier_node.pipeline.training import PipelineTraining
 from pier_node.pipeline.vault import Vault
-from pier_node.proofs import PROOFS_FILE, Proofs
+from pier_node.proofs import Proofs
 from pier_node.report import Reporter
 from pier_node.roster import Roster
 from pier_node.settings import Settings
@@ -68,6 +68,8 @@ class Ground:
     record: SiteRecord
     orders: Orders
     committed: Callable[[OuterState, Mapping[str, float]], None]
+    proofs: Proofs
+    convict: Callable[[DoubleVote], None]
 
 
 class PipelineSite:
@@ -78,7 +80,8 @@ class PipelineSite:
         config, progress = ground.config, ground.reporter.progress
         length = tally.length(config.pipeline.stages)
         settings = ground.settings
-        here = Footing(config, ground.carrier, ground.roster, ground.statements, settings.folder, settings.faults)
+        of_run = ground.statements, settings.folder, ground.proofs, ground.convict
+        here = Footing(config, ground.carrier, ground.roster, *of_run, settings.faults)
         self.rounds: Rounds = rounds_of_all(here, self._keep, length, state)
         shape = (config.inner.batch_size, config.model.context, config.model.dim)
         self._thread = ComputeThread()
@@ -139,7 +142,7 @@ async def prepare(ground: Ground, stack: AsyncExitStack) -> PipelineSite:
 
     archive = Archive(ground.settings.folder, config.hash(), lambda _: None, status, TALLIES)
     await ground.roster.settled()
-    proofs = Proofs(ground.settings.folder / PROOFS_FILE)
+    proofs = ground.proofs
     found = await archive.newest()
     if found:
         state, reporter.progress.tokens = found.state, found.tokens
@@ -164,7 +167,7 @@ async def _from_peers(ground: Ground) -> tuple[OuterState, Sequence[Link]]:
         peers = [node for node in roster.ahead(-1) if (pulse := roster.pulse_of(node)) and pulse.digest]
         try:
             if peers:
-                trust = first_trust(ground.record.founded_by, ground.statements)
+                trust = first_trust(ground.settings.trust, ground.record.founded_by, ground.statements)
                 got = await fetch_state(carrier, peers, length=length, timeout=SILENCE, trust=trust, progress=Arrival())
                 return got.state, got.proof
         except PeerLost as lost:

@@ -15,6 +15,7 @@ from pier.v1.peer_pb2 import (
     Ack,
     Ballot,
     Chunk,
+    DoubleVote,
     FetchRequest,
     Handover,
     HelloReply,
@@ -80,6 +81,8 @@ M = TypeVar("M", bound=Message)
 STATEMENT = 96 << 10
 """Most bytes of what a node signs: an announcement that names all sites of a large run several times."""
 LINKS = 1 << 14
+DOUBLE_VOTES = 64
+"""Nodes that are put out for double votes: more than can have been members in turn."""
 HANDOVERS = Many(Part(), 64)
 
 FIELDS: dict[type[Message], dict[str, Rule]] = {
@@ -102,7 +105,9 @@ FIELDS: dict[type[Message], dict[str, Rule]] = {
         "roster": Many(Part(), SITES),
         "seen_as": or_empty(ADDRESS),
         "revocations": Part(),
+        "double_votes": Many(Part(), DOUBLE_VOTES),
     },
+    DoubleVote: {"one": Part(needed=True), "other": Part(needed=True)},
     Revocations: {"version": COUNT, "nodes": Many(NODE, REVOKED, ordered=True), "signature": SIGNATURE},
     Pulse: {
         "site": Part(needed=True),
@@ -137,7 +142,7 @@ FIELDS: dict[type[Message], dict[str, Rule]] = {
         "voted": Part(),
         "voted_in": Part(),
         "holds": ANY,
-        "refuted": ANY,
+        "refutation": Part(),
         "suspects": NODES,
         "votes": NODES,
         "base": HASH,
@@ -162,6 +167,7 @@ FIELDS: dict[type[Message], dict[str, Rule]] = {
         "digest": HASH,
         "plan": HASH,
         "prior": Part(),
+        "prior_digest": or_empty(HASH),
     },
     Link: {
         "round": COUNT,

@@ -42,13 +42,13 @@ class Card:
     Attributes:
         run_hash: empty while the configuration is not known yet; nothing but Hello can be asked then.
         key: signs what this node answers; None without TLS.
-        revoked: nodes that have a certificate and are not of the run any more.
+        put_out: nodes that have a certificate and are not of the run any more, and why, in words.
     """
 
     node: str
     run_hash: bytes
     key: ec.EllipticCurvePrivateKey | None = None
-    revoked: set[str] = field(default_factory=set)
+    put_out: dict[str, str] = field(default_factory=dict)
 
     def call(self, to: str | None) -> dict[str, str | bytes]:
         """Headers of a call to a node; None: to whoever listens there."""
@@ -64,8 +64,8 @@ class Card:
         """The node id of a caller, from its certificate under TLS. Raises NotAdmitted."""
         self._check_protocol(headers.get(PROTOCOL_KEY))
         caller = self._caller(headers, certificate)
-        if caller in self.revoked:
-            raise NotAdmitted(f"node {caller} was revoked by the run's operator")
+        if caller in self.put_out:
+            raise NotAdmitted(f"node {caller} {self.put_out[caller]}")
         if (to := headers.get(TO, self.node)) != self.node:
             raise NotAdmitted(f"node {self.node} answers here, not {to!a}: two sites advertise one address")
         run = headers.get(RUN, "")
@@ -95,8 +95,8 @@ class Card:
             key.verify(proof[_POINT_BYTES:], _signed(self.node, nonce), _ALGORITHM)
         except InvalidSignature as error:
             raise ValueError("the signature is wrong") from error
-        if (node := node_id(key)) in self.revoked:
-            raise ValueError(f"node {node} was revoked by the run's operator")
+        if (node := node_id(key)) in self.put_out:
+            raise ValueError(f"node {node} {self.put_out[node]}")
         return node
 
     def _check_protocol(self, spoken: str | bytes | None) -> None:

@@ -37,7 +37,7 @@ from pier.v1.peer_pb2 import (
     Worked,
 )
 
-PROTOCOL = 3
+PROTOCOL = 4
 CHUNK_BYTES = 1 << 20
 
 Q = TypeVar("Q", bound=Message)

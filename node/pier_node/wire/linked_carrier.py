@@ -99,10 +99,10 @@ class LinkedCarrier:
         if link := self._links.pop(node, None):
             self._close(link)
 
-    def refuse(self, nodes: Iterable[str]) -> None:
-        """Have nothing to do with these from now on; what is under way with them fails."""
-        self._card.revoked.update(nodes)
-        for node in self._card.revoked & self._links.keys():
+    def refuse(self, nodes: Iterable[str], why: str) -> None:
+        """Have nothing to do with these from now on; what is under way with them fails. They are told why."""
+        self._card.put_out.update(dict.fromkeys(nodes, why))
+        for node in self._card.put_out.keys() & self._links.keys():
             self.forget(node)
 
     async def greet(self, address: str, request: HelloRequest, timeout: float) -> HelloReply:

@@ -27,8 +27,8 @@ class SiteCarrier(Carrier, Protocol):
             peers: addresses of sites to join, may be empty.
         """
 
-    def refuse(self, nodes: Iterable[str]) -> None:
-        """Have nothing to do with these from now on; what is under way with them fails."""
+    def refuse(self, nodes: Iterable[str], why: str) -> None:
+        """Have nothing to do with these from now on; what is under way with them fails. They are told why."""
 
     def bytes_sent_to(self, peer: str) -> int:
         """Payload bytes that went to one peer so far."""

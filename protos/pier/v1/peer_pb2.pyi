@@ -151,6 +151,7 @@ class HelloReply(_message.Message):
     ROSTER_FIELD_NUMBER: _builtins.int
     SEEN_AS_FIELD_NUMBER: _builtins.int
     REVOCATIONS_FIELD_NUMBER: _builtins.int
+    DOUBLE_VOTES_FIELD_NUMBER: _builtins.int
     protocol: _builtins.int
     run_hash: _builtins.bytes
     run_config: _builtins.str
@@ -167,6 +168,10 @@ class HelloReply(_message.Message):
     def revocations(self) -> Global___Revocations:
         """the newest list that the replying one has; not set: none"""
 
+    @_builtins.property
+    def double_votes(self) -> _containers.RepeatedCompositeFieldContainer[Global___DoubleVote]:
+        """of the nodes that it has put out for them"""
+
     def __init__(
         self,
         *,
@@ -177,14 +182,43 @@ class HelloReply(_message.Message):
         roster: _abc.Iterable[Global___Site] | None = ...,
         seen_as: _builtins.str = ...,
         revocations: Global___Revocations | None = ...,
+        double_votes: _abc.Iterable[Global___DoubleVote] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["revocations", b"revocations", "site", b"site"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["protocol", b"protocol", "revocations", b"revocations", "roster", b"roster", "run_config", b"run_config", "run_hash", b"run_hash", "seen_as", b"seen_as", "site", b"site"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["double_votes", b"double_votes", "protocol", b"protocol", "revocations", b"revocations", "roster", b"roster", "run_config", b"run_config", "run_hash", b"run_hash", "seen_as", b"seen_as", "site", b"site"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___HelloReply: _TypeAlias = HelloReply  # noqa: Y015
+
+@_typing.final
+class DoubleVote(_message.Message):
+    """Two votes of one node that no honest node casts: see outer/double_votes.py."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    ONE_FIELD_NUMBER: _builtins.int
+    OTHER_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def one(self) -> Global___Signed:
+        """each of them a Vote of the same node for the same round"""
+
+    @_builtins.property
+    def other(self) -> Global___Signed: ...
+    def __init__(
+        self,
+        *,
+        one: Global___Signed | None = ...,
+        other: Global___Signed | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["one", b"one", "other", b"other"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["one", b"one", "other", b"other"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___DoubleVote: _TypeAlias = DoubleVote  # noqa: Y015
 
 @_typing.final
 class Revocations(_message.Message):
@@ -564,7 +598,7 @@ class Ready(_message.Message):
     VOTED_FIELD_NUMBER: _builtins.int
     VOTED_IN_FIELD_NUMBER: _builtins.int
     HOLDS_FIELD_NUMBER: _builtins.int
-    REFUTED_FIELD_NUMBER: _builtins.int
+    REFUTATION_FIELD_NUMBER: _builtins.int
     SUSPECTS_FIELD_NUMBER: _builtins.int
     NORM_FIELD_NUMBER: _builtins.int
     VOTES_FIELD_NUMBER: _builtins.int
@@ -580,8 +614,6 @@ class Ready(_message.Message):
     """measured bytes per second, 0: not known yet"""
     holds: _builtins.bool
     """it still has the staged result it voted for"""
-    refuted: _builtins.bool
-    """a member voted for other bits in the attempt that computed it: nobody can have committed it"""
     norm: _builtins.float
     """L2 norm of its pseudo-gradient"""
     base: _builtins.bytes
@@ -597,8 +629,14 @@ class Ready(_message.Message):
     @_builtins.property
     def voted_in(self) -> Global___Ballot: ...
     @_builtins.property
+    def refutation(self) -> Global___Signed:
+        """the Vote of another member for other bits in the attempt that computed it: nobody can"""
+
+    @_builtins.property
     def suspects(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
-        """members it lost or refused in the last attempt"""
+        """have committed it
+        members it lost or refused in the last attempt
+        """
 
     @_builtins.property
     def votes(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
@@ -620,16 +658,16 @@ class Ready(_message.Message):
         voted: Global___Value | None = ...,
         voted_in: Global___Ballot | None = ...,
         holds: _builtins.bool = ...,
-        refuted: _builtins.bool = ...,
+        refutation: Global___Signed | None = ...,
         suspects: _abc.Iterable[_builtins.str] | None = ...,
         norm: _builtins.float = ...,
         votes: _abc.Iterable[_builtins.str] | None = ...,
         base: _builtins.bytes = ...,
         handovers: _abc.Iterable[Global___Signed] | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["seen", b"seen", "voted", b"voted", "voted_in", b"voted_in"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["refutation", b"refutation", "seen", b"seen", "voted", b"voted", "voted_in", b"voted_in"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["bandwidth", b"bandwidth", "base", b"base", "handovers", b"handovers", "holds", b"holds", "node", b"node", "nonce", b"nonce", "norm", b"norm", "refuted", b"refuted", "round", b"round", "seen", b"seen", "suspects", b"suspects", "tokens", b"tokens", "voted", b"voted", "voted_in", b"voted_in", "votes", b"votes"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["bandwidth", b"bandwidth", "base", b"base", "handovers", b"handovers", "holds", b"holds", "node", b"node", "nonce", b"nonce", "norm", b"norm", "refutation", b"refutation", "round", b"round", "seen", b"seen", "suspects", b"suspects", "tokens", b"tokens", "voted", b"voted", "voted_in", b"voted_in", "votes", b"votes"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -766,17 +804,20 @@ class Vote(_message.Message):
     DIGEST_FIELD_NUMBER: _builtins.int
     PLAN_FIELD_NUMBER: _builtins.int
     PRIOR_FIELD_NUMBER: _builtins.int
+    PRIOR_DIGEST_FIELD_NUMBER: _builtins.int
     node: _builtins.str
     round: _builtins.int
     digest: _builtins.bytes
     """of the staged state"""
     plan: _builtins.bytes
     """hash of base, ballot, group and the state's members: outer/certificate.py"""
+    prior_digest: _builtins.bytes
+    """that it voted for there: two votes of which the later one does not know of the earlier"""
     @_builtins.property
     def ballot(self) -> Global___Ballot: ...
     @_builtins.property
     def prior(self) -> Global___Ballot:
-        """of its vote before this one in this round, as its Ready said: two votes of one node"""
+        """of its vote before this one in this round, as its Ready said"""
 
     def __init__(
         self,
@@ -787,10 +828,11 @@ class Vote(_message.Message):
         digest: _builtins.bytes = ...,
         plan: _builtins.bytes = ...,
         prior: Global___Ballot | None = ...,
+        prior_digest: _builtins.bytes = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["ballot", b"ballot", "prior", b"prior"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["ballot", b"ballot", "digest", b"digest", "node", b"node", "plan", b"plan", "prior", b"prior", "round", b"round"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["ballot", b"ballot", "digest", b"digest", "node", b"node", "plan", b"plan", "prior", b"prior", "prior_digest", b"prior_digest", "round", b"round"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
