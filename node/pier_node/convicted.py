@@ -27,7 +27,8 @@ class Convicted:
     """Those that this site knows of.
 
     Args:
-        proofs: only members of the run's rounds count: who never was one can prove anything against itself.
+        proofs: only members of the run's rounds count, of whom a newcomer knows nothing yet: who never was one may
+            prove anything against itself.
         bar: has nothing to do with these nodes from now on.
     """
 
@@ -57,7 +58,7 @@ class Convicted:
         """Put out and note those that somebody proves to have voted twice. Raises BadMessage: it proves nothing."""
         for proof in proofs:
             known = proof.one.node in self._found or len(self._found) >= DOUBLE_VOTES
-            if known or not self._proofs.has_member(proof.one.node):
+            if known or not (self._proofs.newest < 0 or self._proofs.has_member(proof.one.node)):
                 continue
             node = read_double_vote(proof, self._statements)
             self._put_out(node, proof)
@@ -65,6 +66,7 @@ class Convicted:
 
     def _put_out(self, node: str, proof: DoubleVote) -> None:
         self._found[node] = proof
+        self._statements.convicted.add(node)
         self._bar([node], VOTED_TWICE)
 
     def _note(self) -> None:

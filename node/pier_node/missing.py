@@ -43,9 +43,9 @@ def _missing(reporter: Reporter, roster: Roster) -> frozenset[str]:
         return frozenset() if anybody else frozenset(site.node for site in roster.known())
     if not isinstance(reporter.rounds, Rounds):  # pairs: who finds no partner goes on alone
         return frozenset()
-    members = reporter.rounds.state.members
+    members, convicted = reporter.rounds.state.members, reporter.rounds.statements.convicted
     here = {node for node in members if roster.alive(node)}
-    return frozenset() if has_quorum(here, members) else frozenset(members) - here
+    return frozenset() if has_quorum(here, members, convicted) else frozenset(members) - here - convicted
 
 
 def _said(names: list[str]) -> str:

@@ -10,10 +10,10 @@ import pytest
 from outer.cases import ballot, value
 
 from pier.v1.peer_pb2 import Handover, Proposal, Ready, Share
-from pier_node.outer.proposal import Announcement, flaw
+from pier_node.outer.proposal import Announcement, Base, flaw
 from pier_node.outer.quorum import LEAP
 
-BASE, STATE, OLD = ("a", "b", "c"), b"s" * 32, b"o" * 32
+BASE, STATE, OLD = Base(("a", "b", "c")), b"s" * 32, b"o" * 32
 
 
 def ready(node: str, seen: int = 1) -> Ready:

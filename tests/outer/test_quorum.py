@@ -209,6 +209,47 @@ class Attempts:
         self.readies[node].ClearField("refutation")
 
 
+# --- who has voted twice --------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("votes", "base", "convicted", "enough"),
+    [
+        ("b", "ab", "a", True),
+        ("b", "ab", "", False),
+        ("b", "abc", "a", True),
+        ("c", "abc", "a", False),
+        ("ac", "abc", "a", True),
+        ("", "a", "a", False),
+        ("bc", "abcd", "a", True),
+        ("d", "abcd", "ab", False),
+    ],
+)
+def test_without_who_voted_twice_a_majority_of_the_others_decides(
+    votes: str, base: str, convicted: str, enough: bool
+) -> None:
+    assert has_quorum(votes, base, convicted) is enough
+
+
+@pytest.mark.parametrize("size", range(1, 7))
+def test_two_groups_of_honest_nodes_that_decide_share_one(size: int) -> None:
+    """With a node that has voted twice a group that decides without it would decide by the usual rule."""
+    base = "abcdefg"[:size]
+    for liar in base:
+        honest = [node for node in base if node != liar]
+        groups = [set(it) for count in range(size) for it in combinations(honest, count)]
+        able = [group for group in groups if has_quorum(group, base, liar)]
+        assert all(one & other for one in able for other in able)
+        assert all(has_quorum(group | {liar}, base) for group in able)
+
+
+def test_nobody_waits_for_a_result_that_only_who_voted_twice_may_have() -> None:
+    lost = voter("a", X)
+    lost.holds = False
+    assert isinstance(choose_value([lost]), Blocked)
+    assert choose_value([lost], convicted="bcd") == Fresh()
+
+
 # --- whom an attempt does without ---------------------------------------------------------------
 
 

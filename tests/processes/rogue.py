@@ -36,10 +36,12 @@ from pier_node.identity import Identity
 from pier_node.join import Reception
 from pier_node.journal import Journal
 from pier_node.model.layout import Layout
+from pier_node.outer.advance import advance
 from pier_node.outer.attempt import Advance, Tools
 from pier_node.outer.certificate import alone
 from pier_node.outer.contribution import Contribution
 from pier_node.outer.round import Rounds
+from pier_node.outer.schedule import round_plan
 from pier_node.outer.state import ANCHOR, MOMENTUM, OuterState
 from pier_node.outer.statements import SignedStatements
 from pier_node.outer.suspicion import Behind
@@ -66,6 +68,7 @@ class Rogue:
 
     def __init__(self, run: Run, folder: Path) -> None:
         config, self.identity = load(run.path), _lowest(run)
+        self._config = config
         self.length = Layout.of(config.model).length
         self.site = Site(node=self.identity.node, name=NAME, slot=0)
         self.carrier = GrpcCarrier(self.identity.node, config.hash(), credentials(self.identity, run.token))
@@ -123,6 +126,25 @@ class Rogue:
                     continue
         finally:
             keeper.cancel()
+
+    async def vote_twice(self, node: str) -> None:
+        """Be a member like others, but for two votes in each coming round to one site, until that refuses to listen."""
+        honest = asyncio.create_task(self.take_part(Contribution(np.zeros(self.length, np.float32), 1), self._honest))
+        try:
+            await self.roster.changed.until(lambda: self.carrier.node in self.rounds.state.members)
+            told = Vote(node=self.carrier.node, ballot=Ballot(number=1 << 10, keeper=node), plan=bytes(32))
+            while True:
+                told.round = self.rounds.coming()
+                for told.digest in (bytes(32), bytes([1]) * 32):
+                    await self.carrier.call(node, VOTE, self._statements.seal(told), 10.0)
+        except PeerLost:
+            self.refused += 1
+        finally:
+            honest.cancel()
+
+    def _honest(self, state: OuterState, mean: Vector, tokens: Mapping[str, int]) -> OuterState:
+        plan = round_plan(self._config, state.round + 1)
+        return advance(state, mean, tokens, plan=plan, layout=Layout.of(self._config.model), inner=self._config.inner)
 
     async def _follow(self) -> None:
         """It asks for no proof: it has nothing to lose."""

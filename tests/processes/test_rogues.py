@@ -14,6 +14,7 @@ from processes.rogue import Lie, Rogue, astray
 from processes.run import ENDLESS, Found, Run
 from processes.site import Site
 
+from pier_node.convicted import VOTED_TWICE
 from pier_node.outer.contribution import Contribution
 from pier_node.roster import HEARSAY_PER_PEER
 
@@ -49,7 +50,9 @@ ATTACKS: dict[str, tuple[Attack, str]] = {
 }
 
 
-def refuses(run: Run, rogue: Rogue, attack: Coroutine[Any, Any, None]) -> None:
+def refuses(
+    run: Run, rogue: Rogue, attack: Coroutine[Any, Any, None], until: Callable[[], bool] = lambda: True
+) -> None:
     """The honest sites go on while a rogue does this."""
 
     async def main() -> None:
@@ -57,6 +60,7 @@ def refuses(run: Run, rogue: Rogue, attack: Coroutine[Any, Any, None]) -> None:
             attacking = asyncio.create_task(attack)
             for site in run.sites:
                 await asyncio.to_thread(site.reach, site.round + ROUNDS)
+            await asyncio.to_thread(run.sites[0].wait, "does what it must", until)
             assert not attacking.done() or attacking.exception() is None
             attacking.cancel()
             await asyncio.wait([attacking])
@@ -92,6 +96,18 @@ def test_who_votes_for_other_bits_cannot_make_the_others_do_so(run: Run, tmp_pat
     refuses(run, rogue, bring(0.0, Contribution)(rogue))
     for site in run.sites:
         assert "voted for other bits than ours" in site.output
+    run.stop()
+
+
+def test_a_member_that_votes_twice_is_put_out_by_all(run: Run, tmp_path: Path) -> None:
+    """One site has the two votes; the other hears of them, and both go on without the liar."""
+    rogue, first = Rogue(run, tmp_path / "rogue"), run.by_node[0]
+    refuses(run, rogue, rogue.vote_twice(first.node), until=lambda: all(VOTED_TWICE in it.output for it in run.sites))
+    assert any(rogue.carrier.node in event["members"] for site in run.sites for event in site.events())
+    for site in run.sites:
+        site.reach(site.round + ROUNDS)
+        assert rogue.carrier.node not in site.events()[-1]["members"]
+    run.check()
     run.stop()
 
 

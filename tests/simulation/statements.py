@@ -18,6 +18,7 @@ class PlainStatements:
 
     def __init__(self, node: str) -> None:
         self._node = node
+        self.convicted = set[str]()
 
     def seal(self, message: Ready | Vote | Handover) -> Signed:
         statement = message.SerializeToString(deterministic=True)

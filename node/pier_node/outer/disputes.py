@@ -66,17 +66,17 @@ class Disputes:
                 try:
                     await self._examine(node, pulse.round)
                 except (PeerLost, BadMessage) as problem:
-                    log.info("%s holds another history, and shows no proof of it: %s", node, problem)
+                    log.debug("%s says that it holds another history, and does not prove it: %s", node, problem)
             await self._roster.changed.wait(LOOK)
 
     def _disputed(self) -> dict[str, Pulse]:
         """Whom to ask now, those that were members of the run's rounds first."""
         now, pulses, unproven = asyncio.get_running_loop().time(), self._roster.pulses(), self._unproven()
         found = [node for node, pulse in pulses.items() if node in unproven or self._differs(pulse)]
-        self._pauses = {node: self._pauses.get(node, _Pause()) for node in found if node != self._roster.node}
-        due = [node for node, pause in self._pauses.items() if now >= pause.until]
+        self._pauses = {node: it for node, it in self._pauses.items() if node in self._roster.contacts}
+        due = [node for node in found if node != self._roster.node and now >= self._pauses.get(node, _Pause()).until]
         for node in due:
-            pause = self._pauses[node]
+            pause = self._pauses.setdefault(node, _Pause())
             pause.until, pause.seconds = now + pause.seconds, min(2 * pause.seconds, LAST_PAUSE)
         return {node: pulses[node] for node in sorted(due, key=lambda node: not self._proofs.has_member(node))}
 

@@ -211,10 +211,11 @@ class Keeper:
     def _lacking(self, group: frozenset[str], standing: Standing) -> str:
         """Why this group cannot go, in words; empty when it can."""
         votes = votes_of({node: self._arrivals[node].announced for node in group})
-        if not has_quorum(votes, standing.base):
+        if not has_quorum(votes, standing.base, self._statements.convicted):
             absent = ", ".join(sorted(set(standing.base) - votes - {*self._roster.participants()}))
             return f"no majority of the last round's members is here; absent: {absent}" if absent else BUSY
-        decision = choose_value([self._arrivals[node].ready for node in group], self._voters(group))
+        readies = [self._arrivals[node].ready for node in group]
+        decision = choose_value(readies, self._voters(group), self._statements.convicted)
         if isinstance(decision, Blocked):
             return f"a result may have been committed by sites that are not here: {', '.join(decision.missing)}"
         if isinstance(decision, Fresh) and len(group) < standing.sites:
@@ -236,7 +237,7 @@ class Keeper:
             ],
             readies=[self._arrivals[node].signed for node in members],
         )
-        decision = choose_value(chosen, self._voters(group))
+        decision = choose_value(chosen, self._voters(group), self._statements.convicted)
         if isinstance(decision, Adopt):
             proposal.adopt.CopyFrom(decision.value)
             proposal.holders.extend(decision.holders)

@@ -22,6 +22,14 @@ class Announcement:
     handovers: Sequence[Handover] = ()
 
 
+@dataclass(frozen=True)
+class Base:
+    """Members of the last committed round, and the nodes that have voted twice."""
+
+    members: Collection[str]
+    convicted: Collection[str] = ()
+
+
 def votes_of(announced: Mapping[str, Announcement]) -> frozenset[str]:
     """The votes of the last round's members that a group carries."""
     return carried(announced, _shown(announced))
@@ -41,15 +49,13 @@ def _shown(announced: Mapping[str, Announcement]) -> list[Handover]:
     ]
 
 
-def flaw(
-    proposal: Proposal, mine: Ready, announced: Mapping[str, Announcement], base: Collection[str], length: int
-) -> str:
+def flaw(proposal: Proposal, mine: Ready, announced: Mapping[str, Announcement], base: Base, length: int) -> str:
     """Why a member must not take part, in words; empty when it may.
 
     Args:
         mine: what the member announced; the proposal must rest on exactly that.
         announced: by the members of the proposal.
-        base: members of the last committed round.
+        base: whose votes it takes.
         length: parameters.
     """
     group = [share.node for share in proposal.shares]
@@ -64,22 +70,20 @@ def flaw(
     return _flaw_of_group(proposal, mine, announced, base) or _flaw_of_shares(proposal, announced, length)
 
 
-def _flaw_of_group(
-    proposal: Proposal, mine: Ready, announced: Mapping[str, Announcement], base: Collection[str]
-) -> str:
+def _flaw_of_group(proposal: Proposal, mine: Ready, announced: Mapping[str, Announcement], base: Base) -> str:
     readies = [it.ready for it in announced.values()]
     if any((ready.round, ready.base) != (mine.round, mine.base) for ready in readies):
         return "members at another state"
-    if not has_quorum(votes_of(announced), base):
+    if not has_quorum(votes_of(announced), base.members, base.convicted):
         return "no quorum"
     keeper = proposal.ballot.keeper
-    if keeper not in base and not {*base}.isdisjoint(announced):
+    if keeper not in base.members and not {*base.members}.isdisjoint(announced):
         return "a keeper that was no member of the last round, though members are here"
     if proposal.ballot != next_ballot(readies, keeper):
         return "a ballot that does not follow"
     if proposal.ballot.number > mine.seen.number + LEAP:
         return "a ballot far above all that this site has seen"
-    decision = choose_value(readies, voters_of(announced, base))
+    decision = choose_value(readies, voters_of(announced, base.members), base.convicted)
     if isinstance(decision, Blocked):
         return "a result may have been committed by others"
     adopts = decision.value if isinstance(decision, Adopt) else None

@@ -39,13 +39,22 @@ LEAP = 1 << 20
 """Ballots of a round that lie so far above what others have seen were not reached by attempts."""
 
 
-def has_quorum(votes: Collection[str], base: Collection[str]) -> bool:
+def has_quorum(votes: Collection[str], base: Collection[str], convicted: Collection[str] = ()) -> bool:
     """Whether a group may decide: it carries the votes of a majority of the last round's members.
 
     Every member has one vote, and whoever stops politely hands its votes to one other: a vote is in one hand at a time,
     so that two groups cannot both have most of them. Of an even split, the side with the vote of the lowest node id
     goes on, so that of two sites one may survive the other.
+
+    Args:
+        convicted: nodes that have voted twice (double_votes.py). A majority of the others is a quorum too: with the
+            vote of one of these, who vote on any side, it would be one anyway; and two such quorums share a member.
     """
+    honest = {*base} - {*convicted}
+    return _has_most(votes, base) or (len(honest) < len(base) and _has_most(votes, honest))
+
+
+def _has_most(votes: Collection[str], base: Collection[str]) -> bool:
     present = set(votes) & set(base)
     return 2 * len(present) > len(base) or (2 * len(present) == len(base) and min(base, default="") in present)
 
@@ -68,12 +77,15 @@ def next_ballot(readies: Iterable[Ready], keeper: str) -> Ballot:
     return Ballot(number=1 + max((ready.seen.number for ready in readies), default=0), keeper=keeper)
 
 
-def choose_value(readies: Collection[Ready], voters: Collection[str] | None = None) -> Fresh | Adopt | Blocked:
+def choose_value(
+    readies: Collection[Ready], voters: Collection[str] | None = None, convicted: Collection[str] = ()
+) -> Fresh | Adopt | Blocked:
     """What an attempt of exactly these members must do.
 
     Args:
         voters: whose word about votes counts: members of the last round, and the heirs of their votes. Two quorums
             share one of them, so that nobody else is needed. None: that of all.
+        convicted: nodes that have voted twice: nobody waits for a result that only they may have.
 
     Only the newest vote counts (Paxos). It is finished if anybody here holds its result. If nobody here does (its
     voters were restarted), it is void once it is sure that nobody can have committed it: one of its members is here and
@@ -93,7 +105,7 @@ def choose_value(readies: Collection[Ready], voters: Collection[str] | None = No
     holders = tuple(sorted(vote.node for vote in heard if vote.holds and vote.voted.digest == value.digest))
     if holders:
         return Adopt(value, holders)
-    missing = tuple(node for node in value.members if node not in here)
+    missing = tuple(node for node in value.members if node not in {*here, *convicted})
     return Blocked(missing) if missing and not _withheld(value, top, heard) else Fresh()
 
 

@@ -22,7 +22,7 @@ from pier_node.outer.deadline import Backoff, Deadline
 from pier_node.outer.disputes import Disputes
 from pier_node.outer.keeper import BUSY, POLL, Keeper, Standing, read_announcement, waiting_level
 from pier_node.outer.promises import Promises, Superseded, to_the_end
-from pier_node.outer.proposal import flaw
+from pier_node.outer.proposal import Base, flaw
 from pier_node.outer.quorum import has_quorum, keeper_of, order
 from pier_node.outer.state import OuterState
 from pier_node.outer.streams import Streams
@@ -264,7 +264,8 @@ class Rounds:
     def _all_wait(self, keeper: str) -> bool:
         """Whether it has all it needs, a quorum even without itself, and nobody has anything to do but wait for it."""
         others = {*self._roster.abreast(self.state.round, self._committed_at)} - {keeper, self.node}
-        enough = has_quorum({*others, self.node}, self.state.members) and len(others) + 2 >= self.sites
+        convicted = self.statements.convicted
+        enough = has_quorum({*others, self.node}, self.state.members, convicted) and len(others) + 2 >= self.sites
         return enough and all(map(self._roster.waits, others))
 
     def _ready(self, contribution: Contribution) -> Ready:
@@ -289,7 +290,8 @@ class Rounds:
         try:
             read = [read_announcement(signed, self.statements) for signed in proposal.readies]
             announced = {it.ready.node: it for it in read}
-            problem = flaw(proposal, ready, announced, self.state.members, self._length(ready.round))
+            base = Base(self.state.members, self.statements.convicted)
+            problem = flaw(proposal, ready, announced, base, self._length(ready.round))
         except BadMessage as bad:
             problem = str(bad)
         if ready.nonce != self._nonce:

@@ -17,7 +17,13 @@ M = TypeVar("M", Ready, Vote, Handover)
 
 
 class Statements(Protocol):
-    """Makes this node's statements, and reads those of others."""
+    """Makes this node's statements, and reads those of others.
+
+    Attributes:
+        convicted: nodes that have voted twice, so that their votes count for every side: see quorum.py.
+    """
+
+    convicted: set[str]
 
     def seal(self, message: Ready | Vote | Handover) -> Signed:
         """Say it in this node's name."""
@@ -31,6 +37,7 @@ class SignedStatements:
 
     def __init__(self, signer: Signer) -> None:
         self._signer = signer
+        self.convicted = set[str]()
 
     def seal(self, message: Ready | Vote | Handover) -> Signed:
         """See Statements."""
