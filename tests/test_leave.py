@@ -18,6 +18,7 @@ from pier_node.errors import PierError
 from pier_node.journal import Journal
 from pier_node.leave import Leave
 from pier_node.outer.attempt import Tools
+from pier_node.outer.commitments import Gift
 from pier_node.outer.hands import carried
 from pier_node.outer.round import Rounds
 from pier_node.outer.state import ANCHOR, MOMENTUM, OuterState
@@ -112,7 +113,7 @@ async def test_votes_for_an_heir_with_a_full_disk_go_to_nobody_else(network: Net
         patch.setattr(sites["b"].rounds, "take_votes", refusing)
         await sites["a"].leave.leave()
     assert [sites[name].votes for name in NAMES] == [set(), {"b"}, {"c"}]
-    assert sites["a"].rounds.promises.now.given == {"a": "b"}, "what was signed cannot be taken back"
+    assert sites["a"].rounds.promises.now.gifts == (Gift("b", frozenset("a")),), "what was signed cannot be taken back"
 
 
 @in_virtual_time

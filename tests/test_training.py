@@ -316,10 +316,11 @@ def test_moments_are_fetched_by_who_has_none(monkeypatch: pytest.MonkeyPatch) ->
     assert (site.trainer.jobs[0].adam_step, site.trainer.jobs[0].adam_m) == (77, 3.0)
 
 
-def test_different_bits_in_the_same_round_stop_the_site() -> None:
+def test_another_that_says_it_holds_other_bits_stops_nobody(caplog: pytest.LogCaptureFixture) -> None:
     others = {"other": Pulse(phase=Phase.PHASE_TRAINING, round=1, digest=b"!" * 32)}
     site = Site(local(2), Rounds(begin(), "out"), Roster(pulses=others))
-    with pytest.raises(PierError, match="says that it holds other bits") as stopped:
-        site.run()
-    assert "empty data directory" in stopped.value.remedy
-    assert not site.saved
+    site.run()
+    assert site.rounds.state.round == 2
+    assert [it.getMessage()[:30] for it in caplog.records if it.levelname == "ERROR"] == [
+        "round 1: other says that it ho"
+    ]

@@ -73,4 +73,5 @@ def pairs_of_two(site: Footing, state: OuterState) -> Pairs:
     """With what this site remembers of its pairs."""
     journal, outer = PairJournal(site.folder / "pairs.json"), site.config.outer
     tools = PairTools(site.carrier, site.roster, journal, outer.noloco, codec(outer.codec), site.faults)
+    tools.weighing = partial(weighing, site.config)
     return Pairs(tools, PairRun(site.config.run.seed, total_rounds(site.config)), state)

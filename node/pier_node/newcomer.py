@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Callable, Sequence
 
 from pier.v1.peer_pb2 import Link
@@ -18,8 +19,7 @@ from pier_node.outer.statements import Statements
 from pier_node.roster import Roster
 from pier_node.shared import SharedVector
 from pier_node.wire.carrier import Carrier, PeerLost
-from pier_node.wire.partial import Partial
-from pier_node.wire.transfer import SILENCE, fetch_state
+from pier_node.wire.transfer import SILENCE, Tries, fetch_state
 
 log = logging.getLogger(__name__)
 
@@ -59,22 +59,24 @@ async def from_peers(
     Args:
         trust: what this site believes; None: any state.
     """
-    first, partial, told = _first_round(config), Partial(), False
+    first, tries, told = _first_round(config), Tries(), False
     while True:
         peers = [node for node in roster.ahead(-1) if (pulse := roster.pulse_of(node)) and pulse.digest]
-        ready = [node for node in peers if (pulse := roster.pulse_of(node)) and pulse.round >= first]
+        ready = tries.order(node for node in peers if (pulse := roster.pulse_of(node)) and pulse.round >= first)
         if ready:
             try:
-                fetched = await fetch_state(
-                    carrier,
-                    ready,
-                    length=layout.length,
-                    timeout=SILENCE,
-                    trust=trust(),
-                    moments=True,
-                    partial=partial,
-                    progress=Arrival(),
-                )
+                async with tries.another(ready[0]) as patience:
+                    fetched = await fetch_state(
+                        carrier,
+                        ready,
+                        length=layout.length,
+                        timeout=SILENCE,
+                        trust=trust(),
+                        moments=True,
+                        patience=patience if len(ready) > 1 else math.inf,
+                        partial=tries.partial,
+                        progress=Arrival(),
+                    )
                 rest = at_rest(fetched.state)
                 moments = fetched.adam_m, fetched.adam_v, fetched.adam_step
                 return Checkpoint(fetched.state, *moments, rest.inner_step, 0, None, ()), fetched.proof

@@ -15,7 +15,6 @@ from functools import partial
 from typing import cast
 
 from pier.v1.peer_pb2 import Phase
-from pier_node.agreement import assert_agreement
 from pier_node.catch_up import CatchUp
 from pier_node.checkpoint import Checkpoint
 from pier_node.config import RunConfig
@@ -24,6 +23,7 @@ from pier_node.flight import Flight
 from pier_node.inner_steps import InnerSteps
 from pier_node.model.layout import Layout
 from pier_node.orders import Orders
+from pier_node.other_bits import report_other_bits
 from pier_node.outer.advance import advance
 from pier_node.outer.attempt import Advance
 from pier_node.outer.claims import Trust
@@ -267,7 +267,7 @@ class Training:
         await self._faults.reach(state.round, "saved")
 
     def _compare(self, state: OuterState) -> None:
-        assert_agreement(self._roster, state)
+        report_other_bits(self._roster, state)
 
     async def validate(self, state: OuterState) -> None:
         """Measure its anchor on the validation split, which is the same at every site."""

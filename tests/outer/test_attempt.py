@@ -21,7 +21,7 @@ from pier_node.outer.attempt import (
 from pier_node.outer.certificate import Trusted, follow
 from pier_node.outer.commitments import Cast
 from pier_node.outer.contribution import Contribution
-from pier_node.outer.state import OuterState
+from pier_node.outer.state import MOMENTUM, OuterState
 from pier_node.outer.suspicion import NOBODY, Suspicion
 from pier_node.wire.carrier import VOTE
 from pier_node.wire.values import SITES
@@ -188,6 +188,21 @@ def test_a_holder_that_cannot_hand_it_over_is_suspected() -> None:
         Part(members["b"], proposal, result)
         suspicion = await Part(members["c"], proposal).suspicion()
         assert (suspicion.node, suspicion.reason) == ("b", "could not hand over its result: has nothing")
+
+    scene(play)
+
+
+def test_a_result_that_is_not_finite_is_not_taken_over() -> None:
+    async def play(members: dict[str, Member]) -> None:
+        result = outer_state("ab", round=1)
+        result.tensors[MOMENTUM].array[0] = np.nan
+        members["c"].held["b"] = result
+        proposal = adopting(result, "ab", "b", "b", "c")
+        Part(members["b"], proposal, result)
+        suspicion = await Part(members["c"], proposal).suspicion()
+        assert suspicion.node == "b"
+        assert "a step of nan" in suspicion.reason
+        assert not members["c"].journal.votes
 
     scene(play)
 

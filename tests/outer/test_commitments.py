@@ -52,16 +52,14 @@ def test_votes_are_taken_for_the_round_that_was_committed_last() -> None:
         FRESH.taking(3, frozenset("b"))
 
 
-def test_whoever_gets_back_a_vote_has_not_given_it_any_more() -> None:
-    back = FRESH.giving("b").taking(4, frozenset("a"))
-    assert back.votes == {"a"}
-    assert not back.given
+def test_whoever_gets_back_a_vote_has_it_in_its_hand() -> None:
+    assert FRESH.giving("b").taking(4, frozenset("a")).votes == {"a"}
 
 
-def test_votes_that_are_given_twice_are_with_the_last_heir() -> None:
-    again = FRESH.giving("b").taking(4, frozenset("a")).giving("c")
-    assert again.given == {"a": "c"}
-    assert FRESH.taking(4, frozenset("b")).giving("c").given == {"a": "c", "b": "c"}
+def test_gifts_are_kept_in_their_order_with_all_that_was_in_the_hand() -> None:
+    again = FRESH.giving("b").taking(4, frozenset("ab")).giving("c")
+    assert again.gifts == (Gift("b", frozenset("a")), Gift("c", frozenset("ab")))
+    assert not again.votes
 
 
 def test_a_vote_comes_back_from_its_message_as_it_was() -> None:

@@ -14,8 +14,9 @@ from pier.v1.peer_pb2 import SettleReply, SettleRequest
 from pier_node.config import NolocoSection
 from pier_node.faults import Faults
 from pier_node.outer.deal import merged
-from pier_node.outer.records import Doubt
+from pier_node.outer.weights import LIMIT, Weighing
 from pier_node.wire.carrier import SETTLE
+from pier_node.wire.values import SITES
 
 
 async def together(sites: dict[str, PairMember]) -> None:
@@ -166,18 +167,30 @@ def test_whoever_dies_before_it_voted_leaves_the_other_alone() -> None:
         scene(play, b=hold_at(phase))
 
 
-def test_the_ledger_of_two() -> None:
-    assert merged({"a": 3, "b": 1}, {"b": 2, "c": 5}) == {"a": 3, "b": 2, "c": 5}
+def test_the_ledger_of_two_has_what_each_says_of_itself_and_the_most_that_either_knows_of_others() -> None:
+    a, b, c, d = (letter * 16 for letter in "abcd")
+    told = {a: {a: 3, b: 9, c: 2}, b: {a: 7, b: 1, c: 5, d: 8}}
+    assert merged(told, Weighing()) == {a: 3, b: 1, c: 5, d: 8}
+    assert merged(told, Weighing(allowed=4)) == {a: 3, b: 1, c: 4, d: 4}
 
 
-def test_a_doubt_names_what_was_said_yes_to() -> None:
+def test_a_partner_that_claims_more_tokens_than_there_can_be() -> None:
+    """Of itself, of us and of sites that it makes up: we can meet others afterwards, and know what is ours."""
+    ghosts = [f"{number:016x}" for number in range(SITES)]
+
     async def play(network: Network, sites: dict[str, PairMember]) -> None:
-        sites["a"].bring(0.1)
-        sites["b"].bring(0.3)
-        await sites["b"].durable("doubt")
-        (doubt,) = sites["b"].journal.records.doubts.values()
-        deal = sites["a"].pairs._deal
-        assert deal
-        assert doubt == Doubt(1, "a", deal.name, deal._computed()[1])
+        a, b = sites.values()
+        for site in sites.values():
+            site.tools.weighing = lambda number: Weighing(allowed=100 * number)
+        claims = dict.fromkeys([a.node, b.node, *ghosts[2:]], LIMIT)
+        b.pairs._ledger_with = lambda *_: claims  # type: ignore[method-assign]
+        await asyncio.gather(a.bring(0.1, tokens=7), b.bring(0.3))
+        assert a.pairs.state.members == (a.node, b.node)
+        ledger = a.pairs.state.ledger
+        assert ledger == b.pairs.state.ledger
+        assert (ledger[a.node], ledger[b.node], len(ledger)) == (7, 100, SITES)
+        assert max(ledger.values()) == 100
+        assert (await a.bring(0.1, tokens=5)).ledger[a.node] == 12
+        assert len(a.pairs.state.ledger) == SITES
 
-    scene(play, a=hold_at("voting"))
+    scene(play)

@@ -15,6 +15,7 @@ from pier_node.outer.deadline import Deadline
 from pier_node.outer.keeper import BUSY, COMING, POLL, Keeper, Standing
 from pier_node.signals import Signal
 from pier_node.wire.carrier import BadMessage
+from pier_node.wire.values import SITES
 
 PATIENCE = 60.0
 LENGTH = 12
@@ -385,5 +386,23 @@ def test_a_new_round_starts_from_nothing() -> None:
         assert (await old).verdict == Proposal.VERDICT_BEHIND
         answers = await asyncio.gather(*(desk.ask(ready(node, 6)) for node in "abc"))
         assert (group(answers[0]), answers[0].round) == ("abc", 6)
+
+    at_desk(scene)
+
+
+def test_fresh_names_and_announcements_take_no_more_memory() -> None:
+    async def scene(desk: Desk) -> None:
+        desk.roll.names += ["b"]
+        desk.ask(ready("b", tokens=10))
+        await asyncio.sleep(1.0)
+        came = desk.keeper._since["b"]
+        for number in range(2 * SITES):
+            for nonce in (b"1", b"2"):
+                announced = ready(f"s{number}", tokens=10)
+                announced.nonce = nonce
+                desk.ask(announced)
+        await asyncio.sleep(1.0)
+        assert len(desk.keeper._since) <= SITES
+        assert desk.keeper._since["b"] == came, "members keep their place"
 
     at_desk(scene)

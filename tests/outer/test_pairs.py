@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -20,7 +21,9 @@ from pier_node.outer.contribution import Contribution
 from pier_node.outer.pairing import groups, partner
 from pier_node.outer.pairs import STALE
 from pier_node.outer.state import OuterState
+from pier_node.outer.weights import LIMIT
 from pier_node.wire.carrier import PeerRefused
+from pier_node.wire.values import SITES
 
 
 def test_alone_a_site_takes_its_own_step() -> None:
@@ -315,3 +318,18 @@ def test_whoever_stops_leaves_nothing_behind() -> None:
         assert "anchor ahead" not in names
 
     scene(play, rates=NolocoSection(gamma=0.3))
+
+
+def test_a_ledger_that_was_fetched_does_not_part_a_site_from_the_others() -> None:
+    """A liar's, taken by a site that was behind: with names and counts that no partner would take."""
+
+    async def play(network: Network, sites: dict[str, PairMember]) -> None:
+        ghosts = {f"{number:016x}": 7 for number in range(SITES)}
+        fetched = replace(outer_state(["a"], round=1), ledger={**ghosts, "a": LIMIT, f"{1:016x}/2": 3})
+        await sites["a"].pairs.adopt(fetched)
+        state = await sites["a"].bring(0.1, tokens=9)
+        assert state.ledger["a"] == LIMIT
+        assert len(state.ledger) == SITES
+        assert f"{1:016x}/2" not in state.ledger
+
+    scene(play, "a")

@@ -8,6 +8,7 @@ import pytest
 from simulation.virtual_time import run
 
 from pier_node.outer.suspects import EXPIRY, LONGEST, STANDSTILL, Standstill, Suspects
+from pier_node.wire.values import SITES
 
 
 def test_a_suspicion_ends_by_itself() -> None:
@@ -61,6 +62,25 @@ def test_a_member_that_was_lost_is_not_mute() -> None:
             suspects.add("a")
             suspects.clear()
             assert not suspects.now()
+
+    run(main())
+
+
+def test_fresh_names_take_no_more_memory_and_push_out_nobody_who_was_mute_before() -> None:
+    """A stranger can come under a new key in each round."""
+
+    async def main() -> None:
+        suspects = Suspects()
+        for number in (1, 2, 3):
+            suspects.add("a", mute_in=number)
+        for number in range(3 * SITES):
+            suspects.add(f"lost {number}")
+            suspects.add(f"mute {number}", mute_in=4)
+        assert len(suspects._until) + len(suspects._mute) <= 2 * SITES
+        assert "a" in suspects.left_out()
+        await asyncio.sleep(EXPIRY + 1)
+        suspects.add("b")
+        assert suspects._until.keys() == {"b"}, "what is over is forgotten"
 
     run(main())
 

@@ -11,6 +11,7 @@ import random
 from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, Literal
 
 from simulation.network import Network, SimCarrier, Weather
@@ -33,6 +34,7 @@ from pier_node.outer.records import Records
 from pier_node.outer.round import Rounds
 from pier_node.outer.schedule import synced, total_rounds
 from pier_node.outer.state import ANCHOR, MOMENTUM, OuterState
+from pier_node.outer.weights import weighing
 from pier_node.pair_training import PairTraining
 from pier_node.progress import Progress
 from pier_node.roster import Roster
@@ -225,6 +227,7 @@ class Cluster:
     def _pairs_of(self, name: str, carrier: SimCarrier, roster: Roster, state: OuterState) -> Pairs:
         outer, disk = self.config.outer, self.disks[name]
         tools = PairTools(carrier, roster, PairDisk(disk), outer.noloco, codec(outer.codec), self._faults(name), CHUNK)
+        tools.weighing = partial(weighing, self.config)
         return Pairs(tools, PairRun(self.seed, total_rounds(self.config)), state, self._nonces())
 
     def _rounds_of(self, name: str, carrier: SimCarrier, roster: Roster, state: OuterState) -> Rounds:

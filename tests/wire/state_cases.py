@@ -19,9 +19,18 @@ def vector(length: int, seed: int) -> SharedVector:
     return shared
 
 
+def moments(length: int, seed: int) -> tuple[SharedVector, SharedVector, int]:
+    """Of AdamW, after `seed` steps."""
+    first, second = vector(length, seed), vector(length, seed + 1)
+    second.array[:] **= 2
+    return first, second, seed
+
+
 def outer_state(length: int, round: int = 7, seed: int = 1, adam: bool = False) -> OuterState:
     names = [ANCHOR, MOMENTUM, *([ADAM_M, ADAM_V] if adam else [])]
     tensors = {name: vector(length, seed + number) for number, name in enumerate(names)}
+    if adam:
+        tensors[ADAM_V].array[:] **= 2
     return OuterState(round, ("a", "b"), tensors, {"a": 300, "b": 2**40}, adam_step=9 if adam else 0)
 
 

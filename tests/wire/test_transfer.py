@@ -3,12 +3,14 @@ from __future__ import annotations
 import asyncio
 import itertools
 from collections.abc import Callable
+from typing import Literal
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from wire.memory_carrier import MemoryNet, Spoil
-from wire.state_cases import PIECE, Site, outer_state, same_bits, vector
+from wire.state_cases import PIECE, Site, moments, outer_state, same_bits
 
 from pier.v1.peer_pb2 import Chunk
 from pier_node.outer import state as states
@@ -242,7 +244,7 @@ async def test_a_staged_result_is_fetched_by_its_round() -> None:
 async def test_moments_are_those_of_one_site() -> None:
     net, sites = network(outer_state(LENGTH), "ab")
     for number, site in enumerate(sites.values()):
-        site.moments = vector(LENGTH, 20 + number), vector(LENGTH, 30 + number), 40 + number
+        site.moments = moments(LENGTH, 40 + number)
     net.spoils["a"] = on_chunk(150, die)
     fetched = await fetch(net, "ab", moments=True)
     assert fetched.adam_m
@@ -258,7 +260,7 @@ async def test_moments_of_another_site_when_the_first_fails() -> None:
     state = outer_state(LENGTH)
     net, sites = network(state, "ab")
     for number, site in enumerate(sites.values()):
-        site.moments = vector(LENGTH, 20 + number), vector(LENGTH, 30 + number), 40 + number
+        site.moments = moments(LENGTH, 40 + number)
 
     async def spoil(chunk: Chunk) -> Chunk:
         asked = net.pulled[-1][1].tensor
@@ -286,6 +288,38 @@ async def test_moments_that_are_part_of_the_state_come_with_it() -> None:
     fetched = await fetch(net, "a")
     assert same_bits(fetched.state, state)
     assert (fetched.adam_m, fetched.adam_step) == (fetched.state.tensors["adam_m"], 9)
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
+@pytest.mark.parametrize("tensor", ["anchor", "momentum", "adam_m", "adam_v"])
+async def test_a_state_that_is_not_finite_is_refused(tensor: str, value: float) -> None:
+    state = outer_state(LENGTH, adam=True)
+    state.tensors[tensor].array[50] = value
+    net, _ = network(state, "ab")
+    with pytest.raises(PeerLost, match=f"a: {tensor} has values that are not finite"):
+        await fetch(net, "ab", digest=state.digest)
+
+
+async def test_a_state_with_negative_second_moments_is_refused() -> None:
+    state = outer_state(LENGTH, adam=True)
+    state.tensors["adam_v"].array[-1] = -1e-30
+    with pytest.raises(PeerLost, match="adam_v has negative values"):
+        await fetch(network(state, "a")[0], "a")
+
+
+@pytest.mark.parametrize(("place", "value"), [(0, np.nan), (1, np.inf), (1, -1.0)])
+async def test_moments_that_no_training_leads_to_are_not_taken(
+    place: Literal[0, 1], value: float, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Nothing proves the moments that come beside a state: another peer is asked, or this site has none."""
+    net, sites = network(outer_state(LENGTH), "ab")
+    sites["a"].moments, sites["b"].moments = moments(LENGTH, 40), moments(LENGTH, 41)
+    sites["a"].moments[place].array[70] = value
+    assert (await fetch(net, "ab", moments=True)).adam_step == 41
+    assert "state transfer: a is left out: adam_" in caplog.text
+    alone = await fetch(net, "a", moments=True)
+    assert (alone.adam_m, alone.adam_v, alone.adam_step) == (None, None, 0)
+    assert same_bits(alone.state, sites["a"].state)
 
 
 async def test_nobody_to_ask() -> None:

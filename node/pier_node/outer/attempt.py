@@ -268,7 +268,7 @@ class Attempt:
 
         def longest() -> float:
             others = [l2_norm(vector.array) for name, vector in shadow.tensors.items() if name != ANCHOR]
-            return max(distance(shadow.anchor, self._state.anchor), *others)
+            return float(np.max([distance(shadow.anchor, self._state.anchor), *others]))  # NaN if any is
 
         limit, found = norm_limit(self._state.norm), await asyncio.to_thread(longest)
         if not found <= limit:

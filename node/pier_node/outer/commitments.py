@@ -110,11 +110,6 @@ class Commitments:
             raise ValueError(f"votes after round {round}, and round {self.committed} is committed here")
         return replace(self, votes=self.votes | votes, handovers=self.handovers | handovers)
 
-    @property
-    def given(self) -> dict[str, str]:
-        """Vote -> the heir that it was given to last, of those that did not come back."""
-        return {vote: gift.heir for gift in self.gifts for vote in gift.votes if vote not in self.votes}
-
 
 def as_ballot(name: BallotName) -> Ballot:
     """The message that names a ballot."""

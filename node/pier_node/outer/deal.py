@@ -32,6 +32,7 @@ from pier_node.outer.records import Doubt, Records
 from pier_node.outer.state import OuterState, piece_hashes, state_digest
 from pier_node.outer.suspicion import Suspicion
 from pier_node.outer.swap import Lane, Swap, SwapPlan
+from pier_node.outer.weights import Weighing
 from pier_node.roster import Roster
 from pier_node.shared import Vector
 from pier_node.signals import Signal
@@ -67,6 +68,7 @@ class PairTools:
     Attributes:
         news: notified when a question, a vote or a new meeting is there.
         silence: learns how long partners keep each other waiting.
+        weighing: how many tokens a site can have in the ledger after a round, by its number.
     """
 
     carrier: Carrier
@@ -76,6 +78,7 @@ class PairTools:
     codec: Codec
     faults: Faults = NO_FAULTS
     chunk: int = CHUNK
+    weighing: Callable[[int], Weighing] = lambda _: Weighing()
 
     def __post_init__(self) -> None:
         self.node = self.carrier.node
@@ -116,7 +119,8 @@ class Deal:
         self.round, self.partner = met.told.round, met.node
         self.name = meeting_name(self.round, (tools.node, met.told.nonce), (met.node, met.said.nonce))
         self._decides = tools.node < met.node
-        self._ledger = merged(met.told.ledger, met.said.ledger)
+        told = {tools.node: met.told.ledger, met.node: met.said.ledger}
+        self._ledger = merged(told, tools.weighing(self.round))
         vectors = [weights, state.anchor] if needs_anchors(tools.rates) else [weights]
         self._means = tools.means(len(vectors), len(weights))
         wanted, had = met.said.holds != state.digest, met.told.holds == met.said.digest
@@ -277,6 +281,12 @@ async def _through(work: Coroutine[Any, Any, None]) -> None:
         raise
 
 
-def merged(one: Mapping[str, int], other: Mapping[str, int]) -> dict[str, int]:
-    """The ledger of two together: of each site the most that either knows."""
-    return {node: max(one.get(node, 0), other.get(node, 0)) for node in sorted({*one, *other})}
+def merged(told: Mapping[str, Mapping[str, int]], weighing: Weighing) -> dict[str, int]:
+    """The ledger of two together, from what each says, by its node.
+
+    Of the two themselves it has what each says of itself, of others the most that either knows; nothing of it is more
+    than can be true.
+    """
+    most = {node: max(ledger.get(node, 0) for ledger in told.values()) for ledger in told.values() for node in ledger}
+    own = {node: ledger.get(node, 0) for node, ledger in told.items()}
+    return weighing.plausible({**most, **own}, told.keys())

@@ -31,6 +31,7 @@ from pier_node.outer.statements import Statements
 from pier_node.outer.suspects import Suspects
 from pier_node.roster import Roster
 from pier_node.wire.carrier import BadMessage
+from pier_node.wire.values import SITES
 
 POLL = 10.0
 """Seconds that a question is held open before the member asks again."""
@@ -96,7 +97,7 @@ class Keeper:
         self._last = Proposal()
         self._answered: dict[str, bytes] = {}
         self._told = ""
-        self._since: dict[bytes, float] = {}
+        self._since: dict[str, tuple[bytes, float]] = {}
         self._absent: set[str] = set()
         self._tardy = Suspects()
 
@@ -147,11 +148,22 @@ class Keeper:
         ready, now = announced.ready, asyncio.get_running_loop().time()
         if ready.round != self._round:
             self._round, self._arrivals, self._since = ready.round, {}, {}
-        at = self._since.setdefault(ready.nonce, now)
+        at = self._first_came(ready, now)
         answer = asyncio.get_running_loop().create_future()
         arrival = self._arrivals[ready.node] = Arrival(announced, signed, at, answer)
         self._roster.changed.notify()
         return arrival
+
+    def _first_came(self, ready: Ready, now: float) -> float:
+        """When this announcement came for the first time: a member asks again and again with the same one."""
+        nonce, at = self._since.pop(ready.node, (b"", now))
+        if len(self._since) >= SITES:
+            base = self._standing().base
+            strangers = (node for node in self._since if node not in base)
+            del self._since[next(strangers, next(iter(self._since)))]
+        at = at if nonce == ready.nonce else now
+        self._since[ready.node] = ready.nonce, at
+        return at
 
     def _send_on(self) -> None:
         """Answer those who have come to the wrong one, by what is known now."""

@@ -201,7 +201,7 @@ class Pairs:
 
     async def _meet(self, number: int, contribution: Contribution, held: dict[str, Vector | None]) -> Met | None:
         """The partner; `held` takes the anchors of those who were told that we have theirs."""
-        nonce, ledger = self._nonce(), self._ledger_with(contribution)
+        nonce, ledger = self._nonce(), self._ledger_with(contribution, number)
 
         def describe(node: str) -> MeetRequest:
             holds = self._ahead.digest_of(node)
@@ -216,7 +216,7 @@ class Pairs:
             return await self._meetings.find(number, describe, allowance)
 
     async def _alone(self, number: int, contribution: Contribution, saved: Saved) -> None:
-        state, ledger, rates = self.state, self._ledger_with(contribution), self._tools.rates
+        state, ledger, rates = self.state, self._ledger_with(contribution, number), self._tools.rates
         means = [contribution.vector]
         if contribution.error is not None:  # of a meeting that failed: now nothing is dropped
             contribution.error.fill(0)
@@ -224,9 +224,10 @@ class Pairs:
         shadow = await to_the_end(step)
         await self._commit_own(shadow, saved)
 
-    def _ledger_with(self, contribution: Contribution) -> dict[str, int]:
+    def _ledger_with(self, contribution: Contribution, number: int) -> dict[str, int]:
         ledger = self.state.ledger
-        return {**ledger, self.node: ledger.get(self.node, 0) + contribution.tokens}
+        ours = {self.node: ledger.get(self.node, 0) + contribution.tokens}
+        return self._tools.weighing(number).plausible({**ledger, **ours}, ours)
 
     # --- what others say -----------------------------------------------------------------------
 

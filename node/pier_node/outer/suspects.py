@@ -8,7 +8,10 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from pier_node.wire.values import SITES
 
 EXPIRY = 30.0
 """Seconds; a few times what a member waits for the keeper's answer."""
@@ -18,13 +21,22 @@ STANDSTILL = 30.0
 """Seconds in which a keeper has closed a group when all that are here wait for it."""
 
 
+@dataclass
+class _Mute:
+    """How often a site let others wait."""
+
+    rounds: int = 0
+    last: int = 0
+    until: float = 0.0
+    """When it is left out no longer."""
+
+
 class Suspects:
-    """One member's suspicions in a round."""
+    """One member's suspicions in a round: of as many sites as a run can have, since strangers come under any name."""
 
     def __init__(self) -> None:
         self._until: dict[str, float] = {}
-        self._mute_in: dict[str, set[int]] = {}
-        self._left_out: dict[str, float] = {}
+        self._mute: dict[str, _Mute] = {}
 
     def add(self, node: str, mute_in: int = 0) -> None:
         """Suspect a member from now on.
@@ -33,19 +45,30 @@ class Suspects:
             mute_in: the round in which it kept the others waiting.
         """
         now = asyncio.get_running_loop().time()
+        self._until = {name: until for name, until in self._until.items() if until > now}
         self._until[node] = now + EXPIRY
-        rounds = self._mute_in.setdefault(node, set())
-        if mute_in and mute_in not in rounds:
-            rounds.add(mute_in)
-            self._left_out[node] = now + min(EXPIRY * 2 ** (len(rounds) - 1), LONGEST) if len(rounds) > 1 else 0.0
+        if len(self._until) > SITES:
+            del self._until[min(self._until, key=self._until.__getitem__)]
+        if mute_in:
+            self._add_mute(node, mute_in, now)
+
+    def _add_mute(self, node: str, round: int, now: float) -> None:
+        mute = self._mute.setdefault(node, _Mute())
+        if round > mute.last:
+            mute.rounds, mute.last = mute.rounds + 1, round
+            mute.until = now + min(EXPIRY * 2 ** (mute.rounds - 1), LONGEST) if mute.rounds > 1 else now
+        if len(self._mute) > SITES:
+            del self._mute[min(self._mute, key=lambda name: (self._mute[name].rounds, self._mute[name].last))]
 
     def now(self) -> set[str]:
         """Those under suspicion."""
-        return _later(self._until) | self.left_out()
+        now = asyncio.get_running_loop().time()
+        return {node for node, until in self._until.items() if until > now} | self.left_out()
 
     def left_out(self) -> set[str]:
         """Those that let others wait again and again."""
-        return _later(self._left_out)
+        now = asyncio.get_running_loop().time()
+        return {node for node, mute in self._mute.items() if mute.until > now}
 
     def clear(self) -> None:
         """Forget all suspicions of one attempt."""
@@ -54,13 +77,7 @@ class Suspects:
     def forgive(self, members: Iterable[str]) -> None:
         """These took part in a round to its end."""
         for node in members:
-            self._mute_in.pop(node, None)
-            self._left_out.pop(node, None)
-
-
-def _later(times: Mapping[str, float]) -> set[str]:
-    now = asyncio.get_running_loop().time()
-    return {node for node, until in times.items() if until > now}
+            self._mute.pop(node, None)
 
 
 class Standstill:

@@ -8,12 +8,13 @@ the round claim. No claim is refused, since that would let a liar stop rounds: i
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 from pier_node.config import RunConfig
 from pier_node.outer.fragments import entry
 from pier_node.outer.schedule import Kind, round_plan, start_steps
+from pier_node.wire.values import SITES
 
 LIMIT = 2**53 - 1
 """Most tokens that a ledger counts of a site: a manifest holds no more (wire/values.py)."""
@@ -45,6 +46,16 @@ class Weighing:
             node: max(0, min(claimed, self.claim, room - ledger.get(entry(node, self.fragment), 0)))
             for node, claimed in claims.items()
         }
+
+    def plausible(self, ledger: Mapping[str, int], first: Collection[str]) -> dict[str, int]:
+        """A ledger of a run of pairs, as far as it can be true, and no larger than others would take it.
+
+        Args:
+            first: sites that are in it before others, if there are too many.
+        """
+        others = sorted(node for node in ledger if node not in first and "/" not in node)
+        most = min(self.allowed, LIMIT)
+        return {node: min(ledger[node], most) for node in sorted([*first, *others[: SITES - len(first)]])}
 
 
 ONE_EACH = Weighing(claim=1, whole=1, most=1.0)

@@ -1,12 +1,14 @@
 """Partial: what has arrived of some vectors, what is on its way, and what nobody fetches yet.
 
-It outlives a failed transfer, and the next one goes on where that stopped.
+It outlives a failed transfer, and the next one goes on where that stopped. Whatever its hash says, no piece is accepted
+with a value in it that no training leads to.
 """
 
 from __future__ import annotations
 
 import asyncio
 import hashlib
+import math
 from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -15,7 +17,7 @@ import numpy as np
 
 from pier.v1.peer_pb2 import Chunk
 from pier_node.outer import state as states
-from pier_node.shared import SharedVector
+from pier_node.shared import SharedVector, Vector
 from pier_node.wire.carrier import BadMessage
 from pier_node.wire.manifest import Hashes, pieces
 
@@ -74,11 +76,13 @@ class Partial:
         return bool(self._waiting)
 
     def accept(self, piece: Piece, chunk: Chunk) -> None:
-        """Put a piece into its place. Raises BadMessage when it is another one or its hash is wrong."""
+        """Put a piece into its place. Raises BadMessage: it is another one, its hash is wrong, or a value is absurd."""
         digest = self._hashes[piece.tensor][piece.start // states.PIECE]
         if chunk.offset != piece.start or hashlib.sha256(chunk.data).digest() != digest:
             raise BadMessage(f"{piece.tensor} from element {piece.start} on is not what its hash says")
-        self._vectors[piece.tensor].array[piece.start : piece.end] = np.frombuffer(chunk.data, np.float32)
+        values = np.frombuffer(chunk.data, np.float32)
+        check_values(piece.tensor, values)
+        self._vectors[piece.tensor].array[piece.start : piece.end] = values
         self._flying.remove(piece)
         self._arrived += piece.end - piece.start
         self._changed.set()
@@ -105,6 +109,15 @@ class Partial:
         assert self.complete
         vectors, self._vectors, self._hashes = self._vectors, {}, {}
         return vectors
+
+
+def check_values(tensor: str, values: Vector) -> None:
+    """Refuse what no training leads to, shape [n], n > 0. Raises BadMessage."""
+    least, most = values.min(), values.max()
+    if not -math.inf < least <= most < math.inf:
+        raise BadMessage(f"{tensor} has values that are not finite")
+    if tensor == states.ADAM_V and least < 0:
+        raise BadMessage(f"{tensor} has negative values, and is a mean of squares")
 
 
 def _pieces_of(tensor: str, length: int) -> Iterator[Piece]:

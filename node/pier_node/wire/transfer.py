@@ -3,15 +3,29 @@
 One peer describes the state; its manifest proves its digest. Then all peers that hold the same one are asked for runs
 of pieces until every piece is here: a faster peer comes back for more sooner. Whoever fails, or sends a piece that its
 hash does not fit, is dropped and named in the log, and others fetch what it owed.
+
+A peer has to send a piece in SILENCE. One that only just does so holds up nobody while others have the same state. What
+not all have must come soon, or at a least rate: else another state is asked for, and the next try may take twice as
+long.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections import deque
-from collections.abc import AsyncGenerator, Awaitable, Callable, Collection, Coroutine, Iterable, Sequence
-from contextlib import aclosing
+import math
+from collections import Counter, deque
+from collections.abc import (
+    AsyncGenerator,
+    AsyncIterator,
+    Awaitable,
+    Callable,
+    Collection,
+    Coroutine,
+    Iterable,
+    Sequence,
+)
+from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass
 
 from pier.v1.peer_pb2 import Chunk, FetchRequest, Link, StateRequest, Value
@@ -26,6 +40,11 @@ SILENCE = 20.0
 """Seconds that a peer may be silent."""
 
 log = logging.getLogger(__name__)
+
+PATIENCE = 600.0
+"""Seconds, at the first try, for what not all have, when others could be asked for another state."""
+LEAST = 2.0**20
+"""Bytes a second at which it may take longer."""
 
 Progress = Callable[[int, int], None]
 """Told after every piece: bytes that are here, bytes in all."""
@@ -46,6 +65,36 @@ class Fetched:
     proof: Sequence[Link] = ()
 
 
+class Tries:
+    """What is remembered from one try at fetching a state to the next.
+
+    Attributes:
+        partial: pieces of the same state are not fetched twice.
+    """
+
+    def __init__(self) -> None:
+        self.partial = Partial()
+        self._failures = Counter[str]()
+        self._patience = PATIENCE
+
+    def order(self, peers: Iterable[str]) -> list[str]:
+        """Whoever could not give the state that it speaks of comes last: it may not have any."""
+        return sorted(peers, key=self._failures.__getitem__)
+
+    @asynccontextmanager
+    async def another(self, first: str) -> AsyncIterator[float]:
+        """A try that asks this peer first: gives seconds of patience for what not all have."""
+        loop = asyncio.get_running_loop()
+        began = loop.time()
+        try:
+            yield self._patience
+        except PeerLost as lost:
+            self._failures.update({first, lost.node})
+            if loop.time() - began > self._patience:
+                self._patience *= 2
+            raise
+
+
 async def fetch_state(
     carrier: Carrier,
     peers: Sequence[str],
@@ -58,6 +107,7 @@ async def fetch_state(
     digest: bytes | None = None,
     trust: Trust | None = None,
     moments: bool = False,
+    patience: float = math.inf,
     partial: Partial | None = None,
     progress: Progress | None = None,
 ) -> Fetched:
@@ -74,13 +124,15 @@ async def fetch_state(
         digest: refuse every other state; None: any that `trust` admits.
         trust: refuse the newest state of a peer without proof that it was committed; None: believe the first peer.
         moments: fetch AdamW moments too.
+        patience: seconds for what not all peers have, unless it comes at a least rate; for moments four times as long
+            as the state took from each of its peers, if that is longer.
         partial: keep it and pass it again after PeerLost: pieces of the same state are not fetched twice.
         progress: called as the state arrives.
 
     Raises:
         PeerLost: no peer is left; `reason` says what became of each, `node` is the last one.
     """
-    transfer = _Transfer(carrier, peers, length, timeout)
+    transfer = _Transfer(carrier, peers, length, timeout, patience)
     target = await transfer.choose(StateRequest(round=round, shadow=shadow, stage=stage), digest, trust)
     pinned = StateRequest(round=target.round, shadow=shadow, stage=stage)
     tensors = await transfer.fetch(pinned, target, partial or Partial(), progress or _untold)
@@ -112,11 +164,14 @@ def shadow_fetcher(
 class _Transfer:
     """The peers of one transfer, and what became of those that were dropped."""
 
-    def __init__(self, carrier: Carrier, peers: Sequence[str], length: int, timeout: float) -> None:
+    def __init__(self, carrier: Carrier, peers: Sequence[str], length: int, timeout: float, patience: float) -> None:
         self._carrier = carrier
         self._length = length
         self._timeout = timeout
+        self._patience = patience
         self._peers = list(dict.fromkeys(peers))
+        self._all_have_it = len(self._peers) > 1
+        self._mark: tuple[float, int] | None = None
         self._lost: dict[str, PeerLost] = {}
 
     async def choose(self, request: StateRequest, digest: bytes | None, trust: Trust | None) -> Description:
@@ -135,6 +190,8 @@ class _Transfer:
     ) -> dict[str, SharedVector]:
         """Pull all of a state from all peers that hold it. Raises PeerLost."""
         partial.aim(target.state, self._length)
+        loop, givers = asyncio.get_running_loop(), len(self._peers)
+        began = loop.time()
 
         async def work(peer: str) -> None:
             try:
@@ -146,6 +203,7 @@ class _Transfer:
         await _until_complete(partial, [work(peer) for peer in self._peers])
         if not partial.complete:
             raise self._nobody()
+        self._patience = max(self._patience, 4 * givers * (loop.time() - began))
         return partial.hand_over()
 
     async def fetch_moments(self, stage: int) -> Moments | None:
@@ -168,6 +226,7 @@ class _Transfer:
             return None
         partial = Partial()
         partial.aim(described.moments, self._length)
+        self._all_have_it, self._mark = False, None
         await self._pull_runs(peer, StateRequest(round=described.round, stage=stage), partial, _untold)
         tensors = partial.hand_over()
         return Moments(tensors[ADAM_M], tensors[ADAM_V], described.adam_step)
@@ -221,6 +280,7 @@ class _Transfer:
                     raise BadMessage("it sends more than it was asked for")
                 partial.accept(owed.popleft(), chunk)
                 progress(*partial.progress)
+                self._check_pace(peer, partial)
         if owed:
             raise PeerLost(peer, f"it ended a stream {len(owed)} pieces early")
 
@@ -243,8 +303,18 @@ class _Transfer:
         self._lost[peer] = error
         if peer in self._peers:
             self._peers.remove(peer)
+            self._all_have_it = False
         if self._peers:
             log.warning("state transfer: %s is left out: %s", peer, error.reason)
+
+    def _check_pace(self, peer: str, partial: Partial) -> None:
+        """Do not wait long for what only some have: they may be slow on purpose. Raises PeerLost."""
+        if self._all_have_it or partial.complete:
+            return
+        now, (here, total) = asyncio.get_running_loop().time(), partial.progress
+        since, had = self._mark = self._mark or (now, here)
+        if now - since > self._patience and here - had < LEAST * (now - since):
+            raise PeerLost(peer, f"not all have what it sends, and that comes slowly: {here} of {total} bytes are here")
 
     def _nobody(self) -> PeerLost:
         reasons = "; ".join(f"{peer}: {error.reason}" for peer, error in self._lost.items())
