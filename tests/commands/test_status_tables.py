@@ -31,6 +31,7 @@ STATUS = {
     "rounds": 60,
     "total_steps": 3000,
     "members": ["a" * 16, "b" * 16],
+    "fingerprint": "12-" + "ef" * 20,
     "tokens_in_anchor": 5,
     "node": "a" * 16,
     "name": "alpha",
@@ -76,6 +77,7 @@ def test_a_site_with_units() -> None:
         "lake (cdcdcdcd)",
         "12 of 60, step 600 of 3,000",
         "digest abababababab, made by 2 sites",
+        "12-" + "ef" * 20,
         "waiting",
         "2.4567, validation - (nats a token)",
         "12,346 tokens/s; 1,234,567 tokens so far",
@@ -99,7 +101,7 @@ def test_what_a_round_waits_for_is_shown_as_it_is() -> None:
 
 
 def test_a_site_that_has_nothing_yet() -> None:
-    text = shown(site_table(status(digest="", members=[], loss=None, utilisation=None, address="")))
+    text = shown(site_table(status(digest="", fingerprint="", members=[], loss=None, utilisation=None, address="")))
     assert "no address yet" in text
     assert "digest -" in text
 

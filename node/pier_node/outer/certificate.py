@@ -34,7 +34,7 @@ class Trusted:
     def fingerprint(self) -> str:
         """What people pass on by other ways than the run's, so that a newcomer can begin to trust here."""
         said = json.dumps([self.round, self.digest.hex(), list(self.members)])
-        return f"{self.round}-{hashlib.sha256(said.encode()).hexdigest()}"
+        return f"{self.round}-{hashlib.sha256(said.encode()).hexdigest()[:40]}"
 
 
 def plan_name(base: bytes, ballot: Ballot, group: Sequence[str], members: Sequence[str]) -> bytes:

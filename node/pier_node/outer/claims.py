@@ -51,7 +51,7 @@ class Trust:
     @classmethod
     def of_fingerprint(cls, fingerprint: str, statements: Statements) -> Trust:
         """What a newcomer believes to whom people gave the fingerprint of a committed state. Raises PierError."""
-        match = re.fullmatch(r"(\d{1,15})-[0-9a-f]{64}", fingerprint)
+        match = re.fullmatch(r"(\d{1,15})-[0-9a-f]{40}", fingerprint)
         if not match:
             raise PierError(
                 f"--trust {fingerprint}: not the fingerprint of a state, such as 12-3fa9…",
