@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from pier.v1.peer_pb2 import Handover
 from pier_node.outer.commitments import Commitments
-from pier_node.outer.hands import carried, received
+from pier_node.outer.hands import carried, needed, received
 from pier_node.outer.quorum import has_quorum
 
 NODES = "abcd"
@@ -105,3 +105,25 @@ def test_nobody_gives_what_it_cannot_have_had() -> None:
     assert carried("b", [stolen]) == {"b"}
     assert received([stolen], stolen) == set()
     assert carried("a", [stolen]) == {"a"}
+
+
+@settings(max_examples=400)
+@given(histories)
+def test_a_few_handovers_show_a_quorum_as_well_as_all_of_them(history: list[tuple[tuple[str, str], bool]]) -> None:
+    stops = Stops(NODES)
+    for (giver, heir), arrives in history:
+        stops.give(giver, heir, arrives)
+    for group in groups(NODES):
+        told = [it for node in sorted(group) for it in stops.handovers(node)]
+        if has_quorum(carried(group, told), NODES):
+            few = needed(group, NODES, told)
+            assert has_quorum(carried(group, few), NODES)
+            assert len(few) <= len(told)
+            assert few == [] or not has_quorum(group, NODES)
+
+
+def test_handovers_that_a_member_makes_up_are_left_out() -> None:
+    idle = [Handover(node="a", heir="bc"[at % 2], round=4, base=STATE, votes=["a"], number=at + 1) for at in range(200)]
+    given_on = Handover(node="c", heir="b", round=4, base=STATE, votes=["c"], number=1)
+    assert needed("ab", "abc", idle) == []
+    assert needed("b", "bcd", [*idle, given_on]) == [given_on]

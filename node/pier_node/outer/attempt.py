@@ -11,7 +11,20 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from pier.v1.peer_pb2 import AbortNotice, Ack, Ballot, DoubleVote, Link, Proposal, Ready, Share, Signed, Value, Vote
+from pier.v1.peer_pb2 import (
+    AbortNotice,
+    Ack,
+    Ballot,
+    DoubleVote,
+    Handover,
+    Link,
+    Proposal,
+    Ready,
+    Share,
+    Signed,
+    Value,
+    Vote,
+)
 from pier_node.faults import NO_FAULTS, Faults
 from pier_node.outer.certificate import plan_name
 from pier_node.outer.codec.interface import Codec
@@ -20,6 +33,7 @@ from pier_node.outer.commitments import BallotName, Cast
 from pier_node.outer.contribution import Contribution, norm_limit
 from pier_node.outer.deadline import Deadline
 from pier_node.outer.double_votes import contradict, remembers
+from pier_node.outer.hands import needed
 from pier_node.outer.mean import Mean, weighted_mean
 from pier_node.outer.plan import CHUNK, Plan
 from pier_node.outer.promises import Journal, Promises, to_the_end
@@ -321,8 +335,12 @@ class Attempt:
     def _link(self, shadow: OuterState) -> Link:
         """The votes of all, as proof for others."""
         votes = self._tools.votes.signed(self.ballot, self.group)
-        statements, readies = self._tools.statements, self._proposal.readies
-        handovers = {it.SerializeToString(): it for told in readies for it in statements.read(Ready, told).handovers}
+        read = self._tools.statements.read
+        announced = [read(Ready, it) for it in self._proposal.readies]
+        signed = {it.statement: it for ready in announced for it in ready.handovers}
+        told = {name: read(Handover, it) for name, it in signed.items()}
+        ours = [it for it in told.values() if (it.round + 1, it.base) == (shadow.round, self._mine.base)]
+        few = needed(self.group, self._state.members, ours)
         return Link(
             round=shadow.round,
             digest=shadow.digest,
@@ -330,7 +348,7 @@ class Attempt:
             ballot=self.ballot,
             members=shadow.members,
             votes=votes,
-            handovers=handovers.values(),
+            handovers=[signed[name] for name, it in told.items() if it in few],
         )
 
     async def _unless_aborted(self, work: Coroutine[Any, Any, T]) -> T:

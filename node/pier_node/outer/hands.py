@@ -13,6 +13,7 @@ from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 
 from pier.v1.peer_pb2 import Handover
+from pier_node.outer.quorum import has_quorum
 
 
 def carried(group: Collection[str], handovers: Iterable[Handover]) -> frozenset[str]:
@@ -43,6 +44,23 @@ def received(handovers: Iterable[Handover], gift: Handover) -> frozenset[str]:
     return frozenset(vote for vote in gift.votes if _holder(vote, gifts) == gift.heir)
 
 
+def needed(group: Collection[str], base: Collection[str], handovers: Iterable[Handover]) -> list[Handover]:
+    """The few handovers that show that a group has a quorum, if it has one: members can make up any number of them.
+
+    Args:
+        base: members of the last committed round.
+        handovers: as for `carried`.
+    """
+    told = list(handovers)
+    gifts, shown = _by_giver(told), dict[bytes, Handover]()
+    ways = sorted((way for vote in {*base} - {*group} if (way := _way(vote, gifts)) and way[-1].heir in group), key=len)
+    for way in [[], *ways]:
+        shown |= {it.SerializeToString(): it for it in way}
+        if has_quorum(carried(group, shown.values()), base):
+            return list(shown.values())
+    return told
+
+
 def _by_giver(handovers: Iterable[Handover]) -> dict[str, list[Handover]]:
     gifts: dict[str, dict[int, Handover]] = {}
     for it in handovers:
@@ -52,10 +70,17 @@ def _by_giver(handovers: Iterable[Handover]) -> dict[str, list[Handover]]:
 
 def _holder(vote: str, gifts: Mapping[str, Sequence[Handover]]) -> str:
     """Where the way of a vote ends."""
-    node, visits = vote, Counter[str]()
+    way = _way(vote, gifts)
+    return way[-1].heir if way else vote
+
+
+def _way(vote: str, gifts: Mapping[str, Sequence[Handover]]) -> list[Handover]:
+    """The gifts by which a vote went from hand to hand."""
+    node, visits, way = vote, Counter[str](), list[Handover]()
     while True:
-        leaves = [it.heir for it in gifts.get(node, ()) if vote in it.votes]
+        leaves = [it for it in gifts.get(node, ()) if vote in it.votes]
         if visits[node] == len(leaves):
-            return node
+            return way
+        way.append(leaves[visits[node]])
         visits[node] += 1
-        node = leaves[visits[node] - 1]
+        node = way[-1].heir
