@@ -46,7 +46,6 @@ def forget_run(folder: Path) -> None:
     for name in (SITE_FILE, EVENTS_FILE, REVOKED_FILE, JOURNAL, PROOFS_FILE, EARLIER_FILE, CONVICTED_FILE):
         (folder / name).unlink(missing_ok=True)
     Token.path(folder).unlink(missing_ok=True)
-    for kind in STATES:
-        if (folder / kind).exists():
-            shutil.rmtree(folder / kind)
+    for path in [path for kind in STATES for path in folder.glob(f"{kind}/*")]:  # the folder may be a disk of its own
+        shutil.rmtree(path) if path.is_dir() else path.unlink()
     (folder / RUN_FILE).unlink(missing_ok=True)  # last: whoever is interrupted begins again
