@@ -42,6 +42,8 @@ from pier.v1.coordinator_pb2 import (
     WatchRequest,
 )
 from pier.v1.peer_pb2 import Place, Pulse, Revocations, Site
+from pier_coordinator.checkpoints import PIECE
+from pier_node.config import SITES
 from pier_node.pipeline.latest_paths import MOST_BYTES
 from pier_node.wire import bounds as peers
 from pier_node.wire.carrier import BadMessage
@@ -55,7 +57,6 @@ from pier_node.wire.values import (
     LOSS,
     NODE,
     NODES,
-    SITES,
     below,
     one_of,
     or_empty,
@@ -73,7 +74,6 @@ DOMAINS = 512
 """Most domains of an order to score."""
 SHEET_BYTES = 8 << 20
 """Most bytes of a score sheet that is sent: of a split not more is scored than data/domains.py keeps."""
-PIECE = 128 << 10
 
 M = TypeVar("M", bound=Message)
 

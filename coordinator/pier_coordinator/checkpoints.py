@@ -16,7 +16,6 @@ from io import BufferedReader
 from pathlib import Path
 
 from pier.v1.coordinator_pb2 import CheckpointPart, ExpertCheckpoint
-from pier_coordinator.bounds import PIECE
 from pier_coordinator.refusals import Refused
 from pier_node import durable
 from pier_node.experts.resume import Kept, check, most_bytes
@@ -24,6 +23,8 @@ from pier_node.experts.resume import Kept, check, most_bytes
 FOLDER = "checkpoints"
 NAME = re.compile(r"([0-9]{1,3})-([0-9]{1,10})-([0-9a-f]{64})[.]safetensors")
 PART = ".part"
+PIECE = 128 << 10
+"""Most bytes of a checkpoint that travel in a message."""
 
 
 class Checkpoints:

@@ -13,7 +13,8 @@ from typing import Any
 from pier_coordinator.drawing import Drawing
 from pier_coordinator.fields import amount, whole
 from pier_coordinator.series import rounded
-from pier_node.wire.values import NODE_ID, SITES
+from pier_node.config import SITES
+from pier_node.wire.values import NODE_ID
 
 MOST_ROWS = 256
 """Sites that the page shows."""

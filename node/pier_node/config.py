@@ -22,13 +22,16 @@ from pier_node.toml_files import read_toml, validated
 
 log = logging.getLogger(__name__)
 
+SITES = 1024
+"""Most sites of a run."""
+
 
 class RunSection(Section):
     """[run]: its name and who it waits for."""
 
     name: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$")] = "run"
     seed: Annotated[int, Field(ge=0, lt=2**63)] = 1
-    sites: Annotated[int, Field(ge=1, le=1024)] = 1
+    sites: Annotated[int, Field(ge=1, le=SITES)] = 1
     """Sites to wait for before the first exchange; parts that the training data is dealt into."""
 
 
@@ -166,7 +169,7 @@ class OuterSection(Section):
     """How values travel; what a lossy codec drops is kept at its site and sent later (error feedback)."""
     robust: Literal["none", "trimmed"] = "none"
     """trimmed: the mean of the middle third of the tokens in each place, whatever the others send."""
-    max_weight: Annotated[float, Field(ge=1, le=1024)] = 2.0
+    max_weight: Annotated[float, Field(ge=1, le=SITES)] = 2.0
     """Most that a site weighs, over the median of the members' tokens; or as much as `inner_steps` of training, if that
     is more."""
     overlap: bool = False

@@ -17,12 +17,12 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 
 from pier.v1.peer_pb2 import Phase, Pulse, Site
+from pier_node.config import SITES
 from pier_node.outer.deadline import Deadline
 from pier_node.signals import Signal
 from pier_node.signing import Signer
 from pier_node.site_entry import is_genuine
 from pier_node.wire.carrier import BEAT, Carrier, PeerLost
-from pier_node.wire.values import SITES
 
 ACTIVE = frozenset({Phase.PHASE_TRAINING, Phase.PHASE_WAITING, Phase.PHASE_EXCHANGING})
 """Phases of a site that takes part in rounds."""

@@ -46,14 +46,15 @@ from pier_coordinator.bounds import (
     EXPERTS,
     FIELDS,
     MESSAGE_BYTES,
-    PIECE,
     RECORDS,
     SHEET_BYTES,
     parse,
 )
+from pier_coordinator.checkpoints import PIECE
+from pier_node.config import SITES
 from pier_node.pipeline.latest_paths import MOST_BYTES
 from pier_node.wire.carrier import BadMessage
-from pier_node.wire.values import REVOKED, SITES
+from pier_node.wire.values import REVOKED
 
 KINDS = sorted(FIELDS, key=lambda kind: kind.__name__)
 SAMPLE = Sample(inner_step=1, tokens=2, tokens_per_second=3.0, loss=math.nan, utilisation=0.5, bytes_sent=4, memory=5)

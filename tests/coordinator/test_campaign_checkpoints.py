@@ -15,7 +15,7 @@ from coordinator.test_campaign import numbers, ordered, two_sites
 
 from pier.v1.coordinator_pb2 import CheckpointPart, ExpertCheckpoint, FetchCheckpointRequest
 from pier_coordinator import reception
-from pier_coordinator.bounds import PIECE
+from pier_coordinator.checkpoints import PIECE
 from pier_coordinator.refusals import Refused
 from pier_coordinator.registry import LEASE_SECONDS
 from pier_node.certificates import credentials

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from pier_coordinator.board import Board
 from pier_coordinator.drawing import Drawing
 from pier_coordinator.pipeline_rows import PACE, PipelineRows, PlaceRow
-from pier_node.wire.values import SITES
+from pier_node.config import SITES
 
 A, B, C = ("aa" * 8, "bb" * 8, "cc" * 8)
 NAMES = {A: "alpha", B: "beta", C: "gamma"}

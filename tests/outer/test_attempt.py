@@ -12,6 +12,7 @@ from simulation.statements import PlainStatements
 from simulation.virtual_time import run
 
 from pier.v1.peer_pb2 import AbortNotice, Ready, Signed, Value, Vote
+from pier_node.config import SITES
 from pier_node.outer.attempt import (
     TELLS,
     Attempt,
@@ -24,7 +25,6 @@ from pier_node.outer.contribution import Contribution
 from pier_node.outer.state import MOMENTUM, OuterState
 from pier_node.outer.suspicion import NOBODY, Suspicion
 from pier_node.wire.carrier import VOTE
-from pier_node.wire.values import SITES
 
 
 def announced(member: Member) -> Ready:

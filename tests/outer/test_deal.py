@@ -11,12 +11,11 @@ from outer.pair_cases import PairMember, hold_at, scene
 from simulation.network import Network
 
 from pier.v1.peer_pb2 import SettleReply, SettleRequest
-from pier_node.config import NolocoSection
+from pier_node.config import SITES, NolocoSection
 from pier_node.faults import Faults
 from pier_node.outer.deal import merged
 from pier_node.outer.weights import LIMIT, Weighing
 from pier_node.wire.carrier import SETTLE
-from pier_node.wire.values import SITES
 
 
 async def together(sites: dict[str, PairMember]) -> None:

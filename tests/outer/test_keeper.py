@@ -11,11 +11,11 @@ from simulation.statements import PlainStatements
 from simulation.virtual_time import run
 
 from pier.v1.peer_pb2 import Handover, Phase, Proposal, Ready, Signed
+from pier_node.config import SITES
 from pier_node.outer.deadline import Deadline
 from pier_node.outer.keeper import BUSY, COMING, POLL, Keeper, Standing
 from pier_node.signals import Signal
 from pier_node.wire.carrier import BadMessage
-from pier_node.wire.values import SITES
 
 PATIENCE = 60.0
 LENGTH = 12

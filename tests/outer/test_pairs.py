@@ -14,7 +14,7 @@ from simulation.network import Network
 from simulation.virtual_time import run
 
 from pier.v1.peer_pb2 import Chunk
-from pier_node.config import NolocoSection
+from pier_node.config import SITES, NolocoSection
 from pier_node.errors import PierError
 from pier_node.outer.advance import advance_pair
 from pier_node.outer.contribution import Contribution
@@ -23,7 +23,6 @@ from pier_node.outer.pairs import STALE
 from pier_node.outer.state import OuterState
 from pier_node.outer.weights import LIMIT
 from pier_node.wire.carrier import PeerRefused
-from pier_node.wire.values import SITES
 
 
 def test_alone_a_site_takes_its_own_step() -> None:

@@ -7,8 +7,8 @@ import asyncio
 import pytest
 from simulation.virtual_time import run
 
+from pier_node.config import SITES
 from pier_node.outer.suspects import EXPIRY, LONGEST, STANDSTILL, Standstill, Suspects
-from pier_node.wire.values import SITES
 
 
 def test_a_suspicion_ends_by_itself() -> None:

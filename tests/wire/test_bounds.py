@@ -54,9 +54,10 @@ from pier.v1.peer_pb2 import (
     Tensor,
     Value,
 )
+from pier_node.config import SITES
 from pier_node.wire.bounds import FIELDS, STATEMENT, check, parse
 from pier_node.wire.carrier import CHUNK_BYTES, BadMessage
-from pier_node.wire.values import FRAGMENTS, REVOKED, SITES
+from pier_node.wire.values import FRAGMENTS, REVOKED
 
 KINDS = sorted(FIELDS, key=lambda kind: kind.__name__)
 NODES = [f"{number:016x}" for number in range(SITES + 1)]

@@ -14,7 +14,7 @@ from pier_coordinator.store.meta import get, put
 from pier_coordinator.store.orders import order_of
 from pier_coordinator.store.rows import REPLICA, Registration, SiteRow, Standing, event
 from pier_coordinator.store.writer import Transaction
-from pier_node.wire.values import SITES
+from pier_node.config import SITES
 
 FOUNDER, ACTIVITY = "founder", "activity"
 REVOCATIONS = "revocations"

@@ -25,6 +25,7 @@ from pier.v1.peer_pb2 import (
     Value,
     Vote,
 )
+from pier_node.config import SITES
 from pier_node.faults import NO_FAULTS, Faults
 from pier_node.outer.certificate import plan_name
 from pier_node.outer.codec.interface import Codec
@@ -48,7 +49,6 @@ from pier_node.roster import Roster
 from pier_node.shared import Vector
 from pier_node.signals import Signal
 from pier_node.wire.carrier import ABORT, VOTE, Carrier, Method, PeerLost, Q
-from pier_node.wire.values import SITES
 
 T = TypeVar("T")
 

@@ -12,6 +12,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 from pier.v1.peer_pb2 import Handover, Proposal, Ready, Share, Signed, Vote
+from pier_node.config import SITES
 from pier_node.outer.deadline import Deadline
 from pier_node.outer.double_votes import refutes
 from pier_node.outer.proposal import Announcement, voters_of, votes_of
@@ -31,7 +32,6 @@ from pier_node.outer.statements import Statements
 from pier_node.outer.suspects import Suspects
 from pier_node.roster import Roster
 from pier_node.wire.carrier import BadMessage
-from pier_node.wire.values import SITES
 
 POLL = 10.0
 """Seconds that a question is held open before the member asks again."""

@@ -11,7 +11,7 @@ import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from pier_node.wire.values import SITES
+from pier_node.config import SITES
 
 EXPIRY = 30.0
 """Seconds; a few times what a member waits for the keeper's answer."""

@@ -11,10 +11,9 @@ import math
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
-from pier_node.config import RunConfig
+from pier_node.config import SITES, RunConfig
 from pier_node.outer.fragments import entry
 from pier_node.outer.schedule import Kind, round_plan, start_steps
-from pier_node.wire.values import SITES
 
 LIMIT = 2**53 - 1
 """Most tokens that a ledger counts of a site: a manifest holds no more (wire/values.py)."""

@@ -44,6 +44,7 @@ from pier.v1.peer_pb2 import (
     Vote,
 )
 from pier.v1.stream_pb2 import Opening, Passport
+from pier_node.config import SITES
 from pier_node.wire.carrier import CHUNK_BYTES, BadMessage
 from pier_node.wire.pipeline_bounds import PIPELINE, STAGE, STATE_STAGE, itinerary_flaw
 from pier_node.wire.rules import Many, Part, Rule, Rules, Table, increasing
@@ -65,7 +66,6 @@ from pier_node.wire.values import (
     REASON,
     REVOKED,
     SIGNATURE,
-    SITES,
     TENSOR,
     TENSORS,
     VALUES,

@@ -5,8 +5,9 @@ from __future__ import annotations
 from google.protobuf.message import Message
 
 from pier.v1.peer_pb2 import Dropped, Itinerary, Passage, Path, Place, Total, Worked
+from pier_node.config import SITES
 from pier_node.wire.rules import Many, Only, Part, Rule, Table
-from pier_node.wire.values import AMOUNT, ANY, COUNT, HASH, NODE, NODES, REASON, SITES, below, one_of, or_empty
+from pier_node.wire.values import AMOUNT, ANY, COUNT, HASH, NODE, NODES, REASON, below, one_of, or_empty
 
 STAGES, MICROBATCHES, SIDE = 1024, 10_000, 2**31
 """Most stages of a pipeline, microbatches of an iteration, and elements along one side of what travels."""

@@ -6,14 +6,13 @@ import math
 import re
 from collections.abc import Iterable
 
+from pier_node.config import SITES
 from pier_node.outer.state import ADAM_M, ADAM_V, ANCHOR, MOMENTUM
 from pier_node.wire.address import is_address
 from pier_node.wire.carrier import CHUNK_BYTES
 from pier_node.wire.multiaddr import are_routes
 from pier_node.wire.rules import Many, Only
 
-SITES = 1024
-"""Most sites of a run (RunSection.sites)."""
 REVOKED = 4096
 """Most revoked sites that a list names: the latest."""
 COUNTS = 2**53
