@@ -29,12 +29,12 @@ from rich.table import Table
 from bench.codecs_peers import Peer, peers
 from bench.convergence import METHODS, QUICK, Setting
 from bench.simulation import Trainer
-from pier_node.data.corpus import open_corpus
-from pier_node.data.windows import Windows
-from pier_node.model.initial import initial_weights
+from pier_node.base.shared import Vector
 from pier_node.outer.pier import pseudo_gradient
 from pier_node.outer.schedule import round_plan
-from pier_node.shared import Vector
+from pier_node.trainer.data.corpus import open_corpus
+from pier_node.trainer.data.windows import Windows
+from pier_node.trainer.model.initial import initial_weights
 
 LENGTH = 262_144
 """Values in a chunk of the exchange."""

@@ -9,10 +9,9 @@ from typing import Any
 import numpy as np
 import torch
 
+from pier_node.base.shared import Vector
 from pier_node.outer.codec import CODECS, Codec
-from pier_node.outer.codec.int4 import Int4
-from pier_node.outer.codec.int8 import Int8
-from pier_node.shared import Vector
+from pier_node.outer.codec.blockwise import Int4, Int8
 
 NF4 = np.array(
     [-1, -0.6961928, -0.52507305, -0.39491749, -0.28444138, -0.18477343, -0.09105004, 0,

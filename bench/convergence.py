@@ -25,7 +25,7 @@ from rich.table import Table
 
 from bench.pair_simulation import simulation_of
 from bench.simulation import Point
-from pier_node.config import RunConfig
+from pier_node.config.run import RunConfig
 
 START = {"start": "sync", "start_fraction": 0.1}
 Methods = dict[str, dict[str, Any]]

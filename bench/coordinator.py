@@ -31,12 +31,12 @@ from rich.table import Table
 
 from bench.coordinator_load import Answers, Member, load
 from pier_coordinator.commands.start import Settings, run_coordinator
-from pier_coordinator.home import DAEMON_FILE, RUN_FILE, Home
+from pier_coordinator.identity.home import DAEMON_FILE, RUN_FILE, Home
 from pier_coordinator.store.rows import InviteRow
 from pier_coordinator.store.store import LOG_NAME, Store
-from pier_node.certificates import DOMAIN, credentials
-from pier_node.identity import Identity
-from pier_node.wire.address import parse_address
+from pier_node.base.address import parse_address
+from pier_node.identity.certificates import DOMAIN, credentials
+from pier_node.identity.node import Identity
 
 GOAL = 0.050
 """Seconds, p99 of an answer."""

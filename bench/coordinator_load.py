@@ -25,8 +25,8 @@ from pier.v1.coordinator_pb2 import (
     WatchRequest,
 )
 from pier.v1.peer_pb2 import Phase, Pulse, Site
-from pier_coordinator.service import SERVICE
-from pier_node.certificates import Credentials
+from pier_coordinator.service.service import SERVICE
+from pier_node.identity.certificates import Credentials
 from pier_node.wire.carrier import PROTOCOL
 
 HEARTBEAT, REPORT = 1.0, 10.0

@@ -1,6 +1,6 @@
-"""What an exchange makes of the contributions of all sites, codec and error feedback included, without a network.
+"""What an exchange makes of the updates of all sites, codec and error feedback included, without a network.
 
-The same arithmetic as node/pier_node/outer/reduce.py: everybody uses decoded values, and the error of a mean goes to
+The same arithmetic as node/pier_node/rounds/reduce.py: everybody uses decoded values, and the error of a mean goes to
 the owner of its chunk.
 """
 
@@ -10,26 +10,24 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from pier_node.base.shared import Vector
 from pier_node.outer.codec import Codec
-from pier_node.outer.contribution import Contribution
 from pier_node.outer.mean import relative_weights, weighted_mean
-from pier_node.outer.plan import CHUNK
-from pier_node.shared import Vector
+from pier_node.outer.update import Update
+from pier_node.rounds.plan import CHUNK
 
 
-def exchanged(contributions: Sequence[Contribution], codec: Codec) -> Vector:
-    """The token-weighted mean as all sites see it, as long as the contributions; fills in their errors."""
-    mean = np.empty_like(contributions[0].vector)
+def exchanged(updates: Sequence[Update], codec: Codec) -> Vector:
+    """The token-weighted mean as all sites see it, as long as the updates; fills in their errors."""
+    mean = np.empty_like(updates[0].vector)
     for index, start in enumerate(range(0, len(mean), CHUNK)):
-        _average(contributions, slice(start, start + CHUNK), contributions[index % len(contributions)], codec, mean)
+        _average(updates, slice(start, start + CHUNK), updates[index % len(updates)], codec, mean)
     return mean
 
 
-def _average(
-    contributions: Sequence[Contribution], part: slice, owner: Contribution, codec: Codec, mean: Vector
-) -> None:
-    tokens = [contribution.tokens for contribution in contributions]
-    parts = [_sent(contribution.vector[part], contribution.error, part, codec) for contribution in contributions]
+def _average(updates: Sequence[Update], part: slice, owner: Update, codec: Codec, mean: Vector) -> None:
+    tokens = [update.tokens for update in updates]
+    parts = [_sent(update.vector[part], update.error, part, codec) for update in updates]
     weighted_mean(parts, relative_weights(tokens), out=mean[part])
     decoded = codec.decode(codec.encode(mean[part]), len(mean[part]))
     if owner.error is not None:

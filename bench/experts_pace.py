@@ -21,13 +21,13 @@ import click
 from rich.console import Console
 from rich.table import Table
 
-from pier_node.config import RunConfig
-from pier_node.data.domains import read_held_out
+from pier_node.config.run import RunConfig
+from pier_node.engine.messages import Progress
 from pier_node.experts.config import DomainSection
+from pier_node.experts.domains import read_held_out
 from pier_node.experts.job import ExpertJob
 from pier_node.experts.trainer import Parent, Shop, train_expert
-from pier_node.inner.messages import Progress
-from pier_node.model.initial import initial_weights
+from pier_node.trainer.model.initial import initial_weights
 
 WANTED = 0.1
 

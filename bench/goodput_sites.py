@@ -14,9 +14,9 @@ import psutil
 from bench.goodput_figures import Commit
 from bench.ports import free_port
 from bench.tiny_run import tiny_run
-from pier_node.config import load
-from pier_node.identity import Token
-from pier_node.site import EVENTS_FILE, read_events
+from pier_node.config.run import load
+from pier_node.identity.node import Token
+from pier_node.rounds.folder import EVENTS_FILE, read_events
 
 HOOK = Path(__file__).with_name("goodput_hook")
 ENDLESS = 10_000_000

@@ -14,8 +14,9 @@ cells (domain, size, steps, seed) are trained once. Beside them one dense model 
 with all domains in every batch, for the FLOPs of all experts together: M, and, trained last, L. The gate holds: an
 expert that is refused is replaced by the seed model.
 
-**Compute.** The domain phase of every arm costs the same within 1 %, LM head and attention counted (model/flops.py),
-over executed steps: 8 x 300 x 1024 x 1.57 MFLOP = 3.9e12 for each arm and seed. The seed model is a line of its own.
+**Compute.** The domain phase of every arm costs the same within 1 %, LM head and attention counted
+(trainer/model/cost.py), over executed steps: 8 x 300 x 1024 x 1.57 MFLOP = 3.9e12 for each arm and seed.
+The seed model is a line of its own.
 
 **Measure.** Bits per byte on 200 test rows of 128 bytes of each domain at most, of the default mixture (`decay`, prior
 fitted on 60 rows of the prior split); the domain's own expert alone is shown beside it. A gap is an arm's minus

@@ -14,10 +14,10 @@ from pier_coordinator.experts.accepted import accepted
 from pier_coordinator.experts.plan import Plan
 from pier_coordinator.experts.recipe import MODES
 from pier_coordinator.experts.task import MIDDLE
-from pier_node.config import RunConfig
-from pier_node.data.builtin import FAMILIES
+from pier_node.config.run import RunConfig
 from pier_node.experts.config import ExpertsConfig
 from pier_node.experts.job import ExpertJob
+from pier_node.trainer.data.sources import FAMILIES
 
 BASE = "MHo-IHo"
 """What all others are compared with."""

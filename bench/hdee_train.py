@@ -20,23 +20,23 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from bench.hdee_setting import SIZES, Arms, Setting
-from pier_node.commands.weights import Weights
-from pier_node.config import ModelSection, RunConfig
-from pier_node.data.corpus import Corpus, open_corpus
-from pier_node.data.deal import Split
-from pier_node.data.domains import HeldOut, read_held_out, rows_of
-from pier_node.data.windows import Windows
+from pier_node.config.run import ModelSection, RunConfig
 from pier_node.experts.config import DomainSection
-from pier_node.experts.gate import Verdict, judged
+from pier_node.experts.domains import HeldOut, read_held_out, rows_of
 from pier_node.experts.job import ExpertJob
 from pier_node.experts.reading import judging
-from pier_node.experts.score import log_probs, spread
+from pier_node.experts.scoring import log_probs, spread
 from pier_node.experts.sheet import ENDING, Rows, Sheet, Subject, load_sheet, row_hashes
-from pier_node.inner.replica import Replica
-from pier_node.model.evaluate import Losses, row_losses
-from pier_node.model.flops import flops_per_token
-from pier_node.model.initial import initial_weights
-from pier_node.model.widen import widened
+from pier_node.experts.trainer import Verdict, judged
+from pier_node.rounds.weights import Weights
+from pier_node.trainer.data.corpus import Corpus, open_corpus
+from pier_node.trainer.data.documents import Split
+from pier_node.trainer.data.windows import Windows
+from pier_node.trainer.model.cost import flops_per_token
+from pier_node.trainer.model.evaluate import Losses, row_losses
+from pier_node.trainer.model.initial import initial_weights
+from pier_node.trainer.model.widen import widened
+from pier_node.trainer.replica import Replica
 
 CPU = torch.device("cpu")
 CELL = "cell.json"

@@ -9,7 +9,7 @@ from typing import Literal
 
 import numpy as np
 
-from pier_node.experts.weights import Array
+from pier_node.experts.mixture import Array
 
 DRAWS = 2000
 LEVEL, OF_TWO = 0.95, 0.975

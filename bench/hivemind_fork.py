@@ -23,7 +23,7 @@ from rich.table import Table
 from bench.hivemind_fork_peers import VICTIM, Survivor, average_once
 from bench.tiny_run import tiny_run
 from pier_node.demo.sites import Site, Sites
-from pier_node.site import EVENTS_FILE, read_events
+from pier_node.rounds.folder import EVENTS_FILE, read_events
 from pier_node.wire.transport import Transport
 
 ROUNDS, KILLED_IN = 6, 3

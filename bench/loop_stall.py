@@ -19,20 +19,20 @@ from cryptography.hazmat.primitives.asymmetric import ec
 
 from bench.wan_site import Sleeper
 from pier.v1.peer_pb2 import Pulse, Site
-from pier_node.checkpoint import Checkpoint
-from pier_node.config import RunConfig
-from pier_node.identity import Identity
-from pier_node.member import Footing, rounds_of_all
-from pier_node.model.layout import Entry, Layout
+from pier_node.base.shared import SharedVector
+from pier_node.config.run import RunConfig
+from pier_node.identity.node import Identity
+from pier_node.identity.signing import Signer
+from pier_node.outer.layout import Entry, Layout
 from pier_node.outer.state import ANCHOR, MOMENTUM, OuterState
-from pier_node.outer.statements import SignedStatements
-from pier_node.progress import Progress
-from pier_node.proofs import PROOFS_FILE, Proofs
-from pier_node.roster import Roster
-from pier_node.shared import SharedVector
-from pier_node.signing import Signer
-from pier_node.training import Training
-from pier_node.wire.grpc_carrier import GrpcCarrier
+from pier_node.rounds.checkpoint import Checkpoint
+from pier_node.rounds.progress import Progress
+from pier_node.rounds.proofs import PROOFS_FILE, Proofs
+from pier_node.rounds.roster import Roster
+from pier_node.rounds.statements import SignedStatements
+from pier_node.site.member import Footing, rounds_of_all
+from pier_node.site.training import Training
+from pier_node.wire.grpc.carrier import GrpcCarrier
 from pier_node.wire.state_server import StateServer
 
 TICK = 0.001

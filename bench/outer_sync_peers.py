@@ -128,13 +128,13 @@ def pier_libp2p(task: Task, gate: Gate, report: Report) -> None:
 
 async def _pier(task: Task, gate: Gate, report: Report, transport: Transport, secure: bool) -> None:
     from pier.v1.peer_pb2 import Ballot, Chunk, Share
-    from pier_node.certificates import credentials
-    from pier_node.identity import Identity, Token
+    from pier_node.identity.certificates import credentials
+    from pier_node.identity.node import Identity, Token
     from pier_node.outer.codec.plain import Plain
-    from pier_node.outer.contribution import Contribution
-    from pier_node.outer.plan import Plan
-    from pier_node.outer.reduce import Reduction
-    from pier_node.outer.shards import split
+    from pier_node.outer.mean import split
+    from pier_node.outer.update import Update
+    from pier_node.rounds.plan import Plan
+    from pier_node.rounds.reduce import Reduction
 
     run = hashlib.sha256(b"bench").digest()
     identity = Identity.load_or_create(task.folder / f"peer{task.rank}")
@@ -161,8 +161,8 @@ async def _pier(task: Task, gate: Gate, report: Report, transport: Transport, se
     shares = [Share(node=node, tokens=1, norm=1e9, offset=offset, length=length) for node, (offset, length) in shards]
     vector, mean = task.vector(), np.zeros(task.length, np.float32)
     for number in range(1, task.reps + 1):
-        plan = Plan(number, Ballot(number=1, keeper=min(nodes)), shares, norm_limit=1e9, silence=60.0)
-        reduction = Reduction(carrier, plan, Contribution(vector, 1), mean, Plain())
+        plan = Plan(number, Ballot(number=1, leader=min(nodes)), shares, norm_limit=1e9, silence=60.0)
+        reduction = Reduction(carrier, plan, Update(vector, 1), mean, Plain())
         await asyncio.to_thread(gate.wait)
         began = time.perf_counter()
         reductions[number].set_result(reduction)

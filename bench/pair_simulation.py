@@ -11,12 +11,11 @@ import numpy as np
 import torch
 
 from bench.simulation import Simulation, Trainer
-from pier_node.config import RunConfig
+from pier_node.base.shared import Vector
+from pier_node.config.run import RunConfig
 from pier_node.outer.mean import relative_weights, weighted_mean
-from pier_node.outer.noloco import needs_anchors, noloco_step
-from pier_node.outer.pairing import groups
+from pier_node.outer.noloco import groups, needs_anchors, noloco_step
 from pier_node.outer.schedule import Kind, RoundPlan
-from pier_node.shared import Vector
 
 
 class PairSimulation(Simulation):

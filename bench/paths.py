@@ -21,12 +21,12 @@ from rich.console import Console
 from rich.table import Table
 
 from bench.paths_instances import Instance, instances
-from pier_coordinator.paths.bounds import lower_bounds
-from pier_coordinator.paths.check import violations
-from pier_coordinator.paths.plan import worst_intra
-from pier_coordinator.paths.policies import full_pipeline
-from pier_coordinator.paths.problem import Problem
-from pier_coordinator.paths.search import search
+from pier_node.pipeline.planning.bounds import lower_bounds
+from pier_node.pipeline.planning.check import violations
+from pier_node.pipeline.planning.plan import worst_intra
+from pier_node.pipeline.planning.policies import full_pipeline
+from pier_node.pipeline.planning.problem import Problem
+from pier_node.pipeline.planning.search import search
 
 LONGEST = 27.0
 """Seconds asked for, so that 30 are not exceeded."""

@@ -9,10 +9,9 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any
 
-from pier_coordinator.paths.form import problem_from_json
-from pier_coordinator.paths.plan import Path as Way
-from pier_coordinator.paths.plan import Plan, worst_intra
-from pier_coordinator.paths.problem import Problem
+from pier_node.pipeline.planning.plan import Path as Way
+from pier_node.pipeline.planning.plan import Plan, problem_from_json, worst_intra
+from pier_node.pipeline.planning.problem import Problem
 
 FILE = Path(__file__).with_name("paths_instances.json")
 

@@ -28,7 +28,7 @@ from rich.table import Table
 from bench.pipeline_figures import Iteration, Result, iterations
 from bench.pipeline_sites import Watched, running
 from bench.wan_link import has_latency, refuse_without_tools
-from pier_node.errors import PierError
+from pier_node.base.errors import PierError
 
 POLICIES = ("full", "skip", "random")
 WARM = 5
@@ -53,7 +53,7 @@ def measure(policy: str, sites: int, count: int, forward: float = FORWARD, warm:
 
 def known(watched: Watched) -> list[Iteration]:
     """The iterations so far."""
-    from pier_coordinator.paths.simulate import makespan
+    from pier_node.pipeline.planning.simulate import makespan
 
     events = watched.events()
     predicted = {number: makespan(it.problem, it.plan) for number, it in watched.drawn.items()}

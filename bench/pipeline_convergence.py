@@ -24,9 +24,9 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from bench.pipeline_report import plot, tables
 from bench.pipeline_simulation import PipelineSimulation
-from pier_node.config import RunConfig
-from pier_node.model.omission import choices, early_exits, omissions
-from pier_node.pipeline.cut import stage_blocks
+from pier_node.config.run import RunConfig
+from pier_node.pipeline.stage import stage_blocks
+from pier_node.trainer.model.omission import choices, early_exits, omissions
 
 ARMS: dict[str, dict[str, Any]] = {
     "full": {"stages": 6, "paths": "full"},

@@ -18,26 +18,25 @@ import torch
 
 from bench.simulation import VALIDATION_SEQUENCES, Point
 from pier.v1.peer_pb2 import Place, Pulse, Site
-from pier_coordinator.paths.search import search
-from pier_node.config import RunConfig
-from pier_node.data.corpus import open_corpus
-from pier_node.data.windows import Batch, Windows
-from pier_node.model.decoder import Decoder
-from pier_node.model.evaluate import validation_loss
-from pier_node.model.layout import Layout
+from pier_node.base.shared import Vector
+from pier_node.config.run import RunConfig
+from pier_node.outer.layout import Layout
 from pier_node.outer.state import ANCHOR
-from pier_node.pipeline.cut import gather
-from pier_node.pipeline.itinerary import Plan
+from pier_node.pipeline.iteration_plan import Plan
+from pier_node.pipeline.joint import square
 from pier_node.pipeline.planner import Planner
-from pier_node.pipeline.replicas import square
-from pier_node.pipeline.stage import Stage
-from pier_node.pipeline.tally import Standing
-from pier_node.pipeline.vault import NAMES, made, take_stage_step
-from pier_node.shared import Vector
+from pier_node.pipeline.planning.search import search
+from pier_node.pipeline.stage import Stage, gather
+from pier_node.pipeline.stage_state import NAMES, made, take_stage_step
+from pier_node.pipeline.vote_state import Standing
+from pier_node.trainer.data.corpus import open_corpus
+from pier_node.trainer.data.windows import Batch, Windows
+from pier_node.trainer.model.decoder import Decoder
+from pier_node.trainer.model.evaluate import validation_loss
 
 if TYPE_CHECKING:
-    from pier_coordinator.paths import plan as paths
-    from pier_coordinator.paths.problem import Problem
+    from pier_node.pipeline.planning import plan as paths
+    from pier_node.pipeline.planning.problem import Problem
 
 CPU = torch.device("cpu")
 VERSION = 1 << 24

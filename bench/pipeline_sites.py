@@ -13,10 +13,10 @@ from typing import Any
 
 from bench.goodput_sites import Site
 from bench.star import star
-from pier_node.config import load
-from pier_node.identity import Token
+from pier_node.config.run import load
+from pier_node.identity.node import Token
 from pier_node.pipeline.paths_file import PATHS_FILE, Drawn, read_paths
-from pier_node.site import EVENTS_FILE, read_events
+from pier_node.rounds.folder import EVENTS_FILE, read_events
 
 HOOK = Path(__file__).with_name("pipeline_hook")
 RATES = (50.0, 25.0, 40.0, 20.0, 30.0, 20.0, 35.0, 25.0, 45.0)

@@ -23,11 +23,11 @@ from rich.console import Console
 from rich.table import Table
 
 from pier_node.commands.serve import Settings, open_ensemble
-from pier_node.config import ModelSection
-from pier_node.model.export import export
-from pier_node.model.generate import generate
-from pier_node.model.layout import Layout
-from pier_node.serving.app import make_app
+from pier_node.config.run import ModelSection
+from pier_node.experts.serving.app import make_app
+from pier_node.outer.layout import Layout
+from pier_node.trainer.model.export import export
+from pier_node.trainer.model.generate import generate
 
 PROMPT = "x" * 300
 AT_ONCE = 4

@@ -15,17 +15,17 @@ import numpy as np
 import torch
 
 from bench.exchange import exchanged
-from pier_node.config import RunConfig
-from pier_node.data.corpus import open_corpus
-from pier_node.data.windows import Batch, Windows
-from pier_node.inner.replica import Replica
-from pier_node.model.initial import initial_weights
+from pier_node.base.shared import Vector
+from pier_node.config.run import RunConfig
 from pier_node.outer.codec import codec
-from pier_node.outer.contribution import Contribution
 from pier_node.outer.pier import accumulate, outer_step, pseudo_gradient
 from pier_node.outer.schedule import Kind, RoundPlan, round_plan, total_rounds
-from pier_node.pending import Pending
-from pier_node.shared import Vector
+from pier_node.outer.update import Update
+from pier_node.site.unsent import Pending
+from pier_node.trainer.data.corpus import open_corpus
+from pier_node.trainer.data.windows import Batch, Windows
+from pier_node.trainer.model.initial import initial_weights
+from pier_node.trainer.replica import Replica
 
 VALIDATION_SEQUENCES = 32
 
@@ -85,7 +85,7 @@ class Simulation:
         self._everybody = Trainer(config, self._windows, self.anchor)
         self._sites: list[Trainer] = []
         self._starts: list[Vector] = []
-        self._flight: tuple[RoundPlan, list[Contribution]] | None = None
+        self._flight: tuple[RoundPlan, list[Update]] | None = None
         self._codec = codec(config.outer.codec)
         self._pending = [Pending(len(self.anchor), config.outer.fragments, self._codec.lossy) for _ in range(sites)]
         self.momentum = np.zeros_like(self.anchor)
@@ -134,7 +134,7 @@ class Simulation:
             pending.learn(start, site.weights(), plan.steps)
         part = plan.span(len(self.anchor))
         offers = [(pending.offer(part), pending.tokens[plan.fragment]) for pending in self._pending]
-        self._flight = plan, [Contribution(vector, tokens, error) for (vector, error), tokens in offers]
+        self._flight = plan, [Update(vector, tokens, error) for (vector, error), tokens in offers]
         self._starts = self._beginnings()
         if not self._config.outer.overlap:
             self._land()
@@ -148,8 +148,8 @@ class Simulation:
         """The round under way, if there is one, ends."""
         if self._flight is None:
             return
-        (plan, contributions), self._flight = self._flight, None
-        mean, part = exchanged(contributions, self._codec), plan.span(len(self.anchor))
+        (plan, updates), self._flight = self._flight, None
+        mean, part = exchanged(updates, self._codec), plan.span(len(self.anchor))
         anchor, momentum = self.anchor.copy(), self.momentum.copy()
         step = self.anchor[part], self.momentum[part], mean, plan.momentum, plan.lr, anchor[part], momentum[part]
         outer_step(*step)

@@ -30,8 +30,8 @@ from bench.wan_link import has_latency, link, refuse_without_tools
 from bench.wan_show import fill_table, plot, tables
 from bench.wan_site import Mark
 from bench.wan_site import main as main_of_site
-from pier_node.errors import PierError
-from pier_node.identity import Identity
+from pier_node.base.errors import PierError
+from pier_node.identity.node import Identity
 
 PATIENCE = 60.0
 """Seconds that a cell may take beyond three times its rounds on an ideal link."""

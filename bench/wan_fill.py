@@ -17,7 +17,7 @@ from bench.outer_sync_links import FileGate
 from bench.outer_sync_peers import PEERS, Task
 from bench.wan_grid import PARAMETERS
 from bench.wan_link import HOSTS, enter, link
-from pier_node.errors import PierError
+from pier_node.base.errors import PierError
 
 RATE = 100
 PORT = 7810

@@ -10,7 +10,7 @@ import math
 from dataclasses import dataclass
 from typing import Any
 
-from pier_node.config import RunConfig
+from pier_node.config.run import RunConfig
 from pier_node.doctor.utilisation import exchange_bytes, inner_steps, share_of_compute
 
 PARAMETERS = 30_846_720

@@ -16,8 +16,8 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 
 from bench.delay_line import OFFLOAD_HEADER, TUN, TUN_DEVICE, Line, device, joined
-from pier_node.doctor.idle import SETTING
-from pier_node.errors import PierError
+from pier_node.base.errors import PierError
+from pier_node.doctor.machine import SETTING
 
 NETWORK, HOSTS = "10.78.0.0/24", ("10.78.0.1", "10.78.0.2")
 CONGESTION = "cubic"

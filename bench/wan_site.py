@@ -19,23 +19,23 @@ import numpy as np
 from bench.wan_grid import Task
 from bench.wan_link import HOSTS, enter
 from pier.v1.peer_pb2 import Pulse, Site
-from pier_node.certificates import credentials
-from pier_node.checkpoint import Checkpoint
-from pier_node.identity import Identity, Token
-from pier_node.member import Footing, pairs_of_two, rounds_of_all
-from pier_node.model.layout import Entry, Layout
-from pier_node.outer.pairs import Pairs
-from pier_node.outer.round import Rounds
+from pier_node.base.shared import SharedVector
+from pier_node.gossip.pairs import Pairs
+from pier_node.identity.certificates import credentials
+from pier_node.identity.node import Identity, Token
+from pier_node.identity.signing import Signer
+from pier_node.outer.layout import Entry, Layout
 from pier_node.outer.state import ANCHOR, MOMENTUM, OuterState
-from pier_node.outer.statements import SignedStatements
-from pier_node.pair_training import PairTraining
-from pier_node.progress import Progress
-from pier_node.proofs import PROOFS_FILE, Proofs
-from pier_node.roster import Roster
-from pier_node.shared import SharedVector
-from pier_node.signing import Signer
-from pier_node.training import Training
-from pier_node.wire.grpc_carrier import GrpcCarrier
+from pier_node.rounds.checkpoint import Checkpoint
+from pier_node.rounds.member import Rounds
+from pier_node.rounds.progress import Progress
+from pier_node.rounds.proofs import PROOFS_FILE, Proofs
+from pier_node.rounds.roster import Roster
+from pier_node.rounds.statements import SignedStatements
+from pier_node.site.member import Footing, pairs_of_two, rounds_of_all
+from pier_node.site.pair_training import PairTraining
+from pier_node.site.training import Training
+from pier_node.wire.grpc.carrier import GrpcCarrier
 from pier_node.wire.state_server import StateServer, no_proof
 
 PORT = 7800

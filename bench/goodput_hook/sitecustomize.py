@@ -16,10 +16,10 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:  # each process imports what it would import anyway, and no more
     from torch import Tensor
 
-    from pier_node.config import RunConfig
-    from pier_node.data.windows import Batch
-    from pier_node.inner.replica import Replica
+    from pier_node.config.run import RunConfig
     from pier_node.outer.schedule import RoundPlan
+    from pier_node.trainer.data.windows import Batch
+    from pier_node.trainer.replica import Replica
 
 
 def pace(kind: type[Replica], seconds: float) -> None:
@@ -37,8 +37,8 @@ def pace(kind: type[Replica], seconds: float) -> None:
 
 def wait_for_all() -> None:
     """Let every round need as many members as the first exchange."""
-    from pier_node import training
     from pier_node.outer.schedule import round_plan
+    from pier_node.site import training
 
     def patient(config: RunConfig, number: int) -> RoundPlan:
         return replace(round_plan(config, number), first_exchange=True)
@@ -46,8 +46,8 @@ def wait_for_all() -> None:
     vars(training)["round_plan"] = patient
 
 
-if "pier_node.inner.launch" in sys.orig_argv:
-    from pier_node.inner.replica import Replica as OfWorker
+if "pier_node.trainer.launch" in sys.orig_argv:
+    from pier_node.trainer.replica import Replica as OfWorker
 
     pace(OfWorker, float(os.environ["PIER_BENCH_PACE"]))
 elif os.environ.get("PIER_BENCH_WAITS") == "1" and any(word.endswith("pier-node") for word in sys.orig_argv):

@@ -1,4 +1,7 @@
-"""pier-node: everything a site's owner does. Nothing heavy is imported before a command needs it."""
+"""pier-node: everything a site's owner does. Nothing heavy is imported before a command needs it.
+
+The commands of pier-node for an ensemble of experts: how good it is, and answering with it.
+"""
 
 from __future__ import annotations
 
@@ -10,8 +13,9 @@ from typing import Any
 import click
 
 from pier_node import __version__
-from pier_node.cli_experts import score, serve
-from pier_node.options import (
+from pier_node.base.address import COORDINATOR_PORT, with_port
+from pier_node.base.processes import spin_little
+from pier_node.commands.options import (
     ADVERTISE,
     DEVICE,
     FOLDER,
@@ -21,6 +25,7 @@ from pier_node.options import (
     LISTEN,
     MODEL,
     PEERS,
+    PLOT,
     RUN,
     TRANSPORT,
     dataset,
@@ -28,8 +33,77 @@ from pier_node.options import (
     preset,
     with_token,
 )
-from pier_node.spinning import spin_little
-from pier_node.wire.address import COORDINATOR_PORT, with_port
+
+
+@click.command()
+@click.option(
+    "--experts",
+    type=click.Path(path_type=Path, file_okay=False, exists=True),
+    default=Path("ensemble"),
+    show_default=True,
+    help="Folder of an ensemble: ensemble.json, and a folder for each expert.",
+)
+@click.option("--listen", default="127.0.0.1:7720", show_default=True, metavar="HOST:PORT", help="Where to listen.")
+@click.option(
+    "--top-k", type=click.IntRange(0), default=0, help="Experts that answer a request: the likeliest. [default: all]"
+)
+@click.option(
+    "--memory",
+    type=click.FloatRange(0),
+    default=0.0,
+    metavar="GB",
+    help="For weights; the least recently asked expert makes room. [default: no limit]",
+)
+@click.option(
+    "--posterior",
+    type=click.Choice(["decay", "fixed-share", "bayes", "uniform"]),
+    default="decay",
+    show_default=True,
+    help="How the experts' weights follow the text.",
+)
+@DEVICE
+@click.option("--quiet", is_flag=True, help="Say only what is wrong. [default: say what happens]")
+@explained
+def serve(quiet: bool, **options: Any) -> None:
+    """Answer requests with an ensemble of experts, over HTTP.
+
+    Clients of the completions protocol (/v1/completions) work as they are; / is a page to type into. Ctrl+C ends it.
+    """
+    from pier_node.commands.serve import Settings, run_server
+
+    run_server(Settings(**options), quiet)
+
+
+@click.command()
+@click.argument("folder", type=click.Path(path_type=Path, file_okay=False, exists=True))
+@click.option(
+    "--config",
+    "file",
+    type=click.Path(path_type=Path, dir_okay=False, exists=True),
+    help="experts.toml: where the text of the domains is. [default: they are built in]",
+)
+@click.option(
+    "--domain", "domains", multiple=True, help="Score this one too; repeat. [default: those that have an expert]"
+)
+@click.option("--rows", type=click.IntRange(0), default=0, help="Of each domain and split. [default: all]")
+@click.option(
+    "--top-k", type=click.IntRange(0), default=0, help="Experts that a mixture chooses. [default: one, and two]"
+)
+@click.option(
+    "--save", type=click.Path(path_type=Path, file_okay=False), help="Put the score sheets there. [default: nowhere]"
+)
+@PLOT
+@DEVICE
+@JSON
+@explained
+def score(as_json: bool, **options: Any) -> None:
+    """Score the ensemble in FOLDER on what is held out of every domain.
+
+    Prints bits per byte and perplexity for every mixture. FOLDER may be one expert's, with --save.
+    """
+    from pier_node.commands.score import Settings, score
+
+    score(Settings(**options), as_json)
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
@@ -109,7 +183,7 @@ def start(peers: tuple[str, ...], quiet: bool, **options: Any) -> None:
     Ctrl+C leaves politely; the same command goes on later.
     """
     from pier_node.commands.start import run_site
-    from pier_node.settings import Settings
+    from pier_node.site.settings import Settings
 
     run_site(Settings(peers=peers, **options), quiet)
 
@@ -165,7 +239,7 @@ def doctor(peers: tuple[str, ...], as_json: bool, **options: Any) -> None:
     Exit code: 0 when nothing is wrong, 1 when something is.
     """
     from pier_node.commands.doctor import doctor
-    from pier_node.settings import Settings
+    from pier_node.site.settings import Settings
 
     sys.exit(doctor(Settings(peers=peers, **options), as_json))
 
@@ -208,7 +282,7 @@ def evaluate(folder: Path, skip: float | None, plot: Path | None, **options: Any
     choice of stages, and without the last ones.
     """
     if skip is not None:
-        from pier_node.commands.omission import evaluate_omissions
+        from pier_node.commands.evaluate import evaluate_omissions
 
         click.echo(evaluate_omissions(folder, skip=skip, plot=plot, **options))
         return

@@ -9,7 +9,7 @@ from click.testing import CliRunner
 
 from bench.codecs import cli, measure, relative_error
 from bench.codecs_peers import Peer, peers
-from pier_node.shared import Vector
+from pier_node.base.shared import Vector
 
 VECTORS = {"ramp": np.arange(1, 1001, dtype=np.float32)}
 

@@ -2,12 +2,12 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from outer.exchanges import Exchange, vectors
+from rounds.exchanges import Exchange, vectors
 from simulation.virtual_time import run
 
 from bench.exchange import exchanged
 from pier_node.outer.codec import CODECS
-from pier_node.outer.contribution import Contribution
+from pier_node.outer.update import Update
 
 
 @pytest.mark.parametrize("name", CODECS)
@@ -24,7 +24,7 @@ def test_it_is_what_the_members_of_a_round_compute(name: str, monkeypatch: pytes
     real, lossy = run(main()), CODECS[name].lossy
     errors = {node: np.zeros(5100, np.float32) for node in parts}
     mean = exchanged(
-        [Contribution(parts[node], tokens[node], errors[node] if lossy else None) for node in parts], CODECS[name]
+        [Update(parts[node], tokens[node], errors[node] if lossy else None) for node in parts], CODECS[name]
     )
     for node in parts:
         np.testing.assert_array_equal(real.means[node], mean)
@@ -40,9 +40,9 @@ def test_error_feedback_brings_all_of_it_in_the_end(name: str) -> None:
     arrived, distances = np.zeros(4096), list[float]()
     for number in range(1, 401):
         offers = [part + residual for part, residual in zip(parts, residuals, strict=True)]
-        sent = [Contribution(offer, 1, np.zeros_like(offer)) for offer in offers]
+        sent = [Update(offer, 1, np.zeros_like(offer)) for offer in offers]
         arrived += exchanged(sent, CODECS[name])
-        residuals = [contribution.error for contribution in sent if contribution.error is not None]
+        residuals = [update.error for update in sent if update.error is not None]
         wanted = number * (parts[0] + parts[1]) / 2
         distances.append(float(np.linalg.norm(arrived - wanted) / np.linalg.norm(wanted)))
     assert distances[-1] < 0.25 * max(distances[0], 1e-4)

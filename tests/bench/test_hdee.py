@@ -15,7 +15,7 @@ from bench import hdee
 from bench.hdee_setting import BASE, DENSE, Arms, Setting, modes
 from bench.hdee_train import MissingError, Shop, Texts, cell_of, sheets
 from pier_node.experts import trainer
-from pier_node.model.export import import_weights
+from pier_node.trainer.model.export import import_weights
 
 pytestmark = pytest.mark.processes
 

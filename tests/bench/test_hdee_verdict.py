@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from bench.hdee_verdict import OF_TWO, Verdict, best_of_two, gap, sign_test
-from pier_node.experts.weights import Array
+from pier_node.experts.mixture import Array
 
 
 def rows(shift: float, noise: float = 0.1, seeds: int = 3, seed: int = 0) -> Array:

@@ -12,13 +12,13 @@ import torch
 
 from bench.pipeline_simulation import PipelineSimulation, Routes
 from bench.simulation import Trainer
-from pier_node.config import RunConfig
-from pier_node.data.corpus import open_corpus
-from pier_node.data.windows import Windows
-from pier_node.inner.replica import Replica
-from pier_node.model.initial import initial_weights
+from pier_node.config.run import RunConfig
 from pier_node.outer.schedule import round_plan
-from pier_node.pipeline.cut import scatter
+from pier_node.pipeline.stage import scatter
+from pier_node.trainer.data.corpus import open_corpus
+from pier_node.trainer.data.windows import Windows
+from pier_node.trainer.model.initial import initial_weights
+from pier_node.trainer.replica import Replica
 
 MICROBATCHES, SIZE, SITES = 6, 2, 9
 

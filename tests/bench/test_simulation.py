@@ -10,7 +10,7 @@ import torch
 
 from bench.pair_simulation import PairSimulation, simulation_of
 from bench.simulation import Point, Simulation
-from pier_node.config import RunConfig
+from pier_node.config.run import RunConfig
 
 STEPS, EVERY = 24, 4
 

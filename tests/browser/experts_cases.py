@@ -7,8 +7,8 @@ from typing import Any
 
 from browser.looking import A, B, C, run_of_three
 
-from pier_coordinator.board import Board
-from pier_coordinator.facts import Fact
+from pier_coordinator.runs.read_model import ReadModel
+from pier_coordinator.store.facts import Fact
 
 PLAN = "ab" * 16
 DONE: dict[str, Any] = {"done": True, "standard_error": 0.011, "accepted": True}
@@ -33,7 +33,7 @@ def said(node: str, job: int, **body: Any) -> Fact:
     return Fact(time.time(), "expert", node, {"plan": PLAN, "job": job, "done": False, "problem": "", **body})
 
 
-def board_with_experts() -> Board:
+def board_with_experts() -> ReadModel:
     """One is accepted, one refused, two are being trained."""
     board = run_of_three()
     board.apply(planned(*EXPERTS))

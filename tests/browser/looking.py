@@ -12,7 +12,7 @@ from typing import Any
 from coordinator.played import LABS, Played, node, pulse
 from playwright.async_api import Browser, Page
 
-from pier_coordinator.board import Board
+from pier_coordinator.runs.read_model import ReadModel
 
 A, B, C = (node(lab.name) for lab in LABS)
 
@@ -43,11 +43,11 @@ async def looking(browser: Browser, address: str, **how: Any) -> AsyncIterator[L
         await context.close()
 
 
-def run_of_three(rounds: int = 63, late: int = 3, name: str = "atlantic") -> Board:
+def run_of_three(rounds: int = 63, late: int = 3, name: str = "atlantic") -> ReadModel:
     """A live board whose run began so long ago that its last round has just ended."""
     made = Played(rounds=rounds, late=late, run={"name": name})
     made.start = time.time() - (made.end - made.start)
-    board = Board()
+    board = ReadModel()
     for fact in made.facts():
         board.apply(fact)
     for lab, phase in zip(LABS, ("PHASE_EXCHANGING", "PHASE_CATCHING_UP", "PHASE_TRAINING")):

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from coordinator.page_cases import serving
 
-from pier_coordinator.board import Board
-from pier_node import units
+from pier_coordinator.runs.read_model import ReadModel
+from pier_node.base import units
 
 if TYPE_CHECKING:
     from playwright.async_api import Browser
@@ -32,7 +32,7 @@ CASES: dict[str, tuple[Callable[[Any], str], list[Any]]] = {
 
 
 async def test_numbers_read_as_on_the_command_line(chromium: Browser) -> None:
-    async with serving(Board()) as address, looking(chromium, address) as look:
+    async with serving(ReadModel()) as address, looking(chromium, address) as look:
         for name, (python, values) in CASES.items():
             script = (
                 f"async (values) => {{ const it = await import('/static/format.js'); return values.map(it.{name}) }}"
@@ -44,14 +44,14 @@ async def test_there_may_be_one_of_a_thing(chromium: Browser) -> None:
     script = """async (values) => { const it = await import('/static/format.js');
         return values.map((value) => it.several(value, 'round')) }"""
     values = [0, 1, 2, 12_345]
-    async with serving(Board()) as address, looking(chromium, address) as look:
+    async with serving(ReadModel()) as address, looking(chromium, address) as look:
         assert await look.page.evaluate(script, values) == [units.several(value, "round") for value in values]
 
 
 async def test_what_is_not_known_is_a_dash(chromium: Browser) -> None:
     script = """async () => { const it = await import('/static/format.js');
         return [it.bytes, it.rate, it.seconds, it.age, it.speed, it.big, it.count].map((show) => show(null)) }"""
-    async with serving(Board()) as address, looking(chromium, address) as look:
+    async with serving(ReadModel()) as address, looking(chromium, address) as look:
         assert await look.page.evaluate(script) == [units.UNKNOWN] * 7
 
 
@@ -62,5 +62,5 @@ async def test_a_curve_takes_what_changed_and_begins_anew_when_told(chromium: Br
         const more = joined(first, points([2, 3], [7, 8], false));
         const told = [...more.entries()].map(([x, values]) => [x, values[0]]);
         return [told, [...joined(more, points([0], [9], true)).keys()]] }"""
-    async with serving(Board()) as address, looking(chromium, address) as look:
+    async with serving(ReadModel()) as address, looking(chromium, address) as look:
         assert await look.page.evaluate(script) == [[[1, 5], [2, 7], [3, 8]], [0]]

@@ -9,8 +9,8 @@ import pytest
 from coordinator.page_cases import serving
 from coordinator.played import many, node, pulse
 
-from pier_coordinator.board import Board
-from pier_coordinator.facts import Fact
+from pier_coordinator.runs.read_model import ReadModel
+from pier_coordinator.store.facts import Fact
 
 if TYPE_CHECKING:
     from playwright.async_api import Browser
@@ -26,9 +26,9 @@ SITES = many(1000)
 ROUNDS = 100_000
 
 
-def large() -> Board:
+def large() -> ReadModel:
     """One site's rounds from the first to the last, and of all sites the last ten and some samples."""
-    board, now = Board(), time.time()
+    board, now = ReadModel(), time.time()
     body = {"name": "large", "algorithm": "noloco", "rounds": 2 * ROUNDS, "sites": len(SITES)}
     board.apply(Fact(now, "run", "", body))
     for lab in SITES:
@@ -46,7 +46,7 @@ def large() -> Board:
     return board
 
 
-def beat(board: Board) -> None:
+def beat(board: ReadModel) -> None:
     """All sites send a heartbeat."""
     for lab in SITES:
         board.pulse(node(lab.name), pulse(lab, ROUNDS), alive=True)

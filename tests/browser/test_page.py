@@ -11,8 +11,8 @@ import pytest
 from coordinator.page_cases import TOKEN, Recorded, serving
 from coordinator.played import LABS, Played, many, pulse
 
-from pier_coordinator.board import Board
-from pier_coordinator.facts import Fact
+from pier_coordinator.runs.read_model import ReadModel
+from pier_coordinator.store.facts import Fact
 
 if TYPE_CHECKING:
     from playwright.async_api import Browser, Route
@@ -102,7 +102,7 @@ async def test_a_revoked_site_is_marked_and_its_links_vanish(chromium: Browser) 
 
 
 async def test_a_bandwidth_is_shown_only_when_it_was_measured(chromium: Browser) -> None:
-    board = Board()
+    board = ReadModel()
     for node in (A, B, C):
         board.pulse(node, {"phase": "training"}, alive=True)
     for peer, bandwidth in ((B, 2.5e6), (C, 0.0)):
@@ -217,7 +217,7 @@ async def test_sites_are_sorted_searched_and_chosen_by_keyboard(chromium: Browse
 
 
 async def test_among_many_links_those_of_one_site_stand_out(chromium: Browser) -> None:
-    board = Board(clock=None)
+    board = ReadModel(clock=None)
     for fact in Played(rounds=2, labs=many(20)).facts():
         board.apply(fact)
     async with serving(board) as address, looking(chromium, address) as look:
@@ -268,7 +268,7 @@ CONTRAST = """(() => {
 
 
 async def test_an_empty_run_says_that_nobody_has_come(chromium: Browser) -> None:
-    async with serving(Board()) as address, looking(chromium, address) as look:
+    async with serving(ReadModel()) as address, looking(chromium, address) as look:
         await expect(look.page.locator("#no-sites")).to_have_text("No site has come yet.")
         await expect(look.page.locator("#rounds-words")).to_have_text("No rounds yet.")
         assert look.errors == []

@@ -15,12 +15,12 @@ from coordinator.page_cases import serving
 from PIL import Image
 from playwright.async_api import expect
 
-from pier_coordinator.board import Board
-from pier_coordinator.drawing import Drawing
-from pier_coordinator.paths.gantt_svg import gantt_svg
-from pier_coordinator.paths.plan import Plan
-from pier_coordinator.paths.problem import Problem, Site
-from pier_coordinator.paths.schedule import Schedule, Task
+from pier_coordinator.runs.drawing import Drawing
+from pier_coordinator.runs.read_model import ReadModel
+from pier_node.pipeline.planning.gantt import gantt_svg
+from pier_node.pipeline.planning.plan import Plan
+from pier_node.pipeline.planning.problem import Problem, Site
+from pier_node.pipeline.planning.simulate import Schedule, Task
 
 if TYPE_CHECKING:
     from playwright.async_api import Browser
@@ -34,7 +34,7 @@ DRAWING = Drawing(7, "6 microbatches through 2 of 3 stages", 9.0, [[A], [B], [C]
 NATURAL = "document.querySelector('#gantt img').naturalWidth"
 
 
-def piped() -> Board:
+def piped() -> ReadModel:
     """A board of a pipeline, whose paths nobody has told yet."""
     board = run_of_three()
     for stage, node in enumerate((A, B, C)):

@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
-from serving.ensembles import make_ensemble, opened, served
+from experts.serving.ensembles import make_ensemble, opened, served
 
-from pier_node.serving.asking import Asking
+from pier_node.experts.serving.queue import Asking
 
 if TYPE_CHECKING:
     from playwright.async_api import Browser

@@ -10,13 +10,13 @@ import torch
 from click.testing import CliRunner, Result
 from processes.run import CORPUS, Run
 
-from pier_node.checkpoint import Checkpoint, CheckpointStore
+from pier_node.base.shared import SharedVector
 from pier_node.cli import main
-from pier_node.config import RunConfig
-from pier_node.model.initial import initial_weights
+from pier_node.config.run import RunConfig
 from pier_node.outer.state import ANCHOR, MOMENTUM, OuterState
-from pier_node.shared import SharedVector
-from pier_node.site import SiteRecord, save_run
+from pier_node.rounds.checkpoint import Checkpoint, CheckpointStore
+from pier_node.rounds.folder import SiteRecord, save_run
+from pier_node.trainer.model.initial import initial_weights
 
 TABLES = {
     "run": {"name": "small", "sites": 2},

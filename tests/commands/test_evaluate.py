@@ -13,9 +13,9 @@ from processes.run import CORPUS, Run
 from tokenizers import Tokenizer, models, pre_tokenizers
 
 from pier_node.commands.evaluate import bytes_per_token
-from pier_node.commands.weights import newest_weights
-from pier_node.data.tokens import ByteTokenizer, FileTokenizer
-from pier_node.model.export import export
+from pier_node.rounds.weights import newest_weights
+from pier_node.trainer.data.tokens import ByteTokenizer, FileTokenizer
+from pier_node.trainer.model.export import export
 
 Call = Callable[..., Result]
 

@@ -9,9 +9,9 @@ from click.testing import Result
 from commands.conftest import TABLES, save_round
 from processes.run import Run
 
-from pier_node.config import RunConfig
-from pier_node.model.export import import_weights
-from pier_node.site import save_run
+from pier_node.config.run import RunConfig
+from pier_node.rounds.folder import save_run
+from pier_node.trainer.model.export import import_weights
 
 Call = Callable[..., Result]
 

@@ -9,11 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pier_node.commands.generate import pieces, printable
-from pier_node.commands.weights import newest_weights
-from pier_node.data.spelling import BROKEN, LONGEST
-from pier_node.data.tokens import ByteTokenizer, FileTokenizer
-from pier_node.model.export import export
-from pier_node.model.tokenizer_files import byte_tokenizer
+from pier_node.rounds.weights import newest_weights
+from pier_node.trainer.data.tokens import BROKEN, LONGEST, ByteTokenizer, FileTokenizer
+from pier_node.trainer.model.export import byte_tokenizer, export
 
 Call = Callable[..., Result]
 BYTES = ByteTokenizer()

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from click.testing import Result
 
-from pier_node.config import RunConfig, load
+from pier_node.config.run import RunConfig, load
 
 Call = Callable[..., Result]
 

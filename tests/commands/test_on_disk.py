@@ -6,9 +6,9 @@ from pathlib import Path
 
 from commands.conftest import CONFIG, save_round
 
-from pier_node.commands.on_disk import TAIL, last_event, on_disk
-from pier_node.commands.on_disk import start_command as go_on
 from pier_node.outer.schedule import total_rounds
+from pier_node.site.running import TAIL, last_event, on_disk
+from pier_node.site.running import start_command as go_on
 
 
 def test_the_newest_checkpoint_is_described(site: Path) -> None:

@@ -12,16 +12,16 @@ import numpy as np
 import pytest
 import torch
 from click.testing import CliRunner, Result
-from serving.ensembles import make_ensemble, make_expert
+from experts.serving.ensembles import make_ensemble, make_expert
 
 from pier_coordinator.cli import main as coordinator
 from pier_node.commands.score import experts_in
-from pier_node.commands.weights import exported_weights
-from pier_node.data.domains import read_held_out, rows_of
 from pier_node.experts.card import Card, artefact_name, digest_of
 from pier_node.experts.config import DomainSection
-from pier_node.experts.score import log_probs, spread
+from pier_node.experts.domains import read_held_out, rows_of
+from pier_node.experts.scoring import log_probs, spread
 from pier_node.experts.sheet import load_sheet, row_hashes
+from pier_node.rounds.weights import exported_weights
 
 Call = Callable[..., Result]
 CPU = torch.device("cpu")

@@ -13,8 +13,8 @@ from click.testing import CliRunner
 
 from pier_node.cli import main
 from pier_node.commands import start
-from pier_node.daemon import Daemon
-from pier_node.settings import Settings
+from pier_node.site.daemon import Daemon
+from pier_node.site.settings import Settings
 
 NOBODY = 65534
 

@@ -13,9 +13,9 @@ from processes.program import ENVIRONMENT
 from processes.run import Run
 from processes.site import PROGRAM
 
+from pier_node.base.errors import PierError
 from pier_node.commands import status
-from pier_node.commands.running import Status
-from pier_node.errors import PierError
+from pier_node.site.running import Status
 
 Call = Callable[..., Result]
 

@@ -7,17 +7,10 @@ import pytest
 import torch
 from commands.conftest import CONFIG, save_round
 
-from pier_node.commands.weights import (
-    Weights,
-    exported_weights,
-    find_weights,
-    newest_weights,
-    pick_device,
-    site_config,
-)
-from pier_node.errors import PierError
-from pier_node.model.export import export
-from pier_node.model.initial import initial_weights
+from pier_node.base.errors import PierError
+from pier_node.rounds.weights import Weights, exported_weights, find_weights, newest_weights, pick_device, site_config
+from pier_node.trainer.model.export import export
+from pier_node.trainer.model.initial import initial_weights
 
 
 def test_a_site_gives_its_newest_anchor(site: Path) -> None:

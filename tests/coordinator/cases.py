@@ -33,16 +33,16 @@ from pier.v1.coordinator_pb2 import (
     WatchRequest,
 )
 from pier.v1.peer_pb2 import Phase, Pulse, Site
-from pier_coordinator.authority import Authority
-from pier_coordinator.coordinator import Coordinator
-from pier_coordinator.facts import Fact
-from pier_coordinator.limits import Limits
-from pier_coordinator.service import SERVICE, CoordinatorService
+from pier_coordinator.identity.authority import Authority
+from pier_coordinator.runs.coordinator import Coordinator
+from pier_coordinator.service.limits import Limits
+from pier_coordinator.service.service import SERVICE, CoordinatorService
+from pier_coordinator.store.facts import Fact
 from pier_coordinator.store.rows import InviteRow, Registration
 from pier_coordinator.store.store import Store
-from pier_node.certificates import Credentials, credentials
-from pier_node.config import RunConfig, RunSection
-from pier_node.identity import Identity, Token, key_pem
+from pier_node.config.run import RunConfig, RunSection
+from pier_node.identity.certificates import Credentials, credentials
+from pier_node.identity.node import Identity, Token, key_pem
 from pier_node.wire.carrier import PROTOCOL
 
 NOW = 1_800_000_000.0

@@ -8,11 +8,11 @@ import numpy as np
 from coordinator.cases import NOW
 
 from pier_coordinator.experts.accepted import AcceptedJob, AcceptedPlan, AcceptedSite
-from pier_coordinator.facts import Fact
-from pier_node.data.deal import Split
+from pier_coordinator.store.facts import Fact
 from pier_node.experts.config import DomainSection
 from pier_node.experts.job import SEED, ExpertJob
 from pier_node.experts.sheet import Sheet, Subject, row_hashes
+from pier_node.trainer.data.documents import Split
 
 WEIGHTS = "cd" * 32
 DONE = {

@@ -11,9 +11,9 @@ from typing import Any
 import aiohttp
 from aiohttp import web
 
-from pier_coordinator.board import Board
 from pier_coordinator.page import make_app
-from pier_coordinator.refusals import Refused
+from pier_coordinator.runs.read_model import ReadModel
+from pier_coordinator.store.refusals import Refused
 
 TOKEN = "operator-secret"
 SIGNED = {"Authorization": f"Bearer {TOKEN}"}
@@ -68,7 +68,7 @@ class Recorded:
 
 
 @asynccontextmanager
-async def serving(board: Board, actions: Recorded | None = None, port: int = 0, **more: Any) -> AsyncIterator[str]:
+async def serving(board: ReadModel, actions: Recorded | None = None, port: int = 0, **more: Any) -> AsyncIterator[str]:
     """The address of the board's page."""
     app = make_app(board, actions, TOKEN, more.pop("health", lambda: {"ok": True}), **more)
     runner = web.AppRunner(app, access_log=None, shutdown_timeout=2.0)

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
-from pier_coordinator.facts import Fact
+from pier_coordinator.store.facts import Fact
 
 START = 1_760_000_000.0
 PAYLOAD = 10_600_000

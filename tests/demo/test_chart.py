@@ -3,7 +3,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pier_node.demo.chart import EIGHTHS, bars
+from pier_node.demo.picture import EIGHTHS, bars
 
 Curve = list[tuple[int, float]]
 curves = st.lists(st.floats(0.01, 100.0), min_size=1, max_size=20).map(lambda values: list(enumerate(values)))

@@ -2,8 +2,8 @@ from __future__ import annotations
 
 import pytest
 
-from pier_node.demo.command import output, started
-from pier_node.errors import PierError
+from pier_node.base.errors import PierError
+from pier_node.demo.sites import output, started
 
 
 async def test_what_a_command_prints() -> None:

@@ -15,9 +15,9 @@ from pathlib import Path
 import psutil
 import pytest
 
-from pier_node.model.export import import_weights
-from pier_node.model.layout import Layout
-from pier_node.site import DAEMON_FILE, EVENTS_FILE, read_events
+from pier_node.outer.layout import Layout
+from pier_node.rounds.folder import DAEMON_FILE, EVENTS_FILE, read_events
+from pier_node.trainer.model.export import import_weights
 
 pytestmark = pytest.mark.processes
 

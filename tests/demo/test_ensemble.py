@@ -5,12 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from experts.serving.ensembles import make_ensemble
 from rich.console import Console
-from serving.ensembles import make_ensemble
 
-from pier_node.demo import ensemble
-from pier_node.demo.ensemble import show_ensemble
-from pier_node.errors import PierError
+from pier_node.base.errors import PierError
+from pier_node.demo import experts
+from pier_node.demo.experts import show_ensemble
 
 pytestmark = pytest.mark.processes
 
@@ -34,6 +34,6 @@ async def test_what_cannot_be_scored_is_said(tmp_path: Path) -> None:
 
 
 async def test_a_machine_that_is_too_busy_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ensemble, "DEADLINE", 0.01)
+    monkeypatch.setattr(experts, "DEADLINE", 0.01)
     with pytest.raises(PierError, match=r"was not scored and served within .*\n.*pier-node score"):
         await show_ensemble(make_ensemble(tmp_path / "mine", ["topics"]), Console())

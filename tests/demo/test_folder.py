@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
+from pier_node.base.errors import PierError
 from pier_node.demo.folder import MARK, claimed
-from pier_node.errors import PierError
 
 
 def test_a_new_folder_is_made_and_marked(tmp_path: Path) -> None:

@@ -5,8 +5,7 @@ from collections.abc import Iterator
 import pytest
 import torch
 
-from pier_node.demo.pace import measure
-from pier_node.demo.plan import cores, threads_for
+from pier_node.demo.plan import cores, measure, threads_for
 
 
 @pytest.fixture(autouse=True)

@@ -15,13 +15,13 @@ import pytest
 from click.testing import CliRunner
 
 from pier_coordinator.commands.client import Client
+from pier_node.base.errors import PierError
 from pier_node.cli import main
-from pier_node.config import load
+from pier_node.config.run import load
 from pier_node.demo import pipeline
 from pier_node.demo.pipeline import PipelineOptions, PipelineResult
-from pier_node.errors import PierError
-from pier_node.model.export import import_weights
 from pier_node.outer.schedule import total_rounds
+from pier_node.trainer.model.export import import_weights
 
 
 def test_options_reach_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

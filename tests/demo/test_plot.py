@@ -8,7 +8,7 @@ from demo.seen import record
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pier_node.demo.plot import draw, smoothed
+from pier_node.demo.report import draw, smoothed
 
 
 def test_golden_smoothing() -> None:

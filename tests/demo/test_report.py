@@ -6,8 +6,7 @@ from pathlib import Path
 from demo.seen import record
 from rich.console import Console
 
-from pier_node.demo.report import report
-from pier_node.demo.results import Result, measured
+from pier_node.demo.report import Result, measured, report
 
 
 def shown(result: Result) -> str:

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from demo.seen import event, record
 
-from pier_node.demo.results import measured
+from pier_node.demo.report import measured
 
 
 def test_golden_numbers(tmp_path: Path) -> None:

@@ -7,8 +7,8 @@ import pytest
 from click.testing import CliRunner, Result
 
 from pier_node.cli import main
-from pier_node.config import load
-from pier_node.demo import pace, run
+from pier_node.config.run import load
+from pier_node.demo import plan, run
 from pier_node.demo.plan import Pace
 from pier_node.demo.record import Record
 from pier_node.demo.sites import Sites
@@ -49,7 +49,7 @@ def test_as_many_steps_as_fit(tmp_path: Path, trained: list[Record], monkeypatch
         measured.append(sites)
         return Pace(tokens_per_second=6000.0, abreast=2)
 
-    monkeypatch.setattr(pace, "measure", measure)
+    monkeypatch.setattr(plan, "measure", measure)
     assert "This machine trains on 6,000 tokens/s: 450 inner steps." in demo(tmp_path / "demo").stdout
     demo(tmp_path / "demo", "--sites", "2", "--seconds", "30")
     assert measured == [3, 2]
@@ -81,7 +81,7 @@ def test_json_leaves_stdout_alone(tmp_path: Path, trained: list[Record], monkeyp
     def measure(_sites: int) -> Any:
         return Pace(6000.0, 2)
 
-    monkeypatch.setattr(pace, "measure", measure)
+    monkeypatch.setattr(plan, "measure", measure)
     result = demo(tmp_path, "--json")
     assert result.stdout == ""
     assert "450 inner steps" in result.stderr

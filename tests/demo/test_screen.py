@@ -6,7 +6,7 @@ from pathlib import Path
 from demo.seen import record
 from rich.console import Console
 
-from pier_node.demo.screen import LINE_SECONDS, screen_on
+from pier_node.demo.picture import LINE_SECONDS, screen_on
 
 
 def test_a_line_now_and_then_where_there_is_no_terminal(tmp_path: Path) -> None:

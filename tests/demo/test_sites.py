@@ -6,9 +6,9 @@ from pathlib import Path
 import psutil
 import pytest
 
+from pier_node.base.errors import PierError
 from pier_node.demo.sites import NAMES, Site, Sites
-from pier_node.errors import PierError
-from pier_node.site import DAEMON_FILE
+from pier_node.rounds.folder import DAEMON_FILE
 
 
 def test_sites_have_names_and_folders_of_their_own(tmp_path: Path) -> None:

@@ -8,10 +8,10 @@ from collections.abc import Iterator
 import psutil
 import pytest
 
-from pier_node.demo.throttle import WORKER, throttle
-from pier_node.inner import launch
+from pier_node.demo.sites import WORKER, throttle
+from pier_node.trainer import launch
 
-BUSY = "from pier_node.inner.parent import call_process; call_process('{}'); print(flush=True)\nwhile True: pass"
+BUSY = "from pier_node.base.processes import call_process; call_process('{}'); print(flush=True)\nwhile True: pass"
 
 
 class Family:

@@ -7,11 +7,11 @@ from pathlib import Path
 import pytest
 from demo.seen import record
 
+from pier_node.base.errors import PierError
 from pier_node.demo import train as module
 from pier_node.demo.record import Record
 from pier_node.demo.sites import Sites
 from pier_node.demo.train import train
-from pier_node.errors import PierError
 
 
 class Told:

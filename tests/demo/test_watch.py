@@ -11,8 +11,8 @@ from demo.seen import event, record
 
 from pier_node.demo.record import Record
 from pier_node.demo.sites import Site
-from pier_node.demo.watch import Watch
-from pier_node.site import DAEMON_FILE, EVENTS_FILE
+from pier_node.demo.train import Watch
+from pier_node.rounds.folder import DAEMON_FILE, EVENTS_FILE
 
 
 class Pretended(Site):

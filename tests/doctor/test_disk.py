@@ -5,11 +5,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from pier_node.checkpoint import KEEP, Checkpoint, CheckpointStore
-from pier_node.doctor.disk import CHECKPOINT_BYTES, disk_finding, free_disk
+from pier_node.base.shared import SharedVector
 from pier_node.doctor.finding import Verdict
+from pier_node.doctor.machine import CHECKPOINT_BYTES, disk_finding, free_disk
 from pier_node.outer.state import ADAM_M, ADAM_V, ANCHOR, MOMENTUM, OuterState
-from pier_node.shared import SharedVector
+from pier_node.rounds.checkpoint import KEEP, Checkpoint, CheckpointStore
 
 MILLION = 1_000_000
 

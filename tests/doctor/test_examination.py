@@ -12,14 +12,14 @@ from doctor.conftest import CONFIG, TOKEN, Peer
 
 from bench.ports import free_port
 from pier.v1.peer_pb2 import Site
+from pier_node.base.errors import PierError
 from pier_node.doctor import examination, visit
 from pier_node.doctor.examination import examine
 from pier_node.doctor.finding import THIS_SITE, Finding, Verdict
 from pier_node.doctor.links import Ask, Link
-from pier_node.errors import PierError
-from pier_node.identity import Token
-from pier_node.settings import Settings
-from pier_node.site import SiteRecord, save_run
+from pier_node.identity.node import Token
+from pier_node.rounds.folder import SiteRecord, save_run
+from pier_node.site.settings import Settings
 
 NewSite = Callable[..., Settings]
 

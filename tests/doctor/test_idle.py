@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from pier_node.doctor.finding import Verdict
-from pier_node.doctor.idle import FAR, SETTING, forgets_idle_lines, idle_finding
+from pier_node.doctor.machine import FAR, SETTING, forgets_idle_lines, idle_finding
 
 
 @pytest.mark.parametrize(("forgets", "round_trip"), [(False, 0.2), (True, 0.9 * FAR), (True, 0.0)])

@@ -16,20 +16,20 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from processes.run import CORPUS, Run
 
 from pier.v1.peer_pb2 import StateRequest
-from pier_node import shared
-from pier_node.certificates import credentials
-from pier_node.checkpoint import Checkpoint
-from pier_node.config import RunConfig, load
-from pier_node.daemon import Daemon
+from pier_node.base import shared
+from pier_node.base.shared import SharedVector, Vector
+from pier_node.config.run import RunConfig, load
 from pier_node.doctor.finding import Verdict
-from pier_node.doctor.memory import FLOAT, _container_room, free_memory, held_memory, memory_finding, vectors
-from pier_node.identity import Identity
-from pier_node.model.layout import Layout
-from pier_node.settings import Settings
-from pier_node.shared import SharedVector, Vector
-from pier_node.training import Training
+from pier_node.doctor.machine import FLOAT, _container_room, free_memory, held_memory, memory_finding, vectors
+from pier_node.identity.certificates import credentials
+from pier_node.identity.node import Identity
+from pier_node.outer.layout import Layout
+from pier_node.rounds.checkpoint import Checkpoint
+from pier_node.site.daemon import Daemon
+from pier_node.site.settings import Settings
+from pier_node.site.training import Training
 from pier_node.wire.carrier import DESCRIBE
-from pier_node.wire.grpc_carrier import GrpcCarrier
+from pier_node.wire.grpc.carrier import GrpcCarrier
 
 MILLION = 1_000_000
 DILOCO = RunConfig.model_validate({"outer": {"algorithm": "diloco"}})

@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from pier_node.doctor.remedies import _SIGNS, to_be_reached, to_reach_peer
-from pier_node.wire import grpc_reasons
+from pier_node.doctor.visit import _SIGNS, to_be_reached, to_reach_peer
+from pier_node.wire.grpc import reasons
 
 HERE, THERE = "10.0.0.1:7700", "10.0.0.2:7801"
 DOWN = f"{THERE}: no connection within 10 s: it is down, or behind a firewall"
@@ -13,16 +13,16 @@ UNNAMED = "The log of that site says more."
 
 
 # A connection that was there and went silent is nothing that settings mend.
-@pytest.mark.parametrize("text", [text for sign, text in grpc_reasons._SIGNS if sign != "keepalive"])
+@pytest.mark.parametrize("text", [text for sign, text in reasons._SIGNS if sign != "keepalive"])
 def test_every_reason_that_the_wire_gives_has_a_remedy_of_its_own(text: str) -> None:
     assert to_reach_peer(THERE, f"{THERE}: {text}") != UNNAMED
 
 
 def test_no_remedy_is_for_what_nobody_says() -> None:
     """Reasons come from the wire's translations, from calling cards and from the reception."""
-    wire = Path(grpc_reasons.__file__).parent
-    files = [wire / name for name in ("grpc_reasons.py", "grpc_client.py", "hivemind_host.py", "card.py")]
-    said = "".join(path.read_text() for path in [*files, wire.parent / "join.py", wire / "probe.py"])
+    wire = Path(reasons.__file__).parent.parent
+    files = [wire / name for name in ("grpc/reasons.py", "grpc/carrier.py", "libp2p/host.py", "metadata.py")]
+    said = "".join(path.read_text() for path in [*files, wire.parent / "site/join.py", wire / "probe.py"])
     missing = [sign for sign, _ in _SIGNS if sign not in said]
     assert not missing
 

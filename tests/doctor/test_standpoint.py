@@ -8,13 +8,13 @@ import pytest
 from doctor.conftest import CONFIG, TOKEN
 
 from pier.v1.peer_pb2 import Site
-from pier_node.config import RunConfig
-from pier_node.coordination.enrolment import Enrolment
+from pier_node.base.errors import PierError
+from pier_node.config.run import RunConfig
 from pier_node.doctor.standpoint import Standpoint
-from pier_node.errors import PierError
-from pier_node.identity import Identity
-from pier_node.settings import Settings
-from pier_node.site import SiteRecord, save_run
+from pier_node.identity.node import Identity
+from pier_node.rounds.folder import SiteRecord, save_run
+from pier_node.site.coordinator.enrolment import Enrolment
+from pier_node.site.settings import Settings
 
 BETA = Site(node="b" * 16, name="beta", address="10.0.0.2:7700", slot=1)
 

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pier_node.config import RunConfig
+from pier_node.config.run import RunConfig
 from pier_node.doctor.finding import Verdict
 from pier_node.doctor.utilisation import AIM, exchange_bytes, share_of_compute, utilisation_finding
 

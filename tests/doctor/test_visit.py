@@ -5,12 +5,12 @@ from doctor.conftest import CONFIG, TOKEN, Peer
 
 from bench.ports import free_port
 from pier.v1.peer_pb2 import HelloReply, HelloRequest, Site
-from pier_node.certificates import credentials
 from pier_node.doctor.finding import Verdict
 from pier_node.doctor.visit import Round, go_round, missed, visit
-from pier_node.identity import Identity
+from pier_node.identity.certificates import credentials
+from pier_node.identity.node import Identity
 from pier_node.wire.carrier import HELLO, PROTOCOL
-from pier_node.wire.grpc_carrier import GrpcCarrier
+from pier_node.wire.grpc.carrier import GrpcCarrier
 
 ME = Identity(ec.derive_private_key(7, ec.SECP256R1()))
 

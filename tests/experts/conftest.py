@@ -10,12 +10,12 @@ from typing import Any
 import pytest
 import torch
 
-from pier_node.config import RunConfig
-from pier_node.data.domains import read_held_out
+from pier_node.config.run import RunConfig
 from pier_node.experts.config import DomainSection
+from pier_node.experts.domains import read_held_out
 from pier_node.experts.job import ExpertJob
 from pier_node.experts.trainer import Parent, Shop
-from pier_node.model.initial import initial_weights
+from pier_node.trainer.model.initial import initial_weights
 
 STEPS, BATCH, CONTEXT = 40, 4, 32
 WORDS = {

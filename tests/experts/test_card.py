@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pier_node.errors import PierError
+from pier_node.base.errors import PierError
 from pier_node.experts.card import CARD_FILE, WEIGHTS_FILE, Card, artefact_name, digest_of, load_card
 
 PARENT, DOMAIN = "ab" * 32, "cd" * 16

@@ -10,18 +10,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pier_node.experts.comparison import (
-    GEOMETRIC,
-    ROWS_OF_PRIOR,
-    SINGLE,
-    Scored,
-    compare,
-    disjoint,
-    losses,
-    standings,
-)
+from pier_node.experts.comparison import GEOMETRIC, ROWS_OF_PRIOR, SINGLE, Scored, compare, disjoint, losses, standings
+from pier_node.experts.mixture import Array
 from pier_node.experts.sheet import HASH, Hashes
-from pier_node.experts.weights import Array
 
 GOLDEN = np.log([[0.5, 0.2, 0.4], [0.1, 0.6, 0.3]])[:, None]  # [experts, 1 row, 3 tokens]
 BITS = 3 * math.log(2)

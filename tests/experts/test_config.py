@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from pier_node.data.builtin import FAMILIES
-from pier_node.errors import PierError
+from pier_node.base.errors import PierError
 from pier_node.experts.config import DomainSection, ExpertsConfig, load
+from pier_node.trainer.data.sources import FAMILIES
 
 DOMAIN = '[[domains]]\nname = "topics"\n'
 THREE = "".join(f'[[domains]]\nname = "{name}"\n' for name in ("topics", "network", "tools"))

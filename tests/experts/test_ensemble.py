@@ -3,7 +3,7 @@ from pathlib import Path
 
 import pytest
 
-from pier_node.errors import PierError
+from pier_node.base.errors import PierError
 from pier_node.experts.card import WEIGHTS_FILE
 from pier_node.experts.ensemble import ENSEMBLE_FILE, Ensemble, Member, load_ensemble
 

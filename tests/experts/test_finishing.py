@@ -11,12 +11,11 @@ import numpy as np
 import pytest
 from coordinator.expert_cases import accepted_job
 
-from pier_node.config import RunConfig
+from pier_node.config.run import RunConfig
 from pier_node.experts import trainer
-from pier_node.experts.gate import Verdict
 from pier_node.experts.reading import Text
-from pier_node.experts.resume import Stand
-from pier_node.experts.trainer import Parent, Shop, train_expert
+from pier_node.experts.resume import ResumeState
+from pier_node.experts.trainer import Parent, Shop, Verdict, train_expert
 
 JOB, RUN = accepted_job(0, "lab-0").job, RunConfig()
 NOTHING = np.zeros(4, dtype=np.float32)
@@ -26,8 +25,8 @@ async def read(_job: Any, _context: int, folder: Path) -> Text:
     return Text(1000, folder / "dev.npy")
 
 
-async def trained(_self: Any) -> tuple[Stand, Verdict]:
-    return Stand(100, 100, NOTHING, NOTHING, NOTHING), Verdict(1.0, 2.0, 0.1)
+async def trained(_self: Any) -> tuple[ResumeState, Verdict]:
+    return ResumeState(100, 100, NOTHING, NOTHING, NOTHING), Verdict(1.0, 2.0, 0.1)
 
 
 class Export:

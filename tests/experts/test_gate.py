@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pier_node.experts.gate import WORST, judged
+from pier_node.experts.trainer import WORST, judged
 
 PARENT = np.array([1.0, 2.0, 3.0, 2.0, 1.0, 2.0, 3.0, 2.0]) * math.log(2)
 

@@ -5,11 +5,10 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from pier_node.data.deal import Split
-from pier_node.errors import PierError
-from pier_node.experts.gathering import experts_of, gather
-from pier_node.experts.report import evaluated
+from pier_node.base.errors import PierError
+from pier_node.experts.report import evaluated, experts_of, gather
 from pier_node.experts.sheet import Sheet, Subject, row_hashes
+from pier_node.trainer.data.documents import Split
 
 
 def sheet(expert: str, domain: str, split: Split, value: float, rows: int = 4, weights: str = "a") -> Sheet:

@@ -9,9 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pier_node.experts.mixture import Mixture, follow, geometric, score
-from pier_node.experts.prior import even
-from pier_node.experts.weights import Array, Kind, fixed_share, rule
+from pier_node.experts.comparison import even
+from pier_node.experts.mixture import Array, Kind, Mixture, fixed_share, follow, geometric, rule, score
 
 KINDS: list[Kind] = ["decay", "fixed-share", "bayes", "uniform"]
 BAYES = rule("bayes")

@@ -9,9 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pier_node.experts.mixture import score
-from pier_node.experts.prior import chosen, even, fitted, floored
-from pier_node.experts.weights import Array, Kind, rule
+from pier_node.experts.comparison import chosen, even, fitted, floored
+from pier_node.experts.mixture import Array, Kind, rule, score
 
 PRIORS = st.lists(st.floats(0.001, 1), min_size=1, max_size=9).map(lambda parts: np.array(parts) / sum(parts))
 

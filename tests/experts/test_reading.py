@@ -10,8 +10,8 @@ import numpy as np
 import psutil
 import pytest
 
-from pier_node.data.domains import read_held_out, rows_of
-from pier_node.errors import PierError
+from pier_node.base.errors import PierError
+from pier_node.experts.domains import read_held_out, rows_of
 from pier_node.experts.job import ExpertJob
 from pier_node.experts.reading import MOST, checked, read
 

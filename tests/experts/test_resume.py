@@ -11,18 +11,18 @@ from hypothesis import strategies as st
 from safetensors.numpy import save_file
 
 from pier_node.experts import resume
-from pier_node.experts.resume import FILE, HEADER, Kept, Stand, check, most_bytes
+from pier_node.experts.resume import FILE, HEADER, Kept, ResumeState, check, most_bytes
 
 
-def stand(step: int) -> Stand:
+def stand(step: int) -> ResumeState:
     first, second, third = (np.arange(5, dtype=np.float32) * factor for factor in (1, 2, 3))
-    return Stand(step, 10 * step, first, second, third)
+    return ResumeState(step, 10 * step, first, second, third)
 
 
 def test_the_last_one_is_found_again(tmp_path: Path) -> None:
     stand(3).save(tmp_path, "expert")
     stand(4).save(tmp_path, "expert")
-    found = Stand.load(tmp_path, "expert", 5)
+    found = ResumeState.load(tmp_path, "expert", 5)
     assert found is not None
     assert (found.step, found.tokens) == (4, 40)
     for key in ("weights", "adam_m", "adam_v"):
@@ -31,7 +31,7 @@ def test_the_last_one_is_found_again(tmp_path: Path) -> None:
 
 
 def test_there_may_be_none(tmp_path: Path) -> None:
-    assert Stand.load(tmp_path, "expert", 5) is None
+    assert ResumeState.load(tmp_path, "expert", 5) is None
 
 
 @pytest.mark.parametrize(("name", "length"), [("other", 5), ("expert", 6)])
@@ -39,7 +39,7 @@ def test_that_of_another_expert_is_not_used(
     tmp_path: Path, name: str, length: int, caplog: pytest.LogCaptureFixture
 ) -> None:
     stand(3).save(tmp_path, "expert")
-    assert Stand.load(tmp_path, name, length) is None
+    assert ResumeState.load(tmp_path, name, length) is None
     assert "begins again: it is of another expert" in caplog.text
 
 
@@ -47,7 +47,7 @@ def test_that_of_another_expert_is_not_used(
 def test_a_damaged_one_is_not_used(tmp_path: Path, keep: int, caplog: pytest.LogCaptureFixture) -> None:
     stand(3).save(tmp_path, "expert")
     (tmp_path / FILE).write_bytes((tmp_path / FILE).read_bytes()[:keep])
-    assert Stand.load(tmp_path, "expert", 5) is None
+    assert ResumeState.load(tmp_path, "expert", 5) is None
     assert "cannot be used" in caplog.text
 
 

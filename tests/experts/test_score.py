@@ -4,10 +4,10 @@ import numpy as np
 import pytest
 import torch
 
-from pier_node.config import ModelSection
-from pier_node.data.domains import rows_of
-from pier_node.experts.score import BATCH, log_probs, spread
-from pier_node.model.decoder import Decoder
+from pier_node.config.run import ModelSection
+from pier_node.experts.domains import rows_of
+from pier_node.experts.scoring import BATCH, log_probs, spread
+from pier_node.trainer.model.decoder import Decoder
 
 CONFIG = ModelSection(preset="llama-tiny", context=16)
 TEXT = bytes(np.random.default_rng(1).integers(0, 256, 16 * 70 + 9).astype(np.uint8))

@@ -8,18 +8,17 @@ from pathlib import Path
 
 import pytest
 import torch
-from serving.ensembles import make_expert
+from experts.serving.ensembles import make_expert
 
-from pier_node.commands.weights import Weights, exported_weights
-from pier_node.data.domains import read_held_out, rows_of
-from pier_node.errors import PierError
+from pier_node.base.errors import PierError
 from pier_node.experts import scoring
 from pier_node.experts.card import Card, artefact_name, digest_of
 from pier_node.experts.config import DomainSection
-from pier_node.experts.score import log_probs, spread
-from pier_node.experts.scoring_order import ScoredDomain, ScoringOrder
+from pier_node.experts.domains import read_held_out, rows_of
+from pier_node.experts.scoring import log_probs, spread
 from pier_node.experts.scoring_process import Said, said, scored
-from pier_node.experts.sheet import load_sheet
+from pier_node.experts.sheet import ScoredDomain, ScoringOrder, load_sheet
+from pier_node.rounds.weights import Weights, exported_weights
 
 TEXT = "b" * 32
 

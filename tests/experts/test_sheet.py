@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from safetensors.numpy import save
 
-from pier_node.errors import PierError
+from pier_node.base.errors import PierError
 from pier_node.experts.sheet import HASH, Sheet, Subject, load_sheet, row_hashes, unpacked
 
 ABOUT = Subject(expert="topics", weights="ab" * 32, domain="network", split="test")

@@ -12,14 +12,14 @@ import pytest
 import torch
 from safetensors.numpy import load_file
 
-from pier_node.errors import PierError
+from pier_node.base.errors import PierError
+from pier_node.engine.messages import Progress
 from pier_node.experts.card import Card, load_card
 from pier_node.experts.job import ExpertJob
 from pier_node.experts.resume import FILE, check
 from pier_node.experts.trainer import Parent, Shop, export_parent, train_expert
-from pier_node.inner.messages import Progress
-from pier_node.model.export import import_weights
-from pier_node.model.flops import flops_per_token
+from pier_node.trainer.model.cost import flops_per_token
+from pier_node.trainer.model.export import import_weights
 
 pytestmark = pytest.mark.processes
 

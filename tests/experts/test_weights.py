@@ -8,8 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
-from pier_node.experts.mixture import follow, score
-from pier_node.experts.weights import Array, Kind, decay, fixed_share, log_sum, rule
+from pier_node.experts.mixture import Array, Kind, decay, fixed_share, follow, log_sum, rule, score
 
 GOLDEN = np.log([[0.5, 0.2, 0.4], [0.1, 0.6, 0.3]])
 HALF = np.array([0.5, 0.5])

@@ -10,11 +10,11 @@ from processes.run import ENDLESS
 from processes.site import PATIENCE, Site, wait_until
 
 from bench.pipeline_figures import stepped
-from pier_node.checkpoint import CheckpointStore
-from pier_node.pipeline import tally
+from pier_node.pipeline import vote_state
 from pier_node.pipeline.paths_file import PATHS_FILE, Drawn, read_paths
-from pier_node.pipeline.site import TALLIES
-from pier_node.pipeline.vault import Vault
+from pier_node.pipeline.stage_state import StageState
+from pier_node.rounds.checkpoint import CheckpointStore
+from pier_node.site.pipeline import TALLIES
 
 FIVE = {"a": 100.0, "b": 50.0, "c": 30.0, "d": 50.0, "e": 50.0}
 """Uplinks in Mbit/s, of sites for three stages: 2, 2 and 1 of them."""
@@ -92,16 +92,16 @@ def loss_falls(run: World) -> None:
 def replicas_are_equal(run: World) -> None:
     """Kill all; sites of a stage have the same bits of it on their disks."""
     run.kill()
-    config, held = run.config, dict[int, list[Vault]]()
+    config, held = run.config, dict[int, list[StageState]]()
     tallies = [CheckpointStore(site.folder / TALLIES, config.hash()).newest_state() for site in run.sites.values()]
-    versions = min((tally.standing(state) for state in tallies if state), key=lambda it: it.steps).versions
+    versions = min((vote_state.standing(state) for state in tallies if state), key=lambda it: it.steps).versions
     for site in run.sites.values():
-        vault = Vault(site.folder, config)
-        assert vault.stage is not None
-        assert vault.load(versions[vault.stage]), f"{site} has not the version that counts"
-        held.setdefault(vault.stage, []).append(vault)
+        stage_state = StageState(site.folder, config)
+        assert stage_state.stage is not None
+        assert stage_state.load(versions[stage_state.stage]), f"{site} has not the version that counts"
+        held.setdefault(stage_state.stage, []).append(stage_state)
     assert sorted(len(vaults) for vaults in held.values()) == [1, 2, 2]
     for vaults in held.values():
-        states = [vault.state for vault in vaults if vault.state]
+        states = [stage_state.state for stage_state in vaults if stage_state.state]
         for name in states[0].tensors:
             assert all(np.array_equal(states[0].tensors[name].array, it.tensors[name].array) for it in states)

@@ -7,9 +7,9 @@ import math
 import pytest
 from multisite.world import RATES, MakeWorld
 
-from pier_node.config import RunConfig
-from pier_node.model.layout import Layout
+from pier_node.config.run import RunConfig
 from pier_node.outer.codec import codec
+from pier_node.outer.layout import Layout
 
 pytestmark = pytest.mark.multisite
 

@@ -18,7 +18,7 @@ from processes.hosts import sh
 from processes.site import wait_until
 
 from bench.ports import free_port
-from pier_node.site import EVENTS_FILE, read_events
+from pier_node.rounds.folder import EVENTS_FILE, read_events
 
 pytestmark = pytest.mark.multisite
 

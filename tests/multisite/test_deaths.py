@@ -32,14 +32,14 @@ def test_a_site_that_is_killed_in_mid_exchange_and_again_as_it_catches_up_comes_
 @pytest.mark.smoke
 def test_a_keeper_that_is_killed_in_mid_vote_forks_nobody(world: MakeWorld) -> None:
     run = world(RATES, inner=ENDLESS)
-    keeper, *others = sorted(run.sites.values(), key=lambda site: site.node)
+    leader, *others = sorted(run.sites.values(), key=lambda site: site.node)
     for site in others:
         site.start()
-    keeper.start("--fail-at", "3:voting")
-    assert keeper.ended() in KILLED
-    run.others_go_on(keeper)
-    keeper.start()
-    keeper.rejoin()
+    leader.start("--fail-at", "3:voting")
+    assert leader.ended() in KILLED
+    run.others_go_on(leader)
+    leader.start()
+    leader.rejoin()
 
 
 def test_all_are_killed_at_once_and_go_on_where_they_were(world: MakeWorld) -> None:

@@ -23,8 +23,8 @@ from processes.coordinated import Coordinator
 from processes.run import CORPUS, check_sites, tiny, toml
 from processes.site import Site
 
-from pier_node.config import RunConfig, load
-from pier_node.identity import Token
+from pier_node.config.run import RunConfig, load
+from pier_node.identity.node import Token
 
 COORDINATOR = "coordinator"
 RATES = {"a": 20.0, "b": 50.0, "c": 200.0}

@@ -6,11 +6,10 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from pier_node.config import NolocoSection
+from pier_node.base.shared import Vector
+from pier_node.config.run import NolocoSection
 from pier_node.outer.mean import weighted_mean
-from pier_node.outer.noloco import needs_anchors, noloco_step
-from pier_node.outer.pairing import groups
-from pier_node.shared import Vector
+from pier_node.outer.noloco import groups, needs_anchors, noloco_step
 
 ONE = np.float32(1)
 

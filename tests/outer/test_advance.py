@@ -8,13 +8,13 @@ import numpy as np
 import pytest
 import torch
 
-from pier_node.config import RunConfig
-from pier_node.inner.optim import take_step
-from pier_node.model.layout import Layout
+from pier_node.base.shared import SharedVector, Vector
+from pier_node.config.run import RunConfig
+from pier_node.outer.adamw import take_step
 from pier_node.outer.advance import advance
+from pier_node.outer.layout import Layout
 from pier_node.outer.schedule import Kind, RoundPlan, round_plan
 from pier_node.outer.state import ADAM_M, ADAM_V, ANCHOR, MOMENTUM, OuterState
-from pier_node.shared import SharedVector, Vector
 
 TOKENS = {"b": 30, "a": 10}
 

@@ -4,14 +4,14 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from outer.cases import LENGTH, fp32
-from outer.exchanges import Exchange, vectors
+from rounds.cases import LENGTH, fp32
+from rounds.exchanges import Exchange, vectors
 from simulation.virtual_time import run
 
+from pier_node.base.shared import Vector
 from pier_node.outer.clip import EXACT, LONGEST, clip_factors, longest_mean, longest_updates, median_norm
 from pier_node.outer.mean import trimmed_mean
-from pier_node.outer.suspicion import Suspicion
-from pier_node.shared import Vector
+from pier_node.rounds.suspects import Suspicion
 
 MEMBERS = st.lists(st.tuples(st.just(0.0) | st.floats(1e-6, 1e6), st.integers(0, 2**40)), min_size=1, max_size=9)
 COUNTS = st.integers(0, 2**53 - 1)

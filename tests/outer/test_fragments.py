@@ -3,7 +3,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pier_node.outer.fragments import entry, span
+from pier_node.outer.schedule import entry, span
 from pier_node.outer.state import PIECE
 
 

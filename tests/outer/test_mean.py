@@ -5,10 +5,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
-from outer.cases import fp32
+from rounds.cases import fp32
 
+from pier_node.base.shared import Vector
 from pier_node.outer.mean import relative_weights, trimmed_mean, weighted_mean
-from pier_node.shared import Vector
 
 FINITE = st.floats(-1e6, 1e6, width=32)
 

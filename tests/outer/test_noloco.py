@@ -10,13 +10,12 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
-from outer.cases import fp32
 from outer.replicas import Replicas, mean_of, stay
+from rounds.cases import fp32
 
-from pier_node.config import NolocoSection
+from pier_node.base.shared import Vector
+from pier_node.config.run import NolocoSection, gamma_limit, recursion, stationary_spread
 from pier_node.outer.noloco import PIECE, needs_anchors, noloco_step
-from pier_node.outer.stability import gamma_limit, recursion, stationary_spread
-from pier_node.shared import Vector
 
 PHI = [fp32(1, -2, 0.5), fp32(3, 0, -1.5)]
 THETA = [fp32(0.6, -1, 0.25), fp32(2.4, -0.5, -0.75)]

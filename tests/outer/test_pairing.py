@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy.stats import chisquare
 
-from pier_node.outer.pairing import epoch_of, groups, partner
+from pier_node.outer.noloco import epoch_of, groups, partner
 
 ROUNDS = 10_000
 NAMES = [f"{7919 * number:016x}" for number in range(1, 9)]
@@ -63,7 +63,7 @@ GOLDEN = [("a", "e"), ("c", "d"), ("b",)]
 
 
 def test_another_process_finds_the_same() -> None:
-    code = f"from pier_node.outer.pairing import groups; print(groups(5, 6, {NAMES!r}))"
+    code = f"from pier_node.outer.noloco import groups; print(groups(5, 6, {NAMES!r}))"
     said = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60)
     assert said.stdout.strip() == str(groups(5, 6, NAMES))
 

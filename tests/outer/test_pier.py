@@ -7,10 +7,10 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from outer.cases import fp32
+from rounds.cases import fp32
 
+from pier_node.base.shared import Vector
 from pier_node.outer.pier import accumulate, outer_step, pseudo_gradient
-from pier_node.shared import Vector
 
 
 def step(anchor: Vector, momentum: Vector, delta: Vector, mu: float, lr: float) -> tuple[Vector, Vector]:

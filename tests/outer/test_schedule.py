@@ -6,10 +6,10 @@ from typing import Any
 import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
-from outer.cases import config
+from rounds.cases import config
 
-from pier_node.config import OuterSection, RunConfig
-from pier_node.inner.optim import learning_rate
+from pier_node.config.run import OuterSection, RunConfig
+from pier_node.outer.adamw import learning_rate
 from pier_node.outer.schedule import Kind, RoundPlan, lr_at, momentum_at, round_plan, start_steps, total_rounds
 
 APART = (Kind.LOCAL, Kind.PAIR)

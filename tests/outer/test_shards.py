@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.optimize import linprog
 
-from pier_node.outer.shards import TALLEST, fractions, split
+from pier_node.outer.mean import TALLEST, fractions, split
 
 RATES = st.lists(st.floats(1.0, 90.0), min_size=1, max_size=8)
 

@@ -6,11 +6,11 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from outer.cases import LENGTH, outer_state, shared
+from rounds.cases import LENGTH, outer_state, shared
 
+from pier_node.base.shared import SharedVector
 from pier_node.outer import state as states
 from pier_node.outer.state import ANCHOR, MOMENTUM, OuterState, piece_hashes, state_digest
-from pier_node.shared import SharedVector
 
 
 def example() -> OuterState:

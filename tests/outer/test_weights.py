@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from outer.cases import LENGTH, Member, scene
+from rounds.cases import LENGTH, Member, scene
 from simulation.network import Network
 
-from pier_node.config import RunConfig
+from pier_node.config.run import RunConfig
 from pier_node.outer.schedule import total_rounds
 from pier_node.outer.weights import LIMIT, ONE_EACH, Weighing, capped, usual_tokens, weighing
 

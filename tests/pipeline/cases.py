@@ -8,25 +8,24 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import torch
-from outer.cases import CALM
+from rounds.cases import CALM
 from simulation.network import Network, SimCarrier, Weather
 from torch import Tensor
 from torch.nn import functional
 
-from pier.v1.peer_pb2 import Ack, Chunk, Dropped, Itinerary, Path, Phase, Pulse, Site, Total, Worked
-from pier_node.config import RunConfig
-from pier_node.faults import NO_FAULTS, Faults
-from pier_node.model.decoder import Decoder
-from pier_node.model.initial import initial_weights
-from pier_node.model.layout import Layout
-from pier_node.outer.suspicion import Suspicion
+from pier.v1.peer_pb2 import Ack, Chunk, Dropped, IterationPlan, Path, Phase, Pulse, Site, Total, Worked
+from pier_node.base.faults import NO_FAULTS, Faults
+from pier_node.base.shared import Vector
+from pier_node.config.run import RunConfig
+from pier_node.outer.layout import Layout
 from pier_node.pipeline.attempt import Attempt, Worth
-from pier_node.pipeline.cut import scatter, stage_blocks
-from pier_node.pipeline.itinerary import Plan
-from pier_node.pipeline.stage import Stage
-from pier_node.pipeline.tools import Rows, Tools
-from pier_node.roster import Roster
-from pier_node.shared import Vector
+from pier_node.pipeline.context import Rows, Tools
+from pier_node.pipeline.iteration_plan import Plan
+from pier_node.pipeline.stage import Stage, scatter, stage_blocks
+from pier_node.rounds.roster import Roster
+from pier_node.rounds.suspects import Suspicion
+from pier_node.trainer.model.decoder import Decoder
+from pier_node.trainer.model.initial import initial_weights
 from pier_node.wire.carrier import DROP, TALLY
 
 CONTEXT, BATCH, SEED = 8, 2, 1
@@ -55,14 +54,14 @@ def rows(node: str, step: int, place: int) -> Rows:
     return tokens[:, :-1], tokens[:, 1:]
 
 
-def itinerary(
+def iteration_plan(
     stages: Sequence[int], paths: Sequence[Sequence[int]], waves: Sequence[int] = (), meet: bool = False
-) -> Itinerary:
+) -> IterationPlan:
     """Of the nodes a, b, c, … that hold these stages; paths are indices."""
     nodes = [chr(ord("a") + index) for index in range(len(stages))]
     routes = [Path(sites=path) for path in paths]
     sizes = waves or [len(paths)] * bool(paths)
-    return Itinerary(round=1, nodes=nodes, stages=stages, paths=routes, waves=sizes, meet=meet)
+    return IterationPlan(round=1, nodes=nodes, stages=stages, paths=routes, waves=sizes, meet=meet)
 
 
 class Worker:

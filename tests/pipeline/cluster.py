@@ -9,51 +9,51 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from outer.cases import CALM, nonces
 from pipeline.cases import BATCH, CONTEXT, rows
+from rounds.cases import CALM, nonces
 from simulation.cluster import Disk
 from simulation.network import Network, SimCarrier, Weather
 from simulation.statements import PlainStatements
 from simulation.virtual_time import Hanging
 
 from pier.v1.peer_pb2 import Pulse, Site
-from pier_coordinator.paths import plan as paths
-from pier_coordinator.paths.problem import Problem
-from pier_coordinator.paths.search import search
-from pier_node.checkpoint import Checkpoint
-from pier_node.config import RunConfig
-from pier_node.faults import Faults
-from pier_node.orders import Orders
-from pier_node.outer.attempt import Tools as RoundTools
-from pier_node.outer.round import Rounds
+from pier_node.base.faults import Faults
+from pier_node.base.shared import Vector
+from pier_node.config.run import RunConfig
 from pier_node.outer.state import OuterState
-from pier_node.pipeline import tally
-from pier_node.pipeline.cut import gather
-from pier_node.pipeline.tools import Tools
-from pier_node.pipeline.training import PipelineTraining
-from pier_node.pipeline.vault import Vault
-from pier_node.progress import Progress
-from pier_node.roster import Roster
-from pier_node.shared import Vector
-from pier_node.wire.transfer import shadow_fetcher
+from pier_node.pipeline import vote_state
+from pier_node.pipeline.context import Tools
+from pier_node.pipeline.planning import plan as paths
+from pier_node.pipeline.planning.problem import Problem
+from pier_node.pipeline.planning.search import search
+from pier_node.pipeline.stage import gather
+from pier_node.pipeline.stage_state import StageState
+from pier_node.rounds.attempt import Tools as RoundTools
+from pier_node.rounds.checkpoint import Checkpoint
+from pier_node.rounds.fetch import shadow_fetcher
+from pier_node.rounds.member import Rounds
+from pier_node.rounds.progress import Progress
+from pier_node.rounds.roster import Roster
+from pier_node.site.orders import Orders
+from pier_node.site.pipeline_training import PipelineTraining
 
 
 class PipelineNode:
     """One incarnation of a site."""
 
     def __init__(self, cluster: PipelineCluster, name: str) -> None:
-        run, disk, length = cluster.config, cluster.disks[name], tally.length(cluster.config.pipeline.stages)
+        run, disk, length = cluster.config, cluster.disks[name], vote_state.length(cluster.config.pipeline.stages)
         self.carrier: SimCarrier = cluster.network.join(name)
         self.progress = Progress()
         self.roster = Roster(self.carrier, self.pulse)
         self.name = name
-        state = cluster.states.get(name) or tally.beginning(run.pipeline.stages, cluster.names[0])
+        state = cluster.states.get(name) or vote_state.beginning(run.pipeline.stages, cluster.names[0])
         faults = cluster.faults(name)
         keep, fetch = partial(cluster.keep, name), shadow_fetcher(self.carrier, length, 10.0)
         signed = PlainStatements(name)
         tools = RoundTools(self.carrier, self.roster, signed, disk, disk.proofs, keep, fetch, faults)
         self.rounds = Rounds(tools, state, lambda _: length, nonces(name + str(next(cluster.incarnations))))
-        self.vault = Vault(cluster.folder / name, run)
+        self.stage_state = StageState(cluster.folder / name, run)
         shape = (BATCH, CONTEXT, run.model.dim)
         memory = run.pipeline.memory
         self.thread = Hanging()
@@ -61,7 +61,7 @@ class PipelineNode:
         device = torch.device("cpu")
         self.orders = Orders()
         ends = partial(cluster.committed, name), self._end, cluster.planned, self.orders, _searched
-        self.training = PipelineTraining(run, self.rounds, self.vault, work, self.progress, device, *ends)
+        self.training = PipelineTraining(run, self.rounds, self.stage_state, work, self.progress, device, *ends)
         self.whole: Vector | None = None
         for other in cluster.names:
             self.roster.add(Site(node=other))
@@ -149,7 +149,7 @@ class PipelineCluster:
         self.states[name] = state
 
     async def committed(self, name: str, state: OuterState) -> None:
-        self.counted.add(tally.standing(state).counted)
+        self.counted.add(vote_state.standing(state).counted)
 
     def faults(self, name: str) -> Faults:
         async def strike(round: int, phase: str) -> None:
@@ -168,25 +168,29 @@ class PipelineCluster:
     def planned(self, _round: int, problem: Problem, plan: paths.Plan) -> None:
         self.problems.append(problem)
 
-    def standing(self) -> tally.Standing:
+    def standing(self) -> vote_state.Standing:
         """Of the site that is furthest."""
-        return tally.standing(max((node.rounds.state for node in self.nodes.values()), key=lambda it: it.round))
+        return vote_state.standing(max((node.rounds.state for node in self.nodes.values()), key=lambda it: it.round))
 
     def joined(self, name: str = "") -> Vector:
         """The whole model, of the stages as they count; replicas hold the same bits."""
         versions, parts = self.standing().versions, dict[int, Vector]()
         for node in self.nodes.values():
-            vault = node.vault
-            if vault.stage is not None and vault.state and vault.version == versions[vault.stage]:
-                known = parts.setdefault(vault.stage, vault.state.anchor)
-                assert np.array_equal(known, vault.state.anchor), f"replicas of stage {vault.stage} differ"
+            stage_state = node.stage_state
+            if (
+                stage_state.stage is not None
+                and stage_state.state
+                and stage_state.version == versions[stage_state.stage]
+            ):
+                known = parts.setdefault(stage_state.stage, stage_state.state.anchor)
+                assert np.array_equal(known, stage_state.state.anchor), f"replicas of stage {stage_state.stage} differ"
         whole = np.full(_length(self.config), np.nan, np.float32)
         gather(self.config.model, self.config.pipeline.stages, parts, whole)
         return whole
 
 
 def _length(config: RunConfig) -> int:
-    from pier_node.model.layout import Layout
+    from pier_node.outer.layout import Layout
 
     return Layout.of(config.model).length
 

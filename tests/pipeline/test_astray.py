@@ -11,16 +11,16 @@ from pipeline.cluster import PipelineCluster
 from simulation.virtual_time import run
 from torch import Tensor
 
-from pier_node.config import RunConfig
+from pier_node.base.shared import Vector
+from pier_node.config.run import RunConfig
 from pier_node.outer.state import OuterState
 from pier_node.pipeline.stage import Stage
-from pier_node.shared import Vector
 
 LOADED: dict[int, Vector] = {}
 
 
 class Checked(PipelineCluster):
-    """After an outer round every stage has the weights of its vault."""
+    """After an outer round every stage has the weights of its stage_state."""
 
     checks = 0
 
@@ -28,7 +28,7 @@ class Checked(PipelineCluster):
         await super().committed(name, state)
         node = self.nodes[name]
         if state.round == 3 and node.training._stage:
-            assert np.array_equal(LOADED[id(node.training._stage)], node.vault.working.anchor)
+            assert np.array_equal(LOADED[id(node.training._stage)], node.stage_state.working.anchor)
             self.checks += 1
 
 
@@ -42,11 +42,11 @@ def test_after_an_outer_round_of_nothing_a_stage_has_the_weights_that_are_left(
         load(stage, weights)
 
     monkeypatch.setattr(Stage, "load", noted)
-    monkeypatch.setattr("pier_node.pipeline.vault.norm_limit", lambda _: 0.0)
+    monkeypatch.setattr("pier_node.pipeline.stage_state.norm_limit", lambda _: 0.0)
     tables = config(2, layers=2, paths="full", microbatches=2).model_dump(mode="json")
     tables["inner"]["total_steps"] = 4
     tables["outer"] = {"algorithm": "pier", "start": "none", "inner_steps": 2}
     cluster = Checked(RunConfig.model_validate(tables), tmp_path)
     run(cluster.run())
     assert cluster.checks == 2
-    assert {it.vault.version for it in cluster.nodes.values()} == {0}
+    assert {it.stage_state.version for it in cluster.nodes.values()} == {0}

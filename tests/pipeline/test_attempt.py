@@ -6,18 +6,18 @@ import asyncio
 
 import numpy as np
 import pytest
-from coordinator.paths.cases import problem
-from pipeline.cases import config, itinerary, outcomes, reference, workers, worths
+from pipeline.cases import config, iteration_plan, outcomes, reference, workers, worths
+from pipeline.planning.cases import problem
 from simulation.network import Weather
 from simulation.virtual_time import run
 
 from pier.v1.peer_pb2 import Total
-from pier_coordinator.paths.routing import random_routes
-from pier_node.outer.suspicion import Suspicion
+from pier_node.pipeline.activations import Activations
 from pier_node.pipeline.attempt import Worth
-from pier_node.pipeline.itinerary import Plan
-from pier_node.pipeline.passages import Passages
-from pier_node.pipeline.totals import Totals
+from pier_node.pipeline.iteration_plan import Plan
+from pier_node.pipeline.joint import Totals
+from pier_node.pipeline.planning.routing import random_routes
+from pier_node.rounds.suspects import Suspicion
 
 SIX = [0, 0, 1, 1, 2, 3]
 """Stages of the sites a to f."""
@@ -25,12 +25,12 @@ SKIPPED = [[0, 2, 4], [0, 3, 5], [1, 2, 5], [1, 4, 5], [0, 3, 4], [1, 2, 4]]
 PAIRS = ((0, 1), (2, 3), (4, 5))
 PERMUTED = random_routes(problem(6, 3, path_length=3, waves=2), PAIRS, seed=1, step=0)
 KINDS = {
-    "one site a stage": (config(), itinerary([0, 1, 2, 3], [[0, 1, 2, 3]] * 3, [2, 1])),
-    "replicas and skips": (config(), itinerary(SIX, SKIPPED, [3, 3])),
-    "untied, a swap": (config(tied=False), itinerary(SIX, [[0, 4, 2], [1, 5, 4], [0, 3, 5]])),
-    "random routes": (config(3), itinerary([0, 0, 1, 1, 2, 2], PERMUTED.paths, [4, 4])),
-    "gpt2": (config(form="gpt2"), itinerary(SIX, SKIPPED)),
-    "stages that nobody visits": (config(), itinerary(SIX, [[0, 2], [0, 2], [1, 2]])),
+    "one site a stage": (config(), iteration_plan([0, 1, 2, 3], [[0, 1, 2, 3]] * 3, [2, 1])),
+    "replicas and skips": (config(), iteration_plan(SIX, SKIPPED, [3, 3])),
+    "untied, a swap": (config(tied=False), iteration_plan(SIX, [[0, 4, 2], [1, 5, 4], [0, 3, 5]])),
+    "random routes": (config(3), iteration_plan([0, 0, 1, 1, 2, 2], PERMUTED.paths, [4, 4])),
+    "gpt2": (config(form="gpt2"), iteration_plan(SIX, SKIPPED)),
+    "stages that nobody visits": (config(), iteration_plan(SIX, [[0, 2], [0, 2], [1, 2]])),
 }
 
 
@@ -97,7 +97,7 @@ def test_a_tensor_that_cannot_be_sent_ends_the_attempt(
         raise OSError("no buffer space")
 
     tables, message = KINDS["one site a stage"]
-    monkeypatch.setattr(Passages, "send", broken)
+    monkeypatch.setattr(Activations, "send", broken)
 
     async def main() -> list[Worth | BaseException]:
         async with asyncio.timeout(20.0):

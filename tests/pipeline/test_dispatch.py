@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from pier.v1.peer_pb2 import Total, Worked
+from pier_node.base.tasks import Signal
 from pier_node.pipeline.dispatch import Dispatch
-from pier_node.signals import Signal
 from pier_node.wire.carrier import TALLY, BadMessage
 
 NAME = b"7" * 32

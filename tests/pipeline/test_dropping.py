@@ -6,7 +6,7 @@ import pytest
 from wire.memory_carrier import MemoryNet
 
 from pier.v1.peer_pb2 import Ack, Dropped
-from pier_node.pipeline.dropping import drop
+from pier_node.pipeline.joint import drop
 from pier_node.wire.carrier import DROP
 
 

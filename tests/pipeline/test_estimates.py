@@ -7,8 +7,8 @@ from dataclasses import replace
 import pytest
 
 from pier.v1.peer_pb2 import Place
-from pier_coordinator.paths.problem import Problem
-from pier_node.pipeline.estimates import UNKNOWN, drifted, sites_of, with_times
+from pier_node.pipeline.planning.problem import Problem
+from pier_node.pipeline.problem import UNKNOWN, drifted, sites_of, with_times
 
 
 def place(transfer: dict[str, float], forward: float = 1.0) -> Place:

@@ -13,7 +13,7 @@ from simulation.virtual_time import run
 
 from pier.v1.peer_pb2 import Phase
 from pier_node.outer.state import OuterState
-from pier_node.pipeline import tally
+from pier_node.pipeline import vote_state
 
 HANGS_AFTER, STEPS = 6, 18
 """Rounds, so that all know how long waits are."""
@@ -45,7 +45,7 @@ def test_the_others_go_on_and_it_comes_back_when_it_can(tmp_path: Path, victim: 
     assert cluster.standing().steps == STEPS
     assert max(cluster.digests) <= STEPS + 2
     assert all(len(found) == 1 for found in cluster.digests.values())
-    back = cluster.nodes[victim].vault
+    back = cluster.nodes[victim].stage_state
     assert back.stage is not None
     assert back.version == cluster.standing().versions[back.stage]
     assert np.isfinite(cluster.joined()).all()
@@ -64,7 +64,7 @@ def test_one_that_never_ends_is_named_and_takes_no_part(tmp_path: Path, caplog: 
             await asyncio.gather(*(node.main for name, node in cluster.nodes.items() if name != cluster.victim))
 
     run(main())
-    assert tally.standing(cluster.nodes["b"].rounds.state).steps == STEPS
+    assert vote_state.standing(cluster.nodes["b"].rounds.state).steps == STEPS
     assert cluster.nodes[cluster.victim].progress.phase == Phase.PHASE_PAUSED
     assert "a: has computed for 20 s without an end" in caplog.text
     assert "computing hangs: this site takes no part until it ends" in caplog.text

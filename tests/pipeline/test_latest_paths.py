@@ -8,11 +8,10 @@ from pathlib import Path
 import pytest
 from pipeline.test_paths_file import PLAN, PROBLEM
 
-from pier_coordinator.paths.plan import Plan
-from pier_coordinator.paths.problem import Problem
-from pier_node.pipeline import latest_paths
-from pier_node.pipeline.latest_paths import EVERY, LatestPaths
-from pier_node.pipeline.paths_file import parse_paths, read_paths
+from pier_node.pipeline import paths_file
+from pier_node.pipeline.paths_file import EVERY, LatestPaths, parse_paths, read_paths
+from pier_node.pipeline.planning.plan import Plan
+from pier_node.pipeline.planning.problem import Problem
 
 OTHER = Plan(PLAN.stages, (((0, 2), (0, 3)),))
 
@@ -51,7 +50,7 @@ def test_only_news_is_told(tmp_path: Path) -> None:
     first = planned.latest.message
     assert planned.told(4) == 3
     assert planned.told(5, slower(PROBLEM, 1.1)) == 3, "not so much slower that other paths may be better"
-    assert planned.latest.message is first, "the liaison knows by this that it is no news"
+    assert planned.latest.message is first, "the client knows by this that it is no news"
     assert planned.told(6, slower(PROBLEM, 4.0)) == 6
     assert planned.told(7, slower(PROBLEM, 4.0), OTHER) == 7
     fewer = replace(PROBLEM, sites=(*PROBLEM.sites[:3], replace(PROBLEM.sites[3], name="e")))
@@ -67,7 +66,7 @@ def test_news_that_come_fast_wait_for_the_next(tmp_path: Path) -> None:
 
 
 def test_what_is_too_large_is_not_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(latest_paths, "MOST_BYTES", 100)
+    monkeypatch.setattr(paths_file, "MOST_BYTES", 100)
     latest = LatestPaths(tmp_path / "paths.json")
     latest.planned(3, PROBLEM, PLAN)
     assert latest.message is None

@@ -5,12 +5,12 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from pier_node.config import NolocoSection, OuterSection
+from pier_node.base.shared import SharedVector, Vector
+from pier_node.config.run import NolocoSection, OuterSection
 from pier_node.outer.mean import weighted_mean
 from pier_node.outer.state import ANCHOR, MOMENTUM, OuterState
-from pier_node.outer.suspicion import Suspicion
 from pier_node.pipeline.outer_step import MeanStep, PairStep, demand_weight, step_of
-from pier_node.shared import SharedVector, Vector
+from pier_node.rounds.suspects import Suspicion
 
 
 def shared(*values: float) -> SharedVector:

@@ -9,10 +9,10 @@ from pathlib import Path
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pier_coordinator.paths.plan import Plan
-from pier_coordinator.paths.problem import Problem, Site
-from pier_node.errors import PierError
+from pier_node.base.errors import PierError
 from pier_node.pipeline.paths_file import parse_paths, paths_json, read_paths, write_paths
+from pier_node.pipeline.planning.plan import Plan
+from pier_node.pipeline.planning.problem import Problem, Site
 
 SITES = tuple(Site(name, 1.0, 2.0, 0.5, 3) for name in "abcd")
 NEAR = tuple(tuple(0.0 if a == b else 0.1 for b in range(4)) for a in range(4))

@@ -14,7 +14,7 @@ from simulation.network import SimCarrier
 from simulation.virtual_time import run
 
 from pier.v1.peer_pb2 import Chunk
-from pier_node.config import RunConfig
+from pier_node.config.run import RunConfig
 from pier_node.outer.state import OuterState
 
 INTERVAL = 9

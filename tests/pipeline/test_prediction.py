@@ -12,15 +12,15 @@ from pipeline.cases import Worker, config, outcomes, workers
 from simulation.network import Weather
 from simulation.virtual_time import run
 
-from pier.v1.peer_pb2 import Itinerary, Place, Pulse, Site
-from pier_coordinator.paths.plan import Plan as Paths
-from pier_coordinator.paths.problem import Problem
-from pier_coordinator.paths.search import search
-from pier_coordinator.paths.simulate import makespan
+from pier.v1.peer_pb2 import IterationPlan, Place, Pulse, Site
 from pier_node.pipeline.attempt import Worth
-from pier_node.pipeline.itinerary import Plan
+from pier_node.pipeline.iteration_plan import Plan
 from pier_node.pipeline.planner import Planner
-from pier_node.pipeline.tally import Standing
+from pier_node.pipeline.planning.plan import Plan as Paths
+from pier_node.pipeline.planning.problem import Problem
+from pier_node.pipeline.planning.search import search
+from pier_node.pipeline.planning.simulate import makespan
+from pier_node.pipeline.vote_state import Standing
 
 HELD = {6: (0, 0, 1, 1, 2, 3), 9: (0, 0, 0, 1, 1, 2, 2, 3, 3)}
 STANDING = Standing(5, 3.0, (7 << 24,) * 4)
@@ -39,7 +39,7 @@ def places(sites: int, seed: int) -> dict[str, Place]:
     return found
 
 
-async def planned(tables: Any, there: dict[str, Place]) -> tuple[Itinerary, float]:
+async def planned(tables: Any, there: dict[str, Place]) -> tuple[IterationPlan, float]:
     """The plan of an attempt, and the seconds that it is said to take."""
     told = list[tuple[Problem, Paths]]()
 

@@ -15,18 +15,18 @@ from simulation.virtual_time import run
 from torch.nn import functional
 
 from pier.v1.peer_pb2 import Total
-from pier_node.config import RunConfig
-from pier_node.inner.optim import step_vectors
-from pier_node.model.decoder import Decoder
-from pier_node.model.layout import Layout
-from pier_node.outer.contribution import Contribution
+from pier_node.base.shared import Vector
+from pier_node.config.run import RunConfig
+from pier_node.outer.adamw import step_vectors
+from pier_node.outer.layout import Layout
 from pier_node.outer.schedule import lr_at, momentum_at, total_rounds
 from pier_node.outer.state import ANCHOR, MOMENTUM
-from pier_node.pipeline import tally
-from pier_node.pipeline.cut import gather, scatter, stage_blocks, stage_layout
-from pier_node.pipeline.itinerary import Plan
-from pier_node.pipeline.vault import made
-from pier_node.shared import Vector
+from pier_node.outer.update import Update
+from pier_node.pipeline import vote_state
+from pier_node.pipeline.iteration_plan import Plan
+from pier_node.pipeline.stage import gather, scatter, stage_blocks, stage_layout
+from pier_node.pipeline.stage_state import made
+from pier_node.trainer.model.decoder import Decoder
 
 PIER: dict[str, Any] = {"algorithm": "pier", "start": "none"}
 
@@ -146,13 +146,13 @@ class Pairs(OneProcess):
 def plans(monkeypatch: pytest.MonkeyPatch) -> dict[int, Plan]:
     """By version, of all attempts that any site was ready for."""
     found: dict[int, Plan] = {}
-    ready = tally.ready
+    ready = vote_state.ready
 
-    def note(plan: Plan, total: Total, stages: int, apart: bool = False) -> Contribution:
-        found[tally.version(plan.round, tally.tag_of(tally.name_of(plan, total)))] = plan
+    def note(plan: Plan, total: Total, stages: int, apart: bool = False) -> Update:
+        found[vote_state.version(plan.round, vote_state.tag_of(vote_state.name_of(plan, total)))] = plan
         return ready(plan, total, stages, apart)
 
-    monkeypatch.setattr(tally, "ready", note)
+    monkeypatch.setattr(vote_state, "ready", note)
     return found
 
 
@@ -246,7 +246,7 @@ def test_a_site_that_comes_back_takes_its_stage_again(tmp_path: Path, round: int
     run(cluster.run())
     assert cluster.struck == [("c", round, phase)]
     check(cluster)
-    back = cluster.nodes["c"].vault
+    back = cluster.nodes["c"].stage_state
     assert back.stage is not None
     assert back.version == cluster.standing().versions[back.stage]
 
@@ -273,11 +273,11 @@ def finished(cluster: PipelineCluster) -> None:
     assert (now.steps, now.met) == (total, total)
     assert all(len(found) == 1 for found in cluster.digests.values())
     for node in cluster.nodes.values():
-        vault = node.vault
-        assert vault.stage is not None
-        assert vault.state
-        assert vault.version == now.versions[vault.stage]
-        assert np.isfinite(vault.state.anchor).all()
+        stage_state = node.stage_state
+        assert stage_state.stage is not None
+        assert stage_state.state
+        assert stage_state.version == now.versions[stage_state.stage]
+        assert np.isfinite(stage_state.state.anchor).all()
 
 
 NOLOCO: dict[str, dict[str, Any]] = {
@@ -297,11 +297,11 @@ def test_replicas_that_meet_in_pairs_are_those_of_one_process(
     process = alike(cluster, plans, Pairs(cluster.config))
     assert {len(plan.group(node, pairs=True)) for plan in plans.values() for node in plan.stages} == {1, 2}
     for name, node in cluster.nodes.items():
-        assert node.vault.state
+        assert node.stage_state.state
         for tensor, expected in zip((ANCHOR, MOMENTUM), process.own[name], strict=True):
-            found = node.vault.state.tensors[tensor].array
+            found = node.stage_state.state.tensors[tensor].array
             np.testing.assert_allclose(found, expected, rtol=1e-3, atol=3e-6)
-    assert len({node.vault.state.digest for node in cluster.nodes.values() if node.vault.state}) == 6
+    assert len({node.stage_state.state.digest for node in cluster.nodes.values() if node.stage_state.state}) == 6
 
 
 @pytest.mark.parametrize(("round", "phase"), RETURNS)

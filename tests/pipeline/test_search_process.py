@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 from pipeline.test_paths_file import PLAN, PROBLEM
 
-from pier_coordinator.paths.check import violations
-from pier_coordinator.paths.simulate import makespan
 from pier_node.pipeline import search_process
+from pier_node.pipeline.planning.check import violations
+from pier_node.pipeline.planning.simulate import makespan
 from pier_node.pipeline.search_process import search_apart
 
 pytestmark = pytest.mark.processes

@@ -8,10 +8,10 @@ from dataclasses import replace
 import pytest
 from pipeline.test_paths_file import PLAN, PROBLEM
 
-from pier_coordinator.paths.plan import Plan
-from pier_coordinator.paths.problem import Problem
-from pier_node.pipeline import searching
-from pier_node.pipeline.searching import Searching
+from pier_node.pipeline import planner
+from pier_node.pipeline.planner import Searching
+from pier_node.pipeline.planning.plan import Plan
+from pier_node.pipeline.planning.problem import Problem
 
 BETTER = replace(PLAN)
 
@@ -63,7 +63,7 @@ async def test_after_a_search_there_is_a_rest(monkeypatch: pytest.MonkeyPatch) -
     beside = Searching(slow)
     slow.gate.set()
     for rest, idle in ((1e12, False), (0.0, True)):
-        monkeypatch.setattr(searching, "REST", rest)
+        monkeypatch.setattr(planner, "REST", rest)
         await beside.begin(PROBLEM, 1, 0.1, PLAN)
         await beside.wait(60.0)
         assert beside.found() is BETTER

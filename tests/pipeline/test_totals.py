@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import pytest
-from pipeline.cases import itinerary
+from pipeline.cases import iteration_plan
 
 from pier.v1.peer_pb2 import Worked
-from pier_node.pipeline.itinerary import Plan
-from pier_node.pipeline.totals import Totals
+from pier_node.pipeline.iteration_plan import Plan
+from pier_node.pipeline.joint import Totals
 from pier_node.wire.carrier import BadMessage
 
-PLAN = Plan.read(itinerary([0, 1, 1, 2], [[0, 1], [0, 2], [0, 1]]), 3)
-OUTER = Plan.read(itinerary([0, 1, 1], [], [], meet=True), 3)
+PLAN = Plan.read(iteration_plan([0, 1, 1, 2], [[0, 1], [0, 2], [0, 1]]), 3)
+OUTER = Plan.read(iteration_plan([0, 1, 1], [], [], meet=True), 3)
 
 
 def test_there_is_a_total_once_all_have_worked() -> None:
@@ -49,7 +49,7 @@ def test_replicas_that_differ_are_refused(digest: bytes) -> None:
 
 
 def test_pairs_of_replicas_may_differ_from_others() -> None:
-    plan = Plan.read(itinerary([0, 0, 0, 0], [], [], meet=True), 1)
+    plan = Plan.read(iteration_plan([0, 0, 0, 0], [], [], meet=True), 1)
     pair, other = plan.group("a", pairs=True), [node for node in "abcd" if node not in plan.group("a", pairs=True)]
     told = []
     for digest in (b"x" * 32, b"y" * 32):
@@ -68,7 +68,7 @@ def test_pairs_of_replicas_may_differ_from_others() -> None:
 
 
 def test_pairs_are_drawn_with_the_seed_of_the_run() -> None:
-    message = itinerary([0] * 8, [], [], meet=True)
+    message = iteration_plan([0] * 8, [], [], meet=True)
     drawn = {
         seed: tuple(Plan.read(message, 1, seed).group(node, pairs=True)[0] for node in "abcdefgh") for seed in range(9)
     }

@@ -14,13 +14,13 @@ from pipeline.cluster import PipelineCluster
 from simulation.virtual_time import run
 from torch.nn import functional
 
-from pier_node.config import RunConfig
-from pier_node.inner.optim import take_step
-from pier_node.model.decoder import Decoder
-from pier_node.model.initial import initial_weights
-from pier_node.model.layout import Layout
+from pier_node.base.shared import Vector
+from pier_node.config.run import RunConfig
+from pier_node.outer.adamw import take_step
+from pier_node.outer.layout import Layout
 from pier_node.outer.state import OuterState
-from pier_node.shared import Vector
+from pier_node.trainer.model.decoder import Decoder
+from pier_node.trainer.model.initial import initial_weights
 
 LONG = 40
 """Steps of a run that is not over before a site comes back."""
@@ -48,7 +48,7 @@ def test_the_joined_model_is_that_of_one_process_that_takes_the_same_steps(tmp_p
     tables = config(paths="full", microbatches=2)
     cluster = PipelineCluster(tables, tmp_path)
     run(cluster.run())
-    (data_node,) = (name for name, node in cluster.nodes.items() if node.vault.stage == 0)
+    (data_node,) = (name for name, node in cluster.nodes.items() if node.stage_state.stage == 0)
     expected = trained(tables, data_node)
     np.testing.assert_allclose(cluster.joined(), expected, rtol=1e-3, atol=2e-6)
     ends = [node.whole for node in cluster.nodes.values() if node.whole is not None]
@@ -76,7 +76,7 @@ def test_a_site_that_comes_back_takes_its_stage_again(tmp_path: Path, phase: str
     run(cluster.run())
     assert cluster.struck == [("c", 2, phase)]
     assert cluster.standing().steps == LONG
-    back = cluster.nodes["c"].vault
+    back = cluster.nodes["c"].stage_state
     assert back.stage is not None
     assert back.version == cluster.standing().versions[back.stage]
     assert np.isfinite(cluster.joined()).all()
@@ -121,7 +121,7 @@ class OnePauses(PipelineCluster):
     async def committed(self, name: str, state: OuterState) -> None:
         await super().committed(name, state)
         if state.round in (2, 5) and name == "a":
-            stages = {node.name: node.vault.stage for node in self.nodes.values()}
+            stages = {node.name: node.stage_state.stage for node in self.nodes.values()}
             replicas = Counter(stages.values())
             paused = next(it for it in stages if it != "a" and replicas[stages[it]] > 1)
             self.nodes[paused].orders.take(state.round, paused=state.round == 2, assignment="replica")

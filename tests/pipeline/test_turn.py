@@ -7,10 +7,9 @@ from dataclasses import replace
 import pytest
 from pipeline.cases import config
 
-from pier_node.config import RunConfig
+from pier_node.config.run import RunConfig
 from pier_node.outer.schedule import total_rounds
-from pier_node.pipeline.tally import Standing
-from pier_node.pipeline.turn import Turn, turn_of
+from pier_node.pipeline.vote_state import Standing, Turn, turn_of
 
 RUNS = {
     "tttttt": None,

@@ -27,38 +27,37 @@ from pier.v1.peer_pb2 import (
     Value,
     Vote,
 )
-from pier_node.catch_up import CatchUp
-from pier_node.certificates import credentials
-from pier_node.config import load
-from pier_node.convicted import Convicted
-from pier_node.faults import NO_FAULTS
-from pier_node.identity import Identity
-from pier_node.join import Reception
-from pier_node.journal import Journal
-from pier_node.model.layout import Layout
+from pier_node.base.faults import NO_FAULTS
+from pier_node.base.shared import SharedVector, Vector
+from pier_node.config.run import load
+from pier_node.identity.certificates import credentials
+from pier_node.identity.node import Identity
+from pier_node.identity.signing import Signer
 from pier_node.outer.advance import advance
-from pier_node.outer.attempt import Advance, Tools
-from pier_node.outer.certificate import alone
-from pier_node.outer.contribution import Contribution
-from pier_node.outer.round import Rounds
+from pier_node.outer.layout import Layout
 from pier_node.outer.schedule import round_plan
 from pier_node.outer.state import ANCHOR, MOMENTUM, OuterState
-from pier_node.outer.statements import SignedStatements
-from pier_node.outer.suspicion import Behind
-from pier_node.proofs import PROOFS_FILE, Proofs
-from pier_node.roster import Roster
-from pier_node.shared import SharedVector, Vector
-from pier_node.signing import Signer
-from pier_node.site_entry import sign_entry
+from pier_node.outer.update import Update
+from pier_node.rounds.attempt import Advance, Tools
+from pier_node.rounds.catch_up import CatchUp
+from pier_node.rounds.certificate import alone
+from pier_node.rounds.double_votes import Convicted
+from pier_node.rounds.member import Rounds
+from pier_node.rounds.proofs import PROOFS_FILE, Proofs
+from pier_node.rounds.roster import Roster, sign_entry
+from pier_node.rounds.statements import SignedStatements
+from pier_node.rounds.suspects import Behind
+from pier_node.site.join import Reception
+from pier_node.site.journal import Journal
 from pier_node.wire.carrier import GATHER, HELLO, VOTE, PeerLost
-from pier_node.wire.grpc_carrier import GrpcCarrier
+from pier_node.wire.grpc.carrier import GrpcCarrier
 from pier_node.wire.state_server import StateServer
 
 NAME = "rogue"
 
 
-class Lie(Contribution):
-    """A contribution that announces a norm of one, whatever it is."""
+class Lie(Update):
+    """An update that announces a norm of one, whatever it is."""
 
     norm = 1.0
 
@@ -114,25 +113,25 @@ class Rogue:
             await self.roster.stop()
             await self.carrier.stop()
 
-    async def take_part(self, contribution: Contribution, advance: Advance) -> None:
+    async def take_part(self, update: Update, advance: Advance) -> None:
         """Bring this to one round after the other, until cancelled."""
-        keeper = asyncio.create_task(self.rounds.run())
+        leader = asyncio.create_task(self.rounds.run())
         try:
             while True:
                 await self._follow()
                 try:
-                    await self.rounds.commit(contribution, advance)
+                    await self.rounds.commit(update, advance)
                 except Behind:
                     continue
         finally:
-            keeper.cancel()
+            leader.cancel()
 
     async def vote_twice(self, node: str) -> None:
         """Be a member like others, but for two votes in each coming round to one site, until that refuses to listen."""
-        honest = asyncio.create_task(self.take_part(Contribution(np.zeros(self.length, np.float32), 1), self._honest))
+        honest = asyncio.create_task(self.take_part(Update(np.zeros(self.length, np.float32), 1), self._honest))
         try:
             await self.roster.changed.until(lambda: self.carrier.node in self.rounds.state.members)
-            told = Vote(node=self.carrier.node, ballot=Ballot(number=1 << 10, keeper=node), plan=bytes(32))
+            told = Vote(node=self.carrier.node, ballot=Ballot(number=1 << 10, leader=node), plan=bytes(32))
             while True:
                 told.round = self.rounds.coming()
                 for told.digest in (bytes(32), bytes([1]) * 32):
@@ -162,7 +161,7 @@ class Rogue:
         pulse = self.roster.pulse_of(node)
         assert pulse
         for number in range(votes):
-            ballot = Ballot(number=1 + number % 7, keeper=node)
+            ballot = Ballot(number=1 + number % 7, leader=node)
             told = Vote(node=self.carrier.node, round=1 + number % (pulse.round + 1), ballot=ballot)
             told.digest = told.plan = bytes(32)
             await self.carrier.call(node, VOTE, self._statements.seal(told), 10.0)
@@ -203,7 +202,7 @@ class Rogue:
                 Share(node=node, tokens=it.tokens, norm=it.norm, offset=offset, length=length)
                 for (node, it, _), (offset, length) in zip(told, parts, strict=True)
             ]
-            ballot = Ballot(number=ready.seen.number + 1, keeper=self.carrier.node)
+            ballot = Ballot(number=ready.seen.number + 1, leader=self.carrier.node)
             self.proposed.add(sender)
             return Proposal(
                 verdict=Proposal.VERDICT_GO,
@@ -225,7 +224,7 @@ class Rogue:
         assert pulse
         mine, coming = self.carrier.node, pulse.round + 1
         ready = Ready(node=mine, round=coming, votes=nodes, nonce=b"rogue", base=pulse.digest)
-        vote = Vote(node=mine, round=coming, ballot=Ballot(number=1, keeper=node))
+        vote = Vote(node=mine, round=coming, ballot=Ballot(number=1, leader=node))
         vote.digest = vote.plan = bytes(32)
         try:
             await self.carrier.call(node, GATHER, self._statements.seal(ready), 1.0)
@@ -284,7 +283,7 @@ def _lowest(run: Run) -> Identity:
 
 
 async def _half(number: int) -> AsyncIterator[Chunk]:
-    yield Chunk(round=1 << 40, ballot=Ballot(number=number + 1, keeper="0" * 16), stage=Chunk.STAGE_SCATTER)
+    yield Chunk(round=1 << 40, ballot=Ballot(number=number + 1, leader="0" * 16), stage=Chunk.STAGE_SCATTER)
     await asyncio.Event().wait()
 
 

@@ -13,8 +13,8 @@ from typing import Any
 
 from processes.site import LOOK, PATIENCE, Site, wait_until
 
-from pier_node.config import load
-from pier_node.identity import Token
+from pier_node.config.run import load
+from pier_node.identity.node import Token
 from pier_node.wire.transport import Transport
 
 CORPUS = Path(argparse.__file__)
@@ -72,7 +72,7 @@ class Run:
 
     @property
     def by_node(self) -> list[Site]:
-        """The sites in node-id order: the first is the keeper."""
+        """The sites in node-id order: the first is the leader."""
         return sorted(self.sites, key=lambda site: site.node)
 
     def start(self) -> None:

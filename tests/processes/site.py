@@ -16,10 +16,10 @@ from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat,
 from processes.place import HERE, Place
 from processes.program import Program
 
-from pier_node.identity import Identity
-from pier_node.site import EVENTS_FILE, read_events
-from pier_node.wire.address import parse_address
-from pier_node.wire.hivemind_key import KEY_FILE, make_key
+from pier_node.base.address import parse_address
+from pier_node.identity.node import Identity
+from pier_node.rounds.folder import EVENTS_FILE, read_events
+from pier_node.wire.libp2p.p2pd import KEY_FILE, make_key
 from pier_node.wire.multiaddr import Route
 from pier_node.wire.transport import Transport
 

@@ -13,14 +13,14 @@ import torch.nn.functional as F
 from processes.run import CORPUS, Found, Run
 from safetensors.numpy import load_file
 
-from pier_node.config import load
-from pier_node.data.corpus import open_corpus
-from pier_node.data.windows import Windows
-from pier_node.inner.optim import take_step
-from pier_node.model.decoder import Decoder
-from pier_node.model.initial import initial_weights
-from pier_node.model.layout import Layout
-from pier_node.shared import Vector
+from pier_node.base.shared import Vector
+from pier_node.config.run import load
+from pier_node.outer.adamw import take_step
+from pier_node.outer.layout import Layout
+from pier_node.trainer.data.corpus import open_corpus
+from pier_node.trainer.data.windows import Windows
+from pier_node.trainer.model.decoder import Decoder
+from pier_node.trainer.model.initial import initial_weights
 
 pytestmark = pytest.mark.processes
 

@@ -10,8 +10,8 @@ import pytest
 from processes.run import CORPUS, Found, held
 from processes.site import Site
 
-from pier_node.config import load
-from pier_node.identity import Token
+from pier_node.config.run import load
+from pier_node.identity.node import Token
 
 pytestmark = pytest.mark.processes
 
@@ -35,7 +35,7 @@ def stranger(near: Site, name: str, *options: str) -> Site:
 def test_a_damaged_checkpoint_is_set_aside(found: Found) -> None:
     run = found(2, inner={"total_steps": 60 * 10})
     run.start()
-    keeper, other = run.by_node
+    leader, other = run.by_node
     other.reach(5)
     other.kill()
     newest = max((other.folder / "checkpoints").glob("round-*"))
@@ -43,7 +43,7 @@ def test_a_damaged_checkpoint_is_set_aside(found: Found) -> None:
     damaged = bytearray(tensors.read_bytes())
     damaged[-100] ^= 1
     tensors.write_bytes(damaged)
-    with held([keeper]):
+    with held([leader]):
         other.start()
         other.take_part()
     run.finish()

@@ -15,11 +15,11 @@ from processes.site import Site, wait_until
 
 from pier_coordinator.commands.client import Client
 from pier_coordinator.experts.accepted import AcceptedJob, AcceptedPlan, AcceptedSite
-from pier_coordinator.home import PLAN_FILE
-from pier_node.config import load
-from pier_node.data.domains import read_held_out
+from pier_coordinator.identity.home import PLAN_FILE
+from pier_node.config.run import load
 from pier_node.experts.card import load_card
 from pier_node.experts.config import DomainSection
+from pier_node.experts.domains import read_held_out
 from pier_node.experts.ensemble import load_ensemble
 from pier_node.experts.job import ExpertJob
 

@@ -10,7 +10,7 @@ import pytest
 from processes.run import ENDLESS, Found, held
 from processes.site import Site
 
-from pier_node.faults import PAIR_PHASES, PHASES
+from pier_node.base.faults import PAIR_PHASES, PHASES
 from pier_node.wire.transport import Transport
 
 pytestmark = pytest.mark.processes
@@ -24,7 +24,7 @@ def dies_and_others_go_on(victim: Site, others: list[Site]) -> None:
 
 
 KINDS: dict[str, tuple[str, int, Sequence[str], Transport]] = {
-    "keeper": ("diloco", 0, PHASES, "grpc"),
+    "leader": ("diloco", 0, PHASES, "grpc"),
     "another": ("diloco", 2, PHASES, "grpc"),
     "another, hivemind": ("diloco", 2, PHASES, "hivemind"),
     "decider": ("noloco", 0, [phase for phase in PAIR_PHASES if phase not in ("journaled", "fetching")], "grpc"),

@@ -8,8 +8,8 @@ import pytest
 from processes.run import ENDLESS, Found, held
 from processes.site import Site
 
-from pier_node.journal import Journal
-from pier_node.outer.commitments import Commitments
+from pier_node.rounds.commitments import Commitments
+from pier_node.site.journal import Journal
 
 pytestmark = pytest.mark.processes
 

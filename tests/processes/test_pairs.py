@@ -16,7 +16,7 @@ TABLES: dict[str, dict[str, Any]] = {
     "outer": {"algorithm": "noloco", "inner_steps": 20},
 }
 TIMEOUT = 10.0
-"""Seconds that a partner may be silent, at least; half of that until it has come (outer/deal.py, meeting.py)."""
+"""Seconds that a partner may be silent, at least; half of that until it has come (gossip/)."""
 NOISE = 4.0
 """Seconds that a round may take on a busy machine of two cores, five sites on it, without anybody being waited for."""
 

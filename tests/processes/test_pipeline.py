@@ -10,11 +10,11 @@ import pytest
 from processes.run import Found, Run
 from processes.site import Site
 
-from pier_node.checkpoint import CheckpointStore
-from pier_node.commands.weights import newest_weights
-from pier_node.config import load
-from pier_node.model.initial import initial_weights
+from pier_node.config.run import load
 from pier_node.outer.schedule import total_rounds
+from pier_node.rounds.checkpoint import CheckpointStore
+from pier_node.rounds.weights import newest_weights
+from pier_node.trainer.model.initial import initial_weights
 
 pytestmark = pytest.mark.processes
 

@@ -98,7 +98,7 @@ def test_two_killed_sites_end_with_the_bits_of_two_that_were_not(found: Found) -
     for site in killed.sites:
         assert site.ended() == -SIGKILL
         assert site.round == 4
-    # Of two sites the keeper may go on alone: it comes last, or a round would have other members.
+    # Of two sites the leader may go on alone: it comes last, or a round would have other members.
     for site in reversed(killed.by_node):
         site.start()
         site.take_part()

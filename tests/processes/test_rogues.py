@@ -14,9 +14,9 @@ from processes.rogue import Lie, Rogue, astray
 from processes.run import ENDLESS, Found, Run
 from processes.site import Site
 
-from pier_node.convicted import VOTED_TWICE
-from pier_node.outer.contribution import Contribution
-from pier_node.roster import HEARSAY_PER_PEER
+from pier_node.outer.update import Update
+from pier_node.rounds.double_votes import VOTED_TWICE
+from pier_node.rounds.roster import HEARSAY_PER_PEER
 
 pytestmark = pytest.mark.processes
 
@@ -28,7 +28,7 @@ STREAMS = 10_000
 Attack = Callable[[Rogue], Coroutine[Any, Any, None]]
 
 
-def bring(value: float, kind: type[Contribution] = Lie) -> Attack:
+def bring(value: float, kind: type[Update] = Lie) -> Attack:
     def attack(rogue: Rogue) -> Coroutine[Any, Any, None]:
         vector = np.full(rogue.length, value, np.float32)
         return rogue.take_part(kind(vector, tokens=1000), astray)
@@ -93,7 +93,7 @@ def test_what_a_member_makes_up_gets_into_no_round(run: Run, tmp_path: Path, nam
 @pytest.mark.smoke
 def test_who_votes_for_other_bits_cannot_make_the_others_do_so(run: Run, tmp_path: Path) -> None:
     rogue = Rogue(run, tmp_path / "rogue")
-    refuses(run, rogue, bring(0.0, Contribution)(rogue))
+    refuses(run, rogue, bring(0.0, Update)(rogue))
     for site in run.sites:
         assert "voted for other bits than ours" in site.output
     run.stop()

@@ -19,29 +19,28 @@ from simulation.statements import MemoryProofs, PlainStatements
 from simulation.virtual_time import elsewhere
 
 from pier.v1.peer_pb2 import Pulse, Site
-from pier_node.checkpoint import Checkpoint
-from pier_node.config import RunConfig
-from pier_node.faults import Faults
-from pier_node.model.layout import Layout
-from pier_node.outer.attempt import Tools
+from pier_node.base.faults import Faults
+from pier_node.base.shared import SharedVector
+from pier_node.config.run import RunConfig
+from pier_node.gossip.pair_commit import PairTools, Records
+from pier_node.gossip.pairs import Pairs
 from pier_node.outer.codec import codec
-from pier_node.outer.commitments import Commitments
-from pier_node.outer.deal import PairTools
-from pier_node.outer.pairing import PairRun
-from pier_node.outer.pairs import Pairs
-from pier_node.outer.quorum import has_quorum
-from pier_node.outer.records import Records
-from pier_node.outer.round import Rounds
+from pier_node.outer.layout import Layout
+from pier_node.outer.noloco import PairRun
 from pier_node.outer.schedule import synced, total_rounds
 from pier_node.outer.state import ANCHOR, MOMENTUM, OuterState
 from pier_node.outer.weights import weighing
-from pier_node.pair_training import PairTraining
-from pier_node.progress import Progress
-from pier_node.roster import Roster
-from pier_node.shared import SharedVector
-from pier_node.training import Training
+from pier_node.rounds.attempt import Tools
+from pier_node.rounds.checkpoint import Checkpoint
+from pier_node.rounds.commitments import Commitments
+from pier_node.rounds.fetch import shadow_fetcher
+from pier_node.rounds.member import Rounds
+from pier_node.rounds.progress import Progress
+from pier_node.rounds.quorum import has_quorum
+from pier_node.rounds.roster import Roster
+from pier_node.site.pair_training import PairTraining
+from pier_node.site.training import Training
 from pier_node.wire.state_server import StateServer
-from pier_node.wire.transfer import shadow_fetcher
 
 LENGTH = 12
 CHUNK = 2
@@ -207,7 +206,7 @@ class Cluster:
         parts = carrier, roster, rounds, trainer, progress, self._saver(name)
         loop: Training
         if pairs:
-            more = {"keep": self._keeper(name), "merge": atomic if self.config.outer.final_merge else None}
+            more = {"keep": self._leader(name), "merge": atomic if self.config.outer.final_merge else None}
             loop = PairTraining(self.config, layout, *parts, faults=self._faults(name), **more)
         else:
             loop = Training(self.config, layout, *parts, self._faults(name))
@@ -235,7 +234,7 @@ class Cluster:
         fetch = shadow_fetcher(carrier, LENGTH, 10.0)
         signed = PlainStatements(name)
         tools = Tools(
-            carrier, roster, signed, disk, disk.proofs, self._keeper(name), fetch, self._faults(name), lossy, CHUNK
+            carrier, roster, signed, disk, disk.proofs, self._leader(name), fetch, self._faults(name), lossy, CHUNK
         )
         return Rounds(tools, state, lambda number: synced(self.config, number, LENGTH), self._nonces())
 
@@ -294,7 +293,7 @@ class Cluster:
 
         return save
 
-    def _keeper(self, name: str) -> Any:
+    def _leader(self, name: str) -> Any:
         async def keep(state: OuterState) -> None:
             self.disks[name].state = state
             if name in self.nodes and isinstance(rounds := self.nodes[name].rounds, Pairs):

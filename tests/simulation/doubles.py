@@ -15,22 +15,22 @@ from simulation.process import Process, this_process
 from simulation.wire import HuntCarrier
 
 from pier.v1.peer_pb2 import HelloRequest, Site
-from pier_node.checkpoint import Checkpoint
-from pier_node.config import RunConfig
-from pier_node.daemon import Daemon
-from pier_node.data.site_data import SiteData
-from pier_node.faults import Faults
-from pier_node.join import GREETING, Membership
-from pier_node.member import pairs_of_two, rounds_of_all
-from pier_node.model.layout import Layout
-from pier_node.orders import Orders
-from pier_node.outer.pairs import Pairs
-from pier_node.outer.round import Rounds
+from pier_node.base.faults import Faults
+from pier_node.base.shared import SharedVector
+from pier_node.config.run import RunConfig
+from pier_node.gossip.pairs import Pairs
+from pier_node.outer.layout import Layout
 from pier_node.outer.state import ANCHOR, MOMENTUM, OuterState
-from pier_node.settings import Settings
-from pier_node.shared import SharedVector
-from pier_node.site import SiteRecord
-from pier_node.training import Training
+from pier_node.rounds.checkpoint import Checkpoint
+from pier_node.rounds.folder import SiteRecord
+from pier_node.rounds.member import Rounds
+from pier_node.site.daemon import Daemon
+from pier_node.site.join import GREETING, Membership
+from pier_node.site.member import pairs_of_two, rounds_of_all
+from pier_node.site.orders import Orders
+from pier_node.site.settings import Settings
+from pier_node.site.training import Training
+from pier_node.trainer.data.site_data import SiteData
 from pier_node.wire.carrier import PROTOCOL, PeerLost
 
 LAYOUT = Layout.laid([("weights", (LENGTH,))])
@@ -69,13 +69,13 @@ class HuntDaemon(Daemon):
 
 
 class Ordered:
-    """Stands for coordination/coordination.py: there are orders, and nothing else."""
+    """Stands for site/coordinator/coordination.py: there are orders, and nothing else."""
 
     def __init__(self, orders: Orders) -> None:
         self.orders, self.revoked = orders, None
 
     async def run(self) -> None:
-        """The liaison never ends."""
+        """The client never ends."""
         await asyncio.Event().wait()
 
     sample = run
@@ -85,7 +85,7 @@ class Ordered:
 
 
 class HuntWorkers(FakeTrainer):
-    """Stands for inner/workers.py."""
+    """Stands for trainer/workers.py."""
 
     def __init__(self, config: RunConfig, node: str, data: SiteData, folder: Path, count: int) -> None:
         here = this_process()
@@ -158,7 +158,7 @@ def beginning(_config: RunConfig, layout: Layout, node: str) -> Checkpoint:
 
 
 async def find_run(settings: Settings) -> Membership:
-    """What join.py finds out: a new site waits for a peer that lets it in."""
+    """What site/join.py finds out: a new site waits for a peer that lets it in."""
     here = this_process()
     record = SiteRecord.load(settings.folder)
     if record is None and settings.peers:
@@ -221,4 +221,4 @@ DOUBLES: dict[str, Any] = {
     "rounds_of_all": watched_rounds,
     "pairs_of_two": watched_pairs,
 }
-"""What the module `pier_node.daemon` finds under these names."""
+"""What the module `pier_node.site.daemon` finds under these names."""

@@ -8,8 +8,8 @@ from typing import Any, Self
 
 from simulation.network import Weather
 
-from pier_node.config import RunConfig
-from pier_node.faults import PAIR_PHASES, PHASES
+from pier_node.base.faults import PAIR_PHASES, PHASES
+from pier_node.config.run import RunConfig
 
 NAMES = ["a1", "b2", "c3", "d4", "e5"]
 """Of sites; their node ids begin with them, see keys.py."""

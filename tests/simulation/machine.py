@@ -1,7 +1,7 @@
 """A site's computer in virtual time: its disk stays, processes of the real daemon come and go.
 
 Only what touches a network, a model or a screen is a double (doubles.py). All the rest, from the class
-`pier_node.daemon.Daemon` to the last file that it writes, is what a user runs.
+`pier_node.site.daemon.Daemon` to the last file that it writes, is what a user runs.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ from simulation.disk import Disk, PowerCut
 from simulation.doubles import HuntDaemon, HuntSettings
 from simulation.process import HERE, Process
 
-from pier_node.checkpoint import CheckpointStore
-from pier_node.kept_state import KeptStates
 from pier_node.outer.state import OuterState
-from pier_node.settings import Settings
+from pier_node.rounds.checkpoint import CheckpointStore
+from pier_node.rounds.kept_state import KeptStates
+from pier_node.site.settings import Settings
 
 if TYPE_CHECKING:
     from simulation.world import World

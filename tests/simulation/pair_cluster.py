@@ -11,11 +11,11 @@ from typing import Any
 import numpy as np
 from simulation.cluster import Cluster, Node
 
-from pier_node.config import RunConfig
-from pier_node.outer.contribution import Contribution
-from pier_node.outer.pairs import Pairs
+from pier_node.base.shared import Vector
+from pier_node.config.run import RunConfig
+from pier_node.gossip.pairs import Pairs
 from pier_node.outer.state import OuterState
-from pier_node.shared import Vector
+from pier_node.outer.update import Update
 
 
 @dataclass
@@ -44,10 +44,10 @@ class PairCluster(Cluster):
         assert isinstance(pairs, Pairs)
         commit, adopt = pairs.commit, pairs.adopt
 
-        async def watched(number: int, contribution: Contribution, saved: Any) -> OuterState:
-            before, weights, loop = pairs.state, contribution.vector.copy(), asyncio.get_running_loop()
+        async def watched(number: int, update: Update, saved: Any) -> OuterState:
+            before, weights, loop = pairs.state, update.vector.copy(), asyncio.get_running_loop()
             began = loop.time()
-            after = await commit(number, contribution, saved)
+            after = await commit(number, update, saved)
             self.steps[name][after.round] = Step(before, weights, after, loop.time() - began)
             return after
 
@@ -63,15 +63,15 @@ class PairCluster(Cluster):
         return {
             name
             for name, node in self.nodes.items()
-            if isinstance(node.rounds, Pairs) and node.rounds._outcomes._leader
+            if isinstance(node.rounds, Pairs) and node.rounds._outcomes._source
         }
 
     def in_doubt(self, name: str, number: int) -> bool:
         """Whether a site still remembers that it does not know how a round ended."""
         return number in self.disks[name].pairs.doubts
 
-    def _keeper(self, name: str) -> Any:
-        keep = super()._keeper(name)
+    def _leader(self, name: str) -> Any:
+        keep = super()._leader(name)
 
         async def noting(state: OuterState) -> None:
             self.saved[state.round][name] = state.members

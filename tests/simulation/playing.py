@@ -22,9 +22,9 @@ from simulation.process import HERE, make_task
 from simulation.virtual_time import VirtualTimeLoop
 from simulation.world import World
 
-from pier_node import daemon, member
-from pier_node.config import RunConfig
+from pier_node.config.run import RunConfig
 from pier_node.outer.schedule import synced
+from pier_node.site import daemon, member
 
 T = TypeVar("T")
 MEMORY = Path("/dev/shm")

@@ -9,16 +9,16 @@ from typing import TYPE_CHECKING, Any, cast
 
 from simulation.disk import Disk
 
-from pier_node.orders import Orders
-from pier_node.outer.pairs import Pairs
-from pier_node.outer.round import Rounds
+from pier_node.gossip.pairs import Pairs
+from pier_node.rounds.member import Rounds
+from pier_node.site.orders import Orders
 
 if TYPE_CHECKING:
     from simulation.doubles import HuntDaemon, HuntWorkers
     from simulation.wire import HuntCarrier
     from simulation.world import World
 
-    from pier_node.training import Training
+    from pier_node.site.training import Training
 
 HERE: ContextVar[Process | None] = ContextVar("HERE", default=None)
 """Whose the present code is; None: nobody's, it is the test's."""

@@ -7,7 +7,7 @@ from tempfile import TemporaryDirectory
 from typing import TypeVar
 
 from pier.v1.peer_pb2 import Handover, Ready, Signed, Vote
-from pier_node.proofs import PROOFS_FILE, Proofs
+from pier_node.rounds.proofs import PROOFS_FILE, Proofs
 from pier_node.wire.carrier import BadMessage
 
 M = TypeVar("M", Ready, Vote, Handover)

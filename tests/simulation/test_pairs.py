@@ -14,7 +14,7 @@ from simulation.pair_cluster import PairCluster, check, config
 from simulation.storms import BATCH, storms
 from simulation.virtual_time import run
 
-from pier_node.faults import PAIR_PHASES
+from pier_node.base.faults import PAIR_PHASES
 
 NAMES = ["a1", "b2", "c3", "d4", "e5"]
 HOURS = 3600.0

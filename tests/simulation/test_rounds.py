@@ -13,11 +13,10 @@ from simulation.network import Weather
 from simulation.storms import BATCH, storms
 from simulation.virtual_time import run
 
-from pier_node.config import RunConfig
-from pier_node.faults import PHASES
-from pier_node.outer.fragments import entry
-from pier_node.outer.quorum import has_quorum
-from pier_node.outer.schedule import total_rounds
+from pier_node.base.faults import PHASES
+from pier_node.config.run import RunConfig
+from pier_node.outer.schedule import entry, total_rounds
+from pier_node.rounds.quorum import has_quorum
 
 NAMES = ["a1", "b2", "c3", "d4", "e5"]
 HOURS = 3600.0

@@ -10,7 +10,7 @@ from simulation.cluster import Cluster
 from simulation.test_rounds import NAMES, check
 from simulation.virtual_time import run
 
-from pier_node.config import RunConfig
+from pier_node.config.run import RunConfig
 
 
 def seconds_to_the_end(paces: list[float], **outer: Any) -> float:

@@ -14,9 +14,9 @@ import numpy as np
 import pytest
 from simulation.virtual_time import in_a_thread
 
-from pier_node import shared
+from pier_node.base import shared
+from pier_node.base.shared import SharedVector
 from pier_node.outer import state
-from pier_node.shared import SharedVector
 
 
 class Watched(np.ndarray[Any, Any]):

@@ -9,6 +9,7 @@ from google.protobuf.message import Message
 from pier.v1.peer_pb2 import (
     AbortNotice,
     Ack,
+    Activation,
     Ballot,
     Chunk,
     DoubleVote,
@@ -17,13 +18,12 @@ from pier.v1.peer_pb2 import (
     Handover,
     HelloReply,
     HelloRequest,
-    Itinerary,
+    IterationPlan,
     LeaveRequest,
     Link,
     Manifest,
     MeetReply,
     MeetRequest,
-    Passage,
     Path,
     Phase,
     Place,
@@ -45,12 +45,12 @@ from pier.v1.peer_pb2 import (
     Vote,
     Worked,
 )
-from pier.v1.stream_pb2 import Opening, Passport
+from pier.v1.stream_pb2 import IdentityProof, Opening
 
 ALICE, BOB, CAROL = "a" * 16, "b" * 16, "c" * 16
 HASH = bytes(range(32))
 
-BALLOT = Ballot(number=3, keeper=ALICE)
+BALLOT = Ballot(number=3, leader=ALICE)
 SITE = Site(node=ALICE, name="Zürich 1", address="[fd00::5]:7700", slot=7)
 VALUE = Value(origin=BALLOT, digest=HASH, members=[ALICE, BOB])
 SHARES = [
@@ -137,9 +137,9 @@ MANIFEST = Manifest(
     ledger={ALICE: 5, BOB: 0},
     proof=[LINK],
 )
-PASSAGE = Passage(attempt=HASH, microbatch=5, hop=6, shape=[4, 128, 64], dtype=Passage.DTYPE_BF16)
+ACTIVATION = Activation(attempt=HASH, microbatch=5, hop=6, shape=[4, 128, 64], dtype=Activation.DTYPE_BF16)
 PATHS = [Path(sites=[0, 1]), Path(sites=[0])]
-ITINERARY = Itinerary(
+ITINERARY = IterationPlan(
     round=5,
     step=4,
     nodes=[ALICE, BOB],
@@ -150,11 +150,11 @@ ITINERARY = Itinerary(
     newcomers=[1],
 )
 CHUNK = Chunk(round=5, ballot=BALLOT, stage=Chunk.STAGE_SCATTER, offset=1 << 30, data=b"1234" * 2, meeting=HASH)
-PASSING = Chunk(round=5, stage=Chunk.STAGE_PASSAGE, passage=PASSAGE)
+PASSING = Chunk(round=5, stage=Chunk.STAGE_ACTIVATION, activation=ACTIVATION)
 MEETING = MeetRequest(round=5, nonce=b"n" * 16, digest=HASH, ledger={ALICE: 5, BOB: 0}, holds=HASH)
 SETTLING = SettleRequest(round=5, meeting=HASH, yes=True, digest=HASH, left=True, at=7)
 
-PASSPORT = Passport(node=ALICE, certificate=b"PEM" * 300, proof=bytes(72))
+PASSPORT = IdentityProof(node=ALICE, certificate=b"PEM" * 300, proof=bytes(72))
 
 SAMPLES: tuple[Message, ...] = (
     Ack(),
@@ -181,7 +181,7 @@ SAMPLES: tuple[Message, ...] = (
     SettleReply(outcome=SettleReply.OUTCOME_COMMITTED, at=8),
     PLACE,
     CHUNK,
-    PASSAGE,
+    ACTIVATION,
     PASSING,
     *PATHS,
     ITINERARY,
@@ -195,7 +195,7 @@ SAMPLES: tuple[Message, ...] = (
     ProbeRequest(padding=bytes(100), reply_size=1 << 20, call_back="site.example.org:7700", seen_as="10.0.0.1:5000"),
     ProbeReply(padding=bytes(100), time=1.7e9, reached=True, detail="42 ms"),
     PASSPORT,
-    Opening(protocol=1, run_hash=HASH, to=BOB, passport=PASSPORT),
+    Opening(protocol=1, run_hash=HASH, to=BOB, identity_proof=PASSPORT),
 )
 
 

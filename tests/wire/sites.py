@@ -13,8 +13,8 @@ from pathlib import Path
 from cryptography.hazmat.primitives.asymmetric import ec
 
 from pier.v1.peer_pb2 import Ack, Ballot, Chunk, FetchRequest, LeaveRequest
-from pier_node.certificates import credentials
-from pier_node.identity import Identity, Token
+from pier_node.identity.certificates import credentials
+from pier_node.identity.node import Identity, Token
 from pier_node.wire.multiaddr import Route, first_hop
 from pier_node.wire.transport import SiteCarrier, Transport, make_carrier
 
@@ -96,7 +96,7 @@ async def chunks(count: int, size: int = MIB) -> AsyncIterator[Chunk]:
     for number in range(count):
         data = bytes([number % 256]) * size
         yield Chunk(
-            round=1, ballot=Ballot(number=1, keeper="a" * 16), stage=Chunk.STAGE_SCATTER, offset=number, data=data
+            round=1, ballot=Ballot(number=1, leader="a" * 16), stage=Chunk.STAGE_SCATTER, offset=number, data=data
         )
 
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 from wire.memory_carrier import MemoryNet
 
+from pier_node.base.shared import SharedVector
 from pier_node.outer.state import ADAM_M, ADAM_V, ANCHOR, MOMENTUM, OuterState
-from pier_node.shared import SharedVector
 from pier_node.wire.state_server import StateServer
 
 PIECE = 8

@@ -8,7 +8,7 @@ import pytest
 
 SCRIPT = """
 import resource
-from pier_node.wire.allocator import keep_chunk_memory
+from pier_node.wire.links import keep_chunk_memory
 
 def faults() -> int:
     before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt

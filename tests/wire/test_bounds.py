@@ -54,10 +54,10 @@ from pier.v1.peer_pb2 import (
     Tensor,
     Value,
 )
-from pier_node.config import SITES
+from pier_node.config.run import SITES
 from pier_node.wire.bounds import FIELDS, STATEMENT, check, parse
 from pier_node.wire.carrier import CHUNK_BYTES, BadMessage
-from pier_node.wire.values import FRAGMENTS, REVOKED
+from pier_node.wire.rules import FRAGMENTS, REVOKED
 
 KINDS = sorted(FIELDS, key=lambda kind: kind.__name__)
 NODES = [f"{number:016x}" for number in range(SITES + 1)]
@@ -138,8 +138,8 @@ BEYOND = [
     (changed(PLACE, forward=2e6), "Place.forward = 2000000.0: must be from 0 to 1e6"),
     (changed(PLACE, transfer={BOB: math.nan}), "Place.transfer"),
     (changed(PLACE, round_trip={BOB: 1.1e6}), "Place.round_trip"),
-    (Ballot(number=1), "Ballot has a number without a keeper"),
-    (Ballot(keeper=ALICE), "Ballot has a number without a keeper, or the reverse"),
+    (Ballot(number=1), "Ballot has a number without a leader"),
+    (Ballot(leader=ALICE), "Ballot has a number without a leader, or the reverse"),
     (changed(VALUE, digest=None), "Value.digest"),
     (changed(VALUE, origin=None), "Value.origin is missing"),
     (changed(VALUE, members=[BOB, ALICE]), "Value.members: must be in order, each once"),

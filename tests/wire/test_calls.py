@@ -4,7 +4,7 @@ from contextlib import ExitStack
 
 import pytest
 
-from pier_node.wire.calls import CALLS_PER_PEER, Busy, Calls
+from pier_node.wire.links import CALLS_PER_PEER, Busy, Calls
 
 
 def test_a_peer_has_so_many_places_and_no_other_peer_loses_one() -> None:

@@ -33,19 +33,11 @@ from pier.v1.peer_pb2 import (
     Pulse,
     StateRequest,
 )
-from pier_node.errors import PierError
-from pier_node.wire import calls
-from pier_node.wire.card import Card
-from pier_node.wire.carrier import (
-    BEAT,
-    DESCRIBE,
-    LEAVE,
-    PROBE,
-    PROTOCOL,
-    PeerLost,
-    PeerRefused,
-)
-from pier_node.wire.grpc_options import MESSAGE_BYTES
+from pier_node.base.errors import PierError
+from pier_node.wire import links
+from pier_node.wire.carrier import BEAT, DESCRIBE, LEAVE, PROBE, PROTOCOL, PeerLost, PeerRefused
+from pier_node.wire.grpc.options import MESSAGE_BYTES
+from pier_node.wire.metadata import CallMetadata
 from pier_node.wire.multiaddr import first_hop
 from pier_node.wire.transport import SiteCarrier
 
@@ -80,8 +72,8 @@ async def test_a_stale_address_is_noticed(sites: Sites) -> None:
 async def test_another_protocol_is_refused(sites: Sites, monkeypatch: pytest.MonkeyPatch) -> None:
     async with sites.pair() as (alice, bob):
         bob.serve(LEAVE, ack)
-        spoken = Card.call
-        monkeypatch.setattr(Card, "call", lambda card, to: {**spoken(card, to), "pier-protocol": "1"})
+        spoken = CallMetadata.call
+        monkeypatch.setattr(CallMetadata, "call", lambda metadata, to: {**spoken(metadata, to), "pier-protocol": "1"})
         said = await refused(alice, bob.node)
         assert said == f"this node speaks protocol {PROTOCOL}, the caller '1': install one version of Pier"
 
@@ -89,8 +81,10 @@ async def test_another_protocol_is_refused(sites: Sites, monkeypatch: pytest.Mon
 async def test_nobody_speaks_for_another(secured: Sites, monkeypatch: pytest.MonkeyPatch) -> None:
     async with secured.pair() as (alice, bob):
         bob.serve(LEAVE, ack)
-        spoken = Card.call
-        monkeypatch.setattr(Card, "call", lambda card, to: {**spoken(card, to), "pier-node": CAROL.node})
+        spoken = CallMetadata.call
+        monkeypatch.setattr(
+            CallMetadata, "call", lambda metadata, to: {**spoken(metadata, to), "pier-node": CAROL.node}
+        )
         assert "its certificate is of" in await refused(alice, bob.node)
 
 
@@ -210,7 +204,7 @@ async def test_a_method_that_is_not_served_is_refused(sites: Sites) -> None:
 
 
 async def test_a_peer_has_only_so_many_calls_under_way(sites: Sites, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(calls, "CALLS_PER_PEER", 2)
+    monkeypatch.setattr(links, "CALLS_PER_PEER", 2)
     under_way, free = asyncio.Semaphore(0), asyncio.Event()
 
     async def hold(sender: str, request: LeaveRequest) -> Ack:

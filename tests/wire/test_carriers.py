@@ -62,7 +62,7 @@ FETCH = FetchRequest(round=1, tensor="anchor", length=1)
 pytestmark = pytest.mark.usefixtures("no_complaints")
 
 FOUND_AGAIN = {"grpc": 1.5, "hivemind": 8.0}
-"""Seconds. p2pd dials again only after five when it has dialled by itself; see hivemind_dial.py."""
+"""Seconds. p2pd dials again only after five when it has dialled by itself; see wire/libp2p/dial.py."""
 
 METHODS: list[tuple[Method[Any, Any], Message, Message]] = [
     (HELLO, HelloRequest(protocol=1, run_hash=RUN, site=samples.SITE), samples.HELLO_REPLY),

@@ -9,8 +9,8 @@ from collections.abc import Iterator
 import psutil
 import pytest
 
-from pier_node.errors import PierError
-from pier_node.wire.address import parse_address
+from pier_node.base.address import parse_address
+from pier_node.base.errors import PierError
 from pier_node.wire.interfaces import choose_address
 
 

@@ -8,9 +8,9 @@ from typing import get_args
 import pytest
 from wire.sites import ALICE, RUN
 
-from pier_node.errors import PierError
-from pier_node.wire.grpc_carrier import GrpcCarrier
-from pier_node.wire.hivemind_carrier import HivemindCarrier
+from pier_node.base.errors import PierError
+from pier_node.wire.grpc.carrier import GrpcCarrier
+from pier_node.wire.libp2p.carrier import HivemindCarrier
 from pier_node.wire.transport import Transport, make_carrier
 
 

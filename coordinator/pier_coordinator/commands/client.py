@@ -10,8 +10,8 @@ from typing import Any
 from urllib.error import HTTPError
 from urllib.request import ProxyHandler, Request, build_opener
 
-from pier_coordinator.home import DAEMON_FILE, Home
-from pier_node.errors import PierError
+from pier_coordinator.identity.home import DAEMON_FILE, Home
+from pier_node.base.errors import PierError
 
 Answer = dict[str, Any]
 

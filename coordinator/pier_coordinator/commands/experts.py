@@ -1,4 +1,7 @@
-"""`pier-coordinator experts`: writes an experts.toml, and plans what it asks for."""
+"""`pier-coordinator experts`: writes an experts.toml, and plans what it asks for.
+
+The text of an experts.toml that shows every key of ExpertsConfig, its meaning and its value.
+"""
 
 from __future__ import annotations
 
@@ -11,9 +14,7 @@ from rich.console import Console
 from rich.text import Text
 
 from pier_coordinator.commands.client import Client
-from pier_coordinator.commands.experts_json import told
-from pier_coordinator.commands.experts_toml import experts_toml
-from pier_coordinator.commands.experts_view import CAVEAT, Planning, view
+from pier_coordinator.commands.experts_view import CAVEAT, Planning, told, view
 from pier_coordinator.experts.allocation import BudgetError
 from pier_coordinator.experts.difficulty import Difficulty, estimated
 from pier_coordinator.experts.exact import Limits
@@ -21,18 +22,57 @@ from pier_coordinator.experts.jobs import Job
 from pier_coordinator.experts.plan import Plan, UnplacedError, compared
 from pier_coordinator.experts.probing import Sample, probed
 from pier_coordinator.experts.task import Domain, Site, Size, Task
-from pier_node.config import ModelSection
-from pier_node.data.deal import HELD_OUT as HELD_OUT_PART
-from pier_node.data.deal import SPLITS
-from pier_node.data.domains import DomainText, read_domains
-from pier_node.errors import PierError
+from pier_node.base.errors import PierError
+from pier_node.base.toml import write_new
+from pier_node.base.units import amount
+from pier_node.config.commented import DECIDES, MEANINGS, Notes, commented
+from pier_node.config.run import ModelSection
 from pier_node.experts.config import DomainSection, ExpertsConfig, SiteSection, load
+from pier_node.experts.domains import DomainText, read_domains
 from pier_node.experts.reading import MOST as MOST_ROWS
-from pier_node.model.flops import flops_per_token
-from pier_node.model.layout import Layout
-from pier_node.model.memory import sent_bytes, training_bytes
-from pier_node.toml_files import write_new
-from pier_node.units import amount
+from pier_node.outer.layout import Layout
+from pier_node.trainer.data.documents import HELD_OUT as HELD_OUT_PART
+from pier_node.trainer.data.documents import SPLITS
+from pier_node.trainer.model.cost import flops_per_token, sent_bytes, training_bytes
+
+HEAD = """\
+# An ensemble of domain experts: what `pier-coordinator experts plan` plans.
+# Every key has a default and may be left out. A line `#key = …` shows what follows from another key of its
+# section: take the # away to change it.
+"""
+SITES = """\
+# A domain of your own:
+#
+#   [[domains]]
+#   name = "contracts"
+#   source = "parquet"               # text, jsonl or parquet; built-in ones need a name only
+#   path = "/data/contracts"
+#   text_field = "body"
+#   weight = 2.0
+#   sites = ["lab-a"]                # nobody else may see it
+
+# Who trains. Without any [[sites]], those that are in the run of --data, as fast as they train there. Take the # away:
+#
+#   [[sites]]
+#   name = "lab-a"
+#   tflops = 60.0                    # measured in training: 1e-12 * (FLOPs per token) * (tokens/s), never the peak
+#   memory_gb = 24.0                 # of the device that trains; 0 or left out: enough
+#   line_mbit = 100.0                # 0 or left out: fast enough
+#   hours = 12.0                     # how long it is there; 0 or left out: as long as it takes
+"""
+
+OWN = {
+    "model.preset": "S by name, the model of run.toml; keys that follow from it can be changed one by one. M and L are "
+    "alike, but for ffn_dim. A token is a byte.",
+    "domains.name": "What it is called; of a built-in one, which it is.",
+}
+
+
+def experts_toml(preset: str = "") -> str:
+    """The text; what follows from the preset is shown in lines that begin with #."""
+    config = ExpertsConfig.model_validate({"model": {"preset": preset} if preset else {}})
+    return "\n".join([HEAD, *commented(config, Notes({**MEANINGS, **OWN}, DECIDES)), SITES])
+
 
 TRAIN, HELD_OUT = 1 << 18, 1 << 16
 """Bytes of a domain that n-grams are trained on, and scored on, at most."""

@@ -17,14 +17,14 @@ from pier_coordinator.commands.client import Client
 from pier_coordinator.commands.experts import found
 from pier_coordinator.commands.experts_view import view
 from pier_coordinator.experts.accepted import accepted
-from pier_coordinator.home import PLAN_FILE
-from pier_node import durable
-from pier_node.config import RunConfig
-from pier_node.errors import PierError
+from pier_coordinator.identity.home import PLAN_FILE
+from pier_node.base import durable
+from pier_node.base.errors import PierError
+from pier_node.base.units import UNKNOWN, number, span
+from pier_node.config.run import RunConfig
 from pier_node.experts.card import load_card
 from pier_node.experts.config import ExpertsConfig, load
 from pier_node.experts.ensemble import ENSEMBLE_FILE, Ensemble, Member
-from pier_node.units import UNKNOWN, number, span
 
 COLUMNS = ("domain", "size", "steps", "site", "done", "planned", "took", "bits/byte before", "after", "± error", "")
 

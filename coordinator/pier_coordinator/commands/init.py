@@ -5,9 +5,9 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from pier_coordinator.home import RUN_FILE, Home
+from pier_coordinator.identity.home import RUN_FILE, Home
+from pier_node.base.errors import PierError
 from pier_node.commands.init import init as write_run
-from pier_node.errors import PierError
 
 
 def init(folder: Path, preset: str) -> str:
@@ -28,5 +28,5 @@ def init(folder: Path, preset: str) -> str:
 
 
 def run_name(folder: Path) -> str:
-    """What the run of a folder is called: as the folder, as far as a run's name may be (config.py); "": not at all."""
+    """What the run of a folder is called: as the folder, as far as a run's name may be; "": not at all."""
     return re.sub(r"[^A-Za-z0-9._-]+", "-", folder.resolve().name).strip("._-")[:64]

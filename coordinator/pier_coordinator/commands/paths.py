@@ -1,24 +1,153 @@
-"""`pier-coordinator paths plan`: plans a pipeline, and says what is to be expected of it."""
+"""`pier-coordinator paths plan`: plans a pipeline, and says what is to be expected of it.
+
+`pier-coordinator paths plan --data RUN`: the problem that a run poses, of what its sites have measured.
+"""
 
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console
+from rich.console import Console, Group, RenderableType
 from rich.progress import BarColumn, Progress, TextColumn
 from rich.table import Table
+from rich.text import Text
 
-from pier_coordinator.commands.paths_run import Measured, of_run
-from pier_coordinator.paths.form import plan_to_dict, problem_from_json
-from pier_coordinator.paths.gantt_svg import gantt_svg
-from pier_coordinator.paths.gantt_text import gantt_text
-from pier_coordinator.paths.planning import Outcome, plan_paths
-from pier_coordinator.paths.policies import Policy
-from pier_coordinator.paths.problem import Problem
-from pier_node.units import UNKNOWN, percent, several
+from pier.v1.peer_pb2 import Place
+from pier_coordinator.commands.client import Answer, Client
+from pier_node.base.errors import PierError
+from pier_node.base.units import UNKNOWN, amount, percent, rate, seconds, several
+from pier_node.config.run import PipelineSection, RunConfig
+from pier_node.pipeline.planning.gantt import gantt_svg, gantt_text
+from pier_node.pipeline.planning.plan import plan_to_dict, problem_from_json
+from pier_node.pipeline.planning.policies import Outcome, Policy, plan_paths
+from pier_node.pipeline.planning.problem import Problem
+from pier_node.pipeline.problem import posed
+
+MOST_LINES = 24
+"""Pairs of sites that the table has, the slowest of them; --json has all."""
+TIMES = ("forward", "backward", "loss")
+
+
+@dataclass(frozen=True)
+class Measured:
+    """What the sites of a run have measured.
+
+    Attributes:
+        sites: as /api/pipeline has them.
+        tensor: bytes of what travels between two sites; None: each site chooses its precision.
+        now_s: seconds of an iteration on the paths that the run uses, as planned; None: not known.
+    """
+
+    sites: list[Answer]
+    tensor: int | None
+    now_s: float | None
+
+    def problem(self, section: PipelineSection, seed: int) -> Problem:
+        """Of sites that may hold any stage. Raises PierError."""
+        return posed(section, self.places(), {}, seed)[0]
+
+    def places(self) -> dict[str, Place]:
+        """What each site has measured, by its name."""
+        names = {site["node"]: site["name"] for site in self.sites}
+        return {
+            site["name"]: Place(
+                memory=site["memory"],
+                transfer={names[to]: took for to, took in site["transfer"].items() if to in names},
+                **{key: site[key] for key in TIMES},
+            )
+            for site in self.sites
+        }
+
+    def view(self) -> RenderableType:
+        """Two tables: the sites, and the ways between them in both directions."""
+        return Group(_sites_table(self.sites), "", *_lines_view(self.sites, self.tensor))
+
+
+def of_run(folder: Path, policy: Policy | None, seed: int) -> tuple[Problem, Policy, Measured]:
+    """What there is to plan in the run of a folder, by its own policy unless another is asked for.
+
+    Raises:
+        PierError: no coordinator runs, the run has no stages, or too few sites are here, or have measured.
+    """
+    client = Client.of(folder)
+    config = client.home.config
+    section = config.pipeline
+    if section.stages < 2:
+        raise PierError(
+            f"the run of {folder} is no pipeline: its run.toml has no [pipeline] with stages",
+            "docs/pipeline.md says how to make it one. To plan sites that a file describes: --problem FILE.",
+        )
+    told = client.get("/api/pipeline")
+    measured = Measured(told["sites"], _tensor(config), told["plan"] and told["plan"]["seconds"])
+    _require(folder, measured.sites, section.stages)
+    chosen = policy or section.paths
+    return measured.problem(section.model_copy(update={"paths": chosen}), seed), chosen, measured
+
+
+def _tensor(config: RunConfig) -> int | None:
+    each = {"fp32": 4, "bf16": 2}.get(config.inner.precision)
+    return each and each * config.inner.batch_size * config.model.context * config.model.dim
+
+
+def _require(folder: Path, sites: Sequence[Answer], stages: int) -> None:
+    if not sites:
+        raise PierError(
+            f"no site of the run of {folder} is here",
+            f"`pier-coordinator nodes --data {folder}` shows who should be; "
+            f"`pier-coordinator invite --data {folder}` lets more in.",
+        )
+    if len(sites) < stages:
+        raise PierError(
+            f"{len(sites)} of the run's sites are here: too few for {stages} stages, each needs one",
+            f"Start the others, or let more in: `pier-coordinator invite --data {folder}`.",
+        )
+    missing = [str(site["name"]) for site in sites if not (site["forward"] and site["backward"])]
+    if missing:
+        raise PierError(
+            f"not measured yet: {', '.join(missing)}",
+            "A site measures while it trains: ask again after its first steps. "
+            f"`pier-coordinator status --data {folder}` shows how far they are.",
+        )
+
+
+def _sites_table(sites: Sequence[Answer]) -> Table:
+    table = Table(box=None, pad_edge=False, title="Measured for a microbatch", title_justify="left", title_style="bold")
+    for name in ("site", "stage", *TIMES, "memory"):
+        table.add_column(name, justify="left" if name == "site" else "right", no_wrap=True)
+    for site in sorted(sites, key=lambda it: (it["stage"], it["name"])):
+        times = (_seconds(site[key]) for key in TIMES)
+        table.add_row(Text(str(site["name"])), str(site["stage"]), *times, str(site["memory"]))
+    return table
+
+
+def _lines_view(sites: Sequence[Answer], tensor: int | None) -> Iterator[RenderableType]:
+    title = f"A tensor{f' of {amount(tensor)}' if tensor else ''} on its way, there and back"
+    table = Table(box=None, pad_edge=False, title=title, title_justify="left", title_style="bold")
+    for name in ("between", "", "there", "back", "there at", "back at", "round trip"):
+        table.add_column(name, justify="left" if name in ("between", "") else "right", no_wrap=True)
+    pairs = [(a, b) for at, a in enumerate(sites) for b in sites[at + 1 :] if _took(a, b) or _took(b, a)]
+    pairs.sort(key=lambda it: -max(_took(*it), _took(*reversed(it))))
+    for a, b in pairs[:MOST_LINES]:
+        ways = _took(a, b), _took(b, a)
+        speeds = (rate(tensor / took) if tensor and took else UNKNOWN for took in ways)
+        trip = a["round_trip"].get(b["node"]) or b["round_trip"].get(a["node"])
+        table.add_row(Text(str(a["name"])), Text(str(b["name"])), *map(_seconds, ways), *speeds, _seconds(trip))
+    yield table
+    if len(pairs) > MOST_LINES:
+        yield f"and {len(pairs) - MOST_LINES} faster ones: --json has all"
+
+
+def _took(source: Answer, target: Answer) -> float:
+    return float(source["transfer"].get(target["node"], 0.0))
+
+
+def _seconds(time: float | None) -> str:
+    return seconds(time) if time else UNKNOWN
+
 
 BESIDE_CHART = 40
 """Columns that the chart leaves to the names of sites and their utilisation."""
@@ -105,9 +234,9 @@ def summary(outcome: Outcome, now_s: float | None = None) -> Table:
         "bound with these stages": outcome.bounds.best_s,
         "bound with any stages": outcome.any_bounds.best_s,
     }
-    for name, seconds in rows.items():
-        share = percent(seconds / full.iteration_s)
-        table.add_row(name, f"{seconds:.2f} s", f"{seconds / count:.3f} s", share)
+    for name, taken in rows.items():
+        share = percent(taken / full.iteration_s)
+        table.add_row(name, f"{taken:.2f} s", f"{taken / count:.3f} s", share)
     if now_s:  # of the times that were known when it planned: of other full pipelines it would be another share
         table.add_row("the run's own paths, as it planned them", f"{now_s:.2f} s", f"{now_s / count:.3f} s", UNKNOWN)
     ended = "to its end" if found.complete else "to the deadline: a slower machine finds less, and not always the same"

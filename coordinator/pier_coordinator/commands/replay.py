@@ -7,8 +7,8 @@ from pathlib import Path
 
 from rich.console import Console
 
-from pier_coordinator.replay import replay
-from pier_node.until_stopped import until_stopped
+from pier_coordinator.page.replay import replay
+from pier_node.base.tasks import until_stopped
 
 
 def run_replay(file: Path, speed: float, port: int) -> None:

@@ -14,18 +14,18 @@ from aiohttp import web
 from rich.console import Console
 from rich.logging import RichHandler
 
-from pier_coordinator.board import Board
-from pier_coordinator.coordinator import Coordinator
-from pier_coordinator.drawing import keep_drawn
-from pier_coordinator.facts import Fact
-from pier_coordinator.home import Home
-from pier_coordinator.operator import Operator
+from pier_coordinator.identity.home import Home
 from pier_coordinator.page.app import make_app
-from pier_coordinator.service import CoordinatorService
+from pier_coordinator.runs.coordinator import Coordinator
+from pier_coordinator.runs.drawing import keep_drawn
+from pier_coordinator.runs.operator import Operator
+from pier_coordinator.runs.read_model import ReadModel
+from pier_coordinator.service.service import CoordinatorService
+from pier_coordinator.store.facts import Fact
 from pier_coordinator.store.store import Store
-from pier_node.errors import PierError
-from pier_node.until_stopped import until_stopped
-from pier_node.wire.address import format_address, parse_address
+from pier_node.base.address import format_address, parse_address
+from pier_node.base.errors import PierError
+from pier_node.base.tasks import until_stopped
 from pier_node.wire.interfaces import choose_address
 
 GLANCE = 0.5
@@ -69,7 +69,7 @@ def run_coordinator(settings: Settings, quiet: bool) -> None:
 
 
 async def _run(settings: Settings, console: Console) -> None:
-    home, board = settings.home, Board()
+    home, board = settings.home, ReadModel()
     async with AsyncExitStack() as stack:
         store = Store(home.database, lambda facts: _show(board, facts))
         stack.push_async_callback(store.close)
@@ -89,12 +89,12 @@ async def _run(settings: Settings, console: Console) -> None:
         await asyncio.gather(coordinator.watch_over(), _glance(coordinator, board), keep_drawn(coordinator, board))
 
 
-def _show(board: Board, facts: list[Fact]) -> None:
+def _show(board: ReadModel, facts: list[Fact]) -> None:
     for fact in facts:
         board.apply(fact)
 
 
-async def _glance(coordinator: Coordinator, board: Board) -> None:
+async def _glance(coordinator: Coordinator, board: ReadModel) -> None:
     while True:
         for number, site in enumerate(coordinator.nodes()):
             board.pulse(site["node"], site, site["alive"])
@@ -103,7 +103,7 @@ async def _glance(coordinator: Coordinator, board: Board) -> None:
         await asyncio.sleep(GLANCE)
 
 
-async def _serve_page(stack: AsyncExitStack, settings: Settings, board: Board, operator: Operator) -> str:
+async def _serve_page(stack: AsyncExitStack, settings: Settings, board: ReadModel, operator: Operator) -> str:
     """Returns its URL."""
     began = time.time()
     host, port = parse_address(settings.page)

@@ -11,7 +11,7 @@ from pydantic import ConfigDict, Field, model_validator
 from pier_coordinator.experts.jobs import Job, judging_flops
 from pier_coordinator.experts.plan import Plan
 from pier_coordinator.experts.task import Site, Size, Task
-from pier_node.config_section import Section
+from pier_node.base.toml import Section
 from pier_node.experts.card import Finite
 from pier_node.experts.card import Size as CardSize
 from pier_node.experts.config import MOST_DOMAINS, ExpertsConfig, Name

@@ -6,12 +6,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from pier_coordinator.experts.bounds import lower_bounds
+from pier_coordinator.experts.bounds import lower_bounds, relaxed
 from pier_coordinator.experts.exact import Limits, solved
-from pier_coordinator.experts.lpt import longest_first
 from pier_coordinator.experts.problem import Places, Problem, makespan
-from pier_coordinator.experts.relaxation import relaxed
-from pier_coordinator.experts.search import improved, settled
+from pier_coordinator.experts.search import improved, longest_first, settled
 
 ROUNDING = 1e-9
 

@@ -39,7 +39,7 @@ class Size:
     """A size that an expert may have.
 
     Attributes:
-        parameters: of the model; flops: of training, per token (model/flops.py).
+        parameters: of the model; flops: of training, per token (trainer/model/cost.py).
         memory: bytes that training needs at least; stored: bytes of its weights when they are sent.
     """
 

@@ -9,8 +9,8 @@ from typing import Any, Protocol
 from aiohttp import web
 
 from pier_coordinator.page.guard import Guard, bad
-from pier_coordinator.refusals import Refused
-from pier_node.wire.pipeline_bounds import STAGES
+from pier_coordinator.store.refusals import Refused
+from pier_node.wire.bounds import STAGES
 
 MOST_NODES = 4096
 LONGEST_EXPIRY = 365 * 86400.0

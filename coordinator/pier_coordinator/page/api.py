@@ -7,9 +7,9 @@ from typing import Any
 
 from aiohttp import web
 
-from pier_coordinator.alerts import Watch
-from pier_coordinator.board import EVENTS, Board
 from pier_coordinator.page.guard import bad
+from pier_coordinator.runs.alerts import Watch
+from pier_coordinator.runs.read_model import EVENTS, ReadModel
 
 MOST_CURVES = 16
 MOST_LINKS = 2000
@@ -22,7 +22,7 @@ class Api:
         operated: whether there are actions; the page offers them only then.
     """
 
-    def __init__(self, board: Board, watch: Watch, health: Any, operated: bool) -> None:
+    def __init__(self, board: ReadModel, watch: Watch, health: Any, operated: bool) -> None:
         self._board, self._watch, self._health, self._operated = board, watch, health, operated
 
     async def healthz(self, _request: web.Request) -> web.Response:

@@ -8,14 +8,14 @@ from typing import Any
 
 from aiohttp import web
 
-from pier_coordinator.alerts import Watch
-from pier_coordinator.board import Board
 from pier_coordinator.page.actions import Actions, action_routes
 from pier_coordinator.page.api import Api
 from pier_coordinator.page.guard import Guard
 from pier_coordinator.page.metrics import Metrics
 from pier_coordinator.page.stream import Stream
-from pier_node.http_safety import add_headers, under_known_names
+from pier_coordinator.runs.alerts import Watch
+from pier_coordinator.runs.read_model import ReadModel
+from pier_node.base.http import add_headers, under_known_names
 
 STATIC = Path(__file__).parent / "static"
 LARGEST_BODY = 16 * 1024
@@ -24,7 +24,7 @@ Health = Callable[[], dict[str, Any]]
 
 
 def make_app(
-    board: Board,
+    board: ReadModel,
     actions: Actions | None,
     operator_token: str,
     health: Health,

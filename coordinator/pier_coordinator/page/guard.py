@@ -7,14 +7,14 @@ from collections.abc import Collection
 
 from aiohttp import web
 
-from pier_node.http_safety import has_other_origin
+from pier_node.base.http import has_other_origin
 
 
 class Guard:
     """Lets the operator through, and nobody else.
 
     Args:
-        hosts: names of the page in browsers; see http_safety.py.
+        hosts: names of the page in browsers; see base/http.py.
     """
 
     def __init__(self, operator_token: str, hosts: Collection[str]) -> None:

@@ -10,8 +10,8 @@ from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_l
 from prometheus_client.core import GaugeMetricFamily
 from prometheus_client.registry import Collector
 
-from pier_coordinator.board import Board
-from pier_coordinator.sites import GONE, Site
+from pier_coordinator.runs.read_model import ReadModel
+from pier_coordinator.runs.sites import GONE, Site
 
 RUN = {
     "round": "newest committed round of any site",
@@ -26,7 +26,7 @@ RUN = {
     "round_seconds": "mean duration of the last rounds",
 }
 
-SITE: dict[str, tuple[str, Callable[[Board, Site], float | None]]] = {
+SITE: dict[str, tuple[str, Callable[[ReadModel, Site], float | None]]] = {
     "up": ("1: the site is there", lambda _, site: float(site.shown not in ("silent", *GONE))),
     "round": ("its last committed round", lambda _, site: site.round),
     "lag": ("rounds behind the newest", lambda board, site: board.round - site.round),
@@ -45,7 +45,7 @@ SITE: dict[str, tuple[str, Callable[[Board, Site], float | None]]] = {
 class Metrics(Collector):
     """Reads the board when asked."""
 
-    def __init__(self, board: Board) -> None:
+    def __init__(self, board: ReadModel) -> None:
         self._board = board
         self._registry = CollectorRegistry(auto_describe=False)
         self._registry.register(self)

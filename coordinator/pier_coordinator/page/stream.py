@@ -12,9 +12,9 @@ from typing import Any
 
 from aiohttp import web
 
-from pier_coordinator.alerts import Watch
-from pier_coordinator.board import Board
 from pier_coordinator.page.api import dumps
+from pier_coordinator.runs.alerts import Watch
+from pier_coordinator.runs.read_model import ReadModel
 
 TICK = 0.5
 SITES_A_SECOND = 250
@@ -30,7 +30,7 @@ RETRY_MS = 1000
 class Stream:
     """All who watch, and the clock that they share."""
 
-    def __init__(self, board: Board, watch: Watch, operated: bool) -> None:
+    def __init__(self, board: ReadModel, watch: Watch, operated: bool) -> None:
         self._board, self._watch, self._operated = board, watch, operated
         self._tick: asyncio.Future[None] | None = None
         self._pulse: asyncio.Task[None] | None = None

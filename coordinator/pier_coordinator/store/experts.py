@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from pier_coordinator.fields import number, text
+from pier_coordinator.store.facts import number, text
 from pier_coordinator.store.rows import event
 from pier_coordinator.store.writer import Transaction
 

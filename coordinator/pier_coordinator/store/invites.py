@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from pier_coordinator.refusals import Refused
+from pier_coordinator.store.refusals import Refused
 from pier_coordinator.store.rows import InviteRow, event
 from pier_coordinator.store.writer import Transaction
 

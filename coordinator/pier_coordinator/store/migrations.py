@@ -6,7 +6,7 @@ import sqlite3
 from collections.abc import Sequence
 from pathlib import Path
 
-from pier_node.errors import PierError
+from pier_node.base.errors import PierError
 
 MIGRATIONS = (
     """

@@ -1,4 +1,7 @@
-"""What each site shall do: an order's epoch grows whenever that changes."""
+"""What each site shall do: an order's epoch grows whenever that changes.
+
+Single values by their keys: the run's configuration, its founder.
+"""
 
 from __future__ import annotations
 
@@ -6,9 +9,23 @@ import json
 from collections.abc import Collection
 from typing import Any
 
-from pier_coordinator.store.meta import put
 from pier_coordinator.store.rows import Activity, OrderRow
 from pier_coordinator.store.writer import Transaction
+
+
+def get(transaction: Transaction, key: str) -> str | None:
+    """The value of a key, if it has one."""
+    row = transaction.one("SELECT value FROM meta WHERE key = ?", key)
+    return None if row is None else str(row["value"])
+
+
+def put(transaction: Transaction, key: str, value: str | None) -> None:
+    """Give a key a value, or take it away."""
+    if value is None:
+        transaction.execute("DELETE FROM meta WHERE key = ?", key)
+    else:
+        transaction.execute("INSERT OR REPLACE INTO meta VALUES (?, ?)", key, value)
+
 
 SAID: dict[Activity, str] = {"train": "resumed", "pause": "paused", "stop": "stopped"}
 OPERATOR = "the operator"

@@ -6,10 +6,10 @@ import sqlite3
 from collections.abc import Collection, Iterator
 from pathlib import Path
 
-from pier_coordinator.facts import Fact, Kind
 from pier_coordinator.store.experts import JobRow, newest
+from pier_coordinator.store.facts import Fact, Kind
 from pier_coordinator.store.rows import InviteRow, OrderRow, SiteRow, fact_of
-from pier_node.errors import PierError
+from pier_node.base.errors import PierError
 
 PAGE = 1000
 """Facts read at a time: no reader keeps the writer's log from being tidied up for long."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from pier_coordinator.facts import Fact
+from pier_coordinator.store.facts import Fact
 from pier_coordinator.store.writer import Transaction
 
 STREAMS = 16

@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any, Literal, get_args
 
-from pier_coordinator.facts import Fact
+from pier_coordinator.store.facts import Fact
 
 Activity = Literal["train", "pause", "stop"]
 ACTIVITIES: tuple[Activity, ...] = get_args(Activity)

@@ -7,14 +7,13 @@ import sqlite3
 from collections.abc import Iterable
 from dataclasses import asdict
 
-from pier_coordinator.facts import Fact
-from pier_coordinator.refusals import Refused, Stranger
+from pier_coordinator.store.facts import Fact
 from pier_coordinator.store.invites import end, use
-from pier_coordinator.store.meta import get, put
-from pier_coordinator.store.orders import order_of
+from pier_coordinator.store.orders import get, order_of, put
+from pier_coordinator.store.refusals import Refused, Stranger
 from pier_coordinator.store.rows import REPLICA, Registration, SiteRow, Standing, event
 from pier_coordinator.store.writer import Transaction
-from pier_node.config import SITES
+from pier_node.config.run import SITES
 
 FOUNDER, ACTIVITY = "founder", "activity"
 REVOCATIONS = "revocations"

@@ -1,4 +1,7 @@
-"""The coordinator's memory: everything that changes it returns once the change would survive kill -9."""
+"""The coordinator's memory: everything that changes it returns once the change would survive kill -9.
+
+Old samples are thinned: of a site's, one in five minutes stays when a day has gone by. The log keeps them all.
+"""
 
 from __future__ import annotations
 
@@ -10,17 +13,17 @@ from contextlib import closing
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from pier_coordinator.facts import Fact
 from pier_coordinator.store import experts, invites, orders, reports, sites
 from pier_coordinator.store.experts import JobRow
-from pier_coordinator.store.log_keeper import LogKeeper
-from pier_coordinator.store.meta import put
+from pier_coordinator.store.facts import Fact
+from pier_coordinator.store.log import LogWriter
 from pier_coordinator.store.migrations import migrate
+from pier_coordinator.store.orders import put
 from pier_coordinator.store.reader import Reader, last_number, unusable
 from pier_coordinator.store.reports import Report
 from pier_coordinator.store.rows import Activity, InviteRow, OrderRow, Registration, SiteRow, Standing
 from pier_coordinator.store.writer import Told, Transaction, Writer
-from pier_node.errors import PierError
+from pier_node.base.errors import PierError
 
 LOG_NAME = "events.jsonl"
 
@@ -42,7 +45,7 @@ class Store(Reader):
             self._connection.execute("PRAGMA synchronous = NORMAL")
             self._connection.execute("PRAGMA wal_autocheckpoint = 0")  # or every second a commit waits for the disk
             migrate(self._connection, path)
-            self._log = LogKeeper(self._connection, path.with_name(LOG_NAME))
+            self._log = LogWriter(self._connection, path.with_name(LOG_NAME))
         except (OSError, ValueError, sqlite3.Error) as error:
             raise unusable(path, error) from error
         super().__init__(path)
@@ -155,3 +158,34 @@ def _lock(path: Path) -> BinaryIO:
     except OSError as error:
         raise unusable(path, error) from error
     return lock
+
+
+DAY = 24 * 3600.0
+SPAN = 300.0
+STEP = 1000
+"""Samples looked at, and at most deleted, in one go."""
+
+
+class Thinning:
+    """Goes on where it stopped the last time; after a start, from the first sample on."""
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+        self._done = 0
+        self._kept: dict[str, float] = {}
+
+    async def run(self, now: float) -> int:
+        """Thin out what has become old by `now`; returns how many samples are gone. Raises sqlite3.Error."""
+        count = 0
+        while samples := self._store.samples(self._done, now - DAY, STEP):
+            extra = [number for number, time, node in samples if not self._keeps(time, node)]
+            await self._store.forget(extra)
+            self._done = samples[-1][0]
+            count += len(extra)
+        return count
+
+    def _keeps(self, time: float, node: str) -> bool:
+        span = time // SPAN
+        fresh = self._kept.get(node) != span
+        self._kept[node] = span
+        return fresh

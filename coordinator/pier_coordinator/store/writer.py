@@ -17,7 +17,7 @@ from queue import SimpleQueue
 from threading import Thread
 from typing import Any, TypeVar
 
-from pier_coordinator.facts import Fact
+from pier_coordinator.store.facts import Fact
 from pier_coordinator.store.rows import insert
 
 BATCH_SECONDS = 0.005

@@ -16,7 +16,7 @@ from rich.table import Table
 
 from pier_node.doctor.examination import examine
 from pier_node.doctor.finding import Finding, Verdict
-from pier_node.settings import Settings
+from pier_node.site.settings import Settings
 
 COLOURS = {Verdict.OK: "green", Verdict.ADVICE: "yellow", Verdict.PROBLEM: "bold red", Verdict.UNKNOWN: "dim"}
 

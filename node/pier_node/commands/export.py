@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from pier_node.commands.weights import newest_weights
-from pier_node.errors import PierError
-from pier_node.model import export as writer
+from pier_node.base.errors import PierError
+from pier_node.rounds.weights import newest_weights
+from pier_node.trainer.model import export as writer
 
 
 def export(data: Path, out: Path, force: bool = False) -> str:

@@ -6,10 +6,9 @@ import itertools
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
-from pier_node.commands.weights import find_weights, pick_device
-from pier_node.data.spelling import BROKEN, Spelling
-from pier_node.data.tokens import Tokenizer
-from pier_node.model.generate import stream
+from pier_node.rounds.weights import find_weights, pick_device
+from pier_node.trainer.data.tokens import BROKEN, Spelling, Tokenizer
+from pier_node.trainer.model.generate import stream
 
 
 def generate(
@@ -23,7 +22,7 @@ def generate(
     device: str,
     show: Callable[[str], None],
 ) -> None:
-    """Show the prompt and what follows it; see model/generate.py for the arguments. Raises PierError."""
+    """Show the prompt and what follows it; see trainer/model/generate.py for the arguments. Raises PierError."""
     weights = find_weights(data, model)
     tokenizer = weights.open_tokenizer()
     ids = [int(id) for id in tokenizer.encode(prompt)]
@@ -33,7 +32,7 @@ def generate(
 
 
 def pieces(tokenizer: Tokenizer, before: list[int], ids: Iterable[int]) -> Iterator[str]:
-    """Text of the tokens that follow those in `before`, as they come; see data/spelling.py."""
+    """Text of the tokens that follow those in `before`, as they come; see trainer/data/tokens.py."""
     spelling = Spelling(tokenizer, before)
     for id in ids:
         if piece := spelling.push(id):

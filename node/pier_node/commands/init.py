@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from pier_node.commands.run_toml import run_toml
-from pier_node.toml_files import write_new
+from pier_node.base.toml import write_new
+from pier_node.config.commented import run_toml
 
 
 def init(path: Path, preset: str, force: bool, name: str = "") -> str:

@@ -1,30 +1,132 @@
 """`pier-node score`: what the experts of a folder give every domain, and how well their mixtures do.
 
 A folder of one expert alone is scored for others: its sheets are saved, and `pier-coordinator evaluate` takes them.
+
+Scores of an ensemble as a picture: how far each method is behind the best of every domain.
+
+Scores of an ensemble as tables: the best method of each domain marked, and those that are as good.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console
+from rich.console import Console, Group, RenderableType
+from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.table import Table
 
-from pier_node.commands.score_plot import draw
-from pier_node.commands.score_view import report_tables
-from pier_node.commands.weights import pick_device
-from pier_node.errors import PierError
+from pier_node.base.errors import PierError
+from pier_node.base.units import count
+from pier_node.experts.comparison import UNRANKED, Standing
 from pier_node.experts.config import DomainSection, load
 from pier_node.experts.ensemble import ENSEMBLE_FILE, load_ensemble
 from pier_node.experts.report import Report, evaluated
 from pier_node.experts.scoring import Parents, expert_in, parent_of, sheets_of, texts_of
 from pier_node.experts.sheet import Sheet
-from pier_node.model.export import read_config
+from pier_node.rounds.weights import pick_device
+from pier_node.trainer.model.export import read_config
+
+WIDTH = 0.8
+"""Of the space between two domains that its points take."""
+
+
+def draw(report: Report, file: Path) -> None:
+    """Write it as the ending of the file says (.svg, .png, .pdf). Raises PierError."""
+    import matplotlib
+
+    matplotlib.use("agg")
+    from matplotlib import pyplot
+
+    names = [name for name in report.mean if name not in UNRANKED]
+    columns = {**{domain: result.standings for domain, result in report.domains.items()}, "mean": report.mean}
+    figure, axes = pyplot.subplots(figsize=(max(6, 1.5 * len(columns)), 4.5))
+    for number, name in enumerate(names):
+        standings = [column[name] for column in columns.values()]
+        places = [at + WIDTH * ((number + 0.5) / len(names) - 0.5) for at in range(len(columns))]
+        middle = [standing.behind for standing in standings]
+        below = [max(0.0, standing.behind - standing.low) for standing in standings]
+        above = [max(0.0, standing.high - standing.behind) for standing in standings]
+        axes.errorbar(places, middle, yerr=[below, above], fmt="o", markersize=4, capsize=2, label=name)
+    axes.axhline(0, color="grey", linewidth=0.8)
+    axes.set_xticks(range(len(columns)), [*columns], rotation=30, ha="right")
+    axes.set_ylabel("bits per byte behind the best")
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.grid(axis="y", alpha=0.25)
+    axes.legend(frameon=False, fontsize="small")
+    figure.tight_layout()
+    try:
+        figure.savefig(file)
+    except (OSError, ValueError) as error:
+        raise PierError(f"{file}: cannot draw: {error}", "Name a file that ends in .svg, .png or .pdf.") from error
+    finally:
+        pyplot.close(figure)
+
+
+BEST, TIED, BEHIND, NEW = "*", "=", " ", "°"
+NOTE = (
+    f"{BEST} best; {TIED} tied with it: the 95 % interval of the difference has 0 in it (paired bootstrap over rows). "
+    f"top-N: decay over the N likeliest experts; single: one expert. The priors, and which experts, are from rows that "
+    f"are not scored. geometric is a diagnostic, no mixture. {NEW} has no expert."
+)
+FORGOTTEN = (
+    "Each expert alone, less what it branched from, on rows that nobody was trained on: above 0 it has forgotten what "
+    "that knew."
+)
+
+
+def report_tables(report: Report) -> RenderableType:
+    """Bits per byte, and perplexity a byte."""
+    rows = sum(result.rows for result in report.domains.values())
+    head = f"{len(report.experts)} experts, {len(report.domains)} domains, {count(rows)} rows"
+    bits = _table(report, "bits per byte", lambda standing: f"{standing.bits_per_byte:.3f}")
+    perplexity = _table(report, "perplexity", lambda standing: f"{standing.perplexity:.2f}")
+    return Group(head, "", bits, "", perplexity, "", NOTE, *_forgotten(report))
+
+
+def _forgotten(report: Report) -> Iterator[RenderableType]:
+    """A row for each expert whose parent was scored as well; nothing, if there is none."""
+    table = _columns("bits per byte against its parent")
+    for name in ("own domain", "others, mean", "worst", ""):
+        table.add_column(name, justify="left" if not name else "right")
+    for index, expert in enumerate(report.experts):
+        gaps = {name: gap for name, it in report.domains.items() if (gap := it.forgotten[index]) is not None}
+        others = {name: gap for name, gap in gaps.items() if name != expert}
+        if expert in gaps and others:
+            worst = max(others, key=others.__getitem__)
+            cells = (gaps[expert], sum(others.values()) / len(others), others[worst])
+            table.add_row(escape(expert), *(f"{gap:+.3f}" for gap in cells), escape(worst))
+    if table.row_count:
+        yield from ("", table, "", FORGOTTEN)
+
+
+def _table(report: Report, title: str, shown: Callable[[Standing], str]) -> Table:
+    table = _columns(title)
+    for name in report.mean:
+        table.add_column(name, justify="right")
+    for domain, result in report.domains.items():
+        mark = "" if domain in report.experts else f" {NEW}"
+        table.add_row(escape(domain) + mark, *(_cell(result.standings[name], shown) for name in report.mean))
+    if len(report.domains) > 1:
+        table.add_row("mean", *(_cell(standing, shown) for standing in report.mean.values()))
+    return table
+
+
+def _columns(first: str) -> Table:
+    table = Table(box=None, padding=(0, 1, 0, 0), header_style="bold", pad_edge=False)
+    table.add_column(first, no_wrap=True)
+    return table
+
+
+def _cell(standing: Standing, shown: Callable[[Standing], str]) -> str:
+    if standing.is_best:
+        return f"[bold green]{shown(standing)}{BEST}[/]"
+    return f"[green]{shown(standing)}{TIED}[/]" if standing.is_tied else f"{shown(standing)}{BEHIND}"
 
 
 @dataclass(frozen=True)

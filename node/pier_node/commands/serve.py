@@ -11,16 +11,15 @@ from aiohttp import web
 from rich.console import Console
 from rich.logging import RichHandler
 
-from pier_node.commands.weights import pick_device
-from pier_node.errors import PierError
-from pier_node.experts.weights import Kind, rule
-from pier_node.serving.app import make_app
-from pier_node.serving.asking import Asking
-from pier_node.serving.pool import Pool
-from pier_node.serving.shelf import read_shelf
-from pier_node.units import amount
-from pier_node.until_stopped import until_stopped
-from pier_node.wire.address import format_address, parse_address
+from pier_node.base.address import format_address, parse_address
+from pier_node.base.errors import PierError
+from pier_node.base.tasks import until_stopped
+from pier_node.base.units import amount
+from pier_node.experts.mixture import Kind, rule
+from pier_node.experts.serving.app import make_app
+from pier_node.experts.serving.models import Pool, read_shelf
+from pier_node.experts.serving.queue import Asking
+from pier_node.rounds.weights import pick_device
 
 PORT = 7720
 GB = 1_000_000_000

@@ -12,8 +12,8 @@ import sys
 from rich.console import Console
 from rich.logging import RichHandler
 
-from pier_node.errors import PierError
-from pier_node.settings import Settings
+from pier_node.base.errors import PierError
+from pier_node.site.settings import Settings
 
 FULL = (errno.ENOSPC, errno.EDQUOT)
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
@@ -28,7 +28,7 @@ def run_site(settings: Settings, quiet: bool) -> None:
 
 
 async def _run(settings: Settings, console: Console, quiet: bool) -> None:
-    from pier_node.daemon import Daemon
+    from pier_node.site.daemon import Daemon
 
     def say(text: str) -> None:
         if not quiet:

@@ -10,10 +10,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from pier_node.commands.on_disk import start_command
-from pier_node.commands.running import Running, find_daemon
-from pier_node.errors import PierError
-from pier_node.site import DAEMON_FILE, require_folder
+from pier_node.base.errors import PierError
+from pier_node.rounds.folder import DAEMON_FILE, require_folder
+from pier_node.site.running import Running, find_daemon, start_command
 
 
 def stop(folder: Path, timeout: float) -> str:

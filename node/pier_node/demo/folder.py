@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import IO
 
-from pier_node.errors import PierError
+from pier_node.base.errors import PierError
 
 MARK = ".pier-demo"
 ELSEWHERE = "Choose another folder with --folder."

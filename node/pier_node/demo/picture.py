@@ -1,18 +1,52 @@
-"""What the demo shows while it runs: a picture for a terminal, a line for a log."""
+"""What the demo shows while it runs: a picture for a terminal, a line for a log.
+
+A curve in a few lines of a terminal.
+
+Where the demo shows itself: a live screen in a terminal, a line every few seconds elsewhere.
+"""
 
 from __future__ import annotations
 
-from rich.console import Group, RenderableType
+import math
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Protocol
+
+from rich.console import Console, Group, RenderableType
+from rich.live import Live
 from rich.panel import Panel
 from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from pier_node.config import OuterSection
-from pier_node.demo.chart import bars
+from pier_node.base.units import amount, count, number
+from pier_node.config.run import OuterSection
 from pier_node.demo.plan import synchronous_bytes
 from pier_node.demo.record import Record, Track
-from pier_node.units import amount, count, number
+
+EIGHTHS = " ▁▂▃▄▅▆▇█"
+
+
+def bars(curve: Sequence[tuple[int, float]], end: int, width: int, height: int) -> list[str]:
+    """Lines of text, the top one first: a bar for each of `width` parts of the steps 0..end that are done.
+
+    Each bar shows the last value known at its step, on a logarithmic scale on which the lowest value of all is one
+    eighth of a line high.
+    """
+    if not curve:
+        return [""] * height
+    columns = curve[-1][0] * (width - 1) // max(end, 1) + 1
+    values = [_value_at(curve, column * end / max(width - 1, 1)) for column in range(columns)]
+    low, high = min(value for _, value in curve), max(value for _, value in curve)
+    scale = (8 * height - 1) / math.log(high / low) if high > low else 0.0
+    eighths = [1 + round(math.log(value / low) * scale) for value in values]
+    return ["".join(EIGHTHS[min(max(level - 8 * line, 0), 8)] for level in eighths) for line in reversed(range(height))]
+
+
+def _value_at(curve: Sequence[tuple[int, float]], step: float) -> float:
+    known = [value for at, value in curve if at <= step]
+    return known[-1] if known else curve[0][1]
+
 
 WIDTH = 100
 CHART_WIDTH, CHART_HEIGHT = 72, 4
@@ -123,3 +157,60 @@ def _traffic(record: Record) -> Text:
 def clock(seconds: float) -> str:
     """Minutes and seconds."""
     return f"{int(seconds) // 60}:{int(seconds) % 60:02}"
+
+
+LINE_SECONDS = 5.0
+
+
+class Screen(Protocol):
+    """Shows a demo."""
+
+    def show(self, record: Record, seconds: float) -> None:
+        """Show how things are after `seconds`."""
+
+    def tell(self, text: str) -> None:
+        """Say something that stays."""
+
+
+@contextmanager
+def screen_on(console: Console) -> Iterator[Screen]:
+    """The screen that suits a console."""
+    if not console.is_terminal:
+        yield LineScreen(console)
+        return
+    # Without a thread of its own: the process that draws also starts the sites.
+    with Live(console=console, auto_refresh=False, transient=True) as live:
+        yield LiveScreen(live)
+
+
+class LiveScreen:
+    """Draws everything anew in place."""
+
+    def __init__(self, live: Live) -> None:
+        self._live = live
+
+    def show(self, record: Record, seconds: float) -> None:
+        """Draw."""
+        self._live.update(picture(record, seconds), refresh=True)
+
+    def tell(self, text: str) -> None:
+        """Print above the picture."""
+        self._live.console.print(text, markup=False, highlight=False)
+
+
+class LineScreen:
+    """Prints a line now and then."""
+
+    def __init__(self, console: Console) -> None:
+        self._console = console
+        self._next = 0.0
+
+    def show(self, record: Record, seconds: float) -> None:
+        """Print, if it is time."""
+        if seconds >= self._next:
+            self._next = seconds + LINE_SECONDS
+            self.tell(line(record, seconds))
+
+    def tell(self, text: str) -> None:
+        """Print."""
+        self._console.print(text, markup=False, highlight=False, soft_wrap=True)

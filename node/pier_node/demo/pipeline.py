@@ -11,20 +11,18 @@ from rich.console import Console, Group
 from rich.padding import Padding
 from rich.text import Text
 
-from pier_node.config import RunConfig, load
-from pier_node.demo.chart import bars
+from pier_node.base.errors import PierError
+from pier_node.base.units import several
+from pier_node.config.run import RunConfig, load
 from pier_node.demo.folder import claimed
-from pier_node.demo.picture import CHART_HEIGHT, CHART_WIDTH, WIDTH, clock
+from pier_node.demo.picture import CHART_HEIGHT, CHART_WIDTH, WIDTH, bars, clock
 from pier_node.demo.plan import threads_for
 from pier_node.demo.record import Curve, Record
 from pier_node.demo.run import MODEL_FOLDER, RESULT_FILE, RUN_FILE, sample
 from pier_node.demo.sites import NAMES, Site, Sites
-from pier_node.demo.train import TICK, interruptible
-from pier_node.demo.watch import Watch
-from pier_node.errors import PierError
+from pier_node.demo.train import TICK, Watch, interruptible
 from pier_node.outer.schedule import total_rounds
 from pier_node.pipeline.paths_file import PATHS_FILE, Drawn, read_paths
-from pier_node.units import several
 
 SITES, STAGES, SKIP = 6, 4, 0.25
 STEPS = 60
@@ -253,8 +251,8 @@ def _result(watched: _Watched, holder: Path, seconds: float) -> PipelineResult:
 def _validation(config: RunConfig, holder: Path) -> tuple[float, float]:
     """Loss of the whole model, all of its stages, as the run made it and as it is now."""
     from pier_node.commands.evaluate import measure, validation_windows
-    from pier_node.commands.weights import newest_weights
-    from pier_node.model.initial import initial_weights
+    from pier_node.rounds.weights import newest_weights
+    from pier_node.trainer.model.initial import initial_weights
 
     now = newest_weights(holder)
     windows = validation_windows(config, now, holder, None, 0)

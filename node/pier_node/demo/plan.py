@@ -1,15 +1,44 @@
-"""What the demo trains, and how many inner steps of it fit into the time there is."""
+"""What the demo trains, and how many inner steps of it fit into the time there is.
+
+How fast this machine trains the demo's model: a few steps, timed.
+"""
 
 from __future__ import annotations
 
 import math
 import os
+import time
 from dataclasses import dataclass
 from pathlib import Path
 
-from pier_node.config import RunConfig, load
-from pier_node.model.presets import PRESETS
+import numpy as np
+import torch
+
+from pier_node.config.presets import PRESETS
+from pier_node.config.run import InnerSection, ModelSection, RunConfig, load
 from pier_node.outer.schedule import total_rounds
+from pier_node.trainer import devices
+from pier_node.trainer.model.initial import initial_weights
+from pier_node.trainer.replica import Replica
+
+
+def measure(sites: int, seconds: float = 1.5) -> Pace:
+    """Train on noise for `seconds`, as each of `sites` sites will on text."""
+    model, device = ModelSection.model_validate({"preset": PRESET}), devices.pick(0)
+    torch.set_num_threads(threads_for(sites))
+    config = RunConfig(model=model, inner=InnerSection(batch_size=BATCH))
+    replica = Replica(config, device, workers=1)
+    replica.load_weights(initial_weights(model, seed=0))
+    noise = np.random.default_rng(0).integers(model.vocab_size, size=(BATCH, model.context))
+    steps, started = 0, 0.0
+    while steps < 2 or time.perf_counter() - started < seconds:
+        if steps == 1:  # the first one also allocates
+            started = time.perf_counter()
+        replica.train(steps, (noise, noise), BATCH).item()
+        steps += 1
+    speed = (steps - 1) * noise.size / (time.perf_counter() - started)
+    return Pace(speed, cores() if device.type == "cpu" else 1)
+
 
 PRESET = "llama-1m"
 BATCH = 4

@@ -12,7 +12,7 @@ from typing import Any
 
 import psutil
 
-from pier_node.site import DAEMON_FILE
+from pier_node.rounds.folder import DAEMON_FILE
 
 TAIL_LINES = 15
 
@@ -51,7 +51,7 @@ class Program:
         plain = {"COLUMNS": "160", "NO_COLOR": "1", "OMP_NUM_THREADS": str(self._threads)}
         with self.log.open("ab") as log:
             self._process = await asyncio.create_subprocess_exec(
-                *(sys.executable, "-m", "pier_node.inner.parent"),  # a fork here would upset the threads of gRPC
+                *(sys.executable, "-m", "pier_node.base.processes"),  # a fork here would upset the threads of gRPC
                 *(str(Path(sysconfig.get_path("scripts")) / program), *words),
                 stdin=asyncio.subprocess.DEVNULL,
                 stdout=log,

@@ -6,9 +6,9 @@ from dataclasses import dataclass, field
 from statistics import fmean
 from typing import Any
 
-from pier_node.config import RunConfig
+from pier_node.config.run import RunConfig
 from pier_node.demo.plan import rounds_between_validations
-from pier_node.model.layout import Layout
+from pier_node.outer.layout import Layout
 from pier_node.outer.schedule import start_steps, total_rounds
 
 Status = dict[str, Any]

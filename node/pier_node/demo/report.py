@@ -1,8 +1,15 @@
-"""The end of a demo: its numbers for people."""
+"""The end of a demo: its numbers for people.
+
+The losses of a demo as a picture.
+
+What came out of a demo, in numbers.
+"""
 
 from __future__ import annotations
 
+from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 from rich.console import Group, RenderableType
 from rich.padding import Padding
@@ -10,9 +17,151 @@ from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
 
+from pier_node.base.units import amount, count, percent
 from pier_node.demo.picture import WIDTH, clock
-from pier_node.demo.results import Result, SiteResult
-from pier_node.units import amount, count, percent
+from pier_node.demo.plan import synchronous_bytes
+from pier_node.demo.record import Curve, Record, Track
+from pier_node.trainer.model.evaluate import bits_per_byte
+
+SMOOTHING = 0.85
+"""Weight of the past in the training losses that are drawn."""
+
+
+def draw(record: Record, file: Path) -> None:
+    """Write a PNG: training loss of each site and validation loss over inner steps, and the end of a solo start."""
+    import matplotlib
+
+    matplotlib.use("agg")
+    from matplotlib import pyplot
+
+    figure, axes = pyplot.subplots(figsize=(9, 5))
+    for track in record.tracks.values():
+        if track.loss:
+            axes.plot(*zip(*smoothed(track.loss)), linewidth=1, alpha=0.6, label=f"training, {track.name}")
+    axes.plot(*zip(*record.validation), color="black", marker="o", markersize=3.5, label="validation, the same for all")
+    if record.start_steps:
+        axes.axvspan(0, record.start_steps, color="grey", alpha=0.15, label="start: one site with everybody's batch")
+    config = record.config
+    axes.set_title(f"{record.parameters:,} parameters, {config.run.sites} sites, {record.rounds} outer rounds")
+    axes.set_xlabel("inner step")
+    axes.set_ylabel("loss, nats a byte")
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.grid(alpha=0.25)
+    axes.legend(frameon=False)
+    figure.tight_layout()
+    figure.savefig(file, dpi=120)
+    pyplot.close(figure)
+
+
+def smoothed(curve: Curve) -> Curve:
+    """Exponential moving average over the points, without the bias of its beginning (Kingma and Ba, 2015)."""
+    smooth, total, weight = [], 0.0, 0.0
+    for step, value in curve:
+        total = SMOOTHING * total + (1 - SMOOTHING) * value
+        weight = SMOOTHING * weight + 1 - SMOOTHING
+        smooth.append((step, total / weight))
+    return smooth
+
+
+@dataclass(frozen=True)
+class SiteResult:
+    """One site's part.
+
+    Attributes:
+        utilisation: the part of its training time that it spent in inner steps rather than in rounds; None: unknown.
+        loss: of its training, nats a byte, seen now and then.
+    """
+
+    name: str
+    finished: bool
+    exit_code: int | None
+    round: int
+    tokens: int
+    bytes_sent: int
+    utilisation: float | None
+    digest: str
+    loss: Curve
+
+
+@dataclass(frozen=True)
+class Result:
+    """The whole demo. Losses are nats a byte.
+
+    Attributes:
+        synchronous_bytes: that a site would have sent for as many steps, had gradients been averaged at each.
+        saving: how many times less a site sent, in the mean over sites; None: nothing was sent.
+        seconds: from the start of the first site to the last round.
+        rounds_compared: after which digests of several sites were compared; they were `digests_equal` or not.
+        spread: between the sites' models, where each has its own (noloco); None: they share one.
+    """
+
+    algorithm: str
+    parameters: int
+    steps: int
+    rounds: int
+    inner_steps: int
+    initial_loss: float
+    final_loss: float
+    initial_bits_per_byte: float
+    final_bits_per_byte: float
+    synchronous_bytes: float
+    mean_bytes_sent: float
+    saving: float | None
+    utilisation: float | None
+    seconds: float
+    digests_equal: bool
+    rounds_compared: int
+    spread: float | None
+    validation: Curve
+    sites: list[SiteResult]
+
+    def as_json(self) -> dict[str, Any]:
+        """Ready for `json.dumps`."""
+        return asdict(self)
+
+
+def measured(record: Record, seconds: float) -> Result:
+    """The numbers of a run that has finished."""
+    config, curve = record.config, record.validation
+    sites = [_site(track, record) for track in record.tracks.values()]
+    gradients = synchronous_bytes(config, record.parameters)
+    sent = sum(site.bytes_sent for site in sites) / len(sites)
+    known = [site.utilisation for site in sites if site.utilisation is not None]
+    return Result(
+        algorithm=config.outer.algorithm,
+        parameters=record.parameters,
+        steps=config.inner.total_steps,
+        rounds=record.rounds,
+        inner_steps=1 if config.outer.algorithm == "sync" else config.outer.inner_steps,
+        initial_loss=curve[0][1],
+        final_loss=curve[-1][1],
+        initial_bits_per_byte=bits_per_byte(curve[0][1]),
+        final_bits_per_byte=bits_per_byte(curve[-1][1]),
+        synchronous_bytes=gradients,
+        mean_bytes_sent=sent,
+        saving=gradients / sent if sent else None,
+        utilisation=sum(known) / len(known) if known else None,
+        seconds=seconds,
+        digests_equal=not record.forks,
+        rounds_compared=record.compared,
+        spread=record.spread,
+        validation=curve,
+        sites=sites,
+    )
+
+
+def _site(track: Track, record: Record) -> SiteResult:
+    return SiteResult(
+        name=track.name,
+        finished=track.round >= record.rounds,
+        exit_code=track.code,
+        round=track.round,
+        tokens=track.event.get("tokens", 0),
+        bytes_sent=track.bytes_sent,
+        utilisation=track.event.get("utilisation"),
+        digest=track.event.get("digest", ""),
+        loss=track.loss,
+    )
 
 
 def report(result: Result, text: str, files: dict[str, Path]) -> RenderableType:

@@ -8,13 +8,12 @@ from pathlib import Path
 
 from rich.console import Console
 
-from pier_node.config import RunConfig, load
+from pier_node.config.run import RunConfig, load
 from pier_node.demo.folder import claimed
+from pier_node.demo.picture import screen_on
 from pier_node.demo.plan import steps_within, threads_for, write_run
 from pier_node.demo.record import Record
-from pier_node.demo.report import report
-from pier_node.demo.results import Result, measured
-from pier_node.demo.screen import screen_on
+from pier_node.demo.report import Result, measured, report
 from pier_node.demo.sites import NAMES, Sites
 from pier_node.demo.train import train
 from pier_node.wire.transport import Transport
@@ -64,7 +63,7 @@ def _configured(options: Options, work: Path, console: Console) -> RunConfig:
     if options.keep and path.exists():
         return load(path)
     if steps is None:
-        from pier_node.demo.pace import measure
+        from pier_node.demo.plan import measure
 
         with console.status("Measuring how fast this machine is"):
             pace = measure(options.sites)
@@ -77,7 +76,7 @@ def _tell(record: Record, seconds: float, work: Path, console: Console, as_json:
     import torch
 
     from pier_node.commands.export import export
-    from pier_node.demo.plot import draw
+    from pier_node.demo.report import draw
 
     torch.set_num_threads(1)  # more would wait for one another: the model is small
     result, model = measured(record, seconds), work / MODEL_FOLDER

@@ -1,22 +1,98 @@
-"""The demo's sites and their coordinator: daemons of their own, as a person would start them."""
+"""The demo's sites and their coordinator: daemons of their own, as a person would start them.
+
+One of Pier's commands as the demo types it: what it prints is wanted, and it ends with whoever waits for that.
+
+Makes a site of the demo slow: its workers are stopped for a part of each moment (SIGSTOP, SIGCONT).
+
+Sites on one machine are equally fast otherwise. Nothing in the site knows of it, so that what it measures is true.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
 import json
+import os
 import shutil
-from collections.abc import Sequence
+import signal
+import sysconfig
+from collections.abc import AsyncIterator, Iterable, Sequence
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
 import psutil
 
-from pier_node.demo.command import output
+from pier_node.base.errors import PierError
 from pier_node.demo.program import Program
-from pier_node.errors import PierError
-from pier_node.identity import write_private
+from pier_node.identity.node import write_private
 from pier_node.wire.transport import Transport
+
+WIDTH = "150"
+
+
+async def output(program: str, *words: str) -> str:
+    """What it prints. Raises PierError: it does not go well."""
+    async with started(program, *words) as process:
+        printed, errors = await process.communicate()
+    if process.returncode:
+        raise PierError(f"{program} {words[0]}: {errors.decode(errors='replace').strip()}")
+    return printed.decode()
+
+
+@asynccontextmanager
+async def started(program: str, *words: str) -> AsyncIterator[asyncio.subprocess.Process]:
+    """The process, its output in pipes; it is asked to end after the block if it runs then."""
+    process = await asyncio.create_subprocess_exec(
+        Path(sysconfig.get_path("scripts")) / program,
+        *words,
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.PIPE,
+        env={**os.environ, "COLUMNS": WIDTH},
+    )
+    try:
+        yield process
+    finally:
+        if process.returncode is None:
+            process.terminate()
+        await process.wait()
+
+
+PERIOD = 0.2
+"""Seconds in which a worker runs and is stopped once."""
+WORKER = "pier-worker"
+"""As trainer/launch.py calls it, which imports torch."""
+
+
+async def throttle(program: Program, share: float) -> None:
+    """Let the workers of a program run for `share` of the time, until cancelled; then they go on."""
+    stopped: list[psutil.Process] = []
+    try:
+        while True:
+            workers = await asyncio.to_thread(_workers, program)
+            stopped = workers
+            _send(workers, signal.SIGSTOP)
+            await asyncio.sleep(PERIOD * (1 - share))
+            _send(workers, signal.SIGCONT)
+            await asyncio.sleep(PERIOD * share)
+    finally:
+        _send(stopped, signal.SIGCONT)
+
+
+def _workers(program: Program) -> list[psutil.Process]:
+    found = []
+    for process in program.family():
+        with contextlib.suppress(psutil.NoSuchProcess):
+            if process.name() == WORKER:
+                found.append(process)
+    return found
+
+
+def _send(workers: Iterable[psutil.Process], number: signal.Signals) -> None:
+    for worker in workers:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            worker.send_signal(number)
+
 
 NAMES = ("alpha", "beta", "gamma", "delta", "epsilon", "zeta", "eta", "theta")
 ANY_PORT = "127.0.0.1:0"

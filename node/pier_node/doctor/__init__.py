@@ -1,1 +1,1 @@
-"""What `pier-node doctor` looks at: one thing a file, gathered in examination.py."""
+"""What `pier-node doctor` looks at: one thing a file, gathered in doctor/examination.py."""

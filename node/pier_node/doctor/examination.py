@@ -7,19 +7,25 @@ from contextlib import AsyncExitStack
 from dataclasses import dataclass
 
 from pier.v1.peer_pb2 import HelloReply, HelloRequest, Site
-from pier_node.config import RunConfig, from_canonical
-from pier_node.doctor.disk import disk_finding, free_disk
+from pier_node.base.errors import PierError
+from pier_node.config.run import RunConfig, from_canonical
 from pier_node.doctor.finding import THIS_SITE, Finding, Verdict
-from pier_node.doctor.idle import forgets_idle_lines, idle_finding
 from pier_node.doctor.links import Link
-from pier_node.doctor.memory import free_memory, held_memory, memory_finding
+from pier_node.doctor.machine import (
+    disk_finding,
+    forgets_idle_lines,
+    free_disk,
+    free_memory,
+    held_memory,
+    idle_finding,
+    memory_finding,
+)
 from pier_node.doctor.standpoint import Standpoint
 from pier_node.doctor.utilisation import utilisation_finding
 from pier_node.doctor.visit import Round, go_round, missed, visit
-from pier_node.errors import PierError
-from pier_node.inner import devices
-from pier_node.model.layout import Layout
-from pier_node.settings import Settings
+from pier_node.outer.layout import Layout
+from pier_node.site.settings import Settings
+from pier_node.trainer import devices
 from pier_node.wire.carrier import HELLO, PROTOCOL
 from pier_node.wire.transport import SiteCarrier, make_carrier
 

@@ -7,15 +7,14 @@ from typing import Self
 
 from cryptography.hazmat.primitives.asymmetric import ec
 
-from pier_node.certificates import Credentials, credentials
-from pier_node.commands.on_disk import last_event
-from pier_node.commands.running import Running, Status, find_daemon
-from pier_node.config import RunConfig
-from pier_node.coordination.enrolment import Enrolment
-from pier_node.errors import PierError
-from pier_node.identity import Identity, Token
-from pier_node.join import find_site, find_token, known_config
-from pier_node.settings import Settings
+from pier_node.base.errors import PierError
+from pier_node.config.run import RunConfig
+from pier_node.identity.certificates import Credentials, credentials
+from pier_node.identity.node import Identity, Token
+from pier_node.site.coordinator.enrolment import Enrolment
+from pier_node.site.join import find_site, find_token, known_config
+from pier_node.site.running import Running, Status, find_daemon, last_event
+from pier_node.site.settings import Settings
 from pier_node.wire.transport import Transport
 
 

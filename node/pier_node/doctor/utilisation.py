@@ -9,11 +9,11 @@ from __future__ import annotations
 
 import math
 
-from pier_node.config import RunConfig
+from pier_node.base.units import percent, seconds
+from pier_node.config.run import RunConfig
 from pier_node.doctor.finding import THIS_SITE, Finding, Verdict
 from pier_node.outer.codec import codec
-from pier_node.outer.plan import CHUNK
-from pier_node.units import percent, seconds
+from pier_node.rounds.plan import CHUNK
 
 GOOD, POOR = 0.8, 0.5
 AIM = 0.9

@@ -12,9 +12,9 @@ from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from pier_node import durable
-from pier_node.config_errors import first_problem
-from pier_node.errors import PierError
+from pier_node.base import durable
+from pier_node.base.errors import PierError
+from pier_node.base.toml import first_problem
 from pier_node.experts.config import Name
 
 CARD_FILE, WEIGHTS_FILE = "expert.json", "model.safetensors"
@@ -35,9 +35,9 @@ class Card(BaseModel):
 
     Attributes:
         name: see `artefact_name`.
-        domain_hash: of the text (data/domains.py).
+        domain_hash: of the text (experts/domains.py).
         parent: what it branched from: another expert's name, or the digest of the run's state, hex.
-        steps, tokens, flops, epochs: executed; FLOPs as model/flops.py counts them.
+        steps, tokens, flops, epochs: executed; FLOPs as trainer/model/cost.py counts them.
         seed: decides the order of its rows and how it was widened.
         recipe: a hash of the settings of its model and training; "": not known.
         digest: SHA-256 of model.safetensors, hex.

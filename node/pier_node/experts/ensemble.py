@@ -7,9 +7,9 @@ from typing import Annotated, Self
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
-from pier_node import durable
-from pier_node.config_errors import first_problem
-from pier_node.errors import PierError
+from pier_node.base import durable
+from pier_node.base.errors import PierError
+from pier_node.base.toml import first_problem
 from pier_node.experts.card import WEIGHTS_FILE, refuse_pickles
 from pier_node.experts.config import MOST_DOMAINS, Name
 

@@ -7,8 +7,8 @@ from typing import Annotated, Self
 
 from pydantic import Field, model_validator
 
-from pier_node.config import RunConfig, RunSection
-from pier_node.config_section import Section
+from pier_node.base.toml import Section
+from pier_node.config.run import RunConfig, RunSection
 from pier_node.experts.card import Finite, Hash, Size, artefact_name
 from pier_node.experts.config import MOST_DOMAINS, DomainSection
 
@@ -21,7 +21,7 @@ class ExpertJob(Section):
 
     Attributes:
         number: its place in the plan.
-        domain_hash: of the text that was planned with (data/domains.py).
+        domain_hash: of the text that was planned with (experts/domains.py).
         ffn_dim: the rest of the model is that of the run.
         batch_size: sequences of a step.
         max_epochs: the text must not be repeated more often.

@@ -3,13 +3,92 @@
 All experts have one tokenizer; their sizes may differ. Text is followed token by token (`Mixture`, for serving) or
 row by row (`score`, for evaluation, each row beginning with the prior): one and the same step does both.
 Source: spec/hdee.md section 2.6.
+
+How the weights of a mixture follow the text: log w(t) of the experts, of log w(t-1) and what they gave token t-1.
+
+Four rules of spec/hdee.md section 2.6. In all of them the text enters by p_j(x), expert j's probability of the token
+that came, and the prior π is the weights before the first one:
+
+    decay        w_j(t+1) ∝ π_j · (w_j(t) / π_j)^γ · p_j(x_t)    γ = 1: Bayes over all the text; γ = 0: over one token
+    fixed-share  q_j ∝ w_j(t) · p_j(x_t);  w_j(t+1) = (1-a) · q_j + a · (1-q_j) / (K-1)
+    uniform      w_j(t+1) = π_j
+
+Everything is in float64 and in logarithms: after a thousand tokens weights are as small as e^-3000, and come back.
 """
 
 from __future__ import annotations
 
-import numpy as np
+from collections.abc import Callable
+from typing import Literal
 
-from pier_node.experts.weights import Array, Rule, log_sum, normalised
+import numpy as np
+import numpy.typing as npt
+
+Array = npt.NDArray[np.float64]
+"""Axis 0 is the expert, in all arrays of this package."""
+
+Rule = Callable[[Array, Array, Array], Array]
+"""log π [experts, ...], log w(t) and log p(x_t) [experts, ...] -> log w(t+1) [experts, ...]."""
+
+Kind = Literal["decay", "fixed-share", "bayes", "uniform"]
+
+LEAST = -700.0
+"""Nats: an expert that gives a token less, or nothing at all, is not out for good. e^-700 is still a float64."""
+
+
+def log_sum(values: Array) -> Array:
+    """log Σ_j exp(values_j) over axis 0, which is taken away; -inf where all are."""
+    most = values.max(axis=0)
+    shift = np.where(np.isfinite(most), most, 0.0)
+    with np.errstate(divide="ignore"):
+        return np.asarray(shift + np.log(np.exp(values - shift).sum(axis=0)))
+
+
+def normalised(logs: Array) -> Array:
+    """The same weights with sum 1, over axis 0."""
+    return np.asarray(logs - log_sum(logs))
+
+
+def decay(gamma: float) -> Rule:
+    """What a token said counts γ times less with every token after it. Raises ValueError: γ is not from 0 to 1."""
+    if not 0 <= gamma <= 1:
+        raise ValueError(f"gamma = {gamma} must be from 0 to 1")
+
+    def step(log_prior: Array, log_weights: Array, log_probs: Array) -> Array:
+        return normalised(log_prior + gamma * (log_weights - log_prior) + np.maximum(log_probs, LEAST))
+
+    return step
+
+
+def fixed_share(share: float) -> Rule:
+    """At every token the text changes its domain with probability `share` (Herbster and Warmuth, 1998).
+
+    Raises:
+        ValueError: it is not above 0 and below 1.
+    """
+    if not 0 < share < 1:
+        raise ValueError(f"share = {share} must be above 0 and below 1")
+
+    def step(_log_prior: Array, log_weights: Array, log_probs: Array) -> Array:
+        others = len(log_weights) - 1
+        found = np.exp(normalised(log_weights + np.maximum(log_probs, LEAST)))
+        return np.asarray(np.log((1 - share) * found + share * (1 - found) / others)) if others else log_weights
+
+    return step
+
+
+def uniform(log_prior: Array, _log_weights: Array, _log_probs: Array) -> Array:
+    """The prior, whatever the text."""
+    return log_prior
+
+
+def rule(kind: Kind, gamma: float = 0.98, share: float = 1 / 512) -> Rule:
+    """The rule of a name; `gamma` is for decay, `share` for fixed-share. Raises ValueError."""
+    if kind == "decay":
+        return decay(gamma)
+    if kind == "fixed-share":
+        return fixed_share(share)
+    return decay(1.0) if kind == "bayes" else uniform
 
 
 class Mixture:

@@ -13,11 +13,10 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from pier_node.apart import answer
-from pier_node.data.domains import HeldOut, read_held_out, rows_of
-from pier_node.errors import PierError
+from pier_node.base.errors import PierError
+from pier_node.base.processes import answer, die_with_parent
+from pier_node.experts.domains import HeldOut, read_held_out, rows_of
 from pier_node.experts.job import ExpertJob
-from pier_node.inner.parent import die_with_parent
 
 ROWS = "dev.npy"
 FEWEST, MOST = 2, 256

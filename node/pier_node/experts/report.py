@@ -1,14 +1,78 @@
-"""The scores of an ensemble: every domain, and the mean of all; the same whether one machine scored or many sites."""
+"""The scores of an ensemble: every domain, and the mean of all; the same whether one machine scored or many sites.
+
+Score sheets of several experts put together: each domain with what all of them gave the same rows of it.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from pier_node.experts.comparison import Result, Standing, compare, standings
-from pier_node.experts.gathering import experts_of, gather
-from pier_node.experts.sheet import Sheet
+import numpy as np
+
+from pier_node.base.errors import PierError
+from pier_node.experts.comparison import Result, Scored, Standing, compare, standings
+from pier_node.experts.mixture import Array
+from pier_node.experts.sheet import SCORE_AGAIN, Hashes, Sheet
+from pier_node.trainer.data.documents import Split
+
+
+def experts_of(sheets: Iterable[Sheet]) -> list[str]:
+    """Names of the experts, in the order in which they come.
+
+    Raises:
+        PierError: one name stands for two sets of weights.
+    """
+    weights: dict[str, str] = {}
+    for sheet in sheets:
+        about = sheet.subject
+        if weights.setdefault(about.expert, about.weights) != about.weights:
+            raise PierError(f"two experts of {about.expert} were scored", "Give the sheets of one of them.")
+    return [*weights]
+
+
+def distinct(sheets: Iterable[Sheet]) -> list[Sheet]:
+    """Without those of an expert whose weights another one has: a parent that stands in for several counts once."""
+    first: dict[str, str] = {}
+    return [it for it in sheets if first.setdefault(it.subject.weights, it.subject.expert) == it.subject.expert]
+
+
+def gather(sheets: Sequence[Sheet]) -> dict[str, Scored]:
+    """By domain, what all experts gave it, axis 0 in the order of `experts_of`.
+
+    Raises:
+        PierError: a sheet is missing, or two experts were scored on unlike rows.
+    """
+    experts = experts_of(sheets)
+    found = {(each.subject.domain, each.subject.split, each.subject.expert): each for each in sheets}
+    domains = dict.fromkeys(sheet.subject.domain for sheet in sheets)
+    return {domain: _scored(found, domain, experts) for domain in domains}
+
+
+def _scored(found: dict[tuple[str, Split, str], Sheet], domain: str, experts: Sequence[str]) -> Scored:
+    test, test_rows = _stacked(found, domain, "test", experts)
+    prior, prior_rows = _stacked(found, domain, "prior", experts)
+    parents = [found[domain, "test", expert].parent for expert in experts]
+    return Scored(test, prior, test_rows, prior_rows, parents)
+
+
+def _stacked(
+    found: dict[tuple[str, Split, str], Sheet], domain: str, split: Split, experts: Sequence[str]
+) -> tuple[Array, Hashes]:
+    missing = [expert for expert in experts if (domain, split, expert) not in found]
+    if missing:
+        raise PierError(f"the expert of {missing[0]} was not scored on {split} rows of {domain}", SCORE_AGAIN)
+    sheets = [found[domain, split, expert] for expert in experts]
+    first = sheets[0]
+    for sheet in sheets[1:]:
+        if sheet.log_probs.shape != first.log_probs.shape or not np.array_equal(sheet.rows, first.rows):
+            raise PierError(
+                f"the experts of {first.subject.expert} and {sheet.subject.expert} were scored on unlike {split} rows "
+                f"of {domain}",
+                "Score them with the same --rows and the same text: that of Python depends on its version.",
+            )
+    return np.stack([sheet.log_probs for sheet in sheets]).astype(np.float64), first.rows
 
 
 @dataclass(frozen=True)

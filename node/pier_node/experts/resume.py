@@ -17,11 +17,11 @@ from pydantic import Field
 from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save_file
 
-from pier_node import durable
-from pier_node.config_section import Section
+from pier_node.base import durable
+from pier_node.base.shared import Vector
+from pier_node.base.toml import Section
 from pier_node.experts.card import Digest
 from pier_node.experts.config import MOST_DOMAINS
-from pier_node.shared import Vector
 
 FILE = "checkpoint.safetensors"
 TENSORS = ("weights", "adam_m", "adam_v")
@@ -54,7 +54,7 @@ class Kept(Section):
 
 
 @dataclass(frozen=True)
-class Stand:
+class ResumeState:
     """After `step` steps and `tokens` tokens; the vectors are fp32 [parameters]."""
 
     step: int
@@ -76,7 +76,7 @@ class Stand:
         durable.sync(folder)
 
     @classmethod
-    def load(cls, folder: Path, name: str, length: int) -> Stand | None:
+    def load(cls, folder: Path, name: str, length: int) -> ResumeState | None:
         """The last one of the expert of that name; None, and a warning if there is one that cannot be used."""
         path = folder / FILE
         if not path.exists():

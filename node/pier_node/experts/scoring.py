@@ -2,6 +2,10 @@
 
 What they branched from is scored on the test rows as well, once for all: so it is known what an expert has forgotten
 (spec/hdee.md section 2.8).
+
+What an expert gives the text of a domain: log p of every byte, all that travels when an ensemble is scored.
+
+Each row begins anew: its first token is predicted from the one before it alone (spec/hdee.md sections 2.6, 3.3).
 """
 
 from __future__ import annotations
@@ -10,19 +14,44 @@ import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 
+import numpy as np
 import torch
 from torch import nn
 
-from pier_node.commands.weights import exported_weights
-from pier_node.data.deal import Split
-from pier_node.data.domains import read_held_out, rows_of
-from pier_node.data.tokens import FileTokenizer
-from pier_node.errors import PierError
+from pier_node.base.errors import PierError
 from pier_node.experts.card import CARD_FILE, WEIGHTS_FILE, digest_of, load_card
 from pier_node.experts.config import DomainSection
-from pier_node.experts.score import log_probs, spread
-from pier_node.experts.scoring_order import SCORED
-from pier_node.experts.sheet import Parent, Rows, Sheet, Subject, row_hashes
+from pier_node.experts.domains import read_held_out, rows_of
+from pier_node.experts.sheet import SCORED, LogProbs, Parent, Rows, Sheet, Subject, row_hashes
+from pier_node.rounds.weights import exported_weights
+from pier_node.trainer.data.documents import Split
+from pier_node.trainer.data.tokens import FileTokenizer
+from pier_node.trainer.model.evaluate import token_losses
+
+BATCH = 32
+"""Rows that are computed at once."""
+
+
+def log_probs(model: nn.Module, rows: Rows, done: Callable[[int], None] = lambda _rows: None) -> LogProbs:
+    """Score rows, in fp32.
+
+    Args:
+        model: a whole decoder, on any device, whose context is not shorter than the rows.
+        done: is told after each batch how many rows it had.
+    """
+    found = []
+    for losses in token_losses(model, rows, BATCH):
+        found.append(-losses.numpy())
+        done(len(losses))
+    return np.concatenate(found).astype(np.float32)
+
+
+def spread(rows: Rows, most: int) -> Rows:
+    """At most so many rows, from all over the text (0: all)."""
+    if not most or len(rows) <= most:
+        return rows
+    return rows[np.arange(most) * len(rows) // most]
+
 
 BYTES = bytes(range(32, 127)).decode()
 

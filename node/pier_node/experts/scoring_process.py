@@ -14,9 +14,9 @@ from collections.abc import AsyncGenerator, Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from pier_node.errors import PierError
-from pier_node.experts.scoring_order import ScoringOrder
-from pier_node.inner.parent import die_with_parent
+from pier_node.base.errors import PierError
+from pier_node.base.processes import die_with_parent
+from pier_node.experts.sheet import ScoringOrder
 
 
 @dataclass(frozen=True)
@@ -58,9 +58,9 @@ async def scored(order: ScoringOrder, folder: Path, out: Path) -> AsyncGenerator
 
 def said(order: ScoringOrder, folder: Path, out: Path) -> Iterator[Said]:
     """Score; the sheets are in `out`."""
-    from pier_node.commands.weights import pick_device
     from pier_node.experts.scoring import Parents, Texts, expert_in, sheets_of, texts_of
-    from pier_node.model.export import read_config
+    from pier_node.rounds.weights import pick_device
+    from pier_node.trainer.model.export import read_config
 
     places: dict[str, tuple[str, Path]] = {}
     for name in order.experts:

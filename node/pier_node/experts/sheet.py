@@ -2,6 +2,8 @@
 
 A site scores its expert where it lies, and sends this: four bytes for each byte of text that was scored, whatever the
 size of the model. A sheet says by hashes which rows it is about, and never what they say.
+
+An order to score: which experts of a site, on the text of which domains. What comes back is score sheets.
 """
 
 from __future__ import annotations
@@ -17,11 +19,39 @@ import numpy.typing as npt
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from safetensors.numpy import load, save
 
-from pier_node import durable
-from pier_node.config_errors import first_problem
-from pier_node.data.deal import Split
-from pier_node.errors import PierError
-from pier_node.experts.config import Name
+from pier_node.base import durable
+from pier_node.base.errors import PierError
+from pier_node.base.toml import Section, first_problem
+from pier_node.experts.card import Hash
+from pier_node.experts.config import MOST_DOMAINS, DomainSection, Name
+from pier_node.trainer.data.documents import Split
+
+SCORED: tuple[Split, ...] = ("prior", "test")
+"""Splits of each domain that sheets are made of."""
+MOST_SCORED = 2 * MOST_DOMAINS
+"""Domains of an order: those that have an expert, and as many that have none."""
+
+
+class ScoredDomain(Section):
+    """A domain; `digest` is of the text that was planned with, "": of any."""
+
+    section: DomainSection
+    digest: Annotated[str, Field(pattern=r"^([0-9a-f]{32})?$")] = ""
+
+
+class ScoringOrder(Section):
+    """What to score.
+
+    Attributes:
+        experts: their names, as of their cards.
+        rows: of each domain and split, at most; 0: all.
+    """
+
+    id: Hash
+    experts: Annotated[tuple[Hash, ...], Field(max_length=MOST_DOMAINS)]
+    domains: Annotated[tuple[ScoredDomain, ...], Field(min_length=1, max_length=MOST_SCORED)]
+    rows: Annotated[int, Field(ge=0, lt=2**31)] = 0
+
 
 ENDING = ".scores.safetensors"
 MOST_BYTES = 256 << 20
@@ -30,7 +60,7 @@ HASH = 16
 SCORE_AGAIN = "Score the expert again: pier-node score"
 
 Rows = npt.NDArray[np.uint8]
-"""[rows, context + 1] bytes, as data/domains.py cuts them."""
+"""[rows, context + 1] bytes, as experts/domains.py cuts them."""
 LogProbs = npt.NDArray[np.float32]
 """[rows, context]: log p of all bytes of a row but its first."""
 Hashes = npt.NDArray[np.uint8]

@@ -2,12 +2,18 @@
 
 It is a run of its own for the workers: AdamW from zero, warm-up and cosine to the expert's own last step. They train
 from checkpoint to checkpoint; where these lie changes no bit of the result, and neither does being killed in between.
+
+Whether an expert is worth having: better on its domain's dev split than its parent, by more than chance.
+
+Spec/hdee.md section 2.8: by more than two standard errors, of a bootstrap over the rows. Rows are paired: both models
+are scored on the same ones.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import shutil
 from collections.abc import Callable
 from contextlib import AsyncExitStack
@@ -15,19 +21,58 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Protocol
 
-from pier_node.config import ModelSection, RunConfig
-from pier_node.data.site_data import SiteData
+import numpy as np
+
+from pier_node.base.shared import SharedVector, Vector
+from pier_node.config.run import ModelSection, RunConfig
+from pier_node.engine.messages import Progress
 from pier_node.experts.card import CARD_FILE, Card, digest_of, load_card
-from pier_node.experts.gate import Verdict, judged
 from pier_node.experts.job import ExpertJob
+from pier_node.experts.mixture import Array
 from pier_node.experts.reading import Text, read
-from pier_node.experts.resume import FILE, Stand
-from pier_node.inner.messages import Progress
-from pier_node.inner.workers import Workers
-from pier_node.model.export import export
-from pier_node.model.flops import flops_per_token
-from pier_node.model.layout import Layout
-from pier_node.shared import SharedVector, Vector
+from pier_node.experts.resume import FILE, ResumeState
+from pier_node.outer.layout import Layout
+from pier_node.trainer.data.site_data import SiteData
+from pier_node.trainer.model.cost import flops_per_token
+from pier_node.trainer.model.export import export
+from pier_node.trainer.workers import Workers
+
+DRAWS = 1000
+ERRORS = 2.0
+"""Standard errors that an expert must be better by."""
+WORST = 1000.0
+"""Bits per byte that a row counts at most: what a model says that has run away, NaN, counts so."""
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """Bits per byte on the dev split; `standard_error` is that of parent_loss - loss."""
+
+    loss: float
+    parent_loss: float
+    standard_error: float
+
+    @property
+    def accepted(self) -> bool:
+        """Whether the expert takes its parent's place for the domain."""
+        return self.parent_loss - self.loss > ERRORS * self.standard_error
+
+
+def judged(expert: Array, parent: Array, seed: int = 0) -> Verdict:
+    """The verdict on an expert; the same arguments give the same.
+
+    Args:
+        expert, parent: nats a byte of each row, [rows]; all rows are of one length.
+    """
+    own, other = (_bits(losses) for losses in (expert, parent))
+    gains = other - own
+    picks = np.random.default_rng(seed).integers(0, len(gains), (DRAWS, len(gains)))
+    return Verdict(float(own.mean()), float(other.mean()), float(gains[picks].mean(axis=1).std(ddof=1)))
+
+
+def _bits(losses: Array) -> Array:
+    return np.minimum(np.nan_to_num(losses, nan=math.inf) / math.log(2), WORST)
+
 
 PROBE = 10
 """Steps after which it is known how fast a step is."""
@@ -68,8 +113,8 @@ class Shop:
         return self.folder / "experts" / name
 
 
-class Custody(Protocol):
-    """Who else has the checkpoints of an expert: see expert_checkpoints.py."""
+class CheckpointSink(Protocol):
+    """Who else has the checkpoints of an expert: see site/expert_checkpoints.py."""
 
     async def fetched(self, folder: Path, name: str, length: int, own: int) -> bool:
         """Put a later one than that after `own` steps into the folder; whether there is one."""
@@ -78,7 +123,9 @@ class Custody(Protocol):
         """There is another one, which stays as it is for as long as it is open."""
 
 
-async def train_expert(job: ExpertJob, parent: Parent, shop: Shop, told: Told, custody: Custody | None = None) -> Card:
+async def train_expert(
+    job: ExpertJob, parent: Parent, shop: Shop, told: Told, custody: CheckpointSink | None = None
+) -> Card:
     """The card of the trained expert, whose model lies beside it; one that is there already is not trained again.
 
     Args:
@@ -134,7 +181,7 @@ class _Training:
         text: Text,
         work: Path,
         told: Told,
-        custody: Custody | None,
+        custody: CheckpointSink | None,
     ) -> None:
         self._custody = custody
         self.job, self.parent, self.shop, self.text, self.work = job, parent, shop, text, work
@@ -143,7 +190,7 @@ class _Training:
         self._told = told
         self._weights = SharedVector(Layout.of(self.config.model).length)
 
-    async def run(self) -> tuple[Stand, Verdict]:
+    async def run(self) -> tuple[ResumeState, Verdict]:
         async with AsyncExitStack() as stack:
             # The order of the rows follows from seed and text, and not from the site.
             workers = Workers(self.config, self.job.domain_hash, SiteData(), self.shop.folder, self.shop.workers)
@@ -158,18 +205,18 @@ class _Training:
     def _branched(self) -> Vector:
         import torch
 
-        from pier_node.model.widen import widened
+        from pier_node.trainer.model.widen import widened
 
         flat = torch.from_numpy(self.parent.weights)
         made: Vector = widened(self.parent.model, self.config.model, flat, self.job.seed).numpy()
         return made
 
-    async def _train(self, workers: Workers) -> Stand:
+    async def _train(self, workers: Workers) -> ResumeState:
         """The last state, whose weights are in `self._weights`."""
         moments, length = (workers.adam_m.array, workers.adam_v.array), len(self._weights.array)
         stand = await self._stood(length)
         if stand is None:
-            stand = Stand(0, 0, self._weights.array, *moments)
+            stand = ResumeState(0, 0, self._weights.array, *moments)
         else:
             self._weights.array[:], moments[0][:], moments[1][:] = stand.weights, stand.adam_m, stand.adam_v
             log.info("the expert of %s goes on at step %d", self.job.domain.name, stand.step)
@@ -180,15 +227,15 @@ class _Training:
             steps = max(1, int(steps * self.shop.checkpoint_seconds / max(seconds, 1e-3)))
         return stand
 
-    async def _stood(self, length: int) -> Stand | None:
+    async def _stood(self, length: int) -> ResumeState | None:
         """The last checkpoint that there is anywhere."""
-        own = await asyncio.to_thread(Stand.load, self.work, self.name, length)
+        own = await asyncio.to_thread(ResumeState.load, self.work, self.name, length)
         step = own.step if own else 0
         if self._custody is None or not await self._custody.fetched(self.work, self.name, length, step):
             return own
-        return await asyncio.to_thread(Stand.load, self.work, self.name, length)
+        return await asyncio.to_thread(ResumeState.load, self.work, self.name, length)
 
-    async def _chunk(self, workers: Workers, stand: Stand, steps: int) -> tuple[Stand, float]:
+    async def _chunk(self, workers: Workers, stand: ResumeState, steps: int) -> tuple[ResumeState, float]:
         """So many steps on, and on the disk; with the seconds that they took."""
         done = await workers.run(
             first_step=stand.step,
@@ -207,7 +254,7 @@ class _Training:
         return stand, done.seconds
 
 
-def _finish(training: _Training, stand: Stand, verdict: Verdict) -> Card:
+def _finish(training: _Training, stand: ResumeState, verdict: Verdict) -> Card:
     """Write model and card; they appear under their name together."""
     import torch
 

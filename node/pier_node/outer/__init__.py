@@ -1,1 +1,1 @@
-"""The exchange between sites: pure algorithms, and the atomic round that applies them."""
+"""The outer algorithms as pure functions: optimizers, schedules, means, clipping, codecs, weights and deadlines."""

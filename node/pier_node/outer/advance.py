@@ -9,20 +9,19 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from pier_node.config import InnerSection, NolocoSection, RunConfig
-from pier_node.model.layout import Layout
-from pier_node.outer.fragments import entry
+from pier_node.base.shared import SharedVector, Vector
+from pier_node.config.run import InnerSection, NolocoSection, RunConfig
+from pier_node.outer.layout import Layout
 from pier_node.outer.noloco import noloco_step
 from pier_node.outer.pier import accumulate, outer_step
-from pier_node.outer.schedule import Kind, RoundPlan
+from pier_node.outer.schedule import Kind, RoundPlan, entry
 from pier_node.outer.state import ADAM_M, ADAM_V, ANCHOR, MOMENTUM, OuterState
-from pier_node.shared import SharedVector, Vector
 
 
 def get_ready(config: RunConfig) -> None:
     """Import what synchronous rounds compute with, if there will be any: PyTorch takes seconds, and others wait."""
     if "sync" in (config.outer.algorithm, config.outer.start):
-        import pier_node.inner.optim  # noqa: F401
+        import pier_node.outer.adamw  # noqa: F401
 
 
 def advance(
@@ -86,7 +85,7 @@ def _sync(
     """One AdamW step on the anchor itself. Over an interval M gathers φ_first − φ_last, step by step."""
     import torch
 
-    from pier_node.inner.optim import step_vectors
+    from pier_node.outer.adamw import step_vectors
 
     names = (ANCHOR, ADAM_M, ADAM_V)
     next_state = {name: SharedVector.scratch(len(mean)) for name in (*names, MOMENTUM)}

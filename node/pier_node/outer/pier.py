@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from pier_node.shared import Vector
+from pier_node.base.shared import Vector
 
 
 def pseudo_gradient(anchor: Vector, weights: Vector, out: Vector) -> None:

@@ -2,6 +2,11 @@
 
 A pure function of the configuration and the round's number, so that all members agree on it without a word.
 Formulas: spec/pier.md section 2, after Fan and Zhang, arXiv 2511.17849.
+
+Fragments: contiguous parts of the model that are synced in turn, so that a round sends one part of it.
+
+Source: Douillard et al., "Streaming DiLoCo with overlapping communication", arXiv 2501.18512, section 2.2. A part is a
+range of elements of the canonical order, cut where a state is cut into hashed pieces if it is long enough for that.
 """
 
 from __future__ import annotations
@@ -10,8 +15,24 @@ import math
 from dataclasses import dataclass
 from enum import Enum
 
-from pier_node.config import OuterSection, RunConfig
-from pier_node.outer.fragments import span
+from pier_node.config.run import OuterSection, RunConfig
+from pier_node.outer.state import PIECE
+
+
+def span(length: int, fragments: int, fragment: int) -> slice:
+    """The elements of one fragment; all of them together are [0, length), each once."""
+    return slice(_cut(length, fragments, fragment), _cut(length, fragments, fragment + 1))
+
+
+def entry(node: str, fragment: int) -> str:
+    """The key of the ledger that counts a site's tokens in a fragment; fragment 0 stands for a whole model as well."""
+    return f"{node}/{fragment}" if fragment else node
+
+
+def _cut(length: int, fragments: int, index: int) -> int:
+    cut = length * index // fragments
+    return cut // PIECE * PIECE if length >= fragments * PIECE and index < fragments else cut
+
 
 RAMP = 0.1
 """Part of the run over which η rises from 0 after the start, and within which μ is above its final value."""

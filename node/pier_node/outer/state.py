@@ -16,7 +16,7 @@ from functools import cached_property
 
 import numpy as np
 
-from pier_node.shared import SharedVector, Vector
+from pier_node.base.shared import SharedVector, Vector
 
 PIECE = 1 << 18
 """Elements in a hashed piece: 1 MiB of fp32."""
@@ -35,7 +35,7 @@ class OuterState:
         members: node ids of the group that made it, sorted; the next group must hold a majority of them.
         tensors: `anchor` φ and `momentum` M, fp32, shape [parameters], in canonical order; under synchronous
             training AdamW's `adam_m` and `adam_v` too, because there every site holds the same ones.
-        ledger: tokens of each site that are in the anchor: tells a site that was cut off whether its last contribution
+        ledger: tokens of each site that are in the anchor: tells a site that was cut off whether its last update
             got in.
         adam_step: AdamW steps behind `adam_m` and `adam_v`; 0 when they are not here.
     """

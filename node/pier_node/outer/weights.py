@@ -11,12 +11,11 @@ import math
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
-from pier_node.config import SITES, RunConfig
-from pier_node.outer.fragments import entry
-from pier_node.outer.schedule import Kind, round_plan, start_steps
+from pier_node.config.run import SITES, RunConfig
+from pier_node.outer.schedule import Kind, entry, round_plan, start_steps
 
 LIMIT = 2**53 - 1
-"""Most tokens that a ledger counts of a site: a manifest holds no more (wire/values.py)."""
+"""Most tokens that a ledger counts of a site: a manifest holds no more (wire/rules.py)."""
 
 
 @dataclass(frozen=True)

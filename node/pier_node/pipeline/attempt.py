@@ -2,6 +2,12 @@
 
 It ends in the gradient with which the site could step. Activations come and go while the stage computes, in a thread of
 its own, one task at a time.
+
+What a site does next: one task at a time, in the order of the planner's simulator (pipeline/planning/kernel.py).
+
+Tasks of earlier waves go first, then those that came first, and new microbatches of the site itself last. A forward
+needs a free place in memory, which its backward gives back. If paths go back to an earlier stage, microbatches could
+wait for each other's places in a circle: then a new one waits for the one in its place of the wave before.
 """
 
 from __future__ import annotations
@@ -17,15 +23,84 @@ import torch
 from torch import Tensor
 
 from pier.v1.peer_pb2 import Chunk, Total
-from pier_node.outer.suspicion import NOBODY, Suspicion
-from pier_node.pipeline.desk import Desk
-from pier_node.pipeline.itinerary import Plan, Task
-from pier_node.pipeline.joint import Diverged, Joint
-from pier_node.pipeline.passages import Passages
-from pier_node.pipeline.replicas import square
+from pier_node.base.shared import Vector
+from pier_node.pipeline.activations import Activations
+from pier_node.pipeline.context import Tools
+from pier_node.pipeline.iteration_plan import Plan, Task
+from pier_node.pipeline.joint import Diverged, Joint, square
 from pier_node.pipeline.stage import Stage
-from pier_node.pipeline.tools import Tools
-from pier_node.shared import Vector
+from pier_node.rounds.suspects import NOBODY, Suspicion
+
+
+class MicrobatchQueue:
+    """The tasks of one site in one attempt.
+
+    Args:
+        memory: microbatches in flight that the site can hold.
+    """
+
+    def __init__(self, plan: Plan, node: str, memory: int) -> None:
+        self._plan, self._memory = plan, memory
+        self._waiting: list[Task] = []
+        self._held: set[int] = set()
+        self._left = {*plan.tasks(node)}
+        self._wave = {microbatch: number for number, wave in enumerate(plan.waves) for microbatch in wave}
+        self._new = [[it for it in wave if plan.ways[it][0] == node] for wave in plan.waves]
+        self._over: set[int] = set()
+
+    @property
+    def finished(self) -> bool:
+        """Whether nothing is left to do."""
+        return not self._left
+
+    @property
+    def awaited(self) -> set[Task]:
+        """Tasks for which something has to arrive yet."""
+        return {task for task in self._left if task[1] > 0 and task not in self._waiting}
+
+    def arrive(self, task: Task) -> None:
+        """What a task works on is here."""
+        self._waiting.append(task)
+        self._waiting.sort(key=lambda it: self._wave[it[0]])
+
+    def next(self) -> Task | None:
+        """Takes the task to do now; None: nothing can be done."""
+        for task in self._waiting:
+            if not self._is_forward(task) or len(self._held) < self._memory:
+                self._waiting.remove(task)
+                return self._taken(task)
+        fresh = self._fresh()
+        return None if fresh is None or len(self._held) >= self._memory else self._taken((fresh, 0))
+
+    def done(self, task: Task) -> None:
+        """It is."""
+        microbatch, hop = task
+        if hop > self._plan.length(microbatch):
+            self._held.discard(microbatch)
+        if hop == 2 * self._plan.length(microbatch):
+            self._over.add(microbatch)
+        self._left.discard(task)
+
+    def _taken(self, task: Task) -> Task:
+        if self._is_forward(task):
+            self._held.add(task[0])
+        return task
+
+    def _is_forward(self, task: Task) -> bool:
+        return task[1] < self._plan.length(task[0])
+
+    def _fresh(self) -> int | None:
+        """The own microbatch to begin with next."""
+        before: list[int] = []
+        for wave in self._new:
+            for place, microbatch in enumerate(wave):
+                begun = (microbatch, 0) not in self._left or microbatch in self._held
+                if not begun:
+                    free = self._plan.ascends or place >= len(before) or before[place] in self._over
+                    return microbatch if free else None
+            before = wave
+        return None
+
 
 log = logging.getLogger(__name__)
 
@@ -48,8 +123,8 @@ class Attempt(Joint[Worth]):
     def __init__(self, tools: Tools, plan: Plan, stage: Stage, apart: bool = False) -> None:
         super().__init__(tools, plan)
         self._stage, self._apart = stage, apart
-        self._passages = Passages(tools.carrier, plan, tools.shape, stage.dtype)
-        self._desk = Desk(plan, self._node, tools.memory)
+        self._activations = Activations(tools.carrier, plan, tools.shape, stage.dtype)
+        self._desk = MicrobatchQueue(plan, self._node, tools.memory)
         self._own = [number for number, way in enumerate(plan.ways) if way[0] == self._node]
         self._targets: dict[int, Tensor] = {}
         self._losses: dict[int, float] = {}
@@ -59,10 +134,10 @@ class Attempt(Joint[Worth]):
 
     async def take(self, sender: str, first: Chunk, rest: AsyncIterator[Chunk]) -> None:
         """Take a stream of this attempt. Raises BadMessage."""
-        if first.stage != Chunk.STAGE_PASSAGE:
+        if first.stage != Chunk.STAGE_ACTIVATION:
             await super().take(sender, first, rest)
             return
-        task = await self._passages.take(sender, first.passage, rest)
+        task = await self._activations.take(sender, first.activation, rest)
         self._desk.arrive(task)
         self._news.notify()
 
@@ -97,7 +172,7 @@ class Attempt(Joint[Worth]):
         if hop == 0:
             result = await compute(lambda: self._begun(microbatch))
         else:
-            tensor = self._passages.pop(task)
+            tensor = self._activations.pop(task)
             if hop < length:
                 result = await compute(lambda: stage.forward(microbatch, tensor))
             elif hop == length:
@@ -126,7 +201,7 @@ class Attempt(Joint[Worth]):
         """On to the next site, while this one computes; from the last stage's loss back to itself there is no way."""
         microbatch, hop = task
         if self.plan.ways[microbatch][hop] == self._node:
-            self._passages.put(task, tensor)
+            self._activations.put(task, tensor)
             self._desk.arrive(task)
             return
         sending = asyncio.create_task(self._push(task, tensor))
@@ -137,7 +212,7 @@ class Attempt(Joint[Worth]):
         """One after the other, as the planner expects: together on one line, each would be late."""
         async with self._uplink:
             began = asyncio.get_running_loop().time()
-            await self._passages.send(task, tensor)
+            await self._activations.send(task, tensor)
             self._tools.pace.sent(self.plan.ways[task[0]][task[1]], asyncio.get_running_loop().time() - began)
 
     def _was_sent(self, sending: asyncio.Task[None]) -> None:
@@ -171,5 +246,5 @@ class Attempt(Joint[Worth]):
         self._open()
 
     async def _close(self, *tasks: asyncio.Task[Any]) -> None:
-        self._passages.closed = True
+        self._activations.closed = True
         await super()._close(*tasks, *self._sending)

@@ -9,10 +9,10 @@ import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
 
 from pier.v1.peer_pb2 import Ack, Chunk, Dropped, FetchRequest, Manifest, StateRequest, Total, Worked
+from pier_node.base.tasks import Signal
 from pier_node.outer.state import OuterState
-from pier_node.outer.suspicion import Suspicion
 from pier_node.pipeline.joint import Joint
-from pier_node.signals import Signal
+from pier_node.rounds.suspects import Suspicion
 from pier_node.wire.carrier import DESCRIBE, DROP, TALLY, BadMessage, Carrier
 from pier_node.wire.state_server import LiveMoments, Prove, StateServer
 
@@ -51,8 +51,8 @@ class Dispatch:
         first = await anext(chunks, None)
         if first is None:
             raise BadMessage("an empty stream")
-        if first.stage == Chunk.STAGE_PASSAGE:
-            name = bytes(first.passage.attempt)
+        if first.stage == Chunk.STAGE_ACTIVATION:
+            name = bytes(first.activation.attempt)
         elif first.stage in (Chunk.STAGE_SCATTER, Chunk.STAGE_GATHER) and first.meeting:
             name = bytes(first.meeting)
         else:

@@ -7,34 +7,34 @@ from __future__ import annotations
 
 import asyncio
 
-from pier_node.checkpoint import Checkpoint
-from pier_node.config import RunConfig
-from pier_node.errors import PierError
-from pier_node.model.layout import Layout
+from pier_node.base.errors import PierError
+from pier_node.base.shared import SharedVector, Vector
+from pier_node.config.run import RunConfig
+from pier_node.outer.layout import Layout
 from pier_node.outer.state import ANCHOR, MOMENTUM, OuterState
-from pier_node.pipeline.cut import gather, stage_layout
-from pier_node.pipeline.tally import Standing, standing
-from pier_node.pipeline.tools import Tools, holders
-from pier_node.pipeline.vault import Vault, made
-from pier_node.shared import SharedVector, Vector
+from pier_node.pipeline.context import Tools, holders
+from pier_node.pipeline.stage import gather, stage_layout
+from pier_node.pipeline.stage_state import StageState, made
+from pier_node.pipeline.vote_state import Standing, standing
+from pier_node.rounds.checkpoint import Checkpoint
+from pier_node.rounds.fetch import SILENCE, fetch_state
 from pier_node.wire.carrier import PeerLost
-from pier_node.wire.transfer import SILENCE, fetch_state
 
 PATIENCE = 30.0
 
 
-async def joined(config: RunConfig, state: OuterState, vault: Vault, tools: Tools) -> Checkpoint:
+async def joined(config: RunConfig, state: OuterState, stage_state: StageState, tools: Tools) -> Checkpoint:
     """The whole model after the last step. Raises PierError: a stage cannot be had.
 
     Args:
         state: of the run.
-        vault: what this site holds.
+        stage state: what this site holds.
     """
     now, whole = standing(state), SharedVector(Layout.of(config.model).length)
     parts: dict[int, Vector] = {}
     for stage in range(config.pipeline.stages):
         try:
-            parts[stage] = await _part(config, now, stage, vault, tools)
+            parts[stage] = await _part(config, now, stage, stage_state, tools)
         except PeerLost as lost:
             raise PierError(
                 f"the stages cannot be joined: nobody gives stage {stage} as it is after its last step: {lost.reason}",
@@ -46,10 +46,10 @@ async def joined(config: RunConfig, state: OuterState, vault: Vault, tools: Tool
     return Checkpoint(model, None, None, 0, now.steps, 0, None, ())
 
 
-async def _part(config: RunConfig, now: Standing, stage: int, vault: Vault, tools: Tools) -> Vector:
+async def _part(config: RunConfig, now: Standing, stage: int, stage_state: StageState, tools: Tools) -> Vector:
     version = now.versions[stage]
-    if vault.stage == stage and vault.state and vault.version == version:
-        return vault.state.anchor
+    if stage_state.stage == stage and stage_state.state and stage_state.version == version:
+        return stage_state.state.anchor
     if version == 0:
         return await asyncio.to_thread(made, config, stage)
     length = stage_layout(config.model, config.pipeline.stages, stage).length

@@ -2,30 +2,162 @@
 
 It ends in what this site has worked out, or in a Suspicion, and changes nothing by itself. The first site of the plan
 gathers what all have worked out. One that is lost, silent or gives up ends the attempt of all.
+
+Tells sites of a plan that its attempt is over. Who does not hear of it finds out by waiting.
+
+The mean over replicas of a stage, of their gradients or of what they did apart; equal in every bit.
+
+It is the reduce-scatter and all-gather of the outer rounds (rounds/reduce.py) within one attempt, so that any replica
+can give its stage to a site that comes back. Gradients are not clipped here: all stages together are, by their global
+norm.
+
+What the sites of an attempt have worked out, gathered at the first of them.
 """
 
 from __future__ import annotations
 
 import asyncio
+import hashlib
+import logging
 import time
 from abc import ABC, abstractmethod
-from collections.abc import AsyncIterator, Iterator, Mapping
+from collections.abc import AsyncIterator, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
-from pier.v1.peer_pb2 import Chunk, Total, Worked
-from pier_node.faults import NO_FAULTS, Faults
-from pier_node.outer.reduce import Reduction
-from pier_node.outer.suspicion import NOBODY, Suspicion
-from pier_node.pipeline.dropping import drop
-from pier_node.pipeline.itinerary import Plan
-from pier_node.pipeline.replicas import reduction
-from pier_node.pipeline.times import Spans
-from pier_node.pipeline.tools import Tools
-from pier_node.pipeline.totals import Totals
-from pier_node.shared import Vector
-from pier_node.signals import Signal
-from pier_node.wire.carrier import TALLY, BadMessage, PeerLost, PeerRefused
+import numpy as np
+
+from pier.v1.peer_pb2 import Ballot, Chunk, Dropped, Share, Total, Worked
+from pier_node.base.faults import NO_FAULTS, Faults
+from pier_node.base.shared import Vector
+from pier_node.base.tasks import Signal
+from pier_node.outer.codec.plain import Plain
+from pier_node.outer.mean import split
+from pier_node.outer.times import Spans
+from pier_node.outer.update import Update
+from pier_node.pipeline.context import Tools
+from pier_node.pipeline.iteration_plan import Plan
+from pier_node.rounds import plan as outer
+from pier_node.rounds.reduce import Reduction
+from pier_node.rounds.suspects import NOBODY, Suspicion
+from pier_node.wire.carrier import DROP, TALLY, BadMessage, Carrier, PeerLost, PeerRefused
+
+log = logging.getLogger(__name__)
+
+
+async def drop(
+    carrier: Carrier, nodes: Iterable[str], attempt: bytes, suspect: str, reason: str, patience: float
+) -> None:
+    """Tell these nodes, each within `patience` seconds."""
+    notice = Dropped(attempt=attempt, suspect=suspect, reason=reason[:1000])
+
+    async def tell(node: str) -> None:
+        try:
+            await carrier.call(node, DROP, notice, patience)
+        except PeerLost as lost:
+            log.info("could not tell %s that the attempt is over: %s", lost.node, lost.reason)
+
+    await asyncio.gather(*(tell(node) for node in nodes))
+
+
+LONGEST = 1e9
+"""Norm that no gradient has."""
+
+
+@dataclass(frozen=True)
+class StagePlan(outer.Plan):
+    """The plan of a reduction that is told apart by the name of its attempt."""
+
+    name: bytes = b""
+
+    def message(self, stage: Chunk.Stage.ValueType, offset: int, data: bytes) -> Chunk:
+        """A chunk of this attempt."""
+        return Chunk(round=self.round, stage=stage, offset=offset, data=data, meeting=self.name)
+
+
+def reduction(
+    carrier: Carrier,
+    plan: Plan,
+    nodes: Sequence[str],
+    weights: Mapping[str, int],
+    own: Vector,
+    mean: Vector,
+    silence: float,
+    faults: Faults,
+) -> Reduction | None:
+    """This site's part; None if it is the only one.
+
+    Args:
+        nodes: who takes the mean, this site among them.
+        weights: of the replicas' vectors, by node id; those of weight 0 do not travel.
+        own: this site's vector.
+        mean: takes the mean, as long.
+    """
+    if len(nodes) == 1:
+        return None
+    parts = split(len(mean), [1.0] * len(nodes))
+    shares = [
+        Share(node=node, tokens=weights[node], norm=LONGEST, offset=offset, length=length)
+        for node, (offset, length) in zip(nodes, parts, strict=True)
+    ]
+    named = StagePlan(plan.round, Ballot(), shares, LONGEST, silence, name=plan.name)
+    return Reduction(carrier, named, Update(own, weights[carrier.node]), mean, Plain(), faults)
+
+
+def square(gradient: Vector) -> float:
+    """Of the gradient's norm, summed in double precision."""
+    return float(np.square(gradient, dtype=np.float64).sum())
+
+
+class Totals:
+    """Of one attempt.
+
+    Args:
+        pairs: replicas must have the same bits two by two; else all of a stage.
+
+    The square of a stage's gradient is the mean of its replicas' squares, weighted by the microbatches that each saw:
+    of replicas that have averaged it is that of each. So the norm by which gradients are clipped is, for all sites
+    alike, what one would expect of one model whose stages are any of the replicas.
+    """
+
+    def __init__(self, plan: Plan, pairs: bool = False) -> None:
+        self._plan, self._pairs = plan, pairs
+        self._worked: dict[str, Worked] = {}
+
+    def add(self, node: str, worked: Worked) -> None:
+        """Note what a site says; the first time counts. Raises BadMessage."""
+        stage = self._plan.stages.get(node)
+        if stage is None:
+            raise BadMessage(f"{node} takes no part in this attempt")
+        for other in self._plan.group(node, self._pairs):
+            if other in self._worked and self._worked[other].digest != worked.digest:
+                raise BadMessage(f"{node} and {other} have other bits of stage {stage}")
+        self._worked.setdefault(node, worked)
+
+    def all(self) -> Total | None:
+        """The sums over the visited stages, the mean loss, and what has moved; None: somebody has not said yet."""
+        if len(self._worked) < len(self._plan.stages):
+            return None
+        losses = [self._worked[node].loss for node in self._plan.stages]
+        digests = {stage: self._digest(stage) for stage in sorted({*self._plan.stages.values()})}
+        moved = [stage for stage, digest in digests.items() if digest]
+        return Total(
+            square=sum(self._square(stage) for stage in sorted(self._plan.visited)),
+            loss=sum(losses) / max(len(self._plan.ways), 1),
+            moved=moved,
+            digests=[digests[stage] for stage in moved],
+        )
+
+    def _digest(self, stage: int) -> bytes:
+        """Of what its replicas have told: theirs, where it is the same."""
+        told = [self._worked[node].digest for node in self._plan.replicas(stage)]
+        return told[0] if len({*told}) == 1 else hashlib.sha256(b"".join(told)).digest()
+
+    def _square(self, stage: int) -> float:
+        weights, nodes = self._plan.weights, self._plan.replicas(stage)
+        return sum(weights[it] * self._worked[it].square for it in nodes) / sum(weights[it] for it in nodes)
+
 
 TELL_TIMEOUT = 5.0
 T_co = TypeVar("T_co", covariant=True)
@@ -49,13 +181,13 @@ class Joint(ABC, Generic[T_co]):
     """
 
     def __init__(self, tools: Tools, plan: Plan, pairs: bool = False) -> None:
-        self._tools, self.plan, self._teller, self._pairs = tools, plan, min(plan.stages), pairs
+        self._tools, self.plan, self._aggregator, self._pairs = tools, plan, min(plan.stages), pairs
         self._node, self._news = tools.carrier.node, Signal()
         self._patience = tools.outer_patience if plan.message.meet else tools.patience
         self.spans = Spans(plan.round, time.time())
         self._reduction: Reduction | None = None
         self._reducing = False
-        self._totals = Totals(plan, pairs) if self._teller == self._node else None
+        self._totals = Totals(plan, pairs) if self._aggregator == self._node else None
         self._broken: asyncio.Future[Suspicion] = asyncio.get_running_loop().create_future()
 
     async def run(self) -> T_co:
@@ -79,7 +211,7 @@ class Joint(ABC, Generic[T_co]):
 
     async def take(self, sender: str, first: Chunk, rest: AsyncIterator[Chunk]) -> None:
         """Take a stream of this attempt. Raises BadMessage."""
-        if first.stage == Chunk.STAGE_PASSAGE:
+        if first.stage == Chunk.STAGE_ACTIVATION:
             raise BadMessage("no microbatches come here")
         await self._news.until(lambda: self._reducing or self._broken.done())
         if self._reduction is None or self._broken.done():
@@ -87,7 +219,7 @@ class Joint(ABC, Generic[T_co]):
         await self._reduction.take(sender, first, rest)
 
     async def tally(self, sender: str, worked: Worked) -> Total:
-        """At the teller: note what a site has worked out; the totals, once all have. Raises BadMessage."""
+        """At the aggregator: note what a site has worked out; the totals, once all have. Raises BadMessage."""
         if self._totals is None:
             raise BadMessage("another site gathers what is worked out")
         self._totals.add(sender, worked)
@@ -148,19 +280,19 @@ class Joint(ABC, Generic[T_co]):
         return Worked(attempt=name, round=round, square=square, loss=loss, digest=digest)
 
     async def _total(self, worked: Worked) -> Total:
-        """What all stages have worked out together, from the teller."""
+        """What all stages have worked out together, from the aggregator."""
         patience, began = self._patience.seconds(), asyncio.get_running_loop().time()
         try:
             with self._waiting(patience):
                 async with asyncio.timeout(patience):
-                    if self._teller == self._node:
+                    if self._aggregator == self._node:
                         total = await self.tally(self._node, worked)
                     else:
-                        total = await self._tools.carrier.call(self._teller, TALLY, worked, patience)
+                        total = await self._tools.carrier.call(self._aggregator, TALLY, worked, patience)
         except PeerRefused as refused:
-            raise Suspicion(NOBODY, f"{self._teller}: {refused.reason}") from refused
+            raise Suspicion(NOBODY, f"{self._aggregator}: {refused.reason}") from refused
         except PeerLost as lost:
-            raise Suspicion(self._teller, lost.reason) from lost
+            raise Suspicion(self._aggregator, lost.reason) from lost
         except (BadMessage, TimeoutError) as error:
             raise Suspicion(NOBODY, str(error) or f"some have not done their part after {patience:.0f} s") from error
         self.spans.total = asyncio.get_running_loop().time() - began
@@ -169,11 +301,11 @@ class Joint(ABC, Generic[T_co]):
         return total
 
     def _check(self, total: Total) -> None:
-        """Raises Suspicion: the teller says what cannot be of this plan."""
+        """Raises Suspicion: the aggregator says what cannot be of this plan."""
         if not {*total.moved} <= {*self.plan.stages.values()}:
-            raise Suspicion(self._teller, "has told of stages that nobody of the plan holds")
+            raise Suspicion(self._aggregator, "has told of stages that nobody of the plan holds")
         if len(total.digests) != len(total.moved):
-            raise Suspicion(self._teller, "has told other stages than bits of them")
+            raise Suspicion(self._aggregator, "has told other stages than bits of them")
 
     # --- how it ends -----------------------------------------------------------------------------
 

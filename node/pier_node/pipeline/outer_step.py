@@ -13,13 +13,13 @@ from typing import Protocol
 
 import numpy as np
 
-from pier_node.config import NolocoSection, OuterSection
+from pier_node.base.shared import SharedVector, Vector
+from pier_node.config.run import NolocoSection, OuterSection
 from pier_node.outer.noloco import needs_anchors, noloco_step
 from pier_node.outer.pier import outer_step, pseudo_gradient
 from pier_node.outer.schedule import lr_at, momentum_at
 from pier_node.outer.state import ANCHOR, MOMENTUM, OuterState
-from pier_node.outer.suspicion import NOBODY, Suspicion
-from pier_node.shared import SharedVector, Vector
+from pier_node.rounds.suspects import NOBODY, Suspicion
 
 Tensors = Mapping[str, SharedVector]
 ROUNDING = 1e-5

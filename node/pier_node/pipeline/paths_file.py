@@ -1,21 +1,69 @@
-"""The paths that were planned last, as JSON: in the planner's data folder, and for the coordinator's page."""
+"""The paths that were planned last, as JSON: in the planner's data folder, and for the coordinator's page.
+
+The paths that this site has planned last, for people to see: in its data folder, and for the coordinator.
+"""
 
 from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping
+import time
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from pier_node import durable
+from pier.v1.coordinator_pb2 import Paths
+from pier_node.base import durable
+from pier_node.pipeline.problem import drifted
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
-    from pier_coordinator.paths.plan import Plan
-    from pier_coordinator.paths.problem import Problem
+    from pier_node.pipeline.planning.plan import Plan
+    from pier_node.pipeline.planning.problem import Problem
+
+
+MOST_BYTES = 128 << 10
+"""Of what the coordinator is told: some sixty sites. Paths of more are not drawn there."""
+EVERY = 10.0
+"""Seconds between two tellings: random paths are others in every step."""
+
+
+class LatestPaths:
+    """Told of paths by the planner.
+
+    Attributes:
+        message: what to tell the coordinator; None: nothing was planned here. Another object whenever it is news.
+
+    Args:
+        file: where they are left.
+        clock: seconds that never go backward.
+    """
+
+    def __init__(self, file: Path, clock: Callable[[], float] = time.monotonic) -> None:
+        self.message: Paths | None = None
+        self._file, self._clock = file, clock
+        self._told: tuple[Problem, Plan] | None = None
+        self._due = 0.0
+
+    def planned(self, round: int, problem: Problem, plan: Plan) -> None:
+        """A round has these paths, with the times as they are known now. Raises OSError."""
+        write_paths(self._file, round, problem, plan)
+        if self._clock() < self._due or not self._is_news(problem, plan):
+            return
+        self._told, self._due = (problem, plan), self._clock() + EVERY
+        content = paths_json(round, problem, plan)
+        if len(content) <= MOST_BYTES:
+            self.message = Paths(round=round, content=content)
+
+    def _is_news(self, problem: Problem, plan: Plan) -> bool:
+        if self._told is None:
+            return True
+        before, shown = self._told
+        same = plan == shown and [site.name for site in problem.sites] == [site.name for site in before.sites]
+        return not same or drifted(before, problem)
+
 
 PATHS_FILE = "paths.json"
 BESIDE_CHART = 26
@@ -38,8 +86,8 @@ class Drawn:
 
     def chart(self, width: int) -> RenderableType:
         """The schedule as a Gantt chart."""
-        from pier_coordinator.paths.gantt_text import gantt_text
-        from pier_coordinator.paths.simulate import simulate
+        from pier_node.pipeline.planning.gantt import gantt_text
+        from pier_node.pipeline.planning.simulate import simulate
 
         return gantt_text(self.problem, self.plan, simulate(self.problem, self.plan), width - BESIDE_CHART)
 
@@ -52,7 +100,7 @@ class Drawn:
 
 def paths_json(round: int, problem: Problem, plan: Plan) -> bytes:
     """What `parse_paths` reads."""
-    from pier_coordinator.paths.form import plan_to_dict, problem_to_json
+    from pier_node.pipeline.planning.plan import plan_to_dict, problem_to_json
 
     body = {"round": round, "problem": problem_to_json(problem), "plan": plan_to_dict(problem, plan)}
     return json.dumps(body).encode()
@@ -73,7 +121,7 @@ def parse_paths(content: bytes, names: Mapping[str, str]) -> Drawn:
 
     Raises PierError, and for what is not of this form at all ValueError, KeyError or TypeError.
     """
-    from pier_coordinator.paths.form import plan_from_dict, problem_from_json
+    from pier_node.pipeline.planning.plan import plan_from_dict, problem_from_json
 
     body = json.loads(content)
     problem = problem_from_json(body["problem"])

@@ -3,29 +3,85 @@
 The planner is the live site with the lowest id. Paths come from `pier_coordinator.paths`, which is pure, and is used
 here so that a lost coordinator stops nobody: the one place where the node looks into that package. At the start of a
 run sites are dealt to the stages together with the paths; from then on they keep their stage.
+
+A search for better paths while iterations go on with those there are: nobody waits for it.
+
+One at a time, of what the planner asked for last; after one there is a rest, since it takes a core of the site that
+plans.
 """
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from pier.v1.peer_pb2 import Itinerary, Path, Place, Pulse
-from pier_node.errors import PierError
-from pier_node.pipeline.config import PipelineSection
-from pier_node.pipeline.estimates import drifted, with_times
-from pier_node.pipeline.posing import TRIES, drawn, posed
+from pier.v1.peer_pb2 import IterationPlan, Path, Place, Pulse
+from pier_node.base.errors import PierError
+from pier_node.config.run import PipelineSection
+from pier_node.pipeline.problem import TRIES, drawn, drifted, posed, with_times
 from pier_node.pipeline.search_process import search_apart
-from pier_node.pipeline.searching import Search, Searching
-from pier_node.pipeline.tally import Standing
+from pier_node.pipeline.vote_state import Standing
 
 if TYPE_CHECKING:
-    from pier_coordinator.paths.plan import Plan
-    from pier_coordinator.paths.problem import Problem
+    from pier_node.pipeline.planning.plan import Plan
+    from pier_node.pipeline.planning.problem import Problem
+
+
+Search = Callable[["Problem", int, float, "Plan", bool], Awaitable["Plan"]]
+"""(problem, seed, seconds, a plan that is allowed, whether stages stay) -> a better one."""
+REST = 5.0
+"""Times as long as a search took, other times of sites are no reason for the next one."""
+
+
+class Searching:
+    """The search under way, if any."""
+
+    def __init__(self, search: Search) -> None:
+        self._search = search
+        self._task: asyncio.Task[Plan] | None = None
+        self._rested = 0.0
+
+    @property
+    def idle(self) -> bool:
+        """None is under way, and the last one is some time ago."""
+        return self._task is None and asyncio.get_running_loop().time() >= self._rested
+
+    async def begin(self, problem: Problem, seed: int, seconds: float, current: Plan) -> None:
+        """Search for paths over the same stages, and no more for what was asked before."""
+        await self.close()
+        self._task = asyncio.create_task(self._timed(problem, seed, seconds, current))
+
+    async def wait(self, seconds: float) -> None:
+        """Return once the search is over, or after some seconds."""
+        if self._task:
+            await asyncio.wait({self._task}, timeout=seconds)
+
+    def found(self) -> Plan | None:
+        """What a search that is over has found; a plan is given once."""
+        if self._task is None or not self._task.done():
+            return None
+        plan, self._task = self._task.result(), None
+        return plan
+
+    async def close(self) -> None:
+        """End the search under way."""
+        if self._task:
+            self._task.cancel()
+            await asyncio.gather(self._task, return_exceptions=True)
+        self._task = None
+
+    async def _timed(self, problem: Problem, seed: int, seconds: float, current: Plan) -> Plan:
+        now = asyncio.get_running_loop().time
+        began = now()
+        plan = await self._search(problem, seed, seconds, current, True)
+        self._rested = now() + REST * (now() - began)
+        return plan
+
 
 Told = Callable[[int, "Problem", "Plan"], None]
 PROMPT = 3.0
@@ -69,7 +125,7 @@ class Planner:
         pulses: Mapping[str, Pulse],
         round_trips: Mapping[str, float],
         meet: bool = False,
-    ) -> Itinerary:
+    ) -> IterationPlan:
         """The plan of the attempt that a round will decide.
 
         Args:
@@ -98,7 +154,7 @@ class Planner:
 
     async def _first(
         self, round: int, standing: Standing, nodes: Sequence[str], round_trips: Mapping[str, float]
-    ) -> Itinerary:
+    ) -> IterationPlan:
         """Everybody is new: sites are dealt to stages, too."""
         section = self._section
         if len(nodes) < section.stages:
@@ -184,7 +240,7 @@ class Planner:
         return given
 
 
-def _admit(message: Itinerary, given: Mapping[str, int]) -> None:
+def _admit(message: IterationPlan, given: Mapping[str, int]) -> None:
     message.candidates.extend(given)
     message.newcomers.extend(given.values())
 
@@ -197,14 +253,14 @@ def _crew_of(held: Mapping[str, int]) -> Crew:
 
 
 def _plan(crew: Crew, waves: Sequence[Sequence[Sequence[int]]]) -> Plan:
-    from pier_coordinator.paths.plan import Plan
+    from pier_node.pipeline.planning.plan import Plan
 
     return Plan(crew.stages, tuple(tuple(tuple(path) for path in wave) for wave in waves))
 
 
-def _message(round: int, step: int, crew: Crew, plan: Plan | None) -> Itinerary:
+def _message(round: int, step: int, crew: Crew, plan: Plan | None) -> IterationPlan:
     held = {site: crew.numbers[index] for index, sites in enumerate(crew.stages) for site in sites}
-    return Itinerary(
+    return IterationPlan(
         round=round,
         step=step,
         nodes=crew.nodes,
@@ -217,7 +273,7 @@ def _message(round: int, step: int, crew: Crew, plan: Plan | None) -> Itinerary:
 
 def _permuted(problem: Problem, stages: tuple[tuple[int, ...], ...], seed: int, step: int) -> tuple[Problem, Plan]:
     """Random paths in as few waves as memory allows; of waves of one microbatch it allows any."""
-    from pier_coordinator.paths.routing import random_routes
+    from pier_node.pipeline.planning.routing import random_routes
 
     for waves in range(1, problem.microbatches):
         with suppress(PierError):

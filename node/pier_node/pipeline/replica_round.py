@@ -14,14 +14,14 @@ from dataclasses import dataclass
 import numpy as np
 
 from pier.v1.peer_pb2 import Total
+from pier_node.base.shared import Vector
 from pier_node.outer.state import OuterState
-from pier_node.outer.suspicion import Suspicion
-from pier_node.pipeline.itinerary import Plan
+from pier_node.pipeline.context import Tools
+from pier_node.pipeline.iteration_plan import Plan
 from pier_node.pipeline.joint import Diverged, Joint
 from pier_node.pipeline.outer_step import OuterStep, Tensors, demand_weight
-from pier_node.pipeline.tools import Tools
-from pier_node.pipeline.vault import Vault
-from pier_node.shared import Vector
+from pier_node.pipeline.stage_state import StageState
+from pier_node.rounds.suspects import Suspicion
 
 
 @dataclass(frozen=True)
@@ -39,12 +39,12 @@ class ReplicaRound(Joint[Met]):
         step: what is taken together.
     """
 
-    def __init__(self, tools: Tools, plan: Plan, vault: Vault, step: OuterStep) -> None:
+    def __init__(self, tools: Tools, plan: Plan, stage_state: StageState, step: OuterStep) -> None:
         super().__init__(tools, plan, step.pairs)
-        self._vault, self._step = vault, step
+        self._stage_state, self._step = stage_state, step
 
     async def _work(self) -> Met:
-        base, own = self._vault.state, await asyncio.to_thread(self._vault.brought, self._step)
+        base, own = self._stage_state.state, await asyncio.to_thread(self._stage_state.brought, self._step)
         assert base
         mean = np.zeros(len(own), np.float32)
         equal = dict.fromkeys(self.plan.stages, 1)
@@ -57,7 +57,7 @@ class ReplicaRound(Joint[Met]):
         total = await self._total(self._worked(digest=digest))
         told = dict(zip(total.moved, total.digests))
         if not self._step.pairs and told.get(self.plan.stages[self._node], b"") != digest:
-            raise Suspicion(self._teller, "has told other bits of this stage than these")
+            raise Suspicion(self._aggregator, "has told other bits of this stage than these")
         return Met(tensors, total)
 
     def _digest(self, mean: Vector, tensors: Tensors) -> bytes:

@@ -1,25 +1,54 @@
 """How the sites of a round come by its plan: the planner tells all of them, and they take one each round.
 
 Whatever goes wrong here only costs an attempt: a step needs all sites of one plan to be ready for it.
+
+Sites that attempts failed by, as far as the planner has heard.
+
+Such a site is left out of the next plan, so that the iteration is done. If it happens again as soon as it is planned
+in, as with two sites whose link is cut while all others see both, it is left out of twice as many, and so on.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 
-from pier.v1.peer_pb2 import Ack, Itinerary, Phase, Pulse
-from pier_node.pipeline.dropping import drop
-from pier_node.pipeline.itinerary import Plan
+from pier.v1.peer_pb2 import Ack, IterationPlan, Phase, Pulse
+from pier_node.base.tasks import Signal
+from pier_node.pipeline.iteration_plan import Plan
+from pier_node.pipeline.joint import drop
 from pier_node.pipeline.planner import Lacking, Planner
-from pier_node.pipeline.suspects import Suspects
-from pier_node.pipeline.tally import Standing
-from pier_node.pipeline.vault import Vault
-from pier_node.roster import Roster
-from pier_node.signals import Signal
+from pier_node.pipeline.stage_state import StageState
+from pier_node.pipeline.vote_state import Standing
+from pier_node.rounds.roster import Roster
 from pier_node.wire.carrier import ROUTE, BadMessage, Carrier, PeerLost
+
+MOST = 8
+"""Rounds that a site is left out at most."""
+
+
+class Suspects:
+    """Whom to leave out of the plan of a round."""
+
+    def __init__(self) -> None:
+        self._out: dict[str, tuple[int, int]] = {}
+
+    def add(self, node: str, round: int) -> None:
+        """The attempt before this round's failed by a site."""
+        times = min(2 * self._out[node][0], MOST) if node in self._out else 1
+        self._out[node] = times, round + times
+
+    def of(self, round: int) -> set[str]:
+        """Those to leave out."""
+        return {node for node, (_, until) in self._out.items() if round < until}
+
+    def clear(self, nodes: Iterable[str]) -> None:
+        """These took part in an attempt that counted, or there is no plan without them."""
+        for node in [*nodes]:
+            self._out.pop(node, None)
+
 
 TELL_TIMEOUT = 60.0
 """Seconds that a site has to make its stage and take a plan."""
@@ -54,14 +83,14 @@ class Routing:
         carrier: Carrier,
         roster: Roster,
         planner: Planner,
-        vault: Vault,
+        stage_state: StageState,
         stages: int,
         coming: Callable[[], int],
         standing: Callable[[], Standing],
         meets: Callable[[], bool],
         news: Signal,
     ) -> None:
-        self._carrier, self._roster, self._planner, self._vault = carrier, roster, planner, vault
+        self._carrier, self._roster, self._planner, self._stage_state = carrier, roster, planner, stage_state
         self._stages, self._coming, self._standing, self._news = stages, coming, standing, news
         self._meets = meets
         self._taken: dict[int, Plan] = {}
@@ -191,7 +220,7 @@ class Routing:
             self._suspects.add(self.suspect, number)
         self.suspect = ""
 
-    async def _tell(self, node: str, message: Itinerary) -> PeerLost | None:
+    async def _tell(self, node: str, message: IterationPlan) -> PeerLost | None:
         try:
             if node == self._carrier.node:
                 await self._take(node, message)
@@ -203,14 +232,14 @@ class Routing:
             return lost if node in message.nodes else None
         return None
 
-    async def _recall(self, message: Itinerary, lost: PeerLost) -> None:
+    async def _recall(self, message: IterationPlan, lost: PeerLost) -> None:
         name = Plan.read(message, self._stages, self._planner.seed).name
         others = [node for node in message.nodes if node not in (self._carrier.node, lost.node)]
         await drop(self._carrier, others, name, lost.node, lost.reason, TELL_TIMEOUT)
 
     # --- everybody -------------------------------------------------------------------------------
 
-    async def _take(self, _sender: str, message: Itinerary) -> Ack:
+    async def _take(self, _sender: str, message: IterationPlan) -> Ack:
         plan = Plan.read(message, self._stages, self._planner.seed)
         with suppress(TimeoutError):
             async with asyncio.timeout(LATE):  # it may come a moment before this site is done with the last round
@@ -234,8 +263,8 @@ class Routing:
 
     async def _hold(self, stage: int, standing: Standing, taking_part: bool) -> None:
         """Hold the stage that the plan gives this site. Raises BadMessage: it has another one, or not this version."""
-        vault = self._vault
-        if vault.stage is None:
-            await asyncio.to_thread(vault.hold, stage)
-        if vault.stage != stage or (taking_part and vault.version != standing.versions[stage]):
-            raise BadMessage(f"this site holds stage {vault.stage} in version {vault.version}")
+        stage_state = self._stage_state
+        if stage_state.stage is None:
+            await asyncio.to_thread(stage_state.hold, stage)
+        if stage_state.stage != stage or (taking_part and stage_state.version != standing.versions[stage]):
+            raise BadMessage(f"this site holds stage {stage_state.stage} in version {stage_state.version}")

@@ -1,6 +1,6 @@
 """The search for paths, in a process of its own: what it compiles and computes never holds up the site that plans.
 
-The process reads a problem as JSON and writes a plan; see pier_coordinator/paths/search.py for what it does.
+The process reads a problem as JSON and writes a plan; see pier_node/pipeline/planning/search.py for what it does.
 """
 
 from __future__ import annotations
@@ -11,12 +11,12 @@ import os
 import sys
 from typing import TYPE_CHECKING
 
-from pier_node.apart import answer
-from pier_node.errors import PierError
+from pier_node.base.errors import PierError
+from pier_node.base.processes import answer
 
 if TYPE_CHECKING:
-    from pier_coordinator.paths.plan import Plan
-    from pier_coordinator.paths.problem import Problem
+    from pier_node.pipeline.planning.plan import Plan
+    from pier_node.pipeline.planning.problem import Problem
 
 COMPILING = 60.0
 """Seconds beyond those of the search: the first one on a machine is compiled."""
@@ -28,7 +28,7 @@ log = logging.getLogger(__name__)
 
 async def search_apart(problem: Problem, seed: int, seconds: float, current: Plan, stages_stay: bool) -> Plan:
     """The best plan that is found in some seconds; `current`, which is allowed, if nothing comes of it."""
-    from pier_coordinator.paths.form import plan_from_dict, plan_to_dict, problem_to_json
+    from pier_node.pipeline.planning.plan import plan_from_dict, plan_to_dict, problem_to_json
 
     words = {
         "problem": problem_to_json(problem),
@@ -51,8 +51,8 @@ async def search_apart(problem: Problem, seed: int, seconds: float, current: Pla
 
 def main() -> None:
     """Search for what stdin says, write what was found to stdout."""
-    from pier_coordinator.paths.form import plan_from_dict, plan_to_dict, problem_from_json
-    from pier_coordinator.paths.search import search
+    from pier_node.pipeline.planning.plan import plan_from_dict, plan_to_dict, problem_from_json
+    from pier_node.pipeline.planning.search import search
 
     os.nice(POLITE)
     words = json.load(sys.stdin)

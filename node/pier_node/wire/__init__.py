@@ -1,1 +1,1 @@
-"""What two sites say to each other, whatever carries it: see docs/protocol.md."""
+"""The carrier contract, the bounds of every message, and the two carriers: gRPC and libp2p."""

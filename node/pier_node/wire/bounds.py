@@ -2,6 +2,7 @@
 
 `FIELDS` says what every field of every message may hold, the functions after it what fields must be to each other. What
 depends on where a node stands (this round, that ballot, this model's size) is checked by whoever handles the message.
+
 """
 
 from __future__ import annotations
@@ -13,20 +14,24 @@ from google.protobuf.message import DecodeError, Message
 from pier.v1.peer_pb2 import (
     AbortNotice,
     Ack,
+    Activation,
     Ballot,
     Chunk,
     DoubleVote,
+    Dropped,
     FetchRequest,
     Handover,
     HelloReply,
     HelloRequest,
-    Itinerary,
+    IterationPlan,
     LeaveRequest,
     Link,
     Manifest,
     MeetReply,
     MeetRequest,
+    Path,
     Phase,
+    Place,
     ProbeReply,
     ProbeRequest,
     Proposal,
@@ -40,15 +45,15 @@ from pier.v1.peer_pb2 import (
     Site,
     StateRequest,
     Tensor,
+    Total,
     Value,
     Vote,
+    Worked,
 )
-from pier.v1.stream_pb2 import Opening, Passport
-from pier_node.config import SITES
+from pier.v1.stream_pb2 import IdentityProof, Opening
+from pier_node.config.run import SITES
 from pier_node.wire.carrier import CHUNK_BYTES, BadMessage
-from pier_node.wire.pipeline_bounds import PIPELINE, STAGE, STATE_STAGE, itinerary_flaw
-from pier_node.wire.rules import Many, Part, Rule, Rules, Table, increasing
-from pier_node.wire.values import (
+from pier_node.wire.rules import (
     ADDRESS,
     AMOUNT,
     ANY,
@@ -69,12 +74,78 @@ from pier_node.wire.values import (
     TENSOR,
     TENSORS,
     VALUES,
+    Many,
+    Only,
+    Part,
+    Rule,
+    Rules,
+    Table,
     below,
+    increasing,
     one_of,
     or_empty,
     size,
     text,
 )
+
+STAGES, MICROBATCHES, SIDE = 1024, 10_000, 2**31
+"""Most stages of a pipeline, microbatches of an iteration, and elements along one side of what travels."""
+STAGE = below(STAGES)
+SECONDS = Only("from 0 to 1e6", lambda value: 0 <= value <= 1e6)
+"""Of a task or a transfer: the planner of paths takes no longer ones (pier_node/pipeline/planning/problem.py)."""
+STATE_STAGE = below(STAGES + 1)
+"""A stage whose state is meant, counted from 1; 0: the state of the run."""
+
+PIPELINE: dict[type[Message], dict[str, Rule]] = {
+    Place: {
+        "stage": STAGE,
+        "version": COUNT,
+        "forward": SECONDS,
+        "backward": SECONDS,
+        "loss": SECONDS,
+        "memory": below(MICROBATCHES),
+        "transfer": Table(NODE, SECONDS, SITES),
+        "round_trip": Table(NODE, SECONDS, SITES),
+        "working": ANY,
+    },
+    IterationPlan: {
+        "round": COUNT,
+        "step": COUNT,
+        "nodes": NODES,
+        "stages": Many(STAGE, SITES),
+        "paths": Many(Part(), MICROBATCHES),
+        "waves": Many(below(MICROBATCHES + 1), MICROBATCHES),
+        "newcomers": Many(STAGE, SITES),
+        "candidates": NODES,
+        "meet": ANY,
+    },
+    Path: {"sites": Many(below(SITES), STAGES)},
+    Activation: {
+        "attempt": HASH,
+        "microbatch": below(MICROBATCHES),
+        "hop": below(2 * STAGES + 1),
+        "shape": Many(below(SIDE), 4),
+        "dtype": one_of(Activation.Dtype.values()),
+    },
+    Worked: {"attempt": HASH, "square": AMOUNT, "loss": AMOUNT, "digest": or_empty(HASH), "round": COUNT},
+    Total: {
+        "square": AMOUNT,
+        "loss": AMOUNT,
+        "moved": Many(STAGE, STAGES),
+        "digests": Many(HASH, STAGES),
+    },
+    Dropped: {"attempt": HASH, "suspect": or_empty(NODE), "reason": REASON},
+}
+
+
+def iteration_plan_flaw(plan: IterationPlan) -> str:
+    """What is wrong between the fields of a plan; "" if nothing is."""
+    if len(plan.stages) != len(plan.nodes) or len(plan.newcomers) != len(plan.candidates):
+        return "does not say of every site which stage it holds"
+    if sum(plan.waves) != len(plan.paths):
+        return "has other microbatches in its waves than paths"
+    return ""
+
 
 M = TypeVar("M", bound=Message)
 
@@ -129,7 +200,7 @@ FIELDS: dict[type[Message], dict[str, Rule]] = {
     Signed: {"node": NODE, "statement": size(1, STATEMENT), "public": size(1, 256), "signature": size(1, 128)},
     Handover: {"node": NODE, "heir": NODE, "round": COUNT, "base": HASH, "votes": NODES, "number": ANY},
     LeaveRequest: {"node": NODE, "handovers": HANDOVERS, "asks": or_empty(HASH)},
-    Ballot: {"number": COUNT, "keeper": or_empty(NODE)},
+    Ballot: {"number": COUNT, "leader": or_empty(NODE)},
     Value: {"origin": Part(needed=True), "digest": HASH, "members": NODES},
     Ready: {
         "node": NODE,
@@ -209,7 +280,7 @@ FIELDS: dict[type[Message], dict[str, Rule]] = {
         "offset": ELEMENT,
         "data": VALUES,
         "meeting": or_empty(HASH),
-        "passage": Part(),
+        "activation": Part(),
     },
     StateRequest: {
         "round": COUNT,
@@ -246,13 +317,13 @@ FIELDS: dict[type[Message], dict[str, Rule]] = {
     },
     ProbeReply: {"padding": PADDING, "time": AMOUNT, "reached": ANY, "detail": REASON, "declined": ANY},
     **PIPELINE,
-    Passport: {"node": NODE, "certificate": size(0, 4096), "proof": size(0, 128)},
-    Opening: {"protocol": ANY, "run_hash": or_empty(HASH), "to": or_empty(NODE), "passport": Part(needed=True)},
+    IdentityProof: {"node": NODE, "certificate": size(0, 4096), "proof": size(0, 128)},
+    Opening: {"protocol": ANY, "run_hash": or_empty(HASH), "to": or_empty(NODE), "identity_proof": Part(needed=True)},
 }
 
 
 def _ballot(ballot: Ballot) -> str:
-    return "" if bool(ballot.number) == bool(ballot.keeper) else "has a number without a keeper, or the reverse"
+    return "" if bool(ballot.number) == bool(ballot.leader) else "has a number without a leader, or the reverse"
 
 
 def _proposal(proposal: Proposal) -> str:
@@ -296,7 +367,7 @@ RULES = Rules(
         MeetReply: _meeting,
         SettleRequest: _settling,
         Chunk: _chunk,
-        Itinerary: itinerary_flaw,
+        IterationPlan: iteration_plan_flaw,
         Manifest: _manifest,
     },
 )

@@ -20,7 +20,7 @@ from pier.v1.peer_pb2 import (
     FetchRequest,
     HelloReply,
     HelloRequest,
-    Itinerary,
+    IterationPlan,
     LeaveRequest,
     Manifest,
     MeetReply,
@@ -78,7 +78,7 @@ VOTE = Method("CastVote", Signed, Ack)
 ABORT = Method("Abort", AbortNotice, Ack)
 MEET = Method("Meet", MeetRequest, MeetReply)
 SETTLE = Method("Settle", SettleRequest, SettleReply)
-ROUTE = Method("Route", Itinerary, Ack)
+ROUTE = Method("Route", IterationPlan, Ack)
 TALLY = Method("Tally", Worked, Total)
 DROP = Method("Drop", Dropped, Ack)
 DESCRIBE = Method("Describe", StateRequest, Manifest)

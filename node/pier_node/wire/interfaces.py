@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import psutil
 
-from pier_node.wire.address import format_address, parse_address
+from pier_node.base.address import format_address, parse_address
 
 _ANYWHERE = ("192.0.2.1", "2001:db8::1")
 """Addresses that no host has (RFC 5737, RFC 3849): the way to them is the default route."""

@@ -12,9 +12,9 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from pier.v1.peer_pb2 import Manifest, Tensor
+from pier_node.base.shared import SharedVector
 from pier_node.outer import state as states
 from pier_node.outer.state import ADAM_M, ADAM_V, ANCHOR, MOMENTUM, OuterState
-from pier_node.shared import SharedVector
 from pier_node.wire.carrier import BadMessage
 
 Hashes = Mapping[str, list[bytes]]

@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-from pier_node.wire.address import format_address, is_address
+from pier_node.base.address import format_address, is_address
 
 ROUTES = 4
 """Most addresses of one site."""

@@ -17,7 +17,7 @@ from dataclasses import replace
 from ipaddress import IPv4Address, IPv6Address, ip_address
 
 from pier.v1.peer_pb2 import HelloRequest, ProbeReply, ProbeRequest, Site
-from pier_node.wire.address import format_address, is_address, parse_address
+from pier_node.base.address import format_address, is_address, parse_address
 from pier_node.wire.carrier import CHUNK_BYTES, PROBE, PROTOCOL, BadMessage, Carrier, PeerLost
 from pier_node.wire.multiaddr import are_routes, parse_routes
 

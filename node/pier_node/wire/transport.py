@@ -6,9 +6,9 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Literal, Protocol
 
-from pier_node.certificates import Credentials
-from pier_node.errors import PierError
-from pier_node.wire.address import parse_address
+from pier_node.base.address import parse_address
+from pier_node.base.errors import PierError
+from pier_node.identity.certificates import Credentials
 from pier_node.wire.carrier import Carrier
 from pier_node.wire.interfaces import Choice
 from pier_node.wire.multiaddr import are_routes, parse_routes
@@ -66,9 +66,9 @@ def make_carrier(
         PierError: what it needs is not installed.
     """
     if transport == "grpc":
-        from pier_node.wire.grpc_carrier import GrpcCarrier
+        from pier_node.wire.grpc.carrier import GrpcCarrier
 
         return GrpcCarrier(node, run_hash, credentials)
-    from pier_node.wire.hivemind_carrier import HivemindCarrier
+    from pier_node.wire.libp2p.carrier import HivemindCarrier
 
     return HivemindCarrier(node, run_hash, credentials, folder)

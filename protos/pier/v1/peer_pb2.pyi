@@ -194,7 +194,7 @@ Global___HelloReply: _TypeAlias = HelloReply  # noqa: Y015
 
 @_typing.final
 class DoubleVote(_message.Message):
-    """Two votes of one node that no honest node casts: see outer/double_votes.py."""
+    """Two votes of one node that no honest node casts: see rounds/double_votes.py."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -222,7 +222,7 @@ Global___DoubleVote: _TypeAlias = DoubleVote  # noqa: Y015
 
 @_typing.final
 class Revocations(_message.Message):
-    """The sites that the run's operator has revoked: see revocations.py."""
+    """The sites that the run's operator has revoked: see rounds/revocations.py."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -426,7 +426,7 @@ Global___Place: _TypeAlias = Place  # noqa: Y015
 
 @_typing.final
 class Signed(_message.Message):
-    """What a node says and others pass on or keep as proof: a serialized Ready, Vote or Handover (outer/statements.py)."""
+    """What a node says and others pass on or keep as proof: a serialized Ready, Vote or Handover (rounds/statements.py)."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -458,7 +458,7 @@ Global___Signed: _TypeAlias = Signed  # noqa: Y015
 
 @_typing.final
 class Handover(_message.Message):
-    """A member that stops gives the votes in its hand to one heir: see outer/commitments.py."""
+    """A member that stops gives the votes in its hand to one heir: see rounds/commitments.py."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -530,24 +530,25 @@ Global___LeaveRequest: _TypeAlias = LeaveRequest  # noqa: Y015
 class Ballot(_message.Message):
     """--- a round -----------------------------------------------------------------------------------
 
-    Ballots order the attempts at one round: by number, then by keeper.
+    Ballots order the attempts at one round: by number, then by leader.
     """
 
     DESCRIPTOR: _descriptor.Descriptor
 
     NUMBER_FIELD_NUMBER: _builtins.int
-    KEEPER_FIELD_NUMBER: _builtins.int
+    LEADER_FIELD_NUMBER: _builtins.int
     number: _builtins.int
-    keeper: _builtins.str
+    leader: _builtins.str
+    """as journals of earlier versions have it"""
     def __init__(
         self,
         *,
         number: _builtins.int = ...,
-        keeper: _builtins.str = ...,
+        leader: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["keeper", b"keeper", "number", b"number"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["leader", b"leader", "number", b"number"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -724,7 +725,7 @@ class Proposal(_message.Message):
         """not closed yet: ask again"""
         VERDICT_BEHIND: Proposal._Verdict.ValueType  # 3
         """the round is over: catch up from the node named in `other`"""
-        VERDICT_NOT_KEEPER: Proposal._Verdict.ValueType  # 4
+        VERDICT_NOT_LEADER: Proposal._Verdict.ValueType  # 4
         """ask the node named in `other`"""
         VERDICT_EXCLUDED: Proposal._Verdict.ValueType  # 5
         """the round goes on without you: `reason`"""
@@ -737,7 +738,7 @@ class Proposal(_message.Message):
     """not closed yet: ask again"""
     VERDICT_BEHIND: Proposal.Verdict.ValueType  # 3
     """the round is over: catch up from the node named in `other`"""
-    VERDICT_NOT_KEEPER: Proposal.Verdict.ValueType  # 4
+    VERDICT_NOT_LEADER: Proposal.Verdict.ValueType  # 4
     """ask the node named in `other`"""
     VERDICT_EXCLUDED: Proposal.Verdict.ValueType  # 5
     """the round goes on without you: `reason`"""
@@ -810,7 +811,7 @@ class Vote(_message.Message):
     digest: _builtins.bytes
     """of the staged state"""
     plan: _builtins.bytes
-    """hash of base, ballot, group and the state's members: outer/certificate.py"""
+    """hash of base, ballot, group and the state's members: rounds/certificate.py"""
     prior_digest: _builtins.bytes
     """that it voted for there: two votes of which the later one does not know of the earlier"""
     @_builtins.property
@@ -1142,7 +1143,7 @@ class Chunk(_message.Message):
         """weights, and the anchor where it is needed, to the partner of a pair"""
         STAGE_ANCHOR: Chunk._Stage.ValueType  # 5
         """the anchor, ahead of the round, to the partner that is expected"""
-        STAGE_PASSAGE: Chunk._Stage.ValueType  # 6
+        STAGE_ACTIVATION: Chunk._Stage.ValueType  # 6
         """an activation or its gradient, on a microbatch's path through a pipeline"""
 
     class Stage(_Stage, metaclass=_StageEnumTypeWrapper): ...
@@ -1157,7 +1158,7 @@ class Chunk(_message.Message):
     """weights, and the anchor where it is needed, to the partner of a pair"""
     STAGE_ANCHOR: Chunk.Stage.ValueType  # 5
     """the anchor, ahead of the round, to the partner that is expected"""
-    STAGE_PASSAGE: Chunk.Stage.ValueType  # 6
+    STAGE_ACTIVATION: Chunk.Stage.ValueType  # 6
     """an activation or its gradient, on a microbatch's path through a pipeline"""
 
     ROUND_FIELD_NUMBER: _builtins.int
@@ -1166,7 +1167,7 @@ class Chunk(_message.Message):
     OFFSET_FIELD_NUMBER: _builtins.int
     DATA_FIELD_NUMBER: _builtins.int
     MEETING_FIELD_NUMBER: _builtins.int
-    PASSAGE_FIELD_NUMBER: _builtins.int
+    ACTIVATION_FIELD_NUMBER: _builtins.int
     round: _builtins.int
     stage: Global___Chunk.Stage.ValueType
     offset: _builtins.int
@@ -1177,9 +1178,9 @@ class Chunk(_message.Message):
     @_builtins.property
     def ballot(self) -> Global___Ballot: ...
     @_builtins.property
-    def passage(self) -> Global___Passage:
+    def activation(self) -> Global___Activation:
         """of SCATTER and GATHER between the replicas of a stage: the name of the attempt
-        of PASSAGE, in the first chunk
+        of ACTIVATION, in the first chunk
         """
 
     def __init__(
@@ -1191,18 +1192,18 @@ class Chunk(_message.Message):
         offset: _builtins.int = ...,
         data: _builtins.bytes = ...,
         meeting: _builtins.bytes = ...,
-        passage: Global___Passage | None = ...,
+        activation: Global___Activation | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["ballot", b"ballot", "passage", b"passage"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["activation", b"activation", "ballot", b"ballot"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["ballot", b"ballot", "data", b"data", "meeting", b"meeting", "offset", b"offset", "passage", b"passage", "round", b"round", "stage", b"stage"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["activation", b"activation", "ballot", b"ballot", "data", b"data", "meeting", b"meeting", "offset", b"offset", "round", b"round", "stage", b"stage"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___Chunk: _TypeAlias = Chunk  # noqa: Y015
 
 @_typing.final
-class Itinerary(_message.Message):
+class IterationPlan(_message.Message):
     """--- a pipeline (docs/pipeline.md) ---------------------------------------------------------------
 
     The plan of one attempt at an iteration, or at an outer round of the replicas; its SHA-256 names the attempt.
@@ -1268,7 +1269,7 @@ class Itinerary(_message.Message):
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
-Global___Itinerary: _TypeAlias = Itinerary  # noqa: Y015
+Global___IterationPlan: _TypeAlias = IterationPlan  # noqa: Y015
 
 @_typing.final
 class Path(_message.Message):
@@ -1293,7 +1294,7 @@ class Path(_message.Message):
 Global___Path: _TypeAlias = Path  # noqa: Y015
 
 @_typing.final
-class Passage(_message.Message):
+class Activation(_message.Message):
     """Where a tensor belongs. Hops count from 0, the first forward; then the loss; then the backwards."""
 
     DESCRIPTOR: _descriptor.Descriptor
@@ -1302,16 +1303,16 @@ class Passage(_message.Message):
         ValueType = _typing.NewType("ValueType", _builtins.int)
         V: _TypeAlias = ValueType  # noqa: Y015
 
-    class _DtypeEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[Passage._Dtype.ValueType], _builtins.type):
+    class _DtypeEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[Activation._Dtype.ValueType], _builtins.type):
         DESCRIPTOR: _descriptor.EnumDescriptor
-        DTYPE_UNSPECIFIED: Passage._Dtype.ValueType  # 0
-        DTYPE_FP32: Passage._Dtype.ValueType  # 1
-        DTYPE_BF16: Passage._Dtype.ValueType  # 2
+        DTYPE_UNSPECIFIED: Activation._Dtype.ValueType  # 0
+        DTYPE_FP32: Activation._Dtype.ValueType  # 1
+        DTYPE_BF16: Activation._Dtype.ValueType  # 2
 
     class Dtype(_Dtype, metaclass=_DtypeEnumTypeWrapper): ...
-    DTYPE_UNSPECIFIED: Passage.Dtype.ValueType  # 0
-    DTYPE_FP32: Passage.Dtype.ValueType  # 1
-    DTYPE_BF16: Passage.Dtype.ValueType  # 2
+    DTYPE_UNSPECIFIED: Activation.Dtype.ValueType  # 0
+    DTYPE_FP32: Activation.Dtype.ValueType  # 1
+    DTYPE_BF16: Activation.Dtype.ValueType  # 2
 
     ATTEMPT_FIELD_NUMBER: _builtins.int
     MICROBATCH_FIELD_NUMBER: _builtins.int
@@ -1322,7 +1323,7 @@ class Passage(_message.Message):
     microbatch: _builtins.int
     hop: _builtins.int
     """that it comes to"""
-    dtype: Global___Passage.Dtype.ValueType
+    dtype: Global___Activation.Dtype.ValueType
     @_builtins.property
     def shape(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
     def __init__(
@@ -1332,7 +1333,7 @@ class Passage(_message.Message):
         microbatch: _builtins.int = ...,
         hop: _builtins.int = ...,
         shape: _abc.Iterable[_builtins.int] | None = ...,
-        dtype: Global___Passage.Dtype.ValueType = ...,
+        dtype: Global___Activation.Dtype.ValueType = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
@@ -1340,7 +1341,7 @@ class Passage(_message.Message):
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
-Global___Passage: _TypeAlias = Passage  # noqa: Y015
+Global___Activation: _TypeAlias = Activation  # noqa: Y015
 
 @_typing.final
 class Worked(_message.Message):

@@ -24,15 +24,15 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x14pier/v1/stream.proto\x12\x07pier.v1\"<\n\x08Passport\x12\x0c\n\x04node\x18\x01 \x01(\t\x12\x13\n\x0b\x63\x65rtificate\x18\x02 \x01(\x0c\x12\r\n\x05proof\x18\x03 \x01(\x0c\"^\n\x07Opening\x12\x10\n\x08protocol\x18\x01 \x01(\r\x12\x10\n\x08run_hash\x18\x02 \x01(\x0c\x12\n\n\x02to\x18\x03 \x01(\t\x12#\n\x08passport\x18\x04 \x01(\x0b\x32\x11.pier.v1.Passportb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x14pier/v1/stream.proto\x12\x07pier.v1\"A\n\rIdentityProof\x12\x0c\n\x04node\x18\x01 \x01(\t\x12\x13\n\x0b\x63\x65rtificate\x18\x02 \x01(\x0c\x12\r\n\x05proof\x18\x03 \x01(\x0c\"i\n\x07Opening\x12\x10\n\x08protocol\x18\x01 \x01(\r\x12\x10\n\x08run_hash\x18\x02 \x01(\x0c\x12\n\n\x02to\x18\x03 \x01(\t\x12.\n\x0eidentity_proof\x18\x04 \x01(\x0b\x32\x16.pier.v1.IdentityProofb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'pier.v1.stream_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_PASSPORT']._serialized_start=33
-  _globals['_PASSPORT']._serialized_end=93
-  _globals['_OPENING']._serialized_start=95
-  _globals['_OPENING']._serialized_end=189
+  _globals['_IDENTITYPROOF']._serialized_start=33
+  _globals['_IDENTITYPROOF']._serialized_end=98
+  _globals['_OPENING']._serialized_start=100
+  _globals['_OPENING']._serialized_end=205
 # @@protoc_insertion_point(module_scope)

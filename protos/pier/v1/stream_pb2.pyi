@@ -17,7 +17,7 @@ else:
 DESCRIPTOR: _descriptor.FileDescriptor
 
 @_typing.final
-class Passport(_message.Message):
+class IdentityProof(_message.Message):
     """A node's claim that a libp2p peer is it."""
 
     DESCRIPTOR: _descriptor.Descriptor
@@ -44,7 +44,7 @@ class Passport(_message.Message):
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
-Global___Passport: _TypeAlias = Passport  # noqa: Y015
+Global___IdentityProof: _TypeAlias = IdentityProof  # noqa: Y015
 
 @_typing.final
 class Opening(_message.Message):
@@ -55,25 +55,25 @@ class Opening(_message.Message):
     PROTOCOL_FIELD_NUMBER: _builtins.int
     RUN_HASH_FIELD_NUMBER: _builtins.int
     TO_FIELD_NUMBER: _builtins.int
-    PASSPORT_FIELD_NUMBER: _builtins.int
+    IDENTITY_PROOF_FIELD_NUMBER: _builtins.int
     protocol: _builtins.int
     run_hash: _builtins.bytes
     """empty: "I do not have the configuration yet" """
     to: _builtins.str
     """node id of who should answer; empty: whoever does"""
     @_builtins.property
-    def passport(self) -> Global___Passport: ...
+    def identity_proof(self) -> Global___IdentityProof: ...
     def __init__(
         self,
         *,
         protocol: _builtins.int = ...,
         run_hash: _builtins.bytes = ...,
         to: _builtins.str = ...,
-        passport: Global___Passport | None = ...,
+        identity_proof: Global___IdentityProof | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["passport", b"passport"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["identity_proof", b"identity_proof"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["passport", b"passport", "protocol", b"protocol", "run_hash", b"run_hash", "to", b"to"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["identity_proof", b"identity_proof", "protocol", b"protocol", "run_hash", b"run_hash", "to", b"to"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -16,10 +16,10 @@ from pier_coordinator.experts.exact import Limits
 from pier_coordinator.experts.plan import Plan, planned
 from pier_coordinator.experts.recipe import Mode
 from pier_coordinator.experts.task import Domain, Site, Size, Task
-from pier_node.data.builtin import FAMILIES
 from pier_node.experts.config import ExpertsConfig
 from pier_node.experts.job import SEED
-from pier_node.model.flops import flops_per_token
+from pier_node.trainer.data.sources import FAMILIES
+from pier_node.trainer.model.cost import flops_per_token
 
 SITES = [Site("a", 1e9, memory=1e9), Site("b", 2.3e9)]
 DIGESTS = [f"{number:032x}" for number in range(6)]

@@ -7,9 +7,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pier_coordinator.experts.bounds import area, longest, nested, prefix
+from pier_coordinator.experts.bounds import area, longest, nested, prefix, relaxed
 from pier_coordinator.experts.problem import Problem
-from pier_coordinator.experts.relaxation import relaxed
 
 
 def test_each_bound_by_hand() -> None:

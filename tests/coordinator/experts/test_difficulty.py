@@ -24,7 +24,7 @@ from pier_coordinator.experts.difficulty import (
     steadiness,
     step_gain,
 )
-from pier_coordinator.experts.ngram import bits
+from pier_coordinator.experts.probing import bits
 from pier_coordinator.experts.recipe import recipe
 
 TASK = task(9)

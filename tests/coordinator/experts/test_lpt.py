@@ -7,8 +7,8 @@ from coordinator.experts.cases import job, uniform
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pier_coordinator.experts.lpt import longest_first
 from pier_coordinator.experts.problem import Problem, is_valid
+from pier_coordinator.experts.search import longest_first
 
 
 def test_the_longest_comes_first_and_goes_where_it_is_done_first() -> None:

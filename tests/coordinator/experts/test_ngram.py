@@ -5,8 +5,7 @@ from collections import Counter
 import numpy as np
 import pytest
 
-from pier_coordinator.experts.ngram import bits
-from pier_coordinator.experts.probing import Sample, probed
+from pier_coordinator.experts.probing import Sample, bits, probed
 
 TEXT = b"the cat sat on the mat; the rat sat on the cat."
 

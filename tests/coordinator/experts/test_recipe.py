@@ -11,9 +11,9 @@ from coordinator.experts.cases import curves, difficulty, everywhere, task
 from pier_coordinator.experts.difficulty import EASY, HARD, MEDIUM
 from pier_coordinator.experts.recipe import MODES, Mode, Recipe, recipe, scaled, whole
 from pier_coordinator.experts.task import Size, Task
-from pier_node.config import ModelSection
-from pier_node.model.flops import flops_per_token
-from pier_node.model.layout import Layout
+from pier_node.config.run import ModelSection
+from pier_node.outer.layout import Layout
+from pier_node.trainer.model.cost import flops_per_token
 
 CLOSE = [{"dim": 768, "layers": 12, "heads": 12, "ffn_dim": width} for width in (2304, 3072, 3840)]
 TINY = {

@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 
 from pier_coordinator.experts.bounds import lower_bounds
 from pier_coordinator.experts.exact import Limits
-from pier_coordinator.experts.lpt import longest_first
 from pier_coordinator.experts.problem import Problem, is_valid, makespan
 from pier_coordinator.experts.scheduling import NoPlaceError, rated, schedule
+from pier_coordinator.experts.search import longest_first
 
 EXACT = Limits(60.0, 0.0)
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from coordinator.cases import note, open_store
 
-from pier_coordinator.facts import Fact
+from pier_coordinator.store.facts import Fact
 from pier_coordinator.store.store import LOG_NAME
 
 TESTS = Path(__file__).parents[2]

@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 from coordinator.cases import NOW, note, open_store
 
-from pier_coordinator.facts import Fact
-from pier_coordinator.replay import read_log
+from pier_coordinator.page.replay import read_log
 from pier_coordinator.store import log
+from pier_coordinator.store.facts import Fact
 from pier_coordinator.store.log import put_aside
 from pier_coordinator.store.store import LOG_NAME
 

@@ -7,7 +7,7 @@ import pytest
 from coordinator.cases import open_store
 
 from pier_coordinator.store.migrations import MIGRATIONS, migrate
-from pier_node.errors import PierError
+from pier_node.base.errors import PierError
 
 PATH = Path("run.db")
 ONE, TWO = "CREATE TABLE first (a)", "ALTER TABLE first ADD COLUMN b DEFAULT 7; CREATE TABLE second (c)"

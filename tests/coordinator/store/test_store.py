@@ -12,12 +12,12 @@ from coordinator.cases import ALICE, BOB, CAROL, NOW, Ticket, note, open_store, 
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pier_coordinator.facts import Fact
-from pier_coordinator.refusals import Refused, Stranger
 from pier_coordinator.store import invites, reports
+from pier_coordinator.store.facts import Fact
+from pier_coordinator.store.refusals import Refused, Stranger
 from pier_coordinator.store.rows import REPLICA, Standing
 from pier_coordinator.store.store import LOG_NAME, Store
-from pier_node.errors import PierError
+from pier_node.base.errors import PierError
 
 
 @pytest.fixture

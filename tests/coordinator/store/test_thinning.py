@@ -4,9 +4,8 @@ from pathlib import Path
 
 from coordinator.cases import ALICE, BOB, NOW, note, open_store
 
-from pier_coordinator.facts import Fact
-from pier_coordinator.store.store import LOG_NAME
-from pier_coordinator.store.thinning import DAY, SPAN, Thinning
+from pier_coordinator.store.facts import Fact
+from pier_coordinator.store.store import DAY, LOG_NAME, SPAN, Thinning
 
 
 def sample(time: float, node: str) -> Fact:

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import numpy as np
 from hypothesis import strategies as st
 
-from pier_node.shared import Vector
+from pier_node.base.shared import Vector
 
 LARGEST = float(np.finfo(np.float32).max)
 

@@ -4,12 +4,12 @@ import numpy as np
 import pytest
 import torch
 from hypothesis import given
-from outer.cases import fp32
 from outer.codec.samples import LARGEST, VECTORS
+from rounds.cases import fp32
 
+from pier_node.base.shared import Vector
 from pier_node.outer.codec import BadCode
-from pier_node.outer.codec.bf16 import Bf16, from_bf16, to_bf16
-from pier_node.shared import Vector
+from pier_node.outer.codec.plain import Bf16, from_bf16, to_bf16
 
 LARGEST_BF16 = float.fromhex("0x1.fep127")
 

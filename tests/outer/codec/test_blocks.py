@@ -2,9 +2,9 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from outer.cases import fp32
+from rounds.cases import fp32
 
-from pier_node.outer.codec.blocks import block_maximum, block_minimum, in_blocks, to_integers
+from pier_node.outer.codec.blockwise import block_maximum, block_minimum, in_blocks, to_integers
 
 
 def test_whole_blocks_are_a_view() -> None:

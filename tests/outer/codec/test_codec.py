@@ -8,9 +8,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from outer.codec.samples import KINDS, VECTORS, vector
 
-from pier_node.errors import PierError
+from pier_node.base.errors import PierError
+from pier_node.base.shared import Vector
 from pier_node.outer.codec import CODECS, BadCode, Codec, codec
-from pier_node.shared import Vector
 
 every_codec = pytest.mark.parametrize("coder", CODECS.values(), ids=CODECS)
 every_lossy_codec = pytest.mark.parametrize(
@@ -108,9 +108,9 @@ def test_with_error_feedback_the_mean_of_what_is_sent_converges_to_the_vector(co
     values, rounds = vector(kind, 300), 1200
     residual, total = np.zeros_like(values), np.zeros(len(values))
     for _ in range(rounds):
-        contribution = values + residual
-        decoded = coder.decode(coder.encode(contribution), len(values))
-        residual = contribution - decoded
+        update = values + residual
+        decoded = coder.decode(coder.encode(update), len(values))
+        residual = update - decoded
         total += decoded
     assert np.linalg.norm(total / rounds - values) < 0.06 * np.linalg.norm(values)
     np.testing.assert_allclose(total + residual, rounds * values.astype(np.float64), rtol=1e-3, atol=1e-3)

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pier_node.outer.codec import BadCode
-from pier_node.outer.codec.elias_fano import Bits, collect, index_bits, read_indices, spread
+from pier_node.outer.codec.topk import Bits, collect, index_bits, read_indices, spread
 
 
 def bits(text: str) -> Bits:

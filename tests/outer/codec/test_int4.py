@@ -3,12 +3,12 @@ from __future__ import annotations
 import numpy as np
 import pytest
 from hypothesis import given, settings
-from outer.cases import fp32
 from outer.codec.samples import LARGEST, VECTORS, relative_error, vector
+from rounds.cases import fp32
 
+from pier_node.base.shared import Vector
 from pier_node.outer.codec import BadCode
-from pier_node.outer.codec.int4 import BLOCK, Int4
-from pier_node.shared import Vector
+from pier_node.outer.codec.blockwise import INT4_BLOCK, Int4
 
 ONE = 0x7F00
 """A step of 1 with its zero at 0: sign-less exponent and 4 bits of mantissa, then 4 bits of zero."""
@@ -29,7 +29,7 @@ def round_trip(values: Vector, coder: Int4) -> Vector:
 
 def span(values: Vector) -> Vector:
     """Highest - lowest, 0 among them, of the block of each value; fp64."""
-    parts = [values[start : start + BLOCK].astype(np.float64) for start in range(0, len(values), BLOCK)]
+    parts = [values[start : start + INT4_BLOCK].astype(np.float64) for start in range(0, len(values), INT4_BLOCK)]
     return np.concatenate([np.full(len(part), part.max(initial=0) - part.min(initial=0)) for part in parts])
 
 
@@ -69,7 +69,7 @@ def test_a_step_is_rounded_up() -> None:
 
 
 def test_every_block_has_its_step() -> None:
-    values = np.concatenate([np.full(BLOCK, 1e-20), np.full(BLOCK, -1e20), [3.0]]).astype(np.float32)
+    values = np.concatenate([np.full(INT4_BLOCK, 1e-20), np.full(INT4_BLOCK, -1e20), [3.0]]).astype(np.float32)
     np.testing.assert_allclose(round_trip(values, Int4()), values, rtol=1.07 / 30)
 
 
@@ -81,7 +81,7 @@ def test_error_on_known_distributions() -> None:
 
 
 @pytest.mark.parametrize("kind", ["normal", "positive"])
-@pytest.mark.parametrize("length", [BLOCK, 41])
+@pytest.mark.parametrize("length", [INT4_BLOCK, 41])
 def test_by_chance_it_is_unbiased(kind: str, length: int) -> None:
     values, coder, draws = vector(kind, length), Int4(np.random.default_rng(5)), 4000
     steps = span(values) / 14 * (1 + 2**-4)

@@ -3,12 +3,12 @@ from __future__ import annotations
 import numpy as np
 import pytest
 from hypothesis import given, settings
-from outer.cases import fp32
 from outer.codec.samples import LARGEST, VECTORS, relative_error, vector
+from rounds.cases import fp32
 
+from pier_node.base.shared import Vector
 from pier_node.outer.codec import BadCode
-from pier_node.outer.codec.int8 import BLOCK, Int8
-from pier_node.shared import Vector
+from pier_node.outer.codec.blockwise import INT8_BLOCK, Int8
 
 ONE = 0x3F80
 """A scale of 1, in bf16."""
@@ -24,7 +24,7 @@ def round_trip(values: Vector, coder: Int8) -> Vector:
 
 def absmax(values: Vector) -> Vector:
     """Of the block of each value."""
-    parts = [values[start : start + BLOCK] for start in range(0, len(values), BLOCK)]
+    parts = [values[start : start + INT8_BLOCK] for start in range(0, len(values), INT8_BLOCK)]
     return np.concatenate([np.full(len(part), np.abs(part).max()) for part in parts])
 
 
@@ -51,7 +51,7 @@ def test_golden() -> None:
 
 
 def test_every_block_has_its_scale() -> None:
-    values = np.concatenate([np.full(BLOCK, 1e-20), np.full(BLOCK, 1e20), [3.0]]).astype(np.float32)
+    values = np.concatenate([np.full(INT8_BLOCK, 1e-20), np.full(INT8_BLOCK, 1e20), [3.0]]).astype(np.float32)
     np.testing.assert_allclose(round_trip(values, Int8()), values, rtol=1 / 254)
 
 
@@ -60,7 +60,7 @@ def test_error_on_known_distributions() -> None:
     assert Int8().size(262_144) * 8 / 262_144 == 8.125
 
 
-@pytest.mark.parametrize("length", [BLOCK, 77])
+@pytest.mark.parametrize("length", [INT8_BLOCK, 77])
 def test_by_chance_it_is_unbiased(length: int) -> None:
     values, coder, draws = vector("normal", length), Int8(np.random.default_rng(5)), 4000
     decoded = np.array([round_trip(values, coder) for _ in range(draws)], np.float64)

@@ -4,12 +4,12 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from outer.cases import fp32
 from outer.codec.samples import LARGEST
+from rounds.cases import fp32
 
+from pier_node.base.shared import Vector
 from pier_node.outer.codec import BadCode
-from pier_node.outer.codec.levels import fit, levels
-from pier_node.shared import Vector
+from pier_node.outer.codec.topk import fit, levels
 
 
 def decoded(magnitudes: Vector, top: int) -> Vector:

@@ -4,8 +4,8 @@ import numpy as np
 from hypothesis import given
 from outer.codec.samples import VECTORS
 
+from pier_node.base.shared import Vector
 from pier_node.outer.codec.plain import Plain
-from pier_node.shared import Vector
 
 
 @given(VECTORS)

@@ -3,12 +3,12 @@ from __future__ import annotations
 import numpy as np
 import pytest
 from hypothesis import given, settings
-from outer.cases import fp32
 from outer.codec.samples import VECTORS, relative_error, vector
+from rounds.cases import fp32
 
+from pier_node.base.shared import Vector
 from pier_node.outer.codec import BadCode, codec
 from pier_node.outer.codec.topk import BLOCK, largest
-from pier_node.shared import Vector
 
 topks = pytest.mark.parametrize("name", ["topk", "topk2"])
 

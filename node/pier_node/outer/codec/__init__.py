@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from pier_node.errors import PierError
-from pier_node.outer.codec.bf16 import Bf16
-from pier_node.outer.codec.int4 import Int4
-from pier_node.outer.codec.int8 import Int8
+from pier_node.base.errors import PierError
+from pier_node.outer.codec.blockwise import Int4, Int8
 from pier_node.outer.codec.interface import BadCode, Codec
-from pier_node.outer.codec.plain import Plain
+from pier_node.outer.codec.plain import Bf16, Plain
 from pier_node.outer.codec.topk import TopK
 
 __all__ = ["CODECS", "BadCode", "Codec", "codec"]

@@ -11,7 +11,7 @@ from typing import Protocol
 
 import numpy as np
 
-from pier_node.shared import Vector
+from pier_node.base.shared import Vector
 
 LARGEST = np.finfo(np.float32).max
 SMALLEST = np.finfo(np.float32).tiny

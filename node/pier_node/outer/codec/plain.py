@@ -1,11 +1,15 @@
-"""No compression: little-endian fp32, neither copied nor looked at: whoever adds the values up checks their norm."""
+"""No compression: little-endian fp32, neither copied nor looked at: whoever adds the values up checks their norm.
+
+bfloat16: the upper half of an fp32, rounded to nearest even; the largest bf16 where that would be infinity.
+"""
 
 from __future__ import annotations
 
 import numpy as np
+import numpy.typing as npt
 
-from pier_node.outer.codec.interface import check_size
-from pier_node.shared import Vector
+from pier_node.base.shared import Vector
+from pier_node.outer.codec.interface import BadCode, check_size, check_values
 
 
 class Plain:
@@ -26,3 +30,55 @@ class Plain:
     def size(self, length: int) -> int:
         """See Codec."""
         return 4 * length
+
+
+Halves = npt.NDArray[np.uint16]
+
+INFINITY = 0x7F80
+MINUS_INFINITY = 0xFF80
+MAGNITUDE = 0x7FFF
+
+
+class Bf16:
+    """16 bits a value; relative error at most 2^-8 where it saturates, else 2^-9 of normal values."""
+
+    name = "bf16"
+    lossy = True
+
+    def encode(self, values: Vector) -> bytes:
+        """See Codec."""
+        check_values(values)
+        return to_bf16(values).astype("<u2", copy=False).tobytes()
+
+    def decode(self, data: bytes, length: int) -> Vector:
+        """See Codec."""
+        check_size(self, data, length)
+        halves = np.frombuffer(data, "<u2")
+        if (halves & MAGNITUDE).max() >= INFINITY:
+            raise BadCode(f"{self.name}: a value is not finite")
+        return from_bf16(halves)
+
+    def size(self, length: int) -> int:
+        """See Codec."""
+        return 2 * length
+
+
+def to_bf16(values: Vector) -> Halves:
+    """Round finite values of any shape."""
+    bits = values.view(np.uint32)
+    rounded = bits >> 16
+    rounded &= 1  # ties go to even
+    rounded += 0x7FFF
+    rounded += bits
+    rounded >>= 16
+    halves = rounded.astype(np.uint16)
+    if halves.max() == MINUS_INFINITY or halves.view(np.int16).max() == INFINITY:
+        halves -= (halves & MAGNITUDE) == INFINITY
+    return halves
+
+
+def from_bf16(halves: Halves) -> Vector:
+    """The values of finite bf16, exact, of the same shape."""
+    bits = halves.astype(np.uint32)
+    bits <<= 16
+    return bits.view(np.float32)

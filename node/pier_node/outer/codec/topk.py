@@ -1,23 +1,128 @@
 """Chunked top-k: of every 4096 values the 64 largest in magnitude, each with a sign and a magnitude of few bits.
 
-As in SparseLoCo (arXiv 2508.15706), but for two things: an index takes 8 bits instead of 12 (elias_fano.py), and the
-levels of a block begin near the smallest value that is kept, not at zero (levels.py).
+As in SparseLoCo (arXiv 2508.15706), but for two things: an index takes 8 bits instead of 12 (topk.py), and the
+levels of a block begin near the smallest value that is kept, not at zero (topk.py).
 
 Layout, block by block: the levels, then bits: the indices, and of each value its sign and its code. A last block of
 fewer than 4096 values keeps one in 64, rounded up.
+
+Rising indices in 8 bits each: the code of Elias (1974) and Fano (1971) for k of at most 64·k values.
+
+The lower 6 bits of an index are written as they are. The upper ones are below k and never fall from one index to the
+next: 2k bits, of which bit `rank + upper` is set for each index. At k = 64 the least that any code takes is
+log2 C(4096, 64) / 64 = 7.4 bits, and a plain index 12.
+
+Evenly spaced levels for magnitudes that are far from zero: `low + code · step`, both bf16, fitted row by row.
+
+Alternating least squares: with given codes the best line is a regression of the magnitudes on them, with a given line
+the best codes are the nearest levels (Lloyd, 1982, with levels on a line).
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from pier_node.outer.codec.elias_fano import BITS, DENSITY, Indices, collect, index_bits, read_indices, spread
-from pier_node.outer.codec.interface import BadCode, check_size, check_values
-from pier_node.outer.codec.levels import fit, levels
-from pier_node.shared import Vector
+from pier_node.base.shared import Vector
+from pier_node.outer.codec.interface import LARGEST, SMALLEST, BadCode, check_size, check_values
+from pier_node.outer.codec.plain import INFINITY, Halves, from_bf16, to_bf16
+
+DENSITY = 64
+"""One index to so many values."""
+LOWER = 6
+BITS = 8
+"""Bits of an index in all."""
+
+Bits = npt.NDArray[np.uint8]
+"""One bit in each element."""
+Indices = npt.NDArray[np.int64]
+
+
+def index_bits(indices: Indices) -> Bits:
+    """The code of indices below 64·k, each row rising: [rows, k] to [rows, 8k]."""
+    rows, count = indices.shape
+    lower = spread((indices % DENSITY).astype(np.uint8), LOWER)
+    unary = np.zeros((rows, (BITS - LOWER) * count), np.uint8)
+    np.put_along_axis(unary, indices // DENSITY + np.arange(count), 1, axis=1)
+    return np.concatenate([lower, unary], axis=1)
+
+
+def read_indices(bits: Bits, length: int) -> Indices:
+    """The indices of a code, all below `length`: [rows, 8k] to [rows, k]. Raises BadCode."""
+    count = bits.shape[1] // BITS
+    lower, unary = bits[:, : LOWER * count], bits[:, LOWER * count :]
+    if (np.count_nonzero(unary, axis=1) != count).any():
+        raise BadCode("there are more or fewer indices than there should be")
+    upper = np.nonzero(unary)[1].reshape(-1, count) - np.arange(count)
+    indices: Indices = upper * DENSITY + collect(lower, LOWER)
+    if (np.diff(indices, axis=1) <= 0).any() or indices.max() >= length:
+        raise BadCode("an index is out of order or out of range")
+    return indices
+
+
+def spread(numbers: npt.NDArray[np.uint8], width: int) -> Bits:
+    """The lowest `width` bits of numbers, the lowest first: [rows, n] to [rows, n·width]."""
+    return np.unpackbits(numbers[..., None], axis=2, count=width, bitorder="little").reshape(len(numbers), -1)
+
+
+def collect(bits: Bits, width: int) -> npt.NDArray[np.uint8]:
+    """The numbers that were spread: [rows, n·width] to [rows, n]."""
+    grouped: npt.NDArray[Any] = bits.reshape(len(bits), -1, width)
+    return np.packbits(grouped, axis=2, bitorder="little")[..., 0]
+
+
+FITS = 2
+"""Regressions; the first lowers the error of 2-bit values by 45 %, the second by 5 %, a third would by 2 %."""
+
+Codes = npt.NDArray[np.uint8]
+Exact = npt.NDArray[np.float64]
+
+_SMALLEST = int(to_bf16(np.array([SMALLEST], np.float32))[0])
+
+
+def fit(magnitudes: Vector, top: int) -> tuple[Halves, Codes]:
+    """Low and step of each row, shape [rows, 2], and codes in 0..top: [rows, n]."""
+    exact = magnitudes.astype(np.float64)
+    low = exact.min(axis=1, keepdims=True)
+    step = (exact.max(axis=1, keepdims=True) - low) / top
+    for _ in range(FITS):
+        low, step = _regression(exact, _nearest(exact, low, step, top))
+    line = np.concatenate([low, step], axis=1).astype(np.float32)
+    line[line < SMALLEST] = 0
+    halves = to_bf16(line)
+    rounded = from_bf16(halves).astype(np.float64)
+    return halves, _nearest(exact, rounded[:, :1], rounded[:, 1:], top).astype(np.uint8)
+
+
+def levels(halves: Halves, top: int) -> Vector:
+    """The levels of each row, [rows, 2] to [rows, top + 1]. Raises BadCode."""
+    if ((halves >= INFINITY) | (halves != 0) & (halves < _SMALLEST)).any():
+        raise BadCode("a level is out of range")
+    low, step = np.hsplit(from_bf16(halves), 2)
+    with np.errstate(over="ignore"):
+        found = step * np.arange(top + 1, dtype=np.float32)
+        found += low
+    return np.minimum(found, LARGEST, out=found)
+
+
+def _nearest(magnitudes: Exact, low: Exact, step: Exact, top: int) -> Exact:
+    """The code of the nearest level of each magnitude; 0 where all levels are the same."""
+    codes = np.divide(magnitudes - low, step, out=np.zeros_like(magnitudes), where=step > 0)
+    np.rint(codes, out=codes)
+    return np.clip(codes, 0, top, out=codes)
+
+
+def _regression(magnitudes: Exact, codes: Exact) -> tuple[Exact, Exact]:
+    """The line through (code, magnitude) with the least squares, row by row; flat where all codes are the same."""
+    mean, centre = magnitudes.mean(axis=1, keepdims=True), codes.mean(axis=1, keepdims=True)
+    deviations = codes - centre
+    spread = (deviations**2).sum(axis=1, keepdims=True)
+    slope = (deviations * magnitudes).sum(axis=1, keepdims=True) / np.maximum(spread, np.finfo(np.float64).tiny)
+    return mean - slope * centre, slope
+
 
 BLOCK = 4096
 HEAD = 4

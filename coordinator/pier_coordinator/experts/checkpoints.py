@@ -1,0 +1,175 @@
+"""Checkpoints of experts under way, on the coordinator's disk: of each job the latest, for another site to go on from.
+
+A file's name says all that is known of it, and it has that name once it is whole and checked: kill -9 leaves it, or the
+one before it. A file of another plan, and of a chain of jobs that is done, is deleted.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import re
+import shutil
+from collections.abc import AsyncIterator, Callable, Iterable
+from contextlib import suppress
+from io import BufferedReader
+from pathlib import Path
+
+from pier.v1.coordinator_pb2 import CheckpointPart, ExpertCheckpoint
+from pier_coordinator.store.refusals import Refused
+from pier_node.base import durable
+from pier_node.experts.resume import Kept, check, most_bytes
+
+FOLDER = "checkpoints"
+NAME = re.compile(r"([0-9]{1,3})-([0-9]{1,10})-([0-9a-f]{64})[.]safetensors")
+PART = ".part"
+PIECE = 128 << 10
+"""Most bytes of a checkpoint that travel in a message."""
+
+
+class Checkpoints:
+    """Those of a plan.
+
+    Args:
+        folder: the run's.
+        plan: its name.
+    """
+
+    def __init__(self, folder: Path, plan: str) -> None:
+        self._all = folder / FOLDER
+        self._folder = self._all / plan
+        self._coming: set[str] = set()
+        self._kept: dict[int, Kept] = {}
+        for path in self._folder.glob("*"):
+            self._find(path)
+
+    def of(self, job: int) -> Kept | None:
+        """The one of a job."""
+        return self._kept.get(job)
+
+    def step(self, job: int) -> int:
+        """After which the one of a job was made; 0: there is none."""
+        kept = self._kept.get(job)
+        return kept.step if kept else 0
+
+    def begin(self, jobs: Iterable[int]) -> str:
+        """Where the first of these that has one goes on, in words."""
+        step = next(filter(None, map(self.step, jobs)), 0)
+        return f"from its checkpoint at step {step}" if step else "from the start"
+
+    async def take(
+        self, node: str, kept: Kept, length: int, parts: AsyncIterator[CheckpointPart], wanted: Callable[[], bool]
+    ) -> None:
+        """One comes from a site.
+
+        Args:
+            length: parameters of the model.
+            wanted: whether it still is.
+
+        Raises:
+            Refused: it is not what it says, no training leads there, or one as late is there.
+        """
+        if kept.step <= self.step(kept.job):
+            raise Refused(f"a checkpoint after step {self.step(kept.job)} of that expert is kept")
+        if kept.size > most_bytes(length):
+            raise Refused(f"a checkpoint of {kept.size} bytes: one of that expert has {most_bytes(length)} at most")
+        if node in self._coming:
+            raise Refused("another checkpoint of this site is on its way")
+        self._coming.add(node)
+        part = self._folder / f"{kept.job}-{node}{PART}"
+        try:
+            async with asyncio.timeout(kept.deadline):
+                await self._receive(part, kept, parts)
+                await asyncio.to_thread(check, part, length, kept.step)
+            if not wanted() or kept.step <= self.step(kept.job):
+                raise Refused("that checkpoint is not needed any more")
+            await asyncio.to_thread(self._put, part, kept)
+        except TimeoutError as error:
+            raise Refused(f"the checkpoint has taken longer than {kept.deadline:.0f} s") from error
+        except ValueError as error:
+            raise Refused(f"not a checkpoint of that expert: {error}") from error
+        except OSError as error:
+            raise Refused(f"the coordinator cannot keep it: {error.strerror}") from error
+        finally:
+            self._coming.discard(node)
+            _delete(part)
+
+    async def parts(self, job: int) -> AsyncIterator[CheckpointPart]:
+        """The one of a job, in parts. Raises Refused: there is none, or what is there is damaged."""
+        kept = self.of(job)
+        if kept is None:
+            raise Refused("no checkpoint of that expert is kept")
+        try:
+            file = self._path(kept).open("rb")
+        except OSError as error:
+            raise self._lost(kept, error.strerror or "") from error
+        with file:  # open, it stays as it is when a later one takes its place
+            if await asyncio.to_thread(_digest, file) != kept.digest:
+                raise self._lost(kept, "it is damaged")
+            yield CheckpointPart(checkpoint=ExpertCheckpoint(**kept.model_dump()))
+            while piece := await asyncio.to_thread(file.read, PIECE):
+                yield CheckpointPart(piece=piece)
+
+    def drop(self, job: int) -> None:
+        """Delete that of a job."""
+        if kept := self._kept.pop(job, None):
+            _delete(self._path(kept))
+
+    def clear(self) -> None:
+        """Delete all, of all plans; blocks."""
+        self._kept.clear()
+        shutil.rmtree(self._all, ignore_errors=True)
+
+    def _find(self, path: Path) -> None:
+        """A file that lies there from before; of two of a job the later one counts."""
+        found = NAME.fullmatch(path.name)
+        with suppress(ValueError, OSError):
+            number, step, digest = found.groups() if found else ("", "", "")
+            kept = Kept(job=int(number), step=int(step), size=path.stat().st_size, digest=digest)
+            if kept.step > self.step(kept.job):
+                self.drop(kept.job)
+                self._kept[kept.job] = kept
+                return
+        _delete(path)
+
+    async def _receive(self, path: Path, kept: Kept, parts: AsyncIterator[CheckpointPart]) -> None:
+        """Write what comes; ValueError: it is not what was said."""
+        path.parent.mkdir(parents=True, exist_ok=True)
+        size, digest = 0, hashlib.sha256()
+        with path.open("wb") as file:
+            async for part in parts:
+                size += len(part.piece)
+                if size > kept.size:
+                    raise ValueError(f"more than the {kept.size} bytes that it was to have")
+                digest.update(part.piece)
+                await asyncio.to_thread(file.write, part.piece)
+        if size != kept.size or digest.hexdigest() != kept.digest:
+            raise ValueError(f"its hash is not that of the {size} bytes that came")
+
+    def _put(self, part: Path, kept: Kept) -> None:
+        """It takes the place of the one before it."""
+        durable.sync(part)
+        part.replace(self._path(kept))
+        durable.sync(self._folder)
+        self.drop(kept.job)
+        self._kept[kept.job] = kept
+
+    def _lost(self, kept: Kept, why: str) -> Refused:
+        if self.of(kept.job) == kept:
+            self.drop(kept.job)
+        return Refused(f"the checkpoint after step {kept.step} is lost: {why}")
+
+    def _path(self, kept: Kept) -> Path:
+        return self._folder / f"{kept.job}-{kept.step}-{kept.digest}.safetensors"
+
+
+def _delete(path: Path) -> None:
+    with suppress(OSError):  # what cannot be deleted now is deleted with its plan
+        path.unlink()
+
+
+def _digest(file: BufferedReader) -> str:
+    """SHA-256, hex; the file is at its beginning again afterwards."""
+    digest = hashlib.file_digest(file, "sha256").hexdigest()
+    file.seek(0)
+    return digest

@@ -1,0 +1,307 @@
+"""The coordinator: what it knows, from its database and from the sites themselves, and what its operator can do.
+
+A site as a row of a table, for people and for --json.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import math
+import sqlite3
+import time
+from collections.abc import Callable, Collection
+from typing import Any
+
+from pier.v1.coordinator_pb2 import Paths
+from pier.v1.peer_pb2 import Phase, Place, Pulse
+from pier_coordinator.experts.run import ExpertRun
+from pier_coordinator.identity.tls import der, trusted
+from pier_coordinator.runs.registry import Presence, Registry
+from pier_coordinator.store.facts import Fact
+from pier_coordinator.store.orders import OPERATOR
+from pier_coordinator.store.refusals import Refused
+from pier_coordinator.store.rows import Activity, InviteRow, OrderRow, SiteRow, Standing
+from pier_coordinator.store.sites import REVOCATIONS, member
+from pier_coordinator.store.store import Store, Thinning
+from pier_node.base.errors import PierError
+from pier_node.config.run import RunConfig, config_changes
+from pier_node.outer.layout import Layout
+from pier_node.outer.schedule import total_rounds
+
+PULSE_KEYS = (
+    "phase",
+    "round",
+    "lag",
+    "inner_step",
+    "tokens",
+    "tokens_per_second",
+    "loss",
+    "validation_loss",
+    "bytes_sent",
+)
+
+
+def row(site: SiteRow, presence: Presence | None, order: OrderRow, newest: int) -> dict[str, Any]:
+    """Who a site is, how it does, what it shall do; None where nothing is known.
+
+    `lag` is in rounds behind `newest`, the newest round that a living site has committed; `order` is the epoch of its
+    newest order, `follows` that of the one it has taken up; `place`: what it is to a pipeline, and has measured.
+    """
+    pulse = presence.pulse if presence else None
+    return {
+        "node": site.node,
+        "name": site.name,
+        "address": site.address,
+        "slot": site.slot,
+        "version": site.version,
+        "transport": site.transport,
+        "alive": presence is not None and presence.alive,
+        "offset": presence.offset if presence else None,
+        **(_pulse(pulse, newest) if pulse else dict.fromkeys(PULSE_KEYS)),
+        "activity": order.activity,
+        "assignment": next(iter(order.assignment)),
+        "order": order.epoch,
+        "follows": presence.follows if presence else 0,
+        "place": _place(pulse.place) if pulse and pulse.HasField("place") else None,
+    }
+
+
+def _pulse(pulse: Pulse, newest: int) -> dict[str, Any]:
+    values = (
+        Phase.Name(pulse.phase).removeprefix("PHASE_").lower(),
+        pulse.round,
+        max(newest - pulse.round, 0),
+        pulse.inner_step,
+        pulse.tokens,
+        pulse.tokens_per_second,
+        _known(pulse.loss),
+        _known(pulse.validation_loss),
+        pulse.bytes_sent,
+    )
+    return dict(zip(PULSE_KEYS, values))
+
+
+def _place(place: Place) -> dict[str, Any]:
+    times = {key: getattr(place, key) for key in ("forward", "backward", "loss")}
+    ways = {"transfer": dict(place.transfer), "round_trip": dict(place.round_trip)}
+    return {"stage": place.stage, "memory": place.memory, **times, **ways}
+
+
+def _known(value: float) -> float | None:
+    return None if math.isnan(value) else value
+
+
+CONFIG = "config"
+EXPIRY_SECONDS = 1.0
+TIDY_SECONDS = 10.0
+THINNING_SECONDS = 600.0
+
+log = logging.getLogger(__name__)
+
+
+class Coordinator:
+    """One run.
+
+    Attributes:
+        sites: every site that was ever let in, by node id.
+        orders: the newest order of each site.
+        experts: the plan of experts that holds, and how far it is.
+        revoked: nodes that are not of the run any more, the latest last.
+        revocations: version of that list; 0: nobody was revoked yet.
+        invites: those whose holders may knock, by their certificate (DER).
+        invites_changed: called with them whenever they change.
+
+    Args:
+        wall: seconds since the epoch.
+        clock: seconds that never go backward.
+    """
+
+    def __init__(
+        self,
+        store: Store,
+        config: RunConfig,
+        wall: Callable[[], float] = time.time,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.store = store
+        self.config = config
+        self.run_hash = config.hash()
+        self.wall, self.clock = wall, clock
+        self.registry = Registry(clock, wall)
+        self.sites: dict[str, SiteRow] = {site.node: site for site in store.sites()}
+        self.orders: dict[str, OrderRow] = {order.node: order for order in store.orders()}
+        self.revoked = store.revoked()
+        self.revocations = int(store.meta(REVOCATIONS) or 0)
+        self.invites: dict[bytes, InviteRow] = {}
+        self.invites_changed: Callable[[Collection[InviteRow]], None] = lambda _: None
+        self.experts = ExpertRun(self)
+        self.look_at_invites()
+        self.registry.restore(self.sites.values())
+
+    async def begin(self) -> None:
+        """Write down which run this is, or make sure that it is the one of the database. Raises PierError."""
+        known = self.store.meta(CONFIG)
+        if known is None:
+            await self.store.put_meta(CONFIG, self.config.canonical())
+            await self.store.add_facts([run_fact(self.config, self.wall())])
+        elif known != self.config.canonical():
+            raise PierError(
+                f"run.toml has changed since the run began: {config_changes(known, self.config.canonical())}",
+                "Sites have what it said then. Undo it, or start another run in a new folder (pier-coordinator init).",
+            )
+
+    async def watch_over(self) -> None:
+        """Notice who falls silent, keep the database tidy, and thin out old samples, until cancelled."""
+        thinning, tidying, due = Thinning(self.store), self.wall() + TIDY_SECONDS, 0.0
+        while True:
+            try:
+                await self.expire()
+                await self._look_at_experts()
+                if self.wall() >= tidying:
+                    await self.store.tidy()
+                    tidying = self.wall() + TIDY_SECONDS
+                if self.wall() >= due:
+                    await thinning.run(self.wall())
+                    due = self.wall() + THINNING_SECONDS
+            except sqlite3.Error as error:  # the disk may have room again
+                log.error("the database takes nothing: %s", error)
+            await asyncio.sleep(EXPIRY_SECONDS)
+
+    async def _look_at_experts(self) -> None:
+        try:
+            await self.experts.look(time.monotonic())
+        except sqlite3.Error:
+            raise
+        except Exception:  # one plan's trouble must not end the coordinator for all
+            log.exception("the plan of experts could not be looked at; it is tried again")
+
+    async def expire(self) -> None:
+        """Write down who fell silent."""
+        if events := self.registry.expire():
+            await self.store.note_presence(True, events)
+
+    # --- what the operator can do --------------------------------------------------------------
+
+    async def pause(self, sites: Collection[str] | None = None) -> list[OrderRow]:
+        """Stop training at the next round boundary; like all orders for sites by name or node id, None: for all.
+
+        Raises:
+            Refused: a site of that name is not of the run.
+        """
+        return await self._order(sites, "pause", None)
+
+    async def resume(self, sites: Collection[str] | None = None) -> list[OrderRow]:
+        """Train. Raises Refused."""
+        return await self._order(sites, "train", None)
+
+    async def started_again(self, node: str) -> None:
+        """A site that was stopped has been started again: train."""
+        await self._order([node], "train", None, by="being started again")
+
+    async def stop(self, sites: Collection[str] | None = None) -> list[OrderRow]:
+        """Leave the run, and end. Raises Refused."""
+        return await self._order(sites, "stop", None)
+
+    async def assign(self, assignment: dict[str, Any], sites: Collection[str] | None = None) -> list[OrderRow]:
+        """Give sites another assignment, the JSON form of the message. Raises Refused."""
+        return await self._order(sites, None, assignment)
+
+    async def revoke(self, site: str) -> SiteRow:
+        """Put a site, by its name or node id, out of the run for good; its invite ends too. Raises Refused."""
+        (node,) = self._nodes([site])
+        revoked = self.sites[node] = await self.store.revoke(node, self.wall())
+        self.revoked.append(node)
+        self.revocations = int(self.store.meta(REVOCATIONS) or 0)
+        self.registry.remove(node)
+        self.look_at_invites()
+        return revoked
+
+    async def invite(self, invite: InviteRow) -> None:
+        """Let whoever holds an invite come in. Raises Refused: too many are open, or one for a site of that name."""
+        await self.store.add_invite(invite)
+        self.look_at_invites()
+
+    async def revoke_invite(self, invite: str) -> InviteRow:
+        """Take an invite back. Raises Refused."""
+        revoked = await self.store.revoke_invite(invite, self.wall())
+        self.look_at_invites()
+        return revoked
+
+    def nodes(self) -> list[dict[str, Any]]:
+        """The sites of the run for a table: see coordinator.py."""
+        here = [site for site in self.sites.values() if site.revoked_at is None]
+        present = {site.node: self.registry.get(site.node) for site in here}
+        newest = max((each.pulse.round for each in present.values() if each and each.alive and each.pulse), default=0)
+        return [row(site, present[site.node], self.orders[site.node], newest) for site in here]
+
+    def stage_of(self, site: str) -> int | None:
+        """That a site holds, by its name or node id; None: none, or it has not said. Raises Refused: no such site."""
+        (node,) = self._nodes([site])
+        presence = self.registry.get(node)
+        pulse = presence.pulse if presence else None
+        return pulse.place.stage if pulse and pulse.HasField("place") else None
+
+    def paths(self) -> Paths | None:
+        """What a site that is here has planned for a pipeline, the newest; not read yet. None: nothing."""
+        here = (it for it in map(self.registry.get, self.sites) if it and it.alive)
+        return max((it.paths for it in here if it.paths), key=lambda it: it.round, default=None)
+
+    async def _order(
+        self,
+        sites: Collection[str] | None,
+        activity: Activity | None,
+        assignment: dict[str, Any] | None,
+        by: str = OPERATOR,
+    ) -> list[OrderRow]:
+        nodes = None if sites is None else self._nodes(sites)
+        orders = await self.store.set_order(nodes, activity, assignment, self.wall(), by)
+        for order in orders:
+            self.orders[order.node] = order
+            if presence := self.registry.get(order.node):
+                presence.notify()
+        return orders
+
+    def look_at_invites(self) -> None:
+        """Take notice that invites were made, used or revoked."""
+        self.invites = {der(each.certificate): each for each in trusted(self.store.invites(), self.wall())}
+        self.invites_changed(self.invites.values())
+
+    def _nodes(self, sites: Collection[str]) -> list[str]:
+        by_name = {site.name: site.node for site in self.sites.values() if site.revoked_at is None}
+        nodes = {node: node for node in by_name.values()} | by_name
+        for site in sites:
+            if site not in nodes:
+                raise Refused(
+                    f"there is no site {site!a} in this run: {', '.join(sorted(by_name)) or 'it has none yet'}"
+                )
+        return [nodes[site] for site in sites]
+
+    # --- what sites need -----------------------------------------------------------------------
+
+    def member(self, node: str) -> SiteRow:
+        """A site that is of the run. Raises Stranger."""
+        return member(self.sites.get(node), node)
+
+    def stands(self, standing: Standing) -> SiteRow:
+        """Take notice how a site stands now; returns the site."""
+        self.orders[standing.site.node] = standing.order
+        self.sites[standing.site.node] = standing.site
+        return standing.site
+
+
+def run_fact(config: RunConfig, now: float) -> Fact:
+    """What the run is: its first fact."""
+    body = {
+        "name": config.run.name,
+        "run_hash": config.hash().hex(),
+        "algorithm": config.outer.algorithm,
+        "rounds": total_rounds(config),
+        "total_steps": config.inner.total_steps,
+        "sites": config.run.sites,
+        "codec": config.outer.codec,
+        "inner_steps": config.outer.inner_steps,
+        "stages": config.pipeline.stages,
+        "parameters": Layout.of(config.model).length,
+    }
+    return Fact(now, "run", "", body)

@@ -1,0 +1,123 @@
+"""Experts as the page shows them: who trains what, how far it is and what came out, made of facts.
+
+The plan's fact ("plan") says what is to be trained and where; it comes again whenever an expert goes to another site.
+What sites say of their experts ("expert") does the rest.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from pier_coordinator.runs.series import rounded
+from pier_coordinator.store.facts import amount, number, text, whole
+
+MOST = 256
+"""Experts that are kept of a plan."""
+WAITING, TRAINING, ACCEPTED, REFUSED, NOBODY = "waiting", "training", "accepted", "refused", "nobody"
+
+
+@dataclass
+class ExpertRow:
+    """One expert.
+
+    Attributes:
+        node: of the site that trains it; "": none can.
+        seconds: planned, there.
+        done: steps.
+        loss: bits per byte; while it is trained, of the last step's text, afterwards of the dev split.
+        parent_loss: of the dev split, bits per byte; error: standard error of the difference.
+    """
+
+    number: int
+    domain: str
+    size: str
+    steps: int
+    node: str
+    seconds: float
+    state: str = WAITING
+    done: int = 0
+    loss: float | None = None
+    parent_loss: float | None = None
+    error: float | None = None
+
+    @classmethod
+    def of(cls, body: Mapping[str, Any]) -> ExpertRow:
+        """As it was planned."""
+        node, steps = text(body, "node"), max(1, whole(body, "steps") or 1)
+        row = cls(whole(body, "number") or 0, text(body, "domain"), text(body, "size"), steps, node, 0.0)
+        row.seconds, row.state = amount(body, "planned_seconds"), WAITING if node else NOBODY
+        row.done = min(steps, whole(body, "done") or 0)
+        return row
+
+    def told(self, body: Mapping[str, Any]) -> None:
+        """What its site says of it."""
+        if self.state in (ACCEPTED, REFUSED):
+            return
+        if body.get("done") is True:
+            self.state, self.done = ACCEPTED if body.get("accepted") is True else REFUSED, self.steps
+            self.loss, self.parent_loss = number(body, "loss"), number(body, "parent_loss")
+            self.error = number(body, "standard_error")
+        elif not text(body, "problem"):
+            loss = number(body, "training_loss")
+            self.state, self.done = TRAINING, min(self.steps, whole(body, "step") or 0)
+            self.loss = None if loss is None else loss / math.log(2)
+
+    def shown(self, name: str) -> dict[str, Any]:
+        """For JSON; `name` is what people call its site."""
+        plain = {key: getattr(self, key) for key in ("number", "domain", "size", "steps", "node", "state", "done")}
+        losses = {key: rounded(getattr(self, key)) for key in ("seconds", "loss", "parent_loss", "error")}
+        return {**plain, **losses, "site": name}
+
+
+class ExpertRows:
+    """Those of the plan that holds.
+
+    Attributes:
+        stamp: of the last change.
+    """
+
+    def __init__(self) -> None:
+        self.stamp = 0
+        self._plan, self._accepted, self._mode, self._seconds = "", 0.0, "", 0.0
+        self._rows: dict[int, ExpertRow] = {}
+
+    def planned(self, body: Mapping[str, Any], stamp: int) -> None:
+        """A plan was accepted, or an expert of the one that holds goes to another site."""
+        experts = body.get("experts")
+        if not text(body, "plan") or not isinstance(experts, list):
+            return
+        again = (text(body, "plan"), amount(body, "accepted")) == (self._plan, self._accepted)
+        before = self._rows if again else {}
+        rows = [ExpertRow.of(each) for each in experts[:MOST] if isinstance(each, dict)]
+        self._rows = {row.number: _kept(before.get(row.number), row) for row in rows}
+        self._plan, self._accepted = text(body, "plan"), amount(body, "accepted")
+        self._mode, self._seconds, self.stamp = text(body, "mode"), amount(body, "seconds"), stamp
+
+    def heard(self, node: str, body: Mapping[str, Any], stamp: int) -> None:
+        """A site says how far it is with an expert; of an expert of another site it is not believed."""
+        row = self._rows.get(whole(body, "job") or 0)
+        if row is not None and text(body, "plan") == self._plan and row.node == node:
+            row.told(body)
+            self.stamp = stamp
+
+    def changes(self, since: int, name: Callable[[str], str]) -> dict[str, Any] | None:
+        """All of it for JSON, in the order in which sites take the experts; None: it is as it was at that stamp.
+
+        Args:
+            name: what people call a site.
+        """
+        if self.stamp <= since or not self._rows:
+            return None
+        rows = [row.shown(name(row.node) if row.node else "") for row in self._rows.values()]
+        return {"plan": self._plan, "mode": self._mode, "seconds": rounded(self._seconds), "rows": rows}
+
+
+def _kept(before: ExpertRow | None, now: ExpertRow) -> ExpertRow:
+    """The row as it was, with its planned time as it is now; one that goes to another site is as its plan says."""
+    if before is None or before.node != now.node:
+        return now
+    before.seconds = now.seconds
+    return before

@@ -1,0 +1,152 @@
+"""A pipeline as the coordinator knows it: what each site holds and has measured, of pulses, and the plan in use.
+
+All of it is as new as the sites' last pulses, and in memory only: they tell it again.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from pier_coordinator.runs.drawing import Drawing
+from pier_coordinator.runs.series import rounded
+from pier_coordinator.store.facts import amount, whole
+from pier_node.config.run import SITES
+from pier_node.wire.rules import NODE_ID
+
+MOST_ROWS = 256
+"""Sites that the page shows."""
+TIMES = ("forward", "backward", "loss")
+WAYS = ("transfer", "round_trip")
+PACE = 16
+"""Steps over which their duration is measured."""
+
+
+@dataclass(frozen=True)
+class PlaceRow:
+    """What a site is to a pipeline; times in seconds for one microbatch, 0: not measured yet.
+
+    Attributes:
+        memory: microbatches in flight that it can hold.
+        transfer: seconds until a site, by node id, has a tensor that this one sends it.
+        round_trip: seconds, of its heartbeats to a site.
+    """
+
+    stage: int
+    memory: int
+    forward: float
+    backward: float
+    loss: float
+    transfer: dict[str, float]
+    round_trip: dict[str, float]
+
+    @classmethod
+    def of(cls, body: Any) -> PlaceRow | None:
+        """As a pulse has it; None: this is no place."""
+        if not isinstance(body, dict) or (stage := whole(body, "stage")) is None:
+            return None
+        forward, backward, loss = (amount(body, key) for key in TIMES)
+        transfer, round_trip = (_by_node(body.get(key)) for key in WAYS)
+        return cls(stage, whole(body, "memory") or 0, forward, backward, loss, transfer, round_trip)
+
+    def shown(self) -> dict[str, Any]:
+        """For JSON."""
+        times = {key: rounded(getattr(self, key)) for key in TIMES}
+        return {"stage": self.stage, "memory": self.memory, **times}
+
+
+class PipelineRows:
+    """What is known of the pipeline; nothing, where the run has none.
+
+    Attributes:
+        stamp: of the last change.
+        drawing: of the paths in use; None: no site has told them.
+    """
+
+    def __init__(self) -> None:
+        self.stamp = 0
+        self.drawing: Drawing | None = None
+        self._version = 0
+        self._places: dict[str, PlaceRow] = {}
+        self._steps: deque[tuple[int, float]] = deque(maxlen=PACE)
+
+    def pulse(self, node: str, pulse: Mapping[str, Any], stamp: int, now: float) -> None:
+        """Take in a heartbeat; `now`: seconds on any clock."""
+        self.placed(node, pulse.get("place"), stamp)
+        self.reached(whole(pulse, "inner_step"), now)
+
+    def placed(self, node: str, body: Any, stamp: int) -> None:
+        """What a site's pulse says of its place; None: it has no stage."""
+        place = PlaceRow.of(body)
+        if place == self._places.get(node):
+            return
+        self.stamp = stamp
+        if place is None:
+            del self._places[node]
+        else:
+            self._places[node] = place
+
+    def reached(self, step: int | None, when: float) -> None:
+        """A site has done so many steps; `when`: seconds on any clock."""
+        if step is not None and (not self._steps or step > self._steps[-1][0]):
+            self._steps.append((step, when))
+
+    def step_seconds(self) -> float | None:
+        """How long a step took lately; None: not known yet."""
+        if len(self._steps) < 2:
+            return None
+        (before, then), (now, when) = self._steps[0], self._steps[-1]
+        return rounded((when - then) / (now - before))
+
+    def drawn(self, drawing: Drawing, stamp: int) -> None:
+        """The paths in use."""
+        self.drawing, self._version, self.stamp = drawing, stamp, stamp
+
+    def plan(self) -> dict[str, Any] | None:
+        """The paths in use for JSON, but for the picture; `seconds`: of an iteration, without averaging.
+
+        `version` is another one whenever the picture is.
+        """
+        if (it := self.drawing) is None:
+            return None
+        return {"round": it.round, "title": it.title, "seconds": rounded(it.seconds), "version": self._version}
+
+    def changes(self, since: int, name: Callable[[str], str]) -> dict[str, Any] | None:
+        """What the page shows; None: it is as it was at that stamp, or the run has no pipeline.
+
+        Args:
+            name: what people call a site.
+        """
+        if self.stamp <= since or not (self._places or self.drawing):
+            return None
+        planned = enumerate(self.drawing.stages) if self.drawing else ()
+        held = {node: stage for stage, nodes in planned for node in nodes}
+        held |= {node: place.stage for node, place in self._places.items()}
+        nodes = sorted(held, key=lambda node: (held[node], name(node)))[:MOST_ROWS]
+        rows = [self._shown(node, name(node), held[node]) for node in nodes]
+        return {"plan": self.plan(), "step_seconds": self.step_seconds(), "sites": rows}
+
+    def _shown(self, node: str, name: str, stage: int) -> dict[str, Any]:
+        busy = self.drawing.busy.get(node) if self.drawing else None
+        place = self._places.get(node)
+        known = place.shown() if place else dict.fromkeys(("memory", *TIMES))
+        return {"node": node, "name": name, **known, "stage": stage, "busy": rounded(busy)}
+
+    def measured(self, nodes: Mapping[str, str]) -> list[dict[str, Any]]:
+        """A row for each of these sites (node id -> name), in node-id order; times are None if it has no stage."""
+        return [self._row(node, nodes[node]) for node in sorted(nodes)]
+
+    def _row(self, node: str, name: str) -> dict[str, Any]:
+        place = self._places.get(node)
+        blank = dict.fromkeys(("stage", "memory", *TIMES))
+        told = {**place.shown(), **{key: getattr(place, key) for key in WAYS}} if place else blank
+        return {"node": node, "name": name, **{key: {} for key in WAYS}, **told}
+
+
+def _by_node(ways: Any) -> dict[str, float]:
+    """Seconds by node id, of what a pulse has; no more than a run has sites."""
+    if not isinstance(ways, dict):
+        return {}
+    return {to: amount(ways, to) for to in [*ways][:SITES] if isinstance(to, str) and NODE_ID.fullmatch(to)}

@@ -1,0 +1,440 @@
+"""The board: all that the page shows, made of facts and, while the run is live, of pulses. Pure, and bounded in memory.
+
+Whatever changes gets a stamp, a number that only grows. Who has seen the board at a stamp asks for what changed since.
+
+What the sites tell at one time, together, from samples that come one by one: the latest of each, for a minute.
+
+What was last measured on the way from one site to another.
+
+What people are told of facts, in words.
+"""
+
+from __future__ import annotations
+
+import secrets
+import time
+from bisect import insort
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+from pier_coordinator.runs import slowest
+from pier_coordinator.runs.drawing import Drawing
+from pier_coordinator.runs.experts import ExpertRows
+from pier_coordinator.runs.pipeline import PipelineRows
+from pier_coordinator.runs.series import Series, rounded
+from pier_coordinator.runs.sites import IDLE, REVOKED, Site
+from pier_coordinator.runs.timings import LATEST, RoundTimings, segment_of
+from pier_coordinator.store.facts import Fact, number, text, whole
+from pier_node.base.units import several
+
+WINDOW = 60.0
+"""Seconds after which a sample says nothing any more."""
+
+GRAIN = 1_000_000
+"""Values are added as whole millionths: a sum that is kept for weeks must not drift."""
+
+
+class Latest:
+    """The latest value of each site."""
+
+    def __init__(self) -> None:
+        self._latest: dict[str, tuple[float, int]] = {}
+        self._sum = 0
+
+    def take(self, node: str, time: float, value: float) -> None:
+        """A site has told its value."""
+        self.forget(node)
+        grains = round(value * GRAIN)
+        self._latest[node] = (time, grains)
+        self._sum += grains
+        self._expire(time)
+
+    @property
+    def sum(self) -> float:
+        """Over all sites that told theirs lately."""
+        return self._sum / GRAIN
+
+    @property
+    def mean(self) -> float:
+        """Likewise. Raises ZeroDivisionError when there is none."""
+        return self.sum / len(self._latest)
+
+    def forget(self, node: str) -> bool:
+        """A site has no value any more; returns whether it had one."""
+        _, grains = self._latest.pop(node, (0.0, None))
+        self._sum -= grains or 0
+        return grains is not None
+
+    def _expire(self, now: float) -> None:
+        while True:
+            node, (time, _) = next(iter(self._latest.items()))
+            if now - time <= WINDOW:
+                return
+            self.forget(node)
+
+
+MOST_LINKS = 50_000
+"""Links that are remembered; those heard of least recently go first."""
+
+
+class Links:
+    """The newest measurement of each (node, peer)."""
+
+    def __init__(self) -> None:
+        self._links: dict[tuple[str, str], dict[str, Any]] = {}
+        self._uplinks: dict[str, dict[str, float]] = {}
+        self._revoked: set[str] = set()
+
+    def __len__(self) -> int:
+        return len(self._links)
+
+    def take(self, node: str, body: Mapping[str, Any], stamp: int) -> None:
+        """A link was measured, from `node` to the peer in the body of its fact."""
+        peer = text(body, "peer")
+        if not self._revoked.isdisjoint((node, peer)):
+            return
+        before = self._links.pop((node, peer), {})
+        bandwidth = number(body, "bandwidth") or before.get("bandwidth")
+        self._links[node, peer] = {
+            "node": node,
+            "peer": peer,
+            "round_trip": rounded(number(body, "round_trip")),
+            "bandwidth": rounded(bandwidth),
+            "bytes_sent": whole(body, "bytes_sent"),
+            "stamp": stamp,
+        }
+        if bandwidth:
+            self._uplinks.setdefault(node, {})[peer] = bandwidth
+        while len(self._links) > MOST_LINKS:
+            self._drop(*next(iter(self._links)))
+
+    def revoke(self, node: str) -> None:
+        """A site is not of the run any more: forget its links, and hear of none again."""
+        self._revoked.add(node)
+        for ends in [ends for ends in self._links if node in ends]:
+            self._drop(*ends)
+
+    def _drop(self, node: str, peer: str) -> None:
+        del self._links[node, peer]
+        self._uplinks.get(node, {}).pop(peer, None)
+
+    def uplink(self, node: str) -> float | None:
+        """Bytes per second that a site has been seen to send, on its best way; None when nobody has measured it."""
+        return max(self._uplinks.get(node, {}).values(), default=None)
+
+    def rows(self, since: int = 0, node: str | None = None, most: int = MOST_LINKS) -> list[dict[str, Any]]:
+        """Links that were measured after a stamp; with `node` only those that begin or end there."""
+        chosen = (
+            link
+            for link in self._links.values()
+            if link["stamp"] > since and node in (None, link["node"], link["peer"])
+        )
+        return [link for link, _ in zip(chosen, range(most))]
+
+
+def said(fact: Fact) -> str:
+    """A fact in words; "" for those that only curves are made of."""
+    body = fact.body
+    match fact.kind:
+        case "run":
+            return (
+                f"run {text(body, 'name')}: {text(body, 'algorithm')}, {several(whole(body, 'rounds') or 0, 'round')}"
+            )
+        case "site":
+            return f"started: Pier {text(body, 'version')} over {text(body, 'transport')} at {text(body, 'address')}"
+        case "order" | "note" | "event":
+            return text(body, "text")
+        case _:
+            return ""
+
+
+EVENTS = 500
+POINTS = 480
+MOST_SITES = 4096
+FEW_SITES = 24
+"""Up to so many sites, everybody is told of every link and shown every site's rounds."""
+
+INFO = 20
+
+
+class ReadModel:
+    """What is known of a run.
+
+    Args:
+        clock: seconds since the epoch; None: the time of the newest fact, for a run that is shown again.
+
+    Attributes:
+        round: the newest that a site has committed; `moved`: when this board heard of it.
+    """
+
+    def __init__(self, clock: Callable[[], float] | None = time.time) -> None:
+        self.boot = secrets.token_hex(4)
+        self.stamp = 0
+        self.run: dict[str, Any] = {}
+        self.sites: dict[str, Site] = {}
+        self.links = Links()
+        self.experts = ExpertRows()
+        self.pipeline = PipelineRows()
+        self.timeline = RoundTimings()
+        self.curves = {name: Series(POINTS) for name in ("loss", "tokens_per_second", "validation_loss")}
+        self.round = 0
+        self.moved = 0.0
+        self._events: list[dict[str, Any]] = []
+        self._speeds, self._losses = Latest(), Latest()
+        self._clock = clock
+        self._newest = 0.0
+        self._started = clock() if clock else 0.0
+
+    # --- coming in -----------------------------------------------------------------------------
+
+    def apply(self, fact: Fact) -> None:
+        """Take in a fact. None of them, in whatever order and with whatever body, is an error."""
+        self.stamp += 1
+        body = fact.body
+        self._newest = max(self._newest, fact.time)
+        if fact.kind == "run":
+            self.run = _run(body)
+        if fact.kind == "plan":
+            self.experts.planned(body, self.stamp)
+        site = self._site(fact.node)
+        if site is not None:
+            if fact.kind in ("site", "order"):
+                site.lasting = self.stamp
+            site.stamp, site.heard = self.stamp, max(site.heard, min(fact.time, self.now()))
+            self._of_site(site, fact)
+        self._tell(fact, site)
+
+    def _of_site(self, site: Site, fact: Fact) -> None:
+        match fact.kind:
+            case "site":
+                site.registered(fact.body)
+            case "sample":
+                self._sample(site, fact.time, fact.body)
+            case "round":
+                self._round(site, fact.time, fact.body)
+            case "expert":
+                self.experts.heard(site.node, fact.body, self.stamp)
+            case "link":
+                self.links.take(site.node, fact.body, self.stamp)
+            case "order":
+                site.activity = text(fact.body, "activity").lower().removeprefix("activity_")
+                site.assignment = text(fact.body, "assignment")
+            case "event":
+                if text(fact.body, "state") == REVOKED:
+                    site.ending = REVOKED
+                    self.links.revoke(site.node)
+                    self._rest(site)
+                site.dropped = max(site.dropped, whole(fact.body, "dropped") or 0)
+
+    def _sample(self, site: Site, when: float, body: Mapping[str, Any]) -> None:
+        site.measured(body)
+        if site.phase == "starting" and site.inner_step:
+            site.phase = "training"
+        for name in ("loss", "tokens_per_second", "utilisation"):
+            site.curves[name].add(when, number(body, name), self.stamp)
+        if self._state(site) in IDLE:  # what it says of its speed was true when it trained
+            return
+        speed, loss = number(body, "tokens_per_second"), number(body, "loss")
+        if speed is not None:
+            self._speeds.take(site.node, when, speed)
+            self.curves["tokens_per_second"].add(when, self._speeds.sum, self.stamp)
+        if loss is not None:
+            self._losses.take(site.node, when, loss)
+            self.curves["loss"].add(when, self._losses.mean, self.stamp)
+
+    def _rest(self, site: Site) -> None:
+        """If a site trains nothing any more, the run's speed and loss are those of the others."""
+        if self._state(site) not in IDLE:
+            return
+        self._losses.forget(site.node)
+        if self._speeds.forget(site.node):
+            self.curves["tokens_per_second"].add(self.now(), self._speeds.sum, self.stamp)
+
+    def _state(self, site: Site) -> str:
+        return site.state(self.now(), self._started, self.run.get("rounds") or 0)
+
+    def _round(self, site: Site, when: float, body: Mapping[str, Any]) -> None:
+        segment = segment_of(when, body)
+        if segment is None:
+            return
+        site.measured({key: body[key] for key in ("loss", "tokens", "bytes_sent") if number(body, key) is not None})
+        self._reached(site, int(segment.round))
+        site.segments.add(segment)
+        self.timeline.add(site.node, segment, self.stamp)
+        measured = number(body, "validation_loss")
+        if measured is not None:
+            site.validation_loss = measured
+            site.curves["validation_loss"].add(segment.round, measured, self.stamp)
+            self.curves["validation_loss"].add(segment.round, measured, self.stamp)
+
+    def pulse(self, node: str, pulse: Mapping[str, Any], alive: bool) -> None:
+        """Take in a heartbeat; with `alive` False: the site's lease has run out, and `pulse` may be empty."""
+        site = self._site(node)
+        if site is None:
+            return
+        self.stamp += 1
+        site.stamp, site.alive = self.stamp, alive
+        if not alive:
+            self._rest(site)
+            return
+        offset = number(pulse, "offset")
+        site.heard = self.now()
+        site.offset = site.offset if offset is None else offset
+        site.phase = text(pulse, "phase").removeprefix("PHASE_").replace("_", " ").lower() or site.phase
+        site.measured(pulse)
+        self.pipeline.pulse(node, pulse, self.stamp, self.now())
+        self._reached(site, whole(pulse, "round"))
+        self._rest(site)
+
+    def drawn(self, drawing: Drawing) -> None:
+        """Take in paths that a site of a pipeline has planned, as they are shown."""
+        self.stamp += 1
+        self.pipeline.drawn(drawing, self.stamp)
+
+    def _reached(self, site: Site, round: int | None) -> None:
+        site.reached(round)
+        if site.round > self.round:
+            self.round, self.moved = site.round, self.now()
+
+    def _site(self, node: str) -> Site | None:
+        if node and node not in self.sites and len(self.sites) < MOST_SITES:
+            self.sites[node] = Site(node, node[:12], lasting=self.stamp + 1)
+        return self.sites.get(node)
+
+    def _tell(self, fact: Fact, site: Site | None) -> None:
+        text_of_it = said(fact)
+        if text_of_it:
+            level = whole(fact.body, "level") or INFO
+            node = site.node if site else ""
+            event = {"number": fact.number, "time": fact.time, "node": node, "kind": fact.kind, "level": level}
+            insort(self._events, event | {"text": text_of_it, "stamp": self.stamp}, key=lambda it: it["time"])
+            del self._events[:-EVENTS]
+
+    # --- going out -----------------------------------------------------------------------------
+
+    def now(self) -> float:
+        """Seconds since the epoch, on the clock that the board was made with."""
+        return self._clock() if self._clock else self._newest
+
+    def snapshot(self) -> dict[str, Any]:
+        """All of it, for JSON."""
+        return self.changes(0)
+
+    def changes(self, since: int) -> dict[str, Any]:
+        """What changed after a stamp, for JSON."""
+        self.refresh()
+        few = len(self.sites) <= FEW_SITES
+        return {
+            "boot": self.boot,
+            "stamp": self.stamp,
+            "full": since == 0,
+            "now": self.now(),
+            "run": self.run,
+            "totals": self.totals(),
+            "sites": [self.row(site, since) for site in self.sites.values() if site.stamp > since],
+            "events": self.events(since),
+            "curves": {name: curve.points(since) for name, curve in self.curves.items()},
+            "rounds": self.timeline.rows(since),
+            "links": self.links.rows(since) if few else [],
+            "experts": self.experts.changes(since, self.name),
+            "pipeline": self.pipeline.changes(since, self.name),
+        }
+
+    def refresh(self) -> None:
+        """A site that says nothing changes too: see whose silence has lasted too long."""
+        for site in self.sites.values():
+            state = self._state(site)
+            if state != site.shown:
+                self.stamp += 1
+                site.shown, site.stamp = state, self.stamp
+                self._rest(site)
+
+    def row(self, site: Site, since: int = 0) -> dict[str, Any]:
+        """A site as the page's table has it."""
+        return site.row(self.round, self.links.uplink(site.node), since)
+
+    def totals(self) -> dict[str, Any]:
+        """The run in numbers."""
+        live = self.live()
+        moving = [site for site in live if site.phase != "paused"]
+        duration = self.round_seconds()
+        left = max(0, (self.run.get("rounds") or 0) - self.round) if moving else 0
+        return {
+            "round": self.round,
+            "sites": len(self.known()),
+            "alive": len(live),
+            "paused": len(live) - len(moving),
+            "tokens": sum(site.tokens or 0 for site in self.sites.values()),
+            "tokens_per_second": rounded(sum(site.speed or 0 for site in moving)),
+            "loss": rounded(self.curves["loss"].last()),
+            "validation_loss": rounded(self.curves["validation_loss"].last()),
+            "bytes_sent": sum(site.bytes_sent or 0 for site in self.sites.values()),
+            "round_seconds": rounded(duration),
+            "seconds_left": rounded(duration * left) if duration and left else None,
+        }
+
+    def known(self) -> list[Site]:
+        """Sites of the run: all that ever came, but for those that were revoked."""
+        return [site for site in self.sites.values() if site.shown != REVOKED]
+
+    def live(self) -> list[Site]:
+        """Sites that are there, as of the last refresh."""
+        return [site for site in self.sites.values() if site.shown not in ("silent", "left", "done", REVOKED)]
+
+    def round_seconds(self) -> float | None:
+        """How long a round takes at present; None before the first."""
+        recent = [segment.duration for site in self.live()[:FEW_SITES] for segment in site.segments.last(10)]
+        return sum(recent) / len(recent) if recent else None
+
+    def events(self, since: int = 0, after: int = 0) -> list[dict[str, Any]]:
+        """Those that came after a stamp, and those with a number above `after`; in the order in which they happened."""
+        return [
+            {**event, "name": self.name(event["node"])}
+            for event in self._events
+            if event["stamp"] > since and (after == 0 or event["number"] > after)
+        ]
+
+    def name(self, node: str) -> str:
+        """What people call a site."""
+        site = self.sites.get(node)
+        return site.name if site else node[:12]
+
+    def curves_of(self, nodes: Iterable[str], since: int = 0) -> dict[str, Any]:
+        """Curves of some sites, as `changes` has them for all."""
+        known = [self.sites[node] for node in nodes if node in self.sites]
+        return {site.node: {name: it.points(since) for name, it in site.curves.items()} for site in known}
+
+    def rounds_of(self, first: int, last: int, nodes: Iterable[str] = ()) -> dict[str, Any]:
+        """Rounds first .. last, site by site: of the sites named, or of the busiest ones; and in words who was slow."""
+        busy = {node: time for node, site in self.sites.items() if (time := site.segments.busy(first, last))}
+        shown = [node for node in nodes if node in busy] or _busiest(busy)
+        by_node = {node: self.sites[node].segments.between(first, last) for node in {*shown, *_some(list(busy))}}
+        names = {node: site.name for node, site in self.sites.items()}
+        words = slowest.in_words(by_node, names, {node: self.links.uplink(node) for node in by_node})
+        return {
+            "words": words,
+            "oldest": max(1, self.round - LATEST + 1),
+            "sites": [
+                {
+                    "node": node,
+                    "name": self.name(node),
+                    "segments": [[round(it, 3) for it in row] for row in by_node[node]],
+                }
+                for node in shown
+            ],
+        }
+
+
+def _busiest(busy: Mapping[str, float]) -> list[str]:
+    return list(busy) if len(busy) <= FEW_SITES else sorted(busy, key=lambda node: -busy[node])[:FEW_SITES]
+
+
+def _some(nodes: list[str]) -> list[str]:
+    """A few from everywhere: what the busiest ones are compared with, where all would take too long."""
+    return nodes[:: max(1, len(nodes) // FEW_SITES)]
+
+
+def _run(body: Mapping[str, Any]) -> dict[str, Any]:
+    texts = {key: text(body, key) for key in ("name", "run_hash", "algorithm", "codec")}
+    counts = ("rounds", "total_steps", "sites", "inner_steps", "stages", "parameters")
+    return {**texts, **{key: whole(body, key) for key in counts}}

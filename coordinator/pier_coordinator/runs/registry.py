@@ -1,0 +1,145 @@
+"""Who is here: the leases of the sites, what each said last, and a signal for whoever waits for its next order.
+
+In memory only. What outlives the coordinator is in its database; a site goes on with its lease when it is back.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+
+from pier.v1.coordinator_pb2 import Paths
+from pier.v1.peer_pb2 import Phase, Pulse
+from pier_coordinator.store.facts import Fact
+from pier_coordinator.store.refusals import Superseded, Unregistered
+from pier_coordinator.store.rows import SiteRow, event
+
+LEASE_SECONDS = 15.0
+HEARTBEAT_SECONDS = 1.0
+_ENDING = (Phase.PHASE_LEAVING, Phase.PHASE_DONE)
+
+
+@dataclass
+class Presence:
+    """A site that has a lease.
+
+    Attributes:
+        heard: when it was heard of last, by the registry's clock.
+        alive: its lease has not run out.
+        pulse: what it said last; None: nothing yet.
+        paths: what it planned last for a pipeline, not read yet; None: nothing.
+        offset: seconds that its clock was ahead of ours then, but for the way of the message.
+        follows: epoch of the order that it follows; 0: not known yet.
+        changed: set, and replaced, when there is news for the one who watches its orders.
+        watches: number of the newest watch; a site has one, or it could take all the streams that there are.
+    """
+
+    node: str
+    name: str
+    lease: bytes = field(repr=False)
+    heard: float
+    alive: bool
+    pulse: Pulse | None = None
+    paths: Paths | None = None
+    offset: float | None = None
+    follows: int = 0
+    changed: asyncio.Event = field(default_factory=asyncio.Event)
+    watches: int = 0
+
+    def watch(self) -> int:
+        """Begin to watch, in the place of whoever did before; returns the number of the watch."""
+        self.watches += 1
+        self.notify()
+        return self.watches
+
+    def notify(self) -> None:
+        """Wake who watches."""
+        news, self.changed = self.changed, asyncio.Event()
+        news.set()
+
+
+class Registry:
+    """The sites that are here, or were not long ago.
+
+    Args:
+        clock: seconds that never go backward.
+        wall: seconds since the epoch, for events.
+    """
+
+    def __init__(self, clock: Callable[[], float], wall: Callable[[], float]) -> None:
+        self._clock = clock
+        self._wall = wall
+        self._present: dict[str, Presence] = {}
+
+    def restore(self, sites: Iterable[SiteRow]) -> None:
+        """After a restart: who was here then has a lease from now on."""
+        for site in sites:
+            if site.lease and site.revoked_at is None:
+                self._present[site.node] = Presence(site.node, site.name, site.lease, self._clock(), not site.gone)
+
+    def admit(self, site: SiteRow) -> None:
+        """A site has registered; whoever used its last lease is told. One that was silent is back when it beats."""
+        before = self._present.get(site.node)
+        heard = before.heard if before and not before.alive else self._clock()
+        alive = before is None or before.alive
+        self._present[site.node] = Presence(site.node, site.name, site.lease, heard, alive)
+        if before:
+            before.notify()
+
+    def remove(self, node: str) -> None:
+        """A site was revoked."""
+        if before := self._present.pop(node, None):
+            before.notify()
+
+    def get(self, node: str) -> Presence | None:
+        """A site, if it has a lease."""
+        return self._present.get(node)
+
+    def is_here(self, node: str) -> bool:
+        """Whether a site answers."""
+        presence = self.get(node)
+        return presence is not None and presence.alive
+
+    def holder(self, node: str, lease: bytes) -> Presence:
+        """The site with that lease. Raises Unregistered, Superseded."""
+        presence = self._present.get(node)
+        if presence is None:
+            raise Unregistered("this site has no lease: it must register")
+        if presence.lease != lease:
+            raise Superseded(
+                "another start of this site has registered since: "
+                "see that one data folder, or a copy of it, is not in use twice"
+            )
+        return presence
+
+    def watched(self, node: str, lease: bytes, watch: int) -> asyncio.Event:
+        """What a watch of a site waits for. Raises Unregistered, Superseded."""
+        presence = self.holder(node, lease)
+        if presence.watches != watch:
+            raise Superseded("another call of this site watches its orders now")
+        return presence.changed
+
+    def beat(self, presence: Presence, pulse: Pulse, follows: int) -> Fact | None:
+        """A site is here; the event that it came back, if it was silent."""
+        now = self._clock()
+        silent, presence.heard = now - presence.heard, now
+        presence.pulse, presence.follows = pulse, follows
+        presence.offset = pulse.time - self._wall() if pulse.time else None
+        if presence.alive:
+            return None
+        presence.alive = True
+        return event(self._wall(), f"{presence.name} is back after {silent:.0f} s", presence.node)
+
+    def expire(self) -> list[Fact]:
+        """An event for each site whose lease has run out since the last time."""
+        now = self._clock()
+        over = [each for each in self._present.values() if each.alive and now - each.heard >= LEASE_SECONDS]
+        for presence in over:
+            presence.alive = False
+        return [self._silence(presence) for presence in over]
+
+    def _silence(self, presence: Presence) -> Fact:
+        if presence.pulse is not None and presence.pulse.phase in _ENDING:
+            return event(self._wall(), f"{presence.name} has left", presence.node)
+        return event(self._wall(), f"{presence.name} is silent for {LEASE_SECONDS:.0f} s", presence.node, level=30)

@@ -1,0 +1,264 @@
+"""What the messages between a site and the coordinator may hold: checked on arrival, before anything looks at it."""
+
+from __future__ import annotations
+
+import math
+import re
+from typing import TypeVar
+
+from google.protobuf.message import DecodeError, Message
+
+from pier.v1.coordinator_pb2 import (
+    Assignment,
+    CheckpointPart,
+    DeliverReply,
+    DeliverRequest,
+    EnrolReply,
+    EnrolRequest,
+    Expert,
+    ExpertCheckpoint,
+    ExpertJob,
+    ExpertRecord,
+    FetchCheckpointRequest,
+    GiveCheckpointReply,
+    HeartbeatReply,
+    HeartbeatRequest,
+    LinkRecord,
+    Note,
+    Order,
+    Paths,
+    Record,
+    RegisterReply,
+    RegisterRequest,
+    Replica,
+    ReportReply,
+    ReportRequest,
+    RoundRecord,
+    Sample,
+    ScoredDomain,
+    ScoreSheet,
+    Scoring,
+    Stage,
+    WatchRequest,
+)
+from pier.v1.peer_pb2 import Place, Pulse, Revocations, Site
+from pier_coordinator.experts.checkpoints import PIECE
+from pier_node.config.run import SITES
+from pier_node.pipeline.paths_file import MOST_BYTES
+from pier_node.wire import bounds as peers
+from pier_node.wire.bounds import STAGE
+from pier_node.wire.carrier import BadMessage
+from pier_node.wire.rules import (
+    AMOUNT,
+    ANY,
+    COUNT,
+    HASH,
+    LOSS,
+    NODE,
+    NODES,
+    Many,
+    Only,
+    Part,
+    Rule,
+    Rules,
+    below,
+    one_of,
+    or_empty,
+    size,
+    text,
+)
+
+MESSAGE_BYTES = 256 << 10
+RECORDS = 256
+"""Most records of a report."""
+YEAR_9999 = 253_370_764_800
+EXPERTS = 256
+"""Most experts of a plan."""
+DOMAINS = 512
+"""Most domains of an order to score."""
+SHEET_BYTES = 8 << 20
+"""Most bytes of a score sheet that is sent: of a split not more is scored than experts/domains.py keeps."""
+
+M = TypeVar("M", bound=Message)
+
+NAME = text(64)
+TEXT = text(2000, breaks="\n\t")
+TIME = Only("seconds since 1970, before the year 9999", lambda value: 0 <= value < YEAR_9999)
+PLAN = Only("32 hex digits", lambda value: re.fullmatch("[0-9a-f]{32}", value) is not None)
+FRACTION = Only("from 0 to 1, or NaN: not known", lambda value: math.isnan(value) or 0 <= value <= 1)
+LEASE = size(1, 32)
+PEM = size(1, 8192)
+TRANSPORT = Only("grpc or hivemind", lambda value: value in ("grpc", "hivemind"))
+
+SOURCE = Only("a source of text", lambda value: value in ("builtin", "text", "jsonl", "parquet"))
+WEIGHTS = Only("64 hex digits", lambda value: re.fullmatch("[0-9a-f]{64}", value) is not None)
+
+FIELDS: dict[type[Message], dict[str, Rule]] = {
+    Site: {**peers.FIELDS[Site], "name": NAME},
+    Place: peers.FIELDS[Place],
+    Pulse: peers.FIELDS[Pulse],
+    Revocations: peers.FIELDS[Revocations],
+    EnrolRequest: {"protocol": ANY, "name": NAME, "public_key": size(1, 512), "proof": size(1, 128), "time": TIME},
+    EnrolReply: {"certificate": PEM, "authority": PEM, "run_config": text(1 << 16), "node": NODE},
+    RegisterRequest: {
+        "protocol": ANY,
+        "run_hash": HASH,
+        "site": Part(needed=True),
+        "transport": TRANSPORT,
+        "version": NAME,
+        "workers": below(1 << 16),
+        "time": TIME,
+        "starting": ANY,
+    },
+    RegisterReply: {
+        "lease": LEASE,
+        "lease_seconds": AMOUNT,
+        "heartbeat_seconds": AMOUNT,
+        "founder": NODE,
+        "slot": below(SITES),
+        "roster": Many(Part(), SITES),
+        "order": Part(needed=True),
+        "revocations": Part(),
+    },
+    HeartbeatRequest: {
+        "lease": LEASE,
+        "pulse": Part(needed=True),
+        "order": COUNT,
+        "paths": Part(),
+        "revocations": COUNT,
+    },
+    Paths: {"round": COUNT, "content": size(1, MOST_BYTES)},
+    HeartbeatReply: {"order": COUNT, "revocations": Part()},
+    WatchRequest: {"lease": LEASE},
+    Order: {"epoch": COUNT, "activity": one_of(Order.Activity.values()), "assignment": Part(needed=True)},
+    Assignment: {"replica": Part(), "expert": Part(), "stage": Part()},
+    Stage: {"number": STAGE},
+    Replica: {},
+    Expert: {
+        "plan": PLAN,
+        "jobs": Many(Part(), EXPERTS),
+        "complete": ANY,
+        "scoring": Part(),
+        "checkpoints": Many(Part(), EXPERTS),
+    },
+    ExpertCheckpoint: {"job": below(EXPERTS), "step": COUNT, "size": COUNT, "digest": WEIGHTS},
+    Scoring: {
+        "id": PLAN,
+        "experts": Many(PLAN, EXPERTS),
+        "domains": Many(Part(), DOMAINS),
+        "rows": below(1 << 31),
+    },
+    ScoredDomain: {
+        "name": NAME,
+        "source": SOURCE,
+        "path": text(4096),
+        "text_field": text(256),
+        "domain_hash": or_empty(PLAN),
+    },
+    ExpertJob: {
+        "number": below(EXPERTS),
+        "domain": NAME,
+        "source": SOURCE,
+        "path": text(4096),
+        "text_field": text(256),
+        "domain_hash": PLAN,
+        "size": Only("S, M or L", lambda value: value in ("S", "M", "L")),
+        "ffn_dim": below(1 << 24),
+        "steps": COUNT,
+        "seed": ANY,
+        "batch_size": below(1 << 20),
+        "lr": AMOUNT,
+        "min_lr": AMOUNT,
+        "warmup_steps": COUNT,
+        "max_epochs": AMOUNT,
+        "after": below(EXPERTS + 1),
+        "flops": AMOUNT,
+    },
+    ReportRequest: {
+        "lease": LEASE,
+        "stream": size(1, 32),
+        "first": COUNT,
+        "records": Many(Part(), RECORDS),
+        "dropped": COUNT,
+    },
+    ReportReply: {"stored": COUNT},
+    Record: {"time": TIME, "sample": Part(), "round": Part(), "link": Part(), "note": Part(), "expert": Part()},
+    Sample: {
+        "inner_step": COUNT,
+        "tokens": COUNT,
+        "tokens_per_second": AMOUNT,
+        "loss": LOSS,
+        "utilisation": FRACTION,
+        "bytes_sent": COUNT,
+        "memory": COUNT,
+    },
+    RoundRecord: {
+        "round": COUNT,
+        "digest": or_empty(HASH),
+        "members": NODES,
+        "compute": AMOUNT,
+        "waiting": AMOUNT,
+        "exchange": AMOUNT,
+        "retry": AMOUNT,
+        "steps": COUNT,
+        "tokens": COUNT,
+        "bytes_sent": COUNT,
+        "loss": LOSS,
+        "validation_loss": LOSS,
+    },
+    LinkRecord: {"peer": NODE, "round_trip": AMOUNT, "bandwidth": AMOUNT, "bytes_sent": COUNT},
+    Note: {"level": below(101), "text": TEXT},
+    ExpertRecord: {
+        "plan": PLAN,
+        "job": below(EXPERTS),
+        "name": or_empty(PLAN),
+        "step": COUNT,
+        "training_loss": LOSS,
+        "tokens": COUNT,
+        "flops": AMOUNT,
+        "seconds": AMOUNT,
+        "done": ANY,
+        "loss": AMOUNT,
+        "parent_loss": AMOUNT,
+        "standard_error": AMOUNT,
+        "epochs": AMOUNT,
+        "accepted": ANY,
+        "problem": TEXT,
+        "weights": or_empty(WEIGHTS),
+    },
+    DeliverRequest: {
+        "lease": or_empty(LEASE),
+        "sheet": Part(),
+        "size": below(SHEET_BYTES + 1),
+        "digest": or_empty(HASH),
+        "piece": size(0, PIECE),
+    },
+    ScoreSheet: {"scoring": PLAN, "expert": PLAN, "domain": NAME, "problem": TEXT},
+    DeliverReply: {},
+    CheckpointPart: {"lease": or_empty(LEASE), "plan": or_empty(PLAN), "checkpoint": Part(), "piece": size(0, PIECE)},
+    GiveCheckpointReply: {},
+    FetchCheckpointRequest: {"lease": LEASE, "plan": PLAN, "job": below(EXPERTS)},
+}
+
+
+def _record(record: Record) -> str:
+    return "" if record.WhichOneof("body") else "records nothing that this version knows"
+
+
+def _assignment(assignment: Assignment) -> str:
+    return "" if assignment.WhichOneof("kind") else "assigns nothing that this version knows"
+
+
+RULES = Rules(FIELDS, {Record: _record, Assignment: _assignment})
+
+
+def parse(kind: type[M], raw: bytes) -> M:
+    """The message of this kind that was sent. Raises BadMessage."""
+    if len(raw) > MESSAGE_BYTES:
+        raise BadMessage(f"a {kind.__name__} of {len(raw)} bytes: at most {MESSAGE_BYTES} are taken")
+    try:
+        message = kind.FromString(raw)
+    except DecodeError as error:
+        raise BadMessage(f"{len(raw)} bytes that are no {kind.__name__}") from error
+    RULES.check(message)
+    return message

@@ -1,0 +1,345 @@
+"""What the coordinator answers to sites. Who they are is known by then, and what they sent is within bounds.
+
+What is wrong with a site that wants to come in: pure, and in words that say what to do next; "" if nothing is.
+
+The records of a report as facts. What is not known is NaN in a message and None in a fact.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import math
+import secrets
+from collections.abc import AsyncIterator, Iterable
+from typing import Any
+
+from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
+from cryptography.hazmat.primitives import hashes
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.hazmat.primitives.serialization import load_der_public_key
+from google.protobuf.json_format import ParseDict
+from google.protobuf.message import Message
+from pydantic import ValidationError
+
+from pier.v1.coordinator_pb2 import (
+    Assignment,
+    CheckpointPart,
+    DeliverReply,
+    DeliverRequest,
+    EnrolReply,
+    EnrolRequest,
+    FetchCheckpointRequest,
+    GiveCheckpointReply,
+    HeartbeatReply,
+    HeartbeatRequest,
+    Order,
+    Record,
+    RegisterReply,
+    RegisterRequest,
+    ReportReply,
+    ReportRequest,
+    WatchRequest,
+)
+from pier.v1.peer_pb2 import Revocations, Site
+from pier_coordinator.identity.authority import Authority
+from pier_coordinator.identity.tls import der
+from pier_coordinator.runs.coordinator import Coordinator
+from pier_coordinator.runs.registry import HEARTBEAT_SECONDS, LEASE_SECONDS
+from pier_coordinator.store.facts import Fact
+from pier_coordinator.store.refusals import Refused
+from pier_coordinator.store.reports import Report
+from pier_coordinator.store.rows import OrderRow, Registration, SiteRow
+from pier_node.base.toml import first_problem
+from pier_node.identity.certificates import Credentials
+from pier_node.identity.node import node_id
+from pier_node.site.coordinator.expert_messages import kept
+from pier_node.wire.carrier import PROTOCOL, BadMessage
+from pier_node.wire.rules import REVOKED
+
+CLOCK = 3600.0
+"""Seconds by which a site's clock may differ: what it reports would stand in the wrong place of every chart."""
+
+
+def registration(request: RegisterRequest, run_hash: bytes, now: float) -> str:
+    """What is wrong with a registration; names are looked at where they are given out (store/sites.py)."""
+    return _first((protocol(request.protocol), configuration(request.run_hash, run_hash), clock(request.time, now)))
+
+
+def enrolment(request: EnrolRequest, now: float) -> str:
+    """What is wrong with an enrolment, besides its invite."""
+    return _first((protocol(request.protocol), clock(request.time, now)))
+
+
+def protocol(theirs: int) -> str:
+    """Whether two versions of Pier understand each other."""
+    if theirs == PROTOCOL:
+        return ""
+    older, where = ("older", "your site") if theirs < PROTOCOL else ("newer", "the coordinator's machine")
+    return (
+        f"your Pier is {older}: it speaks protocol {theirs}, the coordinator speaks {PROTOCOL}; "
+        f"upgrade Pier on {where} and start again"
+    )
+
+
+def configuration(theirs: bytes, ours: bytes) -> str:
+    """Whether a site has the configuration of this run."""
+    if theirs == ours:
+        return ""
+    return (
+        f"your configuration is of run {theirs.hex()[:8]}, this coordinator's run is {ours.hex()[:8]}; "
+        "start without --run, and the site takes the coordinator's"
+    )
+
+
+def clock(theirs: float, ours: float) -> str:
+    """Whether a site's clock is about right."""
+    late = ours - theirs
+    if abs(late) <= CLOCK:
+        return ""
+    side = "behind" if late > 0 else "ahead of"
+    wrong = f"your clock is {_amount(abs(late))} {side} the coordinator's"
+    return f"{wrong}: set it (timedatectl set-ntp true) and start again"
+
+
+def _amount(seconds: float) -> str:
+    minutes = round(seconds / 60)
+    if minutes < 120:
+        return f"{minutes} minutes"
+    return f"{round(minutes / 60)} hours" if minutes < 2880 else f"{round(minutes / 1440)} days"
+
+
+def _first(problems: Iterable[str]) -> str:
+    return next((problem for problem in problems if problem), "")
+
+
+def facts_of_report(node: str, request: ReportRequest, now: float) -> Report:
+    """A report as it is stored."""
+    facts = [fact(node, record, now) for record in request.records]
+    return Report(node, request.stream, request.first, facts, request.dropped)
+
+
+def fact(node: str, record: Record, now: float) -> Fact:
+    """A record as a fact. By the site's clock it may have happened later than now: it has not."""
+    kind = record.WhichOneof("body")
+    assert kind is not None
+    return Fact(min(record.time, now), kind, node, _fields(getattr(record, kind)))
+
+
+def _fields(message: Message) -> dict[str, Any]:
+    return {field.name: _plain(getattr(message, field.name)) for field in message.DESCRIPTOR.fields}
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, float):
+        return None if math.isnan(value) else value
+    if isinstance(value, bytes):
+        return value.hex()
+    return value if isinstance(value, int | str) else list(value)
+
+
+DELIVERY = 300.0
+"""Seconds that a delivery may take."""
+FIRST = 60.0
+"""Seconds until the first part of a checkpoint."""
+
+_ACTIVITIES = {
+    "train": Order.ACTIVITY_TRAIN,
+    "pause": Order.ACTIVITY_PAUSE,
+    "stop": Order.ACTIVITY_STOP,
+}
+
+
+class Reception:
+    """Answers for a coordinator.
+
+    Args:
+        node: the coordinator's node id.
+    """
+
+    def __init__(self, coordinator: Coordinator, own: Credentials, node: str, authority: Authority) -> None:
+        self._of = coordinator
+        self._certificate = own.ca_pem
+        self._node = node
+        self._authority = authority
+        self._revocations = Revocations()
+        self._delivering: set[str] = set()
+
+    async def enrol(self, certificate: bytes, request: EnrolRequest) -> EnrolReply:
+        """Let a site in that came with an invite's certificate (PEM). Raises Refused, BadMessage."""
+        invite = self._of.invites.get(der(certificate))
+        if invite is None:
+            raise Refused("the coordinator does not know this invite: ask the run's operator for a new one")
+        key = public_key(request.public_key)
+        prove(key, request.proof, der(certificate))
+        now = self._of.wall()
+        if problem := enrolment(request, now):
+            raise Refused(problem)
+        node = node_id(key)
+        self._of.stands(await self._of.store.enrol(node, request.name, invite.id, now))
+        self._of.look_at_invites()
+        return EnrolReply(
+            certificate=self._authority.certify(key),
+            authority=self._certificate,
+            run_config=self._of.config.canonical(),
+            node=self._node,
+        )
+
+    async def register(self, node: str, request: RegisterRequest) -> RegisterReply:
+        """Begin a lease. Raises Refused, Stranger."""
+        now = self._of.wall()
+        if request.site.node != node:
+            raise BadMessage(f"RegisterRequest.site.node = {request.site.node}: the caller is {node}")
+        if problem := registration(request, self._of.run_hash, now):
+            raise Refused(problem)
+        if request.starting and self._of.orders[node].activity == "stop":
+            await self._of.started_again(node)
+        await self._of.experts.welcome(node)
+        registered = await self._of.store.register(node, _registration(request), now)
+        site = self._of.stands(registered)
+        self._of.registry.admit(site)
+        return RegisterReply(
+            lease=site.lease,
+            lease_seconds=LEASE_SECONDS,
+            heartbeat_seconds=HEARTBEAT_SECONDS,
+            founder=registered.founder,
+            slot=self._slot(site),
+            roster=[self._site(other) for other in self._of.sites.values() if _reachable(other) and other is not site],
+            order=order(registered.order),
+            revocations=self._news(0),
+        )
+
+    async def heartbeat(self, node: str, request: HeartbeatRequest) -> HeartbeatReply:
+        """A site is here. Raises Unregistered, Superseded."""
+        presence = self._of.registry.holder(node, request.lease)
+        if back := self._of.registry.beat(presence, request.pulse, request.order):
+            await self._of.store.note_presence(False, [back])
+        if request.HasField("paths"):
+            presence.paths = request.paths
+        return HeartbeatReply(order=self._of.orders[node].epoch, revocations=self._news(request.revocations))
+
+    async def watch(self, node: str, request: WatchRequest) -> AsyncIterator[Order]:
+        """What a site shall do, now and whenever that changes. Ends with Stranger, Unregistered, Superseded."""
+        told = 0
+        mine = self._of.registry.holder(node, request.lease).watch()
+        while True:
+            self._of.member(node)
+            changed = self._of.registry.watched(node, request.lease, mine)
+            newest = self._of.orders[node]
+            if newest.epoch > told:
+                told = newest.epoch
+                yield order(newest)
+            await changed.wait()
+
+    async def report(self, node: str, request: ReportRequest) -> ReportReply:
+        """Take records. Raises Unregistered, Superseded."""
+        self._of.registry.holder(node, request.lease)
+        now = self._of.wall()
+        report = facts_of_report(node, request, now)
+        stored = await self._of.store.take_report(report, now)
+        await self._of.experts.take(node, report.facts)
+        return ReportReply(stored=stored)
+
+    async def deliver(self, node: str, pieces: AsyncIterator[DeliverRequest]) -> DeliverReply:
+        """Take a score sheet. Raises Unregistered, Superseded, Refused, BadMessage."""
+        if node in self._delivering:
+            raise Refused("another delivery of this site is under way")
+        self._delivering.add(node)
+        try:
+            async with asyncio.timeout(DELIVERY):
+                first, content = await whole(pieces)
+        except TimeoutError as error:
+            raise Refused(f"the delivery has taken longer than {DELIVERY:.0f} s") from error
+        finally:
+            self._delivering.discard(node)
+        self._of.registry.holder(node, first.lease)
+        await self._of.experts.delivered(node, first.sheet, content)
+        return DeliverReply()
+
+    async def give_checkpoint(self, node: str, parts: AsyncIterator[CheckpointPart]) -> GiveCheckpointReply:
+        """Take the checkpoint of an expert. Raises Unregistered, Superseded, Refused, BadMessage."""
+        try:
+            async with asyncio.timeout(FIRST):
+                first = await anext(parts, None)
+            if first is None or not first.HasField("checkpoint"):
+                raise BadMessage("a checkpoint that does not say which it is")
+            about = kept(first.checkpoint)
+        except TimeoutError as error:
+            raise Refused(f"nothing has come for {FIRST:.0f} s") from error
+        except ValidationError as error:
+            raise BadMessage(f"CheckpointPart.checkpoint: {first_problem(error)}") from error
+        self._of.registry.holder(node, first.lease)
+        await self._of.experts.give_checkpoint(node, first.plan, about, parts)
+        return GiveCheckpointReply()
+
+    async def fetch_checkpoint(self, node: str, request: FetchCheckpointRequest) -> AsyncIterator[CheckpointPart]:
+        """The parts of the one that is kept of a site's job. Raises Unregistered, Superseded, Refused."""
+        self._of.registry.holder(node, request.lease)
+        async for part in self._of.experts.fetch_checkpoint(node, request.plan, request.job):
+            yield part
+
+    def _news(self, known: int) -> Revocations | None:
+        """The list of revoked sites, for a site that knows it in that version."""
+        version = self._of.revocations
+        if known >= version:
+            return None
+        if self._revocations.version != version:
+            self._revocations = self._authority.revocations(version, self._of.revoked[-REVOKED:])
+        return self._revocations
+
+    def _slot(self, site: SiteRow) -> int:
+        return (site.slot or 0) % self._of.config.run.sites
+
+    def _site(self, site: SiteRow) -> Site:
+        return Site(node=site.node, name=site.name, address=site.address, slot=self._slot(site))
+
+
+async def whole(pieces: AsyncIterator[DeliverRequest]) -> tuple[DeliverRequest, bytes]:
+    """The first message of a delivery, and what all its pieces are together. Raises BadMessage."""
+    first: DeliverRequest | None = None
+    content = bytearray()
+    async for message in pieces:
+        first = first or message
+        content += message.piece
+        if len(content) > first.size:
+            raise BadMessage(f"a delivery of more than the {first.size} bytes that it was to have")
+    if first is None or not first.HasField("sheet"):
+        raise BadMessage("a delivery that does not say what it is")
+    if len(content) != first.size or hashlib.sha256(content).digest() != first.digest:
+        raise BadMessage(f"DeliverRequest.digest is not that of the {len(content)} bytes that came")
+    return first, bytes(content)
+
+
+def order(row: OrderRow) -> Order:
+    """An order as a message."""
+    assignment = ParseDict(row.assignment, Assignment())
+    return Order(epoch=row.epoch, activity=_ACTIVITIES[row.activity], assignment=assignment)
+
+
+def public_key(raw: bytes) -> ec.EllipticCurvePublicKey:
+    """A node's public key (DER, SubjectPublicKeyInfo). Raises BadMessage."""
+    try:
+        key = load_der_public_key(raw)
+    except (ValueError, UnsupportedAlgorithm) as error:
+        raise BadMessage("EnrolRequest.public_key is no public key") from error
+    if not isinstance(key, ec.EllipticCurvePublicKey) or not isinstance(key.curve, ec.SECP256R1):
+        raise BadMessage("EnrolRequest.public_key is not of the kind P-256")
+    return key
+
+
+def prove(key: ec.EllipticCurvePublicKey, proof: bytes, invite: bytes) -> None:
+    """Make sure that the holder of a key signed an invite's certificate (DER) with it. Raises BadMessage."""
+    try:
+        key.verify(proof, invite, ec.ECDSA(hashes.SHA256()))
+    except InvalidSignature as error:
+        raise BadMessage("EnrolRequest.proof is not this invite, signed by that key") from error
+
+
+def _registration(request: RegisterRequest) -> Registration:
+    site = request.site
+    lease = secrets.token_bytes(16)
+    return Registration(site.name, site.address, request.transport, request.version, request.workers, lease)
+
+
+def _reachable(site: SiteRow) -> bool:
+    return site.revoked_at is None and bool(site.lease)

@@ -1,0 +1,247 @@
+"""The gRPC service `pier.v1.Coordinator`: finds out who calls, checks what they send, turns refusals into statuses."""
+
+from __future__ import annotations
+
+import logging
+import sqlite3
+from collections.abc import AsyncIterator, Awaitable, Callable
+from typing import Any, NoReturn, TypeVar
+
+import grpc
+import grpc.aio
+from google.protobuf.message import Message
+
+from pier.v1.coordinator_pb2 import (
+    CheckpointPart,
+    DeliverRequest,
+    EnrolRequest,
+    FetchCheckpointRequest,
+    GiveCheckpointReply,
+    HeartbeatRequest,
+    RegisterRequest,
+    ReportRequest,
+    WatchRequest,
+)
+from pier_coordinator.identity.authority import Authority
+from pier_coordinator.identity.tls import Trust, der
+from pier_coordinator.runs.coordinator import Coordinator
+from pier_coordinator.service.bounds import MESSAGE_BYTES, parse
+from pier_coordinator.service.limits import Limits
+from pier_coordinator.service.reception import Reception
+from pier_coordinator.store.refusals import Refused, Stranger, Superseded, TooFast, Unregistered
+from pier_node.base.address import format_address
+from pier_node.base.errors import PierError
+from pier_node.identity.certificates import Credentials, node_id_of_certificate
+from pier_node.wire.carrier import BadMessage
+from pier_node.wire.grpc.reasons import brief
+
+SERVICE = "pier.v1.Coordinator"
+CALLS = 4096
+GRACE = 0.5
+"""Seconds that calls under way get to end by themselves when the coordinator stops."""
+OPTIONS = (
+    ("grpc.so_reuseport", 0),  # a port in use is an error, not a second coordinator that takes half of the calls
+    ("grpc.max_receive_message_length", MESSAGE_BYTES),
+    ("grpc.max_concurrent_streams", 64),
+    ("grpc.http2.bdp_probe", 0),  # pings that measure the line for large messages, two for each small one here
+    # A connection through a NAT is forgotten after a minute without a word; a site that vanished is found out.
+    ("grpc.keepalive_time_ms", 20_000),
+    ("grpc.keepalive_timeout_ms", 20_000),
+    ("grpc.keepalive_permit_without_calls", 1),
+    ("grpc.http2.min_ping_interval_without_data_ms", 5_000),
+    ("grpc.http2.max_ping_strikes", 0),
+)
+PUSHBACK = "grpc-retry-pushback-ms"
+
+Q = TypeVar("Q", bound=Message)
+Context = grpc.aio.ServicerContext[bytes, bytes]
+
+log = logging.getLogger(__name__)
+
+
+class CoordinatorService(grpc.GenericRpcHandler):  # type: ignore[type-arg]
+    """Serves a coordinator.
+
+    Args:
+        own: the coordinator's certificate and key, and the run's authority.
+        authority: certifies sites that are let in, and signs who was revoked.
+    """
+
+    def __init__(
+        self, coordinator: Coordinator, own: Credentials, authority: Authority, limits: Limits | None = None
+    ) -> None:
+        self._coordinator = coordinator
+        self._reception = Reception(coordinator, own, node_id_of_certificate(own.cert_pem), authority)
+        self._limits = Limits() if limits is None else limits
+        self._trust = Trust(own)
+        self._trust.change(coordinator.invites.values())
+        coordinator.invites_changed = self._trust.change
+        self._server: grpc.aio.Server | None = None
+        self._methods: dict[str, grpc.RpcMethodHandler[Any, Any]] = {
+            "Enrol": grpc.unary_unary_rpc_method_handler(self._enrol),
+            "Register": self._member_method("Register", RegisterRequest, self._reception.register),
+            "Heartbeat": grpc.stream_stream_rpc_method_handler(self._heartbeats),
+            "Report": self._member_method("Report", ReportRequest, self._reception.report),
+            "Deliver": grpc.stream_unary_rpc_method_handler(self._deliver),
+            "GiveCheckpoint": grpc.stream_stream_rpc_method_handler(self._give_checkpoint),
+            "FetchCheckpoint": self._giving_method(
+                "FetchCheckpoint", FetchCheckpointRequest, self._reception.fetch_checkpoint
+            ),
+            "Watch": self._giving_method("Watch", WatchRequest, self._reception.watch),
+        }
+
+    def service(self, details: grpc.HandlerCallDetails) -> grpc.RpcMethodHandler[Any, Any] | None:
+        """What gRPC asks to find a method."""
+        service, _, name = details.method.removeprefix("/").partition("/")
+        return self._methods.get(name) if service == SERVICE else None
+
+    async def start(self, host: str, port: int) -> int:
+        """Listen; returns the port, which the system chooses if `port` is 0. Raises PierError."""
+        self._server = grpc.aio.server(options=OPTIONS, maximum_concurrent_rpcs=CALLS)
+        self._server.add_generic_rpc_handlers((self,))
+        address = format_address(host, port)
+        try:
+            bound = self._server.add_secure_port(address, self._trust.server_credentials())
+        except RuntimeError as error:
+            raise PierError(f"cannot listen on {address}", "Choose another address with --listen HOST:PORT.") from error
+        await self._server.start()
+        return bound
+
+    async def stop(self) -> None:
+        """Stop listening and end all calls."""
+        if self._server is not None:
+            await self._server.stop(GRACE)
+
+    # --- the methods ---------------------------------------------------------------------------
+
+    async def _enrol(self, raw: bytes, context: Context) -> bytes:
+        async def answer() -> bytes:
+            self._limits.count(_host(context.peer()), "Enrol")
+            reply = await self._reception.enrol(_certificate(context), parse(EnrolRequest, raw))
+            return reply.SerializeToString()
+
+        return await _answered(answer(), context)
+
+    def _member_method(
+        self, name: str, request: type[Q], handler: Callable[[str, Q], Awaitable[Message]]
+    ) -> grpc.RpcMethodHandler[Any, Any]:
+        """A method for nodes of the run, one answer to one question."""
+
+        async def answer(raw: bytes, context: Context) -> bytes:
+            async def reply() -> bytes:
+                node = self._member(context, name)
+                return (await handler(node, parse(request, raw))).SerializeToString()
+
+            return await _answered(reply(), context)
+
+        return grpc.unary_unary_rpc_method_handler(answer)
+
+    async def _heartbeats(self, _requests: AsyncIterator[bytes], context: Context) -> None:
+        """As long as the site keeps the stream, or until it is refused."""
+        try:
+            while isinstance(raw := await context.read(), bytes):
+                node = self._member(context, "Heartbeat")
+                reply = await self._reception.heartbeat(node, parse(HeartbeatRequest, raw))
+                await context.write(reply.SerializeToString())
+        except Exception as error:
+            await _refuse(context, error)
+
+    async def _deliver(self, _requests: AsyncIterator[bytes], context: Context) -> bytes:
+        async def answer() -> bytes:
+            node = self._member(context, "Deliver")
+            return (await self._reception.deliver(node, _received(DeliverRequest, context))).SerializeToString()
+
+        return await _answered(answer(), context)
+
+    async def _give_checkpoint(self, _requests: AsyncIterator[bytes], context: Context) -> None:
+        async def parts() -> AsyncIterator[CheckpointPart]:
+            coming = _received(CheckpointPart, context)
+            async for first in coming:
+                yield first
+                await context.write(GiveCheckpointReply().SerializeToString())  # whoever goes on reading wants the rest
+                break
+            async for part in coming:
+                yield part
+
+        try:
+            node = self._member(context, "GiveCheckpoint")
+            reply = await self._reception.give_checkpoint(node, parts())
+            await context.write(reply.SerializeToString())
+        except Exception as error:
+            await _refuse(context, error)
+
+    def _giving_method(
+        self, name: str, request: type[Q], handler: Callable[[str, Q], AsyncIterator[Message]]
+    ) -> grpc.RpcMethodHandler[Any, Any]:
+        """A method that answers one question with many messages."""
+
+        async def answer(raw: bytes, context: Context) -> AsyncIterator[bytes]:
+            try:
+                node = self._member(context, name)
+                async for message in handler(node, parse(request, raw)):
+                    yield message.SerializeToString()
+            except Exception as error:
+                await _refuse(context, error)
+
+        return grpc.unary_stream_rpc_method_handler(answer)
+
+    def _member(self, context: Context, method: str) -> str:
+        """The node id of a caller that is of the run. Raises Stranger, TooFast."""
+        pem = _certificate(context)
+        if der(pem) in self._coordinator.invites:
+            raise Stranger("an invite's certificate is for Enrol only: use the one that Enrol answered with")
+        try:
+            node = node_id_of_certificate(pem)
+        except ValueError as error:
+            raise Stranger(str(error)) from error
+        self._coordinator.member(node)
+        self._limits.count(node, method)
+        return node
+
+
+async def _received(kind: type[Q], context: Context) -> AsyncIterator[Q]:
+    """What comes on a stream. Raises BadMessage."""
+    while isinstance(raw := await context.read(), bytes):
+        yield parse(kind, raw)
+
+
+async def _answered(answer: Awaitable[bytes], context: Context) -> bytes:
+    try:
+        return await answer
+    except Exception as error:
+        await _refuse(context, error)
+
+
+async def _refuse(context: Context, error: Exception) -> NoReturn:
+    if isinstance(error, grpc.aio.BaseError):
+        raise error
+    code = next((code for kind, code in _STATUSES.items() if isinstance(error, kind)), grpc.StatusCode.INTERNAL)
+    if code is grpc.StatusCode.INTERNAL:
+        log.error("a call of %s failed", context.peer(), exc_info=error)
+    text = type(error).__name__ if code is grpc.StatusCode.INTERNAL else str(error)
+    pushback = ((PUSHBACK, f"{error.seconds * 1000:.0f}"),) if isinstance(error, TooFast) else ()
+    await context.abort(code, brief(text), pushback)
+
+
+_STATUSES = {
+    BadMessage: grpc.StatusCode.INVALID_ARGUMENT,
+    Refused: grpc.StatusCode.FAILED_PRECONDITION,
+    Stranger: grpc.StatusCode.PERMISSION_DENIED,
+    Unregistered: grpc.StatusCode.NOT_FOUND,
+    Superseded: grpc.StatusCode.ABORTED,
+    TooFast: grpc.StatusCode.RESOURCE_EXHAUSTED,
+    sqlite3.Error: grpc.StatusCode.UNAVAILABLE,  # the disk may have room again: ask again
+}
+
+
+def _certificate(context: Context) -> bytes:
+    """The caller's, PEM. Raises Stranger."""
+    certificate: bytes | None = next(iter(context.auth_context().get("x509_pem_cert", ())), None)
+    if certificate is None:
+        raise Stranger("the call came without a certificate")
+    return certificate
+
+
+def _host(peer: str) -> str:
+    """The address in gRPC's name for a connection, such as ipv4:10.0.0.1:5000, without the port."""
+    return peer.rpartition(":")[0]

@@ -1,0 +1,72 @@
+"""Files that a crash leaves whole, the old one or the new one, and records that carry the checksum of what they say."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from pier_node.base.errors import PierError
+
+
+class Torn(Exception):
+    """What lies on the disk is not what was written there; the message says which file and why."""
+
+
+def sync(path: Path) -> None:
+    """Return once a file, or the list of names of a folder, is on the disk. Raises OSError."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def replace(path: Path, data: bytes) -> None:
+    """Write a file so that a reader, even after a power cut, sees the old bytes or the new. Raises OSError."""
+    temporary = path.with_name(f"{path.name}.tmp")
+    try:
+        temporary.write_bytes(data)
+        sync(temporary)
+        temporary.replace(path)
+    except OSError:
+        temporary.unlink(missing_ok=True)
+        raise
+    sync(path.parent)
+
+
+def seal(fields: Mapping[str, Any]) -> bytes:
+    """JSON of `fields` and their SHA-256."""
+    return json.dumps({**fields, "checksum": _checksum(fields)}, indent=1, sort_keys=True).encode()
+
+
+def read_sealed(path: Path) -> dict[str, Any]:
+    """The fields of a file that `seal` made.
+
+    Raises:
+        Torn: the file is missing, is not JSON, or its checksum is not that of its fields.
+        PierError: this user may not read it.
+    """
+    try:
+        fields = json.loads(path.read_bytes())
+    except PermissionError as error:
+        raise forbidden(path, error) from error
+    except OSError as error:
+        raise Torn(f"{path.name}: {error.strerror}") from error
+    except ValueError as error:
+        raise Torn(f"{path.name} is not JSON: {error}") from error
+    if not isinstance(fields, dict) or fields.pop("checksum", None) != _checksum(fields):
+        raise Torn(f"{path.name} does not match its checksum")
+    return fields
+
+
+def forbidden(path: Path, error: PermissionError) -> PierError:
+    """What to tell people about a file that may be whole and may not be read."""
+    return PierError(f"{path}: {error.strerror}", "Start pier-node as the user that owns the --data folder.")
+
+
+def _checksum(fields: Mapping[str, Any]) -> str:
+    return hashlib.sha256(json.dumps(fields, sort_keys=True).encode()).hexdigest()

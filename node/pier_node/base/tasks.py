@@ -1,0 +1,83 @@
+"""Something changed: wakes whoever waits now, remembers nothing.
+
+Work beside a site's main work, for as long as it lives: an error in it must not be lost.
+
+Serving until somebody stops it: Ctrl+C or SIGTERM ends the work, a second one the process at once.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+from collections.abc import Callable, Coroutine
+from contextlib import AsyncExitStack
+from typing import Any
+
+
+class Signal:
+    """A condition without a lock: look at the state, and `await until(...)` what you want to see there."""
+
+    def __init__(self) -> None:
+        self._waiting: dict[asyncio.Future[None], None] = {}
+
+    def notify(self) -> None:
+        """Wake all who wait, in the order in which they came."""
+        for future in self._waiting:
+            if not future.done():
+                future.set_result(None)
+        self._waiting.clear()
+
+    async def wait(self, timeout: float | None = None) -> None:
+        """Return at the next `notify`, or after `timeout` seconds."""
+        future = asyncio.get_running_loop().create_future()
+        self._waiting[future] = None
+        try:
+            await asyncio.wait([future], timeout=timeout)
+        finally:
+            self._waiting.pop(future, None)
+
+    async def until(self, seen: Callable[[], bool]) -> None:
+        """Return once `seen()` holds."""
+        while not seen():
+            await self.wait()
+
+
+class Background:
+    """Tasks that never end by themselves, but with an error."""
+
+    def __init__(self) -> None:
+        self._tasks: list[asyncio.Task[None]] = []
+
+    def start(self, stack: AsyncExitStack, work: Coroutine[Any, Any, None]) -> None:
+        """Go on with some work until the stack is closed."""
+        task = asyncio.create_task(work)
+        self._tasks.append(task)
+        stack.callback(task.cancel)
+
+    async def guard(self, work: Coroutine[Any, Any, None]) -> None:
+        """Do the main work; an error in the background ends it too, and is raised."""
+        main = asyncio.create_task(work)
+        try:
+            done, _ = await asyncio.wait([main, *self._tasks], return_when=asyncio.FIRST_COMPLETED)
+            for task in done:
+                task.result()
+        finally:
+            main.cancel()
+            await asyncio.wait([main])
+
+
+async def until_stopped(work: Coroutine[Any, Any, None]) -> None:
+    """Do the work until it ends or is stopped; an error in it is raised."""
+    task = asyncio.create_task(work)
+
+    def stop() -> None:
+        if task.cancelling():
+            os._exit(130)
+        task.cancel()
+
+    for number in (signal.SIGINT, signal.SIGTERM):
+        asyncio.get_running_loop().add_signal_handler(number, stop)
+    await asyncio.wait([task])
+    if not task.cancelled():
+        task.result()

@@ -1,0 +1,151 @@
+"""Options that several commands of Pier have, and how all of them print what goes wrong."""
+
+from __future__ import annotations
+
+import errno
+import functools
+import getpass
+import os
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import click
+
+from pier_node.base.address import with_port
+from pier_node.base.errors import PierError
+from pier_node.config.presets import PRESETS
+from pier_node.identity.node import TOKEN_VARIABLE
+
+FORBIDDEN = (errno.EACCES, errno.EPERM, errno.EROFS)
+
+FOLDER = click.option(
+    "--data",
+    "folder",
+    type=click.Path(path_type=Path, file_okay=False),
+    default=Path("pier-data"),
+    show_default=True,
+    help="Folder of this site: its identity, checkpoints and logs.",
+)
+JSON = click.option("--json", "as_json", is_flag=True, help="Print JSON for scripts. [default: tables]")
+RUN = click.option(
+    "--run",
+    type=click.Path(path_type=Path, dir_okay=False),
+    help="run.toml of a run to found. [default: the run of --data, or of --peers]",
+)
+PEERS = click.option(
+    "--peers",
+    multiple=True,
+    metavar="ADDRESS",
+    callback=lambda _context, _option, texts: tuple(
+        with_port(address) for text in texts for address in text.split(",") if address
+    ),
+    help="A site of the run to join; repeat or separate by commas. [default: those that --data knows; port 7700]",
+)
+LONGEST_TOKEN = 4096
+_TOKEN = click.option(
+    "--token",
+    help="What the first site, or the invite, printed; -: ask for it. Other users of this machine can see it here, "
+    "but not in the environment variable PIER_TOKEN. [default: PIER_TOKEN, or the one kept in --data]",
+)
+_TOKEN_FILE = click.option(
+    "--token-file", type=click.Path(path_type=Path, dir_okay=False), help="Read the token there. [default: as --token]"
+)
+LISTEN = click.option(
+    "--listen", default="", metavar="HOST[:PORT]", help="Where to listen. [default: as --data knows, or 0.0.0.0:7700]"
+)
+ADVERTISE = click.option(
+    "--advertise",
+    metavar="HOST[:PORT]",
+    help="Where others reach this site. [default: as --data knows, or found out, and said]",
+)
+TRANSPORT = click.option(
+    "--transport",
+    type=click.Choice(["grpc", "hivemind"]),
+    help="How sites are connected: directly, or over libp2p; the same at all. [default: as --data knows, or grpc]",
+)
+INSECURE = click.option(
+    "--insecure",
+    is_flag=True,
+    help="No TLS, no token: anyone who reaches the port can take part. [default: TLS and the run's token]",
+)
+MODEL = click.option(
+    "--model",
+    type=click.Path(path_type=Path, file_okay=False, exists=True),
+    help="Folder of an exported model. [default: the newest checkpoint in --data]",
+)
+DEVICE = click.option(
+    "--device", default="", help="cpu, cuda or cuda:N. [default: a GPU if there is one, else the CPU]"
+)
+PLOT = click.option(
+    "--plot", type=click.Path(path_type=Path, dir_okay=False), help="Draw it there: .svg, .png, .pdf. [default: not]"
+)
+FORCE = click.option("--force", is_flag=True, help="Write over FILE if it exists. [default: refuse]")
+
+
+def dataset(otherwise: str) -> str:
+    """What --dataset does, and what holds without it."""
+    return f"Text of this site's own, instead of data.path of run.toml. [default: {otherwise}]"
+
+
+def preset(of_what: str) -> Callable[..., Any]:
+    """The option for one of the models that have names."""
+    return click.option(
+        "--preset", type=click.Choice(list(PRESETS)), default="llama-1m", show_default=True, help=of_what
+    )
+
+
+def with_token(command: Callable[..., Any]) -> Callable[..., Any]:
+    """The options that say a run's token or an invite; the command gets what they say as `token`."""
+
+    @explained
+    @functools.wraps(command)
+    def run(*args: Any, token: str | None, token_file: Path | None, **options: Any) -> Any:
+        return command(*args, token=_given(token, token_file), **options)
+
+    return _TOKEN(_TOKEN_FILE(run))
+
+
+def _given(token: str | None, file: Path | None) -> str | None:
+    """The token that somebody gave, of which others must not hear: argv can be read by all users of a machine."""
+    kept = os.environ.pop(TOKEN_VARIABLE, None)  # the processes that this one starts do not need it
+    if token is not None and file is not None:
+        raise PierError("--token and --token-file exclude each other", "Give one of them.")
+    if token == "-":
+        return getpass.getpass("Token: ") if sys.stdin.isatty() else sys.stdin.readline(LONGEST_TOKEN)
+    if file is None:
+        return token or kept or None
+    try:
+        with file.open(errors="replace") as text:
+            return text.read(LONGEST_TOKEN)
+    except OSError as error:
+        raise PierError(
+            f"{file}: {error.strerror}", "Give a file that has the token in it, and nothing else."
+        ) from error
+
+
+def _print(error: PierError) -> None:
+    click.secho(f"Error: {error.problem}", fg="red", err=True)
+    if error.remedy:
+        click.echo(error.remedy, err=True)
+
+
+def explained(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Print a PierError as it is meant to be read, and exit with 1; likewise when a file may not be read or written."""
+
+    @functools.wraps(command)
+    def run(*args: Any, **options: Any) -> Any:
+        try:
+            return command(*args, **options)
+        except PierError as error:
+            _print(error)
+        except OSError as error:
+            if error.errno not in FORBIDDEN or not error.filename:
+                raise
+            _print(
+                PierError(f"{error.filename}: {error.strerror}", "Run this as a user who may, or name another place.")
+            )
+        sys.exit(1)
+
+    return run

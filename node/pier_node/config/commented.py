@@ -1,0 +1,167 @@
+"""The text of a TOML file that shows every key of a configuration: what it means, what is allowed, its value.
+
+Sections, keys and bounds are read from pydantic models, meanings from their docstrings.
+
+The text of a run.toml that shows every key of RunConfig: what it means, what is allowed, its default.
+
+Sections, keys, defaults and bounds are read from the models of run.py, meanings from their docstrings.
+"""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import json
+import textwrap
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import pairwise
+from typing import Any, Literal, get_args, get_origin
+
+from pydantic import BaseModel
+from pydantic.fields import FieldInfo
+
+from pier_node.config.presets import PRESETS
+from pier_node.config.run import RunConfig
+
+WIDTH = 100
+
+
+@dataclass(frozen=True)
+class Notes:
+    """What the models do not say.
+
+    Attributes:
+        meanings: of keys that have no docstring, by "section.key".
+        decides: for a section, the key from which defaults of others follow, and its values.
+    """
+
+    meanings: Mapping[str, str] = field(default_factory=dict)
+    decides: Mapping[str, tuple[str, Sequence[str]]] = field(default_factory=dict)
+
+
+def commented(config: BaseModel, notes: Notes) -> Iterator[str]:
+    """The lines of a file; what follows from another key of its section is in lines that begin with #."""
+    for name in type(config).model_fields:
+        value = getattr(config, name)
+        if isinstance(value, BaseModel):
+            yield from _section(name, value, notes)
+        else:
+            yield from _list(name, value, notes)
+
+
+def _list(name: str, sections: Sequence[BaseModel], notes: Notes) -> Iterator[str]:
+    """[[name]] for each; only the first one is explained."""
+    for number, section in enumerate(sections):
+        if number == 0:
+            yield from _section(name, section, notes, "[[{}]]")
+        else:
+            given = section.model_dump(exclude_defaults=True)
+            yield from (f"[[{name}]]", *(f"{key} = {_toml(value)}" for key, value in given.items()), "")
+
+
+def _section(name: str, section: BaseModel, notes: Notes, title: str = "[{}]") -> Iterator[str]:
+    follows = _following(name, type(section), notes)
+    docstrings = _docstrings(type(section))
+    yield from (f"# {inspect.getdoc(type(section))}", title.format(name))
+    inside = {key: part for key in type(section).model_fields if isinstance(part := getattr(section, key), BaseModel)}
+    for key, info in type(section).model_fields.items():
+        if key in inside:
+            continue
+        meaning = docstrings.get(key) or notes.meanings.get(f"{name}.{key}", "")
+        allowed = "one of " + ", ".join(PRESETS) if key == "preset" else _allowed(info)
+        about = " ".join([*meaning.split(), *([f"[{allowed}]"] if allowed else [])])
+        yield from textwrap.wrap(about, WIDTH, initial_indent="# ", subsequent_indent="#   ", break_on_hyphens=False)
+        yield f"{'#' if key in follows else ''}{key} = {_toml(getattr(section, key))}"
+    yield ""
+    for key, part in inside.items():
+        yield from _section(f"{name}.{key}", part, notes)
+
+
+def _following(name: str, section: type[BaseModel], notes: Notes) -> set[str]:
+    """Keys whose default is another for another preset, or algorithm."""
+    if name not in notes.decides:
+        return set()
+    decider, values = notes.decides[name]
+    variants = [section.model_validate({decider: value}) for value in values]
+    keys = [key for key in section.model_fields if key != decider]
+    return {key for key in keys if len({getattr(variant, key) for variant in variants}) > 1}
+
+
+def _docstrings(section: type[BaseModel]) -> dict[str, str]:
+    """The string after each field, as tools that show documentation read it."""
+    (definition,) = ast.parse(inspect.getsource(section)).body
+    assert isinstance(definition, ast.ClassDef)
+    return {
+        field.target.id: str(text.value.value)
+        for field, text in pairwise(definition.body)
+        if isinstance(field, ast.AnnAssign) and isinstance(field.target, ast.Name)
+        if isinstance(text, ast.Expr) and isinstance(text.value, ast.Constant)
+    }
+
+
+def _allowed(info: FieldInfo) -> str:
+    if get_origin(info.annotation) is Literal:
+        return "one of " + ", ".join(get_args(info.annotation))
+    if info.annotation is bool:
+        return "true or false"
+    words = {"ge": "{} or more", "gt": "above {}", "lt": "below {}", "le": "{} or less", "pattern": "must match {}"}
+    bounds = [(word, getattr(rule, kind, None)) for rule in info.metadata for kind, word in words.items()]
+    return ", ".join(word.format(bound) for word, bound in bounds if bound is not None)
+
+
+def _toml(value: Any) -> str:
+    return repr(value) if isinstance(value, float) else json.dumps(value, ensure_ascii=False)
+
+
+HEAD = """\
+# A run of Pier: what all of its sites agree on. It never changes once the run has begun.
+# What is particular to one site (addresses, devices, its --dataset) are options of `pier-node start`.
+# Every key has a default and may be left out. A line `#key = …` shows what follows from another key of its
+# section: take the # away to change it.
+"""
+
+MEANINGS = {
+    "run.name": "What people call the run.",
+    "run.seed": "Of the first weights, and of the order in which sites see their data.",
+    "model.preset": "A model by name; keys of this section that follow from it can be changed one by one.",
+    "model.form": "Llama: RMSNorm, rotary positions, SwiGLU. GPT-2: LayerNorm, learnt positions, GELU.",
+    "model.vocab_size": "Token ids that the model knows; as many as the tokenizer has, or more.",
+    "model.dim": "Width of the residual stream; a multiple of heads.",
+    "model.layers": "Blocks.",
+    "model.heads": "Heads of attention.",
+    "model.kv_heads": "Heads of keys and values, shared by groups of heads; divides heads. llama only.",
+    "model.ffn_dim": "Width inside a block's feed-forward layer.",
+    "model.context": "Tokens in a sequence.",
+    "model.rope_theta": "Base of the rotary positions. llama only.",
+    "model.tie_embeddings": "Whether the output layer is the embedding.",
+    "data.source": "Python's own library as a text that every machine has, or files of text, JSON lines or Parquet.",
+    "data.path": "File or folder of the text, the same at every site. With --dataset a site has text of its own.",
+    "data.text_field": "The field (jsonl) or column (parquet) that holds the text.",
+    "inner.lr": "Learning rate at its highest, after the warmup.",
+    "inner.min_lr": "Learning rate at the end of its cosine decay.",
+    "inner.warmup_steps": "Inner steps over which the learning rate rises from 0.",
+    "inner.weight_decay": "AdamW's, for matrices only.",
+    "inner.beta1": "AdamW's decay of the first moment.",
+    "inner.beta2": "AdamW's decay of the second moment.",
+    "inner.precision": "Of the arithmetic of inner steps; auto is bf16 where the GPU has it. Weights are always fp32.",
+    "inner.compile": "Whether to train through torch.compile: minutes to begin, then faster on most GPUs.",
+    "inner.eval_batches": "Batches in a validation.",
+    "outer.algorithm": "How sites exchange; keys of this section that follow from it can be changed one by one.",
+    "outer.start": "The first part of the run: by one site with everybody's batch, by all synchronously, or none.",
+    "outer.momentum_warmup": "Whether the start gathers outer momentum.",
+    "outer.schedule": "Of the outer momentum and learning rate: the paper's steps, cosines, or constants.",
+}
+"""Of keys that have no docstring in run.py."""
+
+DECIDES: dict[str, tuple[str, Sequence[str]]] = {
+    "model": ("preset", tuple(PRESETS)),
+    "outer": ("algorithm", ("pier", "diloco", "noloco", "sync")),
+}
+"""The key of a section from which defaults of others follow, and its values."""
+
+
+def run_toml(preset: str = "", name: str = "") -> str:
+    """The text; what follows from the preset (or the algorithm) is shown in lines that begin with #."""
+    given = {"model": {"preset": preset} if preset else {}, "run": {"name": name} if name else {}}
+    return "\n".join([HEAD, *commented(RunConfig.model_validate(given), Notes(MEANINGS, DECIDES))])

@@ -1,0 +1,426 @@
+"""run.toml -> RunConfig: what every site of a run agrees on, its canonical form and its hash.
+
+Settings of one site (addresses, devices, data directory) are flags of `pier-node start`, never part of the run.
+
+How far replicas drift apart under NoLoCo, exactly: spec/noloco.md section 2.6.
+
+X, C, Y are the means over replicas of φ̃², φ̃δ̃ and δ̃², where ~ is the deviation from the mean over all replicas. Without
+gradients, with groups of n drawn at random among N sites in every round and q = ((n − 1)/n)·(N/(N − 1)):
+
+    Y' = α²Y − 2αγq·C + γ²q·X;   C' = αC − γq·X + Y';   X' = X + 2αC − 2γq·X + Y'
+
+The bound that is printed in the paper (Eq. 74) is neither necessary nor sufficient, and is not used.
+
+[pipeline] of run.toml (arXiv 2502.19913; spec/skippipe.md section 2).
+
+What is not the same in two configurations of a run, key by key: for who changed run.toml and did not mean to.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+import math
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import Field, model_validator
+
+from pier_node.base.errors import PierError
+from pier_node.base.toml import Fraction, PositiveInt, Section, read_toml, validated
+from pier_node.config.presets import PRESETS
+
+
+def mixing(size: int = 2, sites: float = math.inf) -> float:
+    """q: the part of the replicas' variance that lies within a group of `size`, times N / (N − 1)."""
+    others = 1.0 if math.isinf(sites) else sites / (sites - 1)
+    return (size - 1) / size * others
+
+
+def gamma_limit(alpha: float, size: int = 2, sites: float = math.inf) -> float:
+    """The γ from which on the spread of the replicas grows without end."""
+    return 2 * (1 - alpha**2) / (1 + alpha * (1 - 2 * mixing(size, sites)))
+
+
+def recursion(alpha: float, gamma: float, size: int = 2, sites: float = math.inf) -> list[list[float]]:
+    """The matrix that takes (X, C, Y) to the next round."""
+    q = mixing(size, sites)
+    delta = [gamma**2 * q, -2 * alpha * gamma * q, alpha**2]
+    cross = [-gamma * q + delta[0], alpha + delta[1], delta[2]]
+    anchor = [1 - 2 * gamma * q + delta[0], 2 * alpha + delta[1], delta[2]]
+    return [anchor, cross, delta]
+
+
+def contraction(alpha: float, gamma: float, size: int = 2, sites: float = math.inf) -> float:
+    """The factor by which the replicas' variance changes in a round in the long run, without gradients."""
+    import numpy as np
+
+    return float(np.abs(np.linalg.eigvals(recursion(alpha, gamma, size, sites))).max())
+
+
+def stationary_spread(alpha: float, beta: float, gamma: float, size: int = 2, sites: float = math.inf) -> float:
+    """X∞ / s²: the replicas' variance in the end, when each Δ carries noise of variance s² and the loss is flat."""
+    q = mixing(size, sites)
+    pull = 2 * (1 - alpha) - gamma * (1 + alpha - 2 * alpha * q) / (1 + alpha)
+    return beta**2 * (1 / size - 1 / sites) / (gamma * q * pull)
+
+
+class PipelineSection(Section):
+    """[pipeline]: the model in stages (docs/pipeline.md). Without [outer] replicas of a stage average at each step."""
+
+    stages: Annotated[int, Field(ge=1, le=64)] = 1
+    """Stages of consecutive blocks, a site holds one of them; 1: no pipeline, every site trains the whole model."""
+    paths: Literal["full", "skip", "random"] = "skip"
+    """full: a microbatch visits all stages. skip: some, on planned paths. random: other ones in each step."""
+    skip: Fraction = 0.25
+    """The part of the stages that a microbatch does not visit, to the nearest number of stages."""
+    swaps: Annotated[int, Field(ge=0, le=8)] = 0
+    """Visits of a stage after a later one that a path may have."""
+    microbatches: Annotated[int, Field(ge=1, le=10_000)] = 8
+    """Of an iteration, each of inner.batch_size sequences."""
+    memory: Annotated[int, Field(ge=1, lt=10_000)] = 3
+    """Microbatches in flight that a site can hold."""
+    plan_seconds: Annotated[float, Field(gt=0, le=60)] = 2.0
+    """Of the search for paths, whenever there is something to plan anew."""
+
+    @property
+    def path_length(self) -> int:
+        """L, stages that a microbatch visits, the first one included."""
+        return self.stages if self.paths == "full" else max(round(self.stages * (1 - self.skip)), min(self.stages, 2))
+
+
+def outer_of_pipeline(tables: dict[str, Any]) -> dict[str, Any]:
+    """The tables of a run.toml, with what follows from [pipeline] for an [outer] that is not there, or says less.
+
+    No site of a pipeline can start alone: the start of Pier is a synchronous one.
+    """
+    section, outer = tables.get("pipeline"), tables.get("outer")
+    if not isinstance(section, dict) or section.get("stages", 1) in (0, 1):
+        return tables
+    if outer is None:
+        return {**tables, "outer": {"algorithm": "sync"}}
+    if isinstance(outer, dict) and outer.get("algorithm", "pier") == "pier":
+        return {**tables, "outer": {"start": "sync", **outer}}
+    return tables
+
+
+def outer_flaw(outer: OuterSection) -> str:
+    """What of [outer] the replicas of a stage cannot do, and what to do instead; "" if nothing is."""
+    if outer.start == "solo":
+        return 'outer.start = "solo": no site of a pipeline has the whole model: use "sync" or "none"'
+    plain = {
+        "codec": "none",
+        "robust": "none",
+        "max_weight": 2.0,
+        "overlap": False,
+        "fragments": 1,
+        "final_merge": False,
+    }
+    for key, value in plain.items():
+        if getattr(outer, key) != value:
+            return f"outer.{key} = {getattr(outer, key)!r} is not there for the stages of a pipeline: leave it out"
+    return ""
+
+
+log = logging.getLogger(__name__)
+
+SITES = 1024
+"""Most sites of a run."""
+
+
+class RunSection(Section):
+    """[run]: its name and who it waits for."""
+
+    name: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$")] = "run"
+    seed: Annotated[int, Field(ge=0, lt=2**63)] = 1
+    sites: Annotated[int, Field(ge=1, le=SITES)] = 1
+    """Sites to wait for before the first exchange; parts that the training data is dealt into."""
+
+
+class ModelSection(Section):
+    """[model]: a preset, and any of its keys changed."""
+
+    preset: str = "llama-1m"
+    form: Literal["llama", "gpt2"] = "llama"
+    vocab_size: PositiveInt = 256
+    dim: PositiveInt = 128
+    layers: PositiveInt = 4
+    heads: PositiveInt = 4
+    kv_heads: PositiveInt = 4
+    ffn_dim: PositiveInt = 352
+    context: PositiveInt = 256
+    rope_theta: Annotated[float, Field(gt=0)] = 10_000.0
+    tie_embeddings: bool = True
+
+    @model_validator(mode="before")
+    @classmethod
+    def fill_from_preset(cls, keys: Any) -> Any:
+        """Take from the preset whatever the table does not say."""
+        if not isinstance(keys, dict):
+            return keys
+        preset = keys.get("preset", "llama-1m")
+        if preset not in PRESETS:
+            raise ValueError(f"preset {preset!r} is unknown; allowed: {', '.join(PRESETS)}")
+        merged: dict[str, Any] = {**PRESETS[preset], **keys}
+        if "heads" in keys and "kv_heads" not in keys:
+            merged["kv_heads"] = keys["heads"]
+        return merged
+
+    @model_validator(mode="after")
+    def check_shapes(self) -> Self:
+        """Refuse head counts that do not divide."""
+        if self.dim % self.heads:
+            raise ValueError(f"dim = {self.dim} must be a multiple of heads = {self.heads}")
+        if self.heads % self.kv_heads:
+            raise ValueError(f"heads = {self.heads} must be a multiple of kv_heads = {self.kv_heads}")
+        if self.form == "gpt2" and self.kv_heads != self.heads:
+            raise ValueError(f'form = "gpt2" has no grouped heads: kv_heads = {self.kv_heads} must be {self.heads}')
+        if self.form == "llama" and (self.dim // self.heads) % 2:
+            raise ValueError(f"dim / heads = {self.dim // self.heads} must be even for rotary positions")
+        return self
+
+
+class DataSection(Section):
+    """[data]: where text comes from: all sites have the same, and it is dealt to them. `--dataset` is a site's own."""
+
+    source: Literal["stdlib", "builtin", "text", "jsonl", "parquet"] = "stdlib"
+    path: str = ""
+    """File or folder; with `builtin` the name of a domain (trainer/data/sources.py)."""
+    text_field: str = "text"
+    tokenizer: str = "bytes"
+    """`bytes`, or the path of a tokenizer.json."""
+    validation: Annotated[float, Field(gt=0.0, le=0.5)] = 0.02
+    """Fraction of the documents that no site trains on."""
+
+    @model_validator(mode="after")
+    def check_path(self) -> Self:
+        """A source other than the built-in one needs a path."""
+        if self.source != "stdlib" and not self.path:
+            raise ValueError(f'source = "{self.source}" needs path = "FILE or FOLDER", or a domain')
+        return self
+
+
+class InnerSection(Section):
+    """[inner]: training inside a site."""
+
+    total_steps: PositiveInt = 1000
+    """T, inner steps of the whole run."""
+    batch_size: PositiveInt = 8
+    """Sequences a site trains on in one inner step, over all its workers."""
+    micro_batch: Annotated[int, Field(ge=0)] = 0
+    """Sequences a worker computes at once; 0: its whole share (no gradient accumulation)."""
+    lr: Annotated[float, Field(gt=0)] = 1e-3
+    min_lr: Annotated[float, Field(ge=0)] = 1e-4
+    warmup_steps: Annotated[int, Field(ge=0)] = 50
+    weight_decay: Annotated[float, Field(ge=0)] = 0.1
+    beta1: Fraction = 0.9
+    beta2: Fraction = 0.999
+    clip_norm: Annotated[float, Field(ge=0)] = 1.0
+    """Global gradient norm is clipped to this; 0: never."""
+    precision: Literal["auto", "fp32", "bf16"] = "auto"
+    compile: bool = False
+    eval_every: Annotated[int, Field(ge=0)] = 5
+    """Outer rounds between validations; 0: only at the end."""
+    eval_batches: PositiveInt = 4
+
+    @model_validator(mode="after")
+    def check_rates(self) -> Self:
+        """The rate falls, it does not rise."""
+        if self.min_lr > self.lr:
+            raise ValueError(f"min_lr = {self.min_lr:g} must not be above lr = {self.lr:g}")
+        return self
+
+
+class NolocoSection(Section):
+    """[outer.noloco]: the outer step of algorithm = "noloco"; other algorithms do not look at it."""
+
+    alpha: Fraction = 0.5
+    """α, outer momentum; each site keeps its own."""
+    beta: Annotated[float, Field(ge=0)] = 0.7
+    """β, outer learning rate. With γ = β a site sends its weights only; else its anchor too."""
+    gamma: Annotated[float, Field(ge=0)] = 0.7
+    """γ, how far a site is pulled to the mean anchor of its pair; around 0.3 replicas come together fastest."""
+
+    @model_validator(mode="after")
+    def check_stability(self) -> Self:
+        """Replicas must not drift apart (spec/noloco.md, section 2.6: exact for pairs in a run of any size)."""
+        if self.gamma >= (limit := gamma_limit(self.alpha)):
+            raise ValueError(
+                f"gamma = {self.gamma:g} must be below 2(1 - alpha²) = {limit:.4g} for alpha = {self.alpha:g}: "
+                "from there on the replicas of pairs drift apart without end"
+            )
+        return self
+
+
+class OuterSection(Section):
+    """[outer]: the exchange between sites. `algorithm` sets the defaults of the keys after it."""
+
+    algorithm: Literal["pier", "diloco", "noloco", "sync"] = "pier"
+    inner_steps: PositiveInt = 50
+    """H, inner steps between outer rounds."""
+    start: Literal["solo", "sync", "none"] = "solo"
+    start_fraction: Fraction = 0.1
+    """p, the part of the run that the synchronous start takes."""
+    momentum_warmup: bool = True
+    schedule: Literal["staged", "cosine", "constant"] = "staged"
+    momentum: Fraction = 0.9
+    """μ of the constant schedule and of the momentum warmup."""
+    lr: Annotated[float, Field(gt=0)] = 0.7
+    """η of the constant schedule."""
+    codec: Literal["none", "bf16", "int8", "int4", "topk", "topk2"] = "none"
+    """How values travel; what a lossy codec drops is kept at its site and sent later (error feedback)."""
+    robust: Literal["none", "trimmed"] = "none"
+    """trimmed: the mean of the middle third of the tokens in each place, whatever the others send."""
+    max_weight: Annotated[float, Field(ge=1, le=SITES)] = 2.0
+    """Most that a site weighs, over the median of the members' tokens; or as much as `inner_steps` of training, if that
+    is more."""
+    overlap: bool = False
+    """Workers train on while a round runs; they load its result at the end of the next inner steps."""
+    fragments: Annotated[int, Field(ge=1, le=64)] = 1
+    """Parts of the model that are synced in turn, each every `inner_steps`."""
+    adaptive_steps: bool = True
+    """A slow site does fewer than `inner_steps`, so that all arrive together."""
+    final_merge: bool = False
+    """noloco only: after the last round all sites that are there take the mean of their models."""
+    noloco: NolocoSection = NolocoSection()
+
+    @model_validator(mode="before")
+    @classmethod
+    def fill_from_algorithm(cls, keys: Any) -> Any:
+        """Take from the algorithm whatever the table does not say (spec/pier.md, section 2)."""
+        if not isinstance(keys, dict):
+            return keys
+        paper = keys.get("algorithm", "pier") == "pier"
+        start = keys.get("start", "solo" if paper else "none")
+        plain = {} if paper else {"start": "none", "momentum_warmup": False, "schedule": "constant"}
+        return {**plain, "start_fraction": 0.0 if start == "none" else 0.1, **keys}
+
+    @model_validator(mode="after")
+    def check_start(self) -> Self:
+        """A start takes a part of the run; no start takes none."""
+        if self.algorithm == "sync" and self.start != "none":
+            raise ValueError('algorithm = "sync" is synchronous from the first step to the last: leave start out')
+        if self.start != "none" and self.start_fraction == 0.0:
+            raise ValueError(f'start = "{self.start}" needs start_fraction > 0, or use start = "none"')
+        return self
+
+    @model_validator(mode="after")
+    def check_fragments(self) -> Self:
+        """Each fragment has its own beat within the inner steps of a round."""
+        if self.inner_steps % self.fragments:
+            raise ValueError(f"inner_steps = {self.inner_steps} must be a multiple of fragments = {self.fragments}")
+        if self.algorithm == "sync" and (self.overlap or self.fragments > 1):
+            raise ValueError('algorithm = "sync" exchanges whole gradients step by step: no overlap, no fragments')
+        return self
+
+    @model_validator(mode="after")
+    def check_noloco(self) -> Self:
+        """Refuse what would have no effect, or would need all sites at every step."""
+        if self.algorithm != "noloco":
+            if self.final_merge:
+                raise ValueError('final_merge = true is for algorithm = "noloco": with others all sites end equal')
+            return self
+        if self.start == "sync":
+            raise ValueError('start = "sync" needs every site at every step: use "solo" or "none" with noloco')
+        if self.momentum_warmup or self.schedule != "constant":
+            raise ValueError("noloco takes alpha, beta and gamma of [outer.noloco]: no momentum_warmup, no schedule")
+        if self.robust != "none":
+            raise ValueError(f'robust = "{self.robust}" is for the mean of many sites: noloco meets in pairs')
+        if self.fragments > 1:
+            raise ValueError("fragments > 1: pairs of noloco swap the whole model; overlap, or a codec, is for them")
+        if self.codec in ("topk", "topk2"):
+            raise ValueError(f'codec = "{self.codec}" is for pseudo-gradients: pairs swap weights')
+        return self
+
+
+class RunConfig(Section):
+    """A whole run.toml."""
+
+    run: RunSection = RunSection()
+    model: ModelSection = Field(default_factory=ModelSection)
+    data: DataSection = DataSection()
+    inner: InnerSection = InnerSection()
+    outer: OuterSection = Field(default_factory=OuterSection)
+    pipeline: PipelineSection = PipelineSection()
+
+    @model_validator(mode="before")
+    @classmethod
+    def fill_outer(cls, tables: Any) -> Any:
+        """What [outer] is of a pipeline, as far as the file does not say."""
+        return outer_of_pipeline(tables) if isinstance(tables, dict) else tables
+
+    @model_validator(mode="after")
+    def check_stages(self) -> Self:
+        """Every stage needs a block, and a site; what [outer] says must be something that replicas of stages can do."""
+        stages = self.pipeline.stages
+        if stages > self.model.layers:
+            raise ValueError(f"pipeline.stages = {stages} needs as many blocks: model.layers = {self.model.layers}")
+        if stages > max(self.run.sites, 1):
+            raise ValueError(f"pipeline.stages = {stages} needs as many sites: run.sites = {self.run.sites}")
+        if stages > 1 and (flaw := outer_flaw(self.outer)):
+            raise ValueError(flaw)
+        return self
+
+    def canonical(self) -> str:
+        """The one JSON text of this configuration: every default filled in, keys sorted, no spaces."""
+        return json.dumps(self.model_dump(mode="json"), sort_keys=True, separators=(",", ":"))
+
+    def hash(self) -> bytes:
+        """SHA-256 of the canonical form: sites with equal hashes run the same run."""
+        return hashlib.sha256(self.canonical().encode()).digest()
+
+
+def load(path: Path) -> RunConfig:
+    """Read run.toml.
+
+    Raises:
+        PierError: the file is missing, is not TOML, or a key has a value that is not allowed; each such key is named.
+    """
+    return _checked(read_toml(path, "pier-node init"), str(path))
+
+
+def from_canonical(text: str) -> RunConfig:
+    """The configuration that a peer sent. Raises PierError when this version of Pier does not understand it."""
+    try:
+        tables = json.loads(text)
+    except ValueError as error:
+        raise PierError(f"the peer's run configuration is not JSON: {error}") from error
+    return _checked(tables, "the peer's run configuration")
+
+
+def _checked(tables: Any, where: str) -> RunConfig:
+    config = validated(tables, RunConfig, where)
+    if config.outer.algorithm == "noloco" and config.outer.noloco.gamma == 0:
+        log.warning("%s: outer.noloco.gamma = 0: nothing pulls the sites' anchors together", where)
+    return config
+
+
+MOST = 3
+"""Keys that are named; who has changed more knows that it is another file."""
+_ABSENT = object()
+
+
+def config_changes(before: str, now: str) -> str:
+    """Keys with both values, of two configurations as RunConfig.canonical writes them.
+
+    One may be of another version of Pier, which has other keys.
+    """
+    found = list(_changes("", json.loads(before), json.loads(now)))
+    more = f", and {len(found) - MOST} more" if len(found) > MOST else ""
+    return ", ".join(found[:MOST]) + more
+
+
+def _changes(key: str, before: Any, now: Any) -> Iterator[str]:
+    if before == now:
+        return
+    if isinstance(before, dict) and isinstance(now, dict):
+        for name in {**before, **now}:
+            yield from _changes(f"{key}.{name}" if key else name, before.get(name, _ABSENT), now.get(name, _ABSENT))
+    else:
+        yield f"{key} was {_shown(before)}, is {_shown(now)}"
+
+
+def _shown(value: Any) -> str:
+    return "not there" if value is _ABSENT else json.dumps(value)

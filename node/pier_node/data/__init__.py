@@ -1,1 +1,0 @@
-"""Text in, windows of tokens out: sources, tokenizers, the dealt and cached corpus, a cursor that needs no state."""

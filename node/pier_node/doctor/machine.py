@@ -1,0 +1,170 @@
+"""Host memory that a site needs when sites exchange, against what is free.
+
+The outer state lives in the daemon, fp32, in vectors of one element a parameter; `vectors` counts them.
+
+Disk that the checkpoints of a site need, against what is free.
+
+Whether a line with latency is used at once when a round begins: Linux forgets the speed of an idle connection.
+
+`net.ipv4.tcp_slow_start_after_idle`: see tcp(7). What it costs: docs/operations.md, slow lines.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import psutil
+
+from pier_node.base.units import amount
+from pier_node.config.run import RunConfig
+from pier_node.doctor.finding import THIS_SITE, Finding, Verdict
+from pier_node.gossip.prefetch import HELD
+from pier_node.outer.noloco import needs_anchors
+from pier_node.rounds.checkpoint import KEEP
+from pier_node.trainer.model.cost import STATE
+
+CHECKPOINT_BYTES = 20
+"""Bytes a parameter of a checkpoint at its largest: anchor, momentum, AdamW's two moments, pending; fp32."""
+
+
+def disk_finding(folder: Path, parameters: int, free: int) -> Finding:
+    """Whether the disk holds the checkpoints that are kept and the one that is being written, besides what is there.
+
+    Args:
+        free: bytes on the folder's disk.
+    """
+    there = sum(file.stat().st_size for file in (folder / "checkpoints").rglob("*") if file.is_file())
+    needed = max(0, (KEEP + 1) * CHECKPOINT_BYTES * parameters - there)
+    detail = f"checkpoints need {amount(needed)} {'more ' if there else ''}in {folder}; {amount(free)} free"
+    values = {"needed_bytes": needed, "free_bytes": free}
+    if free >= needed:
+        return Finding(THIS_SITE, "disk", Verdict.OK, detail, "", values)
+    remedy = f"Free {amount(needed - free)} on that disk, or give a --data folder on a larger one."
+    return Finding(THIS_SITE, "disk", Verdict.PROBLEM, detail, remedy, values)
+
+
+def free_disk(folder: Path) -> int:
+    """Bytes free where a folder is, or will be."""
+    there = next(path for path in (folder.absolute(), *folder.absolute().parents) if path.exists())
+    return int(psutil.disk_usage(str(there)).free)
+
+
+SETTING = "net.ipv4.tcp_slow_start_after_idle"
+FAR = 0.03
+"""Seconds there and back from which it costs a noticeable part of a round to become fast again."""
+
+
+def idle_finding(forgets: bool, round_trip: float) -> list[Finding]:
+    """What to set, if it matters.
+
+    Args:
+        forgets: whether the kernel is set so, as it is by default.
+        round_trip: of the farthest peer, in seconds.
+    """
+    if not forgets or round_trip < FAR:
+        return []
+    detail = f"each round begins slowly: {SETTING} is 1, and the farthest peer is {1000 * round_trip:.0f} ms away"
+    return [Finding(THIS_SITE, "idle lines", Verdict.ADVICE, detail, f"As root: sysctl -w {SETTING}=0")]
+
+
+def forgets_idle_lines() -> bool:
+    """Whether this machine's kernel, or this container's network, is set so."""
+    try:
+        return Path("/proc/sys", *SETTING.split(".")).read_text().strip() == "1"
+    except OSError:
+        return False
+
+
+FLOAT = 4
+_CGROUP = Path("/sys/fs/cgroup")
+
+
+@dataclass(frozen=True)
+class Vectors:
+    """How many vectors of a whole model the daemon holds at once.
+
+    Attributes:
+        always: by what they are, at the end of every round.
+        at_times: more of them: a round went on without this site; a newcomer fetches the run's state from it.
+    """
+
+    always: dict[str, int]
+    at_times: dict[str, int]
+
+    @property
+    def usual(self) -> int:
+        """In every round."""
+        return sum(self.always.values())
+
+    @property
+    def most(self) -> int:
+        """When everything comes together."""
+        return self.usual + sum(self.at_times.values())
+
+
+def vectors(config: RunConfig) -> Vectors:
+    """What the daemon holds; a state has AdamW's moments in it where gradients are exchanged."""
+    outer = config.outer
+    state = 4 if "sync" in (outer.algorithm, outer.start) else 2
+    anchors = outer.algorithm == "noloco" and needs_anchors(outer.noloco)
+    means = 2 if anchors else 1
+    always = {"state": state, "shadow": state, "mean": means, "outbox": 1, "AdamW's moments": 2, "pending": 1}
+    at_times = {"state that is served": state, "moments that are served": 2}
+    if anchors:
+        at_times["anchors of partners"] = HELD
+    (always if outer.overlap or outer.fragments > 1 else at_times)["start from pending"] = 1
+    if outer.codec != "none":
+        always["residual"] = 1
+        (always if outer.overlap else at_times).update({"update": 1, "its error": 1})
+    return Vectors(always, at_times)
+
+
+def memory_finding(config: RunConfig, parameters: int, cpu_workers: int, held: int, free: int) -> Finding:
+    """Whether the memory is enough.
+
+    Args:
+        cpu_workers: of this site, still to be started.
+        held: bytes that a running daemon has taken of this already.
+        free: bytes.
+    """
+    copies = vectors(config)
+    workers = STATE * parameters * cpu_workers
+    usual, most = (max(0, FLOAT * parameters * number - held) + workers for number in (copies.usual, copies.most))
+    detail = f"up to {amount(most)} {'more ' if held else ''}needed when sites exchange; {amount(free)} free"
+    values = {
+        "usual_bytes": usual,
+        "most_bytes": most,
+        "free_bytes": free,
+        "bytes_a_parameter": FLOAT * copies.most,
+    }
+    if free >= most:
+        return Finding(THIS_SITE, "memory", Verdict.OK, detail, "", values)
+    verdict = Verdict.ADVICE if free >= usual else Verdict.PROBLEM
+    remedy = (
+        f"Free {amount(most - free)} of memory here, or run a smaller model: the daemon holds up to {copies.most} fp32 "
+        f"copies of it ({FLOAT * copies.most} bytes a parameter)."
+    )
+    return Finding(THIS_SITE, "memory", verdict, detail, remedy, values)
+
+
+def free_memory() -> int:
+    """Bytes that can be had: of the machine, or of the container if that has a limit."""
+    return min([psutil.virtual_memory().available, *_container_room(_CGROUP)])
+
+
+def held_memory(pid: int) -> int:
+    """Bytes of shared memory in a daemon: its vectors."""
+    for line in Path(f"/proc/{pid}/status").read_text().splitlines():
+        if line.startswith("RssShmem:"):
+            return int(line.split()[1]) * 1024
+    return 0
+
+
+def _container_room(cgroup: Path) -> list[int]:
+    """What a limit of control groups (version 2) leaves; [] without one. Cached files give way: they do not count."""
+    if not (cgroup / "memory.max").exists() or (limit := (cgroup / "memory.max").read_text().strip()) == "max":
+        return []
+    stat = dict(line.split() for line in (cgroup / "memory.stat").read_text().splitlines())
+    used = int((cgroup / "memory.current").read_text()) - int(stat.get("inactive_file", 0))
+    return [max(0, int(limit) - used)]

@@ -1,0 +1,1 @@
+"""The seam between the daemon and the processes that train: their messages and their supervisor."""

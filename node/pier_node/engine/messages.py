@@ -1,0 +1,171 @@
+"""What the daemon and its workers say to each other: one JSON object a line, on a Unix socket.
+
+The large things (weights, moments, gradients) are in shared memory; a message names them by path.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict
+from typing import Literal
+
+from pydantic import ConfigDict, ValidationError
+from pydantic.dataclasses import dataclass
+
+from pier_node.base.errors import PierError
+
+LINE_LIMIT = 1 << 20
+"""Bytes in a line, its end included."""
+
+_STRICT = ConfigDict(extra="forbid", strict=True)
+
+
+@dataclass(frozen=True, config=_STRICT)
+class Setup:
+    """Daemon: the run, this site's part of it, and the shared vectors of `length` fp32 values."""
+
+    config: str
+    """RunConfig in its canonical form."""
+    node: str
+    slot: int
+    slots: int
+    data_path: str | None
+    cache: str
+    outbox: str
+    adam_m: str
+    adam_v: str
+    length: int
+
+
+@dataclass(frozen=True, config=_STRICT)
+class Job:
+    """Daemon: do inner steps and publish the weights and moments; or compute one step's gradient and publish that."""
+
+    id: int
+    first_step: int
+    """Index in the whole run of the first step."""
+    steps: int
+    sequences: int
+    """Sequences that the site trains on in a step."""
+    payload: Literal["weights", "gradient"]
+    load: str
+    """A vector to load the weights from."""
+    load_adam: bool
+    """Whether to load AdamW's moments from adam_m and adam_v, with `adam_step` steps behind them."""
+    adam_step: int
+
+
+@dataclass(frozen=True, config=_STRICT)
+class Evaluate:
+    """Daemon: the validation loss of the weights in a vector. No job is disturbed: each loads its own."""
+
+    id: int
+    weights: str
+
+
+@dataclass(frozen=True, config=_STRICT)
+class Rate:
+    """Daemon: the loss of each row of a file (.npy, [rows, context + 1]) with the weights in a vector."""
+
+    id: int
+    weights: str
+    rows: str
+
+
+@dataclass(frozen=True, config=_STRICT)
+class Hello:
+    """Worker: here I am. `attempt` counts the restarts of the group."""
+
+    rank: int
+    world: int
+    attempt: int
+    device: str
+
+
+@dataclass(frozen=True, config=_STRICT)
+class Tokenizing:
+    """Worker: making the site's tokens of its text; bytes of text read so far, and bytes of the files."""
+
+    read: int
+    size: int
+
+
+@dataclass(frozen=True, config=_STRICT)
+class Progress:
+    """Worker 0: step `step` is done; `loss` is the site's at that step, tokens and seconds are the job's so far."""
+
+    step: int
+    loss: float
+    tokens: int
+    seconds: float
+
+
+@dataclass(frozen=True, config=_STRICT)
+class Publishing:
+    """Worker 0: from now until `Done` the shared vectors that the job publishes are torn."""
+
+    job: int
+
+
+@dataclass(frozen=True, config=_STRICT)
+class Done:
+    """Worker 0: the job is finished and published."""
+
+    job: int
+    tokens: int
+    loss: float
+    """Mean over the job's steps."""
+    adam_step: int
+    seconds: float
+    peak_bytes: int
+    """The most device memory that worker 0 has held; 0 on a CPU."""
+
+
+@dataclass(frozen=True, config=_STRICT)
+class Evaluated:
+    """Worker 0: the validation loss, nats a token."""
+
+    id: int
+    loss: float
+
+
+@dataclass(frozen=True, config=_STRICT)
+class Rated:
+    """Worker 0: the mean loss of each row, nats a token."""
+
+    id: int
+    losses: list[float]
+
+
+@dataclass(frozen=True, config=_STRICT)
+class Failed:
+    """Worker: an error that no restart mends, in the words of PierError."""
+
+    problem: str
+    remedy: str
+
+
+Message = Setup | Job | Evaluate | Rate | Hello | Tokenizing | Progress | Publishing | Done | Evaluated | Rated | Failed
+
+_KINDS: dict[str, type[Message]] = {
+    kind.__name__: kind
+    for kind in (Setup, Job, Evaluate, Rate, Hello, Tokenizing, Progress, Publishing, Done, Evaluated, Rated, Failed)
+}
+
+
+def encode(message: Message) -> bytes:
+    """A message as one line. Raises PierError when it is longer than LINE_LIMIT."""
+    line = json.dumps({"kind": type(message).__name__, **asdict(message)}).encode() + b"\n"
+    if len(line) > LINE_LIMIT:
+        raise PierError(f"a {type(message).__name__} of {len(line)} bytes is longer than a line may be, {LINE_LIMIT}")
+    return line
+
+
+def decode(line: bytes) -> Message:
+    """The message in a line. Raises PierError when there is none in it."""
+    try:
+        fields = json.loads(line)
+        kind = _KINDS[fields.pop("kind")]
+        return kind(**fields)
+    except (ValueError, KeyError, TypeError, AttributeError, ValidationError) as error:
+        raise PierError(f"a line between daemon and worker is no message: {line[:200]!r}: {error}") from error

@@ -1,0 +1,397 @@
+"""Hands one request at a time to the workers, and hands it out again when they were restarted meanwhile.
+
+AdamW's moments in shared memory: what survives the death of the workers.
+
+The processes of a site's workers, seen from its daemon: their launcher, and a socket to every worker.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import psutil
+
+from pier_node.base.errors import PierError
+from pier_node.base.processes import SocketFolder
+from pier_node.base.shared import SharedVector, Vector
+from pier_node.base.tasks import Signal
+from pier_node.base.units import amount
+from pier_node.engine.messages import (
+    LINE_LIMIT,
+    Done,
+    Evaluate,
+    Evaluated,
+    Failed,
+    Hello,
+    Job,
+    Message,
+    Progress,
+    Publishing,
+    Rate,
+    Rated,
+    Setup,
+    Tokenizing,
+    decode,
+    encode,
+)
+
+Moments = tuple[Vector, Vector, int]
+"""First and second moments, shape [parameters] each, and the AdamW steps behind them."""
+
+
+class SharedMoments:
+    """The moments after the last job that published any; zeros at first.
+
+    Args:
+        recover: where they come from when a worker dies while it publishes them; None from it: zeros.
+
+    Attributes:
+        first: shape [parameters].
+        second: shape [parameters].
+        step: AdamW steps behind them.
+        torn: a job is publishing them.
+    """
+
+    def __init__(self, length: int, recover: Callable[[], Moments | None]) -> None:
+        self.first, self.second = SharedVector(length), SharedVector(length)
+        self.step, self.torn = 0, False
+        self._recover = recover
+
+    def accept(self, step: int) -> None:
+        """They are whole, with `step` steps behind them."""
+        self.step, self.torn = step, False
+
+    def restore(self) -> None:
+        """Make torn moments whole."""
+        first, second, step = self._recover() or (0.0, 0.0, 0)
+        self.first.array[:], self.second.array[:] = first, second
+        self.accept(step)
+
+
+LEAVE_SECONDS = 3.0
+"""What workers get to leave by themselves, and then the launcher after SIGTERM."""
+
+
+@dataclass(frozen=True)
+class WorkerGroup:
+    """Event: every worker has connected. After a restart there is a new team, and the old one hears nothing more."""
+
+    hello: Hello
+    """What one of them said."""
+    writers: tuple[asyncio.StreamWriter, ...]
+
+    def send(self, message: Message) -> None:
+        """Tell every worker."""
+        line = encode(message)
+        for writer in self.writers:
+            writer.write(line)
+
+
+@dataclass(frozen=True)
+class Ended:
+    """Event: the launcher has ended, and with it all workers."""
+
+    code: int
+
+
+@dataclass(eq=False)
+class _Conversation:
+    """A connection, and the attempt that its worker belongs to; -1: it has not said so yet."""
+
+    task: asyncio.Task[None]
+    writer: asyncio.StreamWriter
+    attempt: int = -1
+
+
+class Group:
+    """A launcher and the workers that it keeps alive.
+
+    Args:
+        log: a file that takes what launcher and workers print.
+
+    Attributes:
+        events: what happens, in order: a WorkerGroup before anything that its workers say.
+        home: the folder of the socket, for this user alone; it goes with the group.
+    """
+
+    def __init__(self, log: Path) -> None:
+        self.events: asyncio.Queue[WorkerGroup | Message | Ended] = asyncio.Queue()
+        self._folder = SocketFolder("workers")
+        self.home = self._folder.path
+        self._log = log
+        self._stopping = False
+        self._attempt = -1
+        self._writers: dict[int, asyncio.StreamWriter] = {}
+        self._conversations: set[_Conversation] = set()
+        self._server: asyncio.Server | None = None
+        self._process: asyncio.subprocess.Process | None = None
+        self._watch: asyncio.Task[None] | None = None
+
+    async def start(self, workers: int, max_restarts: int) -> None:
+        """Listen, and start the launcher; 0 workers: one for each device."""
+        socket = self.home / "socket"
+        self._server = await asyncio.start_unix_server(self._accept, path=socket, limit=LINE_LIMIT)
+        with self._log.open("ab") as log:
+            self._process = await asyncio.create_subprocess_exec(
+                *launcher(socket, workers, max_restarts),
+                stdin=asyncio.subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                start_new_session=True,  # Ctrl+C in the daemon's terminal is not for them
+            )
+        self._watch = asyncio.create_task(self._report_end(self._process))
+
+    async def stop(self) -> None:
+        """End everything, within seconds: by closing the sockets, then by SIGTERM, then by SIGKILL."""
+        self._stopping = True
+        if self._watch is not None:
+            self._watch.cancel()
+        for conversation in self._conversations:
+            conversation.writer.close()
+        if self._process is not None:
+            await _end(self._process)
+        await _heard_out(self._conversations)
+        if self._server is not None:
+            self._server.close()  # last: until now it turned away workers that were late
+        self._folder.remove()
+
+    async def _report_end(self, process: asyncio.subprocess.Process) -> None:
+        code = await process.wait()
+        await _heard_out(self._conversations)
+        self.events.put_nowait(Ended(code))
+
+    async def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        task = asyncio.current_task()
+        assert task is not None
+        conversation = _Conversation(task, writer)
+        self._conversations.add(conversation)
+        if self._stopping:
+            writer.close()
+        try:
+            await self._converse(conversation, reader)
+        except (PierError, ValueError) as error:  # ValueError: a line longer than LINE_LIMIT
+            self.events.put_nowait(Failed(f"a worker broke the protocol: {error}", ""))
+        except ConnectionResetError:
+            pass  # it died with something unread: the launcher sees to it
+        finally:
+            self._conversations.discard(conversation)
+            writer.close()
+
+    async def _converse(self, conversation: _Conversation, reader: asyncio.StreamReader) -> None:
+        while line := await reader.readline():
+            match decode(line):
+                case Hello() as hello:
+                    await self._enrol(hello, conversation)
+                case message:
+                    self.events.put_nowait(message)
+
+    async def _enrol(self, hello: Hello, conversation: _Conversation) -> None:
+        conversation.attempt = hello.attempt
+        # The launcher ends a whole attempt before it starts the next: what the last one said comes first.
+        await _heard_out({other for other in self._conversations if -1 < other.attempt < hello.attempt})
+        if hello.attempt > self._attempt:
+            self._attempt, self._writers = hello.attempt, {}
+        self._writers[hello.rank] = conversation.writer
+        if len(self._writers) == hello.world:
+            self.events.put_nowait(WorkerGroup(hello, tuple(self._writers.values())))
+
+
+async def _heard_out(conversations: set[_Conversation]) -> None:
+    if conversations:
+        await asyncio.wait([conversation.task for conversation in conversations], timeout=LEAVE_SECONDS)
+
+
+def launcher(socket: Path, workers: int, max_restarts: int) -> list[str]:
+    """The command that starts the launcher."""
+    options = ["--socket", str(socket), "--workers", str(workers), "--max-restarts", str(max_restarts)]
+    return [sys.executable, "-m", "pier_node.trainer.launch", *options]
+
+
+async def _end(process: asyncio.subprocess.Process) -> None:
+    family = _family(process.pid) if process.returncode is None else []
+    if not await _ended(process):
+        with contextlib.suppress(ProcessLookupError):
+            process.terminate()
+        await _ended(process)
+    for relative in family:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            relative.kill()
+    await process.wait()
+
+
+async def _ended(process: asyncio.subprocess.Process) -> bool:
+    with contextlib.suppress(TimeoutError):
+        await asyncio.wait_for(process.wait(), LEAVE_SECONDS)
+    return process.returncode is not None
+
+
+def _family(pid: int) -> list[psutil.Process]:
+    try:
+        parent = psutil.Process(pid)
+        return [*parent.children(recursive=True), parent]
+    except psutil.NoSuchProcess:
+        return []
+
+
+MAX_RESTARTS = 3
+"""A site gives up when its workers die more often than this without finishing a job."""
+START_SECONDS = 300.0
+"""How long workers may take to start."""
+SILENT_SECONDS = 1800.0
+"""How long a request may go on without a word from the workers."""
+TAIL_BYTES = 3000
+"""How much of the log an error shows."""
+
+Request = Job | Evaluate | Rate
+Answer = Done | Evaluated | Rated
+
+log = logging.getLogger(__name__)
+
+
+class Supervisor:
+    """Between the one who asks and the workers, who may die.
+
+    Args:
+        setup: for every worker that comes.
+        moments: that the workers share with this process.
+        logfile: takes what launcher and workers print.
+        count: workers to start; 0: one for each device.
+
+    Attributes:
+        team: the running workers; None before they have started.
+    """
+
+    def __init__(self, setup: Setup, moments: SharedMoments, logfile: Path, count: int) -> None:
+        self.team: WorkerGroup | None = None
+        self._setup, self._moments, self._logfile, self._count = setup, moments, logfile, count
+        self._moments_changed = True  # since the workers last loaded or made them
+        self._request: Request | None = None
+        self._on_progress: Callable[[Progress], None] | None = None
+        self._answer: Answer | None = None
+        self._error: Exception | None = None
+        self._productive = False
+        self._news, self._heard = Signal(), 0
+        self._group: Group | None = None
+        self._listener: asyncio.Task[None] | None = None
+
+    async def start(self) -> None:
+        """Start the workers; return when all have connected. Raises PierError when they do not."""
+        self._logfile.parent.mkdir(parents=True, exist_ok=True)
+        await self._launch()
+        self._listener = asyncio.create_task(self._listen())
+        await self._until(lambda: self.team is not None, START_SECONDS)
+
+    async def ask(self, request: Request, on_progress: Callable[[Progress], None] | None = None) -> Answer:
+        """What the workers answer to a request; one at a time. Raises PierError when they cannot or gave up."""
+        self._request, self._on_progress, self._answer = request, on_progress, None
+        if isinstance(request, Job) and request.load_adam:
+            self._moments.accept(request.adam_step)
+            self._moments_changed = True
+        try:
+            self._hand_out()
+            await self._until(lambda: self._answer is not None, SILENT_SECONDS)
+        finally:
+            self._request = None
+        assert self._answer is not None
+        return self._answer
+
+    async def stop(self) -> None:
+        """End all workers, within seconds; again: nothing."""
+        if self._listener is not None:
+            self._listener.cancel()
+        group, self._group = self._group, None
+        if group is not None:
+            await group.stop()
+
+    async def _launch(self) -> None:
+        self._group, self._productive = Group(self._logfile), False
+        await self._group.start(self._count, MAX_RESTARTS)
+
+    async def _until(self, seen: Callable[[], bool], patience: float) -> None:
+        while not seen():
+            if self._error is not None:
+                raise self._error
+            heard = self._heard
+            await self._news.wait(patience)
+            if heard == self._heard:
+                raise self._explained(f"this site's workers said nothing for {patience:.0f} seconds")
+
+    async def _listen(self) -> None:
+        while self._group is not None:
+            event = await self._group.events.get()
+            try:
+                await self._hear(event)
+            except Exception as error:
+                self._error = error  # whoever asks for something gets it
+            self._heard += 1
+            self._news.notify()
+
+    async def _hear(self, event: WorkerGroup | Message | Ended) -> None:
+        match event:
+            case WorkerGroup():
+                await self._welcome(event)
+            case Ended():
+                await self._relaunch(event)
+            case Failed():
+                self._error = PierError(event.problem, event.remedy)
+            case Tokenizing():
+                log.info("tokenizing: %s of text read; the files have %s", amount(event.read), amount(event.size))
+            case Progress() if self._on_progress is not None:
+                self._on_progress(event)
+            case Publishing() | Done() | Evaluated() | Rated():
+                self._advance(event)
+
+    def _advance(self, event: Publishing | Answer) -> None:
+        match event, self._request:
+            case Publishing(), Job() as job if job.id == event.job:
+                self._moments.torn = job.payload == "weights"
+            case Done(), Job() as job if job.id == event.job:
+                if job.payload == "weights":
+                    self._moments.accept(event.adam_step)
+                self._answer, self._productive = event, True
+            case Evaluated(), Evaluate() as request if request.id == event.id:
+                self._answer = event
+            case Rated(), Rate() as request if request.id == event.id:
+                self._answer = event
+
+    async def _welcome(self, team: WorkerGroup) -> None:
+        if self._moments.torn:
+            log.error("a worker died while it was writing AdamW's moments: they are restored, or begin at zero")
+            await asyncio.to_thread(self._moments.restore)
+        if self.team is not None:
+            log.warning("a worker died: this site's workers were started again; %s says why", self._logfile)
+        self._moments_changed = True
+        self.team = team
+        team.send(self._setup)
+        self._hand_out()
+
+    def _hand_out(self) -> None:
+        if self.team is None or self._request is None:
+            return
+        self.team.send(self._with_moments(self._request) if isinstance(self._request, Job) else self._request)
+
+    def _with_moments(self, job: Job) -> Job:
+        load = self._moments_changed and job.payload == "weights"
+        self._moments_changed &= not load
+        return replace(job, load_adam=load, adam_step=self._moments.step)
+
+    async def _relaunch(self, end: Ended) -> None:
+        if not self._productive or self._group is None:
+            raise self._explained(
+                f"this site's workers cannot be kept running (exit code {end.code} after up to {MAX_RESTARTS} restarts)"
+            )
+        log.warning("the launcher of the workers ended with code %d; another one is started", end.code)
+        await self._group.stop()
+        await self._launch()
+
+    def _explained(self, problem: str) -> PierError:
+        tail = self._logfile.read_bytes()[-TAIL_BYTES:].decode(errors="replace")
+        return PierError(
+            f"{problem}; {self._logfile} ends with:\n{tail}", "Mend what it shows, then start the node again."
+        )

@@ -1,0 +1,145 @@
+"""What a domain's text is like: how much there is to train on, its hash, and a sample to measure it with."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from pier_node.base.errors import PierError
+from pier_node.experts.config import DomainSection
+from pier_node.trainer.data.documents import HELD_OUT, SPLITS, VALIDATION, Document, Split, part_of
+from pier_node.trainer.data.sources import open_source
+
+SCORED = 1 << 18
+"""Bytes of a split that are kept, at most: of all documents alike."""
+
+
+@dataclass(frozen=True)
+class DomainText:
+    """A domain as it was read.
+
+    Attributes:
+        tokens: bytes to train on (a byte is a token), a separator behind each document.
+        sent: bytes of all of it, as a site would fetch it; 0 for what every site has.
+        digest: of names and texts, hex: equal where the text is.
+        train, held_out: samples.
+    """
+
+    name: str
+    tokens: int
+    sent: int
+    digest: str
+    train: bytes
+    held_out: bytes
+
+
+def read_domain(section: DomainSection, train: int, held_out: int) -> DomainText:
+    """Read all of a domain, and keep samples of at most so many bytes, and half as many at least where there are.
+
+    Raises:
+        PierError: it cannot be read, or has too little text to hold any of it out.
+    """
+    digest, kept = hashlib.blake2b(digest_size=16), {True: _Sample(train), False: _Sample(held_out)}
+    for document in _documents(section, digest):
+        kept[_is_trained_on(document)].add(document)
+    if not kept[True].size or not kept[False].size:
+        raise PierError(
+            f"domain {section.name}: too little text to train on some of it and to hold some out",
+            "Give it more documents, or longer ones.",
+        )
+    sent = 0 if section.source == "builtin" else kept[True].size + kept[False].size
+    return DomainText(section.name, kept[True].size, sent, digest.hexdigest(), kept[True].text(), kept[False].text())
+
+
+def read_domains(sections: Iterable[DomainSection], train: int, held_out: int) -> list[DomainText]:
+    """All of them, as `read_domain` does. Raises PierError, also when two domains have the same text."""
+    found = [read_domain(section, train, held_out) for section in sections]
+    seen: dict[str, str] = {}
+    for domain in found:
+        if other := seen.get(domain.digest):
+            raise PierError(f"domains {other} and {domain.name} have the same text", "Domains must not overlap.")
+        seen[domain.digest] = domain.name
+    return found
+
+
+@dataclass(frozen=True)
+class HeldOut:
+    """A domain as its expert is judged by it.
+
+    Attributes:
+        tokens: bytes to train on; digest: as of DomainText.
+        texts: of each split, not more than SCORED bytes.
+    """
+
+    tokens: int
+    digest: str
+    texts: dict[Split, bytes]
+
+
+def read_held_out(section: DomainSection) -> HeldOut:
+    """Read all of a domain, and keep what no expert trains on: each document goes to the split that has least.
+
+    Raises:
+        PierError: it cannot be read, or a split has no text.
+    """
+    digest, tokens, kept = hashlib.blake2b(digest_size=16), 0, {split: _Sample(SCORED) for split in SPLITS}
+    for document in _documents(section, digest):
+        if _is_trained_on(document):
+            tokens += len(document.text.encode()) + 1
+        else:
+            min(kept.values(), key=lambda sample: sample.size).add(document)
+    if empty := [split for split in SPLITS if not kept[split].size]:
+        raise PierError(
+            f"domain {section.name}: too few documents, none of them is held out for {empty[0]}",
+            "Give it more documents, or longer ones.",
+        )
+    return HeldOut(tokens, digest.hexdigest(), {split: kept[split].text() for split in SPLITS})
+
+
+def rows_of(text: bytes, context: int) -> npt.NDArray[np.uint8]:
+    """A text cut into rows of context + 1 bytes, [rows, context + 1]; the end that fills no row is left out.
+
+    The last byte of a row is the first of the next: every byte but the first is predicted once.
+    """
+    tokens = np.frombuffer(text, dtype=np.uint8)
+    count = max(0, (len(tokens) - 1) // context)
+    return np.asarray(tokens[np.arange(count)[:, None] * context + np.arange(context + 1)])
+
+
+def _documents(section: DomainSection, digest: hashlib.blake2b) -> Iterator[Document]:
+    for document in open_source(section.data).documents():
+        digest.update(b"%b\0%b\0" % (document.name.encode(errors="surrogateescape"), document.text.encode()))
+        yield document
+
+
+def _is_trained_on(document: Document) -> bool:
+    return part_of(document, HELD_OUT, 1) != VALIDATION
+
+
+class _Sample:
+    """Text from all over a sequence of documents of unknown length: every stride-th one, ever more widely spaced."""
+
+    def __init__(self, most: int) -> None:
+        self._most, self._stride, self._count = most, 1, 0
+        self._kept: list[bytes] = []
+        self._length, self.size = 0, 0
+
+    def add(self, document: Document) -> None:
+        """The next document."""
+        text = document.text.encode() + b"\n"
+        self.size += len(text)
+        if self._count % self._stride == 0:
+            self._kept.append(text)
+            self._length += len(text)
+            while self._length > self._most and len(self._kept) > 1:
+                self._kept, self._stride = self._kept[::2], self._stride * 2
+                self._length = sum(map(len, self._kept))
+        self._count += 1
+
+    def text(self) -> bytes:
+        """The sample."""
+        return b"".join(self._kept)[: self._most]

@@ -1,0 +1,1 @@
+"""NoLoCo's rounds of two: rendezvous, exchange, pair commit."""

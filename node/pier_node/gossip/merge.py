@@ -1,0 +1,109 @@
+"""The end of a run in pairs, if it is wanted: one model of all, the plain mean of the sites' anchors.
+
+Not in the paper (spec/noloco.md section 3.2). It is one atomic round as Pier's are, after the last pair's: all that are
+there end with the same bits, or their models stay as they are. Its base are the sites that live when it begins.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import logging
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+from pier_node.base.shared import SharedVector, Vector
+from pier_node.outer.state import ANCHOR, MOMENTUM, OuterState
+from pier_node.outer.update import Update
+from pier_node.rounds.member import Rounds
+from pier_node.rounds.roster import Roster
+from pier_node.rounds.suspects import Behind
+from pier_node.wire.carrier import Carrier
+
+PATIENCE = 300.0
+"""Seconds to wait for sites that have not taken the last round yet; and for the merge, while nothing is exchanged."""
+LOOK = 5.0
+MERGE = hashlib.sha256(b"pier merge").digest()
+"""Stands for the digest of a state before the merge: each site has its own."""
+
+log = logging.getLogger(__name__)
+
+
+class Merge:
+    """One site's part in it.
+
+    Args:
+        state: of this site, after the last round.
+        rounds: made when this site came up, so that whoever comes to the merge early is told to wait.
+
+    Attributes:
+        members_loss: mean validation loss of what is merged, nats a token; NaN: not known.
+    """
+
+    def __init__(self, carrier: Carrier, roster: Roster, state: OuterState, rounds: Rounds) -> None:
+        self._roster, self._state, self._rounds, self._node = roster, state, rounds, carrier.node
+        carrier.serve_push(rounds.streams.take)
+        self.members_loss = math.nan
+
+    async def run(self) -> OuterState | None:
+        """The merged state; None: there is none, and the log says why. Raises Behind: others have merged without us."""
+        await self._rounds.begin(replace(self._state, members=(self._node,), ledger={}), MERGE)
+        leader = asyncio.create_task(self._rounds.run())
+        try:
+            return await self._merged(await self._members())
+        except TimeoutError:
+            reason = self._rounds.last_error or "nobody came"
+            log.warning("the sites' models are not merged: %s; pier-node export writes each of them", reason)
+            return None
+        finally:
+            leader.cancel()
+            await asyncio.wait([leader])
+
+    async def _members(self) -> Sequence[str]:
+        """Who is there once all live sites have taken the last round, or it has been waited for long enough."""
+        last = self._state.round
+        try:
+            async with asyncio.timeout(PATIENCE):
+                await self._roster.settled()
+                await self._roster.changed.until(lambda: not self._behind(last))
+        except TimeoutError:
+            log.warning("merging without %s", ", ".join(self._behind(last)))
+        return [node for node in self._roster.participants() if node not in self._behind(last)]
+
+    def _behind(self, last: int) -> list[str]:
+        return [node for node, pulse in self._roster.pulses().items() if pulse.round < last]
+
+    async def _merged(self, members: Sequence[str]) -> OuterState | None:
+        if peers := self._roster.ahead(self._state.round):
+            raise Behind(peers)
+        if len(members) < 2:
+            log.info("nobody is here to merge this site's model with")
+            return None
+        rounds = self._rounds
+        await rounds.begin(replace(rounds.state, members=tuple(members)), MERGE)
+        work = asyncio.create_task(rounds.commit(Update(self._state.anchor, 1), merged))
+        try:
+            idle = 0.0
+            while not work.done():
+                await asyncio.wait([work], timeout=LOOK)
+                idle = 0.0 if rounds.exchanging else idle + LOOK
+                if idle > PATIENCE:
+                    raise TimeoutError
+            self.members_loss = self._mean_loss(work.result().members)  # each has told its own before it came
+            return work.result()
+        finally:
+            work.cancel()
+            await asyncio.wait([work])
+
+    def _mean_loss(self, members: Sequence[str]) -> float:
+        pulses = [pulse for node in members if (pulse := self._roster.pulse_of(node))]
+        known = [pulse.validation_loss for pulse in pulses if math.isfinite(pulse.validation_loss)]
+        return sum(known) / len(known) if known else math.nan
+
+
+def merged(state: OuterState, mean: Vector, tokens: Mapping[str, int]) -> OuterState:
+    """The state after the merge: the members' mean, shape [parameters], without momentum; equal at all of them."""
+    anchor, momentum = SharedVector.scratch(len(mean)), SharedVector(len(mean))
+    anchor.array[:] = mean
+    return OuterState(state.round + 1, tuple(sorted(tokens)), {ANCHOR: anchor, MOMENTUM: momentum}, {})

@@ -1,0 +1,341 @@
+"""One meeting of a pair: swap, stage, and decide, so that both take the step or neither does.
+
+Two-phase commit with presumed abort (Mohan, Lindsay, Obermarck, TODS 11, 1986): the member with the lower id decides.
+The other one writes its yes down before it says so; the decider has its new state on the disk before it answers, and
+answers no to a question that it has no record of. States and messages: docs/noloco.md.
+
+What a site remembers of its pairs: with whom it took a round's step, and which of its votes it had no answer to.
+
+Pure. The journal keeps it on the disk (site/journal.py); docs/noloco.md says when it is written.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable, Coroutine, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import Any, Protocol, TypeVar
+
+import numpy as np
+
+from pier.v1.peer_pb2 import SettleReply, SettleRequest
+from pier_node.base.faults import NO_FAULTS, Faults
+from pier_node.base.shared import Vector
+from pier_node.base.tasks import Signal
+from pier_node.config.run import NolocoSection
+from pier_node.gossip.exchange import Lane, Swap, SwapPlan
+from pier_node.gossip.rendezvous import Met, meeting_name
+from pier_node.outer.advance import advance_pair
+from pier_node.outer.codec import Codec
+from pier_node.outer.deadline import Backoff, Deadline
+from pier_node.outer.noloco import needs_anchors
+from pier_node.outer.state import OuterState, piece_hashes, state_digest
+from pier_node.outer.update import Update, norm_limit
+from pier_node.outer.weights import Weighing
+from pier_node.rounds.attempt import check_finite
+from pier_node.rounds.commitments import to_the_end
+from pier_node.rounds.plan import CHUNK
+from pier_node.rounds.roster import Roster
+from pier_node.rounds.suspects import Suspicion
+from pier_node.wire.carrier import SETTLE, Carrier, PeerLost
+
+T = TypeVar("T")
+
+KEPT = 64
+"""Pairs, and doubts, that are remembered: whoever asks for an older one learns that it came to nothing."""
+
+
+@dataclass(frozen=True)
+class Doubt:
+    """This site said yes to a pair's step, and does not know whether its decider took it.
+
+    Attributes:
+        meeting: name of the pair's meeting.
+        digest: what it said yes to.
+    """
+
+    round: int
+    decider: str
+    meeting: bytes
+    digest: bytes
+
+
+@dataclass(frozen=True)
+class Records:
+    """By round: the partner that its step was taken with, and open doubts. A round in neither was taken alone."""
+
+    partners: Mapping[int, str] = field(default_factory=dict)
+    doubts: Mapping[int, Doubt] = field(default_factory=dict)
+
+    def voted(self, doubt: Doubt) -> Records:
+        """With a yes that has no answer yet."""
+        return Records(self.partners, _newest({**self.doubts, doubt.round: doubt}))
+
+    def took(self, round: int, partner: str) -> Records:
+        """With a step that was taken with a partner; a doubt of that round is over."""
+        return Records(_newest({**self.partners, round: partner}), self._without(round))
+
+    def learnt(self, round: int) -> Records:
+        """Without the doubt of a round, however it ended."""
+        return Records(self.partners, self._without(round))
+
+    def _without(self, round: int) -> dict[int, Doubt]:
+        return {number: doubt for number, doubt in self.doubts.items() if number != round}
+
+
+def _newest(by_round: dict[int, T]) -> dict[int, T]:
+    return {number: by_round[number] for number in sorted(by_round)[-KEPT:]}
+
+
+ANSWER = 10.0
+"""Seconds that a question how a meeting ended is held open."""
+PATIENCE = 300.0
+"""Seconds that a site in doubt asks a decider which lives on the roster and gives no answer."""
+NO_TIMEOUT = 2.0
+
+log = logging.getLogger(__name__)
+
+Commit = Callable[[OuterState], Awaitable[None]]
+"""Makes a state this site's own; returns once it would survive a power cut."""
+Outcome = SettleReply.Outcome
+
+
+class PairLog(Protocol):
+    """What remembers pairs across a crash: see site/journal.py."""
+
+    def load(self) -> Records:
+        """What was kept last."""
+
+    def keep(self, records: Records) -> None:
+        """Returns only when they would survive a crash."""
+
+
+@dataclass
+class PairTools:
+    """What a meeting works with.
+
+    Attributes:
+        news: notified when a question, a vote or a new meeting is there.
+        silence: learns how long partners keep each other waiting.
+        weighing: how many tokens a site can have in the ledger after a round, by its number.
+    """
+
+    carrier: Carrier
+    roster: Roster
+    journal: PairLog
+    rates: NolocoSection
+    codec: Codec
+    faults: Faults = NO_FAULTS
+    chunk: int = CHUNK
+    weighing: Callable[[int], Weighing] = lambda _: Weighing()
+
+    def __post_init__(self) -> None:
+        self.node = self.carrier.node
+        self.news = Signal()
+        self.records = self.journal.load()
+        self.silence = Deadline(initial=30.0, floor=10.0)
+        self._means: list[Vector] = []
+
+    def means(self, count: int, length: int) -> list[Vector]:
+        """Memory for means, shape [length] each: the same in every round, so that its pages are there already."""
+        if len(self._means) != count or len(self._means[0]) != length:
+            self._means = [np.zeros(length, np.float32) for _ in range(count)]
+        return self._means
+
+    async def keep(self, records: Records) -> None:
+        """Remember, durably. Raises PierError."""
+        await to_the_end(self._kept(records))
+
+    async def _kept(self, records: Records) -> None:
+        await asyncio.to_thread(self.journal.keep, records)
+        self.records = records
+
+
+class PairCommit:
+    """This site's part in a meeting.
+
+    Args:
+        state: the last one of this site.
+        update: θ, less what no round has taken yet.
+        held: the anchor that the partner was told we have of it.
+    """
+
+    def __init__(self, tools: PairTools, state: OuterState, met: Met, update: Update, held: Vector | None) -> None:
+        weights = update.vector
+        self._tools, self._state = tools, state
+        self.round, self.partner = met.told.round, met.node
+        self.name = meeting_name(self.round, (tools.node, met.told.nonce), (met.node, met.said.nonce))
+        self._decides = tools.node < met.node
+        told = {tools.node: met.told.ledger, met.node: met.said.ledger}
+        self._ledger = merged(told, tools.weighing(self.round))
+        vectors = [weights, state.anchor] if needs_anchors(tools.rates) else [weights]
+        self._means = tools.means(len(vectors), len(weights))
+        wanted, had = met.said.holds != state.digest, met.told.holds == met.said.digest
+        lanes = [Lane(weights, self._means[0], error=update.error)]
+        lanes += [
+            Lane(vector, mean, held if had else None, wanted)
+            for vector, mean in zip(vectors[1:], self._means[1:], strict=True)
+        ]
+        plan = SwapPlan(
+            self.round,
+            self.name,
+            met.node,
+            norm_limit(state.norm),
+            tools.silence.seconds(),
+            lambda: tools.roster.alive(met.node),
+            tools.chunk,
+        )
+        self.swap = Swap(tools.carrier, plan, lanes, tools.codec, tools.faults)
+        self._vote: SettleRequest | None = None
+        self._outcome: Outcome.ValueType = Outcome.OUTCOME_UNDECIDED
+
+    async def run(self, commit: Commit) -> None:
+        """Take the pair's step. Raises Suspicion: it was not taken here, and `commit` not called."""
+        agreed = False
+        try:
+            shadow, digest = await self._stage()
+            if self._decides:
+                await self._await_vote(digest)
+            agreed = True
+        finally:
+            if not agreed:
+                self._decided(Outcome.OUTCOME_REFUSED)
+        if not self._decides:
+            await self._ask(digest)
+        await _through(self._take(shadow, commit))
+
+    async def answer(self, request: SettleRequest) -> Outcome.ValueType:
+        """Take the partner's vote, and tell it how the meeting ends, if that is soon."""
+        if self._vote is None:
+            self._vote = request
+            self._tools.news.notify()
+        with suppress(TimeoutError):
+            async with asyncio.timeout(ANSWER):
+                await self._tools.news.until(lambda: self._outcome != Outcome.OUTCOME_UNDECIDED)
+        return self._outcome
+
+    async def _take(self, shadow: OuterState, commit: Commit) -> None:
+        await commit(shadow)
+        await self._tools.keep(self._tools.records.took(self.round, self.partner))
+        self._decided(Outcome.OUTCOME_COMMITTED)
+
+    def _decided(self, outcome: Outcome.ValueType) -> None:
+        self._outcome = outcome
+        self._tools.news.notify()
+
+    # --- to the same means ---------------------------------------------------------------------
+
+    async def _stage(self) -> tuple[OuterState, bytes]:
+        """Swap; the shadow, and the digest of what it is made of. Raises Suspicion."""
+        tools = self._tools
+        await tools.faults.reach(self.round, "met")
+        await self.swap.run()
+        tools.silence.saw(self.swap.longest_wait)
+        shadow, digest = await to_the_end(asyncio.to_thread(self._computed))
+        try:
+            await check_finite(shadow)
+        except Suspicion:
+            await self._say_no()
+            raise
+        await tools.faults.reach(self.round, "staged")
+        return shadow, digest
+
+    def _computed(self) -> tuple[OuterState, bytes]:
+        members = sorted((self._tools.node, self.partner))
+        hashes = {str(number): piece_hashes(mean) for number, mean in enumerate(self._means)}
+        agreed_on = state_digest(self.round, members, self._ledger, 0, hashes)
+        shadow = advance_pair(self._state, self.round, members, self._means, self._ledger, self._tools.rates)
+        _ = shadow.digest  # computed here, away from the event loop
+        return shadow, agreed_on
+
+    # --- the decider ---------------------------------------------------------------------------
+
+    async def _await_vote(self, digest: bytes) -> None:
+        tools, loop = self._tools, asyncio.get_running_loop()
+        began = loop.time()
+        while self._vote is None:
+            if not tools.roster.alive(self.partner):
+                raise Suspicion(self.partner, "lost before it voted")
+            if loop.time() - began > tools.silence.seconds():
+                raise Suspicion(self.partner, f"did not vote for {tools.silence.seconds():.0f} s")
+            await tools.news.wait(1.0)
+        tools.silence.saw(loop.time() - began)
+        if self._vote.left or not self._vote.yes:
+            raise Suspicion(self.partner, "said no")
+        if self._vote.digest != digest:
+            raise Suspicion(self.partner, "made other means of it than we")
+        await tools.faults.reach(self.round, "voting")
+
+    # --- the other one ---------------------------------------------------------------------------
+
+    async def _say_no(self) -> None:
+        """Spare the decider the wait: it learns from its silence if this does not arrive."""
+        if self._decides:
+            return
+        request = SettleRequest(round=self.round, meeting=self.name, at=self._state.round)
+        try:
+            await self._tools.carrier.call(self.partner, SETTLE, request, NO_TIMEOUT)
+        except PeerLost as lost:
+            log.info("round %d: could not say no to %s: %s", self.round, lost.node, lost.reason)
+
+    async def _ask(self, digest: bytes) -> None:
+        """Say yes, durably, and return once the decider has committed. Raises Suspicion."""
+        tools = self._tools
+        await tools.keep(tools.records.voted(Doubt(self.round, self.partner, self.name, digest)))
+        await tools.faults.reach(self.round, "journaled")
+        outcome = await self._outcome_at_decider(digest)
+        if outcome == Outcome.OUTCOME_REFUSED:
+            await tools.keep(tools.records.learnt(self.round))
+            raise Suspicion(self.partner, "did not take the step")
+        if outcome == Outcome.OUTCOME_UNDECIDED:
+            raise Suspicion(
+                self.partner, "is gone, and with it the answer whether it took the step: asked when it is back"
+            )
+
+    async def _outcome_at_decider(self, digest: bytes) -> Outcome.ValueType:
+        """Ask until there is an answer, or the roster has dropped the decider: UNDECIDED then."""
+        request = SettleRequest(round=self.round, meeting=self.name, yes=True, digest=digest, at=self._state.round)
+        roster, answer = self._tools.roster, asyncio.create_task(self._insist(request))
+        gone = asyncio.create_task(roster.changed.until(lambda: not roster.alive(self.partner)))
+        try:
+            await asyncio.wait((answer, gone), timeout=PATIENCE, return_when=asyncio.FIRST_COMPLETED)
+            return answer.result() if answer.done() else Outcome.OUTCOME_UNDECIDED
+        finally:
+            for task in (answer, gone):
+                task.cancel()
+            await asyncio.wait((answer, gone))
+
+    async def _insist(self, request: SettleRequest) -> Outcome.ValueType:
+        backoff = Backoff()
+        while True:
+            try:
+                reply = await self._tools.carrier.call(self.partner, SETTLE, request, 2 * ANSWER)
+            except PeerLost as lost:
+                log.warning("round %d: no answer from %s: %s", self.round, lost.node, lost.reason)
+                await self._tools.roster.changed.wait(backoff.seconds())
+                continue
+            if reply.outcome != Outcome.OUTCOME_UNDECIDED:
+                return reply.outcome
+
+
+async def _through(work: Coroutine[Any, Any, None]) -> None:
+    """Do it, and be cancelled after it: a decider that stops must not leave open on the disk what it tells others."""
+    task = asyncio.create_task(work)
+    try:
+        await asyncio.shield(task)
+    except asyncio.CancelledError:
+        await asyncio.wait([task])
+        raise
+
+
+def merged(told: Mapping[str, Mapping[str, int]], weighing: Weighing) -> dict[str, int]:
+    """The ledger of two together, from what each says, by its node.
+
+    Of the two themselves it has what each says of itself, of others the most that either knows; nothing of it is more
+    than can be true.
+    """
+    most = {node: max(ledger.get(node, 0) for ledger in told.values()) for ledger in told.values() for node in ledger}
+    own = {node: ledger.get(node, 0) for node, ledger in told.items()}
+    return weighing.plausible({**most, **own}, told.keys())

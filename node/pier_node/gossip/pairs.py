@@ -1,0 +1,379 @@
+"""A site's NoLoCo rounds: meet one other site, take the pair's step with it or one's own alone, and go on.
+
+What `Rounds` is for a round of all: it holds this site's state and moves it on. There is no leader and no quorum; each
+site has a state of its own, and nobody waits for more than one other. See docs/noloco.md.
+
+How meetings ended: answers for those who were left without, questions about those of which we were.
+
+A record that differs between the two of a pair means that one of them was gone while the other went on: whoever is
+behind, or was in doubt if neither is, takes the other's state (spec/noloco.md section 2.4, point 7).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import math
+import secrets
+from collections.abc import AsyncIterator, Awaitable, Callable
+
+from pier.v1.peer_pb2 import Chunk, MeetRequest, SettleReply, SettleRequest
+from pier_node.base.errors import PierError
+from pier_node.base.shared import Vector
+from pier_node.gossip.pair_commit import Doubt, Outcome, PairCommit, PairTools, Records
+from pier_node.gossip.prefetch import Prefetch
+from pier_node.gossip.rendezvous import Met, Rendezvous
+from pier_node.outer.advance import advance_pair
+from pier_node.outer.noloco import PairRun, needs_anchors
+from pier_node.outer.state import OuterState
+from pier_node.outer.times import Times
+from pier_node.outer.update import Update
+from pier_node.rounds.attempt import EARLY, Advance, check_finite
+from pier_node.rounds.commitments import to_the_end
+from pier_node.rounds.suspects import Suspicion
+from pier_node.wire.carrier import SETTLE, BadMessage, PeerLost
+
+FOLLOW = 60.0
+"""Seconds in which a site tries to take the state of a partner whose record differs from its own."""
+LOOK_BACK = 5.0
+"""Seconds that a question about an earlier round may take."""
+
+log = logging.getLogger(__name__)
+
+
+class Outcomes:
+    """One site's knowledge of its past meetings.
+
+    Args:
+        here: this site's state, and the round of the newest one on its disk.
+        pair commit: the meeting under way.
+    """
+
+    def __init__(
+        self, tools: PairTools, here: Callable[[], tuple[OuterState, int]], pair_commit: Callable[[], PairCommit | None]
+    ) -> None:
+        self._tools, self._here, self._pair_commit = tools, here, pair_commit
+        self._source, self._until = "", 0.0
+        tools.carrier.serve(SETTLE, self._answer)
+
+    @property
+    def source(self) -> str:
+        """Whose state this site has to take; empty: nobody's, or not any more."""
+        waits = asyncio.get_running_loop().time() < self._until and self._tools.roster.alive(self._source)
+        return self._source if waits else ""
+
+    def forget(self) -> None:
+        """This site goes on from another's state: what became of its own meetings does not matter any more."""
+        self._source, self._until = "", 0.0
+        self._tools.records = Records(self._tools.records.partners)
+
+    async def resolve(self) -> None:
+        """Ask deciders that are back how the meetings ended of which this site does not know."""
+        state, _ = self._here()
+        for doubt in list(self._tools.records.doubts.values()):
+            if doubt.round == state.round and doubt.decider in state.members:
+                await self._tools.keep(self._tools.records.took(doubt.round, doubt.decider))
+            elif self._tools.roster.alive(doubt.decider):
+                await self._ask(doubt, state.round)
+
+    async def _ask(self, doubt: Doubt, at: int) -> None:
+        request = SettleRequest(
+            round=doubt.round, meeting=doubt.meeting, yes=True, digest=doubt.digest, left=True, at=at
+        )
+        try:
+            reply = await self._tools.carrier.call(doubt.decider, SETTLE, request, LOOK_BACK)
+        except PeerLost as lost:
+            log.info("round %d: %s cannot say yet how it ended: %s", doubt.round, lost.node, lost.reason)
+            return
+        if reply.outcome == Outcome.OUTCOME_COMMITTED and reply.at >= at:
+            self._follow(doubt.round, doubt.decider)
+        elif reply.outcome != Outcome.OUTCOME_UNDECIDED:
+            await self._tools.keep(self._tools.records.learnt(doubt.round))
+
+    async def _answer(self, sender: str, request: SettleRequest) -> SettleReply:
+        if sender < self._tools.node:
+            raise BadMessage("of the two it is the one that decides")
+        pair_commit = self._pair_commit()
+        if pair_commit and (pair_commit.name, pair_commit.partner) == (request.meeting, sender):
+            outcome = await pair_commit.answer(request)
+        else:
+            outcome = Outcome.OUTCOME_COMMITTED if self._took(request.round, sender) else Outcome.OUTCOME_REFUSED
+        reply = SettleReply(outcome=outcome, at=self._here()[0].round)
+        if request.left and outcome == Outcome.OUTCOME_COMMITTED and request.at > reply.at:
+            self._follow(request.round, sender)
+        return reply
+
+    def _took(self, round: int, partner: str) -> bool:
+        """Whether the step of a round was taken with a partner, and is on the disk."""
+        state, saved = self._here()
+        last = saved == state.round == round and partner in state.members
+        return last or self._tools.records.partners.get(round) == partner
+
+    def _follow(self, round: int, node: str) -> None:
+        log.warning("round %d: its step was taken by one of us two only: going on from the state of %s", round, node)
+        self._source, self._until = node, asyncio.get_running_loop().time() + FOLLOW
+
+
+STALE = 8
+"""Rounds behind the furthest from which on a site takes another's state rather than draw its partner back."""
+
+
+Saved = Callable[[], Awaitable[None]]
+
+
+class Pairs:
+    """One node's pairs: hold `state`, and move it on.
+
+    Args:
+        state: the last one of this site.
+        nonce: a fresh name for an announcement.
+
+    Attributes:
+        saved: the round of the newest state that is on the disk, here or where it was fetched.
+        sites: that must be there before this site's coming round begins.
+        last_error: why the last meeting did not end in a common step, in words.
+        spread: standard deviation between the replicas, as the last pair saw it; NaN: not known.
+        times: where the time of the last round went, or goes.
+    """
+
+    def __init__(
+        self,
+        tools: PairTools,
+        run: PairRun,
+        state: OuterState,
+        nonce: Callable[[], bytes] = lambda: secrets.token_bytes(16),
+    ) -> None:
+        self.node = tools.node
+        self.state = state
+        self.saved = state.round
+        self.sites = 1
+        self.last_error = ""
+        self.spread = math.nan
+        self.times = Times()
+        self._tools, self._run, self._nonce = tools, run, nonce
+        self._roster, self._carrier = tools.roster, tools.carrier
+        self._rendezvous = Rendezvous(self._carrier, self._roster, run.seed, lambda: self.state.round, tools.news)
+        self._ahead = Prefetch(
+            self._carrier, self._roster, self._rendezvous.expected, lambda: self.state, tools.codec, tools.chunk
+        )
+        self._pair_commit: PairCommit | None = None
+        self._since = asyncio.get_running_loop().time()
+        self._outcomes = Outcomes(tools, lambda: (self.state, self.saved), lambda: self._pair_commit)
+        self._carrier.serve_push(self._take_stream)
+
+    @property
+    def exchanging(self) -> bool:
+        """Whether this site is in a meeting."""
+        return self._pair_commit is not None
+
+    async def at_rest(self) -> None:
+        """Return once this site is in no meeting."""
+        await self._tools.news.until(lambda: self._pair_commit is None)
+
+    def offer(self, number: int, shadow: bool) -> OuterState | None:
+        """What a peer may fetch from us: the last state (0, or its number), once it is on our disk; never a shadow."""
+        known = self.saved == self.state.round and number in (0, self.saved)
+        return self.state if known and not shadow else None
+
+    async def adopt(self, state: OuterState) -> None:
+        """Go on from another's state: what became of our own meetings does not matter any more."""
+        self._settle(state)
+        self.saved = state.round
+        self._outcomes.forget()
+
+    # --- which round, from where -----------------------------------------------------------------
+
+    def coming(self) -> int:
+        """The next round of this site."""
+        return self._reachable(self.state.round + 1)
+
+    def _reachable(self, number: int) -> int:
+        """A round in which this site will meet somebody: this one, or, if it was overtaken, the next of those in front.
+
+        Rounds differ a little between sites, and who is behind meets others that are. But a site whose partner has gone
+        on, and whom some have overtaken by more than a round, would be alone for ever if it took one after the other.
+        """
+        furthest, pulse = self._furthest(), self._roster.pulse_of(self._rendezvous.expected(number))
+        waits = pulse is not None and pulse.round < number
+        return number if furthest <= number or waits else min(furthest + 1, self._run.last)
+
+    def sources(self) -> list[str]:
+        """From whom this site should take its state before it goes on; mostly nobody.
+
+        States differ, so that one of them has to give it all: another one every second, until one does.
+        """
+        if leader := self._outcomes.source:
+            return [leader]
+        ahead = self._roster.ahead(self.state.round + STALE)
+        return ahead[int(asyncio.get_running_loop().time()) % len(ahead) :][:1] if ahead else []
+
+    def _furthest(self) -> int:
+        ahead = self._roster.ahead(self.state.round)
+        pulse = self._roster.pulse_of(ahead[0]) if ahead else None
+        return pulse.round if pulse else self.state.round
+
+    async def resolve(self) -> None:
+        """Ask deciders that are back how the meetings ended of which this site does not know."""
+        await self._outcomes.resolve()
+
+    # --- a round -----------------------------------------------------------------------------------
+
+    async def commit_alone(self, update: Update, advance: Advance) -> OuterState:
+        """A round of the run's solo start."""
+        state, tokens = self.state, {self.node: update.tokens}
+        shadow: OuterState = await to_the_end(asyncio.to_thread(advance, state, update.vector, tokens))
+        await self._commit_own(shadow, _nothing)
+        return shadow
+
+    async def commit(self, number: int, update: Update, saved: Saved) -> OuterState:
+        """Take the next round, with a partner or alone.
+
+        Args:
+            number: the round that this site has trained for; it takes a later one if it was overtaken meanwhile.
+            update: θ, less what no round has taken yet, and the tokens behind that.
+            saved: makes the new state durable; awaited before anybody else may rely on it.
+
+        Raises:
+            PierError: the step is not finite, or cannot be saved.
+        """
+        self.times = Times()
+        with self.times.spent_waiting():
+            await self._roster.changed.until(lambda: self._is_open(number))
+        await self._ahead.end()
+        try:
+            number = self._reachable(number)
+            held: dict[str, Vector | None] = {}
+            met = await self._meet(number, update, held)
+            if met is None and self._reachable(number) > number:  # overtaken while it waited
+                number = self._reachable(number)
+                met = await self._meet(number, update, held)
+            if met is None or not await self._together(met, update, held[met.node], saved):
+                await self._alone(number, update, saved)
+        finally:
+            self._rendezvous.leave()
+        self._tell()
+        return self.state
+
+    async def stop(self) -> None:
+        """End what goes on while the workers train."""
+        await self._ahead.end()
+
+    def _is_open(self, number: int) -> bool:
+        """Whether enough sites are there for a round, or somebody was seen beyond it."""
+        pulses = [contact.pulse for contact in self._roster.contacts.values()]
+        begun = any(pulse.round >= number for pulse in pulses if pulse)
+        return begun or len(self._roster.participants()) >= self.sites
+
+    async def _together(self, met: Met, update: Update, held: Vector | None, saved: Saved) -> bool:
+        """Whether the step was taken with a partner."""
+        pair_commit = self._pair_commit = PairCommit(self._tools, self.state, met, update, held)
+        self._tools.news.notify()
+        try:
+            with self.times.spent_on_attempt():
+                await pair_commit.run(lambda shadow: self._commit_pair(pair_commit, shadow, saved))
+        except Suspicion as suspicion:
+            self.last_error = f"round {pair_commit.round}, with {met.node}: {suspicion}"
+            log.warning("round %d: not taken with %s: %s", pair_commit.round, met.node, suspicion)
+            return False
+        finally:
+            self._pair_commit = None
+            self._tools.news.notify()
+        return True
+
+    async def _meet(self, number: int, update: Update, held: dict[str, Vector | None]) -> Met | None:
+        """The partner; `held` takes the anchors of those who were told that we have theirs."""
+        nonce, ledger = self._nonce(), self._ledger_with(update, number)
+
+        def describe(node: str) -> MeetRequest:
+            holds = self._ahead.digest_of(node)
+            held[node] = self._ahead.anchor_of(node, holds)
+            return MeetRequest(round=number, nonce=nonce, digest=self.state.digest, ledger=ledger, holds=holds)
+
+        await self._tools.faults.reach(number, "ready")
+        overtaken = number > self.state.round + 1
+        # Those in front may have just begun: they need no longer than this site, which they have overtaken, has taken.
+        allowance = asyncio.get_running_loop().time() - self._since if overtaken else 0.0
+        with self.times.spent_waiting():
+            return await self._rendezvous.find(number, describe, allowance)
+
+    async def _alone(self, number: int, update: Update, saved: Saved) -> None:
+        state, ledger, rates = self.state, self._ledger_with(update, number), self._tools.rates
+        means = [update.vector]
+        if update.error is not None:  # of a meeting that failed: now nothing is dropped
+            update.error.fill(0)
+        step = asyncio.to_thread(advance_pair, state, number, [self.node], means, ledger, rates)
+        shadow = await to_the_end(step)
+        await self._commit_own(shadow, saved)
+
+    def _ledger_with(self, update: Update, number: int) -> dict[str, int]:
+        ledger = self.state.ledger
+        ours = {self.node: ledger.get(self.node, 0) + update.tokens}
+        return self._tools.weighing(number).plausible({**ledger, **ours}, ours)
+
+    # --- what others say -----------------------------------------------------------------------
+
+    async def _take_stream(self, sender: str, chunks: AsyncIterator[Chunk]) -> None:
+        first = await anext(chunks, None)
+        if first is None:
+            raise BadMessage("an empty stream")
+        if first.stage == Chunk.STAGE_ANCHOR and needs_anchors(self._tools.rates):
+            await self._ahead.take(sender, first, chunks)
+        elif first.stage == Chunk.STAGE_SWAP:
+            pair_commit = await self._deal_of(first)
+            await pair_commit.swap.take(sender, first, chunks)
+        else:
+            raise BadMessage("a stream that pairs do not send")
+
+    async def _deal_of(self, first: Chunk) -> PairCommit:
+        """The meeting that a stream belongs to: it may come a moment before we know that we have met."""
+
+        def settled() -> bool:
+            return bool(self._pair_commit and self._pair_commit.round >= first.round) or self._rendezvous.is_over(
+                first.round
+            )
+
+        try:
+            async with asyncio.timeout(EARLY):
+                await self._tools.news.until(settled)
+        except TimeoutError as error:
+            raise BadMessage("no such meeting") from error
+        if self._pair_commit is None or self._pair_commit.name != first.meeting:
+            raise BadMessage("that meeting is over")
+        return self._pair_commit
+
+    # --- how a round ends ------------------------------------------------------------------------
+
+    async def _commit_pair(self, pair_commit: PairCommit, shadow: OuterState, saved: Saved) -> None:
+        self.spread, self.last_error = pair_commit.swap.spread, ""
+        await self._commit(shadow, saved)
+
+    async def _commit_own(self, shadow: OuterState, saved: Saved) -> None:
+        try:
+            await check_finite(shadow)
+        except Suspicion as error:
+            raise PierError(
+                f"round {shadow.round}: training diverged: the weights are not finite any more",
+                "Found a new run with a lower inner.lr; this one's last checkpoint is as it was.",
+            ) from error
+        await to_the_end(asyncio.to_thread(lambda: shadow.digest))
+        await self._commit(shadow, saved)
+
+    async def _commit(self, shadow: OuterState, saved: Saved) -> None:
+        self._settle(shadow)
+        await self._tools.faults.reach(shadow.round, "committed")
+        await saved()
+
+    def _settle(self, state: OuterState) -> None:
+        self.state, self._since = state, asyncio.get_running_loop().time()
+        self._tools.news.notify()
+        self._roster.changed.notify()
+
+    def _tell(self) -> None:
+        """Tell all that a round is over, and the next partner our anchor, without waiting for anybody."""
+        self._roster.tell()
+        if needs_anchors(self._tools.rates) and self.state.round < self._run.last:
+            self._ahead.begin(self.coming())
+
+
+async def _nothing() -> None:
+    """Of a round that is saved later, because nobody waits for it."""

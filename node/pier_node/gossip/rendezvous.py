@@ -1,0 +1,191 @@
+"""How two sites of a pair find each other, without a word to anybody else.
+
+Each works out its partner from what it knows of the roster, and asks it: the partner holds the question open until it
+is ready too. They meet when each wants the other; rosters that differ for a moment only cost a question. Nobody is
+waited for beyond a deadline that is learnt, nor beyond its life on the roster: whoever is left over goes alone.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import json
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from pier.v1.peer_pb2 import MeetReply, MeetRequest
+from pier_node.base.tasks import Signal
+from pier_node.outer.deadline import Deadline
+from pier_node.outer.noloco import partner
+from pier_node.rounds.roster import Roster
+from pier_node.wire.carrier import MEET, Carrier, PeerLost
+
+POLL = 10.0
+"""Seconds that a question is held open; the asker then asks again."""
+PAUSE = 1.0
+"""Seconds, at most, until a partner is asked again that wanted another; the roster's news come earlier."""
+DISAGREEMENTS = 3
+"""Times that a partner may want another before this site goes alone."""
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Met:
+    """Who was met, what it says of itself, and what it was told of us."""
+
+    node: str
+    said: MeetRequest
+    told: MeetRequest
+
+
+@dataclass
+class _Here:
+    """This site is ready for a round: whom it wants to meet, whom it has met, and whether it has gone on alone."""
+
+    round: int
+    describe: Callable[[str], MeetRequest]
+    told: dict[str, MeetRequest] = field(default_factory=dict)
+    wanted: str = ""
+    met: Met | None = None
+    gone: bool = False
+
+    def tell(self, node: str) -> MeetRequest:
+        """What a site is told of us: the same each time, since both sides go by it."""
+        if node not in self.told:
+            self.told[node] = self.describe(node)
+        return self.told[node]
+
+    def meet(self, node: str, said: MeetRequest) -> None:
+        """The first that wants us as we want it."""
+        if self.met is None and not self.gone:
+            self.met = Met(node, said, self.tell(node))
+
+
+class Rendezvous:
+    """One site's side.
+
+    Args:
+        seed: of the run.
+        committed: the last round that this site has taken.
+        news: notified when something here changes.
+    """
+
+    def __init__(self, carrier: Carrier, roster: Roster, seed: int, committed: Callable[[], int], news: Signal) -> None:
+        self._carrier, self._roster, self._seed, self._committed = carrier, roster, seed, committed
+        self._news = news
+        self._here: _Here | None = None
+        self._pairs: tuple[int, list[str], str] = (0, [], "")
+        self.deadline = Deadline(initial=300.0, floor=5.0)
+        carrier.serve(MEET, self._answer)
+
+    def expected(self, round: int) -> str:
+        """Whom this site would meet in a round, by what it knows now; empty: nobody."""
+        members = sorted({*self._roster.participants(), self._carrier.node})
+        if self._pairs[:2] != (round, members):
+            self._pairs = round, members, partner(self._seed, round, members, self._carrier.node) or ""
+        return self._pairs[2]
+
+    async def find(self, round: int, describe: Callable[[str], MeetRequest], allowance: float) -> Met | None:
+        """Meet the partner of this round; None: go alone. `leave` has to be called in either case.
+
+        Args:
+            describe: what a site is told of us.
+            allowance: seconds to wait on top of the deadline that is learnt; such a wait teaches nothing.
+        """
+        loop, here = asyncio.get_running_loop(), _Here(round, describe)
+        self._here, began = here, loop.time()
+        try:
+            async with asyncio.timeout(self.deadline.seconds() + allowance):
+                await self._find(here)
+        except TimeoutError:
+            log.info("round %d: %s did not come in time", round, here.wanted)
+        here.gone = here.met is None
+        self._news.notify()
+        if here.met and not allowance:
+            self.deadline.saw(loop.time() - began)
+        return here.met
+
+    def leave(self) -> None:
+        """The round is over: no question for it waits any longer."""
+        self._here = None
+        self._news.notify()
+
+    def is_over(self, round: int) -> bool:
+        """Whether this site meets nobody in a round, any more."""
+        here = self._here
+        return round <= self._committed() or (here is not None and (here.round > round or here.gone))
+
+    async def _find(self, here: _Here) -> None:
+        disagreements = 0
+        while disagreements < DISAGREEMENTS:
+            here.wanted = self.expected(here.round)
+            self._news.notify()
+            if here.met or not here.wanted:
+                return
+            verdict = await self._first_of(here)
+            if here.met or verdict == MeetReply.VERDICT_OVER:
+                return
+            if verdict == MeetReply.VERDICT_OTHER:
+                disagreements += 1
+                await self._roster.changed.wait(PAUSE)
+
+    async def _first_of(self, here: _Here) -> MeetReply.Verdict.ValueType | None:
+        """What comes first: the partner's verdict, its own question, or a roster by which it is another."""
+        ask = asyncio.create_task(self._ask(here))
+        met = asyncio.create_task(self._news.until(lambda: here.met is not None))
+        change = asyncio.create_task(self._roster.changed.until(lambda: self.expected(here.round) != here.wanted))
+        tasks = (ask, met, change)
+        try:
+            await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.wait(tasks)
+        return None if ask.cancelled() else ask.result()
+
+    async def _ask(self, here: _Here) -> MeetReply.Verdict.ValueType:
+        """Ask until there is a verdict. A partner that is lost is asked again: the roster says when it is gone."""
+        node = here.wanted
+        while True:
+            try:
+                reply = await self._carrier.call(node, MEET, here.tell(node), 2 * POLL)
+            except PeerLost as lost:
+                log.info("round %d: cannot ask %s: %s", here.round, node, lost.reason)
+                await self._roster.changed.wait(PAUSE)
+                continue
+            if reply.verdict == MeetReply.VERDICT_READY:
+                here.meet(node, reply.partner)
+            if reply.verdict == MeetReply.VERDICT_OTHER:
+                log.info("round %d: %s meets %s instead", here.round, node, reply.other or "nobody")
+            if reply.verdict != MeetReply.VERDICT_WAIT:
+                return reply.verdict
+
+    async def _answer(self, sender: str, request: MeetRequest) -> MeetReply:
+        def ready() -> bool:
+            here = self._here
+            return request.round <= self._committed() or (here is not None and here.round >= request.round)
+
+        try:
+            async with asyncio.timeout(POLL):
+                await self._news.until(ready)
+        except TimeoutError:
+            return MeetReply(verdict=MeetReply.VERDICT_WAIT)
+        here = self._here
+        if here is None or self.is_over(request.round):
+            return MeetReply(verdict=MeetReply.VERDICT_OVER)
+        if here.wanted == sender:
+            here.meet(sender, request)
+            self._news.notify()
+        if here.met and (here.met.node, here.met.said.nonce) == (sender, request.nonce):
+            return MeetReply(verdict=MeetReply.VERDICT_READY, partner=here.tell(sender))
+        if here.met:
+            return MeetReply(verdict=MeetReply.VERDICT_OVER)
+        return MeetReply(verdict=MeetReply.VERDICT_OTHER, other=here.wanted)
+
+
+def meeting_name(round: int, one: tuple[str, bytes], other: tuple[str, bytes]) -> bytes:
+    """Names a meeting by its round and by both sides' nodes and nonces: 32 bytes."""
+    sides = [[node, nonce.hex()] for node, nonce in sorted([one, other])]
+    return hashlib.sha256(json.dumps([round, sides]).encode()).digest()

@@ -1,0 +1,206 @@
+"""Who a node is, and what it needs to join a run: its key pair and the run's token, kept in its data directory.
+
+A node's id is the hash of its public key, so that nobody can claim another's. The token is the run's one secret:
+certificates.py derives everything else from it.
+
+Secrets as text that people paste: a prefix, base32 in small letters, and check digits against slips.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import os
+import secrets
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Self
+
+from cryptography.hazmat.primitives import serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+
+from pier_node.base import durable
+from pier_node.base.errors import PierError
+
+TOKEN_VARIABLE = "PIER_TOKEN"
+"""Environment variable in which a command is given a token or an invite: other users see argv, and not that."""
+CHECK = 4
+"""Bytes of check digits."""
+
+
+def spell(prefix: str, body: bytes) -> str:
+    """The text of a secret."""
+    return prefix + base64.b32encode(body + _checksum(prefix, body)).decode().rstrip("=").lower()
+
+
+def read(prefix: str, length: int, text: str) -> bytes:
+    """The secret of `length` bytes in what somebody typed or pasted: case and line breaks do not matter.
+
+    Raises:
+        PierError: it is no such text, or not whole.
+    """
+    compact = "".join(text.split()).lower()
+    letters = len(prefix) + -(-(length + CHECK) * 8 // 5)
+    if not compact.startswith(prefix):
+        raise _mistyped(f"a token starts with {prefix}", prefix)
+    if len(compact) != letters:
+        raise _mistyped(f"it has {len(compact)} characters, a token has {letters}", prefix)
+    try:
+        padding = "=" * (-len(compact.removeprefix(prefix)) % 8)
+        raw = base64.b32decode(compact.removeprefix(prefix).upper() + padding)
+    except ValueError as error:
+        raise _mistyped(f"after {prefix} only letters and the digits 2 to 7 occur in a token", prefix) from error
+    body = raw[:length]
+    if spell(prefix, body) != compact:
+        raise _mistyped("its check digits do not match the rest", prefix)
+    return body
+
+
+def _checksum(prefix: str, body: bytes) -> bytes:
+    return hashlib.sha256(prefix.encode() + body).digest()[:CHECK]
+
+
+def _mistyped(why: str, prefix: str) -> PierError:
+    return PierError(
+        f"this is not a whole token: {why}", f"Copy the token again, from `{prefix}` to its last character."
+    )
+
+
+_PREFIX = "pier1-"
+_PREFIX_WITH_FOUNDER = "pier2-"
+_SECRET, _RUN, _FOUNDER = 32, 16, 8
+_KEY_FILE, _TOKEN_FILE = "node.key", "run.token"
+
+
+@dataclass(frozen=True)
+class Identity:
+    """A node's key pair."""
+
+    key: ec.EllipticCurvePrivateKey = field(repr=False)
+
+    @property
+    def node(self) -> str:
+        """The node id: 16 hex digits."""
+        return node_id(self.key.public_key())
+
+    @classmethod
+    def load_or_create(cls, folder: Path) -> Self:
+        """The identity that lives in a data directory; made at the first start. Raises PierError."""
+        path = folder / _KEY_FILE
+        try:
+            if path.exists():
+                return cls(_load_key(path))
+            key = ec.generate_private_key(ec.SECP256R1())
+            write_private(path, key_pem(key))
+        except OSError as error:
+            raise _unusable(path, error) from error
+        return cls(key)
+
+
+@dataclass(frozen=True)
+class Token:
+    """What a site needs to join a run: the run's secret, the run it is for, and whom to believe.
+
+    Attributes:
+        run: the first 16 bytes of the hash of the run's configuration.
+        founder: node id of the site that began the run: its signature is under the run's first state. Empty: the token
+            does not say, as those of earlier versions.
+    """
+
+    secret: bytes = field(repr=False)
+    run: bytes
+    founder: str = ""
+
+    @classmethod
+    def new(cls, run_hash: bytes, founder: str = "") -> Self:
+        """A token for a run that starts now."""
+        return cls(secrets.token_bytes(_SECRET), run_hash[:_RUN], founder)
+
+    @classmethod
+    def parse(cls, text: str) -> Self:
+        """Read what somebody typed or pasted: case and line breaks do not matter. Raises PierError."""
+        names_founder = "".join(text.split()).lower().startswith(_PREFIX_WITH_FOUNDER)
+        prefix, founder = (_PREFIX_WITH_FOUNDER, _FOUNDER) if names_founder else (_PREFIX, 0)
+        body = read(prefix, _SECRET + _RUN + founder, text)
+        return cls(body[:_SECRET], body[_SECRET : _SECRET + _RUN], body[_SECRET + _RUN :].hex())
+
+    def __str__(self) -> str:
+        prefix = _PREFIX_WITH_FOUNDER if self.founder else _PREFIX
+        return spell(prefix, self.secret + self.run + bytes.fromhex(self.founder))
+
+    def is_for(self, run_hash: bytes) -> bool:
+        """Whether it was made for the run whose configuration has this hash."""
+        return run_hash[:_RUN] == self.run
+
+    def require_run(self, run_hash: bytes) -> None:
+        """Make sure that a configuration is the one this token was made for. Raises PierError."""
+        if not self.is_for(run_hash):
+            raise PierError(
+                f"the token is for run {self.run.hex()[:8]}, the configuration here is run {run_hash.hex()[:8]}",
+                "Use the token of this run, or start without run.toml to get the configuration from --peers.",
+            )
+
+    def save(self, folder: Path) -> None:
+        """Keep the token in a data directory, so that the same command restarts. Raises PierError."""
+        try:
+            write_private(self.path(folder), f"{self}\n".encode())
+        except OSError as error:
+            raise _unusable(self.path(folder), error) from error
+
+    @staticmethod
+    def path(folder: Path) -> Path:
+        """Where a data directory keeps it."""
+        return folder / _TOKEN_FILE
+
+    @classmethod
+    def load(cls, folder: Path) -> Self | None:
+        """The token kept in a data directory; None: there is none. Raises PierError."""
+        path = cls.path(folder)
+        try:
+            return cls.parse(path.read_text(errors="replace"))
+        except FileNotFoundError:
+            return None
+        except OSError as error:
+            raise _unusable(path, error) from error
+        except PierError as error:
+            raise PierError(f"{path}: {error.problem}", "Delete it and start with --token again.") from error
+
+
+def node_id(key: ec.EllipticCurvePublicKey) -> str:
+    """The first 16 hex digits of SHA-256 of a public key (DER, SubjectPublicKeyInfo)."""
+    spki = key.public_bytes(serialization.Encoding.DER, serialization.PublicFormat.SubjectPublicKeyInfo)
+    return hashlib.sha256(spki).hexdigest()[:16]
+
+
+def key_pem(key: ec.EllipticCurvePrivateKey) -> bytes:
+    """A private key as PEM text (PKCS #8, not encrypted)."""
+    return key.private_bytes(
+        serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
+    )
+
+
+def _load_key(path: Path) -> ec.EllipticCurvePrivateKey:
+    remedy = f"Restore it from a backup, or delete it: this site then joins under a new node id ({path})."
+    try:
+        key = serialization.load_pem_private_key(path.read_bytes(), password=None)
+    except (ValueError, TypeError) as error:
+        raise PierError(f"{path}: not a private key: {error}", remedy) from error
+    if not isinstance(key, ec.EllipticCurvePrivateKey) or not isinstance(key.curve, ec.SECP256R1):
+        raise PierError(f"{path}: a private key of another kind than P-256", remedy)
+    return key
+
+
+def write_private(path: Path, data: bytes) -> None:
+    """Write a file that only its owner can read, whole or not at all. Raises OSError."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.with_name(f"{path.name}.{os.getpid()}.tmp")
+    temporary.unlink(missing_ok=True)
+    with os.fdopen(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
+        file.write(data)
+    durable.sync(temporary)
+    temporary.replace(path)
+    durable.sync(path.parent)
+
+
+def _unusable(path: Path, error: OSError) -> PierError:
+    return PierError(f"{path}: {error.strerror}", "Start pier-node as the user that owns the --data folder.")

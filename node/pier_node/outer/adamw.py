@@ -1,0 +1,95 @@
+"""AdamW as every part of a site takes it: a step on named tensors, or on flat vectors. Pure.
+
+AdamW: Loshchilov and Hutter, arXiv 1711.05101. Linear warm-up and cosine decay as in GPT-3, arXiv 2005.14165.
+PyTorch's fused kernel gives the same bits on a CPU for tensors of their own and for views of one flat vector, and for
+any number of threads: synchronous training rests on that, because there every daemon takes the step for itself.
+It is called as a function: making a `torch.optim.Optimizer` imports the compiler, a second of every process's start.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor, nn
+from torch.optim.adamw import adamw
+
+from pier_node.config.run import InnerSection
+from pier_node.outer.layout import Layout, is_decayed
+
+EPSILON = 1e-8
+Named = Mapping[str, Tensor]
+
+
+def learning_rate(step: int, config: InnerSection) -> float:
+    """The rate of inner step `step`, counted from 0 over the run: up to lr in warmup_steps, then down to min_lr."""
+    if step < config.warmup_steps:
+        return config.lr * (step + 1) / config.warmup_steps
+    done = (step - config.warmup_steps) / max(1, config.total_steps - config.warmup_steps)
+    return config.min_lr + 0.5 * (config.lr - config.min_lr) * (1.0 + math.cos(math.pi * min(1.0, done)))
+
+
+@torch.no_grad()
+def take_step(
+    parameters: Mapping[str, nn.Parameter], first: Named, second: Named, adam_step: int, step: int, config: InnerSection
+) -> None:
+    """Clip the parameters' gradients and take an AdamW step, all in place. Weight decay applies to matrices only.
+
+    Args:
+        parameters: by name, with their gradients in `grad`.
+        first: AdamW's first moments, by the same names.
+        second: its second moments.
+        adam_step: AdamW steps behind the moments.
+        step: index in the whole run of this inner step; the learning rate follows from it.
+        config: the [inner] section.
+    """
+    if config.clip_norm:
+        nn.utils.clip_grad_norm_(parameters.values(), config.clip_norm)
+    for decayed, decay in ((True, config.weight_decay), (False, 0.0)):
+        names = [name for name, parameter in parameters.items() if is_decayed(parameter.shape) is decayed]
+        if not names:
+            continue
+        chosen = [parameters[name] for name in names]
+        steps = torch.full((len(names),), float(adam_step), device=chosen[0].device)
+        adamw(
+            list[Tensor](chosen),
+            [parameter.grad for parameter in chosen if parameter.grad is not None],
+            [first[name] for name in names],
+            [second[name] for name in names],
+            [],
+            list(steps.unbind()),
+            fused=True,
+            amsgrad=False,
+            beta1=config.beta1,
+            beta2=config.beta2,
+            lr=learning_rate(step, config),
+            weight_decay=decay,
+            eps=EPSILON,
+            maximize=False,
+        )
+
+
+def step_vectors(
+    layout: Layout,
+    weights: Tensor,
+    moments: tuple[Tensor, Tensor, int],
+    gradient: Tensor,
+    step: int,
+    config: InnerSection,
+) -> None:
+    """`take_step` on flat vectors, shape [parameters] each: a daemon's half of synchronous training.
+
+    Args:
+        layout: where each parameter lies in the vectors.
+        weights: changed in place.
+        moments: AdamW's two moments, changed in place, and the steps behind them.
+        gradient: clipped in place.
+        step: index of the step in the whole run.
+        config: the [inner] section.
+    """
+    parameters = {name: nn.Parameter(view) for name, view in layout.views(weights).items()}
+    for name, view in layout.views(gradient).items():
+        parameters[name].grad = view
+    first, second, adam_step = moments
+    take_step(parameters, layout.views(first), layout.views(second), adam_step, step, config)

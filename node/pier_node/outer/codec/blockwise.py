@@ -1,0 +1,227 @@
+"""What the blockwise codecs share: values, or codes, in rows of one block each.
+
+Blockwise int8: value ≈ code · scale, with code in -127..127 and scale = absmax of the block / 127 (Dettmers et al.,
+arXiv 2110.02861, with uniform levels).
+
+Layout: bf16 scale of each block of 128, then a signed byte a value. Blocks of half the size would lower the error of
+Gaussian values by 8 %, which is what their scales' 0.125 bits are worth anyway.
+
+Blockwise int4: value ≈ (code - zero) · step, with code and zero in 0..15: 16 even levels over the range of a block,
+one of them exactly 0.
+
+The asymmetric quantiser of Jacob et al., arXiv 1712.05877, with its two parameters in 16 bits: a step is fp32 without
+sign and with 4 bits of mantissa, rounded up, and the zero takes the lowest 4. On pseudo-gradients its error is 15 %
+below that of levels from -absmax to absmax, and about that of NF4 (docs/results.md), which is hard to round by chance.
+
+Layout: parameters of each block of 64, then a byte for values j and ceil(n / 2) + j, the first in the low half.
+"""
+
+from __future__ import annotations
+
+from typing import TypeVar
+
+import numpy as np
+import numpy.typing as npt
+
+from pier_node.base.shared import Vector
+from pier_node.outer.codec.interface import LARGEST, SMALLEST, BadCode, check_size, check_values
+from pier_node.outer.codec.plain import from_bf16, to_bf16
+
+Number = TypeVar("Number", bound=np.generic)
+
+
+def in_blocks(values: npt.NDArray[Number], block: int) -> npt.NDArray[Number]:
+    """Shape [n] as [blocks, block]: a view, or a copy with zeros at the end where the last block is not full."""
+    missing = -len(values) % block
+    if missing:
+        values = np.concatenate([values, np.zeros(missing, values.dtype)])
+    return values.reshape(-1, block)
+
+
+def block_maximum(values: Vector) -> Vector:
+    """The largest of each row, shape [blocks, 1]; `reduceat` takes half the time of `max(axis=1)` on short rows."""
+    return np.maximum.reduceat(values.ravel(), _starts(values))[:, None]
+
+
+def block_minimum(values: Vector) -> Vector:
+    """The smallest of each row, shape [blocks, 1]."""
+    return np.minimum.reduceat(values.ravel(), _starts(values))[:, None]
+
+
+def to_integers(quotients: Vector, rng: np.random.Generator | None) -> None:
+    """Round in place: to nearest, or up or down by chance so that the expectation is the value itself."""
+    if rng is None:
+        np.rint(quotients, out=quotients)
+    else:
+        quotients += rng.random(quotients.shape, np.float32)
+        np.floor(quotients, out=quotients)
+
+
+def _starts(values: Vector) -> npt.NDArray[np.intp]:
+    return np.arange(0, values.size, values.shape[1])
+
+
+INT8_BLOCK = 128
+INT8_LEVELS = 127
+INT8_LEVELS_BY_CHANCE = 126
+"""The scale is rounded too, by up to 0.2 %: rounding up by chance needs a level to spare."""
+
+_LARGEST_SCALE = int(to_bf16(np.array([LARGEST / INT8_LEVELS], np.float32))[0])
+_SMALLEST_SCALE = int(to_bf16(np.array([SMALLEST], np.float32))[0])
+
+
+class Int8:
+    """8.125 bits a value; error at most half a scale, and below 2^-119 in blocks that are smaller than that.
+
+    Args:
+        rng: round by chance, without bias; to nearest if there is none.
+    """
+
+    name = "int8"
+    lossy = True
+
+    def __init__(self, rng: np.random.Generator | None = None) -> None:
+        self._rng = rng
+
+    def encode(self, values: Vector) -> bytes:
+        """See Codec."""
+        check_values(values)
+        blocks = in_blocks(values, INT8_BLOCK)
+        scales = block_maximum(np.abs(blocks)) / np.float32(INT8_LEVELS_BY_CHANCE if self._rng else INT8_LEVELS)
+        scales[scales < SMALLEST] = 0
+        halves = to_bf16(scales)
+        divisors = from_bf16(halves)
+        divisors[divisors == 0] = 1  # what is smaller than the smallest scale becomes zero
+        quotients = blocks / divisors
+        to_integers(quotients, self._rng)
+        codes = quotients.astype(np.int8).ravel()[: len(values)]
+        return halves.astype("<u2", copy=False).tobytes() + codes.tobytes()
+
+    def decode(self, data: bytes, length: int) -> Vector:
+        """See Codec."""
+        check_size(self, data, length)
+        count = _int8_blocks(length)
+        halves = np.frombuffer(data, "<u2", count)[:, None]
+        codes = np.frombuffer(data, np.int8, offset=2 * count)
+        if ((halves > _LARGEST_SCALE) | (halves != 0) & (halves < _SMALLEST_SCALE)).any():
+            raise BadCode("int8: a scale is out of range")
+        blocks = in_blocks(codes, INT8_BLOCK)
+        if codes.min() < -INT8_LEVELS or blocks[halves[:, 0] == 0].any():
+            raise BadCode("int8: a code is out of range")
+        return np.multiply(blocks, from_bf16(halves)).ravel()[:length]
+
+    def size(self, length: int) -> int:
+        """See Codec."""
+        return 2 * _int8_blocks(length) + length
+
+
+def _int8_blocks(length: int) -> int:
+    return -(-length // INT8_BLOCK)
+
+
+INT4_BLOCK = 64
+INT4_LEVELS = 15
+INT4_LEVELS_BY_CHANCE = 14
+"""With one to spare, zero can be rounded up, so that no value that chance rounds up or down is cut off."""
+DROPPED = 19
+"""Bits of an fp32's mantissa that a step has not."""
+
+
+class Int4:
+    """4.25 bits a value; error at most half a step, and below 2^-122 in blocks whose range is smaller than that.
+
+    Args:
+        rng: round by chance, without bias; to nearest if there is none.
+    """
+
+    name = "int4"
+    lossy = True
+
+    def __init__(self, rng: np.random.Generator | None = None) -> None:
+        self._rng = rng
+
+    def encode(self, values: Vector) -> bytes:
+        """See Codec."""
+        check_values(values)
+        blocks = in_blocks(values, INT4_BLOCK)
+        steps, zeros = self._parameters(blocks)
+        divisors = steps.copy()
+        divisors[steps == 0] = 1
+        quotients = blocks / divisors
+        quotients += zeros
+        to_integers(quotients, self._rng)
+        np.clip(quotients, 0, 15, out=quotients)
+        codes = quotients.astype(np.uint8).ravel()[: len(values)]
+        head = steps.view(np.uint32) >> (DROPPED - 4) | zeros.astype(np.uint32)
+        return head.astype("<u2").tobytes() + _pack(codes).tobytes()
+
+    def _parameters(self, blocks: Vector) -> tuple[Vector, Vector]:
+        """Step and zero of each block, shapes [blocks, 1]."""
+        lowest: Vector = np.minimum(block_minimum(blocks), 0)
+        highest: Vector = np.maximum(block_maximum(blocks), 0)
+        levels = np.float32(INT4_LEVELS_BY_CHANCE if self._rng else INT4_LEVELS)
+        steps = _round_up(highest / levels - lowest / levels)  # their difference may be infinite
+        steps[steps < SMALLEST] = 0  # such a block becomes zero
+        below = np.divide(-lowest, steps, out=np.zeros_like(steps), where=steps > 0)
+        return steps, np.ceil(below) if self._rng else np.rint(below)
+
+    def decode(self, data: bytes, length: int) -> Vector:
+        """See Codec."""
+        check_size(self, data, length)
+        count = _int4_blocks(length)
+        steps, zeros = _read_parameters(np.frombuffer(data, "<u2", count)[:, None])
+        codes = _unpack(np.frombuffer(data, np.uint8, offset=2 * count), length)
+        blocks = in_blocks(codes.view(np.int8), INT4_BLOCK)
+        if blocks[steps[:, 0] == 0].any():
+            raise BadCode("int4: a block without a step is not zero")
+        blocks = blocks - zeros
+        with np.errstate(over="ignore"):
+            values = np.multiply(blocks, steps).ravel()[:length]
+        if steps.max() > LARGEST / INT4_LEVELS:
+            np.clip(values, -LARGEST, LARGEST, out=values)
+        return values
+
+    def size(self, length: int) -> int:
+        """See Codec."""
+        return 2 * _int4_blocks(length) + (length + 1) // 2
+
+
+def _int4_blocks(length: int) -> int:
+    return -(-length // INT4_BLOCK)
+
+
+def _round_up(steps: Vector) -> Vector:
+    bits = steps.view(np.uint32) + np.uint32((1 << DROPPED) - 1)
+    bits >>= DROPPED
+    bits <<= DROPPED
+    return bits.view(np.float32)
+
+
+_LARGEST_STEP = _round_up(np.array([LARGEST / INT4_LEVELS_BY_CHANCE * 2], np.float32))[0]
+
+
+def _read_parameters(head: npt.NDArray[np.uint16]) -> tuple[Vector, npt.NDArray[np.int8]]:
+    """Step and zero of each block, of the shape of `head`. Raises BadCode."""
+    bits = head.astype(np.uint32) >> 4
+    steps = (bits << DROPPED).view(np.float32)
+    if not ((head == 0) | (steps >= SMALLEST) & (steps <= _LARGEST_STEP)).all():
+        raise BadCode("int4: a step is out of range")
+    return steps, (head & 15).astype(np.int8)
+
+
+def _pack(codes: npt.NDArray[np.uint8]) -> npt.NDArray[np.uint8]:
+    """Two to a byte; the halves of the vector, not neighbours, share one: that takes no strided access."""
+    middle = (len(codes) + 1) // 2
+    packed = codes[:middle].copy()
+    packed[: len(codes) - middle] |= codes[middle:] << 4
+    return packed
+
+
+def _unpack(packed: npt.NDArray[np.uint8], length: int) -> npt.NDArray[np.uint8]:
+    if length % 2 and packed[-1] > 15:
+        raise BadCode("int4: there is a value too many")
+    codes = np.empty(length, np.uint8)
+    middle = len(packed)
+    np.bitwise_and(packed, 15, out=codes[:middle])
+    np.right_shift(packed[: length - middle], 4, out=codes[middle:])
+    return codes

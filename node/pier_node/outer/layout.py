@@ -1,0 +1,134 @@
+"""The canonical flat layout: every parameter of the whole model, one after the other, in one vector.
+
+The order is that of `Decoder(config).named_parameters()`, so that a site with one device and a site with eight, or
+with a range of the blocks only, mean the same number by the same index.
+
+Names and shapes of a model's parameters, in the order of trainer/model/decoder.py, without building it.
+
+No torch is needed. A daemon, which knows a model as a flat vector, starts the sooner for it, and is back the sooner.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Self
+
+from pier_node.config.run import ModelSection
+
+if TYPE_CHECKING:
+    from torch import Tensor, nn
+
+
+Named = Iterator[tuple[str, tuple[int, ...]]]
+
+
+def shapes(config: ModelSection) -> Named:
+    """Every parameter of the whole model; tied ones once."""
+    yield "embedding.weight", (config.vocab_size, config.dim)
+    if config.form == "gpt2":
+        yield "positions.weight", (config.context, config.dim)
+    for index in range(config.layers):
+        for name, shape in _block(config):
+            yield f"blocks.{index}.{name}", shape
+    yield from _norm(config, "norm")
+    if not config.tie_embeddings:
+        yield "head.weight", (config.vocab_size, config.dim)
+
+
+def _block(config: ModelSection) -> Named:
+    dim, shared, wide = config.dim, config.kv_heads * config.dim // config.heads, config.ffn_dim
+    yield from _norm(config, "attention_norm")
+    for name, rows in (("query", dim), ("key", shared), ("value", shared), ("output", dim)):
+        yield from _linear(config, f"attention.{name}", rows, dim)
+    yield from _norm(config, "mlp_norm")
+    for name in ("gate", "up") if config.form == "llama" else ("up",):
+        yield from _linear(config, f"mlp.{name}", wide, dim)
+    yield from _linear(config, "mlp.down", dim, wide)
+
+
+def _linear(config: ModelSection, name: str, rows: int, columns: int) -> Named:
+    yield f"{name}.weight", (rows, columns)
+    if config.form == "gpt2":
+        yield f"{name}.bias", (rows,)
+
+
+def _norm(config: ModelSection, name: str) -> Named:
+    yield f"{name}.weight", (config.dim,)
+    if config.form == "gpt2":
+        yield f"{name}.bias", (config.dim,)
+
+
+@dataclass(frozen=True)
+class Entry:
+    """Where a parameter lies: flat[offset : offset + size] is it, in row-major order."""
+
+    name: str
+    shape: tuple[int, ...]
+    offset: int
+
+    @property
+    def size(self) -> int:
+        """Elements of the parameter."""
+        return math.prod(self.shape)
+
+
+@dataclass(frozen=True)
+class Layout:
+    """The entries of a whole model, in canonical order; tied parameters are in it once."""
+
+    entries: tuple[Entry, ...]
+
+    @classmethod
+    def of(cls, config: ModelSection) -> Self:
+        """The layout of a model, from its shapes alone."""
+        return cls.laid(shapes(config))
+
+    @classmethod
+    def laid(cls, shapes: Iterable[tuple[str, tuple[int, ...]]]) -> Self:
+        """Parameters of these names and shapes, one after the other."""
+        return cls(tuple(_laid(shapes)))
+
+    @property
+    def length(self) -> int:
+        """Elements of the flat vector: the parameter count of the model."""
+        return self.entries[-1].offset + self.entries[-1].size
+
+    def views(self, flat: Tensor) -> dict[str, Tensor]:
+        """The parameters as views into `flat` (shape [length]; any dtype or device). ValueError: another length."""
+        if flat.shape != (self.length,):
+            raise ValueError(f"a vector of shape {list(flat.shape)} cannot hold the model's [{self.length}] parameters")
+        return {entry.name: flat[entry.offset : entry.offset + entry.size].view(entry.shape) for entry in self.entries}
+
+    def load(self, model: nn.Module, flat: Tensor) -> None:
+        """Set the parameters that `model` has (all of them, or a range of blocks) from `flat`, in the model's dtype."""
+        views = self.views(flat)
+        for name, parameter in model.named_parameters():
+            parameter.detach().copy_(views[name])
+
+    def store(self, tensors: Mapping[str, Tensor], flat: Tensor) -> None:
+        """Write tensors (parameters, gradients, moments), named as the parameters are, to their places in `flat`.
+
+        Raises:
+            KeyError: a name is not in the layout.
+            ValueError: a tensor does not have its parameter's shape.
+        """
+        views = self.views(flat)
+        for name, tensor in tensors.items():
+            if tensor.shape != views[name].shape:
+                raise ValueError(f"{name} has shape {list(tensor.shape)}, not {list(views[name].shape)}")
+            views[name].copy_(tensor.detach())
+
+
+def is_decayed(shape: Sequence[int]) -> bool:
+    """Whether weight decay applies to a parameter of this shape: matrices yes, norms and biases no."""
+    return len(shape) >= 2
+
+
+def _laid(shapes: Iterable[tuple[str, tuple[int, ...]]]) -> Iterable[Entry]:
+    offset = 0
+    for name, shape in shapes:
+        entry = Entry(name, shape, offset)
+        offset += entry.size
+        yield entry

@@ -1,0 +1,142 @@
+"""Activations and gradients on their way between the sites of one attempt: what is sent, and what is taken from whom.
+
+A tensor is taken if the plan says that it comes to this site now, from this sender, once, in this shape and dtype, and
+if it is finite. Everything else is refused with the reason, and changes nothing.
+
+Tensors as the bytes that travel between stages, and what they must be to be taken: fp32 or bf16, little-endian.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Sequence
+
+import torch
+from torch import Tensor
+
+from pier.v1.peer_pb2 import Activation, Chunk
+from pier_node.pipeline.iteration_plan import Plan, Task
+from pier_node.rounds.reduce import send
+from pier_node.wire.carrier import CHUNK_BYTES, BadMessage, Carrier, PeerLost
+
+DTYPES = {Activation.DTYPE_FP32: torch.float32, Activation.DTYPE_BF16: torch.bfloat16}
+CODES = {dtype: code for code, dtype in DTYPES.items()}
+
+
+def pieces(activation: Activation, tensor: Tensor, round: int) -> Iterator[Chunk]:
+    """A stream: an empty chunk that names the tensor, then its values. `offset` counts elements."""
+    flat = tensor.contiguous().view(-1).view(torch.uint8).numpy()
+    size, step = tensor.element_size(), CHUNK_BYTES
+    yield Chunk(round=round, stage=Chunk.STAGE_ACTIVATION, activation=activation)
+    for start in range(0, len(flat), step):
+        data = flat[start : start + step].tobytes()
+        yield Chunk(round=round, stage=Chunk.STAGE_ACTIVATION, offset=start // size, data=data)
+
+
+def activation_of(attempt: bytes, microbatch: int, hop: int, tensor: Tensor) -> Activation:
+    """What names a tensor on its way."""
+    shape, dtype = [*tensor.shape], CODES[tensor.dtype]
+    return Activation(attempt=attempt, microbatch=microbatch, hop=hop, shape=shape, dtype=dtype)
+
+
+class Arriving:
+    """A tensor of which the chunks come in one after the other.
+
+    Raises BadMessage, which says what is wrong with a chunk, or with what all of them are.
+    """
+
+    def __init__(self, activation: Activation, shape: Sequence[int], dtype: torch.dtype) -> None:
+        if [*activation.shape] != [*shape]:
+            raise BadMessage(f"a tensor of shape {[*activation.shape]}, expected {[*shape]}")
+        if DTYPES.get(activation.dtype) is not dtype:
+            raise BadMessage(f"a tensor of {Activation.Dtype.Name(activation.dtype)}, expected {dtype}")
+        self._tensor = torch.empty(*shape, dtype=dtype)
+        self._bytes = self._tensor.view(-1).view(torch.uint8).numpy()
+        self._size = self._tensor.element_size()
+        self._arrived = 0
+
+    def add(self, chunk: Chunk) -> None:
+        """The next chunk: whole, in order, once."""
+        start, end = self._arrived, self._arrived + len(chunk.data)
+        expected = min(CHUNK_BYTES, len(self._bytes) - start)
+        if chunk.offset * self._size != start or len(chunk.data) != expected or not expected:
+            raise BadMessage(f"a chunk at {chunk.offset} of {len(chunk.data)} bytes, expected {expected} at {start}")
+        self._bytes[start:end] = memoryview(chunk.data)
+        self._arrived = end
+
+    def whole(self) -> Tensor:
+        """The tensor, once all of it is here."""
+        if self._arrived < len(self._bytes):
+            raise BadMessage(f"a stream that ends after {self._arrived} of {len(self._bytes)} bytes")
+        if not bool(torch.isfinite(self._tensor).all()):
+            raise BadMessage("a tensor that is not finite")
+        return self._tensor
+
+
+class Activations:
+    """This site's end of an attempt's streams.
+
+    Args:
+        shape: of every tensor that travels, [sequences, time, dim].
+    """
+
+    def __init__(self, carrier: Carrier, plan: Plan, shape: Sequence[int], dtype: torch.dtype) -> None:
+        self._carrier, self._plan = carrier, plan
+        self._shape, self._dtype = [*shape], dtype
+        self._taking: set[Task] = set()
+        self._here: dict[Task, Tensor] = {}
+        self.closed = False
+
+    def put(self, task: Task, tensor: Tensor) -> None:
+        """What comes from this site itself."""
+        self._taking.add(task)
+        self._here[task] = tensor
+
+    def pop(self, task: Task) -> Tensor:
+        """What a task works on, once."""
+        return self._here.pop(task)
+
+    async def send(self, task: Task, tensor: Tensor) -> None:
+        """Send what a task works on to where it is done. Raises Suspicion."""
+        microbatch, hop = task
+        node = self._plan.ways[microbatch][hop]
+        chunks = _stream(activation_of(self._plan.name, microbatch, hop, tensor), tensor, self._plan.round)
+        await send(self._carrier, node, chunks)
+
+    async def take(self, sender: str, activation: Activation, rest: AsyncIterator[Chunk]) -> Task:
+        """Take a tensor that a site streams. Raises BadMessage, PeerLost."""
+        task = self._expected(sender, activation)
+        arriving = Arriving(activation, self._shape, self._dtype)
+        self._taking.add(task)
+        try:
+            async for chunk in rest:
+                arriving.add(chunk)
+            tensor = arriving.whole()
+            if self.closed:
+                raise BadMessage("late: that attempt is over")
+        except (BadMessage, PeerLost):
+            self._taking.discard(task)
+            raise
+        self._here[task] = tensor
+        return task
+
+    def _expected(self, sender: str, activation: Activation) -> Task:
+        """The task that a tensor is for. Raises BadMessage: it is for none of ours, or not from this sender."""
+        microbatch, hop = activation.microbatch, activation.hop
+        if self.closed:
+            raise BadMessage("late: that attempt is over")
+        if microbatch >= len(self._plan.ways) or not 0 < hop < len(self._plan.ways[microbatch]):
+            raise BadMessage(f"microbatch {microbatch}, hop {hop}: the plan has none")
+        way = self._plan.ways[microbatch]
+        if way[hop] != self._carrier.node or way[hop - 1] != sender:
+            raise BadMessage(
+                f"microbatch {microbatch}, hop {hop}: the plan leads from {way[hop - 1]} to {way[hop]}, "
+                f"not from {sender} to {self._carrier.node}"
+            )
+        if (microbatch, hop) in self._taking:
+            raise BadMessage(f"microbatch {microbatch}, hop {hop}: it is here already")
+        return microbatch, hop
+
+
+async def _stream(activation: Activation, tensor: Tensor, round: int) -> AsyncGenerator[Chunk]:
+    for chunk in pieces(activation, tensor, round):
+        yield chunk

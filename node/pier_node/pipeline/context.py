@@ -1,0 +1,117 @@
+"""What the attempts of a site work with, from one to the next."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+from concurrent.futures import Executor
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+from torch import Tensor
+
+from pier.v1.peer_pb2 import Phase
+from pier_node.base.faults import NO_FAULTS, Faults
+from pier_node.outer.times import Pace, Silence
+from pier_node.rounds.progress import Progress
+from pier_node.rounds.roster import Roster
+from pier_node.rounds.suspects import Suspicion
+from pier_node.wire.carrier import Carrier, PeerLost
+
+T = TypeVar("T")
+log = logging.getLogger(__name__)
+Rows = tuple[Tensor, Tensor]
+"""Inputs and targets of a microbatch, [sequences, time] each."""
+
+
+@dataclass
+class Tools:
+    """What attempts work with.
+
+    Attributes:
+        thread: does the computing, one thing after the other.
+        rows: (step, microbatch's place among the site's own) -> what it is made of; only stage 0 asks, in the thread.
+        open_data: so that `rows` does not take long; blocks, for minutes where text is tokenized first.
+        memory: microbatches in flight that the site can hold.
+        shape: of every tensor that travels.
+        silence: learns how long one waits for the next tensor.
+        patience: learns how long the others take for the rest of an iteration, once this site has done its part.
+        outer_patience: the same of outer rounds, whose means are of whole stages and take much longer.
+        pace: learns how long tasks and transfers take.
+        endless: learns how long computing takes at most.
+    """
+
+    carrier: Carrier
+    roster: Roster
+    thread: Executor
+    rows: Callable[[int, int], Rows]
+    memory: int
+    shape: tuple[int, int, int]
+    faults: Faults = NO_FAULTS
+    open_data: Callable[[], object] = lambda: None
+
+    def __post_init__(self) -> None:
+        self.silence, self.pace = Silence(), Pace()
+        # Shorter than the patience of those who wait for us: a site whose computing hangs says so before others guess.
+        self.endless = Silence(initial=100.0, floor=20.0)
+        self._stuck: asyncio.Future[Any] | None = None
+        self.patience, self.outer_patience = (Silence(initial=300.0, floor=60.0, few=8) for _ in range(2))
+
+    async def prepare(self, stage: int) -> None:
+        """What a stage needs before it computes; not in the thread: it may well take minutes, and hangs not."""
+        if stage == 0:
+            await asyncio.to_thread(self.open_data)
+
+    @property
+    def stuck(self) -> bool:
+        """Whether something that did not end is being computed still."""
+        return self._stuck is not None and not self._stuck.done()
+
+    async def compute(self, work: Callable[[], T]) -> T:
+        """Do it in the thread. Raises Suspicion, of this site: it does not end."""
+        loop, patience = asyncio.get_running_loop(), self.endless.seconds()
+        if self.stuck:
+            raise Suspicion(self.carrier.node, "still computes what did not end before")
+        began, computing = loop.time(), loop.run_in_executor(self.thread, work)
+        try:
+            await asyncio.wait([computing], timeout=patience)
+        except asyncio.CancelledError:
+            computing.cancel()  # what was not begun need not be
+            raise
+        if not computing.done():
+            self.endless.late()
+            self._stuck = computing
+            raise Suspicion(self.carrier.node, f"has computed for {patience:.0f} s without an end")
+        self.endless.saw(loop.time() - began)
+        return computing.result()
+
+    async def freed(self, progress: Progress) -> None:
+        """Return once what did not end has ended, well or badly; the others go on without this site, if they can."""
+        progress.phase = Phase.PHASE_PAUSED
+        await self.roster.announce()
+        if self._stuck is not None:
+            log.error("computing hangs: this site takes no part until it ends; if it never does, start the site again")
+            await asyncio.wait([self._stuck])
+            self._stuck = None  # it may hold much
+            log.info("computing has ended: this site goes on")
+
+
+async def holders(tools: Tools, stage: int, version: int, patience: float) -> list[str]:
+    """Live peers that have a version of a stage: what sites say of themselves is a moment old.
+
+    Raises PeerLost: there were none for so many seconds.
+    """
+
+    def found() -> list[str]:
+        places = {node: it.place for node, it in tools.roster.pulses().items() if it.HasField("place")}
+        has = [node for node, it in places.items() if it.stage == stage and it.version == version]
+        return [node for node in has if node != tools.carrier.node]
+
+    with suppress(TimeoutError):
+        async with asyncio.timeout(patience):
+            await tools.roster.changed.until(lambda: bool(found()))
+    if not (peers := found()):
+        raise PeerLost("", f"no site that has stage {stage} like that is here")
+    return peers

@@ -1,0 +1,111 @@
+"""The plan of one attempt, read from its message and checked: who does what with which microbatch (spec section 2).
+
+A microbatch's way: forward along its path, the loss where it began, backward along the path again. Hop h of a path of L
+sites is a forward for h < L, the loss for h = L, a backward after that.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cached_property
+
+from pier.v1.peer_pb2 import IterationPlan
+from pier_node.outer.noloco import groups
+from pier_node.wire.carrier import BadMessage
+
+Task = tuple[int, int]
+"""A microbatch and a hop."""
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Of one attempt.
+
+    Attributes:
+        name: SHA-256 of the message.
+        stages: by node id, of those who take part.
+        ways: of each microbatch, the nodes that it comes to, hop by hop.
+        waves: the microbatches of each.
+        seed: of the run: pairs of replicas are drawn with it.
+    """
+
+    message: IterationPlan
+    name: bytes
+    stages: dict[str, int]
+    ways: tuple[tuple[str, ...], ...]
+    waves: tuple[range, ...]
+    seed: int = 0
+
+    @classmethod
+    def read(cls, message: IterationPlan, stages: int, seed: int = 0) -> Plan:
+        """The plan that a message is. Raises BadMessage: it is none for a model of so many stages."""
+        nodes = [*message.nodes]
+        held = dict(zip(nodes, message.stages))
+        if any(stage >= stages for stage in (*message.stages, *message.newcomers)):
+            raise BadMessage(f"a plan with stages that a model of {stages} does not have")
+        if bool(message.paths) == message.meet:
+            raise BadMessage("a plan without microbatches" if not message.paths else "an outer round with microbatches")
+        name = hashlib.sha256(message.SerializeToString(deterministic=True)).digest()
+        ways = tuple(_way([*path.sites], nodes, held) for path in message.paths)
+        return cls(message, name, held, ways, tuple(_waves([*message.waves])), seed)
+
+    @property
+    def round(self) -> int:
+        """That decides whether it counts."""
+        return self.message.round
+
+    def length(self, microbatch: int) -> int:
+        """Sites on its path."""
+        return len(self.ways[microbatch]) // 2
+
+    def tasks(self, node: str) -> list[Task]:
+        """All that a node has to do."""
+        return [(number, hop) for number, way in enumerate(self.ways) for hop, at in enumerate(way) if at == node]
+
+    @cached_property
+    def weights(self) -> dict[str, int]:
+        """Microbatches that come to each node."""
+        return {node: len(self.visitors(node)) for node in self.stages}
+
+    def visitors(self, node: str) -> list[int]:
+        """The microbatches that come to a node, each once."""
+        return sorted({microbatch for microbatch, _ in self.tasks(node)})
+
+    def replicas(self, stage: int) -> list[str]:
+        """Who holds a stage, in node-id order."""
+        return [node for node, held in self.stages.items() if held == stage]
+
+    def group(self, node: str, pairs: bool) -> list[str]:
+        """The replicas that a site takes means with, itself among them; `pairs`: two by two, drawn anew each round."""
+        nodes = self.replicas(self.stages[node])
+        return next([*it] for it in groups(self.seed, self.round, nodes) if node in it) if pairs else nodes
+
+    @cached_property
+    def visited(self) -> frozenset[int]:
+        """Stages that any microbatch comes to."""
+        return frozenset(self.stages[node] for way in self.ways for node in way)
+
+    @cached_property
+    def ascends(self) -> bool:
+        """Whether every microbatch visits stages in their order."""
+        visits = [[self.stages[node] for node in way[: len(way) // 2]] for way in self.ways]
+        return all(it == sorted(it) for it in visits)
+
+
+def _way(path: list[int], nodes: list[str], held: dict[str, int]) -> tuple[str, ...]:
+    if any(site >= len(nodes) for site in path):
+        raise BadMessage("a path over sites that take no part")
+    sites = [nodes[site] for site in path]
+    stages = [held[site] for site in sites]
+    if stages[:1] != [0] or len({*stages}) < len(stages):
+        raise BadMessage(f"a path through the stages {stages}: it must begin at 0 and visit each once")
+    return (*sites, sites[0], *reversed(sites))
+
+
+def _waves(sizes: list[int]) -> Iterator[range]:
+    first = 0
+    for size in sizes:
+        yield range(first, first + size)
+        first += size

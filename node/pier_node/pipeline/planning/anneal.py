@@ -1,0 +1,227 @@
+"""Simulated annealing over the event simulator, compiled (spec/skippipe.md section 4, best known).
+
+Whether a change will be taken is drawn before it is simulated, as a limit on its cost: a simulation that is sure to
+exceed it ends there, and most do.
+
+One annealing from one plan: the arrays that it works on, and how it goes on, slice by slice.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import NamedTuple
+
+import numpy as np
+
+from pier_node.pipeline.planning.compiled import Dice, compiled, dice, uniform
+from pier_node.pipeline.planning.kernel import END, NEVER, Desk, Ints, Tables, desk, simulate
+from pier_node.pipeline.planning.moves import Ground, State, change_paths, change_sites, laws
+from pier_node.pipeline.planning.plan import Plan
+from pier_node.pipeline.planning.problem import Problem
+from pier_node.pipeline.planning.simulate import rows, tables, ticks
+from pier_node.pipeline.planning.start import stage_loads
+
+MEAN = 0.1
+"""Weight of the mean time at which microbatches end, beside the makespan: many plans have the same makespan."""
+SURE = 0.95
+"""Part of that mean which is taken for granted while a change is simulated."""
+OUTSIDE = 20
+"""What a second costs by which replicas are further apart than they may be."""
+
+
+class Apart(NamedTuple):
+    """What distance costs: `transfer`, `gradient` [N, N] in ns, or [0, 0]; `sizes` [S + 1], `limits` [2]: cap, fine."""
+
+    transfer: Ints
+    gradient: Ints
+    sizes: Ints
+    limits: Ints
+
+
+class Course(NamedTuple):
+    """Of an annealing: steps from `start` to `stop` of `total`; hot to cold, in parts of the best cost so far.
+
+    `joint` is the part of the steps that move sites; `tied`: waves repeat each other.
+    """
+
+    start: int
+    stop: int
+    total: int
+    hot: float
+    cold: float
+    joint: float
+    tied: bool
+
+
+@compiled
+def anneal(
+    t: Tables, d: Desk, g: Ground, apart: Apart, c: Course, now: State, trial: State, best: State, dice: Dice
+) -> int:
+    """Goes on with an annealing; returns how many plans were simulated.
+
+    Args:
+        now, best: where it stands, and the cheapest plan it saw; `trial` is scratch.
+    """
+    extra = overhead(apart, now.stage)
+    now.cost[0] = cost(t, d, now, extra, int(NEVER))
+    if now.cost[0] < best.cost[0]:
+        copy(now, best)
+    mean, simulated = mean_end(d.cases), 0
+    for step in range(c.start, c.stop):
+        copy(now, trial)
+        moves_sites = uniform(dice) < c.joint
+        if not (change_sites(g, trial, dice) if moves_sites else change_paths(g, trial, dice, c.tied)):
+            continue
+        heat = best.cost[0] * c.hot * (c.cold / c.hot) ** (step / c.total)
+        limit = now.cost[0] - heat * np.log(1.0 - uniform(dice))
+        after = overhead(apart, trial.stage) if moves_sites else extra
+        simulated += 1
+        trial.cost[0] = cost(t, d, trial, after, int(limit - MEAN * SURE * mean))
+        if trial.cost[0] > limit:
+            continue
+        extra, mean = after, mean_end(d.cases)
+        trial.last[0] = last_origin(d.cases, trial.paths)
+        copy(trial, now)
+        if now.cost[0] < best.cost[0]:
+            copy(now, best)
+    return simulated
+
+
+@compiled
+def cost(t: Tables, d: Desk, s: State, extra: int, limit: int) -> int:
+    """What a plan is worth; NEVER where the simulation is given up."""
+    makespan = simulate(t, d, s.paths, limit - extra)
+    if makespan == NEVER:
+        return NEVER
+    return makespan + extra + int(MEAN * mean_end(d.cases))
+
+
+@compiled
+def overhead(apart: Apart, stage: Ints) -> int:
+    """Time to sync the replicas of the slowest stage, and a fine for those that are too far apart."""
+    worst, sync = 0, 0
+    for x in range(apart.transfer.shape[0]):
+        for y in range(apart.transfer.shape[0]):
+            size = apart.sizes[stage[x]]
+            if x != y and stage[x] == stage[y] and size > 0:
+                worst = max(worst, apart.transfer[x, y])
+                sync = max(sync, 2 * (size - 1) * apart.gradient[x, y] // size)
+    beyond = worst - apart.limits[0]
+    return sync + (OUTSIDE * beyond + apart.limits[1] if beyond > 0 else 0)
+
+
+@compiled
+def copy(source: State, target: State) -> None:
+    """Makes two states equal."""
+    for row in range(source.paths.shape[0]):
+        for index in range(source.paths.shape[1]):
+            target.paths[row, index] = source.paths[row, index]
+    for site in range(len(source.stage)):
+        target.stage[site] = source.stage[site]
+    target.cost[0], target.last[0] = source.cost[0], source.last[0]
+
+
+@compiled
+def mean_end(cases: Ints) -> float:
+    """When microbatches end, in the mean."""
+    total = 0
+    for it in range(cases.shape[1]):
+        total += cases[END, it]
+    return float(total / cases.shape[1])
+
+
+@compiled
+def last_origin(cases: Ints, paths: Ints) -> int:
+    """The site whose microbatch ends last."""
+    last = 0
+    for it in range(cases.shape[1]):
+        if cases[END, it] > cases[END, last]:
+            last = it
+    return int(paths[last, 0])
+
+
+FINE = 0.1
+"""What it costs at least, of the first plan's makespan, that replicas are too far apart."""
+
+
+@dataclass
+class Chain:
+    """The state of an annealing; `best` is the cheapest plan so far."""
+
+    problem: Problem
+    times: Tables
+    desk: Desk
+    ground: Ground
+    apart: Apart
+    now: State
+    trial: State
+    best: State
+    dice: Dice
+    simulated: int = 0
+
+    @classmethod
+    def of(cls, problem: Problem, plan: Plan, seed: int) -> Chain:
+        """That begins at a plan that is allowed."""
+        paths, wave = rows(plan)
+        times, room = tables(problem), desk(len(problem.sites), wave)
+        first = np.searchsorted(wave, np.arange(problem.waves + 1)).astype(np.int64)
+        load = np.zeros(len(problem.sites) + problem.stages, np.int64)
+        near = np.argsort(times.wire + times.wire.T, axis=1, kind="stable")
+        ground = Ground(laws(problem), times.times, first, load, _room(problem), near)
+        fine = int(FINE * simulate(times, room, paths, NEVER))
+        now, trial, best = (_state(problem, plan, paths) for _ in range(3))
+        return cls(problem, times, room, ground, _apart(problem, fine), now, trial, best, dice(seed))
+
+    def run(self, course: Course) -> None:
+        """Goes on with an annealing; a new one begins at the best plan, if there is one. Unequal waves are not tied."""
+        if course.start == 0 and self.simulated:
+            for mine, best in zip(self.now, self.best, strict=True):
+                mine[:] = best
+        course = course._replace(tied=course.tied and len({*self.problem.wave_sizes}) == 1)
+        if course.tied and course.start == 0:
+            self.now.paths[:] = np.tile(self.now.paths[: self.problem.wave_sizes[0]], (self.problem.waves, 1))
+        self.simulated += anneal(
+            self.times, self.desk, self.ground, self.apart, course, self.now, self.trial, self.best, self.dice
+        )
+
+    @property
+    def cost_s(self) -> float:
+        """Of the best plan: about its makespan and sync, and a tenth of its microbatches' mean time."""
+        return float(self.best.cost[0]) / 1e9
+
+    @property
+    def plan(self) -> Plan:
+        """The best so far."""
+        sites = self.best.stage.tolist()
+        stages = tuple(
+            tuple(index for index, stage in enumerate(sites) if stage == it) for it in range(self.problem.stages)
+        )
+        paths = [tuple(path) for path in self.best.paths.tolist()]
+        ends = self.ground.first.tolist()
+        return Plan(stages, tuple(tuple(paths[a:b]) for a, b in pairwise(ends)))
+
+
+def _state(problem: Problem, plan: Plan, paths: Ints) -> State:
+    stage = np.full(len(problem.sites), problem.stages, np.int64)
+    for site, it in plan.stage_of().items():
+        stage[site] = it
+    return State(paths.copy(), stage, np.array([NEVER], np.int64), np.zeros(1, np.int64))
+
+
+def _apart(problem: Problem, fine: int) -> Apart:
+    count = len(problem.sites)
+    counts = problem.max_intra_s is not None or bool(problem.gradient_s)
+    transfer = ticks(problem.transfer_s) if counts else np.zeros((0, 0), np.int64)
+    gradient = ticks(problem.gradient_s) if problem.gradient_s else np.zeros((count, count), np.int64)
+    cap = int(ticks([problem.max_intra_s])[0]) if problem.max_intra_s is not None else NEVER
+    sizes = np.array([*problem.stage_sizes, 0], np.int64)
+    return Apart(transfer, gradient, sizes, np.array([cap, fine], np.int64))
+
+
+def _room(problem: Problem) -> bool:
+    """Whether any site could take over from another without giving something back."""
+    loads = stage_loads(problem, problem.wave_sizes[0])
+    memory = {site.memory for site in problem.sites}
+    places = [max(memory) * size for size in problem.stage_sizes]
+    return len(memory) > 1 or any(load != place for load, place in zip(loads, places, strict=True))

@@ -1,0 +1,218 @@
+"""How short an iteration could be at best (spec/skippipe.md section 4); for a given assignment, or for any.
+
+Every bound holds for every plan, so that the distance of a plan to the greatest of them is an upper bound on what a
+better search could gain. Where swaps are allowed, paths are relaxed to walks that may come back to a stage.
+
+The cheapest path from each site, compiled: a shortest walk over layers of sites.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pier_node.pipeline.planning.compiled import compiled
+from pier_node.pipeline.planning.kernel import Ints
+from pier_node.pipeline.planning.plan import Plan
+from pier_node.pipeline.planning.problem import Problem
+
+Floats = NDArray[np.float64]
+Bools = NDArray[np.bool_]
+
+
+@compiled
+def cheapest(visit: Floats, hop: Floats, group: Ints, allowed: Bools, origin: int, walk: Ints) -> float:
+    """Cost of the cheapest closed walk from a site over L - 1 others; infinite if there is none.
+
+    Args:
+        visit: [N], cost of a site that is visited, the origin left out.
+        hop: [N, N], cost of going there and back.
+        group: [N], what `allowed` [G, G] says of going from one site to another.
+        walk: [L], becomes the sites of the walk.
+    """
+    sites, length = len(visit), len(walk)
+    cost = np.full((length, sites), np.inf)
+    came = np.zeros((length, sites), np.int64)
+    cost[0, origin] = 0.0
+    for layer in range(1, length):
+        for site in range(sites):
+            if site == origin:
+                continue
+            for before in range(sites):
+                if before == site or not allowed[group[before], group[site]]:
+                    continue
+                total = cost[layer - 1, before] + hop[before, site] + visit[site]
+                if total < cost[layer, site]:
+                    cost[layer, site] = total
+                    came[layer, site] = before
+    last = np.argmin(cost[length - 1] + hop[:, origin])
+    total = cost[length - 1, last] + hop[last, origin]
+    for layer in range(length - 1, -1, -1):
+        walk[layer] = last
+        last = came[layer, last]
+    return float(total)
+
+
+ROUNDS = 400
+"""Steps of the ascent on the prices of sites. Whatever they end at is a bound."""
+
+
+@dataclass(frozen=True)
+class Bounds:
+    """Seconds that no iteration goes below: for the work, for the memory, for what sites can take."""
+
+    work_s: float
+    memory_s: float
+    load_s: float
+
+    @property
+    def best_s(self) -> float:
+        """The greatest of them."""
+        return max(self.work_s, self.memory_s, self.load_s)
+
+
+def lower_bounds(problem: Problem, plan: Plan | None = None) -> Bounds:
+    """Of the plans with this plan's assignment of sites to stages, or of all plans."""
+    ground = _Ground.of(problem, plan)
+    return Bounds(_work(problem, plan), _memory(ground), _load(ground))
+
+
+@dataclass(frozen=True)
+class _Ground:
+    """What paths may be made of; `origins`: sites that may create microbatches, of which `sources` do."""
+
+    problem: Problem
+    busy: Floats
+    hop: Floats
+    group: Ints
+    allowed: Bools
+    origins: list[int]
+    sources: int
+
+    @classmethod
+    def of(cls, problem: Problem, plan: Plan | None) -> _Ground:
+        wire = np.array(problem.transfer_s)
+        busy = np.array([site.forward_s + site.backward_s for site in problem.sites])
+        sites, stages, first = len(problem.sites), problem.stages, problem.stage_sizes[0]
+        if plan is None:
+            anywhere = np.ones((1, 1), np.bool_)
+            return cls(problem, busy, wire + wire.T, np.zeros(sites, np.int64), anywhere, [*range(sites)], first)
+        group = np.full(sites, stages, np.int64)
+        for site, stage in plan.stage_of().items():
+            group[site] = stage
+        return cls(problem, busy, wire + wire.T, group, _steps(problem), [*plan.stages[0]], first)
+
+    def own(self, origin: int) -> float:
+        """Seconds of work on a microbatch where it comes from."""
+        return float(self.busy[origin]) + self.problem.sites[origin].loss_s
+
+    def path(self, origin: int, prices: Floats, factor: float = 1.0) -> tuple[float, Ints]:
+        """The cheapest path: its time, times a factor, and the prices of the other sites on it."""
+        walk = np.zeros(self.problem.path_length, np.int64)
+        visit, hop = self.busy * factor + prices, self.hop * factor
+        cost = cheapest(visit, hop, self.group, self.allowed, origin, walk)
+        return factor * self.own(origin) + cost, walk
+
+
+def _steps(problem: Problem) -> Bools:
+    """[S + 1, S + 1]: whether a path may go from one stage to another; the last is no stage."""
+    stages, rules = problem.stages, problem.rules
+    back = min(rules.max_distance, rules.max_total) if rules.max_swaps else 0
+    allowed = np.zeros((stages + 1, stages + 1), np.bool_)
+    for before in range(stages):
+        for after in range(1, stages):
+            allowed[before, after] = before - back <= after <= before + back + rules.max_jump and before != after
+    return allowed
+
+
+def _work(problem: Problem, plan: Plan | None) -> float:
+    """Until the sites of a stage have done their microbatches, however they share them."""
+    busy = [site.forward_s + site.backward_s for site in problem.sites]
+    total = problem.microbatches
+    if plan is None:
+        return total * problem.path_length / sum(1 / it for it in busy)
+    own = [busy[site] + problem.sites[site].loss_s for site in plan.stages[0]]
+    later = [[busy[site] for site in sites] for sites in plan.stages[1:]]
+    visits = sum(size * (problem.path_length - 1) // (problem.stages - 1) for size in problem.wave_sizes)
+    return max(_shared(total, own), *(_shared(visits, it) for it in later))
+
+
+def _shared(count: int, each: list[float]) -> float:
+    return count / sum(1 / seconds for seconds in each)
+
+
+def _memory(ground: _Ground) -> float:
+    """Until the memory of the data nodes has held all microbatches, each at least for its cheapest path.
+
+    A data node with m places and q microbatches holds n = ceil(q / m) in one of them; the r-th place is first taken
+    after r - 1 forwards. The smallest time in which all can be done, summed over the data nodes.
+    """
+    problem, free = ground.problem, np.zeros(len(ground.problem.sites))
+    every = []
+    for origin in ground.origins:
+        site, least = problem.sites[origin], ground.path(origin, free)[0]
+        most = site.memory * problem.waves
+        every.append([_held(count, site.memory, site.forward_s, least) for count in range(1, most + 1)])
+    low = 0.0
+    times = sorted({time for row in every for time in row if math.isfinite(time)})
+    for low in times:
+        done = sorted((int(np.searchsorted(row, low, side="right")) for row in every), reverse=True)
+        if sum(done[: ground.sources]) >= problem.microbatches:
+            break
+    return low
+
+
+def _held(count: int, places: int, forward_s: float, least: float) -> float:
+    turns = math.ceil(count / places)
+    last = count - places * (turns - 1)
+    return min((last - 1) * forward_s + turns * least, (turns + 1) * least)
+
+
+def _load(ground: _Ground) -> float:
+    """The mean time that the data nodes' memory is held, if no site takes more than it can: a Lagrangian bound.
+
+    Each site i has a price u_i for a visit, each data node o a weight l_o (together 1). Whatever they are, the sum over
+    microbatches of the cheapest l_o / m_o * time + prices, less the prices of all that sites can take, is a bound;
+    prices and weights climb to the best one.
+    """
+    problem = ground.problem
+    memory = np.array([site.memory for site in problem.sites], np.float64)
+    capacity = memory * problem.waves
+    prices, weights = np.zeros(len(memory)), _even_weights(ground, memory)
+    best, reach = 0.0, 0.0
+    for turn in range(ROUNDS):
+        value, load, held = _priced(ground, prices, weights / memory, capacity)
+        reach = reach or value / problem.microbatches
+        best = max(best, float(value))
+        slope = load - capacity
+        step = 2 * reach / (1 + turn / 8)
+        prices = np.maximum(0.0, prices + step * slope / max(1.0, float(np.abs(slope).sum())))
+        if len(ground.origins) == ground.sources and held.any():
+            weights *= np.exp((held / memory / max(held / memory) - 1) * weights.astype(bool) / (1 + turn / 8))
+            weights /= weights.sum()
+    return best
+
+
+def _even_weights(ground: _Ground, memory: Floats) -> Floats:
+    """In proportion to memory; where the data nodes are not known, as if those with most memory were."""
+    weights = np.zeros(len(memory))
+    weights[ground.origins] = memory[ground.origins]
+    total: float = np.sort(weights)[-ground.sources :].sum()
+    return weights / total
+
+
+def _priced(ground: _Ground, prices: Floats, factor: Floats, capacity: Floats) -> tuple[float, Floats, Floats]:
+    """The bound for these prices; how often each site is visited, and how long each data node's memory is held."""
+    load, held = np.zeros(len(prices)), np.zeros(len(prices))
+    found = sorted(((*ground.path(it, prices, factor[it]), it) for it in ground.origins), key=lambda it: it[0])
+    left, value = float(ground.problem.microbatches), -float(prices @ capacity)
+    for cost, walk, origin in found[: ground.sources]:
+        count = min(left, capacity[origin])
+        left -= count
+        value += count * cost
+        np.add.at(load, walk[1:], count)
+        held[origin] = count * (cost - prices[walk[1:]].sum()) / factor[origin]
+    return value, load, held

@@ -1,0 +1,199 @@
+"""The event simulator's compiled core (spec/skippipe.md section 3), in whole nanoseconds: nothing depends on rounding.
+
+A site serves one task at a time: of those that have arrived new microbatches of its own come last, then earlier waves
+first, then earlier arrivals. A forward needs a free place in memory, which the end of its backward gives back. After
+each task the site idles for a gap. So a place is free again before the site is, and the arrivals that a task causes lie
+behind its own start: it is enough to go through the starts of tasks in the order of time.
+
+The functions take few plain arrays: compiled code counts references to each array of a tuple, which costs more than the
+simulation.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pier_node.pipeline.planning.compiled import compiled, inlined
+
+Ints = NDArray[np.int64]
+
+NEVER = 1 << 62
+"""A time that does not come: of a deadlock, or of an iteration that was given up."""
+OWN = 1 << 61
+WAVE = 1 << 50
+"""Of the priority's parts: below are 13 days of nanoseconds."""
+
+FORWARD, BACKWARD, LOSS, MEMORY, UPLINK = range(5)
+"""Rows of `times`."""
+GAP, FIRST_GAP, WAVE_GAP = range(3)
+FREE, PLACES, LINE, DUE, WAITING = range(5)
+"""Rows of `sites`: when it has idled, free places, when its uplink is free, start of the next task, tasks queued."""
+STEP, ARRIVAL, LEFT, END, WAVE_OF = range(5)
+"""Rows of `cases`: of each microbatch's next task, and how long all that is left takes when nothing is in its way."""
+
+
+class Tables(NamedTuple):
+    """A problem in nanoseconds: `times` [5, N], `wire` [from N, to N], `gaps` [3]."""
+
+    times: Ints
+    wire: Ints
+    gaps: Ints
+
+
+class Desk(NamedTuple):
+    """What a simulation works on: `sites` [5, N], `cases` [5, B], `queue` [N, B], `record` [B, 2 L + 1, 4] or empty.
+
+    A record has the arrival, start and end of each task and the departure of what it sends.
+    """
+
+    sites: Ints
+    cases: Ints
+    queue: Ints
+    record: Ints
+
+
+def desk(sites: int, wave: Ints, recorded_steps: int = 0) -> Desk:
+    """Room for simulations of microbatches of these waves."""
+    count = len(wave)
+    cases = np.zeros((5, count), np.int64)
+    cases[WAVE_OF] = wave
+    record = np.zeros((count if recorded_steps else 0, recorded_steps, 4), np.int64)
+    return Desk(np.zeros((5, sites), np.int64), cases, np.zeros((sites, count), np.int64), record)
+
+
+@compiled
+def simulate(t: Tables, d: Desk, paths: Ints, limit: int) -> int:
+    """The makespan in ns; NEVER if memory blocks for ever, or as soon as it is sure to exceed the limit.
+
+    Args:
+        paths: [B, L], the sites of each microbatch, wave by wave; those of one site start in this order.
+    """
+    times, wire, gaps = t.times, t.wire, t.gaps
+    sites, cases, queue, record = d.sites, d.cases, d.queue, d.record
+    _begin(times, wire, gaps, sites, cases, queue, paths)
+    length, makespan = paths.shape[1], 0
+    for _ in range(paths.shape[0] * (2 * length + 1)):
+        site = _first(sites)
+        start = sites[DUE, site]
+        if start == NEVER:
+            return NEVER
+        it = _take(sites, cases, queue, length, site)
+        if start + cases[LEFT, it] > limit:
+            return NEVER
+        end = _serve(times, gaps, sites, cases, queue, length, site, it)
+        if record.shape[0]:
+            record[it, cases[STEP, it], 0] = cases[ARRIVAL, it]
+            record[it, cases[STEP, it], 1] = start
+            record[it, cases[STEP, it], 2] = end
+            record[it, cases[STEP, it], 3] = max(end, sites[LINE, site])
+        makespan = max(makespan, end)
+        if cases[STEP, it] < 2 * length:
+            _send(times, wire, sites, cases, queue, paths, site, it, end)
+    return int(makespan)
+
+
+@inlined
+def unloaded(times: Ints, wire: Ints, paths: Ints, row: int) -> int:
+    """Nanoseconds that a microbatch takes on its path when nothing is in its way."""
+    first, before = paths[row, 0], paths[row, 0]
+    total = times[FORWARD, first] + times[BACKWARD, first] + times[LOSS, first]
+    for index in range(1, paths.shape[1]):
+        site = paths[row, index]
+        total += times[FORWARD, site] + times[BACKWARD, site] + wire[before, site] + wire[site, before]
+        before = site
+    return int(total + wire[before, first] + wire[first, before])
+
+
+@inlined
+def _begin(times: Ints, wire: Ints, gaps: Ints, sites: Ints, cases: Ints, queue: Ints, paths: Ints) -> None:
+    for site in range(sites.shape[1]):
+        sites[FREE, site] = sites[LINE, site] = sites[WAITING, site] = 0
+        sites[DUE, site] = NEVER
+        sites[PLACES, site] = times[MEMORY, site]
+    for it in range(paths.shape[0]):
+        site, rank = paths[it, 0], 0
+        for index in range(sites[WAITING, site] - 1, -1, -1):
+            if cases[WAVE_OF, queue[site, index]] != cases[WAVE_OF, it]:
+                break
+            rank += 1
+        queue[site, sites[WAITING, site]] = it
+        sites[WAITING, site] += 1
+        cases[STEP, it] = 0
+        cases[ARRIVAL, it] = gaps[WAVE_GAP] * cases[WAVE_OF, it] + times[FORWARD, site] * rank
+        cases[LEFT, it] = unloaded(times, wire, paths, it)
+        sites[DUE, site] = min(sites[DUE, site], cases[ARRIVAL, it])
+
+
+@inlined
+def _first(sites: Ints) -> int:
+    """The site whose next task starts first."""
+    best = 0
+    for site in range(1, sites.shape[1]):
+        if sites[DUE, site] < sites[DUE, best]:
+            best = site
+    return best
+
+
+@inlined
+def _take(sites: Ints, cases: Ints, queue: Ints, length: int, site: int) -> int:
+    """Takes the task that is served next out of the queue."""
+    now, room = sites[DUE, site], sites[PLACES, site] > 0
+    best, chosen, place = NEVER, 0, 0
+    for index in range(sites[WAITING, site]):
+        it = queue[site, index]
+        if cases[ARRIVAL, it] > now or (cases[STEP, it] < length and not room):
+            continue
+        key = WAVE * cases[WAVE_OF, it] + cases[ARRIVAL, it]
+        if cases[STEP, it] == 0:
+            key += OWN
+        if key < best or (key == best and it < chosen):
+            best, chosen, place = key, it, index
+    sites[WAITING, site] -= 1
+    queue[site, place] = queue[site, sites[WAITING, site]]
+    return chosen
+
+
+@inlined
+def _serve(times: Ints, gaps: Ints, sites: Ints, cases: Ints, queue: Ints, length: int, site: int, it: int) -> int:
+    """Does a task; returns its end, and finds out when the site starts its next one, as far as is known."""
+    step = cases[STEP, it]
+    if step < length:
+        took = times[FORWARD, site]
+        sites[PLACES, site] -= 1
+    elif step == length:
+        took = times[LOSS, site]
+    else:
+        took = times[BACKWARD, site]
+        sites[PLACES, site] += 1
+    cases[LEFT, it] -= took
+    end = sites[DUE, site] + took
+    cases[END, it] = end
+    sites[FREE, site] = end + (gaps[FIRST_GAP] if step == 0 else gaps[GAP])
+    first, room = NEVER, sites[PLACES, site] > 0
+    for index in range(sites[WAITING, site]):
+        other = queue[site, index]
+        if (room or cases[STEP, other] >= length) and cases[ARRIVAL, other] < first:
+            first = cases[ARRIVAL, other]
+    sites[DUE, site] = first if first == NEVER else max(first, sites[FREE, site])
+    return int(end)
+
+
+@inlined
+def _send(
+    times: Ints, wire: Ints, sites: Ints, cases: Ints, queue: Ints, paths: Ints, site: int, it: int, end: int
+) -> None:
+    """What comes of a task goes to the next site, once the uplink is free."""
+    length, step = paths.shape[1], cases[STEP, it] + 1
+    to = paths[it, step % length] if step <= length else paths[it, 2 * length - step]
+    departure = max(end, sites[LINE, site])
+    sites[LINE, site] = departure + times[UPLINK, site]
+    cases[STEP, it] = step
+    cases[ARRIVAL, it] = departure + wire[site, to]
+    cases[LEFT, it] -= wire[site, to]
+    queue[to, sites[WAITING, to]] = it
+    sites[WAITING, to] += 1
+    if step >= length or sites[PLACES, to] > 0:
+        sites[DUE, to] = min(sites[DUE, to], max(sites[FREE, to], cases[ARRIVAL, it]))

@@ -1,0 +1,243 @@
+"""The steps of the search, compiled: each changes a plan a little, and says whether the outcome is allowed.
+
+Most keep the load of every site: two microbatches give each other a site or the rest of their paths, or two sites take
+each other's place everywhere, in another stage too. Where sites have memory to spare, one may take over from another.
+
+What is allowed, compiled, for the search; pipeline/planning/check.py says the same in words, and apart from it.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+
+from pier_node.pipeline.planning.compiled import Dice, below, compiled, uniform
+from pier_node.pipeline.planning.kernel import MEMORY, Ints
+from pier_node.pipeline.planning.problem import Problem
+
+MAX_SWAPS, MAX_DISTANCE, MAX_TOTAL, MAX_JUMP = range(4)
+
+
+class Laws(NamedTuple):
+    """`least` and `most` [W, S]: visits of each stage in a wave; `rules` [4]: of the order of stages in a path."""
+
+    least: Ints
+    most: Ints
+    rules: Ints
+
+
+def laws(problem: Problem) -> Laws:
+    """Of a problem."""
+    rules, later = problem.rules, problem.stages - 1
+    visits = [size * (problem.path_length - 1) for size in problem.wave_sizes]
+    least = [[size, *[count // later] * later] for size, count in zip(problem.wave_sizes, visits, strict=True)]
+    most = [[size, *[-(-count // later)] * later] for size, count in zip(problem.wave_sizes, visits, strict=True)]
+    limits = [rules.max_swaps, rules.max_distance, rules.max_total, rules.max_jump]
+    return Laws(np.array(least, np.int64), np.array(most, np.int64), np.array(limits, np.int64))
+
+
+@compiled
+def lawful_path(rules: Ints, stages: int, stage: Ints, paths: Ints, row: int) -> bool:
+    """Whether the stages of a path come in an order that is allowed, each once, stage 0 first."""
+    furthest, swaps, total = 0, 0, 0
+    for index in range(paths.shape[1]):
+        it = stage[paths[row, index]]
+        if it == stages or (it == 0) != (index == 0):
+            return False
+        for earlier in range(index):
+            if stage[paths[row, earlier]] == it:
+                return False
+        if it - furthest > rules[MAX_JUMP] or furthest - it > rules[MAX_DISTANCE]:
+            return False
+        if it < furthest:
+            swaps += 1
+            total += furthest - it
+        furthest = max(furthest, it)
+    return bool(swaps <= rules[MAX_SWAPS] and total <= rules[MAX_TOTAL])
+
+
+@compiled
+def lawful_loads(laws: Laws, times: Ints, stage: Ints, paths: Ints, first: Ints, load: Ints) -> bool:
+    """Whether memory suffices and stages are equally loaded.
+
+    Args:
+        first: [W + 1], where each wave begins in `paths`, and the end.
+        load: [N + S], scratch.
+    """
+    sites, stages = times.shape[1], laws.least.shape[1]
+    for wave in range(len(first) - 1):
+        load[:] = 0
+        for row in range(first[wave], first[wave + 1]):
+            for index in range(paths.shape[1]):
+                load[paths[row, index]] += 1
+                load[sites + stage[paths[row, index]]] += 1
+        for site in range(sites):
+            if load[site] > times[MEMORY, site]:
+                return False
+        for it in range(stages):
+            if load[sites + it] < laws.least[wave, it] or load[sites + it] > laws.most[wave, it]:
+                return False
+    return True
+
+
+TAILS, REORDER, REPLACE, NEAR, AIM = 0.12, 0.12, 0.2, 0.4, 0.5
+"""How often paths exchange tails; change their order, if swaps are allowed; change a site, if there is room; give away
+a site to one that is near; and how often it is a path of the site that is done last.
+"""
+TOGETHER = 0.7
+"""Of two sites that trade their stages: how often also their places in all paths."""
+
+
+class State(NamedTuple):
+    """A plan being changed: `paths` [B, L], `stage` [N] (S: idle), `cost` [1] in ns, `last` [1]: who is done last."""
+
+    paths: Ints
+    stage: Ints
+    cost: Ints
+    last: Ints
+
+
+class Ground(NamedTuple):
+    """What the search moves in.
+
+    `first` [W + 1]: where waves begin; `load` [N + S]: scratch; `room`: whether sites have memory to spare;
+    `near` [N, N]: the sites by their distance from each.
+    """
+
+    laws: Laws
+    times: Ints
+    first: Ints
+    load: Ints
+    room: bool
+    near: Ints
+
+
+@compiled
+def change_paths(g: Ground, s: State, dice: Dice, tied: bool) -> bool:
+    """Changes one path, or two of a wave; if tied, those of all waves alike."""
+    wave = 0 if tied else below(dice, len(g.first) - 1)
+    start, count = g.first[wave], g.first[wave + 1] - g.first[wave]
+    a, b = start + below(dice, count), start + below(dice, count)
+    if uniform(dice) < AIM:
+        for _ in range(3 * len(s.stage)):
+            if s.paths[a, 0] == s.last[0]:
+                break
+            a = start + below(dice, count)
+    swaps = g.laws.rules[MAX_SWAPS] > 0
+    moved, chance = False, uniform(dice)
+    if g.room and chance < REPLACE:
+        b, moved = a, True
+        s.paths[a, below(dice, s.paths.shape[1])] = below(dice, len(s.stage))
+    elif swaps and chance < REPLACE + REORDER:
+        b = a
+        _exchange_within(s.paths, dice, a)
+    elif chance > 1 - TAILS:
+        if a == b:
+            return False
+        _exchange_tails(s.paths, dice, a, b)
+    elif chance > 1 - TAILS - NEAR:
+        b = _exchange_near(g.near, s.paths, dice, start, count, a)
+        if a == b:
+            return False
+    elif a == b:
+        return False
+    else:
+        _exchange(s.paths, dice, a, b)
+    for row in (a, b):
+        if not swaps:
+            _sort(s.stage, s.paths, row)
+        if not lawful_path(g.laws.rules, g.laws.least.shape[1], s.stage, s.paths, row):
+            return False
+    if tied:
+        _repeat(s.paths, g.first, a)
+        _repeat(s.paths, g.first, b)
+    return not moved or lawful_loads(g.laws, g.times, s.stage, s.paths, g.first, g.load)
+
+
+@compiled
+def change_sites(g: Ground, s: State, dice: Dice) -> bool:
+    """Two sites take each other's stage, places, or both."""
+    x, y = below(dice, len(s.stage)), below(dice, len(s.stage))
+    if x == y or s.stage[x] == s.stage[y] == g.laws.least.shape[1]:
+        return False
+    if s.stage[x] == s.stage[y] or uniform(dice) < TOGETHER:
+        _rename(s.paths, x, y)
+    s.stage[x], s.stage[y] = s.stage[y], s.stage[x]
+    for row in range(s.paths.shape[0]):
+        if g.laws.rules[MAX_SWAPS] == 0:
+            _sort(s.stage, s.paths, row)
+        if not lawful_path(g.laws.rules, g.laws.least.shape[1], s.stage, s.paths, row):
+            return False
+    return bool(lawful_loads(g.laws, g.times, s.stage, s.paths, g.first, g.load))
+
+
+@compiled
+def _exchange(paths: Ints, dice: Dice, a: int, b: int) -> None:
+    """Two paths give each other a site; their origins only each other."""
+    i = below(dice, paths.shape[1])
+    j = i if i == 0 else 1 + below(dice, paths.shape[1] - 1)
+    paths[a, i], paths[b, j] = paths[b, j], paths[a, i]
+
+
+@compiled
+def _exchange_near(near: Ints, paths: Ints, dice: Dice, start: int, count: int, a: int) -> int:
+    """A path gets a site that is near to another of its sites, from another path; returns which, or itself."""
+    length = paths.shape[1]
+    i, j = 1 + below(dice, length - 1), below(dice, length)
+    if i == j:
+        return a
+    wanted = near[paths[a, j], int(near.shape[1] * uniform(dice) ** 2)]
+    shift = below(dice, count)
+    for index in range(count):
+        b = start + (index + shift) % count
+        if b == a:
+            continue
+        for place in range(1, length):
+            if paths[b, place] == wanted:
+                paths[a, i], paths[b, place] = wanted, paths[a, i]
+                return b
+    return a
+
+
+@compiled
+def _exchange_tails(paths: Ints, dice: Dice, a: int, b: int) -> None:
+    for index in range(1 + below(dice, paths.shape[1] - 1), paths.shape[1]):
+        paths[a, index], paths[b, index] = paths[b, index], paths[a, index]
+
+
+@compiled
+def _exchange_within(paths: Ints, dice: Dice, a: int) -> None:
+    i, j = 1 + below(dice, paths.shape[1] - 1), 1 + below(dice, paths.shape[1] - 1)
+    paths[a, i], paths[a, j] = paths[a, j], paths[a, i]
+
+
+@compiled
+def _rename(paths: Ints, x: int, y: int) -> None:
+    """Two sites take each other's place in every path."""
+    for row in range(paths.shape[0]):
+        for index in range(paths.shape[1]):
+            if paths[row, index] == x:
+                paths[row, index] = y
+            elif paths[row, index] == y:
+                paths[row, index] = x
+
+
+@compiled
+def _sort(stage: Ints, paths: Ints, row: int) -> None:
+    """Puts the sites of a path in the order of their stages."""
+    for index in range(2, paths.shape[1]):
+        site, place = paths[row, index], index
+        while place > 1 and stage[paths[row, place - 1]] > stage[site]:
+            paths[row, place] = paths[row, place - 1]
+            place -= 1
+        paths[row, place] = site
+
+
+@compiled
+def _repeat(paths: Ints, first: Ints, row: int) -> None:
+    """A path of the first wave becomes that of the same microbatch in every wave."""
+    for wave in range(1, len(first) - 1):
+        if first[wave] + row < first[wave + 1]:
+            for index in range(paths.shape[1]):
+                paths[first[wave] + row, index] = paths[row, index]

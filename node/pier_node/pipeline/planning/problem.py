@@ -1,0 +1,182 @@
+"""What is planned: sites, links, stages and the rules of a path (arXiv 2502.19913; spec/skippipe.md section 2)."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any, ClassVar
+
+from pier_node.base.errors import PierError
+from pier_node.base.units import several
+
+Matrix = tuple[tuple[float, ...], ...]
+FORBID: dict[str, Any] = {"extra": "forbid"}
+"""For pydantic, which reads these classes from JSON (pipeline/planning/plan.py): no unknown keys."""
+LONGEST = 1e6
+"""Seconds that no time of a problem exceeds: an iteration stays well below 2^63 ns."""
+MOST_SITES, MOST_MICROBATCHES = 1000, 10_000
+
+
+@dataclass(frozen=True)
+class Site:
+    """A site, with the seconds that one microbatch takes there in one stage.
+
+    Args:
+        memory: microbatches in flight that it can hold, from the start of their forward to the end of their backward.
+    """
+
+    __pydantic_config__: ClassVar = FORBID
+    name: str
+    forward_s: float
+    backward_s: float
+    loss_s: float
+    memory: int
+
+
+@dataclass(frozen=True)
+class Rules:
+    """What a path may do besides visiting stages in their order.
+
+    A swap is a visit of a stage below the furthest one so far; its distance is how far below. A jump is how far the
+    next stage is from the furthest so far.
+    """
+
+    __pydantic_config__: ClassVar = FORBID
+    max_swaps: int = 0
+    max_distance: int = 1
+    max_total: int = 2
+    max_jump: int = 4
+
+
+@dataclass(frozen=True)
+class Problem:
+    """All that a plan depends on. Raises PierError for what cannot be.
+
+    Args:
+        transfer_s: [from][to], seconds that one activation, or its gradient, takes; the diagonal is not used.
+        stage_sizes: sites that hold each stage, stage 0 (embedding, head, data) first; sites left over stay idle.
+        path_length: stages that a microbatch visits, stage 0 included.
+        microbatches: in an iteration, dealt to the waves evenly.
+        task_gap_s: seconds that a site idles after a task; `first_gap_s` after the forward of a new microbatch.
+        wave_s: seconds after which the next wave may start.
+        uplink_s: seconds that one activation occupies the uplink of each site; () if transfers never share a line.
+        gradient_s: [from][to], seconds that the gradients of one stage take; () if syncing replicas is not counted.
+        max_intra_s: longest `transfer_s` allowed between two sites of one stage.
+    """
+
+    __pydantic_config__: ClassVar = FORBID
+    sites: tuple[Site, ...]
+    transfer_s: Matrix
+    stage_sizes: tuple[int, ...]
+    path_length: int
+    microbatches: int
+    waves: int = 1
+    rules: Rules = field(default_factory=Rules)
+    task_gap_s: float = 0.0
+    first_gap_s: float = 0.0
+    wave_s: float = 0.0
+    uplink_s: tuple[float, ...] = ()
+    gradient_s: Matrix = ()
+    max_intra_s: float | None = None
+
+    def __post_init__(self) -> None:
+        _check_sites(self)
+        _check_times(self)
+        _check_counts(self)
+
+    @property
+    def stages(self) -> int:
+        """Stages of the model."""
+        return len(self.stage_sizes)
+
+    @property
+    def title(self) -> str:
+        """What goes where, in words."""
+        return f"{several(self.microbatches, 'microbatch')} through {self.path_length} of {self.stages} stages"
+
+    @cached_property
+    def wave_sizes(self) -> tuple[int, ...]:
+        """Microbatches of each wave: equal within one, larger ones first."""
+        return even_parts(self.microbatches, self.waves)
+
+
+def even_parts(total: int, parts: int) -> tuple[int, ...]:
+    """A total in parts that are equal within one, larger ones first."""
+    return tuple(total // parts + (index < total % parts) for index in range(parts))
+
+
+def stage_sizes(sites: int, stages: int, path_length: int) -> tuple[int, ...]:
+    """Sites for each stage such that all are equally busy: n_0 (L - 1) = (S - 1) n_s, as near as whole numbers come.
+
+    Raises PierError: too few sites.
+    """
+    if stages > sites:
+        raise PierError(f"{sites} sites cannot hold {stages} stages", "Use fewer stages, or more sites.")
+    if path_length >= stages:
+        return (sites // stages,) * stages
+    first = min(max(1, round(sites / path_length)), sites - stages + 1)
+    return (first, *even_parts(sites - first, stages - 1))
+
+
+def _check_sites(problem: Problem) -> None:
+    names = [site.name for site in problem.sites]
+    _demand(1 <= len(names) <= MOST_SITES, f"{len(names)} sites", f"1 to {MOST_SITES} can be planned.")
+    twice = sorted({name for name in names if names.count(name) > 1})
+    _demand(not twice, f"two sites are called {', '.join(twice)}", "Give every site a name of its own.")
+    for site in problem.sites:
+        for key in ("forward_s", "backward_s"):
+            value = getattr(site, key)
+            _demand(0 < value <= LONGEST, f"{key} of {site.name} is {value:g}", f"Above 0, at most {LONGEST:g} s.")
+        _duration(f"loss_s of {site.name}", site.loss_s)
+        _demand(site.memory >= 1, f"memory of {site.name} is {site.memory}", "A site must hold one microbatch.")
+
+
+def _check_times(problem: Problem) -> None:
+    count = len(problem.sites)
+    _square("transfer_s", problem.transfer_s, count)
+    if problem.gradient_s:
+        _square("gradient_s", problem.gradient_s, count)
+    if problem.uplink_s:
+        _row("uplink_s", problem.uplink_s, count)
+    for key in ("task_gap_s", "first_gap_s", "wave_s"):
+        _duration(key, getattr(problem, key))
+    if problem.max_intra_s is not None:
+        _duration("max_intra_s", problem.max_intra_s)
+
+
+def _check_counts(problem: Problem) -> None:
+    sizes, length, rules = problem.stage_sizes, problem.path_length, problem.rules
+    _demand(len(sizes) >= 2, f"{len(sizes)} stages", "A pipeline has two or more.")
+    _demand(min(sizes, default=1) >= 1, f"stage_sizes {list(sizes)}", "Every stage needs a site.")
+    spare = len(problem.sites) - sum(sizes)
+    _demand(spare >= 0, f"stages of {list(sizes)} sites need {sum(sizes)}, there are {len(problem.sites)}")
+    _demand(2 <= length <= len(sizes), f"path_length {length} with {len(sizes)} stages", f"2 to {len(sizes)}.")
+    most = MOST_MICROBATCHES
+    _demand(1 <= problem.microbatches <= most, f"{problem.microbatches} microbatches", f"1 to {most} can be planned.")
+    _demand(1 <= problem.waves <= problem.microbatches, f"{problem.waves} waves of {problem.microbatches} microbatches")
+    for key, least in (("max_swaps", 0), ("max_distance", 0), ("max_total", 0), ("max_jump", 1)):
+        value = getattr(rules, key)
+        _demand(value >= least, f"rules.{key} is {value}", f"At least {least}.")
+
+
+def _demand(holds: bool, found: str, remedy: str = "") -> None:
+    if not holds:
+        raise PierError(f"the pipeline cannot be planned: {found}", remedy)
+
+
+def _duration(key: str, value: float) -> None:
+    _demand(math.isfinite(value) and 0 <= value <= LONGEST, f"{key} is {value:g}", f"From 0 to {LONGEST:g} s.")
+
+
+def _row(key: str, row: Sequence[float], count: int) -> None:
+    _demand(len(row) == count, f"{key} has {len(row)} entries for {count} sites", "One for each site, in their order.")
+    for index, value in enumerate(row):
+        _duration(f"{key}[{index}]", value)
+
+
+def _square(key: str, matrix: Matrix, count: int) -> None:
+    _demand(len(matrix) == count, f"{key} has {len(matrix)} rows for {count} sites", "One for each site.")
+    for index, row in enumerate(matrix):
+        _row(f"{key}[{index}]", row, count)

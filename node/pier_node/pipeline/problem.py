@@ -1,0 +1,147 @@
+"""The problem that a run poses to the planner of paths: what [pipeline] says, for sites with their times.
+
+What the planner takes the times of sites and links to be: as they were measured, or as their like are.
+
+A site tells the medians of its own tasks, and of its transfers to those that it has sent anything to. Sites send one
+tensor at a time, so that a transfer also says for how long it occupies the uplink.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+from statistics import median
+from typing import TYPE_CHECKING
+
+from pier.v1.peer_pb2 import Place
+from pier_node.base.errors import PierError
+from pier_node.config.run import PipelineSection
+
+if TYPE_CHECKING:
+    from pier_node.pipeline.planning.plan import Plan
+    from pier_node.pipeline.planning.problem import Problem, Site
+
+
+UNKNOWN = Place(forward=0.1, backward=0.2, loss=0.03)
+"""Seconds of tasks as long as nobody has measured them: only their relation matters then."""
+SHORTEST = 1e-4
+DRIFT, NOISE = 1.5, 0.1
+"""Paths are planned anew once something takes so many times longer, or shorter, than when they were planned; but not
+for less than a tenth of what a visit of a site takes."""
+
+
+def with_times(problem: Problem, places: Mapping[str, Place], round_trips: Mapping[str, float]) -> Problem:
+    """A problem of these sites, in their order, with what is known of their times.
+
+    Args:
+        round_trips: seconds, of the planner to others.
+    """
+    lines = {node: _middle(it.transfer.values()) for node, it in places.items()}
+    usual = _middle(filter(None, lines.values()))
+    transfers = tuple(tuple(_transfer(a, b, places, lines[a] or usual, round_trips) for b in places) for a in places)
+    uplinks = tuple(lines[node] or usual for node in places) if usual else ()
+    return replace(problem, sites=sites_of(places), transfer_s=transfers, uplink_s=uplinks)
+
+
+def sites_of(places: Mapping[str, Place]) -> tuple[Site, ...]:
+    """Sites with their times; who has not measured any is taken for one like the others."""
+    from pier_node.pipeline.planning.problem import Site
+
+    known = [place for place in places.values() if place.forward and place.backward]
+    like = UNKNOWN
+    if known:
+        forward, backward = _middle(it.forward for it in known), _middle(it.backward for it in known)
+        like = Place(forward=forward, backward=backward, loss=_middle(it.loss for it in known if it.loss))
+    times = {node: it if it.forward and it.backward else like for node, it in places.items()}
+    return tuple(
+        Site(node, it.forward, it.backward, it.loss, max(places[node].memory, 1)) for node, it in times.items()
+    )
+
+
+def drifted(before: Problem, now: Problem) -> bool:
+    """Whether anything takes so much longer, or shorter, than it did that other paths may be better."""
+    pairs = list(zip(_seconds(before), _seconds(now), strict=True))
+    tasks = [new for _, new in pairs[: len(now.sites)]]
+    visit = median(tasks) + 2 * _middle(new for _, new in pairs[len(now.sites) :])
+    return any(max(it) > DRIFT * min(it) and max(it) - min(it) > NOISE * visit for it in pairs)
+
+
+def _seconds(problem: Problem) -> list[float]:
+    """Of a microbatch's tasks at each site, then of the transfers."""
+    between = [s for a, row in enumerate(problem.transfer_s) for b, s in enumerate(row) if a != b]
+    return [*(site.forward_s + site.backward_s for site in problem.sites), *between]
+
+
+def _transfer(
+    source: str, target: str, places: Mapping[str, Place], usual: float, round_trips: Mapping[str, float]
+) -> float:
+    """Seconds from site to site: as the sender has measured it, else as it usually takes, else half of a round trip."""
+    if source == target:
+        return 0.0
+    if seconds := places[source].transfer.get(target, 0.0) or usual:
+        return seconds
+    ways = [round_trips[node] for node in (source, target) if node in round_trips]
+    return max(sum(ways) / len(ways) / 2, SHORTEST) if ways else SHORTEST
+
+
+def _middle(values: Iterable[float]) -> float:
+    found = [*values]
+    return median(found) if found else 0.0
+
+
+TRIES = 16
+"""Draws of a first plan with so many waves."""
+
+
+def posed(
+    section: PipelineSection, places: Mapping[str, Place], round_trips: Mapping[str, float], seed: int
+) -> tuple[Problem, Plan]:
+    """The problem of sites that may hold any stage, as at the start of a run, and some plan.
+
+    Args:
+        places: of the sites, in the order of the problem; their stages are not looked at.
+        round_trips: seconds, of the planner to others.
+
+    Raises:
+        PierError: too few sites, or too little memory.
+    """
+    from pier_node.pipeline.planning.problem import stage_sizes
+
+    sizes = stage_sizes(len(places), section.stages, section.path_length)
+    return drawn(section, sizes, section.path_length, places, round_trips, None, seed)
+
+
+def drawn(
+    section: PipelineSection,
+    sizes: tuple[int, ...],
+    length: int,
+    places: Mapping[str, Place],
+    round_trips: Mapping[str, float],
+    stages: tuple[tuple[int, ...], ...] | None,
+    seed: int,
+) -> tuple[Problem, Plan]:
+    """The problem, with as few waves as memory allows, and some plan; with `stages`, if sites keep theirs.
+
+    Raises PierError: no number of waves is enough.
+    """
+    from pier_node.pipeline.planning.plan import Plan
+    from pier_node.pipeline.planning.problem import Problem, Rules
+    from pier_node.pipeline.planning.start import random_plan, random_waves
+
+    apart = ((0.0,) * len(places),) * len(places)
+    rules = Rules(max_swaps=section.swaps, max_jump=max(len(sizes) - 1, 1))
+    for waves in range(1, section.microbatches + 1):
+        blank = Problem(sites_of(places), apart, sizes, length, section.microbatches, waves, rules)
+        problem = with_times(blank, places, round_trips)
+        for number in range(seed, seed + TRIES):
+            try:
+                if stages is None:
+                    return problem, random_plan(problem, number)
+                return problem, Plan(stages, random_waves(problem, stages, random.Random(number)))
+            except (PierError, ValueError):  # the least busy of no sites, because all are full
+                continue
+    raise PierError(
+        f"no paths of {length} stages over stages of {[*sizes]} sites keep the memory of {section.memory} microbatches",
+        "Raise pipeline.memory, or lower pipeline.skip.",
+    )

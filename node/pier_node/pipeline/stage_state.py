@@ -1,0 +1,315 @@
+"""The stage that a site holds: its state after the last outer round, what this replica did since, and next steps.
+
+A step is on the disk before the site says that it is ready for it, and what was before it stays there: whichever way
+the round decides, a site that is killed in between finds the version that counts.
+
+What one replica of a stage did by itself since the last outer round: its weights, AdamW's moments, what it has seen.
+
+Every step is on the disk before the round that decides about it, beside the one before. It becomes the site's when
+that round counts it. If the site cannot know that any more, because others have counted later steps, it goes on from
+the last outer round: all that is lost is what this replica did since then.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import math
+from collections.abc import Collection, Mapping
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from pier.v1.peer_pb2 import Total
+from pier_node.base.shared import SharedVector, Vector
+from pier_node.config.run import InnerSection, RunConfig
+from pier_node.outer.adamw import step_vectors
+from pier_node.outer.layout import Layout
+from pier_node.outer.pier import accumulate
+from pier_node.outer.schedule import round_plan
+from pier_node.outer.state import ADAM_M, ADAM_V, ANCHOR, MOMENTUM, OuterState, l2_norm
+from pier_node.outer.update import norm_limit
+from pier_node.pipeline.outer_step import OuterStep, Tensors
+from pier_node.pipeline.stage import stage_layout
+from pier_node.pipeline.vote_state import Standing, round_of
+from pier_node.rounds.fetch import SILENCE, fetch_state
+from pier_node.rounds.kept_state import KeptStates
+from pier_node.trainer.model.initial import initial_weights
+from pier_node.wire.carrier import Carrier
+
+BASE, MICROBATCHES = "base", "microbatches"
+"""Entries of a state's ledger: the version that it began from, and the microbatches that came since."""
+
+log = logging.getLogger(__name__)
+
+
+class Own:
+    """The steps of one site, in `folder`.
+
+    Attributes:
+        state: after the last one that counts; None: there is none. Its `round` names the attempt, as versions do.
+    """
+
+    def __init__(self, folder: Path, run_hash: bytes) -> None:
+        self._disk = KeptStates(folder, run_hash)
+        self.state: OuterState | None = None
+        self._open: dict[int, OuterState] = {}
+
+    def resume(self, decided: int) -> None:
+        """Take up what the disk has, after a start. Blocks.
+
+        Args:
+            decided: the last round of which this site knew how it ended.
+        """
+        for version in self._disk.rounds():
+            found = self._disk.of(version)
+            if found and round_of(version) > decided:
+                self._open[version] = found
+            elif found:
+                self.state = found
+                return
+
+    def keep(self, state: OuterState) -> None:
+        """Keep a step on the disk until it is known whether it counts. Blocks. Raises PierError."""
+        self._disk.save(state, beside=self.state.round if self.state else None)
+        self._open[state.round] = state
+
+    def settle(self, known: Collection[int], counted: int, decided: int) -> bool:
+        """Take the kept step that counts, if any; whether the state is another one now. Blocks. Raises PierError.
+
+        Args:
+            known: versions that have counted for certain.
+            counted: the one that counted last.
+            decided: the last round of which this site knows how it ended.
+        """
+        if not self._open:
+            return False
+        tried = max(round_of(version) for version in self._open)
+        taken = next((state for version, state in self._open.items() if version in known), None)
+        if taken is None and decided < tried:
+            return False
+        if taken is None and round_of(counted) > tried:
+            log.warning("what this replica did since the last outer round is lost: did its last step count?")
+            self.forget()
+            return True
+        for version in self._open.keys() - known:
+            self._disk.drop(version)
+        self._open.clear()
+        self.state = taken or self.state
+        return taken is not None
+
+    def forget(self) -> None:
+        """Have none. Blocks. Raises PierError."""
+        self.state = None
+        self._open.clear()
+        for version in self._disk.rounds():
+            self._disk.drop(version)
+
+
+ABSENT = 1
+"""A version that no stage ever has (tally.version)."""
+MOMENTS = (ADAM_M, ADAM_V)
+NAMES = (ANCHOR, *MOMENTS)
+
+
+class StageState:
+    """The stage of one site, in `folder`.
+
+    Attributes:
+        stage: None: it holds none yet.
+        state: of the stage, the same at all replicas unless they meet in pairs; its `round` is its version.
+        own: what this replica did by itself since.
+    """
+
+    def __init__(self, folder: Path, config: RunConfig) -> None:
+        self._folder, self._config = folder, config
+        self.stage: int | None = next((int(it.name.partition("-")[2]) for it in sorted(folder.glob("stage-*"))), None)
+        self.state: OuterState | None = None
+        self.own = Own(folder / "own", config.hash())
+        self._staged: OuterState | None = None
+
+    @property
+    def version(self) -> int:
+        """Of the state; 0: as it was made, ABSENT: there is none."""
+        return self.state.round if self.state else ABSENT
+
+    @property
+    def done(self) -> OuterState | None:
+        """What this replica has made of the state by itself; None: nothing."""
+        own = self.own.state
+        return own if own and own.ledger[BASE] == self.version else None
+
+    @property
+    def working(self) -> OuterState:
+        """With whose weights and moments the next step begins."""
+        state = self.done or self.state
+        assert state
+        return state
+
+    def version_of(self, counts: int) -> int:
+        """Of the state, where `counts` is the one that does: a staged one is as good as taken up then."""
+        return counts if self._staged and self._staged.round == counts else self.version
+
+    def hold(self, stage: int) -> None:
+        """Hold a stage from now on, as the run makes it. Blocks. Raises PierError."""
+        self.stage = stage
+        self.state = self._made()
+        self._disk.save(self.state)
+
+    def load(self, version: int) -> bool:
+        """Take up a version that this site has; whether it has it. Blocks."""
+        if self.stage is None:
+            return False
+        found = self._disk.of(version)
+        if found is None and version == 0:
+            found = self._made()
+        self.state = found or self.state
+        return found is not None
+
+    async def fetch(self, version: int, carrier: Carrier, peers: list[str]) -> None:
+        """Take a version from replicas, and one's moments if they have their own. Raises PeerLost: nobody gave it."""
+        assert self.stage is not None
+        length, stage = self._layout.length, self.stage + 1
+        got = await fetch_state(
+            carrier, peers, length=length, timeout=SILENCE, round=version, stage=stage, moments=True
+        )
+        await asyncio.to_thread(self._disk.save, got.state)
+        self.state = got.state
+        if got.adam_m and got.adam_v and ADAM_M not in got.state.tensors and _are_moments(got.adam_m, got.adam_v):
+            tensors = {ANCHOR: got.state.tensors[ANCHOR], ADAM_M: got.adam_m, ADAM_V: got.adam_v}
+            self.own.state = OuterState(version, (), tensors, {BASE: version, MICROBATCHES: 0}, got.adam_step)
+
+    def moments(self) -> tuple[SharedVector, SharedVector, int] | None:
+        """AdamW's, if this replica has its own."""
+        done = self.done
+        return (done.tensors[ADAM_M], done.tensors[ADAM_V], done.adam_step) if done else None
+
+    # --- the next step ---------------------------------------------------------------------------
+
+    def stepped(self, gradient: Vector, total: Total, step: int, version: int) -> OuterState:
+        """The state after an AdamW step of all replicas, on the disk; this one stays. Blocks. Raises PierError.
+
+        Args:
+            gradient: mean over the microbatches, shape [parameters of the stage]; changed in place.
+            total: its square is that of the whole model's gradient, which is clipped by its norm.
+            step: index of the step in the whole run.
+        """
+        assert self.state
+        tensors = self._after_adamw(self.state, gradient, total, step)
+        if MOMENTUM in self.state.tensors:
+            tensors[MOMENTUM] = self._warmed(self.state, tensors[ANCHOR].array, step)
+        self._staged = state = OuterState(version, (), tensors, {}, self.state.adam_step + 1)
+        self._disk.save(state, beside=self.state.round)
+        return state
+
+    def step_apart(self, gradient: Vector, total: Total, step: int, version: int, microbatches: int) -> None:
+        """The same of this replica alone, with the gradient of the microbatches that came here. Raises PierError."""
+        before, seen = self.working, self.done.ledger[MICROBATCHES] if self.done else 0
+        tensors = self._after_adamw(before, gradient, total, step)
+        ledger = {BASE: self.version, MICROBATCHES: seen + microbatches}
+        self.own.keep(OuterState(version, (), tensors, ledger, before.adam_step + 1))
+
+    def brought(self, step: OuterStep) -> Vector:
+        """What this replica brings to an outer round; of weight 0 if that is nothing. Blocks. Raises PierError."""
+        assert self.state
+        anchor, done = self.state.anchor, self.done
+        if done is None:
+            return step.brought(anchor, anchor, 0)
+        norm = float(np.linalg.norm((anchor - done.anchor).astype(np.float64)))
+        if norm <= norm_limit(l2_norm(anchor)):
+            return step.brought(anchor, done.anchor, done.ledger[MICROBATCHES])
+        log.error("this replica's update is dropped: its norm is %.3g: lower inner.lr?", norm)
+        self.own.forget()
+        return step.brought(anchor, anchor, 0)
+
+    def meet(self, tensors: Tensors, version: int) -> None:
+        """Keep the state after an outer step; AdamW's moments stay as they are here. Blocks. Raises PierError."""
+        assert self.state
+        before, ledger = self.working, {BASE: version, MICROBATCHES: 0}
+        moments = {name: before.tensors[name] for name in MOMENTS if name in before.tensors}
+        if moments:
+            self.own.keep(OuterState(version, (), {ANCHOR: tensors[ANCHOR], **moments}, ledger, before.adam_step))
+        self._staged = OuterState(version, (), tensors, {})
+        self._disk.save(self._staged, beside=self.state.round)
+
+    def settle(self, standing: Standing, decided: int) -> bool:
+        """Take what was staged and counts; whether the weights are others now. Blocks. Raises PierError.
+
+        Args:
+            standing: of the run after the round `decided`.
+        """
+        if self.stage is None:
+            return False
+        staged, self._staged = self._staged, None
+        wanted = standing.versions[self.stage]
+        if moved := staged is not None and staged.round == wanted:
+            self.state = staged
+        return self.own.settle({standing.counted, wanted}, standing.counted, decided) or moved
+
+    def _after_adamw(self, before: OuterState, gradient: Vector, total: Total, step: int) -> dict[str, SharedVector]:
+        tensors = {name: SharedVector.scratch(len(gradient)) for name in NAMES}
+        for name, vector in tensors.items():
+            vector.array[:] = before.tensors[name].array if name in before.tensors else 0
+        vectors = {name: it.array for name, it in tensors.items()}
+        take_stage_step(self._config.inner, self._layout, vectors, before.adam_step, gradient, total.square, step)
+        return tensors
+
+    def _warmed(self, before: OuterState, anchor: Vector, step: int) -> SharedVector:
+        """M after a step of the start: over an interval it gathers φ_first − φ_last (outer/advance.py)."""
+        plan, momentum = round_plan(self._config, step + 1), SharedVector(len(anchor))
+        if plan.warmup:
+            accumulate(before.momentum, before.anchor - anchor, plan.momentum, out=momentum.array)
+        return momentum
+
+    @property
+    def _layout(self) -> Layout:
+        assert self.stage is not None
+        return stage_layout(self._config.model, self._config.pipeline.stages, self.stage)
+
+    @property
+    def _disk(self) -> KeptStates:
+        return KeptStates(self._folder / f"stage-{self.stage}", self._config.hash())
+
+    def _made(self) -> OuterState:
+        assert self.stage is not None
+        weights = made(self._config, self.stage)
+        momentum = () if self._config.outer.algorithm == "sync" else (MOMENTUM,)
+        tensors = {name: SharedVector(len(weights)) for name in (ANCHOR, *momentum, *MOMENTS)}
+        tensors[ANCHOR].array[:] = weights
+        return OuterState(0, (), tensors, {})
+
+
+def take_stage_step(
+    inner: InnerSection,
+    layout: Layout,
+    tensors: Mapping[str, Vector],
+    adam_step: int,
+    gradient: Vector,
+    square: float,
+    step: int,
+) -> None:
+    """An AdamW step of one stage, in place; the gradient is clipped as that of the whole model has to be.
+
+    Args:
+        tensors: NAMES, shape [parameters of the stage] each.
+        adam_step: AdamW steps behind the moments.
+        gradient: mean over the microbatches; changed, too.
+        square: of the norm of the whole model's gradient.
+        step: index of the step in the whole run.
+    """
+    if inner.clip_norm:
+        gradient *= min(1.0, inner.clip_norm / (math.sqrt(square) + 1e-6))
+    weights, first, second, flat = map(torch.from_numpy, (*(tensors[name] for name in NAMES), gradient))
+    step_vectors(layout, weights, (first, second, adam_step), flat, step, inner.model_copy(update={"clip_norm": 0.0}))
+
+
+def made(config: RunConfig, stage: int) -> Vector:
+    """The first weights of a stage: those of the whole model as the run makes it, bit for bit."""
+    layout = stage_layout(config.model, config.pipeline.stages, stage)
+    return initial_weights(config.model, config.run.seed, layout).numpy()
+
+
+def _are_moments(first: SharedVector, second: SharedVector) -> bool:
+    """Whether AdamW can go on with what came from another site."""
+    return bool(np.isfinite(first.array).all() and np.isfinite(second.array).all() and (second.array >= 0).all())

@@ -1,0 +1,1 @@
+"""Atomic rounds of all sites: quorum, leader, member, reduction, votes, proofs, roster, states and catching up."""

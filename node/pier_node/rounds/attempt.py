@@ -1,0 +1,422 @@
+"""One attempt at a round: exchange, stage, vote, and wait for the votes of all. It ends in a shadow that is decided, or
+in a Suspicion; it changes nothing by itself.
+
+Leads a stream that comes in to the attempt that it belongs to: it may come a moment before our own proposal does.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Coroutine, Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
+
+import numpy as np
+
+from pier.v1.peer_pb2 import (
+    AbortNotice,
+    Ack,
+    Ballot,
+    Chunk,
+    DoubleVote,
+    Handover,
+    Link,
+    Proposal,
+    Ready,
+    Share,
+    Signed,
+    Value,
+    Vote,
+)
+from pier_node.base.faults import NO_FAULTS, Faults
+from pier_node.base.shared import Vector
+from pier_node.base.tasks import Signal
+from pier_node.config.run import SITES
+from pier_node.outer.codec.interface import Codec
+from pier_node.outer.codec.plain import Plain
+from pier_node.outer.deadline import Deadline
+from pier_node.outer.mean import Mean, weighted_mean
+from pier_node.outer.state import ANCHOR, OuterState, distance, l2_norm
+from pier_node.outer.update import Update, norm_limit
+from pier_node.outer.weights import Weighing
+from pier_node.rounds.certificate import plan_name
+from pier_node.rounds.commitments import BallotName, Cast, Journal, Promises, to_the_end
+from pier_node.rounds.double_votes import contradict, remembers
+from pier_node.rounds.handovers import needed
+from pier_node.rounds.plan import CHUNK, Plan
+from pier_node.rounds.proofs import Proofs
+from pier_node.rounds.quorum import order
+from pier_node.rounds.reduce import Reduction
+from pier_node.rounds.roster import Roster
+from pier_node.rounds.statements import Statements
+from pier_node.rounds.suspects import NOBODY, Suspicion
+from pier_node.wire.carrier import ABORT, VOTE, BadMessage, Carrier, Method, PeerLost, Q
+
+T = TypeVar("T")
+
+TELL_TIMEOUT = 10.0
+TELLS = 3
+
+log = logging.getLogger(__name__)
+
+Advance = Callable[[OuterState, Vector, Mapping[str, int]], OuterState]
+"""(last state, mean, tokens by member) -> next state: pure, and equal in every bit at every member."""
+
+
+class VoteBook:
+    """The votes of the coming round that have arrived, those of attempts we have not heard of yet among them.
+
+    A few of each sender, the newest: whoever sends many pushes out its own.
+    """
+
+    EACH = 4
+    """Votes of one sender that are kept."""
+
+    def __init__(self) -> None:
+        self._votes: dict[str, dict[BallotName, tuple[Vote, Signed]]] = {}
+
+    def of(self, ballot: Ballot) -> dict[str, Vote]:
+        """Of a ballot, by node."""
+        name = order(ballot)
+        return {node: votes[name][0] for node, votes in self._votes.items() if name in votes}
+
+    def signed(self, ballot: Ballot, group: Iterable[str]) -> list[Signed]:
+        """The votes of these members in a ballot, as they signed them."""
+        return [self._votes[node][order(ballot)][1] for node in group]
+
+    def count(self, vote: Vote, signed: Signed, welcome: Collection[str]) -> DoubleVote | None:
+        """Note a vote. When the book is full, those who are not welcome make room for those who are.
+
+        Returns what proves, together with one of its earlier votes, that its node lies.
+        """
+        if vote.node not in self._votes and len(self._votes) >= SITES:
+            strangers = self._votes.keys() - welcome
+            if vote.node not in welcome or not strangers:
+                return None
+            del self._votes[strangers.pop()]
+        votes = self._votes.setdefault(vote.node, {})
+        against = [its for earlier, its in votes.values() if contradict(earlier, vote)]
+        votes[order(vote.ballot)] = vote, signed
+        if len(votes) > self.EACH:
+            del votes[min(votes)]
+        return DoubleVote(one=against[0], other=signed) if against else None
+
+    def refutation(self, ballot: Ballot, value: Value) -> Signed | None:
+        """The vote of a member of the attempt that computed a result for another one in it, if there is any."""
+        if order(ballot) != order(value.origin):
+            return None
+        votes = self.of(ballot)
+        others = [node for node in value.members if node in votes and votes[node].digest != value.digest]
+        return self.signed(ballot, others[:1])[0] if others else None
+
+    def clear(self) -> None:
+        """The round is over."""
+        self._votes.clear()
+
+
+@dataclass
+class Tools:
+    """What rounds and attempts work with.
+
+    Attributes:
+        statements: signs ours, and reads those of others.
+        journal: remembers what this site is bound by.
+        proofs: keeps what proves committed states to others.
+        keep: returns once a committed state would survive a power cut. Raises PierError.
+        fetch_shadow: (holders, round, value) -> the staged result, from those who have it. Raises PeerLost.
+        convict: puts out the node that a double vote convicts.
+        news: notified when a vote, an abort or a new attempt is there.
+        silence: learns how long members keep each other waiting.
+        weighing: how much members' tokens count in a round, by its number.
+    """
+
+    carrier: Carrier
+    roster: Roster
+    statements: Statements
+    journal: Journal
+    proofs: Proofs
+    keep: Callable[[OuterState], Awaitable[None]]
+    fetch_shadow: Callable[[Collection[str], int, Value], Awaitable[OuterState]]
+    faults: Faults = NO_FAULTS
+    codec: Codec = field(default_factory=Plain)
+    chunk: int = CHUNK
+    mean: Mean = weighted_mean
+    weighing: Callable[[int], Weighing] = lambda _: Weighing()
+    convict: Callable[[DoubleVote], None] = lambda _: None
+
+    def __post_init__(self) -> None:
+        self.node = self.carrier.node
+        self.news = Signal()
+        self.votes = VoteBook()
+        self.silence = Deadline(initial=30.0, floor=10.0)
+        self.bandwidth = 0.0
+        self._scratch: Vector = np.empty(0, np.float32)
+
+    def scratch(self, length: int) -> Vector:
+        """Memory for a mean, shape [length]: the same one for every attempt, so that its pages are there already."""
+        if len(self._scratch) != length:
+            self._scratch = np.zeros(length, np.float32)
+        return self._scratch
+
+    async def tell(self, node: str, method: Method[Q, Ack], message: Q) -> None:
+        """Tell it, and again if that got lost: whoever misses it all the same finds out by asking the leader again."""
+        for _ in range(TELLS):
+            try:
+                await self.carrier.call(node, method, message, TELL_TIMEOUT)
+                return
+            except PeerLost as lost:
+                log.info("could not tell %s: %s", lost.node, lost.reason)
+
+
+class Attempt:
+    """This site's part in an attempt.
+
+    Args:
+        state: the last committed one.
+        promises: what binds this site; the ballot of the proposal is promised already.
+        mine: what this site announced.
+    """
+
+    def __init__(self, tools: Tools, state: OuterState, promises: Promises, proposal: Proposal, mine: Ready) -> None:
+        self._tools, self._state, self._promises, self._proposal = tools, state, promises, proposal
+        self.ballot, self._mine = proposal.ballot, mine
+        self.group = tuple(share.node for share in proposal.shares)
+        claims = {share.node: share.tokens for share in proposal.shares}
+        self._weighing = tools.weighing(proposal.round)
+        self._tokens = self._weighing.believed(claims, state.ledger)
+        self.reduction: Reduction | None = None
+        self._aborted: Suspicion | None = None
+
+    @property
+    def clipped(self) -> Mapping[str, float]:
+        """Factor by node, of members whose update is longer than may be."""
+        return self.reduction.clips if self.reduction else {}
+
+    async def run(self, update: Update, advance: Advance) -> tuple[OuterState, Link]:
+        """The decided shadow, and the votes that prove it. Raises Suspicion."""
+        mean = await self._unless_aborted(self._exchange(update))
+        if self._proposal.HasField("adopt"):
+            adopted = self._proposal.adopt
+            shadow = await self._adopted(adopted)
+            known = sorted({*adopted.members, *self.group})
+            value = Value(origin=adopted.origin, digest=adopted.digest, members=known)
+        else:
+            step = asyncio.to_thread(advance, self._state, mean, self._tokens)
+            shadow = await to_the_end(step)  # or the next attempt would use `mean` meanwhile
+            await check_finite(shadow)
+            value = Value(origin=self.ballot, digest=shadow.digest, members=shadow.members)
+        await self._tools.faults.reach(shadow.round, "staged")
+        await self._cast(value, shadow)
+        await self._unless_aborted(self._await_votes())
+        for node, factor in self.clipped.items():
+            log.warning("round %d: the update of %s was clipped to %.2g of its length", shadow.round, node, factor)
+        return shadow, self._link(shadow)
+
+    def abort(self, sender: str, notice: AbortNotice) -> None:
+        """Another member gave up."""
+        self._aborted = Suspicion(NOBODY, f"{sender} gave up: {notice.suspect or 'itself'}: {notice.reason}")
+        self._tools.news.notify()
+
+    async def give_up(self, suspicion: Suspicion) -> None:
+        """Tell the others why, so that they do not wait for us."""
+        if self._aborted is not None:
+            return
+        notice = AbortNotice(
+            node=self._tools.node,
+            round=self._proposal.round,
+            ballot=self.ballot,
+            suspect=suspicion.node,
+            reason=suspicion.reason,
+        )
+        others = [node for node in self.group if node not in (self._tools.node, suspicion.node)]
+        await asyncio.gather(*(self._tools.tell(node, ABORT, notice) for node in others))
+
+    async def _exchange(self, update: Update) -> Vector:
+        """The mean. Members that adopt a result exchange nothing: but nobody votes before all have taken part."""
+        tools, adopts = self._tools, self._proposal.HasField("adopt")
+        plan = Plan(
+            round=self._proposal.round,
+            ballot=self.ballot,
+            shares=[Share(node=node) for node in self.group] if adopts else self._believed(),
+            norm_limit=norm_limit(self._state.norm),
+            silence=tools.silence.seconds(),
+            chunk=tools.chunk,
+            weighing=self._weighing,
+        )
+        mean = tools.scratch(len(update.vector))
+        self.reduction = Reduction(tools.carrier, plan, update, mean, tools.codec, tools.faults, tools.mean)
+        tools.news.notify()
+        await self.reduction.run()
+        if not adopts:
+            tools.silence.saw(self.reduction.longest_wait)
+            tools.bandwidth = self.reduction.meter.rate()
+        return mean
+
+    def _believed(self) -> list[Share]:
+        """The shares, with no more tokens than can be true: the same ones at every member."""
+        shares = [Share.FromString(share.SerializeToString()) for share in self._proposal.shares]
+        for share in shares:
+            share.tokens = self._tokens[share.node]
+        return shares
+
+    async def _adopted(self, value: Value) -> OuterState:
+        held = self._promises.shadow
+        if held and held.digest == value.digest:
+            return held
+        try:
+            shadow = await self._tools.fetch_shadow(self._proposal.holders, self._proposal.round, value)
+        except PeerLost as lost:
+            raise Suspicion(lost.node, f"could not hand over its result: {lost.reason}") from lost
+        self._check_members(shadow, value)
+        await self._check_length_of_step(shadow)
+        return shadow
+
+    def _check_members(self, shadow: OuterState, value: Value) -> None:
+        """A result whose members took part in no attempt at it, or that has tokens of ours that we did not bring."""
+        strange = {*shadow.members} - {*value.members} or {*self._state.members}.isdisjoint(value.members)
+        ours = [key for key in {*shadow.ledger, *self._state.ledger} if key.partition("/")[0] == self._tools.node]
+        risen = any(shadow.ledger.get(key, 0) != self._state.ledger.get(key, 0) for key in ours)
+        if strange or (risen and self._tools.node not in shadow.members):
+            raise Suspicion(self._proposal.holders[0], "its result is of others than those who took part in it")
+
+    async def _check_length_of_step(self, shadow: OuterState) -> None:
+        """Who computed what is handed over is not known: it may be no further than a round leads. Raises Suspicion."""
+
+        def longest() -> float:
+            others = [l2_norm(vector.array) for name, vector in shadow.tensors.items() if name != ANCHOR]
+            return float(np.max([distance(shadow.anchor, self._state.anchor), *others]))  # NaN if any is
+
+        limit, found = norm_limit(self._state.norm), await asyncio.to_thread(longest)
+        if not found <= limit:
+            holder = self._proposal.holders[0]
+            raise Suspicion(
+                holder, f"its result is a step of {found:.3g}, longer than {limit:.3g} that a round can take"
+            )
+
+    async def _cast(self, value: Value, shadow: OuterState) -> None:
+        """Vote: durable here first, then told to all."""
+        tools, ballot = self._tools, self.ballot
+        await self._promises.cast(Cast.of(ballot, value), shadow)
+        await tools.faults.reach(shadow.round, "journaled")
+        vote = self._vote = Vote(
+            node=tools.node,
+            round=shadow.round,
+            ballot=ballot,
+            digest=shadow.digest,
+            plan=plan_name(self._mine.base, ballot, self.group, shadow.members),
+            prior=self._mine.voted_in if self._mine.HasField("voted") else None,
+            prior_digest=self._mine.voted.digest,
+        )
+        signed = tools.statements.seal(vote)
+        tools.votes.count(vote, signed, self.group)
+        others = [node for node in self.group if node != tools.node]
+        for node in others[:1]:
+            await tools.tell(node, VOTE, signed)
+        await tools.faults.reach(shadow.round, "voting")
+        await asyncio.gather(*(tools.tell(node, VOTE, signed) for node in others[1:]))
+
+    async def _await_votes(self) -> None:
+        tools, loop = self._tools, asyncio.get_running_loop()
+        began = loop.time()
+        while missing := [node for node in self.group if node not in tools.votes.of(self.ballot)]:
+            if dead := [node for node in missing if not tools.roster.alive(node)]:
+                raise Suspicion(dead[0], "lost before it voted")
+            if loop.time() - began > tools.silence.seconds():
+                raise Suspicion(missing[0], f"did not vote for {tools.silence.seconds():.0f} s", mute=True)
+            await tools.news.wait(1.0)
+        tools.silence.saw(loop.time() - began)
+        votes, ours = tools.votes.of(self.ballot), self._vote
+        wrong = [node for node in self.group if (votes[node].digest, votes[node].plan) != (ours.digest, ours.plan)]
+        if wrong:
+            raise Suspicion(wrong[0], "voted for other bits than ours")
+        statements = tools.statements
+        told = {signed.node: statements.read(Ready, signed) for signed in self._proposal.readies}
+        if forgetful := [node for node in self.group if not remembers(votes[node], told[node])]:
+            raise Suspicion(forgetful[0], "its vote names another earlier vote than its announcement did")
+
+    def _link(self, shadow: OuterState) -> Link:
+        """The votes of all, as proof for others."""
+        votes = self._tools.votes.signed(self.ballot, self.group)
+        read = self._tools.statements.read
+        announced = [read(Ready, it) for it in self._proposal.readies]
+        signed = {it.statement: it for ready in announced for it in ready.handovers}
+        told = {name: read(Handover, it) for name, it in signed.items()}
+        ours = [it for it in told.values() if (it.round + 1, it.base) == (shadow.round, self._mine.base)]
+        few = needed(self.group, self._state.members, ours)
+        return Link(
+            round=shadow.round,
+            digest=shadow.digest,
+            base=self._mine.base,
+            ballot=self.ballot,
+            members=shadow.members,
+            votes=votes,
+            handovers=[signed[name] for name, it in told.items() if it in few],
+        )
+
+    async def _unless_aborted(self, work: Coroutine[Any, Any, T]) -> T:
+        task = asyncio.create_task(work)
+        watch = asyncio.create_task(self._tools.news.until(lambda: self._aborted is not None))
+        try:
+            await asyncio.wait([task, watch], return_when=asyncio.FIRST_COMPLETED)
+            if task.done():
+                return task.result()
+            assert self._aborted
+            raise self._aborted
+        finally:
+            watch.cancel()
+            task.cancel()
+            await asyncio.wait([task])
+            if not task.cancelled():
+                task.exception()  # it may have failed just as the others gave up
+
+
+async def check_finite(shadow: OuterState) -> None:
+    """Refuse to vote for a result with a NaN or an infinity in it; its digest is known afterwards. Raises Suspicion."""
+
+    def is_finite() -> bool:
+        _ = shadow.digest, shadow.norm  # here, away from the event loop: votes and the next round need them
+        return bool(np.isfinite([np.dot(vector.array, vector.array) for vector in shadow.tensors.values()]).all())
+
+    if not await asyncio.to_thread(is_finite):
+        raise Suspicion(NOBODY, "the result is not finite")
+
+
+EARLY = 30.0
+"""Seconds that a stream of an attempt we have not heard of yet may wait for us."""
+
+
+class Streams:
+    """Takes the streams that members push.
+
+    Args:
+        news: notified when another attempt is under way.
+        attempt: the one that is under way now.
+        is_stale: whether the stream that opens with this chunk is of an attempt that is over.
+    """
+
+    def __init__(self, news: Signal, attempt: Callable[[], Attempt | None], is_stale: Callable[[Chunk], bool]) -> None:
+        self._news, self._attempt, self._is_stale = news, attempt, is_stale
+
+    async def take(self, sender: str, chunks: AsyncIterator[Chunk]) -> None:
+        """Handle a stream to its end. Raises BadMessage."""
+        first = await anext(chunks, None)
+        if first is None:
+            raise BadMessage("an empty stream")
+        reduction = await self._reduction_of(first)
+        await reduction.take(sender, first, chunks)
+
+    async def _reduction_of(self, first: Chunk) -> Reduction:
+        try:
+            async with asyncio.timeout(EARLY):
+                await self._news.until(lambda: self._is_stale(first) or self._current(first) is not None)
+        except TimeoutError as error:
+            raise BadMessage("no such attempt") from error
+        reduction = self._current(first)
+        if reduction is None:
+            raise BadMessage("that attempt is over")
+        return reduction
+
+    def _current(self, first: Chunk) -> Reduction | None:
+        attempt = self._attempt()
+        return attempt.reduction if attempt and attempt.ballot == first.ballot else None

@@ -1,0 +1,257 @@
+"""Commitments: what a site has told others about rounds, exactly as its disk has it. Pure.
+
+This is the durable half of the rule that keeps replicas from forking (docs/protocol.md, "Why it cannot fork");
+quorum.py is the other half. A site writes the next Commitments before it acts on them: before it takes part in an
+attempt, before its vote leaves it, before it gives votes away or takes some, and before it says that it holds a
+committed state. tests/rounds/explorer.py walks through every order of these steps, of messages, crashes and restarts.
+
+Promises: keeps one site's Commitments on the disk, always before they count, and the result that it voted for.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Collection, Coroutine, Iterable
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from typing import Any, Protocol, Self, TypeVar
+
+from pier.v1.peer_pb2 import Ballot, Handover, Ready, Signed, Value
+from pier_node.outer.state import OuterState
+from pier_node.rounds.statements import Statements
+
+BallotName = tuple[int, str]
+"""Number and leader: ballots are ordered so."""
+NO_BALLOT: BallotName = (0, "")
+
+
+@dataclass(frozen=True)
+class Cast:
+    """A vote: for the result of `origin` with this digest, in `ballot`; `members` took part in attempts at it."""
+
+    ballot: BallotName
+    origin: BallotName
+    digest: bytes
+    members: tuple[str, ...]
+
+    @classmethod
+    def of(cls, ballot: Ballot, value: Value) -> Self:
+        """From the messages that say it."""
+        origin = value.origin.number, value.origin.leader
+        return cls((ballot.number, ballot.leader), origin, bytes(value.digest), tuple(value.members))
+
+    @property
+    def value(self) -> Value:
+        """What is voted for, as a message."""
+        return Value(origin=as_ballot(self.origin), digest=self.digest, members=self.members)
+
+
+@dataclass(frozen=True)
+class Gift:
+    """Votes that a site gave to an heir when it stopped."""
+
+    heir: str
+    votes: frozenset[str]
+
+
+@dataclass(frozen=True)
+class Commitments:
+    """What binds one site.
+
+    Attributes:
+        committed: the last round whose state this site has said that it holds. If its disk holds only an earlier one,
+            it has lost what it was trusted with, and takes no part in any decision until it has that state again.
+        votes: of the members of round `committed`, in this site's hand. Each member has one, and holds it itself until
+            it gives it away.
+        gifts: what it gave away, one gift after the other, whether or not the heir has heard of it.
+        handovers: the signed statements by which it got votes that are not its own, serialized.
+        promised: the highest ballot of the round after `committed` that this site has taken part in.
+        vote: its last vote in that round.
+    """
+
+    committed: int
+    votes: frozenset[str]
+    promised: BallotName = NO_BALLOT
+    vote: Cast | None = None
+    gifts: tuple[Gift, ...] = ()
+    handovers: frozenset[bytes] = frozenset()
+
+    @classmethod
+    def fresh(cls, committed: int, node: str) -> Self:
+        """Nothing is promised yet, and the site has its own vote."""
+        return cls(committed, frozenset({node}))
+
+    @property
+    def engaged(self) -> bool:
+        """Whether this site took part in an attempt at the round after `committed`."""
+        return self.promised != NO_BALLOT
+
+    def settled(self, round: int, node: str) -> Commitments:
+        """After the site has kept a committed state: a later round frees it of all that it said about earlier ones.
+
+        The state of the same round, or of an earlier one, changes nothing: votes that were given away stay away.
+        """
+        return Commitments.fresh(round, node) if round > self.committed else self
+
+    def promising(self, ballot: BallotName) -> Commitments:
+        """Before the site takes part in an attempt. Raises ValueError unless the ballot is above all before."""
+        if ballot <= self.promised:
+            raise ValueError(f"ballot {ballot} is not above {self.promised}")
+        return replace(self, promised=ballot)
+
+    def casting(self, vote: Cast) -> Commitments:
+        """Before the vote leaves the site. Raises ValueError unless it is in the ballot that was promised last."""
+        if vote.ballot != self.promised:
+            raise ValueError(f"a vote in ballot {vote.ballot}, but {self.promised} is promised")
+        return replace(self, vote=vote)
+
+    def giving(self, heir: str) -> Commitments:
+        """Before the site offers its votes to an heir. Raises ValueError: an heir would not know what binds them."""
+        if self.engaged:
+            raise ValueError("the votes are bound by an attempt")
+        return replace(self, votes=frozenset(), gifts=(*self.gifts, Gift(heir, self.votes)))
+
+    def taking(self, round: int, votes: frozenset[str], handovers: frozenset[bytes] = frozenset()) -> Commitments:
+        """Before an heir says that it has taken these votes. Raises ValueError: they are of another round's members."""
+        if round != self.committed:
+            raise ValueError(f"votes after round {round}, and round {self.committed} is committed here")
+        return replace(self, votes=self.votes | votes, handovers=self.handovers | handovers)
+
+
+def as_ballot(name: BallotName) -> Ballot:
+    """The message that names a ballot."""
+    return Ballot(number=name[0], leader=name[1])
+
+
+T = TypeVar("T")
+
+log = logging.getLogger(__name__)
+
+
+class Journal(Protocol):
+    """What remembers Commitments across a crash: see pier_node/site/journal.py."""
+
+    def load(self, round: int, node: str) -> Commitments:
+        """What binds a site whose disk holds the state of `round`."""
+
+    def keep(self, commitments: Commitments) -> None:
+        """Returns only when they would survive a crash. Raises PierError: they cannot be written."""
+
+
+class Superseded(Exception):
+    """What a site announced is not true any more: it cannot take part on that ground."""
+
+
+class Promises:
+    """What binds the site `node`, whose newest state is of `round`.
+
+    Attributes:
+        now: as the disk has it.
+        shadow: the staged result of our last vote; None: there is none, or it was lost in a restart.
+    """
+
+    def __init__(self, journal: Journal, node: str, round: int) -> None:
+        self._journal, self._node, self._round = journal, node, round
+        self.now = journal.load(round, node)
+        self.shadow: OuterState | None = None
+        self._one_at_a_time = asyncio.Lock()
+
+    @property
+    def lost(self) -> bool:
+        """Whether this site committed a later round than its disk has: it decides nothing until it has that again."""
+        return self._round < self.now.committed
+
+    @property
+    def votes(self) -> frozenset[str]:
+        """Of the last round's members, in this site's hand."""
+        return frozenset() if self.lost else self.now.votes
+
+    async def settle(self, round: int) -> None:
+        """The state of this round is committed, and on our disk. Raises PierError."""
+        await self._change(lambda now: now.settled(round, self._node))
+        self._round = round
+
+    async def promise(self, ballot: Ballot, votes: Collection[str]) -> None:
+        """Take part in no lower ballot from now on.
+
+        Args:
+            votes: those that we announced.
+
+        Raises:
+            Superseded: they are not those in our hand any more.
+            PierError: the promise cannot be written.
+        """
+
+        def promised(now: Commitments) -> Commitments:
+            if self.lost or now.votes != set(votes):
+                raise Superseded
+            return now.promising((ballot.number, ballot.leader))
+
+        await self._change(promised)
+
+    async def cast(self, vote: Cast, shadow: OuterState) -> None:
+        """Vote for a result that we hold. Raises PierError."""
+        await self._change(lambda now: now.casting(vote), shadow)
+
+    async def give(self, heir: str) -> frozenset[str]:
+        """Have no votes any more; those that the heir may have now. Raises PierError."""
+        votes = self.votes
+        if self.lost or self.now.engaged:  # an heir would not know what binds them
+            return frozenset()
+        await self._change(lambda now: now if now.engaged else now.giving(heir))
+        return votes - self.now.votes
+
+    def has_taken(self, handover: bytes) -> bool:
+        """Whether the votes of this statement were taken already: whoever gave them may have got them back since."""
+        return any(Signed.FromString(it).statement == handover for it in self.now.handovers)
+
+    async def take(self, round: int, votes: Collection[str], handovers: Iterable[Signed] = ()) -> None:
+        """Have these votes of the members of that round too. Raises PierError, and ValueError: it is not the last."""
+        written = frozenset(it.SerializeToString() for it in handovers)
+        await self._change(lambda now: now.taking(round, frozenset(votes), written))
+
+    def handovers(self, base: bytes, statements: Statements) -> list[Signed]:
+        """What proves which votes are in our hand, and which we gave away; `base` is the digest of our state."""
+        round = self.now.committed
+        ours = [
+            Handover(node=self._node, heir=it.heir, round=round, base=base, votes=sorted(it.votes), number=number)
+            for number, it in enumerate(self.now.gifts, 1)
+        ]
+        return [*map(Signed.FromString, sorted(self.now.handovers)), *map(statements.seal, ours)]
+
+    def announce(self, ready: Ready) -> None:
+        """Say what binds us."""
+        ready.votes.extend(sorted(self.votes))
+        ready.seen.CopyFrom(as_ballot(self.now.promised))
+        if vote := self.now.vote:
+            ready.voted.CopyFrom(vote.value)
+            ready.voted_in.CopyFrom(as_ballot(vote.ballot))
+            ready.holds = self.shadow is not None
+
+    async def _change(self, change: Callable[[Commitments], Commitments], shadow: OuterState | None = None) -> None:
+        async with self._one_at_a_time:
+            changed = change(self.now)
+            if changed != self.now:
+                await to_the_end(self._write(changed, shadow))
+
+    async def _write(self, changed: Commitments, shadow: OuterState | None) -> None:
+        await asyncio.to_thread(self._journal.keep, changed)
+        self.now = changed
+        if shadow or not changed.vote:
+            self.shadow = shadow
+
+
+async def to_the_end(work: Coroutine[Any, Any, T]) -> T:
+    """Do it to its end even when we are cancelled meanwhile: what is on the disk and what we believe must agree."""
+    task = asyncio.create_task(work)
+    try:
+        await asyncio.wait([task])
+    except asyncio.CancelledError:
+        while not task.done():
+            with suppress(asyncio.CancelledError):
+                await asyncio.wait([task])
+        if not task.cancelled() and (error := task.exception()):
+            log.info("not done, and not wanted any more: %s", error)
+        raise
+    return task.result()

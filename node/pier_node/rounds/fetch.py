@@ -1,0 +1,339 @@
+"""State transfer, the receiving side: a whole OuterState, from as many peers as have it, checked before it is believed.
+
+One peer describes the state; its manifest proves its digest. Then all peers that hold the same one are asked for runs
+of pieces until every piece is here: a faster peer comes back for more sooner. Whoever fails, or sends a piece that its
+hash does not fit, is dropped and named in the log, and others fetch what it owed.
+
+A peer has to send a piece in SILENCE. One that only just does so holds up nobody while others have the same state. What
+not all have must come soon, or at a least rate: else another state is asked for, and the next try may take twice as
+long.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import math
+from collections import Counter, deque
+from collections.abc import (
+    AsyncGenerator,
+    AsyncIterator,
+    Awaitable,
+    Callable,
+    Collection,
+    Coroutine,
+    Iterable,
+    Sequence,
+)
+from contextlib import aclosing, asynccontextmanager
+from dataclasses import dataclass
+
+from pier.v1.peer_pb2 import Chunk, FetchRequest, Link, StateRequest, Value
+from pier_node.base.shared import SharedVector
+from pier_node.outer.state import ADAM_M, ADAM_V, OuterState
+from pier_node.rounds.progress_checks import Trust
+from pier_node.wire.carrier import DESCRIBE, BadMessage, Carrier, PeerLost, PeerRefused
+from pier_node.wire.manifest import Description, Moments, examine
+from pier_node.wire.partial import Partial, Piece
+
+SILENCE = 20.0
+"""Seconds that a peer may be silent."""
+
+log = logging.getLogger(__name__)
+
+PATIENCE = 600.0
+"""Seconds, at the first try, for what not all have, when others could be asked for another state."""
+LEAST = 2.0**20
+"""Bytes a second at which it may take longer."""
+
+Progress = Callable[[int, int], None]
+"""Told after every piece: bytes that are here, bytes in all."""
+
+
+@dataclass(frozen=True)
+class Fetched:
+    """A state, and AdamW moments: the state's own, else one site's whole; None when they were not wanted or found.
+
+    Attributes:
+        proof: that the state was committed, from the one that was trusted before.
+    """
+
+    state: OuterState
+    adam_m: SharedVector | None
+    adam_v: SharedVector | None
+    adam_step: int
+    proof: Sequence[Link] = ()
+
+
+class Tries:
+    """What is remembered from one try at fetching a state to the next.
+
+    Attributes:
+        partial: pieces of the same state are not fetched twice.
+    """
+
+    def __init__(self) -> None:
+        self.partial = Partial()
+        self._failures = Counter[str]()
+        self._patience = PATIENCE
+
+    def order(self, peers: Iterable[str]) -> list[str]:
+        """Whoever could not give the state that it speaks of comes last: it may not have any."""
+        return sorted(peers, key=self._failures.__getitem__)
+
+    @asynccontextmanager
+    async def another(self, first: str) -> AsyncIterator[float]:
+        """A try that asks this peer first: gives seconds of patience for what not all have."""
+        loop = asyncio.get_running_loop()
+        began = loop.time()
+        try:
+            yield self._patience
+        except PeerLost as lost:
+            self._failures.update({first, lost.node})
+            if loop.time() - began > self._patience:
+                self._patience *= 2
+            raise
+
+
+async def fetch_state(
+    carrier: Carrier,
+    peers: Sequence[str],
+    *,
+    length: int,
+    timeout: float,
+    round: int = 0,
+    shadow: bool = False,
+    stage: int = 0,
+    digest: bytes | None = None,
+    trust: Trust | None = None,
+    moments: bool = False,
+    patience: float = math.inf,
+    partial: Partial | None = None,
+    progress: Progress | None = None,
+) -> Fetched:
+    """Fetch a state from peers.
+
+    Args:
+        carrier: this site's end of the wire.
+        peers: node ids to ask, the preferred one first.
+        length: parameters of the run's model; every vector must have as many.
+        timeout: seconds that a peer may be silent before it is dropped.
+        round: 0 is the newest one of the first peer that answers.
+        shadow: fetch the staged result of `round`.
+        stage: of a pipeline, counted from 1: fetch its state, of the version `round`; 0: the state of the run.
+        digest: refuse every other state; None: any that `trust` admits.
+        trust: refuse the newest state of a peer without proof that it was committed; None: believe the first peer.
+        moments: fetch AdamW moments too.
+        patience: seconds for what not all peers have, unless it comes at a least rate; for moments four times as long
+            as the state took from each of its peers, if that is longer.
+        partial: keep it and pass it again after PeerLost: pieces of the same state are not fetched twice.
+        progress: called as the state arrives.
+
+    Raises:
+        PeerLost: no peer is left; `reason` says what became of each, `node` is the last one.
+    """
+    transfer = _Transfer(carrier, peers, length, timeout, patience)
+    target = await transfer.choose(StateRequest(round=round, shadow=shadow, stage=stage), digest, trust)
+    pinned = StateRequest(round=target.round, shadow=shadow, stage=stage)
+    tensors = await transfer.fetch(pinned, target, partial or Partial(), progress or _untold)
+    state = target.build(tensors)
+    proof = trust.links if trust else ()
+    await asyncio.to_thread(lambda: state.norm)
+    if ADAM_M in tensors:
+        return Fetched(state, tensors[ADAM_M], tensors[ADAM_V], state.adam_step, proof)
+    found = await transfer.fetch_moments(stage) if moments and target.round else None  # before round 1 there are none
+    if found:
+        return Fetched(state, found.adam_m, found.adam_v, found.step, proof)
+    return Fetched(state, None, None, 0, proof)
+
+
+def shadow_fetcher(
+    carrier: Carrier, length: int, timeout: float
+) -> Callable[[Collection[str], int, Value], Awaitable[OuterState]]:
+    """What a member needs to finish a result that it does not have: (holders, round, value) -> the staged state."""
+
+    async def fetch(holders: Collection[str], number: int, value: Value) -> OuterState:
+        fetched = await fetch_state(
+            carrier, list(holders), length=length, timeout=timeout, round=number, shadow=True, digest=value.digest
+        )
+        return fetched.state
+
+    return fetch
+
+
+class _Transfer:
+    """The peers of one transfer, and what became of those that were dropped."""
+
+    def __init__(self, carrier: Carrier, peers: Sequence[str], length: int, timeout: float, patience: float) -> None:
+        self._carrier = carrier
+        self._length = length
+        self._timeout = timeout
+        self._patience = patience
+        self._peers = list(dict.fromkeys(peers))
+        self._all_have_it = len(self._peers) > 1
+        self._mark: tuple[float, int] | None = None
+        self._lost: dict[str, PeerLost] = {}
+
+    async def choose(self, request: StateRequest, digest: bytes | None, trust: Trust | None) -> Description:
+        """Settle what is fetched: the first good description. Raises PeerLost."""
+        for peer in list(self._peers):
+            try:
+                if trust:
+                    await trust.led_by(peer, self._carrier)
+                return await self._described(peer, request, digest, trust)
+            except PeerLost as error:
+                self._drop(peer, error)
+        raise self._nobody()
+
+    async def fetch(
+        self, request: StateRequest, target: Description, partial: Partial, progress: Progress
+    ) -> dict[str, SharedVector]:
+        """Pull all of a state from all peers that hold it. Raises PeerLost."""
+        partial.aim(target.state, self._length)
+        loop, givers = asyncio.get_running_loop(), len(self._peers)
+        began = loop.time()
+
+        async def work(peer: str) -> None:
+            try:
+                await self._described(peer, request, target.digest)
+                await self._pull_runs(peer, request, partial, progress)
+            except PeerLost as error:
+                self._drop(peer, error)
+
+        await _until_complete(partial, [work(peer) for peer in self._peers])
+        if not partial.complete:
+            raise self._nobody()
+        self._patience = max(self._patience, 4 * givers * (loop.time() - began))
+        return partial.hand_over()
+
+    async def fetch_moments(self, stage: int) -> Moments | None:
+        """The moments of the first peer that gives them whole; None, and a warning, when nobody does."""
+        moved_on = [peer for peer, error in self._lost.items() if isinstance(error, PeerRefused)]
+        for peer in [*self._peers, *moved_on]:
+            try:
+                moments = await self._moments_of(peer, stage)
+            except PeerLost as error:
+                self._drop(peer, error)
+                continue
+            if moments is not None:
+                return moments
+        log.warning("state transfer: no peer gave its AdamW moments, so AdamW starts without any here")
+        return None
+
+    async def _moments_of(self, peer: str, stage: int) -> Moments | None:
+        described = await self._described(peer, StateRequest(moments=True, stage=stage), None)
+        if not described.moments:
+            return None
+        partial = Partial()
+        partial.aim(described.moments, self._length)
+        self._all_have_it, self._mark = False, None
+        await self._pull_runs(peer, StateRequest(round=described.round, stage=stage), partial, _untold)
+        tensors = partial.hand_over()
+        return Moments(tensors[ADAM_M], tensors[ADAM_V], described.adam_step)
+
+    async def _described(
+        self, peer: str, request: StateRequest, digest: bytes | None, trust: Trust | None = None
+    ) -> Description:
+        """A peer's description of a state, examined. Raises PeerLost for whatever is wrong with it."""
+        if trust:
+            request = StateRequest(moments=request.moments, trusted=trust.state.round + 1)
+        manifest = await self._carrier.call(peer, DESCRIBE, request, self._timeout)
+        try:
+            described = examine(manifest, self._length)
+            if trust:
+                trust.admit(manifest)
+        except BadMessage as error:
+            raise PeerLost(peer, f"its manifest is refused: {error}") from error
+        if request.round not in (0, described.round):
+            raise PeerLost(peer, f"it describes round {described.round}, asked for round {request.round}")
+        if digest is not None and described.digest != digest:
+            ours, theirs = digest.hex()[:12], described.digest.hex()[:12]
+            raise PeerLost(peer, f"its state of round {described.round} has the digest {theirs}, wanted {ours}")
+        return described
+
+    async def _pull_runs(self, peer: str, request: StateRequest, partial: Partial, progress: Progress) -> None:
+        """Pull one run after the other until every piece is here. Raises PeerLost."""
+        while await partial.settle():
+            run = partial.take(len(self._peers))
+            try:
+                await self._pull(peer, request, run, partial, progress)
+            except BadMessage as error:
+                raise PeerLost(peer, str(error)) from error
+            finally:
+                partial.put_back(run)
+
+    async def _pull(
+        self, peer: str, request: StateRequest, run: list[Piece], partial: Partial, progress: Progress
+    ) -> None:
+        fetch = FetchRequest(
+            round=request.round,
+            shadow=request.shadow,
+            tensor=run[0].tensor,
+            offset=run[0].start,
+            length=run[-1].end - run[0].start,
+            stage=request.stage,
+        )
+        owed = deque(run)
+        async with aclosing(self._chunks(peer, fetch)) as chunks:
+            async for chunk in chunks:
+                if not owed:
+                    raise BadMessage("it sends more than it was asked for")
+                partial.accept(owed.popleft(), chunk)
+                progress(*partial.progress)
+                self._check_pace(peer, partial)
+        if owed:
+            raise PeerLost(peer, f"it ended a stream {len(owed)} pieces early")
+
+    async def _chunks(self, peer: str, request: FetchRequest) -> AsyncGenerator[Chunk, None]:
+        """A peer's stream, with a deadline for silence. Raises PeerLost."""
+        stream = self._carrier.pull(peer, request)
+        try:
+            while True:
+                async with asyncio.timeout(self._timeout):
+                    chunk = await anext(stream)
+                yield chunk
+        except StopAsyncIteration:
+            return
+        except TimeoutError as error:
+            raise PeerLost(peer, f"it sent nothing for {self._timeout:g} s") from error
+        finally:
+            await stream.aclose()
+
+    def _drop(self, peer: str, error: PeerLost) -> None:
+        self._lost[peer] = error
+        if peer in self._peers:
+            self._peers.remove(peer)
+            self._all_have_it = False
+        if self._peers:
+            log.warning("state transfer: %s is left out: %s", peer, error.reason)
+
+    def _check_pace(self, peer: str, partial: Partial) -> None:
+        """Do not wait long for what only some have: they may be slow on purpose. Raises PeerLost."""
+        if self._all_have_it or partial.complete:
+            return
+        now, (here, total) = asyncio.get_running_loop().time(), partial.progress
+        since, had = self._mark = self._mark or (now, here)
+        if now - since > self._patience and here - had < LEAST * (now - since):
+            raise PeerLost(peer, f"not all have what it sends, and that comes slowly: {here} of {total} bytes are here")
+
+    def _nobody(self) -> PeerLost:
+        reasons = "; ".join(f"{peer}: {error.reason}" for peer, error in self._lost.items())
+        return PeerLost(next(reversed(self._lost), ""), f"nobody is left to fetch a state from ({reasons})")
+
+
+async def _until_complete(partial: Partial, works: Iterable[Coroutine[None, None, None]]) -> None:
+    """Run workers until all pieces are here or all workers gave up; then stop those that still wait for a peer."""
+    pending = {asyncio.create_task(work) for work in works}
+    try:
+        while pending and not partial.complete:
+            done, pending = await asyncio.wait(pending, return_when=asyncio.FIRST_COMPLETED)
+            for task in done:
+                task.result()
+    finally:
+        for task in pending:
+            task.cancel()
+        await asyncio.gather(*pending, return_exceptions=True)
+
+
+def _untold(_arrived: int, _total: int) -> None:
+    """The progress of what nobody watches."""

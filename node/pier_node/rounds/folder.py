@@ -1,0 +1,144 @@
+"""What a site knows of itself and the others from one start to the next: `site.json` and `run.json` in its folder."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import IO, Any, Self
+
+from pier.v1.peer_pb2 import Site
+from pier_node.base import durable
+from pier_node.base.errors import PierError
+from pier_node.config.run import RunConfig, from_canonical
+from pier_node.wire.transport import Transport
+
+RUN_FILE, SITE_FILE, LOCK_FILE = "run.json", "site.json", "lock"
+DAEMON_FILE, EVENTS_FILE = "daemon.json", "events.jsonl"
+"""While a daemon runs: its pid and its status page; and a line for each round that it committed."""
+
+
+def read_events(written: bytes) -> list[dict[str, Any]]:
+    """What a site has written into events.jsonl so far; it may be in the middle of the last line."""
+    return [json.loads(line) for line in written[: written.rfind(b"\n") + 1].splitlines()]
+
+
+Peer = tuple[str, str, str, int, int, str, str]
+
+
+@dataclass(frozen=True)
+class SiteRecord:
+    """This site's own notes.
+
+    Attributes:
+        founder: this site began the run, and may begin it again if nobody ever joined.
+        founded_by: node id of the site that began it, if this one was told by whom it trusts.
+        slot: its part of the training data.
+        version: of the entry that this site has signed last; see roster.py.
+        peers: the entries of the others: node id, name, address, slot, version, and, in hex, public key and signature.
+        transport: how this site is connected to them.
+        name: what it was called; it keeps that unless told otherwise.
+        listen, advertise, dataset, shared_data: likewise; see Settings.
+    """
+
+    founder: bool
+    slot: int
+    peers: tuple[Peer, ...] = ()
+    transport: Transport = "grpc"
+    name: str = ""
+    listen: str = ""
+    advertise: str = ""
+    dataset: str = ""
+    version: int = 0
+    shared_data: bool = False
+    founded_by: str = ""
+
+    def with_peers(self, sites: Iterable[Site]) -> Self:
+        """The same with other peers."""
+        return replace(self, peers=tuple(map(_peer, sites)))
+
+    def sites(self) -> list[Site]:
+        """The peers as messages."""
+        return [_site(peer) for peer in self.peers]
+
+    def save(self, folder: Path) -> None:
+        """Write site.json. Raises PierError."""
+        try:
+            durable.replace(folder / SITE_FILE, durable.seal(asdict(self)))
+        except OSError as error:
+            raise unwritable(folder, error) from error
+
+    @classmethod
+    def load(cls, folder: Path) -> Self | None:
+        """Read site.json; None at the first start. Raises PierError."""
+        if not (folder / SITE_FILE).exists():
+            return None
+        try:
+            fields = durable.read_sealed(folder / SITE_FILE)
+        except durable.Torn as torn:
+            raise PierError(f"{folder}: {torn}", "Delete it and start with --peers and --token again.") from torn
+        peers = tuple(_peer(_site(peer)) for peer in fields["peers"])
+        told: dict[str, Any] = {
+            key: str(fields.get(key, "")) for key in ("name", "listen", "advertise", "dataset", "founded_by")
+        }
+        told |= {"version": int(fields.get("version", 0)), "shared_data": bool(fields.get("shared_data", False))}
+        return cls(bool(fields["founder"]), int(fields["slot"]), peers, fields.get("transport", "grpc"), **told)
+
+
+def _peer(site: Site) -> Peer:
+    return site.node, site.name, site.address, site.slot, site.version, site.public.hex(), site.signature.hex()
+
+
+def _site(peer: Sequence[Any]) -> Site:
+    node, name, address, slot, version, public, signature = (*peer, 0, "", "") if len(peer) == 4 else peer
+    proof = bytes.fromhex(public), bytes.fromhex(signature)
+    return Site(node=node, name=name, address=address, slot=slot, version=version, public=proof[0], signature=proof[1])
+
+
+def claim(folder: Path) -> IO[bytes]:
+    """Make a data folder if need be, and keep other daemons out of it as long as the returned file is open.
+
+    Raises:
+        PierError: another daemon runs there, or the folder cannot be made or written.
+    """
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        file = (folder / LOCK_FILE).open("ab")
+    except OSError as error:
+        raise unwritable(folder, error) from error
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError as error:
+        file.close()
+        raise PierError(
+            f"another pier-node runs in {folder}",
+            "Stop it with `pier-node stop`, or give this one its own --data folder.",
+        ) from error
+    return file
+
+
+def unwritable(folder: Path, error: OSError) -> PierError:
+    """What to tell of a data folder in which something cannot be written."""
+    return PierError(
+        f"{error.filename or folder}: {error.strerror}",
+        "Name a --data folder that this user can write, on a file system that is not read-only.",
+    )
+
+
+def require_folder(folder: Path) -> None:
+    """Make sure that a data folder is there, for commands that only look. Raises PierError."""
+    if not folder.is_dir():
+        raise PierError(f"{folder}: no such folder", "Name the --data folder of a site; `pier-node start` makes one.")
+
+
+def load_run(folder: Path) -> RunConfig | None:
+    """The configuration of the run that this folder belongs to; None: of none yet. Raises PierError."""
+    path = folder / RUN_FILE
+    return from_canonical(path.read_text()) if path.exists() else None
+
+
+def save_run(folder: Path, config: RunConfig) -> None:
+    """Make the folder belong to a run."""
+    durable.replace(folder / RUN_FILE, config.canonical().encode())

@@ -1,0 +1,307 @@
+"""The leader's side of a round: collect who is ready, decide when to wait no longer, propose the group.
+
+Every node can keep; the one with the lowest id among the live participants does. Members decide anew
+all that it decides (proposal.py): it shows them the announcements.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
+
+from pier.v1.peer_pb2 import Handover, Proposal, Ready, Share, Signed, Vote
+from pier_node.config.run import SITES
+from pier_node.outer.deadline import Deadline
+from pier_node.outer.mean import split
+from pier_node.rounds.double_votes import refutes
+from pier_node.rounds.proposal import Announcement, voters_of, votes_of
+from pier_node.rounds.quorum import (
+    LEAP,
+    Adopt,
+    Blocked,
+    Fresh,
+    choose_group,
+    choose_value,
+    has_quorum,
+    leader_of,
+    next_ballot,
+)
+from pier_node.rounds.roster import Roster
+from pier_node.rounds.statements import Statements
+from pier_node.rounds.suspects import Suspects
+from pier_node.wire.carrier import BadMessage
+
+POLL = 10.0
+"""Seconds that a question is held open before the member asks again."""
+COMING = 10.0
+"""Seconds within which whoever says that it waits for a round has come to its leader."""
+UNREMARKABLE = 5.0
+"""Seconds for which something may be lacking before people hear of it."""
+BUSY = "most of the last round's members still train"
+"""A reason to wait that people need not hear of; also of a leader that is about to commit the round before."""
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Standing:
+    """Where a node stands: what the leader needs to know of the round to come."""
+
+    committed: int
+    at: float
+    """When it committed that, by the loop's clock."""
+    base: tuple[str, ...]
+    digest: bytes
+    """Of that round's state."""
+    seen: int
+    """Number of the highest ballot of the coming round that this node has taken part in."""
+    length: int
+    """Elements that the coming round syncs."""
+    sites: int
+    """Members that the coming round must have at least."""
+
+
+@dataclass
+class Arrival:
+    """A member that is ready, and waits for its answer."""
+
+    announced: Announcement
+    signed: Signed
+    at: float
+    answer: asyncio.Future[Proposal]
+
+    @property
+    def ready(self) -> Ready:
+        """What it announced."""
+        return self.announced.ready
+
+
+class Leader:
+    """Collects announcements for the coming round and closes its group.
+
+    Args:
+        patience: learns how late members come after the first one.
+    """
+
+    def __init__(
+        self, roster: Roster, statements: Statements, standing: Callable[[], Standing], patience: Deadline
+    ) -> None:
+        self._node, self._roster = roster.node, roster
+        self._statements = statements
+        self._standing = standing
+        self._patience = patience
+        self._arrivals: dict[str, Arrival] = {}
+        self._round = 0
+        self._last = Proposal()
+        self._answered: dict[str, bytes] = {}
+        self._told = ""
+        self._since: dict[str, tuple[bytes, float]] = {}
+        self._absent: set[str] = set()
+        self._tardy = Suspects()
+
+    async def gather(self, sender: str, signed: Signed) -> Proposal:
+        """Answer a member that is ready, once there is something to answer."""
+        announced = read_announcement(signed, self._statements)
+        ready, standing = announced.ready, self._standing()
+        if ready.node != sender:
+            raise BadMessage(f"an announcement in the name of {ready.node}")
+        self._absent.discard(sender)
+        if refusal := self._refuse(ready, self._abreast()):
+            return refusal
+        if ready.base != standing.digest:
+            raise BadMessage(f"it holds other bits after round {standing.committed} than this site")
+        if ready.seen.number > standing.seen + LEAP // 2:
+            raise BadMessage(f"ballot {ready.seen.number} is far above all that were proposed")
+        if self._last.round == ready.round and self._answered.get(ready.node) == ready.nonce:
+            return self._last
+        arrival = self._admit(announced, signed)
+        try:
+            async with asyncio.timeout(POLL):
+                return await arrival.answer
+        except TimeoutError:
+            return Proposal(verdict=Proposal.VERDICT_WAIT, round=ready.round, reason=self._told)
+        finally:
+            if self._arrivals.get(sender) is arrival:
+                del self._arrivals[sender]
+
+    async def run(self) -> None:
+        """Close groups as they become complete, or their deadline passes, for ever."""
+        while True:
+            await self._roster.changed.wait(self._close_if_due())
+
+    def _abreast(self) -> list[str]:
+        standing = self._standing()
+        return self._roster.abreast(standing.committed, standing.at)
+
+    def _refuse(self, ready: Ready, abreast: Sequence[str]) -> Proposal | None:
+        committed = self._standing().committed
+        if ready.round <= committed:
+            return Proposal(verdict=Proposal.VERDICT_BEHIND, round=committed, other=self._node)
+        if ready.round > committed + 1:
+            return _not_leader(ready, "", BUSY)
+        better = leader_of({self._node} | {*abreast} - {*ready.suspects}, self._standing().base)
+        return None if better == self._node else _not_leader(ready, better, "another site keeps this round")
+
+    def _admit(self, announced: Announcement, signed: Signed) -> Arrival:
+        ready, now = announced.ready, asyncio.get_running_loop().time()
+        if ready.round != self._round:
+            self._round, self._arrivals, self._since = ready.round, {}, {}
+        at = self._first_came(ready, now)
+        answer = asyncio.get_running_loop().create_future()
+        arrival = self._arrivals[ready.node] = Arrival(announced, signed, at, answer)
+        self._roster.changed.notify()
+        return arrival
+
+    def _first_came(self, ready: Ready, now: float) -> float:
+        """When this announcement came for the first time: a member asks again and again with the same one."""
+        nonce, at = self._since.pop(ready.node, (b"", now))
+        if len(self._since) >= SITES:
+            base = self._standing().base
+            strangers = (node for node in self._since if node not in base)
+            del self._since[next(strangers, next(iter(self._since)))]
+        at = at if nonce == ready.nonce else now
+        self._since[ready.node] = ready.nonce, at
+        return at
+
+    def _send_on(self) -> None:
+        """Answer those who have come to the wrong one, by what is known now."""
+        abreast = self._abreast()
+        for node, arrival in [*self._arrivals.items()]:
+            if refusal := self._refuse(arrival.ready, abreast):
+                del self._arrivals[node]
+                if not arrival.answer.done():
+                    arrival.answer.set_result(refusal)
+
+    def _close_if_due(self) -> float | None:
+        """Close the group if it is time. Returns seconds to look again after, None: when something changes."""
+        standing, now = self._standing(), asyncio.get_running_loop().time()
+        self._send_on()
+        if self._round != standing.committed + 1 or not self._arrivals:
+            return None
+        readies = {node: arrival.ready for node, arrival in self._arrivals.items()}
+        voters = self._voters(readies)
+        group = choose_group(readies, voters)
+        if self._lacking(group, standing):
+            group = frozenset(readies)
+        if self._last.round == self._round:  # that attempt failed: who comes only now may make each of them fail
+            known = group & {*voters, *(share.node for share in self._last.shares)}
+            group = group if self._lacking(known, standing) else known
+        waited = now - min(arrival.at for arrival in self._arrivals.values())
+        if problem := self._lacking(group, standing):
+            return self._tell(problem, waited)
+        if (left := self._patience_left(readies, waited)) > 0:
+            return left
+        self._propose(group, readies, standing)
+        return None
+
+    def _voters(self, nodes: Collection[str]) -> frozenset[str]:
+        return voters_of({node: self._arrivals[node].announced for node in nodes}, self._standing().base)
+
+    def _patience_left(self, readies: Mapping[str, Ready], waited: float) -> float:
+        """Seconds to wait for those who may still come.
+
+        A site that says that it waits, but does not come, is waited for once, until it trains again or comes after all;
+        and not at all for a while, which grows, if that happens round after round. A site that was no member of the
+        last round is waited for no longer than that, whatever it says.
+        """
+        suspects = {node for ready in readies.values() for node in ready.suspects}
+        awaited = set(self._abreast()) - suspects - set(readies) - self._tardy.left_out()
+        idle = {node for node in awaited | self._absent if self._roster.waits(node)}
+        self._absent &= idle
+        awaited -= self._absent
+        strangers = awaited - {*self._standing().base}
+        patience = self._patience.seconds() if awaited - idle - strangers else min(self._patience.seconds(), COMING)
+        if awaited and waited < patience:
+            return patience - waited
+        self._absent |= awaited & idle
+        for node in awaited & (idle | strangers):
+            self._tardy.add(node, self._round)
+        return 0.0
+
+    def _lacking(self, group: frozenset[str], standing: Standing) -> str:
+        """Why this group cannot go, in words; empty when it can."""
+        votes = votes_of({node: self._arrivals[node].announced for node in group})
+        if not has_quorum(votes, standing.base, self._statements.convicted):
+            absent = ", ".join(sorted(set(standing.base) - votes - {*self._roster.participants()}))
+            return f"no majority of the last round's members is here; absent: {absent}" if absent else BUSY
+        readies = [self._arrivals[node].ready for node in group]
+        decision = choose_value(readies, self._voters(group), self._statements.convicted)
+        if isinstance(decision, Blocked):
+            return f"a result may have been committed by sites that are not here: {', '.join(decision.missing)}"
+        if isinstance(decision, Fresh) and len(group) < standing.sites:
+            return f"waiting for {standing.sites - len(group)} more of the run's {standing.sites} sites"
+        return ""
+
+    def _propose(self, group: frozenset[str], readies: dict[str, Ready], standing: Standing) -> None:
+        members = sorted(group)
+        chosen = [readies[node] for node in members]
+        proposal = Proposal(
+            verdict=Proposal.VERDICT_GO,
+            round=self._round,
+            ballot=next_ballot(chosen, self._node),
+            shares=[
+                _share(ready, offset, length)
+                for ready, (offset, length) in zip(
+                    chosen, split(standing.length, self._bandwidths(chosen, standing)), strict=True
+                )
+            ],
+            readies=[self._arrivals[node].signed for node in members],
+        )
+        decision = choose_value(chosen, self._voters(group), self._statements.convicted)
+        if isinstance(decision, Adopt):
+            proposal.adopt.CopyFrom(decision.value)
+            proposal.holders.extend(decision.holders)
+        self._last, self._answered = proposal, {node: readies[node].nonce for node in group}
+        self._tardy.forgive(group)
+        self._answer(group, proposal)
+
+    def _bandwidths(self, readies: Sequence[Ready], standing: Standing) -> list[float]:
+        """As announced; not known, 0, of sites that were no members: who owns a shard could make up its mean."""
+        return [ready.bandwidth if ready.node in standing.base else 0.0 for ready in readies]
+
+    def _answer(self, group: frozenset[str], proposal: Proposal) -> None:
+        first = min(arrival.at for arrival in self._arrivals.values())
+        excluded = Proposal(
+            verdict=Proposal.VERDICT_EXCLUDED, round=self._round, reason="other members could not reach or trust it"
+        )
+        for node, arrival in self._arrivals.items():
+            self._patience.saw(arrival.at - first)
+            if not arrival.answer.done():
+                arrival.answer.set_result(proposal if node in group else excluded)
+        self._arrivals = {}
+
+    def _tell(self, problem: str, waited: float) -> float | None:
+        """Say what is lacking, once it has been lacking for a while. Returns seconds until then."""
+        if waited < UNREMARKABLE:
+            return UNREMARKABLE - waited
+        if problem not in (BUSY, self._told):
+            log.log(waiting_level(self._standing().sites), "round %d waits: %s", self._round, problem)
+        self._told = problem
+        return None
+
+
+def waiting_level(sites: int) -> int:
+    """Of the log's line that says what a round waits for: sites come to a new run one after the other, as is usual."""
+    return logging.INFO if sites > 1 else logging.WARNING
+
+
+def _share(ready: Ready, offset: int, length: int) -> Share:
+    return Share(node=ready.node, tokens=ready.tokens, norm=ready.norm, offset=offset, length=length)
+
+
+def read_announcement(signed: Signed, statements: Statements) -> Announcement:
+    """What a member announced, and the handovers that it shows.
+
+    Raises:
+        BadMessage: something of it is not signed, or what it calls a refutation is none.
+    """
+    ready = statements.read(Ready, signed)
+    if ready.HasField("refutation") and not refutes(statements.read(Vote, ready.refutation), ready):
+        raise BadMessage(f"an announcement of {ready.node} with a vote that does not refute its own")
+    return Announcement(ready, [statements.read(Handover, it) for it in ready.handovers])
+
+
+def _not_leader(ready: Ready, other: str, reason: str) -> Proposal:
+    return Proposal(verdict=Proposal.VERDICT_NOT_LEADER, round=ready.round, other=other, reason=reason)

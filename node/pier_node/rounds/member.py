@@ -1,0 +1,358 @@
+"""The member's side of an atomic round: be ready, take part in an attempt, commit; or try again with the survivors.
+
+A commit happens in two ways only: with the equal votes of every member of the attempt, or by learning that somebody
+committed exactly the result that we hold. Whatever else happens, nothing has changed and the update is kept.
+The states and messages are written down in docs/protocol.md.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import math
+import secrets
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+
+from pier.v1.peer_pb2 import AbortNotice, Ack, Chunk, Link, Proposal, Ready, Signed, Vote
+from pier_node.outer.deadline import Backoff, Deadline
+from pier_node.outer.state import OuterState
+from pier_node.outer.times import Times
+from pier_node.outer.update import Update
+from pier_node.rounds.attempt import Advance, Attempt, Streams, Tools, check_finite
+from pier_node.rounds.certificate import Trusted, alone
+from pier_node.rounds.commitments import Promises, Superseded, to_the_end
+from pier_node.rounds.disputes import Disputes
+from pier_node.rounds.leader import BUSY, POLL, Leader, Standing, read_announcement, waiting_level
+from pier_node.rounds.progress_checks import ProgressChecks, Trust
+from pier_node.rounds.proposal import Base, flaw
+from pier_node.rounds.quorum import has_quorum, leader_of, order
+from pier_node.rounds.suspects import NOBODY, Behind, Standstill, Suspects, Suspicion
+from pier_node.wire.carrier import ABORT, GATHER, VOTE, BadMessage, PeerLost
+
+log = logging.getLogger(__name__)
+
+
+class Rounds:
+    """One node's rounds: hold `state`, and move it on together with the others.
+
+    Args:
+        state: the last committed one, which is on the disk.
+        length: of what a round syncs, in elements, by its number.
+        nonce: a fresh name for an announcement.
+
+    Attributes:
+        sites: members that the coming round must have at least.
+        last_error: why the last attempt did not end in a commit, in words.
+        times: where the time of the last round went, or goes.
+        clipped: factor by node, of members whose update was clipped in the last round.
+    """
+
+    def __init__(
+        self,
+        tools: Tools,
+        state: OuterState,
+        length: Callable[[int], int],
+        nonce: Callable[[], bytes] = lambda: secrets.token_bytes(16),
+    ) -> None:
+        self.node = tools.node
+        self.state, self._base = state, b""
+        self._committed_at, self.sites = -math.inf, 1
+        self.last_error, self.times = "", Times()
+        self.clipped: Mapping[str, float] = {}
+        self._tools, self._length, self._new_nonce = tools, length, nonce
+        self._roster, self._carrier, self._faults = tools.roster, tools.carrier, tools.faults
+        self.promises = Promises(tools.journal, self.node, state.round)
+        self._nonce, self._suspects, self._standstill = b"", Suspects(), Standstill()
+        self._mine = Ready()
+        self._attempt: Attempt | None = None
+        self.statements = tools.statements
+        self.leader = Leader(tools.roster, self.statements, self._standing, Deadline(initial=300.0, floor=5.0))
+        self.claims = ProgressChecks(self._carrier, self._roster, self.statements, self._trusted)
+        news = tools.proofs, self.statements, tools.convict, self.claims.unproven
+        self.disputes = Disputes(self._carrier, self._roster, *news)
+        self._carrier.serve(GATHER, self.leader.gather)
+        self._carrier.serve(VOTE, self._take_vote)
+        self._carrier.serve(ABORT, self._take_abort)
+        self.streams = Streams(tools.news, lambda: self._attempt, self._is_stale)
+        self._carrier.serve_push(self.streams.take)
+
+    def offer(self, number: int, shadow: bool) -> OuterState | None:
+        """What a peer may fetch from us: the last committed state (0, or its number), or the shadow of the next."""
+        found = self.promises.shadow if shadow else self.state
+        wanted = number or (0 if shadow else self.state.round)
+        return found if found and found.round == wanted else None
+
+    def coming(self) -> int:
+        """The number of this site's next round."""
+        return self.state.round + 1
+
+    def sources(self) -> list[str]:
+        """Whose state this site needs before it goes on: sites that have proved that they are ahead."""
+        return self.claims.sources()
+
+    async def commit_alone(self, update: Update, advance: Advance) -> OuterState:
+        """A round of a group of one, which needs nobody's word."""
+        state, tokens = self.state, {self.node: update.tokens}
+        shadow = await asyncio.to_thread(lambda: advance(state, update.vector, tokens))
+        await check_finite(shadow)
+        await asyncio.to_thread(lambda: shadow.digest)
+        await self._settle(shadow, [alone(shadow, state.digest, self.statements)])
+        return shadow
+
+    async def commit(self, update: Update, advance: Advance) -> OuterState:
+        """Take part in the next round until it is committed. Raises Behind when it was, without us."""
+        await asyncio.to_thread(lambda: update.norm)  # every announcement says it
+        backoff, last = Backoff(), self.state.round
+        self.times = Times()
+        self.renew()
+        while True:
+            task = asyncio.create_task(self._try_once(update, advance))
+            decided = asyncio.create_task(self._roster.changed.until(lambda: bool(self.sources())))
+            try:
+                await asyncio.wait([task, decided], return_when=asyncio.FIRST_COMPLETED)
+            finally:
+                decided.cancel()
+                task.cancel()
+                await asyncio.wait([task])
+                self._attempt = None
+                self._tools.news.notify()
+            if not task.cancelled():
+                task.result()
+            if self.state.round > last or await self._confirmed():
+                await self._faults.reach(self.state.round, "committed")
+                self._roster.tell()
+                return self.state
+            await self._roster.changed.wait(backoff.seconds())
+
+    @property
+    def exchanging(self) -> bool:
+        """Whether an attempt is under way."""
+        return self._attempt is not None
+
+    async def at_rest(self) -> None:
+        """Return once no attempt is under way."""
+        await self._tools.news.until(lambda: not self.exchanging)
+
+    def renew(self) -> None:
+        """What we announced is not true any more: proposals that rest on it are refused."""
+        self._nonce = b""
+
+    async def begin(self, state: OuterState, base: bytes) -> None:
+        """Decide the round after this state, which is on the disk. Raises PierError.
+
+        Args:
+            base: what stands for the state's digest at all who take part, although each has a state of its own.
+        """
+        await asyncio.to_thread(lambda: (state.digest, state.norm))
+        await self.promises.settle(state.round)
+        self.state, self._base = state, base
+
+    @property
+    def base(self) -> bytes:
+        """Digest of the state that the coming round follows from."""
+        return self._base or self.state.digest
+
+    async def run(self) -> None:
+        """Keep, when it is this site's turn, and ask others for proof of what they say; for ever."""
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(self.leader.run())
+            tasks.create_task(self.claims.run())
+            tasks.create_task(self.disputes.run())
+
+    def trust(self) -> Trust:
+        """What this site believes: the state that it has."""
+        return Trust(self._trusted(), self.statements)
+
+    def _trusted(self) -> Trusted:
+        return Trusted(self.state.round, self.base, self.state.members)
+
+    def prove(self, round: int) -> list[Link]:
+        """What proves our state to somebody who trusts the state of that round, or a first part of it."""
+        return [link for link in self._tools.proofs.after(round) if link.round <= self.state.round]
+
+    async def adopt(self, state: OuterState, proof: Sequence[Link]) -> None:
+        """Continue from a state that was fetched from others. Raises PierError: it cannot be written to the disk."""
+        await self._settle(state, proof)
+
+    async def give_votes(self, heir: str) -> frozenset[str]:
+        """Have no votes any more; those that the heir may have now. Raises PierError."""
+        given = await self.promises.give(heir)
+        self.renew()
+        return given
+
+    async def take_votes(self, round: int, votes: Collection[str], handovers: Iterable[Signed]) -> None:
+        """Have these votes too, of the members of that round. Raises PierError, and ValueError: it is not the last."""
+        await self.promises.take(round, votes, handovers)
+        self.renew()
+
+    def handovers(self) -> list[Signed]:
+        """What proves which votes are in our hand, and which we gave away."""
+        return self.promises.handovers(self.base, self.statements)
+
+    # --- asking the leader ---------------------------------------------------------------------
+
+    async def _try_once(self, update: Update, advance: Advance) -> None:
+        with self.times.spent_waiting():
+            proposal = await self._ask(update)
+            while proposal and proposal.verdict == Proposal.VERDICT_WAIT:  # at once: it may be closed without us
+                proposal = await self._ask(update)
+        if proposal is None:
+            return
+        self._suspects.clear()
+        self.renew()
+        ready = self._mine
+        try:
+            await self.promises.promise(proposal.ballot, ready.votes)
+        except Superseded:
+            return
+        attempt = self._attempt = Attempt(self._tools, self.state, self.promises, proposal, ready)
+        try:
+            with self.times.spent_on_attempt():
+                shadow, link = await attempt.run(update, advance)
+                await self._settle(shadow, [link])
+            self._suspects.forgive(attempt.group)
+            self.clipped = attempt.clipped
+        except Suspicion as suspicion:
+            self.last_error = str(suspicion)
+            log.warning("round %d, attempt %d: given up: %s", proposal.round, proposal.ballot.number, suspicion)
+            if suspicion.node not in (NOBODY, self.node):
+                self._suspects.add(suspicion.node, proposal.round if suspicion.mute else 0)
+            await attempt.give_up(suspicion)
+
+    async def _ask(self, update: Update) -> Proposal | None:
+        """Announce ourselves to the leader; the proposal, if there is one to take part in or if we shall wait."""
+        if self.promises.lost:
+            self.last_error = (
+                f"this site had committed round {self.promises.now.committed} and its disk has lost it: "
+                "it waits for a site that has it, or for you: see docs/protocol.md, amnesia"
+            )
+            return None
+        self._nonce = self._nonce or self._new_nonce()
+        ready = self._mine = self._ready(update)
+        signed = self.statements.seal(ready)
+        await self._faults.reach(ready.round, "ready")
+        abreast = self._roster.abreast(self.state.round, self._committed_at)
+        leader = leader_of({self.node, *abreast} - self._suspects.now(), self.state.members)
+        try:
+            if leader == self.node:
+                proposal = await self.leader.gather(leader, signed)
+            else:
+                proposal = await self._carrier.call(leader, GATHER, signed, 2 * POLL)
+        except PeerLost as lost:
+            log.warning("round %d: the leader %s is lost: %s", ready.round, leader, lost.reason)
+            self._suspects.add(leader)
+            return None
+        if proposal.verdict == Proposal.VERDICT_GO and self._acceptable(proposal, ready):
+            return proposal
+        if leader != self.node:
+            self._watch(leader, ready.round, proposal)
+        if proposal.verdict == Proposal.VERDICT_GO:
+            return None
+        self.last_error = proposal.reason
+        return proposal if proposal.verdict == Proposal.VERDICT_WAIT else None
+
+    def _watch(self, leader: str, round: int, proposal: Proposal) -> None:
+        """Log what another leader waits for; go around one that lets all wait."""
+        if self._standstill.too_long(leader, self._all_wait(leader)):
+            log.warning("round %d: the leader %s lets all wait: asking another", round, leader)
+            self._suspects.add(leader)
+        if proposal.verdict != Proposal.VERDICT_GO and proposal.reason not in ("", BUSY, self.last_error):
+            log.log(waiting_level(self.sites), "round %d waits: %s", round, proposal.reason)
+
+    def _all_wait(self, leader: str) -> bool:
+        """Whether it has all it needs, a quorum even without itself, and nobody has anything to do but wait for it."""
+        others = {*self._roster.abreast(self.state.round, self._committed_at)} - {leader, self.node}
+        convicted = self.statements.convicted
+        enough = has_quorum({*others, self.node}, self.state.members, convicted) and len(others) + 2 >= self.sites
+        return enough and all(map(self._roster.waits, others))
+
+    def _ready(self, update: Update) -> Ready:
+        ready = Ready(
+            node=self.node,
+            round=self.coming(),
+            nonce=self._nonce,
+            tokens=update.tokens,
+            norm=update.norm,
+            bandwidth=self._tools.bandwidth,
+            suspects=sorted(self._suspects.now()),
+            base=self.base,
+            handovers=self.handovers(),
+        )
+        self.promises.announce(ready)
+        if ready.HasField("voted") and (other := self._tools.votes.refutation(ready.voted_in, ready.voted)):
+            ready.refutation.CopyFrom(other)
+        return ready
+
+    def _acceptable(self, proposal: Proposal, ready: Ready) -> bool:
+        """A member takes nobody's word: is this an attempt that may commit, and does it know what we know?"""
+        try:
+            read = [read_announcement(signed, self.statements) for signed in proposal.readies]
+            announced = {it.ready.node: it for it in read}
+            base = Base(self.state.members, self.statements.convicted)
+            problem = flaw(proposal, ready, announced, base, self._length(ready.round))
+        except BadMessage as bad:
+            problem = str(bad)
+        if ready.nonce != self._nonce:
+            problem = "stale"
+        if problem:
+            log.warning("round %d: refused a proposal of %s: %s", ready.round, proposal.ballot.leader, problem)
+        return not problem
+
+    # --- what others say -----------------------------------------------------------------------
+
+    async def _take_vote(self, sender: str, signed: Signed) -> Ack:
+        vote = self.statements.read(Vote, signed)
+        if vote.node != sender:
+            raise BadMessage(f"a vote in the name of {vote.node}")
+        if vote.round == self.coming():
+            welcome = {*self.state.members, *(self._attempt.group if self._attempt else ())}
+            if proof := self._tools.votes.count(vote, signed, welcome):
+                self._tools.convict(proof)
+            self._tools.news.notify()
+        return Ack()
+
+    async def _take_abort(self, sender: str, notice: AbortNotice) -> Ack:
+        attempt = self._attempt
+        if attempt and attempt.ballot == notice.ballot and sender in attempt.group:
+            attempt.abort(sender, notice)
+        return Ack()
+
+    def _is_stale(self, first: Chunk) -> bool:
+        """Whether a stream is of an attempt that is over."""
+        return first.round <= self.state.round or order(first.ballot) < self.promises.now.promised
+
+    # --- how a round ends ----------------------------------------------------------------------
+
+    async def _confirmed(self) -> bool:
+        """If somebody committed the very result that we hold, so do we. Raises Behind if it was another one."""
+        peers, shadow = self.sources(), self.promises.shadow
+        for node in peers:
+            trust = self.claims.proof_of(node)
+            if shadow and trust and (trust.state.round, trust.state.digest) == (shadow.round, shadow.digest):
+                await self._settle(shadow, trust.links)
+                return True
+        if peers:
+            raise Behind(peers)
+        return False
+
+    async def _settle(self, state: OuterState, proof: Sequence[Link]) -> None:
+        """This state is committed. We say so only when a power cut cannot undo it any more. Raises PierError."""
+        await to_the_end(self._settled(state, proof))
+
+    async def _settled(self, state: OuterState, proof: Sequence[Link]) -> None:
+        await asyncio.to_thread(self._tools.proofs.add, proof)
+        await self._tools.keep(state)
+        await self.promises.settle(state.round)
+        self.state, self._base, self._committed_at = state, b"", asyncio.get_running_loop().time()
+        self._nonce = b""
+        self._suspects.clear()
+        self._tools.votes.clear()
+        self.last_error = ""
+        self._tools.news.notify()
+        self._roster.changed.notify()
+
+    def _standing(self) -> Standing:
+        state = self.state
+        length = self._length(self.coming())
+        seen = self.promises.now.promised[0]
+        return Standing(state.round, self._committed_at, state.members, self.base, seen, length, self.sites)

@@ -1,0 +1,164 @@
+"""ProgressChecks: who says that it has committed a later round than this site, and has proved it.
+
+A pulse is only a claim. Whoever makes one is asked for the proof (certificate.py), beside everything else that goes on;
+until it has given it, this site goes its own way. A site whose proof fails is asked again after a while, which doubles.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import re
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from pier.v1.peer_pb2 import Link, Manifest, StateRequest
+from pier_node.base.errors import PierError
+from pier_node.rounds.certificate import Trusted, follow
+from pier_node.rounds.roster import Roster
+from pier_node.rounds.statements import Statements
+from pier_node.wire.carrier import DESCRIBE, BadMessage, Carrier, PeerLost
+
+TIMEOUT = 10.0
+"""Seconds within which a peer answers with a part of its proof."""
+PAGES = 1000
+"""Most parts of one proof."""
+FIRST_PAUSE, LAST_PAUSE = 2.0, 600.0
+"""Seconds after which a site is asked again that could not prove what it says: at first, and at most."""
+AT_ONCE = 3
+"""Members that are asked at once, and as many others: one proof is enough to follow."""
+LOOK = 5.0
+"""Seconds after which to look for claims again, if no pulse is news before."""
+
+log = logging.getLogger(__name__)
+
+
+@dataclass
+class Trust:
+    """What somebody believes, and how far a peer has led it on from there.
+
+    Attributes:
+        state: trusted in the end.
+        links: that lead to it.
+        given: fingerprint of the next state, by which it is believed without proof; empty: there is none.
+    """
+
+    state: Trusted
+    statements: Statements
+    links: list[Link] = field(default_factory=list)
+    given: str = ""
+
+    @classmethod
+    def of_fingerprint(cls, fingerprint: str, statements: Statements) -> Trust:
+        """What a newcomer believes to whom people gave the fingerprint of a committed state. Raises PierError."""
+        match = re.fullmatch(r"(\d{1,15})-[0-9a-f]{40}", fingerprint)
+        if not match:
+            raise PierError(
+                f"--trust {fingerprint}: not the fingerprint of a state, such as 12-3fa9…",
+                "`pier-node status` shows it at a site that you trust.",
+            )
+        return cls(Trusted(int(match[1]) - 1, b"", ()), statements, given=fingerprint)
+
+    def learn(self, links: list[Link]) -> None:
+        """Follow links. Raises BadMessage: one of them proves nothing."""
+        for link in links:
+            if not self.given:
+                self.state = follow(self.state, link, self.statements)
+            elif (first := Trusted(link.round, bytes(link.digest), tuple(link.members))).fingerprint == self.given:
+                self.state, self.given = first, ""
+            else:
+                raise BadMessage(f"its state of round {link.round} is not the one that this site was told to trust")
+            self.links.append(link)
+
+    def admit(self, manifest: Manifest) -> None:
+        """Make sure that the state that a manifest describes was committed. Raises BadMessage."""
+        self.learn([link for link in manifest.proof if link.round > self.state.round])
+        if (self.state.round, self.state.digest) != (manifest.round, manifest.digest):
+            raise BadMessage(f"its state of round {manifest.round} comes without proof that it was committed")
+
+    async def led_by(self, peer: str, carrier: Carrier) -> None:
+        """Learn all that a peer can prove. Raises PeerLost."""
+        for _ in range(PAGES):
+            request = StateRequest(trusted=self.state.round + 1, proof_only=True)
+            told = await carrier.call(peer, DESCRIBE, request, TIMEOUT)
+            try:
+                if told.proof:
+                    self.learn(list(told.proof))
+                if not told.proof or self.state.round >= told.round:
+                    self.admit(told)
+                    return
+            except BadMessage as bad:
+                raise PeerLost(peer, str(bad)) from bad
+        raise PeerLost(peer, "its proof has no end")
+
+
+@dataclass
+class _Doubt:
+    until: float
+    pause: float
+
+
+class ProgressChecks:
+    """Of the sites of a roster.
+
+    Args:
+        here: what this site has.
+    """
+
+    def __init__(self, carrier: Carrier, roster: Roster, statements: Statements, here: Callable[[], Trusted]) -> None:
+        self._carrier, self._roster, self._statements, self._here = carrier, roster, statements, here
+        self._proven: dict[str, Trust] = {}
+        self._doubts: dict[str, _Doubt] = {}
+        self._asked: dict[str, asyncio.Task[None]] = {}
+
+    def sources(self) -> list[str]:
+        """Who is ahead, and has proved it."""
+        round = self._here().round
+        return [node for node in self._roster.ahead(round) if self.proof_of(node)]
+
+    def proof_of(self, node: str) -> Trust | None:
+        """How far a site has proved that it is ahead; None: it has not."""
+        trust = self._proven.get(node)
+        return trust if trust and trust.state.round > self._here().round else None
+
+    def unproven(self) -> set[str]:
+        """Who says that it is ahead, was asked for the proof, and could not give it."""
+        return {*self._doubts} & {*self._roster.ahead(self._here().round)}
+
+    async def run(self) -> None:
+        """Ask for proofs, for ever."""
+        try:
+            while True:
+                self._ask()
+                await self._roster.changed.wait(LOOK)
+        finally:
+            for task in self._asked.values():
+                task.cancel()
+
+    def _ask(self) -> None:
+        now, here = asyncio.get_running_loop().time(), self._here()
+        ahead = self._roster.ahead(here.round)
+        self._doubts = {node: it for node, it in self._doubts.items() if node in self._roster.contacts}
+        self._proven = {node: it for node, it in self._proven.items() if it.state.round > here.round}
+        for node in ahead:
+            doubt = self._doubts.get(node)
+            if node in self._proven or node in self._asked or (doubt and now < doubt.until):
+                continue
+            alike = [other for other in self._asked if (other in here.members) == (node in here.members)]
+            if len(alike) >= AT_ONCE:
+                continue
+            task = self._asked[node] = asyncio.create_task(self._prove(node, here))
+            task.add_done_callback(lambda _, node=node: self._asked.pop(node, None))  # type: ignore[misc]
+
+    async def _prove(self, node: str, here: Trusted) -> None:
+        trust = Trust(here, self._statements)
+        try:
+            await trust.led_by(node, self._carrier)
+        except PeerLost as lost:
+            pause = min(2 * self._doubts[node].pause, LAST_PAUSE) if node in self._doubts else FIRST_PAUSE
+            self._doubts[node] = _Doubt(asyncio.get_running_loop().time() + pause, pause)
+            log.info("%s has not proved yet that it is ahead: %s", node, lost.reason)
+            return
+        self._doubts.pop(node, None)
+        self._proven[node] = trust
+        self._roster.changed.notify()

@@ -1,0 +1,188 @@
+"""The proofs that this site can give: the links (rounds/certificate.py) of its run, in one file that only grows.
+
+Each record of the file is the size and the CRC-32 of a link, and the link. A newcomer needs only the links at which
+members change, and the last ones; the others are kept to find out, after a partition, who voted on both sides of it.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import struct
+import zlib
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import BinaryIO
+
+from pier.v1.peer_pb2 import Link
+from pier_node.base import durable
+from pier_node.base.errors import PierError
+from pier_node.rounds.certificate import Trusted, essential
+
+PROOFS_FILE = "proofs.bin"
+EARLIER_FILE = "proofs.json"
+"""The file of earlier versions, which had the essential links only."""
+PAGE = 1 << 20
+"""Most bytes of links in one answer: who needs more asks again."""
+LARGE = 64 << 20
+"""Bytes from which the older half of the file is thinned to the essential links."""
+
+_HEAD = struct.Struct(">II")
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class _Entry:
+    """Where in the file a link is, and what it proves."""
+
+    state: Trusted
+    offset: int
+    size: int
+
+
+class Proofs:
+    """The links that a site knows; they are on the disk before it says that it holds the state that they prove."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._file: BinaryIO | None = None
+        self._entries: list[_Entry] = []
+        self._end = 0
+        if path.exists():
+            self._open()
+        elif (earlier := path.with_name(EARLIER_FILE)).exists():
+            self._migrate(earlier)
+
+    def add(self, links: Sequence[Link]) -> None:
+        """Return once they would survive a power cut. Blocks. Raises PierError."""
+        try:
+            self._append(links)
+            if self._end > LARGE:
+                self._thin()
+        except OSError as error:
+            problem = f"{self._path}: cannot write down the proof of a round: {error.strerror}"
+            raise PierError(problem, "Free some space there and start again.") from error
+
+    def after(self, round: int) -> list[Link]:
+        """What somebody needs who trusts the state of that round, from the next link on: all of it, or a first part."""
+        entries = [it for it in self._entries if it.state.round > round]
+        needed = essential([it.state.members for it in entries])
+        size, page = 0, list[Link]()
+        for entry in (entries[index] for index in needed):
+            size += entry.size
+            if page and size > PAGE:
+                break
+            page.append(self._read(entry))
+        return page
+
+    @property
+    def first(self) -> int:
+        """The earliest round of which there is a link; 0: there is none."""
+        return self._entries[0].state.round if self._entries else 0
+
+    @property
+    def newest(self) -> int:
+        """The latest round of which there is a link; -1: there is none."""
+        return self._entries[-1].state.round if self._entries else -1
+
+    def at(self, round: int) -> Trusted | None:
+        """The state of that round, if its link is kept."""
+        entry = self._entry(round)
+        return entry.state if entry else None
+
+    def has_member(self, node: str) -> bool:
+        """Whether a node was a member of any state whose link is kept."""
+        return any(node in it.state.members for it in reversed(self._entries))
+
+    def of(self, round: int) -> Link | None:
+        """The link of that round, if it is kept."""
+        entry = self._entry(round)
+        return self._read(entry) if entry else None
+
+    def _entry(self, round: int) -> _Entry | None:
+        return next((it for it in reversed(self._entries) if it.state.round == round), None)
+
+    def _read(self, entry: _Entry) -> Link:
+        assert self._file is not None
+        return Link.FromString(os.pread(self._file.fileno(), entry.size, entry.offset))
+
+    def _append(self, links: Iterable[Link]) -> None:
+        """The link of a round is there before its state is: after a crash in between, another one may replace it."""
+        data, entries, end = b"", self._entries, self._end
+        for link in links:
+            entries, record = [it for it in entries if it.state.round < link.round], _record(link)
+            offset = end + len(data) + _HEAD.size
+            entries.append(_Entry(_proven(link), offset, len(record) - _HEAD.size))
+            data += record
+        self._path.parent.mkdir(parents=True, exist_ok=True)
+        with self._path.open("ab") as file:
+            file.truncate(end)  # what a crash left half-written
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        if self._file is None:
+            durable.sync(self._path.parent)
+            self._file = self._path.open("rb")
+        self._entries, self._end = entries, end + len(data)
+
+    def _thin(self) -> None:
+        half = len(self._entries) // 2
+        kept = [*essential([it.state.members for it in self._entries[:half]]), *range(half, len(self._entries))]
+        durable.replace(self._path, b"".join(_record(self._read(self._entries[index])) for index in kept))
+        self._open()
+
+    def _open(self) -> None:
+        try:
+            file = self._path.open("rb")
+        except PermissionError as error:
+            raise durable.forbidden(self._path, error) from error
+        data, entries, end = file.read(), list[_Entry](), 0
+        for link, offset, size in _links(data):
+            while entries and entries[-1].state.round >= link.round:
+                entries.pop()
+            entries.append(_Entry(_proven(link), offset, size))
+            end = offset + size
+        if _is_damaged(data[end:]):
+            log.warning(
+                "%s is damaged: this site cannot prove to newcomers what was committed before its next round",
+                self._path,
+            )
+        self._file, self._entries, self._end = file, entries, end
+
+    def _migrate(self, earlier: Path) -> None:
+        try:
+            links = [Link.FromString(bytes.fromhex(it)) for it in durable.read_sealed(earlier)["links"]]
+        except durable.Torn as torn:
+            log.warning("%s: this site cannot prove to newcomers what was committed before its next round", torn)
+            return
+        self.add(links)
+        earlier.unlink()
+
+
+def _proven(link: Link) -> Trusted:
+    return Trusted(link.round, bytes(link.digest), tuple(link.members))
+
+
+def _record(link: Link) -> bytes:
+    data = link.SerializeToString()
+    return _HEAD.pack(len(data), zlib.crc32(data)) + data
+
+
+def _links(data: bytes) -> Iterator[tuple[Link, int, int]]:
+    """The links of whole records, where they begin, and their sizes; up to the first that is not whole."""
+    start = 0
+    while start + _HEAD.size <= len(data):
+        size, checksum = _HEAD.unpack_from(data, start)
+        start += _HEAD.size
+        record = data[start : start + size]
+        if len(record) < size or zlib.crc32(record) != checksum:
+            return
+        yield Link.FromString(record), start, size
+        start += size
+
+
+def _is_damaged(rest: bytes) -> bool:
+    """Whether what follows the last whole record is more than a record that a crash cut off."""
+    return len(rest) >= _HEAD.size and _HEAD.size + _HEAD.unpack_from(rest)[0] <= len(rest)

@@ -1,0 +1,315 @@
+"""The data of one attempt: reduce-scatter, then all-gather, straight between the members in chunks.
+
+Each member owns a shard. It takes that shard of everybody's vector, sums it in node-id order whatever the order of
+arrival, and sends the mean to all. The mean of a chunk leaves while later chunks still come in, and a slow owner holds
+its senders back through the carrier's flow control: at most `WINDOW` chunks of a sender wait in memory.
+
+With a lossy codec everybody uses the decoded bytes, the owner too. What is dropped of an update is its sender's
+error; what is dropped of a mean is its owner's, over the owner's weight: added to the next update it moves the
+mean by as much as is missing. So errors belong to sites, not to shards, which may be dealt anew in every round.
+
+How fast a site can send, learnt from what it sent in an exchange.
+
+The mean over an exchange will not do: all members end together, held back by the slowest, and would look alike. The
+busiest second is the site's own: while it still sends to others than the slowest, its uplink is what limits it.
+
+Sending a stream to a member of an attempt: whatever goes wrong becomes a suspicion.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping, Sequence
+from contextlib import aclosing
+from functools import partial
+from typing import TypeVar
+
+import numpy as np
+
+from pier.v1.peer_pb2 import Chunk, Share
+from pier_node.base.faults import NO_FAULTS, Faults
+from pier_node.base.shared import Vector
+from pier_node.outer.codec.interface import BadCode, Codec
+from pier_node.outer.mean import Mean, weighted_mean
+from pier_node.outer.update import Update
+from pier_node.rounds.plan import Plan
+from pier_node.rounds.suspects import NOBODY, Suspicion
+from pier_node.wire.carrier import BadMessage, Carrier, PeerLost, PeerRefused
+
+METER_SECONDS = 1.0
+"""Seconds; long enough that what the kernel buffers does not count as sent."""
+
+
+class Meter:
+    """Bytes sent, by windows of time. Time is whatever clock the caller reads."""
+
+    def __init__(self, now: float) -> None:
+        self._began = self._last = now
+        self._windows: dict[int, int] = {}
+        self._total = 0
+
+    def sent(self, count: int, now: float) -> None:
+        """So many bytes left at that time."""
+        window = int((now - self._began) / METER_SECONDS)
+        self._windows[window] = self._windows.get(window, 0) + count
+        self._total += count
+        self._last = now
+
+    def rate(self) -> float:
+        """Bytes a second: of the busiest whole window; of everything when all was over before one was full; 0: none."""
+        elapsed = self._last - self._began
+        whole = [count for window, count in self._windows.items() if (window + 1) * METER_SECONDS <= elapsed]
+        if whole:
+            return max(whole) / METER_SECONDS
+        return self._total / elapsed if elapsed > 0 else 0.0
+
+
+async def send(carrier: Carrier, node: str, chunks: AsyncGenerator[Chunk]) -> None:
+    """Send all of it; the stream is closed in any case. Raises Suspicion: of nobody if the member refused it."""
+    async with aclosing(chunks):
+        try:
+            await carrier.push(node, chunks)
+        except PeerRefused as refused:
+            raise Suspicion(NOBODY, f"{node} refused what we sent: {refused.reason}") from refused
+        except PeerLost as lost:
+            raise Suspicion(node, lost.reason) from lost
+
+
+WINDOW = 4
+T = TypeVar("T")
+NO_DATA = b""
+
+
+class Reduction:
+    """One member's part in one attempt.
+
+    Args:
+        update: its vector is not read where its share has no tokens.
+        mean: takes the mean, as long as the update; complete once `run` returns.
+        rule: how the members' updates become a mean.
+
+    Attributes:
+        clips: factor by node, of members whose update is longer than may be.
+        longest_wait: seconds that a member's next chunk let us wait at most.
+        meter: what we sent, and when.
+    """
+
+    def __init__(
+        self,
+        carrier: Carrier,
+        plan: Plan,
+        update: Update,
+        mean: Vector,
+        codec: Codec,
+        faults: Faults = NO_FAULTS,
+        rule: Mean = weighted_mean,
+    ) -> None:
+        self._carrier = carrier
+        self._faults = faults
+        self._plan = plan
+        self._vector, self._error = update.vector, update.error
+        self._mean = mean
+        self._codec, self._rule = codec, rule
+        self._slow = codec.lossy or rule is not weighted_mean
+        self._weights, self.clips = plan.weights(), plan.clips()
+        self._codes: dict[int, bytes] = {}
+        self._mine = next(share for share in plan.shares if share.node == carrier.node)
+        self._whole = plan.over_weight_of(carrier.node) if self._mine.tokens else 0.0
+        self._others = [share for share in plan.shares if share.node != carrier.node]
+        self._senders = {share.node: asyncio.Queue[Vector](WINDOW) for share in self._others if share.tokens}
+        self._heard = {share.node: asyncio.Event() for share in self._others}
+        self._opened: set[tuple[str, int]] = set()
+        self._complete: set[str] = set()
+        self._broken: asyncio.Future[Suspicion] = asyncio.get_running_loop().create_future()
+        self._over = False
+        self.longest_wait = 0.0
+        self.meter = Meter(asyncio.get_running_loop().time())
+        self._reduced = 0
+        self._progress = asyncio.Condition()
+
+    async def run(self) -> None:
+        """Exchange with all members. Raises Suspicion."""
+        worst: Suspicion | None = None
+        try:
+            async with asyncio.TaskGroup() as tasks:
+                watch = tasks.create_task(self._watch())
+                await self._exchange()
+                watch.cancel()
+        except* Suspicion as group:
+            worst = _worst(group)
+        finally:
+            self._over = True
+        if worst:  # before Python 3.11.4 what is raised inside `except*` comes out wrapped in a group
+            raise worst
+
+    async def _exchange(self) -> None:
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(self._reduce())
+            for share in self._others:
+                tasks.create_task(send(self._carrier, share.node, self._scatter_to(share)))
+                tasks.create_task(send(self._carrier, share.node, self._gather_to()))
+                tasks.create_task(self._await_shard(share))
+
+    async def take(self, sender: str, first: Chunk, rest: AsyncIterator[Chunk]) -> None:
+        """Take a stream of this attempt from a member. Raises BadMessage: the sender is told, and suspected."""
+        share = next((share for share in self._others if share.node == sender), None)
+        if share is None:
+            raise BadMessage(f"{sender} is not a member of this attempt")
+        if (sender, first.stage) in self._opened:
+            raise BadMessage("a second stream of the same kind")
+        self._opened.add((sender, first.stage))
+        take = self._take_scatter if first.stage == Chunk.STAGE_SCATTER else self._take_gather
+        try:
+            await take(share, first, rest)
+        except (BadMessage, PeerLost) as error:
+            if not self._broken.done():
+                reason = error.reason if isinstance(error, PeerLost) else str(error)
+                self._broken.set_result(Suspicion(sender, reason))
+            raise
+
+    async def _scatter_to(self, owner: Share) -> AsyncGenerator[Chunk]:
+        """Our vector on the owner's shard; an empty stream if it has no weight or the owner owns nothing."""
+        yield self._plan.message(Chunk.STAGE_SCATTER, owner.offset, NO_DATA)
+        if self._mine.tokens:
+            for start, end in self._plan.ranges(owner):
+                data = await self._work(partial(self._encoded, slice(start, end)))
+                yield self._plan.message(Chunk.STAGE_SCATTER, start, data)
+                self.meter.sent(len(data), asyncio.get_running_loop().time())
+
+    async def _gather_to(self) -> AsyncGenerator[Chunk]:
+        """The mean of our shard, chunk by chunk as it becomes ready."""
+        yield self._plan.message(Chunk.STAGE_GATHER, self._mine.offset, NO_DATA)
+        for start, end in self._plan.ranges(self._mine):
+            async with self._progress:
+                while self._reduced < end:
+                    await self._progress.wait()
+            data = self._codes[start] if self._codec.lossy else self._codec.encode(self._mean[start:end])
+            yield self._plan.message(Chunk.STAGE_GATHER, start, data)
+            self.meter.sent(len(data), asyncio.get_running_loop().time())
+
+    async def _reduce(self) -> None:
+        """Sum our shard in node-id order; members without tokens are left out."""
+        squares = dict.fromkeys(self._senders, 0.0)
+        for start, end in self._plan.ranges(self._mine):
+            part = slice(start, end)
+            parts = {share.node: await self._part_of(share, part, squares) for share in self._plan.givers()}
+            await self._work(partial(self._average, part, parts))
+            await asyncio.sleep(0)  # nothing above waits if the others' chunks are here, or if no other gives any
+            await self._faults.reach(self._plan.round, "exchanging")
+            async with self._progress:
+                self._reduced = end
+                self._progress.notify_all()
+
+    async def _part_of(self, share: Share, part: slice, squares: dict[str, float]) -> Vector:
+        return await (self._own(part) if share.node == self._carrier.node else self._next_part(share, squares))
+
+    async def _own(self, part: slice) -> Vector:
+        """Our own part as the others would have decoded it."""
+        if not self._codec.lossy:
+            return self._vector[part]
+        return await self._work(lambda: self._codec.decode(self._encoded(part), part.stop - part.start))
+
+    def _encoded(self, part: slice) -> bytes:
+        values = self._vector[part]
+        data = self._codec.encode(values)
+        if self._error is not None:
+            np.subtract(values, self._codec.decode(data, len(values)), out=self._error[part])
+        return data
+
+    def _average(self, part: slice, parts: Mapping[str, Vector]) -> None:
+        mean, clips = self._mean[part], self.clips
+        clipped = [it * np.float32(clips[node]) if node in clips else it for node, it in parts.items()]
+        self._rule(clipped, self._weights, mean)
+        if not self._codec.lossy:
+            return
+        data = self._codes[part.start] = self._codec.encode(mean)
+        decoded = self._codec.decode(data, len(mean))
+        if self._error is not None and self._mine.tokens:
+            self._error[part] += np.float32(self._whole) * (mean - decoded)
+        mean[:] = decoded
+
+    async def _work(self, work: Callable[[], T]) -> T:
+        """Codecs and sorting take long enough to be worth a thread; a copy and a sum do not."""
+        return await asyncio.to_thread(work) if self._slow else work()
+
+    async def _next_part(self, share: Share, squares: dict[str, float]) -> Vector:
+        node, loop = share.node, asyncio.get_running_loop()
+        began = loop.time()
+        try:
+            async with asyncio.timeout(self._plan.silence):
+                part = await self._senders[node].get()
+            self.longest_wait = max(self.longest_wait, loop.time() - began)
+        except TimeoutError as error:
+            raise Suspicion(node, f"sent nothing for {self._plan.silence:.0f} s", mute=True) from error
+        squares[node] += float(np.dot(part, part))
+        limit = self._plan.longest(share, self._codec.lossy)
+        if not squares[node] <= limit**2:
+            raise Suspicion(node, f"its update is not finite, or its norm is above {limit:.3g}")
+        return part
+
+    async def _await_shard(self, share: Share) -> None:
+        """Wait for the owner's means. It may itself have to wait for a third member: allow it twice the silence."""
+        heard = self._heard[share.node]
+        while share.node not in self._complete:
+            heard.clear()
+            try:
+                async with asyncio.timeout(2 * self._plan.silence):
+                    await heard.wait()
+            except TimeoutError as error:
+                raise Suspicion(share.node, f"sent no mean for {2 * self._plan.silence:.0f} s", mute=True) from error
+
+    async def _watch(self) -> None:
+        """End the attempt when a stream that comes in is broken or refused."""
+        raise await self._broken
+
+    async def _take_scatter(self, share: Share, first: Chunk, rest: AsyncIterator[Chunk]) -> None:
+        ranges = self._plan.ranges(self._mine) if share.tokens else []
+        async for part in self._expect(ranges, first, rest):
+            await self._senders[share.node].put(part)
+
+    async def _take_gather(self, share: Share, first: Chunk, rest: AsyncIterator[Chunk]) -> None:
+        position, squares, limit = share.offset, 0.0, self._plan.longest_mean(self._codec.lossy)
+        async for part in self._expect(self._plan.ranges(share), first, rest):
+            squares += float(np.dot(part, part))
+            if not squares <= limit**2:
+                raise BadMessage(f"a mean that is not finite, or of a norm above {limit:.3g}: no mean of this round is")
+            self._mean[position : position + len(part)] = part
+            position += len(part)
+            await self._faults.reach(self._plan.round, "exchanging")  # a member may own no shard
+            self._heard[share.node].set()
+        self._complete.add(share.node)
+        self._heard[share.node].set()
+
+    async def _expect(
+        self, ranges: Sequence[tuple[int, int]], first: Chunk, rest: AsyncIterator[Chunk]
+    ) -> AsyncIterator[Vector]:
+        """Exactly the chunks of these ranges, in order: anything repeated, missing or of another size is refused."""
+        if first.data:
+            raise BadMessage("a stream opens with an empty chunk that names it")
+        awaited = iter(ranges)
+        async for chunk in rest:
+            start, end = next(awaited, (0, 0))
+            if chunk.offset != start or start == end:
+                raise BadMessage(f"chunk at {chunk.offset} of {len(chunk.data)} bytes, expected {start}..{end}")
+            try:
+                part = await self._work(partial(self._codec.decode, chunk.data, end - start))
+            except BadCode as bad:
+                raise BadMessage(f"chunk at {start}: {bad}") from bad
+            if self._over:  # `mean` may be in use by the next attempt
+                raise BadMessage("that attempt is over")
+            yield part
+        if next(awaited, None) is not None:
+            raise BadMessage("the stream ended early")
+
+
+def _worst(group: BaseExceptionGroup[Suspicion]) -> Suspicion:
+    """Of several suspicions, one that names a member: a refusal is often only the echo of what went wrong elsewhere."""
+    found: list[Suspicion] = []
+    pending: list[BaseException] = [group]
+    while pending:
+        error = pending.pop()
+        if isinstance(error, BaseExceptionGroup):
+            pending.extend(error.exceptions)
+        elif isinstance(error, Suspicion):
+            found.append(error)
+    return max(found, key=lambda suspicion: suspicion.node != NOBODY)

@@ -1,0 +1,56 @@
+"""Statements: announcements, votes and handovers, signed by the node that makes them, so that nobody can make them up.
+
+A leader shows every member the announcements of all of them, and a committed state comes with the votes for it
+(certificate.py): whoever passes such a statement on cannot change it.
+"""
+
+from __future__ import annotations
+
+from typing import Protocol, TypeVar
+
+from pier.v1.peer_pb2 import Handover, Ready, Signed, Vote
+from pier_node.identity.signing import Signer
+from pier_node.wire.bounds import parse
+from pier_node.wire.carrier import BadMessage
+
+M = TypeVar("M", Ready, Vote, Handover)
+
+
+class Statements(Protocol):
+    """Makes this node's statements, and reads those of others.
+
+    Attributes:
+        convicted: nodes that have voted twice, so that their votes count for every side: see quorum.py.
+    """
+
+    convicted: set[str]
+
+    def seal(self, message: Ready | Vote | Handover) -> Signed:
+        """Say it in this node's name."""
+
+    def read(self, kind: type[M], signed: Signed) -> M:
+        """What a node said. Raises BadMessage unless it is within bounds and the node that it names has signed it."""
+
+
+class SignedStatements:
+    """Statements for one run, by the keys of its nodes."""
+
+    def __init__(self, signer: Signer) -> None:
+        self._signer = signer
+        self.convicted = set[str]()
+
+    def seal(self, message: Ready | Vote | Handover) -> Signed:
+        """See Statements."""
+        statement, by = message.SerializeToString(deterministic=True), self._signer
+        signature = by.sign(type(message).__name__, statement)
+        return Signed(node=by.node, statement=statement, public=by.public, signature=signature)
+
+    def read(self, kind: type[M], signed: Signed) -> M:
+        """See Statements."""
+        it = signed
+        if not self._signer.verifies(it.node, it.public, it.signature, kind.__name__, it.statement):
+            raise BadMessage(f"a {kind.__name__} that {it.node} has not signed for this run")
+        message = parse(kind, it.statement)
+        if message.node != it.node:
+            raise BadMessage(f"a {kind.__name__} of {it.node} in the name of {message.node}")
+        return message

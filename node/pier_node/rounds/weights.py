@@ -1,0 +1,98 @@
+"""The weights that a command works with: a site's newest checkpoint, or a folder in Hugging Face's layout."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from pier_node.base.errors import PierError
+from pier_node.config.run import ModelSection, RunConfig
+from pier_node.outer.layout import Layout
+from pier_node.rounds.checkpoint import CheckpointStore
+from pier_node.rounds.folder import load_run, require_folder
+from pier_node.trainer.data.tokens import Tokenizer, open_tokenizer
+from pier_node.trainer.model.decoder import Decoder
+from pier_node.trainer.model.export import import_weights
+
+
+@dataclass(frozen=True)
+class Weights:
+    """A model at rest.
+
+    Attributes:
+        flat: fp32, shape [parameters].
+        tokenizer: as [data] names it: `bytes`, or the path of a tokenizer.json.
+        origin: where it comes from, in words.
+        round: its outer round; None for a model folder, which does not say.
+    """
+
+    config: ModelSection
+    flat: Tensor
+    tokenizer: str
+    origin: str
+    round: int | None = None
+
+    def model(self, device: torch.device) -> Decoder:
+        """The decoder with these weights, fp32."""
+        with torch.device("meta"):
+            model = Decoder(self.config)
+        views = Layout.of(self.config).views(self.flat)
+        model.load_state_dict({name: view.to(device) for name, view in views.items()}, assign=True)
+        return model.eval()
+
+    def open_tokenizer(self) -> Tokenizer:
+        """Its tokenizer. Raises PierError."""
+        return open_tokenizer(self.tokenizer)
+
+
+def site_config(folder: Path) -> RunConfig:
+    """The run that a data folder belongs to. Raises PierError: to none."""
+    require_folder(folder)
+    config = load_run(folder)
+    if config is None:
+        raise PierError(
+            f"{folder} belongs to no run yet", "Name the --data folder of a site; `pier-node start` makes one."
+        )
+    return config
+
+
+def newest_weights(folder: Path) -> Weights:
+    """The anchor of the newest checkpoint in a data folder, whether or not its daemon runs. Raises PierError."""
+    config = site_config(folder)
+    state = CheckpointStore(folder / "checkpoints", config.hash()).newest_state()
+    if state is None and config.pipeline.stages > 1:
+        raise PierError(
+            f"{folder} has no whole model: its site holds one stage of it",
+            "Sites of stage 0 join the stages at the end of the run: name the folder of one.",
+        )
+    if state is None:
+        raise PierError(f"{folder} has no checkpoint yet", "Wait for the first outer round: see `pier-node status`.")
+    origin = f"round {state.round} of run {config.run.name!r}"
+    return Weights(config.model, torch.from_numpy(state.anchor), config.data.tokenizer, origin, state.round)
+
+
+def exported_weights(folder: Path) -> Weights:
+    """The weights and the tokenizer in a model folder. Raises PierError."""
+    config, flat = import_weights(folder)
+    return Weights(config, flat, str(folder / "tokenizer.json"), f"the model in {folder}")
+
+
+def find_weights(data: Path, model: Path | None) -> Weights:
+    """Those of the model folder, if one is given; else of the site. Raises PierError."""
+    return exported_weights(model) if model else newest_weights(data)
+
+
+def pick_device(name: str) -> torch.device:
+    """The device that an option names; "": a GPU where there is one. Raises PierError."""
+    if not name:
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        device = torch.device(name)
+        torch.empty(1, device=device)
+    except (RuntimeError, AssertionError) as error:  # a torch built without CUDA asserts
+        problem = str(error).splitlines()[0]
+        raise PierError(f"--device {name}: {problem}", "Give cpu, cuda, or cuda:N for the GPU number N.") from error
+    return device

@@ -1,0 +1,98 @@
+"""A site's first state: from its last checkpoint, from the run's seed if it founds the run, else from its peers."""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Callable, Sequence
+
+from pier.v1.peer_pb2 import Link
+from pier_node.base.shared import SharedVector
+from pier_node.config.run import RunConfig
+from pier_node.outer.layout import Layout
+from pier_node.outer.schedule import start_steps
+from pier_node.outer.state import ANCHOR, MOMENTUM, OuterState
+from pier_node.rounds.catch_up import Arrival
+from pier_node.rounds.certificate import Trusted
+from pier_node.rounds.checkpoint import Checkpoint
+from pier_node.rounds.fetch import SILENCE, Tries, fetch_state
+from pier_node.rounds.progress_checks import Trust
+from pier_node.rounds.roster import Roster
+from pier_node.rounds.statements import Statements
+from pier_node.wire.carrier import Carrier, PeerLost
+
+log = logging.getLogger(__name__)
+
+
+def beginning(config: RunConfig, layout: Layout, node: str) -> Checkpoint:
+    """Round 0 of a run, at its founder: weights from the run's seed, no momentum, nobody else."""
+    from pier_node.trainer.model.initial import initial_weights
+
+    tensors = {ANCHOR: SharedVector(layout.length), MOMENTUM: SharedVector(layout.length)}
+    tensors[ANCHOR].array[:] = initial_weights(config.model, config.run.seed).numpy()
+    return at_rest(OuterState(0, (node,), tensors, {}))
+
+
+def first_trust(fingerprint: str, founder: str, statements: Statements) -> Trust | None:
+    """What a newcomer believes: the state of that fingerprint, or else the run's founder.
+
+    None, which is logged: it was told neither. Raises PierError.
+    """
+    if fingerprint:
+        return Trust.of_fingerprint(fingerprint, statements)
+    if not founder:
+        log.warning(
+            "the token does not name the run's founder: this site takes the first state that it is given; "
+            "--trust with the fingerprint that `pier-node status` shows elsewhere would tell it which are genuine"
+        )
+        return None
+    return Trust(Trusted(-1, b"", (founder,)), statements)
+
+
+async def from_peers(
+    config: RunConfig, layout: Layout, carrier: Carrier, roster: Roster, trust: Callable[[], Trust | None]
+) -> tuple[Checkpoint, Sequence[Link]]:
+    """The newest state of the run, with one peer's AdamW moments, and the proof that it was committed.
+
+    During a solo start there is nothing to take part in: waits until it is over.
+
+    Args:
+        trust: what this site believes; None: any state.
+    """
+    first, tries, told = _first_round(config), Tries(), False
+    while True:
+        peers = [node for node in roster.ahead(-1) if (pulse := roster.pulse_of(node)) and pulse.digest]
+        ready = tries.order(node for node in peers if (pulse := roster.pulse_of(node)) and pulse.round >= first)
+        if ready:
+            try:
+                async with tries.another(ready[0]) as patience:
+                    fetched = await fetch_state(
+                        carrier,
+                        ready,
+                        length=layout.length,
+                        timeout=SILENCE,
+                        trust=trust(),
+                        moments=True,
+                        patience=patience if len(ready) > 1 else math.inf,
+                        partial=tries.partial,
+                        progress=Arrival(),
+                    )
+                rest = at_rest(fetched.state)
+                moments = fetched.adam_m, fetched.adam_v, fetched.adam_step
+                return Checkpoint(fetched.state, *moments, rest.inner_step, 0, None, ()), fetched.proof
+            except PeerLost as lost:
+                log.warning("cannot fetch the run's state yet: %s", lost.reason)
+        elif peers and not told:
+            log.info("one site makes the run's start alone; this one joins at round %d", first + 1)
+            told = True
+        await roster.changed.wait(1.0)
+
+
+def _first_round(config: RunConfig) -> int:
+    solo = config.outer.start == "solo"
+    return start_steps(config) // config.outer.inner_steps if solo else 0
+
+
+def at_rest(state: OuterState) -> Checkpoint:
+    """A checkpoint of a site that has nothing but the state."""
+    return Checkpoint(state, None, None, 0, 0, 0, None, ())

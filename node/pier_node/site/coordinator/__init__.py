@@ -1,0 +1,1 @@
+"""A site's client of the coordinator: enrolment, orders, reports."""

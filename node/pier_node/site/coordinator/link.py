@@ -1,0 +1,191 @@
+"""The connection of a site to its coordinator, over gRPC with mutual TLS."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, AsyncIterator
+from typing import TypeVar
+
+import grpc
+import grpc.aio
+from google.protobuf.message import DecodeError, Message
+
+from pier.v1.coordinator_pb2 import (
+    CheckpointPart,
+    DeliverReply,
+    DeliverRequest,
+    EnrolReply,
+    EnrolRequest,
+    FetchCheckpointRequest,
+    GiveCheckpointReply,
+    HeartbeatReply,
+    HeartbeatRequest,
+    Order,
+    RegisterReply,
+    RegisterRequest,
+    ReportReply,
+    ReportRequest,
+    WatchRequest,
+)
+from pier_node.identity.certificates import DOMAIN, Credentials
+from pier_node.wire.grpc.options import channel_options
+from pier_node.wire.grpc.reasons import Circumstances, lost
+
+SERVICE = "pier.v1.Coordinator"
+NO_PROBES = ("grpc.http2.bdp_probe", 0)
+"""No pings that measure the line for large messages: two for each small one here."""
+_NO = frozenset(
+    {
+        grpc.StatusCode.FAILED_PRECONDITION,
+        grpc.StatusCode.INVALID_ARGUMENT,
+        grpc.StatusCode.PERMISSION_DENIED,
+        grpc.StatusCode.UNIMPLEMENTED,
+    }
+)
+
+R = TypeVar("R", bound=Message)
+
+
+class Unreachable(Exception):
+    """No answer, for now: try again later. Its text says why."""
+
+
+class Refused(Exception):
+    """The coordinator said no; its text says why, and what to do."""
+
+
+class NoLease(Exception):
+    """The coordinator does not know this start of the site: register again."""
+
+
+class Link:
+    """One connection.
+
+    Args:
+        node: the coordinator's node id, which its certificate must hold.
+        own: what this end shows, and whom it trusts.
+    """
+
+    def __init__(self, address: str, node: str, own: Credentials) -> None:
+        self.address = address
+        tls = grpc.ssl_channel_credentials(own.ca_pem, own.key_pem, own.cert_pem)
+        options = [*channel_options(f"{node}.{DOMAIN}"), NO_PROBES]
+        self._channel = grpc.aio.secure_channel(f"dns:///{address}", tls, options)
+        self._beats: grpc.aio.StreamStreamCall[bytes, bytes] | None = None
+
+    async def enrol(self, request: EnrolRequest, timeout: float) -> EnrolReply:
+        """Raises Refused, Unreachable."""
+        return await self._ask("Enrol", request, EnrolReply, timeout)
+
+    async def register(self, request: RegisterRequest, timeout: float) -> RegisterReply:
+        """Raises Refused, Unreachable."""
+        return await self._ask("Register", request, RegisterReply, timeout)
+
+    async def heartbeat(self, request: HeartbeatRequest, timeout: float) -> HeartbeatReply:
+        """One at a time. Raises NoLease, Refused, Unreachable."""
+        beats = self._beats = self._beats or self._channel.stream_stream(f"/{SERVICE}/Heartbeat", None, None)(None)
+        try:
+            async with asyncio.timeout(timeout):
+                await beats.write(request.SerializeToString())
+                raw = await beats.read()
+            if isinstance(raw, bytes):
+                return _parsed(HeartbeatReply, raw)
+            problem: Exception = Unreachable("it ended the stream of heartbeats")
+        except grpc.aio.AioRpcError as error:
+            problem = self._problem(error, timeout)
+        except asyncio.InvalidStateError:  # the stream was over before this was written: reading says why
+            problem = await self._end_of(beats, timeout)
+        except TimeoutError:
+            problem = Unreachable(f"{self.address}: no answer within {timeout:.3g} s")
+        self._beats = None
+        beats.cancel()
+        raise problem
+
+    async def report(self, request: ReportRequest, timeout: float) -> ReportReply:
+        """Raises NoLease, Refused, Unreachable."""
+        return await self._ask("Report", request, ReportReply, timeout)
+
+    async def deliver(self, pieces: AsyncIterator[DeliverRequest], timeout: float) -> DeliverReply:
+        """Raises NoLease, Refused, Unreachable."""
+        raw = (piece.SerializeToString() async for piece in pieces)
+        try:
+            call = self._channel.stream_unary(f"/{SERVICE}/Deliver", None, None)
+            return _parsed(DeliverReply, await call(raw, timeout=timeout))
+        except grpc.aio.AioRpcError as error:
+            raise self._problem(error, timeout) from error
+
+    async def give_checkpoint(self, parts: AsyncIterator[CheckpointPart], timeout: float) -> GiveCheckpointReply:
+        """The first part says which it is; the rest is sent if it is wanted. Raises NoLease, Refused, Unreachable."""
+        call = self._channel.stream_stream(f"/{SERVICE}/GiveCheckpoint", None, None)(None, timeout=timeout)
+        wanted = False
+        try:
+            async for part in parts:
+                await call.write(part.SerializeToString())
+                wanted = wanted or isinstance(await call.read(), bytes)
+            await call.done_writing()
+            answer = await call.read()
+        except grpc.aio.AioRpcError as error:
+            raise self._problem(error, timeout) from error
+        except asyncio.InvalidStateError as error:  # the stream was over before this was written: reading says why
+            raise await self._end_of(call, timeout) from error
+        finally:
+            call.cancel()
+        if isinstance(answer, bytes):
+            return _parsed(GiveCheckpointReply, answer)
+        raise Unreachable("it ended the stream")
+
+    async def fetch_checkpoint(self, request: FetchCheckpointRequest, timeout: float) -> AsyncGenerator[CheckpointPart]:
+        """Its parts as they come. Raises NoLease, Refused, Unreachable."""
+        method = self._channel.unary_stream(f"/{SERVICE}/FetchCheckpoint", None, None)
+        call = method(request.SerializeToString(), timeout=timeout)
+        try:
+            async for raw in call:
+                yield _parsed(CheckpointPart, raw)
+        except grpc.aio.AioRpcError as error:
+            raise self._problem(error, timeout) from error
+        finally:
+            call.cancel()
+
+    async def watch(self, request: WatchRequest) -> AsyncGenerator[Order]:
+        """Orders as they come, the present one first. Raises NoLease, Refused, Unreachable."""
+        call = self._channel.unary_stream(f"/{SERVICE}/Watch", None, None)(request.SerializeToString())
+        try:
+            async for raw in call:
+                yield _parsed(Order, raw)
+        except grpc.aio.AioRpcError as error:
+            raise self._problem(error, None) from error
+        finally:
+            call.cancel()
+
+    async def close(self) -> None:
+        """Close the connection; whatever is under way fails."""
+        await self._channel.close(None)
+
+    async def _ask(self, method: str, request: Message, reply: type[R], timeout: float) -> R:
+        call = self._channel.unary_unary(f"/{SERVICE}/{method}", None, None)
+        try:
+            return _parsed(reply, await call(request.SerializeToString(), timeout=timeout))
+        except grpc.aio.AioRpcError as error:
+            raise self._problem(error, timeout) from error
+
+    async def _end_of(self, call: grpc.aio.StreamStreamCall[bytes, bytes], timeout: float) -> Exception:
+        try:
+            await call.read()
+        except grpc.aio.AioRpcError as error:
+            return self._problem(error, timeout)
+        return Unreachable("it ended the stream")
+
+    def _problem(self, error: grpc.aio.AioRpcError, timeout: float | None) -> Exception:
+        if error.code() is grpc.StatusCode.NOT_FOUND:
+            return NoLease(error.details())
+        if error.code() in _NO:
+            return Refused(error.details())
+        connected = self._channel.get_state() is grpc.ChannelConnectivity.READY
+        return Unreachable(lost("coordinator", error, Circumstances(self.address, True, timeout, connected)).reason)
+
+
+def _parsed(kind: type[R], raw: bytes) -> R:
+    try:
+        return kind.FromString(raw)
+    except DecodeError as error:
+        raise Unreachable("its answer is not valid") from error

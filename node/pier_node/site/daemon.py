@@ -1,0 +1,373 @@
+"""The daemon: puts a site's parts together, starts them, and stops them when the run, or the user, is done."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import os
+import socket
+import time
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import AsyncExitStack
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from pier.v1.peer_pb2 import DoubleVote, Link, Phase, Site
+from pier_node.base import durable
+from pier_node.base.errors import PierError
+from pier_node.base.tasks import Background
+from pier_node.gossip.pairs import Pairs
+from pier_node.identity.node import Token
+from pier_node.identity.signing import Signer
+from pier_node.outer.advance import get_ready
+from pier_node.outer.layout import Layout
+from pier_node.outer.schedule import total_rounds
+from pier_node.outer.state import OuterState
+from pier_node.rounds.certificate import alone
+from pier_node.rounds.checkpoint import Checkpoint
+from pier_node.rounds.double_votes import Convicted
+from pier_node.rounds.folder import DAEMON_FILE, SiteRecord, claim, unwritable
+from pier_node.rounds.member import Rounds
+from pier_node.rounds.progress import Progress
+from pier_node.rounds.progress_checks import Trust
+from pier_node.rounds.proofs import PROOFS_FILE, Proofs
+from pier_node.rounds.roster import Roster, sign_entry
+from pier_node.rounds.statements import SignedStatements
+from pier_node.site.archive import Archive
+from pier_node.site.bootstrap import at_rest, beginning, first_trust, from_peers
+from pier_node.site.coordinator.coordination import Coordination
+from pier_node.site.join import Reception, check_start, find_run, free_slot
+from pier_node.site.leave import Leave, linger
+from pier_node.site.member import Footing, pairs_of_two, rounds_of_all
+from pier_node.site.orders import Orders
+from pier_node.site.pair_training import PairTraining
+from pier_node.site.report import Reporter, Status, name_in_logs, tell_of_missing
+from pier_node.site.settings import Settings
+from pier_node.site.status import StatusServer
+from pier_node.site.training import Training
+from pier_node.trainer.data.site_data import SiteData
+from pier_node.trainer.workers import Workers
+from pier_node.wire.carrier import HELLO
+from pier_node.wire.probe import ProbeServer
+from pier_node.wire.state_server import StateServer
+from pier_node.wire.transport import make_carrier
+
+if TYPE_CHECKING:
+    from pier_node.site.pipeline_training import PipelineTraining
+
+LAST_ATTEMPT = 4.0
+"""Seconds that an attempt under way gets to end when this site is told to stop."""
+GOSSIP = 15.0
+"""Seconds between two rounds of hellos, which bring rosters together."""
+
+log = logging.getLogger(__name__)
+
+
+class Daemon:
+    """One site of a run.
+
+    Args:
+        say: tells the user something worth reading.
+        on_terminal: what is said goes to a terminal and into no log: it may have the run's token in it.
+    """
+
+    def __init__(self, settings: Settings, say: Callable[[str], None] = print, on_terminal: bool = False) -> None:
+        self._settings, self._say, self._on_terminal = settings, say, on_terminal
+        self._stopping = asyncio.Event()
+        self._progress = Progress()
+        self._rounds: Rounds | Pairs | None = None
+        self._coordination: Coordination | None = None
+        self._background = Background()
+
+    @property
+    def stopping(self) -> bool:
+        """Whether `stop` was called."""
+        return self._stopping.is_set()
+
+    def stop(self) -> None:
+        """Leave the run and end `run`, within seconds."""
+        self._stopping.set()
+
+    async def run(self) -> None:
+        """Take part in the run until it is finished or `stop` is called. Raises PierError when it cannot go on."""
+        work = asyncio.create_task(self._live())
+        stop = asyncio.create_task(self._stopping.wait())
+        await asyncio.wait([work, stop], return_when=asyncio.FIRST_COMPLETED)
+        stop.cancel()
+        await self._end_of_attempt(work)
+        work.cancel()
+        await asyncio.wait([work])
+        if not work.cancelled():
+            work.result()
+
+    async def _end_of_attempt(self, work: asyncio.Task[None]) -> None:
+        """Others count on a site that is in the middle of an attempt with them: it leaves when that has ended."""
+        if self._rounds is None or work.done():
+            return
+        rest = asyncio.create_task(self._rounds.at_rest())
+        await asyncio.wait([work, rest], timeout=LAST_ATTEMPT, return_when=asyncio.FIRST_COMPLETED)
+        rest.cancel()
+
+    async def _live(self) -> None:
+        async with AsyncExitStack() as stack:
+            await self._join(stack)
+            piped = self._member.config.pipeline.stages > 1
+            training = await (self._prepare_stage(stack) if piped else self._prepare(stack))
+            await self._background.guard(self._work(training))
+            await linger(self._member.config, self._roster)
+
+    async def _work(self, training: Training | PipelineTraining) -> None:
+        """The run, and then experts if they are ordered."""
+        await training.run()
+        if isinstance(training, Training):
+            await asyncio.to_thread(self._save_rest, training)
+        self._say(f"The run is finished: {total_rounds(self._member.config)} rounds.")
+        if isinstance(training, Training) and self._coordination and self._coordination.orders.experts:
+            from pier_node.site.experts import train_experts  # with torch, which a daemon does without otherwise
+
+            await self._workers.stop()
+            seed, of_site = training.snapshot().state, (self._coordination, self._progress, self._roster)
+            folder = await train_experts(self._member.config, self._settings, seed, *of_site)
+            self._say(f"The experts are trained; those of this site are in {folder}.")
+
+    # --- coming in -----------------------------------------------------------------------------
+
+    async def _join(self, stack: AsyncExitStack) -> None:
+        """Listen, find the others, take a slot, and let this machine ask for our status."""
+        settings = self._settings
+        await asyncio.to_thread(check_start, settings)
+        stack.callback(claim(settings.folder).close)
+        member = self._member = await find_run(settings)
+        settings = self._settings = settings.after(member.record)
+        node, run_hash = member.identity.node, member.config.hash()
+        self._carrier = make_carrier(member.transport, node, run_hash, member.credentials, settings.folder)
+        self._site = Site(node=node, name=settings.name or member.name or socket.gethostname())
+        signer = self._signer = Signer(member.identity, run_hash)
+        self._statements = SignedStatements(signer)
+        self._reporter = Reporter(member.config, self._site, self._carrier, self._progress)
+        self._roster = Roster(self._carrier, self._reporter.pulse, signer=signer)
+        name_in_logs(self._roster.called)
+        stack.push_async_callback(self._carrier.stop)
+        stack.push_async_callback(self._roster.stop)
+        known = await self._place(stack)
+        revoked = self._coordination.revoked if self._coordination else None
+        self._proofs = await asyncio.to_thread(Proofs, settings.folder / PROOFS_FILE)
+        self._convicted = Convicted(settings.folder, self._statements, self._proofs, self._bar)
+        self._convicted.restore()
+        put_out = self._convicted, revoked
+        reception = Reception(self._carrier, self._roster, member.config, lambda: self._site, *put_out)
+        self._carrier.serve(HELLO, reception.answer)
+        ProbeServer(self._carrier, run_hash, self._roster.address)
+        record = known or SiteRecord(not settings.peers, slot=0, transport=member.transport)
+        peers = [*settings.peers, *(site.address for site in record.sites())]
+        choice = await self._carrier.listen(settings.listen, settings.advertise, peers)
+        self._site.address = choice.address
+        self._sign_entry(record)
+        self._say(choice.why)
+        await self._serve_status(stack)
+        for site in record.sites():
+            self._roster.add(site, participant=True)
+        await reception.introduce(peers)
+        slot = record.slot if known or record.founder else free_slot(self._roster, member.config.run.sites)
+        founder = member.founder or record.founded_by
+        self._record = replace(settings.noted(record), slot=slot, name=self._site.name, founded_by=founder)
+        self._site.slot = slot
+        self._sign_entry(record)
+        self._data = SiteData.of(member.config, slot, self._settings.data, self._settings.shared_data)
+        self._say(self._data.describe(member.config))
+        self._save_record()
+        self._background.start(stack, self._gossip(reception, peers))
+        self._background.start(stack, tell_of_missing(self._reporter, self._roster))
+        if self._coordination:
+            self._background.start(stack, self._coordination.run())
+            self._background.start(stack, self._coordination.sample())
+        if self._record.founder and member.enrolment is None:
+            kept = None if self._on_terminal else Token.path(settings.folder).absolute()
+            self._say(member.invitation(self._site.address, kept))
+
+    def _sign_entry(self, record: SiteRecord) -> None:
+        """Make what this site says of itself newer than all that it has said before, whatever its clock says."""
+        newest = max(int(time.time() * 1000), record.version + 1, self._site.version + 1)
+        sign_entry(self._site, self._signer, newest)
+
+    async def _place(self, stack: AsyncExitStack) -> SiteRecord | None:
+        """What this site has noted, or, as far as there is a coordinator, what that knows. None: nothing yet."""
+        member, settings = self._member, self._settings
+        if member.enrolment is None:
+            return member.record
+        self._coordination = Coordination(member, settings, self._reporter, self._carrier, self._roster, self.stop)
+        stack.push_async_exit(self._coordination.close)
+        return await self._coordination.enter(member.record)
+
+    async def _serve_status(self, stack: AsyncExitStack) -> None:
+        server = StatusServer(self.status)
+        port = await server.start(self._settings.http)
+        stack.push_async_callback(server.stop)
+        path = self._settings.folder / DAEMON_FILE
+        try:
+            durable.replace(path, json.dumps({"pid": os.getpid(), "http": f"http://127.0.0.1:{port}"}).encode())
+        except OSError as error:
+            raise unwritable(self._settings.folder, error) from error
+        stack.callback(path.unlink, missing_ok=True)
+
+    async def _gossip(self, reception: Reception, peers: list[str]) -> None:
+        """Say hello again to all that this site knows, and to whom it was told of, who may have been away at first."""
+        while True:
+            await asyncio.sleep(GOSSIP)
+            await reception.introduce([*peers, *self._roster.reached_at()])
+            try:
+                self._save_record()
+            except PierError as error:  # the peers of a moment ago are good enough
+                log.warning("%s", error.problem)
+
+    def _save_record(self) -> None:
+        self._record = replace(self._record.with_peers(self._roster.known()), version=self._site.version)
+        self._record.save(self._settings.folder)
+
+    # --- getting ready -------------------------------------------------------------------------
+
+    async def _prepare(self, stack: AsyncExitStack) -> Training:
+        """Bring up workers and state; from here on this site is a member."""
+        config, folder, node = self._member.config, self._settings.folder, self._carrier.node
+        layout = Layout.of(config.model)
+        self._workers = Workers(config, node, self._data, folder, self._settings.workers)
+        starting = asyncio.create_task(self._workers.start())
+        stack.push_async_callback(self._workers.stop)
+        stack.callback(starting.cancel)
+        await asyncio.to_thread(get_ready, config)
+        self._archive = Archive(folder, config.hash(), self._saved, self.status)
+        await self._roster.settled()
+        checkpoint = await self._archive.newest()
+        how = "Going on" if checkpoint else "Starting"
+        if checkpoint is None:
+            checkpoint = await self._first(layout)
+            await self._archive.keep(checkpoint.state)
+        kept = await asyncio.to_thread(self._archive.kept_after, checkpoint.state.round)
+        state = kept or checkpoint.state
+        self._roster.keep(state.members)
+        await asyncio.to_thread(lambda: (state.digest, state.norm))
+        training = await self._member_of_rounds(stack, layout, checkpoint, state)
+        await starting
+        if checkpoint.state.round == 0 and config.inner.eval_every:
+            await training.validate(checkpoint.state)
+            self._archive.note(checkpoint.state)
+        self._say(f"{how} at round {checkpoint.state.round} as {self._site.name} ({node}).")
+        return training
+
+    async def _first(self, layout: Layout) -> Checkpoint:
+        """Where a site without a checkpoint begins."""
+        config = self._member.config
+        kept = await asyncio.to_thread(self._archive.kept_after, -1)
+        if kept:
+            return at_rest(kept)
+        if self._record.founder:
+            checkpoint = await asyncio.to_thread(beginning, config, layout, self._carrier.node)
+            proof: Sequence[Link] = [alone(checkpoint.state, b"", self._statements)]
+        else:
+            self._progress.phase = Phase.PHASE_CATCHING_UP
+            checkpoint, proof = await from_peers(config, layout, self._carrier, self._roster, self._first_trust)
+        await asyncio.to_thread(self._proofs.add, proof)
+        return checkpoint
+
+    def _first_trust(self) -> Trust | None:
+        """What this site believes before it has a state; None: in a run of pairs, each has its own."""
+        in_pairs = self._member.config.outer.algorithm == "noloco"
+        return None if in_pairs else first_trust(self._settings.trust, self._record.founded_by, self._statements)
+
+    def _bar(self, nodes: Iterable[str], why: str) -> None:
+        self._roster.bar(nodes, why)
+        self._carrier.refuse(nodes, why)
+
+    async def _prepare_stage(self, stack: AsyncExitStack) -> PipelineTraining:
+        """Bring up a site that holds a stage of the model: see site/pipeline.py."""
+        from pier_node.site.pipeline import Ground, prepare  # it computes in this process: PyTorch comes with it
+
+        orders = self._coordination.orders if self._coordination else Orders()
+        committed = self._coordination.committed if self._coordination else lambda _state, _lines: None
+        of_site = self._roster, self._reporter, self._record, orders, committed, self._proofs, self._convict
+        site = await prepare(
+            Ground(self._member.config, self._settings, self._carrier, self._statements, *of_site), stack
+        )
+        self._rounds = site.rounds
+        self._background.start(stack, site.rounds.run())
+        self._leave_politely(stack, site.rounds)
+        return site.training
+
+    async def _member_of_rounds(
+        self, stack: AsyncExitStack, layout: Layout, checkpoint: Checkpoint, state: OuterState
+    ) -> Training:
+        """The site's part in the run, from `state` on: the checkpoint's, or a later one that was kept without one."""
+        settings, statements = self._settings, self._statements
+        config, keep = self._member.config, self._archive.keep
+        disk = settings.folder, self._proofs
+        site = Footing(config, self._carrier, self._roster, statements, *disk, self._convict, settings.faults)
+        rounds: Rounds | Pairs
+        rounds = of_all = rounds_of_all(site, keep, layout.length, state)
+        in_pairs = config.outer.algorithm == "noloco"
+        if in_pairs:
+            rounds = pairs = pairs_of_two(site, state)
+            stack.push_async_callback(pairs.stop)
+        else:
+            self._background.start(stack, of_all.run())
+        self._rounds = self._reporter.rounds = rounds
+        self._serve_states(rounds, of_all)
+        self._leave_politely(stack, None if in_pairs else of_all)
+        parts = config, layout, site.carrier, site.roster, rounds, self._workers, self._progress, self._committed
+        orders = self._coordination.orders if self._coordination else None
+        training: Training
+        if in_pairs:
+            merge = of_all if config.outer.final_merge else None
+            training = PairTraining(*parts, faults=site.faults, orders=orders, keep=keep, merge=merge)
+        else:
+            training = Training(*parts, faults=site.faults, orders=orders)
+        await asyncio.to_thread(training.restore, checkpoint)
+        self._workers.recover_moments = self._archive.moments
+        stack.push_async_callback(asyncio.to_thread, self._save_rest, training)
+        return training
+
+    def _convict(self, proof: DoubleVote) -> None:
+        self._convicted.take([proof])
+
+    def _serve_states(self, rounds: Rounds | Pairs, of_all: Rounds) -> None:
+        """Pairs have states of their own, which nobody votes for; what is voted for is the model that they merge."""
+
+        def offer(number: int, shadow: bool) -> OuterState | None:
+            return (of_all if shadow else rounds).offer(number, shadow)
+
+        StateServer(self._carrier, offer, self._workers.moments, of_all.prove)
+
+    def _leave_politely(self, stack: AsyncExitStack, rounds: Rounds | None) -> None:
+        stack.push_async_callback(self._leave, Leave(self._carrier, self._roster, rounds))
+
+    async def _leave(self, leave: Leave) -> None:
+        if self._progress.phase != Phase.PHASE_DONE:
+            self._progress.phase = Phase.PHASE_LEAVING
+            await leave.leave()
+
+    # --- while it runs -------------------------------------------------------------------------
+
+    async def _committed(self, checkpoint: Checkpoint) -> None:
+        await self._archive.commit(checkpoint)
+        if self._coordination:
+            self._coordination.committed(checkpoint.state)
+        self._roster.keep(checkpoint.state.members)
+        loss, state = f", validation loss {self._progress.validation_loss:.4f}", checkpoint.state
+        fresh = self._progress.validated_round == state.round
+        log.info("round %d committed by %d%s", state.round, len(state.members), loss if fresh else "")
+
+    def _saved(self, state: OuterState) -> None:
+        if isinstance(self._rounds, Pairs):
+            self._rounds.saved = max(self._rounds.saved, state.round)
+
+    def _save_rest(self, training: Training) -> None:
+        """What no round has taken yet, or took a moment ago, or was fetched, is not lost by stopping."""
+        if not training.resting:
+            return
+        rest = training.snapshot()
+        if self._progress.phase != Phase.PHASE_DONE or not self._archive.has(rest.state.round):
+            self._archive.save(rest)
+
+    def status(self) -> Status:
+        """Everything that `pier-node status` shows."""
+        return self._reporter.status(self._roster)

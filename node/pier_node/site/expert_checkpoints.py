@@ -1,0 +1,221 @@
+"""Checkpoints of a site's experts, with the coordinator: so that another site can go on if this one is lost.
+
+The training does not wait for one to be sent, and sending takes a small part of the time. The last one of an expert is
+sent where another one branches from it: who takes over a chain goes on in its middle. One that is fetched is used when
+it is what was said, and of that expert; otherwise the expert begins again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import logging
+import time
+from collections.abc import AsyncGenerator, Awaitable, Callable, Collection
+from contextlib import aclosing
+from io import BufferedReader
+from pathlib import Path
+from typing import Protocol
+
+from pier.v1.coordinator_pb2 import CheckpointPart, Record
+from pier_node.experts.job import ExpertJob
+from pier_node.experts.resume import FILE, Kept, check, most_bytes
+from pier_node.outer.deadline import Backoff
+from pier_node.site.coordinator.expert_messages import kept as kept_of
+from pier_node.site.coordinator.expert_messages import note_record
+from pier_node.site.coordinator.link import NoLease, Refused, Unreachable
+
+SHARE = 0.05
+"""Part of the time that giving checkpoints takes at most, from the second one on."""
+REFUSALS = 3
+"""After which a last one is not tried again: one that broke off may be on its way still, for the coordinator."""
+PATIENCE = 60.0
+"""Seconds for a coordinator that does not answer, before an expert begins again that need not."""
+
+log = logging.getLogger(__name__)
+
+
+class Line(Protocol):
+    """The way to the coordinator: see CoordinatorClient."""
+
+    def give_checkpoint(self, plan: str, kept: Kept, file: BufferedReader) -> Awaitable[None]:
+        """Raises NoLease, Refused, Unreachable."""
+
+    def fetch_checkpoint(self, plan: str, kept: Kept) -> AsyncGenerator[CheckpointPart]:
+        """Raises NoLease, Refused, Unreachable."""
+
+
+class ExpertCheckpoints:
+    """Those of a site.
+
+    Args:
+        tell: takes records for the coordinator.
+        clock: seconds that never go backward.
+    """
+
+    def __init__(self, line: Line, tell: Callable[[Record], None], clock: Callable[[], float] = time.monotonic) -> None:
+        self._line, self._tell, self.clock = line, tell, clock
+        self._due = -float("inf")
+        self._giving: asyncio.Task[None] | None = None
+        self._last: list[asyncio.Task[None]] = []
+        self._sends = False
+
+    def of(self, plan: str, job: ExpertJob, kept: Kept | None, followed: bool) -> JobCheckpoints:
+        """Those of a job, of which the coordinator keeps that one; whether another expert branches from it."""
+        return JobCheckpoints(self, plan, job, kept, followed)
+
+    def give(self, plan: str, job: int, step: int, path: Path) -> None:
+        """Give the coordinator this one, in the background, unless one is on its way or it is too soon for another."""
+        if not self._sends and self._giving is None and self.clock() >= self._due:
+            self._giving = asyncio.create_task(self._give_once(plan, job, step, path.open("rb")))
+
+    def give_last(self, plan: str, job: int, step: int, path: Path) -> None:
+        """Give it in the background, after those before it, and try until the coordinator has answered."""
+        self._last = [task for task in self._last if not task.done()]
+        self._last.append(asyncio.create_task(self._give_until([*self._last], plan, job, step, path.open("rb"))))
+
+    async def fetch(self, plan: str, kept: Kept, name: str, length: int, folder: Path, steps: int) -> int:
+        """Put the one that the coordinator has into the folder of its expert; the step that it was made after.
+
+        Args:
+            steps: the expert's.
+
+        Raises:
+            NoLease, Refused, Unreachable: it cannot be had.
+            ValueError: it is not what it says, or not of the expert of that name with so many parameters.
+            OSError: it cannot be written.
+        """
+        path = folder / f"{FILE}.fetched"
+        try:
+            found = await self._write(plan, kept, path, most_bytes(length))
+            if found.step > steps:
+                raise ValueError(f"it is after {found.step} steps, of {steps} in all")
+            await asyncio.to_thread(check, path, length, found.step, name)
+            path.replace(folder / FILE)
+        finally:
+            path.unlink(missing_ok=True)
+        return found.step
+
+    def note(self, level: int, text: str) -> None:
+        """Say something, here and at the coordinator."""
+        log.log(level, text)
+        if level < logging.WARNING:  # of warnings it is told anyhow (records.py)
+            self._tell(note_record(level, text))
+
+    async def drop(self) -> None:
+        """What is on its way is not wanted any more, unless a last one waits for it."""
+        if self._giving is not None and all(task.done() for task in self._last):
+            await _cancelled(self._giving)
+
+    async def end(self) -> None:
+        """Nothing is wanted any more."""
+        await _cancelled(*([self._giving] if self._giving else []), *self._last)
+
+    async def _give_once(self, plan: str, job: int, step: int, file: BufferedReader) -> None:
+        try:
+            with file:  # the next one takes its name, and leaves this one as it is
+                await self._give(plan, job, step, file)
+        finally:
+            self._giving = None
+
+    async def _give_until(
+        self, before: Collection[asyncio.Task[None]], plan: str, job: int, step: int, file: BufferedReader
+    ) -> None:
+        backoff, refused = Backoff(first=1.0, last=60.0), 0
+        with file:  # its folder is deleted meanwhile
+            while before := [*filter(None, (*(task for task in before if not task.done()), self._giving))]:
+                await asyncio.wait(before)
+            while problem := await self._give(plan, job, step, file):
+                refused += isinstance(problem, Refused)
+                if isinstance(problem, OSError) or refused >= REFUSALS:
+                    return
+                await asyncio.sleep(max(backoff.seconds(), self._due - self.clock()))
+                while self._giving:
+                    await asyncio.wait([self._giving])
+
+    async def _give(self, plan: str, job: int, step: int, file: BufferedReader) -> Exception | None:
+        """Why the coordinator has not taken it; None: it has."""
+        began, self._sends = self.clock(), True
+        try:
+            file.seek(0)
+            digest = await asyncio.to_thread(hashlib.file_digest, file, "sha256")
+            kept = Kept(job=job, step=step, size=file.tell(), digest=digest.hexdigest())
+            file.seek(0)
+            await self._line.give_checkpoint(plan, kept, file)
+        except Refused as refused:
+            log.warning("the coordinator does not keep a checkpoint at step %d: %s", step, refused)
+            return refused
+        except (NoLease, Unreachable, OSError) as problem:
+            log.info("the coordinator does not get a checkpoint at step %d: %s", step, problem)
+            return problem
+        finally:
+            now, self._sends = self.clock(), False
+            self._due = now + (now - began) * (1 / SHARE - 1)
+        return None
+
+    async def _write(self, plan: str, kept: Kept, path: Path, most: int) -> Kept:
+        found, size, digest = kept, 0, hashlib.sha256()
+        with path.open("wb") as file:
+            async with aclosing(self._line.fetch_checkpoint(plan, kept)) as parts:
+                async for part in parts:
+                    if not size and part.HasField("checkpoint"):
+                        found = kept_of(part.checkpoint)
+                    size += len(part.piece)
+                    if size > min(most, found.size):
+                        raise ValueError("more came than it has")
+                    digest.update(part.piece)
+                    await asyncio.to_thread(file.write, part.piece)
+        if size != found.size or digest.hexdigest() != found.digest:
+            raise ValueError(f"the {size} bytes that came are not those that were meant")
+        return found
+
+
+class JobCheckpoints:
+    """Those of one job, as its trainer deals with them (experts/trainer.py)."""
+
+    def __init__(self, site: ExpertCheckpoints, plan: str, job: ExpertJob, kept: Kept | None, followed: bool) -> None:
+        self._site, self._plan, self._job, self._kept, self._followed = site, plan, job, kept, followed
+
+    async def fetched(self, folder: Path, name: str, length: int, own: int) -> bool:
+        """Get the coordinator's into the folder, if it is a later one than this site's own; whether it is there.
+
+        Args:
+            folder, name, length: of the expert: see ResumeState.load.
+            own: steps after which this site's own was made; 0: it has none.
+        """
+        if self._kept is None or self._kept.step <= own:
+            return False
+        called = f"the expert of {self._job.domain.name}"
+        try:
+            step = await self._patiently(self._kept, folder, name, length)
+        except (NoLease, Refused, Unreachable, ValueError, OSError) as problem:
+            begins = f"goes on at step {own}" if own else "begins again"
+            self._site.note(logging.WARNING, f"{called} {begins}: its checkpoint cannot be used: {problem}")
+            return False
+        self._site.note(logging.INFO, f"{called} resumed at step {step} from its checkpoint")
+        return True
+
+    def saved(self, path: Path, step: int) -> None:
+        """There is a later one; the last one is of use to the expert that branches from it."""
+        if step < self._job.steps:
+            self._site.give(self._plan, self._job.number, step, path)
+        elif self._followed:
+            self._site.give_last(self._plan, self._job.number, step, path)
+
+    async def _patiently(self, kept: Kept, folder: Path, name: str, length: int) -> int:
+        backoff, until = Backoff(first=0.25, last=8.0), self._site.clock() + PATIENCE
+        while True:
+            try:
+                return await self._site.fetch(self._plan, kept, name, length, folder, self._job.steps)
+            except (NoLease, Unreachable) as problem:
+                log.info("a checkpoint cannot be fetched yet: %s", problem)
+                if self._site.clock() >= until:
+                    raise
+            await asyncio.sleep(backoff.seconds())
+
+
+async def _cancelled(*tasks: asyncio.Task[None]) -> None:
+    for task in tasks:
+        task.cancel()
+    if tasks:
+        await asyncio.wait(tasks)

@@ -1,0 +1,379 @@
+"""How a site comes into a run: it founds one, comes back to the one in its folder, or is let in by a peer.
+
+A data folder whose site has no round behind it: as long as that is so, a command may name another run for it.
+
+A founder finds mistakes of run.toml in its first minutes, and must be able to correct them without a new folder.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import shutil
+import socket
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from pier.v1.peer_pb2 import HelloReply, HelloRequest, Site
+from pier_node.base.errors import PierError
+from pier_node.config.run import RunConfig, config_changes, from_canonical, load
+from pier_node.identity.certificates import Credentials, credentials
+from pier_node.identity.invite import Invite
+from pier_node.identity.node import TOKEN_VARIABLE, Identity, Token
+from pier_node.rounds.double_votes import CONVICTED_FILE, Convicted
+from pier_node.rounds.folder import EVENTS_FILE, RUN_FILE, SITE_FILE, SiteRecord, load_run, save_run
+from pier_node.rounds.proofs import EARLIER_FILE, PROOFS_FILE
+from pier_node.rounds.revocations import FILE as REVOKED_FILE
+from pier_node.rounds.revocations import Revoked
+from pier_node.rounds.roster import Roster
+from pier_node.site.coordinator.enrolment import Enrolment, enrol_patiently
+from pier_node.site.journal import Journal
+from pier_node.site.settings import Settings
+from pier_node.trainer.data.site_data import check_data
+from pier_node.wire.carrier import PROTOCOL, BadMessage, PeerLost, PeerRefused
+from pier_node.wire.transport import SiteCarrier, Transport, check_address, make_carrier
+
+STATES = ("checkpoints", "states")
+JOURNAL = "journal.json"
+
+
+def is_replaced(settings: Settings) -> bool:
+    """Whether the run of the folder gives way to the one that the command names. Raises PierError."""
+    folder, stored = settings.folder, load_run(settings.folder)
+    if stored is None or settings.coordinator or Enrolment.load(folder) or took_part(folder):
+        return False
+    if settings.run:
+        return load(settings.run).hash() != stored.hash()
+    return bool(settings.peers and settings.token) and not Token.parse(settings.token or "").is_for(stored.hash())
+
+
+def took_part(folder: Path) -> bool:
+    """Whether a site has a round behind it, or has told others anything that binds it in one."""
+    names = [path.name for kind in STATES for path in folder.glob(f"{kind}/*round-*")]
+    if any(int(name.rpartition("round-")[2][:8]) for name in names):
+        return True
+    bound = Journal(folder / JOURNAL).load(0, "")
+    return bound.committed > 0 or bound.engaged or (folder / "pairs.json").exists() or any(folder.glob("own/*"))
+
+
+def forget_run(folder: Path) -> None:
+    """Have such a folder belong to no run. Its node id stays."""
+    for name in (SITE_FILE, EVENTS_FILE, REVOKED_FILE, JOURNAL, PROOFS_FILE, EARLIER_FILE, CONVICTED_FILE):
+        (folder / name).unlink(missing_ok=True)
+    Token.path(folder).unlink(missing_ok=True)
+    for path in [path for kind in STATES for path in folder.glob(f"{kind}/*")]:  # the folder may be a disk of its own
+        shutil.rmtree(path) if path.is_dir() else path.unlink()
+    (folder / RUN_FILE).unlink(missing_ok=True)  # last: whoever is interrupted begins again
+
+
+PATIENCE = 300.0
+"""Seconds to go on knocking at peers that do not answer."""
+GREETING = 10.0
+"""Seconds that an answer to a hello may take."""
+GREETINGS = 16
+"""Hellos at once."""
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Membership:
+    """This site's place in a run."""
+
+    config: RunConfig
+    identity: Identity
+    token: Token | None
+    credentials: Credentials | None
+    record: SiteRecord | None
+    transport: Transport
+    enrolment: Enrolment | None = None
+
+    @property
+    def founder(self) -> str:
+        """Node id of the site that began the run, as far as this one was told by whom it trusts; empty: it was not."""
+        if self.token and self.token.founder:
+            return self.token.founder
+        return self.record.founded_by if self.record else ""
+
+    @property
+    def name(self) -> str:
+        """What this site was called last; empty: nothing yet."""
+        return self.record.name if self.record else ""
+
+    def invitation(self, address: str, kept: Path | None = None) -> str:
+        """What to type at another machine to join this site.
+
+        Args:
+            kept: where the token is, for people who may be reading a log, which must not have it; None: show it.
+        """
+        transport = "" if self.transport == "grpc" else f" --transport {self.transport}"
+        command = f"pier-node start --peers {address}{transport}"
+        if self.token is None:
+            return f"To join from another machine:\n\n  {command} --insecure\n"
+        if kept is None:
+            return f"To join from another machine:\n\n  {TOKEN_VARIABLE}={self.token} {command}\n"
+        return f"To join from another machine, with a copy of {kept} there:\n\n  {command} --token-file {kept.name}\n"
+
+
+async def find_run(settings: Settings) -> Membership:
+    """Settle which run this is, and prove that we may be in it. Raises PierError."""
+    folder = settings.folder
+    identity, (transport, record) = Identity.load_or_create(folder), find_site(settings)
+    if settings.coordinator or Enrolment.load(folder):
+        return await _through_coordinator(settings, identity, transport, record)
+    token = find_token(settings)
+    config = known_config(settings)
+    if token is None and config is not None and not settings.peers and not settings.insecure:
+        token = Token.new(config.hash(), identity.node)
+    if config is None:
+        config = await _ask_for_config(settings.peers, transport, identity, token)
+        await asyncio.to_thread(check_needs, config, settings.after(record))
+    if token is not None:
+        token.require_run(config.hash())
+    if is_replaced(settings):
+        log.warning("%s was of another run, in which it took part in no round: it is of this one now", folder)
+        forget_run(folder)
+    if token is not None:
+        token.save(folder)
+    save_run(folder, config)
+    return Membership(config, identity, token, credentials(identity, token) if token else None, record, transport)
+
+
+def check_start(settings: Settings) -> None:
+    """Look at all that can be looked at before anything is written, and before the others hear of this site.
+
+    Raises:
+        PierError: the options contradict each other or say too little, or training could not begin.
+    """
+    _, record = find_site(settings)
+    by_coordinator = settings.coordinator or Enrolment.load(settings.folder)
+    config = load_run(settings.folder) if by_coordinator else known_config(settings)
+    if not by_coordinator:
+        find_token(settings)
+    if config:
+        check_needs(config, settings.after(record))
+
+
+def check_needs(config: RunConfig, settings: Settings) -> None:
+    """Make sure that this site has what training needs: data, a tokenizer that fits the model, a sequence a worker."""
+    batch = config.inner.batch_size
+    if settings.workers > batch:
+        raise PierError(
+            f"--workers {settings.workers}: inner.batch_size = {batch} gives some of them nothing to do",
+            f"Start this site with --workers {batch} or fewer, or raise inner.batch_size before the run begins.",
+        )
+    try:
+        check_data(config, settings.data)
+    except PierError as error:
+        if config.pipeline.stages == 1 or settings.data:
+            raise
+        log.warning("this site cannot hold the first stage, which reads the data: %s", error)
+
+
+async def _through_coordinator(
+    settings: Settings, identity: Identity, transport: Transport, record: SiteRecord | None
+) -> Membership:
+    enrolment, config = await find_place(settings, identity)
+    save_run(settings.folder, config)  # before the check: the invite may be spent, and must not be needed again
+    await asyncio.to_thread(check_needs, config, settings.after(record))
+    return Membership(config, identity, None, enrolment.credentials(identity), record, transport, enrolment)
+
+
+async def find_place(settings: Settings, identity: Identity) -> tuple[Enrolment, RunConfig]:
+    """The place that the coordinator has given this site, or gives it now for an invite. Raises PierError."""
+    folder, enrolment, config = settings.folder, Enrolment.load(settings.folder), load_run(settings.folder)
+    if enrolment is None or config is None:
+        if settings.coordinator is None or settings.token is None:
+            raise PierError("--coordinator needs the --token of an invite", "`pier-coordinator invite` prints one.")
+        if config is not None and took_part(folder):
+            raise PierError(f"{folder} belongs to a run already", "Choose another --data folder.")
+        invite = Invite.parse(settings.token)
+        name = settings.name or socket.gethostname()
+        enrolment, config = await enrol_patiently(settings.coordinator, invite, identity, name)
+        forget_run(folder)
+    enrolment = replace(enrolment, address=settings.coordinator or enrolment.address)
+    enrolment.save(folder)
+    return enrolment, config
+
+
+def find_site(settings: Settings) -> tuple[Transport, SiteRecord | None]:
+    """How to reach the peers, as is told or as before; and what this site has noted. Raises PierError."""
+    record = None if is_replaced(settings) else SiteRecord.load(settings.folder)
+    transport = settings.transport or (record.transport if record else "grpc")
+    for peer in settings.peers:
+        check_address(transport, peer)
+    if record and record.transport != transport:  # where the others were is of no use now
+        record = replace(record, peers=(), transport=transport)
+    return transport, record
+
+
+def find_token(settings: Settings) -> Token | None:
+    """The token that was given, or is kept; None: --insecure, or there is no run yet. Raises PierError."""
+    if settings.insecure:
+        return None
+    kept = None if is_replaced(settings) else Token.load(settings.folder)
+    token = Token.parse(settings.token) if settings.token else kept
+    if token is None and settings.peers:
+        raise PierError(
+            "--peers needs the --token that the first site printed",
+            "Give it as PIER_TOKEN in the environment, or with --token-file or --token. Start with --insecure only if "
+            "every site does, on a network where everyone is trusted.",
+        )
+    return token
+
+
+def known_config(settings: Settings) -> RunConfig | None:
+    """The run, as far as this machine knows; None: the peers do. Raises PierError."""
+    stored = None if is_replaced(settings) else load_run(settings.folder)
+    given = load(settings.run) if settings.run else None
+    if stored and given and stored.hash() != given.hash():
+        raise PierError(
+            f"{settings.folder} belongs to another run than {settings.run}: "
+            f"{config_changes(stored.canonical(), given.canonical())}",
+            "Choose another --data folder, or put run.toml back as it was: a run's configuration never changes.",
+        )
+    if not (stored or given or settings.peers):
+        raise PierError(
+            "this site does not know which run to be in",
+            "Found one with --run run.toml (pier-node init writes one), or join one with `PIER_TOKEN=… pier-node start "
+            "--peers ADDRESS`, or with the command that `pier-coordinator invite` prints. Or name its --data folder.",
+        )
+    return given or stored
+
+
+async def _ask_for_config(
+    peers: Iterable[str], transport: Transport, identity: Identity, token: Token | None
+) -> RunConfig:
+    carrier = make_carrier(transport, identity.node, b"", credentials(identity, token) if token else None)
+    try:
+        reply = await first_answer(carrier, peers, HelloRequest(protocol=PROTOCOL, site=Site(node=identity.node)))
+    finally:
+        await carrier.stop()
+    return from_canonical(reply.run_config)
+
+
+async def first_answer(carrier: SiteCarrier, addresses: Iterable[str], request: HelloRequest) -> HelloReply:
+    """Knock at addresses until one answers.
+
+    Raises:
+        PierError: all of them refuse this site, or none answers for PATIENCE seconds; with what each of them said.
+    """
+    loop = asyncio.get_running_loop()
+    deadline, told, problems = loop.time() + PATIENCE, False, [""]
+    while loop.time() < deadline:
+        losses: list[PeerLost] = []
+        for address in addresses:
+            try:
+                return await carrier.greet(address, request, GREETING)
+            except PeerLost as lost:
+                losses.append(lost)
+        problems = [_said(lost) for lost in losses]
+        if all(isinstance(lost, PeerRefused) for lost in losses):
+            raise PierError(
+                f"no peer lets this site in: {'; '.join(problems)}",
+                "Start it with the --token that the first site of the run printed, and with the same version of Pier.",
+            )
+        if not told:
+            log.warning("no peer answers yet, still trying: %s", "; ".join(problems))
+        told = True
+        await asyncio.sleep(1.0)
+    raise PierError(
+        f"no peer answered for {PATIENCE:.0f} s: {'; '.join(problems)}",
+        "Is a site running there, its port open, the token its own? `pier-node doctor` tells more.",
+    )
+
+
+def _said(lost: PeerLost) -> str:
+    return lost.reason if lost.reason.startswith(lost.node) else f"{lost.node}: {lost.reason}"
+
+
+class Reception:
+    """Says hello, both ways: keeps the roster complete, and spreads the news of who was put out.
+
+    Args:
+        convicted: who is put out for voting twice.
+        revoked: None: the run has no coordinator, and nobody can be revoked.
+    """
+
+    def __init__(
+        self,
+        carrier: SiteCarrier,
+        roster: Roster,
+        config: RunConfig,
+        me: Callable[[], Site],
+        convicted: Convicted,
+        revoked: Revoked | None = None,
+    ) -> None:
+        self._carrier, self._roster, self._config, self._me = carrier, roster, config, me
+        self._convicted, self._revoked = convicted, revoked
+        self._silent: dict[str, PeerLost] = {}  # why, by address
+        self._told: set[str] = set()  # addresses of whose silence people have heard
+
+    async def answer(self, sender: str, request: HelloRequest) -> HelloReply:
+        """Let a site in, or tell it why not."""
+        if request.protocol != PROTOCOL:
+            raise BadMessage(f"protocol {request.protocol} here is {PROTOCOL}: use the same version of Pier everywhere")
+        if request.run_hash and request.run_hash != self._config.hash():
+            raise BadMessage(f"this is run {self._config.hash().hex()[:8]}, not {request.run_hash.hex()[:8]}")
+        if request.site.node == sender and request.site.address:
+            self._roster.add(request.site)
+        return HelloReply(
+            protocol=PROTOCOL,
+            run_hash=self._config.hash(),
+            run_config=self._config.canonical(),
+            site=self._me(),
+            roster=[self._me(), *(site for site in self._roster.known() if site.signature)],
+            revocations=self._revoked.newest if self._revoked else None,
+            double_votes=self._convicted.proven,
+        )
+
+    async def introduce(self, addresses: Iterable[str]) -> int:
+        """Say hello at addresses, and to those that are news in the rosters there; returns how many answered."""
+        waiting, tried, answered, some = {*addresses}, {self._me().address}, 0, asyncio.Semaphore(GREETINGS)
+        while new := waiting - tried:
+            tried |= new
+            replies = await asyncio.gather(*(self._greeted(address, some) for address in sorted(new)))
+            there = [reply for reply in replies if reply]
+            answered, waiting = answered + len(there), set()
+            for reply in there:
+                if reply.site.address:
+                    self._roster.add(reply.site)
+            for reply in there:
+                waiting |= {site.address for site in self._roster.hear(reply.roster, reply.site.node)}
+        self._tell_of_silence(tried)
+        return answered
+
+    def _tell_of_silence(self, tried: set[str]) -> None:
+        """Once of each, but for those that the roster knows by now: it says so itself when they do not answer."""
+        contacts = self._roster.contacts.items()
+        known = {contact.site.address for node, contact in contacts if not self._roster.alive(node)}
+        self._silent = {address: lost for address, lost in self._silent.items() if address in tried}
+        self._told &= self._silent.keys()
+        for address in sorted(self._silent.keys() - self._told - known):
+            log.info("no hello from %s", _said(self._silent[address]))
+            self._told.add(address)
+
+    async def _greeted(self, address: str, some: asyncio.Semaphore) -> HelloReply | None:
+        """The answer of one; those who are silent must not delay the others."""
+        request = HelloRequest(protocol=PROTOCOL, run_hash=self._config.hash(), site=self._me())
+        try:
+            async with some:
+                reply = await self._carrier.greet(address, request, GREETING)
+        except PeerLost as lost:
+            self._silent[address] = lost
+            return None
+        self._silent.pop(address, None)
+        if self._revoked:
+            self._revoked.take(reply.revocations)
+        try:
+            self._convicted.take(reply.double_votes)
+        except BadMessage as bad:
+            log.warning("%s passes on a double vote that proves nothing: %s", address, bad)
+        return reply
+
+
+def free_slot(roster: Roster, slots: int) -> int:
+    """The lowest part of the training data that no known site has; parts are shared once all are taken."""
+    taken = {contact.site.slot for contact in roster.contacts.values()}
+    return next((slot for slot in range(slots) if slot not in taken), len(taken) % slots)

@@ -1,0 +1,147 @@
+"""The journal: what binds a site across a crash (rounds/commitments.py), in one file that is replaced as a whole.
+
+Because promise, vote, votes in hand and the last committed round are written together, none of them can come back to
+the disk without the others. Of pairs it keeps what gossip/pair_commit.py says.
+"""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+from typing import Any
+
+from google.protobuf.json_format import ParseDict
+
+from pier.v1.peer_pb2 import Ballot, Value
+from pier_node.base.durable import Torn, read_sealed, replace, seal
+from pier_node.base.errors import PierError
+from pier_node.gossip.pair_commit import Doubt, Records
+from pier_node.rounds.commitments import BallotName, Cast, Commitments, Gift
+
+log = logging.getLogger(__name__)
+
+
+class Journal:
+    """The Commitments of one site in one file, each replaced by the next."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+
+    def load(self, round: int, node: str) -> Commitments:
+        """What binds the site `node`, whose disk holds the state of `round`.
+
+        A damaged journal may have held a vote that others count on: the site then takes the coming round from them.
+        """
+        if not self._path.exists():
+            return Commitments.fresh(round, node)
+        fields = _read(self._path)
+        if fields is None:
+            log.error(
+                "this site cannot know what it voted for in round %d: it decides nothing until others have committed "
+                "that round. If it is certain that no other site has, stop all sites and remove %s",
+                *(round + 1, self._path),
+            )
+            forgotten = Commitments.fresh(round + 1, node)
+            self.keep(forgotten)
+            return forgotten
+        if "committed" not in fields:
+            fields = self._of_old_files(fields, round, node)
+        return _commitments(fields).settled(round, node)
+
+    def keep(self, commitments: Commitments) -> None:
+        """Return once they would survive a power cut. Raises PierError: they cannot be written, and must not count."""
+        _write(self._path, _fields(commitments), f"commitments after round {commitments.committed}")
+
+    def _of_old_files(self, vote: dict[str, Any], round: int, node: str) -> dict[str, Any]:
+        """From the three files of earlier versions: the vote, the promise, and the votes in this site's hand."""
+        folder = self._path.parent
+        promise = _read(folder / "journal-promise.json") or {"round": 0, "number": 0, "keeper": ""}
+        hand = _read(folder / "votes.json") or {"round": round, "votes": [node]}
+        committed = max(round, vote["round"] - 1, promise["round"] - 1, hand["round"])
+        found = _fields(Commitments.fresh(committed, node))
+        if hand["round"] == committed:
+            found["votes"] = hand["votes"]
+        if promise["round"] == committed + 1:
+            found["promised"] = [promise["number"], promise["keeper"]]
+        if vote["round"] == committed + 1:
+            value, ballot = ParseDict(vote["value"], Value()), [vote["ballot_number"], vote["ballot_keeper"]]
+            cast = Cast.of(Ballot(number=ballot[0], leader=ballot[1]), value)
+            found["vote"] = _vote_fields(cast)
+            found["promised"] = max(found["promised"], ballot)
+        return found
+
+
+def _fields(it: Commitments) -> dict[str, Any]:
+    return {
+        "committed": it.committed,
+        "votes": sorted(it.votes),
+        "gifts": [[gift.heir, sorted(gift.votes)] for gift in it.gifts],
+        "handovers": sorted(each.hex() for each in it.handovers),
+        "promised": list(it.promised),
+        "vote": _vote_fields(it.vote) if it.vote else None,
+    }
+
+
+def _vote_fields(vote: Cast) -> dict[str, Any]:
+    return {
+        "ballot": list(vote.ballot),
+        "origin": list(vote.origin),
+        "digest": vote.digest.hex(),
+        "members": list(vote.members),
+    }
+
+
+def _commitments(fields: dict[str, Any]) -> Commitments:
+    vote = None
+    if it := fields["vote"]:
+        vote = Cast(_ballot(it["ballot"]), _ballot(it["origin"]), bytes.fromhex(it["digest"]), tuple(it["members"]))
+    gifts = tuple(Gift(heir, frozenset(votes)) for heir, votes in fields["gifts"])
+    handovers = frozenset(map(bytes.fromhex, fields["handovers"]))
+    votes, promised = frozenset(fields["votes"]), _ballot(fields["promised"])
+    return Commitments(fields["committed"], votes, promised, vote, gifts, handovers)
+
+
+def _ballot(pair: list[Any]) -> BallotName:
+    number, leader = pair
+    return number, leader
+
+
+class PairJournal:
+    """Records of pairs in one file, each replaced by the next."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+
+    def load(self) -> Records:
+        """What was kept last; nothing when the file is damaged, which is logged."""
+        fields = _read(self._path) or {"partners": [], "doubts": []}
+        doubts = [
+            Doubt(number, node, bytes.fromhex(name), bytes.fromhex(it)) for number, node, name, it in fields["doubts"]
+        ]
+        return Records(dict(fields["partners"]), {doubt.round: doubt for doubt in doubts})
+
+    def keep(self, records: Records) -> None:
+        """Return once they would survive a power cut. Raises PierError: they cannot be written."""
+        doubts = [[it.round, it.decider, it.meeting.hex(), it.digest.hex()] for it in records.doubts.values()]
+        fields = {"partners": [[number, node] for number, node in records.partners.items()], "doubts": doubts}
+        _write(self._path, fields, "records of pairs")
+
+
+def _write(path: Path, fields: dict[str, Any], what: str) -> None:
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        replace(path, seal(fields))
+    except OSError as error:
+        problem = f"{path}: cannot write down the {what}: {error.strerror}"
+        raise PierError(problem, "Free some space there or give another --data folder.") from error
+
+
+def _read(path: Path) -> dict[str, Any] | None:
+    """The fields of a file; None when there is none, or when it is damaged, which is logged."""
+    if not path.exists():
+        return None
+    try:
+        return read_sealed(path)
+    except Torn as problem:
+        log.warning("%s: %s: what it held is forgotten", path, problem)
+        return None

@@ -1,0 +1,133 @@
+"""Stopping politely: a site that goes hands its votes to one that stays, so that the others still have a majority.
+
+A vote is in one hand at a time, durably: the giver forgets it before it gives it, the heir remembers it before it
+answers. When the answer gets lost nobody knows whose it is: it counts where both are present
+(rounds/handovers.py), until the next committed round gives every member one vote of its own.
+
+The end of a run at a site: stay until nobody alive needs its last state any more, then say who will need it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from contextlib import suppress
+
+from pier.v1.peer_pb2 import Ack, Handover, LeaveRequest, Phase, Pulse
+from pier_node.base.errors import PierError
+from pier_node.config.run import RunConfig
+from pier_node.outer.schedule import total_rounds
+from pier_node.rounds.handovers import received
+from pier_node.rounds.member import Rounds
+from pier_node.rounds.roster import Roster
+from pier_node.wire.carrier import LEAVE, BadMessage, Carrier, PeerLost
+
+TIMEOUT = 5.0
+"""Seconds that a peer may take to answer a goodbye."""
+
+log = logging.getLogger(__name__)
+
+
+class Leave:
+    """Takes the votes of sites that stop, and hands over this one's.
+
+    Args:
+        rounds: None: this run has no votes, because its sites meet in pairs.
+    """
+
+    def __init__(self, carrier: Carrier, roster: Roster, rounds: Rounds | None) -> None:
+        self._carrier, self._roster, self._rounds = carrier, roster, rounds
+        self._leaving = False
+        carrier.serve(LEAVE, self._take)
+
+    async def leave(self) -> None:
+        """Hand all votes to the first live peer that takes them, and tell the others not to wait."""
+        self._leaving = True
+        others = [node for node in self._roster.participants() if node != self._carrier.node]
+        for heir in others:
+            if self._rounds is None or await self._hand_to(heir, self._rounds):
+                break
+        for node in others:
+            try:
+                await self._carrier.call(node, LEAVE, LeaveRequest(node=self._carrier.node), TIMEOUT)
+            except PeerLost as lost:
+                log.info("could not say goodbye to %s: %s", node, lost.reason)
+
+    async def _hand_to(self, heir: str, rounds: Rounds) -> bool:
+        """Whether the search for an heir is over. What is signed cannot be taken back: so the heir is asked first."""
+        node, call = self._carrier.node, self._carrier.call
+        try:
+            await call(heir, LEAVE, LeaveRequest(node=node, asks=rounds.base), TIMEOUT)
+        except PeerLost as lost:
+            log.info("%s does not take this site's votes: %s", heir, lost.reason)
+            return False
+        try:
+            if await rounds.give_votes(heir):
+                await call(heir, LEAVE, LeaveRequest(node=node, handovers=rounds.handovers()), TIMEOUT)
+        except PierError as error:
+            log.warning("%s: this site keeps its votes", error.problem)
+        except PeerLost as lost:
+            log.warning("%s may or may not have this site's votes: %s", heir, lost.reason)
+        return True
+
+    async def _take(self, sender: str, request: LeaveRequest) -> Ack:
+        rounds = self._rounds
+        if rounds and request.asks:
+            state = rounds.state
+            if self._leaving:
+                raise BadMessage("it is stopping itself")
+            if request.asks != rounds.base or sender not in state.members or rounds.promises.lost:
+                raise BadMessage(f"it is at round {state.round}, and has other members")
+            return Ack()
+        if rounds and request.handovers:
+            await self._inherit(sender, request, rounds)
+        self._roster.farewell(sender)
+        return Ack()
+
+    async def _inherit(self, sender: str, request: LeaveRequest, rounds: Rounds) -> None:
+        """Raises BadMessage: the votes are of another round, or not this site's to take."""
+        state, read, node = rounds.state, rounds.statements.read, self._carrier.node
+        if sender not in state.members:
+            raise BadMessage(f"it is at round {state.round}, and has other members")
+        told = {it.statement: read(Handover, it) for it in request.handovers}
+        told = {statement: it for statement, it in told.items() if it.base == rounds.base}
+        gifts = [(it.number, written) for written, it in told.items() if (it.node, it.heir) == (sender, node)]
+        if not gifts:
+            raise BadMessage(f"it is at round {state.round}, and is given nothing")
+        _, written = max(gifts)
+        if rounds.promises.has_taken(written):
+            return
+        votes = received(told.values(), told[written])
+        try:
+            await rounds.take_votes(state.round, votes, request.handovers)
+        except ValueError as error:
+            raise BadMessage(f"it is at round {rounds.state.round}: {error}") from error
+        except PierError as error:
+            raise BadMessage(f"it cannot write them down: {error.problem}") from error
+
+
+LINGER = 120.0
+"""Seconds that a finished site waits for others that still need its last state."""
+
+
+async def linger(config: RunConfig, roster: Roster) -> None:
+    """Return once all live sites are done, or after LINGER seconds; say who is not."""
+    last, piped = total_rounds(config), config.pipeline.stages > 1
+
+    def unfinished(pulse: Pulse) -> bool:
+        return pulse.phase not in (Phase.PHASE_DONE, Phase.PHASE_LEAVING) if piped else pulse.round < last
+
+    def behind() -> list[str]:
+        pulses = {node: roster.pulse_of(node) for node in roster.contacts}
+        return sorted(node for node, pulse in pulses.items() if pulse is not None and unfinished(pulse))
+
+    with suppress(TimeoutError):
+        async with asyncio.timeout(LINGER):
+            await roster.changed.until(lambda: not any(map(roster.alive, behind())))
+    if left := behind():
+        names = ", ".join(map(roster.called, left))
+        log.warning(
+            "not finished: %s. Once started again, they need this site's last state: start it as well, with the same "
+            "command, and it hands it over",
+            names,
+        )

@@ -1,0 +1,188 @@
+"""What trains at a site, as its loop sees it: the workers (trainer/workers.py), or a double in a simulation.
+
+How many inner steps a site does before a round: all of them, fewer at a slow site, what is left at a late one.
+
+Sites of unequal speed arrive together when each does steps in proportion to its speed; the mean is weighted by tokens.
+
+The inner steps of a site as its loop sees them: what workers are told, and AdamW's moments between their jobs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection
+from functools import partial
+from typing import Any, Literal, Protocol
+
+from pier.v1.peer_pb2 import Pulse
+from pier_node.base.shared import SharedVector, Vector
+from pier_node.config.run import OuterSection, RunConfig
+from pier_node.outer.schedule import Kind, RoundPlan
+from pier_node.rounds.progress import Progress
+
+
+class Step(Protocol):
+    """What the workers say now and then during a job."""
+
+    @property
+    def step(self) -> int:
+        """The inner step that is done, counted from 0 over the run."""
+
+    @property
+    def loss(self) -> float:
+        """The site's training loss at that step."""
+
+    @property
+    def tokens(self) -> int:
+        """Tokens of the job so far."""
+
+    @property
+    def seconds(self) -> float:
+        """Seconds of the job so far."""
+
+
+class Report(Protocol):
+    """What the workers say of a finished job."""
+
+    @property
+    def tokens(self) -> int:
+        """Tokens trained on."""
+
+    @property
+    def seconds(self) -> float:
+        """Seconds that it took."""
+
+    @property
+    def adam_step(self) -> int:
+        """AdamW steps behind the published moments."""
+
+
+class Trainer(Protocol):
+    """The workers of this site: see trainer/workers.py."""
+
+    outbox: SharedVector
+    adam_m: SharedVector
+    adam_v: SharedVector
+
+    async def run(
+        self,
+        first_step: int,
+        steps: int,
+        sequences: int,
+        payload: Literal["weights", "gradient"],
+        load: SharedVector,
+        adam_step: int | None = None,
+        on_progress: Callable[[Any], None] | None = None,
+    ) -> Report:
+        """Train from the weights in `load`, publish into `outbox`; with `adam_step`, load the moments first."""
+
+    async def evaluate(self, weights: SharedVector) -> float:
+        """Validation loss of these weights, nats a token."""
+
+
+ALIKE = 0.85
+"""Sites that have this part of the fastest one's speed do all steps: less is noise."""
+LEAST = 1 / 8
+"""The part of the steps that even the slowest site does: a site that learns nothing costs more than it brings."""
+
+
+def steps_worth_doing(
+    plan: RoundPlan, outer: OuterSection, progress: Progress, others: Collection[Pulse], late: bool
+) -> int:
+    """Inner steps to do before the round of `plan`.
+
+    Args:
+        progress: of this site. Steps that it did already were offered to a round which is not decided: what that round
+            takes of ours must be all that we have.
+        others: the pulses of the other participants.
+        late: this site has just caught up, and does as many steps as the furthest of the others has left.
+    """
+    if plan.kind in (Kind.SOLO, Kind.SYNC):
+        return plan.steps
+    done = progress.inner_step - plan.first_step
+    if late:
+        done = max(done, *(pulse.inner_step - plan.first_step for pulse in others), 0)
+    share = pace(progress.tokens_per_second, others) if outer.adaptive_steps else 1.0
+    return min(max(plan.steps - done, 0), max(int(share * plan.steps), 1))  # rather early than late
+
+
+def pace(speed: float, others: Collection[Pulse]) -> float:
+    """This site's speed as a part of the fastest one's, from LEAST to 1; 1 as long as it is not known.
+
+    Args:
+        speed: of this site, tokens a second.
+    """
+    fastest = max((pulse.tokens_per_second for pulse in others), default=0.0)
+    if not speed or not fastest or speed >= ALIKE * fastest:
+        return 1.0
+    return max(speed / fastest, LEAST)
+
+
+class InnerSteps:
+    """Has the workers train, and keeps account of it in `progress`.
+
+    Attributes:
+        adam_step: AdamW steps behind the moments; 0: there are none yet.
+        resting: workers are between jobs, so that nobody writes what they publish.
+    """
+
+    def __init__(self, config: RunConfig, trainer: Trainer, progress: Progress) -> None:
+        self._config, self._trainer, self._progress = config, trainer, progress
+        self.adam_step = 0
+        self.resting = True
+        self._load_moments = False
+
+    @property
+    def weights(self) -> Vector:
+        """What the last job has published: weights, or a mean gradient; shape [parameters]."""
+        return self._trainer.outbox.array
+
+    @property
+    def moments(self) -> tuple[SharedVector, SharedVector]:
+        """AdamW's m and v as the last job has published them."""
+        return self._trainer.adam_m, self._trainer.adam_v
+
+    async def train(self, plan: RoundPlan, steps: int, start: SharedVector) -> int:
+        """Do the last `steps` of a round's inner steps from the weights in `start`. Returns the tokens trained on."""
+        progress, synchronous = self._progress, plan.kind is Kind.SYNC
+        before = progress.tokens
+        self.resting = False  # and so it stays when this is cut off
+        report = await self._trainer.run(
+            first_step=plan.first_step + plan.steps - steps,
+            steps=steps,
+            sequences=self._config.inner.batch_size * (self._config.run.sites if plan.kind is Kind.SOLO else 1),
+            payload="gradient" if synchronous else "weights",
+            load=start,
+            adam_step=self.adam_step if self._load_moments else None,
+            on_progress=partial(self._stepped, before),
+        )
+        self.resting = True
+        if not synchronous:
+            self._load_moments, self.adam_step = False, report.adam_step
+        progress.tokens = before + report.tokens
+        progress.compute += report.seconds
+        progress.inner_step = plan.first_step + plan.steps
+        return report.tokens
+
+    async def evaluate(self, anchor: SharedVector) -> float:
+        """Validation loss of these weights, nats a token."""
+        return await self._trainer.evaluate(anchor)
+
+    def take_moments(self, adam_m: SharedVector | None, adam_v: SharedVector | None, adam_step: int) -> None:
+        """Go on with these moments of AdamW, if there are any."""
+        if adam_m is None or adam_v is None:
+            return
+        self._trainer.adam_m.array[:] = adam_m.array
+        self._trainer.adam_v.array[:] = adam_v.array
+        self.adam_step, self._load_moments = adam_step, True
+
+    def forget_moments(self) -> None:
+        """Go on as if nothing had been trained."""
+        for vector in self.moments:
+            vector.array.fill(0)
+        self.adam_step, self._load_moments = 0, True
+
+    def _stepped(self, tokens_before: int, step: Step) -> None:
+        progress = self._progress
+        progress.inner_step, progress.loss = step.step + 1, step.loss
+        progress.tokens = tokens_before + step.tokens
+        progress.tokens_per_second = step.tokens / step.seconds if step.seconds > 0 else 0.0

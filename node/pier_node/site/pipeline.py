@@ -1,0 +1,232 @@
+"""Puts a pipeline's site together, as site/daemon.py does it for a replica of the whole model.
+
+The thread that computes: one thing after the other, and nobody waits for ever for it when the site ends.
+
+Threads of Python's own pools are joined when the process ends: one that hangs in a device's driver would keep it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import math
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Executor, Future
+from contextlib import AsyncExitStack, suppress
+from dataclasses import dataclass
+from functools import cached_property, partial
+from queue import Empty, SimpleQueue
+from threading import Thread
+from typing import Any, ParamSpec, TypeVar
+
+import torch
+
+from pier.v1.peer_pb2 import DoubleVote, Link, Phase
+from pier_node.config.run import RunConfig
+from pier_node.outer.state import OuterState
+from pier_node.pipeline import vote_state
+from pier_node.pipeline.context import Rows, Tools
+from pier_node.pipeline.paths_file import PATHS_FILE, LatestPaths
+from pier_node.pipeline.stage_state import StageState
+from pier_node.rounds.catch_up import Arrival
+from pier_node.rounds.certificate import alone
+from pier_node.rounds.checkpoint import Checkpoint, CheckpointStore
+from pier_node.rounds.fetch import SILENCE, fetch_state
+from pier_node.rounds.folder import SiteRecord
+from pier_node.rounds.member import Rounds
+from pier_node.rounds.proofs import Proofs
+from pier_node.rounds.roster import Roster
+from pier_node.rounds.statements import Statements
+from pier_node.site.archive import Archive
+from pier_node.site.bootstrap import first_trust
+from pier_node.site.member import Footing, rounds_of_all
+from pier_node.site.orders import Orders
+from pier_node.site.pipeline_training import PipelineTraining, lines
+from pier_node.site.report import Reporter
+from pier_node.site.settings import Settings
+from pier_node.trainer import devices
+from pier_node.trainer.data.corpus import open_corpus
+from pier_node.trainer.data.site_data import SiteData
+from pier_node.trainer.data.tokens import check_vocab
+from pier_node.trainer.data.windows import Windows
+from pier_node.wire.carrier import Carrier, PeerLost
+
+P = ParamSpec("P")
+T = TypeVar("T")
+PATIENCE = 5.0
+"""Seconds for what is being computed when the site ends."""
+
+
+class ComputeThread(Executor):
+    """One thread."""
+
+    def __init__(self) -> None:
+        self._tasks: SimpleQueue[tuple[Future[Any], Callable[[], Any]] | None] = SimpleQueue()
+        self._thread = Thread(target=self._run, name="stage", daemon=True)
+        self._thread.start()
+
+    def submit(self, fn: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> Future[T]:
+        """Have it done after what was submitted before."""
+        future: Future[T] = Future()
+        self._tasks.put((future, partial(fn, *args, **kwargs)))
+        return future
+
+    def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
+        """End after what was submitted, or was begun; `wait` for that, PATIENCE at most."""
+        with suppress(Empty):
+            while cancel_futures:
+                if task := self._tasks.get_nowait():
+                    task[0].cancel()
+        self._tasks.put(None)
+        if wait:
+            self._thread.join(PATIENCE)
+
+    def _run(self) -> None:
+        while task := self._tasks.get():
+            _do(*task)
+            del task  # what it held is not kept until there is another one
+
+
+def _do(future: Future[Any], work: Callable[[], Any]) -> None:
+    if future.set_running_or_notify_cancel():
+        try:
+            future.set_result(work())
+        except BaseException as error:
+            future.set_exception(error)
+
+
+TALLIES = "tallies"
+"""Folder of the checkpoints of the run's state; that of the joined model is where others have theirs."""
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Ground:
+    """What a site has before it has a stage.
+
+    Attributes:
+        committed: told of each round that was committed here, and of the bytes a second to other sites.
+    """
+
+    config: RunConfig
+    settings: Settings
+    carrier: Carrier
+    statements: Statements
+    roster: Roster
+    reporter: Reporter
+    record: SiteRecord
+    orders: Orders
+    committed: Callable[[OuterState, Mapping[str, float]], None]
+    proofs: Proofs
+    convict: Callable[[DoubleVote], None]
+
+
+class PipelineSite:
+    """A site of a pipeline; `rounds` decide about its iterations."""
+
+    def __init__(self, ground: Ground, state: OuterState, archive: Archive) -> None:
+        self._ground, self._archive = ground, archive
+        config, progress = ground.config, ground.reporter.progress
+        length = vote_state.length(config.pipeline.stages)
+        settings = ground.settings
+        of_run = ground.statements, settings.folder, ground.proofs, ground.convict
+        here = Footing(config, ground.carrier, ground.roster, *of_run, settings.faults)
+        self.rounds: Rounds = rounds_of_all(here, self._keep, length, state)
+        shape = (config.inner.batch_size, config.model.context, config.model.dim)
+        self._thread = ComputeThread()
+        memory = config.pipeline.memory
+        own = self._thread, self._rows, memory, shape, ground.settings.faults, lambda: self._windows
+        tools = Tools(ground.carrier, ground.roster, *own)
+        stage_state, device = StageState(ground.settings.folder, config), devices.pick(0)
+        self._tensor_bytes = math.prod(shape) * (2 if devices.uses_bf16(device, config.inner.precision) else 4)
+        self._pace = tools.pace
+        paths = LatestPaths(ground.settings.folder / PATHS_FILE)
+        ends = self._committed, self._ended, paths.planned
+        self.training = PipelineTraining(
+            config, self.rounds, stage_state, tools, progress, device, *ends, ground.orders
+        )
+        ground.reporter.rounds, ground.reporter.place = self.rounds, self.training.place
+        ground.reporter.paths, ground.reporter.wanted = (lambda: paths.message), (lambda: ground.orders.stage)
+
+    async def close(self) -> None:
+        """End what computes: at most one task is finished before, if it ends soon."""
+        await asyncio.to_thread(self._thread.shutdown, cancel_futures=True)
+
+    async def _keep(self, state: OuterState) -> None:
+        await asyncio.to_thread(self._archive.save, at_rest(state, self._ground.reporter.progress.tokens))
+
+    async def _committed(self, state: OuterState) -> None:
+        ground = self._ground
+        self._archive.note(state)
+        ground.roster.keep(state.members)
+        ground.committed(state, lines(self._pace.transfers(), ground.roster.round_trips(), self._tensor_bytes))
+        now = vote_state.standing(state)
+        log.info("round %d: step %d, loss %.4f, %d sites", state.round, now.steps, now.loss, len(state.members))
+
+    async def _ended(self, model: Checkpoint) -> None:
+        store = CheckpointStore(self._ground.settings.folder / "checkpoints", self._ground.config.hash())
+        await asyncio.to_thread(store.save, model)
+
+    def _rows(self, step: int, place: int) -> Rows:
+        size = self._ground.config.inner.batch_size
+        inputs, targets = self._windows.rows(step, place * size, size)
+        return torch.from_numpy(inputs), torch.from_numpy(targets)
+
+    @cached_property
+    def _windows(self) -> Windows:
+        """The site's part of the data; only sites of stage 0 ever look."""
+        ground, config = self._ground, self._ground.config
+        settings = ground.settings
+        data = SiteData.of(config, ground.record.slot, settings.data, settings.shared_data)
+        corpus = open_corpus(config.data, data.slot, data.slots, data.path, settings.folder / "cache")
+        check_vocab(corpus.vocab_size, config.model.vocab_size)
+        return Windows(corpus, config.model.context, config.run.seed, ground.carrier.node)
+
+
+async def prepare(ground: Ground, stack: AsyncExitStack) -> PipelineSite:
+    """From the disk, or else from the others. Raises PierError."""
+    config, reporter = ground.config, ground.reporter
+    devices.share_cores(1)
+
+    def status() -> dict[str, object]:
+        return reporter.status(ground.roster)
+
+    archive = Archive(ground.settings.folder, config.hash(), lambda _: None, status, TALLIES)
+    await ground.roster.settled()
+    proofs = ground.proofs
+    found = await archive.newest()
+    if found:
+        state, reporter.progress.tokens = found.state, found.tokens
+    elif ground.record.founder:
+        state = vote_state.beginning(config.pipeline.stages, ground.carrier.node)
+        await asyncio.to_thread(proofs.add, [alone(state, b"", ground.statements)])
+    else:
+        reporter.progress.phase = Phase.PHASE_CATCHING_UP
+        state, proof = await _from_peers(ground)
+        await asyncio.to_thread(proofs.add, proof)
+    ground.roster.keep(state.members)
+    await asyncio.to_thread(archive.save, at_rest(state, reporter.progress.tokens))
+    site = PipelineSite(ground, state, archive)
+    stack.push_async_callback(site.close)
+    return site
+
+
+async def _from_peers(ground: Ground) -> tuple[OuterState, Sequence[Link]]:
+    """The state of the run, as soon as anybody has one, and the proof of it."""
+    carrier, roster, length = ground.carrier, ground.roster, vote_state.length(ground.config.pipeline.stages)
+    while True:
+        peers = [node for node in roster.ahead(-1) if (pulse := roster.pulse_of(node)) and pulse.digest]
+        try:
+            if peers:
+                trust = first_trust(ground.settings.trust, ground.record.founded_by, ground.statements)
+                got = await fetch_state(carrier, peers, length=length, timeout=SILENCE, trust=trust, progress=Arrival())
+                return got.state, got.proof
+        except PeerLost as lost:
+            log.warning("cannot fetch the run's state yet: %s", lost.reason)
+        await roster.changed.wait(1.0)
+
+
+def at_rest(state: OuterState, tokens: int) -> Checkpoint:
+    """The state of a run as a checkpoint, at a site that has trained on so many tokens."""
+    return Checkpoint(state, None, None, 0, vote_state.standing(state).steps, tokens, None, ())

@@ -1,0 +1,357 @@
+"""A site's way through a pipelined run: a plan, an attempt, a round that decides whether it counts, and so on.
+
+A sibling of training.py. The round (rounds/member.py) makes an iteration atomic: either all sites of the plan
+take the step that they have worked out and kept, or nobody does, and the next round tries again without whoever failed.
+
+What the rounds of a pipeline took a site and brought, booked as the page, `status` and the metrics add sites up.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import math
+from collections.abc import Awaitable, Callable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+
+import torch
+
+from pier.v1.peer_pb2 import Phase, Place
+from pier_node.base.errors import PierError
+from pier_node.base.tasks import Signal
+from pier_node.config.run import RunConfig
+from pier_node.outer.state import OuterState
+from pier_node.outer.times import Spans, Times
+from pier_node.outer.update import Update
+from pier_node.pipeline import vote_state
+from pier_node.pipeline.attempt import Attempt, Worth
+from pier_node.pipeline.context import Tools, holders
+from pier_node.pipeline.dispatch import Dispatch, States
+from pier_node.pipeline.iteration_plan import Plan
+from pier_node.pipeline.joining import joined
+from pier_node.pipeline.joint import Diverged, Joint
+from pier_node.pipeline.outer_step import step_of
+from pier_node.pipeline.planner import Planner, Search, Told
+from pier_node.pipeline.replica_round import Met, ReplicaRound
+from pier_node.pipeline.routing import Routing
+from pier_node.pipeline.search_process import search_apart
+from pier_node.pipeline.stage import Stage
+from pier_node.pipeline.stage_state import StageState
+from pier_node.pipeline.vote_state import Turn, turn_of
+from pier_node.rounds.catch_up import CatchUp
+from pier_node.rounds.checkpoint import Checkpoint
+from pier_node.rounds.member import Rounds
+from pier_node.rounds.progress import Progress
+from pier_node.rounds.suspects import Behind, Suspicion
+from pier_node.site.orders import Orders
+from pier_node.wire.carrier import PeerLost
+
+CLEAR = 4
+"""A transfer that takes so many times as long as an empty message says how fast its line is."""
+
+
+@dataclass
+class Account:
+    """One site's, in its progress; `each`: tokens of a microbatch."""
+
+    progress: Progress
+    node: str
+    each: int
+
+    def book(self, seconds: float, spans: Spans | None, plan: Plan | None) -> None:
+        """A round has taken so long.
+
+        Args:
+            spans: of this site's attempt in it; None: it made none.
+            plan: of the attempt, if it counted; otherwise all that was done for it was in vain.
+        """
+        progress, compute, exchange, lost = self.progress, 0.0, 0.0, 0.0
+        if spans and plan is None:
+            lost = seconds
+        elif spans:
+            compute, exchange = spans.computing + spans.step, spans.average
+        progress.compute += compute
+        progress.waited += seconds - compute
+        progress.times = Times(max(seconds - compute - exchange - lost, 0.0), exchange, lost)
+        progress.steps = 1 if plan and not plan.message.meet else 0
+        if plan and progress.steps:
+            tokens = share(plan, self.node, self.each)
+            progress.tokens += tokens
+            progress.tokens_per_second = tokens / seconds if seconds else 0.0
+
+
+def share(plan: Plan, node: str, each: int) -> int:
+    """A site's part of the tokens of an iteration: the sites on a microbatch's path have equal parts of it."""
+    return round(sum(each / plan.length(microbatch) for microbatch in plan.visitors(node)))
+
+
+def lines(transfers: Mapping[str, float], round_trips: Mapping[str, float], size: int) -> dict[str, float]:
+    """Bytes a second to other sites, by node, of the lines whose transfers say it.
+
+    Args:
+        transfers: seconds for a tensor of `size` bytes; round_trips: for an empty message and its answer.
+    """
+    known = {node: seconds for node, seconds in transfers.items() if node in round_trips}
+    return {node: size / seconds for node, seconds in known.items() if seconds > CLEAR * round_trips[node]}
+
+
+REPLICAS = 10.0
+"""Seconds to wait until a replica of our stage says that it has the version that counts."""
+
+log = logging.getLogger(__name__)
+
+Committed = Callable[[OuterState], Awaitable[None]]
+
+
+class PipelineTraining:
+    """The loop of a site, from the state that `rounds` holds to the end of the run.
+
+    Args:
+        on_commit: awaited after each round with the state of the run.
+        on_end: awaited at the sites of stage 0 with the joined model, as a checkpoint.
+        on_plan: told of new paths, if this site plans them; `search` finds them.
+        orders: of the run's operator.
+    """
+
+    def __init__(
+        self,
+        config: RunConfig,
+        rounds: Rounds,
+        stage_state: StageState,
+        tools: Tools,
+        progress: Progress,
+        device: torch.device,
+        on_commit: Committed,
+        on_end: Callable[[Checkpoint], Awaitable[None]],
+        on_plan: Told,
+        orders: Orders,
+        search: Search = search_apart,
+    ) -> None:
+        self._config, self._rounds, self._stage_state, self._tools = config, rounds, stage_state, tools
+        self._roster, self._carrier, self.progress, self._device = tools.roster, tools.carrier, progress, device
+        self._on_commit, self._on_end, self._orders = on_commit, on_end, orders
+        self._stage: Stage | None = None
+        self._attempt: Joint[Worth | Met] | None = None
+        self._tried: Plan | None = None
+        self._version, self._begun_last = 0, b""
+        self._account = Account(progress, self._carrier.node, config.inner.batch_size * config.model.context)
+        self._news, stages = Signal(), config.pipeline.stages
+        self._planner = Planner(config.pipeline, config.run.seed, on_plan, search)
+        run = rounds.coming, self._standing, lambda: self._turn() is Turn.MEET, self._news
+        self._routing = Routing(self._carrier, self._roster, self._planner, stage_state, stages, *run)
+        under_way, over = (lambda: self._attempt), lambda: self._rounds.state.round
+        Dispatch(self._carrier, rounds.streams.take, under_way, lambda: self._begun_last, over, self._news)
+        States(
+            self._carrier,
+            rounds.offer,
+            lambda: (stage_state.stage, stage_state.state),
+            stage_state.moments,
+            rounds.prove,
+        )
+        self._catch_up = CatchUp(self._carrier, self._roster, tools.faults, vote_state.length(stages))
+
+    def place(self) -> Place | None:
+        """What this site is to the pipeline, for its pulse."""
+        stage_state, pace = self._stage_state, self._tools.pace
+        if stage_state.stage is None:
+            return None
+        times = {kind: pace[kind] for kind in ("forward", "backward", "loss")}
+        memory, counts = self._config.pipeline.memory, self._standing().versions[stage_state.stage]
+        return Place(
+            stage=stage_state.stage,
+            version=stage_state.version_of(counts),
+            memory=memory,
+            working=self._attempt is not None,
+            transfer=pace.transfers(),
+            round_trip=self._roster.round_trips(),
+            **times,
+        )
+
+    async def run(self) -> None:
+        """Train to the end of the run. Raises PierError when it cannot go on."""
+        try:
+            await self._train()
+        finally:
+            await self._planner.searching.close()
+
+    async def _train(self) -> None:
+        self._tell_progress()
+        self.progress.phase = Phase.PHASE_CATCHING_UP
+        await asyncio.to_thread(self._stage_state.own.resume, self._rounds.state.round)
+        while self._turn():
+            if self._orders.paused:
+                await self._orders.resumed(self.progress, self._roster)
+            elif self._tools.stuck:
+                await self._tools.freed(self.progress)
+            elif self._rounds.sources():
+                await self._fetch()
+            else:
+                await self._align()
+                await self._round()
+        await self._align()
+        if self._stage_state.stage == 0:
+            await self._on_end(await joined(self._config, self._rounds.state, self._stage_state, self._tools))
+        self.progress.phase = Phase.PHASE_DONE
+
+    def _standing(self) -> vote_state.Standing:
+        return vote_state.standing(self._rounds.state)
+
+    def _turn(self) -> Turn | None:
+        return turn_of(self._config, self._standing())
+
+    # --- one round -------------------------------------------------------------------------------
+
+    async def _round(self) -> None:
+        rounds, progress = self._rounds, self.progress
+        progress.training_for, progress.phase = rounds.coming(), Phase.PHASE_TRAINING
+        self._tried, self._version, began = None, 0, asyncio.get_running_loop().time()
+        update = await self._work()
+        worked = asyncio.get_running_loop().time()
+        progress.phase, rounds.sites = Phase.PHASE_WAITING, 1 if rounds.state.round else self._config.run.sites
+        try:
+            state = await rounds.commit(update, vote_state.advance)
+        except Behind:
+            ended = asyncio.get_running_loop().time()
+            await self._fetch()
+            self._book(began, worked, ended)
+        else:
+            self._book(began, worked, asyncio.get_running_loop().time())
+            await self._settle()
+            await self._on_commit(state)
+            await self._tools.faults.reach(state.round, "saved")
+
+    def _book(self, began: float, worked: float, ended: float) -> None:
+        """A round is decided, and known here."""
+        tried, counted = self._tried, self._version and self._version == self._standing().counted
+        self.progress.round_time = ended - worked
+        self._account.book(ended - began, self.progress.spans if tried else None, tried if counted else None)
+
+    async def _work(self) -> Update:
+        """Take part in an attempt; what this site brings to the round."""
+        stages, least = self._config.pipeline.stages, 1 if self._dealt else self._config.run.sites
+        plan = await self._routing.plan(least, lambda: bool(self._rounds.sources()) or self._orders.paused)
+        if plan is None:
+            return vote_state.not_ready(stages)
+        if self._carrier.node not in plan.stages:
+            await self._routing.over(plan, lambda: bool(self._rounds.sources()))
+            return vote_state.not_ready(stages)
+        apart = self._turn() is Turn.APART
+        try:
+            worth = await self._attempted(plan, apart)
+        except Diverged as diverged:
+            raise PierError(
+                f"step {plan.message.step + 1}: training diverged: {diverged.reason}",
+                "Found a new run with a lower inner.lr; this one's last checkpoint is as it was.",
+            ) from diverged
+        except Suspicion as suspicion:
+            log.warning("round %d: step %d is tried again: %s", plan.round, plan.message.step + 1, suspicion)
+            self._routing.suspect = suspicion.node
+            return vote_state.not_ready(stages)
+        began = asyncio.get_running_loop().time()
+        self._version = await asyncio.to_thread(self._keep, plan, worth, apart)
+        if self.progress.spans:
+            self.progress.spans.step = asyncio.get_running_loop().time() - began
+        await self._tools.faults.reach(plan.round, "prepared")
+        return vote_state.ready(plan, worth.total, stages, apart)
+
+    @property
+    def _dealt(self) -> bool:
+        """Whether any site was given a stage yet, as far as one knows: rounds may be empty before, of a pause."""
+        places = any(it.HasField("place") for it in self._roster.pulses().values())
+        return places or self._stage_state.stage is not None or any(self._standing().versions)
+
+    async def _attempted(self, plan: Plan, apart: bool) -> Worth | Met:
+        attempt = self._attempt = self._begun(plan, await self._built(), apart)
+        self._begun_last, self._tried = plan.name, plan
+        self._news.notify()
+        self.progress.spans = attempt.spans
+        try:
+            await self._tools.faults.reach(plan.round, "routed")
+            return await attempt.run()
+        finally:
+            self._attempt = None
+
+    def _begun(self, plan: Plan, stage: Stage, apart: bool) -> Joint[Worth | Met]:
+        if not plan.message.meet:
+            return Attempt(self._tools, plan, stage, apart)
+        step = step_of(self._config.outer, plan.message.step / self._config.inner.total_steps)
+        return ReplicaRound(self._tools, plan, self._stage_state, step)
+
+    async def _built(self) -> Stage:
+        """The stage at work, with the weights of its state."""
+        if self._stage is None and (number := self._stage_state.stage) is not None:
+            await self._tools.prepare(number)
+            stage = await self._tools.compute(lambda: Stage(self._config, number, self._device))
+            await self._load_into(stage)
+            self._stage = stage
+        assert self._stage
+        return self._stage
+
+    async def _load(self) -> None:
+        """The weights of its state, if the stage is built; where that does not end it is built anew."""
+        if stage := self._stage:
+            self._stage = None
+            with suppress(Suspicion):
+                await self._load_into(stage)
+                self._stage = stage
+
+    async def _load_into(self, stage: Stage) -> None:
+        if self._stage_state.state:
+            weights = torch.from_numpy(self._stage_state.working.anchor)
+            await self._tools.compute(lambda: stage.load(weights))
+
+    def _keep(self, plan: Plan, worth: Worth | Met, apart: bool) -> int:
+        """Keep the step that this site would take, before it says that it is ready; its version. Blocks."""
+        stage_state, mine, step = self._stage_state, plan.weights[self._carrier.node], plan.message.step
+        version = vote_state.version(plan.round, vote_state.tag_of(vote_state.name_of(plan, worth.total)))
+        if isinstance(worth, Met):
+            if worth.tensors:
+                stage_state.meet(worth.tensors, version)
+        elif apart and mine:
+            stage_state.step_apart(worth.gradient, worth.total, step, version, mine)
+        elif not apart and stage_state.stage in plan.visited:
+            stage_state.stepped(worth.gradient, worth.total, step, version)
+        return version
+
+    async def _settle(self) -> None:
+        """After a round: take the staged step if it counts."""
+        moved = await asyncio.to_thread(self._stage_state.settle, self._standing(), self._rounds.state.round)
+        if moved or (self._tried and self._tried.message.meet):  # what went astray is forgotten before an outer round
+            await self._load()
+        self._tell_progress()
+
+    def _tell_progress(self) -> None:
+        standing = self._standing()
+        self.progress.inner_step, self.progress.loss = standing.steps, standing.loss if standing.steps else math.nan
+
+    # --- left behind -----------------------------------------------------------------------------
+
+    async def _fetch(self) -> None:
+        """Go on from the newest state of the run; our staged step counts if that says so."""
+        self.progress.phase = Phase.PHASE_CATCHING_UP
+        fetched = await self._catch_up.newest(self._rounds.sources, moments=False, trust=self._rounds.trust)
+        if fetched is not None:
+            await self._rounds.adopt(fetched.state, fetched.proof)
+            await self._settle()
+            await self._on_commit(fetched.state)  # after a start, kept steps are of the round after that on the disk
+
+    async def _align(self) -> None:
+        """Have the version of our stage that counts: from the disk, or from a replica; else the run goes on without."""
+        stage_state = self._stage_state
+        if stage_state.stage is None:
+            return
+        wanted = self._standing().versions[stage_state.stage]
+        if stage_state.state and stage_state.version == wanted:
+            return
+        if not await asyncio.to_thread(stage_state.load, wanted):
+            await self._align_from_replicas(stage_state.stage, wanted)
+        await self._load()
+
+    async def _align_from_replicas(self, stage: int, wanted: int) -> None:
+        self.progress.phase = Phase.PHASE_CATCHING_UP  # the planner waits for it, for a while
+        try:
+            await self._stage_state.fetch(wanted, self._carrier, await holders(self._tools, stage, wanted, REPLICAS))
+            log.info("stage %d is here as it is after the last step", stage)
+        except PeerLost as lost:
+            log.warning("stage %d is not here as it was after its last step: %s", stage, lost.reason)

@@ -1,0 +1,236 @@
+"""What a site says of itself: the pulse that other sites get, and the status that people and programs read.
+
+Puts the names of sites to the node ids in what people read: they know the one, the protocol knows the other.
+
+Tells people which sites have to be started before this one can go on: it cannot do that itself.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import math
+import re
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from pier.v1.coordinator_pb2 import Paths
+from pier.v1.peer_pb2 import Phase, Place, Pulse, Site
+from pier_node.config.run import RunConfig
+from pier_node.gossip.pairs import Pairs
+from pier_node.outer.schedule import total_rounds
+from pier_node.rounds.certificate import Trusted
+from pier_node.rounds.member import Rounds
+from pier_node.rounds.progress import Progress
+from pier_node.rounds.quorum import has_quorum
+from pier_node.rounds.roster import Roster
+from pier_node.wire.carrier import Carrier
+
+_NODE = re.compile(r"(?<![\w(])[0-9a-f]{16}(?!\w)")
+"""A node id that has no name to it yet."""
+
+Called = Callable[[str], str]
+"""Node id -> name (node id), or the id alone when there is no name."""
+
+
+def named(text: str, called: Called) -> str:
+    """A text with names."""
+    return _NODE.sub(lambda found: called(found[0]), text)
+
+
+class Names(logging.Filter):
+    """Of a handler: names the sites in every line."""
+
+    def __init__(self, called: Called) -> None:
+        super().__init__()
+        self._called = called
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        """Lets every record pass."""
+        record.msg, record.args = named(record.getMessage(), self._called), None
+        return True
+
+
+def name_in_logs(called: Called) -> None:
+    """From now on, in all that this process logs."""
+    for handler in logging.getLogger().handlers:
+        handler.addFilter(Names(called))
+
+
+PATIENCE = 15.0
+"""Seconds for which sites must have been silent: who is only restarting is not worth a word."""
+LOOK = 1.0
+
+log = logging.getLogger(__name__)
+
+
+async def tell_of_missing(reporter: Reporter, roster: Roster) -> None:
+    """Say it, once for the same sites, in the log and in `reporter.missing`. Runs until it is cancelled."""
+    now = asyncio.get_running_loop().time
+    found: frozenset[str] = frozenset()
+    since = now()
+    while True:
+        seen = _missing(reporter, roster)
+        if seen != found:
+            found, since, reporter.missing = seen, now(), ""
+        if found and not reporter.missing and now() - since >= PATIENCE:
+            reporter.missing = _said(sorted(map(roster.called, found)))
+            log.warning("%s", reporter.missing)
+        await asyncio.sleep(LOOK)
+
+
+def _missing(reporter: Reporter, roster: Roster) -> frozenset[str]:
+    """The silent sites without whom this one waits for ever."""
+    waits = reporter.progress.phase in (Phase.PHASE_WAITING, Phase.PHASE_CATCHING_UP)
+    if not waits:
+        return frozenset()
+    if reporter.rounds is None:  # it has no state yet: any one of them has it
+        anybody = any(map(roster.alive, roster.contacts))
+        return frozenset() if anybody else frozenset(site.node for site in roster.known())
+    if not isinstance(reporter.rounds, Rounds):  # pairs: who finds no partner goes on alone
+        return frozenset()
+    members, convicted = reporter.rounds.state.members, reporter.rounds.statements.convicted
+    here = {node for node in members if roster.alive(node)}
+    return frozenset() if has_quorum(here, members, convicted) else frozenset(members) - here - convicted
+
+
+def _said(names: list[str]) -> str:
+    alone = len(names) == 1
+    who = "It" if alone else "They"
+    return (
+        f"{', '.join(names)} {'does' if alone else 'do'} not answer, and this site cannot go on without "
+        f"{'it' if alone else 'them'}. {who} may have been stopped, or may have finished the run and ended: "
+        "start `pier-node start --data FOLDER` there again. A site that has finished hands its model over."
+    )
+
+
+Status = dict[str, Any]
+
+
+@dataclass
+class Reporter:
+    """Knows where to look; `rounds` is None until this site has a state, `place` unless it has one in a pipeline.
+
+    `missing` says which sites have to be started before this one can go on: see Missing.
+    `paths` is None unless it has planned any for one, `wanted` unless the operator wants it to hold a certain stage.
+    """
+
+    config: RunConfig
+    site: Site
+    carrier: Carrier
+    progress: Progress
+    rounds: Rounds | Pairs | None = None
+    place: Callable[[], Place | None] = lambda: None
+    paths: Callable[[], Paths | None] = lambda: None
+    wanted: Callable[[], int | None] = lambda: None
+    missing: str = ""
+
+    def pulse(self) -> Pulse:
+        """What others may know without asking for more."""
+        progress, rounds = self.progress, self.rounds
+        return Pulse(
+            site=self.site,
+            phase=Phase.PHASE_EXCHANGING if rounds and rounds.exchanging else progress.phase,
+            round=rounds.state.round if rounds else 0,
+            digest=rounds.state.digest if rounds else b"",
+            inner_step=progress.inner_step,
+            tokens=progress.tokens,
+            tokens_per_second=progress.tokens_per_second,
+            loss=_finite(progress.loss),
+            validation_loss=_finite(progress.validation_loss),
+            bytes_sent=self.carrier.bytes_sent(),
+            time=time.time(),
+            training_for=progress.training_for,
+            spread=_finite(progress.spread),
+            place=self.place(),
+            wanted_stage=self.wanted(),
+        )
+
+    def status(self, roster: Roster) -> Status:
+        """Everything that `pier-node status` shows; numbers that are not known yet are NaN."""
+        peers = [_peer(roster, node) for node in sorted(roster.contacts)]
+        waits = named(self.rounds.last_error if self.rounds else "", roster.called)
+        message = ". ".join(filter(None, [waits, self.missing]))
+        told = {"message": message, "mean_spread": self._mean_spread(roster)}
+        return {**self._run(), **self._site(), **told, "peers": peers}
+
+    def _mean_spread(self, roster: Roster) -> float:
+        """Of what live sites last said: each sees one partner a round, and all of them together the run."""
+        known = [pulse.spread for pulse in roster.participants().values() if math.isfinite(pulse.spread)]
+        return sum(known) / len(known) if known else math.nan
+
+    def _run(self) -> Status:
+        state = self.rounds.state if self.rounds else None
+        return {
+            "run": self.config.run.name,
+            "run_hash": self.config.hash().hex(),
+            "algorithm": self.config.outer.algorithm,
+            "rounds": total_rounds(self.config),
+            "total_steps": self.config.inner.total_steps,
+            "members": list(state.members) if state else [],
+            "fingerprint": trusted.fingerprint if (trusted := self._proven()) else "",
+            "tokens_in_anchor": sum(state.ledger.values()) if state else 0,
+        }
+
+    def _proven(self) -> Trusted | None:
+        """What a newcomer may be told to trust; None: there is nothing yet, or states are not voted for."""
+        return self.rounds.trust().state if isinstance(self.rounds, Rounds) else None
+
+    def _site(self) -> Status:
+        progress, pulse = self.progress, self.pulse()
+        busy = progress.compute + progress.waited
+        return {
+            "node": self.carrier.node,
+            "name": self.site.name,
+            "address": self.site.address,
+            "phase": phase_name(pulse.phase),
+            "round": pulse.round,
+            "digest": pulse.digest.hex(),
+            "inner_step": progress.inner_step,
+            "tokens": progress.tokens,
+            "tokens_per_second": progress.tokens_per_second,
+            "loss": progress.loss,
+            "validation_loss": progress.validation_loss,
+            "members_loss": progress.members_loss,
+            "spread": progress.spread,
+            "expert": progress.expert,
+            "bytes_sent": pulse.bytes_sent,
+            "round_seconds": progress.round_time,
+            "round_steps": progress.steps,
+            "iteration": asdict(progress.spans) if progress.spans else {},
+            "utilisation": progress.compute / busy if busy else math.nan,
+            "clipped": dict(self.rounds.clipped) if isinstance(self.rounds, Rounds) else {},
+        }
+
+
+def _peer(roster: Roster, node: str) -> Status:
+    contact = roster.contacts[node]
+    pulse = contact.pulse or Pulse(loss=math.nan, spread=math.nan)
+    return {
+        "node": node,
+        "name": contact.site.name,
+        "address": contact.site.address,
+        "alive": roster.alive(node),
+        "phase": phase_name(pulse.phase) if contact.pulse else "not known",
+        "round": pulse.round,
+        "digest": pulse.digest.hex(),
+        "inner_step": pulse.inner_step,
+        "tokens_per_second": pulse.tokens_per_second,
+        "loss": pulse.loss,
+        "spread": pulse.spread,
+        "bytes_sent": pulse.bytes_sent,
+        "round_trip": contact.round_trip,
+        "last_error": contact.last_error,
+    }
+
+
+def _finite(loss: float) -> float:
+    """A loss that ran away is told as NaN: peers refuse what is infinite."""
+    return loss if math.isfinite(loss) else math.nan
+
+
+def phase_name(phase: Phase.ValueType) -> str:
+    """PHASE_CATCHING_UP -> "catching up"."""
+    return Phase.Name(phase).removeprefix("PHASE_").replace("_", " ").lower()

@@ -1,0 +1,118 @@
+"""The daemon of a data folder as other processes of this machine find it: through daemon.json, and its status page.
+
+What a data folder tells of its site while no daemon runs there.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shlex
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+from urllib.request import ProxyHandler, build_opener
+
+import psutil
+
+from pier_node.base.errors import PierError
+from pier_node.rounds.folder import DAEMON_FILE, EVENTS_FILE, load_run
+
+Status = dict[str, Any]
+
+ANSWER = 5.0
+"""Seconds that a daemon may take to answer."""
+CLOCK_STEP = 2.0
+"""Seconds by which the time of a file and the start of a process may be off to each other."""
+
+# A proxy set for the web knows no way to this machine's own pages.
+_opener = build_opener(ProxyHandler({}))
+
+
+@dataclass(frozen=True)
+class Running:
+    """A daemon: its folder, its process, the address of its status page."""
+
+    folder: Path
+    pid: int
+    http: str
+
+    def status(self) -> Status:
+        """What it says of itself, see report.py. Raises PierError when it does not."""
+        try:
+            with _opener.open(f"{self.http}/status", timeout=ANSWER) as answer:
+                return dict(json.load(answer))
+        except (OSError, ValueError) as error:
+            raise PierError(
+                f"the daemon of {self.folder} (process {self.pid}) does not answer at {self.http}: {error}",
+                f"It may be busy or just stopping: try again. `pier-node stop --data {self.folder}` ends it.",
+            ) from error
+
+
+def find_daemon(folder: Path) -> Running | None:
+    """The daemon that runs on a folder; None: none does, though one that died may have left its daemon.json."""
+    path = folder / DAEMON_FILE
+    try:
+        fields, written = json.loads(path.read_bytes()), path.stat().st_mtime
+        running = Running(folder, int(fields["pid"]), str(fields["http"]))
+    except FileNotFoundError:
+        return None
+    except PermissionError as error:
+        raise PierError(f"{path}: {error.strerror}", "Ask as the user that owns the --data folder.") from error
+    except (ValueError, KeyError, TypeError):
+        return None
+    return running if _is_daemon(running.pid, written) else None
+
+
+def _is_daemon(pid: int, written: float) -> bool:
+    """Whether a process is the one that wrote daemon.json: process ids are used again after their process died."""
+    try:
+        process = psutil.Process(pid)
+        words = " ".join(process.cmdline())
+        began, over = process.create_time(), process.status() == psutil.STATUS_ZOMBIE
+    except psutil.Error:
+        return False
+    return not over and began <= written + CLOCK_STEP and ("pier-node" in words or "pier_node" in words)
+
+
+TAIL = 1 << 16
+"""Bytes at the end of events.jsonl that hold its last line for sure."""
+
+
+def on_disk(folder: Path) -> dict[str, Any]:
+    """The run, the newest checkpoint and the command to go on, as far as there are any. Raises PierError.
+
+    Keys: `data`, `command`; `run`, `run_hash`, `rounds` if the folder belongs to a run; `round`, `digest`,
+    `inner_step`, `tokens`, `age_seconds` if it holds a checkpoint.
+    """
+    found: dict[str, Any] = {"data": str(folder), "command": start_command(folder)}
+    config = load_run(folder)
+    if config is None:
+        return {**found, "command": "pier-node start --run run.toml"}
+    from pier_node.outer.schedule import total_rounds
+    from pier_node.rounds.checkpoint import CheckpointStore
+
+    found |= {"run": config.run.name, "run_hash": config.hash().hex(), "rounds": total_rounds(config)}
+    newest = CheckpointStore(folder / "checkpoints", config.hash()).peek()
+    if newest is None:
+        return found
+    path, record = newest
+    kept = {key: record[key] for key in ("round", "digest", "inner_step", "tokens")}
+    return {**found, **kept, "age_seconds": max(0.0, time.time() - path.stat().st_mtime)}
+
+
+def last_event(folder: Path) -> dict[str, Any]:
+    """The status that the last committed round left in events.jsonl; {} if there is none."""
+    path = folder / EVENTS_FILE
+    if not path.exists():
+        return {}
+    with path.open("rb") as file:
+        file.seek(max(0, file.seek(0, os.SEEK_END) - TAIL))
+        whole = file.read().rpartition(b"\n")[0]  # a daemon may be writing the next line
+    return dict(json.loads(whole.rpartition(b"\n")[2])) if whole else {}
+
+
+def start_command(folder: Path) -> str:
+    """The command that goes on with a folder's run."""
+    return f"pier-node start --data {shlex.quote(str(folder))}"

@@ -1,0 +1,69 @@
+"""What a site is told when it starts, and what it keeps of that for the next start."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Self
+
+from pier_node.base.faults import NO_FAULTS, Faults, kill_at
+from pier_node.rounds.folder import SiteRecord
+from pier_node.wire.transport import Transport
+
+LISTEN = "0.0.0.0:7700"
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What `pier-node start` was told.
+
+    Attributes:
+        folder: the data directory.
+        run: path of run.toml.
+        listen, advertise: HOST:PORT; see wire/interfaces.py. Empty, or None: as before.
+        data: this site's own text, instead of data.path of run.toml; None: as before.
+        shared_data: `data` holds the same text as at the other sites: see trainer/data/site_data.py.
+        workers: 0: one for each device.
+        transport: None: the one that this site has used before, or gRPC.
+        http: port of the status page on 127.0.0.1; 0: any.
+        trust: fingerprint of a committed state, that a newcomer believes; empty: it believes the founder.
+        coordinator: HOST:PORT of the run's coordinator; its token is an invite.
+    """
+
+    folder: Path
+    run: Path | None = None
+    peers: tuple[str, ...] = ()
+    token: str | None = None
+    name: str = ""
+    listen: str = ""
+    advertise: str | None = None
+    data: str | None = None
+    shared_data: bool = False
+    workers: int = 0
+    http: int = 0
+    insecure: bool = False
+    transport: Transport | None = None
+    fail_at: str = ""
+    coordinator: str | None = None
+    trust: str = ""
+
+    @property
+    def faults(self) -> Faults:
+        """Where a test has this site die."""
+        return kill_at(self.fail_at) if self.fail_at else NO_FAULTS
+
+    def after(self, record: SiteRecord | None) -> Self:
+        """What was not told now is as it was told at the last start, or as it is by default."""
+        before = record or SiteRecord(founder=False, slot=0)
+        return replace(
+            self,
+            listen=self.listen or before.listen or LISTEN,
+            advertise=self.advertise or before.advertise or None,
+            data=self.data or before.dataset or None,
+            shared_data=self.shared_data or (self.data is None and before.shared_data),
+        )
+
+    def noted(self, record: SiteRecord) -> SiteRecord:
+        """The record, with what `after` wants to know."""
+        noted = replace(record, listen=self.listen, advertise=self.advertise or "")
+        return replace(noted, dataset=self.data or "", shared_data=self.shared_data)

@@ -1,0 +1,336 @@
+"""A site's way through a run: train, bring what was learnt to a round, take its result; catch up when left behind.
+
+Without overlap workers wait for a round's result. With it they train on from φ − Δ while Δ is under way (its flight);
+the result is taken in at the end of the next inner steps, and what those learnt meanwhile is kept on top of it: the
+site goes on from φ_new − Δ_new, and Δ_new is what it brings to the next round. So every step counts once, as in the
+delayed update of Streaming DiLoCo (Douillard et al., arXiv 2501.18512, section 2.3) with all of the local progress.
+
+An update on its way into a round, while workers wait for its result or, with overlap, train on.
+
+Atomic rounds leave all with the same bits: a site that hears that another holds other bits says so.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import cast
+
+from pier.v1.peer_pb2 import Phase
+from pier_node.base.faults import NO_FAULTS, Faults
+from pier_node.base.shared import SharedVector
+from pier_node.config.run import RunConfig
+from pier_node.gossip.pairs import Pairs
+from pier_node.outer.advance import advance
+from pier_node.outer.layout import Layout
+from pier_node.outer.schedule import Kind, RoundPlan, entry, round_plan, total_rounds
+from pier_node.outer.state import ADAM_M, ADAM_V, ANCHOR, OuterState
+from pier_node.outer.update import Update, worth_sending
+from pier_node.rounds.attempt import Advance
+from pier_node.rounds.catch_up import CatchUp
+from pier_node.rounds.checkpoint import Checkpoint
+from pier_node.rounds.commitments import to_the_end
+from pier_node.rounds.fetch import Fetched
+from pier_node.rounds.member import Rounds
+from pier_node.rounds.progress import Progress
+from pier_node.rounds.progress_checks import Trust
+from pier_node.rounds.roster import Roster
+from pier_node.rounds.suspects import Behind
+from pier_node.site.local_steps import InnerSteps, Trainer, steps_worth_doing
+from pier_node.site.orders import Orders
+from pier_node.site.unsent import Pending
+from pier_node.wire.carrier import Carrier
+
+
+@dataclass(frozen=True)
+class Flight:
+    """One of them.
+
+    Attributes:
+        before: the state that it was made from.
+        work: ends when the round is decided here, with this site in it or not.
+    """
+
+    plan: RoundPlan
+    before: OuterState
+    work: asyncio.Task[bool]
+
+
+log = logging.getLogger(__name__)
+
+
+def report_other_bits(roster: Roster, state: OuterState) -> None:
+    """Log as an error who says that it holds other bits after the same round; called once a round.
+
+    It stops nothing: a pulse is a claim, which any site can make, and only signed votes prove another history.
+    """
+    for node, pulse in roster.participants().items():
+        if pulse.round == state.round and pulse.digest != state.digest:
+            theirs, ours = pulse.digest.hex()[:12], state.digest.hex()[:12]
+            log.error(
+                "round %d: %s says that it holds other bits than this site: %s there, %s here",
+                *(state.round, node, theirs, ours),
+            )
+
+
+NOWHERE = SharedVector(0)
+APART = (Kind.LOCAL, Kind.PAIR)
+"""Rounds of which a site may miss one, and bring its Δ to the next."""
+
+
+class Training:
+    """The loop of a site, from the state that `rounds` holds to the end of the run.
+
+    Args:
+        on_commit: awaited after each round with what a checkpoint would hold.
+        orders: of the run's operator, if there are any.
+    """
+
+    def __init__(
+        self,
+        config: RunConfig,
+        layout: Layout,
+        carrier: Carrier,
+        roster: Roster,
+        rounds: Rounds | Pairs,
+        trainer: Trainer,
+        progress: Progress,
+        on_commit: Callable[[Checkpoint], Awaitable[None]],
+        faults: Faults = NO_FAULTS,
+        orders: Orders | None = None,
+    ) -> None:
+        self._config, self._layout, self._carrier, self._roster = config, layout, carrier, roster
+        self._rounds, self.progress, self._faults = rounds, progress, faults
+        self._on_commit, self._orders = on_commit, orders or Orders()
+        self._inner = InnerSteps(config, trainer, progress)
+        self._catch_up = CatchUp(carrier, roster, faults, layout.length)
+        self._pending = Pending(layout.length, config.outer.fragments, config.outer.codec != "none")
+        self._start = NOWHERE
+        self._flight: Flight | None = None
+        self._late = False
+
+    def restore(self, checkpoint: Checkpoint) -> None:
+        """Continue where a checkpoint was taken: moments, counters, and what no round had taken.
+
+        The state that `rounds` holds may be a later one, which was committed before its checkpoint could be taken.
+        """
+        self._inner.take_moments(checkpoint.adam_m, checkpoint.adam_v, checkpoint.adam_step)
+        state = self._rounds.state
+        if ADAM_M in state.tensors:
+            self._inner.take_moments(state.tensors[ADAM_M], state.tensors[ADAM_V], state.adam_step)
+        self.progress.inner_step, self.progress.tokens = checkpoint.inner_step, checkpoint.tokens
+        self._pending.restore(checkpoint.pending, checkpoint.pending_tokens, checkpoint.residual)
+        self._carry(checkpoint.state)
+
+    @property
+    def resting(self) -> bool:
+        """Whether `snapshot` is valid: workers are not publishing."""
+        return self._inner.resting
+
+    def snapshot(self) -> Checkpoint:
+        """This site at rest."""
+        state, pending, inner = self._rounds.state, self._pending, self._inner
+        own = ADAM_M not in state.tensors and inner.adam_step > 0
+        adam_m, adam_v = inner.moments if own else (None, None)
+        return Checkpoint(
+            state=state,
+            adam_m=adam_m,
+            adam_v=adam_v,
+            adam_step=inner.adam_step if own else 0,
+            inner_step=self.progress.inner_step,
+            tokens=self.progress.tokens,
+            pending=pending.delta if pending else None,
+            pending_tokens=tuple(pending.tokens) if pending else (),
+            residual=pending.residual,
+        )
+
+    async def run(self) -> None:
+        """Train to the end of the run. Raises PierError when it cannot go on."""
+        last = total_rounds(self._config)
+        try:
+            while (number := self._next_round()) <= last:
+                if self._orders.paused:
+                    await self._rest()
+                    await self._orders.resumed(self.progress, self._roster)
+                elif self._flight is None and self._rounds.sources():
+                    before, self._late = self._rounds.state, await self._fetch()
+                    await asyncio.to_thread(self._carry, before)
+                else:
+                    await self._round(round_plan(self._config, number))
+            await self._rest()
+        except (Exception, asyncio.CancelledError):
+            await self._drop_flight()
+            raise
+        self.progress.phase = Phase.PHASE_DONE
+
+    def _next_round(self) -> int:
+        if self._flight:
+            return self._flight.plan.round + 1
+        self._late |= self._rounds.coming() > self._rounds.state.round + 1
+        return self._rounds.coming()
+
+    # --- one round -----------------------------------------------------------------------------
+
+    async def _round(self, plan: RoundPlan) -> None:
+        if self._flight is None:
+            self._start = await asyncio.to_thread(self._beginning)
+        tokens = await self._train(plan)
+        landed = await self._land()
+        if tokens and plan.kind in APART:
+            await asyncio.to_thread(self._pending.learn, self._start.array, self._inner.weights, tokens)
+        self._start = NOWHERE
+        checkpoint, number = self.snapshot(), self._rounds.coming()
+        if number <= total_rounds(self._config):
+            await self._launch(round_plan(self._config, number), tokens)
+        if landed:
+            await self._settled(checkpoint)
+        if not (self._config.outer.overlap and plan.kind in APART):
+            await self._rest()
+
+    async def _rest(self) -> None:
+        if await self._land():
+            await self._settled(self.snapshot())
+
+    def _beginning(self) -> SharedVector:
+        """φ − Δ, where training goes on."""
+        state = self._rounds.state
+        return self._pending.start(state.anchor) or state.tensors[ANCHOR]
+
+    async def _train(self, plan: RoundPlan) -> int:
+        """Do the round's inner steps. Returns the tokens trained on."""
+        others = [pulse for node, pulse in self._roster.participants().items() if node != self._carrier.node]
+        steps = steps_worth_doing(plan, self._config.outer, self.progress, others, self._late)
+        self.progress.training_for, self.progress.steps = plan.round, steps
+        if steps == 0:
+            return 0
+        self.progress.phase = Phase.PHASE_TRAINING
+        return await self._inner.train(plan, steps, self._start)
+
+    async def _launch(self, plan: RoundPlan, tokens: int) -> None:
+        """Bring what this site has to a round."""
+        update = await asyncio.to_thread(self._update, plan, tokens)
+        if self._config.outer.overlap:
+            self._start = await asyncio.to_thread(self._beginning)
+        self._flight = Flight(plan, self._rounds.state, asyncio.create_task(self._exchange(plan, update)))
+
+    def _update(self, plan: RoundPlan, tokens: int) -> Update:
+        outbox, anchor, pending = self._inner.weights, self._rounds.state.anchor, self._pending
+        part = plan.span(len(anchor))
+        if plan.kind is Kind.SOLO:
+            return worth_sending(plan, Update(outbox, tokens), anchor)
+        vector, error = pending.offer(part, outbox if plan.kind is Kind.SYNC else None)
+        if plan.kind in APART:
+            tokens = pending.tokens[plan.fragment]
+        sent = worth_sending(plan, Update(vector, tokens, error), anchor)
+        if sent.tokens < tokens:
+            self._forget(plan)
+        return sent
+
+    def _forget(self, plan: RoundPlan) -> None:
+        """Training went astray here: go on from the anchor, and with no moments that would lead there again."""
+        self._pending.forget()
+        if plan.kind in APART:
+            self._inner.forget_moments()
+
+    async def _exchange(self, plan: RoundPlan, update: Update) -> bool:
+        """Until the round is decided, and known here. Returns whether this site was in it to the end."""
+        rounds, began = self._rounds, asyncio.get_running_loop().time()
+        rounds.sites = self._config.run.sites if plan.first_exchange else 1
+        try:
+            if plan.kind is Kind.SOLO:
+                await rounds.commit_alone(update, self._step(plan))
+                return True
+            return await self._decide(plan, update)
+        finally:
+            self.progress.round_time = asyncio.get_running_loop().time() - began
+
+    def _step(self, plan: RoundPlan) -> Advance:
+        return partial(advance, plan=plan, layout=self._layout, inner=self._config.inner)
+
+    async def _decide(self, plan: RoundPlan, update: Update) -> bool:
+        rounds = cast(Rounds, self._rounds)
+        while rounds.state.round < plan.round:
+            try:
+                await rounds.commit(update, self._step(plan))
+                return True
+            except Behind as behind:
+                log.info("round %d went on without this site: catching up from %s", plan.round, behind)
+                await self._fetch()
+        return False
+
+    async def _land(self) -> bool:
+        """Take the result of the flight in, if there is one. Returns whether there is a new state that is not saved."""
+        if self._flight is None:
+            return False
+        flight, began = self._flight, asyncio.get_running_loop().time()
+        self.progress.phase = Phase.PHASE_WAITING
+        took_part = await flight.work
+        self.progress.times = self._rounds.times
+        self.progress.waited += asyncio.get_running_loop().time() - began
+        await self._drop_flight()
+        self._late = not took_part
+        state = self._rounds.state
+        if took_part and flight.plan.kind is Kind.SYNC and state.round < total_rounds(self._config):
+            moments = state.tensors[ADAM_M], state.tensors[ADAM_V], state.adam_step
+            await asyncio.to_thread(self._inner.take_moments, *moments)
+        return took_part
+
+    async def _drop_flight(self) -> None:
+        """The flight is over, by its end or by ours: whether Δ is in the anchor, the state's ledger tells."""
+        if self._flight is None:
+            return
+        flight, self._flight = self._flight, None
+        flight.work.cancel()
+        await asyncio.wait([flight.work])
+        await to_the_end(asyncio.to_thread(self._carry, flight.before))
+
+    async def _settled(self, checkpoint: Checkpoint) -> None:
+        """A round is committed: validate it now and then, and keep it."""
+        state = checkpoint.state
+        self._compare(state)
+        every, last = self._config.inner.eval_every, state.round == total_rounds(self._config)
+        if last or (every and state.round % every == 0):
+            await self.validate(state)
+        await self._on_commit(checkpoint)
+        await self._faults.reach(state.round, "saved")
+
+    def _compare(self, state: OuterState) -> None:
+        report_other_bits(self._roster, state)
+
+    async def validate(self, state: OuterState) -> None:
+        """Measure its anchor on the validation split, which is the same at every site."""
+        loss = await self._inner.evaluate(state.tensors[ANCHOR])
+        self.progress.validation_loss, self.progress.validated_round = loss, state.round
+
+    # --- left behind ---------------------------------------------------------------------------
+
+    async def _fetch(self) -> bool:
+        """Go on from the newest state of the others, if anybody is ahead; what no round took is kept."""
+        phase, self.progress.phase = self.progress.phase, Phase.PHASE_CATCHING_UP
+        fetched = await self._catch_up.newest(self._rounds.sources, self._inner.adam_step == 0, self._trust())
+        if self.progress.phase == Phase.PHASE_CATCHING_UP:
+            self.progress.phase = phase
+        if fetched is None:
+            return False
+        await self._adopt(fetched)
+        await asyncio.to_thread(self._inner.take_moments, fetched.adam_m, fetched.adam_v, fetched.adam_step)
+        log.info("caught up with round %d", fetched.state.round)
+        return True
+
+    def _trust(self) -> Callable[[], Trust] | None:
+        """What this site believes of others' states; None: any of them, because each has its own."""
+        return cast(Rounds, self._rounds).trust
+
+    async def _adopt(self, fetched: Fetched) -> None:
+        await cast(Rounds, self._rounds).adopt(fetched.state, fetched.proof)
+
+    def _carry(self, before: OuterState) -> None:
+        """Forget what is in φ_new; the rest is kept, and a later round takes it together with what comes."""
+        state = self._rounds.state
+        for fragment in range(self._config.outer.fragments):
+            key = entry(self._carrier.node, fragment)
+            if state.ledger.get(key, 0) > before.ledger.get(key, 0):
+                self._pending.taken(fragment)

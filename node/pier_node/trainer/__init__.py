@@ -1,0 +1,1 @@
+"""Pier's own training program: workers, the replica on a device, and how both are launched."""

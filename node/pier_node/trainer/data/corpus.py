@@ -1,0 +1,228 @@
+"""The tokens that a site trains and validates on: dealt, tokenized once, kept on disk, mapped into memory.
+
+Token files: one flat array as .npy, written as a stream, and a fingerprint that tells when one was damaged.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import json
+import logging
+import os
+import shutil
+import tempfile
+import time
+import zlib
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from pier_node.base.errors import PierError
+from pier_node.base.units import amount
+from pier_node.config.run import DataSection
+from pier_node.trainer.data.documents import VALIDATION, part_of
+from pier_node.trainer.data.sources import Source, no_text, open_source
+from pier_node.trainer.data.tokens import Tokenizer, Tokens, open_tokenizer
+
+BLOCK = 1 << 16
+BLOCKS = 256
+"""Blocks of BLOCK bytes that a fingerprint looks at: all of a file up to 16 MiB, evenly spread ones beyond."""
+
+
+class TokenWriter:
+    """Appends tokens to a new .npy file; the file is whole after `close`."""
+
+    def __init__(self, path: Path, dtype: np.dtype[Any]) -> None:
+        self._file = path.open("wb")
+        self._dtype = dtype
+        self.length = 0
+        self._write_header()
+
+    def append(self, tokens: Tokens) -> None:
+        """Add ids, each of which fits the file's type."""
+        self._file.write(tokens.astype(self._dtype, copy=False).tobytes())
+        self.length += len(tokens)
+
+    def close(self) -> None:
+        """Put the length in the header, where NumPy leaves room for 21 digits, and bring all of it to disk."""
+        self._file.seek(0)
+        self._write_header()
+        self._file.flush()
+        os.fsync(self._file.fileno())
+        self._file.close()
+
+    def _write_header(self) -> None:
+        description = np.lib.format.dtype_to_descr(self._dtype)
+        header = {"shape": (self.length,), "fortran_order": False, "descr": description}
+        np.lib.format.write_array_header_1_0(self._file, header)
+
+
+def fingerprint(path: Path) -> str:
+    """Size and CRC-32 of a file's blocks, in a time that does not grow with the file."""
+    size, crc = path.stat().st_size, 0
+    spread = (index * (size - BLOCK) // (BLOCKS - 1) for index in range(BLOCKS))
+    with path.open("rb") as file:
+        for start in spread if size > BLOCK * BLOCKS else range(0, size, BLOCK):
+            file.seek(start)
+            crc = zlib.crc32(file.read(BLOCK), crc)
+    return f"{size}-{crc:08x}"
+
+
+FORMAT = 1
+"""Changes with whatever changes the tokens that the same files give."""
+BATCH = 256
+"""Documents that are tokenized at once, on all cores where the tokenizer can."""
+TRAIN, HELD_OUT, CHECK = "train.npy", "validation.npy", "check.json"
+BUILDING = "building-"
+"""Prefix of the folder of a corpus that is being made."""
+TELL = 30.0
+"""Seconds between two reports of how far tokenizing is."""
+
+Told = Callable[[int, int], None]
+"""(bytes of text read so far, bytes of the files): see `open_corpus`."""
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Corpus:
+    """Read-only tokens, documents one after the other with a separator behind each.
+
+    Attributes:
+        train: this slot's part, uint8, uint16 or uint32 [tokens]; no other slot has any of it.
+        validation: tokens that no slot trains on, the same at every site with the same data.
+        vocab_size: all ids are below it.
+    """
+
+    train: Tokens
+    validation: Tokens
+    vocab_size: int
+
+
+@dataclass(frozen=True)
+class _Dealing:
+    """What decides which tokens a corpus has."""
+
+    config: DataSection
+    source: Source
+    tokenizer: Tokenizer
+    slot: int
+    slots: int
+    told: Told
+
+    def key(self) -> str:
+        """A hash of all that matters, contents of files excepted: their sizes and times stand for them."""
+        stats = [(str(entry.path.resolve()), entry.name, entry.path.stat()) for entry in self.source.entries]
+        files = [(path, name, stat.st_size, stat.st_mtime_ns) for path, name, stat in stats]
+        terms = (FORMAT, self.config.model_dump_json(), self.tokenizer.fingerprint, self.slot, self.slots, files)
+        return hashlib.sha256(repr(terms).encode()).hexdigest()[:32]
+
+    def wanted(self) -> Iterator[tuple[str, str]]:
+        """The file and the text of each document that this slot trains on, or everybody validates on."""
+        size = sum(entry.path.stat().st_size for entry in self.source.entries)
+        documents = read = 0
+        told = time.monotonic()
+        for document in self.source.documents():
+            documents += 1
+            read += len(document.text.encode())
+            if time.monotonic() - told >= TELL:
+                told = time.monotonic()
+                self.told(read, size)
+            part = part_of(document, self.config.validation, self.slots)
+            if part in (VALIDATION, self.slot):
+                yield HELD_OUT if part == VALIDATION else TRAIN, document.text
+        if not documents:
+            raise no_text()
+
+
+def _log(read: int, size: int) -> None:
+    log.info("tokenizing: %s of text read; the files have %s", amount(read), amount(size))
+
+
+def open_corpus(config: DataSection, slot: int, slots: int, path: str | None, cache: Path, told: Told = _log) -> Corpus:
+    """The corpus of a site: part `slot` modulo `slots` of the data at `path`, or where [data] says.
+
+    The first call reads and tokenizes everything and keeps the tokens in the folder `cache`; later ones map them. Of
+    several processes that call it at once, one does the work, for as long as that takes, and the others wait for it.
+
+    Args:
+        told: called every TELL seconds while this process tokenizes.
+
+    Raises:
+        PierError: the data or the tokenizer cannot be used, or `cache` cannot be written.
+    """
+    tokenizer = open_tokenizer(config.tokenizer)
+    dealing = _Dealing(config, open_source(config, path), tokenizer, slot % slots, slots, told)
+    folder = cache / f"corpus-{dealing.key()}"
+    if not folder.exists() or not _is_whole(folder):
+        _build(dealing, folder)
+    train, validation = (np.load(folder / name, mmap_mode="r") for name in (TRAIN, HELD_OUT))
+    return Corpus(train, validation, tokenizer.vocab_size)
+
+
+def _is_whole(folder: Path) -> bool:
+    try:
+        if json.loads((folder / CHECK).read_text()) == _fingerprints(folder):
+            return True
+    except (OSError, ValueError) as error:
+        log.warning("%s: %s", folder, error)
+    log.warning("%s is damaged; it is made anew", folder)
+    return False
+
+
+def _fingerprints(folder: Path) -> dict[str, str]:
+    return {name: fingerprint(folder / name) for name in (TRAIN, HELD_OUT)}
+
+
+def _build(dealing: _Dealing, folder: Path) -> None:
+    """Make the folder under another name first, so that it is there whole or not at all."""
+    with _alone(folder.parent):
+        if folder.exists() and _is_whole(folder):
+            return  # another process has made it while this one waited
+        log.info("tokenizing %d files into %s", len(dealing.source.entries), folder)
+        building = Path(tempfile.mkdtemp(dir=folder.parent, prefix=BUILDING))
+        try:
+            _tokenize(dealing, building)
+            if folder.exists():
+                shutil.rmtree(folder)
+            os.rename(building, folder)
+        except OSError as error:
+            raise PierError(f"{folder}: {error.strerror}", "Free some space, or use another data directory.") from error
+        finally:
+            if building.exists():
+                shutil.rmtree(building)
+
+
+@contextmanager
+def _alone(cache: Path) -> Iterator[None]:
+    """Be the one process that makes a corpus in a cache; what those left that were killed while they did is removed."""
+    try:
+        cache.mkdir(parents=True, exist_ok=True)
+        lock = cache.with_name(f"{cache.name}.lock").open("ab")
+    except OSError as error:
+        raise PierError(f"{cache}: {error.strerror}", "Give a data directory that can be written.") from error
+    with lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)  # the kernel releases it when its holder dies
+        for left in cache.glob(f"{BUILDING}*"):
+            shutil.rmtree(left)
+        yield
+
+
+def _tokenize(dealing: _Dealing, folder: Path) -> None:
+    tokenizer, wanted = dealing.tokenizer, dealing.wanted()
+    dtype = np.min_scalar_type(max(tokenizer.vocab_size - 1, 0))
+    separator = np.array([] if tokenizer.separator is None else [tokenizer.separator], dtype=dtype)
+    writers = {name: TokenWriter(folder / name, dtype) for name in (TRAIN, HELD_OUT)}
+    while batch := list(islice(wanted, BATCH)):
+        for (name, _), tokens in zip(batch, tokenizer.encode_batch([text for _, text in batch]), strict=True):
+            writers[name].append(tokens)
+            writers[name].append(separator)
+    for writer in writers.values():
+        writer.close()
+    (folder / CHECK).write_text(json.dumps(_fingerprints(folder)))

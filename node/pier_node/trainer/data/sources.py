@@ -1,0 +1,310 @@
+"""Where documents come from: [data] source and path -> a Source that yields (name, text) in one fixed order.
+
+Text files: any UTF-8 file, cut into documents on line ends so that one file can be dealt to many sites.
+
+JSONL: one JSON object a line, its text in one field.
+
+Parquet: one row a document, its text in one column. Needs pyarrow, which is an extra.
+
+The embedded corpus: Python's own standard library, source code and the prose of `help()`.
+
+The same at two machines with the same Python version: tests, parts that distributions package apart, and files that
+describe one machine are left out. Some 10 MB remain.
+
+Built-in domains: parts of Python's own library that every machine has, unlike enough to need unlike experts.
+
+Source code by package family, without its docstrings; these by themselves; and the prose of `help()`. No text is in two
+domains. It depends on the Python version, so that whoever uses it compares hashes.
+"""
+
+from __future__ import annotations
+
+import ast
+import codecs
+import json
+import logging
+import sysconfig
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import partial
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+from pier_node.base.errors import PierError
+from pier_node.config.run import DataSection
+from pier_node.trainer.data.documents import Document, Entry, find_entries
+
+PIECE = 1 << 16
+"""Characters in a document cut from a longer file; its last line is completed up to as many again."""
+SMALLEST_PIECE = 1 << 12
+PIECES = 256
+"""A data set of one short file is cut finer, into about this many documents, so that every site gets some."""
+CHUNK = 1 << 20
+
+log = logging.getLogger(__name__)
+
+
+def read_text(entry: Entry) -> Iterator[Document]:
+    """The documents of a text file. A file of a folder that is not UTF-8 text is skipped with a warning.
+
+    Raises:
+        PierError: the data set is this one file, and it is not UTF-8 text.
+    """
+    bad_line = first_bad_line(entry.path)
+    if bad_line is None:
+        yield from cut(entry, PIECE if entry.name else _piece_size(entry.path))
+    elif entry.name:
+        log.warning("%s, line %d: not UTF-8 text; the file is left out", entry.path, bad_line)
+    else:
+        raise PierError(f"{entry.path}, line {bad_line}: not UTF-8 text", "Convert the file to UTF-8, or remove it.")
+
+
+def cut(entry: Entry, piece: int) -> Iterator[Document]:
+    """Documents of `piece` characters up to the next line end, of twice as many where there is none."""
+    with entry.path.open(encoding="utf-8", newline="") as file:
+        number = 0
+        while text := file.read(piece):
+            yield Document(f"{entry.name}#{number}", text + file.readline(piece))
+            number += 1
+
+
+def first_bad_line(path: Path) -> int | None:
+    """The first line, counted from 1, with a byte that no UTF-8 text has there; None when all is well."""
+    decoder, line = codecs.getincrementaldecoder("utf-8")(), 1
+    with path.open("rb") as file:
+        while chunk := file.read(CHUNK):
+            if b"\0" in chunk:
+                return line + chunk.count(b"\n", 0, chunk.index(b"\0"))
+            try:
+                decoder.decode(chunk)
+            except UnicodeDecodeError as error:
+                return line + error.object.count(b"\n", 0, error.start)
+            line += chunk.count(b"\n")
+    return line if decoder.getstate()[0] else None
+
+
+def _piece_size(path: Path) -> int:
+    return min(max(path.stat().st_size // PIECES, SMALLEST_PIECE), PIECE)
+
+
+def read_jsonl(entry: Entry, field: str) -> Iterator[Document]:
+    """A document a line; blank lines are none.
+
+    Raises:
+        PierError: a line is not a JSON object with text in `field`; its number is named.
+    """
+    with entry.path.open("rb") as file:
+        for number, line in enumerate(file, start=1):
+            if line.strip():
+                yield Document(f"{entry.name}:{number}", _text(line, field, f"{entry.path}, line {number}"))
+
+
+def _text(line: bytes, field: str, where: str) -> str:
+    try:
+        record = json.loads(line)
+    except ValueError as error:
+        raise PierError(f"{where}: not JSON: {error}", "Each line must be one JSON object in UTF-8.") from error
+    if not isinstance(record, dict):
+        raise PierError(f"{where}: not a JSON object", "Each line must be one JSON object.")
+    if field not in record:
+        shown = ", ".join(list(record)[:10]) or "none"
+        raise PierError(f'{where}: no field "{field}"', f"Set [data] text_field to one of the line's fields: {shown}.")
+    if not isinstance(record[field], str):
+        raise PierError(f'{where}: field "{field}" is not text', "Set [data] text_field to a string field.")
+    # JSON can escape half a surrogate pair, which no UTF-8 text can hold.
+    return str(record[field]).encode(errors="replace").decode()
+
+
+ROWS = 1024
+"""Rows that are decoded at once."""
+
+
+def read_parquet(entry: Entry, field: str) -> Iterator[Document]:
+    """A document a row; rows without a value are none.
+
+    Raises:
+        PierError: pyarrow is missing, the file is not Parquet, or has no text column of that name.
+    """
+    number = 0
+    with _open(entry, field) as file:
+        for batch in file.iter_batches(ROWS, columns=[field]):
+            for text in batch.column(0).to_pylist():
+                if text is not None:
+                    yield Document(f"{entry.name}:{number}", text)
+                number += 1
+
+
+def _open(entry: Entry, field: str) -> Any:
+    try:
+        arrow, parquet = (import_module(name) for name in ("pyarrow", "pyarrow.parquet"))
+    except ImportError as error:
+        raise PierError(
+            'data source "parquet" needs pyarrow', "In the clone of Pier: scripts/install parquet"
+        ) from error
+    try:
+        file = parquet.ParquetFile(entry.path)
+    except arrow.ArrowInvalid as error:
+        raise PierError(f"{entry.path}: not a Parquet file: {error}", "Replace it, or remove it.") from error
+    schema = file.schema_arrow
+    if field not in schema.names:
+        shown = ", ".join(schema.names[:10])
+        raise PierError(f'{entry.path}: no column "{field}"', f"Set [data] text_field to one of its columns: {shown}.")
+    kind = schema.field(field).type
+    if not (arrow.types.is_string(kind) or arrow.types.is_large_string(kind)):
+        raise PierError(f'{entry.path}: column "{field}" holds {kind}, not text', "Set [data] text_field to another.")
+    return file
+
+
+LEFT_OUT = frozenset(
+    {"site-packages", "dist-packages", "__pycache__", "test", "tests", "idle_test", "sitecustomize.py"}
+    | {"idlelib", "tkinter", "turtledemo", "distutils", "lib2to3", "ensurepip"}
+)
+OF_THIS_MACHINE = ("_sysconfigdata", "config-")
+TOPICS = "pydoc_data/topics.py"
+
+
+def stdlib_entries() -> list[Entry]:
+    """The files of the standard library that belong to the corpus."""
+    found = find_entries(Path(sysconfig.get_path("stdlib")), ".py", LEFT_OUT)
+    return [entry for entry in found if not entry.name.startswith(OF_THIS_MACHINE)]
+
+
+def read_stdlib(entry: Entry) -> Iterator[Document]:
+    """The documents of one file; the file of help topics gives one document a topic, as it reads on the screen."""
+    if entry.name == TOPICS:
+        from pydoc_data.topics import topics
+
+        return (Document(f"{TOPICS}:{name}", text) for name, text in sorted(topics.items()))
+    return read_text(entry)
+
+
+SOURCE = {
+    "network": "email http urllib xmlrpc wsgiref ftplib imaplib smtplib poplib nntplib telnetlib socket ssl",
+    "formats": "json xml csv configparser plistlib tomllib html zipfile tarfile gzip pickle pickletools base64 mailbox",
+    "concurrency": "asyncio concurrent multiprocessing threading queue subprocess selectors sched signal contextlib",
+    "numbers": "_pydecimal decimal fractions statistics random _pydatetime datetime calendar zoneinfo heapq bisect",
+    "encodings": "encodings",
+    "tools": "ast dis inspect pdb bdb trace doctest pydoc argparse optparse logging unittest importlib typing",
+}
+"""Families of source code, and the packages and modules that belong to them."""
+PROSE = ("topics", "docstrings")
+FAMILIES = (*PROSE, *SOURCE)
+"""Names of all built-in domains."""
+
+DOCUMENTED = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
+Span = tuple[tuple[int, int], tuple[int, int]]
+"""First and last place in a text: its line, from 1, and its column in bytes."""
+
+BUILTIN_PIECE = 8192
+"""Characters of a document; it ends with a line."""
+
+
+def builtin_source(family: str) -> Source:
+    """The documents of a built-in domain. Raises PierError: there is none of that name."""
+    if family not in FAMILIES:
+        raise PierError(f"there is no built-in domain {family!r}", f"Choose one of {', '.join(FAMILIES)}.")
+    if family == "topics":
+        return Source([entry for entry in stdlib_entries() if entry.name == TOPICS], read_stdlib)
+    if family == "docstrings":
+        return Source([entry for name in SOURCE for entry in _entries(name)], _read_docstrings)
+    return Source(_entries(family), _read_code)
+
+
+def split(code: str) -> tuple[str, str]:
+    """The docstrings of a module, and the rest of its text; all of it is rest when it cannot be parsed."""
+    try:
+        spans = _docstrings(ast.parse(code))
+    except (SyntaxError, ValueError):
+        return "", code
+    text, starts = code.encode(), [0]
+    for line in text.split(b"\n"):
+        starts.append(starts[-1] + len(line) + 1)
+    taken, left, done = [], [], 0
+    for (row, column), (last, end) in sorted(spans):
+        first, past = starts[row - 1] + column, starts[last - 1] + end
+        left.append(text[done:first])
+        taken.append(text[first:past])
+        done = past
+    return b"\n".join(taken).decode(), b"".join([*left, text[done:]]).decode()
+
+
+def _docstrings(tree: ast.Module) -> list[Span]:
+    """Where they begin and end."""
+    spans: list[Span] = []
+    waiting: list[Any] = [tree]
+    while waiting:
+        holder = waiting.pop()
+        if isinstance(holder, DOCUMENTED) and holder.body and isinstance(holder.body[0], ast.Expr):
+            text = holder.body[0].value
+            if isinstance(text, ast.Constant) and isinstance(text.value, str):
+                spans.append(((text.lineno, text.col_offset), (text.end_lineno or 0, text.end_col_offset or 0)))
+        # Only statements hold classes and functions: most of a tree is expressions.
+        for inside in ("body", "orelse", "finalbody", "handlers", "cases"):
+            waiting += getattr(holder, inside, [])
+    return spans
+
+
+def _entries(family: str) -> list[Entry]:
+    names = {*SOURCE[family].split()}
+    return [entry for entry in stdlib_entries() if entry.name.split("/")[0].removesuffix(".py") in names]
+
+
+def _read_code(entry: Entry) -> Iterator[Document]:
+    return _cut(entry, split(_decoded(entry))[1])
+
+
+def _read_docstrings(entry: Entry) -> Iterator[Document]:
+    return _cut(entry, split(_decoded(entry))[0])
+
+
+def _decoded(entry: Entry) -> str:
+    return "".join(document.text for document in read_text(entry))
+
+
+def _cut(entry: Entry, text: str) -> Iterator[Document]:
+    """Pieces that end where a line does."""
+    number = 0
+    while text:
+        end = text.find("\n", BUILTIN_PIECE) + 1 or len(text)
+        yield Document(f"{entry.name}#{number}", text[:end])
+        text, number = text[end:], number + 1
+
+
+@dataclass(frozen=True)
+class Source:
+    """The files of a data set and how one of them is read."""
+
+    entries: list[Entry]
+    read: Callable[[Entry], Iterator[Document]]
+
+    def documents(self) -> Iterator[Document]:
+        """All documents that hold text, one file after the other. Raises PierError when a file cannot be read."""
+        for entry in self.entries:
+            try:
+                yield from (document for document in self.read(entry) if document.text)
+            except OSError as error:
+                raise PierError(f"{entry.path}: {error.strerror}", "Make the file readable, or remove it.") from error
+
+
+def no_text() -> PierError:
+    """The error of a source without a document."""
+    return PierError("the data has no text in it", "Give files with text: [data] path, or --dataset PATH.")
+
+
+def open_source(config: DataSection, path: str | None = None) -> Source:
+    """The source that [data] describes; `path` replaces its path (and the built-in text) at this site.
+
+    Raises:
+        PierError: there is no such path, or no file in it.
+    """
+    if config.source == "stdlib" and not path:
+        return Source(stdlib_entries(), read_stdlib)
+    if config.source == "builtin" and not path:
+        return builtin_source(config.path)
+    root = Path(path or config.path).expanduser()
+    if config.source == "jsonl":
+        return Source(find_entries(root, ".jsonl"), partial(read_jsonl, field=config.text_field))
+    if config.source == "parquet":
+        return Source(find_entries(root, ".parquet"), partial(read_parquet, field=config.text_field))
+    return Source(find_entries(root), read_text)

@@ -1,0 +1,149 @@
+"""Text to token ids and back: raw bytes, or any tokenizer.json of the `tokenizers` library.
+
+Text of tokens as they come; a character of several tokens comes when it is whole.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from pier_node.base.errors import PierError
+
+Tokens = npt.NDArray[np.unsignedinteger[Any]]
+
+END_OF_TEXT = ("<|endoftext|>", "<|end_of_text|>", "</s>", "<eos>", "<|eot_id|>", "<|im_end|>", "[SEP]")
+"""What well-known tokenizers call the token after a document; a tokenizer.json does not say which one it is."""
+
+
+class Tokenizer(Protocol):
+    """Text to ids and back.
+
+    Attributes:
+        vocab_size: one more than the largest id.
+        separator: the id that stands between two documents, if there is one.
+        fingerprint: equal for tokenizers that give equal ids.
+    """
+
+    vocab_size: int
+    separator: int | None
+    fingerprint: str
+
+    def encode(self, text: str) -> Tokens:
+        """The ids of a text, shape [tokens]."""
+
+    def encode_batch(self, texts: list[str]) -> list[Tokens]:
+        """The ids of each text."""
+
+    def decode(self, ids: Iterable[int]) -> str:
+        """The text of some ids."""
+
+
+class ByteTokenizer:
+    """Ids are UTF-8 bytes; a newline stands between documents."""
+
+    vocab_size = 256
+    separator: int | None = ord("\n")
+    fingerprint = "bytes"
+
+    def encode(self, text: str) -> Tokens:
+        """The bytes of a text, uint8 [bytes]."""
+        return np.frombuffer(text.encode(), dtype=np.uint8)
+
+    def encode_batch(self, texts: list[str]) -> list[Tokens]:
+        """The bytes of each text."""
+        return [self.encode(text) for text in texts]
+
+    def decode(self, ids: Iterable[int]) -> str:
+        """The text of some bytes; what is not UTF-8, or no byte at all, reads as U+FFFD."""
+        return bytes(id if id < 256 else 0xFF for id in ids).decode(errors="replace")
+
+
+class FileTokenizer:
+    """A tokenizer.json."""
+
+    def __init__(self, path: Path) -> None:
+        from tokenizers import Tokenizer as Library
+
+        try:
+            text = path.read_text(encoding="utf-8")
+        except (OSError, UnicodeDecodeError) as error:
+            raise PierError(f"data.tokenizer = {path}: {error}", 'Give a tokenizer.json, or "bytes".') from error
+        try:
+            self._library = Library.from_str(text)
+        except Exception as error:  # the library raises nothing narrower
+            raise PierError(f"data.tokenizer = {path}: not a tokenizer.json: {error}") from error
+        ids = self._library.get_vocab(with_added_tokens=True)
+        self.vocab_size = max(ids.values(), default=-1) + 1
+        self.separator = next((ids[name] for name in END_OF_TEXT if name in ids), None)
+        self.fingerprint = hashlib.sha256(text.encode()).hexdigest()
+
+    def encode(self, text: str) -> Tokens:
+        """The ids of a text, uint32 [tokens], without special tokens."""
+        return self.encode_batch([text])[0]
+
+    def encode_batch(self, texts: list[str]) -> list[Tokens]:
+        """The ids of each text, worked out on all cores."""
+        encodings = self._library.encode_batch_fast(texts, add_special_tokens=False)
+        return [np.array(encoding.ids, dtype=np.uint32) for encoding in encodings]
+
+    def decode(self, ids: Iterable[int]) -> str:
+        """The text of some ids; special tokens and ids that the tokenizer does not have are left out."""
+        return str(self._library.decode([int(id) for id in ids]))
+
+
+def open_tokenizer(name: str) -> Tokenizer:
+    """The tokenizer that [data] names: `bytes`, or the path of a tokenizer.json. Raises PierError: it is neither."""
+    return ByteTokenizer() if name == "bytes" else FileTokenizer(Path(name).expanduser())
+
+
+def check_vocab(tokens: int, vocab_size: int) -> None:
+    """Raise PierError when a model of `vocab_size` has no room for a tokenizer's `tokens`."""
+    if tokens > vocab_size:
+        raise PierError(
+            f"model.vocab_size = {vocab_size}: the tokenizer has {tokens} tokens; allowed: {tokens} or more",
+            f"Set vocab_size = {tokens} in [model], or choose another [data] tokenizer.",
+        )
+
+
+BROKEN = "\ufffd"
+"""What a decoder shows for bytes that are no character, or not yet."""
+LONGEST = 4
+"""Tokens that one character may take: UTF-8 has at most four bytes to one."""
+
+
+class Spelling:
+    """Spells the tokens that follow those in `before`.
+
+    Some tokenizers write a token differently at the start of a text than in it, so each piece is decoded behind the one
+    before and that one's text is taken away.
+    """
+
+    def __init__(self, tokenizer: Tokenizer, before: Sequence[int]) -> None:
+        self._tokenizer = tokenizer
+        self._before, self._now = list(before)[-LONGEST:], list[int]()
+
+    def push(self, id: int) -> str:
+        """The text that is known with one token more; may be empty."""
+        self._now.append(id)
+        piece = self._piece(self._now)
+        if not piece.endswith(BROKEN):
+            self._before, self._now = self._now, []
+            return piece
+        if len(self._now) < LONGEST:
+            return ""
+        piece = self._piece(self._now[:1])  # whatever follows, the first of them is no part of a character
+        self._before, self._now = self._now[:1], self._now[1:]
+        return piece
+
+    def end(self) -> str:
+        """What is left when no token comes any more: a character that is not whole."""
+        return self._piece(self._now)
+
+    def _piece(self, now: list[int]) -> str:
+        return self._tokenizer.decode(self._before + now)[len(self._tokenizer.decode(self._before)) :]

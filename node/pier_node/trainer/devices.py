@@ -1,0 +1,52 @@
+"""The devices of this machine: how many workers it takes, and how each of them computes."""
+
+from __future__ import annotations
+
+import os
+
+import torch
+
+from pier_node.base.errors import PierError
+
+
+def count() -> int:
+    """Workers that a site has by default: one for each CUDA device, or one on the CPU."""
+    return torch.cuda.device_count() or 1
+
+
+def pick(local_rank: int) -> torch.device:
+    """The device of the worker `local_rank`. Raises PierError when there are more workers than CUDA devices."""
+    available = torch.cuda.device_count()
+    if not available:
+        return torch.device("cpu")
+    if local_rank >= available:
+        raise PierError(
+            f"this machine shows {available} CUDA device(s), but worker {local_rank} needs one of its own",
+            f"Start the node with --workers {available}, or look at CUDA_VISIBLE_DEVICES.",
+        )
+    device = torch.device("cuda", local_rank)
+    torch.cuda.set_device(device)
+    return device
+
+
+def describe(device: torch.device) -> str:
+    """A device in words, for the status."""
+    return f"{device} {torch.cuda.get_device_name(device)}" if device.type == "cuda" else "cpu"
+
+
+def uses_bf16(device: torch.device, precision: str) -> bool:
+    """Whether to compute in bfloat16: as `inner.precision` says; `auto` means where the hardware has it."""
+    if precision != "auto":
+        return precision == "bf16"
+    return device.type == "cuda" and torch.cuda.is_bf16_supported(including_emulation=False)
+
+
+def peak_bytes(device: torch.device) -> int:
+    """The most device memory that this process has held at once; 0 on a CPU."""
+    return torch.cuda.max_memory_allocated(device) if device.type == "cuda" else 0
+
+
+def share_cores(workers: int) -> None:
+    """Give this worker its part of the cores, unless OMP_NUM_THREADS says how many threads to use."""
+    if "OMP_NUM_THREADS" not in os.environ:
+        torch.set_num_threads(max(1, len(os.sched_getaffinity(0)) // workers))

@@ -1,0 +1,1 @@
+"""The decoder, its initial weights, evaluation, generation, and the Hugging Face format."""

@@ -1,0 +1,232 @@
+"""A decoder-only transformer in two forms, whole or a range of its blocks.
+
+llama: rotary positions, RMSNorm, SwiGLU, no biases, grouped-query heads (Touvron et al., arXiv 2307.09288).
+gpt2: learned positions, LayerNorm, tanh-approximate GELU, biases (Radford et al. 2019).
+It holds no buffers: built on the meta device, `to_empty` and `Layout.load` make it whole.
+
+What a decoder has read: keys and values of every block, so that the next token is computed alone (a KV cache).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from pier_node.config.run import ModelSection
+
+
+class LayerPast:
+    """Of one block: keys and values, [1, kv_heads, context, head_dim] each, of which the first `length` are there."""
+
+    def __init__(self, config: ModelSection, device: torch.device) -> None:
+        shape = (1, config.kv_heads, config.context, config.dim // config.heads)
+        self._keys, self._values = (torch.empty(shape, device=device) for _ in range(2))
+        self.length = 0
+
+    def extended(self, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
+        """Take in those of more tokens, [1, kv_heads, tokens, head_dim]; returns all that are known."""
+        end = self.length + keys.shape[2]
+        self._keys[:, :, self.length : end] = keys
+        self._values[:, :, self.length : end] = values
+        self.length = end
+        return self._keys[:, :, :end], self._values[:, :, :end]
+
+
+class Past:
+    """Of a whole decoder, for one text; it takes 8 · layers · context · dim · kv_heads / heads bytes."""
+
+    def __init__(self, config: ModelSection, device: torch.device, blocks: Iterable[int] | None = None) -> None:
+        names = range(config.layers) if blocks is None else blocks
+        self._layers = {str(index): LayerPast(config, device) for index in names}
+        self._context = config.context
+
+    def layer(self, name: str) -> LayerPast:
+        """That of a block, by the name that Decoder.blocks has for it."""
+        return self._layers[name]
+
+    @property
+    def length(self) -> int:
+        """Tokens that it knows."""
+        return next(iter(self._layers.values())).length
+
+    def begin(self, tokens: int) -> int:
+        """Where so many tokens more begin. Raises ValueError: there is no room for them."""
+        if self.length + tokens > self._context:
+            raise ValueError(f"{self.length + tokens} tokens do not fit into a context of {self._context}")
+        return self.length
+
+    def clear(self) -> None:
+        """Forget everything."""
+        for layer in self._layers.values():
+            layer.length = 0
+
+
+EPSILON = 1e-5
+"""Of both kinds of norm."""
+
+
+class Decoder(nn.Module):
+    """Token ids in, logits out; a range of the blocks takes and gives activations where it lacks an end.
+
+    Args:
+        config: the [model] section.
+        blocks: consecutive blocks to build; None: all. Token and position embeddings come with block 0, the final norm
+            and the head with the last block. With tied embeddings the range that holds the last block has an
+            `embedding.weight` too, and whoever splits the model adds up the two gradients.
+        ends: whether embeddings, final norm and head are built, wherever the blocks lie: of a pipeline's stage, which
+            is used by its parts (`embed`, `through`, `predict`); None: as the blocks say.
+    """
+
+    def __init__(self, config: ModelSection, blocks: range | None = None, ends: bool | None = None) -> None:
+        super().__init__()
+        blocks = range(config.layers) if blocks is None else blocks
+        self.config = config
+        self.embeds = 0 in blocks if ends is None else ends
+        self.predicts = config.layers - 1 in blocks if ends is None else ends
+        if self.embeds or (self.predicts and config.tie_embeddings):
+            self.embedding = _embedding(config.vocab_size, config.dim)
+        if self.embeds and config.form == "gpt2":
+            self.positions = _embedding(config.context, config.dim)
+        self.blocks = nn.ModuleDict({str(index): Block(config) for index in blocks})
+        if self.predicts:
+            self.norm = _norm(config)
+        if self.predicts and not config.tie_embeddings:
+            self.head = nn.Linear(config.dim, config.vocab_size, bias=False)
+
+    def forward(self, x: Tensor, past: Past | None = None) -> Tensor:
+        """[batch, time] token ids, or [batch, time, dim] -> [batch, time, vocab] logits, or [batch, time, dim].
+
+        With a `past` the tokens follow those in it, which are not computed again, and are in it afterwards.
+        """
+        start = past.begin(x.shape[1]) if past else 0
+        x = self.through(self.embed(x, start) if self.embeds else x, past=past, start=start)
+        return self.predict(x) if self.predicts else x
+
+    def embed(self, tokens: Tensor, start: int = 0) -> Tensor:
+        """[batch, time] token ids -> [batch, time, dim]; `start`: tokens before them."""
+        x: Tensor = self.embedding(tokens)
+        return x + self.positions.weight[start : start + tokens.shape[1]] if self.config.form == "gpt2" else x
+
+    def through(self, x: Tensor, without: Collection[int] = (), past: Past | None = None, start: int = 0) -> Tensor:
+        """The blocks that are here, but for some: [batch, time, dim] -> the same; `start`: places before them."""
+        rotation = self._rotation(x, start) if self.config.form == "llama" else None
+        for name, block in self.blocks.items():
+            if not without or int(name) not in without:
+                x = block(x, rotation, past.layer(name) if past else None)
+        return x
+
+    def predict(self, x: Tensor) -> Tensor:
+        """[batch, time, dim] -> [batch, time, vocab] logits."""
+        head = self.embedding if self.config.tie_embeddings else self.head
+        return functional.linear(self.norm(x), head.weight)
+
+    def _rotation(self, x: Tensor, start: int = 0) -> tuple[Tensor, Tensor]:
+        head_dim = self.config.dim // self.config.heads
+        even = torch.arange(0, head_dim, 2, device=x.device, dtype=torch.float32)
+        speed = 1.0 / self.config.rope_theta ** (even / head_dim)  # [head_dim / 2]
+        places = torch.arange(start, start + x.shape[1], device=x.device, dtype=torch.float32)
+        angle = torch.outer(places, speed).repeat(1, 2)
+        return angle.cos(), angle.sin()  # [time, head_dim] each
+
+
+class Block(nn.Module):
+    """Attention, then the feed-forward part, each on a normed copy of the residual stream."""
+
+    def __init__(self, config: ModelSection) -> None:
+        super().__init__()
+        self.attention_norm = _norm(config)
+        self.attention = Attention(config)
+        self.mlp_norm = _norm(config)
+        self.mlp = SwiGLU(config) if config.form == "llama" else GELU(config)
+
+    def forward(self, x: Tensor, rotation: tuple[Tensor, Tensor] | None, past: LayerPast | None = None) -> Tensor:
+        """[batch, time, dim] -> the same."""
+        x = x + self.attention(self.attention_norm(x), rotation, past)
+        out: Tensor = x + self.mlp(self.mlp_norm(x))
+        return out
+
+
+class Attention(nn.Module):
+    """Causal attention; each key and value head serves heads / kv_heads query heads."""
+
+    def __init__(self, config: ModelSection) -> None:
+        super().__init__()
+        bias = config.form == "gpt2"
+        self.head_dim = config.dim // config.heads
+        self.grouped = config.kv_heads != config.heads
+        self.query = nn.Linear(config.dim, config.dim, bias=bias)
+        self.key = nn.Linear(config.dim, config.kv_heads * self.head_dim, bias=bias)
+        self.value = nn.Linear(config.dim, config.kv_heads * self.head_dim, bias=bias)
+        self.output = nn.Linear(config.dim, config.dim, bias=bias)
+
+    def forward(self, x: Tensor, rotation: tuple[Tensor, Tensor] | None, past: LayerPast | None = None) -> Tensor:
+        """[batch, time, dim] -> the same."""
+        query, key, value = (self._split(part(x)) for part in (self.query, self.key, self.value))
+        if rotation is not None:
+            query, key = _rotate(query, rotation), _rotate(key, rotation)
+        mask = None
+        if past is not None:
+            key, value = past.extended(key, value)
+            mask = _later(query.shape[2], key.shape[2], x.device)
+        x = functional.scaled_dot_product_attention(
+            query, key, value, attn_mask=mask, is_causal=past is None, enable_gqa=self.grouped
+        )
+        merged: Tensor = self.output(x.transpose(1, 2).flatten(2))
+        return merged
+
+    def _split(self, x: Tensor) -> Tensor:
+        return x.view(*x.shape[:2], -1, self.head_dim).transpose(1, 2)  # [batch, heads, time, head_dim]
+
+
+class SwiGLU(nn.Module):
+    """down(silu(gate x) * up x)."""
+
+    def __init__(self, config: ModelSection) -> None:
+        super().__init__()
+        self.gate = nn.Linear(config.dim, config.ffn_dim, bias=False)
+        self.up = nn.Linear(config.dim, config.ffn_dim, bias=False)
+        self.down = nn.Linear(config.ffn_dim, config.dim, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[batch, time, dim] -> the same."""
+        out: Tensor = self.down(functional.silu(self.gate(x)) * self.up(x))
+        return out
+
+
+class GELU(nn.Module):
+    """down(gelu(up x)), with the tanh approximation."""
+
+    def __init__(self, config: ModelSection) -> None:
+        super().__init__()
+        self.up = nn.Linear(config.dim, config.ffn_dim)
+        self.down = nn.Linear(config.ffn_dim, config.dim)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[batch, time, dim] -> the same."""
+        out: Tensor = self.down(functional.gelu(self.up(x), approximate="tanh"))
+        return out
+
+
+def _norm(config: ModelSection) -> nn.Module:
+    kind = nn.RMSNorm if config.form == "llama" else nn.LayerNorm
+    return kind(config.dim, eps=EPSILON)
+
+
+def _rotate(x: Tensor, rotation: tuple[Tensor, Tensor]) -> Tensor:
+    # Hugging Face's convention: dimension i turns with dimension i + head_dim / 2, not with its neighbour.
+    cos, sin = rotation
+    low, high = x.chunk(2, dim=-1)
+    return (x * cos + torch.cat((-high, low), dim=-1) * sin).type_as(x)
+
+
+def _later(tokens: int, known: int, device: torch.device) -> Tensor:
+    """What the last `tokens` of `known` may look at: [tokens, known], bool."""
+    return torch.ones(tokens, known, dtype=torch.bool, device=device).tril(known - tokens)
+
+
+def _embedding(rows: int, dim: int) -> nn.Embedding:
+    # Its own initialisation would import PyTorch's compiler on the meta device: a second of every start.
+    return nn.Embedding(rows, dim, _weight=torch.rand(rows, dim))

@@ -1,0 +1,58 @@
+"""Text from a model, token by token."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+import torch
+from torch import Tensor
+
+from pier_node.base.errors import PierError
+from pier_node.trainer.model.decoder import Decoder
+
+
+def generate(
+    model: Decoder, prompt: Sequence[int], count: int, temperature: float = 1.0, top_k: int = 0, seed: int = 0
+) -> list[int]:
+    """The `count` tokens that follow `prompt`; see `stream`."""
+    return list(stream(model, prompt, count, temperature, top_k, seed))
+
+
+@torch.no_grad()
+def stream(
+    model: Decoder, prompt: Sequence[int], count: int, temperature: float = 1.0, top_k: int = 0, seed: int = 0
+) -> Iterator[int]:
+    """The `count` tokens that follow `prompt`, each as soon as it is known.
+
+    Args:
+        model: a whole decoder; it sees the last `context` tokens.
+        prompt: one token at least.
+        count: tokens to make.
+        temperature: 0 takes the likeliest token always; 1 samples from the model's own distribution.
+        top_k: sample among that many likeliest tokens; 0: among all.
+        seed: the same seed gives the same tokens.
+
+    Raises:
+        PierError: the prompt is empty.
+    """
+    if not prompt:
+        raise PierError("the prompt is empty", "Give at least one character to go on from.")
+    device = next(model.parameters()).device
+    generator = torch.Generator().manual_seed(seed)
+    tokens = list(prompt)
+    for _ in range(count):
+        window = torch.tensor([tokens[-model.config.context :]], device=device)  # [1, time]
+        logits = model(window)[0, -1].float().cpu()  # [vocab]
+        tokens.append(_pick(logits, temperature, top_k, generator))
+        yield tokens[-1]
+
+
+def _pick(logits: Tensor, temperature: float, top_k: int, generator: torch.Generator) -> int:
+    if temperature == 0:
+        return int(logits.argmax())
+    if top_k:
+        least = logits.topk(min(top_k, len(logits))).values[-1]
+        logits = logits.masked_fill(logits < least, -torch.inf)
+    # Taking the maximum away first keeps a temperature near 0 from overflowing.
+    chances = torch.softmax((logits - logits.max()) / temperature, dim=-1)
+    return int(torch.multinomial(chances, 1, generator=generator))

@@ -1,0 +1,65 @@
+"""A model with wider feed-forward layers that computes what the narrow one does (Net2Net, arXiv 1511.05641).
+
+Units of the wide layer beyond those of the narrow one are copies, drawn by a seed. A unit and its copies share the
+unit's column of the down-projection in unequal parts, so that their gradients differ from the first step on. Thus
+one seed model serves experts of all sizes (spec/hdee.md section 8 asks for one seed; section 4: sizes differ in ffn_dim
+alone).
+"""
+
+from __future__ import annotations
+
+import hashlib
+
+import torch
+from torch import Tensor
+
+from pier_node.base.errors import PierError
+from pier_node.config.run import ModelSection
+from pier_node.outer.layout import Layout
+
+LEAST = 0.25
+"""Shares are drawn from LEAST to 1 before they are made to add up to 1: no copy begins with next to nothing."""
+
+
+def widened(narrow: ModelSection, wide: ModelSection, flat: Tensor, seed: int) -> Tensor:
+    """The weights of the wide model; the same seed gives the same bits.
+
+    Args:
+        flat: of the narrow one, fp32 [parameters].
+
+    Raises:
+        PierError: the two differ in more than ffn_dim, or the wide one is the narrower.
+    """
+    if not can_widen(narrow, wide):
+        raise PierError(
+            f"a model with ffn_dim = {narrow.ffn_dim} cannot be widened to the expert's, with ffn_dim = {wide.ffn_dim}",
+            "S must be the model of the run; M and L differ from it in ffn_dim alone.",
+        )
+    if narrow.ffn_dim == wide.ffn_dim:
+        return flat.clone()
+    before, layout = Layout.of(narrow).views(flat), Layout.of(wide)
+    made = torch.empty(layout.length)
+    for name, view in layout.views(made).items():
+        old = before[name]
+        if ".mlp." in name and old.shape != view.shape:
+            sources, shares = _drawn(f"{seed} {name.split('.mlp.')[0]}", narrow.ffn_dim, wide.ffn_dim)
+            old = old[:, sources] * shares if ".down." in name else old[sources]
+        view.copy_(old)
+    return made
+
+
+def can_widen(narrow: ModelSection, wide: ModelSection) -> bool:
+    """Whether they differ in ffn_dim alone, and the second is not the narrower one."""
+    one, other = (config.model_dump(exclude={"preset", "ffn_dim"}) for config in (narrow, wide))
+    return one == other and narrow.ffn_dim <= wide.ffn_dim
+
+
+def _drawn(key: str, narrow: int, wide: int) -> tuple[Tensor, Tensor]:
+    """Which unit each unit of the wide layer is a copy of, and its part of that unit's output; [wide] each."""
+    digest = hashlib.sha256(key.encode()).digest()
+    dice = torch.Generator().manual_seed(int.from_bytes(digest[:8], "big", signed=True))
+    copies = torch.randint(narrow, (wide - narrow,), generator=dice)
+    sources = torch.cat([torch.arange(narrow), copies])
+    parts = LEAST + (1 - LEAST) * torch.rand(wide, generator=dice, dtype=torch.float64)
+    whole = torch.zeros(narrow, dtype=torch.float64).index_add_(0, sources, parts)
+    return sources, (parts / whole[sources]).float()

@@ -1,0 +1,162 @@
+"""The workers of a site as its daemon sees them: one thing that trains, and that outlives the death of a process.
+
+A job is idempotent. After a restart it is handed out again with the state that it began with, from shared memory, and
+whoever asked for it notices a delay and nothing else.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+from collections.abc import Callable, Coroutine
+from pathlib import Path
+from typing import Any, Literal, TypeVar
+
+import numpy as np
+import numpy.typing as npt
+
+from pier_node.base.shared import SharedVector
+from pier_node.config.run import RunConfig
+from pier_node.engine.messages import Done, Evaluate, Evaluated, Job, Progress, Rate, Rated, Setup
+from pier_node.engine.supervisor import Moments, SharedMoments, Supervisor, WorkerGroup
+from pier_node.outer.layout import Layout
+from pier_node.trainer.data.site_data import SiteData
+
+T = TypeVar("T")
+
+
+class Workers:
+    """The workers of one site.
+
+    Args:
+        config: the run.
+        node: this site's node id.
+        data: its training data.
+        folder: of this node; takes `logs/workers.log` and `cache`.
+        count: workers to start; 0: one for each device.
+
+    Attributes:
+        outbox: what the last job published: θ, or the site's mean gradient; shape [parameters].
+        adam_m, adam_v: AdamW's moments after the last job that published θ; zeros at first.
+        recover_moments: called in a thread when a worker died while it wrote the moments; None from it: zeros.
+    """
+
+    def __init__(self, config: RunConfig, node: str, data: SiteData, folder: Path, count: int) -> None:
+        length = Layout.of(config.model).length
+        self.outbox, self._moments = SharedVector(length), SharedMoments(length, lambda: self.recover_moments())
+        self.adam_m, self.adam_v = self._moments.first, self._moments.second
+        self.recover_moments: Callable[[], Moments | None] = lambda: None
+        setup = Setup(
+            config=config.canonical(),
+            node=node,
+            slot=data.slot,
+            slots=data.slots,
+            data_path=data.path,
+            cache=str(folder / "cache"),
+            outbox=self.outbox.path,
+            adam_m=self.adam_m.path,
+            adam_v=self.adam_v.path,
+            length=length,
+        )
+        self._supervisor = Supervisor(setup, self._moments, folder / "logs" / "workers.log", count)
+        self._ids, self._turn = itertools.count(1), asyncio.Lock()
+        self._tasks: set[asyncio.Task[Any]] = set()
+
+    @property
+    def adam_step(self) -> int:
+        """AdamW steps behind adam_m and adam_v."""
+        return self._moments.step
+
+    def moments(self) -> tuple[SharedVector, SharedVector, int] | None:
+        """AdamW's, and how many steps are behind them; None: none yet."""
+        return (self.adam_m, self.adam_v, self.adam_step) if self.adam_step else None
+
+    @property
+    def team(self) -> WorkerGroup | None:
+        """The running workers; None before they have started."""
+        return self._supervisor.team
+
+    async def start(self) -> None:
+        """Start the workers; return when all have connected. Raises PierError when they do not."""
+        await self._supervisor.start()
+
+    async def run(
+        self,
+        first_step: int,
+        steps: int,
+        sequences: int,
+        payload: Literal["weights", "gradient"],
+        load: SharedVector,
+        adam_step: int | None = None,
+        on_progress: Callable[[Progress], None] | None = None,
+    ) -> Done:
+        """Have the workers do a job, and wait until its result is in the shared vectors.
+
+        Cancelling this does not stop the job, whose result still comes; the next one begins after it.
+
+        Args:
+            first_step: index in the whole run of the first inner step.
+            steps: inner steps to do; 1 for a gradient.
+            sequences: that the site trains on in a step.
+            payload: what to publish in `outbox`. With "gradient" nothing is stepped: not θ, and not the moments.
+            load: weights to begin with; not `outbox`, because the job may have to begin again.
+            adam_step: when given, begin with the moments that now are in `adam_m` and `adam_v`, so many steps old.
+            on_progress: called a few times a second with what is done.
+
+        Raises:
+            PierError: the workers cannot do it, or died too often; says why, and where the log is.
+        """
+        job = Job(
+            id=next(self._ids),
+            first_step=first_step,
+            steps=steps,
+            sequences=sequences,
+            payload=payload,
+            load=load.path,
+            load_adam=adam_step is not None,
+            adam_step=adam_step or 0,
+        )
+        return await self._finish(self._run(job, load, on_progress))
+
+    async def evaluate(self, weights: SharedVector) -> float:
+        """Validation loss of these weights, nats a token. Raises PierError as `run` does."""
+        return await self._finish(self._evaluate(weights))
+
+    async def rate(self, weights: SharedVector, rows: Path) -> npt.NDArray[np.float64]:
+        """Mean loss of each row of a file with these weights, nats a token, [rows]. Raises PierError as `run` does.
+
+        Args:
+            rows: .npy, [rows, context + 1] token ids.
+        """
+        return await self._finish(self._rate(weights, rows))
+
+    async def stop(self) -> None:
+        """End all workers, within seconds; a job in progress is cancelled."""
+        for task in self._tasks:
+            task.cancel()
+        await self._supervisor.stop()
+
+    async def _finish(self, work: Coroutine[Any, Any, T]) -> T:
+        task = asyncio.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        return await asyncio.shield(task)
+
+    async def _run(self, job: Job, _load: SharedVector, on_progress: Callable[[Progress], None] | None) -> Done:
+        # `_load` stays in memory for as long as the job may have to be handed out.
+        async with self._turn:
+            done = await self._supervisor.ask(job, on_progress)
+        assert isinstance(done, Done)
+        return done
+
+    async def _rate(self, weights: SharedVector, rows: Path) -> npt.NDArray[np.float64]:
+        async with self._turn:
+            rated = await self._supervisor.ask(Rate(next(self._ids), weights.path, str(rows)))
+        assert isinstance(rated, Rated)
+        return np.array(rated.losses)
+
+    async def _evaluate(self, weights: SharedVector) -> float:
+        async with self._turn:
+            evaluated = await self._supervisor.ask(Evaluate(next(self._ids), weights.path))
+        assert isinstance(evaluated, Evaluated)
+        return evaluated.loss

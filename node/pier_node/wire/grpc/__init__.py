@@ -1,0 +1,1 @@
+"""The gRPC carrier: direct connections with mutual TLS."""

@@ -1,0 +1,227 @@
+"""The gRPC carrier: direct connections between sites, mutual TLS, fast. See wire/carrier.py for what a carrier does.
+
+The asking side of the gRPC carrier: connections to peers, calls and streams, failures as PeerLost.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine, Iterator, Sequence
+from contextlib import contextmanager
+from functools import cached_property
+from typing import Any, TypeVar
+
+import grpc
+import grpc.aio
+from google.protobuf.message import Message
+
+from pier.v1.peer_pb2 import Chunk, FetchRequest
+from pier_node.base.address import format_address, parse_address
+from pier_node.identity.certificates import DOMAIN, Credentials
+from pier_node.wire.bounds import parse
+from pier_node.wire.carrier import BadMessage, Method, PeerLost
+from pier_node.wire.grpc.options import END, EXCHANGE, FETCH, SERVICE, channel_options
+from pier_node.wire.grpc.reasons import Circumstances, lost
+from pier_node.wire.grpc.server import PeerServer
+from pier_node.wire.interfaces import Choice, choose_address
+from pier_node.wire.links import LinkedCarrier, Tally, keep_chunk_memory
+from pier_node.wire.metadata import CallMetadata, Headers
+from pier_node.wire.multiaddr import first_hop
+
+M = TypeVar("M", bound=Message)
+Q = TypeVar("Q", bound=Message)
+R = TypeVar("R", bound=Message)
+T = TypeVar("T")
+
+
+class Link:
+    """The way to one peer, or, with `node` None, to whoever listens at an address: two connections, made when needed.
+
+    Questions do not wait behind streams: what fills a connection's send buffer takes seconds to drain over a slow line.
+    """
+
+    def __init__(self, metadata: CallMetadata, credentials: Credentials | None, node: str | None, address: str) -> None:
+        self.node = node
+        self.address = address
+        self._metadata = metadata
+        self._credentials = credentials
+        self._channels: list[grpc.aio.Channel] = []
+        self._calls: set[grpc.aio.Call] = set()
+
+    async def ask(self, method: Method[Q, R], request: Q, timeout: float) -> tuple[str, R]:
+        """The node that answered, and its answer. Raises PeerLost."""
+        headers = self._metadata.call(self.node)
+        call = self._questions.unary_unary(_path(method.name), None, None)(
+            request.SerializeToString(), timeout=timeout, metadata=_metadata(headers)
+        )
+        with self._under_way(call), self._losses(self._questions, timeout):
+            raw = await call
+            node = self._answerer(headers, await call.initial_metadata())
+        return node, self._parse(method.reply, raw)
+
+    async def push(self, chunks: AsyncIterator[Chunk], count: Callable[[int], None]) -> None:
+        """Stream chunks, and `count` their payload bytes; returns once the peer took them all. Raises PeerLost."""
+        headers = self._metadata.call(self.node)
+        call = self._streams.stream_stream(_path(EXCHANGE), None, None)(None, metadata=_metadata(headers))
+        answer, whole = _retrieved(call.read()), False
+        with self._under_way(call):
+            await _first(call.wait_for_connection(), answer)
+            async for chunk in chunks:
+                if answer.done():  # it does not want the rest; the status says why
+                    break
+                with self._losses(self._streams):
+                    await _write(call, chunk.SerializeToString())
+                count(len(chunk.data))
+            else:
+                with self._losses(self._streams):
+                    await _write(call, END)
+                whole = True
+            with self._losses(self._streams):
+                await call.done_writing()
+                await answer
+                await call.read()
+                self._answerer(headers, await call.initial_metadata())
+        if not whole:
+            raise self._lost(f"{self.address}: it took only a part of the stream")
+
+    async def pull(self, request: FetchRequest) -> AsyncGenerator[Chunk]:
+        """Stream what the peer gives. Raises PeerLost."""
+        headers = self._metadata.call(self.node)
+        call = self._streams.unary_stream(_path(FETCH), None, None)(
+            request.SerializeToString(), metadata=_metadata(headers)
+        )
+        proven = ""
+        with self._under_way(call), self._losses(self._streams):
+            async for raw in call:
+                proven = proven or self._answerer(headers, await call.initial_metadata())
+                yield self._parse(Chunk, raw)
+
+    async def close(self) -> None:
+        """Close the connections; calls under way raise PeerLost."""
+        for call in self._calls:
+            call.cancel()
+        await asyncio.gather(*(channel.close(None) for channel in self._channels))
+
+    @contextmanager
+    def _under_way(self, call: grpc.aio.Call) -> Iterator[None]:
+        """Ends a call with whatever needed it, or with this link: closing a channel does not end all its calls."""
+        self._calls.add(call)
+        try:
+            yield
+        finally:
+            self._calls.discard(call)
+            call.cancel()
+
+    @cached_property
+    def _questions(self) -> grpc.aio.Channel:
+        return self._connect()
+
+    @cached_property
+    def _streams(self) -> grpc.aio.Channel:
+        return self._connect()
+
+    def _connect(self) -> grpc.aio.Channel:
+        target = f"dns:///{self.address}"
+        if self._credentials is None:
+            channel = grpc.aio.insecure_channel(target, channel_options(None))
+        else:
+            name = f"{self.node}.{DOMAIN}" if self.node else DOMAIN
+            own = self._credentials
+            tls = grpc.ssl_channel_credentials(own.ca_pem, own.key_pem, own.cert_pem)
+            channel = grpc.aio.secure_channel(target, tls, channel_options(name))
+        self._channels.append(channel)
+        return channel
+
+    def _answerer(self, headers: Headers, answer: grpc.aio.Metadata) -> str:
+        try:
+            node = self._metadata.answered(headers, dict(answer))
+        except ValueError as error:
+            raise self._lost(f"{self.address}: whoever answers there does not prove who it is: {error}") from error
+        if self.node not in (None, node):
+            raise self._lost(f"{self.address}: node {node} answers there")
+        return node
+
+    def _parse(self, kind: type[M], raw: bytes) -> M:
+        try:
+            return parse(kind, raw)
+        except BadMessage as error:
+            raise self._lost(f"{self.address}: its answer is not valid: {error}") from error
+
+    @contextmanager
+    def _losses(self, channel: grpc.aio.Channel, timeout: float | None = None) -> Iterator[None]:
+        try:
+            yield
+        except grpc.aio.AioRpcError as error:
+            connected = channel.get_state() is grpc.ChannelConnectivity.READY
+            of = Circumstances(self.address, self._credentials is not None, timeout, connected)
+            raise lost(self._name, error, of) from error
+        except asyncio.CancelledError:
+            task = asyncio.current_task()
+            if task is None or task.cancelling():
+                raise
+            raise self._lost(f"{self.address}: this node closed the connection") from None
+
+    def _lost(self, reason: str) -> PeerLost:
+        return PeerLost(self._name, reason)
+
+    @property
+    def _name(self) -> str:
+        return self.node or self.address
+
+
+def _path(method: str) -> str:
+    return f"/{SERVICE}/{method}"
+
+
+def _metadata(headers: Headers) -> grpc.aio.Metadata:
+    return grpc.aio.Metadata(*headers.items())
+
+
+async def _write(call: grpc.aio.StreamStreamCall[bytes, bytes], message: bytes) -> None:
+    try:
+        await call.write(message)
+    except asyncio.InvalidStateError:  # the call has ended: to read tells why
+        await call.read()
+
+
+def _retrieved(work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
+    """A task whose exception may go unnoticed: the call that it reads from raises it as well."""
+    task = asyncio.create_task(work)
+    task.add_done_callback(lambda done: done.cancelled() or done.exception())
+    return task
+
+
+async def _first(work: Coroutine[Any, Any, None], ended: asyncio.Task[Any]) -> None:
+    """Wait for work on a call or for the call's end: of one that is cancelled early, grpc.aio tells only readers."""
+    task = _retrieved(work)
+    try:
+        await asyncio.wait({task, ended}, return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        task.cancel()
+
+
+class GrpcCarrier(LinkedCarrier):
+    """A Carrier over gRPC.
+
+    Args:
+        node: this node's id.
+        run_hash: hash of the run's configuration; b"" as long as it is not known: only `greet` works then.
+        credentials: what proves that this node is in the run; None: neither encrypted nor authenticated.
+    """
+
+    def __init__(self, node: str, run_hash: bytes, credentials: Credentials | None) -> None:
+        metadata = CallMetadata(node, run_hash, credentials.key if credentials else None)
+        sent = Tally()
+        self._server = PeerServer(metadata, credentials, sent.add)
+        super().__init__(metadata, lambda peer, address: Link(metadata, credentials, peer, address), self._server, sent)
+
+    async def start(self, host: str, port: int) -> int:
+        """Listen; returns the port, which the system chooses if `port` is 0. Raises PierError."""
+        keep_chunk_memory()
+        return await self._server.start(host, port)
+
+    async def listen(self, at: str, advertise: str | None, peers: Sequence[str]) -> Choice:
+        """Listen at HOST:PORT, and choose the address to tell others; see wire/interfaces.py. Raises PierError."""
+        host, port = parse_address(at)
+        port = await self.start(host, port)
+        return choose_address([first_hop(peer) for peer in peers], advertise, format_address(host, port))

@@ -1,0 +1,225 @@
+"""The answering side of the gRPC carrier: lets callers in, checks what they send, and turns failures into statuses."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import socket
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager, suppress
+from typing import Any, NoReturn, TypeVar
+from urllib.parse import unquote
+
+import grpc
+import grpc.aio
+from google.protobuf.message import Message
+
+from pier.v1.peer_pb2 import Ack, Chunk, FetchRequest, HelloReply, ProbeRequest
+from pier_node.base.address import format_address
+from pier_node.base.errors import PierError
+from pier_node.identity.certificates import Credentials
+from pier_node.wire.bounds import parse
+from pier_node.wire.carrier import BadMessage, Handler, Method, PeerLost
+from pier_node.wire.grpc.options import END, EXCHANGE, FETCH, SERVICE, server_options
+from pier_node.wire.grpc.reasons import brief
+from pier_node.wire.links import CALLS, Busy, Calls
+from pier_node.wire.metadata import CallMetadata, Headers, NotAdmitted
+
+ACK = Ack().SerializeToString()
+
+PATIENCE = 10.0
+"""Seconds that a caller gets to end a stream which was refused."""
+GRACE = 0.5
+"""Seconds that calls under way get to end by themselves when the node stops, or their caller is gone."""
+
+Q = TypeVar("Q", bound=Message)
+R = TypeVar("R", bound=Message)
+Context = grpc.aio.ServicerContext[bytes, bytes]
+
+log = logging.getLogger(__name__)
+
+
+class PeerServer(grpc.GenericRpcHandler):  # type: ignore[type-arg]
+    """Serves whatever handlers it was given.
+
+    Args:
+        metadata: this node's own.
+        credentials: None: without TLS.
+        count: told the peer and the payload bytes of every chunk that it pulled.
+    """
+
+    def __init__(
+        self, metadata: CallMetadata, credentials: Credentials | None, count: Callable[[str, int], None]
+    ) -> None:
+        self._metadata = metadata
+        self._credentials = credentials
+        self._count = count
+        self._methods: dict[str, grpc.RpcMethodHandler[Any, Any]] = {}
+        self._calls = Calls()
+        self._server: grpc.aio.Server | None = None
+        self.serve_push(_not_yet)
+
+    # --- what is served ------------------------------------------------------------------------
+
+    def serve(self, method: Method[Q, R], handler: Handler[Q, R]) -> None:
+        """Answer a method."""
+
+        async def answer(raw: bytes, context: Context) -> bytes:
+            async with self._admitted(method.name, context) as caller:
+                request = parse(method.request, raw)
+                if isinstance(request, ProbeRequest):
+                    request.seen_as = _seen_as(context.peer())
+                reply = await handler(caller, request)
+                if isinstance(reply, HelloReply):
+                    reply.seen_as = _seen_as(context.peer())
+                return reply.SerializeToString()
+
+        self._methods[method.name] = grpc.unary_unary_rpc_method_handler(answer)
+
+    def serve_push(self, handler: Callable[[str, AsyncIterator[Chunk]], Awaitable[None]]) -> None:
+        """Take streams. A handler whose caller is gone gets PeerLost from the stream, or is cancelled soon after."""
+
+        async def take(stream: AsyncIterator[bytes], context: Context) -> None:
+            async with self._admitted(EXCHANGE, context, stream) as caller:
+                chunks = _chunks(caller, stream)
+                await _outliving_the_call(handler(caller, chunks))
+                async for _ in chunks:
+                    raise BadMessage("more chunks than were expected")
+                await context.write(ACK)
+
+        self._methods[EXCHANGE] = grpc.stream_stream_rpc_method_handler(take)
+
+    def serve_pull(self, handler: Callable[[str, FetchRequest], AsyncIterator[Chunk]]) -> None:
+        """Give streams. A handler whose caller is gone is cancelled."""
+
+        async def give(raw: bytes, context: Context) -> None:
+            async with self._admitted(FETCH, context) as caller:
+                async for chunk in handler(caller, parse(FetchRequest, raw)):
+                    await context.write(chunk.SerializeToString())
+                    self._count(caller, len(chunk.data))
+
+        self._methods[FETCH] = grpc.unary_stream_rpc_method_handler(give)
+
+    def service(self, details: grpc.HandlerCallDetails) -> grpc.RpcMethodHandler[Any, Any] | None:
+        """What gRPC asks to find a method."""
+        service, _, name = details.method.removeprefix("/").partition("/")
+        return self._methods.get(name) if service == SERVICE else None
+
+    # --- start and stop ------------------------------------------------------------------------
+
+    async def start(self, host: str, port: int) -> int:
+        """Listen; returns the port, which the system chooses if `port` is 0. Raises PierError."""
+        self._server = grpc.aio.server(options=server_options(), maximum_concurrent_rpcs=CALLS)
+        self._server.add_generic_rpc_handlers((self,))
+        address = format_address(host, port)
+        try:
+            bound = self._add_port(self._server, address)
+        except RuntimeError as error:
+            raise PierError(
+                f"cannot listen on {address}: {_why_not(host, port)}", "Choose another address with --listen HOST:PORT."
+            ) from error
+        await self._server.start()
+        return bound
+
+    async def stop(self) -> None:
+        """Stop listening and end all calls."""
+        if self._server is not None:
+            await self._server.stop(GRACE)
+
+    def _add_port(self, server: grpc.aio.Server, address: str) -> int:
+        if self._credentials is None:
+            return server.add_insecure_port(address)
+        own = self._credentials
+        return server.add_secure_port(
+            address, grpc.ssl_server_credentials([(own.key_pem, own.cert_pem)], own.ca_pem, require_client_auth=True)
+        )
+
+    # --- a call --------------------------------------------------------------------------------
+
+    @asynccontextmanager
+    async def _admitted(
+        self, method: str, context: Context, stream: AsyncIterator[bytes] | None = None
+    ) -> AsyncGenerator[str]:
+        """The caller's node id, for as long as its call is under way; failures end the call with a status.
+
+        A caller that still sends would not get to see it: its `stream` is answered, and left to end, before.
+        """
+        try:
+            headers: Headers = dict(context.invocation_metadata() or ())
+            caller = self._metadata.admit(method, headers, _certificate(context))
+            with self._calls.place(caller):
+                await context.send_initial_metadata(tuple(self._metadata.answer(caller, headers).items()))
+                yield caller
+        except grpc.aio.BaseError:
+            raise
+        except Exception as error:
+            if not isinstance(error, tuple(_STATUSES)):
+                log.exception("%s, asked by %s, failed", method, context.peer())
+            if stream is not None:
+                await context.write(ACK)
+                await _drain(stream)
+            await _refuse(context, error)
+
+
+async def _not_yet(_caller: str, _chunks: AsyncIterator[Chunk]) -> None:
+    raise BadMessage("no streams are taken here yet")
+
+
+async def _chunks(sender: str, stream: AsyncIterator[bytes]) -> AsyncGenerator[Chunk]:
+    async for raw in stream:
+        if raw == END:
+            return
+        yield parse(Chunk, raw)
+    raise PeerLost(sender, "its stream was cut off")
+
+
+async def _outliving_the_call(work: Awaitable[None]) -> None:
+    """Wait for work that learns from its stream that the caller is gone: it is cancelled only if it does not."""
+    task = asyncio.ensure_future(work)
+    try:
+        await asyncio.shield(task)
+    except asyncio.CancelledError:
+        await asyncio.wait({task}, timeout=GRACE)
+        if not task.cancel() and not task.cancelled():
+            task.exception()
+        raise
+
+
+async def _drain(stream: AsyncIterator[bytes]) -> None:
+    """Let a caller find out that it was answered early, and stop sending."""
+    with suppress(TimeoutError):
+        async with asyncio.timeout(PATIENCE):
+            async for _ in stream:
+                pass
+
+
+async def _refuse(context: Context, error: Exception) -> NoReturn:
+    code = next((code for kind, code in _STATUSES.items() if isinstance(error, kind)), grpc.StatusCode.INTERNAL)
+    text = type(error).__name__ if code is grpc.StatusCode.INTERNAL else str(error)
+    await context.abort(code, brief(text))
+
+
+_STATUSES = {
+    NotAdmitted: grpc.StatusCode.FAILED_PRECONDITION,
+    BadMessage: grpc.StatusCode.INVALID_ARGUMENT,
+    Busy: grpc.StatusCode.RESOURCE_EXHAUSTED,
+    PeerLost: grpc.StatusCode.ABORTED,
+}
+
+
+def _certificate(context: Context) -> bytes | None:
+    return next(iter(context.auth_context().get("x509_pem_cert", ())), None)
+
+
+def _seen_as(peer: str) -> str:
+    """HOST:PORT of gRPC's name for a connection, such as ipv4:10.0.0.1:5000 or ipv6:%5B::1%5D:5000."""
+    return unquote(peer.partition(":")[2])
+
+
+def _why_not(host: str, port: int) -> str:
+    """Why listening failed: gRPC does not say."""
+    try:
+        socket.create_server((host, port), family=socket.AF_INET6 if ":" in host else socket.AF_INET).close()
+    except OSError as error:
+        return str(error.strerror).partition(" (")[0]
+    return "gRPC could not bind it"

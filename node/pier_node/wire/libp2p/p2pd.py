@@ -1,0 +1,206 @@
+"""p2pd, the libp2p daemon that hivemind brings along: starts with us, ends with us, and is started again when it dies.
+
+hivemind would start it itself, but then it can outlive us, its sockets lie open to every user of this machine, and its
+death goes unnoticed. So it is started here, and hivemind's P2P is told to use it.
+
+The libp2p key of a site, as p2pd reads it: an ECDSA key on P-256 in libp2p's format, in a file of the data folder.
+
+The peer id in a site's multiaddrs is the hash of this key: as long as it is kept, they stay the same.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import sys
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from cryptography.hazmat.primitives import serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+
+from pier_node.base.errors import PierError
+from pier_node.base.processes import SocketFolder
+from pier_node.identity.node import write_private
+
+if TYPE_CHECKING:
+    from hivemind.p2p import P2P
+
+
+KEY_FILE = "p2p.key"
+
+
+def make_key(path: Path) -> Path:
+    """The key file at a path, made at the first start."""
+    from hivemind.proto.crypto_pb2 import KeyType, PrivateKey
+
+    if not path.exists():
+        key = ec.generate_private_key(ec.SECP256R1()).private_bytes(
+            serialization.Encoding.DER, serialization.PrivateFormat.TraditionalOpenSSL, serialization.NoEncryption()
+        )
+        write_private(path, PrivateKey(key_type=KeyType.ECDSA, data=key).SerializeToString())
+    return path
+
+
+START_SECONDS = 15.0
+TRIES = 40
+"""Starts, until one is sound."""
+STOP_SECONDS = 1.0
+PAUSES = (0.0, 0.5, 2.0, 10.0)
+"""Seconds before it is started again: after its first death, its second, ..."""
+LASTING = 60.0
+"""Seconds after which a p2pd that dies had been in good health."""
+
+_ENVIRONMENT = {
+    "GOLOG_LOG_LEVEL": "error",
+    "LIBP2P_TCP_REUSEPORT": "false",  # a port in use is an error, not a second p2pd that takes half of the connections
+}
+
+log = logging.getLogger(__name__)
+
+
+class P2pd:
+    """One p2pd, or the one after it.
+
+    Args:
+        key: file of its libp2p key; None: one of its own, until it is stopped.
+        options: of its command line.
+        ready: told the client of each p2pd that is up, before anybody else gets it.
+        sound: whether it is as it should be; else it is started anew, TRIES times.
+    """
+
+    def __init__(
+        self,
+        key: Path | None,
+        options: list[str],
+        ready: Callable[[P2P], Awaitable[None]],
+        sound: Callable[[P2P], Awaitable[bool]] | None = None,
+    ) -> None:
+        self._options, self._ready, self._sound = options, ready, sound
+        self._folder = SocketFolder(f"p2pd-{os.getpid()}")
+        self._home = self._folder.path
+        self._key = make_key(key or self._home / KEY_FILE)
+        self._process: asyncio.subprocess.Process | None = None
+        self._client: P2P | None = None
+        self._up = asyncio.Event()
+        self._leader: asyncio.Task[None] | None = None
+        self._listener: asyncio.Task[None] | None = None
+
+    async def start(self) -> P2P:
+        """Start it. Raises PierError."""
+        client = await self._launch()
+        self._leader = asyncio.create_task(self._keep_up())
+        return client
+
+    async def client(self) -> P2P:
+        """hivemind's client, as soon as it is up."""
+        await self._up.wait()
+        return self._client
+
+    async def stop(self) -> None:
+        """End it and remove its sockets."""
+        if self._leader is not None:
+            self._leader.cancel()
+            await asyncio.wait({self._leader})
+        await self._end()
+        self._folder.remove()
+
+    async def _launch(self) -> P2P:
+        for _ in range(TRIES):
+            client = await self._launch_once()
+            if self._sound is None or await self._sound(client):
+                break
+            await self._end()
+        else:
+            log.warning("p2pd does not relay as it was told to: sites that have no open port may not reach each other")
+            client = await self._launch_once()
+        await self._ready(client)
+        self._up.set()
+        return client
+
+    async def _launch_once(self) -> P2P:
+        from hivemind.p2p import P2P
+        from hivemind.utils.multiaddr import Multiaddr
+
+        control = self._home / "socket"
+        control.unlink(missing_ok=True)
+        self._process = await asyncio.create_subprocess_exec(
+            *(sys.executable, "-m", "pier_node.base.processes"),  # a fork here would upset the threads of gRPC
+            *(str(_program()), f"-listen=/unix{control}", f"-id={self._key}", "-idleTimeout=30s", *self._options),
+            stdin=asyncio.subprocess.DEVNULL,
+            stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.STDOUT,
+            env={**os.environ, **_ENVIRONMENT},
+            start_new_session=True,  # Ctrl+C in our terminal is not for it
+        )
+        try:
+            async with asyncio.timeout(START_SECONDS):
+                await self._spoken(self._process)
+                here: type[P2P] = type("P2P", (P2P,), {"_UNIX_SOCKET_PREFIX": f"/unix{self._home}/"})
+                self._client = await here.replicate(Multiaddr(f"/unix{control}"))
+        except TimeoutError as error:
+            await self._end()
+            raise PierError(f"p2pd did not come up within {START_SECONDS:.0f} s") from error
+        return self._client
+
+    async def _spoken(self, process: asyncio.subprocess.Process) -> None:
+        """Return when it has said that it is up, and go on reading what it says. Raises PierError."""
+        assert process.stdout
+        said = ""
+        while line := (await process.stdout.readline()).decode(errors="replace").strip():
+            if line.startswith("Peer ID:"):
+                self._listener = asyncio.create_task(_overhear(process.stdout))
+                return
+            said = line
+        await process.wait()
+        raise PierError(f"p2pd does not start: {said}")
+
+    async def _keep_up(self) -> None:
+        deaths, loop = 0, asyncio.get_running_loop()
+        while True:
+            assert self._process
+            began = loop.time()
+            code = await self._process.wait()
+            deaths = 0 if loop.time() - began > LASTING else deaths
+            log.warning("p2pd ended (%d): starting it again", code)
+            await self._end()
+            await asyncio.sleep(PAUSES[min(deaths, len(PAUSES) - 1)])
+            deaths += 1
+            try:
+                await self._launch()
+            except (PierError, OSError) as error:
+                log.warning("%s", error)
+
+    async def _end(self) -> None:
+        self._up.clear()
+        if self._client is not None:
+            await self._client.shutdown()
+            self._client = None
+        if self._process is not None and self._process.returncode is None:
+            await _terminate(self._process)
+        if self._listener is not None:
+            await asyncio.wait({self._listener}, timeout=STOP_SECONDS)  # until asyncio, too, sees that it is gone
+
+
+async def _terminate(process: asyncio.subprocess.Process) -> None:
+    with suppress(ProcessLookupError):
+        process.terminate()
+    try:
+        await asyncio.wait_for(process.wait(), STOP_SECONDS)
+    except TimeoutError:
+        process.kill()
+        await process.wait()
+
+
+async def _overhear(output: asyncio.StreamReader) -> None:
+    while line := await output.readline():
+        log.debug("p2pd: %s", line.decode(errors="replace").rstrip())
+
+
+def _program() -> Path:
+    import hivemind.hivemind_cli as cli
+
+    return Path(next(iter(cli.__path__))) / "p2pd"

@@ -1,0 +1,217 @@
+"""What both carriers do alike: they know peers by their links, and serve whatever handlers they are given.
+
+Keeps the memory of chunks in the process: half as much processor time again goes into faulting it in anew otherwise.
+
+glibc gives a freed block of CHUNK_BYTES back to the kernel, and a chunk takes several such blocks on its way. See
+mallopt(3); where the C library has none, there is nothing to do.
+
+How many calls a node answers at once, so that no peer takes all of it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import ctypes
+from collections import Counter
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterable, Iterator
+from contextlib import aclosing, contextmanager
+from functools import partial
+from typing import Protocol, TypeVar
+
+from google.protobuf.message import Message
+
+from pier.v1.peer_pb2 import Chunk, FetchRequest, HelloReply, HelloRequest
+from pier_node.wire.carrier import CHUNK_BYTES, HELLO, Handler, Method, PeerLost
+from pier_node.wire.metadata import CallMetadata
+
+_TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3
+
+
+def keep_chunk_memory() -> None:
+    """Let up to 32 chunks' worth of freed memory stay with this process, and blocks below 4 of them share its heap."""
+    library = ctypes.CDLL(None)
+    if hasattr(library, "gnu_get_libc_version"):
+        library.mallopt(_MMAP_THRESHOLD, 4 * CHUNK_BYTES)
+        library.mallopt(_TRIM_THRESHOLD, 32 * CHUNK_BYTES)
+
+
+CALLS = 4096
+CALLS_PER_PEER = 64
+
+
+class Busy(Exception):
+    """A peer has as many calls under way as one may have."""
+
+
+class Calls:
+    """The calls under way, by peer."""
+
+    def __init__(self) -> None:
+        self._under_way: Counter[str] = Counter()
+
+    @contextmanager
+    def place(self, caller: str) -> Iterator[None]:
+        """For one call of a peer. Raises Busy."""
+        if self._under_way[caller] >= CALLS_PER_PEER:
+            raise Busy(f"{CALLS_PER_PEER} calls of {caller} are under way already")
+        self._under_way[caller] += 1
+        try:
+            yield
+        finally:
+            self._under_way[caller] -= 1
+            if not self._under_way[caller]:
+                del self._under_way[caller]
+
+
+Q = TypeVar("Q", bound=Message)
+R = TypeVar("R", bound=Message)
+
+
+class Link(Protocol):
+    """The way to one peer."""
+
+    address: str
+
+    async def ask(self, method: Method[Q, R], request: Q, timeout: float) -> tuple[str, R]:
+        """The node that answered, and its answer. Raises PeerLost."""
+
+    async def push(self, chunks: AsyncIterator[Chunk], count: Callable[[int], None]) -> None:
+        """Stream chunks, and `count` their payload bytes. Raises PeerLost."""
+
+    def pull(self, request: FetchRequest) -> AsyncGenerator[Chunk]:
+        """Stream what the peer gives. Raises PeerLost."""
+
+    async def close(self) -> None:
+        """Close it; whatever is under way raises PeerLost."""
+
+
+class Server(Protocol):
+    """Serves whatever handlers it was given."""
+
+    def serve(self, method: Method[Q, R], handler: Handler[Q, R]) -> None:
+        """Answer a method."""
+
+    def serve_push(self, handler: Callable[[str, AsyncIterator[Chunk]], Awaitable[None]]) -> None:
+        """Take streams."""
+
+    def serve_pull(self, handler: Callable[[str, FetchRequest], AsyncIterator[Chunk]]) -> None:
+        """Give streams."""
+
+    async def stop(self) -> None:
+        """End all that is under way."""
+
+
+class Tally:
+    """Payload bytes, counted by the peer that they went to."""
+
+    def __init__(self) -> None:
+        self.by_peer: Counter[str] = Counter()
+
+    def add(self, peer: str, size: int) -> None:
+        """Count some more."""
+        self.by_peer[peer] += size
+
+
+class LinkedCarrier:
+    """A Carrier made of links and a server.
+
+    Args:
+        metadata: this node's, which the links and the server show.
+        connect: makes a link to a node at an address, or, with None, to whoever listens there.
+        sent: what the server counts its payload bytes with.
+    """
+
+    def __init__(
+        self, metadata: CallMetadata, connect: Callable[[str | None, str], Link], server: Server, sent: Tally
+    ) -> None:
+        self.node, self._metadata = metadata.node, metadata
+        self._connect, self._answers, self._sent = connect, server, sent
+        self._links: dict[str, Link] = {}
+        self._closing: set[asyncio.Task[None]] = set()
+        self._stopped = False
+
+    async def stop(self) -> None:
+        """Close all connections and stop listening, within two seconds; whatever is under way fails."""
+        self._stopped = True
+        await asyncio.gather(self._answers.stop(), *(link.close() for link in self._links.values()), *self._closing)
+
+    def introduce(self, node: str, address: str) -> None:
+        """Remember (or change) where a peer is reached."""
+        known = self._links.get(node)
+        if known is not None and known.address == address:
+            return
+        self._links[node] = self._connect(node, address)
+        if known is not None:
+            self._close(known)
+
+    def forget(self, node: str) -> None:
+        """Close what leads to a peer that will not be asked again."""
+        if link := self._links.pop(node, None):
+            self._close(link)
+
+    def refuse(self, nodes: Iterable[str], why: str) -> None:
+        """Have nothing to do with these from now on; what is under way with them fails. They are told why."""
+        self._metadata.put_out.update(dict.fromkeys(nodes, why))
+        for node in self._metadata.put_out.keys() & self._links.keys():
+            self.forget(node)
+
+    async def greet(self, address: str, request: HelloRequest, timeout: float) -> HelloReply:
+        """Say hello to whoever listens at an address. Raises PeerLost."""
+        link = self._connect(None, address)
+        try:
+            node, reply = await link.ask(HELLO, request, timeout)
+        finally:
+            await link.close()
+        if reply.site.node != node:
+            raise PeerLost(address, f"{address}: node {node} calls itself {reply.site.node}")
+        return reply
+
+    async def call(self, peer: str, method: Method[Q, R], request: Q, timeout: float) -> R:
+        """Ask a peer. Raises PeerLost when no answer came within `timeout` seconds, PeerRefused when it said no."""
+        _, reply = await self._link(peer).ask(method, request, timeout)
+        return reply
+
+    async def push(self, peer: str, chunks: AsyncIterator[Chunk]) -> None:
+        """Stream chunks to a peer with back-pressure; returns once it took them all. Raises PeerLost.
+
+        It lasts as long as the connection does: one that went silent is given up after 40 s. Bound it from outside.
+        """
+        await self._link(peer).push(chunks, partial(self._sent.add, peer))
+
+    async def pull(self, peer: str, request: FetchRequest) -> AsyncGenerator[Chunk]:
+        """Stream a piece of a peer's state. The iterator raises PeerLost; like `push` it has no deadline."""
+        async with aclosing(self._link(peer).pull(request)) as chunks:
+            async for chunk in chunks:
+                yield chunk
+
+    def serve(self, method: Method[Q, R], handler: Handler[Q, R]) -> None:
+        """Answer a method. The handler raises BadMessage to refuse, and is cancelled when the caller goes away."""
+        self._answers.serve(method, handler)
+
+    def serve_push(self, handler: Callable[[str, AsyncIterator[Chunk]], Awaitable[None]]) -> None:
+        """Take the streams that peers push; one that is cut off raises PeerLost in the handler."""
+        self._answers.serve_push(handler)
+
+    def serve_pull(self, handler: Callable[[str, FetchRequest], AsyncIterator[Chunk]]) -> None:
+        """Give the streams that peers pull."""
+        self._answers.serve_pull(handler)
+
+    def bytes_sent(self) -> int:
+        """Payload bytes of all streams so far, sent by this site."""
+        return self._sent.by_peer.total()
+
+    def bytes_sent_to(self, peer: str) -> int:
+        """The part of it that went to one peer."""
+        return self._sent.by_peer[peer]
+
+    def _close(self, link: Link) -> None:
+        task = asyncio.create_task(link.close())
+        self._closing.add(task)
+        task.add_done_callback(self._closing.discard)
+
+    def _link(self, peer: str) -> Link:
+        if self._stopped:
+            raise PeerLost(peer, "this node is stopping")
+        if peer not in self._links:
+            raise PeerLost(peer, "nobody said yet where it is reached")
+        return self._links[peer]

@@ -1,0 +1,97 @@
+"""The command line, up to where it asks a coordinator; tests/processes has the rest."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+from rich.console import Console
+
+from pier_coordinator.cli import main
+from pier_coordinator.commands.operate import events_table, nodes_table, status_view
+
+SITE = {
+    "name": "lab-b",
+    "node": "b" * 16,
+    "state": "silent",
+    "round": 12345,
+    "loss": None,
+    "tokens_per_second": 2000.4,
+    "bytes_sent": 5e6,
+    "activity": "pause",
+    "address": "",
+    "version": "0.1.0",
+}
+
+
+@pytest.mark.parametrize("command", ["start", "invite", "nodes", "status", "pause"])
+def test_a_folder_without_a_run_is_named(tmp_path: Path, command: str) -> None:
+    words = [command, str(tmp_path)] if command == "start" else [command, "--data", str(tmp_path)]
+    done = CliRunner().invoke(main, words)
+    assert done.exit_code == 1
+    assert f"Error: {tmp_path} has no run.toml" in done.output
+
+
+def test_a_coordinator_that_does_not_run_is_named(tmp_path: Path) -> None:
+    folder = tmp_path / "my-run"
+    assert CliRunner().invoke(main, ["init", str(folder)]).exit_code == 0
+    done = CliRunner().invoke(main, ["nodes", "--data", str(folder)])
+    assert done.exit_code == 1
+    assert f"Start it: `pier-coordinator start {folder}`." in done.output
+    (folder / "daemon.json").write_text('{"pid": 1, "http": "http://127.0.0.1:1", "address": "127.0.0.1:2"}')
+    done = CliRunner().invoke(main, ["pause", "--data", str(folder)])
+    assert (done.exit_code, "no coordinator runs" in done.output) == (1, True)
+
+
+def test_help_loads_nothing_heavy() -> None:
+    heavy = ("torch", "grpc", "aiohttp", "numpy", "scipy", "pydantic")
+    code = f"import sys, pier_coordinator.cli; print([it for it in {heavy} if it in sys.modules])"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
+
+
+def shown(view: object) -> str:
+    console = Console(width=120)
+    with console.capture() as captured:
+        console.print(view)
+    return captured.get()
+
+
+def test_tables_are_complete() -> None:
+    totals = {"round": 7, "tokens_per_second": 1234.0, "loss": 2.5, "alive": 2, "paused": 1}
+    run = {"name": "lark", "algorithm": "pier", "rounds": 20}
+    alert = {"text": "lab-b is silent"}
+    text = shown(status_view({"run": run, "totals": totals, "alerts": [alert], "sites": [SITE]}))
+    for part in (
+        "lark",
+        "round 7 of 20",
+        "1,234 tokens/s",
+        "! lab-b is silent",
+        "12,345",
+        "2,000",
+        "5 MB",
+        "1 of 2 paused",
+    ):
+        assert part in text
+    assert "b" * 16 in shown(nodes_table([SITE]))
+    assert "No site has come yet" in shown(status_view({"run": run, "totals": totals, "alerts": [], "sites": []}))
+
+
+def test_events_have_their_time_and_site() -> None:
+    text = shown(events_table([{"time": 0.0, "name": "lab-b", "text": "is back [after] 3 s", "level": 30}]))
+    assert "01-01" in text
+    assert "lab-b" in text
+    assert "is back [after] 3 s" in text
+
+
+@pytest.mark.parametrize(
+    ("words", "problem"), [(["stage"], "which stage?"), (["replica", "2"], "a replica has no number")]
+)
+def test_a_stage_has_a_number_and_a_replica_none(tmp_path: Path, words: list[str], problem: str) -> None:
+    result = CliRunner().invoke(main, ["assign", "lab-b", *words, "--data", str(tmp_path)])
+    assert result.exit_code == 1
+    assert problem in result.output
+    assert "pier-coordinator assign lab-b" in result.output

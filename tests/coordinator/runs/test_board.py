@@ -1,0 +1,302 @@
+"""The board: small runs with known results, and facts in no order at all."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable
+from typing import Any, get_args
+
+import pytest
+from coordinator.played import LABS, START, Played, node, pulse
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from pier_coordinator.runs.read_model import EVENTS, FEW_SITES, MOST_SITES, POINTS, ReadModel
+from pier_coordinator.runs.sites import SILENT_AFTER
+from pier_coordinator.store.facts import Fact, Kind
+
+A, B, C = (node(lab.name) for lab in LABS)
+KEYS = (
+    "round compute waiting loss tokens_per_second validation_loss peer bandwidth level text name rounds activity state "
+    "inner_step bytes_sent memory phase time"
+)
+ODD = st.sampled_from(
+    [None, True, -1, 0, 3, 70_000, 2**70, 0.5, -2.5, math.nan, math.inf, 1e300, "", "a", "\x1b\n", [1]]
+)
+BODIES = st.dictionaries(st.sampled_from(KEYS.split()), ODD, max_size=8)
+FACTS = st.builds(
+    Fact,
+    time=st.floats(-1e12, 1e12),
+    kind=st.sampled_from(get_args(Kind)),
+    node=st.sampled_from(["", "a", "b", "c"]),
+    body=BODIES,
+)
+
+
+def played(**how: Any) -> ReadModel:
+    board = ReadModel(clock=None)
+    for fact in Played(**how).facts():
+        board.apply(fact)
+    return board
+
+
+def row(board: ReadModel, name: str) -> dict[str, Any]:
+    (found,) = [it for it in board.snapshot()["sites"] if it["name"] == name]
+    return dict(found)
+
+
+@given(st.lists(st.one_of(FACTS, st.tuples(st.sampled_from("ab"), BODIES, st.booleans())), max_size=40))
+@settings(max_examples=150)
+def test_no_fact_and_no_pulse_is_an_error_in_whatever_order(told: list[Any]) -> None:
+    board = ReadModel(clock=None)
+    for it in told:
+        if isinstance(it, Fact):
+            board.apply(it)
+        else:
+            board.pulse(*it)
+    assert json.loads(json.dumps(board.snapshot(), allow_nan=False))["stamp"] == board.stamp
+    json.dumps(board.rounds_of(0, 2**50), allow_nan=False)
+
+
+def test_a_run_is_summed_up() -> None:
+    board = played(rounds=60)
+    told = board.snapshot()
+    assert told["run"]["name"] == "atlantic"
+    assert told["totals"] | {"loss": 0, "seconds_left": 0, "round_seconds": 0, "tokens_per_second": 0} == {
+        "round": 60,
+        "sites": 3,
+        "alive": 3,
+        "paused": 0,
+        "tokens": 60 * 25 * (9800 + 5200 + 10400),
+        "tokens_per_second": 0,
+        "loss": 0,
+        "validation_loss": pytest.approx(2.2855, abs=1e-3),
+        "bytes_sent": 3 * 60 * 10_600_000,
+        "round_seconds": 0,
+        "seconds_left": 0,
+    }
+    assert told["totals"]["tokens_per_second"] == pytest.approx(25_400, rel=0.03)
+    assert told["totals"]["seconds_left"] == pytest.approx(40 * told["totals"]["round_seconds"], rel=1e-4)
+
+
+def test_the_loss_of_the_run_is_the_mean_of_all_sites_whoever_told_last() -> None:
+    board = played(rounds=20)
+    curve = board.curves["loss"]
+    for lab in LABS:
+        board.apply(Fact(START + 1e6, "sample", node(lab.name), {"loss": 1.0}))
+    board.apply(Fact(START + 1e6 + 9, "sample", A, {"loss": 4.0}))
+    assert curve.last() == pytest.approx(2.0)
+
+
+def test_a_site_has_its_row() -> None:
+    site = row(played(rounds=20, late=3), "lab-b")
+    assert (site["node"], site["state"], site["round"], site["lag"]) == (B, "silent", 17, 3)
+    assert (site["transport"], site["version"], site["workers"]) == ("grpc", "0.1.0", 2)
+    assert site["uplink"] == pytest.approx(0.5e6, rel=0.1)
+    assert site["utilisation"] == pytest.approx(0.66, abs=0.07)
+
+
+def test_curves_are_those_of_each_site_and_of_all() -> None:
+    board = played(rounds=40)
+    for curve in [*board.curves_of([A, B])[A].values(), *board.snapshot()["curves"].values()]:
+        assert curve["x"] == sorted(curve["x"])
+        assert len(curve["x"]) == len(curve["mean"]) <= POINTS
+    assert board.snapshot()["curves"]["validation_loss"]["x"] == [5.0, 10.0, 15.0, 20.0, 25.0, 30.0, 35.0, 40.0]
+    assert board.curves_of(["nobody"]) == {}
+
+
+def test_rounds_are_told_site_by_site_and_in_words() -> None:
+    told = played(rounds=30).rounds_of(11, 30)
+    assert [site["name"] for site in told["sites"]] == ["lab-a", "lab-b", "lab-c"]
+    assert [len(site["segments"]) for site in told["sites"]] == [20, 20, 20]
+    assert "lab-b was slowest in" in told["words"]
+    assert "The thinnest uplink is that of lab-b" in told["words"]
+    retried = [segment for segment in told["sites"][0]["segments"] if segment[0] == 17]
+    assert retried[0][5] == 6.4
+
+
+def test_only_what_changed_is_told_again() -> None:
+    board = played(rounds=10)
+    seen = board.snapshot()["stamp"]
+    assert board.changes(seen)["sites"] == []
+    board.apply(Fact(Played(rounds=10).end + 1, "sample", A, {"loss": 2.0, "tokens_per_second": 9000.0}))
+    told = board.changes(seen)
+    assert [(site["node"], "name" in site) for site in told["sites"]] == [(A, False)]
+    assert [len(curve["x"]) for curve in told["curves"].values()] == [1, 1, 0]
+    assert told["events"] == told["links"] == told["rounds"]["rows"] == []
+    assert not told["full"]
+
+
+def test_a_snapshot_and_changes_come_to_the_same_as_a_later_snapshot() -> None:
+    facts = Played(rounds=30).facts()
+    board = ReadModel(clock=None)
+    merged: dict[str, Any] = {}
+    seen = 0
+    for at, fact in enumerate(facts):
+        board.apply(fact)
+        if at % 37 == 0 or fact is facts[-1]:
+            told = board.changes(seen)
+            for site in told["sites"]:
+                merged[site["node"]] = merged.get(site["node"], {}) | site
+            seen = told["stamp"]
+    top = board.round
+    fresh = {site["node"]: site for site in board.snapshot()["sites"]}
+    assert {key: it | {"lag": top - it["round"]} for key, it in merged.items()} == fresh
+
+
+def test_a_pulse_is_what_is_live_only() -> None:
+    now = START
+    board = ReadModel(clock=lambda: now)
+    board.pulse(A, pulse(LABS[0], 7, 3.0, "PHASE_CATCHING_UP"), alive=True)
+    told = board.snapshot()
+    assert (told["sites"][0]["state"], told["sites"][0]["round"]) == ("catching up", 7)
+    assert told["totals"]["tokens_per_second"] == LABS[0].speed
+    assert board.sites[A].offset == 3.0
+    assert board.sites[A].heard == now
+
+
+def test_who_is_paused_does_nothing_for_the_run() -> None:
+    board = ReadModel(clock=lambda: START)
+    board.pulse(A, pulse(LABS[0], 7), alive=True)
+    board.pulse(B, pulse(LABS[0], 7, phase="PHASE_PAUSED"), alive=True)
+    totals = board.totals()
+    assert (totals["alive"], totals["paused"], totals["tokens_per_second"]) == (2, 1, LABS[0].speed)
+    board.pulse(A, pulse(LABS[0], 7, phase="PHASE_PAUSED"), alive=True)
+    totals = board.totals()
+    assert (totals["alive"], totals["paused"], totals["tokens_per_second"]) == (2, 2, 0)
+    assert totals["seconds_left"] is None
+
+
+def revoke(board: ReadModel, now: float) -> None:
+    board.apply(Fact(now, "event", B, {"level": 30, "text": "lab-b was revoked", "state": "revoked"}))
+
+
+def finish(board: ReadModel, _now: float) -> None:
+    board.pulse(B, pulse(LABS[1], 7, phase="PHASE_DONE"), alive=True)
+
+
+def fall_silent(board: ReadModel, _now: float) -> None:
+    board.pulse(B, {}, alive=False)
+
+
+def pause(board: ReadModel, _now: float) -> None:
+    board.pulse(B, pulse(LABS[1], 7, phase="PHASE_PAUSED"), alive=True)
+
+
+@pytest.mark.parametrize("end", [revoke, finish, fall_silent, pause])
+def test_who_trains_no_more_has_no_speed_and_the_run_has_one(end: Callable[[ReadModel, float], None]) -> None:
+    now = START
+    board = ReadModel(clock=lambda: now)
+    for lab in LABS[:2]:
+        board.pulse(node(lab.name), pulse(lab, 7), alive=True)
+        board.apply(Fact(now, "sample", node(lab.name), {"tokens_per_second": lab.speed}))
+    assert board.snapshot()["totals"]["tokens_per_second"] == LABS[0].speed + LABS[1].speed
+    now += 10
+    end(board, now)
+    board.apply(Fact(now, "sample", B, {"tokens_per_second": LABS[1].speed}))
+    told = board.snapshot()
+    assert {site["node"]: site["tokens_per_second"] for site in told["sites"]} == {A: LABS[0].speed, B: 0.0}
+    assert told["totals"]["tokens_per_second"] == told["curves"]["tokens_per_second"]["mean"][-1] == LABS[0].speed
+
+
+def test_a_site_whose_lease_ran_out_is_silent_and_counts_no_more() -> None:
+    board = ReadModel(clock=lambda: START)
+    board.pulse(A, pulse(LABS[0], 7), alive=True)
+    board.pulse(A, {}, alive=False)
+    told = board.snapshot()
+    assert told["sites"][0]["state"] == "silent"
+    assert told["totals"]["tokens_per_second"] == 0
+    board.pulse(A, pulse(LABS[0], 7), alive=True)
+    assert board.snapshot()["sites"][0]["state"] == "training"
+
+
+@pytest.mark.parametrize(("phase", "state"), [("leaving", "left"), ("PHASE_DONE", "done"), ("training", "silent")])
+def test_a_site_that_took_its_leave_is_not_missed(phase: str, state: str) -> None:
+    board = ReadModel(clock=lambda: START)
+    board.pulse(A, {"phase": phase}, alive=True)
+    board.pulse(A, {}, alive=False)
+    assert board.snapshot()["sites"][0]["state"] == state
+
+
+def test_in_a_replay_a_site_falls_silent_by_the_time_of_the_facts() -> None:
+    board = ReadModel(clock=None)
+    board.apply(Fact(START, "sample", A, {"inner_step": 1}))
+    board.apply(Fact(START + SILENT_AFTER, "sample", B, {"inner_step": 1}))
+    assert row(board, A[:12])["state"] == "training"
+    seen = board.stamp
+    board.apply(Fact(START + SILENT_AFTER + 1, "sample", B, {"inner_step": 2}))
+    assert {site["node"]: site["state"] for site in board.changes(seen)["sites"]}[A] == "silent"
+
+
+def test_after_a_restart_sites_get_time_to_come_back() -> None:
+    now = START + 1000
+    board = ReadModel(clock=lambda: now)
+    board.apply(Fact(START, "sample", A, {"inner_step": 1}))
+    assert board.snapshot()["sites"][0]["state"] == "training"
+    now += SILENT_AFTER + 1
+    assert board.snapshot()["sites"][0]["state"] == "silent"
+
+
+def test_orders_and_a_revocation_are_shown() -> None:
+    board = played(rounds=3)
+    end = Played(rounds=3).end
+    board.apply(Fact(end, "order", A, {"activity": "ACTIVITY_PAUSE", "assignment": "replica", "text": "paused by x"}))
+    board.apply(Fact(end, "event", B, {"level": 30, "text": "revoked", "state": "revoked"}))
+    assert (row(board, "lab-a")["activity"], row(board, "lab-a")["assignment"]) == ("pause", "replica")
+    assert row(board, "lab-b")["state"] == "revoked"
+    assert [event["text"] for event in board.events()[-2:]] == ["paused by x", "revoked"]
+
+
+def test_a_revoked_site_stays_revoked_and_loses_its_links() -> None:
+    live = played(rounds=3, silent=2)
+    end = Played(rounds=3).end
+    live.apply(Fact(end, "event", C, {"level": 30, "text": "lab-c was revoked", "state": "revoked"}))
+    live.pulse(C, {}, alive=False)
+    live.apply(Fact(end + 2 * SILENT_AFTER, "link", A, {"peer": C, "bandwidth": 1e6}))
+    site = row(live, "lab-c")
+    assert (site["state"], site["lag"]) == ("revoked", 0)
+    assert live.totals()["sites"] == 2, "it is not waited for"
+    assert {node for link in live.snapshot()["links"] for node in (link["node"], link["peer"])} == {A, B}
+
+
+def test_events_are_the_last_ones_and_have_the_site_s_name() -> None:
+    board = played(rounds=1)
+    for number in range(1000, 1000 + EVENTS + 50):
+        board.apply(Fact(START + 1, "note", A, {"level": 20, "text": f"note {number}"}, number))
+    events = board.events()
+    assert len(events) == EVENTS
+    assert (events[-1]["text"], events[-1]["name"], events[-1]["level"]) == ("note 1549", "lab-a", 20)
+    assert [event["number"] for event in board.events(after=1547)] == [1548, 1549]
+
+
+def test_events_come_in_the_order_in_which_they_happened() -> None:
+    board = ReadModel(clock=None)
+    for text, at in [("late", 5.0), ("early", 1.0), ("between", 3.0), ("late too", 5.0)]:
+        board.apply(Fact(START + at, "note", A, {"text": text}))
+    assert [event["text"] for event in board.events()] == ["early", "between", "late", "late too"]
+
+
+def test_memory_is_bounded_in_sites_and_texts() -> None:
+    board = ReadModel(clock=None)
+    for number in range(MOST_SITES + 100):
+        board.apply(Fact(START, "note", f"node-{number}", {"text": "x" * 10_000}))
+    assert len(board.sites) == MOST_SITES
+    assert max(len(event["text"]) for event in board.events()) == 500
+
+
+def test_with_many_sites_links_and_rounds_of_all_are_not_told_unasked() -> None:
+    board = ReadModel(clock=None)
+    for number in range(FEW_SITES + 6):
+        name = f"node-{number:02}"
+        board.apply(Fact(START, "link", name, {"peer": "node-00", "bandwidth": 1e6}))
+        board.apply(Fact(START, "round", name, {"round": 1, "compute": float(number)}))
+    assert board.snapshot()["links"] == []
+    told = board.rounds_of(1, 1)
+    assert [site["node"] for site in told["sites"][:2]] == ["node-29", "node-28"]
+    assert len(told["sites"]) == FEW_SITES
+    assert [site["node"] for site in board.rounds_of(1, 1, ["node-03"])["sites"]] == ["node-03"]
+
+
+def test_each_board_has_a_name_of_its_own() -> None:
+    assert ReadModel().boot != ReadModel().boot

@@ -1,0 +1,216 @@
+"""Who answers, at what cost, and within which bounds (property 12 of spec/hdee.md)."""
+
+from __future__ import annotations
+
+import asyncio
+import shutil
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from experts.serving.ensembles import GB, NAMES, make_ensemble, opened
+from torch.utils.flop_counter import FlopCounterMode
+
+from pier_node.base.errors import PierError
+from pier_node.config.run import ModelSection
+from pier_node.experts.serving.answer import Answer
+from pier_node.experts.serving.queue import Asking, Limits
+from pier_node.experts.serving.request import CompletionRequest, Refusal
+from pier_node.outer.layout import Layout
+from pier_node.trainer.model.export import byte_tokenizer, export
+
+PROMPT = "def main(argv):\n    return"
+
+
+def request(**fields: Any) -> CompletionRequest:
+    return CompletionRequest(**{"prompt": PROMPT, "max_tokens": 8, "seed": 3, **fields})
+
+
+async def made(asking: Asking, **fields: Any) -> tuple[str, Answer]:
+    async with asking.begin(request(**fields)) as answer:
+        text = "".join(token.text for token in answer.echoed())
+        while not answer.finish:
+            text += "".join(token.text for token in await asking.compute(answer.step))
+        return text, answer
+
+
+async def refusal(asking: Asking, **fields: Any) -> Refusal:
+    with pytest.raises(Refusal) as caught:
+        await made(asking, **fields)
+    return caught.value
+
+
+async def test_all_experts_of_top_k_answer_as_all_experts_do(folder: Path) -> None:
+    (dense, first), (topped, second) = [await made(opened(folder, top_k=k)) for k in (0, 3)]
+    assert dense == topped
+    assert first.posterior == pytest.approx(second.posterior, abs=1e-6)
+
+
+async def test_one_expert_of_top_k_answers_as_it_does_alone(folder: Path) -> None:
+    _, everybody = await made(opened(folder), max_tokens=0)
+    best = max(everybody.posterior, key=lambda name: everybody.posterior[name])
+    alone, _ = await made(opened(folder), model=best)
+    text, answer = await made(opened(folder, top_k=1))
+    assert text == alone
+    assert answer.posterior == {best: 1.0}
+
+
+@pytest.mark.parametrize("top_k", [1, 2, 0])
+async def test_a_token_costs_what_the_experts_that_speak_cost(folder: Path, top_k: int) -> None:
+    asking = opened(folder, top_k=top_k)
+    async with asking.begin(request()) as answer:
+        names = set(answer.posterior)
+        with FlopCounterMode(display=False) as counted:
+            answer.step()
+        flops = {expert.name: expert.flops for expert in asking.experts}
+        assert len(names) == (top_k or 3)
+        assert answer.flops_per_token == pytest.approx(sum(flops[name] for name in names))
+        # PyTorch does not count the scores and sums of a fused attention, which are 4 · layers · dim · context.
+        attention = sum(
+            4 * expert.config.layers * expert.config.dim * expert.config.context
+            for expert in asking.experts
+            if expert.name in names
+        )
+        assert counted.get_total_flops() == pytest.approx(answer.flops_per_token - attention, rel=0.01)
+
+
+async def test_a_missing_expert_is_dropped_and_the_weights_are_renormalised(folder: Path) -> None:
+    asking = opened(folder)
+    shutil.rmtree(folder / "e1")
+    _, answer = await made(asking)
+    assert set(answer.posterior) == {"topics", "network"}
+    assert sum(answer.posterior.values()) == pytest.approx(1)
+    assert asking.models == ["mine", "topics", "network"]
+
+
+async def test_damaged_weights_are_dropped_with_top_k_too(folder: Path) -> None:
+    (folder / "e0" / "model.safetensors").write_bytes(b"\xff" * 100)
+    _, answer = await made(opened(folder, top_k=2))
+    assert set(answer.posterior) == {"encodings", "network"}
+
+
+async def test_without_an_expert_there_is_no_answer(folder: Path) -> None:
+    asking = opened(folder)
+    for number in range(3):
+        (folder / f"e{number}" / "model.safetensors").unlink()
+    assert (await refusal(asking)).status == 503
+    assert asking.models == ["mine"]
+
+
+async def test_a_domain_whose_parent_stands_in_shares_its_weights(tmp_path: Path) -> None:
+    folder = make_ensemble(tmp_path / "mine")
+    text = (folder / "ensemble.json").read_text()
+    (folder / "ensemble.json").write_text(text.replace('"folder": "e2"', '"folder": "e0"'))
+    asking = opened(folder)
+    assert [expert.name for expert in asking.experts] == ["topics+network", "encodings"]
+    _, answer = await made(asking, max_tokens=0, prompt="x")
+    assert answer.posterior == pytest.approx({"topics+network": 2 / 3, "encodings": 1 / 3})
+
+
+async def test_memory_for_two_of_three_is_enough_for_top_two(folder: Path) -> None:
+    asking = opened(folder)
+    sizes = sorted(expert.size for expert in asking.experts)
+    text, _ = await made(opened(folder, top_k=2))
+    tight = opened(folder, top_k=2, memory=(sizes[1] + sizes[2]) / GB)
+    answers = await asyncio.gather(*[made(tight) for _ in range(4)])
+    assert [told for told, _ in answers] == [text] * 4
+    assert sum(tight.experts[index].size for index in tight.pool.resident) <= sizes[1] + sizes[2]
+    with pytest.raises(PierError, match="is too little"):
+        opened(folder, memory=(sizes[1] + sizes[2]) / GB)
+
+
+async def test_a_prompt_longer_than_the_context_is_read_and_gone_on_from(folder: Path) -> None:
+    text, answer = await made(opened(folder), prompt="x = 1\n" * 100, max_tokens=80)
+    assert answer.prompt_tokens == 600
+    assert answer.made == 80
+    assert text
+
+
+async def test_an_empty_prompt_goes_on_from_the_end_of_another_text(folder: Path) -> None:
+    text, answer = await made(opened(folder), prompt="")
+    assert answer.prompt_tokens == 1
+    assert text == (await made(opened(folder), prompt="\n"))[0]
+
+
+async def test_tokens_are_a_prompt_too(folder: Path) -> None:
+    assert (await made(opened(folder)))[0] == (await made(opened(folder), prompt=list(PROMPT.encode())))[0]
+
+
+async def test_the_seed_decides(folder: Path) -> None:
+    first, again, other = [(await made(opened(folder), seed=seed, max_tokens=20))[0] for seed in (1, 1, 2)]
+    assert first == again != other
+
+
+async def test_echo_repeats_the_prompt_and_says_what_it_was_worth(folder: Path) -> None:
+    asking = opened(folder)
+    async with asking.begin(request(echo=True, logprobs=0, max_tokens=0)) as answer:
+        tokens = answer.echoed()
+    assert "".join(token.text for token in tokens) == PROMPT
+    assert tokens[0].log_prob is None
+    model = asking.experts[0].load()
+    ids = torch.tensor([list(PROMPT.encode())])
+    with torch.no_grad():
+        logs = torch.log_softmax(model(ids)[0], -1)[:-1].gather(1, ids[0, 1:, None])[:, 0]
+    async with opened(folder).begin(request(echo=True, logprobs=0, max_tokens=0, model=NAMES[0])) as alone:
+        told = [token.log_prob for token in alone.echoed()][1:]
+    np.testing.assert_allclose(np.array(told, dtype=float), logs.numpy(), atol=1e-5)
+
+
+async def test_what_is_too_much_is_refused(folder: Path) -> None:
+    asking = opened(folder)
+    asking.limits = Limits(prompt=10, made=5)
+    assert (await refusal(asking, max_tokens=6)).param == "max_tokens"
+    assert (await refusal(asking, prompt="x" * 11, max_tokens=5)).code == "context_length_exceeded"
+    assert (await refusal(asking, prompt=[256], max_tokens=5)).param == "prompt"
+    assert (await refusal(asking, prompt="x", model="nobody")).code == "model_not_found"
+    await made(asking, prompt="x" * 10, max_tokens=5)
+
+
+async def test_more_than_fit_at_once_are_told_to_come_again(folder: Path) -> None:
+    asking = opened(folder)
+    asking.limits = replace(asking.limits, at_once=1)
+    async with asking.begin(request()):
+        late = await refusal(asking)
+    assert (late.status, late.retry_after) == (429, 1)
+    await made(asking)
+
+
+async def test_nothing_is_waited_for_without_end(folder: Path) -> None:
+    asking = opened(folder)
+    asking.limits = replace(asking.limits, seconds=0.0)
+    assert (await refusal(asking)).status == 504
+    asking.limits = Limits()
+    await made(asking)
+
+
+async def test_a_text_ends_where_the_expert_ends_it(tmp_path: Path) -> None:
+    library = byte_tokenizer()
+    library.add_special_tokens(["<|endoftext|>"])
+    library.save(str(tmp_path / "tokenizer.json"))
+    config = ModelSection(preset="llama-tiny", vocab_size=257)
+    weights = torch.randn(Layout.of(config).length, generator=torch.Generator().manual_seed(1)) * 0.05
+    folder = tmp_path / "mine"
+    export(config, weights, folder / "e0", str(tmp_path / "tokenizer.json"))
+    (folder / "ensemble.json").write_text('{"members": [{"domain": "topics", "folder": "e0"}]}')
+    text, answer = await made(opened(folder), max_tokens=4000, prompt="")
+    assert answer.finish == "stop"
+    assert 1 <= answer.made < 4000  # each token has about one chance in 257 to be the end
+    assert "endoftext" not in text
+
+
+def test_experts_with_unlike_tokenizers_are_not_mixed(folder: Path) -> None:
+    path = folder / "e1" / "tokenizer.json"
+    path.write_text(path.read_text() + "\n")
+    with pytest.raises(PierError, match="unlike tokenizers"):
+        opened(folder)
+
+
+def test_one_that_cannot_be_read_at_all_is_left_out(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
+    (folder / "e0" / "config.json").write_text("{")
+    asking = opened(folder)
+    assert [expert.name for expert in asking.experts] == ["encodings", "network"]
+    assert "the expert of topics is left out" in caplog.text
+    assert asking.experts[0].size == 4 * Layout.of(asking.experts[0].config).length

@@ -1,0 +1,108 @@
+"""Property 12 of spec/hdee.md, and that what is served is the mixture of section 2.6."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import cast
+
+import numpy as np
+import pytest
+import torch
+from experts.serving.ensembles import opened
+
+from pier_node.experts.comparison import chosen, even
+from pier_node.experts.mixture import Array, Kind, follow, mixed, rule, score
+from pier_node.experts.serving.mixture_decoder import Heard, MixtureDecoder, NoExperts, Reader, likeliest
+from pier_node.experts.serving.queue import Asking
+
+KINDS: list[Kind] = ["decay", "fixed-share", "bayes", "uniform"]
+PROMPT = list(b"The quick brown fox")  # with what is said, shorter than the context
+SAID = list(b" jumps")
+
+
+@torch.no_grad()
+def dense(asking: Asking, tokens: list[int]) -> Array:
+    """What every expert predicts after each token, in one forward pass: log p [experts, tokens, vocabulary]."""
+    models = [expert.load() for expert in asking.experts]
+    return np.stack([torch.log_softmax(model(torch.tensor([tokens]))[0].double(), -1).numpy() for model in models])
+
+
+def heard(asking: Asking, tokens: list[int], experts: list[int]) -> dict[int, Heard]:
+    made = {expert: Heard(asking.pool, expert) for expert in experts}
+    for each in made.values():
+        each.read(tokens)
+    return made
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_token_by_token_it_is_the_dense_mixture(folder: Path, kind: Kind) -> None:
+    asking, text = opened(folder), PROMPT + SAID
+    speakers = MixtureDecoder(rule(kind), even(3), heard(asking, PROMPT, [0, 1, 2]))
+    logs = dense(asking, text)
+    given = np.zeros((3, len(text)))  # nothing predicts the first token
+    given[:, 1:] = np.take_along_axis(logs[:, :-1], np.array(text[1:])[None, :, None], axis=2)[:, :, 0]
+    weights = follow(rule(kind), even(3), np.concatenate([given, np.zeros((3, 1))], axis=1))
+    for place, token in enumerate(SAID, len(PROMPT)):
+        want = mixed(weights[:, place, None], logs[:, place - 1])
+        np.testing.assert_allclose(speakers.predict(), want, atol=1e-5)
+        assert np.exp(speakers.predict()).sum() == pytest.approx(1, abs=1e-5)
+        assert sum(speakers.say(token).values()) == pytest.approx(1, abs=1e-9)
+    np.testing.assert_allclose(speakers.posterior, np.exp(weights[:, len(text)]), atol=1e-5)
+    np.testing.assert_allclose(speakers.prompt_scores, score(rule(kind), even(3), given)[: len(PROMPT)], atol=1e-5)
+
+
+def test_one_expert_of_top_k_is_the_likeliest_one_alone(folder: Path) -> None:
+    asking = opened(folder)
+    all_heard = heard(asking, PROMPT, [0, 1, 2])
+    speakers = MixtureDecoder(rule("decay"), even(3), all_heard)
+    best = likeliest(even(3), all_heard, rule("decay"), 1)
+    assert best == [int(speakers.posterior.argmax())]
+    assert best == chosen(speakers.posterior, 1)[0].tolist()
+    alone = Reader()
+    alone.read(asking.experts[best[0]].load(), PROMPT)
+    one = MixtureDecoder(rule("decay"), even(3), heard(asking, PROMPT, best))
+    np.testing.assert_allclose(one.predict(), cast(torch.Tensor, alone.next).numpy(), atol=1e-6)
+    assert one.posterior.tolist() == [1.0]
+
+
+def test_all_of_top_k_is_the_dense_mixture(folder: Path) -> None:
+    asking = opened(folder)
+    all_heard = heard(asking, PROMPT, [0, 1, 2])
+    best = likeliest(even(3), all_heard, rule("decay"), 3)
+    whole = MixtureDecoder(rule("decay"), even(3), all_heard)
+    parts = MixtureDecoder(rule("decay"), even(3), {expert: all_heard[expert] for expert in best})
+    np.testing.assert_allclose(parts.predict(), whole.predict(), atol=1e-6)
+
+
+def test_a_lost_expert_leaves_its_weight_to_the_others(folder: Path) -> None:
+    asking = opened(folder)
+    speakers = MixtureDecoder(rule("decay"), even(3), heard(asking, PROMPT, [0, 1, 2]))
+    asking.pool.lose(1, "its disk has gone")
+    before = speakers.posterior
+    said = speakers.say(SAID[0])
+    assert set(said) == {0, 1, 2}  # it had predicted this one
+    assert speakers.experts == [0, 2]
+    assert speakers.posterior.sum() == pytest.approx(1)
+    assert np.isfinite(speakers.predict()).all()
+    assert before[1] > 0
+    asking.pool.lose(0, "gone")
+    asking.pool.lose(2, "gone")
+    with pytest.raises(NoExperts):
+        speakers.say(SAID[1])
+
+
+def test_what_is_no_number_is_never_mixed_in(folder: Path) -> None:
+    asking = opened(folder)
+    model = asking.pool.model(2)
+    speakers = MixtureDecoder(rule("decay"), even(3), heard(asking, PROMPT, [0, 1, 2]))
+    with torch.no_grad():
+        next(model.parameters()).fill_(torch.nan)
+    speakers.say(SAID[0])
+    assert speakers.experts == [0, 1]
+    assert np.isfinite(speakers.predict()).all()
+    assert 2 in asking.pool.lost
+
+
+def test_nobody_is_no_mixture() -> None:
+    with pytest.raises(NoExperts):
+        MixtureDecoder(rule("decay"), even(3), {})

@@ -1,0 +1,134 @@
+"""Sites that meet in pairs over the simulated network, without training, for the tests beside."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine, Mapping
+from typing import Any
+
+import numpy as np
+from rounds.cases import CALM, LENGTH, nonces, outer_state
+from simulation.network import Network, SimCarrier, Weather
+from simulation.virtual_time import run
+
+from pier.v1.peer_pb2 import Phase, Pulse, Site
+from pier_node.base.faults import NO_FAULTS, Faults
+from pier_node.base.tasks import Signal
+from pier_node.config.run import NolocoSection
+from pier_node.gossip.pair_commit import PairTools, Records
+from pier_node.gossip.pairs import Pairs
+from pier_node.outer.codec.plain import Plain
+from pier_node.outer.noloco import PairRun
+from pier_node.outer.state import OuterState
+from pier_node.outer.update import Update
+from pier_node.rounds.roster import Roster
+
+RUN = PairRun(seed=1, last=100)
+
+
+class PairMemory:
+    """Records of pairs as a disk would keep them; the diary tells in which order things became durable."""
+
+    def __init__(self, diary: list[str]) -> None:
+        self.diary, self.records, self.changed = diary, Records(), Signal()
+
+    def load(self) -> Records:
+        return self.records
+
+    def keep(self, records: Records) -> None:
+        self.diary.append("doubt" if records.doubts else "record")
+        self.records = records
+        self.changed.notify()
+
+
+class PairMember:
+    """A site that holds pairs: carrier, roster and Pairs."""
+
+    def __init__(
+        self,
+        network: Network,
+        node: str,
+        state: OuterState | None = None,
+        rates: NolocoSection | None = None,
+        faults: Faults = NO_FAULTS,
+        records: Records | None = None,
+    ) -> None:
+        self.node, self.phase, self.diary = node, Phase.PHASE_WAITING, list[str]()
+        self.carrier: SimCarrier = network.join(node)
+        self.roster = Roster(self.carrier, self.pulse)
+        self.journal = PairMemory(self.diary)
+        self.journal.records = records or Records()
+        self.tools = PairTools(self.carrier, self.roster, self.journal, rates or NolocoSection(), Plain(), faults, 5)
+        self.pairs = Pairs(self.tools, RUN, state or outer_state([node]), nonces(node))
+
+    def pulse(self) -> Pulse:
+        state = self.pairs.state
+        return Pulse(site=Site(node=self.node), phase=self.phase, round=state.round, digest=state.digest)
+
+    def know(self, *others: str) -> None:
+        for node in others:
+            self.roster.add(Site(node=node))
+        for contact in self.roster.contacts.values():
+            if contact.task:
+                self.carrier.tasks.add(contact.task)
+
+    def bring(self, amount: float, tokens: int = 1, number: int | None = None) -> asyncio.Task[OuterState]:
+        """Take the next round with φ less `amount` in every place."""
+        weights = (self.pairs.state.anchor - np.float32(amount)).astype(np.float32)
+        coming = number or self.pairs.coming()
+        return self.play(self.pairs.commit(coming, Update(weights, tokens), self.save))
+
+    async def durable(self, what: str) -> None:
+        """Return once the diary has it."""
+        await self.journal.changed.until(lambda: what in self.diary)
+
+    async def save(self) -> None:
+        self.diary.append(f"saved {self.pairs.state.round}")
+        self.pairs.saved = self.pairs.state.round
+
+    def play(self, part: Coroutine[Any, Any, OuterState]) -> asyncio.Task[OuterState]:
+        """Do it as this site, whether or not the test looks at how it ends."""
+        task = self.carrier.spawn(part)
+        task.add_done_callback(lambda task: task.cancelled() or task.exception())
+        return task
+
+
+Play = Callable[[Network, dict[str, PairMember]], Coroutine[Any, Any, None]]
+
+
+async def acquainted(members: Mapping[str, PairMember]) -> None:
+    """Return once all of them have heard of each other."""
+    for member in members.values():
+        await member.roster.changed.until(lambda member=member: set(members) <= set(member.roster.participants()))  # type: ignore[misc]
+
+
+def scene(
+    play: Play, names: str = "ab", rates: NolocoSection | None = None, weather: Weather = CALM, **faults: Faults
+) -> dict[str, PairMember]:
+    """Sites with one-letter names that know each other, and what happens to them."""
+    members: dict[str, PairMember] = {}
+
+    async def main() -> None:
+        network = Network(1, weather)
+        for node in names:
+            members[node] = PairMember(network, node, rates=rates, faults=faults.get(node, NO_FAULTS))
+        for member in members.values():
+            member.know(*names)
+        await acquainted(members)
+        await play(network, members)
+
+    run(main())
+    return members
+
+
+def hold_at(phase: str, held: asyncio.Event | None = None) -> Faults:
+    """Stop there for ever, or until `held` is set."""
+
+    async def strike(round: int, reached: str) -> None:
+        if reached == phase:
+            await (held or asyncio.Event()).wait()
+
+    return Faults(strike)
+
+
+__all__ = ["LENGTH", "PairMember", "hold_at", "scene"]

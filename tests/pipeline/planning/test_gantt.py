@@ -1,0 +1,50 @@
+"""Both charts of one schedule."""
+
+from __future__ import annotations
+
+from xml.etree import ElementTree
+
+from pipeline.planning.cases import problem
+from rich.console import Console
+
+from pier_node.pipeline.planning.gantt import colour, gantt_svg, gantt_text
+from pier_node.pipeline.planning.simulate import simulate
+from pier_node.pipeline.planning.start import random_plan
+
+IT = problem(link_s=2.0)
+PLAN = random_plan(IT, 1)
+SCHEDULE = simulate(IT, PLAN)
+SPACE = "{http://www.w3.org/2000/svg}"
+
+
+def test_colours_are_told_apart() -> None:
+    assert len({colour(number) for number in range(200)}) == 200
+    assert colour(3) != colour(3, darker=True)
+    assert colour(0).startswith("#")
+
+
+def test_svg_has_every_task_and_transfer() -> None:
+    root = ElementTree.fromstring(gantt_svg(IT, PLAN, SCHEDULE, "a & b <c>"))
+    boxes = [box for box in root.iter(f"{SPACE}rect") if box.find(f"{SPACE}title") is not None]
+    assert len(boxes) == len(SCHEDULE.tasks) + len(SCHEDULE.transfers)
+    texts = ["".join(text.itertext()) for text in root.iter(f"{SPACE}text")]
+    assert "a & b <c>" in texts
+    assert {f"{stage}  s{site}" for stage, sites in enumerate(PLAN.stages) for site in sites} <= {*texts}
+    assert "0 s" in texts
+    right = max(float(box.get("x", "")) + float(box.get("width", "")) for box in boxes)
+    assert right <= 1200
+
+
+def test_the_terminal_shows_what_every_site_does() -> None:
+    console = Console(width=100, color_system=None)
+    with console.capture() as captured:
+        console.print(gantt_text(IT, PLAN, SCHEDULE, 60))
+    lines = captured.get().splitlines()
+    assert f"{SCHEDULE.makespan_s:.2f} s" in lines[0]
+    assert len(lines) == 1 + 6 + 1
+    for line in lines[1:7]:
+        assert "█" in line
+        assert "▓" in line
+        assert line.rstrip().endswith("%")
+    assert sum("◆" in line for line in lines[1:7]) == 2, "losses are at the data nodes"
+    assert lines[7].startswith("█ forward")

@@ -1,0 +1,280 @@
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from pier_node.base.durable import seal
+from pier_node.base.errors import PierError
+from pier_node.base.shared import SharedVector
+from pier_node.outer.state import PIECE, OuterState
+from pier_node.rounds.checkpoint import Checkpoint, CheckpointStore
+
+RUN = bytes(range(32))
+
+
+def vector(length: int, seed: int) -> SharedVector:
+    shared = SharedVector(length)
+    shared.array[:] = np.random.default_rng(seed).standard_normal(length)
+    return shared
+
+
+def checkpoint(round: int = 42, length: int = 1000, sync: bool = False, pending: bool = True) -> Checkpoint:
+    names = ["anchor", "momentum", *(["adam_m", "adam_v"] if sync else [])]
+    tensors = {name: vector(length, round + number) for number, name in enumerate(names)}
+    return Checkpoint(
+        state=OuterState(round, ("a", "b"), tensors, {"a": 300, "b": 2**40}, adam_step=round if sync else 0),
+        adam_m=None if sync else vector(length, 10),
+        adam_v=None if sync else vector(length, 11),
+        adam_step=0 if sync else 2100,
+        inner_step=2105,
+        tokens=10**12,
+        pending=vector(length, 12) if pending else None,
+        pending_tokens=(640, 0) if pending else (),
+    )
+
+
+def bits(of: Checkpoint) -> tuple[object, ...]:
+    """Everything in a checkpoint, by value."""
+    vectors = {"adam_m": of.adam_m, "adam_v": of.adam_v, "pending": of.pending, **of.state.tensors}
+    arrays = {name: None if shared is None else shared.array.tobytes() for name, shared in vectors.items()}
+    state, numbers = of.state, (of.adam_step, of.inner_step, of.tokens, of.pending_tokens)
+    return arrays, state.round, state.members, state.ledger, state.adam_step, state.digest, numbers
+
+
+def names(folder: Path) -> list[str]:
+    return sorted(os.listdir(folder))
+
+
+@pytest.mark.parametrize("sync", [False, True])
+@pytest.mark.parametrize("pending", [False, True])
+@pytest.mark.parametrize("length", [0, 1, 1000, PIECE + 1])
+def test_what_is_saved_is_loaded(tmp_path: Path, sync: bool, pending: bool, length: int) -> None:
+    saved = checkpoint(length=length, sync=sync, pending=pending)
+    path = CheckpointStore(tmp_path / "checkpoints", RUN).save(saved)
+    assert path == tmp_path / "checkpoints" / "round-00000042"
+    assert names(path) == ["checkpoint.json", "local.safetensors", "state.safetensors"]
+    loaded = CheckpointStore(tmp_path / "checkpoints", RUN).newest()
+    assert loaded
+    assert bits(loaded) == bits(saved)
+
+
+def test_nothing_saved_is_nothing_loaded(tmp_path: Path) -> None:
+    assert CheckpointStore(tmp_path / "checkpoints", RUN).newest() is None
+
+
+@pytest.mark.parametrize("keep", [1, 2, 3])
+def test_rotation_keeps_the_newest(tmp_path: Path, keep: int) -> None:
+    store = CheckpointStore(tmp_path, RUN, keep)
+    for round in (9, 10, 99_999_999, 100_000_000):
+        store.save(checkpoint(round))
+    assert names(tmp_path) == sorted(["round-00000010", "round-99999999", "round-100000000"][3 - keep :])
+    loaded = store.newest()
+    assert loaded
+    assert loaded.state.round == 100_000_000
+
+
+def test_rotation_never_takes_what_was_just_saved(tmp_path: Path) -> None:
+    store = CheckpointStore(tmp_path, RUN, keep=1)
+    store.save(checkpoint(50))
+    store.save(checkpoint(41))
+    assert names(tmp_path) == ["round-00000041"]
+
+
+def test_a_round_can_be_saved_again(tmp_path: Path) -> None:
+    store = CheckpointStore(tmp_path, RUN)
+    for saved in (checkpoint(41), checkpoint(42, pending=False), checkpoint(42)):
+        store.save(saved)
+    assert names(tmp_path) == ["round-00000041", "round-00000042"]
+    loaded = store.newest()
+    assert loaded
+    assert loaded.pending
+
+
+def delete(path: Path) -> None:
+    path.unlink()
+
+
+def truncate(path: Path) -> None:
+    path.write_bytes(path.read_bytes()[:-10])
+
+
+def empty(path: Path) -> None:
+    path.write_bytes(b"")
+
+
+def flip(path: Path) -> None:
+    data = bytearray(path.read_bytes())
+    data[-10] ^= 1
+    path.write_bytes(data)
+
+
+@pytest.mark.parametrize("damage", [delete, truncate, empty, flip])
+@pytest.mark.parametrize("file", ["checkpoint.json", "state.safetensors", "local.safetensors"])
+def test_a_damaged_checkpoint_is_named_and_the_one_before_is_used(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, damage: object, file: str
+) -> None:
+    store = CheckpointStore(tmp_path, RUN)
+    store.save(checkpoint(41))
+    path = store.save(checkpoint(42))
+    assert callable(damage)
+    damage(path / file)
+    loaded = store.newest()
+    assert loaded
+    assert bits(loaded) == bits(checkpoint(41))
+    [record] = caplog.records
+    assert f"checkpoint {path} is damaged and not used: {file}" in record.getMessage()
+    assert names(tmp_path) == ["damaged-round-00000042", "round-00000041"]
+
+
+def test_local_files_of_two_checkpoints_are_not_mixed(tmp_path: Path) -> None:
+    store = CheckpointStore(tmp_path, RUN)
+    one, other = store.save(checkpoint(41)), store.save(checkpoint(42, pending=False))
+    shutil.copy(one / "local.safetensors", other / "local.safetensors")
+    loaded = store.newest()
+    assert loaded
+    assert loaded.state.round == 41
+
+
+@settings(max_examples=120, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    file=st.sampled_from(["state.safetensors", "local.safetensors"]),
+    position=st.integers(0, 400),
+    value=st.sampled_from(b'\x00\xff019"[') | st.integers(0, 255),
+)
+def test_no_damage_goes_unnoticed_or_crashes(tmp_path: Path, file: str, position: int, value: int) -> None:
+    store = CheckpointStore(tmp_path, RUN)
+    saved = checkpoint(length=20)
+    path = store.save(saved) / file
+    data = bytearray(path.read_bytes())
+    data[position % len(data)] = value
+    path.write_bytes(data)
+    loaded = store.newest()
+    assert loaded is None or bits(loaded) == bits(saved)
+
+
+def test_all_damaged_is_nothing_loaded(tmp_path: Path) -> None:
+    store = CheckpointStore(tmp_path, RUN)
+    for _ in range(2):
+        (store.save(checkpoint()) / "checkpoint.json").write_text("{")
+        assert store.newest() is None
+    assert names(tmp_path) == ["damaged-round-00000042"]
+
+
+def test_a_checkpoint_of_another_run_is_an_error(tmp_path: Path) -> None:
+    CheckpointStore(tmp_path, RUN).save(checkpoint())
+    with pytest.raises(PierError, match="belongs to another run") as error:
+        CheckpointStore(tmp_path, bytes(32)).newest()
+    assert "--data" in error.value.remedy
+    assert names(tmp_path) == ["round-00000042"]
+
+
+def test_a_checkpoint_of_a_newer_pier_is_an_error(tmp_path: Path) -> None:
+    record = CheckpointStore(tmp_path, RUN).save(checkpoint()) / "checkpoint.json"
+    fields = json.loads(record.read_text())
+    del fields["checksum"]
+    record.write_bytes(seal({**fields, "format": 2}))
+    with pytest.raises(PierError, match="format 2, this Pier reads 1"):
+        CheckpointStore(tmp_path, RUN).newest()
+
+
+def test_everything_is_on_the_disk_before_it_gets_the_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    synced = list[str]()
+    rename = Path.rename
+
+    def watch(path: Path, target: Path) -> Path:
+        synced.append(f"{path.name} -> {target.name}")
+        return rename(path, target)
+
+    monkeypatch.setattr("pier_node.rounds.checkpoint.sync", lambda path: synced.append(path.name))
+    monkeypatch.setattr(Path, "rename", watch)
+    path = CheckpointStore(tmp_path, RUN).save(checkpoint())
+    temporary = f"{path.name}.tmp"
+    assert set(synced[:3]) == set(names(path))
+    assert synced[3:] == [temporary, f"{temporary} -> {path.name}", tmp_path.name]
+
+
+SAVE = """
+import resource, sys
+from pathlib import Path
+from pier_node.rounds.checkpoint import CheckpointStore
+from test_checkpoint import RUN, checkpoint
+from pier_node.base.errors import PierError
+store = CheckpointStore(Path(sys.argv[1]), RUN)
+store.save(checkpoint(41, length=10))
+"""
+
+FILL_THE_DISK = """
+large = checkpoint(42, length=100_000)
+resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, 100_000))
+try:
+    store.save(large)
+except PierError as error:
+    print(error.problem)
+"""
+
+DIE = """
+import os, signal
+from pier_node.rounds import checkpoint as saving
+count = 0
+def die_at(*_):
+    global count
+    count += 1
+    if count == int(sys.argv[2]):
+        os.kill(os.getpid(), signal.SIGKILL)
+plain_sync, plain_rename = saving.sync, Path.rename
+saving.sync = lambda path: (die_at(), plain_sync(path))
+Path.rename = lambda path, target: (die_at(), plain_rename(path, target))
+store.save(checkpoint(42, length=10))
+store.save(checkpoint(42, length=20))
+"""
+
+
+def in_process(script: str, *arguments: object) -> subprocess.CompletedProcess[str]:
+    """A process that runs `script` with this file importable."""
+    command = [sys.executable, "-c", SAVE + script, *map(str, arguments)]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(Path(__file__).parent), *sys.path])}
+    return subprocess.run(command, capture_output=True, text=True, check=False, timeout=60, env=environment)
+
+
+def test_a_disk_that_is_full_costs_nothing_but_the_new_checkpoint(tmp_path: Path) -> None:
+    done = in_process(FILL_THE_DISK, tmp_path)
+    assert done.stdout.startswith(f"cannot save a checkpoint in {tmp_path}: ")
+    assert "File too large" in done.stdout
+    assert names(tmp_path) == ["round-00000041"]
+    loaded = CheckpointStore(tmp_path, RUN).newest()
+    assert loaded
+    assert bits(loaded) == bits(checkpoint(41, length=10))
+
+
+@pytest.mark.parametrize("point", range(1, 14))
+def test_wherever_it_is_killed_a_whole_checkpoint_is_left(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, point: int
+) -> None:
+    """Two saves of one round have 13 steps: a file, a folder or a name goes to the disk in each."""
+    died = in_process(DIE, tmp_path, point)
+    assert died.returncode == -9, died.stderr
+    store = CheckpointStore(tmp_path, RUN)
+    loaded = store.newest()
+    assert loaded
+    assert bits(loaded) in [bits(checkpoint(41, length=10)), *(bits(checkpoint(42, length=n)) for n in (10, 20))]
+    assert loaded.state.round == (41 if point <= 5 else 42)
+    assert caplog.text == "", "a save that was cut off is no damage"
+    store.save(checkpoint(43))
+    kept = {41: "round-00000041", 42: "round-00000042.old" if point == 12 else "round-00000042"}
+    assert names(tmp_path) == [kept[loaded.state.round], "round-00000043"]
+
+
+def test_a_round_whose_saving_was_cut_off_can_be_saved_again(tmp_path: Path) -> None:
+    in_process(DIE, tmp_path, 13)
+    assert names(tmp_path) == ["round-00000041", "round-00000042", "round-00000042.old"]
+    CheckpointStore(tmp_path, RUN).save(checkpoint(42))
+    assert names(tmp_path) == ["round-00000041", "round-00000042"]

@@ -1,0 +1,194 @@
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import AsyncIterator
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from rounds.cases import fp32
+from rounds.exchanges import SILENCE, Exchange, vectors
+from simulation.network import Network, Weather
+from simulation.virtual_time import run
+
+from pier.v1.peer_pb2 import Chunk
+from pier_node.base.faults import Faults
+from pier_node.base.shared import Vector
+from pier_node.rounds.suspects import NOBODY, Suspicion
+from pier_node.wire.carrier import BadMessage
+
+
+def mean_in_id_order(given: dict[str, Vector], tokens: dict[str, int]) -> Vector:
+    largest = max(tokens.values())
+    total, weight = np.zeros_like(next(iter(given.values()))), np.float32(0)
+    for node in sorted(given):
+        if tokens[node]:
+            share = np.float32(tokens[node] / largest)
+            total = given[node] * share if not weight else total + given[node] * share
+            weight += share
+    return total / weight
+
+
+@given(st.integers(2, 5), st.integers(1, 40), st.integers(0, 2**32))
+@settings(max_examples=40)
+def test_all_end_with_the_same_bits_however_it_is_cut_and_in_whatever_order_it_comes(
+    count: int, length: int, seed: int
+) -> None:
+    dice, names = random.Random(seed), "abcde"[:count]
+    given = vectors(names, length, seed)
+    tokens = {node: dice.choice([0, 1, 1, 7, 1000]) for node in names}
+    tokens[dice.choice(names)] = 3
+    expected = mean_in_id_order(given, tokens)
+
+    async def main() -> None:
+        weather = Weather(delay=dice.choice([0.001, 1.0]), jitter=dice.choice([0.0, 3.0]))
+        bandwidths = [dice.choice([0.0, 1.0, 5.0, 1e9]) for _ in names]
+        exchange = Exchange(given, tokens, bandwidths, dice.randint(1, 9), Network(seed, weather))
+        await exchange.run()
+        for mean in exchange.means.values():
+            assert mean.tobytes() == expected.tobytes()
+
+    run(main())
+
+
+def test_whoever_trained_on_nothing_changes_nothing() -> None:
+    given = {"a": fp32(1, 2, 3, 4), "b": fp32(*[np.nan] * 4), "c": fp32(3, 2, 1, 0)}
+
+    async def main() -> None:
+        exchange = Exchange(given, {"a": 5, "b": 0, "c": 5})
+        await exchange.run()
+        assert all(mean.tolist() == [2, 2, 2, 2] for mean in exchange.means.values())
+
+    run(main())
+
+
+def test_nobody_trained() -> None:
+    async def main() -> None:
+        exchange = Exchange(vectors("abc", 6), dict.fromkeys("abc", 0))
+        await exchange.run()
+        assert not any(mean.any() for mean in exchange.means.values())
+
+    run(main())
+
+
+def test_a_member_alone() -> None:
+    async def main() -> None:
+        exchange = Exchange({"a": fp32(1, 2, 3)})
+        await exchange.run()
+        assert exchange.means["a"].tolist() == [1, 2, 3]
+
+    run(main())
+
+
+def test_every_member_takes_part_even_if_it_has_nothing_to_send() -> None:
+    """The barrier before a result is adopted: who is not there is noticed."""
+
+    async def main(present: str) -> Suspicion | None:
+        exchange = Exchange(vectors("abc", 0), dict.fromkeys("abc", 0))
+        for node in set("abc") - set(present):
+            exchange.network.crash(node)
+            del exchange.parts[node]
+        return await exchange.outcome("a")
+
+    assert run(main("abc")) is None
+    suspicion = run(main("ab"))
+    assert suspicion
+    assert suspicion.node == "c"
+
+
+# --- who is lost -----------------------------------------------------------------------------
+
+
+def test_a_dead_member_is_noticed_at_once() -> None:
+    async def main() -> tuple[Suspicion | None, float]:
+        exchange = Exchange(vectors("abc", 12))
+        exchange.network.crash("c")
+        del exchange.parts["c"]
+        return await exchange.outcome("a"), asyncio.get_running_loop().time()
+
+    suspicion, seconds = run(main())
+    assert suspicion
+    assert suspicion.node == "c"
+    assert seconds < 1
+
+
+@pytest.mark.parametrize("weather", [Weather(0.01, 0.0, cut_stream=0.3), Weather(0.01, 0.0, loss=0.3)])
+def test_a_cut_stream_ends_the_attempt_with_a_name(weather: Weather) -> None:
+    async def main(seed: int) -> Suspicion | None:
+        return await Exchange(vectors("abc", 12), network=Network(seed, weather)).outcome("a")
+
+    outcomes = [run(main(seed)) for seed in range(12)]
+    assert {suspicion.node for suspicion in outcomes if suspicion} <= {"b", "c", NOBODY}
+    assert sum(suspicion is not None and suspicion.node != NOBODY for suspicion in outcomes) >= 6
+
+
+def test_a_member_that_falls_silent_is_named_after_the_silence() -> None:
+    async def main() -> tuple[Suspicion | None, float]:
+        exchange = Exchange(vectors("abc", 12))
+        silent = exchange.parts.pop("c")
+
+        async def hold(sender: str, chunks: AsyncIterator[Chunk]) -> None:
+            await asyncio.Event().wait()
+
+        exchange.carriers["c"].serve_push(hold)
+        assert silent
+        return await exchange.outcome("a"), asyncio.get_running_loop().time()
+
+    suspicion, seconds = run(main())
+    assert suspicion
+    assert (suspicion.node, suspicion.reason) == ("c", "sent nothing for 30 s")
+    assert SILENCE <= seconds < SILENCE + 1
+
+
+def test_a_slow_member_is_waited_for_as_long_as_it_says_something() -> None:
+    """c is stopped before each of its chunks for almost as long as others put up with."""
+
+    async def main() -> float:
+        exchange = Exchange(vectors("abc", 12))
+
+        async def dawdle(round: int, phase: str) -> None:
+            await asyncio.sleep(0.9 * SILENCE)
+
+        exchange.parts["c"]._faults = Faults(dawdle)
+        await exchange.run()
+        return exchange.parts["a"].longest_wait
+
+    assert run(main()) < SILENCE
+
+
+def test_a_refusal_is_only_the_echo_of_what_went_wrong_elsewhere() -> None:
+    """b refuses a's stream because c broke b's attempt: a must not hold it against b."""
+
+    async def main() -> Suspicion | None:
+        exchange = Exchange(vectors("ab", 8))
+
+        async def refuse(sender: str, chunks: AsyncIterator[Chunk]) -> None:
+            raise BadMessage("that attempt is over")
+
+        exchange.carriers["b"].serve_push(refuse)
+        return await exchange.outcome("a")
+
+    suspicion = run(main())
+    assert suspicion
+    assert (suspicion.node, suspicion.reason) == (NOBODY, "b refused what we sent: that attempt is over")
+
+
+def test_a_slow_owner_holds_its_senders_back() -> None:
+    """Whatever the length of the vector, few chunks of a sender wait in the owner's memory."""
+
+    async def main() -> int:
+        exchange = Exchange(vectors("ab", 400), bandwidths=[1.0, 1.0], chunk=2)
+        deepest = 0
+
+        async def look(round: int, phase: str) -> None:
+            nonlocal deepest
+            await asyncio.sleep(5.0)
+            deepest = max(deepest, exchange.parts["a"]._senders["b"].qsize())
+
+        exchange.parts["a"]._faults = Faults(look)
+        await exchange.run()
+        return deepest
+
+    assert 1 <= run(main()) <= 4

@@ -1,0 +1,97 @@
+"""A suspicion counts for one attempt, and not for ever."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+from simulation.virtual_time import run
+
+from pier_node.config.run import SITES
+from pier_node.rounds.suspects import EXPIRY, LONGEST, STANDSTILL, Standstill, Suspects
+
+
+def test_a_suspicion_ends_by_itself() -> None:
+    async def main() -> None:
+        suspects = Suspects()
+        suspects.add("a")
+        await asyncio.sleep(EXPIRY / 2)
+        suspects.add("b")
+        assert suspects.now() == {"a", "b"}
+        await asyncio.sleep(EXPIRY / 2 + 1)
+        assert suspects.now() == {"b"}
+
+    run(main())
+
+
+def test_an_attempt_clears_all() -> None:
+    async def main() -> None:
+        suspects = Suspects()
+        suspects.add("a")
+        suspects.clear()
+        assert not suspects.now()
+
+    run(main())
+
+
+def test_a_member_that_is_mute_in_round_after_round_is_left_out_for_longer_each_time() -> None:
+    async def main() -> None:
+        suspects, left_out = Suspects(), list[float]()
+        for number in range(1, 12):
+            for _ in range(3):  # attempts at one round count once
+                suspects.add("a", mute_in=number)
+            suspects.clear()
+            began = asyncio.get_running_loop().time()
+            while suspects.now():  # noqa: ASYNC110 (nobody tells: time passes)
+                await asyncio.sleep(EXPIRY / 2)
+            left_out.append(asyncio.get_running_loop().time() - began)
+        assert left_out[:4] == pytest.approx([0.0, 2 * EXPIRY, 4 * EXPIRY, 8 * EXPIRY])
+        assert left_out[-1] == pytest.approx(LONGEST)
+        suspects.forgive("ab")
+        suspects.add("a", mute_in=12)
+        suspects.clear()
+        assert not suspects.now(), "it took part to the end: it begins anew"
+
+    run(main())
+
+
+def test_a_member_that_was_lost_is_not_mute() -> None:
+    async def main() -> None:
+        suspects = Suspects()
+        for _ in range(5):
+            suspects.add("a")
+            suspects.clear()
+            assert not suspects.now()
+
+    run(main())
+
+
+def test_fresh_names_take_no_more_memory_and_push_out_nobody_who_was_mute_before() -> None:
+    """A stranger can come under a new key in each round."""
+
+    async def main() -> None:
+        suspects = Suspects()
+        for number in (1, 2, 3):
+            suspects.add("a", mute_in=number)
+        for number in range(3 * SITES):
+            suspects.add(f"lost {number}")
+            suspects.add(f"mute {number}", mute_in=4)
+        assert len(suspects._until) + len(suspects._mute) <= 2 * SITES
+        assert "a" in suspects.left_out()
+        await asyncio.sleep(EXPIRY + 1)
+        suspects.add("b")
+        assert suspects._until.keys() == {"b"}, "what is over is forgotten"
+
+    run(main())
+
+
+def test_a_keeper_may_let_all_wait_for_a_while_only() -> None:
+    async def main() -> None:
+        standstill = Standstill()
+        told = []
+        for leader, all_wait in (("a", True), ("a", True), ("a", False), ("a", True), ("b", True), ("b", True)):
+            told.append(standstill.too_long(leader, all_wait))
+            await asyncio.sleep(STANDSTILL + 1)
+        assert told == [False, True, False, False, False, True], "somebody still trained, and then another kept"
+
+    run(main())

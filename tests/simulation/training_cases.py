@@ -1,0 +1,154 @@
+"""A site whose surroundings are all played: its trainer, its rounds, its roster."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from rounds.cases import config, outer_state
+from simulation.cluster import LENGTH, Report, TinyLayout
+from simulation.virtual_time import run
+
+from pier.v1.peer_pb2 import Link, Pulse
+from pier_node.base.shared import SharedVector
+from pier_node.base.tasks import Signal
+from pier_node.config.run import RunConfig
+from pier_node.outer.state import OuterState
+from pier_node.outer.times import Times
+from pier_node.outer.update import Update
+from pier_node.rounds.checkpoint import Checkpoint
+from pier_node.rounds.progress import Progress
+from pier_node.site.training import Training
+
+ME = "me"
+LOCAL: dict[str, Any] = {"algorithm": "diloco", "inner_steps": 4, "momentum": 0.0, "lr": 1.0}
+
+
+@dataclass
+class Job:
+    first_step: int
+    steps: int
+    sequences: int
+    payload: str
+    start: float
+    adam_step: int | None
+    adam_m: float
+
+
+class Trainer:
+    """Each step takes 1 from every weight; `lands` overrules what comes out."""
+
+    def __init__(self) -> None:
+        self.outbox, self.adam_m, self.adam_v = (SharedVector(LENGTH) for _ in range(3))
+        self.jobs: list[Job] = []
+        self.lands: float | None = None
+
+    async def run(
+        self,
+        first_step: int,
+        steps: int,
+        sequences: int,
+        payload: str,
+        load: SharedVector,
+        adam_step: int | None = None,
+        on_progress: Any = None,
+    ) -> Report:
+        start = float(load.array[0])
+        self.jobs.append(Job(first_step, steps, sequences, payload, start, adam_step, float(self.adam_m.array[0])))
+        await asyncio.sleep(1.0)
+        self.outbox.array[:] = start - steps if self.lands is None else self.lands
+        self.adam_m.array += 1
+        return Report(tokens=10 * steps, adam_step=first_step + steps)
+
+    async def evaluate(self, weights: SharedVector) -> float:
+        return float(weights.array[0])
+
+
+class Rounds:
+    """Plays what becomes of each update: "in" the next state, "out" of it, or an exception."""
+
+    def __init__(self, state: OuterState, *fates: Any) -> None:
+        self.state, self.sites, self.fates, self.times = state, 0, [*fates], Times()
+        self.heard: list[tuple[float, int]] = []
+        self.committed: list[OuterState] = []
+        self.drops = 0.0
+        self.roster = Roster()
+
+    async def commit(self, update: Update, advance: Callable[..., OuterState]) -> OuterState:
+        self.heard.append((float(update.vector[0]), update.tokens))
+        fate = self.fates.pop(0) if self.fates else "in"
+        if isinstance(fate, BaseException):
+            raise fate
+        if update.error is not None:
+            update.error[:] = self.drops
+        mean, tokens = (update.vector, {ME: update.tokens}) if fate == "in" else (np.zeros(len(update.vector)), {})
+        self.state = advance(self.state, np.array(mean, np.float32), {**tokens, "other": 1})
+        self.committed.append(self.state)
+        return self.state
+
+    commit_alone = commit
+
+    def coming(self) -> int:
+        return self.state.round + 1
+
+    def sources(self) -> list[str]:
+        return self.roster.ahead(self.state.round)
+
+    async def adopt(self, state: OuterState, proof: Sequence[Link]) -> None:
+        self.state = state
+
+    def trust(self) -> None:
+        """Nothing is proved here."""
+
+
+@dataclass
+class Roster:
+    """Says who is ahead, once for every question asked of it; and where the others are."""
+
+    lead: list[list[str]] = field(default_factory=list)
+    pulses: Mapping[str, Pulse] = field(default_factory=dict)
+    changed: Signal = field(default_factory=Signal)
+
+    def ahead(self, round: int) -> list[str]:
+        return self.lead.pop(0) if self.lead else []
+
+    def pulse_of(self, node: str) -> Pulse | None:
+        return self.pulses.get(node)
+
+    def participants(self) -> Mapping[str, Pulse]:
+        return self.pulses
+
+
+class Carrier:
+    node = ME
+
+
+class Site:
+    """A Training whose surroundings are all played."""
+
+    def __init__(self, run_config: RunConfig, rounds: Rounds, roster: Roster | None = None) -> None:
+        self.trainer, self.rounds, self.roster = Trainer(), rounds, roster or Roster()
+        rounds.roster = self.roster
+        self.saved: list[Checkpoint] = []
+        layout: Any = TinyLayout()
+        carrier: Any = Carrier()
+        crowd: Any = self.roster
+        played: Any = rounds
+        self.training = Training(run_config, layout, carrier, crowd, played, self.trainer, Progress(), self.save)
+
+    async def save(self, checkpoint: Checkpoint) -> None:
+        self.saved.append(checkpoint)
+
+    def run(self) -> None:
+        run(self.training.run())
+
+
+def local(rounds: int = 1, **inner: Any) -> RunConfig:
+    return config(inner={"total_steps": 4 * rounds, "eval_every": 0, **inner}, **LOCAL)
+
+
+def begin(**ledger: int) -> OuterState:
+    return outer_state([ME], anchor=[100.0] * LENGTH, **ledger)

@@ -1,0 +1,62 @@
+"""A site's part in rounds comes back from its disk."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from rounds.cases import CALM, config, outer_state
+from simulation.cluster import TinyLayout
+from simulation.network import Network
+from simulation.statements import MemoryProofs, PlainStatements
+from simulation.virtual_time import run
+
+from pier_node.gossip.pair_commit import Doubt, Records
+from pier_node.outer.state import OuterState
+from pier_node.rounds.commitments import Commitments
+from pier_node.rounds.roster import Roster
+from pier_node.site.journal import Journal, PairJournal
+from pier_node.site.member import Footing, pairs_of_two, rounds_of_all
+
+AT_REST = outer_state(["a", "b"], round=4)
+
+
+def roster_of(carrier: Any) -> Roster:
+    return Roster(carrier, lambda: None)  # type: ignore[arg-type, return-value]
+
+
+async def nowhere(state: OuterState) -> None:
+    raise AssertionError("nothing is committed here")
+
+
+@pytest.mark.parametrize("bound", [Commitments(4, frozenset("ab"), (2, "b")), Commitments(9, frozenset("a"))])
+def test_rounds_of_all_remember_what_binds_them(tmp_path: Path, bound: Commitments) -> None:
+    async def main() -> None:
+        carrier, layout = Network(1, CALM).join("a"), TinyLayout()
+        Journal(tmp_path / "journal.json").keep(bound)
+        footing = Footing(config(), carrier, roster_of(carrier), PlainStatements("a"), tmp_path, MemoryProofs())
+        rounds = rounds_of_all(footing, nowhere, layout.length, AT_REST)
+        assert rounds.promises.now == bound
+        assert rounds.state is AT_REST
+
+    run(main())
+
+
+def test_pairs_remember_their_doubts(tmp_path: Path) -> None:
+    records = Records({4: "b"}).voted(Doubt(3, "b", b"m" * 32, b"d" * 32))
+    PairJournal(tmp_path / "pairs.json").keep(records)
+
+    async def main() -> None:
+        carrier = Network(1, CALM).join("a")
+        run_config = config(
+            run={"seed": 7}, inner={"total_steps": 100}, algorithm="noloco", inner_steps=10, noloco={"gamma": 0.3}
+        )
+        pairs = pairs_of_two(
+            Footing(run_config, carrier, roster_of(carrier), PlainStatements("a"), tmp_path, MemoryProofs()), AT_REST
+        )
+        assert pairs._tools.records == records
+        assert (pairs._run.seed, pairs._run.last, pairs._tools.rates.gamma) == (7, 10, 0.3)
+        assert (pairs.state, pairs.saved) == (AT_REST, 4)
+
+    run(main())

@@ -1,0 +1,64 @@
+"""What an operator orders is taken up between two rounds."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+from simulation.training_cases import Roster, Rounds, Site, begin, local
+from simulation.virtual_time import run
+
+from pier.v1.peer_pb2 import Phase
+from pier_node.rounds.progress import Progress
+from pier_node.site.orders import Orders
+
+
+class Crowd(Roster):
+    told = 0
+
+    async def announce(self) -> None:
+        self.told += 1
+
+
+def test_a_paused_site_begins_no_other_round_until_it_may() -> None:
+    site = Site(local(3), Rounds(begin()), Crowd())
+    orders = site.training._orders
+    seen: list[Any] = []
+
+    async def save(checkpoint: Any) -> None:
+        seen.append(checkpoint.state.round)
+        if checkpoint.state.round == 1:
+            orders.take(1, True, "replica")
+
+    site.training._on_commit = save
+
+    async def operator() -> None:
+        work = asyncio.create_task(site.training.run())
+        await asyncio.sleep(60.0)
+        seen.append((site.training.progress.phase, len(site.trainer.jobs)))
+        orders.take(2, False, "replica")
+        await work
+
+    run(operator())
+    assert seen == [1, (Phase.PHASE_PAUSED, 1), 2, 3]
+
+
+def test_an_older_order_changes_nothing() -> None:
+    orders = Orders()
+    orders.take(3, True, "replica")
+    orders.take(2, False, "other")
+    assert (orders.epoch, orders.paused, orders.assignment) == (3, True, "replica")
+
+
+def test_the_others_hear_of_a_pause_at_once() -> None:
+    async def paused() -> tuple[int, int]:
+        orders, crowd, progress = Orders(), Crowd(), Progress(Phase.PHASE_WAITING)
+        orders.take(1, True, "replica")
+        waiting = asyncio.create_task(orders.resumed(progress, crowd))  # type: ignore[arg-type]
+        await asyncio.sleep(1.0)
+        phase = progress.phase
+        orders.take(2, False, "replica")
+        await waiting
+        return crowd.told, phase
+
+    assert run(paused()) == (1, Phase.PHASE_PAUSED)

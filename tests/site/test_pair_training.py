@@ -1,0 +1,183 @@
+"""The loop of a site in pairs, between a trainer that counts and pairs that a test plays."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import numpy as np
+import pytest
+from rounds.cases import config, outer_state
+from simulation.cluster import LENGTH, TinyLayout
+from simulation.training_cases import ME, Carrier, Roster, Trainer, begin
+from simulation.virtual_time import run
+
+from pier.v1.peer_pb2 import Phase, Pulse
+from pier_node.config.run import RunConfig
+from pier_node.outer.advance import advance_pair
+from pier_node.outer.state import OuterState
+from pier_node.outer.times import Times
+from pier_node.outer.update import Update
+from pier_node.rounds import catch_up
+from pier_node.rounds.checkpoint import Checkpoint
+from pier_node.rounds.fetch import Fetched
+from pier_node.rounds.progress import Progress
+from pier_node.site.pair_training import PairTraining
+
+
+class Pairs:
+    """Takes every step alone with α = 0, β = 1: the anchor becomes what is brought; or the round it is told to take."""
+
+    def __init__(self, state: OuterState, skips: dict[int, int] | None = None) -> None:
+        self.state, self.sites, self.spread, self.saved = state, 0, 0.25, state.round
+        self.skips = skips or {}
+        self.follow: list[list[str]] = []
+        self.heard: list[tuple[int, float, int]] = []
+        self.order: list[str] = []
+        self.resolved, self.times = 0, Times()
+
+    def coming(self) -> int:
+        return self.skips.get(self.state.round, self.state.round + 1)
+
+    def sources(self) -> list[str]:
+        return self.follow.pop(0) if self.follow else []
+
+    async def resolve(self) -> None:
+        self.resolved += 1
+
+    async def commit(self, number: int, update: Update, saved: Callable[[], Awaitable[None]]) -> OuterState:
+        self.heard.append((number, float(update.vector[0]), update.tokens))
+        ledger = {**self.state.ledger, ME: self.state.ledger.get(ME, 0) + update.tokens}
+        rates = RATES.outer.noloco
+        self.state = advance_pair(self.state, number, [ME], [update.vector], ledger, rates)
+        await saved()
+        self.order.append(f"answered {number}")
+        return self.state
+
+    async def adopt(self, state: OuterState) -> None:
+        self.state = state
+
+
+NOLOCO: dict[str, Any] = {"algorithm": "noloco", "inner_steps": 4, "noloco": {"alpha": 0.0, "beta": 1.0, "gamma": 1.0}}
+RATES = config(**NOLOCO)
+
+
+def local(rounds: int, **run_section: Any) -> RunConfig:
+    return config(run=run_section, inner={"total_steps": 4 * rounds, "eval_every": 0}, **NOLOCO)
+
+
+class Site:
+    def __init__(self, run_config: RunConfig, pairs: Pairs, roster: Roster | None = None) -> None:
+        self.pairs, self.trainer, self.saved = pairs, Trainer(), list[Checkpoint]()
+        layout: Any = TinyLayout()
+        carrier: Any = Carrier()
+        crowd: Any = roster or Roster()
+        played: Any = pairs
+        self.training = PairTraining(
+            *(run_config, layout, carrier, crowd, played, self.trainer, Progress(), self.save),
+            keep=self.keep,
+            merge=None,
+        )
+
+    async def keep(self, state: OuterState) -> None:
+        self.pairs.order.append(f"kept {state.round}")
+
+    async def save(self, checkpoint: Checkpoint) -> None:
+        self.pairs.order.append(f"saved {checkpoint.state.round}")
+        self.saved.append(checkpoint)
+
+    def run(self) -> None:
+        run(self.training.run())
+
+
+def test_a_run() -> None:
+    site = Site(local(3), Pairs(begin()))
+    site.run()
+    assert site.pairs.heard == [(1, 96.0, 40), (2, 92.0, 40), (3, 88.0, 40)], "θ itself travels"
+    assert [job.start for job in site.trainer.jobs] == [100, 96, 92]
+    assert [checkpoint.state.round for checkpoint in site.saved] == [1, 2, 3]
+    assert site.pairs.resolved == 3, "before each meeting"
+    progress = site.training.progress
+    assert (progress.phase, progress.inner_step, progress.spread) == (Phase.PHASE_DONE, 12, 0.25)
+    assert progress.validation_loss == 88.0
+
+
+def test_a_step_is_kept_before_the_partner_is_answered() -> None:
+    site = Site(local(2), Pairs(begin()))
+    site.run()
+    assert site.pairs.order == ["kept 1", "answered 1", "saved 1", "kept 2", "answered 2", "saved 2"]
+    assert all(checkpoint.pending is None for checkpoint in site.saved), "what was brought is in it"
+    assert [checkpoint.state.ledger for checkpoint in site.saved] == [{ME: 40}, {ME: 80}]
+
+
+def test_the_first_round_waits_for_all_sites() -> None:
+    site = Site(local(2, sites=5), Pairs(begin()))
+    sites: list[int] = []
+    site.save = lambda checkpoint: _note(sites, site.pairs.sites)  # type: ignore[method-assign]
+    site.training._on_commit = site.save
+    site.run()
+    assert sites == [5, 1]
+
+
+async def _note(sites: list[int], count: int) -> None:
+    sites.append(count)
+
+
+@pytest.mark.parametrize(("inner_step", "left"), [(12, 4), (14, 2), (16, 0), (0, 4)])
+def test_an_overtaken_site_does_the_steps_that_those_in_front_have_left(inner_step: int, left: int) -> None:
+    """It has taken round 1, and joins them in round 4: inner steps 12 to 16."""
+    others = {"other": Pulse(phase=Phase.PHASE_TRAINING, round=3, inner_step=inner_step)}
+    site = Site(local(5), Pairs(begin(), skips={1: 4}), Roster(pulses=others))
+    site.run()
+    jobs = [(job.first_step, job.steps) for job in site.trainer.jobs]
+    assert jobs == [(0, 4), *([(16 - left, left)] if left else []), (16, 4)]
+    assert [number for number, _, _ in site.pairs.heard] == [1, 4, 5]
+
+
+@pytest.mark.filterwarnings("ignore:overflow")
+def test_training_that_went_astray_brings_the_anchor() -> None:
+    site = Site(local(2), Pairs(begin()))
+    site.trainer.lands = math.nan
+
+    async def heal(checkpoint: Checkpoint) -> None:
+        site.trainer.lands = None
+
+    site.training._on_commit = heal
+    site.run()
+    assert site.pairs.heard == [(1, 100.0, 0), (2, 96.0, 40)]
+    assert (site.trainer.jobs[1].adam_step, site.trainer.jobs[1].adam_m) == (0, 0.0)
+
+
+def test_another_state_is_taken_when_it_has_to_be(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[list[str]] = []
+
+    async def fetch(carrier: Any, peers: list[str], **more: Any) -> Fetched:
+        asked.append(peers)
+        return Fetched(outer_state(["other"], round=2, anchor=[50.0] * LENGTH), None, None, 0)
+
+    monkeypatch.setattr(catch_up, "fetch_state", fetch)
+    pulses = {"other": Pulse(phase=Phase.PHASE_TRAINING, round=2, digest=b"d" * 32, inner_step=8)}
+    site = Site(local(3), Pairs(begin()), Roster(pulses=pulses))
+    site.pairs.follow = [["other"], ["other"]]
+    site.run()
+    assert asked == [["other"]]
+    assert [job.start for job in site.trainer.jobs] == [50.0]
+    assert site.pairs.heard == [(3, 46.0, 40)]
+
+
+def test_a_solo_start_is_made_as_with_other_algorithms() -> None:
+    run_config = config(
+        run={"sites": 2}, inner={"total_steps": 40, "eval_every": 0}, start="solo", start_fraction=0.1, **NOLOCO
+    )
+    site = Site(run_config, Solo(begin()))
+    site.run()
+    assert [job.sequences for job in site.trainer.jobs[:2]] == [16, 8]
+    assert site.saved[0].state.anchor[0] == 96.0
+    assert len(site.saved) == 10
+
+
+class Solo(Pairs):
+    async def commit_alone(self, update: Update, advance: Callable[..., OuterState]) -> OuterState:
+        self.state = advance(self.state, np.array(update.vector), {ME: update.tokens})
+        return self.state

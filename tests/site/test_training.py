@@ -1,0 +1,326 @@
+"""The loop of one site between a trainer and rounds that a test plays."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+from rounds.cases import config, outer_state, shared
+from simulation.cluster import LENGTH
+from simulation.training_cases import LOCAL, ME, Roster, Rounds, Site, begin, local
+
+from pier.v1.peer_pb2 import Phase, Pulse
+from pier_node.base.errors import PierError
+from pier_node.config.run import RunConfig
+from pier_node.outer.state import ADAM_M, ADAM_V, OuterState
+from pier_node.outer.update import Update
+from pier_node.rounds import catch_up
+from pier_node.rounds.checkpoint import Checkpoint
+from pier_node.rounds.fetch import Fetched
+from pier_node.rounds.suspects import Behind
+from pier_node.wire.carrier import PeerLost
+
+
+def test_a_run() -> None:
+    site = Site(local(3), Rounds(begin()))
+    site.run()
+    assert [(job.first_step, job.steps, job.sequences, job.payload) for job in site.trainer.jobs] == [
+        (0, 4, 8, "weights"),
+        (4, 4, 8, "weights"),
+        (8, 4, 8, "weights"),
+    ]
+    assert site.rounds.heard == [(4.0, 40)] * 3
+    assert [job.start for job in site.trainer.jobs] == [100, 96, 92]
+    assert site.training.progress.phase == Phase.PHASE_DONE
+    assert (site.training.progress.inner_step, site.training.progress.tokens) == (12, 120)
+    assert [checkpoint.state.round for checkpoint in site.saved] == [1, 2, 3]
+    assert all(checkpoint.pending is None for checkpoint in site.saved)
+    assert site.training.progress.validated_round == 3, "the last state at least is validated"
+
+
+def test_the_first_exchange_waits_for_all_sites() -> None:
+    run_config = config(run={"sites": 5}, inner={"total_steps": 8, "eval_every": 0}, **LOCAL)
+    needed: list[int] = []
+    rounds = Rounds(begin())
+    site = Site(run_config, rounds)
+    site.save = lambda checkpoint: _note(needed, rounds.sites)  # type: ignore[method-assign]
+    site.training._on_commit = site.save
+    site.run()
+    assert needed == [5, 1]
+
+
+async def _note(needed: list[int], sites: int) -> None:
+    needed.append(sites)
+
+
+# --- what no round took -------------------------------------------------------------------------
+
+
+def caught_up_with(monkeypatch: pytest.MonkeyPatch, *outcomes: Any) -> list[dict[str, Any]]:
+    """Let fetch_state hand over these states, one after the other, or fail."""
+    asked: list[dict[str, Any]] = []
+
+    async def fetch(carrier: Any, peers: list[str], **more: Any) -> Fetched:
+        asked.append({"peers": peers, **more})
+        outcome = outcomes[len(asked) - 1]
+        if isinstance(outcome, Exception):
+            raise outcome
+        return outcome if isinstance(outcome, Fetched) else Fetched(outcome, None, None, 0)
+
+    monkeypatch.setattr(catch_up, "fetch_state", fetch)
+    return asked
+
+
+def later(round: int, level: float, **ledger: int) -> OuterState:
+    return outer_state(["other"], round=round, anchor=[level] * LENGTH, **ledger)
+
+
+AHEAD = {"other": Pulse(phase=Phase.PHASE_TRAINING, round=1, inner_step=4, digest=b"d" * 32)}
+
+
+def test_what_a_round_did_not_take_goes_into_the_next_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The site goes on from φ_new − Δ, and brings both parts to the next round."""
+    asked = caught_up_with(monkeypatch, later(1, 50.0))
+    site = Site(local(2), Rounds(begin(), Behind(["other"])), Roster([[], ["other"], ["other"]], AHEAD))
+    site.run()
+    assert [job.start for job in site.trainer.jobs] == [100.0, 50.0 - 4.0]
+    assert site.rounds.heard == [(4.0, 40), (8.0, 80)]
+    assert (asked[0]["peers"], asked[0]["round"], asked[0]["digest"]) == (["other"], 1, b"d" * 32)
+    assert site.saved[-1].pending is None
+
+
+def test_what_is_in_the_new_state_already_is_not_brought_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    caught_up_with(monkeypatch, later(1, 50.0, me=40))
+    site = Site(local(2), Rounds(begin(), Behind(["other"])), Roster([[], ["other"], ["other"]], AHEAD))
+    site.run()
+    assert [job.start for job in site.trainer.jobs] == [100.0, 50.0]
+    assert site.rounds.heard == [(4.0, 40), (4.0, 40)]
+
+
+def test_a_round_that_was_finished_without_our_part_leaves_it_pending() -> None:
+    site = Site(local(2), Rounds(begin(), "out"))
+    site.run()
+    assert [job.start for job in site.trainer.jobs] == [100.0, 96.0]
+    assert site.rounds.heard == [(4.0, 40), (8.0, 80)]
+    first = site.saved[0]
+    assert first.pending is not None
+    assert first.pending_tokens == (40,)
+
+
+def test_nothing_is_lost_when_those_ahead_vanish_before_they_gave_us_anything() -> None:
+    site = Site(local(1), Rounds(begin(), Behind(["other"])), Roster([[], []]))
+    site.run()
+    assert [job.start for job in site.trainer.jobs] == [100.0]
+    assert site.rounds.heard == [(4.0, 40), (4.0, 40)], "what an undecided round may take of ours is all that we have"
+
+
+def test_a_failed_transfer_is_tried_again_with_what_has_arrived(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = caught_up_with(monkeypatch, PeerLost("other", "cut"), later(1, 50.0))
+    site = Site(local(2), Rounds(begin()), Roster([["other"]] * 4, AHEAD))
+    site.run()
+    assert len(asked) == 2
+    assert asked[0]["partial"] is asked[1]["partial"]
+    assert [job.first_step for job in site.trainer.jobs] == [4]
+
+
+def test_a_checkpoint_keeps_what_no_round_took() -> None:
+    site = Site(local(2), Rounds(begin(), "out", asyncio.CancelledError()))
+    with pytest.raises(asyncio.CancelledError):
+        site.run()
+    snapshot = site.training.snapshot()
+    assert snapshot.pending is not None
+    assert (snapshot.pending.array[0], snapshot.pending_tokens) == (8.0, (80,))
+    again = Site(local(2), Rounds(snapshot.state))
+    again.training.restore(snapshot)
+    again.run()
+    assert again.trainer.jobs == [], "the steps of its round are done"
+    assert again.rounds.heard == [(8.0, 80)]
+    assert again.training.progress.tokens == 80
+
+
+# --- overlap and fragments -------------------------------------------------------------------------
+
+
+def overlapping(rounds: int) -> RunConfig:
+    return config(inner={"total_steps": 4 * rounds, "eval_every": 0}, **{**LOCAL, "overlap": True})
+
+
+def test_a_stop_between_a_commit_and_its_checkpoint_keeps_the_commit() -> None:
+    site = Site(local(2), Rounds(begin()))
+
+    async def stop(_checkpoint: Checkpoint) -> None:
+        raise asyncio.CancelledError
+
+    site.training._on_commit = stop
+    with pytest.raises(asyncio.CancelledError):
+        site.run()
+    last = site.training.snapshot()
+    assert site.training.resting
+    assert (last.state.round, last.state.ledger[ME], last.tokens) == (1, 40, 40)
+
+
+def test_a_stop_during_inner_steps_leaves_nothing_to_be_saved() -> None:
+    site = Site(local(2), Rounds(begin()))
+
+    async def stop(**_job: Any) -> None:
+        raise asyncio.CancelledError
+
+    site.trainer.run = stop  # type: ignore[method-assign, assignment]
+    with pytest.raises(asyncio.CancelledError):
+        site.run()
+    assert not site.training.resting
+
+
+def test_with_overlap_a_result_is_loaded_one_interval_later() -> None:
+    """From φ = 100 with η = 1: the second interval goes on from the first one's end, and every step counts once."""
+    site = Site(overlapping(3), Rounds(begin()))
+    site.run()
+    assert [job.start for job in site.trainer.jobs] == [100.0, 96.0, 92.0]
+    assert site.rounds.heard == [(4.0, 40)] * 3
+    assert site.rounds.state.anchor[0] == 88.0
+    saved = [(it.state.round, it.inner_step, it.pending_tokens) for it in site.saved]
+    assert saved == [(1, 8, (40,)), (2, 12, (40,)), (3, 12, ())]
+
+
+def test_a_checkpoint_that_was_taken_during_a_flight_goes_on_with_the_same_steps() -> None:
+    straight, broken = (Site(overlapping(4), Rounds(begin())) for _ in range(2))
+    straight.run()
+    broken.run()
+    second = replace(broken.saved[1], pending=shared([4.0] * LENGTH))  # as it was when it was taken
+    again = Site(overlapping(4), Rounds(broken.rounds.committed[2]))
+    again.training.restore(second)
+    again.run()
+    assert [job.start for job in again.trainer.jobs] == [job.start for job in straight.trainer.jobs[3:]]
+    assert again.rounds.heard == straight.rounds.heard[3:], "the third round was committed before the crash"
+    assert again.rounds.state.digest == straight.rounds.state.digest
+
+
+def test_with_fragments_each_part_is_brought_at_its_own_time() -> None:
+    parts = config(inner={"total_steps": 8, "eval_every": 0}, **{**LOCAL, "fragments": 2})
+    site = Site(parts, Rounds(begin()))
+    site.run()
+    assert site.rounds.heard == [(2.0, 20), (4.0, 40), (4.0, 40), (4.0, 40), (2.0, 20)]
+    assert [job.steps for job in site.trainer.jobs] == [2, 2, 2, 2], "the last round has no steps left"
+    assert site.rounds.state.anchor.tolist() == [92.0] * LENGTH
+    assert site.rounds.state.ledger == {"me": 80, "me/1": 80, "other": 3, "other/1": 2}
+
+
+def test_what_a_codec_drops_is_brought_again() -> None:
+    lossy = config(inner={"total_steps": 8, "eval_every": 0}, **{**LOCAL, "codec": "int8"})
+    rounds = Rounds(begin())
+    rounds.drops = 1.0
+    site = Site(lossy, rounds)
+    site.run()
+    assert rounds.heard == [(4.0, 40), (5.0, 40)]
+    assert site.saved[-1].residual is not None
+    assert site.saved[-1].residual.array.tolist() == [1.0] * LENGTH
+
+
+# --- training that went astray ---------------------------------------------------------------------
+
+
+@pytest.mark.filterwarnings("ignore:overflow")
+@pytest.mark.parametrize("lands", [math.nan, math.inf, 1e30])
+def test_an_update_that_others_would_refuse_contributes_nothing(lands: float) -> None:
+    site = Site(local(2), Rounds(begin()))
+    site.trainer.lands = lands
+
+    async def heal(checkpoint: Checkpoint) -> None:
+        site.trainer.lands = None
+
+    site.training._on_commit = heal
+    site.run()
+    assert site.rounds.heard == [(0.0, 0), (4.0, 40)]
+    second = site.trainer.jobs[1]
+    assert (second.start, second.adam_step, second.adam_m) == (100.0, 0, 0.0), "and its moments are forgotten"
+
+
+def test_a_solo_start_that_diverged_stops_the_run() -> None:
+    site = Site(config(inner={"total_steps": 40}, inner_steps=4), Rounds(begin()))
+    site.trainer.lands = math.nan
+    with pytest.raises(PierError, match="diverged"):
+        site.run()
+    assert site.rounds.state.round == 0
+
+
+# --- starts ----------------------------------------------------------------------------------
+
+
+def test_a_solo_start_trains_with_everybodys_batch_and_brings_its_weights() -> None:
+    run_config = config(run={"sites": 3}, inner={"total_steps": 40, "eval_every": 0}, inner_steps=4)
+    site = Site(run_config, Rounds(begin(), "in", asyncio.CancelledError()))
+    with pytest.raises(asyncio.CancelledError):
+        site.run()
+    assert [job.sequences for job in site.trainer.jobs] == [24, 8]
+    assert site.rounds.heard[0] == (96.0, 40)
+    assert site.rounds.state.anchor[0] == 96.0
+    assert site.rounds.state.momentum[0] == 4.0
+
+
+def test_workers_get_the_moments_of_a_synchronous_start_at_its_end() -> None:
+    run_config = config(inner={"total_steps": 20, "eval_every": 0}, inner_steps=2, start="sync")
+    site = Site(run_config, SyncRounds(begin()))
+    site.run()
+    jobs = site.trainer.jobs
+    assert [(job.payload, job.steps) for job in jobs[:3]] == [("gradient", 1), ("gradient", 1), ("weights", 2)]
+    assert (jobs[2].adam_step, jobs[2].adam_m) == (2, 0.5), "those of the state, not what the workers had"
+    assert jobs[3].adam_step is None, "from then on they keep their own"
+    assert site.saved[0].adam_m is None, "the state has them"
+    assert site.saved[2].adam_m is site.trainer.adam_m
+    assert site.rounds.heard[0] == (99.0, 10), "the gradient as it is, not its distance from the anchor"
+
+
+class SyncRounds(Rounds):
+    """Its first two rounds are synchronous ones."""
+
+    async def commit(self, update: Update, advance: Callable[..., OuterState]) -> OuterState:
+        if self.state.round >= 2:
+            return await super().commit(update, advance)
+        self.heard.append((float(update.vector[0]), update.tokens))
+        moments = {name: shared(np.full(LENGTH, 0.5, np.float32)) for name in (ADAM_M, ADAM_V)}
+        tensors = {**self.state.tensors, **moments}
+        number = self.state.round + 1
+        self.state = OuterState(number, (ME,), tensors, {ME: 10 * number}, adam_step=number)
+        return self.state
+
+
+# --- joining in the middle ------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("inner_step", "left"), [(4, 4), (5, 3), (7, 1), (8, 0), (20, 0), (0, 4)])
+def test_a_site_that_has_just_caught_up_does_the_steps_that_are_left(
+    monkeypatch: pytest.MonkeyPatch, inner_step: int, left: int
+) -> None:
+    """So that it is ready when the furthest of the others is."""
+    caught_up_with(monkeypatch, later(1, 50.0))
+    others = {"other": Pulse(phase=Phase.PHASE_TRAINING, round=1, inner_step=inner_step)}
+    site = Site(local(3), Rounds(begin()), Roster([["other"], ["other"]], others))
+    site.run()
+    jobs = [(job.first_step, job.steps) for job in site.trainer.jobs]
+    assert jobs == ([(8 - left, left)] if left else []) + [(8, 4)]
+    assert site.rounds.heard[0] == (float(left), 10 * left)
+
+
+def test_moments_are_fetched_by_who_has_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    moments = [shared(np.full(LENGTH, level, np.float32)) for level in (3.0, 4.0)]
+    asked = caught_up_with(monkeypatch, Fetched(later(1, 50.0), moments[0], moments[1], 77), later(2, 40.0))
+    site = Site(local(3), Rounds(begin()), Roster([["other"], ["other"], [], ["other"], ["other"]], AHEAD))
+    site.rounds.fates = [Behind(["other"])]
+    site.run()
+    assert [question["moments"] for question in asked] == [True, False]
+    assert (site.trainer.jobs[0].adam_step, site.trainer.jobs[0].adam_m) == (77, 3.0)
+
+
+def test_another_that_says_it_holds_other_bits_stops_nobody(caplog: pytest.LogCaptureFixture) -> None:
+    others = {"other": Pulse(phase=Phase.PHASE_TRAINING, round=1, digest=b"!" * 32)}
+    site = Site(local(2), Rounds(begin(), "out"), Roster(pulses=others))
+    site.run()
+    assert site.rounds.state.round == 2
+    assert [it.getMessage()[:30] for it in caplog.records if it.levelname == "ERROR"] == [
+        "round 1: other says that it ho"
+    ]

@@ -1,0 +1,230 @@
+from __future__ import annotations
+
+import json
+import logging
+import os
+from collections import Counter
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from tokenizers import Tokenizer as Library
+from tokenizers import models, pre_tokenizers
+
+from pier_node.base.errors import PierError
+from pier_node.config.run import DataSection
+from pier_node.trainer.data import corpus as module
+from pier_node.trainer.data.corpus import Corpus, TokenWriter, open_corpus
+from pier_node.trainer.data.sources import open_source
+
+lines = st.lists(st.text(st.characters(codec="ascii", exclude_characters="\n"), min_size=1), min_size=1, max_size=30)
+
+
+@pytest.fixture
+def data(tmp_path: Path) -> Path:
+    folder = tmp_path / "data"
+    folder.mkdir()
+    for number in range(60):
+        (folder / f"{number:02}.txt").write_text(f"text {number}")
+    return folder
+
+
+def open_slot(data: Path, cache: Path, slot: int = 0, slots: int = 3, **config: Any) -> Corpus:
+    section = DataSection(**{"source": "text", "path": str(data), "validation": 0.2, **config})
+    return open_corpus(section, slot, slots, None, cache)
+
+
+def parts(tokens: Any) -> list[str]:
+    return bytes(tokens).decode().splitlines()
+
+
+def folder_of(cache: Path) -> Path:
+    [folder] = cache.iterdir()
+    return folder
+
+
+def test_slots_and_validation_cover_everything_once(data: Path, tmp_path: Path) -> None:
+    corpora = [open_slot(data, tmp_path / "cache", slot) for slot in range(3)]
+    dealt = sum((parts(corpus.train) for corpus in corpora), parts(corpora[0].validation))
+    assert sorted(dealt) == sorted(f"text {number}" for number in range(60))
+    assert all(len(corpus.train) for corpus in corpora)
+    for other in corpora[1:]:
+        assert np.array_equal(other.validation, corpora[0].validation)
+
+
+@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(texts=lines, slots=st.integers(1, 5), validation=st.sampled_from([0.1, 0.5]))
+def test_any_documents_are_dealt_once(tmp_path: Path, texts: list[str], slots: int, validation: float) -> None:
+    path = tmp_path / "some.jsonl"
+    path.write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
+    config = {"source": "jsonl", "validation": validation}
+    corpora = [open_slot(path, tmp_path / "cache", slot, slots, **config) for slot in range(slots)]
+    counted = Counter(bytes(corpora[0].validation))
+    for corpus in corpora:
+        counted += Counter(bytes(corpus.train))
+    assert counted == Counter("".join(text + "\n" for text in texts).encode())
+
+
+def test_slots_wrap_around(data: Path, tmp_path: Path) -> None:
+    first, again = (open_slot(data, tmp_path / "cache", slot) for slot in (1, 4))
+    assert np.array_equal(first.train, again.train)
+    folder_of(tmp_path / "cache")
+
+
+def test_the_same_data_elsewhere_is_dealt_the_same(data: Path, tmp_path: Path) -> None:
+    first = open_slot(data, tmp_path / "cache")
+    data.rename(tmp_path / "moved")
+    config = DataSection(source="text", path="/nowhere", validation=0.2)
+    second = open_corpus(config, 0, 3, str(tmp_path / "moved"), tmp_path / "other")
+    assert bytes(first.train) == bytes(second.train)
+    assert bytes(first.validation) == bytes(second.validation)
+
+
+def test_a_second_opening_reads_no_document(data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    first = open_slot(data, tmp_path / "cache")
+    monkeypatch.setattr(module, "_tokenize", None)
+    second = open_slot(data, tmp_path / "cache")
+    assert isinstance(second.train, np.memmap)
+    assert bytes(second.train) == bytes(first.train)
+
+
+@pytest.mark.parametrize(
+    "config", [{"slot": 1}, {"slots": 4}, {"validation": 0.3}, {"path": "longer"}, {"path": "touched"}]
+)
+def test_whatever_matters_makes_another_cache(data: Path, tmp_path: Path, config: dict[str, Any]) -> None:
+    cache = tmp_path / "cache"
+    open_slot(data, cache)
+    change = config.get("path")
+    if change == "longer":
+        (data / "00.txt").write_text("text 0 and more")
+    if change == "touched":
+        os.utime(data / "00.txt", ns=(1, 1))
+    open_slot(data, cache, **{key: value for key, value in config.items() if key != "path"})
+    assert len(list(cache.iterdir())) == 2
+
+
+@pytest.mark.parametrize("name", ["train.npy", "validation.npy", "check.json"])
+@pytest.mark.parametrize("harm", ["cut", "flip", "remove"])
+def test_damage_is_found_and_mended(
+    data: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture, name: str, harm: str
+) -> None:
+    cache = tmp_path / "cache"
+    before = bytes(open_slot(data, cache).train)
+    path = folder_of(cache) / name
+    content = path.read_bytes()
+    path.unlink()
+    if harm != "remove":
+        path.write_bytes(content[:-3] if harm == "cut" else content[:-3] + bytes([content[-3] ^ 1]) + content[-2:])
+    with caplog.at_level(logging.WARNING):
+        assert bytes(open_slot(data, cache).train) == before
+    assert "is damaged; it is made anew" in caplog.text
+    assert path.read_bytes() == content
+
+
+def test_a_build_that_fails_leaves_nothing(data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fill_the_disk(*_: Any) -> None:
+        raise OSError(28, "No space left on device")
+
+    cache = tmp_path / "cache"
+    monkeypatch.setattr(TokenWriter, "append", fill_the_disk)
+    with pytest.raises(PierError, match="No space left on device") as caught:
+        open_slot(data, cache)
+    assert "Free some space" in caught.value.remedy
+    assert list(cache.iterdir()) == []
+
+
+def test_of_several_processes_one_tokenizes_and_the_others_wait(
+    data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cache, tokenize, built = tmp_path / "cache", module._tokenize, list[Path]()
+    with ThreadPoolExecutor() as pool:
+        others: list[Future[Corpus]] = []
+
+        def build(dealing: Any, folder: Path) -> None:
+            built.append(folder)
+            others.extend(pool.submit(open_slot, data, cache) for _ in range(3))
+            assert not [other for other in others if other.done()]
+            tokenize(dealing, folder)
+
+        monkeypatch.setattr(module, "_tokenize", build)
+        first = open_slot(data, cache)
+        assert all(bytes(other.result(60).train) == bytes(first.train) for other in others)
+    assert len(built) == 1
+    folder_of(cache)
+
+
+def test_what_a_killed_process_left_half_made_is_removed(data: Path, tmp_path: Path) -> None:
+    left = tmp_path / "cache" / "building-abc"
+    left.mkdir(parents=True)
+    (left / "train.npy").write_text("half")
+    open_slot(data, tmp_path / "cache")
+    assert folder_of(tmp_path / "cache").name.startswith("corpus-")
+
+
+def test_it_tells_how_far_it_is(data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "TELL", 0.0)
+    told: list[tuple[int, int]] = []
+    section = DataSection(source="text", path=str(data), validation=0.2)
+    open_corpus(section, 0, 3, None, tmp_path / "cache", lambda *how_far: told.append(how_far))
+    size = sum(path.stat().st_size for path in data.iterdir())
+    assert len(told) == 60
+    assert [read for read, _ in told] == sorted({read for read, _ in told})
+    assert told[-1] == (size, size)
+    open_corpus(section, 0, 3, None, tmp_path / "cache", lambda *_: pytest.fail("nothing is tokenized twice"))
+
+
+def test_a_cache_that_cannot_be_written_is_named(data: Path, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("in the way")
+    with pytest.raises(PierError, match="file") as caught:
+        open_slot(data, tmp_path / "file" / "cache")
+    assert "data directory" in caught.value.remedy
+
+
+def test_data_without_text_is_an_error(tmp_path: Path) -> None:
+    (tmp_path / "empty.txt").write_text("")
+    with pytest.raises(PierError, match="no text in it") as caught:
+        open_slot(tmp_path / "empty.txt", tmp_path / "cache")
+    assert "--dataset PATH" in caught.value.remedy
+    assert list((tmp_path / "cache").iterdir()) == []
+
+
+def word_tokenizer(path: Path, words: int) -> str:
+    vocabulary = {f"w{number}": number for number in range(words - 1)} | {"</s>": words - 1}
+    library = Library(models.WordLevel(vocabulary, unk_token="w0"))
+    library.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    library.save(str(path))
+    return str(path)
+
+
+@pytest.mark.parametrize(("words", "kind"), [(256, np.uint8), (257, np.uint16), (65_537, np.uint32)])
+def test_tokens_take_as_few_bytes_as_their_ids_need(tmp_path: Path, words: int, kind: type[np.unsignedinteger]) -> None:
+    tokenizer = word_tokenizer(tmp_path / "tokenizer.json", words)
+    (tmp_path / "a.txt").write_text(f"w1 w{words - 2}")
+    corpus = open_slot(tmp_path / "a.txt", tmp_path / "cache", 0, 1, tokenizer=tokenizer, validation=1e-9)
+    assert corpus.train.dtype == kind
+    assert corpus.train.tolist() == [1, words - 2, words - 1]
+    assert corpus.vocab_size == words
+    assert len(corpus.validation) == 0
+
+
+def test_another_tokenizer_in_the_same_file_makes_another_cache(data: Path, tmp_path: Path) -> None:
+    for words in (10, 11):
+        tokenizer = word_tokenizer(tmp_path / "tokenizer.json", words)
+        assert open_slot(data, tmp_path / "cache", tokenizer=tokenizer).vocab_size == words
+    assert len(list((tmp_path / "cache").iterdir())) == 2
+
+
+def test_a_short_file_reaches_every_slot(tmp_path: Path) -> None:
+    path = tmp_path / "book.txt"
+    path.write_text("".join(f"line {number}\n" for number in range(40_000)))
+    assert path.stat().st_size < 1e6
+    corpora = [open_slot(path, tmp_path / "cache", slot, 4, validation=0.05) for slot in range(4)]
+    assert min(len(corpus.train) for corpus in corpora) > 20_000
+    assert len(corpora[0].validation) > 4_000
+    documents = len(list(open_source(DataSection(source="text", path=str(path))).documents()))
+    separators = sum(bytes(corpus.train).count(b"\n\n") for corpus in corpora)
+    assert 0.8 * documents < separators + bytes(corpora[0].validation).count(b"\n\n") <= documents

@@ -1,0 +1,59 @@
+import pytest
+import torch
+from torch.utils.flop_counter import FlopCounterMode
+
+from pier_node.config.run import ModelSection
+from pier_node.trainer.model.cost import flops_per_token, forward_flops_per_token
+from pier_node.trainer.model.decoder import Decoder
+
+
+@pytest.mark.parametrize(
+    ("preset", "flops"),
+    [
+        # 6 * (124 439 808 - 1024 * 768) + 12 * 12 * 768 * 1024
+        ("gpt2-small", 855_166_464.0),
+        # 6 * (6 738 415 616 - 32 000 * 4096) + 12 * 32 * 4096 * 4096
+        ("llama-7b", 46_086_512_640.0),
+    ],
+)
+def test_golden(preset: str, flops: float) -> None:
+    assert flops_per_token(ModelSection(preset=preset)) == flops
+
+
+@pytest.mark.parametrize(
+    ("width", "vocabulary", "giga"),
+    [
+        *((2304, 128_002, 1.255), (3072, 128_002, 1.383), (3840, 128_002, 1.510)),
+        *((2304, 260, 0.667), (3072, 260, 0.794), (3840, 260, 0.921)),
+    ],
+)
+def test_experts_of_hdee(width: int, vocabulary: int, giga: float) -> None:
+    """spec/hdee.md section 4, with head and attention."""
+    sizes = {"dim": 768, "layers": 12, "heads": 12, "kv_heads": 12, "ffn_dim": width, "context": 1024}
+    model = ModelSection.model_validate({**sizes, "vocab_size": vocabulary, "tie_embeddings": False})
+    assert flops_per_token(model) / 1e9 == pytest.approx(giga, abs=5e-4)
+
+
+def test_it_agrees_with_what_torch_counts_in_the_matrix_products(config: ModelSection) -> None:
+    """Exactly, but for attention, which torch counts by kernel, and norms and biases, which are no products."""
+    model = Decoder(config)
+    counter = FlopCounterMode(display=False)
+    with counter:
+        model(torch.zeros(1, config.context, dtype=torch.long)).sum().backward()
+    products = ("mm", "addmm", "bmm")
+    counted = sum(n for op, n in counter.get_flop_counts()["Global"].items() if str(op).split(".")[-1] in products)
+    attention = 12 * config.layers * config.dim * config.context
+    vectors = 6 * sum(parameter.numel() for parameter in model.parameters() if parameter.ndim == 1)
+    assert counted / config.context == flops_per_token(config) - attention - vectors
+
+
+@torch.no_grad()
+def test_predicting_without_learning_costs_a_third(config: ModelSection) -> None:
+    model = Decoder(config)
+    with FlopCounterMode(display=False) as counter:
+        model(torch.zeros(1, config.context, dtype=torch.long))
+    products = ("mm", "addmm", "bmm")
+    counted = sum(n for op, n in counter.get_flop_counts()["Global"].items() if str(op).split(".")[-1] in products)
+    attention = 4 * config.layers * config.dim * config.context
+    vectors = 2 * sum(parameter.numel() for parameter in model.parameters() if parameter.ndim == 1)
+    assert counted / config.context == forward_flops_per_token(config) - attention - vectors

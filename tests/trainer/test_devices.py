@@ -1,0 +1,64 @@
+from __future__ import annotations
+
+import os
+
+import pytest
+import torch
+
+from pier_node.base.errors import PierError
+from pier_node.trainer import devices
+
+
+def _show(monkeypatch: pytest.MonkeyPatch, cuda_devices: int) -> None:
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: cuda_devices)
+
+
+def test_a_machine_without_cuda_has_one_worker_on_its_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    _show(monkeypatch, 0)
+    assert devices.count() == 1
+    assert devices.pick(3) == torch.device("cpu")
+    assert devices.describe(devices.pick(0)) == "cpu"
+    assert devices.peak_bytes(devices.pick(0)) == 0
+
+
+def test_each_cuda_device_has_a_worker(monkeypatch: pytest.MonkeyPatch) -> None:
+    _show(monkeypatch, 4)
+    chosen: list[torch.device] = []
+    monkeypatch.setattr(torch.cuda, "set_device", chosen.append)
+    assert devices.count() == 4
+    assert devices.pick(2) == torch.device("cuda", 2)
+    assert chosen == [torch.device("cuda", 2)]
+
+
+def test_more_workers_than_devices_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    _show(monkeypatch, 2)
+    with pytest.raises(PierError, match="2 CUDA device") as caught:
+        devices.pick(2)
+    assert "--workers 2" in caught.value.remedy
+
+
+@pytest.mark.parametrize(
+    ("kind", "precision", "able", "expected"),
+    [
+        ("cpu", "auto", True, False),
+        ("cpu", "bf16", False, True),
+        ("cuda", "auto", True, True),
+        ("cuda", "auto", False, False),
+        ("cuda", "fp32", True, False),
+    ],
+)
+def test_precision(monkeypatch: pytest.MonkeyPatch, kind: str, precision: str, able: bool, expected: bool) -> None:
+    monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda including_emulation: able)
+    assert devices.uses_bf16(torch.device(kind), precision) is expected
+
+
+def test_cores_are_shared_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    set_to: list[int] = []
+    monkeypatch.setattr(torch, "set_num_threads", set_to.append)
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(8)))
+    devices.share_cores(2)
+    assert set_to == []  # OMP_NUM_THREADS is set
+    monkeypatch.delenv("OMP_NUM_THREADS")
+    for workers in (1, 3, 16):
+        devices.share_cores(workers)
+    assert set_to == [8, 2, 1]

@@ -1,0 +1,117 @@
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor
+
+from pier_node.base.shared import SharedVector
+from pier_node.config.run import RunConfig
+from pier_node.trainer.data.windows import Windows
+from pier_node.trainer.model.initial import initial_weights
+from pier_node.trainer.replica import Replica
+
+BATCH = 4
+
+
+def _train(replica: Replica, windows: Windows, steps: range) -> list[float]:
+    return [replica.train(step, windows.batch(step, BATCH), BATCH).item() for step in steps]
+
+
+def _state(replica: Replica) -> Tensor:
+    """Weights and both moments, [3, parameters]."""
+    state = torch.empty(3, replica.layout.length)
+    replica.store_weights(state[0])
+    replica.store_moments(state[1], state[2])
+    return state
+
+
+def test_weights_come_and_go_unchanged(replica: Replica, weights: SharedVector) -> None:
+    stored = torch.empty(replica.layout.length)
+    replica.store_weights(stored)
+    assert torch.equal(stored, torch.from_numpy(weights.array))
+
+
+def test_training_lowers_the_loss_and_counts_its_steps(replica: Replica, windows: Windows) -> None:
+    losses = _train(replica, windows, range(30))
+    assert losses[0] == pytest.approx(5.55, abs=0.1)  # ln 256: the model knows nothing yet
+    assert losses[-1] < losses[0] - 1.0
+    assert replica.adam_step == 30
+
+
+def test_a_run_in_two_parts_has_the_bits_of_a_straight_one(
+    replica: Replica, config: RunConfig, windows: Windows
+) -> None:
+    _train(replica, windows, range(3))
+    middle = _state(replica)
+    _train(replica, windows, range(3, 6))
+    other = Replica(config, torch.device("cpu"), 1)
+    other.load_weights(middle[0])
+    other.load_moments(middle[1], middle[2], 3)
+    _train(other, windows, range(3, 6))
+    assert torch.equal(_state(other), _state(replica))
+    assert other.adam_step == 6
+
+
+def test_loading_moments_replaces_those_that_were_there(replica: Replica, windows: Windows) -> None:
+    start = _state(replica)
+    _train(replica, windows, range(2))
+    straight = _state(replica)
+    replica.load_weights(start[0])
+    replica.load_moments(start[1], start[2], 0)
+    _train(replica, windows, range(2))
+    assert torch.equal(_state(replica), straight)
+
+
+def test_a_gradient_steps_nothing(replica: Replica, windows: Windows) -> None:
+    before, gradient = _state(replica), torch.zeros(replica.layout.length)
+    replica.gradient(windows.batch(0, BATCH), BATCH)
+    replica.store_gradient(gradient)
+    assert torch.equal(_state(replica), before)
+    assert gradient.norm() > 0.1
+    assert replica.adam_step == 0
+
+
+def test_evaluation_is_of_the_given_weights_and_touches_no_moments(
+    replica: Replica, config: RunConfig, windows: Windows
+) -> None:
+    _train(replica, windows, range(30))
+    trained = _state(replica)
+    validation = windows.validation(2, BATCH)
+    untrained = replica.evaluate(initial_weights(config.model, 9), validation)
+    assert replica.evaluate(trained[0], validation) < untrained - 1.0
+    assert torch.equal(_state(replica), trained)
+
+
+@pytest.mark.gpu
+def test_rounds_take_no_more_device_memory_than_steps(configure: Callable[..., RunConfig], windows: Windows) -> None:
+    config = configure()
+    device = torch.device("cuda", 0)
+    replica = Replica(config, device, 1)
+    vectors = torch.zeros(3, replica.layout.length)
+    vectors[0] = initial_weights(config.model, 1)
+
+    def peak(act: Callable[[], object]) -> int:
+        torch.cuda.reset_peak_memory_stats(device)
+        act()
+        return torch.cuda.max_memory_allocated(device)
+
+    replica.load_weights(vectors[0])
+    replica.train(0, windows.batch(0, BATCH), BATCH)
+    step = peak(lambda: replica.train(1, windows.batch(1, BATCH), BATCH))
+    assert peak(lambda: replica.store_weights(vectors[0])) <= step
+    assert peak(lambda: replica.store_moments(vectors[1], vectors[2])) <= step
+    assert peak(lambda: replica.load_weights(vectors[0])) <= step
+    assert peak(lambda: replica.load_moments(vectors[1], vectors[2], 2)) <= step
+    assert peak(lambda: replica.evaluate(vectors[0], windows.validation(1, BATCH))) <= step
+
+
+@pytest.mark.parametrize("wanted", [True, False])
+def test_the_model_is_compiled_when_the_run_says_so(
+    configure: Callable[..., RunConfig], monkeypatch: pytest.MonkeyPatch, wanted: bool
+) -> None:
+    compiled: list[object] = []
+    monkeypatch.setattr(torch.nn.Module, "compile", lambda module: compiled.append(module))
+    Replica(configure(compile=wanted), torch.device("cpu"), 1)
+    assert len(compiled) == wanted
