@@ -13,7 +13,10 @@ import grpc
 import grpc.aio
 from google.protobuf.message import Message
 
-from pier.v1.coordinator_pb2 import (
+from pier_coordinator.service.service import SERVICE
+from pier_node.identity.certificates import Credentials
+from pier_node.wire.carrier import PROTOCOL
+from pier_proto.v1.coordinator_pb2 import (
     HeartbeatRequest,
     LinkRecord,
     Record,
@@ -24,10 +27,7 @@ from pier.v1.coordinator_pb2 import (
     Sample,
     WatchRequest,
 )
-from pier.v1.peer_pb2 import Phase, Pulse, Site
-from pier_coordinator.service.service import SERVICE
-from pier_node.identity.certificates import Credentials
-from pier_node.wire.carrier import PROTOCOL
+from pier_proto.v1.peer_pb2 import Phase, Pulse, Site
 
 HEARTBEAT, REPORT = 1.0, 10.0
 REGISTERING = 32

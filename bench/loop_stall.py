@@ -18,7 +18,6 @@ import numpy as np
 from cryptography.hazmat.primitives.asymmetric import ec
 
 from bench.wan_site import Sleeper
-from pier.v1.peer_pb2 import Pulse, Site
 from pier_node.base.shared import SharedVector
 from pier_node.config.run import RunConfig
 from pier_node.identity.node import Identity
@@ -34,6 +33,7 @@ from pier_node.site.member import Footing, rounds_of_all
 from pier_node.site.training import Training
 from pier_node.wire.grpc.carrier import GrpcCarrier
 from pier_node.wire.state_server import StateServer
+from pier_proto.v1.peer_pb2 import Pulse, Site
 
 TICK = 0.001
 HOST = "127.0.0.1"

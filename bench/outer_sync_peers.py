@@ -127,7 +127,6 @@ def pier_libp2p(task: Task, gate: Gate, report: Report) -> None:
 
 
 async def _pier(task: Task, gate: Gate, report: Report, transport: Transport, secure: bool) -> None:
-    from pier.v1.peer_pb2 import Ballot, Chunk, Share
     from pier_node.identity.certificates import credentials
     from pier_node.identity.node import Identity, Token
     from pier_node.outer.codec.plain import Plain
@@ -135,6 +134,7 @@ async def _pier(task: Task, gate: Gate, report: Report, transport: Transport, se
     from pier_node.outer.update import Update
     from pier_node.rounds.plan import Plan
     from pier_node.rounds.reduce import Reduction
+    from pier_proto.v1.peer_pb2 import Ballot, Chunk, Share
 
     run = hashlib.sha256(b"bench").digest()
     identity = Identity.load_or_create(task.folder / f"peer{task.rank}")

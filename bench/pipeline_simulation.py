@@ -17,7 +17,6 @@ import numpy as np
 import torch
 
 from bench.simulation import VALIDATION_SEQUENCES, Point
-from pier.v1.peer_pb2 import Place, Pulse, Site
 from pier_node.base.shared import Vector
 from pier_node.config.run import RunConfig
 from pier_node.outer.layout import Layout
@@ -33,6 +32,7 @@ from pier_node.trainer.data.corpus import open_corpus
 from pier_node.trainer.data.windows import Batch, Windows
 from pier_node.trainer.model.decoder import Decoder
 from pier_node.trainer.model.evaluate import validation_loss
+from pier_proto.v1.peer_pb2 import Place, Pulse, Site
 
 if TYPE_CHECKING:
     from pier_node.pipeline.planning import plan as paths

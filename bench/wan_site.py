@@ -18,7 +18,6 @@ import numpy as np
 
 from bench.wan_grid import Task
 from bench.wan_link import HOSTS, enter
-from pier.v1.peer_pb2 import Pulse, Site
 from pier_node.base.shared import SharedVector
 from pier_node.gossip.pairs import Pairs
 from pier_node.identity.certificates import credentials
@@ -37,6 +36,7 @@ from pier_node.site.pair_training import PairTraining
 from pier_node.site.training import Training
 from pier_node.wire.grpc.carrier import GrpcCarrier
 from pier_node.wire.state_server import StateServer, no_proof
+from pier_proto.v1.peer_pb2 import Pulse, Site
 
 PORT = 7800
 

@@ -17,7 +17,18 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 from google.protobuf.message import Message
 
-from pier.v1.coordinator_pb2 import (
+from pier_coordinator.identity.authority import Authority
+from pier_coordinator.runs.coordinator import Coordinator
+from pier_coordinator.service.limits import Limits
+from pier_coordinator.service.service import SERVICE, CoordinatorService
+from pier_coordinator.store.facts import Fact
+from pier_coordinator.store.rows import InviteRow, Registration
+from pier_coordinator.store.store import Store
+from pier_node.config.run import RunConfig, RunSection
+from pier_node.identity.certificates import Credentials, credentials
+from pier_node.identity.node import Identity, Token, key_pem
+from pier_node.wire.carrier import PROTOCOL
+from pier_proto.v1.coordinator_pb2 import (
     EnrolReply,
     EnrolRequest,
     HeartbeatReply,
@@ -32,18 +43,7 @@ from pier.v1.coordinator_pb2 import (
     ReportRequest,
     WatchRequest,
 )
-from pier.v1.peer_pb2 import Phase, Pulse, Site
-from pier_coordinator.identity.authority import Authority
-from pier_coordinator.runs.coordinator import Coordinator
-from pier_coordinator.service.limits import Limits
-from pier_coordinator.service.service import SERVICE, CoordinatorService
-from pier_coordinator.store.facts import Fact
-from pier_coordinator.store.rows import InviteRow, Registration
-from pier_coordinator.store.store import Store
-from pier_node.config.run import RunConfig, RunSection
-from pier_node.identity.certificates import Credentials, credentials
-from pier_node.identity.node import Identity, Token, key_pem
-from pier_node.wire.carrier import PROTOCOL
+from pier_proto.v1.peer_pb2 import Phase, Pulse, Site
 
 NOW = 1_800_000_000.0
 CONFIG = RunConfig(run=RunSection(name="lark", sites=2))

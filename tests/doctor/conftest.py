@@ -12,7 +12,6 @@ import pytest
 from cryptography.hazmat.primitives.asymmetric import ec
 
 from bench.ports import free_port
-from pier.v1.peer_pb2 import HelloReply, HelloRequest, Site
 from pier_node.config.run import RunConfig
 from pier_node.identity.certificates import credentials
 from pier_node.identity.node import Identity, Token
@@ -20,6 +19,7 @@ from pier_node.site.settings import Settings
 from pier_node.wire.carrier import HELLO, PROTOCOL, BadMessage
 from pier_node.wire.grpc.carrier import GrpcCarrier
 from pier_node.wire.probe import ProbeServer
+from pier_proto.v1.peer_pb2 import HelloReply, HelloRequest, Site
 
 CONFIG = RunConfig.model_validate({"run": {"name": "lake", "sites": 2}, "model": {"preset": "llama-tiny"}})
 TOKEN = Token(bytes(range(32)), CONFIG.hash()[:16])

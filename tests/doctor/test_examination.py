@@ -11,7 +11,6 @@ import pytest
 from doctor.conftest import CONFIG, TOKEN, Peer
 
 from bench.ports import free_port
-from pier.v1.peer_pb2 import Site
 from pier_node.base.errors import PierError
 from pier_node.doctor import examination, visit
 from pier_node.doctor.examination import examine
@@ -20,6 +19,7 @@ from pier_node.doctor.links import Ask, Link
 from pier_node.identity.node import Token
 from pier_node.rounds.folder import SiteRecord, save_run
 from pier_node.site.settings import Settings
+from pier_proto.v1.peer_pb2 import Site
 
 NewSite = Callable[..., Settings]
 

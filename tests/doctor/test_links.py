@@ -8,9 +8,9 @@ from dataclasses import dataclass, field
 import pytest
 from simulation.virtual_time import run
 
-from pier.v1.peer_pb2 import ProbeReply, ProbeRequest
 from pier_node.doctor.links import LONG_ENOUGH, SIZES, Link, measure
 from pier_node.wire.carrier import CHUNK_BYTES, PeerLost
+from pier_proto.v1.peer_pb2 import ProbeReply, ProbeRequest
 
 EPOCH = 1.7e9
 

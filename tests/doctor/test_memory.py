@@ -15,7 +15,6 @@ import pytest
 from cryptography.hazmat.primitives.asymmetric import ec
 from processes.run import CORPUS, Run
 
-from pier.v1.peer_pb2 import StateRequest
 from pier_node.base import shared
 from pier_node.base.shared import SharedVector, Vector
 from pier_node.config.run import RunConfig, load
@@ -30,6 +29,7 @@ from pier_node.site.settings import Settings
 from pier_node.site.training import Training
 from pier_node.wire.carrier import DESCRIBE
 from pier_node.wire.grpc.carrier import GrpcCarrier
+from pier_proto.v1.peer_pb2 import StateRequest
 
 MILLION = 1_000_000
 DILOCO = RunConfig.model_validate({"outer": {"algorithm": "diloco"}})

@@ -7,7 +7,6 @@ from pathlib import Path
 import pytest
 from doctor.conftest import CONFIG, TOKEN
 
-from pier.v1.peer_pb2 import Site
 from pier_node.base.errors import PierError
 from pier_node.config.run import RunConfig
 from pier_node.doctor.standpoint import Standpoint
@@ -15,6 +14,7 @@ from pier_node.identity.node import Identity
 from pier_node.rounds.folder import SiteRecord, save_run
 from pier_node.site.coordinator.enrolment import Enrolment
 from pier_node.site.settings import Settings
+from pier_proto.v1.peer_pb2 import Site
 
 BETA = Site(node="b" * 16, name="beta", address="10.0.0.2:7700", slot=1)
 

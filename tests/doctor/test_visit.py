@@ -4,13 +4,13 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from doctor.conftest import CONFIG, TOKEN, Peer
 
 from bench.ports import free_port
-from pier.v1.peer_pb2 import HelloReply, HelloRequest, Site
 from pier_node.doctor.finding import Verdict
 from pier_node.doctor.visit import Round, go_round, missed, visit
 from pier_node.identity.certificates import credentials
 from pier_node.identity.node import Identity
 from pier_node.wire.carrier import HELLO, PROTOCOL
 from pier_node.wire.grpc.carrier import GrpcCarrier
+from pier_proto.v1.peer_pb2 import HelloReply, HelloRequest, Site
 
 ME = Identity(ec.derive_private_key(7, ec.SECP256R1()))
 

@@ -11,7 +11,6 @@ from rounds.cases import CALM, LENGTH, nonces, outer_state
 from simulation.network import Network, SimCarrier, Weather
 from simulation.virtual_time import run
 
-from pier.v1.peer_pb2 import Phase, Pulse, Site
 from pier_node.base.faults import NO_FAULTS, Faults
 from pier_node.base.tasks import Signal
 from pier_node.config.run import NolocoSection
@@ -22,6 +21,7 @@ from pier_node.outer.noloco import PairRun
 from pier_node.outer.state import OuterState
 from pier_node.outer.update import Update
 from pier_node.rounds.roster import Roster
+from pier_proto.v1.peer_pb2 import Phase, Pulse, Site
 
 RUN = PairRun(seed=1, last=100)
 

@@ -15,12 +15,12 @@ from rounds.cases import CALM
 from simulation.network import Network, Weather
 from simulation.virtual_time import run
 
-from pier.v1.peer_pb2 import Chunk
 from pier_node.base.shared import Vector
 from pier_node.gossip.exchange import Lane, Swap, SwapPlan
 from pier_node.outer.codec import CODECS, Codec
 from pier_node.rounds.suspects import Suspicion
 from pier_node.wire.carrier import BadMessage
+from pier_proto.v1.peer_pb2 import Chunk
 
 NAME = b"m" * 32
 

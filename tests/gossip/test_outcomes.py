@@ -10,10 +10,10 @@ from rounds.cases import CALM, outer_state
 from simulation.network import Network
 from simulation.virtual_time import run
 
-from pier.v1.peer_pb2 import SettleReply, SettleRequest
 from pier_node.gossip.pair_commit import Doubt, Records
 from pier_node.gossip.pairs import FOLLOW
 from pier_node.wire.carrier import SETTLE, PeerRefused
+from pier_proto.v1.peer_pb2 import SettleReply, SettleRequest
 
 Outcome = SettleReply.Outcome
 DOUBT = Doubt(3, "a", b"m" * 32, b"d" * 32)

@@ -13,7 +13,6 @@ from rounds.cases import CALM, LENGTH, outer_state
 from simulation.network import Network
 from simulation.virtual_time import run
 
-from pier.v1.peer_pb2 import Chunk
 from pier_node.base.errors import PierError
 from pier_node.config.run import SITES, NolocoSection
 from pier_node.gossip.pairs import STALE
@@ -23,6 +22,7 @@ from pier_node.outer.state import OuterState
 from pier_node.outer.update import Update
 from pier_node.outer.weights import LIMIT
 from pier_node.wire.carrier import PeerRefused
+from pier_proto.v1.peer_pb2 import Chunk
 
 
 def test_alone_a_site_takes_its_own_step() -> None:

@@ -12,13 +12,13 @@ from rounds.cases import CALM, LENGTH, outer_state
 from simulation.network import Network
 from simulation.virtual_time import run
 
-from pier.v1.peer_pb2 import Chunk
 from pier_node.config.run import NolocoSection
 from pier_node.gossip.prefetch import HELD, Prefetch
 from pier_node.outer.codec.plain import Plain
 from pier_node.outer.state import OuterState
 from pier_node.rounds.roster import Roster
 from pier_node.wire.carrier import BadMessage
+from pier_proto.v1.peer_pb2 import Chunk
 
 RATES = NolocoSection(gamma=0.3)
 DIGEST = b"d" * 32

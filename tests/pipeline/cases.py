@@ -13,7 +13,6 @@ from simulation.network import Network, SimCarrier, Weather
 from torch import Tensor
 from torch.nn import functional
 
-from pier.v1.peer_pb2 import Ack, Chunk, Dropped, IterationPlan, Path, Phase, Pulse, Site, Total, Worked
 from pier_node.base.faults import NO_FAULTS, Faults
 from pier_node.base.shared import Vector
 from pier_node.config.run import RunConfig
@@ -27,6 +26,7 @@ from pier_node.rounds.suspects import Suspicion
 from pier_node.trainer.model.decoder import Decoder
 from pier_node.trainer.model.initial import initial_weights
 from pier_node.wire.carrier import DROP, TALLY
+from pier_proto.v1.peer_pb2 import Ack, Chunk, Dropped, IterationPlan, Path, Phase, Pulse, Site, Total, Worked
 
 CONTEXT, BATCH, SEED = 8, 2, 1
 

@@ -16,7 +16,6 @@ from simulation.network import Network, SimCarrier, Weather
 from simulation.statements import PlainStatements
 from simulation.virtual_time import Hanging
 
-from pier.v1.peer_pb2 import Pulse, Site
 from pier_node.base.faults import Faults
 from pier_node.base.shared import Vector
 from pier_node.config.run import RunConfig
@@ -36,6 +35,7 @@ from pier_node.rounds.progress import Progress
 from pier_node.rounds.roster import Roster
 from pier_node.site.orders import Orders
 from pier_node.site.pipeline_training import PipelineTraining
+from pier_proto.v1.peer_pb2 import Pulse, Site
 
 
 class PipelineNode:

@@ -12,10 +12,10 @@ from pipeline.cases import BATCH, CONTEXT, Worker, config, iteration_plan, worke
 from simulation.virtual_time import run
 from torch import Tensor
 
-from pier.v1.peer_pb2 import Activation, Chunk
 from pier_node.pipeline.activations import activation_of, pieces
 from pier_node.pipeline.iteration_plan import Plan
 from pier_node.wire.carrier import BadMessage, PeerRefused
+from pier_proto.v1.peer_pb2 import Activation, Chunk
 
 RUN = config(stages=2, layers=2)
 PLAN = Plan.read(iteration_plan([0, 1], [[0, 1], [0, 1]]), 2)

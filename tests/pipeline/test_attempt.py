@@ -11,13 +11,13 @@ from pipeline.planning.cases import problem
 from simulation.network import Weather
 from simulation.virtual_time import run
 
-from pier.v1.peer_pb2 import Total
 from pier_node.pipeline.activations import Activations
 from pier_node.pipeline.attempt import Worth
 from pier_node.pipeline.iteration_plan import Plan
 from pier_node.pipeline.joint import Totals
 from pier_node.pipeline.planning.routing import random_routes
 from pier_node.rounds.suspects import Suspicion
+from pier_proto.v1.peer_pb2 import Total
 
 SIX = [0, 0, 1, 1, 2, 3]
 """Stages of the sites a to f."""

@@ -11,11 +11,11 @@ from rounds.cases import CALM
 from simulation.network import Network
 from simulation.virtual_time import Hanging, run
 
-from pier.v1.peer_pb2 import Phase, Pulse, Site
 from pier_node.pipeline.context import Tools
 from pier_node.rounds.progress import Progress
 from pier_node.rounds.roster import Roster
 from pier_node.rounds.suspects import Suspicion
+from pier_proto.v1.peer_pb2 import Phase, Pulse, Site
 
 Story = Callable[[Tools, Hanging], Coroutine[Any, Any, None]]
 

@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from pier.v1.peer_pb2 import Total, Worked
 from pier_node.base.tasks import Signal
 from pier_node.pipeline.dispatch import Dispatch
 from pier_node.wire.carrier import TALLY, BadMessage
+from pier_proto.v1.peer_pb2 import Total, Worked
 
 NAME = b"7" * 32
 

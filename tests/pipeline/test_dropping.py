@@ -5,9 +5,9 @@ import logging
 import pytest
 from wire.memory_carrier import MemoryNet
 
-from pier.v1.peer_pb2 import Ack, Dropped
 from pier_node.pipeline.joint import drop
 from pier_node.wire.carrier import DROP
+from pier_proto.v1.peer_pb2 import Ack, Dropped
 
 
 async def test_all_are_told_but_those_who_cannot_be_reached(caplog: pytest.LogCaptureFixture) -> None:

@@ -6,9 +6,9 @@ from dataclasses import replace
 
 import pytest
 
-from pier.v1.peer_pb2 import Place
 from pier_node.pipeline.planning.problem import Problem
 from pier_node.pipeline.problem import UNKNOWN, drifted, sites_of, with_times
+from pier_proto.v1.peer_pb2 import Place
 
 
 def place(transfer: dict[str, float], forward: float = 1.0) -> Place:

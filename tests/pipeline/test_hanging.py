@@ -11,9 +11,9 @@ from pipeline.cluster import PipelineCluster
 from pipeline.test_training import six
 from simulation.virtual_time import run
 
-from pier.v1.peer_pb2 import Phase
 from pier_node.outer.state import OuterState
 from pier_node.pipeline import vote_state
+from pier_proto.v1.peer_pb2 import Phase
 
 HANGS_AFTER, STEPS = 6, 18
 """Rounds, so that all know how long waits are."""

@@ -13,9 +13,9 @@ from pipeline.cluster import PipelineCluster
 from simulation.network import SimCarrier
 from simulation.virtual_time import run
 
-from pier.v1.peer_pb2 import Chunk
 from pier_node.config.run import RunConfig
 from pier_node.outer.state import OuterState
+from pier_proto.v1.peer_pb2 import Chunk
 
 INTERVAL = 9
 """Iterations before an outer round: so many short waits that they are believed."""

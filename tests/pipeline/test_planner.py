@@ -10,7 +10,6 @@ from typing import Any
 
 import pytest
 
-from pier.v1.peer_pb2 import IterationPlan, Place, Pulse, Site
 from pier_node.config.run import PipelineSection
 from pier_node.pipeline.iteration_plan import Plan
 from pier_node.pipeline.planner import Lacking, Planner
@@ -18,6 +17,7 @@ from pier_node.pipeline.planning.check import violations
 from pier_node.pipeline.planning.plan import Plan as Paths
 from pier_node.pipeline.planning.problem import Problem
 from pier_node.pipeline.vote_state import Standing
+from pier_proto.v1.peer_pb2 import IterationPlan, Place, Pulse, Site
 
 NEW = Standing(0, 0.0, (0, 0, 0, 0))
 LATER = Standing(5, 3.0, (7 << 24, 7 << 24, 7 << 24, 7 << 24))

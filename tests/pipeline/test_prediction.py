@@ -12,7 +12,6 @@ from pipeline.cases import Worker, config, outcomes, workers
 from simulation.network import Weather
 from simulation.virtual_time import run
 
-from pier.v1.peer_pb2 import IterationPlan, Place, Pulse, Site
 from pier_node.pipeline.attempt import Worth
 from pier_node.pipeline.iteration_plan import Plan
 from pier_node.pipeline.planner import Planner
@@ -21,6 +20,7 @@ from pier_node.pipeline.planning.problem import Problem
 from pier_node.pipeline.planning.search import search
 from pier_node.pipeline.planning.simulate import makespan
 from pier_node.pipeline.vote_state import Standing
+from pier_proto.v1.peer_pb2 import IterationPlan, Place, Pulse, Site
 
 HELD = {6: (0, 0, 1, 1, 2, 3), 9: (0, 0, 0, 1, 1, 2, 2, 3, 3)}
 STANDING = Standing(5, 3.0, (7 << 24,) * 4)

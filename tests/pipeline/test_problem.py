@@ -6,11 +6,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pier.v1.peer_pb2 import Place
 from pier_node.base.errors import PierError
 from pier_node.config.run import PipelineSection
 from pier_node.pipeline.planning.check import violations
 from pier_node.pipeline.problem import drawn, posed
+from pier_proto.v1.peer_pb2 import Place
 
 SIX = {node: Place(forward=1.0, backward=2.0, loss=0.5, memory=3, transfer={"a": 0.25}) for node in "abcdef"}
 

@@ -14,7 +14,6 @@ from pipeline.cluster import PipelineCluster
 from simulation.virtual_time import run
 from torch.nn import functional
 
-from pier.v1.peer_pb2 import Total
 from pier_node.base.shared import Vector
 from pier_node.config.run import RunConfig
 from pier_node.outer.adamw import step_vectors
@@ -27,6 +26,7 @@ from pier_node.pipeline.iteration_plan import Plan
 from pier_node.pipeline.stage import gather, scatter, stage_blocks, stage_layout
 from pier_node.pipeline.stage_state import made
 from pier_node.trainer.model.decoder import Decoder
+from pier_proto.v1.peer_pb2 import Total
 
 PIER: dict[str, Any] = {"algorithm": "pier", "start": "none"}
 

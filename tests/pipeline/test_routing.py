@@ -8,10 +8,10 @@ from unittest.mock import Mock
 
 from simulation.virtual_time import run
 
-from pier.v1.peer_pb2 import Phase, Place, Pulse
 from pier_node.base.tasks import Signal
 from pier_node.pipeline.routing import CATCHING_UP, Routing
 from pier_node.pipeline.vote_state import Standing
+from pier_proto.v1.peer_pb2 import Phase, Place, Pulse
 
 AT, OLD, NEW = 7, 6 << 24, 7 << 24
 STANDING = Standing(7, 3.0, (NEW, NEW))

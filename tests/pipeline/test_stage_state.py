@@ -9,11 +9,11 @@ import pytest
 import torch
 from pipeline.cases import config
 
-from pier.v1.peer_pb2 import Total
 from pier_node.base.shared import Vector
 from pier_node.outer.adamw import step_vectors
 from pier_node.pipeline.stage import stage_layout
 from pier_node.pipeline.stage_state import ABSENT, StageState, made
+from pier_proto.v1.peer_pb2 import Total
 
 RUN = config()
 LENGTH = stage_layout(RUN.model, 4, 1).length

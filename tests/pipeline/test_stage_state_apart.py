@@ -8,13 +8,13 @@ import numpy as np
 import pytest
 from pipeline.cases import config
 
-from pier.v1.peer_pb2 import Total
 from pier_node.base.shared import Vector
 from pier_node.config.run import RunConfig
 from pier_node.outer.state import ADAM_M, ANCHOR, MOMENTUM
 from pier_node.pipeline.outer_step import MeanStep
 from pier_node.pipeline.stage_state import BASE, MICROBATCHES, StageState, made
 from pier_node.pipeline.vote_state import Standing, version
+from pier_proto.v1.peer_pb2 import Total
 
 RUN = RunConfig.model_validate(config().model_dump(mode="json") | {"outer": {"algorithm": "pier", "start": "none"}})
 STEP = MeanStep(0.9, 0.7)

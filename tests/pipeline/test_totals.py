@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 from pipeline.cases import iteration_plan
 
-from pier.v1.peer_pb2 import Worked
 from pier_node.pipeline.iteration_plan import Plan
 from pier_node.pipeline.joint import Totals
 from pier_node.wire.carrier import BadMessage
+from pier_proto.v1.peer_pb2 import Worked
 
 PLAN = Plan.read(iteration_plan([0, 1, 1, 2], [[0, 1], [0, 2], [0, 1]]), 3)
 OUTER = Plan.read(iteration_plan([0, 1, 1], [], [], meet=True), 3)

@@ -10,12 +10,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pipeline.cases import iteration_plan
 
-from pier.v1.peer_pb2 import Total
 from pier_node.outer.mean import weighted_mean
 from pier_node.outer.state import OuterState
 from pier_node.outer.update import Update, norm_limit
 from pier_node.pipeline import vote_state
 from pier_node.pipeline.iteration_plan import Plan
+from pier_proto.v1.peer_pb2 import Total
 
 PLAN = Plan.read(iteration_plan([0, 1, 3], [[0, 1], [0, 2]]), 4)
 TOTAL = Total(square=2.0, loss=3.5)

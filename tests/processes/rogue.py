@@ -11,22 +11,6 @@ import numpy as np
 from cryptography.hazmat.primitives.asymmetric import ec
 from processes.run import Run
 
-from pier.v1.peer_pb2 import (
-    Ballot,
-    Chunk,
-    HelloReply,
-    HelloRequest,
-    Link,
-    Phase,
-    Proposal,
-    Pulse,
-    Ready,
-    Share,
-    Signed,
-    Site,
-    Value,
-    Vote,
-)
 from pier_node.base.faults import NO_FAULTS
 from pier_node.base.shared import SharedVector, Vector
 from pier_node.config.run import load
@@ -52,6 +36,22 @@ from pier_node.site.journal import Journal
 from pier_node.wire.carrier import GATHER, HELLO, VOTE, PeerLost
 from pier_node.wire.grpc.carrier import GrpcCarrier
 from pier_node.wire.state_server import StateServer
+from pier_proto.v1.peer_pb2 import (
+    Ballot,
+    Chunk,
+    HelloReply,
+    HelloRequest,
+    Link,
+    Phase,
+    Proposal,
+    Pulse,
+    Ready,
+    Share,
+    Signed,
+    Site,
+    Value,
+    Vote,
+)
 
 NAME = "rogue"
 

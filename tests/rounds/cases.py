@@ -11,7 +11,20 @@ from simulation.network import Network, SimCarrier, Weather
 from simulation.statements import MemoryProofs, PlainStatements
 from simulation.virtual_time import run
 
-from pier.v1.peer_pb2 import (
+from pier_node.base.faults import NO_FAULTS, Faults
+from pier_node.base.shared import SharedVector, Vector
+from pier_node.base.tasks import Signal
+from pier_node.config.run import RunConfig
+from pier_node.outer.state import ANCHOR, MOMENTUM, OuterState
+from pier_node.outer.update import Update
+from pier_node.rounds.attempt import Tools
+from pier_node.rounds.certificate import plan_name
+from pier_node.rounds.commitments import Cast, Commitments
+from pier_node.rounds.member import Rounds
+from pier_node.rounds.roster import Roster
+from pier_node.wire.carrier import ABORT, BEAT, DESCRIBE, GATHER, VOTE, PeerLost
+from pier_node.wire.state_server import StateServer
+from pier_proto.v1.peer_pb2 import (
     AbortNotice,
     Ack,
     Ballot,
@@ -29,19 +42,6 @@ from pier.v1.peer_pb2 import (
     Value,
     Vote,
 )
-from pier_node.base.faults import NO_FAULTS, Faults
-from pier_node.base.shared import SharedVector, Vector
-from pier_node.base.tasks import Signal
-from pier_node.config.run import RunConfig
-from pier_node.outer.state import ANCHOR, MOMENTUM, OuterState
-from pier_node.outer.update import Update
-from pier_node.rounds.attempt import Tools
-from pier_node.rounds.certificate import plan_name
-from pier_node.rounds.commitments import Cast, Commitments
-from pier_node.rounds.member import Rounds
-from pier_node.rounds.roster import Roster
-from pier_node.wire.carrier import ABORT, BEAT, DESCRIBE, GATHER, VOTE, PeerLost
-from pier_node.wire.state_server import StateServer
 
 LENGTH = 12
 LONG = 1e6

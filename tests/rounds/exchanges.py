@@ -10,7 +10,6 @@ import numpy as np
 from rounds.cases import CALM, ballot, shares
 from simulation.network import Network
 
-from pier.v1.peer_pb2 import Chunk
 from pier_node.base.shared import Vector
 from pier_node.outer.codec import codec as codec_of
 from pier_node.outer.mean import split, trimmed_mean, weighted_mean
@@ -18,6 +17,7 @@ from pier_node.outer.update import Update
 from pier_node.rounds.plan import Plan
 from pier_node.rounds.reduce import Reduction
 from pier_node.rounds.suspects import Suspicion
+from pier_proto.v1.peer_pb2 import Chunk
 
 BALLOT = ballot(1)
 SILENCE = 30.0

@@ -13,13 +13,13 @@ from simulation.network import Network
 from simulation.statements import PlainStatements
 from simulation.virtual_time import run
 
-from pier.v1.peer_pb2 import Link, Proposal, Ready, Signed, Value
 from pier_node.base.faults import Faults
 from pier_node.outer.state import OuterState
 from pier_node.outer.update import Update
 from pier_node.rounds.attempt import Attempt
 from pier_node.rounds.commitments import Cast
 from pier_node.rounds.suspects import Suspicion
+from pier_proto.v1.peer_pb2 import Link, Proposal, Ready, Signed, Value
 
 BALLOT = ballot(3, "a")
 

@@ -11,7 +11,6 @@ from simulation.network import Network
 from simulation.statements import PlainStatements
 from simulation.virtual_time import run
 
-from pier.v1.peer_pb2 import AbortNotice, Ready, Signed, Value, Vote
 from pier_node.config.run import SITES
 from pier_node.outer.state import MOMENTUM, OuterState
 from pier_node.outer.update import Update
@@ -20,6 +19,7 @@ from pier_node.rounds.certificate import Trusted, follow
 from pier_node.rounds.commitments import Cast
 from pier_node.rounds.suspects import NOBODY, Suspicion
 from pier_node.wire.carrier import VOTE
+from pier_proto.v1.peer_pb2 import AbortNotice, Ready, Signed, Value, Vote
 
 
 def announced(member: Member) -> Ready:

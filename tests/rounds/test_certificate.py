@@ -8,9 +8,9 @@ import pytest
 from rounds.cases import ballot, link, outer_state
 from simulation.statements import PlainStatements
 
-from pier.v1.peer_pb2 import Handover, Link, Signed, Vote
 from pier_node.rounds.certificate import Trusted, alone, essential, follow, plan_name
 from pier_node.wire.carrier import BadMessage
+from pier_proto.v1.peer_pb2 import Handover, Link, Signed, Vote
 
 READER = PlainStatements("reader")
 

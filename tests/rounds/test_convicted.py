@@ -8,10 +8,10 @@ import pytest
 from rounds.cases import ballot, link
 from simulation.statements import MemoryProofs, PlainStatements
 
-from pier.v1.peer_pb2 import DoubleVote, Vote
 from pier_node.rounds.double_votes import CONVICTED_FILE, Convicted
 from pier_node.wire.bounds import check
 from pier_node.wire.carrier import BadMessage
+from pier_proto.v1.peer_pb2 import DoubleVote, Vote
 
 A, B = "a" * 16, "b" * 16
 

@@ -12,8 +12,8 @@ from rounds.cases import CALM, Member, acquainted, link, outer_state
 from simulation.network import Network
 from simulation.virtual_time import run
 
-from pier.v1.peer_pb2 import DoubleVote, Link
 from pier_node.rounds.disputes import FIRST_PAUSE, LAST_PAUSE, LOOK
+from pier_proto.v1.peer_pb2 import DoubleVote, Link
 
 
 def digest(round: int, side: str) -> bytes:

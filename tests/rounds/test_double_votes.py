@@ -8,9 +8,9 @@ from hypothesis import strategies as some
 from rounds.cases import ballot, link
 from simulation.statements import PlainStatements
 
-from pier.v1.peer_pb2 import Ballot, DoubleVote, Ready, Value, Vote
 from pier_node.rounds.double_votes import contradict, double_votes, read_double_vote, refutes, remembers
 from pier_node.wire.carrier import BadMessage
+from pier_proto.v1.peer_pb2 import Ballot, DoubleVote, Ready, Value, Vote
 
 ONE, OTHER, THIRD = b"1" * 32, b"2" * 32, b"3" * 32
 READER = PlainStatements("reader")

@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from pier.v1.peer_pb2 import Site
 from pier_node.base.errors import PierError
 from pier_node.config.run import RunConfig
 from pier_node.rounds.folder import SITE_FILE, SiteRecord, claim, load_run, read_events, save_run
+from pier_proto.v1.peer_pb2 import Site
 
 PEER = Site(node="b" * 16, name="lab-b", address="10.0.0.2:7700", slot=1)
 

@@ -13,7 +13,6 @@ from simulation.network import Network, Weather
 from simulation.statements import MemoryProofs
 from simulation.virtual_time import run
 
-from pier.v1.peer_pb2 import HelloReply, HelloRequest, Phase, Pulse, Site
 from pier_node.config.run import RunConfig
 from pier_node.identity.node import Identity
 from pier_node.identity.signing import Signer
@@ -23,6 +22,7 @@ from pier_node.rounds.roster import CONTACTS, HEARSAY, HEARSAY_PER_PEER, Roster,
 from pier_node.rounds.statements import SignedStatements
 from pier_node.site.join import Reception
 from pier_node.wire.carrier import BEAT, HELLO, PROTOCOL
+from pier_proto.v1.peer_pb2 import HelloReply, HelloRequest, Phase, Pulse, Site
 
 CONFIG = RunConfig.model_validate({"run": {"name": "here", "sites": 3}})
 

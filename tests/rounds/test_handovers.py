@@ -8,10 +8,10 @@ from itertools import chain, combinations
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pier.v1.peer_pb2 import Handover
 from pier_node.rounds.commitments import Commitments
 from pier_node.rounds.handovers import carried, needed, received
 from pier_node.rounds.quorum import has_quorum
+from pier_proto.v1.peer_pb2 import Handover
 
 NODES = "abcd"
 STATE = b"s" * 32

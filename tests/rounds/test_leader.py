@@ -10,12 +10,12 @@ from rounds.cases import ballot, ready, value, voter
 from simulation.statements import PlainStatements
 from simulation.virtual_time import run
 
-from pier.v1.peer_pb2 import Handover, Phase, Proposal, Ready, Signed
 from pier_node.base.tasks import Signal
 from pier_node.config.run import SITES
 from pier_node.outer.deadline import Deadline
 from pier_node.rounds.leader import BUSY, COMING, POLL, Leader, Standing
 from pier_node.wire.carrier import BadMessage
+from pier_proto.v1.peer_pb2 import Handover, Phase, Proposal, Ready, Signed
 
 PATIENCE = 60.0
 LENGTH = 12

@@ -23,7 +23,6 @@ from rounds.cases import (
 from simulation.network import Network
 from simulation.virtual_time import run
 
-from pier.v1.peer_pb2 import Ack, Phase, Proposal, Signed
 from pier_node.base.faults import Faults
 from pier_node.outer.state import OuterState
 from pier_node.outer.update import Update
@@ -32,6 +31,7 @@ from pier_node.rounds.leader import POLL
 from pier_node.rounds.progress_checks import ProgressChecks
 from pier_node.rounds.suspects import EXPIRY, STANDSTILL, Behind
 from pier_node.wire.carrier import BEAT, VOTE
+from pier_proto.v1.peer_pb2 import Ack, Phase, Proposal, Signed
 
 
 def test_a_round_moves_all_members_to_the_same_state() -> None:

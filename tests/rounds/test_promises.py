@@ -6,8 +6,8 @@ import pytest
 from rounds.cases import Memory, ballot, outer_state, value
 from simulation.statements import PlainStatements
 
-from pier.v1.peer_pb2 import Handover, Ready
 from pier_node.rounds.commitments import Cast, Commitments, Promises, Superseded, to_the_end
+from pier_proto.v1.peer_pb2 import Handover, Ready
 
 X = value("x", "abc")
 VOTE = Cast.of(ballot(3), X)

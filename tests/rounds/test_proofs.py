@@ -9,11 +9,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as some
 from rounds.cases import link
 
-from pier.v1.peer_pb2 import Link
 from pier_node.base import durable
 from pier_node.base.errors import PierError
 from pier_node.rounds import proofs
 from pier_node.rounds.proofs import EARLIER_FILE, PROOFS_FILE, Proofs
+from pier_proto.v1.peer_pb2 import Link
 
 
 def step(round: int, members: str) -> Link:

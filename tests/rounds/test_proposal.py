@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 from rounds.cases import ballot, value
 
-from pier.v1.peer_pb2 import Handover, Proposal, Ready, Share
 from pier_node.rounds.proposal import Announcement, Base, flaw
 from pier_node.rounds.quorum import LEAP
+from pier_proto.v1.peer_pb2 import Handover, Proposal, Ready, Share
 
 BASE, STATE, OLD = Base(("a", "b", "c")), b"s" * 32, b"o" * 32
 

@@ -9,8 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from rounds.cases import ballot, ready, value, voter
 
-from pier.v1.peer_pb2 import Ready, Signed, Value
 from pier_node.rounds.quorum import Adopt, Blocked, Fresh, choose_group, choose_value, has_quorum, next_ballot, order
+from pier_proto.v1.peer_pb2 import Ready, Signed, Value
 
 NODES = "abcdefg"
 SETS = st.sets(st.sampled_from(NODES))

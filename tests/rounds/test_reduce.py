@@ -13,11 +13,11 @@ from rounds.exchanges import SILENCE, Exchange, vectors
 from simulation.network import Network, Weather
 from simulation.virtual_time import run
 
-from pier.v1.peer_pb2 import Chunk
 from pier_node.base.faults import Faults
 from pier_node.base.shared import Vector
 from pier_node.rounds.suspects import NOBODY, Suspicion
 from pier_node.wire.carrier import BadMessage
+from pier_proto.v1.peer_pb2 import Chunk
 
 
 def mean_in_id_order(given: dict[str, Vector], tokens: dict[str, int]) -> Vector:

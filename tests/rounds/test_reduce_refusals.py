@@ -12,7 +12,6 @@ from rounds.exchanges import BALLOT, SILENCE, Exchange, vectors
 from simulation.network import Network
 from simulation.virtual_time import run
 
-from pier.v1.peer_pb2 import Chunk, Share
 from pier_node.base.shared import Vector
 from pier_node.outer.codec.plain import Plain
 from pier_node.outer.update import Update
@@ -20,6 +19,7 @@ from pier_node.rounds.plan import Plan
 from pier_node.rounds.reduce import Reduction
 from pier_node.rounds.suspects import Suspicion
 from pier_node.wire.carrier import BadMessage
+from pier_proto.v1.peer_pb2 import Chunk, Share
 
 
 def scatter(*pieces: tuple[int, Vector]) -> list[Chunk]:

@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 from cryptography.hazmat.primitives.asymmetric import ec
 
-from pier.v1.peer_pb2 import Revocations
 from pier_node.identity.certificates import authority, authority_key
 from pier_node.identity.node import Token
 from pier_node.rounds.revocations import FILE, Revoked, signed
+from pier_proto.v1.peer_pb2 import Revocations
 
 RUN = bytes(range(32))
 TOKEN = Token(bytes(32), RUN[:16])

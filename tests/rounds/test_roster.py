@@ -8,9 +8,9 @@ import pytest
 from simulation.network import Network, SimCarrier, Weather
 from simulation.virtual_time import run
 
-from pier.v1.peer_pb2 import Phase, Pulse, Site
 from pier_node.rounds.roster import FAILURES, Roster
 from pier_node.wire.carrier import BEAT
+from pier_proto.v1.peer_pb2 import Phase, Pulse, Site
 
 WAITING, TRAINING = Phase.PHASE_WAITING, Phase.PHASE_TRAINING
 

@@ -5,10 +5,10 @@ from typing import Any
 
 import pytest
 
-from pier.v1.peer_pb2 import Chunk
 from pier_node.rounds.reduce import send
 from pier_node.rounds.suspects import NOBODY, Suspicion
 from pier_node.wire.carrier import PeerLost, PeerRefused
+from pier_proto.v1.peer_pb2 import Chunk
 
 
 class Line:

@@ -8,10 +8,10 @@ import pytest
 from rounds.cases import ballot
 from simulation.keys import IDENTITIES, NODES
 
-from pier.v1.peer_pb2 import Handover, Ready, Signed, Vote
 from pier_node.identity.signing import Signer
 from pier_node.rounds.statements import SignedStatements
 from pier_node.wire.carrier import BadMessage
+from pier_proto.v1.peer_pb2 import Handover, Ready, Signed, Vote
 
 RUN, OTHER_RUN = bytes(32), bytes(31) + b"1"
 ALICE, BOB = NODES["a1"], NODES["b2"]

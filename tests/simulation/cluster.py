@@ -18,7 +18,6 @@ from simulation.network import Network, SimCarrier, Weather
 from simulation.statements import MemoryProofs, PlainStatements
 from simulation.virtual_time import elsewhere
 
-from pier.v1.peer_pb2 import Pulse, Site
 from pier_node.base.faults import Faults
 from pier_node.base.shared import SharedVector
 from pier_node.config.run import RunConfig
@@ -41,6 +40,7 @@ from pier_node.rounds.roster import Roster
 from pier_node.site.pair_training import PairTraining
 from pier_node.site.training import Training
 from pier_node.wire.state_server import StateServer
+from pier_proto.v1.peer_pb2 import Pulse, Site
 
 LENGTH = 12
 CHUNK = 2

@@ -14,7 +14,6 @@ from simulation.keys import IDENTITIES, NODES
 from simulation.process import Process, this_process
 from simulation.wire import HuntCarrier
 
-from pier.v1.peer_pb2 import HelloRequest, Site
 from pier_node.base.faults import Faults
 from pier_node.base.shared import SharedVector
 from pier_node.config.run import RunConfig
@@ -32,6 +31,7 @@ from pier_node.site.settings import Settings
 from pier_node.site.training import Training
 from pier_node.trainer.data.site_data import SiteData
 from pier_node.wire.carrier import PROTOCOL, PeerLost
+from pier_proto.v1.peer_pb2 import HelloRequest, Site
 
 LAYOUT = Layout.laid([("weights", (LENGTH,))])
 

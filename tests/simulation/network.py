@@ -11,8 +11,8 @@ from typing import Any, Self
 
 from google.protobuf.message import Message
 
-from pier.v1.peer_pb2 import Chunk, FetchRequest, HelloReply, HelloRequest
 from pier_node.wire.carrier import HELLO, BadMessage, Handler, Method, PeerLost, PeerRefused, Q, R
+from pier_proto.v1.peer_pb2 import Chunk, FetchRequest, HelloReply, HelloRequest
 
 END = None
 

@@ -6,9 +6,9 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TypeVar
 
-from pier.v1.peer_pb2 import Handover, Ready, Signed, Vote
 from pier_node.rounds.proofs import PROOFS_FILE, Proofs
 from pier_node.wire.carrier import BadMessage
+from pier_proto.v1.peer_pb2 import Handover, Ready, Signed, Vote
 
 M = TypeVar("M", Ready, Vote, Handover)
 

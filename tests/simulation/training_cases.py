@@ -12,7 +12,6 @@ from rounds.cases import config, outer_state
 from simulation.cluster import LENGTH, Report, TinyLayout
 from simulation.virtual_time import run
 
-from pier.v1.peer_pb2 import Link, Pulse
 from pier_node.base.shared import SharedVector
 from pier_node.base.tasks import Signal
 from pier_node.config.run import RunConfig
@@ -22,6 +21,7 @@ from pier_node.outer.update import Update
 from pier_node.rounds.checkpoint import Checkpoint
 from pier_node.rounds.progress import Progress
 from pier_node.site.training import Training
+from pier_proto.v1.peer_pb2 import Link, Pulse
 
 ME = "me"
 LOCAL: dict[str, Any] = {"algorithm": "diloco", "inner_steps": 4, "momentum": 0.0, "lr": 1.0}

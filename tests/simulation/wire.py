@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any
 
 from simulation.network import Network, SimCarrier, _copy
 
-from pier.v1.peer_pb2 import Chunk, FetchRequest, HelloReply, HelloRequest
 from pier_node.wire.carrier import BEAT, HELLO, BadMessage, Method, PeerLost, PeerRefused, Q, R
 from pier_node.wire.interfaces import Choice
+from pier_proto.v1.peer_pb2 import Chunk, FetchRequest, HelloReply, HelloRequest
 
 if TYPE_CHECKING:
     from simulation.process import Process

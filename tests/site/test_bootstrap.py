@@ -10,7 +10,6 @@ from simulation.cluster import LENGTH, TinyLayout
 from simulation.network import Network, Weather
 from simulation.virtual_time import run
 
-from pier.v1.peer_pb2 import Phase, Pulse, Site
 from pier_node.base.shared import SharedVector
 from pier_node.config.run import RunConfig
 from pier_node.outer.layout import Layout
@@ -18,6 +17,7 @@ from pier_node.outer.state import ANCHOR, MOMENTUM, OuterState
 from pier_node.rounds.roster import Roster
 from pier_node.site.bootstrap import beginning, from_peers
 from pier_node.wire.state_server import StateServer
+from pier_proto.v1.peer_pb2 import Phase, Pulse, Site
 
 TINY: dict[str, Any] = {"model": {"preset": "llama-tiny"}, "inner": {"total_steps": 100}}
 CONFIG = RunConfig.model_validate({**TINY, "outer": {"inner_steps": 10, "start": "solo", "start_fraction": 0.2}})

@@ -15,10 +15,10 @@ import pytest
 from coordinator.expert_cases import accepted_job
 from simulation.virtual_time import run
 
-from pier.v1.coordinator_pb2 import CheckpointPart, ExpertCheckpoint, Record
 from pier_node.experts.resume import FILE, Kept, ResumeState, most_bytes
 from pier_node.site.coordinator.link import NoLease, Refused, Unreachable
 from pier_node.site.expert_checkpoints import PATIENCE, REFUSALS, SHARE, ExpertCheckpoints, JobCheckpoints
+from pier_proto.v1.coordinator_pb2 import CheckpointPart, ExpertCheckpoint, Record
 
 PLAN, NAME, LENGTH = "ab" * 16, "cd" * 16, 5
 JOB = accepted_job(1, "lab-0").job

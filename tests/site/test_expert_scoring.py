@@ -8,7 +8,6 @@ from pathlib import Path
 
 import pytest
 
-from pier.v1.coordinator_pb2 import ScoreSheet
 from pier_node.base.errors import PierError
 from pier_node.experts.config import DomainSection
 from pier_node.experts.scoring_process import Said
@@ -16,6 +15,7 @@ from pier_node.experts.sheet import ScoredDomain, ScoringOrder
 from pier_node.site import experts
 from pier_node.site.coordinator.link import Refused
 from pier_node.site.experts import ExpertScoring
+from pier_proto.v1.coordinator_pb2 import ScoreSheet
 
 ONE, OTHER = "01" * 16, "02" * 16
 ORDER = ScoringOrder(id="ab" * 16, experts=(ONE, OTHER), domains=(ScoredDomain(section=DomainSection(name="topics")),))

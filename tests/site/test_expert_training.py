@@ -12,8 +12,6 @@ import pytest
 from coordinator.expert_cases import accepted_job
 from simulation.virtual_time import run
 
-from pier.v1.coordinator_pb2 import ExpertRecord, Record
-from pier.v1.peer_pb2 import Phase
 from pier_node.base.errors import PierError
 from pier_node.config.run import RunConfig
 from pier_node.experts.card import Card
@@ -26,6 +24,8 @@ from pier_node.rounds.progress import Progress
 from pier_node.site import experts as expert_training
 from pier_node.site.experts import ExpertTraining
 from pier_node.site.orders import Experts, Orders
+from pier_proto.v1.coordinator_pb2 import ExpertRecord, Record
+from pier_proto.v1.peer_pb2 import Phase
 
 PLAN = "ab" * 16
 

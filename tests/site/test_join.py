@@ -11,7 +11,6 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from pier.v1.peer_pb2 import HelloReply, HelloRequest, Pulse, Site
 from pier_node.base.errors import PierError
 from pier_node.config.run import RunConfig
 from pier_node.identity.certificates import authority, authority_key, credentials
@@ -31,6 +30,7 @@ from pier_node.site.settings import Settings
 from pier_node.wire.carrier import HELLO, PROTOCOL, PeerLost, PeerRefused
 from pier_node.wire.grpc.carrier import GrpcCarrier
 from pier_node.wire.transport import Transport
+from pier_proto.v1.peer_pb2 import HelloReply, HelloRequest, Pulse, Site
 
 MULTIADDR = "/ip4/10.0.0.1/tcp/7700/p2p/QmYyQSo1c1Ym7orWxLYvCrM2EmxFTANf8wXmmE7DWjhx5N"
 CONFIG = RunConfig.model_validate({"run": {"name": "here", "sites": 3}})

@@ -7,12 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from pier.v1.peer_pb2 import Ballot, Value
 from pier_node.base.durable import seal
 from pier_node.base.errors import PierError
 from pier_node.gossip.pair_commit import Doubt, Records
 from pier_node.rounds.commitments import Cast, Commitments, Gift
 from pier_node.site.journal import Journal, PairJournal
+from pier_proto.v1.peer_pb2 import Ballot, Value
 
 VALUE = Value(origin=Ballot(number=3, leader="b"), digest=bytes(range(32)), members=["a", "b"])
 BOUND = Commitments(41, frozenset("ac"), (2**63, "b"), Cast.of(Ballot(number=7, leader="a"), VALUE))

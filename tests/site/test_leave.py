@@ -13,7 +13,6 @@ from simulation.network import Network, SimCarrier, Weather
 from simulation.statements import MemoryProofs, PlainStatements
 from simulation.virtual_time import run
 
-from pier.v1.peer_pb2 import Ballot, Handover, LeaveRequest, Phase, Pulse, Site
 from pier_node.base.errors import PierError
 from pier_node.base.shared import SharedVector
 from pier_node.outer.state import ANCHOR, MOMENTUM, OuterState
@@ -25,6 +24,7 @@ from pier_node.rounds.roster import Roster
 from pier_node.site.journal import Journal
 from pier_node.site.leave import Leave
 from pier_node.wire.carrier import LEAVE, PeerRefused
+from pier_proto.v1.peer_pb2 import Ballot, Handover, LeaveRequest, Phase, Pulse, Site
 
 NAMES = ("a", "b", "c")
 

@@ -6,11 +6,11 @@ from typing import Any
 import pytest
 from simulation.virtual_time import run
 
-from pier.v1.peer_pb2 import Phase, Pulse
 from pier_node.base.tasks import Signal
 from pier_node.config.run import RunConfig
 from pier_node.outer.schedule import total_rounds
 from pier_node.site.leave import LINGER, linger
+from pier_proto.v1.peer_pb2 import Phase, Pulse
 
 WHOLE = RunConfig.model_validate({"run": {"name": "lake", "sites": 2}, "model": {"preset": "llama-tiny"}})
 PIPED = RunConfig.model_validate(

@@ -8,9 +8,9 @@ from typing import Any
 from simulation.training_cases import Roster, Rounds, Site, begin, local
 from simulation.virtual_time import run
 
-from pier.v1.peer_pb2 import Phase
 from pier_node.rounds.progress import Progress
 from pier_node.site.orders import Orders
+from pier_proto.v1.peer_pb2 import Phase
 
 
 class Crowd(Roster):

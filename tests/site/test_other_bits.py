@@ -4,8 +4,8 @@ import pytest
 from rounds.cases import outer_state
 from simulation.training_cases import Roster
 
-from pier.v1.peer_pb2 import Pulse
 from pier_node.site.training import report_other_bits
+from pier_proto.v1.peer_pb2 import Pulse
 
 STATE = outer_state(["a", "me", "z"], round=3)
 OTHER = b"?" * 32

@@ -13,7 +13,6 @@ from simulation.cluster import LENGTH, TinyLayout
 from simulation.training_cases import ME, Carrier, Roster, Trainer, begin
 from simulation.virtual_time import run
 
-from pier.v1.peer_pb2 import Phase, Pulse
 from pier_node.config.run import RunConfig
 from pier_node.outer.advance import advance_pair
 from pier_node.outer.state import OuterState
@@ -24,6 +23,7 @@ from pier_node.rounds.checkpoint import Checkpoint
 from pier_node.rounds.fetch import Fetched
 from pier_node.rounds.progress import Progress
 from pier_node.site.pair_training import PairTraining
+from pier_proto.v1.peer_pb2 import Phase, Pulse
 
 
 class Pairs:

@@ -10,7 +10,6 @@ from simulation.network import Network, Weather
 from simulation.statements import MemoryProofs, PlainStatements
 from simulation.virtual_time import run
 
-from pier.v1.peer_pb2 import Phase, Pulse, Site
 from pier_node.base.shared import SharedVector
 from pier_node.config.run import RunConfig
 from pier_node.outer.state import ANCHOR, MOMENTUM, OuterState
@@ -19,6 +18,7 @@ from pier_node.rounds.member import Rounds
 from pier_node.rounds.progress import Progress
 from pier_node.rounds.roster import Roster
 from pier_node.site.report import Reporter, phase_name
+from pier_proto.v1.peer_pb2 import Phase, Pulse, Site
 
 CONFIG = RunConfig.model_validate({"inner": {"total_steps": 100}, "outer": {"inner_steps": 10}})
 

@@ -14,7 +14,6 @@ from rounds.cases import config, outer_state, shared
 from simulation.cluster import LENGTH
 from simulation.training_cases import LOCAL, ME, Roster, Rounds, Site, begin, local
 
-from pier.v1.peer_pb2 import Phase, Pulse
 from pier_node.base.errors import PierError
 from pier_node.config.run import RunConfig
 from pier_node.outer.state import ADAM_M, ADAM_V, OuterState
@@ -24,6 +23,7 @@ from pier_node.rounds.checkpoint import Checkpoint
 from pier_node.rounds.fetch import Fetched
 from pier_node.rounds.suspects import Behind
 from pier_node.wire.carrier import PeerLost
+from pier_proto.v1.peer_pb2 import Phase, Pulse
 
 
 def test_a_run() -> None:

@@ -5,11 +5,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rounds.cases import config
 
-from pier.v1.peer_pb2 import Pulse
 from pier_node.config.run import OuterSection
 from pier_node.outer.schedule import RoundPlan, round_plan
 from pier_node.rounds.progress import Progress
 from pier_node.site.local_steps import LEAST, pace, steps_worth_doing
+from pier_proto.v1.peer_pb2 import Pulse
 
 RUN = config(inner={"total_steps": 1000}, inner_steps=50)
 SOLO, LOCAL = round_plan(RUN, 1), round_plan(RUN, 4)

@@ -6,8 +6,8 @@ import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
 from typing import Any
 
-from pier.v1.peer_pb2 import Chunk, FetchRequest, HelloReply, HelloRequest
 from pier_node.wire.carrier import BadMessage, Handler, Method, PeerLost, PeerRefused, Q, R
+from pier_proto.v1.peer_pb2 import Chunk, FetchRequest, HelloReply, HelloRequest
 
 Spoil = Callable[[Chunk], Awaitable[Chunk]]
 """What becomes of a chunk on its way: another one, PeerLost, or nothing for ever."""

@@ -6,7 +6,7 @@ from typing import Any, TypeVar
 
 from google.protobuf.message import Message
 
-from pier.v1.peer_pb2 import (
+from pier_proto.v1.peer_pb2 import (
     AbortNotice,
     Ack,
     Activation,
@@ -45,7 +45,7 @@ from pier.v1.peer_pb2 import (
     Vote,
     Worked,
 )
-from pier.v1.stream_pb2 import IdentityProof, Opening
+from pier_proto.v1.stream_pb2 import IdentityProof, Opening
 
 ALICE, BOB, CAROL = "a" * 16, "b" * 16, "c" * 16
 HASH = bytes(range(32))

@@ -12,11 +12,11 @@ from pathlib import Path
 
 from cryptography.hazmat.primitives.asymmetric import ec
 
-from pier.v1.peer_pb2 import Ack, Ballot, Chunk, FetchRequest, LeaveRequest
 from pier_node.identity.certificates import credentials
 from pier_node.identity.node import Identity, Token
 from pier_node.wire.multiaddr import Route, first_hop
 from pier_node.wire.transport import SiteCarrier, Transport, make_carrier
+from pier_proto.v1.peer_pb2 import Ack, Ballot, Chunk, FetchRequest, LeaveRequest
 
 RUN = hashlib.sha256(b"run").digest()
 TOKEN = Token(hashlib.sha256(b"secret").digest(), RUN[:16])

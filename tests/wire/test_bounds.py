@@ -33,8 +33,12 @@ from wire.samples import (
     changed,
 )
 
-from pier.v1 import peer_pb2, stream_pb2
-from pier.v1.peer_pb2 import (
+from pier_node.config.run import SITES
+from pier_node.wire.bounds import FIELDS, STATEMENT, check, parse
+from pier_node.wire.carrier import CHUNK_BYTES, BadMessage
+from pier_node.wire.rules import FRAGMENTS, REVOKED
+from pier_proto.v1 import peer_pb2, stream_pb2
+from pier_proto.v1.peer_pb2 import (
     AbortNotice,
     Ballot,
     Chunk,
@@ -54,10 +58,6 @@ from pier.v1.peer_pb2 import (
     Tensor,
     Value,
 )
-from pier_node.config.run import SITES
-from pier_node.wire.bounds import FIELDS, STATEMENT, check, parse
-from pier_node.wire.carrier import CHUNK_BYTES, BadMessage
-from pier_node.wire.rules import FRAGMENTS, REVOKED
 
 KINDS = sorted(FIELDS, key=lambda kind: kind.__name__)
 NODES = [f"{number:016x}" for number in range(SITES + 1)]

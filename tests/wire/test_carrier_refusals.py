@@ -22,7 +22,14 @@ from wire.sites import (
     take_all,
 )
 
-from pier.v1.peer_pb2 import (
+from pier_node.base.errors import PierError
+from pier_node.wire import links
+from pier_node.wire.carrier import BEAT, DESCRIBE, LEAVE, PROBE, PROTOCOL, PeerLost, PeerRefused
+from pier_node.wire.grpc.options import MESSAGE_BYTES
+from pier_node.wire.metadata import CallMetadata
+from pier_node.wire.multiaddr import first_hop
+from pier_node.wire.transport import SiteCarrier
+from pier_proto.v1.peer_pb2 import (
     Ack,
     Chunk,
     FetchRequest,
@@ -33,13 +40,6 @@ from pier.v1.peer_pb2 import (
     Pulse,
     StateRequest,
 )
-from pier_node.base.errors import PierError
-from pier_node.wire import links
-from pier_node.wire.carrier import BEAT, DESCRIBE, LEAVE, PROBE, PROTOCOL, PeerLost, PeerRefused
-from pier_node.wire.grpc.options import MESSAGE_BYTES
-from pier_node.wire.metadata import CallMetadata
-from pier_node.wire.multiaddr import first_hop
-from pier_node.wire.transport import SiteCarrier
 
 
 async def refused(carrier: SiteCarrier, peer: str) -> str:

@@ -27,20 +27,6 @@ from wire.sites import (
     take_all,
 )
 
-from pier.v1.peer_pb2 import (
-    AbortNotice,
-    Ack,
-    Chunk,
-    FetchRequest,
-    HelloReply,
-    HelloRequest,
-    LeaveRequest,
-    ProbeReply,
-    ProbeRequest,
-    Pulse,
-    Site,
-    StateRequest,
-)
 from pier_node.wire.carrier import (
     ABORT,
     BEAT,
@@ -56,6 +42,20 @@ from pier_node.wire.carrier import (
     PeerRefused,
 )
 from pier_node.wire.transport import SiteCarrier
+from pier_proto.v1.peer_pb2 import (
+    AbortNotice,
+    Ack,
+    Chunk,
+    FetchRequest,
+    HelloReply,
+    HelloRequest,
+    LeaveRequest,
+    ProbeReply,
+    ProbeRequest,
+    Pulse,
+    Site,
+    StateRequest,
+)
 
 FETCH = FetchRequest(round=1, tensor="anchor", length=1)
 

@@ -5,10 +5,10 @@ from collections.abc import Callable
 import pytest
 from wire.state_cases import PIECE, outer_state, vector
 
-from pier.v1.peer_pb2 import Manifest, Tensor
 from pier_node.outer import state as states
 from pier_node.wire.carrier import BadMessage
 from pier_node.wire.manifest import Moments, describe, examine, pieces
+from pier_proto.v1.peer_pb2 import Manifest, Tensor
 
 LENGTH = 5 * PIECE + 1
 

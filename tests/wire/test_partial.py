@@ -10,10 +10,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from wire.state_cases import PIECE, outer_state
 
-from pier.v1.peer_pb2 import Chunk
 from pier_node.outer import state as states
 from pier_node.wire.carrier import BadMessage
 from pier_node.wire.partial import RUN, Partial, Piece
+from pier_proto.v1.peer_pb2 import Chunk
 
 LENGTH = 40 * PIECE + 5
 STATE = outer_state(LENGTH)

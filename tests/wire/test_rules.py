@@ -5,9 +5,9 @@ from google.protobuf.message import Message
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pier.v1.peer_pb2 import Ballot, LeaveRequest, Manifest, Value
 from pier_node.wire.carrier import BadMessage
 from pier_node.wire.rules import Many, Only, Part, Rule, Rules, Table, increasing
+from pier_proto.v1.peer_pb2 import Ballot, LeaveRequest, Manifest, Value
 
 SHORT = Only("at most 3 letters", lambda value: len(value) <= 3)
 SMALL = Only("below 10", lambda value: value < 10)

@@ -10,12 +10,12 @@ from simulation.virtual_time import run
 from wire.memory_carrier import MemoryNet
 from wire.state_cases import PIECE, Site, moments, outer_state, same_bits
 
-from pier.v1.peer_pb2 import Chunk
 from pier_node.outer import state as states
 from pier_node.rounds import fetch as transfer
 from pier_node.rounds.fetch import PATIENCE, SILENCE, Fetched, Tries, fetch_state
 from pier_node.wire.carrier import PeerLost
 from pier_node.wire.partial import RUN
+from pier_proto.v1.peer_pb2 import Chunk
 
 LENGTH = 100 * PIECE + 3
 PACE = SILENCE - 1

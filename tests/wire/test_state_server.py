@@ -8,11 +8,11 @@ import pytest
 from wire.memory_carrier import MemoryNet
 from wire.state_cases import PIECE, Site, outer_state, vector
 
-from pier.v1.peer_pb2 import FetchRequest, Manifest, StateRequest
 from pier_node.base.shared import SharedVector
 from pier_node.outer import state as states
 from pier_node.wire.carrier import DESCRIBE, PeerRefused
 from pier_node.wire.manifest import examine
+from pier_proto.v1.peer_pb2 import FetchRequest, Manifest, StateRequest
 
 LENGTH = 4 * PIECE + 3
 

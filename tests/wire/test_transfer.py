@@ -12,12 +12,12 @@ from hypothesis import strategies as st
 from wire.memory_carrier import MemoryNet, Spoil
 from wire.state_cases import PIECE, Site, moments, outer_state, same_bits
 
-from pier.v1.peer_pb2 import Chunk
 from pier_node.outer import state as states
 from pier_node.outer.state import OuterState
 from pier_node.rounds.fetch import Fetched, fetch_state
 from pier_node.wire.carrier import PeerLost
 from pier_node.wire.partial import Partial
+from pier_proto.v1.peer_pb2 import Chunk
 
 LENGTH = 100 * PIECE + 3
 PIECES = 2 * 101

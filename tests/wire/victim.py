@@ -7,9 +7,9 @@ import sys
 
 from wire.sites import ALICE, BOB, Sites, endless, hold, take_all
 
-from pier.v1.peer_pb2 import Pulse
 from pier_node.wire.carrier import BEAT, LEAVE
 from pier_node.wire.transport import Transport
+from pier_proto.v1.peer_pb2 import Pulse
 
 
 async def echo(sender: str, pulse: Pulse) -> Pulse:

@@ -16,7 +16,6 @@ from rich.progress import BarColumn, Progress, TextColumn
 from rich.table import Table
 from rich.text import Text
 
-from pier.v1.peer_pb2 import Place
 from pier_coordinator.commands.client import Answer, Client
 from pier_node.base.errors import PierError
 from pier_node.base.units import UNKNOWN, amount, percent, rate, seconds, several
@@ -26,6 +25,7 @@ from pier_node.pipeline.planning.plan import plan_to_dict, problem_from_json
 from pier_node.pipeline.planning.policies import Outcome, Policy, plan_paths
 from pier_node.pipeline.planning.problem import Problem
 from pier_node.pipeline.problem import posed
+from pier_proto.v1.peer_pb2 import Place
 
 MOST_LINES = 24
 """Pairs of sites that the table has, the slowest of them; --json has all."""

@@ -15,10 +15,10 @@ from contextlib import suppress
 from io import BufferedReader
 from pathlib import Path
 
-from pier.v1.coordinator_pb2 import CheckpointPart, ExpertCheckpoint
 from pier_coordinator.store.refusals import Refused
 from pier_node.base import durable
 from pier_node.experts.resume import Kept, check, most_bytes
+from pier_proto.v1.coordinator_pb2 import CheckpointPart, ExpertCheckpoint
 
 FOLDER = "checkpoints"
 NAME = re.compile(r"([0-9]{1,3})-([0-9]{1,10})-([0-9a-f]{64})[.]safetensors")

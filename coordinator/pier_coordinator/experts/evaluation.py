@@ -7,13 +7,13 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pier.v1.coordinator_pb2 import ScoreSheet
 from pier_coordinator.experts.accepted import AcceptedPlan
 from pier_coordinator.experts.scoring import ScoredExpert, Scoring, scoring_id
 from pier_coordinator.store.experts import JobRow
 from pier_coordinator.store.refusals import Refused
 from pier_node.experts.sheet import ScoredDomain
 from pier_node.site.coordinator.expert_messages import scoring_fields
+from pier_proto.v1.coordinator_pb2 import ScoreSheet
 
 if TYPE_CHECKING:
     from pier_coordinator.runs.coordinator import Coordinator

@@ -17,7 +17,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pier.v1.coordinator_pb2 import ScoreSheet
 from pier_coordinator.experts.accepted import AcceptedPlan
 from pier_coordinator.experts.checkpoints import Checkpoints
 from pier_coordinator.experts.evaluation import Evaluation
@@ -32,6 +31,7 @@ from pier_coordinator.store.facts import Fact, amount, text, whole
 from pier_coordinator.store.rows import event
 from pier_node.experts.sheet import ScoredDomain
 from pier_node.site.coordinator.expert_messages import job_fields
+from pier_proto.v1.coordinator_pb2 import ScoreSheet
 
 if TYPE_CHECKING:
     from pier_coordinator.runs.coordinator import Coordinator

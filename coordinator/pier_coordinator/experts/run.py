@@ -9,7 +9,6 @@ from collections.abc import AsyncIterator, Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pier.v1.coordinator_pb2 import CheckpointPart, ScoreSheet
 from pier_coordinator.experts.accepted import AcceptedPlan
 from pier_coordinator.experts.execution import PlanExecution
 from pier_coordinator.store.experts import JobRow
@@ -18,6 +17,7 @@ from pier_coordinator.store.refusals import Refused
 from pier_node.experts.resume import Kept
 from pier_node.experts.sheet import ScoredDomain
 from pier_node.outer.layout import Layout
+from pier_proto.v1.coordinator_pb2 import CheckpointPart, ScoreSheet
 
 if TYPE_CHECKING:
     from pier_coordinator.runs.coordinator import Coordinator

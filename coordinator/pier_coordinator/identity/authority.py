@@ -7,10 +7,10 @@ from dataclasses import dataclass
 
 from cryptography.hazmat.primitives.asymmetric import ec
 
-from pier.v1.peer_pb2 import Revocations
 from pier_node.identity.certificates import authority_key, issue
 from pier_node.identity.node import Token, node_id
 from pier_node.rounds import revocations
+from pier_proto.v1.peer_pb2 import Revocations
 
 
 @dataclass(frozen=True)

@@ -13,8 +13,6 @@ import time
 from collections.abc import Callable, Collection
 from typing import Any
 
-from pier.v1.coordinator_pb2 import Paths
-from pier.v1.peer_pb2 import Phase, Place, Pulse
 from pier_coordinator.experts.run import ExpertRun
 from pier_coordinator.identity.tls import der, trusted
 from pier_coordinator.runs.registry import Presence, Registry
@@ -28,6 +26,8 @@ from pier_node.base.errors import PierError
 from pier_node.config.run import RunConfig, config_changes
 from pier_node.outer.layout import Layout
 from pier_node.outer.schedule import total_rounds
+from pier_proto.v1.coordinator_pb2 import Paths
+from pier_proto.v1.peer_pb2 import Phase, Place, Pulse
 
 PULSE_KEYS = (
     "phase",

@@ -14,9 +14,9 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from pier.v1.coordinator_pb2 import Paths
 from pier_node.base.errors import PierError
 from pier_node.base.processes import answer
+from pier_proto.v1.coordinator_pb2 import Paths
 
 if TYPE_CHECKING:
     from pier_coordinator.runs.coordinator import Coordinator

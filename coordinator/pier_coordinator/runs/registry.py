@@ -9,11 +9,11 @@ import asyncio
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
-from pier.v1.coordinator_pb2 import Paths
-from pier.v1.peer_pb2 import Phase, Pulse
 from pier_coordinator.store.facts import Fact
 from pier_coordinator.store.refusals import Superseded, Unregistered
 from pier_coordinator.store.rows import SiteRow, event
+from pier_proto.v1.coordinator_pb2 import Paths
+from pier_proto.v1.peer_pb2 import Phase, Pulse
 
 LEASE_SECONDS = 15.0
 HEARTBEAT_SECONDS = 1.0

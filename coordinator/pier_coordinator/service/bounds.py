@@ -8,7 +8,32 @@ from typing import TypeVar
 
 from google.protobuf.message import DecodeError, Message
 
-from pier.v1.coordinator_pb2 import (
+from pier_coordinator.experts.checkpoints import PIECE
+from pier_node.config.run import SITES
+from pier_node.pipeline.paths_file import MOST_BYTES
+from pier_node.wire import bounds as peers
+from pier_node.wire.bounds import STAGE
+from pier_node.wire.carrier import BadMessage
+from pier_node.wire.rules import (
+    AMOUNT,
+    ANY,
+    COUNT,
+    HASH,
+    LOSS,
+    NODE,
+    NODES,
+    Many,
+    Only,
+    Part,
+    Rule,
+    Rules,
+    below,
+    one_of,
+    or_empty,
+    size,
+    text,
+)
+from pier_proto.v1.coordinator_pb2 import (
     Assignment,
     CheckpointPart,
     DeliverReply,
@@ -41,32 +66,7 @@ from pier.v1.coordinator_pb2 import (
     Stage,
     WatchRequest,
 )
-from pier.v1.peer_pb2 import Place, Pulse, Revocations, Site
-from pier_coordinator.experts.checkpoints import PIECE
-from pier_node.config.run import SITES
-from pier_node.pipeline.paths_file import MOST_BYTES
-from pier_node.wire import bounds as peers
-from pier_node.wire.bounds import STAGE
-from pier_node.wire.carrier import BadMessage
-from pier_node.wire.rules import (
-    AMOUNT,
-    ANY,
-    COUNT,
-    HASH,
-    LOSS,
-    NODE,
-    NODES,
-    Many,
-    Only,
-    Part,
-    Rule,
-    Rules,
-    below,
-    one_of,
-    or_empty,
-    size,
-    text,
-)
+from pier_proto.v1.peer_pb2 import Place, Pulse, Revocations, Site
 
 MESSAGE_BYTES = 256 << 10
 RECORDS = 256

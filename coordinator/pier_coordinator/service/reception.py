@@ -22,7 +22,21 @@ from google.protobuf.json_format import ParseDict
 from google.protobuf.message import Message
 from pydantic import ValidationError
 
-from pier.v1.coordinator_pb2 import (
+from pier_coordinator.identity.authority import Authority
+from pier_coordinator.identity.tls import der
+from pier_coordinator.runs.coordinator import Coordinator
+from pier_coordinator.runs.registry import HEARTBEAT_SECONDS, LEASE_SECONDS
+from pier_coordinator.store.facts import Fact
+from pier_coordinator.store.refusals import Refused
+from pier_coordinator.store.reports import Report
+from pier_coordinator.store.rows import OrderRow, Registration, SiteRow
+from pier_node.base.toml import first_problem
+from pier_node.identity.certificates import Credentials
+from pier_node.identity.node import node_id
+from pier_node.site.coordinator.expert_messages import kept
+from pier_node.wire.carrier import PROTOCOL, BadMessage
+from pier_node.wire.rules import REVOKED
+from pier_proto.v1.coordinator_pb2 import (
     Assignment,
     CheckpointPart,
     DeliverReply,
@@ -41,21 +55,7 @@ from pier.v1.coordinator_pb2 import (
     ReportRequest,
     WatchRequest,
 )
-from pier.v1.peer_pb2 import Revocations, Site
-from pier_coordinator.identity.authority import Authority
-from pier_coordinator.identity.tls import der
-from pier_coordinator.runs.coordinator import Coordinator
-from pier_coordinator.runs.registry import HEARTBEAT_SECONDS, LEASE_SECONDS
-from pier_coordinator.store.facts import Fact
-from pier_coordinator.store.refusals import Refused
-from pier_coordinator.store.reports import Report
-from pier_coordinator.store.rows import OrderRow, Registration, SiteRow
-from pier_node.base.toml import first_problem
-from pier_node.identity.certificates import Credentials
-from pier_node.identity.node import node_id
-from pier_node.site.coordinator.expert_messages import kept
-from pier_node.wire.carrier import PROTOCOL, BadMessage
-from pier_node.wire.rules import REVOKED
+from pier_proto.v1.peer_pb2 import Revocations, Site
 
 CLOCK = 3600.0
 """Seconds by which a site's clock may differ: what it reports would stand in the wrong place of every chart."""

@@ -11,17 +11,6 @@ import grpc
 import grpc.aio
 from google.protobuf.message import Message
 
-from pier.v1.coordinator_pb2 import (
-    CheckpointPart,
-    DeliverRequest,
-    EnrolRequest,
-    FetchCheckpointRequest,
-    GiveCheckpointReply,
-    HeartbeatRequest,
-    RegisterRequest,
-    ReportRequest,
-    WatchRequest,
-)
 from pier_coordinator.identity.authority import Authority
 from pier_coordinator.identity.tls import Trust, der
 from pier_coordinator.runs.coordinator import Coordinator
@@ -34,6 +23,17 @@ from pier_node.base.errors import PierError
 from pier_node.identity.certificates import Credentials, node_id_of_certificate
 from pier_node.wire.carrier import BadMessage
 from pier_node.wire.grpc.reasons import brief
+from pier_proto.v1.coordinator_pb2 import (
+    CheckpointPart,
+    DeliverRequest,
+    EnrolRequest,
+    FetchCheckpointRequest,
+    GiveCheckpointReply,
+    HeartbeatRequest,
+    RegisterRequest,
+    ReportRequest,
+    WatchRequest,
+)
 
 SERVICE = "pier.v1.Coordinator"
 CALLS = 4096

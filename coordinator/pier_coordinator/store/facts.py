@@ -17,7 +17,7 @@ A fact is a row of the database and a line of the event log. Its body has, by it
     event    level, text: what the coordinator noticed, or its operator did; `node` is "" when it is of no one site;
              state: "revoked", if the site ended so; dropped: records that it has lost in all
 
-What the fields mean is said where they come from: protos/pier/v1/coordinator.proto. Numbers not known are None.
+What the fields mean is said where they come from: protos/pier_proto/v1/coordinator.proto. Numbers not known are None.
 
 Reads the fields of facts and pulses: they come from sites and from files, so nothing is believed about them.
 """

@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
 
-from pier.v1.peer_pb2 import HelloReply, HelloRequest, Site
 from pier_node.base.errors import PierError
 from pier_node.config.run import RunConfig, from_canonical
 from pier_node.doctor.finding import THIS_SITE, Finding, Verdict
@@ -28,6 +27,7 @@ from pier_node.site.settings import Settings
 from pier_node.trainer import devices
 from pier_node.wire.carrier import HELLO, PROTOCOL
 from pier_node.wire.transport import SiteCarrier, make_carrier
+from pier_proto.v1.peer_pb2 import HelloReply, HelloRequest, Site
 
 
 @dataclass(frozen=True)

@@ -13,8 +13,8 @@ import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 
-from pier.v1.peer_pb2 import ProbeReply, ProbeRequest
 from pier_node.wire.carrier import CHUNK_BYTES
+from pier_proto.v1.peer_pb2 import ProbeReply, ProbeRequest
 
 PINGS = 5
 STREAMS = 4

@@ -9,13 +9,13 @@ import asyncio
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from pier.v1.peer_pb2 import HelloReply, HelloRequest, ProbeReply, ProbeRequest, Site
 from pier_node.base.address import parse_address
 from pier_node.base.units import rate, seconds
 from pier_node.doctor.finding import Finding, Verdict
 from pier_node.doctor.links import Link, measure
 from pier_node.wire.carrier import PROBE, PROTOCOL, Carrier, PeerLost
 from pier_node.wire.multiaddr import first_hop
+from pier_proto.v1.peer_pb2 import HelloReply, HelloRequest, ProbeReply, ProbeRequest, Site
 
 _SIGNS = (
     ("tokens differ", "Use the token that the run's first site printed; it is also in run.token of its --data folder."),

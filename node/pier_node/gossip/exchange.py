@@ -15,7 +15,6 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from pier.v1.peer_pb2 import Chunk
 from pier_node.base.faults import NO_FAULTS, Faults
 from pier_node.base.shared import Vector
 from pier_node.outer.codec import BadCode, Codec
@@ -23,6 +22,7 @@ from pier_node.rounds.plan import CHUNK
 from pier_node.rounds.reduce import NO_DATA, Meter, send
 from pier_node.rounds.suspects import Suspicion
 from pier_node.wire.carrier import BadMessage, Carrier, PeerLost
+from pier_proto.v1.peer_pb2 import Chunk
 
 T = TypeVar("T")
 HALF = np.float32(0.5)

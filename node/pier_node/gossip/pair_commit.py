@@ -20,7 +20,6 @@ from typing import Any, Protocol, TypeVar
 
 import numpy as np
 
-from pier.v1.peer_pb2 import SettleReply, SettleRequest
 from pier_node.base.faults import NO_FAULTS, Faults
 from pier_node.base.shared import Vector
 from pier_node.base.tasks import Signal
@@ -40,6 +39,7 @@ from pier_node.rounds.plan import CHUNK
 from pier_node.rounds.roster import Roster
 from pier_node.rounds.suspects import Suspicion
 from pier_node.wire.carrier import SETTLE, Carrier, PeerLost
+from pier_proto.v1.peer_pb2 import SettleReply, SettleRequest
 
 T = TypeVar("T")
 

@@ -17,7 +17,6 @@ import math
 import secrets
 from collections.abc import AsyncIterator, Awaitable, Callable
 
-from pier.v1.peer_pb2 import Chunk, MeetRequest, SettleReply, SettleRequest
 from pier_node.base.errors import PierError
 from pier_node.base.shared import Vector
 from pier_node.gossip.pair_commit import Doubt, Outcome, PairCommit, PairTools, Records
@@ -32,6 +31,7 @@ from pier_node.rounds.attempt import EARLY, Advance, check_finite
 from pier_node.rounds.commitments import to_the_end
 from pier_node.rounds.suspects import Suspicion
 from pier_node.wire.carrier import SETTLE, BadMessage, PeerLost
+from pier_proto.v1.peer_pb2 import Chunk, MeetRequest, SettleReply, SettleRequest
 
 FOLLOW = 60.0
 """Seconds in which a site tries to take the state of a partner whose record differs from its own."""

@@ -14,7 +14,6 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from pier.v1.peer_pb2 import Chunk
 from pier_node.base.shared import Vector
 from pier_node.outer.codec import BadCode, Codec
 from pier_node.outer.state import OuterState
@@ -22,6 +21,7 @@ from pier_node.outer.update import norm_limit
 from pier_node.rounds.reduce import NO_DATA
 from pier_node.rounds.roster import Roster
 from pier_node.wire.carrier import BadMessage, Carrier, PeerLost
+from pier_proto.v1.peer_pb2 import Chunk
 
 HELD = 2
 """Anchors that are kept here: one of this round, and one of the next from a partner that is ahead."""

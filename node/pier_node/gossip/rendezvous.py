@@ -14,12 +14,12 @@ import logging
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from pier.v1.peer_pb2 import MeetReply, MeetRequest
 from pier_node.base.tasks import Signal
 from pier_node.outer.deadline import Deadline
 from pier_node.outer.noloco import partner
 from pier_node.rounds.roster import Roster
 from pier_node.wire.carrier import MEET, Carrier, PeerLost
+from pier_proto.v1.peer_pb2 import MeetReply, MeetRequest
 
 POLL = 10.0
 """Seconds that a question is held open; the asker then asks again."""

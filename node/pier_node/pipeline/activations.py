@@ -13,10 +13,10 @@ from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Sequence
 import torch
 from torch import Tensor
 
-from pier.v1.peer_pb2 import Activation, Chunk
 from pier_node.pipeline.iteration_plan import Plan, Task
 from pier_node.rounds.reduce import send
 from pier_node.wire.carrier import CHUNK_BYTES, BadMessage, Carrier, PeerLost
+from pier_proto.v1.peer_pb2 import Activation, Chunk
 
 DTYPES = {Activation.DTYPE_FP32: torch.float32, Activation.DTYPE_BF16: torch.bfloat16}
 CODES = {dtype: code for code, dtype in DTYPES.items()}

@@ -22,7 +22,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from pier.v1.peer_pb2 import Chunk, Total
 from pier_node.base.shared import Vector
 from pier_node.pipeline.activations import Activations
 from pier_node.pipeline.context import Tools
@@ -30,6 +29,7 @@ from pier_node.pipeline.iteration_plan import Plan, Task
 from pier_node.pipeline.joint import Diverged, Joint, square
 from pier_node.pipeline.stage import Stage
 from pier_node.rounds.suspects import NOBODY, Suspicion
+from pier_proto.v1.peer_pb2 import Chunk, Total
 
 
 class MicrobatchQueue:

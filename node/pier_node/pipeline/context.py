@@ -12,13 +12,13 @@ from typing import Any, TypeVar
 
 from torch import Tensor
 
-from pier.v1.peer_pb2 import Phase
 from pier_node.base.faults import NO_FAULTS, Faults
 from pier_node.outer.times import Pace, Silence
 from pier_node.rounds.progress import Progress
 from pier_node.rounds.roster import Roster
 from pier_node.rounds.suspects import Suspicion
 from pier_node.wire.carrier import Carrier, PeerLost
+from pier_proto.v1.peer_pb2 import Phase
 
 T = TypeVar("T")
 log = logging.getLogger(__name__)

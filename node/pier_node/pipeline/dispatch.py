@@ -8,13 +8,13 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
 
-from pier.v1.peer_pb2 import Ack, Chunk, Dropped, FetchRequest, Manifest, StateRequest, Total, Worked
 from pier_node.base.tasks import Signal
 from pier_node.outer.state import OuterState
 from pier_node.pipeline.joint import Joint
 from pier_node.rounds.suspects import Suspicion
 from pier_node.wire.carrier import DESCRIBE, DROP, TALLY, BadMessage, Carrier
 from pier_node.wire.state_server import LiveMoments, Prove, StateServer
+from pier_proto.v1.peer_pb2 import Ack, Chunk, Dropped, FetchRequest, Manifest, StateRequest, Total, Worked
 
 EARLY = 30.0
 """Seconds that a stream of an attempt we have not heard of yet may wait for us."""

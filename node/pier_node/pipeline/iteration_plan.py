@@ -11,9 +11,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
 
-from pier.v1.peer_pb2 import IterationPlan
 from pier_node.outer.noloco import groups
 from pier_node.wire.carrier import BadMessage
+from pier_proto.v1.peer_pb2 import IterationPlan
 
 Task = tuple[int, int]
 """A microbatch and a hop."""

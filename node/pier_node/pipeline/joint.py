@@ -28,7 +28,6 @@ from typing import Any, Generic, TypeVar
 
 import numpy as np
 
-from pier.v1.peer_pb2 import Ballot, Chunk, Dropped, Share, Total, Worked
 from pier_node.base.faults import NO_FAULTS, Faults
 from pier_node.base.shared import Vector
 from pier_node.base.tasks import Signal
@@ -42,6 +41,7 @@ from pier_node.rounds import plan as outer
 from pier_node.rounds.reduce import Reduction
 from pier_node.rounds.suspects import NOBODY, Suspicion
 from pier_node.wire.carrier import DROP, TALLY, BadMessage, Carrier, PeerLost, PeerRefused
+from pier_proto.v1.peer_pb2 import Ballot, Chunk, Dropped, Share, Total, Worked
 
 log = logging.getLogger(__name__)
 

@@ -13,9 +13,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from pier.v1.coordinator_pb2 import Paths
 from pier_node.base import durable
 from pier_node.pipeline.problem import drifted
+from pier_proto.v1.coordinator_pb2 import Paths
 
 if TYPE_CHECKING:
     from rich.console import RenderableType

@@ -20,12 +20,12 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from pier.v1.peer_pb2 import IterationPlan, Path, Place, Pulse
 from pier_node.base.errors import PierError
 from pier_node.config.run import PipelineSection
 from pier_node.pipeline.problem import TRIES, drawn, drifted, posed, with_times
 from pier_node.pipeline.search_process import search_apart
 from pier_node.pipeline.vote_state import Standing
+from pier_proto.v1.peer_pb2 import IterationPlan, Path, Place, Pulse
 
 if TYPE_CHECKING:
     from pier_node.pipeline.planning.plan import Plan

@@ -14,9 +14,9 @@ from dataclasses import replace
 from statistics import median
 from typing import TYPE_CHECKING
 
-from pier.v1.peer_pb2 import Place
 from pier_node.base.errors import PierError
 from pier_node.config.run import PipelineSection
+from pier_proto.v1.peer_pb2 import Place
 
 if TYPE_CHECKING:
     from pier_node.pipeline.planning.plan import Plan

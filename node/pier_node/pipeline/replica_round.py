@@ -13,7 +13,6 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from pier.v1.peer_pb2 import Total
 from pier_node.base.shared import Vector
 from pier_node.outer.state import OuterState
 from pier_node.pipeline.context import Tools
@@ -22,6 +21,7 @@ from pier_node.pipeline.joint import Diverged, Joint
 from pier_node.pipeline.outer_step import OuterStep, Tensors, demand_weight
 from pier_node.pipeline.stage_state import StageState
 from pier_node.rounds.suspects import Suspicion
+from pier_proto.v1.peer_pb2 import Total
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,6 @@ import logging
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 
-from pier.v1.peer_pb2 import Ack, IterationPlan, Phase, Pulse
 from pier_node.base.tasks import Signal
 from pier_node.pipeline.iteration_plan import Plan
 from pier_node.pipeline.joint import drop
@@ -24,6 +23,7 @@ from pier_node.pipeline.stage_state import StageState
 from pier_node.pipeline.vote_state import Standing
 from pier_node.rounds.roster import Roster
 from pier_node.wire.carrier import ROUTE, BadMessage, Carrier, PeerLost
+from pier_proto.v1.peer_pb2 import Ack, IterationPlan, Phase, Pulse
 
 MOST = 8
 """Rounds that a site is left out at most."""

@@ -21,7 +21,6 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from pier.v1.peer_pb2 import Total
 from pier_node.base.shared import SharedVector, Vector
 from pier_node.config.run import InnerSection, RunConfig
 from pier_node.outer.adamw import step_vectors
@@ -37,6 +36,7 @@ from pier_node.rounds.fetch import SILENCE, fetch_state
 from pier_node.rounds.kept_state import KeptStates
 from pier_node.trainer.model.initial import initial_weights
 from pier_node.wire.carrier import Carrier
+from pier_proto.v1.peer_pb2 import Total
 
 BASE, MICROBATCHES = "base", "microbatches"
 """Entries of a state's ledger: the version that it began from, and the microbatches that came since."""

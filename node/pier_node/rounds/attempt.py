@@ -14,21 +14,6 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from pier.v1.peer_pb2 import (
-    AbortNotice,
-    Ack,
-    Ballot,
-    Chunk,
-    DoubleVote,
-    Handover,
-    Link,
-    Proposal,
-    Ready,
-    Share,
-    Signed,
-    Value,
-    Vote,
-)
 from pier_node.base.faults import NO_FAULTS, Faults
 from pier_node.base.shared import Vector
 from pier_node.base.tasks import Signal
@@ -52,6 +37,21 @@ from pier_node.rounds.roster import Roster
 from pier_node.rounds.statements import Statements
 from pier_node.rounds.suspects import NOBODY, Suspicion
 from pier_node.wire.carrier import ABORT, VOTE, BadMessage, Carrier, Method, PeerLost, Q
+from pier_proto.v1.peer_pb2 import (
+    AbortNotice,
+    Ack,
+    Ballot,
+    Chunk,
+    DoubleVote,
+    Handover,
+    Link,
+    Proposal,
+    Ready,
+    Share,
+    Signed,
+    Value,
+    Vote,
+)
 
 T = TypeVar("T")
 

@@ -14,12 +14,12 @@ import json
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from pier.v1.peer_pb2 import Ballot, Handover, Link, Vote
 from pier_node.outer.state import OuterState
 from pier_node.rounds.handovers import carried
 from pier_node.rounds.quorum import has_quorum
 from pier_node.rounds.statements import Statements
 from pier_node.wire.carrier import BadMessage
+from pier_proto.v1.peer_pb2 import Ballot, Handover, Link, Vote
 
 
 @dataclass(frozen=True)

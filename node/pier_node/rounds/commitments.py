@@ -17,9 +17,9 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any, Protocol, Self, TypeVar
 
-from pier.v1.peer_pb2 import Ballot, Handover, Ready, Signed, Value
 from pier_node.outer.state import OuterState
 from pier_node.rounds.statements import Statements
+from pier_proto.v1.peer_pb2 import Ballot, Handover, Ready, Signed, Value
 
 BallotName = tuple[int, str]
 """Number and leader: ballots are ordered so."""

@@ -13,13 +13,13 @@ import logging
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from pier.v1.peer_pb2 import DoubleVote, Link, Pulse, StateRequest
 from pier_node.rounds.certificate import follow
 from pier_node.rounds.double_votes import double_votes
 from pier_node.rounds.proofs import Proofs
 from pier_node.rounds.roster import Roster
 from pier_node.rounds.statements import Statements
 from pier_node.wire.carrier import DESCRIBE, BadMessage, Carrier, PeerLost
+from pier_proto.v1.peer_pb2 import DoubleVote, Link, Pulse, StateRequest
 
 TIMEOUT = 10.0
 """Seconds within which a peer shows a link."""

@@ -16,13 +16,13 @@ import logging
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
-from pier.v1.peer_pb2 import Ballot, DoubleVote, Link, Ready, Vote
 from pier_node.base import durable
 from pier_node.rounds.proofs import Proofs
 from pier_node.rounds.quorum import order
 from pier_node.rounds.statements import Statements
 from pier_node.wire.bounds import DOUBLE_VOTES, parse
 from pier_node.wire.carrier import BadMessage
+from pier_proto.v1.peer_pb2 import Ballot, DoubleVote, Link, Ready, Vote
 
 
 def contradict(one: Vote, other: Vote) -> bool:

@@ -28,13 +28,13 @@ from collections.abc import (
 from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass
 
-from pier.v1.peer_pb2 import Chunk, FetchRequest, Link, StateRequest, Value
 from pier_node.base.shared import SharedVector
 from pier_node.outer.state import ADAM_M, ADAM_V, OuterState
 from pier_node.rounds.progress_checks import Trust
 from pier_node.wire.carrier import DESCRIBE, BadMessage, Carrier, PeerLost, PeerRefused
 from pier_node.wire.manifest import Description, Moments, examine
 from pier_node.wire.partial import Partial, Piece
+from pier_proto.v1.peer_pb2 import Chunk, FetchRequest, Link, StateRequest, Value
 
 SILENCE = 20.0
 """Seconds that a peer may be silent."""

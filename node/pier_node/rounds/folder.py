@@ -9,11 +9,11 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import IO, Any, Self
 
-from pier.v1.peer_pb2 import Site
 from pier_node.base import durable
 from pier_node.base.errors import PierError
 from pier_node.config.run import RunConfig, from_canonical
 from pier_node.wire.transport import Transport
+from pier_proto.v1.peer_pb2 import Site
 
 RUN_FILE, SITE_FILE, LOCK_FILE = "run.json", "site.json", "lock"
 DAEMON_FILE, EVENTS_FILE = "daemon.json", "events.jsonl"

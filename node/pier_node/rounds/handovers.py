@@ -12,8 +12,8 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 
-from pier.v1.peer_pb2 import Handover
 from pier_node.rounds.quorum import has_quorum
+from pier_proto.v1.peer_pb2 import Handover
 
 
 def carried(group: Collection[str], handovers: Iterable[Handover]) -> frozenset[str]:

@@ -11,7 +11,6 @@ import logging
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 
-from pier.v1.peer_pb2 import Handover, Proposal, Ready, Share, Signed, Vote
 from pier_node.config.run import SITES
 from pier_node.outer.deadline import Deadline
 from pier_node.outer.mean import split
@@ -32,6 +31,7 @@ from pier_node.rounds.roster import Roster
 from pier_node.rounds.statements import Statements
 from pier_node.rounds.suspects import Suspects
 from pier_node.wire.carrier import BadMessage
+from pier_proto.v1.peer_pb2 import Handover, Proposal, Ready, Share, Signed, Vote
 
 POLL = 10.0
 """Seconds that a question is held open before the member asks again."""

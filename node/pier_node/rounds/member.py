@@ -13,7 +13,6 @@ import math
 import secrets
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 
-from pier.v1.peer_pb2 import AbortNotice, Ack, Chunk, Link, Proposal, Ready, Signed, Vote
 from pier_node.outer.deadline import Backoff, Deadline
 from pier_node.outer.state import OuterState
 from pier_node.outer.times import Times
@@ -28,6 +27,7 @@ from pier_node.rounds.proposal import Base, flaw
 from pier_node.rounds.quorum import has_quorum, leader_of, order
 from pier_node.rounds.suspects import NOBODY, Behind, Standstill, Suspects, Suspicion
 from pier_node.wire.carrier import ABORT, GATHER, VOTE, BadMessage, PeerLost
+from pier_proto.v1.peer_pb2 import AbortNotice, Ack, Chunk, Link, Proposal, Ready, Signed, Vote
 
 log = logging.getLogger(__name__)
 

@@ -7,11 +7,11 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from pier.v1.peer_pb2 import Ballot, Chunk, Share
 from pier_node.outer.clip import EXACT, LOSSY, clip_factors, longest_mean
 from pier_node.outer.mean import relative_weights
 from pier_node.outer.weights import Weighing, capped
 from pier_node.wire.carrier import CHUNK_BYTES
+from pier_proto.v1.peer_pb2 import Ballot, Chunk, Share
 
 CHUNK = CHUNK_BYTES // 4
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, field
 
-from pier.v1.peer_pb2 import Phase
 from pier_node.outer.times import Spans, Times
+from pier_proto.v1.peer_pb2 import Phase
 
 
 @dataclass

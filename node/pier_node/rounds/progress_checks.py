@@ -12,12 +12,12 @@ import re
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from pier.v1.peer_pb2 import Link, Manifest, StateRequest
 from pier_node.base.errors import PierError
 from pier_node.rounds.certificate import Trusted, follow
 from pier_node.rounds.roster import Roster
 from pier_node.rounds.statements import Statements
 from pier_node.wire.carrier import DESCRIBE, BadMessage, Carrier, PeerLost
+from pier_proto.v1.peer_pb2 import Link, Manifest, StateRequest
 
 TIMEOUT = 10.0
 """Seconds within which a peer answers with a part of its proof."""

@@ -15,10 +15,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
 
-from pier.v1.peer_pb2 import Link
 from pier_node.base import durable
 from pier_node.base.errors import PierError
 from pier_node.rounds.certificate import Trusted, essential
+from pier_proto.v1.peer_pb2 import Link
 
 PROOFS_FILE = "proofs.bin"
 EARLIER_FILE = "proofs.json"

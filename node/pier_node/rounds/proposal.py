@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
-from pier.v1.peer_pb2 import Handover, Proposal, Ready, Share
 from pier_node.rounds.handovers import carried, holders
 from pier_node.rounds.quorum import LEAP, Adopt, Blocked, choose_value, has_quorum, next_ballot, order
+from pier_proto.v1.peer_pb2 import Handover, Proposal, Ready, Share
 
 
 @dataclass(frozen=True)

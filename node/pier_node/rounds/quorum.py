@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 
-from pier.v1.peer_pb2 import Ballot, Ready, Value
+from pier_proto.v1.peer_pb2 import Ballot, Ready, Value
 
 
 @dataclass(frozen=True)

@@ -26,7 +26,6 @@ from typing import TypeVar
 
 import numpy as np
 
-from pier.v1.peer_pb2 import Chunk, Share
 from pier_node.base.faults import NO_FAULTS, Faults
 from pier_node.base.shared import Vector
 from pier_node.outer.codec.interface import BadCode, Codec
@@ -35,6 +34,7 @@ from pier_node.outer.update import Update
 from pier_node.rounds.plan import Plan
 from pier_node.rounds.suspects import NOBODY, Suspicion
 from pier_node.wire.carrier import BadMessage, Carrier, PeerLost, PeerRefused
+from pier_proto.v1.peer_pb2 import Chunk, Share
 
 METER_SECONDS = 1.0
 """Seconds; long enough that what the kernel buffers does not count as sent."""

@@ -18,12 +18,12 @@ from collections.abc import Callable, Iterable
 from contextlib import suppress
 from dataclasses import dataclass, field
 
-from pier.v1.peer_pb2 import Phase, Pulse, Site
 from pier_node.base.tasks import Signal
 from pier_node.config.run import SITES
 from pier_node.identity.signing import Signer
 from pier_node.outer.deadline import Deadline
 from pier_node.wire.carrier import BEAT, Carrier, PeerLost
+from pier_proto.v1.peer_pb2 import Phase, Pulse, Site
 
 _PURPOSE = "site"
 

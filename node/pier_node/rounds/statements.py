@@ -8,10 +8,10 @@ from __future__ import annotations
 
 from typing import Protocol, TypeVar
 
-from pier.v1.peer_pb2 import Handover, Ready, Signed, Vote
 from pier_node.identity.signing import Signer
 from pier_node.wire.bounds import parse
 from pier_node.wire.carrier import BadMessage
+from pier_proto.v1.peer_pb2 import Handover, Ready, Signed, Vote
 
 M = TypeVar("M", Ready, Vote, Handover)
 

@@ -6,7 +6,6 @@ import logging
 import math
 from collections.abc import Callable, Sequence
 
-from pier.v1.peer_pb2 import Link
 from pier_node.base.shared import SharedVector
 from pier_node.config.run import RunConfig
 from pier_node.outer.layout import Layout
@@ -20,6 +19,7 @@ from pier_node.rounds.progress_checks import Trust
 from pier_node.rounds.roster import Roster
 from pier_node.rounds.statements import Statements
 from pier_node.wire.carrier import Carrier, PeerLost
+from pier_proto.v1.peer_pb2 import Link
 
 log = logging.getLogger(__name__)
 

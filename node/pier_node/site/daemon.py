@@ -13,7 +13,6 @@ from contextlib import AsyncExitStack
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from pier.v1.peer_pb2 import DoubleVote, Link, Phase, Site
 from pier_node.base import durable
 from pier_node.base.errors import PierError
 from pier_node.base.tasks import Background
@@ -52,6 +51,7 @@ from pier_node.wire.carrier import HELLO
 from pier_node.wire.probe import ProbeServer
 from pier_node.wire.state_server import StateServer
 from pier_node.wire.transport import make_carrier
+from pier_proto.v1.peer_pb2 import DoubleVote, Link, Phase, Site
 
 if TYPE_CHECKING:
     from pier_node.site.pipeline_training import PipelineTraining

@@ -17,13 +17,13 @@ from io import BufferedReader
 from pathlib import Path
 from typing import Protocol
 
-from pier.v1.coordinator_pb2 import CheckpointPart, Record
 from pier_node.experts.job import ExpertJob
 from pier_node.experts.resume import FILE, Kept, check, most_bytes
 from pier_node.outer.deadline import Backoff
 from pier_node.site.coordinator.expert_messages import kept as kept_of
 from pier_node.site.coordinator.expert_messages import note_record
 from pier_node.site.coordinator.link import NoLease, Refused, Unreachable
+from pier_proto.v1.coordinator_pb2 import CheckpointPart, Record
 
 SHARE = 0.05
 """Part of the time that giving checkpoints takes at most, from the second one on."""

@@ -18,8 +18,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from pier.v1.coordinator_pb2 import Record, ScoreSheet
-from pier.v1.peer_pb2 import Phase
 from pier_node.base.errors import PierError
 from pier_node.config.run import RunConfig
 from pier_node.engine.messages import Progress as Step
@@ -38,6 +36,8 @@ from pier_node.site.expert_checkpoints import ExpertCheckpoints, JobCheckpoints
 from pier_node.site.orders import Experts, Orders
 from pier_node.site.settings import Settings
 from pier_node.trainer.model.export import import_weights
+from pier_proto.v1.coordinator_pb2 import Record, ScoreSheet
+from pier_proto.v1.peer_pb2 import Phase
 
 PROBLEM = 2000
 """Most letters of why something cannot be scored."""

@@ -15,7 +15,6 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from pier.v1.peer_pb2 import HelloReply, HelloRequest, Site
 from pier_node.base.errors import PierError
 from pier_node.config.run import RunConfig, config_changes, from_canonical, load
 from pier_node.identity.certificates import Credentials, credentials
@@ -33,6 +32,7 @@ from pier_node.site.settings import Settings
 from pier_node.trainer.data.site_data import check_data
 from pier_node.wire.carrier import PROTOCOL, BadMessage, PeerLost, PeerRefused
 from pier_node.wire.transport import SiteCarrier, Transport, check_address, make_carrier
+from pier_proto.v1.peer_pb2 import HelloReply, HelloRequest, Site
 
 STATES = ("checkpoints", "states")
 JOURNAL = "journal.json"

@@ -12,11 +12,11 @@ from typing import Any
 
 from google.protobuf.json_format import ParseDict
 
-from pier.v1.peer_pb2 import Ballot, Value
 from pier_node.base.durable import Torn, read_sealed, replace, seal
 from pier_node.base.errors import PierError
 from pier_node.gossip.pair_commit import Doubt, Records
 from pier_node.rounds.commitments import BallotName, Cast, Commitments, Gift
+from pier_proto.v1.peer_pb2 import Ballot, Value
 
 log = logging.getLogger(__name__)
 

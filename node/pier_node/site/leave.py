@@ -13,7 +13,6 @@ import asyncio
 import logging
 from contextlib import suppress
 
-from pier.v1.peer_pb2 import Ack, Handover, LeaveRequest, Phase, Pulse
 from pier_node.base.errors import PierError
 from pier_node.config.run import RunConfig
 from pier_node.outer.schedule import total_rounds
@@ -21,6 +20,7 @@ from pier_node.rounds.handovers import received
 from pier_node.rounds.member import Rounds
 from pier_node.rounds.roster import Roster
 from pier_node.wire.carrier import LEAVE, BadMessage, Carrier, PeerLost
+from pier_proto.v1.peer_pb2 import Ack, Handover, LeaveRequest, Phase, Pulse
 
 TIMEOUT = 5.0
 """Seconds that a peer may take to answer a goodbye."""

@@ -13,11 +13,11 @@ from collections.abc import Callable, Collection
 from functools import partial
 from typing import Any, Literal, Protocol
 
-from pier.v1.peer_pb2 import Pulse
 from pier_node.base.shared import SharedVector, Vector
 from pier_node.config.run import OuterSection, RunConfig
 from pier_node.outer.schedule import Kind, RoundPlan
 from pier_node.rounds.progress import Progress
+from pier_proto.v1.peer_pb2 import Pulse
 
 
 class Step(Protocol):

@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-from pier.v1.peer_pb2 import DoubleVote
 from pier_node.base.faults import NO_FAULTS, Faults
 from pier_node.config.run import RunConfig
 from pier_node.gossip.pair_commit import PairTools
@@ -26,6 +25,7 @@ from pier_node.rounds.roster import Roster
 from pier_node.rounds.statements import Statements
 from pier_node.site.journal import Journal, PairJournal
 from pier_node.wire.carrier import Carrier
+from pier_proto.v1.peer_pb2 import DoubleVote
 
 
 @dataclass(frozen=True)

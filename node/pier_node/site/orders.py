@@ -5,13 +5,13 @@ from __future__ import annotations
 import logging
 from dataclasses import dataclass
 
-from pier.v1.peer_pb2 import Phase
 from pier_node.base.tasks import Signal
 from pier_node.experts.job import ExpertJob
 from pier_node.experts.resume import Kept
 from pier_node.experts.sheet import ScoringOrder
 from pier_node.rounds.progress import Progress
 from pier_node.rounds.roster import Roster
+from pier_proto.v1.peer_pb2 import Phase
 
 log = logging.getLogger(__name__)
 

@@ -6,7 +6,6 @@ import logging
 from collections.abc import Awaitable, Callable
 from typing import Any, cast
 
-from pier.v1.peer_pb2 import Phase
 from pier_node.gossip.merge import Merge
 from pier_node.gossip.pairs import Pairs
 from pier_node.outer.schedule import Kind, RoundPlan, total_rounds
@@ -16,6 +15,7 @@ from pier_node.rounds.fetch import Fetched
 from pier_node.rounds.member import Rounds
 from pier_node.rounds.suspects import Behind
 from pier_node.site.training import Training
+from pier_proto.v1.peer_pb2 import Phase
 
 log = logging.getLogger(__name__)
 

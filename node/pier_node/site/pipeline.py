@@ -21,7 +21,6 @@ from typing import Any, ParamSpec, TypeVar
 
 import torch
 
-from pier.v1.peer_pb2 import DoubleVote, Link, Phase
 from pier_node.config.run import RunConfig
 from pier_node.outer.state import OuterState
 from pier_node.pipeline import vote_state
@@ -50,6 +49,7 @@ from pier_node.trainer.data.site_data import SiteData
 from pier_node.trainer.data.tokens import check_vocab
 from pier_node.trainer.data.windows import Windows
 from pier_node.wire.carrier import Carrier, PeerLost
+from pier_proto.v1.peer_pb2 import DoubleVote, Link, Phase
 
 P = ParamSpec("P")
 T = TypeVar("T")

@@ -17,7 +17,6 @@ from dataclasses import dataclass
 
 import torch
 
-from pier.v1.peer_pb2 import Phase, Place
 from pier_node.base.errors import PierError
 from pier_node.base.tasks import Signal
 from pier_node.config.run import RunConfig
@@ -46,6 +45,7 @@ from pier_node.rounds.progress import Progress
 from pier_node.rounds.suspects import Behind, Suspicion
 from pier_node.site.orders import Orders
 from pier_node.wire.carrier import PeerLost
+from pier_proto.v1.peer_pb2 import Phase, Place
 
 CLEAR = 4
 """A transfer that takes so many times as long as an empty message says how fast its line is."""

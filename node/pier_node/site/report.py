@@ -16,8 +16,6 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from pier.v1.coordinator_pb2 import Paths
-from pier.v1.peer_pb2 import Phase, Place, Pulse, Site
 from pier_node.config.run import RunConfig
 from pier_node.gossip.pairs import Pairs
 from pier_node.outer.schedule import total_rounds
@@ -27,6 +25,8 @@ from pier_node.rounds.progress import Progress
 from pier_node.rounds.quorum import has_quorum
 from pier_node.rounds.roster import Roster
 from pier_node.wire.carrier import Carrier
+from pier_proto.v1.coordinator_pb2 import Paths
+from pier_proto.v1.peer_pb2 import Phase, Place, Pulse, Site
 
 _NODE = re.compile(r"(?<![\w(])[0-9a-f]{16}(?!\w)")
 """A node id that has no name to it yet."""

@@ -19,7 +19,6 @@ from dataclasses import dataclass
 from functools import partial
 from typing import cast
 
-from pier.v1.peer_pb2 import Phase
 from pier_node.base.faults import NO_FAULTS, Faults
 from pier_node.base.shared import SharedVector
 from pier_node.config.run import RunConfig
@@ -43,6 +42,7 @@ from pier_node.site.local_steps import InnerSteps, Trainer, steps_worth_doing
 from pier_node.site.orders import Orders
 from pier_node.site.unsent import Pending
 from pier_node.wire.carrier import Carrier
+from pier_proto.v1.peer_pb2 import Phase
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,43 @@ from typing import TypeVar
 
 from google.protobuf.message import DecodeError, Message
 
-from pier.v1.peer_pb2 import (
+from pier_node.config.run import SITES
+from pier_node.wire.carrier import CHUNK_BYTES, BadMessage
+from pier_node.wire.rules import (
+    ADDRESS,
+    AMOUNT,
+    ANY,
+    COUNT,
+    ELEMENT,
+    ENTRY,
+    FRAGMENTS,
+    HASH,
+    LOSS,
+    MANIFEST_HASHES,
+    NODE,
+    NODES,
+    NONCE,
+    PADDING,
+    REASON,
+    REVOKED,
+    SIGNATURE,
+    TENSOR,
+    TENSORS,
+    VALUES,
+    Many,
+    Only,
+    Part,
+    Rule,
+    Rules,
+    Table,
+    below,
+    increasing,
+    one_of,
+    or_empty,
+    size,
+    text,
+)
+from pier_proto.v1.peer_pb2 import (
     AbortNotice,
     Ack,
     Activation,
@@ -50,43 +86,7 @@ from pier.v1.peer_pb2 import (
     Vote,
     Worked,
 )
-from pier.v1.stream_pb2 import IdentityProof, Opening
-from pier_node.config.run import SITES
-from pier_node.wire.carrier import CHUNK_BYTES, BadMessage
-from pier_node.wire.rules import (
-    ADDRESS,
-    AMOUNT,
-    ANY,
-    COUNT,
-    ELEMENT,
-    ENTRY,
-    FRAGMENTS,
-    HASH,
-    LOSS,
-    MANIFEST_HASHES,
-    NODE,
-    NODES,
-    NONCE,
-    PADDING,
-    REASON,
-    REVOKED,
-    SIGNATURE,
-    TENSOR,
-    TENSORS,
-    VALUES,
-    Many,
-    Only,
-    Part,
-    Rule,
-    Rules,
-    Table,
-    below,
-    increasing,
-    one_of,
-    or_empty,
-    size,
-    text,
-)
+from pier_proto.v1.stream_pb2 import IdentityProof, Opening
 
 STAGES, MICROBATCHES, SIDE = 1024, 10_000, 2**31
 """Most stages of a pipeline, microbatches of an iteration, and elements along one side of what travels."""

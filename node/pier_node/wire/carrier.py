@@ -12,7 +12,7 @@ from typing import Generic, Protocol, TypeVar
 
 from google.protobuf.message import Message
 
-from pier.v1.peer_pb2 import (
+from pier_proto.v1.peer_pb2 import (
     AbortNotice,
     Ack,
     Chunk,

@@ -20,9 +20,9 @@ from typing import Protocol, TypeVar
 
 from google.protobuf.message import Message
 
-from pier.v1.peer_pb2 import Chunk, FetchRequest, HelloReply, HelloRequest
 from pier_node.wire.carrier import CHUNK_BYTES, HELLO, Handler, Method, PeerLost
 from pier_node.wire.metadata import CallMetadata
+from pier_proto.v1.peer_pb2 import Chunk, FetchRequest, HelloReply, HelloRequest
 
 _TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3
 

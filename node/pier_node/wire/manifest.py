@@ -11,11 +11,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 
-from pier.v1.peer_pb2 import Manifest, Tensor
 from pier_node.base.shared import SharedVector
 from pier_node.outer import state as states
 from pier_node.outer.state import ADAM_M, ADAM_V, ANCHOR, MOMENTUM, OuterState
 from pier_node.wire.carrier import BadMessage
+from pier_proto.v1.peer_pb2 import Manifest, Tensor
 
 Hashes = Mapping[str, list[bytes]]
 

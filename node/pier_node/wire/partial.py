@@ -15,11 +15,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from pier.v1.peer_pb2 import Chunk
 from pier_node.base.shared import SharedVector, Vector
 from pier_node.outer import state as states
 from pier_node.wire.carrier import BadMessage
 from pier_node.wire.manifest import Hashes, pieces
+from pier_proto.v1.peer_pb2 import Chunk
 
 RUN = 16
 """Pieces that one request asks for at most."""

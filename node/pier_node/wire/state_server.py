@@ -11,12 +11,12 @@ import asyncio
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
 
-from pier.v1.peer_pb2 import Chunk, FetchRequest, Link, Manifest, StateRequest
 from pier_node.base.shared import SharedVector
 from pier_node.outer import state as states
 from pier_node.outer.state import ADAM_M, OuterState
 from pier_node.wire.carrier import DESCRIBE, BadMessage, Carrier
 from pier_node.wire.manifest import Moments, describe
+from pier_proto.v1.peer_pb2 import Chunk, FetchRequest, Link, Manifest, StateRequest
 
 HELD = 2
 """Described states that are held at once; the one used least recently goes first."""

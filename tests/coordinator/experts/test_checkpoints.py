@@ -10,10 +10,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from pier.v1.coordinator_pb2 import CheckpointPart
 from pier_coordinator.experts.checkpoints import FOLDER, Checkpoints
 from pier_coordinator.store.refusals import Refused
 from pier_node.experts.resume import FILE, Kept, ResumeState, most_bytes
+from pier_proto.v1.coordinator_pb2 import CheckpointPart
 
 PLAN, NODE, LENGTH = "ab" * 16, "0123456789abcdef", 5
 

@@ -13,7 +13,6 @@ from coordinator.cases import ALICE, BOB, OWN, TOKEN, Running, register_request,
 from coordinator.expert_cases import DONE, accepted_job, accepted_plan, said, sheet
 from coordinator.experts.test_run import ordered, two_sites
 
-from pier.v1.coordinator_pb2 import DeliverRequest, ScoreSheet
 from pier_coordinator.experts.checkpoints import PIECE
 from pier_coordinator.runs.registry import LEASE_SECONDS
 from pier_coordinator.service import reception
@@ -23,6 +22,7 @@ from pier_node.experts.sheet import ScoredDomain, Sheet, load_sheet
 from pier_node.identity.certificates import credentials
 from pier_node.site.coordinator.link import Link, Unreachable
 from pier_node.site.coordinator.link import Refused as RefusedThere
+from pier_proto.v1.coordinator_pb2 import DeliverRequest, ScoreSheet
 
 PLAN = accepted_plan(accepted_job(0, "lab-0"), accepted_job(1, "lab-1"))
 NUMBERS = ScoredDomain(section=DomainSection(name="numbers"))

@@ -12,13 +12,13 @@ from coordinator.cases import ALICE, BOB, CAROL, Running, running
 from coordinator.expert_cases import DONE, accepted_job, accepted_plan, said
 from google.protobuf.json_format import ParseDict
 
-from pier.v1.coordinator_pb2 import Assignment
 from pier_coordinator.runs.read_model import ReadModel
 from pier_coordinator.runs.registry import LEASE_SECONDS
 from pier_coordinator.service.bounds import RULES
 from pier_coordinator.store.refusals import Refused
 from pier_node.site.coordinator.expert_messages import experts
 from pier_node.site.orders import Experts
+from pier_proto.v1.coordinator_pb2 import Assignment
 
 PLAN = accepted_plan(accepted_job(0, "lab-0"), accepted_job(1, "lab-1"), accepted_job(2, "lab-0", flops=3e9))
 

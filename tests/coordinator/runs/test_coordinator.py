@@ -6,14 +6,14 @@ from pathlib import Path
 import pytest
 from coordinator.cases import ALICE, BOB, CAROL, CONFIG, NOW, Clock, Ticket, open_store, registration, running
 
-from pier.v1.coordinator_pb2 import Paths
-from pier.v1.peer_pb2 import Place
 from pier_coordinator.identity.tls import trusted
 from pier_coordinator.runs.coordinator import Coordinator
 from pier_coordinator.runs.registry import LEASE_SECONDS
 from pier_coordinator.store.refusals import Refused
 from pier_node.base.errors import PierError
 from pier_node.config.run import RunConfig, RunSection
+from pier_proto.v1.coordinator_pb2 import Paths
+from pier_proto.v1.peer_pb2 import Place
 
 
 async def test_the_first_fact_says_what_the_run_is(tmp_path: Path) -> None:

@@ -14,7 +14,6 @@ import pytest
 from coordinator.cases import ALICE, running
 from pipeline.test_paths_file import PROBLEM
 
-from pier.v1.coordinator_pb2 import Paths
 from pier_coordinator.runs import drawing
 from pier_coordinator.runs.drawing import Drawing, draw, drawn, keep_drawn
 from pier_coordinator.runs.read_model import ReadModel
@@ -22,6 +21,7 @@ from pier_node.base.errors import PierError
 from pier_node.pipeline.paths_file import paths_json
 from pier_node.pipeline.planning.plan import Plan
 from pier_node.pipeline.planning.simulate import makespan
+from pier_proto.v1.coordinator_pb2 import Paths
 
 EVEN = replace(PROBLEM, rules=replace(PROBLEM.rules, max_jump=2))
 PATHS = Plan(((0,), (1, 2), (3,)), (((0, 1), (0, 3)),))

@@ -9,12 +9,12 @@ from coordinator.cases import ALICE, BOB, CAROL, CONFIG, Running, Ticket, runnin
 from coordinator.expert_cases import accepted_job, accepted_plan
 from grpc.aio import AioRpcError
 
-from pier.v1.peer_pb2 import Place
 from pier_coordinator.commands.init import init
 from pier_coordinator.identity.home import PLAN_FILE, Home
 from pier_coordinator.runs.operator import Operator
 from pier_coordinator.store.refusals import Refused
 from pier_node.config.run import PipelineSection
+from pier_proto.v1.peer_pb2 import Place
 
 STAGED = CONFIG.model_copy(update={"pipeline": PipelineSection(stages=3)})
 

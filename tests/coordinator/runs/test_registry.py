@@ -5,10 +5,10 @@ from dataclasses import replace
 import pytest
 from coordinator.cases import ALICE, BOB, NOW, Clock, pulse
 
-from pier.v1.peer_pb2 import Phase
 from pier_coordinator.runs.registry import LEASE_SECONDS, Registry
 from pier_coordinator.store.refusals import Superseded, Unregistered
 from pier_coordinator.store.rows import SiteRow, event
+from pier_proto.v1.peer_pb2 import Phase
 
 SITE = SiteRow(ALICE.node, "lab-a", NOW, "invite", lease=b"one", gone=False)
 OTHER = SiteRow(BOB.node, "lab-b", NOW, "invite", lease=b"two", gone=False)

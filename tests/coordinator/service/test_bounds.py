@@ -10,8 +10,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 from wire.samples import REVOCATIONS, changed
 
-from pier.v1 import coordinator_pb2
-from pier.v1.coordinator_pb2 import (
+from pier_coordinator.experts.checkpoints import PIECE
+from pier_coordinator.service.bounds import DOMAINS, EXPERTS, FIELDS, MESSAGE_BYTES, RECORDS, SHEET_BYTES, parse
+from pier_node.config.run import SITES
+from pier_node.pipeline.paths_file import MOST_BYTES
+from pier_node.wire.carrier import BadMessage
+from pier_node.wire.rules import REVOKED
+from pier_proto.v1 import coordinator_pb2
+from pier_proto.v1.coordinator_pb2 import (
     Assignment,
     CheckpointPart,
     DeliverRequest,
@@ -40,13 +46,7 @@ from pier.v1.coordinator_pb2 import (
     Stage,
     WatchRequest,
 )
-from pier.v1.peer_pb2 import Place, Pulse, Revocations, Site
-from pier_coordinator.experts.checkpoints import PIECE
-from pier_coordinator.service.bounds import DOMAINS, EXPERTS, FIELDS, MESSAGE_BYTES, RECORDS, SHEET_BYTES, parse
-from pier_node.config.run import SITES
-from pier_node.pipeline.paths_file import MOST_BYTES
-from pier_node.wire.carrier import BadMessage
-from pier_node.wire.rules import REVOKED
+from pier_proto.v1.peer_pb2 import Place, Pulse, Revocations, Site
 
 KINDS = sorted(FIELDS, key=lambda kind: kind.__name__)
 SAMPLE = Sample(inner_step=1, tokens=2, tokens_per_second=3.0, loss=math.nan, utilisation=0.5, bytes_sent=4, memory=5)

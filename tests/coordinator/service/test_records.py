@@ -5,9 +5,9 @@ import math
 
 from coordinator.cases import ALICE, BOB, NOW, STREAM
 
-from pier.v1.coordinator_pb2 import LinkRecord, Note, Record, ReportRequest, RoundRecord, Sample
 from pier_coordinator.service.reception import fact, facts_of_report
 from pier_coordinator.store.facts import Fact
+from pier_proto.v1.coordinator_pb2 import LinkRecord, Note, Record, ReportRequest, RoundRecord, Sample
 
 
 def test_a_record_becomes_a_fact_of_its_kind() -> None:

@@ -24,7 +24,6 @@ from coordinator.cases import (
     running,
 )
 
-from pier.v1.coordinator_pb2 import Order
 from pier_coordinator.service.bounds import MESSAGE_BYTES
 from pier_coordinator.service.limits import Limits, Rate
 from pier_coordinator.service.service import PUSHBACK, CoordinatorService
@@ -33,6 +32,7 @@ from pier_node.config.run import from_canonical
 from pier_node.identity.certificates import credentials, node_id_of_certificate
 from pier_node.identity.node import Token
 from pier_node.rounds.revocations import Revoked
+from pier_proto.v1.coordinator_pb2 import Order
 
 Code = grpc.StatusCode
 

@@ -11,7 +11,14 @@ from typing import Any
 import pytest
 from simulation.virtual_time import run
 
-from pier.v1.coordinator_pb2 import (
+from pier_node.base.errors import PierError
+from pier_node.experts.resume import Kept
+from pier_node.rounds.revocations import Revoked
+from pier_node.site.coordinator.client import PIECE, CoordinatorClient
+from pier_node.site.coordinator.link import NoLease, Refused, Unreachable
+from pier_node.site.coordinator.records import Reports
+from pier_node.site.orders import Orders
+from pier_proto.v1.coordinator_pb2 import (
     Assignment,
     CheckpointPart,
     DeliverReply,
@@ -32,14 +39,7 @@ from pier.v1.coordinator_pb2 import (
     Stage,
     WatchRequest,
 )
-from pier.v1.peer_pb2 import Pulse, Revocations, Site
-from pier_node.base.errors import PierError
-from pier_node.experts.resume import Kept
-from pier_node.rounds.revocations import Revoked
-from pier_node.site.coordinator.client import PIECE, CoordinatorClient
-from pier_node.site.coordinator.link import NoLease, Refused, Unreachable
-from pier_node.site.coordinator.records import Reports
-from pier_node.site.orders import Orders
+from pier_proto.v1.peer_pb2 import Pulse, Revocations, Site
 
 PAUSE, TRAIN, STOP = Order.ACTIVITY_PAUSE, Order.ACTIVITY_TRAIN, Order.ACTIVITY_STOP
 

@@ -9,8 +9,6 @@ from google.protobuf.json_format import ParseDict
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pier.v1.coordinator_pb2 import Expert, ExpertCheckpoint, ExpertJob, Scoring
-from pier.v1.coordinator_pb2 import ScoredDomain as ScoredDomainMessage
 from pier_coordinator.service.bounds import RULES
 from pier_node.base.errors import PierError
 from pier_node.experts import job as jobs
@@ -24,6 +22,8 @@ from pier_node.site.coordinator.expert_messages import (
     progress_record,
     scoring_fields,
 )
+from pier_proto.v1.coordinator_pb2 import Expert, ExpertCheckpoint, ExpertJob, Scoring
+from pier_proto.v1.coordinator_pb2 import ScoredDomain as ScoredDomainMessage
 
 PLAN = "ab" * 16
 DOMAINS = st.one_of(

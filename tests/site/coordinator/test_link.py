@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 from coordinator.cases import ALICE, BOB, OWN, TOKEN, Running, pulse, register_request, running
 
-from pier.v1.coordinator_pb2 import HeartbeatRequest, WatchRequest
 from pier_node.identity.certificates import credentials
 from pier_node.site.coordinator.link import Link, NoLease, Refused, Unreachable
+from pier_proto.v1.coordinator_pb2 import HeartbeatRequest, WatchRequest
 
 ANSWER = 10.0
 

@@ -9,10 +9,10 @@ from typing import Any
 
 from rounds.cases import outer_state
 
-from pier.v1.coordinator_pb2 import Record
 from pier_node.outer.times import Times
 from pier_node.rounds.progress import Progress
 from pier_node.site.coordinator.records import ENOUGH, LINE, Noting, Recorder, Reports, memory_held
+from pier_proto.v1.coordinator_pb2 import Record
 
 
 @dataclass

@@ -5,8 +5,8 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pier.v1.coordinator_pb2 import Note, Record, ReportRequest
 from pier_node.site.coordinator.records import BATCH, Reports
+from pier_proto.v1.coordinator_pb2 import Note, Record, ReportRequest
 
 
 def record(text: str) -> Record:

@@ -8,12 +8,12 @@ import pytest
 from wire import samples
 from wire.sites import ALICE, BOB, CAROL, LEAVING, OTHER_TOKEN, QUICK, RUN, TOKEN, Sites, ack
 
-from pier.v1.peer_pb2 import Ack
 from pier_node.identity.certificates import Credentials, credentials
 from pier_node.wire.carrier import LEAVE
 from pier_node.wire.grpc import server
 from pier_node.wire.grpc.options import channel_options
 from pier_node.wire.metadata import CallMetadata
+from pier_proto.v1.peer_pb2 import Ack
 
 TLS, INSECURE = Sites(True), Sites(False)
 

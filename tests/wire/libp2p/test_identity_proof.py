@@ -6,11 +6,11 @@ from typing import Any
 import pytest
 from wire.sites import ALICE, BOB, OTHER_TOKEN, TOKEN, impostor
 
-from pier.v1.stream_pb2 import IdentityProof
 from pier_node.identity.certificates import credentials
 from pier_node.identity.node import Identity, Token
 from pier_node.wire.libp2p import discovery
 from pier_node.wire.libp2p.discovery import bearer, issue
+from pier_proto.v1.stream_pb2 import IdentityProof
 
 CA = credentials(ALICE, TOKEN).ca_pem
 PEER, OTHER_PEER = b"\x12\x20" + bytes(32), b"\x12\x20" + bytes([1] * 32)

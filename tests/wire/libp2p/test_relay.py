@@ -9,7 +9,6 @@ from pathlib import Path
 import pytest
 from wire.sites import ALICE, BOB, CAROL, LEAVING, QUICK, RUN, Sites, ack, port_of
 
-from pier.v1.peer_pb2 import Ack, HelloReply, HelloRequest, Site
 from pier_node.wire.carrier import HELLO, LEAVE, PeerLost
 from pier_node.wire.interfaces import Choice, choose_address
 from pier_node.wire.libp2p import carrier as hivemind_carrier
@@ -20,6 +19,7 @@ from pier_node.wire.libp2p.relay import ASKING, Places, reserve
 from pier_node.wire.multiaddr import parse_routes
 from pier_node.wire.probe import ProbeServer
 from pier_node.wire.transport import SiteCarrier
+from pier_proto.v1.peer_pb2 import Ack, HelloReply, HelloRequest, Site
 
 pytestmark = pytest.mark.processes
 

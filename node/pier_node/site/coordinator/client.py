@@ -14,7 +14,15 @@ from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable
 from contextlib import aclosing, suppress
 from io import BufferedReader
 
-from pier.v1.coordinator_pb2 import (
+from pier_node.base.errors import PierError
+from pier_node.experts.resume import Kept
+from pier_node.outer.deadline import Backoff
+from pier_node.rounds.revocations import Revoked
+from pier_node.site.coordinator.expert_messages import experts
+from pier_node.site.coordinator.link import Link, NoLease, Refused, Unreachable
+from pier_node.site.coordinator.records import Reports
+from pier_node.site.orders import Orders
+from pier_proto.v1.coordinator_pb2 import (
     CheckpointPart,
     DeliverRequest,
     ExpertCheckpoint,
@@ -27,15 +35,7 @@ from pier.v1.coordinator_pb2 import (
     ScoreSheet,
     WatchRequest,
 )
-from pier.v1.peer_pb2 import Pulse, Site
-from pier_node.base.errors import PierError
-from pier_node.experts.resume import Kept
-from pier_node.outer.deadline import Backoff
-from pier_node.rounds.revocations import Revoked
-from pier_node.site.coordinator.expert_messages import experts
-from pier_node.site.coordinator.link import Link, NoLease, Refused, Unreachable
-from pier_node.site.coordinator.records import Reports
-from pier_node.site.orders import Orders
+from pier_proto.v1.peer_pb2 import Pulse, Site
 
 ANSWER = 10.0
 """Seconds for an answer."""

@@ -11,8 +11,6 @@ from io import BufferedReader
 from types import TracebackType
 from typing import TYPE_CHECKING
 
-from pier.v1.coordinator_pb2 import CheckpointPart, Record, RegisterRequest, ScoreSheet
-from pier.v1.peer_pb2 import Site
 from pier_node import __version__
 from pier_node.base.errors import PierError
 from pier_node.experts.resume import Kept
@@ -28,6 +26,8 @@ from pier_node.site.report import Names, Reporter
 from pier_node.site.settings import Settings
 from pier_node.wire.carrier import PROTOCOL
 from pier_node.wire.transport import SiteCarrier
+from pier_proto.v1.coordinator_pb2 import CheckpointPart, Record, RegisterRequest, ScoreSheet
+from pier_proto.v1.peer_pb2 import Site
 
 if TYPE_CHECKING:
     from pier_node.site.join import Membership

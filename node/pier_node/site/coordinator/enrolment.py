@@ -19,7 +19,6 @@ from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 
-from pier.v1.coordinator_pb2 import EnrolReply, EnrolRequest
 from pier_node.base import durable
 from pier_node.base.address import parse_address
 from pier_node.base.errors import PierError
@@ -30,6 +29,7 @@ from pier_node.identity.node import Identity, key_pem, node_id
 from pier_node.outer.deadline import Backoff
 from pier_node.site.coordinator.link import Link, Refused, Unreachable
 from pier_node.wire.carrier import PROTOCOL
+from pier_proto.v1.coordinator_pb2 import EnrolReply, EnrolRequest
 
 FILE = "coordinator.json"
 LOOK = 10.0

@@ -8,7 +8,6 @@ from typing import Any
 from google.protobuf.message import Message
 from pydantic import ValidationError
 
-from pier.v1.coordinator_pb2 import Expert, ExpertCheckpoint, ExpertRecord, Note, Record, Scoring
 from pier_node.base.errors import PierError
 from pier_node.base.toml import first_problem
 from pier_node.experts.card import Card
@@ -17,6 +16,7 @@ from pier_node.experts.job import ExpertJob
 from pier_node.experts.resume import Kept
 from pier_node.experts.sheet import ScoringOrder
 from pier_node.site.orders import Experts
+from pier_proto.v1.coordinator_pb2 import Expert, ExpertCheckpoint, ExpertRecord, Note, Record, Scoring
 
 DOMAIN = ("source", "path", "text_field")
 """Fields of a domain, in a job's message."""

@@ -10,7 +10,10 @@ import grpc
 import grpc.aio
 from google.protobuf.message import DecodeError, Message
 
-from pier.v1.coordinator_pb2 import (
+from pier_node.identity.certificates import DOMAIN, Credentials
+from pier_node.wire.grpc.options import channel_options
+from pier_node.wire.grpc.reasons import Circumstances, lost
+from pier_proto.v1.coordinator_pb2 import (
     CheckpointPart,
     DeliverReply,
     DeliverRequest,
@@ -27,9 +30,6 @@ from pier.v1.coordinator_pb2 import (
     ReportRequest,
     WatchRequest,
 )
-from pier_node.identity.certificates import DOMAIN, Credentials
-from pier_node.wire.grpc.options import channel_options
-from pier_node.wire.grpc.reasons import Circumstances, lost
 
 SERVICE = "pier.v1.Coordinator"
 NO_PROBES = ("grpc.http2.bdp_probe", 0)

@@ -14,11 +14,11 @@ from collections.abc import Mapping
 
 import psutil
 
-from pier.v1.coordinator_pb2 import LinkRecord, Note, Record, ReportRequest, RoundRecord, Sample
 from pier_node.outer.state import OuterState
 from pier_node.rounds.progress import Progress
 from pier_node.rounds.roster import Roster
 from pier_node.wire.transport import SiteCarrier
+from pier_proto.v1.coordinator_pb2 import LinkRecord, Note, Record, ReportRequest, RoundRecord, Sample
 
 KEEP = 20_000
 """Records that are kept while the coordinator does not answer: about a day of samples and short rounds."""

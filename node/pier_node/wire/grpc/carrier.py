@@ -15,7 +15,6 @@ import grpc
 import grpc.aio
 from google.protobuf.message import Message
 
-from pier.v1.peer_pb2 import Chunk, FetchRequest
 from pier_node.base.address import format_address, parse_address
 from pier_node.identity.certificates import DOMAIN, Credentials
 from pier_node.wire.bounds import parse
@@ -27,6 +26,7 @@ from pier_node.wire.interfaces import Choice, choose_address
 from pier_node.wire.links import LinkedCarrier, Tally, keep_chunk_memory
 from pier_node.wire.metadata import CallMetadata, Headers
 from pier_node.wire.multiaddr import first_hop
+from pier_proto.v1.peer_pb2 import Chunk, FetchRequest
 
 M = TypeVar("M", bound=Message)
 Q = TypeVar("Q", bound=Message)

@@ -14,7 +14,6 @@ import grpc
 import grpc.aio
 from google.protobuf.message import Message
 
-from pier.v1.peer_pb2 import Ack, Chunk, FetchRequest, HelloReply, ProbeRequest
 from pier_node.base.address import format_address
 from pier_node.base.errors import PierError
 from pier_node.identity.certificates import Credentials
@@ -24,6 +23,7 @@ from pier_node.wire.grpc.options import END, EXCHANGE, FETCH, SERVICE, server_op
 from pier_node.wire.grpc.reasons import brief
 from pier_node.wire.links import CALLS, Busy, Calls
 from pier_node.wire.metadata import CallMetadata, Headers, NotAdmitted
+from pier_proto.v1.peer_pb2 import Ack, Chunk, FetchRequest, HelloReply, ProbeRequest
 
 ACK = Ack().SerializeToString()
 

@@ -17,7 +17,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from pier.v1.peer_pb2 import HelloReply, HelloRequest, ProbeReply, ProbeRequest, Site
 from pier_node.base.address import format_address, parse_address
 from pier_node.base.errors import PierError
 from pier_node.identity.certificates import Credentials
@@ -31,6 +30,7 @@ from pier_node.wire.libp2p.server import PeerServer
 from pier_node.wire.links import LinkedCarrier, Tally, keep_chunk_memory
 from pier_node.wire.metadata import CallMetadata
 from pier_node.wire.multiaddr import ROUTES, Route, are_routes, first_hop, parse_routes
+from pier_proto.v1.peer_pb2 import HelloReply, HelloRequest, ProbeReply, ProbeRequest, Site
 
 if TYPE_CHECKING:
     from hivemind.p2p import P2P

@@ -9,7 +9,6 @@ from typing import Any, TypeVar
 
 from google.protobuf.message import Message
 
-from pier.v1.peer_pb2 import Chunk, FetchRequest
 from pier_node.wire.bounds import parse
 from pier_node.wire.carrier import DESCRIBE, BadMessage, Method, PeerLost
 from pier_node.wire.grpc.options import EXCHANGE, FETCH, MANIFEST_BYTES, MESSAGE_BYTES, REPLY_BYTES
@@ -17,6 +16,7 @@ from pier_node.wire.libp2p.dial import NoWay
 from pier_node.wire.libp2p.host import Host
 from pier_node.wire.libp2p.stream import LINE, CutOff, Kind, Stream, answer, ending, held, opening, shown
 from pier_node.wire.multiaddr import parse_routes
+from pier_proto.v1.peer_pb2 import Chunk, FetchRequest
 
 CONNECT_SECONDS = 20.0
 CLOSED = "this node closed the connection"

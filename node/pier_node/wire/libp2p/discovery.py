@@ -30,9 +30,9 @@ from hivemind.dht.routing import DHTID
 from hivemind.dht.validation import RecordValidatorBase
 from hivemind.utils.auth import AuthorizerBase
 
-from pier.v1.stream_pb2 import IdentityProof
 from pier_node.identity.certificates import Credentials, node_id_of_certificate
 from pier_node.wire.multiaddr import are_routes
+from pier_proto.v1.stream_pb2 import IdentityProof
 
 if TYPE_CHECKING:
     from hivemind.dht.protocol import DHTProtocol

@@ -7,7 +7,6 @@ from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from pier.v1.stream_pb2 import IdentityProof
 from pier_node.identity.certificates import Credentials
 from pier_node.wire.libp2p.dial import NoWay, dial, of_p2pd
 from pier_node.wire.libp2p.discovery import Discovery, bearer, issue
@@ -16,6 +15,7 @@ from pier_node.wire.libp2p.relay import ASKING, listening, relays_enough
 from pier_node.wire.libp2p.stream import Kind, Stream
 from pier_node.wire.metadata import CallMetadata
 from pier_node.wire.multiaddr import Route
+from pier_proto.v1.stream_pb2 import IdentityProof
 
 if TYPE_CHECKING:
     from hivemind.p2p import P2P

@@ -18,10 +18,10 @@ from typing import TYPE_CHECKING
 
 from google.protobuf.message import DecodeError
 
-from pier.v1.circuit_pb2 import CircuitLimit, HopMessage
 from pier_node.wire.libp2p.dial import NoWay, dial, of_p2pd
 from pier_node.wire.libp2p.p2pd import P2pd
 from pier_node.wire.multiaddr import Route
+from pier_proto.v1.circuit_pb2 import CircuitLimit, HopMessage
 
 if TYPE_CHECKING:
     from hivemind.p2p import P2P

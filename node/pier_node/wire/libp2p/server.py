@@ -11,8 +11,6 @@ from typing import Any, TypeVar
 
 from google.protobuf.message import Message
 
-from pier.v1.peer_pb2 import Chunk, FetchRequest, HelloReply, ProbeRequest
-from pier.v1.stream_pb2 import Opening
 from pier_node.base.address import format_address
 from pier_node.wire.bounds import parse
 from pier_node.wire.carrier import HELLO, BadMessage, Handler, Method, PeerLost
@@ -23,6 +21,8 @@ from pier_node.wire.libp2p.host import Host
 from pier_node.wire.libp2p.stream import KEEPALIVE, LINE, NAME_BYTES, OPENING_BYTES, CutOff, Kind, Stream, headers
 from pier_node.wire.links import CALLS, Busy, Calls
 from pier_node.wire.metadata import Headers, NotAdmitted
+from pier_proto.v1.peer_pb2 import Chunk, FetchRequest, HelloReply, ProbeRequest
+from pier_proto.v1.stream_pb2 import Opening
 
 Q = TypeVar("Q", bound=Message)
 R = TypeVar("R", bound=Message)

@@ -18,10 +18,10 @@ import struct
 from contextlib import suppress
 from enum import IntEnum
 
-from pier.v1.stream_pb2 import IdentityProof, Opening
 from pier_node.wire.bounds import parse
 from pier_node.wire.carrier import BadMessage, PeerLost, PeerRefused
 from pier_node.wire.metadata import FROM, PROTOCOL_KEY, RUN, TO, CallMetadata, Headers
+from pier_proto.v1.stream_pb2 import IdentityProof, Opening
 
 _HEADER = struct.Struct(">IB")
 REASON_BYTES = 4096

@@ -8,7 +8,7 @@ from google.protobuf import descriptor as _descriptor
 from google.protobuf import message as _message
 from google.protobuf.internal import containers as _containers
 from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
-from pier.v1 import peer_pb2 as _peer_pb2
+from pier_proto.v1 import peer_pb2 as _peer_pb2
 import builtins as _builtins
 import sys
 import typing as _typing
