@@ -89,10 +89,10 @@ def test_what_cannot_be_written_is_an_error(tmp_path: Path) -> None:
 
 
 def old_files(folder: Path, vote: int, promise: int, hand: int | None = None) -> None:
-    value = {"origin": {"number": 3, "leader": "b"}, "digest": "AAEC", "members": ["a", "b"]}
-    cast = {"round": vote, "ballot_number": 6, "ballot_leader": "b", "value": value}
+    value = {"origin": {"number": 3, "keeper": "b"}, "digest": "AAEC", "members": ["a", "b"]}
+    cast = {"round": vote, "ballot_number": 6, "ballot_keeper": "b", "value": value}
     (folder / "journal.json").write_bytes(seal(cast))
-    (folder / "journal-promise.json").write_bytes(seal({"round": promise, "number": 7, "leader": "b"}))
+    (folder / "journal-promise.json").write_bytes(seal({"round": promise, "number": 7, "keeper": "b"}))
     if hand is not None:
         (folder / "votes.json").write_bytes(seal({"round": hand, "votes": []}))
 
