@@ -167,6 +167,15 @@ def init(file: Path, preset: str, force: bool) -> None:
     help="--dataset is a copy of the data that every site has: train on this site's part. [default: as --data knows, "
     "or it is this site's own, and all of it is used]",
 )
+@click.option(
+    "--exec",
+    "command",
+    default="",
+    metavar="COMMAND",
+    help="Train with this program, which calls pier.join, instead of Pier's own trainer: it is started, watched and "
+    "started again. [default: Pier's own trainer]",
+)
+@click.option("--program-socket", type=click.Path(path_type=Path), hidden=True)
 @click.option("--workers", type=click.IntRange(0), default=0, help="Processes that train. [default: one for each GPU]")
 @click.option(
     "--http", type=click.IntRange(0, 65535), default=0, help="Status port on 127.0.0.1. [default: any free one]"
@@ -374,3 +383,7 @@ def demo(
     except KeyboardInterrupt:
         click.echo("Stopped, and no process is left. The same command with --keep goes on.", err=True)
         sys.exit(130)
+
+
+if __name__ == "__main__":
+    main()

@@ -36,7 +36,7 @@ from wire.samples import (
 from pier_node.config.run import SITES
 from pier_node.wire.bounds import FIELDS, STATEMENT, check, parse
 from pier_node.wire.carrier import CHUNK_BYTES, BadMessage
-from pier_node.wire.rules import FRAGMENTS, REVOKED
+from pier_node.wire.rules import FRAGMENTS, REVOKED, RUN_CONFIG
 from pier_proto.v1 import peer_pb2, stream_pb2
 from pier_proto.v1.peer_pb2 import (
     AbortNotice,
@@ -122,7 +122,7 @@ BEYOND = [
     (changed(HELLO_REPLY, site=None), "HelloReply.site is missing"),
     (changed(HELLO_REPLY, roster=[SITE, Site()]), "HelloReply.roster[1].node"),
     (changed(HELLO_REPLY, roster=[SITE] * (SITES + 1)), "HelloReply.roster has 1025 items"),
-    (changed(HELLO_REPLY, run_config="{" * 65537), "HelloReply.run_config"),
+    (changed(HELLO_REPLY, run_config="{" * (RUN_CONFIG + 1)), "HelloReply.run_config"),
     (changed(HELLO_REPLY, seen_as="?"), "HelloReply.seen_as"),
     (changed(HELLO_REPLY, revocations=Revocations()), "HelloReply.revocations.signature"),
     (changed(REVOCATIONS, nodes=[CAROL, BOB]), "Revocations.nodes: must be in order, each once"),

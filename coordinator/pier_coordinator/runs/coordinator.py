@@ -302,6 +302,6 @@ def run_fact(config: RunConfig, now: float) -> Fact:
         "codec": config.outer.codec,
         "inner_steps": config.outer.inner_steps,
         "stages": config.pipeline.stages,
-        "parameters": Layout.of(config.model).length,
+        "parameters": Layout.of_run(config).length,
     }
     return Fact(now, "run", "", body)

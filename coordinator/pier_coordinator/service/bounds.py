@@ -22,6 +22,7 @@ from pier_node.wire.rules import (
     LOSS,
     NODE,
     NODES,
+    RUN_CONFIG,
     Many,
     Only,
     Part,
@@ -99,7 +100,7 @@ FIELDS: dict[type[Message], dict[str, Rule]] = {
     Pulse: peers.FIELDS[Pulse],
     Revocations: peers.FIELDS[Revocations],
     EnrolRequest: {"protocol": ANY, "name": NAME, "public_key": size(1, 512), "proof": size(1, 128), "time": TIME},
-    EnrolReply: {"certificate": PEM, "authority": PEM, "run_config": text(1 << 16), "node": NODE},
+    EnrolReply: {"certificate": PEM, "authority": PEM, "run_config": text(RUN_CONFIG), "node": NODE},
     RegisterRequest: {
         "protocol": ANY,
         "run_hash": HASH,

@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import tomllib
 from pathlib import Path
+from types import UnionType
 from typing import Annotated, Any, TypeVar, get_args, get_origin
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
@@ -51,7 +52,7 @@ def _allowed(location: tuple[str | int, ...], kind: type[BaseModel]) -> str:
     for part in location[:-1]:
         if isinstance(part, str):
             inside = kind.model_fields[part].annotation
-            inside = get_args(inside)[0] if get_origin(inside) is tuple else inside
+            inside = get_args(inside)[0] if get_origin(inside) in (tuple, UnionType) else inside
             assert isinstance(inside, type)
             assert issubclass(inside, BaseModel)
             kind = inside

@@ -31,6 +31,7 @@ from pydantic import Field, model_validator
 from pier_node.base.errors import PierError
 from pier_node.base.toml import Fraction, PositiveInt, Section, read_toml, validated
 from pier_node.config.presets import PRESETS
+from pier_node.config.program import ProgramSection, outer_of_program
 
 
 def mixing(size: int = 2, sites: float = math.inf) -> float:
@@ -344,12 +345,31 @@ class RunConfig(Section):
     inner: InnerSection = InnerSection()
     outer: OuterSection = Field(default_factory=OuterSection)
     pipeline: PipelineSection = PipelineSection()
+    program: ProgramSection | None = None
 
     @model_validator(mode="before")
     @classmethod
     def fill_outer(cls, tables: Any) -> Any:
-        """What [outer] is of a pipeline, as far as the file does not say."""
-        return outer_of_pipeline(tables) if isinstance(tables, dict) else tables
+        """What [outer] is of a pipeline or a program, as far as the file does not say."""
+        return outer_of_program(outer_of_pipeline(tables)) if isinstance(tables, dict) else tables
+
+    @model_validator(mode="after")
+    def check_program(self) -> Self:
+        """A program brings weights that it has trained; it is never asked for a gradient."""
+        if self.program is None:
+            return self
+        if self.outer.start != "none":
+            raise ValueError(f'outer.start = "{self.outer.start}" needs Pier\'s own trainer: use "none" with [program]')
+        if self.outer.algorithm == "sync":
+            raise ValueError('outer.algorithm = "sync" is for Pier\'s own trainer: use "pier", "diloco" or "noloco"')
+        if self.pipeline.stages > 1:
+            raise ValueError("pipeline.stages is for Pier's own trainer: leave it out with [program]")
+        return self
+
+    @property
+    def step_tokens(self) -> int:
+        """Tokens that a site trains on in one inner step, at most."""
+        return self.program.step_tokens if self.program else self.inner.batch_size * self.model.context
 
     @model_validator(mode="after")
     def check_stages(self) -> Self:
@@ -365,7 +385,10 @@ class RunConfig(Section):
 
     def canonical(self) -> str:
         """The one JSON text of this configuration: every default filled in, keys sorted, no spaces."""
-        return json.dumps(self.model_dump(mode="json"), sort_keys=True, separators=(",", ":"))
+        tables = self.model_dump(mode="json")
+        if self.program is None:  # the hash of such a run is what it was before there were programs
+            del tables["program"]
+        return json.dumps(tables, sort_keys=True, separators=(",", ":"))
 
     def hash(self) -> bytes:
         """SHA-256 of the canonical form: sites with equal hashes run the same run."""

@@ -145,11 +145,96 @@ class Failed:
     remedy: str
 
 
-Message = Setup | Job | Evaluate | Rate | Hello | Tokenizing | Progress | Publishing | Done | Evaluated | Rated | Failed
+@dataclass(frozen=True, config=_STRICT)
+class Attach:
+    """Program: a training program of the site's owner is here, with this model; see engine/program.py."""
+
+    version: int
+    tensors: list[str]
+    """As [program] of run.toml lists them."""
+    step_tokens: int
+    """Tokens of an inner step, at most."""
+    config: str
+    """Tables of a run.toml, as JSON, for a run that this site is to found; "": none."""
+
+
+@dataclass(frozen=True, config=_STRICT)
+class Attached:
+    """Daemon: the site's place in the run, and the shared vector of `length` fp32 values that takes the weights."""
+
+    outbox: str
+    length: int
+    slot: int
+    slots: int
+    total_steps: int
+    folder: str
+    """Where the program may keep what only it understands: its optimizer's state."""
+
+
+@dataclass(frozen=True, config=_STRICT)
+class Ready:
+    """Program: its weights are in the outbox; or, after `Over`, it has loaded the last ones."""
+
+
+@dataclass(frozen=True, config=_STRICT)
+class Train:
+    """Daemon: load these weights, do `steps` inner steps, and publish the weights."""
+
+    id: int
+    first_step: int
+    """Index in the whole run of the first step."""
+    steps: int
+    load: str
+
+
+@dataclass(frozen=True, config=_STRICT)
+class Over:
+    """Daemon: there is nothing more to train. `load`: the model of the finished run; "": this site leaves before."""
+
+    load: str
+
+
+Message = (
+    Attach
+    | Attached
+    | Ready
+    | Train
+    | Over
+    | Setup
+    | Job
+    | Evaluate
+    | Rate
+    | Hello
+    | Tokenizing
+    | Progress
+    | Publishing
+    | Done
+    | Evaluated
+    | Rated
+    | Failed
+)
 
 _KINDS: dict[str, type[Message]] = {
     kind.__name__: kind
-    for kind in (Setup, Job, Evaluate, Rate, Hello, Tokenizing, Progress, Publishing, Done, Evaluated, Rated, Failed)
+    for kind in (
+        Attach,
+        Attached,
+        Ready,
+        Train,
+        Over,
+        Setup,
+        Job,
+        Evaluate,
+        Rate,
+        Hello,
+        Tokenizing,
+        Progress,
+        Publishing,
+        Done,
+        Evaluated,
+        Rated,
+        Failed,
+    )
 }
 
 

@@ -15,7 +15,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Self
 
-from pier_node.config.run import ModelSection
+from pier_node.config.run import ModelSection, RunConfig
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -84,6 +84,11 @@ class Layout:
     def of(cls, config: ModelSection) -> Self:
         """The layout of a model, from its shapes alone."""
         return cls.laid(shapes(config))
+
+    @classmethod
+    def of_run(cls, config: RunConfig) -> Self:
+        """The layout of what a run trains: Pier's decoder, or the model of its users' program."""
+        return cls.laid(config.program.shapes()) if config.program else cls.of(config.model)
 
     @classmethod
     def laid(cls, shapes: Iterable[tuple[str, tuple[int, ...]]]) -> Self:

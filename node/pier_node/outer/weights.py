@@ -62,10 +62,10 @@ ONE_EACH = Weighing(claim=1, whole=1, most=1.0)
 
 def weighing(config: RunConfig, number: int) -> Weighing:
     """The bounds of round `number`. A site that missed rounds brings what it trained on meanwhile."""
-    inner, outer, plan = config.inner, config.outer, round_plan(config, number)
+    outer, plan = config.outer, round_plan(config, number)
     done = plan.first_step + plan.steps
     alone = min(done, start_steps(config)) if outer.start == "solo" else 0
-    step, batches = inner.batch_size * config.model.context, done + (config.run.sites - 1) * alone
+    step, batches = config.step_tokens, done + (config.run.sites - 1) * alone
     whole = step * (1 if plan.kind is Kind.SYNC else outer.inner_steps)
     allowed = min(step * batches, LIMIT)
     return Weighing(allowed=allowed, whole=whole, most=outer.max_weight, fragment=plan.fragment)

@@ -24,12 +24,16 @@ from pier_proto.v1.peer_pb2 import Link
 log = logging.getLogger(__name__)
 
 
-def beginning(config: RunConfig, layout: Layout, node: str) -> Checkpoint:
-    """Round 0 of a run, at its founder: weights from the run's seed, no momentum, nobody else."""
-    from pier_node.trainer.model.initial import initial_weights
+def beginning(config: RunConfig, layout: Layout, node: str, weights: SharedVector | None = None) -> Checkpoint:
+    """Round 0 of a run, at its founder: weights from the run's seed, or those of its program; no momentum."""
 
     tensors = {ANCHOR: SharedVector(layout.length), MOMENTUM: SharedVector(layout.length)}
-    tensors[ANCHOR].array[:] = initial_weights(config.model, config.run.seed).numpy()
+    if weights is None:
+        from pier_node.trainer.model.initial import initial_weights
+
+        tensors[ANCHOR].array[:] = initial_weights(config.model, config.run.seed).numpy()
+    else:
+        tensors[ANCHOR].array[:] = weights.array
     return at_rest(OuterState(0, (node,), tensors, {}))
 
 

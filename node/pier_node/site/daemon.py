@@ -16,13 +16,16 @@ from typing import TYPE_CHECKING
 from pier_node.base import durable
 from pier_node.base.errors import PierError
 from pier_node.base.tasks import Background
+from pier_node.base.toml import read_toml, validated
+from pier_node.config.run import RunConfig
+from pier_node.engine.program import Program
 from pier_node.gossip.pairs import Pairs
 from pier_node.identity.node import Token
 from pier_node.identity.signing import Signer
 from pier_node.outer.advance import get_ready
 from pier_node.outer.layout import Layout
 from pier_node.outer.schedule import total_rounds
-from pier_node.outer.state import OuterState
+from pier_node.outer.state import ANCHOR, OuterState
 from pier_node.rounds.certificate import alone
 from pier_node.rounds.checkpoint import Checkpoint
 from pier_node.rounds.double_votes import Convicted
@@ -78,6 +81,8 @@ class Daemon:
         self._progress = Progress()
         self._rounds: Rounds | Pairs | None = None
         self._coordination: Coordination | None = None
+        self._program: Program | None = None
+        self._workers: Workers | Program
         self._background = Background()
 
     @property
@@ -122,6 +127,8 @@ class Daemon:
         await training.run()
         if isinstance(training, Training):
             await asyncio.to_thread(self._save_rest, training)
+            if self._program and self._rounds:
+                await self._program.finish(self._rounds.state.tensors[ANCHOR])
         self._say(f"The run is finished: {total_rounds(self._member.config)} rounds.")
         if isinstance(training, Training) and self._coordination and self._coordination.orders.experts:
             from pier_node.site.experts import train_experts  # with torch, which a daemon does without otherwise
@@ -135,10 +142,14 @@ class Daemon:
 
     async def _join(self, stack: AsyncExitStack) -> None:
         """Listen, find the others, take a slot, and let this machine ask for our status."""
+        if self._settings.has_program:
+            self._settings = await self._attach_program(stack)
         settings = self._settings
         await asyncio.to_thread(check_start, settings)
         stack.callback(claim(settings.folder).close)
         member = self._member = await find_run(settings)
+        if self._program:
+            self._program.check(member.config)
         settings = self._settings = settings.after(member.record)
         node, run_hash = member.identity.node, member.config.hash()
         self._carrier = make_carrier(member.transport, node, run_hash, member.credentials, settings.folder)
@@ -174,8 +185,7 @@ class Daemon:
         self._record = replace(settings.noted(record), slot=slot, name=self._site.name, founded_by=founder)
         self._site.slot = slot
         self._sign_entry(record)
-        self._data = SiteData.of(member.config, slot, self._settings.data, self._settings.shared_data)
-        self._say(self._data.describe(member.config))
+        self._say(self._describe_training())
         self._save_record()
         self._background.start(stack, self._gossip(reception, peers))
         self._background.start(stack, tell_of_missing(self._reporter, self._roster))
@@ -185,6 +195,27 @@ class Daemon:
         if self._record.founder and member.enrolment is None:
             kept = None if self._on_terminal else Token.path(settings.folder).absolute()
             self._say(member.invitation(self._site.address, kept))
+
+    async def _attach_program(self, stack: AsyncExitStack) -> Settings:
+        """Wait for the training program; with the run that it founds, if it does. Raises PierError."""
+        settings = self._settings
+        program = self._program = Program(settings.program_socket, settings.command)
+        stack.push_async_callback(program.stop)
+        attach = await program.attached()
+        tables = read_toml(settings.run, "pier-node init") if settings.run else json.loads(attach.config or "null")
+        if tables is None:
+            return settings
+        tables["program"] = {"step_tokens": attach.step_tokens, "tensors": attach.tensors}
+        return replace(settings, run=None, founding=validated(tables, RunConfig, "the run of the training program"))
+
+    def _describe_training(self) -> str:
+        """One sentence for the site's owner."""
+        config = self._member.config
+        if config.program:
+            parameters = Layout.of_run(config).length
+            return f"This site trains a model of its own program: {parameters:,} parameters."
+        self._data = SiteData.of(config, self._site.slot, self._settings.data, self._settings.shared_data)
+        return self._data.describe(config)
 
     def _sign_entry(self, record: SiteRecord) -> None:
         """Make what this site says of itself newer than all that it has said before, whatever its clock says."""
@@ -230,10 +261,14 @@ class Daemon:
     async def _prepare(self, stack: AsyncExitStack) -> Training:
         """Bring up workers and state; from here on this site is a member."""
         config, folder, node = self._member.config, self._settings.folder, self._carrier.node
-        layout = Layout.of(config.model)
-        self._workers = Workers(config, node, self._data, folder, self._settings.workers)
+        layout = Layout.of_run(config)
+        if self._program:  # a founder begins with its weights
+            self._workers = self._program
+            await self._program.accept(config, self._site.slot, folder)
+        else:
+            self._workers = Workers(config, node, self._data, folder, self._settings.workers)
+            stack.push_async_callback(self._workers.stop)
         starting = asyncio.create_task(self._workers.start())
-        stack.push_async_callback(self._workers.stop)
         stack.callback(starting.cancel)
         await asyncio.to_thread(get_ready, config)
         self._archive = Archive(folder, config.hash(), self._saved, self.status)
@@ -262,7 +297,8 @@ class Daemon:
         if kept:
             return at_rest(kept)
         if self._record.founder:
-            checkpoint = await asyncio.to_thread(beginning, config, layout, self._carrier.node)
+            weights = self._program.outbox if self._program else None
+            checkpoint = await asyncio.to_thread(beginning, config, layout, self._carrier.node, weights)
             proof: Sequence[Link] = [alone(checkpoint.state, b"", self._statements)]
         else:
             self._progress.phase = Phase.PHASE_CATCHING_UP

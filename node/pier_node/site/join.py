@@ -109,6 +109,8 @@ class Membership:
         """
         transport = "" if self.transport == "grpc" else f" --transport {self.transport}"
         command = f"pier-node start --peers {address}{transport}"
+        if self.config.program:
+            command += " --exec 'python train.py'"
         if self.token is None:
             return f"To join from another machine:\n\n  {command} --insecure\n"
         if kept is None:
@@ -157,6 +159,14 @@ def check_start(settings: Settings) -> None:
 
 def check_needs(config: RunConfig, settings: Settings) -> None:
     """Make sure that this site has what training needs: data, a tokenizer that fits the model, a sequence a worker."""
+    if config.program:
+        if not settings.has_program:
+            raise PierError(
+                "this run trains a model of its users' own, in a program",
+                "Start it with --exec 'COMMAND', or start the program, with pier.join(..., peers=...) in it: "
+                "docs/program.md shows both.",
+            )
+        return
     batch = config.inner.batch_size
     if settings.workers > batch:
         raise PierError(
@@ -226,7 +236,7 @@ def find_token(settings: Settings) -> Token | None:
 def known_config(settings: Settings) -> RunConfig | None:
     """The run, as far as this machine knows; None: the peers do. Raises PierError."""
     stored = None if is_replaced(settings) else load_run(settings.folder)
-    given = load(settings.run) if settings.run else None
+    given = settings.founding or (load(settings.run) if settings.run else None)
     if stored and given and stored.hash() != given.hash():
         raise PierError(
             f"{settings.folder} belongs to another run than {settings.run}: "

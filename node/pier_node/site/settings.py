@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Self
 
 from pier_node.base.faults import NO_FAULTS, Faults, kill_at
+from pier_node.config.run import RunConfig
 from pier_node.rounds.folder import SiteRecord
 from pier_node.wire.transport import Transport
 
@@ -28,6 +29,9 @@ class Settings:
         http: port of the status page on 127.0.0.1; 0: any.
         trust: fingerprint of a committed state, that a newcomer believes; empty: it believes the founder.
         coordinator: HOST:PORT of the run's coordinator; its token is an invite.
+        command: starts the site's own training program (--exec); empty: Pier's trainer, or a program that is there.
+        program_socket: where a program that has started this daemon will attach; see engine/program.py.
+        founding: the run to found, instead of the one in `run`.
     """
 
     folder: Path
@@ -46,6 +50,14 @@ class Settings:
     fail_at: str = ""
     coordinator: str | None = None
     trust: str = ""
+    command: str = ""
+    program_socket: Path | None = None
+    founding: RunConfig | None = None
+
+    @property
+    def has_program(self) -> bool:
+        """Whether a program of the site's owner trains, instead of Pier's own trainer."""
+        return bool(self.command or self.program_socket)
 
     @property
     def faults(self) -> Faults:

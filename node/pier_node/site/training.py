@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from functools import partial
@@ -303,6 +304,8 @@ class Training:
     async def validate(self, state: OuterState) -> None:
         """Measure its anchor on the validation split, which is the same at every site."""
         loss = await self._inner.evaluate(state.tensors[ANCHOR])
+        if math.isnan(loss):  # a program of the site's owner validates for itself
+            return
         self.progress.validation_loss, self.progress.validated_round = loss, state.round
 
     # --- left behind ---------------------------------------------------------------------------

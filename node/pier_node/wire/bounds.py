@@ -30,6 +30,7 @@ from pier_node.wire.rules import (
     PADDING,
     REASON,
     REVOKED,
+    RUN_CONFIG,
     SIGNATURE,
     TENSOR,
     TENSORS,
@@ -171,7 +172,7 @@ FIELDS: dict[type[Message], dict[str, Rule]] = {
     HelloReply: {
         "protocol": ANY,
         "run_hash": HASH,
-        "run_config": text(1 << 16),
+        "run_config": text(RUN_CONFIG),
         "site": Part(needed=True),
         "roster": Many(Part(), SITES),
         "seen_as": or_empty(ADDRESS),

@@ -116,6 +116,8 @@ def _shown(value: Any) -> str:
     return text if len(text) <= 80 else f"{text[:77]}..."
 
 
+RUN_CONFIG = 1 << 19
+"""Most characters of a run's configuration: [program] may name thousands of tensors."""
 REVOKED = 4096
 """Most revoked sites that a list names: the latest."""
 COUNTS = 2**53

@@ -1,0 +1,323 @@
+"""A training program of the site's owner, as its daemon sees it: any model and any loop, attached by `import pier`.
+
+The program connects to a Unix socket and says what its model is (`Attach`). From then on the daemon drives it as it
+drives Pier's own workers (trainer/workers.py): it names a vector to load and a number of inner steps (`Train`), and the
+program publishes its weights in shared memory (`Done`). The optimizer stays in the program and never enters the
+protocol. A program that died is handed the same steps again when it is back, from the same weights; docs/engine.md
+has the states and what each failure means.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import itertools
+import logging
+import math
+import os
+import shlex
+import signal
+from collections.abc import Callable
+from pathlib import Path
+from typing import Literal
+
+from pier_node.base.errors import PierError
+from pier_node.base.processes import SocketFolder
+from pier_node.base.shared import SharedVector
+from pier_node.base.tasks import Signal
+from pier_node.config.program import first_difference
+from pier_node.config.run import RunConfig
+from pier_node.engine.messages import (
+    LINE_LIMIT,
+    Attach,
+    Attached,
+    Done,
+    Failed,
+    Message,
+    Over,
+    Progress,
+    Ready,
+    Train,
+    decode,
+    encode,
+)
+from pier_node.engine.supervisor import Moments
+
+VERSION = 1
+"""Of the messages between daemon and program."""
+ENGINE_VARIABLE = "PIER_ENGINE"
+"""Environment variable that tells a program where its daemon listens."""
+ATTACH_SECONDS = 600.0
+"""How long a program may take to attach, at first and after each restart."""
+SILENT_SECONDS = 1800.0
+"""How long a program may train without finishing an inner step."""
+LEAVE_SECONDS = 10.0
+"""What a program gets to load the last weights and to end by itself."""
+MAX_RESTARTS = 3
+"""A command that ends more often than this without finishing its inner steps is not started again."""
+
+log = logging.getLogger(__name__)
+
+
+class Program:
+    """The program of one site.
+
+    Args:
+        socket: where it connects; None: in a folder of this process, for a program that `command` starts.
+        command: starts it; "": whoever started this daemon is the program, or will be.
+
+    Attributes:
+        attach: what the program has said of its model; None: it is not there yet.
+        outbox: the weights that the program published last, shape [parameters].
+        adam_m, adam_v: empty; a program's optimizer is its own.
+    """
+
+    def __init__(self, socket: Path | None, command: str) -> None:
+        self._folder = None if socket else SocketFolder("program")
+        self._socket = socket or self._folder_path()
+        self._command = command
+        self.attach: Attach | None = None
+        self.outbox = self.adam_m = self.adam_v = SharedVector(0)
+        self.recover_moments: Callable[[], Moments | None] = lambda: None
+        self._place: Attached | None = None
+        self._ready = False
+        self._request: Train | Over | None = None
+        self._answer: Done | Ready | None = None
+        self._on_progress: Callable[[Progress], None] | None = None
+        self._writer: asyncio.StreamWriter | None = None
+        self._error: Exception | None = None
+        self._productive = True
+        self._news, self._heard = Signal(), 0
+        self._ids, self._turn = itertools.count(1), asyncio.Lock()
+        self._server: asyncio.Server | None = None
+        self._process: asyncio.subprocess.Process | None = None
+        self._keeping: asyncio.Task[None] | None = None
+        self._running: asyncio.Task[Done] | None = None
+
+    def _folder_path(self) -> Path:
+        assert self._folder is not None
+        return self._folder.path / "socket"
+
+    # --- coming and going ----------------------------------------------------------------------
+
+    async def start(self) -> None:
+        """There is nothing more to start once the program is attached."""
+
+    async def attached(self) -> Attach:
+        """Listen, start the command if there is one, and wait until the program is there. Raises PierError."""
+        self._server = await asyncio.start_unix_server(self._accept, path=self._socket, limit=LINE_LIMIT)
+        if self._command:
+            self._keeping = asyncio.create_task(self._keep_running())
+        await self._until(lambda: self.attach is not None, ATTACH_SECONDS, "has not called pier.join")
+        assert self.attach is not None
+        return self.attach
+
+    def check(self, config: RunConfig) -> None:
+        """Refuse a program whose model is not the run's. Raises PierError, which names the first difference."""
+        if config.program is None:
+            raise PierError(
+                "this run trains Pier's own decoder, and not a model of a program",
+                "Start this site without a program: `pier-node start` with the same --peers.",
+            )
+        assert self.attach is not None
+        if difference := first_difference(tuple(self.attach.tensors), config.program.tensors):
+            raise PierError(
+                f"the model of this program is not the run's: {difference}",
+                "Build the model with the same code and settings as at the other sites.",
+            )
+
+    async def accept(self, config: RunConfig, slot: int, folder: Path) -> None:
+        """Give the program its place in the run; its weights are in `outbox` afterwards. Raises PierError."""
+        self.check(config)
+        assert config.program is not None
+        length = sum(math.prod(shape) for _, shape in config.program.shapes())
+        self.outbox, kept = SharedVector(length), folder / "program"
+        kept.mkdir(parents=True, exist_ok=True)
+        slots, steps = config.run.sites, config.inner.total_steps
+        self._place = Attached(self.outbox.path, length, slot % slots, slots, steps, str(kept))
+        self._say(self._place)
+        await self._until(lambda: self._ready, ATTACH_SECONDS, "has not published its weights")
+
+    async def run(
+        self,
+        first_step: int,
+        steps: int,
+        sequences: int,  # noqa: ARG002 - a program makes its own batches
+        payload: Literal["weights", "gradient"],
+        load: SharedVector,
+        adam_step: int | None = None,  # noqa: ARG002
+        on_progress: Callable[[Progress], None] | None = None,
+    ) -> Done:
+        """Have the program do inner steps; its weights are in `outbox` afterwards.
+
+        Cancelling this does not stop the program, whose result still comes; the next steps begin after it.
+
+        Args:
+            first_step: index in the whole run of the first inner step.
+            load: weights to begin with, shape [parameters].
+            on_progress: called with what is done, a few times a second.
+
+        Raises:
+            PierError: the program cannot do them, or ended too often.
+        """
+        if payload != "weights":
+            raise PierError("a program publishes weights, not gradients")
+        request = Train(next(self._ids), first_step, steps, load.path)
+        self._running = asyncio.create_task(self._train(request, load, on_progress))
+        return await asyncio.shield(self._running)
+
+    async def _train(self, request: Train, _load: SharedVector, told: Callable[[Progress], None] | None) -> Done:
+        # `_load` stays in memory for as long as the steps may have to be handed out again.
+        async with self._turn:
+            self._on_progress = told
+            done = await self._ask(request, SILENT_SECONDS, "has finished no inner step")
+        assert isinstance(done, Done)
+        return done
+
+    async def evaluate(self, _weights: SharedVector) -> float:
+        """NaN: a program validates for itself."""
+        return math.nan
+
+    def moments(self) -> None:
+        """A program keeps its optimizer to itself."""
+        return
+
+    async def finish(self, weights: SharedVector) -> None:
+        """Hand the program the model of the finished run, and let it end. Raises PierError."""
+        async with self._turn:
+            await self._ask(Over(weights.path), ATTACH_SECONDS, "has not loaded the finished model")
+
+    async def stop(self) -> None:
+        """End the program, or let it go if it is not ours, within seconds."""
+        if self._running is not None:
+            self._running.cancel()
+        if self._keeping is not None:
+            self._keeping.cancel()
+        self._say(Over(""))
+        if self._process is not None:
+            await _end(self._process)
+        if self._writer is not None:
+            self._writer.close()
+        if self._server is not None:
+            self._server.close()
+        if self._folder is not None:
+            self._folder.remove()
+        else:
+            self._socket.unlink(missing_ok=True)
+
+    # --- the conversation ----------------------------------------------------------------------
+
+    async def _ask(self, request: Train | Over, patience: float, fault: str) -> Done | Ready:
+        self._request, self._answer = request, None
+        try:
+            self._say(request)
+            await self._until(lambda: self._answer is not None, patience, fault)
+        finally:
+            self._request = None
+        assert self._answer is not None
+        return self._answer
+
+    async def _until(self, seen: Callable[[], bool], patience: float, fault: str) -> None:
+        while not seen():
+            if self._error is not None:
+                raise self._error
+            heard = self._heard
+            await self._news.wait(patience)
+            if heard == self._heard and not seen():
+                raise PierError(f"the training program {fault} for {patience:.0f} seconds", "Its own output says more.")
+
+    def _hear_of(self, error: Exception | None = None) -> None:
+        self._error = self._error or error
+        self._heard += 1
+        self._news.notify()
+
+    def _say(self, message: Message | None) -> None:
+        if self._writer is not None and message is not None:
+            self._writer.write(encode(message))
+
+    async def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        try:
+            while line := await reader.readline():
+                self._hear(decode(line), writer)
+                self._hear_of()
+        except (PierError, ValueError) as error:  # ValueError: a line longer than LINE_LIMIT
+            self._hear_of(PierError(f"the training program broke the protocol: {error}"))
+        except ConnectionResetError:
+            pass
+        finally:
+            writer.close()
+            if writer is self._writer:
+                self._writer, self._ready = None, False
+                self._lost()
+
+    def _hear(self, message: Message, writer: asyncio.StreamWriter) -> None:
+        match message:
+            case Attach():
+                self._welcome(message, writer)
+            case Ready() if writer is self._writer:
+                self._ready = True
+                if isinstance(self._request, Over):
+                    self._answer = message
+                elif self._request is not None:
+                    self._say(self._request)
+            case Progress() if self._on_progress is not None:
+                self._on_progress(message)
+            case Done() if isinstance(self._request, Train) and message.job == self._request.id:
+                self._answer, self._productive = message, True
+            case Failed():
+                self._error = PierError(message.problem, message.remedy)
+            case _:
+                pass
+
+    def _welcome(self, attach: Attach, writer: asyncio.StreamWriter) -> None:
+        if attach.version != VERSION:
+            raise PierError(f"it speaks version {attach.version}, this daemon {VERSION}: install one version of Pier")
+        if self.attach is not None and attach.tensors != self.attach.tensors:
+            raise PierError("it came back with another model")
+        if self._writer is not None:
+            self._writer.close()
+        elif self.attach is not None:
+            log.warning("the training program is back, and does the inner steps of this round again")
+        self.attach, self._writer, self._ready = attach, writer, False
+        self._say(self._place)
+
+    def _lost(self) -> None:
+        if self._command or isinstance(self._request, Over) or self._error:
+            return
+        self._hear_of(PierError("the training program has ended", "Start it again: it goes on from its last round."))
+
+    # --- a command -----------------------------------------------------------------------------
+
+    async def _keep_running(self) -> None:
+        restarts = 0
+        while True:
+            environment = {**os.environ, ENGINE_VARIABLE: str(self._socket)}
+            try:
+                self._process = await asyncio.create_subprocess_exec(
+                    *shlex.split(self._command),
+                    stdin=asyncio.subprocess.DEVNULL,
+                    env=environment,
+                    start_new_session=True,  # Ctrl+C in the daemon's terminal is the daemon's to decide about
+                )
+            except (OSError, ValueError) as error:
+                self._hear_of(PierError(f"--exec: {self._command}: {error}", "Give a command that can be run here."))
+                return
+            self._productive = False
+            code = await self._process.wait()
+            if isinstance(self._request, Over):
+                return
+            restarts = 0 if self._productive else restarts + 1
+            if restarts > MAX_RESTARTS:
+                self._hear_of(PierError(f"the training program ends again and again (exit code {code})", self._command))
+                return
+            log.warning("the training program ended with exit code %d; it is started again", code)
+
+
+async def _end(process: asyncio.subprocess.Process) -> None:
+    for number in (0, signal.SIGTERM, signal.SIGKILL):
+        if process.returncode is not None and number != signal.SIGKILL:
+            continue
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, number)  # its group too: torchrun's workers
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(process.wait(), LEAVE_SECONDS)
