@@ -5,6 +5,7 @@ Other sites:   python examples/raw_pytorch.py --data site-b --peers HOST:PORT --
 """
 
 import argparse
+from pathlib import Path
 
 import torch
 import torch.nn.functional as F
@@ -27,7 +28,8 @@ class Model(nn.Module):
     def forward(self, tokens: torch.Tensor) -> torch.Tensor:
         """Logits, [batch, context, vocabulary]."""
         hidden, _ = self.layers(self.embedding(tokens))
-        return self.head(hidden)
+        logits: torch.Tensor = self.head(hidden)
+        return logits
 
 
 def main() -> None:
@@ -42,7 +44,7 @@ def main() -> None:
     options = parser.parse_args()
 
     torch.manual_seed(0)
-    text = torch.frombuffer(bytearray(argparse.__file__.encode() + open(argparse.__file__, "rb").read()), dtype=torch.uint8)
+    text = torch.frombuffer(bytearray(Path(argparse.__file__).read_bytes()), dtype=torch.uint8)
     model = Model()
     optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
     founding = {
@@ -66,7 +68,7 @@ def main() -> None:
             starts = torch.randint(len(text) - CONTEXT - 1, (BATCH,))
             rows = torch.stack([text[start : start + CONTEXT + 1] for start in starts]).long()
             loss = F.cross_entropy(model(rows[:, :-1]).flatten(0, 1), rows[:, 1:].flatten())
-            loss.backward()
+            torch.autograd.backward(loss)
             optimizer.step()
             optimizer.zero_grad()
             site.step(tokens=BATCH * CONTEXT, loss=loss)

@@ -1,0 +1,170 @@
+"""Users' own training programs as sites of a run: `pier-node start --exec`, and pier.join with a daemon beside it."""
+
+from __future__ import annotations
+
+import re
+import shlex
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+from processes.program import ENVIRONMENT
+from processes.run import check_sites, toml
+from processes.site import Site, wait_until
+
+from bench.ports import free_port
+
+pytestmark = pytest.mark.processes
+
+PROGRAM = Path(__file__).with_name("training_program.py")
+EXAMPLE = Path(__file__).parents[2] / "examples" / "raw_pytorch.py"
+PYTHON = sys.executable
+Found = Callable[..., list[Site]]
+
+
+def command(kind: str, ranks: int = 1, width: int = 10) -> str:
+    start = [PYTHON]
+    if ranks > 1:
+        start += ["-m", "torch.distributed.run", "--nproc-per-node", str(ranks), "--master-port", str(free_port())]
+    return shlex.join([*start, str(PROGRAM), kind, str(width)])
+
+
+@pytest.fixture
+def sites(tmp_path: Path) -> Iterator[Found]:
+    """Sites of one run, each with a command of its own; the first founds it."""
+    made: list[Site] = []
+
+    def found(*commands: str, steps: int = 60, algorithm: str = "diloco") -> list[Site]:
+        tables: dict[str, dict[str, Any]] = {
+            "run": {"name": "programs", "sites": len(commands)},
+            "inner": {"total_steps": steps, "eval_every": 0},
+            "outer": {"algorithm": algorithm, "inner_steps": 10},
+        }
+        run = tmp_path / "run.toml"
+        run.write_text(toml(tables))
+        for name, each in zip("abc", commands):
+            way = ["--run", str(run)]
+            if made:
+                wait_until("a token", (made[0].folder / "run.token").exists)
+                way = ["--peers", made[0].address, "--token", (made[0].folder / "run.token").read_text().strip()]
+            site = Site(tmp_path / name, *way, "--exec", each)
+            made.append(site)
+            site.start()
+        return made
+
+    yield found
+    for site in made:
+        site.kill()
+
+
+def results(run: list[Site]) -> list[str]:
+    return [re.findall(r"RESULT (\S+)", site.output)[-1] for site in run]
+
+
+@pytest.mark.parametrize(("kind", "ranks"), [("ddp", 2), ("fsdp", 2), ("tp", 2), ("2x2", 4)])
+def test_ranks_that_share_a_model_and_a_single_one_are_sites_of_one_run(sites: Found, kind: str, ranks: int) -> None:
+    run = sites(command(kind, ranks), command("plain"))
+    for site in run:
+        assert site.ended() == 0
+    check_sites(run, apart=False)
+    assert [site.round for site in run] == [6, 6]
+    first, second = results(run)
+    assert first == second
+
+
+def test_pairs_of_programs_end_near_each_other(sites: Found) -> None:
+    run = sites(command("plain"), command("plain"), algorithm="noloco")
+    for site in run:
+        assert site.ended() == 0
+    assert all(float(result) for result in results(run))
+
+
+def test_a_killed_program_is_started_again_and_its_site_stays_in_the_run(
+    sites: Found, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(ENVIRONMENT, "STEP_SECONDS", "0.02")
+    run = sites(command("plain"), command("plain"), steps=120)
+    run[1].reach(2)
+    (program,) = [each for each in run[1].daemon.children() if str(PROGRAM) in each.cmdline()]
+    program.kill()
+    for site in run:
+        assert site.ended() == 0
+    check_sites(run, apart=False)
+    assert "it is started again" in run[1].output
+    first, second = results(run)
+    assert first == second
+
+
+def test_a_program_that_ends_at_once_again_and_again_ends_its_site_with_words(sites: Found) -> None:
+    (site,) = sites(shlex.join([PYTHON, "-c", "raise SystemExit(3)"]))
+    assert site.ended() == 1
+    assert "the training program ends again and again (exit code 3)" in site.output
+
+
+def test_a_program_of_another_model_is_refused_before_it_takes_part(sites: Found) -> None:
+    run = sites(command("plain"), command("plain", width=11), steps=1_000_000)
+    assert run[1].ended() == 1
+    assert "parameter 1 is 0.weight [11, 6] here and 0.weight [10, 6] in the run" in run[1].output
+    assert run[0].running
+    assert run[1].round == 0
+
+
+def test_ctrl_c_ends_a_site_and_its_program(sites: Found) -> None:
+    (site,) = sites(command("ddp", 2), steps=1_000_000)
+    site.reach(2)
+    family = site.daemon.children(recursive=True)
+    assert family
+    assert site.stop() == 0
+    psutil.wait_procs(family, timeout=30)
+    assert not [each for each in family if each.is_running() and each.status() != psutil.STATUS_ZOMBIE]
+
+
+class Joined(Site):
+    """The example, which starts a daemon beside itself: what runs is its program."""
+
+    def __init__(self, folder: Path, *options: str) -> None:
+        super().__init__(folder)
+        self.command = [PYTHON, str(EXAMPLE), "--data", str(folder), "--listen", self.address, *options]
+
+
+@pytest.fixture
+def two(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[list[Joined]]:
+    steps = str(getattr(request, "param", 160))
+    first = Joined(tmp_path / "a", "--steps", steps)
+    token = first.folder / "run.token"
+    second = Joined(tmp_path / "b", "--peers", first.address, "--token-file", str(token))
+    first.start()
+    wait_until("a token", token.exists)
+    second.start()
+    yield [first, second]
+    for program in (first, second):
+        program.kill()
+
+
+@pytest.mark.smoke
+def test_two_programs_that_call_join_train_one_model(two: list[Joined]) -> None:
+    for program in two:
+        assert program.ended() == 0
+        assert "the run is over" in program.output
+    first, second = (program.digests() for program in two)
+    assert first == second
+    assert len(first) == 8
+
+
+@pytest.mark.parametrize("two", [1_000_000], indirect=True)
+def test_a_program_whose_daemon_is_killed_says_so_and_goes_on_when_it_is_started_again(two: list[Joined]) -> None:
+    first, second = two
+    wait_until("some rounds", lambda: len(second.digests()) > 1)
+    (daemon,) = second.daemon.children()
+    daemon.kill()
+    assert second.ended() == 1
+    assert "Pier's daemon has ended" in second.output
+    second.start()
+    second.rejoin()
+    for program in two:
+        program.kill()
+    common = first.digests().items() & second.digests().items()
+    assert {number for number, _ in common} == first.digests().keys() & second.digests().keys()
