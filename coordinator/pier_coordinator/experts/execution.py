@@ -1,7 +1,7 @@
-"""Executes a plan of experts: which site trains which expert, what is done, and who takes over after a change.
+"""Executes a plan of experts: which site trains which expert, what is done, and which site takes over after a change.
 
 The sites get their jobs as orders. Jobs and orders are stored one after the other; a coordinator that is killed in
-between, or whose disk is full, gives the orders later: it notes who needs an order before the jobs change, and the
+between, or whose disk is full, gives the orders later: it notes which sites need one before the jobs change, and the
 first look after a start finds the rest. When a site is lost, joins or deviates from the plan, the remaining work is
 planned again (replan.py).
 """
@@ -283,7 +283,7 @@ class PlanExecution:
             "experts": [self._expert(index) for index in sorted(self._jobs)],
         }
 
-    # --- inside ----------------------------------------------------------------------------------
+    # --- internals -------------------------------------------------------------------------------
 
     async def _done(self, job: JobRow, node: str, body: Mapping[str, Any]) -> None:
         if all(other.result for other in self._jobs.values() if other is not job):

@@ -13,7 +13,7 @@ from pier_coordinator.experts.recipe import Recipe
 from pier_coordinator.experts.task import Domain, Site, Size, Task
 
 JUDGING = 2 / 3
-"""Cost of judging, in training costs: the expert and its parent each take a forward pass, a third of a step."""
+"""Cost of judging a token, relative to training: the expert and its parent each take a forward pass, 1/3 of a step."""
 
 
 @dataclass(frozen=True)

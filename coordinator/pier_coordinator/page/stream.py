@@ -18,7 +18,7 @@ from pier_coordinator.runs.read_model import ReadModel
 
 TICK = 0.5
 SITES_A_SECOND = 250
-"""TICK: minimum seconds between two ticks. SITES_A_SECOND: with more sites, ticks are rarer: 1,000 sites make 4 s."""
+"""Minimum seconds between two ticks, and maximum sites sent per second: with 1,000 sites, a tick comes every 4 s."""
 
 HEARTBEAT = 15.0
 """Seconds without an event after which a comment shows that the connection is still up."""

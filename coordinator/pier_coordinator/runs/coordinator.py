@@ -182,7 +182,7 @@ class Coordinator:
         if events := self.registry.expire():
             await self.store.note_presence(True, events)
 
-    # --- what the operator can do --------------------------------------------------------------
+    # --- the operator's actions ----------------------------------------------------------------
 
     async def pause(self, sites: Collection[str] | None = None) -> list[OrderRow]:
         """Order sites to pause training at the next round boundary.

@@ -183,7 +183,7 @@ class ReadModel:
         self._newest = 0.0
         self._started = clock() if clock else 0.0
 
-    # --- coming in -----------------------------------------------------------------------------
+    # --- input ---------------------------------------------------------------------------------
 
     def apply(self, fact: Fact) -> None:
         """Take in a fact. Facts are accepted in any order and with any body; none is an error."""
@@ -308,7 +308,7 @@ class ReadModel:
             insort(self._events, event | {"text": text_of_it, "stamp": self.stamp}, key=lambda it: it["time"])
             del self._events[:-EVENTS]
 
-    # --- going out -----------------------------------------------------------------------------
+    # --- output --------------------------------------------------------------------------------
 
     def now(self) -> float:
         """The board's time, in seconds since the epoch."""

@@ -1,6 +1,6 @@
 """The coordinator's store: every method that changes it returns once the change would survive kill -9.
 
-Old samples are thinned: after a day, one sample per site and five minutes remains. The log keeps all of them.
+Old samples are thinned out: after a day, one sample per site per five minutes remains. The log keeps all of them.
 """
 
 from __future__ import annotations
