@@ -1,1 +1,1 @@
-"""Pier's coordinator: knows the sites of a run, tells them what to do, and shows it all. Never on the training path."""
+"""Pier's coordinator: knows a run's sites, gives them orders and shows the run. It is never on the training path."""

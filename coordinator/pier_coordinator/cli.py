@@ -1,6 +1,6 @@
-"""pier-coordinator: everything a run's operator does. Nothing heavy is imported before a command needs it.
+"""The command line of pier-coordinator: all commands of a run's operator.
 
-The commands of pier-coordinator that plan: pipelines across sites, and domain experts.
+They operate a run and plan pipelines and domain experts. Heavy modules are imported only when a command needs them.
 """
 
 from __future__ import annotations

@@ -1,1 +1,1 @@
-"""What the commands of pier-coordinator do; cli.py says how they are called."""
+"""The implementation of the commands of pier-coordinator; cli.py defines their command lines."""

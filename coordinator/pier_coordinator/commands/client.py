@@ -1,4 +1,4 @@
-"""Asks the coordinator of a folder, which runs on this machine, through its page."""
+"""Client of the coordinator that runs with a folder on this machine; it talks to the coordinator's page."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ from pier_node.base.errors import PierError
 Answer = dict[str, Any]
 
 ANSWER = 10.0
-"""Seconds that a coordinator may take to answer."""
+"""Timeout for an answer, in seconds."""
 
-# A proxy set for the web knows no way to this machine's own pages.
+# A configured web proxy cannot reach this machine's own pages.
 _opener = build_opener(ProxyHandler({}))
 
 
 @dataclass(frozen=True)
 class Client:
-    """A coordinator that runs; `http` is its page, `address` where sites reach it."""
+    """A running coordinator; `http` is the URL of its page, `address` is where sites reach it."""
 
     home: Home
     http: str
@@ -32,7 +32,7 @@ class Client:
 
     @classmethod
     def of(cls, folder: Path) -> Client:
-        """The coordinator of a folder. Raises PierError: none runs."""
+        """The coordinator that runs with a folder. Raises PierError: none runs."""
         home = Home.found(folder)
         try:
             known = json.loads((folder / DAEMON_FILE).read_text())
@@ -41,11 +41,11 @@ class Client:
             raise _not_running(folder) from error
 
     def get(self, path: str) -> Answer:
-        """What is at a path. Raises PierError."""
+        """GET a path of the page. Raises PierError."""
         return self._ask(Request(self.http + path))
 
     def act(self, action: str, **body: Any) -> Answer:
-        """Have it do something. Raises PierError."""
+        """Request an action. Raises PierError."""
         headers = {"Content-Type": "application/json", "Authorization": f"Bearer {self.home.operator}"}
         return self._ask(Request(f"{self.http}/api/actions/{action}", json.dumps(body).encode(), headers))
 

@@ -1,4 +1,4 @@
-"""`pier-coordinator evaluate`: mixtures of experts that lie at several sites, from the score sheets that these send."""
+"""`pier-coordinator evaluate`: compares mixtures of experts at several sites by the score sheets that sites send."""
 
 from __future__ import annotations
 
@@ -20,18 +20,19 @@ from pier_node.experts.sheet import ENDING, Sheet, load_sheet
 
 MOST_SHEETS = 20_000
 LOOK = 0.5
-"""Seconds between two looks at how far the sites are."""
+"""Seconds between two requests for the sites' progress."""
 
 
 @dataclass(frozen=True)
 class Asked:
-    """What the sites are asked for.
+    """What the sites are asked to score.
 
     Attributes:
-        folder: of the run.
-        domains: to score besides those of the experts; file: experts.toml, which says where their text is.
-        rows: of each domain and split; 0: all.
-        patience: seconds after which an expert of which nothing comes is given up.
+        folder: the run's folder.
+        domains: domains to score besides those of the experts.
+        file: experts.toml, which says where the text of these domains is.
+        rows: number of rows per domain and split; 0: all.
+        patience: seconds after which an expert is given up if nothing arrives for it.
     """
 
     folder: Path
@@ -42,7 +43,7 @@ class Asked:
 
 
 def evaluate(places: Sequence[Path], top_k: int, plot: Path | None, as_json: bool) -> None:
-    """Print what the sheets say together. Raises PierError: one is none, or they do not fit together."""
+    """Print the evaluation of some sheets. Raises PierError: one is invalid, or they do not fit together."""
     files = list(_files(places))
     if len(files) > MOST_SHEETS:
         raise PierError(f"{len(files)} score sheets are too many; {MOST_SHEETS} at most", "Give fewer at a time.")
@@ -51,13 +52,13 @@ def evaluate(places: Sequence[Path], top_k: int, plot: Path | None, as_json: boo
 
 
 def evaluate_run(asked: Asked, top_k: int, plot: Path | None, as_json: bool) -> bool:
-    """Have the sites of a run score its experts, wait for them, and print what came out.
+    """Let the sites of a run score its experts, wait for them, and print the result.
 
     Returns:
-        Whether all experts were scored, on all domains.
+        Whether all experts were scored on all domains.
 
     Raises:
-        PierError: no coordinator, no plan, nothing was scored.
+        PierError: no coordinator runs, there is no plan, or nothing was scored.
     """
     client, errors = Client.of(asked.folder), Console(stderr=True, soft_wrap=True, highlight=False)
     domains = [section.model_dump(exclude={"weight", "sites"}) for section in sections_of(asked.domains, asked.file)]
@@ -77,7 +78,7 @@ def evaluate_run(asked: Asked, top_k: int, plot: Path | None, as_json: bool) -> 
 
 
 def _followed(client: Client, errors: Console) -> Answer:
-    """How the evaluation ended; meanwhile how far it is, and who must be started again."""
+    """Wait for the end of the evaluation and return its result; show its progress and which sites must be restarted."""
     said: set[str] = set()
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
     with Progress(*columns, console=errors, transient=True) as progress:
@@ -95,7 +96,7 @@ def _followed(client: Client, errors: Console) -> Answer:
 
 
 def _sheets(folder: Path, told: Answer, missing: Mapping[str, Any]) -> list[Sheet]:
-    """Those of the experts that were scored, in the order of the plan. Raises PierError."""
+    """The sheets of the experts that were scored, in the order of the plan. Raises PierError."""
     order = [row["domain"] for row in told["experts"]]
     found = [load_sheet(file) for file in sorted(folder.glob(f"*{ENDING}"))]
     used = [
@@ -113,7 +114,7 @@ def _sheets(folder: Path, told: Answer, missing: Mapping[str, Any]) -> list[Shee
 
 
 def _files(places: Sequence[Path]) -> Iterator[Path]:
-    """The sheets, in the order of their names within a folder."""
+    """The files of the sheets; within a folder, ordered by name."""
     for place in places:
         found = sorted(place.glob(f"*{ENDING}")) if place.is_dir() else [place]
         if not found:

@@ -1,6 +1,6 @@
-"""`pier-coordinator experts`: writes an experts.toml, and plans what it asks for.
+"""`pier-coordinator experts init | plan`: writes an experts.toml, and plans the experts that one describes.
 
-The text of an experts.toml that shows every key of ExpertsConfig, its meaning and its value.
+The experts.toml that it writes shows every key of ExpertsConfig with its meaning and its value.
 """
 
 from __future__ import annotations
@@ -69,19 +69,19 @@ OWN = {
 
 
 def experts_toml(preset: str = "") -> str:
-    """The text; what follows from the preset is shown in lines that begin with #."""
+    """The text of an experts.toml; values that follow from the preset are in lines that begin with #."""
     config = ExpertsConfig.model_validate({"model": {"preset": preset} if preset else {}})
     return "\n".join([HEAD, *commented(config, Notes({**MEANINGS, **OWN}, DECIDES)), SITES])
 
 
 TRAIN, HELD_OUT = 1 << 18, 1 << 16
-"""Bytes of a domain that n-grams are trained on, and scored on, at most."""
+"""Maximum bytes of a domain that n-grams are trained on and scored on."""
 AT_WORK = ("training", "exchanging", "waiting")
 """States of a site whose speed is known and counts."""
 
 
 def init(file: Path, preset: str, force: bool) -> str:
-    """Write the file; returns what to do next. Raises PierError: it exists (without `force`), or cannot be."""
+    """Write the file; return what to do next. Raises PierError: it exists (without `force`) or cannot be written."""
     write_new(file, experts_toml(preset), force)
     return (
         f"Wrote {file}: the domains, what their experts may be, and the budget, each with its meaning.\n"
@@ -90,7 +90,7 @@ def init(file: Path, preset: str, force: bool) -> str:
 
 
 def plan(file: Path, folder: Path, as_json: bool) -> None:
-    """Print the plan of the file's mode, and what the other modes would give. Raises PierError."""
+    """Print the plan of the file's mode and what the other modes would give. Raises PierError."""
     planning = found(load(file), folder)
     if as_json:
         print(json.dumps(told(planning)))
@@ -99,7 +99,7 @@ def plan(file: Path, folder: Path, as_json: bool) -> None:
 
 
 def found(config: ExpertsConfig, folder: Path) -> Planning:
-    """Measure the domains, and plan. Raises PierError."""
+    """Measure the domains and make the plans. Raises PierError."""
     sites = [_site(given) for given in config.sites] or registered(folder)
     with Console(stderr=True).status(f"Reading {len(config.domains)} domains…"):
         texts = read_domains(config.domains, TRAIN, HELD_OUT)
@@ -115,7 +115,7 @@ def found(config: ExpertsConfig, folder: Path) -> Planning:
 
 
 def task_of(config: ExpertsConfig, texts: Sequence[DomainText]) -> Task:
-    """What the file asks for, of domains that were read."""
+    """The planning task of a file, for the texts of its domains."""
     wanted, context = config.experts, config.model.context
     small, medium, large = (_size(name, model) for name, model in zip("SML", config.sized()))
     return Task(
@@ -132,7 +132,7 @@ def task_of(config: ExpertsConfig, texts: Sequence[DomainText]) -> Task:
 
 
 def registered(folder: Path) -> list[Site]:
-    """The sites that train in a run, as fast as they do there. Raises PierError."""
+    """The sites that train in a run, with their speeds there. Raises PierError."""
     try:
         client = Client.of(folder)
     except PierError as error:
@@ -155,7 +155,7 @@ def _domain(section: DomainSection, text: DomainText, context: int) -> Domain:
 
 
 def _judged(text: DomainText, context: int) -> int:
-    """Tokens that an expert is judged on, about: a site deals out the held-out documents and cuts them into rows."""
+    """Approximate tokens that an expert is judged on: a site divides the held-out documents and cuts them into rows."""
     held_out = text.tokens * HELD_OUT_PART / (1 - HELD_OUT_PART)
     return min(MOST_ROWS, int(held_out / len(SPLITS) / context)) * context
 

@@ -30,7 +30,7 @@ COLUMNS = ("domain", "size", "steps", "site", "done", "planned", "took", "bits/b
 
 
 def start(file: Path, folder: Path, yes: bool, as_json: bool) -> None:
-    """Plan, ask, and have the sites train. Raises PierError."""
+    """Plan, ask for confirmation, and let the sites train. Raises PierError."""
     client, config = Client.of(folder), load(file)
     check_seed(config, client.home.config)
     planning = found(config, folder)
@@ -46,7 +46,7 @@ def start(file: Path, folder: Path, yes: bool, as_json: bool) -> None:
 
 
 def status(folder: Path, as_json: bool) -> bool:
-    """Who trains what, and how good it is. Returns whether all experts are there. Raises PierError."""
+    """Print which site trains what and how good it is; return whether all experts are done. Raises PierError."""
     known = Client.of(folder).act("experts-told")
     if as_json:
         print(json.dumps(known))
@@ -61,14 +61,14 @@ def status(folder: Path, as_json: bool) -> bool:
 
 
 def serving(rows: Sequence[dict[str, Any]], folder: Path) -> str:
-    """The command that collects an ensemble and answers with it, for a shell."""
+    """The shell command that collects an ensemble and serves it."""
     sites = " ".join(f"--from {site.upper()}_FOLDER" for site in sorted({row["site"] for row in rows}))
     collected = f"pier-coordinator experts collect ensemble --data {folder} {sites}"
     return f"{collected} && pier-node serve --experts ensemble"
 
 
 def collect(folder: Path, sites: Sequence[Path], out: Path) -> str:
-    """Copy the experts out of the sites' folders into one; returns what to tell the user. Raises PierError."""
+    """Copy the experts from the sites' folders into one; return what to tell the user. Raises PierError."""
     known = Client.of(folder).act("experts-told")
     if not known.get("complete"):
         missing = [row["domain"] for row in known["experts"] if not row["name"]]
@@ -89,7 +89,7 @@ def collect(folder: Path, sites: Sequence[Path], out: Path) -> str:
 
 
 def experts_table(rows: Sequence[dict[str, Any]]) -> Table:
-    """A line for each expert: what it is, who trains it, what came out."""
+    """A table with a row per expert: what it is, which site trains it, and its result."""
     table = Table(box=None, pad_edge=False)
     for name in COLUMNS:
         table.add_column(name, justify="left" if name in ("domain", "size", "site", "") else "right", no_wrap=True)
@@ -106,7 +106,7 @@ def experts_table(rows: Sequence[dict[str, Any]]) -> Table:
 
 
 def check_seed(config: ExpertsConfig, run: RunConfig) -> None:
-    """Make sure that experts can branch from the run's model. Raises PierError."""
+    """Check that experts can branch from the run's model. Raises PierError."""
     here, there = (each.model_dump(exclude={"preset"}) for each in (config.model, run.model))
     for key, value in here.items():
         if value != there[key]:
@@ -126,13 +126,13 @@ def check_seed(config: ExpertsConfig, run: RunConfig) -> None:
 
 
 def _last(rows: Sequence[dict[str, Any]]) -> Iterator[dict[str, Any]]:
-    """The experts that no other one branches from."""
+    """The experts from which no other expert branches."""
     parents = {row["after"] for row in rows}
     return (row for row in rows if row["number"] not in parents)
 
 
 def _found(row: dict[str, Any], sites: Sequence[Path]) -> tuple[Member, Path]:
-    """One expert, or, if it was refused, what stands in for it, and where it is."""
+    """An expert, or its parent if it was refused, and the folder where it is."""
     place = _find(row["name"], sites, row)
     card = load_card(place)
     if not card.accepted:

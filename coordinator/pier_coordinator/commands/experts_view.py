@@ -1,7 +1,4 @@
-"""A plan for experts as people read it in a terminal; experts_view.py has it for scripts.
-
-A plan for experts as scripts read it.
-"""
+"""Shows a plan for experts: to people in a terminal (`view`), and to scripts (`told`)."""
 
 from __future__ import annotations
 
@@ -24,9 +21,9 @@ from pier_coordinator.experts.task import Site, Task
 from pier_node.base.units import UNKNOWN, amount, count, number, percent, several, span
 
 WIDTH = 64
-"""Cells of the longest bar."""
+"""Length of the longest bar, in terminal cells."""
 STEADY = 0.95
-"""Of the bootstrap's draws: a domain that is less often in its class is marked."""
+"""A domain that stays in its class in a smaller fraction of the bootstrap draws is marked."""
 WHY = {
     "area": "all sites at work all the time",
     "longest": "the longest expert where it is fastest",
@@ -61,7 +58,7 @@ This is a plan, nothing has been started: `pier-coordinator experts start` does 
 
 @dataclass(frozen=True)
 class Planning:
-    """All that was found out: a plan of each mode, or why it has none, and the one that was asked for."""
+    """The result of planning: the plan of each mode or why it has none, and the plan of the requested mode."""
 
     task: Task
     difficulty: Difficulty
@@ -72,7 +69,7 @@ class Planning:
 
 
 def view(planning: Planning) -> RenderableType:
-    """The chosen plan: its experts, its schedule, and what the other modes would give."""
+    """The chosen plan: its experts, its schedule and what the other modes would give."""
     alike = "The domains do not differ enough in what they gain: all are treated alike."
     return Group(
         _head(planning),
@@ -103,7 +100,7 @@ def _end(plan: Plan) -> Text:
 
 
 def experts_table(planning: Planning) -> Table:
-    """What each domain's expert is, where, and why."""
+    """A table with a row per domain: its expert, the site, and why."""
     table = Table(box=None, pad_edge=False)
     for name in COLUMNS:
         table.add_column(name, justify="left" if name in ("domain", "expert", "site") else "right", no_wrap=True)
@@ -135,7 +132,7 @@ def _expert(planning: Planning, index: int, size_pays: str, steps_pay: str) -> l
 
 
 def _takes(planning: Planning, index: int, site: Site) -> float:
-    """Seconds of a domain, bytes on the line left out: they belong to a whole chain."""
+    """Seconds that a domain takes, without transfers, which belong to a whole chain."""
     task, made = planning.task, planning.chosen.recipe
     judging = judging_flops(task.sizes[made.sizes[index]], [task.domains[index]])
     return (float(made.flops(task)[index]) + judging) / site.speed + task.setup
@@ -147,7 +144,7 @@ def _pays(gain: Gain, loss: Array) -> list[str]:
 
 
 def bars(plan: Plan, sites: Sequence[Site]) -> list[Text]:
-    """A line for each site: its experts, one after the other, as long as they take, and dots where it idles."""
+    """A line per site: its experts in order, each as long as it takes, and dots where the site idles."""
     widest = max(len(site.name) for site in sites)
     lines = []
     for index, site in enumerate(sites):
@@ -165,12 +162,12 @@ def bars(plan: Plan, sites: Sequence[Site]) -> list[Text]:
 
 
 def _block(name: str, cells: int) -> str:
-    """A name in so many cells, with an edge to the next one."""
+    """A name padded or cut to a number of cells, with an edge to the next one."""
     return f"{name[: cells - 1]:─<{cells - 1}}│" if cells > 1 else "│" * cells
 
 
 def modes_table(planning: Planning) -> Table:
-    """What each mode would give: time, bound, budget, and the predicted loss beside the homogeneous plan's."""
+    """What each mode would give: time, bound, budget, and its predicted loss minus that of the homogeneous plan."""
     table = Table(box=None, pad_edge=False)
     for name in (
         "mode",
@@ -211,7 +208,7 @@ def _sizes(task: Task, plan: Plan) -> str:
 
 
 def told(planning: Planning) -> dict[str, Any]:
-    """The domains, and the plan of each mode or why it has none; times in seconds, sizes in bytes."""
+    """The domains, and the plan of each mode or why it has none, for JSON; times in seconds, sizes in bytes."""
     difficulty = planning.difficulty
     domains = [
         {
@@ -232,7 +229,7 @@ def told(planning: Planning) -> dict[str, Any]:
 
 
 def _gain(value: float, interval: Any) -> dict[str, float]:
-    """Bits per byte and FLOP, with its interval."""
+    """A gain in bits per byte per FLOP, with its interval."""
     return {"value": float(value), "low": float(interval[0]), "high": float(interval[1])}
 
 

@@ -1,4 +1,4 @@
-"""`pier-coordinator init`: a folder for a run."""
+"""`pier-coordinator init`: creates the folder of a run."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pier_node.commands.init import init as write_run
 
 
 def init(folder: Path, preset: str) -> str:
-    """Make it; returns what to do next. Raises PierError, also when there is a run in it already."""
+    """Create the folder; return what to do next. Raises PierError, also if it already holds a run."""
     if (folder / RUN_FILE).exists():
         raise PierError(
             f"{folder} has a run already: {folder / RUN_FILE} exists",
@@ -28,5 +28,5 @@ def init(folder: Path, preset: str) -> str:
 
 
 def run_name(folder: Path) -> str:
-    """What the run of a folder is called: as the folder, as far as a run's name may be; "": not at all."""
+    """The name of a run: that of its folder, without what a run's name must not contain; "": nothing is left."""
     return re.sub(r"[^A-Za-z0-9._-]+", "-", folder.resolve().name).strip("._-")[:64]

@@ -1,7 +1,4 @@
-"""The commands that ask a running coordinator: what it shows, and what it is told to do.
-
-Tables for the terminal.
-"""
+"""The commands that show and operate a run through its running coordinator, and their tables for the terminal."""
 
 from __future__ import annotations
 
@@ -25,13 +22,13 @@ Row = dict[str, Any]
 
 LEVELS = {20: "", 30: "yellow", 40: "red"}
 SILENT = "silent"
-"""State of a site that was not heard of for longer than its lease."""
+"""State of a site that has not been heard from for longer than its lease."""
 NUMBERS = ("round", "loss", "tokens/s", "sent")
 AT_WORK = ("training", "exchanging", "waiting", "done")
 
 
 def sites_table(sites: list[Row]) -> Table:
-    """Who is in the run, and how each does."""
+    """A table of the sites of the run and how each is doing."""
     table = Table(box=None, pad_edge=False)
     for name in ("site", "state", "round", "loss", "tokens/s", "sent", "order"):
         table.add_column(name, justify="right" if name in NUMBERS else "left", no_wrap=True)
@@ -49,7 +46,7 @@ def sites_table(sites: list[Row]) -> Table:
 
 
 def nodes_table(sites: list[Row]) -> Table:
-    """Who is in the run, and where."""
+    """A table of the sites of the run and where they are."""
     table = Table(box=None, pad_edge=False)
     for name in ("site", "node", "state", "address", "version"):
         table.add_column(name, no_wrap=True)
@@ -60,7 +57,7 @@ def nodes_table(sites: list[Row]) -> Table:
 
 
 def status_view(board: Row) -> RenderableType:
-    """The run in a line, its alerts, its sites."""
+    """The run in one line, its alerts and its sites."""
     run, totals = board["run"], board["totals"]
     progress = f"  {run['algorithm']}  round {totals['round']} of {run['rounds']}"
     pace = f"  {count(totals['tokens_per_second'])} tokens/s  loss {number(totals['loss'], 3)}"
@@ -72,7 +69,7 @@ def status_view(board: Row) -> RenderableType:
 
 
 def events_table(events: list[Row]) -> Table:
-    """What happened, a line each."""
+    """A table of events, one line each."""
     table = Table(box=None, pad_edge=False, show_header=False)
     for event in events:
         when = datetime.fromtimestamp(event["time"]).strftime("%m-%d %H:%M:%S")
@@ -86,13 +83,13 @@ def _state(site: Row) -> Text:
 
 
 EVERY = 1.0
-"""Seconds between two looks of --watch."""
+"""Seconds between two updates of --watch."""
 ALL_WELL, SITES_SILENT = 0, 3
 """Exit codes of `status` and `nodes`."""
 
 
 def status(folder: Path, as_json: bool, watch: bool) -> int:
-    """Show the run, once or until Ctrl+C; returns the exit code. Raises PierError."""
+    """Show the run, once or until Ctrl+C; return the exit code. Raises PierError."""
     client, console = Client.of(folder), Console()
     if watch and not as_json:
         try:
@@ -115,7 +112,7 @@ def _code(sites: Sequence[Answer]) -> int:
 
 
 def nodes(folder: Path, as_json: bool) -> int:
-    """Show the sites; returns the exit code. Raises PierError."""
+    """Show the sites; return the exit code. Raises PierError."""
     found = Client.of(folder).get("/api/nodes")["sites"]
     if as_json:
         print(json.dumps(found))
@@ -125,7 +122,7 @@ def nodes(folder: Path, as_json: bool) -> int:
 
 
 def events(folder: Path, as_json: bool, limit: int, of_sites: bool) -> None:
-    """Show what happened, or only what the sites logged; the newest last. Raises PierError."""
+    """Show the events, or only what the sites logged, the newest last. Raises PierError."""
     found = Client.of(folder).get("/api/events?limit=500")["events"]
     wanted = [event for event in found if event["kind"] == "note" or not of_sites][-limit:]
     if as_json:
@@ -135,7 +132,7 @@ def events(folder: Path, as_json: bool, limit: int, of_sites: bool) -> None:
 
 
 def invite(folder: Path, as_json: bool, name: str, expires: float, uses: int) -> None:
-    """Print the command that brings a site in. Raises PierError."""
+    """Make an invite and print the command that a site joins with. Raises PierError."""
     made = Client.of(folder).act("invite", name=name, expires_seconds=expires, uses=uses)
     if as_json:
         print(json.dumps(made))
@@ -149,14 +146,14 @@ def invite(folder: Path, as_json: bool, name: str, expires: float, uses: int) ->
 
 
 def order(folder: Path, action: str, sites: Sequence[str], as_json: bool) -> None:
-    """Pause, resume or stop sites, or all. Raises PierError."""
+    """Pause, resume or stop sites, or all of them. Raises PierError."""
     whom = ", ".join(sites) or "all sites"
     done = {"pause": f"{whom}: pause at the next round", "resume": f"{whom}: go on", "stop": f"{whom}: leave the run"}
     act(folder, action, done[action], as_json, nodes=[*sites])
 
 
 def revoke(folder: Path, site: str, as_json: bool) -> None:
-    """Put a site out, or take an invite back. Raises PierError."""
+    """Revoke a site or an invite. Raises PierError."""
     answer = Client.of(folder).act("revoke", node=site)
     print(json.dumps(answer) if as_json else _revoked(folder, answer))
 
@@ -179,7 +176,7 @@ def _revoked(folder: Path, answer: Answer) -> str:
 
 
 def act(folder: Path, action: str, said: str, as_json: bool, **body: Any) -> None:
-    """Have the coordinator do something, and say so. Raises PierError."""
+    """Request an action from the coordinator and print what was done. Raises PierError."""
     answer = Client.of(folder).act(action, **body)
     print(json.dumps(answer) if as_json else said)
 

@@ -1,4 +1,4 @@
-"""Options that several commands of pier-coordinator have."""
+"""Options that several commands of pier-coordinator share."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ HOURS = {"m": 60.0, "h": 3600.0, "d": 86400.0}
 
 
 class Duration(click.ParamType[float]):
-    """90m, 24h, 7d -> seconds."""
+    """A duration such as 90m, 24h or 7d, converted to seconds."""
 
     name = "TIME"
 
     def convert(self, value: str | float, param: click.Parameter | None, ctx: click.Context | None) -> float:
-        """Seconds; fails with what is allowed."""
+        """Convert to seconds; fail with a message that says what is allowed."""
         if isinstance(value, float):
             return value
         number, unit = value[:-1], value[-1:]

@@ -1,6 +1,6 @@
-"""`pier-coordinator paths plan`: plans a pipeline, and says what is to be expected of it.
+"""`pier-coordinator paths plan`: plans a pipeline and shows what to expect from it.
 
-`pier-coordinator paths plan --data RUN`: the problem that a run poses, of what its sites have measured.
+The problem comes from a file, or with `--data RUN` from what the sites of a run have measured.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from pier_node.pipeline.problem import posed
 from pier_proto.v1.peer_pb2 import Place
 
 MOST_LINES = 24
-"""Pairs of sites that the table has, the slowest of them; --json has all."""
+"""Maximum number of pairs of sites in the table: the slowest ones; --json has all."""
 TIMES = ("forward", "backward", "loss")
 
 
@@ -37,9 +37,9 @@ class Measured:
     """What the sites of a run have measured.
 
     Attributes:
-        sites: as /api/pipeline has them.
-        tensor: bytes of what travels between two sites; None: each site chooses its precision.
-        now_s: seconds of an iteration on the paths that the run uses, as planned; None: not known.
+        sites: the sites, in the form of /api/pipeline.
+        tensor: bytes of a tensor sent between two sites; None: not known, since each site chooses its precision.
+        now_s: planned seconds of an iteration on the paths that the run uses; None: not known.
     """
 
     sites: list[Answer]
@@ -47,11 +47,11 @@ class Measured:
     now_s: float | None
 
     def problem(self, section: PipelineSection, seed: int) -> Problem:
-        """Of sites that may hold any stage. Raises PierError."""
+        """The planning problem, in which each site may hold any stage. Raises PierError."""
         return posed(section, self.places(), {}, seed)[0]
 
     def places(self) -> dict[str, Place]:
-        """What each site has measured, by its name."""
+        """What each site has measured, by the site's name."""
         names = {site["node"]: site["name"] for site in self.sites}
         return {
             site["name"]: Place(
@@ -63,15 +63,15 @@ class Measured:
         }
 
     def view(self) -> RenderableType:
-        """Two tables: the sites, and the ways between them in both directions."""
+        """Two tables: the sites, and the links between them in both directions."""
         return Group(_sites_table(self.sites), "", *_lines_view(self.sites, self.tensor))
 
 
 def of_run(folder: Path, policy: Policy | None, seed: int) -> tuple[Problem, Policy, Measured]:
-    """What there is to plan in the run of a folder, by its own policy unless another is asked for.
+    """The planning problem of a folder's run, with the run's policy unless another is given.
 
     Raises:
-        PierError: no coordinator runs, the run has no stages, or too few sites are here, or have measured.
+        PierError: no coordinator runs, the run has no stages, or too few sites are live or have measured.
     """
     client = Client.of(folder)
     config = client.home.config
@@ -150,12 +150,18 @@ def _seconds(time: float | None) -> str:
 
 
 BESIDE_CHART = 40
-"""Columns that the chart leaves to the names of sites and their utilisation."""
+"""Columns beside the chart, for the names of sites and their utilisation."""
 
 
 @dataclass(frozen=True)
 class Search:
-    """How to plan; `policy` None: as the run does, skipping for what a file describes. `seconds`: of each search."""
+    """How to plan.
+
+    Attributes:
+        policy: None: the run's policy; "skip" for a problem from a file.
+        seed: seed of the search.
+        seconds: duration of each search.
+    """
 
     policy: Policy | None
     seed: int
@@ -163,14 +169,15 @@ class Search:
 
 
 def plan_file(file: Path, how: Search, as_json: bool, svg: Path | None) -> None:
-    """Plan what a file describes, and show it. Raises PierError."""
+    """Plan the problem that a file describes and show the plan. Raises PierError."""
     _plan(problem_from_json(file.read_bytes()), how.policy or "skip", how, as_json, svg, None)
 
 
 def plan_run(folder: Path, how: Search, as_json: bool, svg: Path | None) -> None:
-    """Plan for the sites of a run, of what they have measured, and show it; the run goes on as it is.
+    """Plan for the sites of a run, from their measurements, and show the plan. This does not change the run.
 
-    Raises PierError.
+    Raises:
+        PierError: see `of_run`.
     """
     problem, policy, measured = of_run(folder, how.policy, how.seed)
     _plan(problem, policy, how, as_json, svg, measured)
@@ -202,7 +209,7 @@ def _plan(
 
 
 def as_dict(outcome: Outcome) -> dict[str, Any]:
-    """The outcome for scripts; times in seconds, utilisation by site."""
+    """The outcome as a dict for scripts; times in seconds, utilisation by site."""
     found, full, problem = outcome.found, outcome.full, outcome.problem
     names = [site.name for site in problem.sites]
     return {
@@ -223,7 +230,7 @@ def as_dict(outcome: Outcome) -> dict[str, Any]:
 
 
 def summary(outcome: Outcome, now_s: float | None = None) -> Table:
-    """The plan beside the full pipeline and the bounds, and what the run uses now, if that is known."""
+    """A table that compares the plan with the full pipeline, the bounds and, if known, the paths that the run uses."""
     found, full, count = outcome.found, outcome.full, outcome.problem.microbatches
     table = Table(box=None, pad_edge=False)
     for name in ("", "an iteration", "a microbatch", "of the full pipeline"):
@@ -237,7 +244,7 @@ def summary(outcome: Outcome, now_s: float | None = None) -> Table:
     for name, taken in rows.items():
         share = percent(taken / full.iteration_s)
         table.add_row(name, f"{taken:.2f} s", f"{taken / count:.3f} s", share)
-    if now_s:  # of the times that were known when it planned: of other full pipelines it would be another share
+    if now_s:  # planned from earlier measurements: a share of this full pipeline would mislead
         table.add_row("the run's own paths, as it planned them", f"{now_s:.2f} s", f"{now_s / count:.3f} s", UNKNOWN)
     ended = "to its end" if found.complete else "to the deadline: a slower machine finds less, and not always the same"
     table.caption = f"{found.simulated:,} plans simulated in {found.seconds:.1f} s, {ended}"

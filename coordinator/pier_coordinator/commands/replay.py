@@ -1,4 +1,4 @@
-"""`pier-coordinator replay`: the page of a run that is over."""
+"""`pier-coordinator replay`: shows the page of a finished run."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from pier_node.base.tasks import until_stopped
 
 
 def run_replay(file: Path, speed: float, port: int) -> None:
-    """Show it until Ctrl+C. Raises PierError."""
+    """Show the page of an event log until Ctrl+C. Raises PierError."""
     console = Console()
 
     def ready(address: str) -> None:

@@ -1,4 +1,4 @@
-"""`pier-coordinator start`: runs the coordinator in this terminal, until Ctrl+C."""
+"""`pier-coordinator start`: runs the coordinator in this terminal until Ctrl+C."""
 
 from __future__ import annotations
 
@@ -29,25 +29,28 @@ from pier_node.base.tasks import until_stopped
 from pier_node.wire.interfaces import choose_address
 
 GLANCE = 0.5
-"""Seconds between two looks at what sites say of themselves, for the page."""
+"""Seconds between two transfers of the sites' pulses to the page's board."""
 TURN = 50
-"""Sites looked at before calls get their turn."""
+"""Number of sites transferred before calls get their turn."""
 COLLECTIONS = (50_000, 20, 20)
-"""When to look for garbage in cycles (gc.set_threshold). There is next to none, and of a thousand sites a look at all
-that is kept takes 0.1 s, in which nobody is answered."""
+"""Thresholds of the garbage collector (gc.set_threshold). There are hardly any cycles, and with a thousand sites a full
+collection takes 0.1 s, during which no call is answered."""
 SWITCH = 0.0001
-"""Seconds after which a thread gives way: the one that writes to the database asks for its turn at every statement."""
+"""Seconds after which a thread yields: the one that writes to the database waits for its turn at every statement."""
 GOODBYE = 2.0
-"""Seconds that open pages get to end."""
+"""Seconds that open pages get to close."""
 
 
 @dataclass(frozen=True)
 class Settings:
-    """What `pier-coordinator start` was told.
+    """The options of `pier-coordinator start`.
 
     Attributes:
-        listen, advertise, page: HOST:PORT.
-        hosts: NAME or NAME:PORT by which people reach the page.
+        home: the run's folder.
+        listen: HOST:PORT at which sites call.
+        advertise: HOST[:PORT] at which sites reach the coordinator; None: choose one.
+        page: HOST:PORT of the web page.
+        hosts: further names of the page, NAME or NAME:PORT.
     """
 
     home: Home
@@ -58,7 +61,7 @@ class Settings:
 
 
 def run_coordinator(settings: Settings, quiet: bool) -> None:
-    """Run until somebody stops it. Raises PierError."""
+    """Run the coordinator until it is stopped. Raises PierError."""
     console = Console()
     handler = RichHandler(console=console, show_path=False, show_level=True, log_time_format="[%X]")
     logging.basicConfig(level=logging.WARNING if quiet else logging.INFO, format="%(message)s", handlers=[handler])
@@ -104,7 +107,7 @@ async def _glance(coordinator: Coordinator, board: ReadModel) -> None:
 
 
 async def _serve_page(stack: AsyncExitStack, settings: Settings, board: ReadModel, operator: Operator) -> str:
-    """Returns its URL."""
+    """Serve the page; return its URL."""
     began = time.time()
     host, port = parse_address(settings.page)
     health, hosts = lambda: {"ok": True, "since": began}, (host, *settings.hosts)

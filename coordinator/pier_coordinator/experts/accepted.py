@@ -1,4 +1,4 @@
-"""A plan that was accepted, as it is kept: what each job is, its site, and what is needed to place it elsewhere."""
+"""An accepted plan as it is stored: each job, its site, and what is needed to place the job elsewhere."""
 
 from __future__ import annotations
 
@@ -18,23 +18,23 @@ from pier_node.experts.config import MOST_DOMAINS, ExpertsConfig, Name
 from pier_node.experts.job import SEED, ExpertJob
 
 Long = Annotated[float, Field(gt=0)]
-"""May be inf: no limit."""
+"""A positive number; inf: no limit."""
 
 
 class Kept(Section):
-    """Goes into JSON and comes back as it was, inf as well."""
+    """A section that survives a round trip through JSON, including inf."""
 
     model_config = ConfigDict(ser_json_inf_nan="constants")
 
 
 class AcceptedJob(Kept):
-    """A job and its place.
+    """A job and its site.
 
     Attributes:
-        site: name of the one that begins with it; later the coordinator may give it to another.
-        seconds: predicted, there.
-        memory, parameters, judging, moved, setup: as of Size and Job.
-        sites: names of those that may see the text; none: all.
+        site: name of the site that starts it; the coordinator may move it to another site later.
+        seconds: predicted duration at that site.
+        memory, parameters, judging, moved, setup: as in Size and Job.
+        sites: names of the sites that may see the text; empty: all sites.
     """
 
     job: ExpertJob
@@ -49,7 +49,7 @@ class AcceptedJob(Kept):
 
 
 class AcceptedSite(Kept):
-    """A site as it was planned with: FLOP/s, bytes, bytes/s; inf: no limit."""
+    """A site as the plan assumes it: speed in FLOP/s, memory in bytes, line in bytes/s; inf: no limit."""
 
     name: Name
     speed: Long
@@ -58,7 +58,7 @@ class AcceptedSite(Kept):
 
 
 class AcceptedPlan(Kept):
-    """All of it; `seconds` is when the last site is done, predicted."""
+    """An accepted plan; `seconds` is the predicted time until the last site is done."""
 
     mode: str
     seconds: Finite
@@ -68,7 +68,7 @@ class AcceptedPlan(Kept):
 
     @model_validator(mode="after")
     def check_numbers(self) -> Self:
-        """Jobs are numbered in their order, and each comes after its parent."""
+        """Check that jobs are numbered in their order and that each comes after its parent."""
         for index, each in enumerate(self.jobs):
             if each.job.number != index or each.job.after >= index:
                 raise ValueError(f"job {each.job.number} is number {index}, or comes before its parent")
@@ -76,11 +76,11 @@ class AcceptedPlan(Kept):
 
     @property
     def id(self) -> str:
-        """Names it: another plan has another name; 32 hex digits."""
+        """The plan's id, 32 hex digits: a hash of its content."""
         return hashlib.blake2b(self.model_dump_json().encode(), digest_size=16).hexdigest()
 
     def chains(self) -> list[list[int]]:
-        """Numbers of the jobs that follow one another, at one site; most chains have one."""
+        """The chains: numbers of jobs that one site trains one after the other. Most chains have one job."""
         found: list[list[int]] = []
         for each in self.jobs:
             if each.job.after == SEED:
@@ -90,15 +90,15 @@ class AcceptedPlan(Kept):
         return found
 
     def chain(self, number: int) -> list[int]:
-        """The one that a job is in."""
+        """The chain that contains a job."""
         return next(chain for chain in self.chains() if number in chain)
 
     def queue(self) -> list[list[int]]:
-        """Chains as sites take them: the shortest first."""
+        """The chains in the order in which sites train them: the shortest first."""
         return sorted(self.chains(), key=lambda chain: sum(self.jobs[each].job.flops for each in chain))
 
     def as_job(self, chain: Sequence[int]) -> Job:
-        """A chain as the planner sees it."""
+        """A chain as one job for the planner."""
         own = [self.jobs[number] for number in chain]
         largest = max(own, key=lambda each: each.memory)
         size = Size(largest.job.size, largest.parameters, 0.0, largest.memory, 0.0)
@@ -111,10 +111,10 @@ class AcceptedPlan(Kept):
 def accepted(
     config: ExpertsConfig, task: Task, plan: Plan, sites: Sequence[Site], digests: Sequence[str]
 ) -> AcceptedPlan:
-    """What is to be trained by whom; numbers follow the plan's order, chain by chain.
+    """Convert a plan into its stored form; jobs are numbered in the plan's order, chain by chain.
 
     Args:
-        digests: of the domains' texts, in their order.
+        digests: hashes of the domains' texts, in the order of the domains.
     """
     steps = plan.recipe.steps + (plan.extra if config.experts.fill_idle else 0)
     jobs: list[AcceptedJob] = []

@@ -1,10 +1,10 @@
-"""Stage A: how large the expert of each domain is, and for how many tokens it is trained, within a budget of FLOPs.
+"""Stage A: chooses the size and the number of tokens of each domain's expert within a budget of FLOPs.
 
     min Σ_j v_j L̂_j(N_sj, T_j)   s.t.   Σ_j F_sj T_j <= C,   T_min <= T_j <= e_max D_j
 
-For given sizes the marginal gain of a FLOP, v_j β B_j (T0 + T_j)^(-β-1) / F_j, is the same wherever T_j is at no bound:
-water is filled in. Sizes are tried all, or where these are too many, changed one or two at a time.
-Source: spec/hdee.md section 2.3.
+For given sizes, the marginal gain of a FLOP, v_j β B_j (T0 + T_j)^(-β-1) / F_j, is the same for every T_j that is at no
+bound (water-filling). All combinations of sizes are tried; if there are too many, sizes are changed one or two at a
+time. This stage goes beyond HDEE (arXiv 2502.19385).
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from pier_coordinator.experts.curves import Curves
 from pier_coordinator.experts.problem import Array
 
 ALL = 100_000
-"""Combinations of sizes that are all tried."""
+"""Up to this number, all combinations of sizes are tried."""
 HALVINGS = 60
 TINY = 1e-200
 
@@ -30,11 +30,12 @@ Fits = npt.NDArray[np.bool_]
 
 @dataclass(frozen=True)
 class Allowed:
-    """What Stage A may choose from; arrays over sizes are [sizes], over domains [domains].
+    """What Stage A may choose from.
 
     Attributes:
-        parameters, flops: of a model of each size; FLOPs per token.
-        least, most: tokens of a domain's expert.
+        parameters: number of parameters of a model of each size, [sizes].
+        flops: FLOPs per token of each size, [sizes].
+        least, most: bounds on the tokens of a domain's expert, [domains].
         budget: FLOPs of all experts together.
         fits: whether some site can train an expert of that size on that domain, [domains, sizes].
     """
@@ -49,7 +50,7 @@ class Allowed:
 
 @dataclass(frozen=True)
 class Allocation:
-    """The size (by index) and the tokens of each domain's expert, [domains]; `loss` is the weighted sum."""
+    """The size (index) and the tokens of each domain's expert, [domains]; `loss` is the weighted sum of the losses."""
 
     sizes: Sizes
     tokens: Array
@@ -57,7 +58,7 @@ class Allocation:
 
 
 class BudgetError(Exception):
-    """The budget is too small for the least number of tokens; `needed` FLOPs would do."""
+    """The budget is too small for the minimum number of tokens; `needed` FLOPs would be enough."""
 
     def __init__(self, needed: float) -> None:
         super().__init__(f"{needed:.3g} FLOPs are needed")
@@ -65,7 +66,7 @@ class BudgetError(Exception):
 
 
 def allocated(curves: Curves, weights: Array, allowed: Allowed) -> Allocation:
-    """The best allocation. Raises BudgetError."""
+    """The best allocation that is found. Raises BudgetError."""
     cheapest = float((allowed.flops.min() * allowed.least).sum())
     if cheapest > allowed.budget:
         raise BudgetError(cheapest)
@@ -82,15 +83,15 @@ def allocated(curves: Curves, weights: Array, allowed: Allowed) -> Allocation:
 
 
 def filled(gain: Array, flops: Array, curves: Curves, least: Array, most: Array, budget: Array | float) -> Array:
-    """Tokens for experts of given sizes, so that the last FLOP brings the same for each.
+    """Tokens for experts of given sizes, such that the last FLOP gains the same for each.
 
     Args:
         gain: v_j B_j; all arrays are [..., domains], `budget` (FLOPs) is [...].
 
     Returns:
-        [..., domains]; what it takes is the budget, or less where all are at `most`.
+        [..., domains]; they cost the budget, or less if all are at `most`.
     """
-    # T0 + T_j is a share of each domain times one level, which is sought.
+    # T0 + T_j is the domain's share times one common level; the level is found by bisection.
     share = (np.maximum(gain, TINY) / flops) ** (1 / (1 + curves.beta))
     low, high = (np.maximum(curves.warm + least, 1.0) / share).min(axis=-1), ((curves.warm + most) / share).max(axis=-1)
     for _ in range(HALVINGS):
@@ -102,7 +103,7 @@ def filled(gain: Array, flops: Array, curves: Curves, least: Array, most: Array,
 
 
 def _best(curves: Curves, weights: Array, allowed: Allowed, tried: Sizes) -> Allocation:
-    """Of some combinations of sizes, [combinations, domains]."""
+    """The best allocation for some combinations of sizes, [combinations, domains]."""
     flops = allowed.flops[tried]
     most = np.maximum(allowed.least, np.minimum(allowed.most, allowed.budget / flops))
     tokens = filled(weights * curves.data, flops, curves, allowed.least, most, allowed.budget)
@@ -114,7 +115,7 @@ def _best(curves: Curves, weights: Array, allowed: Allowed, tried: Sizes) -> All
 
 
 def _changes(sizes: Sizes, kinds: int) -> Iterator[Sizes]:
-    """One domain gets another size, or two domains swap theirs."""
+    """All changes of the size of one domain, and all swaps of the sizes of two domains."""
     for domain, kind in product(range(len(sizes)), range(kinds)):
         changed = sizes.copy()
         changed[domain] = kind

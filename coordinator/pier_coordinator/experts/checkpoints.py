@@ -1,7 +1,7 @@
-"""Checkpoints of experts under way, on the coordinator's disk: of each job the latest, for another site to go on from.
+"""Checkpoints of experts in training, on the coordinator's disk: each job's latest, so another site can continue it.
 
-A file's name says all that is known of it, and it has that name once it is whole and checked: kill -9 leaves it, or the
-one before it. A file of another plan, and of a chain of jobs that is done, is deleted.
+A file's name holds all that is known about it. A file gets this name only once it is complete and checked, so kill -9
+leaves either it or the one before it. Files of other plans and of chains that are done are deleted.
 """
 
 from __future__ import annotations
@@ -24,15 +24,15 @@ FOLDER = "checkpoints"
 NAME = re.compile(r"([0-9]{1,3})-([0-9]{1,10})-([0-9a-f]{64})[.]safetensors")
 PART = ".part"
 PIECE = 128 << 10
-"""Most bytes of a checkpoint that travel in a message."""
+"""Maximum number of bytes of a checkpoint in one message."""
 
 
 class Checkpoints:
-    """Those of a plan.
+    """The checkpoints of a plan.
 
     Args:
-        folder: the run's.
-        plan: its name.
+        folder: the run's folder.
+        plan: the plan's id.
     """
 
     def __init__(self, folder: Path, plan: str) -> None:
@@ -44,30 +44,33 @@ class Checkpoints:
             self._find(path)
 
     def of(self, job: int) -> Kept | None:
-        """The one of a job."""
+        """The checkpoint of a job; None: there is none."""
         return self._kept.get(job)
 
     def step(self, job: int) -> int:
-        """After which the one of a job was made; 0: there is none."""
+        """The step after which a job's checkpoint was made; 0: there is none."""
         kept = self._kept.get(job)
         return kept.step if kept else 0
 
     def begin(self, jobs: Iterable[int]) -> str:
-        """Where the first of these that has one goes on, in words."""
+        """In words, where training continues: at the checkpoint of the first of these jobs that has one."""
         step = next(filter(None, map(self.step, jobs)), 0)
         return f"from its checkpoint at step {step}" if step else "from the start"
 
     async def take(
         self, node: str, kept: Kept, length: int, parts: AsyncIterator[CheckpointPart], wanted: Callable[[], bool]
     ) -> None:
-        """One comes from a site.
+        """Receive a checkpoint from a site and keep it.
 
         Args:
-            length: parameters of the model.
-            wanted: whether it still is.
+            node: node id of the site.
+            kept: what the site says the checkpoint is.
+            length: number of parameters of the model.
+            parts: the parts of the checkpoint.
+            wanted: returns whether it is still needed.
 
         Raises:
-            Refused: it is not what it says, no training leads there, or one as late is there.
+            Refused: it is not what the site says, it is invalid, or one that is as late is kept already.
         """
         if kept.step <= self.step(kept.job):
             raise Refused(f"a checkpoint after step {self.step(kept.job)} of that expert is kept")
@@ -95,7 +98,7 @@ class Checkpoints:
             _delete(part)
 
     async def parts(self, job: int) -> AsyncIterator[CheckpointPart]:
-        """The one of a job, in parts. Raises Refused: there is none, or what is there is damaged."""
+        """Yield a job's checkpoint in parts. Raises Refused: there is none, or it is damaged."""
         kept = self.of(job)
         if kept is None:
             raise Refused("no checkpoint of that expert is kept")
@@ -103,7 +106,7 @@ class Checkpoints:
             file = self._path(kept).open("rb")
         except OSError as error:
             raise self._lost(kept, error.strerror or "") from error
-        with file:  # open, it stays as it is when a later one takes its place
+        with file:  # the open file stays readable if a later one replaces it
             if await asyncio.to_thread(_digest, file) != kept.digest:
                 raise self._lost(kept, "it is damaged")
             yield CheckpointPart(checkpoint=ExpertCheckpoint(**kept.model_dump()))
@@ -111,17 +114,17 @@ class Checkpoints:
                 yield CheckpointPart(piece=piece)
 
     def drop(self, job: int) -> None:
-        """Delete that of a job."""
+        """Delete the checkpoint of a job."""
         if kept := self._kept.pop(job, None):
             _delete(self._path(kept))
 
     def clear(self) -> None:
-        """Delete all, of all plans; blocks."""
+        """Delete all checkpoints of all plans; blocks."""
         self._kept.clear()
         shutil.rmtree(self._all, ignore_errors=True)
 
     def _find(self, path: Path) -> None:
-        """A file that lies there from before; of two of a job the later one counts."""
+        """Take in a file left from an earlier start; of two for one job, keep the later."""
         found = NAME.fullmatch(path.name)
         with suppress(ValueError, OSError):
             number, step, digest = found.groups() if found else ("", "", "")
@@ -133,7 +136,7 @@ class Checkpoints:
         _delete(path)
 
     async def _receive(self, path: Path, kept: Kept, parts: AsyncIterator[CheckpointPart]) -> None:
-        """Write what comes; ValueError: it is not what was said."""
+        """Write the parts to a file. Raises ValueError: they are not what the site said."""
         path.parent.mkdir(parents=True, exist_ok=True)
         size, digest = 0, hashlib.sha256()
         with path.open("wb") as file:
@@ -147,7 +150,7 @@ class Checkpoints:
             raise ValueError(f"its hash is not that of the {size} bytes that came")
 
     def _put(self, part: Path, kept: Kept) -> None:
-        """It takes the place of the one before it."""
+        """Replace the job's previous checkpoint by this one."""
         durable.sync(part)
         part.replace(self._path(kept))
         durable.sync(self._folder)
@@ -169,7 +172,7 @@ def _delete(path: Path) -> None:
 
 
 def _digest(file: BufferedReader) -> str:
-    """SHA-256, hex; the file is at its beginning again afterwards."""
+    """SHA-256 of a file, hex; rewinds the file to its beginning."""
     digest = hashlib.file_digest(file, "sha256").hexdigest()
     file.seek(0)
     return digest

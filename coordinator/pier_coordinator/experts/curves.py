@@ -1,10 +1,10 @@
-"""What a domain's loss would be with a model of N parameters after T tokens: a law, and its fit to short probes.
+"""The loss law of a domain, for a model of N parameters after T tokens, and its fit to short probes.
 
     L̂_j(N, T) = E_j + A_j / N^α + B_j / (T0 + T)^β
 
-The exponents and T0 are shared by all domains: a few short points of each are not enough to tell them. With them
-fixed, E, A and B are a linear least-squares fit without negative coefficients (spec/hdee.md sections 2.2 and 2.3; the
-form is that of Hoffmann et al., arXiv 2203.15556).
+The form is that of Hoffmann et al., arXiv 2203.15556. All domains share the exponents and T0, because a few short
+probes of each domain do not determine them. With these fixed, E, A and B follow from a linear least-squares fit with
+non-negative coefficients.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ from pier_coordinator.experts.problem import Array
 ALPHAS = (0.2, 0.34, 0.5, 0.8)
 BETAS = (0.15, 0.2, 0.28, 0.4, 0.6, 0.9)
 WARM = (0.0, 0.1, 0.3, 1.0, 3.0)
-"""Exponents that are tried, and T0 as multiples of the longest probe."""
+"""The exponents that are tried, and T0 as multiples of the longest probe's tokens."""
 SUBSETS = [[index for index in range(3) if mask >> index & 1] for mask in range(1, 8)]
-"""Of E, A and B: the ones that are not 0."""
+"""Which of E, A and B are not 0: all non-empty subsets."""
 
 
 @dataclass(frozen=True)
 class Curves:
-    """The law of some domains; the arrays are [..., domains], losses in bits per byte.
+    """The laws of some domains; arrays are [..., domains], losses are in bits per byte.
 
     Attributes:
         floor, size, data: E, A and B.
@@ -42,15 +42,15 @@ class Curves:
     warm: float
 
     def loss(self, parameters: Array | float, tokens: Array | float) -> Array:
-        """L̂, [..., domains]; arguments for each domain, or one for all."""
+        """L̂, [..., domains]; each argument has a value per domain, or one for all."""
         left = self.data / (self.warm + np.asarray(tokens)) ** self.beta
         return np.asarray(self.floor + self.size / np.asarray(parameters) ** self.alpha + left)
 
     def balanced(self, parameters: float, tokens: float) -> Curves:
-        """The same with A in other units: for the mean domain N and T have the same marginal gain at these values.
+        """Return a copy with A rescaled: for the mean domain, N and T have the same marginal gain at these values.
 
-        Models that stand in for the real ones tell how domains differ in what size gives them, but not how much that
-        is. Then whoever chose N and T is taken to have chosen well.
+        Stand-in models show how the gain from size differs between domains, but not how large it is. N and T are
+        therefore assumed to have been chosen well.
         """
         of_size = (self.alpha * self.size / parameters**self.alpha).mean(axis=-1, keepdims=True)
         spread = self.beta * self.data * tokens / (self.warm + tokens) ** (self.beta + 1)
@@ -60,10 +60,10 @@ class Curves:
 
 
 def fitted(parameters: Array, tokens: Array, losses: Array) -> Curves:
-    """The law that fits probes best.
+    """The laws that fit some probes best.
 
     Args:
-        parameters, tokens: of the probes, the same for all domains, [points].
+        parameters, tokens: parameters and tokens of each probe, the same for all domains, [points].
         losses: bits per byte, [domains, points].
     """
     warm = [factor * float(tokens.max()) for factor in WARM]
@@ -74,7 +74,7 @@ def fitted(parameters: Array, tokens: Array, losses: Array) -> Curves:
 
 
 def refitted(law: tuple[float, float, float], parameters: Array, tokens: Array, losses: Array) -> Curves:
-    """E, A and B for given (α, β, T0); `losses` may have more axes in front, as those of a bootstrap."""
+    """Fit E, A and B for given (α, β, T0); `losses` may have more leading axes, as in a bootstrap."""
     alpha, beta, warm = law
     columns = np.stack([np.ones_like(tokens), parameters**-alpha, (warm + tokens) ** -beta], axis=1)  # [points, 3]
     scale = columns.mean(axis=0)
@@ -83,7 +83,7 @@ def refitted(law: tuple[float, float, float], parameters: Array, tokens: Array, 
 
 
 def _non_negative(columns: Array, losses: Array) -> Array:
-    """Least squares without negative coefficients, [..., 3]: the best of those with some of them 0."""
+    """Non-negative least squares, [..., 3]: the best fit over all subsets of coefficients that are not 0."""
     best = np.zeros((*losses.shape[:-1], 3))
     error = np.full(losses.shape[:-1], np.inf)
     for subset in SUBSETS:

@@ -1,9 +1,9 @@
-"""Where extra size, and where extra steps pay: two questions, and neither is how high a domain's loss is.
+"""Difficulty of domains: where extra size pays and where extra steps pay. A high loss alone is no reason for either.
 
 u_size(j) = v_j (L_S - L_L) / ((F_L - F_S) T)   and   u_step(j) = v_j (L(T) - L(T')) / ((T' - T) F_M)
 
-with predicted losses; the loss of the smallest model, z0, breaks ties and nothing else. Intervals are of a bootstrap
-over the rows that were scored. Source: spec/hdee.md section 2.2.
+Losses are predicted. The loss of the smallest model, z0, only breaks ties. Intervals come from a bootstrap over the
+scored rows. HDEE (arXiv 2502.19385) sets difficulty by hand; this estimate is not in the paper.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from pier_coordinator.experts.curves import Curves, fitted, refitted
 from pier_coordinator.experts.problem import Array
 
 DRAWS = 200
-"""Of the bootstrap."""
+"""Number of bootstrap draws."""
 INTERVAL = (2.5, 97.5)
-"""Percentiles."""
+"""Percentiles that bound an interval."""
 EASY, MEDIUM, HARD = 0, 1, 2
 
 Classes = npt.NDArray[np.intp]
@@ -30,8 +30,8 @@ class Probes:
     """Losses of short probes.
 
     Attributes:
-        parameters, tokens: of each probe, [points].
-        losses: bits per byte of each row that was scored, [domains, points, rows]; the same rows at all points.
+        parameters, tokens: parameters and tokens of each probe, [points].
+        losses: bits per byte of each scored row, [domains, points, rows]; all points score the same rows.
     """
 
     parameters: Array
@@ -41,11 +41,12 @@ class Probes:
 
 @dataclass(frozen=True)
 class Choice:
-    """What is compared: sizes S, M, L and step counts of a menu.
+    """The menu that is compared: sizes S, M and L, and three step counts.
 
     Attributes:
-        parameters, flops: of the sizes (FLOPs per token), [3].
-        tokens: of the step counts, [3].
+        parameters: number of parameters of each size, [3].
+        flops: FLOPs per token of each size, [3].
+        tokens: tokens of each step count, [3].
     """
 
     parameters: Array
@@ -55,26 +56,31 @@ class Choice:
 
 @dataclass(frozen=True)
 class Gain:
-    """Bits per byte that a FLOP brings, times the domain's weight: [domains], and in the draws of a bootstrap."""
+    """Gain in bits per byte per FLOP, times the domain's weight.
+
+    Attributes:
+        value: the estimate, [domains].
+        draws: the same in each bootstrap draw, [draws, domains].
+    """
 
     value: Array
     draws: Array
 
     @property
     def interval(self) -> Array:
-        """From and to, [2, domains]."""
+        """Lower and upper end of the interval, [2, domains]."""
         return np.asarray(np.percentile(self.draws, INTERVAL, axis=0))
 
     @property
     def tells(self) -> bool:
-        """Whether domains differ: some intervals have nothing in common."""
+        """Whether domains differ: some intervals do not overlap."""
         low, high = self.interval
         return bool(low.max() > high.min())
 
 
 @dataclass(frozen=True)
 class Difficulty:
-    """What is known of the domains before they are trained on; `loss` is z0, bits per byte, [domains]."""
+    """What is known about the domains before training on them; `loss` is z0, bits per byte, [domains]."""
 
     curves: Curves
     loss: Array
@@ -83,16 +89,16 @@ class Difficulty:
 
     @property
     def tells(self) -> bool:
-        """Whether domains differ in anything that matters; else all are treated alike."""
+        """Whether domains differ in either gain; otherwise all are treated alike."""
         return self.size.tells or self.step.tells
 
     def of_stand_ins(self, choice: Choice) -> Difficulty:
-        """The same, measured with models that only stand in for the real ones: see `Curves.balanced`."""
+        """Return a copy for losses that were measured with stand-in models: see `Curves.balanced`."""
         return replace(self, curves=self.curves.balanced(float(choice.parameters[1]), float(choice.tokens[1])))
 
 
 def estimated(probes: Probes, choice: Choice, weights: Array, seed: int = 0) -> Difficulty:
-    """Difficulty of the domains; `weights` [domains]. The same arguments give the same answer."""
+    """Estimate the difficulty of the domains; `weights` is [domains]. The same arguments give the same result."""
     means = probes.losses.mean(axis=-1)
     curves = fitted(probes.parameters, probes.tokens, means)
     law = (curves.alpha, curves.beta, curves.warm)
@@ -106,21 +112,21 @@ def estimated(probes: Probes, choice: Choice, weights: Array, seed: int = 0) -> 
 
 
 def size_gain(curves: Curves, choice: Choice, weights: Array) -> Array:
-    """u_size, [..., domains]: the largest model instead of the smallest, for the middle number of tokens."""
+    """u_size, [..., domains]: gain from the largest model over the smallest, at the middle number of tokens."""
     small, large, tokens = choice.parameters[0], choice.parameters[-1], choice.tokens[1]
     gained = curves.loss(small, tokens) - curves.loss(large, tokens)
     return np.asarray(weights * gained / ((choice.flops[-1] - choice.flops[0]) * tokens))
 
 
 def step_gain(curves: Curves, choice: Choice, weights: Array) -> Array:
-    """u_step, [..., domains]: the most tokens instead of the middle number, for the middle size."""
+    """u_step, [..., domains]: gain from the greatest number of tokens over the middle one, at the middle size."""
     middle, most = choice.tokens[1], choice.tokens[-1]
     gained = curves.loss(choice.parameters[1], middle) - curves.loss(choice.parameters[1], most)
     return np.asarray(weights * gained / ((most - middle) * choice.flops[1]))
 
 
 def classes(gain: Array, loss: Array) -> Classes:
-    """The third where it pays most is HARD, the third where it pays least is EASY, as many as these; [domains]."""
+    """Classes, [domains]: the third with the highest gain is HARD; as many, with the lowest, are EASY."""
     third = len(gain) // 3
     ranked = np.lexsort((-loss, -gain))
     found = np.full(len(gain), MEDIUM)
@@ -129,6 +135,6 @@ def classes(gain: Array, loss: Array) -> Classes:
 
 
 def steadiness(gain: Gain, loss: Array) -> Array:
-    """In which fraction of the bootstrap's draws a domain is in the class in which it is, [domains]."""
+    """Fraction of the bootstrap draws in which a domain stays in its class, [domains]."""
     usual = classes(gain.value, loss)
     return np.asarray(np.mean([classes(draw, loss) == usual for draw in gain.draws], axis=0))

@@ -1,4 +1,4 @@
-"""Experts scored by the sites that have them, as the expert run goes: what its jobs are, the evaluation is told."""
+"""The evaluation of a plan's experts: their sites score them, while it follows the state of the plan's jobs."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 class Evaluation:
-    """The newest one of a plan, if there is one. What it wants of the sites, the expert run orders."""
+    """The newest evaluation of a plan, if there is one. The plan's execution gives the orders that it needs."""
 
     def __init__(self, coordinator: Coordinator, plan: AcceptedPlan, accepted: float) -> None:
         self._of, self._plan, self._accepted = coordinator, plan, accepted
@@ -29,13 +29,14 @@ class Evaluation:
     async def begin(
         self, jobs: Iterable[JobRow], extra: Sequence[ScoredDomain], rows: int, patience: float, folder: Path
     ) -> None:
-        """Begin one.
+        """Begin an evaluation.
 
         Args:
+            jobs: the jobs of the plan.
             extra: domains to score besides those that have an expert.
-            rows: of each domain and split, at most; 0: all.
-            patience: seconds after which an expert of which nothing comes is given up.
-            folder: takes the sheets, in a folder of the evaluation's name.
+            rows: maximum number of rows per domain and split; 0: all.
+            patience: seconds after which an expert is given up if nothing arrives for it.
+            folder: the sheets go into a subfolder named after the evaluation's id.
         """
         own = [ScoredDomain(section=each.job.domain, digest=each.job.domain_hash) for each in self._plan.jobs]
         known = {each.section.name for each in own}
@@ -47,7 +48,7 @@ class Evaluation:
         await asyncio.to_thread(self.scoring.begin, self._of.clock())
 
     async def take(self, node: str, sheet: ScoreSheet, content: bytes) -> bool:
-        """A sheet has come, or why there is none; whether it was the last one. Raises Refused."""
+        """Take a sheet, or the reason why there is none; return whether the evaluation is finished. Raises Refused."""
         scoring, now = self.scoring, self._of.clock()
         if scoring is None or scoring.id != sheet.scoring:
             raise Refused("no such evaluation is under way")
@@ -58,32 +59,32 @@ class Evaluation:
         return scoring.finished
 
     def look(self) -> bool:
-        """Give up what does not come; whether anything was."""
+        """Give up experts for which nothing arrives; return whether any was given up."""
         return self.scoring is not None and self.scoring.look(
             self._of.clock(), self._of.registry.is_here, self._called, self._of.revoked
         )
 
     def follow(self, jobs: Iterable[JobRow]) -> None:
-        """These jobs are so now: where their experts are, and whether they are done."""
+        """Take in the current state of these jobs: where their experts are, and whether they are done."""
         if self.scoring is None:
             return
         for job in jobs:
             result = job.result or {}
-            # Of an expert that was refused its parent is scored, whose weights the coordinator does not know.
+            # If an expert was refused, its parent is scored, whose weights the coordinator does not know.
             weights = result.get("weights", "") if result.get("accepted") else ""
             self.scoring.done(self._domain(job.number), job.node, result.get("name", ""), weights, self._of.clock())
 
     def wanted(self, node: str) -> dict[str, Any]:
-        """What an order to a site says of it."""
+        """The fields of a site's order that concern the evaluation."""
         order = self.scoring.order(node) if self.scoring else None
         return {"scoring": scoring_fields(order)} if order else {}
 
     def missing(self) -> list[str]:
-        """Domains of the experts that were given up."""
+        """The domains of the experts that were given up."""
         return [expert.domain for expert in self.scoring.experts if expert.problem] if self.scoring else []
 
     def told(self) -> dict[str, Any]:
-        """How far it is; {}: there is none."""
+        """The progress of the evaluation; {}: there is none."""
         return self.scoring.told(self._of.registry.is_here, self._called) if self.scoring else {}
 
     def _domain(self, number: int) -> str:

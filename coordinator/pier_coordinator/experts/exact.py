@@ -1,10 +1,10 @@
-"""The best schedule, by HiGHS: an integer programme that counts jobs of a kind instead of telling them apart.
+"""Finds the best schedule with HiGHS: an integer programme that counts the jobs of each kind at each site.
 
     min T   s.t.   Σ_i n_ik = (jobs of kind k),   Σ_k p_ik n_ik <= T,   Σ_k p_ik n_ik <= window_i,   n integer
 
-Jobs that take the same time at every site are of one kind: which of them goes where does not matter, and a solver that
-does not know it tries all orders (spec/hdee.md section 2.4, "symmetry"). SciPy's interface to HiGHS takes no schedule
-to begin with; that nothing later than a known one is wanted helps nearly as much.
+Jobs that take the same time at every site are of one kind. Which of them goes where does not matter, but a solver that
+does not know about this symmetry tries all permutations. SciPy's interface to HiGHS accepts no initial schedule; an
+upper bound from a known schedule helps nearly as much.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from scipy.optimize import Bounds, LinearConstraint, milp
 from pier_coordinator.experts.problem import Array, Places, Problem
 
 INFEASIBLE = 2
-"""Of milp's status."""
+"""The status of milp if there is no solution."""
 
 
 @dataclass(frozen=True)
@@ -26,8 +26,8 @@ class Limits:
     """When the solver may stop.
 
     Attributes:
-        seconds: by the clock; what was found by then counts.
-        gap: it is enough to be within this fraction of the best.
+        seconds: time limit; the best schedule found by then counts.
+        gap: relative gap to the optimum that is good enough.
     """
 
     seconds: float = 5.0
@@ -36,14 +36,19 @@ class Limits:
 
 @dataclass(frozen=True)
 class Exact:
-    """What the solver found: a schedule, if any, and that none is done before `bound` (s); inf: there is none."""
+    """The solver's result.
+
+    Attributes:
+        places: the schedule; None: none was found.
+        bound: seconds before which no schedule is done; inf: there is no schedule.
+    """
 
     places: Places | None
     bound: float
 
 
 def solved(problem: Problem, least: float, most: float, limits: Limits) -> Exact:
-    """The best schedule whose makespan is not below `least` (a lower bound) nor above `most`, seconds."""
+    """The best schedule with a makespan from `least` (a lower bound) to `most`, in seconds."""
     times = np.where(problem.eligible, problem.times, np.inf)
     kinds, kind_of = np.unique(times, axis=0, return_inverse=True)
     kind_of = kind_of.reshape(-1)
@@ -82,6 +87,6 @@ def _constraints(problem: Problem, seconds: Array, counts: npt.NDArray[np.intp],
 
 
 def _places(numbers: npt.NDArray[np.intp], kind_of: npt.NDArray[np.intp]) -> Places:
-    """Jobs of a kind go to its sites in the order of both."""
+    """Assign the jobs of each kind, in order, to the sites of that kind, in order."""
     sites = [iter(np.repeat(np.arange(numbers.shape[1]), row).tolist()) for row in numbers]
     return tuple(next(sites[kind]) for kind in kind_of)

@@ -1,11 +1,9 @@
-"""A plan of experts under way: who trains which, who is done, and who takes over when things are not as planned.
+"""Executes a plan of experts: which site trains which expert, what is done, and which site takes over after a change.
 
-What the sites of a plan of experts are told to train, and to whom another order is owed.
-
-Jobs and orders are written one after the other. A coordinator that is killed in between, or whose disk is full, gives
-the orders later: who is to get one is known before the jobs change, or seen by the first look after a start.
-
-What is left of a plan's experts, as planning anew sees it.
+The sites get their jobs as orders. Jobs and orders are stored one after the other; a coordinator that is killed in
+between, or whose disk is full, gives the orders later: it notes which sites need one before the jobs change, and the
+first look after a start finds the rest. When a site is lost, joins or deviates from the plan, the remaining work is
+planned again (replan.py).
 """
 
 from __future__ import annotations
@@ -38,15 +36,15 @@ if TYPE_CHECKING:
 
 
 DECIDED = ("plan", "jobs", "complete")
-"""What the jobs decide of an order; the rest of it is news, of which an older one does no harm."""
+"""The fields of an order that follow from the jobs. An outdated value of the other fields does no harm."""
 
 
 class ExpertOrders:
-    """Those of one plan.
+    """The orders of one plan.
 
     Args:
-        plan: its id.
-        wanted: what a site is to be told now.
+        plan: the plan's id.
+        wanted: gives what the order to a site should say now.
     """
 
     def __init__(self, coordinator: Coordinator, plan: str, wanted: Callable[[str], dict[str, Any]]) -> None:
@@ -54,7 +52,7 @@ class ExpertOrders:
         self._owed: set[str] | None = None
 
     async def give(self, nodes: Iterable[str]) -> None:
-        """Tell these sites what is theirs now."""
+        """Give these sites their current orders."""
         for node in sorted({*nodes} - {""}):
             if self._of.sites[node].revoked_at is None:
                 await self._of.assign({"expert": self._wanted(node)}, [node])
@@ -62,12 +60,15 @@ class ExpertOrders:
                 self._owed.discard(node)
 
     def owe(self, nodes: Iterable[str]) -> None:
-        """These are about to get another order."""
+        """Note that these sites are about to need another order."""
         if self._owed is not None:
             self._owed |= {*nodes}
 
     async def pay(self, involved: Callable[[], Iterable[str]]) -> bool:
-        """Give what is owed, at first to those involved whose order is not what it should be; whether any was."""
+        """Give the orders that are owed; return whether there were any.
+
+        The first call after a start finds them: the involved sites whose order is not what it should be.
+        """
         if self._owed is None:
             self._owed = {node for node in involved() if self._is_behind(node)}
         late = bool(self._owed)
@@ -75,7 +76,7 @@ class ExpertOrders:
         return late
 
     def holders(self) -> set[str]:
-        """Nodes whose order is of this plan."""
+        """Node ids of the sites whose order is of this plan."""
         return {node for node, order in self._of.orders.items() if _expert(order.assignment).get("plan") == self._plan}
 
     def _is_behind(self, node: str) -> bool:
@@ -84,22 +85,24 @@ class ExpertOrders:
 
 
 def _expert(assignment: Mapping[str, Any]) -> Mapping[str, Any]:
-    """What an assignment says of experts; {}: it is of another kind."""
+    """The expert part of an assignment; {}: it is of another kind."""
     return dict(assignment.get("expert", {}))
 
 
 Chain = list[int]
-"""Numbers of jobs that follow one another at one site; most chains have one."""
+"""Numbers of jobs that one site trains one after the other; most chains have one job."""
 
 
 @dataclass(frozen=True)
 class OpenWork:
-    """A moment of a plan.
+    """A snapshot of a plan's execution: what is left to do.
 
     Attributes:
-        jobs: by number.
-        steps: done in jobs under way, by number; kept: those after which the coordinator's checkpoint was made.
-        names: of sites, by node.
+        plan: the plan.
+        jobs: the jobs, by number.
+        steps: number of steps done in jobs in progress, by number.
+        kept: step after which the coordinator's checkpoint of a job was made, by number; 0: there is none.
+        names: names of the sites, by node id.
     """
 
     plan: AcceptedPlan
@@ -109,24 +112,26 @@ class OpenWork:
     names: Mapping[str, str]
 
     def chains(self) -> list[Chain]:
-        """Those that are not done, as sites take them: the shortest first."""
+        """The chains that are not done, in the order in which sites train them: the shortest first."""
         return [chain for chain in self.plan.queue() if not all(self.jobs[each].result for each in chain)]
 
     def node(self, chain: Chain) -> str:
-        """Of the site that has it; "": nobody can train it."""
+        """Node id of the site that has a chain; "": no site can train it."""
         return self.jobs[chain[0]].node
 
     def is_begun(self, chain: Chain) -> bool:
-        """Whether its site has trained some of it itself, or does so next."""
+        """Whether its site has trained a part of it itself, or trains it next."""
         own = next(each for each in self.chains() if self.node(each) == self.node(chain))
         trained = (self.steps.get(each, 0) > self.kept.get(each, 0) or self.jobs[each].result for each in chain)
         return chain == own or any(trained)
 
     def remainder(self, chain: Chain, adrift: bool, sites: Sequence[Site]) -> Remainder:
-        """What is left of a chain. Elsewhere it goes on from the checkpoints that the coordinator keeps.
+        """What is left of a chain. Another site would continue from the checkpoints that the coordinator keeps.
 
         Args:
-            adrift: no site has it, or one that is lost or cannot train it.
+            chain: numbers of its jobs.
+            adrift: no site has the chain, or its site is lost or cannot train it.
+            sites: the sites to plan with.
         """
         job, kept = self._allowed(chain, sites), sum(self._done(each, self.kept) for each in chain)
         if adrift:
@@ -136,13 +141,13 @@ class OpenWork:
         return Remainder(job, max(job.flops - done, 1.0), max(done - kept, 0.0), name, begun, kept > 0)
 
     def _allowed(self, chain: Chain, sites: Sequence[Site]) -> Job:
-        """A chain as a job for the sites that may train it and have not said that they cannot."""
+        """A chain as a job for the sites that may train it and have not declined it."""
         job = self.plan.as_job(chain)
         barred = self._barred(chain)
         if not barred:
             return job
         left = (job.sites or frozenset(site.name for site in sites)) - barred
-        return replace(job, sites=left or frozenset({""}))  # an empty one would mean all
+        return replace(job, sites=left or frozenset({""}))  # an empty set would mean all
 
     def _barred(self, chain: Chain) -> set[str]:
         return {self.names[node] for each in chain for node in self.jobs[each].declined}
@@ -151,22 +156,27 @@ class OpenWork:
         return self.plan.jobs[number].job.flops
 
     def _done(self, number: int, steps: Mapping[int, int]) -> float:
-        """FLOPs of a job after so many steps."""
+        """FLOPs of a job that these steps (by number) amount to."""
         return self._flops(number) * min(1.0, steps.get(number, 0) / self.plan.jobs[number].job.steps)
 
 
 LIMITS = Limits(seconds=2.0, gap=0.1)
-"""Of planning anew: speeds are not known better than that."""
+"""Solver limits for replanning; speeds are not known more accurately than this gap."""
 
 
 class PlanExecution:
-    """The plan that holds.
+    """Executes the current plan.
 
     Args:
-        accepted: when, seconds since the epoch.
+        coordinator: the coordinator of the run.
+        plan: the plan.
+        accepted: when it was accepted, seconds since the epoch.
+        jobs: its jobs as stored.
 
     Attributes:
-        expert sites: the sites that train it; evaluation: of its experts; checkpoints: of those that are being trained.
+        expert_sites: the sites that train its experts.
+        evaluation: the evaluation of its experts.
+        checkpoints: checkpoints of the experts in training.
     """
 
     def __init__(self, coordinator: Coordinator, plan: AcceptedPlan, accepted: float, jobs: Iterable[JobRow]) -> None:
@@ -183,28 +193,28 @@ class PlanExecution:
 
     @property
     def complete(self) -> bool:
-        """Whether all experts are there."""
+        """Whether all experts are done."""
         return all(job.result for job in self._jobs.values())
 
     @property
     def goes_on(self) -> bool:
-        """Whether experts are being trained: it is not complete, and can be."""
+        """Whether training continues: the plan is not complete, and every job has a site."""
         return not self.complete and all(job.node for job in self._jobs.values())
 
     async def begin(self) -> None:
-        """Give the sites their jobs, from the start."""
+        """Start the plan: drop all checkpoints and give the sites their jobs."""
         await asyncio.to_thread(self.checkpoints.clear)
         self._steps.clear()
         await self._show()
         await self._orders.give(self._involved())
 
     async def welcome(self, node: str) -> None:
-        """A site registers: if it has come since, there may be something for it, when it has caught up with the run."""
+        """Order a registering site that joined after the plan: there may be jobs for it once it has caught up."""
         if not self.complete and node not in self._involved() and node in self.expert_sites.names().values():
             await self._orders.give([node])
 
     async def heard(self, node: str, body: Mapping[str, Any]) -> None:
-        """A site says how far it is with an expert; of an expert of another site it is not believed."""
+        """Take in a site's report on an expert; a report on another site's expert is ignored."""
         job = self._jobs.get(whole(body, "job") or 0)
         if job is None or job.node != node or job.result:
             return
@@ -219,7 +229,7 @@ class PlanExecution:
             self.expert_sites.paces.heard(node, job.number, step, amount(body, "seconds"), each.flops / each.steps)
 
     async def look(self, now: float) -> None:
-        """Plan anew if a site is lost, has come, is not as fast as planned, or cannot or need not train."""
+        """Replan if a site is lost, has joined, is not as fast as planned, has declined a job or is out of work."""
         if self.evaluation.look():
             await self._scored()
         if await self._orders.pay(self._involved):
@@ -238,33 +248,33 @@ class PlanExecution:
             await self._replan(why)
 
     async def evaluate(self, extra: Sequence[ScoredDomain], rows: int, patience: float, folder: Path) -> None:
-        """Have the sites score the experts; see Evaluation."""
+        """Let the sites score the experts; see Evaluation."""
         await self.evaluation.begin(self._jobs.values(), extra, rows, patience, folder)
         await self._orders.give(self._involved())
 
     async def delivered(self, node: str, sheet: ScoreSheet, content: bytes) -> None:
-        """A score sheet has come, or why there is none. Raises Refused."""
+        """Take a score sheet, or the reason why there is none. Raises Refused."""
         if await self.evaluation.take(node, sheet, content):
             await self._scored()
 
     def needs_checkpoint(self, node: str, number: int) -> bool:
-        """Whether one of a job is of use, and the job that site's: until the chain that it is in is done."""
+        """Whether a checkpoint of a job is useful: the job is that site's, and its chain is not done."""
         job = self._jobs.get(number)
         return job is not None and job.node == node and not self.is_over(number)
 
     def is_over(self, number: int) -> bool:
-        """Whether all of the chain that a job is in is done."""
+        """Whether the whole chain that contains a job is done."""
         return all(self._jobs[each].result for each in self.plan.chain(number))
 
     def tidy(self, numbers: Iterable[int]) -> None:
-        """Delete the checkpoints of these jobs that are of no use any more, and of those in their chains; blocks."""
+        """Delete the checkpoints of those of these jobs whose chain is done, for the whole chain; blocks."""
         for number in numbers:
             if self.is_over(number):
                 for each in self.plan.chain(number):
                     self.checkpoints.drop(each)
 
     def told(self) -> dict[str, Any]:
-        """All of it, for people and scripts; None where nothing is known."""
+        """The plan and its progress, for people and scripts; what is not known is None."""
         return {
             "plan": self.plan.id,
             "mode": self.plan.mode,
@@ -273,7 +283,7 @@ class PlanExecution:
             "experts": [self._expert(index) for index in sorted(self._jobs)],
         }
 
-    # --- inside ----------------------------------------------------------------------------------
+    # --- internals -------------------------------------------------------------------------------
 
     async def _done(self, job: JobRow, node: str, body: Mapping[str, Any]) -> None:
         if all(other.result for other in self._jobs.values() if other is not job):
@@ -289,11 +299,11 @@ class PlanExecution:
             await self._orders.give([node])
 
     def _declined(self) -> int | None:
-        """A job that is still at a site which cannot train it."""
+        """A job that is still assigned to a site that has declined it."""
         return next((job.number for job in self._jobs.values() if job.node in job.declined and not job.result), None)
 
     def _out_of_work(self) -> str:
-        """Who has nothing left to train since the last look, while others have what they have not begun; "": nobody."""
+        """Why to replan: a site has run out of work since the last look, others have jobs not begun; "": no reason."""
         work, named = self._open_work(), self.expert_sites.names()
         chains = work.chains()
         busy = {work.node(chain) for chain in chains}
@@ -303,17 +313,17 @@ class PlanExecution:
         return f"{min(new)} has nothing left to train" if new and waits else ""
 
     async def _replan(self, why: str, lost: Collection[str] = (), declined: int | None = None) -> None:
-        """Experts go where all are done soonest; those that move go on from their checkpoints.
+        """Move experts to where all are done soonest; those that move continue from their checkpoints.
 
-        Where there is no place for those of a lost site, they wait for it to come back, or for another one to come.
-        Of what has changed while this was planned nothing is moved: the next look sees it.
+        If there is no place for the experts of a lost site, they wait until it is back or another site joins. A chain
+        that has changed during planning is not moved; the next look handles it.
         """
         work, sites, named = self._open_work(), self.expert_sites.here(), self.expert_sites.names()
         adrift = [
             chain
             for chain in work.chains()
             if work.node(chain) in ("", *self.expert_sites.lost)
-            or declined in chain  # whatever else is silent, is waited for
+            or declined in chain  # the plan waits for other silent sites
         ]
         moving = [chain for chain in work.chains() if chain in adrift or self._of.registry.is_here(work.node(chain))]
         rests = [work.remainder(chain, chain in adrift, sites) for chain in moving]
@@ -333,11 +343,11 @@ class PlanExecution:
         await self._strand([chain for chain in given_up if self._is_so(work, chain)], declined, why)
 
     def _is_so(self, work: OpenWork, chain: Chain) -> bool:
-        """Whether a chain is as it was when planning anew began."""
+        """Whether a chain has not changed since the snapshot."""
         return all(self._jobs[each] is work.jobs[each] for each in chain)
 
     async def _move(self, work: OpenWork, chains: Iterable[Chain], nodes: Iterable[str], why: str) -> None:
-        """Have these sites train these experts, from the checkpoints that are kept of them."""
+        """Let these sites train these chains, starting from the checkpoints that are kept."""
         touched: set[str] = set()
         for chain, node in zip(chains, nodes):
             if node != work.node(chain) and self._is_so(work, chain):
@@ -351,7 +361,7 @@ class PlanExecution:
             await self._show()
 
     async def _strand(self, chains: Collection[Chain], declined: int | None, why: str) -> None:
-        """Nobody else can train these: what a site has declined nobody has, the rest waits for its site."""
+        """No other site can train these chains: a declined one is left without a site, the others wait for theirs."""
         for chain in chains:
             if declined in chain:
                 had = {self._jobs[each].node for each in chain}
@@ -368,7 +378,7 @@ class PlanExecution:
         return OpenWork(self.plan, {**self._jobs}, {**self._steps}, kept, names)
 
     def _wanted(self, node: str) -> dict[str, Any]:
-        """What an order to a site says."""
+        """What the order to a site should say."""
         own = self._in_order(node)
         jobs, kept = [job_fields(self.plan.jobs[each].job) for each in own], map(self.checkpoints.of, own)
         checkpoints = [each.model_dump() for each in kept if each]
@@ -376,12 +386,12 @@ class PlanExecution:
         return {**told, **self.evaluation.wanted(node)}
 
     def _in_order(self, node: str | None = None) -> list[int]:
-        """Jobs, or those of a site, as they are taken: the shortest chain first."""
+        """The jobs of a site, or of all (None), in the order of training: the shortest chain first."""
         chains = self.plan.queue()
         return [each for chain in chains for each in chain if node in (None, self._jobs[each].node)]
 
     async def _show(self) -> None:
-        """Tell the page who trains what from now on."""
+        """Store a plan fact for the page: which site trains what from now on."""
         keys = ("number", "domain", "size", "steps", "planned_seconds", "done")
         rows = [(self._jobs[each].node, self._expert(each)) for each in self._in_order()]
         experts = [{"node": node, **{key: row[key] for key in keys}} for node, row in rows]
@@ -399,7 +409,7 @@ class PlanExecution:
         self.evaluation.follow(changed)
 
     async def _scored(self) -> None:
-        """Something was scored or given up: tell the sites what is wanted yet."""
+        """After something was scored or given up, give the sites their new orders."""
         await self._orders.give(self._involved())
         if self.evaluation.told()["finished"]:
             missing = self.evaluation.missing()
@@ -407,7 +417,7 @@ class PlanExecution:
             await self._tell(f"the experts are scored{lost}", level=30 if missing else logging.INFO)
 
     def _involved(self) -> set[str]:
-        """Nodes of the sites that train, or were to."""
+        """Node ids of the sites in the plan and of those that hold an order of it."""
         planned, named = {site.name for site in self.plan.sites}, self.expert_sites.names()
         return self._orders.holders() | {node for name, node in named.items() if name in planned}
 

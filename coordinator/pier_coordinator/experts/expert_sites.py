@@ -1,9 +1,8 @@
-"""The sites that train a plan's experts: who is there, who is lost, how fast each is, and if that asks for a new plan.
+"""The sites that train a plan's experts: which are live or lost, how fast each is, and whether to replan.
 
-A site that joins the run after the plan was accepted becomes one of them; one that was in the run by then, and was not
-planned with, was left out on purpose.
-
-How fast sites train their experts, by what they say of them: the mean of the last stretch of some length.
+A site that joins the run after the plan was accepted becomes one of them. A site that was in the run before and is not
+in the plan was left out on purpose. A site's speed is measured from its progress reports, as the mean over its last
+sufficiently long stretch of training.
 """
 
 from __future__ import annotations
@@ -22,12 +21,12 @@ if TYPE_CHECKING:
 
 
 STEPS, SECONDS = 20, 10.0
-"""A stretch has so many steps at least, and takes so long: a measurement of fewer is mostly chance."""
+"""Minimum steps and seconds of a stretch: a shorter measurement is mostly noise."""
 
 
 @dataclass(frozen=True)
 class Mark:
-    """Where a stretch began: an expert, its steps, and the seconds of that start of the site in training it."""
+    """Where a stretch began: the job, its step, and the seconds that the site has trained it since the site's start."""
 
     job: int
     step: int
@@ -35,16 +34,16 @@ class Mark:
 
 
 class Paces:
-    """Of all sites, by node."""
+    """The measured training speeds of all sites, by node id."""
 
     def __init__(self) -> None:
         self._marks: dict[str, Mark] = {}
         self._speeds: dict[str, float] = {}
 
     def heard(self, node: str, job: int, step: int, seconds: float, flops: float) -> None:
-        """A site says how far it is with an expert; `flops` are those of a step.
+        """Take in a site's progress with an expert; `flops` are those of one step.
 
-        A site that was started again, or paused, begins its seconds anew: what it did meanwhile is not known.
+        A site that was restarted or paused counts its seconds from 0 again, so a new stretch begins.
         """
         mark = self._marks.get(node)
         if mark is None or mark.job != job or step < mark.step or seconds < mark.seconds:
@@ -54,19 +53,21 @@ class Paces:
             self._marks[node] = Mark(job, step, seconds)
 
     def speed(self, node: str) -> float | None:
-        """FLOP/s; None: not measured yet."""
+        """A site's speed in FLOP/s; None: not measured yet."""
         return self._speeds.get(node)
 
 
 class ExpertSites:
-    """Those of one plan.
+    """The sites that train the experts of one plan.
 
     Args:
-        accepted: when the plan was, seconds since the epoch.
+        coordinator: the coordinator of the run.
+        plan: the plan.
+        accepted: when the plan was accepted, seconds since the epoch.
 
     Attributes:
-        lost: nodes that were silent for too long, and are still.
-        paces: what sites say of their speed.
+        lost: node ids of the sites that have been silent for too long and still are.
+        paces: the measured speeds of the sites.
     """
 
     def __init__(self, coordinator: Coordinator, plan: AcceptedPlan, accepted: float) -> None:
@@ -78,7 +79,7 @@ class ExpertSites:
         self.paces = Paces()
 
     def names(self) -> dict[str, str]:
-        """Node ids by name."""
+        """Node ids of these sites, by name."""
         return {
             site.name: site.node
             for site in self._of.sites.values()
@@ -86,7 +87,11 @@ class ExpertSites:
         }
 
     def here(self) -> list[Site]:
-        """Those that answer, as fast as they say; who has not said it yet is as much off the plan as the others."""
+        """The live sites with their measured speeds.
+
+        A site without a measurement is assumed to deviate from the plan by the same factor as the others (geometric
+        mean).
+        """
         names = self.names()
         measured = {name: speed for name, node in names.items() if (speed := self.paces.speed(node))}
         known = [measured[name] / site.speed for name, site in self._planned.items() if name in measured]
@@ -98,7 +103,7 @@ class ExpertSites:
         ]
 
     def look(self, now: float, nodes: Iterable[str]) -> set[str]:
-        """Which of these sites are lost since the last look; `now` by any clock that does not go back."""
+        """The sites that were lost since the last look; `now` is in seconds on any monotonic clock."""
         self.lost = {node for node in self.lost if not self._of.registry.is_here(node)}
         missed = {node for node in (*nodes, *self.lost) if not self._of.registry.is_here(node)}
         self._silent = {node: self._silent.get(node, now) for node in missed}
@@ -107,23 +112,23 @@ class ExpertSites:
         return found
 
     def outdated(self) -> str:
-        """Why the places of the experts should be planned anew: who has come, or is not as fast as planned; "": not."""
+        """Why to replan: a site has joined or is not as fast as planned; "": no reason."""
         here = {site.name: site.speed for site in self.here()}
         return outdated(self._speeds, {**self._speeds, **here})
 
     def planned_with(self, sites: Iterable[Site]) -> None:
-        """Experts have their places by what is known of these sites now."""
+        """Record that the experts were placed with these sites and speeds."""
         lost = {self._of.sites[node].name for node in self.lost}
         waited_for = {name: speed for name, speed in self._speeds.items() if name not in lost}
         self._speeds = {**waited_for, **{site.name: site.speed for site in sites}}
 
     def seconds(self, job: AcceptedJob, name: str) -> float:
-        """How long a job takes at a site."""
+        """Predicted seconds of a job at a site."""
         site = self._site(name, self._speeds.get(name) or self._base(name))
         return self._plan.as_job([job.job.number]).seconds(site)
 
     def _base(self, name: str) -> float:
-        """FLOP/s of the plan; of a site that has come since, those of the slowest."""
+        """A site's planned FLOP/s; for a site that joined later, those of the slowest planned site."""
         planned = self._planned.get(name)
         return planned.speed if planned else min(site.speed for site in self._planned.values())
 

@@ -1,4 +1,4 @@
-"""Experts as jobs for sites: how long each takes where, and where it may not be (spec/hdee.md section 2.4)."""
+"""Experts as jobs for sites: how long each job takes at each site, and where it may not go."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from pier_coordinator.experts.recipe import Recipe
 from pier_coordinator.experts.task import Domain, Site, Size, Task
 
 JUDGING = 2 / 3
-"""A forward pass costs a third of a step; the expert and its parent take one each over what they are judged on."""
+"""Cost of judging a token, relative to training: the expert and its parent each take a forward pass, 1/3 of a step."""
 
 
 @dataclass(frozen=True)
@@ -21,11 +21,12 @@ class Job:
     """An expert that one site trains.
 
     Attributes:
-        domains: indices of those that it is trained on, one after the other.
-        flops: of its training; judging: those of judging it, which are in no budget.
-        moved: bytes that a site fetches (its seed, its text) and sends (the expert).
-        setup: seconds that it takes besides.
-        sites: names of those that may see its text; none: all.
+        domains: indices of the domains that it is trained on, one after the other.
+        flops: FLOPs of its training.
+        judging: FLOPs of judging it, which count towards no budget.
+        moved: bytes that a site fetches (its seed model, its text) and sends (the expert).
+        setup: seconds that it takes in addition.
+        sites: names of the sites that may see its text; empty: all sites.
     """
 
     name: str
@@ -38,20 +39,20 @@ class Job:
     sites: frozenset[str]
 
     def fits(self, site: Site) -> bool:
-        """Whether the site has the memory, and may see the text."""
+        """Whether the site has enough memory and may see the text."""
         return _fits(self.size, self.sites, site)
 
     def seconds(self, site: Site) -> float:
-        """How long the site takes for it."""
+        """Seconds that the site takes for it."""
         return self.flops / site.speed + self.overhead(site)
 
     def overhead(self, site: Site) -> float:
-        """Seconds of it in which nothing is trained there."""
+        """Seconds of it in which the site does not train."""
         return self.setup + self.judging / site.speed + self.moved / site.line
 
 
 def jobs(task: Task, recipe: Recipe) -> list[Job]:
-    """One for each domain, or for each chain."""
+    """The jobs of a recipe: one per domain, or one per chain."""
     flops = recipe.flops(task)
     return [
         _job(task, task.sizes[recipe.sizes[chain[-1]]], chain, float(flops[[*chain]].sum())) for chain in recipe.chains
@@ -66,7 +67,7 @@ def fitting(task: Task, sites: Sequence[Site]) -> Fits:
 
 
 def problem(jobs: Sequence[Job], sites: Sequence[Site]) -> Problem:
-    """Of placing jobs at sites."""
+    """The problem of placing jobs at sites."""
     times = [[job.seconds(site) if job.fits(site) else np.inf for site in sites] for job in jobs]
     return Problem(
         np.array(times),
@@ -77,7 +78,7 @@ def problem(jobs: Sequence[Job], sites: Sequence[Site]) -> Problem:
 
 
 def judging_flops(size: Size, domains: Sequence[Domain]) -> float:
-    """Of judging an expert of a size on each of its domains."""
+    """FLOPs of judging an expert of a size on each of its domains."""
     return JUDGING * size.flops * sum(domain.judged for domain in domains)
 
 
@@ -90,7 +91,7 @@ def _job(task: Task, size: Size, chain: tuple[int, ...], flops: float) -> Job:
     limits = [domain.sites for domain in domains if domain.sites]
     allowed = frozenset.intersection(*limits) if limits else frozenset()
     if limits and not allowed:
-        allowed = frozenset({""})  # no site may see them all
+        allowed = frozenset({""})  # no site may see all of them
     moved = 2 * size.stored + sum(domain.sent for domain in domains)
     name, setup = " → ".join(domain.name for domain in domains), task.setup * len(chain)
     return Job(name, chain, size, flops, judging_flops(size, domains), moved, setup, allowed)

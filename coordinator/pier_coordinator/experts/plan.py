@@ -1,4 +1,4 @@
-"""The whole plan: what each expert is, who trains it, how long that takes, and how good it is."""
+"""The whole plan: what each expert is, which site trains it, how long that takes, and the predicted loss."""
 
 from __future__ import annotations
 
@@ -19,21 +19,22 @@ from pier_coordinator.experts.slack import steps_until, stretched
 from pier_coordinator.experts.task import MIDDLE, Site, Task
 
 EQUAL = 0.01
-"""Plans whose FLOPs differ from the budget by no more than this fraction can be compared (spec, property 1)."""
+"""Plans whose FLOPs differ from the budget by at most this fraction can be compared."""
 
 
 @dataclass(frozen=True)
 class Plan:
-    """A mode's plan.
+    """The plan of a mode.
 
     Attributes:
-        jobs: one for each expert; `schedule` has their places.
-        loss: predicted, the domains' weighted mean in bits per byte.
+        jobs: one per expert; `schedule` holds their places.
+        loss: predicted weighted mean over the domains, in bits per byte.
         epochs: how often each domain's text is seen, [domains].
-        budget: FLOPs that were to be spent; `flops` are.
-        extra: steps more that the sites could do until the last one is done, [domains].
+        budget: FLOPs that should be spent.
+        flops: FLOPs that are spent.
+        extra: additional steps that the sites could do until the last one is done, [domains].
         loads: seconds that each site works, [sites].
-        orders: indices of the jobs of each site, in their order.
+        orders: indices of the jobs of each site, in the order of training.
     """
 
     mode: Mode
@@ -49,26 +50,26 @@ class Plan:
     orders: list[list[int]]
 
     def held(self, site: int) -> list[Job]:
-        """The experts of a site, in their order."""
+        """The jobs of a site, in the order of training."""
         return [self.jobs[job] for job in self.orders[site]]
 
     def memory(self, site: int) -> float:
-        """Bytes that the largest of them takes there; 0: it has none."""
+        """Bytes that the largest job of a site takes; 0: it has none."""
         return max((job.size.memory for job in self.held(site)), default=0.0)
 
     @property
     def is_equal(self) -> bool:
-        """Whether it costs what it should."""
+        """Whether it costs the budget, within EQUAL."""
         return abs(self.flops / self.budget - 1) <= EQUAL
 
     @property
     def idle(self) -> float:
-        """The part of the sites' time until the last one is done in which they have nothing to do."""
+        """The fraction of the sites' time, until the last one is done, in which they have nothing to do."""
         return 1 - float(self.loads.mean()) / self.schedule.makespan
 
 
 class UnplacedError(Exception):
-    """Experts (`jobs`) that fit at no site; none: all of them together do not fit into the sites' windows."""
+    """Some jobs (`jobs`) fit at no site. If `jobs` is empty, all jobs together do not fit into the sites' windows."""
 
     def __init__(self, jobs: list[Job]) -> None:
         super().__init__(f"no place for {', '.join(job.name for job in jobs)}")
@@ -76,11 +77,11 @@ class UnplacedError(Exception):
 
 
 def planned(mode: Mode, task: Task, difficulty: Difficulty, sites: Sequence[Site], limits: Limits) -> Plan:
-    """The plan of a mode. Raises BudgetError, UnplacedError."""
+    """Make the plan of a mode. Raises BudgetError, UnplacedError."""
     budget, there = task.budget or task.homogeneous, sites
     if task.horizon:
         budget = _within(task.horizon, task, sites)
-        there = [replace(site, window=math.inf) for site in sites]  # steps are made to fit afterwards
+        there = [replace(site, window=math.inf) for site in sites]  # the steps are fitted to the windows afterwards
     made = recipe(mode, task, difficulty, budget, fitting(task, sites))
     try:
         where = schedule(problem(jobs(task, made), there), limits)
@@ -95,7 +96,7 @@ def planned(mode: Mode, task: Task, difficulty: Difficulty, sites: Sequence[Site
 def compared(
     task: Task, difficulty: Difficulty, sites: Sequence[Site], limits: Limits
 ) -> dict[Mode, Plan | BudgetError | UnplacedError]:
-    """The plan of each mode, or why it has none; they share the solver's time. There is no `auto` for chains."""
+    """The plan of each mode, or why it has none; the modes share the solver's time. Chains have no `auto` mode."""
     modes = [mode for mode in MODES if not (task.chain and mode == "auto")]
     each = replace(limits, seconds=limits.seconds / len(modes))
     found: dict[Mode, Plan | BudgetError | UnplacedError] = {}
@@ -108,7 +109,10 @@ def compared(
 
 
 def _within(horizon: float, task: Task, sites: Sequence[Site]) -> float:
-    """FLOPs of training that the sites can do until then; setup counts at sites of mean speed, judging with M."""
+    """FLOPs of training that the sites can do until the horizon (seconds).
+
+    Setup is counted at sites of mean speed, judging with size M.
+    """
     busy = sum(min(horizon, site.window) * site.speed for site in sites)
     setup = task.setup * len(task.domains) * sum(site.speed for site in sites) / len(sites)
     return max(1.0, busy - setup - judging_flops(task.sizes[MIDDLE], task.domains))
@@ -117,7 +121,7 @@ def _within(horizon: float, task: Task, sites: Sequence[Site]) -> float:
 def _in_time(
     mode: Mode, task: Task, difficulty: Difficulty, made: Recipe, where: Schedule, sites: Sequence[Site]
 ) -> Recipe:
-    """Steps such that no site idles before the horizon; in a mode of the paper, that the last one ends there."""
+    """Fit the steps so that no site idles before the horizon; in the paper's modes, so that the last site ends then."""
     if mode != "auto" or made.abstained:
         return stretched(task, made, where.places, sites, task.horizon)
     least = np.full_like(made.steps, min(task.steps))

@@ -1,11 +1,12 @@
-"""Short probes of all domains, by n-grams in place of S, M and L: what difficulty is estimated from.
+"""Short probes of all domains, from which difficulty is estimated: byte n-grams stand in for the models S, M and L.
 
-Byte n-grams that stand in for models: a longer context for more size, more text for more steps.
+A longer context stands for more size, more text for more steps. The n-grams use Witten and Bell's interpolation (IEEE
+Trans. Information Theory 37, 1991),
 
-p_o(x | c) = (n(c, x) + r(c) · p_{o-1}(x | c')) / (n(c) + r(c)), where r(c) counts the different bytes that followed c
-and c' is c without its first byte: Witten and Bell's interpolation (IEEE Trans. Information Theory 37, 1991). Such
-measures tell how domains differ, weakly (spec/hdee.md section 2.2, "CPU features"); what a transformer would gain they
-do not.
+    p_o(x | c) = (n(c, x) + r(c) · p_{o-1}(x | c')) / (n(c) + r(c)),
+
+where r(c) counts the different bytes that followed c, and c' is c without its first byte. Such measures are weak
+proxies for how domains differ; they do not tell what a transformer would gain.
 """
 
 from __future__ import annotations
@@ -23,13 +24,15 @@ Codes = npt.NDArray[np.int64]
 
 
 def bits(train: bytes, text: bytes, orders: Sequence[int]) -> Array:
-    """What a model of each order, trained on `train`, gives the bytes of `text`.
+    """Score the bytes of `text` with a model of each order, trained on `train`.
 
     Args:
-        orders: bytes of context, from 0 to 6, rising.
+        train: the text to train on.
+        text: the text to score.
+        orders: bytes of context, from 0 to 6, in ascending order.
 
     Returns:
-        -log2 p, [orders, bytes].
+        -log2 p in bits, [orders, bytes].
     """
     chance, found = np.full(len(text), 1 / 256), []
     for order in range(orders[-1] + 1):
@@ -40,7 +43,7 @@ def bits(train: bytes, text: bytes, orders: Sequence[int]) -> Array:
 
 
 def _interpolated(train: bytes, text: bytes, order: int, shorter: Array) -> Array:
-    """p_o of each byte of a text, [bytes], of p_{o-1}."""
+    """p_o of each byte of a text, from p_{o-1} (`shorter`); both are [bytes]."""
     grams, counts = np.unique(_codes(train, order + 1), return_counts=True)
     contexts, first = np.unique(grams >> 8, return_index=True)
     total = np.add.reduceat(counts, first)
@@ -52,7 +55,7 @@ def _interpolated(train: bytes, text: bytes, order: int, shorter: Array) -> Arra
 
 
 def _codes(text: bytes, length: int) -> Codes:
-    """Each byte with those before it, `length` in all, as a number; before the text there are zeros."""
+    """Each byte and those before it, `length` in total, as a number; zeros precede the text."""
     padded = np.frombuffer(bytes(length - 1) + text, dtype=np.uint8).astype(np.int64)
     codes = np.zeros(len(text), dtype=np.int64)
     for back in range(length):
@@ -61,7 +64,7 @@ def _codes(text: bytes, length: int) -> Codes:
 
 
 def _looked_up(keys: Codes, values: npt.NDArray[np.intp], asked: Codes) -> npt.NDArray[np.intp]:
-    """The value of each key that is asked for; 0 where there is none."""
+    """The values of the requested keys; 0 for a missing key."""
     place = np.minimum(np.searchsorted(keys, asked), len(keys) - 1)
     return np.where(keys[place] == asked, values[place], 0)
 
@@ -69,24 +72,28 @@ def _looked_up(keys: Codes, values: npt.NDArray[np.intp], asked: Codes) -> npt.N
 ORDERS = (2, 3, 4)
 """Bytes of context for S, M and L."""
 PARTS = (0.25, 0.5, 1.0)
-"""Of the sample that is trained on."""
+"""Fractions of the sample that are trained on."""
 ROW = 512
-"""Bytes that are scored as one."""
+"""Number of bytes in a scored row."""
 
 
 @dataclass(frozen=True)
 class Sample:
-    """Text of a domain: to train on, and to score."""
+    """Text of a domain: `train` to train on, `held_out` to score."""
 
     train: bytes
     held_out: bytes
 
 
 def probed(samples: Sequence[Sample], parameters: Array) -> Probes:
-    """The losses of all domains, at as much text for each as the smallest has; `parameters` of S, M and L, [3].
+    """Probe all domains, each with as much text as the smallest sample has.
+
+    Args:
+        samples: one per domain.
+        parameters: number of parameters of S, M and L, [3].
 
     Raises:
-        ValueError: a sample has less than two rows to score; its index is the argument.
+        ValueError: a sample has fewer than two rows to score; its index is the argument.
     """
     rows = min(len(sample.held_out) for sample in samples) // ROW
     if rows < 2:

@@ -1,4 +1,4 @@
-"""Jobs to be given to sites so that the last one is done soonest: R | eligibility | Cmax (spec/hdee.md section 2.4)."""
+"""The problem of assigning jobs to sites so that the last one is done soonest: R | eligibility | Cmax."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ Places = tuple[int, ...]
 
 @dataclass(frozen=True)
 class Problem:
-    """What a schedule has to place.
+    """The jobs and the sites to place them at.
 
     Attributes:
-        times: seconds that a job takes at a site, with what it has to fetch and to send, [jobs, sites]; inf: not there.
+        times: seconds that a job takes at a site, transfers included, [jobs, sites]; inf: it may not go there.
         work: FLOPs of a job, [jobs].
-        speeds: FLOP/s of a site at its best, [sites]: times are at least work / speeds.
-        windows: seconds that a site is there for, [sites]; inf: as long as it takes.
+        speeds: greatest FLOP/s of a site, [sites]: times are at least work / speeds.
+        windows: seconds for which a site is available, [sites]; inf: without limit.
     """
 
     times: Array
@@ -33,22 +33,22 @@ class Problem:
 
     @classmethod
     def uniform(cls, work: Sequence[float], speeds: Sequence[float]) -> Self:
-        """Any job may go anywhere, and nothing has to be moved."""
+        """A problem in which any job may go anywhere and nothing is transferred."""
         jobs, sites = np.array(work, dtype=np.float64), np.array(speeds, dtype=np.float64)
         return cls(jobs[:, None] / sites, jobs, sites, np.full(len(sites), np.inf))
 
     def restricted(self, eligible: npt.NDArray[np.bool_]) -> Problem:
-        """The same, with jobs only where `eligible` [jobs, sites] says so."""
+        """Return a copy in which jobs may only go where `eligible`, [jobs, sites], is true."""
         return replace(self, times=np.where(eligible, self.times, np.inf))
 
     @cached_property
     def alone(self) -> Array:
-        """Seconds that a job takes at its best site, [jobs]."""
+        """Seconds that a job takes at its fastest site, [jobs]."""
         return np.asarray(self.times.min(axis=1))
 
     @cached_property
     def eligible(self) -> npt.NDArray[np.bool_]:
-        """Where a job may go, [jobs, sites]: also because of windows that are too short for it alone."""
+        """Where a job may go, [jobs, sites]; not where the window is too short even for this job alone."""
         return np.asarray(np.isfinite(self.times) & (self.times <= self.windows))
 
 
@@ -64,12 +64,12 @@ def makespan(problem: Problem, places: Places) -> float:
 
 
 def is_valid(problem: Problem, places: Places) -> bool:
-    """Every job is somewhere it may be, and no site works beyond its window."""
+    """Whether every job is where it may be and no site works beyond its window."""
     allowed = problem.eligible[np.arange(len(places)), np.array(places, dtype=np.intp)].all()
     return bool(allowed) and bool((loads(problem, places) <= problem.windows * (1 + 1e-9)).all())
 
 
 def order(problem: Problem, places: Places, site: int) -> list[int]:
-    """The jobs of a site in the order in which it takes them: the shortest first, so that experts are early there."""
+    """The jobs of a site in the order of training: the shortest first, so that experts are done early."""
     own = [job for job, place in enumerate(places) if place == site]
     return sorted(own, key=lambda job: (problem.times[job, site], job))

@@ -1,7 +1,8 @@
-"""Who gets which size and how many steps: the paper's three modes, and Stage A (spec/hdee.md sections 2.2, 2.3, 3.2).
+"""Recipes: the size and the steps of each domain's expert, by a mode of HDEE (arXiv 2502.19385) or by Stage A.
 
-M is for model sizes, I for iterations (steps), Ho and He for homo- and heterogeneous. All recipes cost the same number
-of FLOPs, head and attention included: one that would not is scaled, as S300/M400/L500 by 0.985.
+In the names of the paper's three modes, M means model sizes, I iterations (steps), Ho homogeneous and He heterogeneous.
+All recipes cost the same number of FLOPs, head and attention included; a recipe that would not is scaled, for instance
+S300/M400/L500 by 0.985.
 """
 
 from __future__ import annotations
@@ -25,14 +26,14 @@ Steps = npt.NDArray[np.intp]
 
 @dataclass(frozen=True)
 class Recipe:
-    """What each domain's expert is.
+    """The size and steps of each domain's expert.
 
     Attributes:
         sizes: index of its size, [domains].
-        steps: [domains].
-        scale: what the mode's steps were multiplied by so that the budget is met.
-        abstained: domains did not differ enough, so they are treated alike, although the mode would not.
-        rows: which chain a domain belongs to, in the order of `chains`; [domains], with all-from-seed each its own.
+        steps: its number of steps, [domains].
+        scale: factor by which the mode's steps were multiplied to meet the budget.
+        abstained: domains did not differ enough and are treated alike, although the mode would not.
+        rows: the chain of each domain, in the order of `chains`, [domains]; without chains, each domain has its own.
     """
 
     sizes: Sizes
@@ -43,7 +44,7 @@ class Recipe:
 
     @property
     def chains(self) -> list[tuple[int, ...]]:
-        """The domains that one expert is trained on, in their order."""
+        """For each expert, the domains that it is trained on, in order."""
         return [tuple(np.flatnonzero(self.rows == row).tolist()) for row in np.unique(self.rows)]
 
     def flops(self, task: Task) -> Array:
@@ -52,7 +53,11 @@ class Recipe:
 
 
 def recipe(mode: Mode, task: Task, difficulty: Difficulty, budget: float, fits: Fits) -> Recipe:
-    """The recipe of a mode for `budget` FLOPs; `auto` takes sizes that fit, [domains, sizes]. Raises BudgetError."""
+    """The recipe of a mode for `budget` FLOPs; `auto` uses only sizes in `fits`, [domains, sizes].
+
+    Raises:
+        BudgetError: the budget is too small.
+    """
     if mode == "auto" and difficulty.tells:
         return _allocated(task, difficulty, budget, fits)
     of_size, of_steps = (classes(gain.value, difficulty.loss) for gain in (difficulty.size, difficulty.step))
@@ -65,7 +70,7 @@ def recipe(mode: Mode, task: Task, difficulty: Difficulty, budget: float, fits: 
 
 
 def scaled(made: Recipe, task: Task, budget: float) -> Recipe:
-    """The same for another budget: all steps times one factor, and none is lost by rounding."""
+    """Scale a recipe to another budget: all steps times one factor, rounded so that the budget is used up."""
     scale = budget / float(made.flops(task).sum())
     if abs(scale - 1) < 1e-9:
         return made
@@ -75,8 +80,8 @@ def scaled(made: Recipe, task: Task, budget: float) -> Recipe:
 
 
 def whole(steps: Array, costs: Array, budget: float) -> Steps:
-    """Whole steps: rounded down, then up again where most was cut off, while the budget allows; at least 1 each."""
-    # A product that should be whole may come out a hair below.
+    """Integer steps, at least 1: rounded down, then up again while the budget allows, the most reduced ones first."""
+    # A product that should be an integer may come out slightly below it.
     found = np.maximum(np.floor(steps + 1e-6), 1).astype(np.intp)
     for domain in np.argsort(found - steps, kind="stable"):
         if found[domain] < steps[domain] and (found * costs).sum() + costs[domain] <= budget * (1 + 1e-9):
@@ -95,6 +100,6 @@ def _allocated(task: Task, difficulty: Difficulty, budget: float, fits: Fits) ->
 
 
 def _last_only(menu: Classes, rows: Classes) -> Classes:
-    """In a chain each expert begins where the one before it had the usual steps: only its last domain may differ."""
+    """In a chain, each domain starts from the previous one at the usual steps, so only the last domain may differ."""
     last = {int(row): domain for domain, row in enumerate(rows)}
     return np.array([menu[domain] if last[int(row)] == domain else MIDDLE for domain, row in enumerate(rows)])

@@ -1,7 +1,7 @@
-"""Planning anew while experts are being trained: when, and who goes on where (spec/hdee.md section 2.5).
+"""Replanning while experts are being trained: when to replan, and where each expert continues.
 
-An expert that moves is set up anew, fetches its checkpoint and does again what came after it. So it moves only where
-all are done sooner in spite of that.
+An expert that moves must be set up again, fetch its checkpoint and repeat what came after it. It therefore moves only
+if all experts are done sooner in spite of that.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from pier_coordinator.experts.search import NOTHING, cost
 from pier_coordinator.experts.task import Site
 
 TOLERANCE = 0.1
-"""A site whose speed is off by more than this fraction was planned wrongly."""
+"""If a site's speed differs from the plan by more than this fraction, the experts are planned again."""
 CHECKPOINT = 12
-"""Bytes a parameter: fp32 weights and AdamW's two moments."""
+"""Bytes per parameter: fp32 weights and AdamW's two moments."""
 
 
 @dataclass(frozen=True)
@@ -29,10 +29,12 @@ class Remainder:
     """What is left of an expert.
 
     Attributes:
-        left: FLOPs; replay: FLOPs since the last checkpoint that others can have, done again elsewhere.
-        site: name of the one that has it; "": none, or one that is lost.
+        job: the expert's job, or that of its chain.
+        left: FLOPs that are left.
+        replay: FLOPs since the last checkpoint available to other sites; another site must repeat them.
+        site: name of the site that has it; "": no site, or one that is lost.
         begun: whether it is being trained there.
-        kept: whether there is a checkpoint that others can have; otherwise all of it is done again elsewhere.
+        kept: whether a checkpoint is available to other sites; otherwise another site starts from the beginning.
     """
 
     job: Job
@@ -44,7 +46,7 @@ class Remainder:
 
 
 def outdated(planned: Mapping[str, float], measured: Mapping[str, float]) -> str:
-    """Why to plan anew: a site has come or is lost, or one is faster or slower than planned; "": not at all.
+    """Why to replan: a site has joined or is lost, or is faster or slower than planned; "": no reason.
 
     Args:
         planned, measured: FLOP/s of the sites, by name.
@@ -58,10 +60,10 @@ def outdated(planned: Mapping[str, float], measured: Mapping[str, float]) -> str
 
 
 def replanned(remainders: Sequence[Remainder], sites: Sequence[Site], limits: Limits) -> Schedule:
-    """Where each one goes on. All stay where they are, unless it pays to move some.
+    """Where each expert continues. All stay where they are unless it pays to move some.
 
-    What has not begun moves if all are done sooner then, or as soon and most of them sooner; what is being trained only
-    if all are done sooner. Moves that gain less than `limits.gap` are not worth it.
+    An expert that has not begun moves if the last one is then done sooner, or as soon with a smaller sum of completion
+    times. An expert in training moves only if the last one is then done sooner. Gains below `limits.gap` do not count.
 
     Raises:
         NoPlaceError: see `schedule`.
@@ -81,7 +83,7 @@ def replanned(remainders: Sequence[Remainder], sites: Sequence[Site], limits: Li
 
 
 def _held(whole: Problem, remainders: Sequence[Remainder], sites: Sequence[Site], limits: Limits) -> Schedule | None:
-    """A schedule in which all stay at their sites; None: there is none, a window has become too short."""
+    """A schedule in which all stay at their sites; None: a window has become too short for one."""
     names = [site.name for site in sites]
     stays = np.array([[rest.site not in names or rest.site == name for name in names] for rest in remainders])
     try:
@@ -91,7 +93,7 @@ def _held(whole: Problem, remainders: Sequence[Remainder], sites: Sequence[Site]
 
 
 def _is_worth_it(whole: Problem, new: Schedule, old: Schedule, gap: float) -> bool:
-    """Whether all are done sooner, or as soon and the sum of their completion times is less, by the gap."""
+    """Whether the last expert is done sooner, or as soon with a smaller sum of completion times, by the gap."""
     if new.makespan < old.makespan * (1 - gap):
         return True
     sums = [cost(whole, each.places, {*range(len(whole.speeds))})[0] for each in (new, old)]
@@ -99,7 +101,7 @@ def _is_worth_it(whole: Problem, new: Schedule, old: Schedule, gap: float) -> bo
 
 
 def _times(remainders: Sequence[Remainder], sites: Sequence[Site]) -> Array:
-    """Seconds until each expert is done and sent, [remainders, sites]; one that has begun where it is, is set up."""
+    """Seconds until each expert is done and sent, [remainders, sites]; no setup for one in training at its site."""
     return np.array(
         [[_seconds(rest, site) if rest.job.fits(site) else np.inf for site in sites] for rest in remainders]
     )

@@ -1,4 +1,4 @@
-"""Who takes which job: LPT, local search, and the exact solver where these are not good enough; and how good it is."""
+"""Scheduling: which site takes which job, and how good that is. LPT, local search and, if needed, the exact solver."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ ROUNDING = 1e-9
 
 
 class NoPlaceError(Exception):
-    """Some jobs can be nowhere (`jobs`, by index), or all of them together not within the sites' windows (none)."""
+    """Some jobs (`jobs`, by index) fit at no site. If empty, all jobs together do not fit into the sites' windows."""
 
     def __init__(self, jobs: tuple[int, ...] = ()) -> None:
         super().__init__(f"no place for jobs {jobs}")
@@ -24,12 +24,13 @@ class NoPlaceError(Exception):
 
 @dataclass(frozen=True)
 class Schedule:
-    """A schedule and what is known of the best one.
+    """A schedule and a bound on the best one.
 
     Attributes:
         places: the site of each job.
         makespan: seconds until the last site is done.
-        bound: no schedule is done sooner, seconds; `why` is the bound that says so.
+        bound: seconds before which no schedule is done.
+        why: name of that bound.
     """
 
     places: Places
@@ -39,12 +40,12 @@ class Schedule:
 
     @property
     def gap(self) -> float:
-        """By how much it is longer than the bound: 0.01 is 1 %."""
+        """By what fraction it exceeds the bound: 0.01 is 1 %."""
         return self.makespan / self.bound - 1
 
 
 def schedule(problem: Problem, limits: Limits) -> Schedule:
-    """The best schedule of one job or more that is found within the limits. Raises NoPlaceError."""
+    """The best schedule found within the limits, for one job or more. Raises NoPlaceError."""
     if nowhere := np.flatnonzero(~problem.eligible.any(axis=1)).tolist():
         raise NoPlaceError(tuple(nowhere))
     quick = longest_first(problem)
@@ -56,7 +57,7 @@ def schedule(problem: Problem, limits: Limits) -> Schedule:
 
 
 def rated(problem: Problem, places: Places) -> Schedule:
-    """A schedule that is given, with the best of the bounds that need no solver for whole numbers."""
+    """A given schedule, with the best of the bounds that need no integer solver."""
     return _rated(problem, places, *_bound(problem))
 
 

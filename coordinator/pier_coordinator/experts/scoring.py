@@ -1,7 +1,7 @@
-"""An ensemble scored by its sites: what is asked of each, the sheets that came, and what is given up.
+"""Scoring of an ensemble by its sites: what each site is asked for, the sheets that have arrived, what is given up.
 
-Models stay where they are. A site is asked for its experts as soon as they are done; what comes is checked before it is
-kept, and nothing is waited for without end.
+Models stay at their sites. A site is asked to score its experts as soon as they are done. Sheets are checked before
+they are kept, and every wait has a limit.
 """
 
 from __future__ import annotations
@@ -19,16 +19,16 @@ from pier_node.experts.sheet import ENDING, SCORED, ScoredDomain, ScoringOrder, 
 
 @dataclass
 class ScoredExpert:
-    """What is known of one expert of the ensemble.
+    """One expert of the ensemble.
 
     Attributes:
-        domain: that it is for.
-        node: of the site that has it; "": no site can train it.
-        name: of its folder there; "": it is not done yet.
-        weights: SHA-256 of them, hex; "": not known: what it branched from stands in for it.
-        wanted: domains and splits whose sheets have not come.
-        problem: why it is given up.
-        heard: when something last came of it, or could not have; by any clock that does not go back.
+        domain: its domain.
+        node: node id of the site that has it; "": no site can train it.
+        name: name of its folder there; "": it is not done yet.
+        weights: SHA-256 of its weights, hex; "": not known, because its parent stands in for it.
+        wanted: domains and splits whose sheets have not arrived.
+        problem: why it was given up; "": it was not.
+        heard: when something last arrived for it, or could not have; seconds on any monotonic clock.
     """
 
     domain: str
@@ -46,13 +46,14 @@ class ScoredExpert:
 
 
 class Scoring:
-    """One evaluation.
+    """One evaluation of an ensemble.
 
     Args:
-        id: names it, hex.
-        experts: those that the ensemble is made of.
-        rows: of each domain and split, at most; 0: all.
-        patience: seconds after which an expert of which nothing came is given up.
+        id: its id, hex.
+        experts: the experts of the ensemble.
+        domains: the domains to score.
+        rows: maximum number of rows per domain and split; 0: all.
+        patience: seconds after which an expert is given up if nothing arrives for it.
         folder: where sheets are kept.
     """
 
@@ -74,11 +75,11 @@ class Scoring:
 
     @property
     def finished(self) -> bool:
-        """Whether nothing more is expected of anyone."""
+        """Whether nothing more is expected for any expert."""
         return all(expert.is_over for expert in self.experts)
 
     def begin(self, now: float) -> None:
-        """Take what is in the folder already, from the last time; blocks."""
+        """Take in the sheets that an earlier start left in the folder; blocks."""
         self.folder.mkdir(parents=True, exist_ok=True)
         for expert in self.experts:
             expert.heard = now
@@ -93,20 +94,20 @@ class Scoring:
                     expert.wanted.discard((sheet.subject.domain, sheet.subject.split))
 
     def order(self, node: str) -> ScoringOrder | None:
-        """What a site is asked for; None: nothing."""
+        """What a site is asked to score; None: nothing."""
         names = tuple(each.name for each in self.experts if each.node == node and each.name and not each.is_over)
         if not names or self.finished:
             return None
         return ScoringOrder(id=self.id, experts=names, domains=self._domains, rows=self._rows)
 
     def done(self, domain: str, node: str, name: str, weights: str, now: float) -> None:
-        """An expert is there."""
+        """Take in where an expert is, and its name and weights once it is done."""
         for expert in self.experts:
             if expert.domain == domain:
                 expert.node, expert.name, expert.weights, expert.heard = node, name, weights, now
 
     def take(self, node: str, name: str, content: bytes, now: float) -> None:
-        """A sheet from a site; blocks. Raises Refused: it was not asked for, or is not what it says."""
+        """Take a sheet from a site; blocks. Raises Refused: it was not asked for, or is not what it claims to be."""
         expert = self._expert(node, name)
         try:
             sheet = unpacked(content)
@@ -114,13 +115,13 @@ class Scoring:
             raise Refused(f"not a score sheet: {error}") from error
         self._check(expert, sheet)
         if (sheet.subject.domain, sheet.subject.split) not in expert.wanted:
-            return  # it is here already: the answer got lost
+            return  # it is here already; our reply was lost
         sheet.save(self.folder)
         expert.heard = now
         expert.wanted.discard((sheet.subject.domain, sheet.subject.split))
 
     def cannot(self, node: str, name: str, domain: str, problem: str, now: float) -> None:
-        """A site cannot score an expert on a domain, or ("") on any. Raises Refused: it was not asked to."""
+        """Record that a site cannot score an expert on a domain ("": on any). Raises Refused: it was not asked to."""
         expert = self._expert(node, name)
         expert.heard = now
         if domain:
@@ -132,7 +133,7 @@ class Scoring:
     def look(
         self, now: float, alive: Callable[[str], bool], called: Callable[[str], str], revoked: Collection[str] = ()
     ) -> bool:
-        """Give up what does not come; whether anything was. An expert that is being trained has its time."""
+        """Give up experts for which nothing arrives; return whether any was. An expert in training is not given up."""
         waiting = [expert for expert in self.experts if not expert.is_over]
         for expert in waiting:
             if not expert.node:
@@ -147,7 +148,7 @@ class Scoring:
         return any(expert.problem for expert in waiting)
 
     def told(self, alive: Callable[[str], bool], called: Callable[[str], str]) -> dict[str, Any]:
-        """How far it is, for people and scripts."""
+        """The progress, for people and scripts."""
         every = 2 * len(self._domains)
         experts = [
             {
@@ -182,5 +183,5 @@ class Scoring:
 
 
 def scoring_id(*terms: object) -> str:
-    """Names an evaluation, 32 hex digits: the same question of the same plan has the same name."""
+    """The id of an evaluation, 32 hex digits: the same request for the same plan has the same id."""
     return hashlib.blake2b(repr(terms).encode(), digest_size=16).hexdigest()

@@ -1,13 +1,12 @@
-"""A schedule made better by moves of one job and swaps of two.
+"""Heuristic schedules: longest processing time first (LPT), then a local search by moves of one job and swaps of two.
 
-`improved` brings the last site's end forward; `settled` then, without delaying it, looks at what comes next: the sum of
-all completion times, and at how much later a job is done than it would be alone at its best site. (The bytes that are
-moved are the same for all schedules: every job fetches its seed and its text, and sends its expert.)
+`longest_first` takes the jobs by decreasing work and puts each where it is done first. For m equal sites the result
+takes at most 4/3 - 1/(3m) times the optimum (Graham, SIAM J. Appl. Math. 17, 1969). If one site is faster, the factor
+is (√3 + 1)/2; for speeds that are powers of 2 it is 1.4, for any speeds 1.577 (these three are unconfirmed).
 
-Longest processing time first, by earliest completion: a schedule in no time, within 4/3 of the best for equal sites.
-
-Graham, SIAM J. Appl. Math. 17 (1969): at most (4/3 - 1/(3m)) of the optimum for m equal sites; for sites that differ in
-speed see spec/hdee.md section 2.4.
+`improved` brings the end of the last site forward. Without delaying it, `settled` then reduces first the sum of all
+completion times and then the largest stretch: how much later a job is done than it would be alone at its best site. The
+bytes transferred are the same for all schedules: every job fetches its seed model and its text, and sends its expert.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ from pier_coordinator.experts.problem import Array, Places, Problem, loads, orde
 
 
 def longest_first(problem: Problem) -> Places | None:
-    """The schedule; None when a job fits in no window any more, which does not say that there is no schedule."""
+    """The LPT schedule; None if a job no longer fits in any window. There may be another schedule even then."""
     flexible = problem.eligible.sum(axis=1)
     finish = np.zeros(len(problem.speeds))
     places = [0] * len(problem.work)
@@ -36,23 +35,23 @@ def longest_first(problem: Problem) -> Places | None:
 
 
 NOTHING = 1e-9
-"""Relative gains as small as this are rounding."""
+"""Relative gains up to this are rounding errors."""
 SWEEPS = 5
-"""Times that `settled` goes through all jobs at most."""
+"""Maximum number of passes of `settled` over all jobs."""
 
 Change = tuple[tuple[int, int], ...]
-"""Jobs, and where they go."""
+"""Jobs and the sites that they go to."""
 
 
 def improved(problem: Problem, places: Places) -> Places:
-    """Change the site that ends last, as long as it and whom it changes with end sooner than it did."""
+    """Change the jobs of the site that ends last while it and the sites it changes with end sooner than it did."""
     while change := _best_change(problem, places):
         places = _changed(places, change)
     return places
 
 
 def settled(problem: Problem, places: Places) -> Places:
-    """Of schedules that end no later: a better one by the sum of completion times, then by the largest stretch."""
+    """A schedule that ends no later and is better by the sum of completion times, then by the largest stretch."""
     latest = float(loads(problem, places).max(initial=0.0)) * (1 + NOTHING)
     for _ in range(SWEEPS):
         before = places
@@ -68,7 +67,7 @@ def settled(problem: Problem, places: Places) -> Places:
 
 
 def cost(problem: Problem, places: Places, sites: set[int]) -> tuple[float, float]:
-    """Of the jobs at some sites: the sum of completion times (s), and the largest stretch."""
+    """The sum of completion times (seconds) and the largest stretch of the jobs at some sites."""
     completions, stretch = 0.0, 0.0
     for site in sites:
         own = order(problem, places, site)
@@ -79,7 +78,7 @@ def cost(problem: Problem, places: Places, sites: set[int]) -> tuple[float, floa
 
 
 def _best_change(problem: Problem, places: Places) -> Change | None:
-    """The one after which the later of the sites that it changes ends soonest; None: none is worth it."""
+    """The change after which the later of the changed sites ends soonest; None: no change helps."""
     ends = loads(problem, places)
     last = int(ends.argmax())
     best, found = float(ends[last]) * (1 - NOTHING), None
@@ -94,7 +93,7 @@ def _best_change(problem: Problem, places: Places) -> Change | None:
 
 
 def _changes(problem: Problem, places: Places, job: int) -> Iterator[Change]:
-    """A job's moves, and its swaps with others, to where jobs may be."""
+    """All allowed moves of a job, and all its allowed swaps with other jobs."""
     here, eligible = places[job], problem.eligible
     yield from (((job, site),) for site in range(len(problem.speeds)) if site != here and eligible[job, site])
     for other, there in enumerate(places):
@@ -114,7 +113,7 @@ def _is_better(problem: Problem, places: Places, change: Change, ends: Array, la
 
 
 def _ends(problem: Problem, places: Places, ends: Array, change: Change) -> Array:
-    """When sites are done after a change, [sites]; `ends` is before it."""
+    """When each site is done after a change, [sites]; `ends` holds the times before it."""
     after = ends.copy()
     for job, site in change:
         after[places[job]] -= problem.times[job, places[job]]

@@ -1,7 +1,8 @@
-"""Stage C: no site idles before a given time (spec/hdee.md section 2.5).
+"""Stage C: fills the time of each site, so that no site idles before a given time.
 
-What a site can do until then goes to its own experts, where the last FLOP brings most: Stage A's filling, site by site.
-From the steps of a plan on these are extra steps; from few steps on they are a plan that leaves no site idle.
+What a site can do until then goes to those of its experts where the last FLOP gains most: Stage A's water-filling, site
+by site. Starting from a plan's steps, the result gives extra steps; starting from few steps, it is a plan that leaves
+no site idle. This stage goes beyond HDEE (arXiv 2502.19385).
 """
 
 from __future__ import annotations
@@ -27,10 +28,10 @@ def steps_until(
     Args:
         places: the site of each job; jobs are single domains, not chains.
         end: seconds; a site's window may be shorter.
-        least: steps below which none goes, unless the site could not even do these; [domains].
+        least: minimum steps, [domains]; a site that cannot even do these gets fewer.
 
     Returns:
-        Fewer than would fill the time where a domain's text would be repeated more than `max_epochs` times.
+        The steps, [domains]; too few to fill the time where more would repeat a text over `max_epochs` times.
     """
     steps = least.copy()
     for site, own in _at_work(task, recipe, places, sites):
@@ -46,7 +47,7 @@ def steps_until(
 
 
 def stretched(task: Task, recipe: Recipe, places: Places, sites: Sequence[Site], end: float) -> Recipe:
-    """The recipe with all steps times one factor, so that the last site is done at `end`, seconds."""
+    """The recipe with all steps times one factor, such that the last site is done at `end` (seconds)."""
     work = [
         _time(site, own, end) * site.speed / sum(job.flops for job in own)
         for site, own in _at_work(task, recipe, places, sites)
@@ -56,12 +57,12 @@ def stretched(task: Task, recipe: Recipe, places: Places, sites: Sequence[Site],
 
 
 def _at_work(task: Task, recipe: Recipe, places: Places, sites: Sequence[Site]) -> list[tuple[Site, list[Job]]]:
-    """The sites that have jobs, with these."""
+    """The sites that have jobs, each with its jobs."""
     made = jobs(task, recipe)
     held = [[job for job, place in zip(made, places) if place == index] for index in range(len(sites))]
     return [(site, own) for site, own in zip(sites, held) if own]
 
 
 def _time(site: Site, own: list[Job], end: float) -> float:
-    """Seconds that a site has for training until `end`."""
+    """Seconds that a site has for training until `end` (seconds)."""
     return max(0.0, min(end, site.window) - sum(job.overhead(site) for job in own))

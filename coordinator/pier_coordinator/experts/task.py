@@ -1,4 +1,4 @@
-"""What is to be planned: domains, the sizes and step counts that experts may have, sites, and a budget."""
+"""The planning task: domains, the sizes and step counts that experts may have, sites, and a budget."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ class Domain:
     """A text that an expert is trained on.
 
     Attributes:
-        weight: v_j, how much its loss matters.
-        tokens: D_j, that it has to train on.
-        judged: tokens that its expert and, before it, its parent are judged on.
-        sent: bytes that a site has to fetch for it; 0: every site has it.
-        sites: names of the sites that may see it; none: all.
+        weight: v_j, the weight of its loss.
+        tokens: D_j, the number of tokens to train on.
+        judged: number of tokens that its expert and, before it, its parent are judged on.
+        sent: bytes that a site must fetch for it; 0: every site has the text.
+        sites: names of the sites that may see it; empty: all sites.
     """
 
     name: str
@@ -39,8 +39,10 @@ class Size:
     """A size that an expert may have.
 
     Attributes:
-        parameters: of the model; flops: of training, per token (trainer/model/cost.py).
-        memory: bytes that training needs at least; stored: bytes of its weights when they are sent.
+        parameters: number of parameters of the model.
+        flops: training FLOPs per token (the node's trainer/model/cost.py).
+        memory: minimum bytes that training needs.
+        stored: bytes of its weights when they are sent.
     """
 
     name: str
@@ -52,11 +54,13 @@ class Size:
 
 @dataclass(frozen=True)
 class Site:
-    """A site; what is not known of it, or does not matter, is inf.
+    """A site; a value that is not known or does not matter is inf.
 
     Attributes:
-        speed: FLOP/s that were measured in training, never the peak.
-        memory: bytes; line: bytes/s; window: seconds that it is there for.
+        speed: FLOP/s measured in training, never the peak.
+        memory: bytes.
+        line: bytes/s.
+        window: seconds for which it is available.
     """
 
     name: str
@@ -71,14 +75,14 @@ class Task:
     """What to plan.
 
     Attributes:
-        sizes: small, medium, large, by FLOPs.
-        steps: fewest, usual, most.
-        step_tokens: of a step.
-        budget: FLOPs of the domain phase; 0: as many as with the medium size and the usual steps everywhere.
-        horizon: seconds in which all sites shall be done, and not idle; 0: no matter. It takes the budget's place.
-        max_epochs: times that a domain's text may be repeated.
-        setup: seconds that a domain takes a site besides training and judging: workers start, text is read.
-        chain: one expert goes through the domains of a class, one after the other; else there is one for each domain.
+        sizes: small, medium and large, by FLOPs.
+        steps: fewest, usual and most steps.
+        step_tokens: tokens per step.
+        budget: FLOPs of the domain phase; 0: as many as with the medium size and the usual steps for all domains.
+        horizon: seconds in which all sites must be done without idling, instead of a budget; 0: no horizon.
+        max_epochs: maximum number of times that a domain's text may be seen.
+        setup: seconds per domain besides training and judging, for starting workers and reading text.
+        chain: one expert trains on the domains of a class one after the other; otherwise each domain has its own.
     """
 
     domains: tuple[Domain, ...]
@@ -99,13 +103,13 @@ class Task:
 
     @cached_property
     def choice(self) -> Choice:
-        """The sizes and the menu of steps as arrays."""
+        """The sizes and step counts as arrays."""
         parameters, flops = (np.array([getattr(size, key) for size in self.sizes]) for key in ("parameters", "flops"))
         return Choice(parameters, flops, np.array(self.steps, dtype=np.float64) * self.step_tokens)
 
     @cached_property
     def most(self) -> Array:
-        """Tokens that a domain's expert may see, repetitions included, [domains]."""
+        """Maximum tokens that a domain's expert may see, repetitions included, [domains]."""
         return np.array([domain.tokens for domain in self.domains]) * self.max_epochs
 
     @property

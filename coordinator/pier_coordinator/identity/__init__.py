@@ -1,1 +1,1 @@
-"""The run's folder and authority at its coordinator, and who may connect."""
+"""The run's folder and certificate authority at the coordinator, and TLS: who may connect."""

@@ -1,4 +1,7 @@
-"""The run's authority, whose key follows from the run's secret: it certifies sites, and signs who was revoked."""
+"""The run's certificate authority: it certifies sites and signs the list of revoked sites.
+
+Its key is derived from the run's secret.
+"""
 
 from __future__ import annotations
 
@@ -15,15 +18,20 @@ from pier_proto.v1.peer_pb2 import Revocations
 
 @dataclass(frozen=True)
 class Authority:
-    """Of the run with that token and that hash of its configuration."""
+    """The authority of a run.
+
+    Attributes:
+        token: the run's secret.
+        run_hash: the hash of the run's configuration.
+    """
 
     token: Token
     run_hash: bytes
 
     def certify(self, key: ec.EllipticCurvePublicKey) -> bytes:
-        """A certificate for a site, PEM."""
+        """Issue a certificate (PEM) for a site's public key."""
         return issue(self.token, node_id(key), key)
 
     def revocations(self, version: int, nodes: Collection[str]) -> Revocations:
-        """The signed list of revoked sites."""
+        """Sign the list of revoked sites."""
         return revocations.signed(authority_key(self.token), self.run_hash, version, nodes)

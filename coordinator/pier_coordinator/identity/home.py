@@ -1,13 +1,13 @@
-"""The folder of a run at its coordinator: who it is, what it may do, and what it remembers.
+"""The run's folder at the coordinator: its identity, its secrets and its state.
 
-run.toml         what the run trains; never changed once it has begun
+run.toml         the run's configuration; it must not change once the run has begun
 node.key         the coordinator's identity
-run.token        the run's secret, from which its certificate authority follows: keep it to yourself
-operator.token   what actions on the page and the command line need
-coordinator.db   sites, invites, orders, and every fact; events.jsonl beside it has the facts, line by line
+run.token        the run's secret, from which the key of its certificate authority is derived: keep it private
+operator.token   the token that actions on the page and the command line need
+coordinator.db   sites, invites, orders and all facts; events.jsonl beside it holds the facts, one per line
 experts.json     the plan of experts that was accepted last
-checkpoints/     of experts that are being trained (experts/checkpoints.py)
-daemon.json      while a coordinator runs: its process and its page
+checkpoints/     of experts in training (experts/checkpoints.py)
+daemon.json      while a coordinator runs: its process id, its address and the URL of its page
 """
 
 from __future__ import annotations
@@ -30,18 +30,18 @@ from pier_node.identity.node import Identity, Token, write_private
 RUN_FILE, DATABASE, OPERATOR_FILE, DAEMON_FILE = "run.toml", "coordinator.db", "operator.token", "daemon.json"
 PLAN_FILE = "experts.json"
 SCORES = "scores"
-"""Folder of the score sheets that sites sent, by evaluation."""
+"""Folder of the score sheets that sites sent, with one folder per evaluation."""
 
 
 @dataclass(frozen=True)
 class Home:
-    """A folder that has a run.toml."""
+    """A run's folder: one that holds a run.toml."""
 
     folder: Path
 
     @classmethod
     def found(cls, folder: Path) -> Self:
-        """Raises PierError when it is no run's."""
+        """Open a run's folder. Raises PierError if it has no run.toml."""
         if not (folder / RUN_FILE).exists():
             raise PierError(
                 f"{folder} has no {RUN_FILE}",
@@ -51,17 +51,17 @@ class Home:
 
     @cached_property
     def config(self) -> RunConfig:
-        """Raises PierError."""
+        """The run's configuration. Raises PierError."""
         return load(self.folder / RUN_FILE)
 
     @cached_property
     def identity(self) -> Identity:
-        """Made at the first use. Raises PierError."""
+        """The coordinator's identity; created at the first use. Raises PierError."""
         return Identity.load_or_create(self.folder)
 
     @cached_property
     def token(self) -> Token:
-        """The run's secret; made at the first use. Raises PierError when run.toml is not the one it was made for."""
+        """The run's secret; created at the first use. Raises PierError if run.toml has changed since."""
         token = Token.load(self.folder)
         if token is None:
             token = Token.new(self.config.hash())
@@ -75,7 +75,7 @@ class Home:
 
     @cached_property
     def operator(self) -> str:
-        """What actions need; made at the first use."""
+        """The operator's token, which actions need; created at the first use."""
         path = self.folder / OPERATOR_FILE
         if not path.exists():
             write_private(path, f"{secrets.token_urlsafe(24)}\n".encode())
@@ -83,23 +83,23 @@ class Home:
 
     @property
     def database(self) -> Path:
-        """Where it is."""
+        """Path of the database."""
         return self.folder / DATABASE
 
     def credentials(self) -> Credentials:
-        """What proves to sites who the coordinator is."""
+        """The credentials with which the coordinator proves its identity to sites."""
         return credentials(self.identity, self.token)
 
     @cached_property
     def authority(self) -> Authority:
-        """What the coordinator signs for the run. Raises PierError."""
+        """The run's certificate authority. Raises PierError."""
         return Authority(self.token, self.config.hash())
 
     def announce(self, address: str, page: str) -> None:
-        """Let this machine's commands find the coordinator that runs; `page` is its URL."""
+        """Let commands on this machine find the running coordinator; `page` is the URL of its page."""
         fields = {"pid": os.getpid(), "address": address, "http": page}
         durable.replace(self.folder / DAEMON_FILE, json.dumps(fields).encode())
 
     def leave(self) -> None:
-        """It runs no more."""
+        """Record that the coordinator has stopped."""
         (self.folder / DAEMON_FILE).unlink(missing_ok=True)

@@ -1,4 +1,4 @@
-"""The coordinator's side of TLS: it lets in the run's nodes, and whoever holds one of its invites."""
+"""The coordinator's side of TLS: it accepts the run's nodes and the holders of its invites."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ from pier_node.identity.certificates import Credentials
 
 @lru_cache(maxsize=2048)
 def der(pem: bytes) -> bytes:
-    """A certificate's DER, by which two PEM texts of it are compared. Raises ValueError."""
+    """The DER form of a certificate, for comparing PEM texts. Raises ValueError."""
     return ssl.PEM_cert_to_DER_cert(pem.decode())
 
 
 def trusted(invites: Iterable[InviteRow], now: float) -> tuple[InviteRow, ...]:
-    """The invites whose holders TLS lets in: the open ones, and of the others the newest, to be told what is wrong."""
+    """The invites whose holders TLS accepts: the open ones, then the newest closed ones, to tell them what is wrong."""
     ordered = sorted(invites, key=lambda invite: (bool(invite.closed(now)), -invite.created))
     return tuple(ordered[:OPEN_INVITES])
 
 
 class Trust:
-    """Whom TLS lets in; may change while the server runs. gRPC asks at each new connection, from its own threads."""
+    """Whom TLS accepts; it may change while the server runs. gRPC asks at each new connection, from its own threads."""
 
     def __init__(self, own: Credentials) -> None:
         self._own = own
@@ -34,20 +34,20 @@ class Trust:
         self._changed = False
 
     def change(self, invites: Iterable[InviteRow]) -> None:
-        """These are the trusted invites from now on."""
+        """Trust the holders of these invites from now on."""
         self._configuration = self._configured(invites)
         self._changed = True
 
     def server_credentials(self) -> grpc.ServerCredentials:
-        """For a port that takes nobody without a certificate."""
+        """Credentials for a port that accepts only clients with a certificate."""
         return grpc.dynamic_ssl_server_credentials(
             self._configuration,
-            self._fetch,  # type: ignore[arg-type]  # None, which the stub does not know of: nothing has changed
+            self._fetch,  # type: ignore[arg-type]  # None (not in the stub) means that nothing has changed
             require_client_authentication=True,
         )
 
     def _fetch(self) -> grpc.ServerCertificateConfiguration | None:
-        """What has changed since the last connection."""
+        """The new configuration if it has changed since the last connection, else None."""
         if not self._changed:
             return None
         self._changed = False

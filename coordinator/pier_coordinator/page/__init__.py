@@ -1,4 +1,4 @@
-"""The web page of a run: reading for everybody, actions for the operator, /metrics for Prometheus."""
+"""The web page of a run: everyone may read it, the operator may act on it, and /metrics serves Prometheus."""
 
 from pier_coordinator.page.actions import Actions
 from pier_coordinator.page.app import make_app

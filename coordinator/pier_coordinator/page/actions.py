@@ -1,4 +1,4 @@
-"""What the operator can do on the page: POST /api/actions/..., with a small JSON body."""
+"""The operator's actions on the page: POST /api/actions/..., with a small JSON body."""
 
 from __future__ import annotations
 
@@ -17,49 +17,49 @@ LONGEST_EXPIRY = 365 * 86400.0
 MOST_USES = 10_000
 KINDS = ("replica", "stage")
 MOST_DOMAINS = 256
-"""To score, besides those that have an expert."""
+"""Maximum number of domains to score besides those that have an expert."""
 
 
 class Actions(Protocol):
-    """What is done. Nodes are node ids; an empty list of nodes means all. Raises Refused."""
+    """Performs the actions. Nodes are node ids; an empty list of nodes means all. All methods raise Refused."""
 
     async def pause(self, nodes: list[str]) -> None:
-        """From the next round boundary on."""
+        """Pause sites from their next round boundary on."""
 
     async def resume(self, nodes: list[str]) -> None:
-        """Train on."""
+        """Let sites continue training."""
 
     async def stop(self, nodes: list[str]) -> None:
-        """Leave the run politely, and end."""
+        """Let sites leave the run politely and end."""
 
     async def revoke(self, node: str) -> dict[str, Any]:
-        """Put a site out of the run, or take an invite back; the answer has "invite", if one ended, and the "sites"
-        that came in with it and stay."""
+        """Revoke a site or an invite; the answer has the "invite" that was revoked, if any, and the "sites" that joined
+        with it and stay."""
 
     async def invite(self, name: str, expires_seconds: float, uses: int) -> dict[str, Any]:
-        """Make a token; the answer has at least "command", what to paste at the site."""
+        """Make an invite; the answer has at least "command", which is to be pasted at the site."""
 
     async def assign(self, node: str, kind: str, stage: int | None) -> None:
-        """Give a site something else to do, from a round boundary on; `stage`: the number of it, if it is one."""
+        """Give a site another assignment from a round boundary on; `stage` is the number of the stage, if it is one."""
 
     async def experts(self, plan: str) -> None:
-        """Start the plan of that id, which lies in the coordinator's folder."""
+        """Start the plan with this id, which must be in the coordinator's folder."""
 
     async def experts_told(self) -> dict[str, Any]:
-        """How far the experts are."""
+        """The progress of the experts."""
 
     async def evaluate(self, domains: list[Any], rows: int, patience: float) -> None:
-        """Have the sites score the experts, on these domains too."""
+        """Let the sites score the experts, on these domains too; `patience` is in seconds."""
 
     async def evaluation(self) -> dict[str, Any]:
-        """How far that is."""
+        """The progress of the evaluation."""
 
 
 Act = Callable[[dict[str, Any]], Awaitable[dict[str, Any] | None]]
 
 
 def action_routes(actions: Actions, guard: Guard) -> list[web.RouteDef]:
-    """POST /api/actions/NAME for each."""
+    """The routes POST /api/actions/NAME, one per action."""
     acts: dict[str, Act] = {
         "pause": lambda body: actions.pause(_nodes(body)),
         "resume": lambda body: actions.resume(_nodes(body)),
@@ -77,7 +77,7 @@ def action_routes(actions: Actions, guard: Guard) -> list[web.RouteDef]:
 
 
 async def _check(_body: dict[str, Any]) -> None:
-    """Does nothing: the page asks whether the token is the right one."""
+    """Do nothing: the page uses it to check whether the token is right."""
 
 
 def _handler(act: Act, guard: Guard) -> Callable[[web.Request], Awaitable[web.Response]]:

@@ -1,4 +1,4 @@
-"""Reading: everything that the page and the command line ask for. JSON, and no login."""
+"""The read API: everything that the page and the command line read, as JSON and without a login."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ MOST_LINKS = 2000
 
 
 class Api:
-    """Answers from a board.
+    """Answers requests from a board.
 
     Args:
         operated: whether there are actions; the page offers them only then.
@@ -26,22 +26,22 @@ class Api:
         self._board, self._watch, self._health, self._operated = board, watch, health, operated
 
     async def healthz(self, _request: web.Request) -> web.Response:
-        """Whether the coordinator does its work: 200 or 503."""
+        """GET /healthz: 200 if the coordinator works, else 503."""
         health = self._health()
         return web.json_response(health, status=200 if health["ok"] else 503)
 
     async def board(self, _request: web.Request) -> web.Response:
-        """All that the page begins with."""
+        """The whole board, with which the page begins."""
         told = {**self._board.snapshot(), "alerts": self._watch.told(self._board), "operated": self._operated}
         return compressed(told)
 
     async def nodes(self, _request: web.Request) -> web.Response:
-        """The sites' table."""
+        """The table of sites."""
         self._board.refresh()
         return compressed({"sites": [self._board.row(site) for site in self._board.sites.values()]})
 
     async def events(self, request: web.Request) -> web.Response:
-        """?after=NUMBER&limit=COUNT: the first COUNT stored later, or without `after` the last that happened."""
+        """?after=NUMBER&limit=COUNT: the first COUNT events stored after NUMBER; without `after`, the last COUNT."""
         after, limit = _whole(request, "after", 0), _whole(request, "limit", EVENTS)
         events = self._board.events(after=after)
         later = sorted(events, key=lambda event: event["number"])[:limit]
@@ -54,23 +54,23 @@ class Api:
         return compressed({"stamp": stamp, "boot": self._board.boot, "curves": self._board.curves_of(nodes, since)})
 
     async def rounds(self, request: web.Request) -> web.Response:
-        """?first=ROUND&last=ROUND&nodes=A,B: where the time went, site by site."""
+        """?first=ROUND&last=ROUND&nodes=A,B: how the sites spent their time."""
         first, last = _whole(request, "first", 1), _whole(request, "last", self._board.round)
         return compressed(self._board.rounds_of(first, last, _nodes(request)))
 
     async def links(self, request: web.Request) -> web.Response:
-        """?node=A: links from and to a site; without it all, up to a limit."""
+        """?node=A: the links from and to a site; without `node`, all links, up to a limit."""
         node = request.query.get("node")
         return compressed({"links": self._board.links.rows(node=node or None, most=MOST_LINKS)})
 
     async def pipeline(self, _request: web.Request) -> web.Response:
-        """What the live sites of a pipeline hold and have measured; the paths in use, and how long steps take."""
+        """What the live sites of a pipeline hold and have measured, the paths in use, and the duration of a step."""
         self._board.refresh()
         live, rows = {site.node: site.name for site in self._board.live()}, self._board.pipeline
         return compressed({"sites": rows.measured(live), "plan": rows.plan(), "step_seconds": rows.step_seconds()})
 
     async def chart(self, _request: web.Request) -> web.Response:
-        """The schedule of the paths in use, a picture."""
+        """The schedule of the paths in use, as an SVG picture."""
         drawing = self._board.pipeline.drawing
         if drawing is None:
             raise web.HTTPNotFound(text="no paths yet")
@@ -80,14 +80,14 @@ class Api:
 
 
 def compressed(told: dict[str, Any]) -> web.Response:
-    """JSON, made small where the browser takes it so."""
+    """A JSON response, compressed if the browser accepts it."""
     answer = web.Response(text=dumps(told), content_type="application/json")
     answer.enable_compression()
     return answer
 
 
 def dumps(told: dict[str, Any]) -> str:
-    """Without spaces, and without NaN, which browsers refuse."""
+    """JSON without spaces and without NaN, which browsers reject."""
     return json.dumps(told, separators=(",", ":"), allow_nan=False)
 
 

@@ -1,4 +1,4 @@
-"""The page's web application."""
+"""The web application of the page."""
 
 from __future__ import annotations
 
@@ -30,14 +30,14 @@ def make_app(
     health: Health,
     hosts: Collection[str] = (),
 ) -> web.Application:
-    """The page of a board.
+    """Make the web application for a board.
 
     Args:
-        actions: what the operator can do; None: nothing, for a run that is shown again.
-        operator_token: what actions need, as `Authorization: Bearer TOKEN`.
-        health: for /healthz, with "ok"; when that is false the answer is 503.
-        hosts: names that people reach the page by, besides addresses, localhost and this machine's name: NAME, or
-            NAME:PORT behind a proxy on an unusual port. Whatever comes under another name is refused (DNS rebinding).
+        actions: the operator's actions; None: none, for a replay.
+        operator_token: the token that actions need, as `Authorization: Bearer TOKEN`.
+        health: the answer to /healthz; if its "ok" is false, the status is 503.
+        hosts: names of the page besides addresses, localhost and this machine's name: NAME, or NAME:PORT behind a
+            proxy on an unusual port. Requests under other names are refused (DNS rebinding).
     """
     watch = Watch()
     operated = actions is not None

@@ -1,4 +1,4 @@
-"""Who may do what: the checks before an action."""
+"""The checks before an action: where the request comes from, and the operator's token."""
 
 from __future__ import annotations
 
@@ -11,17 +11,18 @@ from pier_node.base.http import has_other_origin
 
 
 class Guard:
-    """Lets the operator through, and nobody else.
+    """Lets only the operator through.
 
     Args:
-        hosts: names of the page in browsers; see base/http.py.
+        operator_token: the token that a request must carry.
+        hosts: names of the page in browsers; see the node's base/http.py.
     """
 
     def __init__(self, operator_token: str, hosts: Collection[str]) -> None:
         self._token, self._hosts = operator_token.encode(), hosts
 
     def check(self, request: web.Request) -> None:
-        """Raises HTTPForbidden, HTTPUnauthorized."""
+        """Check a request. Raises HTTPForbidden, HTTPUnauthorized."""
         if has_other_origin(request, self._hosts):
             origin = request.headers["Origin"][:100]
             raise _no(
@@ -40,5 +41,5 @@ def _no(kind: type[web.HTTPForbidden | web.HTTPUnauthorized | web.HTTPBadRequest
 
 
 def bad(problem: str) -> web.HTTPException:
-    """The request is not understood: what is wrong with it."""
+    """The error for an invalid request; `problem` says what is wrong with it."""
     return _no(web.HTTPBadRequest, problem)

@@ -1,4 +1,4 @@
-"""/metrics of the coordinator, for Prometheus: the run in all, and each site by its name."""
+"""The coordinator's /metrics for Prometheus: totals of the run, and each site by name."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ SITE: dict[str, tuple[str, Callable[[ReadModel, Site], float | None]]] = {
 
 
 class Metrics(Collector):
-    """Reads the board when asked."""
+    """Collects the metrics from the board at each request."""
 
     def __init__(self, board: ReadModel) -> None:
         self._board = board
@@ -51,11 +51,11 @@ class Metrics(Collector):
         self._registry.register(self)
 
     def describe(self) -> list[GaugeMetricFamily]:
-        """Nothing in advance: names do not clash."""
+        """Describe nothing in advance, since names cannot clash."""
         return []
 
     def collect(self) -> Iterator[GaugeMetricFamily]:
-        """All of them, now."""
+        """Yield all metrics with their current values."""
         board = self._board
         board.refresh()
         run, totals = str(board.run.get("name", "")), board.totals()

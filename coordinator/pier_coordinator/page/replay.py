@@ -1,4 +1,4 @@
-"""Shows a run again: the facts of an event log, in the order of their times, on the same page as when it was live."""
+"""Replays a run: shows the facts of an event log, ordered by time, on the same page as when the run was live."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from pier_coordinator.store.log import put_aside
 from pier_node.base.errors import PierError
 
 BATCH = 1000
-"""Facts after which the page gets its turn."""
+"""Number of facts after which the event loop serves the page."""
 
 
 def read_log(path: Path) -> list[Fact]:
-    """The facts of an event log, and of the one that was put aside before it, by time.
+    """The facts of an event log and of the log rotated before it, ordered by time.
 
     Raises:
-        PierError: a log cannot be read, or a line of it is none; which one.
+        PierError: a log cannot be read, or a line of it is invalid; the message names the line.
     """
     before = _read(put_aside(path)) if put_aside(path).exists() else []
     known = {fact.number for fact in before}
@@ -54,7 +54,7 @@ def _fact(path: Path, at: int, line: str) -> Fact:
 async def feed(
     board: ReadModel, facts: Sequence[Fact], speed: float, wait: Callable[[float], Awaitable[None]] = asyncio.sleep
 ) -> None:
-    """Give the facts to a board, `speed` times as fast as they came; 0: all at once.
+    """Feed facts to a board, `speed` times as fast as they happened; 0: all at once.
 
     Args:
         wait: awaited with the seconds until the next fact.
@@ -73,12 +73,12 @@ async def replay(path: Path, speed: float, port: int, ready: Callable[[str], Non
     """Show an event log on 127.0.0.1 until cancelled.
 
     Args:
-        speed: times as fast as it was; 0: all at once.
-        port: 0: any.
+        speed: how many times as fast as the run; 0: all at once.
+        port: port of the page; 0: any free port.
         ready: called with the page's address.
 
     Raises:
-        PierError: the log is not one, or the port is taken.
+        PierError: the log is invalid, or the port is in use.
     """
     facts = read_log(path)
     board = ReadModel(clock=None)

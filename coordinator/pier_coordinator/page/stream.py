@@ -1,7 +1,7 @@
-"""Server-sent events: whoever watches the page is told what changed, at most twice a second.
+"""Server-sent events: open pages are sent what changed, at most twice a second.
 
-An event's id is BOOT-STAMP: a browser that comes back with one gets what changed since, and everything when the board
-is another one (the coordinator was restarted). Those who read slowly miss ticks, not changes.
+An event's id is BOOT-STAMP. A browser that reconnects with an id gets what has changed since, or everything if the
+board is a new one (the coordinator was restarted). Slow readers miss ticks but no changes.
 """
 
 from __future__ import annotations
@@ -18,17 +18,17 @@ from pier_coordinator.runs.read_model import ReadModel
 
 TICK = 0.5
 SITES_A_SECOND = 250
-"""Seconds between two ticks, and sites that may be told of in a second: with 1,000 a tick comes each four seconds."""
+"""Minimum seconds between two ticks, and maximum sites sent per second: with 1,000 sites, a tick comes every 4 s."""
 
 HEARTBEAT = 15.0
-"""Seconds after which a comment shows that the line is still up."""
+"""Seconds without an event after which a comment shows that the connection is still up."""
 
 MOST_VIEWERS = 200
 RETRY_MS = 1000
 
 
 class Stream:
-    """All who watch, and the clock that they share."""
+    """All open pages and the tick that they share."""
 
     def __init__(self, board: ReadModel, watch: Watch, operated: bool) -> None:
         self._board, self._watch, self._operated = board, watch, operated
@@ -40,12 +40,12 @@ class Stream:
         self._closed = False
 
     def start(self) -> None:
-        """Begin to tick."""
+        """Start ticking."""
         self._tick = asyncio.get_running_loop().create_future()
         self._pulse = asyncio.create_task(self._beat())
 
     async def close(self, _app: web.Application) -> None:
-        """Let everybody go: their browsers come back when there is somebody to come back to."""
+        """End all streams; browsers reconnect once a coordinator runs again."""
         self._closed = True
         self._turn()
 
@@ -90,7 +90,7 @@ class Stream:
         return stream
 
     def _seen(self, event_id: str) -> int:
-        """The stamp up to which a browser has seen this board; -1: it has not."""
+        """The stamp up to which a browser has seen this board; -1: it has not seen it."""
         boot, _, stamp = event_id.partition("-")
         known = boot == self._board.boot and stamp.isascii() and stamp.isdigit() and len(stamp) < 19
         return int(stamp) if known and int(stamp) <= self._board.stamp else -1
@@ -113,7 +113,7 @@ class Stream:
             await stream.write(b": still here\n\n")
 
     def _event(self, seen: int) -> tuple[int, bytes]:
-        """What changed since; those who have seen the same share one text."""
+        """The new stamp and an event with what changed since `seen`; pages at the same stamp share one event."""
         if self._made[:2] != (seen, self._board.stamp):
             told = {**self._board.changes(max(0, seen)), "alerts": self._alerts, "operated": self._operated}
             event = f"id: {told['boot']}-{told['stamp']}\nevent: board\ndata: {dumps(told)}\n\n"

@@ -1,1 +1,1 @@
-"""A run as its coordinator sees it: sites, orders, and the read model behind the page."""
+"""The coordinator's view of a run: its sites, its orders, and the read model behind the page."""

@@ -1,8 +1,8 @@
-"""What is wrong with a run, in words, and what to do about it. Pure, but for what it remembers so as not to flicker.
+"""Alerts: what is wrong with a run, in words, and what to do about it.
 
-Each rule looks at the board and names what it sees; for what was seen at the last look it may use a lower threshold.
-
-What would make the exchange shorter: a codec, or more inner steps between rounds; from figures of the run.
+Each rule looks at the board and yields alerts. To keep alerts from flickering, a Watch remembers which are up, and a
+rule may use a lower threshold for those; apart from that the module is pure. Where the exchange takes too long, the
+remedy is computed from the run's figures: another codec, or more inner steps between rounds.
 """
 
 from __future__ import annotations
@@ -21,22 +21,22 @@ from pier_coordinator.runs.timings import Segment
 from pier_node.base.units import age, amount, rate
 
 BYTES = {"none": 4.0, "bf16": 2.0, "int8": 1.01, "int4": 0.52}
-"""What a value takes on the way (docs/results.md, codecs)."""
+"""Bytes per value on the wire, by codec (docs/results.md, codecs)."""
 
 GOAL = 0.25
-"""An exchange of a quarter of the inner steps' time is not worth another thought."""
+"""An exchange that takes at most this fraction of the inner steps' time is short enough."""
 
 PASSES = 2
-"""A member sends its update once, in the reduce-scatter, and its shard once to all in the all-gather."""
+"""A member sends its update once in the reduce-scatter, and its shard once to all members in the all-gather."""
 
 
 def in_stages(run: Mapping[str, Any]) -> bool:
-    """Whether the run is a pipeline, whose sites exchange what the paths of an iteration want, without a codec."""
+    """Whether the run is a pipeline: its sites exchange what an iteration's paths require, without a codec."""
     return (run.get("stages") or 1) > 1
 
 
 def payload(run: Mapping[str, Any], segments: Sequence[Segment]) -> float | None:
-    """Bytes that a site sends in a round: as measured, or else from the model's size; None when neither is known."""
+    """Bytes that a site sends per round: as measured, else from the model's size; None if neither is known."""
     sent = [later.bytes_sent - earlier.bytes_sent for earlier, later in pairwise(segments)]
     measured = [amount for amount in sent if amount > 0]
     if measured:
@@ -46,7 +46,7 @@ def payload(run: Mapping[str, Any], segments: Sequence[Segment]) -> float | None
 
 
 def shorter_exchange(run: Mapping[str, Any], segments: Sequence[Segment], uplink: float | None) -> str:
-    """A remedy for a site whose exchange takes too long, or that is late."""
+    """A remedy for a site that is late or whose exchange takes too long; `uplink` in bytes per second."""
     if in_stages(run):
         return "its log says what it fetches, and from whom (pier-coordinator logs)"
     size, compute = payload(run, segments), mean(row.compute for row in segments) if segments else 0.0
@@ -75,7 +75,7 @@ def _steps(run: Mapping[str, Any], factor: float) -> str:
 
 
 def _round_up(steps: float) -> int:
-    """To two digits that people like: 187 -> 200."""
+    """Round up to a multiple of 5 in the second digit: 187 -> 200."""
     unit = 10 ** max(0, math.floor(math.log10(steps)) - 1)
     return int(math.ceil(steps / (5 * unit)) * 5 * unit)
 
@@ -83,37 +83,44 @@ def _round_up(steps: float) -> int:
 Severity = Literal["error", "warning"]
 
 RECENT = 20
-"""Rounds that shares of time are taken of."""
+"""Number of a site's latest rounds from which shares of time are computed."""
 
 LATE = (3, 2)
 SHARE = (0.5, 0.4)
 RETRIED = (0.3, 0.2)
 CLOCK = (5.0, 4.0)
 RISE = (0.3, 0.15)
-"""Thresholds: the first raises an alert, the second keeps it (rounds; fractions of the time and of rounds; seconds;
-nats a token)."""
+"""Thresholds: the first raises an alert, the second keeps it up. Units, in order: rounds, fraction of the time,
+fraction of the rounds, seconds, nats per token."""
 
 CONFIRMED = 2
-"""Validations one after the other that must be worse than the best before them."""
+"""Number of consecutive validations that must be worse than the best one before them."""
 
 STALLED = 60.0
-"""Seconds, and ten times what a round takes, in which no round is committed though sites wait for one."""
+"""A run is stalled after this many seconds, and ten times a round's duration, without a commit while sites wait."""
 
 ERROR_SHOWN = 600.0
-"""Seconds that an error in a site's log is shown for."""
+"""Seconds for which an error in a site's log is shown."""
 
 LINGER = 5.0
-"""Seconds that an alert stays after its cause was last seen."""
+"""Seconds for which an alert stays up after its cause was last seen."""
 
 MOST = 20
-"""Alerts that are told: behind so many there is one cause."""
+"""Maximum number of alerts shown: more than that have one common cause."""
 
 ERROR = 40
 
 
 @dataclass(frozen=True)
 class Alert:
-    """Something is wrong: `text` says what, `remedy` what to do. `node` is "" when it is of no one site."""
+    """A problem.
+
+    Attributes:
+        node: node id of the site; "" if it concerns no single site.
+        text: what is wrong.
+        remedy: what to do about it.
+        since: seconds since the epoch; when the alert was raised.
+    """
 
     kind: str
     severity: Severity
@@ -124,18 +131,18 @@ class Alert:
 
 
 Rule = Callable[[ReadModel, Callable[[str, str], bool]], Iterator[Alert]]
-"""Called with a function that says whether an alert (kind, node) is up already."""
+"""Called with the board and with a function that says whether an alert (kind, node) is up already."""
 
 
 class Watch:
-    """Looks at a board now and then, and remembers what it saw."""
+    """Looks at a board now and then, and remembers which alerts are up."""
 
     def __init__(self) -> None:
         self._up: dict[tuple[str, str], Alert] = {}
         self._seen: dict[tuple[str, str], float] = {}
 
     def look(self, board: ReadModel) -> list[Alert]:
-        """Alerts that are up now; errors first, then the oldest first."""
+        """The alerts that are up now: errors first, then by age, the oldest first."""
         now = board.now()
         board.refresh()
         for rule in RULES:
@@ -146,7 +153,7 @@ class Watch:
         return sorted(self._up.values(), key=lambda alert: (alert.severity != "error", alert.since))[:MOST]
 
     def told(self, board: ReadModel) -> list[dict[str, Any]]:
-        """The same for JSON."""
+        """The alerts that are up now, for JSON."""
         return [{**asdict(alert), "name": board.name(alert.node)} for alert in self.look(board)]
 
     def _raise(self, alert: Alert, now: float) -> None:
@@ -166,14 +173,14 @@ def _silent(board: ReadModel, _up: Callable[[str, str], bool]) -> Iterator[Alert
 
 
 def _while(seconds: float) -> str:
-    """Coarse: a screen reader reads an alert again whenever its text changes."""
+    """A duration in words. It is coarse, because a screen reader repeats an alert whenever its text changes."""
     return age(seconds) if seconds >= 120 else "a minute" if seconds >= 60 else "less than a minute"
 
 
 def _stalled(board: ReadModel, _up: Callable[[str, str], bool]) -> Iterator[Alert]:
     live, still = board.live(), board.now() - board.moved
     waiting = [site for site in live if site.shown in ("waiting", "exchanging")]
-    beginning = len(board.sites) < (board.run.get("sites") or 0)  # the first exchange needs all of them
+    beginning = len(board.sites) < (board.run.get("sites") or 0)  # the first exchange needs all sites
     if not waiting or len(waiting) < len(live) or not board.round or beginning:
         return
     if still > max(STALLED, 10 * (board.round_seconds() or 0.0)):
@@ -200,7 +207,7 @@ def _shorter(board: ReadModel, site: Site) -> str:
 
 
 def _time(board: ReadModel, up: Callable[[str, str], bool]) -> Iterator[Alert]:
-    """Waiting, or the exchange, takes most of the time; that of a pipeline waits for its microbatches by plan."""
+    """Waiting or the exchange takes most of the time. A pipeline is exempt: it waits for microbatches by plan."""
     if in_stages(board.run):
         return
     by_node = {site.node: site.segments.last(RECENT) for site in board.live()[: 4 * FEW_SITES]}
@@ -255,7 +262,7 @@ def _loss(board: ReadModel, up: Callable[[str, str], bool]) -> Iterator[Alert]:
     for site in board.live():
         if site.loss is None and (site.inner_step or 0) > 0 and site.tokens_per_second:
             yield Alert("not finite", "error", site.node, f"{site.name}: its loss is not a number any more", remedy)
-    measured = board.curves["validation_loss"].means()  # the training loss of single batches goes up and down anyhow
+    measured = board.curves["validation_loss"].means()  # the training loss of single batches is too noisy
     if len(measured) < 2 * CONFIRMED:
         return
     now, best = min(measured[-CONFIRMED:]), min(measured[:-CONFIRMED])

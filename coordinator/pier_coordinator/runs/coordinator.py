@@ -1,6 +1,6 @@
-"""The coordinator: what it knows, from its database and from the sites themselves, and what its operator can do.
+"""The coordinator of a run: its state, from the database and the sites, and the operator's actions on it.
 
-A site as a row of a table, for people and for --json.
+It also gives each site as a row of a table, for people and for --json.
 """
 
 from __future__ import annotations
@@ -43,10 +43,11 @@ PULSE_KEYS = (
 
 
 def row(site: SiteRow, presence: Presence | None, order: OrderRow, newest: int) -> dict[str, Any]:
-    """Who a site is, how it does, what it shall do; None where nothing is known.
+    """A site's identity, state and order as a row of a table; what is not known is None.
 
-    `lag` is in rounds behind `newest`, the newest round that a living site has committed; `order` is the epoch of its
-    newest order, `follows` that of the one it has taken up; `place`: what it is to a pipeline, and has measured.
+    `lag` is in rounds behind `newest`, the newest round that a live site has committed. `order` is the epoch of the
+    site's newest order, `follows` that of the order that it follows. `place` is its place in a pipeline: its stage and
+    what it has measured.
     """
     pulse = presence.pulse if presence else None
     return {
@@ -101,20 +102,20 @@ log = logging.getLogger(__name__)
 
 
 class Coordinator:
-    """One run.
+    """Coordinates one run.
 
     Attributes:
-        sites: every site that was ever let in, by node id.
-        orders: the newest order of each site.
-        experts: the plan of experts that holds, and how far it is.
-        revoked: nodes that are not of the run any more, the latest last.
-        revocations: version of that list; 0: nobody was revoked yet.
-        invites: those whose holders may knock, by their certificate (DER).
-        invites_changed: called with them whenever they change.
+        sites: every site that was ever enrolled, by node id.
+        orders: the newest order to each site, by node id.
+        experts: the current plan of experts and its progress.
+        revoked: node ids of the revoked sites, the latest last.
+        revocations: version of that list; 0: no site was revoked yet.
+        invites: the invites whose holders may connect, by their certificate (DER).
+        invites_changed: called with the invites whenever they change.
 
     Args:
-        wall: seconds since the epoch.
-        clock: seconds that never go backward.
+        wall: returns the time in seconds since the epoch.
+        clock: a monotonic clock, in seconds.
     """
 
     def __init__(
@@ -140,7 +141,7 @@ class Coordinator:
         self.registry.restore(self.sites.values())
 
     async def begin(self) -> None:
-        """Write down which run this is, or make sure that it is the one of the database. Raises PierError."""
+        """Store the run's configuration, or check that it is the one in the database. Raises PierError."""
         known = self.store.meta(CONFIG)
         if known is None:
             await self.store.put_meta(CONFIG, self.config.canonical())
@@ -152,7 +153,7 @@ class Coordinator:
             )
 
     async def watch_over(self) -> None:
-        """Notice who falls silent, keep the database tidy, and thin out old samples, until cancelled."""
+        """Detect silent sites, look at the experts, tidy the database and thin out old samples, until cancelled."""
         thinning, tidying, due = Thinning(self.store), self.wall() + TIDY_SECONDS, 0.0
         while True:
             try:
@@ -164,7 +165,7 @@ class Coordinator:
                 if self.wall() >= due:
                     await thinning.run(self.wall())
                     due = self.wall() + THINNING_SECONDS
-            except sqlite3.Error as error:  # the disk may have room again
+            except sqlite3.Error as error:  # the disk may have room again later
                 log.error("the database takes nothing: %s", error)
             await asyncio.sleep(EXPIRY_SECONDS)
 
@@ -173,42 +174,45 @@ class Coordinator:
             await self.experts.look(time.monotonic())
         except sqlite3.Error:
             raise
-        except Exception:  # one plan's trouble must not end the coordinator for all
+        except Exception:  # a problem with one plan must not end the coordinator
             log.exception("the plan of experts could not be looked at; it is tried again")
 
     async def expire(self) -> None:
-        """Write down who fell silent."""
+        """Record the sites that have fallen silent."""
         if events := self.registry.expire():
             await self.store.note_presence(True, events)
 
-    # --- what the operator can do --------------------------------------------------------------
+    # --- the operator's actions ----------------------------------------------------------------
 
     async def pause(self, sites: Collection[str] | None = None) -> list[OrderRow]:
-        """Stop training at the next round boundary; like all orders for sites by name or node id, None: for all.
+        """Order sites to pause training at the next round boundary.
+
+        Args:
+            sites: names or node ids; None: all sites. The other orders take the same.
 
         Raises:
-            Refused: a site of that name is not of the run.
+            Refused: the run has no site of that name.
         """
         return await self._order(sites, "pause", None)
 
     async def resume(self, sites: Collection[str] | None = None) -> list[OrderRow]:
-        """Train. Raises Refused."""
+        """Order sites to train. Raises Refused."""
         return await self._order(sites, "train", None)
 
     async def started_again(self, node: str) -> None:
-        """A site that was stopped has been started again: train."""
+        """Order a site to train that was stopped and has been started again."""
         await self._order([node], "train", None, by="being started again")
 
     async def stop(self, sites: Collection[str] | None = None) -> list[OrderRow]:
-        """Leave the run, and end. Raises Refused."""
+        """Order sites to leave the run and end. Raises Refused."""
         return await self._order(sites, "stop", None)
 
     async def assign(self, assignment: dict[str, Any], sites: Collection[str] | None = None) -> list[OrderRow]:
-        """Give sites another assignment, the JSON form of the message. Raises Refused."""
+        """Give sites another assignment, in the JSON form of the message. Raises Refused."""
         return await self._order(sites, None, assignment)
 
     async def revoke(self, site: str) -> SiteRow:
-        """Put a site, by its name or node id, out of the run for good; its invite ends too. Raises Refused."""
+        """Revoke a site, by name or node id, for good, and the invite that it joined with. Raises Refused."""
         (node,) = self._nodes([site])
         revoked = self.sites[node] = await self.store.revoke(node, self.wall())
         self.revoked.append(node)
@@ -218,32 +222,32 @@ class Coordinator:
         return revoked
 
     async def invite(self, invite: InviteRow) -> None:
-        """Let whoever holds an invite come in. Raises Refused: too many are open, or one for a site of that name."""
+        """Add an invite. Raises Refused: too many invites are open, or one for a site of this name is."""
         await self.store.add_invite(invite)
         self.look_at_invites()
 
     async def revoke_invite(self, invite: str) -> InviteRow:
-        """Take an invite back. Raises Refused."""
+        """Revoke an invite. Raises Refused."""
         revoked = await self.store.revoke_invite(invite, self.wall())
         self.look_at_invites()
         return revoked
 
     def nodes(self) -> list[dict[str, Any]]:
-        """The sites of the run for a table: see coordinator.py."""
+        """The sites of the run as rows of a table: see `row`."""
         here = [site for site in self.sites.values() if site.revoked_at is None]
         present = {site.node: self.registry.get(site.node) for site in here}
         newest = max((each.pulse.round for each in present.values() if each and each.alive and each.pulse), default=0)
         return [row(site, present[site.node], self.orders[site.node], newest) for site in here]
 
     def stage_of(self, site: str) -> int | None:
-        """That a site holds, by its name or node id; None: none, or it has not said. Raises Refused: no such site."""
+        """The stage that a site (name or node id) holds; None: none, or not known. Raises Refused: no such site."""
         (node,) = self._nodes([site])
         presence = self.registry.get(node)
         pulse = presence.pulse if presence else None
         return pulse.place.stage if pulse and pulse.HasField("place") else None
 
     def paths(self) -> Paths | None:
-        """What a site that is here has planned for a pipeline, the newest; not read yet. None: nothing."""
+        """The newest paths that a live site has planned for a pipeline, not parsed yet; None: there are none."""
         here = (it for it in map(self.registry.get, self.sites) if it and it.alive)
         return max((it.paths for it in here if it.paths), key=lambda it: it.round, default=None)
 
@@ -263,7 +267,7 @@ class Coordinator:
         return orders
 
     def look_at_invites(self) -> None:
-        """Take notice that invites were made, used or revoked."""
+        """Reload the invites after some were made, used or revoked."""
         self.invites = {der(each.certificate): each for each in trusted(self.store.invites(), self.wall())}
         self.invites_changed(self.invites.values())
 
@@ -280,18 +284,18 @@ class Coordinator:
     # --- what sites need -----------------------------------------------------------------------
 
     def member(self, node: str) -> SiteRow:
-        """A site that is of the run. Raises Stranger."""
+        """The site with this node id, which must be of the run. Raises Stranger."""
         return member(self.sites.get(node), node)
 
     def stands(self, standing: Standing) -> SiteRow:
-        """Take notice how a site stands now; returns the site."""
+        """Update a site and its order from the database; return the site."""
         self.orders[standing.site.node] = standing.order
         self.sites[standing.site.node] = standing.site
         return standing.site
 
 
 def run_fact(config: RunConfig, now: float) -> Fact:
-    """What the run is: its first fact."""
+    """The first fact of a run: its configuration."""
     body = {
         "name": config.run.name,
         "run_hash": config.hash().hex(),

@@ -1,6 +1,6 @@
-"""Draws the paths that a site has planned, in a process of its own: what it sent is read, checked and simulated there.
+"""Draws the paths that a site has planned: a separate process parses, checks and simulates what the site sent.
 
-So nothing that it can have sent, nor the libraries that this takes, hold up the coordinator.
+Neither what a site sends nor the libraries that the drawing needs can therefore hold up the coordinator.
 """
 
 from __future__ import annotations
@@ -23,27 +23,27 @@ if TYPE_CHECKING:
     from pier_coordinator.runs.read_model import ReadModel
 
 DEADLINE = 30.0
-"""Seconds that a drawing may take; three are usual."""
+"""Maximum duration of a drawing, in seconds; 3 s is usual."""
 LOOK = 0.5
-"""Seconds between two looks whether there are new paths."""
+"""Seconds between two checks for new paths."""
 REST = 5.0
-"""Seconds after a drawing in which there is none: whoever sends many paths costs little."""
+"""Seconds without drawing after each one, so that a site that sends many paths costs little."""
 LARGEST = 8 << 20
-"""Characters of a picture."""
+"""Maximum size of a drawing, in characters of JSON."""
 
 log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
 class Drawing:
-    """Paths as they are shown.
+    """Paths as the page shows them.
 
     Attributes:
-        round: the first that they were for.
+        round: the first round that they were for.
         title: what goes where, in words.
-        seconds: an iteration as it is planned, without the averaging of gradients.
-        stages: the node ids of each.
-        busy: node id -> part of the iteration in which it computes.
+        seconds: planned duration of an iteration, without the averaging of gradients.
+        stages: node ids of the sites of each stage.
+        busy: node id -> fraction of the iteration in which the site computes.
         svg: the Gantt chart.
     """
 
@@ -56,7 +56,7 @@ class Drawing:
 
 
 async def keep_drawn(coordinator: Coordinator, board: ReadModel) -> None:
-    """Draw new paths for the page as they come, for ever."""
+    """Draw new paths for the page as they arrive, until cancelled."""
     seen: Paths | None = None
     while True:
         paths, pause = coordinator.paths(), LOOK
@@ -70,9 +70,9 @@ async def keep_drawn(coordinator: Coordinator, board: ReadModel) -> None:
 
 
 async def draw(paths: Paths, names: Mapping[str, str]) -> Drawing:
-    """The drawing, with names for node ids. Raises PierError: these are no paths, or it takes too long."""
+    """Draw paths, with names instead of node ids. Raises PierError: they are invalid, or it takes too long."""
     words = json.dumps({"content": paths.content.decode(errors="replace"), "names": dict(names)})
-    quick = {**os.environ, "NUMBA_DISABLE_JIT": "1"}  # one simulation is not worth to be compiled for
+    quick = {**os.environ, "NUMBA_DISABLE_JIT": "1"}  # compiling is not worth it for one simulation
     try:
         found = await answer(__name__, stdin=words.encode(), within=DEADLINE, env=quick)
     except TimeoutError as error:
@@ -91,9 +91,10 @@ def _refused(paths: Paths, why: str) -> PierError:
 
 
 def drawn(content: str, names: Mapping[str, str]) -> dict[str, Any]:
-    """All of a drawing but its round.
+    """The fields of a drawing, except its round.
 
-    Raises PierError, ValueError, KeyError, TypeError: these are no paths, or such as are not allowed.
+    Raises:
+        PierError, ValueError, KeyError, TypeError: these are no paths, or paths that are not allowed.
     """
     from pier_node.pipeline.paths_file import parse_paths
     from pier_node.pipeline.planning.check import violations
@@ -119,7 +120,7 @@ def drawn(content: str, names: Mapping[str, str]) -> dict[str, Any]:
 
 
 def main() -> None:
-    """Draw what stdin says, write the drawing to stdout."""
+    """Draw the paths on stdin and write the drawing to stdout."""
     words = json.load(sys.stdin)
     print(json.dumps(drawn(words["content"], words["names"])))
 

@@ -1,7 +1,7 @@
-"""Experts as the page shows them: who trains what, how far it is and what came out, made of facts.
+"""Experts as the page shows them: which site trains what, its progress and its result, built from facts.
 
-The plan's fact ("plan") says what is to be trained and where; it comes again whenever an expert goes to another site.
-What sites say of their experts ("expert") does the rest.
+A "plan" fact says what is to be trained and where; it is repeated whenever an expert moves to another site. "expert"
+facts hold what sites report about their experts.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from pier_coordinator.runs.series import rounded
 from pier_coordinator.store.facts import amount, number, text, whole
 
 MOST = 256
-"""Experts that are kept of a plan."""
+"""Maximum number of experts kept of a plan."""
 WAITING, TRAINING, ACCEPTED, REFUSED, NOBODY = "waiting", "training", "accepted", "refused", "nobody"
 
 
@@ -24,11 +24,12 @@ class ExpertRow:
     """One expert.
 
     Attributes:
-        node: of the site that trains it; "": none can.
-        seconds: planned, there.
-        done: steps.
-        loss: bits per byte; while it is trained, of the last step's text, afterwards of the dev split.
-        parent_loss: of the dev split, bits per byte; error: standard error of the difference.
+        node: node id of the site that trains it; "": no site can.
+        seconds: planned training time at that site.
+        done: number of steps done.
+        loss: bits per byte; during training that of the last step's text, afterwards that of the dev split.
+        parent_loss: loss of the parent on the dev split, bits per byte.
+        error: standard error of the difference between the two losses, bits per byte.
     """
 
     number: int
@@ -45,7 +46,7 @@ class ExpertRow:
 
     @classmethod
     def of(cls, body: Mapping[str, Any]) -> ExpertRow:
-        """As it was planned."""
+        """Build it from the plan's fact."""
         node, steps = text(body, "node"), max(1, whole(body, "steps") or 1)
         row = cls(whole(body, "number") or 0, text(body, "domain"), text(body, "size"), steps, node, 0.0)
         row.seconds, row.state = amount(body, "planned_seconds"), WAITING if node else NOBODY
@@ -53,7 +54,7 @@ class ExpertRow:
         return row
 
     def told(self, body: Mapping[str, Any]) -> None:
-        """What its site says of it."""
+        """Take in a report of its site."""
         if self.state in (ACCEPTED, REFUSED):
             return
         if body.get("done") is True:
@@ -66,17 +67,17 @@ class ExpertRow:
             self.loss = None if loss is None else loss / math.log(2)
 
     def shown(self, name: str) -> dict[str, Any]:
-        """For JSON; `name` is what people call its site."""
+        """The row for JSON; `name` is the name of its site."""
         plain = {key: getattr(self, key) for key in ("number", "domain", "size", "steps", "node", "state", "done")}
         losses = {key: rounded(getattr(self, key)) for key in ("seconds", "loss", "parent_loss", "error")}
         return {**plain, **losses, "site": name}
 
 
 class ExpertRows:
-    """Those of the plan that holds.
+    """The experts of the current plan.
 
     Attributes:
-        stamp: of the last change.
+        stamp: stamp of the last change.
     """
 
     def __init__(self) -> None:
@@ -85,7 +86,7 @@ class ExpertRows:
         self._rows: dict[int, ExpertRow] = {}
 
     def planned(self, body: Mapping[str, Any], stamp: int) -> None:
-        """A plan was accepted, or an expert of the one that holds goes to another site."""
+        """Take in a plan that was accepted, or the current plan after an expert has moved to another site."""
         experts = body.get("experts")
         if not text(body, "plan") or not isinstance(experts, list):
             return
@@ -97,17 +98,17 @@ class ExpertRows:
         self._mode, self._seconds, self.stamp = text(body, "mode"), amount(body, "seconds"), stamp
 
     def heard(self, node: str, body: Mapping[str, Any], stamp: int) -> None:
-        """A site says how far it is with an expert; of an expert of another site it is not believed."""
+        """Take in a site's report on an expert; a report on another site's expert is ignored."""
         row = self._rows.get(whole(body, "job") or 0)
         if row is not None and text(body, "plan") == self._plan and row.node == node:
             row.told(body)
             self.stamp = stamp
 
     def changes(self, since: int, name: Callable[[str], str]) -> dict[str, Any] | None:
-        """All of it for JSON, in the order in which sites take the experts; None: it is as it was at that stamp.
+        """The plan for JSON, its experts in the order in which sites train them; None: no change since that stamp.
 
         Args:
-            name: what people call a site.
+            name: gives the name of a site by its node id.
         """
         if self.stamp <= since or not self._rows:
             return None
@@ -116,7 +117,7 @@ class ExpertRows:
 
 
 def _kept(before: ExpertRow | None, now: ExpertRow) -> ExpertRow:
-    """The row as it was, with its planned time as it is now; one that goes to another site is as its plan says."""
+    """The old row with the new planned time; if the expert moved to another site, the new row."""
     if before is None or before.node != now.node:
         return now
     before.seconds = now.seconds

@@ -1,4 +1,4 @@
-"""What the operator can do, as the page and the command line ask for it."""
+"""The operator's actions, as the page and the command line request them."""
 
 from __future__ import annotations
 
@@ -21,9 +21,11 @@ from pier_node.identity.node import TOKEN_VARIABLE
 
 
 class Operator:
-    """Acts on a coordinator. All methods raise Refused.
+    """Performs the operator's actions on a coordinator. All methods raise Refused.
 
     Args:
+        coordinator: the coordinator of the run.
+        home: the run's folder.
         address: HOST:PORT at which sites reach the coordinator.
     """
 
@@ -31,19 +33,19 @@ class Operator:
         self._coordinator, self._home, self._address = coordinator, home, address
 
     async def pause(self, nodes: list[str]) -> None:
-        """Have sites, or all, train no further from their next round boundary on."""
+        """Pause sites, or all of them, from their next round boundary on."""
         await self._coordinator.pause(nodes or None)
 
     async def resume(self, nodes: list[str]) -> None:
-        """Have sites, or all, train on."""
+        """Let sites, or all of them, continue training."""
         await self._coordinator.resume(nodes or None)
 
     async def stop(self, nodes: list[str]) -> None:
-        """Have sites, or all, leave the run."""
+        """Let sites, or all of them, leave the run."""
         await self._coordinator.stop(nodes or None)
 
     async def assign(self, node: str, kind: str, stage: int | None) -> None:
-        """Give a site something else to do; a stage only to one that holds none."""
+        """Give a site another assignment; a stage only if it holds no other stage."""
         if stage is not None:
             self._may_hold(node, stage)
         await self._coordinator.assign({kind: {} if stage is None else {"number": stage}}, [node])
@@ -57,7 +59,7 @@ class Operator:
             raise Refused(f"{node} holds stage {held}: to give it another, start it with a new data folder")
 
     async def experts(self, plan: str) -> None:
-        """Start the plan of that id, which lies in the coordinator's folder."""
+        """Start the plan with this id, which must be in the coordinator's folder."""
         try:
             found = AcceptedPlan.model_validate_json((self._home.folder / PLAN_FILE).read_bytes())
         except (OSError, ValueError) as error:
@@ -67,11 +69,11 @@ class Operator:
         await self._coordinator.experts.accept(found)
 
     async def experts_told(self) -> dict[str, Any]:
-        """How far the experts are."""
+        """The progress of the experts."""
         return self._coordinator.experts.told()
 
     async def evaluate(self, domains: list[Any], rows: int, patience: float) -> None:
-        """Have the sites score the experts on every domain, and on these (fields of [[domains]]) besides."""
+        """Let the sites score the experts on every domain of the plan and on extra ones (fields of [[domains]])."""
         try:
             extra = [ScoredDomain(section=DomainSection.model_validate(domain)) for domain in domains]
         except ValidationError as error:
@@ -79,15 +81,15 @@ class Operator:
         await self._coordinator.experts.evaluate(extra, rows, patience, self._home.folder / SCORES)
 
     async def evaluation(self) -> dict[str, Any]:
-        """How far that is."""
+        """The progress of the evaluation."""
         return self._coordinator.experts.scoring_told()
 
     async def revoke(self, node: str) -> dict[str, Any]:
-        """Put a site out of the run, or take an invite back.
+        """Revoke a site or an invite.
 
         Returns:
-            "site", if it was one; the "invite" that is of no use from now on, "" if none; and the "sites" that came in
-            with the same invite and stay.
+            "site": the name of the site, if it was one. "invite": the invite that was revoked, "" if none. "sites": the
+            names of the sites that joined with the same invite and stay.
         """
         coordinator, now = self._coordinator, self._coordinator.wall()
         invites = {invite.id: invite for invite in coordinator.store.invites()}
@@ -104,7 +106,7 @@ class Operator:
         return [site.name for site in sites if site.invite == invite and site.revoked_at is None]
 
     async def invite(self, name: str, expires_seconds: float, uses: int) -> dict[str, Any]:
-        """Make an invite, and the command that uses it."""
+        """Make an invite and the command that uses it."""
         invite, now = Invite.new(self._home.identity.key.public_key()), self._coordinator.wall()
         row = InviteRow(invite.id, name or None, now + expires_seconds, uses, invite.certificate, now)
         await self._coordinator.invite(row)

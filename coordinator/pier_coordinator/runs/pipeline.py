@@ -1,6 +1,6 @@
-"""A pipeline as the coordinator knows it: what each site holds and has measured, of pulses, and the plan in use.
+"""The coordinator's view of a pipeline: what each site holds and has measured, from pulses, and the plan in use.
 
-All of it is as new as the sites' last pulses, and in memory only: they tell it again.
+It is as recent as the sites' last pulses, and kept in memory only, since the sites report it again.
 """
 
 from __future__ import annotations
@@ -17,21 +17,22 @@ from pier_node.config.run import SITES
 from pier_node.wire.rules import NODE_ID
 
 MOST_ROWS = 256
-"""Sites that the page shows."""
+"""Maximum number of sites that the page shows."""
 TIMES = ("forward", "backward", "loss")
 WAYS = ("transfer", "round_trip")
 PACE = 16
-"""Steps over which their duration is measured."""
+"""Number of steps over which the duration of a step is measured."""
 
 
 @dataclass(frozen=True)
 class PlaceRow:
-    """What a site is to a pipeline; times in seconds for one microbatch, 0: not measured yet.
+    """A site's place in a pipeline; times are in seconds per microbatch, 0: not measured yet.
 
     Attributes:
-        memory: microbatches in flight that it can hold.
-        transfer: seconds until a site, by node id, has a tensor that this one sends it.
-        round_trip: seconds, of its heartbeats to a site.
+        stage: the stage that it holds.
+        memory: number of microbatches in flight that it can hold.
+        transfer: node id -> seconds to send a tensor to that site.
+        round_trip: node id -> round-trip time of heartbeats to that site, in seconds.
     """
 
     stage: int
@@ -44,7 +45,7 @@ class PlaceRow:
 
     @classmethod
     def of(cls, body: Any) -> PlaceRow | None:
-        """As a pulse has it; None: this is no place."""
+        """Build it from a pulse; None: this is no place."""
         if not isinstance(body, dict) or (stage := whole(body, "stage")) is None:
             return None
         forward, backward, loss = (amount(body, key) for key in TIMES)
@@ -52,17 +53,17 @@ class PlaceRow:
         return cls(stage, whole(body, "memory") or 0, forward, backward, loss, transfer, round_trip)
 
     def shown(self) -> dict[str, Any]:
-        """For JSON."""
+        """The stage, the memory and the times for JSON."""
         times = {key: rounded(getattr(self, key)) for key in TIMES}
         return {"stage": self.stage, "memory": self.memory, **times}
 
 
 class PipelineRows:
-    """What is known of the pipeline; nothing, where the run has none.
+    """The state of the pipeline; empty if the run has none.
 
     Attributes:
-        stamp: of the last change.
-        drawing: of the paths in use; None: no site has told them.
+        stamp: stamp of the last change.
+        drawing: drawing of the paths in use; None: no site has sent any.
     """
 
     def __init__(self) -> None:
@@ -73,12 +74,12 @@ class PipelineRows:
         self._steps: deque[tuple[int, float]] = deque(maxlen=PACE)
 
     def pulse(self, node: str, pulse: Mapping[str, Any], stamp: int, now: float) -> None:
-        """Take in a heartbeat; `now`: seconds on any clock."""
+        """Take in a heartbeat; `now` is in seconds on any clock."""
         self.placed(node, pulse.get("place"), stamp)
         self.reached(whole(pulse, "inner_step"), now)
 
     def placed(self, node: str, body: Any, stamp: int) -> None:
-        """What a site's pulse says of its place; None: it has no stage."""
+        """Take in the place in a site's pulse; None: it has no stage."""
         place = PlaceRow.of(body)
         if place == self._places.get(node):
             return
@@ -89,35 +90,35 @@ class PipelineRows:
             self._places[node] = place
 
     def reached(self, step: int | None, when: float) -> None:
-        """A site has done so many steps; `when`: seconds on any clock."""
+        """Take in the number of steps that a site has done; `when` is in seconds on any clock."""
         if step is not None and (not self._steps or step > self._steps[-1][0]):
             self._steps.append((step, when))
 
     def step_seconds(self) -> float | None:
-        """How long a step took lately; None: not known yet."""
+        """Mean duration of the latest steps, in seconds; None: not known yet."""
         if len(self._steps) < 2:
             return None
         (before, then), (now, when) = self._steps[0], self._steps[-1]
         return rounded((when - then) / (now - before))
 
     def drawn(self, drawing: Drawing, stamp: int) -> None:
-        """The paths in use."""
+        """Take in the drawing of the paths in use."""
         self.drawing, self._version, self.stamp = drawing, stamp, stamp
 
     def plan(self) -> dict[str, Any] | None:
-        """The paths in use for JSON, but for the picture; `seconds`: of an iteration, without averaging.
+        """The paths in use for JSON, without the picture.
 
-        `version` is another one whenever the picture is.
+        `seconds` is the duration of an iteration, without averaging. `version` changes whenever the picture does.
         """
         if (it := self.drawing) is None:
             return None
         return {"round": it.round, "title": it.title, "seconds": rounded(it.seconds), "version": self._version}
 
     def changes(self, since: int, name: Callable[[str], str]) -> dict[str, Any] | None:
-        """What the page shows; None: it is as it was at that stamp, or the run has no pipeline.
+        """What the page shows; None: no change since that stamp, or the run has no pipeline.
 
         Args:
-            name: what people call a site.
+            name: gives the name of a site by its node id.
         """
         if self.stamp <= since or not (self._places or self.drawing):
             return None
@@ -135,7 +136,7 @@ class PipelineRows:
         return {"node": node, "name": name, **known, "stage": stage, "busy": rounded(busy)}
 
     def measured(self, nodes: Mapping[str, str]) -> list[dict[str, Any]]:
-        """A row for each of these sites (node id -> name), in node-id order; times are None if it has no stage."""
+        """A row for each of these sites (node id -> name), in order of node id; times are None if it has no stage."""
         return [self._row(node, nodes[node]) for node in sorted(nodes)]
 
     def _row(self, node: str, name: str) -> dict[str, Any]:
@@ -146,7 +147,7 @@ class PipelineRows:
 
 
 def _by_node(ways: Any) -> dict[str, float]:
-    """Seconds by node id, of what a pulse has; no more than a run has sites."""
+    """Seconds by node id, from a pulse; at most SITES entries are read."""
     if not isinstance(ways, dict):
         return {}
     return {to: amount(ways, to) for to in [*ways][:SITES] if isinstance(to, str) and NODE_ID.fullmatch(to)}

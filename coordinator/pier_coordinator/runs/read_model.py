@@ -1,12 +1,9 @@
-"""The board: all that the page shows, made of facts and, while the run is live, of pulses. Pure, and bounded in memory.
+"""The board: everything that the page shows, built from facts and, while the run is live, from pulses.
 
-Whatever changes gets a stamp, a number that only grows. Who has seen the board at a stamp asks for what changed since.
-
-What the sites tell at one time, together, from samples that come one by one: the latest of each, for a minute.
-
-What was last measured on the way from one site to another.
-
-What people are told of facts, in words.
+The board is pure and bounded in memory. Every change gets a stamp, a number that only increases; a client that has seen
+the board at a stamp asks for what has changed since. The board keeps the newest measurement of each link and turns
+facts into words. Since samples arrive one by one, a value of the whole run is made of the latest value of each site,
+which counts for one minute.
 """
 
 from __future__ import annotations
@@ -28,21 +25,21 @@ from pier_coordinator.store.facts import Fact, number, text, whole
 from pier_node.base.units import several
 
 WINDOW = 60.0
-"""Seconds after which a sample says nothing any more."""
+"""Seconds for which a sample counts."""
 
 GRAIN = 1_000_000
-"""Values are added as whole millionths: a sum that is kept for weeks must not drift."""
+"""Values are summed as integers, in millionths, so that a sum kept for weeks does not drift."""
 
 
 class Latest:
-    """The latest value of each site."""
+    """The latest value of each site, and their sum and mean."""
 
     def __init__(self) -> None:
         self._latest: dict[str, tuple[float, int]] = {}
         self._sum = 0
 
     def take(self, node: str, time: float, value: float) -> None:
-        """A site has told its value."""
+        """Take in a value from a site."""
         self.forget(node)
         grains = round(value * GRAIN)
         self._latest[node] = (time, grains)
@@ -51,16 +48,16 @@ class Latest:
 
     @property
     def sum(self) -> float:
-        """Over all sites that told theirs lately."""
+        """The sum over all sites that reported a value in the last WINDOW seconds."""
         return self._sum / GRAIN
 
     @property
     def mean(self) -> float:
-        """Likewise. Raises ZeroDivisionError when there is none."""
+        """The mean over the same sites. Raises ZeroDivisionError if there are none."""
         return self.sum / len(self._latest)
 
     def forget(self, node: str) -> bool:
-        """A site has no value any more; returns whether it had one."""
+        """Drop a site's value; return whether it had one."""
         _, grains = self._latest.pop(node, (0.0, None))
         self._sum -= grains or 0
         return grains is not None
@@ -74,11 +71,11 @@ class Latest:
 
 
 MOST_LINKS = 50_000
-"""Links that are remembered; those heard of least recently go first."""
+"""Maximum number of links kept; the least recently measured ones are dropped first."""
 
 
 class Links:
-    """The newest measurement of each (node, peer)."""
+    """The newest measurement of each link, from a node to a peer."""
 
     def __init__(self) -> None:
         self._links: dict[tuple[str, str], dict[str, Any]] = {}
@@ -89,7 +86,7 @@ class Links:
         return len(self._links)
 
     def take(self, node: str, body: Mapping[str, Any], stamp: int) -> None:
-        """A link was measured, from `node` to the peer in the body of its fact."""
+        """Take in the measurement of a link from `node` to the peer named in the fact's body."""
         peer = text(body, "peer")
         if not self._revoked.isdisjoint((node, peer)):
             return
@@ -109,7 +106,7 @@ class Links:
             self._drop(*next(iter(self._links)))
 
     def revoke(self, node: str) -> None:
-        """A site is not of the run any more: forget its links, and hear of none again."""
+        """Drop the links of a revoked site and ignore all later measurements of them."""
         self._revoked.add(node)
         for ends in [ends for ends in self._links if node in ends]:
             self._drop(*ends)
@@ -119,11 +116,11 @@ class Links:
         self._uplinks.get(node, {}).pop(peer, None)
 
     def uplink(self, node: str) -> float | None:
-        """Bytes per second that a site has been seen to send, on its best way; None when nobody has measured it."""
+        """A site's greatest measured bandwidth to any peer, in bytes per second; None: not measured."""
         return max(self._uplinks.get(node, {}).values(), default=None)
 
     def rows(self, since: int = 0, node: str | None = None, most: int = MOST_LINKS) -> list[dict[str, Any]]:
-        """Links that were measured after a stamp; with `node` only those that begin or end there."""
+        """At most `most` links that were measured after a stamp; with `node`, only those that begin or end there."""
         chosen = (
             link
             for link in self._links.values()
@@ -133,7 +130,7 @@ class Links:
 
 
 def said(fact: Fact) -> str:
-    """A fact in words; "" for those that only curves are made of."""
+    """A fact in words; "" for facts that only feed curves and tables."""
     body = fact.body
     match fact.kind:
         case "run":
@@ -152,19 +149,20 @@ EVENTS = 500
 POINTS = 480
 MOST_SITES = 4096
 FEW_SITES = 24
-"""Up to so many sites, everybody is told of every link and shown every site's rounds."""
+"""Up to this number of sites, the page gets every link and shows every site's rounds."""
 
 INFO = 20
 
 
 class ReadModel:
-    """What is known of a run.
+    """The board of a run.
 
     Args:
-        clock: seconds since the epoch; None: the time of the newest fact, for a run that is shown again.
+        clock: returns the time in seconds since the epoch; None: use the time of the newest fact, for a replay.
 
     Attributes:
-        round: the newest that a site has committed; `moved`: when this board heard of it.
+        round: the newest round that a site has committed.
+        moved: when the board heard of that round.
     """
 
     def __init__(self, clock: Callable[[], float] | None = time.time) -> None:
@@ -185,10 +183,10 @@ class ReadModel:
         self._newest = 0.0
         self._started = clock() if clock else 0.0
 
-    # --- coming in -----------------------------------------------------------------------------
+    # --- input ---------------------------------------------------------------------------------
 
     def apply(self, fact: Fact) -> None:
-        """Take in a fact. None of them, in whatever order and with whatever body, is an error."""
+        """Take in a fact. Facts are accepted in any order and with any body; none is an error."""
         self.stamp += 1
         body = fact.body
         self._newest = max(self._newest, fact.time)
@@ -232,7 +230,7 @@ class ReadModel:
             site.phase = "training"
         for name in ("loss", "tokens_per_second", "utilisation"):
             site.curves[name].add(when, number(body, name), self.stamp)
-        if self._state(site) in IDLE:  # what it says of its speed was true when it trained
+        if self._state(site) in IDLE:  # its speed dates from when it was training
             return
         speed, loss = number(body, "tokens_per_second"), number(body, "loss")
         if speed is not None:
@@ -243,7 +241,7 @@ class ReadModel:
             self.curves["loss"].add(when, self._losses.mean, self.stamp)
 
     def _rest(self, site: Site) -> None:
-        """If a site trains nothing any more, the run's speed and loss are those of the others."""
+        """If a site no longer trains, take it out of the run's speed and loss."""
         if self._state(site) not in IDLE:
             return
         self._losses.forget(site.node)
@@ -268,7 +266,7 @@ class ReadModel:
             self.curves["validation_loss"].add(segment.round, measured, self.stamp)
 
     def pulse(self, node: str, pulse: Mapping[str, Any], alive: bool) -> None:
-        """Take in a heartbeat; with `alive` False: the site's lease has run out, and `pulse` may be empty."""
+        """Take in a heartbeat. With `alive` False, the site's lease has expired, and `pulse` may be empty."""
         site = self._site(node)
         if site is None:
             return
@@ -287,7 +285,7 @@ class ReadModel:
         self._rest(site)
 
     def drawn(self, drawing: Drawing) -> None:
-        """Take in paths that a site of a pipeline has planned, as they are shown."""
+        """Take in the drawing of paths that a site of a pipeline has planned."""
         self.stamp += 1
         self.pipeline.drawn(drawing, self.stamp)
 
@@ -310,18 +308,18 @@ class ReadModel:
             insort(self._events, event | {"text": text_of_it, "stamp": self.stamp}, key=lambda it: it["time"])
             del self._events[:-EVENTS]
 
-    # --- going out -----------------------------------------------------------------------------
+    # --- output --------------------------------------------------------------------------------
 
     def now(self) -> float:
-        """Seconds since the epoch, on the clock that the board was made with."""
+        """The board's time, in seconds since the epoch."""
         return self._clock() if self._clock else self._newest
 
     def snapshot(self) -> dict[str, Any]:
-        """All of it, for JSON."""
+        """The whole board, for JSON."""
         return self.changes(0)
 
     def changes(self, since: int) -> dict[str, Any]:
-        """What changed after a stamp, for JSON."""
+        """Everything that changed after a stamp, for JSON."""
         self.refresh()
         few = len(self.sites) <= FEW_SITES
         return {
@@ -341,7 +339,7 @@ class ReadModel:
         }
 
     def refresh(self) -> None:
-        """A site that says nothing changes too: see whose silence has lasted too long."""
+        """Update the state of every site: a site's state also changes when it has been silent for too long."""
         for site in self.sites.values():
             state = self._state(site)
             if state != site.shown:
@@ -350,11 +348,11 @@ class ReadModel:
                 self._rest(site)
 
     def row(self, site: Site, since: int = 0) -> dict[str, Any]:
-        """A site as the page's table has it."""
+        """A site as a row of the page's table."""
         return site.row(self.round, self.links.uplink(site.node), since)
 
     def totals(self) -> dict[str, Any]:
-        """The run in numbers."""
+        """The totals of the run."""
         live = self.live()
         moving = [site for site in live if site.phase != "paused"]
         duration = self.round_seconds()
@@ -374,20 +372,20 @@ class ReadModel:
         }
 
     def known(self) -> list[Site]:
-        """Sites of the run: all that ever came, but for those that were revoked."""
+        """All sites that ever joined, except revoked ones."""
         return [site for site in self.sites.values() if site.shown != REVOKED]
 
     def live(self) -> list[Site]:
-        """Sites that are there, as of the last refresh."""
+        """Sites that were live at the last refresh."""
         return [site for site in self.sites.values() if site.shown not in ("silent", "left", "done", REVOKED)]
 
     def round_seconds(self) -> float | None:
-        """How long a round takes at present; None before the first."""
+        """The current duration of a round, in seconds; None before the first round."""
         recent = [segment.duration for site in self.live()[:FEW_SITES] for segment in site.segments.last(10)]
         return sum(recent) / len(recent) if recent else None
 
     def events(self, since: int = 0, after: int = 0) -> list[dict[str, Any]]:
-        """Those that came after a stamp, and those with a number above `after`; in the order in which they happened."""
+        """Events after a stamp and with a number above `after` (0: any number), ordered by time."""
         return [
             {**event, "name": self.name(event["node"])}
             for event in self._events
@@ -395,17 +393,17 @@ class ReadModel:
         ]
 
     def name(self, node: str) -> str:
-        """What people call a site."""
+        """The name of a site."""
         site = self.sites.get(node)
         return site.name if site else node[:12]
 
     def curves_of(self, nodes: Iterable[str], since: int = 0) -> dict[str, Any]:
-        """Curves of some sites, as `changes` has them for all."""
+        """The curves of some sites, in the form that `changes` gives those of the run."""
         known = [self.sites[node] for node in nodes if node in self.sites]
         return {site.node: {name: it.points(since) for name, it in site.curves.items()} for site in known}
 
     def rounds_of(self, first: int, last: int, nodes: Iterable[str] = ()) -> dict[str, Any]:
-        """Rounds first .. last, site by site: of the sites named, or of the busiest ones; and in words who was slow."""
+        """Rounds first .. last of the named sites, or of the busiest ones, and a text that says which site was slow."""
         busy = {node: time for node, site in self.sites.items() if (time := site.segments.busy(first, last))}
         shown = [node for node in nodes if node in busy] or _busiest(busy)
         by_node = {node: self.sites[node].segments.between(first, last) for node in {*shown, *_some(list(busy))}}
@@ -430,7 +428,7 @@ def _busiest(busy: Mapping[str, float]) -> list[str]:
 
 
 def _some(nodes: list[str]) -> list[str]:
-    """A few from everywhere: what the busiest ones are compared with, where all would take too long."""
+    """An evenly spaced selection, to compare the busiest sites with where comparing all would take too long."""
     return nodes[:: max(1, len(nodes) // FEW_SITES)]
 
 

@@ -1,6 +1,7 @@
-"""Who is here: the leases of the sites, what each said last, and a signal for whoever waits for its next order.
+"""The live sites: their leases, what each reported last, and a signal for a caller that waits for new orders.
 
-In memory only. What outlives the coordinator is in its database; a site goes on with its lease when it is back.
+The registry is in memory only; the database holds what must outlive the coordinator. After a restart of the
+coordinator, sites continue with the leases they have.
 """
 
 from __future__ import annotations
@@ -25,14 +26,14 @@ class Presence:
     """A site that has a lease.
 
     Attributes:
-        heard: when it was heard of last, by the registry's clock.
-        alive: its lease has not run out.
-        pulse: what it said last; None: nothing yet.
-        paths: what it planned last for a pipeline, not read yet; None: nothing.
-        offset: seconds that its clock was ahead of ours then, but for the way of the message.
+        heard: when it last sent a heartbeat, by the registry's clock.
+        alive: its lease has not expired.
+        pulse: its last pulse; None: none yet.
+        paths: the last paths that it planned for a pipeline, not parsed yet; None: none.
+        offset: seconds by which its clock was ahead of ours at its last pulse, ignoring the message's travel time.
         follows: epoch of the order that it follows; 0: not known yet.
-        changed: set, and replaced, when there is news for the one who watches its orders.
-        watches: number of the newest watch; a site has one, or it could take all the streams that there are.
+        changed: set and replaced when there is news for the caller that watches its orders.
+        watches: number of the newest watch. A site has only one, otherwise it could use up all streams.
     """
 
     node: str
@@ -48,23 +49,23 @@ class Presence:
     watches: int = 0
 
     def watch(self) -> int:
-        """Begin to watch, in the place of whoever did before; returns the number of the watch."""
+        """Begin a watch, which replaces an earlier one; return its number."""
         self.watches += 1
         self.notify()
         return self.watches
 
     def notify(self) -> None:
-        """Wake who watches."""
+        """Wake the watch."""
         news, self.changed = self.changed, asyncio.Event()
         news.set()
 
 
 class Registry:
-    """The sites that are here, or were not long ago.
+    """The sites that have a lease, live or expired.
 
     Args:
-        clock: seconds that never go backward.
-        wall: seconds since the epoch, for events.
+        clock: a monotonic clock, in seconds.
+        wall: returns the time in seconds since the epoch, for events.
     """
 
     def __init__(self, clock: Callable[[], float], wall: Callable[[], float]) -> None:
@@ -73,13 +74,16 @@ class Registry:
         self._present: dict[str, Presence] = {}
 
     def restore(self, sites: Iterable[SiteRow]) -> None:
-        """After a restart: who was here then has a lease from now on."""
+        """Restore leases after a restart; the lease of a site that was live then starts again now."""
         for site in sites:
             if site.lease and site.revoked_at is None:
                 self._present[site.node] = Presence(site.node, site.name, site.lease, self._clock(), not site.gone)
 
     def admit(self, site: SiteRow) -> None:
-        """A site has registered; whoever used its last lease is told. One that was silent is back when it beats."""
+        """Give a registered site its lease; a holder of its last lease is notified.
+
+        A site that was silent counts as back at its first heartbeat.
+        """
         before = self._present.get(site.node)
         heard = before.heard if before and not before.alive else self._clock()
         alive = before is None or before.alive
@@ -88,21 +92,21 @@ class Registry:
             before.notify()
 
     def remove(self, node: str) -> None:
-        """A site was revoked."""
+        """Remove a revoked site."""
         if before := self._present.pop(node, None):
             before.notify()
 
     def get(self, node: str) -> Presence | None:
-        """A site, if it has a lease."""
+        """The site with this node id, if it has a lease."""
         return self._present.get(node)
 
     def is_here(self, node: str) -> bool:
-        """Whether a site answers."""
+        """Whether a site has a lease that has not expired."""
         presence = self.get(node)
         return presence is not None and presence.alive
 
     def holder(self, node: str, lease: bytes) -> Presence:
-        """The site with that lease. Raises Unregistered, Superseded."""
+        """The site that holds this lease. Raises Unregistered, Superseded."""
         presence = self._present.get(node)
         if presence is None:
             raise Unregistered("this site has no lease: it must register")
@@ -114,14 +118,14 @@ class Registry:
         return presence
 
     def watched(self, node: str, lease: bytes, watch: int) -> asyncio.Event:
-        """What a watch of a site waits for. Raises Unregistered, Superseded."""
+        """The event that a watch of a site waits for. Raises Unregistered, Superseded."""
         presence = self.holder(node, lease)
         if presence.watches != watch:
             raise Superseded("another call of this site watches its orders now")
         return presence.changed
 
     def beat(self, presence: Presence, pulse: Pulse, follows: int) -> Fact | None:
-        """A site is here; the event that it came back, if it was silent."""
+        """Take in a heartbeat; return the event that the site is back if it was silent."""
         now = self._clock()
         silent, presence.heard = now - presence.heard, now
         presence.pulse, presence.follows = pulse, follows
@@ -132,7 +136,7 @@ class Registry:
         return event(self._wall(), f"{presence.name} is back after {silent:.0f} s", presence.node)
 
     def expire(self) -> list[Fact]:
-        """An event for each site whose lease has run out since the last time."""
+        """An event for each site whose lease has expired since the last call."""
         now = self._clock()
         over = [each for each in self._present.values() if each.alive and now - each.heard >= LEASE_SECONDS]
         for presence in over:

@@ -1,7 +1,7 @@
-"""A curve that never grows beyond so many points: neighbours are merged, and keep their least, mean and greatest value.
+"""A curve with a limited number of points: neighbours are merged and keep their minimum, mean and maximum.
 
-Points are buckets of equal width, aligned to multiples of it; when there are too many the width doubles and pairs
-become one. So curves of different sites have their points at the same places.
+Points are buckets of equal width, aligned to multiples of the width. When there are too many, the width doubles and
+pairs of points are merged. Curves of different sites therefore have their points at the same places.
 """
 
 from __future__ import annotations
@@ -12,14 +12,14 @@ from bisect import bisect_left
 from typing import Any
 
 FARTHEST = 2.0**53
-"""Places beyond are not told apart by a double, and ignored."""
+"""Places beyond this are ignored: a double cannot tell them apart."""
 
 
 class Series:
     """Values by place (a time in seconds, or a round).
 
     Args:
-        limit: greatest number of points, at least 3.
+        limit: maximum number of points, at least 3.
     """
 
     def __init__(self, limit: int) -> None:
@@ -33,10 +33,10 @@ class Series:
         return len(self._places)
 
     def add(self, place: float, value: float | None, stamp: int) -> None:
-        """Take in a value; one that is not known or not finite leaves no trace. `stamp` says when, for `points`."""
+        """Take in a value. Unknown and non-finite values are ignored. `stamp` is that of this change, for `points`."""
         if value is None or not math.isfinite(value) or not abs(place) < FARTHEST:
             return
-        # First to a whole number: dividing a place next to zero could round it across the border of two points.
+        # Round down to an integer first: dividing a place next to zero could move it across a border between points.
         start = math.floor(place) // self.width * self.width
         at = bisect_left(self._places, start)
         if at == len(self._places) or self._places[at] != start:
@@ -74,15 +74,15 @@ class Series:
         self._reset = stamp
 
     def means(self) -> list[float]:
-        """Mean value of each point, in order."""
+        """The mean value of each point, in order."""
         return [total / count for total, count in zip(self._sums, self._counts)]
 
     def last(self) -> float | None:
-        """Mean of the point farthest on; None when there is none."""
+        """The mean value of the last point; None if there is none."""
         return self._sums[-1] / self._counts[-1] if self._places else None
 
     def points(self, since: int = 0) -> dict[str, Any]:
-        """Points that changed after a stamp, for JSON; with `reset` they replace all that were told before."""
+        """Points that changed after a stamp, for JSON; with `reset`, they replace all points sent before."""
         reset = self._reset > since or since == 0
         chosen = [at for at, stamp in enumerate(self._stamps) if reset or stamp > since]
         return {
@@ -96,5 +96,5 @@ class Series:
 
 
 def rounded(value: float | None) -> float | None:
-    """To six digits, which is what a screen can show; None for what is not a number."""
+    """Round to six significant digits, which is what a screen can show; None if it is not a finite number."""
     return float(f"{value:.6g}") if value is not None and math.isfinite(value) else None

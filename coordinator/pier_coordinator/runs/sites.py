@@ -1,4 +1,4 @@
-"""What the board knows of one site."""
+"""One site on the board."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ from pier_coordinator.runs.timings import Segments
 from pier_coordinator.store.facts import number, text, whole
 
 SITE_POINTS = 240
-"""Points of each curve of a site."""
+"""Maximum number of points of each curve of a site."""
 
 SILENT_AFTER = 60.0
-"""Seconds after which a site that never sent a pulse, as in a replay, counts as silent: six of its samples."""
+"""Seconds after which a site that never sent a pulse, as in a replay, counts as silent: the time of six samples."""
 
 LIVE = ("inner_step", "tokens", "tokens_per_second", "loss", "validation_loss", "bytes_sent", "utilisation", "memory")
 REVOKED = "revoked"
 GONE = ("done", "leaving", "left", REVOKED)
 IDLE = ("silent", "paused", *GONE)
-"""States of a site that trains nothing, whatever speed it told last."""
+"""States of a site that does not train, whatever speed it reported last."""
 
 
 @dataclass
@@ -28,13 +28,13 @@ class Site:
     """A site; numbers that are not known are None.
 
     Attributes:
-        stamp: of its last change.
+        stamp: stamp of its last change.
         lasting: stamp of the last change of what seldom changes: its name, its address, its orders.
-        alive: what the last pulse said; None before the first one.
-        heard: when something last came from it, by the coordinator's clock.
-        offset: seconds that its clock is ahead of the coordinator's.
-        dropped: records that it lost because nobody took them for too long.
-        first_memory: bytes, in its first sample since it registered.
+        alive: as of its last pulse; None before the first one.
+        heard: when something last arrived from it, in seconds since the epoch by the coordinator's clock.
+        offset: seconds by which its clock is ahead of the coordinator's.
+        dropped: number of records that it lost because it could not deliver them for too long.
+        first_memory: memory in its first sample since it registered, in bytes.
     """
 
     node: str
@@ -72,14 +72,14 @@ class Site:
     segments: Segments = field(default_factory=Segments)
 
     def registered(self, body: Mapping[str, Any]) -> None:
-        """It has started."""
+        """Take in its registration: it has started."""
         self.name = text(body, "name")[:64] or self.name
         self.address, self.transport, self.version = (text(body, key) for key in ("address", "transport", "version"))
         self.workers = whole(body, "workers")
         self.phase, self.ending, self.first_memory = "starting", "", None
 
     def measured(self, body: Mapping[str, Any]) -> None:
-        """Take in the numbers that a sample or a pulse has; what it leaves out stays."""
+        """Take in the numbers of a sample or a pulse; those that are missing stay as they are."""
         for key in LIVE:
             if key in body:
                 setattr(self, key, number(body, key))
@@ -87,16 +87,16 @@ class Site:
         self.first_memory = self.first_memory or self.memory
 
     def reached(self, round: int | None) -> None:
-        """It has committed a round; news of an earlier one changes nothing."""
+        """Take in a round that it has committed; an earlier round changes nothing."""
         self.round = max(self.round, round or 0)
 
     @property
     def speed(self) -> float | None:
-        """Tokens a second that it trains at now, as of the last look at its state; None: it has never said."""
+        """Tokens per second, 0 if it was idle when its state was last updated; None: never reported."""
         return 0.0 if self.tokens_per_second is not None and self.shown in IDLE else self.tokens_per_second
 
     def state(self, now: float, started: float, rounds: int) -> str:
-        """A word: its phase, or why it has none."""
+        """Its state in a word: its phase, or why it has none."""
         if self.ending:
             return self.ending
         finished = self.phase in GONE or (rounds > 0 and self.round >= rounds)
@@ -106,7 +106,10 @@ class Site:
         return self.phase or "training"
 
     def row(self, top: int, uplink: float | None, since: int = 0) -> dict[str, Any]:
-        """For JSON; `top` is the newest round of any site. What seldom changes is left out if told at stamp `since`."""
+        """The row for JSON; `top` is the newest round of any site.
+
+        What seldom changes is left out if it has not changed since the stamp `since`.
+        """
         return {
             "node": self.node,
             **(self._card() if self.lasting >= since else {}),

@@ -1,4 +1,4 @@
-"""Says in words who was slow in some rounds, and why."""
+"""Finds the slowest site of some rounds and says in words why it was slow."""
 
 from __future__ import annotations
 
@@ -10,16 +10,24 @@ from pier_coordinator.runs.timings import PARTS, Segment
 from pier_node.base.units import rate, several
 
 MARGIN = 1.1
-"""A site is slow when its rounds take it so much longer than they take the others."""
+"""A site is slow if it is busy at least this many times as long per round as the others."""
 
 
 NOTABLE = 0.2
-"""An exchange that takes such a part of the time makes one ask for the thinnest line."""
+"""If the exchange takes at least this fraction of the time, the text names the thinnest uplink."""
 
 
 @dataclass(frozen=True)
 class Slow:
-    """A site that others waited for: `wins` of `rounds` rounds, mean busy seconds a round, and its longest part."""
+    """A site that others waited for.
+
+    Attributes:
+        wins: number of rounds in which it was busy longest.
+        rounds: number of rounds compared.
+        busy: its mean busy time per round, in seconds.
+        others: that of the other sites, in seconds.
+        cause: the part of a round in which it exceeds the others most.
+    """
 
     node: str
     wins: int
@@ -30,13 +38,13 @@ class Slow:
 
 
 def shares(segments: Sequence[Segment]) -> dict[str, float]:
-    """Fraction of the time that each part took; nothing when no time went by."""
+    """The fraction of the time that each part took; empty if no time has passed."""
     total = sum(segment.duration for segment in segments)
     return {part: sum(getattr(segment, part) for segment in segments) / total for part in PARTS} if total else {}
 
 
 def slowest(by_node: Mapping[str, Sequence[Segment]]) -> Slow | None:
-    """The site that was busy longest in most of the rounds; None when all take about the same time."""
+    """The site that was busy longest in at least half of the rounds; None if all take about the same time."""
     rounds: dict[float, dict[str, float]] = defaultdict(dict)
     for node, segments in by_node.items():
         for segment in segments:
@@ -60,7 +68,7 @@ def _means(segments: Sequence[Segment]) -> dict[str, float]:
 def in_words(
     by_node: Mapping[str, Sequence[Segment]], names: Mapping[str, str], uplinks: Mapping[str, float | None]
 ) -> str:
-    """A few sentences on these rounds; uplinks in bytes per second."""
+    """A few sentences on these rounds; uplinks are in bytes per second."""
     everything = [segment for segments in by_node.values() for segment in segments]
     spent = shares(everything)
     if not spent:

@@ -1,6 +1,6 @@
-"""Where the time of rounds went: part by part for each site's last rounds, and in sums for all rounds of the run.
+"""How the time of rounds was spent: in parts for each site's last rounds, and in sums for all rounds of the run.
 
-Sums are kept for buckets of rounds; when there are too many buckets their width doubles.
+Sums are kept for buckets of rounds. When there are too many buckets, their width doubles.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ from pier_coordinator.store.facts import amount, whole
 
 PARTS = ("compute", "waiting", "exchange", "retry")
 LATEST = 200
-"""Rounds of a site of which all parts are kept."""
+"""Number of rounds of a site of which all parts are kept."""
 
 BUCKETS = 400
-"""Greatest number of buckets that all rounds of a run are summed up in."""
+"""Maximum number of buckets for all rounds of a run."""
 
 
 class Segment(NamedTuple):
-    """A round of one site: when it ended (seconds since the epoch), its parts in seconds, bytes sent until then."""
+    """A round of one site: its end (seconds since the epoch), its parts in seconds, and the bytes sent until then."""
 
     round: float
     end: float
@@ -35,12 +35,12 @@ class Segment(NamedTuple):
 
     @property
     def duration(self) -> float:
-        """All of it."""
+        """Duration of the round, in seconds."""
         return self.compute + self.waiting + self.exchange + self.retry
 
     @property
     def busy(self) -> float:
-        """What others may have had to wait for."""
+        """Seconds for which the others may have had to wait: all parts except waiting."""
         return self.duration - self.waiting
 
 
@@ -49,7 +49,7 @@ BUSY = [Segment._fields.index(part) for part in PARTS if part != "waiting"]
 
 
 class Segments:
-    """The last rounds of one site, packed: a thousand sites have 200,000 of them."""
+    """The last rounds of one site, packed, since a thousand sites have 200,000 of them."""
 
     def __init__(self) -> None:
         self._numbers = array("d")
@@ -58,7 +58,7 @@ class Segments:
         return len(self._numbers) // WIDE
 
     def add(self, segment: Segment) -> None:
-        """It finds its place among the others; the earliest goes when there are too many."""
+        """Insert a round in order; when there are too many, the earliest is dropped."""
         at = len(self._numbers)
         while at and self._numbers[at - WIDE] > segment.round:
             at -= WIDE
@@ -67,15 +67,15 @@ class Segments:
             del self._numbers[:WIDE]
 
     def last(self, count: int = LATEST) -> list[Segment]:
-        """The last ones, by round."""
+        """The last `count` rounds, in order."""
         return self._rows(max(0, len(self) - count), len(self))
 
     def between(self, first: int, last: int) -> list[Segment]:
-        """Those of rounds first .. last."""
+        """The rounds first .. last."""
         return self._rows(*self._places(first, last))
 
     def busy(self, first: int, last: int) -> float:
-        """Mean time that the site was busy in each of these rounds; 0 without any."""
+        """The mean busy time in rounds first .. last, in seconds; 0 if there are none."""
         begin, end = self._places(first, last)
         part = self._numbers[begin * WIDE : end * WIDE]
         return sum(sum(part[at::WIDE]) for at in BUSY) / (end - begin) if part else 0.0
@@ -89,7 +89,7 @@ class Segments:
 
 
 def segment_of(time: float, body: Mapping[str, Any]) -> Segment | None:
-    """The segment of a round's fact; None when it does not say which round."""
+    """The segment of a round's fact; None if the fact does not say which round."""
     number = whole(body, "round")
     if number is None:
         return None
@@ -113,7 +113,7 @@ class Bucket:
     slowest: str = ""
 
     def take(self, segment: Segment, node: str) -> None:
-        """Count a site's round in."""
+        """Add a site's round."""
         self.records += 1
         for part in PARTS:
             setattr(self, part, getattr(self, part) + getattr(segment, part))
@@ -122,7 +122,7 @@ class Bucket:
             self.busiest, self.slowest = segment.busy, node
 
     def merge(self, other: Bucket) -> None:
-        """Count all of another bucket in."""
+        """Add another bucket."""
         self.records += other.records
         for part in PARTS:
             setattr(self, part, getattr(self, part) + getattr(other, part))
@@ -131,7 +131,7 @@ class Bucket:
             self.busiest, self.slowest = other.busiest, other.slowest
 
     def row(self) -> dict[str, Any]:
-        """For JSON: means a record, the longest duration, and the site that kept the others waiting most."""
+        """The bucket for JSON: means per record, the longest duration, and the site that was busy longest."""
         means = {part: rounded(getattr(self, part) / self.records) for part in PARTS}
         return {"first": self.first, **means, "longest": rounded(self.longest), "slowest": self.slowest}
 
@@ -148,7 +148,7 @@ class RoundTimings:
         return len(self._buckets)
 
     def add(self, node: str, segment: Segment, stamp: int) -> None:
-        """A site has told of a round."""
+        """Add a round of a site."""
         first = int(segment.round) // self.width * self.width
         bucket = self._buckets.setdefault(first, Bucket(first))
         bucket.take(segment, node)
@@ -165,7 +165,7 @@ class RoundTimings:
         self._reset = stamp
 
     def rows(self, since: int = 0) -> dict[str, Any]:
-        """Buckets that changed after a stamp, for JSON; with `reset` they replace all that were told before."""
+        """Buckets that changed after a stamp, for JSON; with `reset`, they replace all buckets sent before."""
         reset = self._reset > since or since == 0
         chosen = [self._buckets[first] for first in sorted(self._buckets)]
         return {

@@ -1,1 +1,1 @@
-"""The gRPC service that sites talk to: who calls, what they may send, what they are told."""
+"""The gRPC service that sites call: identifies callers, checks and limits requests, and answers them."""

@@ -1,4 +1,4 @@
-"""What the messages between a site and the coordinator may hold: checked on arrival, before anything looks at it."""
+"""Bounds of the messages between a site and the coordinator, checked on arrival before anything else reads them."""
 
 from __future__ import annotations
 
@@ -71,14 +71,14 @@ from pier_proto.v1.peer_pb2 import Place, Pulse, Revocations, Site
 
 MESSAGE_BYTES = 256 << 10
 RECORDS = 256
-"""Most records of a report."""
+"""Maximum number of records in a report."""
 YEAR_9999 = 253_370_764_800
 EXPERTS = 256
-"""Most experts of a plan."""
+"""Maximum number of experts in a plan."""
 DOMAINS = 512
-"""Most domains of an order to score."""
+"""Maximum number of domains in an order to score."""
 SHEET_BYTES = 8 << 20
-"""Most bytes of a score sheet that is sent: of a split not more is scored than experts/domains.py keeps."""
+"""Maximum size of a score sheet, in bytes: no more of a split is scored than the node's experts/domains.py keeps."""
 
 M = TypeVar("M", bound=Message)
 
@@ -254,7 +254,7 @@ RULES = Rules(FIELDS, {Record: _record, Assignment: _assignment})
 
 
 def parse(kind: type[M], raw: bytes) -> M:
-    """The message of this kind that was sent. Raises BadMessage."""
+    """Parse a message of this kind and check its bounds. Raises BadMessage."""
     if len(raw) > MESSAGE_BYTES:
         raise BadMessage(f"a {kind.__name__} of {len(raw)} bytes: at most {MESSAGE_BYTES} are taken")
     try:

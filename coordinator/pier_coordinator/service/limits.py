@@ -1,4 +1,4 @@
-"""How often one may ask: a token bucket for each caller and method, so that no site can drown the others out."""
+"""Rate limits: a token bucket for each caller and method, so that no site can crowd out the others."""
 
 from __future__ import annotations
 
@@ -10,12 +10,17 @@ from dataclasses import dataclass
 from pier_coordinator.store.refusals import TooFast
 
 BUCKETS = 8192
-"""Most buckets remembered. The one forgotten was asked for the longest ago, so that it would be full again."""
+"""Maximum number of buckets kept. The least recently used one is dropped: it would be full again by then."""
 
 
 @dataclass(frozen=True)
 class Rate:
-    """So many calls a second in the long run, and so many at once."""
+    """A rate limit.
+
+    Attributes:
+        per_second: calls per second in the long run.
+        burst: calls at once.
+    """
 
     per_second: float
     burst: int
@@ -26,10 +31,10 @@ RATES: Mapping[str, Rate] = {
     "Register": Rate(0.5, 10),
     "Heartbeat": Rate(4, 20),
     "Watch": Rate(0.5, 10),
-    "Deliver": Rate(20, 200),  # a sheet for each expert, domain and split
+    "Deliver": Rate(20, 200),  # one sheet per expert, domain and split
     "GiveCheckpoint": Rate(0.5, 20),
     "FetchCheckpoint": Rate(0.5, 20),
-    "Report": Rate(10, 60),  # what a site has kept while the coordinator was down comes in a burst
+    "Report": Rate(10, 60),  # records that a site kept while the coordinator was down come in a burst
 }
 
 
@@ -40,10 +45,10 @@ class _Bucket:
 
 
 class Limits:
-    """Counts calls.
+    """Counts calls and refuses those above the rates.
 
     Args:
-        clock: seconds that never go backward.
+        clock: a monotonic clock, in seconds.
     """
 
     def __init__(self, rates: Mapping[str, Rate] = RATES, clock: Callable[[], float] = time.monotonic) -> None:

@@ -1,8 +1,8 @@
-"""What the coordinator answers to sites. Who they are is known by then, and what they sent is within bounds.
+"""Answers the calls of sites. The caller is identified by then, and its request is within bounds.
 
-What is wrong with a site that wants to come in: pure, and in words that say what to do next; "" if nothing is.
-
-The records of a report as facts. What is not known is NaN in a message and None in a fact.
+The functions that check an enrolment or a registration are pure: they return what is wrong and what to do about it, or
+"" if nothing is wrong. Other functions turn the records of a report into facts: a number that is not known is NaN in a
+message and None in a fact.
 """
 
 from __future__ import annotations
@@ -58,21 +58,21 @@ from pier_proto.v1.coordinator_pb2 import (
 from pier_proto.v1.peer_pb2 import Revocations, Site
 
 CLOCK = 3600.0
-"""Seconds by which a site's clock may differ: what it reports would stand in the wrong place of every chart."""
+"""Seconds by which a site's clock may differ: beyond that, its reports would be misplaced in every chart."""
 
 
 def registration(request: RegisterRequest, run_hash: bytes, now: float) -> str:
-    """What is wrong with a registration; names are looked at where they are given out (store/sites.py)."""
+    """What is wrong with a registration. Names are not checked here but where they are assigned (store/sites.py)."""
     return _first((protocol(request.protocol), configuration(request.run_hash, run_hash), clock(request.time, now)))
 
 
 def enrolment(request: EnrolRequest, now: float) -> str:
-    """What is wrong with an enrolment, besides its invite."""
+    """What is wrong with an enrolment, apart from its invite."""
     return _first((protocol(request.protocol), clock(request.time, now)))
 
 
 def protocol(theirs: int) -> str:
-    """Whether two versions of Pier understand each other."""
+    """What is wrong with a site's protocol version."""
     if theirs == PROTOCOL:
         return ""
     older, where = ("older", "your site") if theirs < PROTOCOL else ("newer", "the coordinator's machine")
@@ -83,7 +83,7 @@ def protocol(theirs: int) -> str:
 
 
 def configuration(theirs: bytes, ours: bytes) -> str:
-    """Whether a site has the configuration of this run."""
+    """What is wrong with a site's configuration hash."""
     if theirs == ours:
         return ""
     return (
@@ -93,7 +93,7 @@ def configuration(theirs: bytes, ours: bytes) -> str:
 
 
 def clock(theirs: float, ours: float) -> str:
-    """Whether a site's clock is about right."""
+    """What is wrong with a site's clock (seconds since the epoch)."""
     late = ours - theirs
     if abs(late) <= CLOCK:
         return ""
@@ -114,13 +114,13 @@ def _first(problems: Iterable[str]) -> str:
 
 
 def facts_of_report(node: str, request: ReportRequest, now: float) -> Report:
-    """A report as it is stored."""
+    """Convert a report into the form that is stored."""
     facts = [fact(node, record, now) for record in request.records]
     return Report(node, request.stream, request.first, facts, request.dropped)
 
 
 def fact(node: str, record: Record, now: float) -> Fact:
-    """A record as a fact. By the site's clock it may have happened later than now: it has not."""
+    """Convert a record into a fact. A time in the future, by a fast clock of the site, becomes `now`."""
     kind = record.WhichOneof("body")
     assert kind is not None
     return Fact(min(record.time, now), kind, node, _fields(getattr(record, kind)))
@@ -139,9 +139,9 @@ def _plain(value: Any) -> Any:
 
 
 DELIVERY = 300.0
-"""Seconds that a delivery may take."""
+"""Maximum duration of a delivery, in seconds."""
 FIRST = 60.0
-"""Seconds until the first part of a checkpoint."""
+"""Maximum wait for the first part of a checkpoint, in seconds."""
 
 _ACTIVITIES = {
     "train": Order.ACTIVITY_TRAIN,
@@ -151,10 +151,12 @@ _ACTIVITIES = {
 
 
 class Reception:
-    """Answers for a coordinator.
+    """Answers the calls of sites for a coordinator.
 
     Args:
+        own: the coordinator's credentials.
         node: the coordinator's node id.
+        authority: certifies sites and signs the list of revoked sites.
     """
 
     def __init__(self, coordinator: Coordinator, own: Credentials, node: str, authority: Authority) -> None:
@@ -166,7 +168,7 @@ class Reception:
         self._delivering: set[str] = set()
 
     async def enrol(self, certificate: bytes, request: EnrolRequest) -> EnrolReply:
-        """Let a site in that came with an invite's certificate (PEM). Raises Refused, BadMessage."""
+        """Enrol a site that calls with an invite's certificate (PEM). Raises Refused, BadMessage."""
         invite = self._of.invites.get(der(certificate))
         if invite is None:
             raise Refused("the coordinator does not know this invite: ask the run's operator for a new one")
@@ -186,7 +188,7 @@ class Reception:
         )
 
     async def register(self, node: str, request: RegisterRequest) -> RegisterReply:
-        """Begin a lease. Raises Refused, Stranger."""
+        """Register a site that starts, and begin its lease. Raises Refused, Stranger, BadMessage."""
         now = self._of.wall()
         if request.site.node != node:
             raise BadMessage(f"RegisterRequest.site.node = {request.site.node}: the caller is {node}")
@@ -210,7 +212,7 @@ class Reception:
         )
 
     async def heartbeat(self, node: str, request: HeartbeatRequest) -> HeartbeatReply:
-        """A site is here. Raises Unregistered, Superseded."""
+        """Take the heartbeat of a site. Raises Unregistered, Superseded."""
         presence = self._of.registry.holder(node, request.lease)
         if back := self._of.registry.beat(presence, request.pulse, request.order):
             await self._of.store.note_presence(False, [back])
@@ -219,7 +221,7 @@ class Reception:
         return HeartbeatReply(order=self._of.orders[node].epoch, revocations=self._news(request.revocations))
 
     async def watch(self, node: str, request: WatchRequest) -> AsyncIterator[Order]:
-        """What a site shall do, now and whenever that changes. Ends with Stranger, Unregistered, Superseded."""
+        """Yield a site's order, now and whenever it changes. Ends with Stranger, Unregistered, Superseded."""
         told = 0
         mine = self._of.registry.holder(node, request.lease).watch()
         while True:
@@ -232,7 +234,7 @@ class Reception:
             await changed.wait()
 
     async def report(self, node: str, request: ReportRequest) -> ReportReply:
-        """Take records. Raises Unregistered, Superseded."""
+        """Store the records of a report. Raises Unregistered, Superseded."""
         self._of.registry.holder(node, request.lease)
         now = self._of.wall()
         report = facts_of_report(node, request, now)
@@ -273,13 +275,13 @@ class Reception:
         return GiveCheckpointReply()
 
     async def fetch_checkpoint(self, node: str, request: FetchCheckpointRequest) -> AsyncIterator[CheckpointPart]:
-        """The parts of the one that is kept of a site's job. Raises Unregistered, Superseded, Refused."""
+        """Yield the parts of the checkpoint kept for a site's job. Raises Unregistered, Superseded, Refused."""
         self._of.registry.holder(node, request.lease)
         async for part in self._of.experts.fetch_checkpoint(node, request.plan, request.job):
             yield part
 
     def _news(self, known: int) -> Revocations | None:
-        """The list of revoked sites, for a site that knows it in that version."""
+        """The signed list of revoked sites, unless the site has the newest version; `known` is the one it has."""
         version = self._of.revocations
         if known >= version:
             return None
@@ -295,7 +297,7 @@ class Reception:
 
 
 async def whole(pieces: AsyncIterator[DeliverRequest]) -> tuple[DeliverRequest, bytes]:
-    """The first message of a delivery, and what all its pieces are together. Raises BadMessage."""
+    """The first message of a delivery, and its pieces joined. Raises BadMessage."""
     first: DeliverRequest | None = None
     content = bytearray()
     async for message in pieces:
@@ -311,13 +313,13 @@ async def whole(pieces: AsyncIterator[DeliverRequest]) -> tuple[DeliverRequest, 
 
 
 def order(row: OrderRow) -> Order:
-    """An order as a message."""
+    """Convert an order into a message."""
     assignment = ParseDict(row.assignment, Assignment())
     return Order(epoch=row.epoch, activity=_ACTIVITIES[row.activity], assignment=assignment)
 
 
 def public_key(raw: bytes) -> ec.EllipticCurvePublicKey:
-    """A node's public key (DER, SubjectPublicKeyInfo). Raises BadMessage."""
+    """Load a node's public key (DER, SubjectPublicKeyInfo). Raises BadMessage."""
     try:
         key = load_der_public_key(raw)
     except (ValueError, UnsupportedAlgorithm) as error:
@@ -328,7 +330,7 @@ def public_key(raw: bytes) -> ec.EllipticCurvePublicKey:
 
 
 def prove(key: ec.EllipticCurvePublicKey, proof: bytes, invite: bytes) -> None:
-    """Make sure that the holder of a key signed an invite's certificate (DER) with it. Raises BadMessage."""
+    """Check that an invite's certificate (DER) was signed with this key. Raises BadMessage."""
     try:
         key.verify(proof, invite, ec.ECDSA(hashes.SHA256()))
     except InvalidSignature as error:

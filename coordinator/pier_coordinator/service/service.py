@@ -1,4 +1,4 @@
-"""The gRPC service `pier.v1.Coordinator`: finds out who calls, checks what they send, turns refusals into statuses."""
+"""The gRPC service `pier.v1.Coordinator`: identifies callers, checks requests and turns refusals into status codes."""
 
 from __future__ import annotations
 
@@ -38,13 +38,13 @@ from pier_proto.v1.coordinator_pb2 import (
 SERVICE = "pier.v1.Coordinator"
 CALLS = 4096
 GRACE = 0.5
-"""Seconds that calls under way get to end by themselves when the coordinator stops."""
+"""Seconds that calls in progress get to finish when the coordinator stops."""
 OPTIONS = (
-    ("grpc.so_reuseport", 0),  # a port in use is an error, not a second coordinator that takes half of the calls
+    ("grpc.so_reuseport", 0),  # a port in use must be an error: a second coordinator would take half of the calls
     ("grpc.max_receive_message_length", MESSAGE_BYTES),
     ("grpc.max_concurrent_streams", 64),
-    ("grpc.http2.bdp_probe", 0),  # pings that measure the line for large messages, two for each small one here
-    # A connection through a NAT is forgotten after a minute without a word; a site that vanished is found out.
+    ("grpc.http2.bdp_probe", 0),  # probes of the bandwidth for large messages would cost two pings per small one
+    # A NAT forgets a connection after a minute of silence; the pings also detect a site that has vanished.
     ("grpc.keepalive_time_ms", 20_000),
     ("grpc.keepalive_timeout_ms", 20_000),
     ("grpc.keepalive_permit_without_calls", 1),
@@ -64,7 +64,7 @@ class CoordinatorService(grpc.GenericRpcHandler):  # type: ignore[type-arg]
 
     Args:
         own: the coordinator's certificate and key, and the run's authority.
-        authority: certifies sites that are let in, and signs who was revoked.
+        authority: certifies enrolled sites and signs the list of revoked sites.
     """
 
     def __init__(
@@ -91,12 +91,12 @@ class CoordinatorService(grpc.GenericRpcHandler):  # type: ignore[type-arg]
         }
 
     def service(self, details: grpc.HandlerCallDetails) -> grpc.RpcMethodHandler[Any, Any] | None:
-        """What gRPC asks to find a method."""
+        """Look up a method; called by gRPC."""
         service, _, name = details.method.removeprefix("/").partition("/")
         return self._methods.get(name) if service == SERVICE else None
 
     async def start(self, host: str, port: int) -> int:
-        """Listen; returns the port, which the system chooses if `port` is 0. Raises PierError."""
+        """Listen; return the port, which the system chooses if `port` is 0. Raises PierError."""
         self._server = grpc.aio.server(options=OPTIONS, maximum_concurrent_rpcs=CALLS)
         self._server.add_generic_rpc_handlers((self,))
         address = format_address(host, port)
@@ -125,7 +125,7 @@ class CoordinatorService(grpc.GenericRpcHandler):  # type: ignore[type-arg]
     def _member_method(
         self, name: str, request: type[Q], handler: Callable[[str, Q], Awaitable[Message]]
     ) -> grpc.RpcMethodHandler[Any, Any]:
-        """A method for nodes of the run, one answer to one question."""
+        """A method for nodes of the run that answers one request with one reply."""
 
         async def answer(raw: bytes, context: Context) -> bytes:
             async def reply() -> bytes:
@@ -137,7 +137,7 @@ class CoordinatorService(grpc.GenericRpcHandler):  # type: ignore[type-arg]
         return grpc.unary_unary_rpc_method_handler(answer)
 
     async def _heartbeats(self, _requests: AsyncIterator[bytes], context: Context) -> None:
-        """As long as the site keeps the stream, or until it is refused."""
+        """Answer heartbeats until the site ends the stream or is refused."""
         try:
             while isinstance(raw := await context.read(), bytes):
                 node = self._member(context, "Heartbeat")
@@ -158,7 +158,7 @@ class CoordinatorService(grpc.GenericRpcHandler):  # type: ignore[type-arg]
             coming = _received(CheckpointPart, context)
             async for first in coming:
                 yield first
-                await context.write(GiveCheckpointReply().SerializeToString())  # whoever goes on reading wants the rest
+                await context.write(GiveCheckpointReply().SerializeToString())  # asks for the other parts
                 break
             async for part in coming:
                 yield part
@@ -173,7 +173,7 @@ class CoordinatorService(grpc.GenericRpcHandler):  # type: ignore[type-arg]
     def _giving_method(
         self, name: str, request: type[Q], handler: Callable[[str, Q], AsyncIterator[Message]]
     ) -> grpc.RpcMethodHandler[Any, Any]:
-        """A method that answers one question with many messages."""
+        """A method for nodes of the run that answers one request with a stream of messages."""
 
         async def answer(raw: bytes, context: Context) -> AsyncIterator[bytes]:
             try:
@@ -186,7 +186,7 @@ class CoordinatorService(grpc.GenericRpcHandler):  # type: ignore[type-arg]
         return grpc.unary_stream_rpc_method_handler(answer)
 
     def _member(self, context: Context, method: str) -> str:
-        """The node id of a caller that is of the run. Raises Stranger, TooFast."""
+        """The node id of a caller, which must be of the run; counts the call. Raises Stranger, TooFast."""
         pem = _certificate(context)
         if der(pem) in self._coordinator.invites:
             raise Stranger("an invite's certificate is for Enrol only: use the one that Enrol answered with")
@@ -200,7 +200,7 @@ class CoordinatorService(grpc.GenericRpcHandler):  # type: ignore[type-arg]
 
 
 async def _received(kind: type[Q], context: Context) -> AsyncIterator[Q]:
-    """What comes on a stream. Raises BadMessage."""
+    """Yield the messages that arrive on a stream. Raises BadMessage."""
     while isinstance(raw := await context.read(), bytes):
         yield parse(kind, raw)
 
@@ -230,12 +230,12 @@ _STATUSES = {
     Unregistered: grpc.StatusCode.NOT_FOUND,
     Superseded: grpc.StatusCode.ABORTED,
     TooFast: grpc.StatusCode.RESOURCE_EXHAUSTED,
-    sqlite3.Error: grpc.StatusCode.UNAVAILABLE,  # the disk may have room again: ask again
+    sqlite3.Error: grpc.StatusCode.UNAVAILABLE,  # a full disk may have room again later: the site retries
 }
 
 
 def _certificate(context: Context) -> bytes:
-    """The caller's, PEM. Raises Stranger."""
+    """The caller's certificate, PEM. Raises Stranger."""
     certificate: bytes | None = next(iter(context.auth_context().get("x509_pem_cert", ())), None)
     if certificate is None:
         raise Stranger("the call came without a certificate")
@@ -243,5 +243,5 @@ def _certificate(context: Context) -> bytes:
 
 
 def _host(peer: str) -> str:
-    """The address in gRPC's name for a connection, such as ipv4:10.0.0.1:5000, without the port."""
+    """The host part of gRPC's name for a connection: ipv4:10.0.0.1 for ipv4:10.0.0.1:5000."""
     return peer.rpartition(":")[0]

@@ -1,1 +1,1 @@
-"""What the coordinator must not forget: a SQLite database with one writer, and a log of its facts beside it."""
+"""The coordinator's durable state: a SQLite database with one writer, and a log of its facts beside it."""

@@ -1,4 +1,4 @@
-"""The experts' plan that holds, and how far its jobs are: what happens in the database."""
+"""Database operations on the current plan of experts and the state of its jobs."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ class JobRow:
     """A job of the plan.
 
     Attributes:
-        node: of the site that trains it, or did; "": none can.
-        result: what that site said when it was done.
-        declined: nodes that cannot train it.
+        node: node id of the site that trains it or has trained it; "": no site can.
+        result: what that site reported when the job was done.
+        declined: node ids of the sites that cannot train it.
     """
 
     number: int
@@ -32,27 +32,27 @@ class JobRow:
 
     @classmethod
     def of(cls, row: sqlite3.Row) -> JobRow:
-        """From its row."""
+        """Build it from a database row."""
         result = json.loads(row["result"]) if row["result"] else None
         return cls(row["number"], row["node"], result, tuple(json.loads(row["declined"])))
 
     def done(self, body: Mapping[str, Any]) -> JobRow:
-        """The same with what its site says of the expert."""
+        """Return a copy with the result that its site reported for the expert."""
         result: dict[str, Any] = {key: number(body, key) for key in RESULT}
         result |= {"name": text(body, "name"), "accepted": body.get("accepted") is True}
         return replace(self, result={**result, "weights": text(body, "weights")})
 
     def declined_by(self, node: str) -> JobRow:
-        """The same, which a site cannot train."""
+        """Return a copy that records that a site cannot train it."""
         return replace(self, result=None, declined=tuple(dict.fromkeys((*self.declined, node))))
 
     def moved(self, node: str) -> JobRow:
-        """The same at another site, from the start."""
+        """Return a copy that another site trains, from the start."""
         return replace(self, node=node, result=None)
 
 
 def newest(connection: sqlite3.Connection) -> tuple[float, str, list[JobRow]] | None:
-    """When the plan was accepted (seconds since the epoch), its JSON and its jobs; None: no plan ever was."""
+    """The newest plan: when it was accepted (seconds since the epoch), its JSON, its jobs. None: there is no plan."""
     plan = connection.execute(
         "SELECT id, accepted_at, plan FROM expert_plans ORDER BY accepted_at DESC, rowid DESC"
     ).fetchone()
@@ -63,7 +63,7 @@ def newest(connection: sqlite3.Connection) -> tuple[float, str, list[JobRow]] | 
 
 
 def accept(transaction: Transaction, plan: str, text: str, jobs: Iterable[JobRow], now: float) -> None:
-    """This plan holds from now on; accepted again, it begins again."""
+    """Make this the current plan. Accepting the same plan again restarts it."""
     transaction.execute("INSERT OR REPLACE INTO expert_plans VALUES (?, ?, ?)", plan, now, text)
     transaction.execute("DELETE FROM expert_jobs WHERE plan = ?", plan)
     put(transaction, plan, jobs)
@@ -71,7 +71,7 @@ def accept(transaction: Transaction, plan: str, text: str, jobs: Iterable[JobRow
 
 
 def put(transaction: Transaction, plan: str, jobs: Iterable[JobRow]) -> None:
-    """How these jobs are now."""
+    """Store the current state of these jobs."""
     for job in jobs:
         values = (job.number, job.node, json.dumps(job.result) if job.result else None, json.dumps(job.declined))
         transaction.execute("INSERT OR REPLACE INTO expert_jobs VALUES (?, ?, ?, ?, ?)", plan, *values)

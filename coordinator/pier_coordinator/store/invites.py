@@ -1,4 +1,4 @@
-"""Invites are made, used up and taken back: what happens in the database then."""
+"""Database operations on invites: make, use and revoke them."""
 
 from __future__ import annotations
 
@@ -7,17 +7,17 @@ from pier_coordinator.store.rows import InviteRow, event
 from pier_coordinator.store.writer import Transaction
 
 OPEN_INVITES = 256
-"""Most invites that somebody can still use: TLS looks at all of their certificates for each new connection."""
+"""Maximum number of open invites: TLS checks all of their certificates at each new connection."""
 
 
 def add(transaction: Transaction, invite: InviteRow) -> None:
-    """Make an invite. Raises Refused: too many are open, or one for a site of that name."""
+    """Make an invite. Raises Refused: too many invites are open, or one for a site of this name is."""
     rows = transaction.execute("SELECT * FROM invites WHERE revoked = 0 AND uses_left > 0")
     opened = [other for other in map(InviteRow.of, rows) if not other.closed(invite.created)]
     if len(opened) >= OPEN_INVITES:
         raise Refused(f"{OPEN_INVITES} invites are open: revoke some, or make one with more uses (--uses)")
     for other in opened:
-        if invite.name and other.name == invite.name:  # the second to use one would be refused, and only then
+        if invite.name and other.name == invite.name:  # otherwise the second site would be refused only when it enrols
             raise Refused(
                 f"an invite for {invite.name} is open already: give another --name, "
                 f"or take that one back first (pier-coordinator revoke {other.id})"
@@ -31,7 +31,7 @@ def add(transaction: Transaction, invite: InviteRow) -> None:
 
 
 def revoke(transaction: Transaction, invite: str, now: float) -> InviteRow:
-    """Take an invite back. Raises Refused."""
+    """Revoke an invite. Raises Refused."""
     _find(transaction, invite)
     transaction.execute("UPDATE invites SET revoked = 1 WHERE id = ?", invite)
     transaction.add([event(now, f"invite {invite} was revoked")])
@@ -39,7 +39,7 @@ def revoke(transaction: Transaction, invite: str, now: float) -> InviteRow:
 
 
 def end(transaction: Transaction, invite: str, site: str, now: float) -> None:
-    """Take an invite back because a site that came with it was revoked, if it can still be used."""
+    """Revoke an invite, if it is still open, because a site that joined with it was revoked."""
     row = transaction.one("SELECT * FROM invites WHERE id = ?", invite)
     if row is not None and not InviteRow.of(row).closed(now):
         transaction.execute("UPDATE invites SET revoked = 1 WHERE id = ?", invite)
@@ -47,7 +47,7 @@ def end(transaction: Transaction, invite: str, site: str, now: float) -> None:
 
 
 def use(transaction: Transaction, invite: str, now: float, free: bool = False) -> InviteRow:
-    """Count a use, unless it is `free`; returns the invite as it was. Raises Refused: it is open no more."""
+    """Count a use, unless it is `free`; return the invite as it was before. Raises Refused: it is no longer open."""
     found = _find(transaction, invite)
     if why := found.closed(now):
         raise Refused(f"this invite {why}: ask the run's operator for a new one (pier-coordinator invite)")

@@ -1,10 +1,9 @@
-"""The event log: a file with a line for each fact, in order, for people and for `pier-coordinator replay`.
+"""The event log: a file with one line per fact, in order, for people and for `pier-coordinator replay`.
 
-It follows the database: a fact is committed first, its line is written before anybody hears of it. What a crash keeps
-from the one is taken from the other at the next start. A log of LIMIT bytes is put aside, in the place of the one that
-was put aside before, and another one begins.
-
-Keeps the event log level with the database, through crashes and while the disk takes no line.
+A fact is first committed to the database; its line is written before anyone is told of the fact. If a crash leaves the
+database and the log different, each gets at the next start what only the other has. A line that the disk refuses is
+written again with the next facts. When the log reaches LIMIT bytes it is rotated: it replaces the log rotated before,
+and a new one begins.
 """
 
 from __future__ import annotations
@@ -21,11 +20,11 @@ from pier_coordinator.store.reader import facts_after, last_number, lasting_fact
 from pier_coordinator.store.rows import insert
 
 LIMIT = 1 << 30
-"""Bytes: some months of a run of three sites, half a day of one of a thousand."""
+"""Bytes: some months of a run of three sites, half a day of a run of a thousand sites."""
 
 
 def put_aside(path: Path) -> Path:
-    """Where the log before this one is, if there is one: events.1.jsonl beside events.jsonl."""
+    """Path of the previous log, if there is one: events.1.jsonl beside events.jsonl."""
     return path.with_name(f"{path.stem}.1{path.suffix}")
 
 
@@ -33,28 +32,28 @@ class EventLog:
     """An open log.
 
     Attributes:
-        last: number of the last fact in it; 0: it is empty.
+        last: number of the last fact in the log; 0: it is empty.
     """
 
     def __init__(self, path: Path) -> None:
-        """Open or make it, and cut off whatever a crash left of a last line. Raises OSError."""
+        """Open or create the log, and cut off a last line that a crash left incomplete. Raises OSError."""
         self._path = path
         self._file: BinaryIO = path.open("ab", buffering=0)
         self.last = _mend(path) or (_mend(put_aside(path)) if put_aside(path).exists() else 0)
 
     @property
     def full(self) -> bool:
-        """Whether it is time for another one."""
+        """Whether the log has reached LIMIT and must be rotated."""
         return self._file.tell() >= LIMIT
 
     def turn(self) -> None:
-        """Put this one aside and begin another. Raises OSError."""
+        """Rotate: put this log aside and begin a new one. Raises OSError."""
         self._path.rename(put_aside(self._path))
         self._file.close()
         self._file = self._path.open("ab", buffering=0)
 
     def append(self, facts: Iterable[Fact]) -> None:
-        """Hand lines to the system, which keeps them when the process dies. Raises OSError."""
+        """Write lines to the operating system, which keeps them if this process dies. Raises OSError."""
         last = self.last
         lines = []
         for fact in facts:
@@ -66,7 +65,7 @@ class EventLog:
         self.last = last
 
     def after(self, number: int) -> Iterator[Fact]:
-        """The facts with a greater number, of this log. Raises OSError, ValueError."""
+        """The facts of this log with a number greater than this one. Raises OSError, ValueError."""
         with self._path.open("rb") as file:
             for line in file:
                 fact = Fact.parse(line.decode())
@@ -74,12 +73,12 @@ class EventLog:
                     yield fact
 
     def close(self) -> None:
-        """Close it."""
+        """Close the file."""
         self._file.close()
 
 
 def _mend(path: Path) -> int:
-    """Cut a file after its last whole line; the number of that line's fact."""
+    """Cut a file after its last complete line; return the number of that line's fact."""
     if not path.stat().st_size:
         return 0
     with path.open("r+b") as file, mmap.mmap(file.fileno(), 0) as text:
@@ -109,20 +108,21 @@ log = logging.getLogger(__name__)
 
 
 class LogWriter:
-    """Opens the log of a database and brings the two level: each gets what only the other has.
+    """Opens the log of a database and synchronises them: each gets what only the other has.
 
-    The database lacks the newest lines after a power cut; the log, when the process died between the two.
+    The database lacks the newest lines after a power cut. The log lacks them if the process died between the commit and
+    the write.
     """
 
     def __init__(self, connection: sqlite3.Connection, path: Path) -> None:
-        """Raises OSError, ValueError (a line in the middle of the log is none), sqlite3.Error."""
+        """Raises OSError, ValueError (a line in the middle of the log is invalid), sqlite3.Error."""
         self._connection = connection
         self._path = path
         self._log: EventLog | None = self._opened()
         self._adopt(self._log)
 
     def write(self, facts: list[Fact]) -> None:
-        """Add facts that were just committed. What the disk refuses now is tried again with the next ones."""
+        """Add facts that were just committed. Facts that the disk refuses now are written with the next ones."""
         try:
             if self._log is None:
                 self._log = self._opened()

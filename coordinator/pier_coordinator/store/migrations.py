@@ -1,4 +1,4 @@
-"""The tables, as numbered steps: step n brings a database of version n - 1 (its `user_version`) to version n."""
+"""The database schema as numbered steps: step n migrates a database from `user_version` n - 1 to n."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ MIGRATIONS = (
 
 
 def migrate(connection: sqlite3.Connection, path: Path, migrations: Sequence[str] = MIGRATIONS) -> None:
-    """Bring a database to the newest version, each step in a transaction. Raises PierError, sqlite3.Error."""
+    """Migrate a database to the newest version, each step in one transaction. Raises PierError, sqlite3.Error."""
     (version,) = connection.execute("PRAGMA user_version").fetchone()
     if version > len(migrations):
         raise PierError(

@@ -1,6 +1,7 @@
-"""What each site shall do: an order's epoch grows whenever that changes.
+"""Database operations on orders, which tell each site what to do, and on single values stored under a key.
 
-Single values by their keys: the run's configuration, its founder.
+An order's epoch increases whenever the order changes. The single values are, for instance, the run's configuration and
+its founder.
 """
 
 from __future__ import annotations
@@ -14,13 +15,13 @@ from pier_coordinator.store.writer import Transaction
 
 
 def get(transaction: Transaction, key: str) -> str | None:
-    """The value of a key, if it has one."""
+    """The value stored under a key; None if there is none."""
     row = transaction.one("SELECT value FROM meta WHERE key = ?", key)
     return None if row is None else str(row["value"])
 
 
 def put(transaction: Transaction, key: str, value: str | None) -> None:
-    """Give a key a value, or take it away."""
+    """Store a value under a key; None deletes it."""
     if value is None:
         transaction.execute("DELETE FROM meta WHERE key = ?", key)
     else:
@@ -32,7 +33,7 @@ OPERATOR = "the operator"
 
 
 def order_of(transaction: Transaction, node: str) -> OrderRow:
-    """The newest order of a site that was let in."""
+    """The newest order to an enrolled site."""
     row = transaction.one("SELECT * FROM orders WHERE node = ?", node)
     assert row is not None
     return OrderRow.of(row)
@@ -46,10 +47,13 @@ def set_order(
     now: float,
     by: str = OPERATOR,
 ) -> list[OrderRow]:
-    """Order sites of the run, or all; None: that part stays. An activity for all holds for sites to come as well.
+    """Give orders to some sites of the run, or to all; return the new orders.
 
     Args:
-        by: whose will it is, for the event.
+        nodes: the sites; None: all of them. An activity for all also applies to sites that join later.
+        activity: None: it stays as it is.
+        assignment: None: it stays as it is.
+        by: who gives the order, for the fact.
     """
     if nodes is None and activity is not None:
         put(transaction, "activity", activity)

@@ -1,26 +1,26 @@
-"""Why the coordinator does not do what it was asked; every text says what is wrong and what to do next."""
+"""Reasons why the coordinator refuses a request; every message says what is wrong and what to do next."""
 
 from __future__ import annotations
 
 
 class Refused(Exception):
-    """What was asked cannot be had as things are; somebody has to change something first."""
+    """The request is not possible in the current state: something must be changed first."""
 
 
 class Stranger(Exception):
-    """The caller is not of the run, or not any more."""
+    """The caller does not, or no longer, belong to the run."""
 
 
 class Unregistered(Exception):
-    """The caller is of the run, but has no lease: it shall register."""
+    """The caller belongs to the run but has no lease: it must register."""
 
 
 class Superseded(Exception):
-    """Another start of the same site has registered since."""
+    """The same site has been started again and has registered since."""
 
 
 class TooFast(Exception):
-    """The caller asks more often than one may; `seconds` later it may ask again."""
+    """The caller has exceeded its rate limit; it may call again after `seconds`."""
 
     def __init__(self, text: str, seconds: float) -> None:
         super().__init__(text)

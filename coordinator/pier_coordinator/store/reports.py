@@ -1,4 +1,4 @@
-"""Reports are taken once, however often they are sent: a site numbers the records of a stream from 0."""
+"""Stores the reports of sites, each record once: a site numbers the records of a stream from 0 and may resend them."""
 
 from __future__ import annotations
 
@@ -9,12 +9,16 @@ from pier_coordinator.store.facts import Fact
 from pier_coordinator.store.writer import Transaction
 
 STREAMS = 16
-"""Streams remembered for a site: its last starts. Older ones are over, and nothing of them is sent again."""
+"""Number of streams remembered per site, one per start. Older ones have ended, and nothing of them is sent again."""
 
 
 @dataclass(frozen=True)
 class Report:
-    """Records `first`, `first` + 1, ... of a stream; `dropped` so many it lost, in all, before anybody took them."""
+    """Records `first`, `first` + 1, ... of a stream.
+
+    Attributes:
+        dropped: total number of records that the stream lost before they could be delivered.
+    """
 
     node: str
     stream: bytes = field(repr=False)
@@ -24,7 +28,7 @@ class Report:
 
 
 def take(transaction: Transaction, report: Report, now: float) -> int:
-    """Store what is new in a report. All records of the stream below the returned number are stored, or lost."""
+    """Store the new records of a report. All records of the stream below the returned number are stored or lost."""
     row = transaction.one(
         "SELECT stored, dropped FROM streams WHERE node = ? AND stream = ?", report.node, report.stream
     )

@@ -1,4 +1,4 @@
-"""What the tables hold, as Python sees it."""
+"""The rows of the tables as Python objects."""
 
 from __future__ import annotations
 
@@ -13,19 +13,19 @@ from pier_coordinator.store.facts import Fact
 Activity = Literal["train", "pause", "stop"]
 ACTIVITIES: tuple[Activity, ...] = get_args(Activity)
 REPLICA: dict[str, Any] = {"replica": {}}
-"""The assignment that a site has unless told otherwise: the JSON form of the Assignment message."""
+"""The default assignment of a site, in the JSON form of the Assignment message."""
 
 
 @dataclass(frozen=True)
 class SiteRow:
-    """A site that was let in.
+    """An enrolled site.
 
     Attributes:
         enrolled_at, revoked_at: seconds since the epoch.
-        invite: id of the one that it came with.
-        slot: None before it registers; not yet taken modulo the run's sites.
+        invite: id of the invite that it joined with.
+        slot: None before it registers; not yet reduced modulo the run's number of sites.
         lease: of its last start; empty before it registers.
-        gone: its lease ran out, or it has none.
+        gone: its lease has expired, or it has none.
     """
 
     node: str
@@ -43,7 +43,7 @@ class SiteRow:
 
     @classmethod
     def of(cls, row: sqlite3.Row) -> SiteRow:
-        """From its row."""
+        """Build it from a database row."""
         return cls(**{**dict(row), "gone": bool(row["gone"])})
 
 
@@ -61,11 +61,11 @@ class InviteRow:
 
     @classmethod
     def of(cls, row: sqlite3.Row) -> InviteRow:
-        """From its row."""
+        """Build it from a database row."""
         return cls(**{**dict(row), "revoked": bool(row["revoked"])})
 
     def closed(self, now: float) -> str:
-        """Why nobody can use it any more, as the end of a sentence; "" while it is open."""
+        """Why it can no longer be used, as the end of a sentence; "" while it is open."""
         if self.revoked:
             return "was revoked"
         if now >= self.expires:
@@ -75,7 +75,7 @@ class InviteRow:
 
 @dataclass(frozen=True)
 class OrderRow:
-    """What a site shall do; `assignment` is the JSON form of the message."""
+    """An order to a site; `assignment` is the JSON form of the Assignment message."""
 
     node: str
     epoch: int
@@ -84,18 +84,18 @@ class OrderRow:
 
     @classmethod
     def of(cls, row: sqlite3.Row) -> OrderRow:
-        """From its row."""
+        """Build it from a database row."""
         return cls(row["node"], row["epoch"], row["activity"], json.loads(row["assignment"]))
 
     def fact(self, now: float, said: str) -> Fact:
-        """That it was given, and in words."""
+        """The fact that the order was given; `said` is the order in words."""
         body = {"epoch": self.epoch, "activity": self.activity, "assignment": next(iter(self.assignment)), "text": said}
         return Fact(now, "order", self.node, body)
 
 
 @dataclass(frozen=True)
 class Registration:
-    """What a site says of itself when it starts; no name: it keeps the one it has."""
+    """What a site says about itself when it starts; an empty name keeps the one it has."""
 
     name: str
     address: str
@@ -107,7 +107,7 @@ class Registration:
 
 @dataclass(frozen=True)
 class Standing:
-    """How a site of the run stands; `founder` is the node that begins the run with the initial weights."""
+    """A site of the run and its newest order; `founder` is the node that begins the run with the initial weights."""
 
     site: SiteRow
     order: OrderRow
@@ -115,12 +115,12 @@ class Standing:
 
 
 def fact_of(row: sqlite3.Row) -> Fact:
-    """A fact from its row."""
+    """Build a fact from its row."""
     return Fact(row["time"], row["kind"], row["node"], json.loads(row["body"]), row["number"])
 
 
 def insert(connection: sqlite3.Connection, facts: Iterable[Fact]) -> None:
-    """Put numbered facts into their table. Raises sqlite3.Error, ValueError (a number that JSON has not)."""
+    """Insert numbered facts into their table. Raises sqlite3.Error, ValueError (a number that JSON cannot hold)."""
     rows = ((fact.number, fact.time, fact.kind, fact.node, _body(fact)) for fact in facts)
     connection.executemany("INSERT INTO facts VALUES (?, ?, ?, ?, ?)", rows)
 
@@ -130,5 +130,5 @@ def _body(fact: Fact) -> str:
 
 
 def event(now: float, text: str, node: str = "", level: int = 20) -> Fact:
-    """An event, of a site or of none; `level` is of Python's logging."""
+    """An event that concerns a site, or none; `level` is that of Python's logging."""
     return Fact(now, "event", node, {"level": level, "text": text})

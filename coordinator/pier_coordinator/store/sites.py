@@ -1,4 +1,4 @@
-"""Sites come in, register, go and are revoked: what happens in the database then, as parts of one transaction each."""
+"""Database operations on sites: enrol, register, note presence and revoke. Each is part of one transaction."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from pier_node.config.run import SITES
 
 FOUNDER, ACTIVITY = "founder", "activity"
 REVOCATIONS = "revocations"
-"""Version of the list of revoked sites: milliseconds since the epoch, or one more than before if the clock was set
-back. So it grows even when the database is restored from a copy."""
+"""Key of the version of the list of revoked sites: milliseconds since the epoch, or the previous version plus 1 if the
+clock was set back. It therefore increases even if the database is restored from a copy."""
 
 
 def enrol(transaction: Transaction, node: str, name: str, invite: str, now: float) -> Standing:
-    """Let a site in, for one use of an invite; one that is in already stays as it is, at no cost. Raises Refused."""
+    """Enrol a site for one use of an invite; a site that is enrolled already stays so, at no cost. Raises Refused."""
     known = find(transaction, node)
     if known and known.revoked_at is not None:
         raise Refused(f"node {node} was revoked: start with an empty data folder and a new invite to join as another")
@@ -44,7 +44,7 @@ def enrol(transaction: Transaction, node: str, name: str, invite: str, now: floa
 
 
 def register(transaction: Transaction, node: str, registration: Registration, now: float) -> Standing:
-    """A site starts. Raises Stranger, Refused."""
+    """Register a site that starts. Raises Stranger, Refused."""
     site = require(transaction, node)
     name = registration.name or site.name
     _free_name(transaction, name, node)
@@ -57,16 +57,16 @@ def register(transaction: Transaction, node: str, registration: Registration, no
     )
     if get(transaction, FOUNDER) is None:
         put(transaction, FOUNDER, node)
-    if registration.address:  # a site that does not listen yet registers again when it does
+    if registration.address:  # a site that does not listen yet registers again once it does
         transaction.add([Fact(now, "site", node, said)])
     return _standing(transaction, node)
 
 
 def revoke(transaction: Transaction, node: str, now: float) -> SiteRow:
-    """Put a site out for good, and end the invite that it came with: it would let the same hands in again.
+    """Revoke a site for good, and the invite that it joined with: that would let the same people in again.
 
     Raises:
-        Stranger: it is not of the run.
+        Stranger: the site is not of the run.
     """
     site = require(transaction, node)
     transaction.execute("UPDATE sites SET revoked_at = ?, gone = 1, lease = x'' WHERE node = ?", now, node)
@@ -75,19 +75,19 @@ def revoke(transaction: Transaction, node: str, now: float) -> SiteRow:
     transaction.add([Fact(now, "event", node, told)])
     end(transaction, site.invite, site.name, now)
     started = transaction.one("SELECT 1 FROM facts WHERE kind = 'round' LIMIT 1")
-    if not started and get(transaction, FOUNDER) == node:  # or nobody would ever begin the run
+    if not started and get(transaction, FOUNDER) == node:  # otherwise no site would ever begin the run
         put(transaction, FOUNDER, None)
     return _found(transaction, node)
 
 
 def note_presence(transaction: Transaction, gone: bool, events: Iterable[Fact]) -> None:
-    """Sites, one to an event, went silent or came back."""
+    """Record that sites went silent or came back, with one event per site."""
     for fact in transaction.add(events):
         transaction.execute("UPDATE sites SET gone = ? WHERE node = ?", gone, fact.node)
 
 
 def require(transaction: Transaction, node: str) -> SiteRow:
-    """A site that is of the run. Raises Stranger."""
+    """The site with this node id, which must be of the run. Raises Stranger."""
     return member(find(transaction, node), node)
 
 
@@ -101,7 +101,7 @@ def member(site: SiteRow | None, node: str) -> SiteRow:
 
 
 def find(transaction: Transaction, node: str) -> SiteRow | None:
-    """A site that was let in at some time."""
+    """The site with this node id, if it was ever enrolled."""
     row = transaction.one("SELECT * FROM sites WHERE node = ?", node)
     return SiteRow.of(row) if row else None
 

@@ -1,6 +1,6 @@
-"""The coordinator's memory: everything that changes it returns once the change would survive kill -9.
+"""The coordinator's store: every method that changes it returns once the change would survive kill -9.
 
-Old samples are thinned: of a site's, one in five minutes stays when a day has gone by. The log keeps them all.
+Old samples are thinned out: after a day, one sample per site per five minutes remains. The log keeps all of them.
 """
 
 from __future__ import annotations
@@ -29,21 +29,21 @@ LOG_NAME = "events.jsonl"
 
 
 class Store(Reader):
-    """An open database, and the event log beside it. To be made, and used, in one running event loop.
+    """An open database and the event log beside it. It must be created and used in one running event loop.
 
-    The methods that write raise sqlite3.Error when the database takes nothing (the disk is full), and change nothing
-    whenever they raise. `now` is in seconds since the epoch.
+    The methods that write raise sqlite3.Error if the database cannot be written (the disk is full). A method that
+    raises has changed nothing. `now` is in seconds since the epoch.
     """
 
     def __init__(self, path: Path, told: Told) -> None:
-        """Open or make it; `told` hears of every fact once it is stored, in order. Raises PierError."""
+        """Open or create it; `told` gets every fact once it is stored, in order. Raises PierError."""
         self._path, self._lock = path, _lock(path)
         try:
             self._connection = sqlite3.connect(path, isolation_level=None, check_same_thread=False)
             self._connection.row_factory = sqlite3.Row
             self._connection.execute("PRAGMA journal_mode = WAL")
             self._connection.execute("PRAGMA synchronous = NORMAL")
-            self._connection.execute("PRAGMA wal_autocheckpoint = 0")  # or every second a commit waits for the disk
+            self._connection.execute("PRAGMA wal_autocheckpoint = 0")  # or a commit waits for the disk every second
             migrate(self._connection, path)
             self._log = LogWriter(self._connection, path.with_name(LOG_NAME))
         except (OSError, ValueError, sqlite3.Error) as error:
@@ -52,7 +52,7 @@ class Store(Reader):
         self._writer = Writer(self._connection, last_number(self._connection), self._log.write, told)
 
     async def close(self) -> None:
-        """Close it, after all that was asked before."""
+        """Close it after all earlier operations are done."""
         await self._writer.close()
         self.stop_reading()
         self._connection.close()
@@ -61,21 +61,21 @@ class Store(Reader):
 
     @property
     def folder(self) -> Path:
-        """Where it is, and what else the run has to remember."""
+        """The folder that holds the database and everything else that the run must remember."""
         return self._path.parent
 
     async def tidy(self) -> None:
-        """Bring what was committed from the write-ahead log into the database, meanwhile; to be asked now and then."""
+        """Move what was committed from the write-ahead log into the database, in a thread. Call it now and then."""
         await asyncio.to_thread(_checkpoint, self._path)
 
     # --- facts ---------------------------------------------------------------------------------
 
     async def add_facts(self, facts: Iterable[Fact]) -> list[Fact]:
-        """Store facts; returns them with their numbers. Raises ValueError for numbers that JSON has not."""
+        """Store facts; return them with their numbers. Raises ValueError for a number that JSON cannot hold."""
         return await self._writer.do(lambda transaction: transaction.add(facts))
 
     async def take_report(self, report: Report, now: float) -> int:
-        """Store what is new in a report; all records of its stream below the returned number are stored, or lost."""
+        """Store the new records of a report. All records of its stream below the returned number are stored or lost."""
         return await self._writer.do(lambda transaction: reports.take(transaction, report, now))
 
     async def forget(self, numbers: Iterable[int]) -> None:
@@ -90,22 +90,22 @@ class Store(Reader):
     # --- sites ---------------------------------------------------------------------------------
 
     async def enrol(self, node: str, name: str, invite: str, now: float) -> Standing:
-        """Let a site in for one use of an invite; one that is in already costs none. Raises Refused."""
+        """Enrol a site for one use of an invite; a site that is enrolled already costs none. Raises Refused."""
         return await self._writer.do(lambda transaction: sites.enrol(transaction, node, name, invite, now))
 
     async def register(self, node: str, registration: Registration, now: float) -> Standing:
-        """A site starts. Raises Stranger, Refused."""
+        """Register a site that starts. Raises Stranger, Refused."""
         return await self._writer.do(lambda transaction: sites.register(transaction, node, registration, now))
 
     async def note_presence(self, gone: bool, events: Iterable[Fact]) -> None:
-        """Sites went silent or came back: one event each."""
+        """Record that sites went silent or came back, with one event per site."""
         await self._writer.do(lambda transaction: sites.note_presence(transaction, gone, events))
 
     async def revoke(self, node: str, now: float) -> SiteRow:
-        """Put a site out for good. Raises Stranger."""
+        """Revoke a site for good. Raises Stranger."""
         return await self._writer.do(lambda transaction: sites.revoke(transaction, node, now))
 
-    # --- what the operator wants ---------------------------------------------------------------
+    # --- what the operator does ----------------------------------------------------------------
 
     async def set_order(
         self,
@@ -115,41 +115,41 @@ class Store(Reader):
         now: float,
         by: str = orders.OPERATOR,
     ) -> list[OrderRow]:
-        """Order some sites, or all; None: that part stays as it is. Returns the new orders."""
+        """Give orders to some sites, or all (`nodes` None); None keeps that part. Return the new orders."""
         return await self._writer.do(
             lambda transaction: orders.set_order(transaction, nodes, activity, assignment, now, by)
         )
 
     async def add_invite(self, invite: InviteRow) -> None:
-        """Make an invite. Raises Refused: too many are open, or one for a site of that name."""
+        """Make an invite. Raises Refused: too many invites are open, or one for a site of this name is."""
         await self._writer.do(lambda transaction: invites.add(transaction, invite))
 
     async def revoke_invite(self, invite: str, now: float) -> InviteRow:
-        """Take an invite back. Raises Refused: there is none of that id."""
+        """Revoke an invite. Raises Refused: there is no invite with this id."""
         return await self._writer.do(lambda transaction: invites.revoke(transaction, invite, now))
 
     async def accept_experts(self, plan: str, text: str, jobs: Collection[JobRow], now: float) -> None:
-        """This plan of experts holds from now on; `text` is its JSON."""
+        """Make this the current plan of experts; `text` is its JSON."""
         await self._writer.do(lambda transaction: experts.accept(transaction, plan, text, jobs, now))
 
     async def put_experts(self, plan: str, jobs: Collection[JobRow]) -> None:
-        """How some of its jobs are now."""
+        """Store the current state of some jobs of a plan."""
         await self._writer.do(lambda transaction: experts.put(transaction, plan, jobs))
 
     async def put_meta(self, key: str, value: str | None) -> None:
-        """Keep a value under a key, or forget it."""
+        """Store a value under a key; None deletes it."""
         await self._writer.do(lambda transaction: put(transaction, key, value))
 
 
 def _checkpoint(path: Path) -> None:
-    """Most of it while others write, the rest, and the end of the log, in a moment without them."""
+    """Move most of the write-ahead log while others write; then, briefly without writers, the rest, and empty it."""
     with closing(sqlite3.connect(path, isolation_level=None)) as connection:
         for mode in ("PASSIVE", "TRUNCATE"):
             connection.execute(f"PRAGMA wal_checkpoint({mode})")
 
 
 def _lock(path: Path) -> BinaryIO:
-    """Hold a file for as long as the database is open. Raises PierError: somebody else does."""
+    """Lock a file for as long as the database is open. Raises PierError: another coordinator holds the lock."""
     try:
         lock = path.with_name(f"{path.name}.lock").open("wb")
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -163,11 +163,11 @@ def _lock(path: Path) -> BinaryIO:
 DAY = 24 * 3600.0
 SPAN = 300.0
 STEP = 1000
-"""Samples looked at, and at most deleted, in one go."""
+"""Maximum number of samples read, and deleted, at a time."""
 
 
 class Thinning:
-    """Goes on where it stopped the last time; after a start, from the first sample on."""
+    """Thins out old samples. It continues where it last stopped; after a start, it begins with the first sample."""
 
     def __init__(self, store: Store) -> None:
         self._store = store
@@ -175,7 +175,7 @@ class Thinning:
         self._kept: dict[str, float] = {}
 
     async def run(self, now: float) -> int:
-        """Thin out what has become old by `now`; returns how many samples are gone. Raises sqlite3.Error."""
+        """Thin out the samples that are old at `now`; return how many were deleted. Raises sqlite3.Error."""
         count = 0
         while samples := self._store.samples(self._done, now - DAY, STEP):
             extra = [number for number, time, node in samples if not self._keeps(time, node)]

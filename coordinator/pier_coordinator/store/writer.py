@@ -1,8 +1,8 @@
-"""The one writer: a thread that puts whatever is asked of it meanwhile into one transaction (group commit).
+"""The only writer of the database: a thread that collects operations into one transaction (group commit).
 
-Whoever asked hears of it after the commit. In WAL mode with synchronous = NORMAL a commit is with the operating system,
-which writes it to the disk whatever becomes of this process: kill -9 loses nothing. After a power cut the database is
-sound, and may lack its last moments.
+A caller gets its result after the commit. In WAL mode with synchronous = NORMAL, the operating system holds a commit
+and writes it to the disk even if this process dies: kill -9 loses nothing. After a power cut the database is intact but
+may lack its last moments.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from pier_coordinator.store.facts import Fact
 from pier_coordinator.store.rows import insert
 
 BATCH_SECONDS = 0.005
-"""How long a transaction takes up more operations: the first of them does not wait long for the last."""
+"""How long a transaction collects operations, so that the first one does not wait long for the last."""
 
 T = TypeVar("T")
 Told = Callable[[list[Fact]], None]
@@ -31,11 +31,11 @@ log = logging.getLogger(__name__)
 
 @dataclass
 class Transaction:
-    """A transaction under way.
+    """A transaction in progress.
 
     Attributes:
         last: number of the newest fact.
-        facts: those added in this transaction.
+        facts: the facts added in this transaction.
     """
 
     connection: sqlite3.Connection
@@ -43,7 +43,7 @@ class Transaction:
     facts: list[Fact] = field(default_factory=list)
 
     def add(self, facts: Iterable[Fact]) -> list[Fact]:
-        """Add facts; returns them with their numbers. Raises ValueError for numbers that JSON has not."""
+        """Add facts; return them with their numbers. Raises ValueError for a number that JSON cannot hold."""
         numbered = [replace(fact, number=self.last + index) for index, fact in enumerate(facts, start=1)]
         insert(self.connection, numbered)
         self.facts += numbered
@@ -51,11 +51,11 @@ class Transaction:
         return numbered
 
     def execute(self, sql: str, *values: Any) -> sqlite3.Cursor:
-        """Run a statement."""
+        """Execute a statement."""
         return self.connection.execute(sql, values)
 
     def one(self, sql: str, *values: Any) -> sqlite3.Row | None:
-        """The first row of a question."""
+        """The first row of a query's result; None if there is none."""
         row: sqlite3.Row | None = self.execute(sql, *values).fetchone()
         return row
 
@@ -71,7 +71,7 @@ class _Job:
     error: Exception | None = None
 
     def end(self) -> None:
-        if self.future.done():  # nobody waits any more
+        if self.future.done():  # nobody is waiting any more
             return
         if self.error is not None:
             self.future.set_exception(self.error)
@@ -80,12 +80,13 @@ class _Job:
 
 
 class Writer:
-    """Made in a running event loop, in which `told` hears of all facts, in order.
+    """Runs operations in its own thread. It must be created in a running event loop.
 
     Args:
-        connection: autocommitting, usable by any thread; the writer's from now on.
+        connection: autocommitting, usable by any thread; only the writer may use it from now on.
         last: number of the newest fact.
-        logged: called in the writer's thread with facts that were committed; deals with its own errors.
+        logged: called in the writer's thread with the committed facts; it must handle its own errors.
+        told: called in the event loop with the committed facts, in order.
     """
 
     def __init__(self, connection: sqlite3.Connection, last: int, logged: Told, told: Told) -> None:
@@ -100,11 +101,11 @@ class Writer:
         self._thread.start()
 
     async def do(self, operation: Operation[T]) -> T:
-        """Run an operation in a transaction; returns its result once that is committed.
+        """Run an operation in a transaction; return its result once the transaction is committed.
 
         Raises:
-            sqlite3.Error: the database takes nothing: the disk is full, or it was closed.
-            Exception: whatever the operation raised; then nothing of it was done.
+            sqlite3.Error: the database cannot be written: the disk is full, or it was closed.
+            Exception: whatever the operation raised; it has then changed nothing.
         """
         if self._closing:
             raise sqlite3.ProgrammingError("the database was closed")
@@ -114,7 +115,7 @@ class Writer:
         return result
 
     async def close(self) -> None:
-        """End, after everything that was asked before."""
+        """Stop after all earlier operations are done."""
         self._closing = True
         self._jobs.put(None)
         await asyncio.to_thread(self._thread.join)
@@ -130,7 +131,7 @@ class Writer:
             self._loop.call_soon_threadsafe(_end, jobs)
 
     def _commit(self, first: _Job | None, jobs: list[_Job]) -> list[Fact]:
-        """Do jobs, which are put into the list, in one transaction; returns the facts that they added."""
+        """Run jobs in one transaction and append them to `jobs`; return the facts that they added."""
         transaction = Transaction(self._connection, self._last)
         try:
             for job in self._batch(first):
@@ -151,7 +152,7 @@ class Writer:
         return transaction.facts
 
     def _batch(self, job: _Job | None) -> Iterator[_Job]:
-        """A job, and what else was asked by now or is while it is done."""
+        """Yield this job, then those queued by now or within BATCH_SECONDS."""
         end = time.monotonic() + BATCH_SECONDS
         while job is not None:
             yield job
@@ -162,13 +163,13 @@ class Writer:
 
 
 def _attempt(job: _Job, transaction: Transaction) -> None:
-    """Do one of the operations of a transaction, or nothing of it. Raises sqlite3.Error: the transaction is lost."""
+    """Run one operation of a transaction completely or not at all. Raises sqlite3.Error: the transaction is lost."""
     last, count = transaction.last, len(transaction.facts)
     transaction.execute("SAVEPOINT operation")
     try:
         job.result = job.operation(transaction)
     except Exception as error:
-        if not transaction.connection.in_transaction:  # SQLite has rolled all of it back: the disk is full, say
+        if not transaction.connection.in_transaction:  # SQLite has rolled all of it back: e.g. the disk is full
             raise
         job.error = error
         transaction.execute("ROLLBACK TO operation")
