@@ -1,19 +1,17 @@
-"""A language model in raw PyTorch, trained across sites: the lines with `pier` or `site` are all that Pier needs.
+"""A language model in raw PyTorch, trained across sites. The lines with `pier` or `site` are all that Pier needs.
 
 First site:    python examples/raw_pytorch.py --data site-a
 Other sites:   python examples/raw_pytorch.py --data site-b --peers HOST:PORT --token-file run.token
 """
 
-import argparse
-from pathlib import Path
-
 import torch
 import torch.nn.functional as F
+from common import CONTEXT, membership, options, rows
 from torch import nn
 
 import pier
 
-CONTEXT, BATCH, VOCABULARY = 64, 16, 256
+BATCH = 16
 
 
 class Model(nn.Module):
@@ -21,12 +19,12 @@ class Model(nn.Module):
 
     def __init__(self, width: int = 64) -> None:
         super().__init__()
-        self.embedding = nn.Embedding(VOCABULARY, width)
+        self.embedding = nn.Embedding(256, width)
         self.layers = nn.GRU(width, width, num_layers=2, batch_first=True)
-        self.head = nn.Linear(width, VOCABULARY)
+        self.head = nn.Linear(width, 256)
 
     def forward(self, tokens: torch.Tensor) -> torch.Tensor:
-        """Logits, [batch, context, vocabulary]."""
+        """Logits, [batch, context, 256]."""
         hidden, _ = self.layers(self.embedding(tokens))
         logits: torch.Tensor = self.head(hidden)
         return logits
@@ -34,44 +32,20 @@ class Model(nn.Module):
 
 def main() -> None:
     """Train until the run is over."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--data", default="pier-data", help="folder of this site")
-    parser.add_argument("--peers", default=(), nargs="*", help="HOST:PORT of sites of the run; none: found one")
-    parser.add_argument("--token-file", help="what the first site has in its folder as run.token")
-    parser.add_argument("--listen", default="0.0.0.0:7700")
-    parser.add_argument("--sites", type=int, default=2)
-    parser.add_argument("--steps", type=int, default=400)
-    options = parser.parse_args()
-
+    given = options(__doc__, steps=400)
     torch.manual_seed(0)
-    text = torch.frombuffer(bytearray(Path(argparse.__file__).read_bytes()), dtype=torch.uint8)
     model = Model()
     optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
-    founding = {
-        "run": {"name": "raw-pytorch", "sites": options.sites},
-        "inner": {"total_steps": options.steps, "eval_every": 0},
-        "outer": {"algorithm": "diloco", "inner_steps": 20},
-    }
-    site = pier.join(
-        model,
-        optimizer,
-        step_tokens=BATCH * CONTEXT,
-        config=None if options.peers else founding,
-        peers=options.peers,
-        token_file=options.token_file,
-        folder=options.data,
-        listen=options.listen,
-    )
-    torch.manual_seed(site.slot)  # other windows at each site
+    site = pier.join(model, optimizer, step_tokens=BATCH * CONTEXT, **membership(given))
+    text = rows()[site.slot :: site.slots]
     try:
         while True:
-            starts = torch.randint(len(text) - CONTEXT - 1, (BATCH,))
-            rows = torch.stack([text[start : start + CONTEXT + 1] for start in starts]).long()
-            loss = F.cross_entropy(model(rows[:, :-1]).flatten(0, 1), rows[:, 1:].flatten())
+            batch = text[torch.randint(len(text), (BATCH,))]
+            loss = F.cross_entropy(model(batch[:, :-1]).flatten(0, 1), batch[:, 1:].flatten())
             torch.autograd.backward(loss)
             optimizer.step()
             optimizer.zero_grad()
-            site.step(tokens=BATCH * CONTEXT, loss=loss)
+            site.step(tokens=batch.numel(), loss=loss)
     except pier.StopTraining as stopped:
         print(f"{stopped}: last training loss {loss.item():.3f}")
     site.close()

@@ -20,7 +20,8 @@ from bench.ports import free_port
 pytestmark = pytest.mark.processes
 
 PROGRAM = Path(__file__).with_name("training_program.py")
-EXAMPLE = Path(__file__).parents[2] / "examples" / "raw_pytorch.py"
+EXAMPLES = Path(__file__).parents[2] / "examples"
+RUNNERS = {"fsdp_tp": ["-m", "torch.distributed.run", "--nproc-per-node", "2"]}
 PYTHON = sys.executable
 Found = Callable[..., list[Site]]
 
@@ -123,40 +124,58 @@ def test_ctrl_c_ends_a_site_and_its_program(sites: Found) -> None:
 
 
 class Joined(Site):
-    """The example, which starts a daemon beside itself: what runs is its program."""
+    """An example, which starts a daemon beside itself: what runs is its program."""
 
-    def __init__(self, folder: Path, *options: str) -> None:
+    def __init__(self, folder: Path, example: str, *options: str) -> None:
         super().__init__(folder)
-        self.command = [PYTHON, str(EXAMPLE), "--data", str(folder), "--listen", self.address, *options]
+        runner = [*RUNNERS[example], "--master-port", str(free_port())] if example in RUNNERS else []
+        own = ["--data", str(folder), "--listen", self.address]
+        self.command = [PYTHON, *runner, str(EXAMPLES / f"{example}.py"), *own, *options]
 
 
 @pytest.fixture
-def two(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[list[Joined]]:
-    steps = str(getattr(request, "param", 160))
-    first = Joined(tmp_path / "a", "--steps", steps)
-    token = first.folder / "run.token"
-    second = Joined(tmp_path / "b", "--peers", first.address, "--token-file", str(token))
-    first.start()
-    wait_until("a token", token.exists)
-    second.start()
-    yield [first, second]
-    for program in (first, second):
+def two(tmp_path: Path) -> Iterator[Callable[..., list[Joined]]]:
+    """Two sites of a run, each by an example."""
+    made: list[Joined] = []
+
+    def found(examples: tuple[str, str], steps: int) -> list[Joined]:
+        first = Joined(tmp_path / "a", examples[0], "--steps", str(steps))
+        token = first.folder / "run.token"
+        second = Joined(tmp_path / "b", examples[1], "--peers", first.address, "--token-file", str(token))
+        made.extend((first, second))
+        first.start()
+        wait_until("a token", lambda: token.exists() or not first.running)
+        second.start()
+        return made
+
+    yield found
+    for program in made:
         program.kill()
 
 
-@pytest.mark.smoke
-def test_two_programs_that_call_join_train_one_model(two: list[Joined]) -> None:
-    for program in two:
+def both_finish(run: list[Joined], rounds: int) -> None:
+    for program in run:
         assert program.ended() == 0
         assert "the run is over" in program.output
-    first, second = (program.digests() for program in two)
+    first, second = (program.digests() for program in run)
     assert first == second
-    assert len(first) == 8
+    assert len(first) == rounds
 
 
-@pytest.mark.parametrize("two", [1_000_000], indirect=True)
-def test_a_program_whose_daemon_is_killed_says_so_and_goes_on_when_it_is_started_again(two: list[Joined]) -> None:
-    first, second = two
+@pytest.mark.smoke
+def test_two_programs_that_call_join_train_one_model(two: Callable[..., list[Joined]]) -> None:
+    both_finish(two(("raw_pytorch", "raw_pytorch"), 80), 8)
+
+
+@pytest.mark.parametrize("example", ["hf_trainer", "lightning_module", "accelerate_loop", "lora", "fsdp_tp"])
+def test_every_example_trains_across_sites(two: Callable[..., list[Joined]], example: str) -> None:
+    both_finish(two((example, example), 20), 2)
+
+
+def test_a_program_whose_daemon_is_killed_says_so_and_goes_on_when_it_is_started_again(
+    two: Callable[..., list[Joined]],
+) -> None:
+    first, second = run = two(("raw_pytorch", "raw_pytorch"), 1_000_000)
     wait_until("some rounds", lambda: len(second.digests()) > 1)
     (daemon,) = second.daemon.children()
     daemon.kill()
@@ -164,7 +183,7 @@ def test_a_program_whose_daemon_is_killed_says_so_and_goes_on_when_it_is_started
     assert "Pier's daemon has ended" in second.output
     second.start()
     second.rejoin()
-    for program in two:
+    for program in run:
         program.kill()
     common = first.digests().items() & second.digests().items()
     assert {number for number, _ in common} == first.digests().keys() & second.digests().keys()

@@ -84,6 +84,11 @@ class Vectors:
         self._parameters, self._rank = parameters, rank
 
     @property
+    def device(self) -> torch.device:
+        """Where this rank has its part of the model."""
+        return next(iter(self._parameters.values())).device
+
+    @property
     def length(self) -> int:
         """Elements of the whole model, however it is sharded."""
         return sum(parameter.numel() for parameter in self._parameters.values())
@@ -268,7 +273,7 @@ class Site:
         tally, job = self._tally, self._job
         self._link.send(Publishing(job.id))
         self._publish()
-        tokens, loss = _summed(tally)
+        tokens, loss = _summed(tally, self._vectors.device)
         seconds = time.monotonic() - tally.began
         self._link.send(Done(job.id, tokens, loss, adam_step=0, seconds=seconds, peak_bytes=0))
         self._job = self._next()
@@ -319,12 +324,11 @@ class Site:
             self._optimizer.load_state_dict(torch.load(self._optimizer_file, weights_only=True))
 
 
-def _summed(tally: Tally) -> tuple[int, float]:
-    """Tokens of all ranks, and their mean loss."""
+def _summed(tally: Tally, device: torch.device) -> tuple[int, float]:
+    """Tokens of all ranks, and their mean loss; `device`: where the ranks' model is."""
     loss = tally.loss if math.isfinite(tally.loss) else 0.0
     if ranks() == 1:
         return tally.tokens, loss
-    device = "cpu" if "gloo" in str(dist.get_backend()) else f"cuda:{torch.cuda.current_device()}"
     sums = torch.tensor([tally.tokens, loss], dtype=torch.float64, device=device)
     dist.all_reduce(sums)
     return int(sums[0]), float(sums[1]) / ranks()
