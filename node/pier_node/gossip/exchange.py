@@ -102,7 +102,7 @@ class Swap:
 
     @property
     def spread(self) -> float:
-        """Unbiased estimate of the standard deviation of replicas: their mean squared difference is twice its square."""
+        """Unbiased estimate of the replicas' standard deviation: two of them differ by twice its square, on average."""
         return float(np.sqrt(self._apart / (2 * self._length)))
 
     async def run(self) -> None:

@@ -95,7 +95,7 @@ class Layout:
         return self.entries[-1].offset + self.entries[-1].size
 
     def views(self, flat: Tensor) -> dict[str, Tensor]:
-        """The parameters as views into `flat` (shape [length], any dtype and device). ValueError if the length differs."""
+        """The parameters as views into `flat`, shape [length], any dtype or device. ValueError if the shape differs."""
         if flat.shape != (self.length,):
             raise ValueError(f"a vector of shape {list(flat.shape)} cannot hold the model's [{self.length}] parameters")
         return {entry.name: flat[entry.offset : entry.offset + entry.size].view(entry.shape) for entry in self.entries}
