@@ -7,8 +7,8 @@ configurations of a run, key by key, for people who changed run.toml by mistake.
 
 The stability functions say exactly how far replicas drift apart under NoLoCo, derived from its outer step (arXiv
 2506.10911, Eq. 2). X, C, Y are the means over replicas of φ̃², φ̃δ̃ and δ̃², where ~ is the deviation from the mean
-over all replicas. Without gradients, with groups of n drawn at random among N sites in every round and q = ((n −
-1)/n)·(N/(N − 1)):
+over all replicas. Without gradients, with groups of n drawn at random among N sites in every round and
+q = ((n − 1)/n)·(N/(N − 1)):
 
     Y' = α²Y − 2αγq·C + γ²q·X;   C' = αC − γq·X + Y';   X' = X + 2αC − 2γq·X + Y'
 
@@ -72,7 +72,7 @@ class PipelineSection(Section):
     stages: Annotated[int, Field(ge=1, le=64)] = 1
     """Stages of consecutive blocks; a site holds one of them. 1: no pipeline, every site trains the whole model."""
     paths: Literal["full", "skip", "random"] = "skip"
-    """With full, a microbatch visits all stages; with skip, some, on planned paths; with random, others in each step."""
+    """With full, a microbatch visits all stages; with skip, some, on planned paths; with random, others each step."""
     skip: Fraction = 0.25
     """Part of the stages that a microbatch does not visit, rounded to a whole number of stages."""
     swaps: Annotated[int, Field(ge=0, le=8)] = 0

@@ -158,7 +158,7 @@ class PairCommit:
 
     Args:
         state: this site's last state.
-        update: θ minus the unsent update.
+        update: the weights that the pair swaps: φ minus the unsent update Δ.
         held: the partner's anchor, as we told the partner that we have it.
     """
 

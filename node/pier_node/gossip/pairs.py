@@ -231,7 +231,7 @@ class Pairs:
 
         Args:
             number: the round that this site has trained for; it takes a later one if it was overtaken meanwhile.
-            update: θ minus the unsent update, and the tokens behind that update.
+            update: the weights that the pair swaps: φ minus the unsent update Δ; and the tokens behind Δ.
             saved: makes the new state durable; awaited before any other site may rely on it.
 
         Raises:

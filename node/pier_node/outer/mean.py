@@ -1,9 +1,9 @@
 """Means of what the members of a round send, and the split of the vector into shards that the members average.
 
-The plain rule is the token-weighted mean Σ w·x / Σ w, where w is the tokens trained on since the last round; with equal
-weights it is the mean of DiLoCo (arXiv 2311.08105) and Pier (arXiv 2511.17849). The trimmed mean averages the middle
-third of the weight in each place, after Yin et al., "Byzantine-Robust Distributed Learning: Towards Optimal Statistical
-Rates" (arXiv 1803.01498), which has equal weights.
+The plain rule is the token-weighted mean Σ w·x / Σ w, where w is the tokens that a member trained on since its last
+round, capped (weights.py). With equal weights it is the mean of DiLoCo (arXiv 2311.08105) and Pier (arXiv 2511.17849).
+The trimmed mean averages the middle third of the weight in each place, after Yin et al., "Byzantine-Robust Distributed
+Learning: Towards Optimal Statistical Rates" (arXiv 1803.01498), which has equal weights.
 
 Shards are sized to each member's bandwidth. Member i with the fraction f_i of a vector of V bytes sends (1 − f_i)·V to
 the other owners and f_i·V to each of the n − 1 others: V·(1 + f_i·(n − 2)) in all, and receives as much. The slowest

@@ -58,7 +58,7 @@ class OuterState:
 
     @cached_property
     def norm(self) -> float:
-        """L2 norm of φ. The first use of this, `hashes` or `digest` reads the whole state."""
+        """L2 norm of φ. As with `hashes` and `digest`, the first use takes as long as reading all of it."""
         return l2_norm(self.anchor)
 
     @cached_property

@@ -1,4 +1,4 @@
-"""Certificates: how a site proves that a state was committed to another site, from a state that the other trusts.
+"""Certificates: how a site proves to another that a state was committed, starting from a state that the other trusts.
 
 A link consists of the votes of a whole group for one state. It follows from a trusted state if the group carried a
 quorum of the votes of that state's members: then the group had at least one honest member, and an honest member votes

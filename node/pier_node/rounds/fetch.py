@@ -78,7 +78,7 @@ class Tries:
         self._patience = PATIENCE
 
     def order(self, peers: Iterable[str]) -> list[str]:
-        """Sort peers that could not give the state they announced to the end: they may not have any."""
+        """The peers in order; those that could not give the state they announced come last: they may not have any."""
         return sorted(peers, key=self._failures.__getitem__)
 
     @asynccontextmanager

@@ -138,7 +138,7 @@ class Rounds:
         self._nonce = b""
 
     async def begin(self, state: OuterState, base: bytes) -> None:
-        """Take part in the round after this state, which is on disk. Raises PierError.
+        """Set the state that the coming round follows from; the state is on disk. Raises PierError.
 
         Args:
             base: stands for the state's digest at all members when each of them has a state of its own.

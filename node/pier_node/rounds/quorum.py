@@ -120,12 +120,11 @@ def _withheld(value: Value, top: Collection[Ready], readies: Collection[Ready]) 
 def choose_group(readies: Mapping[str, Ready], accusers: Collection[str] | None = None) -> frozenset[str]:
     """The members of the next attempt: all that are ready, except those that others lost or refused.
 
-    While any suspicion between chosen members is left, the member named in most of them goes. Among equals, the first
-    to go is one that brings no tokens, then the one suspected most often, then the one with the highest node id.
+    While any suspicion between chosen members is left, the member in most of them goes, as accuser or as suspect. Among
+    equals, the first to go is one that brings no tokens, then the one suspected most often, then the highest node id.
 
     Args:
         accusers: nodes whose suspicions count; None counts everyone's.
-        accusers: whose suspicions count; None: those of all.
     """
     group = set(readies)
     while True:

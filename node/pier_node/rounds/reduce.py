@@ -5,7 +5,7 @@ arrival, and sends the mean to all. The mean of a chunk leaves while later chunk
 senders through the carrier's flow control: at most WINDOW chunks of a sender wait in memory.
 
 With a lossy codec every member uses the decoded bytes, the owner included. What is dropped of an update is its sender's
-error. What is dropped of a mean, divided by the owner's relative weight, is its owner's error: added to the next
+error. What is dropped of a mean, divided by the owner's share of the weight, is its owner's error: added to the next
 update, it moves the mean by exactly what is missing. So errors belong to sites, not to shards, which may change every
 round.
 

@@ -2,15 +2,15 @@
 
 Int8: value ≈ code · scale, with codes in -127..127 and scale = absmax of the block / 127 (Dettmers et al., arXiv
 2110.02861, with uniform levels). Layout: the bf16 scale of each block of 128, then one signed byte per value. Blocks of
-half the size would lower the error of Gaussian values by 8 %, which their scales' extra 0.125 bits are worth in any
-case.
+half the size would lower the error of Gaussian values by 8 %, but that is what the 0.125 bits of their scales are worth
+anyway.
 
 Int4: value ≈ (code - zero) · step, with code and zero in 0..15: 16 even levels over the range of a block, one of them
 exactly 0. This is the asymmetric quantizer of Jacob et al., arXiv 1712.05877, with both parameters in 16 bits: the step
 is an fp32 without sign and with 4 bits of mantissa, rounded up, and the zero takes the lowest 4 bits. On
 pseudo-gradients its error is 15 % below that of levels from -absmax to absmax, and about that of NF4 (docs/results.md),
-which is hard to round stochastically. Layout: the parameters of each block of 64, then one byte for values j and ceil(n
-/ 2) + j, the first in the low half.
+which is hard to round stochastically. Layout: the parameters of each block of 64, then one byte for values j and
+ceil(n / 2) + j, the first in the low half.
 """
 
 from __future__ import annotations

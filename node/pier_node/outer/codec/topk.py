@@ -8,8 +8,8 @@ than 4096 values keeps one in 64, rounded up.
 
 Indices rise, and take 8 bits each in the code of Elias (1974) and Fano (1971) for k indices below 64·k. The lower 6
 bits of an index are written as they are. The upper bits are below k and never fall from one index to the next: they are
-written as 2k bits, of which bit `rank + upper` is set for each index. At k = 64 no code can take less than log2 C(4096,
-64) / 64 = 7.4 bits per index; a plain index takes 12.
+written as 2k bits, of which bit `rank + upper` is set for each index. At k = 64 no code can take less than
+log2 C(4096, 64) / 64 = 7.4 bits per index; a plain index takes 12.
 
 Levels are evenly spaced, for magnitudes far from zero: `low + code · step`, both bf16, fitted row by row by alternating
 least squares. Given the codes, the best line is a regression of the magnitudes on them; given the line, the best codes
