@@ -115,7 +115,7 @@ class Outcomes:
 
 
 STALE = 8
-"""At this many rounds behind the furthest, a site takes another's state instead of pulling its partner back."""
+"""A site more than this many rounds behind the furthest takes a state, so as not to pull its partner back."""
 
 
 Saved = Callable[[], Awaitable[None]]
