@@ -52,7 +52,8 @@ class ExpertsSection(Section):
     horizon_s: NotNegative = 0.0
     """Instead of a budget, seconds in which all sites should finish without idling; 0: none."""
     lost_after_s: Annotated[float, Field(ge=1, le=1e7)] = 120.0
-    """Seconds of silence after which a site is lost and others train its experts, from the start."""
+    """Seconds of silence after which a site is lost. Others then train its experts, from the coordinator's checkpoint
+    or else from the start."""
     max_epochs: Annotated[float, Field(ge=1)] = 4.0
     """How often a text may be repeated; up to four times is nearly as good as new text (arXiv 2305.16264)."""
 

@@ -58,7 +58,7 @@ LATE = 10.0
 CATCHING_UP = 100.0
 """Seconds that the planner waits for a site that fetches its stage.
 
-If the site failed, the planner waits again after as long.
+If the site fails to get it, the planner waits for it again this many seconds later.
 """
 LOOK = 1.0
 BUSY = (Phase.PHASE_WAITING, Phase.PHASE_EXCHANGING)

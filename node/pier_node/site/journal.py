@@ -50,10 +50,7 @@ class Journal:
         return _commitments(fields).settled(round, node)
 
     def keep(self, commitments: Commitments) -> None:
-        """Returns once they would survive a power cut.
-
-        Raises PierError: they cannot be written and must not take effect.
-        """
+        """Return once they would survive a power cut. Raises PierError: they cannot be written, so must not count."""
         _write(self._path, _fields(commitments), f"commitments after round {commitments.committed}")
 
     def _of_old_files(self, vote: dict[str, Any], round: int, node: str) -> dict[str, Any]:
@@ -125,7 +122,7 @@ class PairJournal:
         return Records(dict(fields["partners"]), {doubt.round: doubt for doubt in doubts})
 
     def keep(self, records: Records) -> None:
-        """Returns once they would survive a power cut. Raises PierError: they cannot be written."""
+        """Return once they would survive a power cut. Raises PierError: they cannot be written."""
         doubts = [[it.round, it.decider, it.meeting.hex(), it.digest.hex()] for it in records.doubts.values()]
         fields = {"partners": [[number, node] for number, node in records.partners.items()], "doubts": doubts}
         _write(self._path, fields, "records of pairs")

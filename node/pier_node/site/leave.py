@@ -1,9 +1,9 @@
 """Leaving a run: a stopping site hands its votes to a staying one, and a finished site waits for those that need it.
 
-The handover lets the other members keep a quorum. One site holds a vote at any time, durably: the giver drops it on
-disk before it sends it, and the heir stores it before it answers. If the answer is lost, nobody knows which site holds
-the vote. It then counts where both are present (rounds/handovers.py), until the next committed round gives every member
-one vote of its own.
+The handover lets the other members keep a quorum. At any time a vote is held by one site, durably: the giver drops it
+on disk before it sends it, and the heir stores it before it answers. If the answer is lost, it is not known which of
+the two holds the vote. It then counts where both are present (rounds/handovers.py), until the next committed round
+gives every member one vote of its own.
 """
 
 from __future__ import annotations

@@ -72,10 +72,7 @@ class ComputeThread(Executor):
         return future
 
     def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
-        """End after the tasks already queued, or only the running one if `cancel_futures`.
-
-        `wait` waits at most PATIENCE s.
-        """
+        """End after the queued tasks, or after the running one if `cancel_futures`; `wait` at most PATIENCE seconds."""
         with suppress(Empty):
             while cancel_futures:
                 if task := self._tasks.get_nowait():
