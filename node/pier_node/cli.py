@@ -1,6 +1,6 @@
-"""pier-node: everything a site's owner does. Nothing heavy is imported before a command needs it.
+"""The `pier-node` command: everything that the operator of a site does.
 
-The commands of pier-node for an ensemble of experts: how good it is, and answering with it.
+Nothing heavy is imported before a command needs it.
 """
 
 from __future__ import annotations
@@ -115,7 +115,7 @@ def main() -> None:
 
     Other sites:  the command that the first one prints
     """
-    # What gRPC's core would print on the terminal, Pier says in words for people.
+    # Pier reports in words for people what gRPC's core would print on the terminal.
     os.environ.setdefault("GRPC_VERBOSITY", "NONE")
     spin_little()
 

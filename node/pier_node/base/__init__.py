@@ -1,1 +1,1 @@
-"""What every layer uses and that knows nothing of training: errors, durable files, units, tasks, processes."""
+"""Tools for every layer, which know nothing of training: errors, durable files, units, tasks, processes."""

@@ -1,4 +1,4 @@
-"""Where a site is reached, as people write it: HOST:PORT, the host a name, an IPv4 address or an [IPv6] address."""
+"""Site addresses as people write them: HOST:PORT, where the host is a name, an IPv4 address or an [IPv6] address."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import re
 from pier_node.base.errors import PierError
 
 DEFAULT_PORT = 7700
-"""Of sites."""
+"""Default port of sites."""
 COORDINATOR_PORT = 7790
 
 _WRITTEN = re.compile(r"(?:\[(?P<v6>[^\[\]]+)\]|(?P<name>[^:\[\]]+))(?::(?P<port>[0-9]{1,5}))?")
@@ -16,7 +16,7 @@ _NAME = re.compile(r"(?=.{1,253}$)[A-Za-z0-9_](?:[A-Za-z0-9_-]{0,61}[A-Za-z0-9_]
 
 
 def parse_address(text: str, default_port: int = DEFAULT_PORT) -> tuple[str, int]:
-    """Host, without brackets, and port. A bare IPv6 address is understood too. Raises PierError."""
+    """Host, without brackets, and port. A bare IPv6 address is also accepted. Raises PierError."""
     if _is_ipv6(text):
         return text, default_port
     match = _WRITTEN.fullmatch(text)
@@ -30,7 +30,7 @@ def parse_address(text: str, default_port: int = DEFAULT_PORT) -> tuple[str, int
 
 
 def with_port(text: str, default_port: int = DEFAULT_PORT) -> str:
-    """HOST:PORT of what somebody typed as HOST or HOST:PORT. What is no such thing comes back as it is."""
+    """HOST:PORT from user input of the form HOST or HOST:PORT; any other text is returned unchanged."""
     try:
         return format_address(*parse_address(text, default_port))
     except PierError:
@@ -43,7 +43,7 @@ def format_address(host: str, port: int) -> str:
 
 
 def is_address(text: str) -> bool:
-    """Whether a text is exactly what `format_address` would make of some host and a real port."""
+    """Whether a text is exactly what `format_address` returns for some host and a valid port."""
     try:
         host, port = parse_address(text)
     except PierError:
@@ -52,7 +52,7 @@ def is_address(text: str) -> bool:
 
 
 def _is_host(text: str) -> bool:
-    if text.replace(".", "").isdecimal():  # 10.0.0.256 would pass for a name
+    if text.replace(".", "").isdecimal():  # otherwise 10.0.0.256 would pass for a name
         return _is(ipaddress.IPv4Address, text)
     return _NAME.fullmatch(text) is not None
 

@@ -1,4 +1,4 @@
-"""Files that a crash leaves whole, the old one or the new one, and records that carry the checksum of what they say."""
+"""Durable files: after a crash a file has either its old or its new content, and records carry a checksum."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from pier_node.base.errors import PierError
 
 
 class Torn(Exception):
-    """What lies on the disk is not what was written there; the message says which file and why."""
+    """A file on disk is not what was written; the message says which file and why."""
 
 
 def sync(path: Path) -> None:
-    """Return once a file, or the list of names of a folder, is on the disk. Raises OSError."""
+    """Return once a file, or the list of names in a folder, is on disk. Raises OSError."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
@@ -26,7 +26,7 @@ def sync(path: Path) -> None:
 
 
 def replace(path: Path, data: bytes) -> None:
-    """Write a file so that a reader, even after a power cut, sees the old bytes or the new. Raises OSError."""
+    """Write a file so that a reader, even after a power cut, sees either the old or the new bytes. Raises OSError."""
     temporary = path.with_name(f"{path.name}.tmp")
     try:
         temporary.write_bytes(data)
@@ -39,7 +39,7 @@ def replace(path: Path, data: bytes) -> None:
 
 
 def seal(fields: Mapping[str, Any]) -> bytes:
-    """JSON of `fields` and their SHA-256."""
+    """JSON of `fields`, with their SHA-256."""
     return json.dumps({**fields, "checksum": _checksum(fields)}, indent=1, sort_keys=True).encode()
 
 
@@ -47,7 +47,7 @@ def read_sealed(path: Path) -> dict[str, Any]:
     """The fields of a file that `seal` made.
 
     Raises:
-        Torn: the file is missing, is not JSON, or its checksum is not that of its fields.
+        Torn: the file is missing, is not JSON, or its checksum does not match its fields.
         PierError: this user may not read it.
     """
     try:
@@ -64,7 +64,7 @@ def read_sealed(path: Path) -> dict[str, Any]:
 
 
 def forbidden(path: Path, error: PermissionError) -> PierError:
-    """What to tell people about a file that may be whole and may not be read."""
+    """The error for a file that may be intact but that this user may not read."""
     return PierError(f"{path}: {error.strerror}", "Start pier-node as the user that owns the --data folder.")
 
 

@@ -1,4 +1,4 @@
-"""The one exception that people see: what is wrong, where, and what to do next."""
+"""The one exception that people see: it says what is wrong, where, and what to do next."""
 
 
 class PierError(Exception):
@@ -6,7 +6,7 @@ class PierError(Exception):
 
     Args:
         problem: what is wrong and where, in one sentence.
-        remedy: what to do next; may be empty when the problem says it already.
+        remedy: what to do next; may be empty if the problem already says it.
     """
 
     def __init__(self, problem: str, remedy: str = "") -> None:

@@ -1,6 +1,6 @@
-"""Named points of a round at which a test makes a node fail: `fail_at(node, round, phase)`.
+"""Faults: named points of a round at which a test makes a node fail: `fail_at(node, round, phase)`.
 
-A daemon takes them from the hidden flag `--fail-at ROUND:PHASE`, and ends itself there with SIGKILL.
+A daemon takes such a point from the hidden flag `--fail-at ROUND:PHASE`, and kills itself there with SIGKILL.
 """
 
 from __future__ import annotations
@@ -10,12 +10,12 @@ import signal
 from collections.abc import Awaitable, Callable
 
 PHASES = ("ready", "exchanging", "staged", "journaled", "voting", "committed", "saved", "fetching")
-"""In the order of a round; `exchanging` is in the middle of the data, `voting` after the first of the votes is out."""
+"""Phases in the order of a round; `exchanging` is in the middle of the data, `voting` after the first vote is sent."""
 PAIR_PHASES = ("ready", "met", "exchanging", "staged", "journaled", "voting", "committed", "saved", "fetching")
-"""Of a pair's: only the one with the higher id writes its yes down; the decider has it in `voting`, and answers after
-`saved`."""
+"""Phases of a pair's round. Only the member with the higher id writes its yes to disk; the decider receives it in
+`voting`, and answers after `saved`."""
 PIPELINE_PHASES = ("routed", "forward", "backward", "averaging", "summed", "prepared")
-"""Of an attempt of a pipeline, before the phases of the round that decides about it. An outer round of replicas has no
+"""Phases of a pipeline's attempt, before those of the round that decides about it. An outer round of replicas has no
 microbatches, and is `exchanging` before it is `summed`."""
 
 
@@ -26,12 +26,12 @@ class Faults:
         self._strike = strike
 
     async def reach(self, round: int, phase: str) -> None:
-        """The node is at this point."""
+        """Note that the node is at this point."""
         if self._strike:
             await self._strike(round, phase)
 
     def within(self, phase: str) -> Faults:
-        """For what is a part of another phase: all that it reaches has that one's name."""
+        """Faults for a part of another phase: whatever the part reaches has that phase's name."""
         return Faults(lambda round, _: self.reach(round, phase))
 
 
@@ -39,7 +39,7 @@ NO_FAULTS = Faults()
 
 
 def kill_at(point: str) -> Faults:
-    """ROUND:PHASE -> faults that end this process at that phase of that round, or of the first later one it gets to.
+    """Faults that end this process at ROUND:PHASE, or at that phase of the first later round that it reaches.
 
     Raises ValueError for a point that does not exist.
     """

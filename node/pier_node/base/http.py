@@ -1,7 +1,7 @@
-"""Pages of Pier in a browser: headers of every answer, and requests that come through it from another page.
+"""Pier's browser pages: the headers of every answer, and the defense against requests from other pages.
 
-Another page's script can have its own name resolve to our address (DNS rebinding), and then reads and writes here as if
-it were ours. It cannot choose the Host that the browser sends: so we answer under names that are ours only.
+Another page's script can make its own name resolve to our address (DNS rebinding), and then read and write here as if
+it were ours. It cannot choose the Host header that the browser sends, so we answer only under names that are ours.
 """
 
 from __future__ import annotations
@@ -25,16 +25,16 @@ HEADERS = {
 
 
 async def add_headers(_request: web.Request, answer: web.StreamResponse) -> None:
-    """Every answer has them; nothing but the streams of numbers changes, yet no copy may outlive an upgrade."""
+    """Add the headers to every answer. Only streams of numbers change, but no cached copy may outlive an upgrade."""
     answer.headers.update(HEADERS)
     answer.headers.setdefault("Cache-Control", "no-cache")
 
 
 def is_known(host: str, names: Collection[str] = ()) -> bool:
-    """Whether a Host is an address, localhost, this machine, or one of `names`: no other page has it by DNS rebinding.
+    """Whether a Host is an address, localhost, this machine, or one of `names`, which DNS rebinding cannot use.
 
     Args:
-        names: NAME or NAME:PORT; the port does not count.
+        names: NAME or NAME:PORT; the port is ignored.
     """
     try:
         name = _name(host)
@@ -45,10 +45,10 @@ def is_known(host: str, names: Collection[str] = ()) -> bool:
 
 
 def under_known_names(names: Collection[str] = (), remedy: str = "") -> Middleware:
-    """Refuses every request, reading or writing, for a Host that is not known; `names` as `is_known` has them.
+    """Middleware that refuses every request, reading or writing, whose Host is not known; `names` is as in `is_known`.
 
     Args:
-        remedy: told to people, with `{}` for the name.
+        remedy: added to the error message, with `{}` in place of the name.
     """
 
     @web.middleware
@@ -62,10 +62,10 @@ def under_known_names(names: Collection[str] = (), remedy: str = "") -> Middlewa
 
 
 def has_other_origin(request: web.Request, names: Collection[str] = ()) -> bool:
-    """Whether a browser sent it for a page that is not ours.
+    """Whether a browser sent the request for a page that is not ours.
 
     Args:
-        names: NAME or NAME:PORT that the page has in browsers besides the request's Host, which a proxy may change.
+        names: NAME or NAME:PORT that browsers use for the page besides the request's Host, which a proxy may change.
     """
     origin = request.headers.get("Origin")
     ours = {name.lower() for name in (request.host, *names)}
@@ -78,5 +78,5 @@ def _name(host: str) -> str:
 
 
 def is_from_elsewhere(request: web.Request) -> bool:
-    """Whether a browser sent it for another page, under our name or under a name that is not known here."""
+    """Whether a browser sent the request for another page, under our name or under a name that is not known here."""
     return "Origin" in request.headers and (has_other_origin(request) or not is_known(request.host))

@@ -1,18 +1,17 @@
-"""How long PyTorch's threads spin while they wait for one another; to be said before PyTorch is loaded.
+"""Child processes that end with their parent, folders for Unix sockets, and how long PyTorch's threads spin.
 
-For long, as is their default, they keep each other waiting where another program wants a core: an answer of six experts
-took 14.2 s beside one busy process on two cores, 3.9 s without. Never, and each small operation waits for threads to
-wake: 4.4 s, but a training step takes a fifth to a third longer on a quiet machine. After a little: 4.1 s, and training
-is slower only beside the busy process, by a fifth.
+`python -m pier_node.base.processes PROGRAM ARGUMENT...` runs a program that does not outlive the process that started
+it. `answer` runs one of Pier's modules as its own program, which ends with the task that waits for its answer.
 
-A process that does not outlive the one that started it: `python -m pier_node.base.processes PROGRAM ARGUMENT...`.
+SocketFolder makes folders in /tmp, because the path of a socket has at most 107 bytes, and for this user alone. Each
+folder has a file that is locked as long as its process lives. Making a folder removes all folders without a lock: their
+processes were killed before they could remove them.
 
-A module of Pier's run as a program of its own, which ends with whoever waits for its answer.
-
-Folders for Unix sockets: in /tmp, for a socket's path has 107 bytes at most, and for this user alone.
-
-Each has a file that is locked for as long as its process lives. Whoever makes one removes those without: their
-processes were killed, and could not.
+`spin_little` must be called before PyTorch is loaded. By default its threads spin for long while they wait for one
+another, and so delay each other when another program wants a core: an answer of six experts took 14.2 s beside one busy
+process on two cores, 3.9 s without it. If they never spin, each small operation waits for threads to wake: 4.4 s, but a
+training step takes a fifth to a third longer on a quiet machine. If they spin briefly: 4.1 s, and training is slower
+only beside the busy process, by a fifth.
 """
 
 from __future__ import annotations
@@ -40,7 +39,7 @@ def die_with_parent() -> None:
 
 
 def call_process(name: str) -> None:
-    """Give this process a name of at most 15 letters, for whoever looks at the processes of a machine."""
+    """Give this process a name of at most 15 characters, for people who look at a machine's processes."""
     _prctl(_PR_SET_NAME, name.encode())
 
 
@@ -51,7 +50,7 @@ def _prctl(option: int, argument: int | bytes) -> None:
 
 @dataclass(frozen=True)
 class Answer:
-    """What a program wrote to stdout, said on stderr, and ended with."""
+    """What a program wrote to stdout and stderr, and its exit code."""
 
     output: bytes
     errors: str
@@ -62,11 +61,11 @@ async def answer(module: str, *words: str, stdin: bytes = b"", within: float | N
     """Run `python -m module words`.
 
     Args:
-        within: seconds; None: as long as it takes.
-        how: more for asyncio.create_subprocess_exec.
+        within: limit in seconds; None for no limit.
+        how: further arguments of asyncio.create_subprocess_exec.
 
     Raises:
-        TimeoutError: it took longer; an OSError, too.
+        TimeoutError: it took longer; this is also an OSError.
         OSError: it cannot be started.
     """
     pipe, program = asyncio.subprocess.PIPE, (sys.executable, "-m", module, *words)
@@ -86,10 +85,10 @@ LOCK = "lock"
 
 
 class SocketFolder:
-    """A new one, of this process.
+    """A new socket folder of this process.
 
     Args:
-        kind: what is in it, for its name.
+        kind: what the folder holds; part of its name.
     """
 
     def __init__(self, kind: str) -> None:
@@ -98,25 +97,25 @@ class SocketFolder:
         making = self.path / "making"
         self._lock = making.open("wb")
         fcntl.flock(self._lock, fcntl.LOCK_EX)
-        making.rename(self.path / LOCK)  # locked before anybody can see it
+        making.rename(self.path / LOCK)  # locked before any other process can see it
 
     def remove(self) -> None:
-        """Remove it and what is in it."""
-        shutil.rmtree(self.path, ignore_errors=True)  # of another tidy-up, perhaps
+        """Remove the folder and everything in it."""
+        shutil.rmtree(self.path, ignore_errors=True)  # another process may be removing it too
         self._lock.close()
 
 
 def _tidy_up() -> None:
     for lock in TEMPORARY.glob(f"pier-*/{LOCK}"):
-        with suppress(OSError), lock.open("rb") as file:  # in use; or another user's
+        with suppress(OSError), lock.open("rb") as file:  # in use, or another user's
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             shutil.rmtree(lock.parent, ignore_errors=True)
 
 
 def spin_little() -> None:
-    """Unless the environment says otherwise."""
+    """Make PyTorch's threads spin briefly, unless the environment says otherwise."""
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
-    os.environ.setdefault("GOMP_SPINCOUNT", "1000")  # GNU's library goes by this alone
+    os.environ.setdefault("GOMP_SPINCOUNT", "1000")  # GNU's library looks only at this
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
-"""A vector of fp32 in anonymous shared memory: where the daemon and its workers meet.
+"""A vector of fp32 in anonymous shared memory, which the daemon and its workers both map.
 
-Memory of `memfd_create` has no name in the file system: it cannot outlive the processes that map it, and it is not
-bounded by the size of /dev/shm, which is 64 MB in a default container.
+Memory of `memfd_create` has no name in the file system: it cannot outlive the processes that map it, and the size of
+/dev/shm, which is 64 MB in a default container, does not limit it.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ Vector = npt.NDArray[np.float32]
 
 
 class SharedVector:
-    """`length` fp32 values, zero at first, that other processes of this user can map by `path` as long as it lives."""
+    """`length` fp32 values, initially zero, which other processes of this user can map by `path` while it lives."""
 
     SPARES: ClassVar[int] = 3
-    """Vectors of a length that are kept for `scratch`."""
+    """Number of vectors of each length that are kept for `scratch`."""
     _spares: ClassVar[dict[int, list[tuple[int, Vector]]]] = defaultdict(list)
 
     def __init__(self, length: int) -> None:
@@ -32,10 +32,10 @@ class SharedVector:
 
     @classmethod
     def scratch(cls, length: int) -> Self:
-        """One with anything in it, for those who write all of it.
+        """A vector with arbitrary contents, for callers that overwrite all of it.
 
-        It takes the memory of one that nobody uses any more if there is one: a fresh page has to be zeroed by the
-        kernel first, which costs several times what an outer step does.
+        It reuses the memory of a vector that is no longer in use, if there is one: the kernel must zero a fresh page
+        first, which costs several times as much as an outer step.
         """
         try:
             spare = cls._spares[length].pop()
@@ -47,14 +47,14 @@ class SharedVector:
 
     @property
     def path(self) -> str:
-        """Where other processes find it."""
+        """The path at which other processes find it."""
         return f"/proc/{os.getpid()}/fd/{self._fd}"
 
     def __del__(self) -> None:
-        if not hasattr(self, "array") or sys is None or sys.is_finalizing():  # the last modules go without their names
+        if not hasattr(self, "array") or sys is None or sys.is_finalizing():  # at exit, modules lose their names
             return
         spares = self._spares[len(self.array)]
-        unseen = sys.getrefcount(self.array) == 2  # this attribute and the argument: no view of it is left
+        unseen = sys.getrefcount(self.array) == 2  # this attribute and the argument: no view is left
         if unseen and len(spares) < self.SPARES:
             spares.append((self._fd, self.array))
         else:

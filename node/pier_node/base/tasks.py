@@ -1,8 +1,8 @@
-"""Something changed: wakes whoever waits now, remembers nothing.
+"""Asyncio helpers: a signal that wakes waiting tasks, background tasks, and running until stopped.
 
-Work beside a site's main work, for as long as it lives: an error in it must not be lost.
-
-Serving until somebody stops it: Ctrl+C or SIGTERM ends the work, a second one the process at once.
+A Signal wakes the tasks that wait now, and remembers nothing. Background runs tasks beside a site's main work and makes
+sure that no error in them is lost. `until_stopped` serves until Ctrl+C or SIGTERM ends the work; a second one ends the
+process at once.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ from typing import Any
 
 
 class Signal:
-    """A condition without a lock: look at the state, and `await until(...)` what you want to see there."""
+    """A condition without a lock: change the state and `notify`; `await until(...)` a state that you wait for."""
 
     def __init__(self) -> None:
         self._waiting: dict[asyncio.Future[None], None] = {}
 
     def notify(self) -> None:
-        """Wake all who wait, in the order in which they came."""
+        """Wake all waiting tasks, in the order in which they came."""
         for future in self._waiting:
             if not future.done():
                 future.set_result(None)
@@ -44,13 +44,13 @@ class Signal:
 
 
 class Background:
-    """Tasks that never end by themselves, but with an error."""
+    """Tasks that end only with an error."""
 
     def __init__(self) -> None:
         self._tasks: list[asyncio.Task[None]] = []
 
     def start(self, stack: AsyncExitStack, work: Coroutine[Any, Any, None]) -> None:
-        """Go on with some work until the stack is closed."""
+        """Run some work until the stack is closed."""
         task = asyncio.create_task(work)
         self._tasks.append(task)
         stack.callback(task.cancel)

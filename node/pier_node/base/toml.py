@@ -1,8 +1,7 @@
-"""A TOML file that people write, as a pydantic model; what is wrong with it is said key by key.
+"""TOML files that people write, loaded as pydantic models, with errors that name each wrong key.
 
-What every table of a configuration file is made of.
-
-A key that is not as it must be, in words: of run.toml or experts.toml, or of what another program made.
+Section is the base of every table of a configuration file. `explain` and `first_problem` say in words what is wrong
+with a key, of run.toml or experts.toml or of what another program made.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ Fraction = Annotated[float, Field(ge=0.0, lt=1.0)]
 
 
 class Section(BaseModel):
-    """A table: unknown keys are errors, values never change after loading."""
+    """A table: unknown keys are errors, and values never change after loading."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -31,8 +30,8 @@ def explain(problem: Any, model: type[BaseModel]) -> str:
     """What is wrong with a key, its value, and what is allowed.
 
     Args:
-        problem: as pydantic tells it.
-        model: the whole file's.
+        problem: the error as pydantic reports it.
+        model: the model of the whole file.
     """
     key = ".".join(str(part) for part in problem["loc"]) or "(top level)"
     if problem["type"] == "extra_forbidden":
@@ -43,7 +42,7 @@ def explain(problem: Any, model: type[BaseModel]) -> str:
 
 
 def first_problem(error: ValidationError, whole: str = "") -> str:
-    """The first thing that is wrong with what a program wrote, or sent: key and reason; `whole`: if no key is."""
+    """The first error in what a program wrote or sent: key and reason; `whole` stands for the key if there is none."""
     found = error.errors(include_url=False)[0]
     return f"{'.'.join(map(str, found['loc'])) or whole}: {found['msg']}"
 
@@ -63,7 +62,7 @@ M = TypeVar("M", bound=BaseModel)
 
 
 def read_toml(path: Path, made_by: str) -> dict[str, Any]:
-    """The tables of a file; `made_by` is the command that writes one. Raises PierError: it is missing, or no TOML."""
+    """The tables of a file; `made_by` is the command that writes one. Raises PierError if it is missing or not TOML."""
     try:
         return tomllib.loads(path.read_text())
     except OSError as error:
@@ -73,7 +72,7 @@ def read_toml(path: Path, made_by: str) -> dict[str, Any]:
 
 
 def write_new(path: Path, text: str, force: bool) -> None:
-    """Write a file for people to change. Raises PierError: it exists (without `force`), or cannot be."""
+    """Write a file for people to edit. Raises PierError if it exists (without `force`) or cannot be written."""
     try:
         with path.open("w" if force else "x", encoding="utf-8") as file:
             file.write(text)
@@ -84,7 +83,7 @@ def write_new(path: Path, text: str, force: bool) -> None:
 
 
 def validated(tables: Any, model: type[M], where: str) -> M:
-    """The tables as a model. Raises PierError, which names each key that has a value that is not allowed."""
+    """The tables as a model. Raises PierError, which names each key whose value is not allowed."""
     try:
         return model.model_validate(tables)
     except ValidationError as error:

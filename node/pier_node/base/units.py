@@ -1,4 +1,4 @@
-"""Numbers as people read them, with their units."""
+"""Numbers in the form in which people read them, with their units."""
 
 from __future__ import annotations
 
@@ -7,28 +7,28 @@ UNKNOWN = "-"
 
 
 def number(value: float | None, digits: int) -> str:
-    """With so many digits after the point."""
+    """A number with this many digits after the decimal point."""
     return UNKNOWN if value is None else f"{value:.{digits}f}"
 
 
 def count(value: float | None) -> str:
-    """Whole, in groups of three: 12,345."""
+    """A whole number in groups of three digits: 12,345."""
     return UNKNOWN if value is None else f"{value:,.0f}"
 
 
 def several(value: float, thing: str) -> str:
-    """Things, of which there may be one: 1 round, 2 rounds, 2 batches."""
+    """A number of things, in the singular or the plural: 1 round, 2 rounds, 2 batches."""
     ending = "es" if thing.endswith(("ch", "s", "x")) else "s"
     return f"{count(value)} {thing}{'' if count(value) == '1' else ending}"
 
 
 def percent(fraction: float | None) -> str:
-    """0.874 -> 87 %."""
+    """A fraction as a percentage: 0.874 -> 87 %."""
     return UNKNOWN if fraction is None else f"{100 * fraction:.0f} %"
 
 
 def amount(size: float) -> str:
-    """Bytes: 12.3 MB."""
+    """A size in bytes: 12.3 MB."""
     for unit in ("B", "kB", "MB", "GB"):
         if size < 999.5:
             return f"{size:.3g} {unit}"
@@ -37,19 +37,19 @@ def amount(size: float) -> str:
 
 
 def rate(bytes_a_second: float) -> str:
-    """Speed of a line, in bits as people know it: 94.3 Mbit/s."""
+    """The speed of a link, in bits per second as is usual: 94.3 Mbit/s."""
     return (
         f"{bytes_a_second * 8 / 1e6:,.3g} Mbit/s" if bytes_a_second < 124e6 else f"{bytes_a_second / 125e6:,.3g} Gbit/s"
     )
 
 
 def seconds(time: float) -> str:
-    """A time that was measured: 12.3 ms."""
+    """A measured time: 12.3 ms."""
     return f"{time:,.3g} s" if time >= 1 else f"{1000 * time:.3g} ms"
 
 
 def age(time: float) -> str:
-    """Seconds that have gone by: 5 min."""
+    """Elapsed seconds: 5 min."""
     for unit, longest in (("s", 120), ("min", 120), ("h", 48)):
         if time < longest:
             return f"{time:.0f} {unit}"

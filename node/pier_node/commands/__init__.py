@@ -1,1 +1,1 @@
-"""What the commands of `pier-node` do, one file a command; cli.py says how they are called."""
+"""The implementation of the commands of `pier-node`, one file per command; cli.py defines their options."""

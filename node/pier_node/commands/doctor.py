@@ -1,4 +1,4 @@
-"""`pier-node doctor`: shows what an examination found, and what to change."""
+"""`pier-node doctor`: shows the findings of an examination, and what to change."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ COLOURS = {Verdict.OK: "green", Verdict.ADVICE: "yellow", Verdict.PROBLEM: "bold
 
 
 def doctor(settings: Settings, as_json: bool) -> int:
-    """Examine and print; returns the exit code: 1 when there is a problem. Raises PierError."""
-    logging.basicConfig(level=logging.ERROR)  # what is wrong with the run stands in the table
+    """Examine and print. Returns the exit code: 1 if there is a problem. Raises PierError."""
+    logging.basicConfig(level=logging.ERROR)  # problems of the run appear in the table
     with Console(stderr=True).status("Looking at the sites of the run, one after the other ..."):
         findings = asyncio.run(examine(settings))
     if as_json:
@@ -34,7 +34,7 @@ def doctor(settings: Settings, as_json: bool) -> int:
 
 
 def show(findings: Sequence[Finding], console: Console) -> None:
-    """Print them as a table, and under it what to change."""
+    """Print the findings as a table, followed by what to change."""
     console.print(_table(findings))
     same = {
         remedy: [it for it in findings if it.remedy == remedy] for remedy in (it.remedy for it in findings) if remedy
@@ -48,7 +48,7 @@ def show(findings: Sequence[Finding], console: Console) -> None:
 
 
 def as_fields(findings: Sequence[Finding]) -> dict[str, Any]:
-    """The same for programs."""
+    """The findings for programs."""
     lines = [
         {
             "site": finding.site,

@@ -1,6 +1,6 @@
 """`pier-node evaluate`: how well a model predicts the validation split of a run.
 
-`pier-node evaluate --skip`: the perplexity of a model with stages left out, as a table and a plot.
+With `--skip`: the perplexity of a model with stages left out, as a table and a plot.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ from pier_node.trainer.model.omission import Omission, choices, early_exits, omi
 
 @dataclass(frozen=True)
 class Score:
-    """What was measured.
+    """The measured scores.
 
     Attributes:
-        loss: nats a token.
-        perplexity: e^loss: a token's choice was as hard as one among so many.
+        loss: nats per token.
+        perplexity: e^loss: each token was as hard to predict as a choice among that many equally likely ones.
         bits_per_byte: of text: comparable between tokenizers.
-        tokens: that were predicted.
+        tokens: number of tokens predicted.
     """
 
     model: str
@@ -46,12 +46,12 @@ class Score:
 
 
 def evaluate(data: Path, model: Path | None, batches: int, dataset: str | None, device: str, as_json: bool) -> str:
-    """Measure; returns what to print. Raises PierError.
+    """Measure a model. Returns the text to print. Raises PierError.
 
     Args:
-        data: the site whose run has the validation split, and the checkpoint unless there is a `model` folder.
-        batches: 0: as many as the run's own validation takes.
-        dataset: replaces the path of [data]; None: what the site was started with.
+        data: the site whose run has the validation split, and whose checkpoint is used unless `model` names a folder.
+        batches: 0: as many as in the run's own validation.
+        dataset: replaces the path of [data]; None: as the site was started.
         device: see `pick_device`.
     """
     config, weights = site_config(data), find_weights(data, model)
@@ -60,7 +60,7 @@ def evaluate(data: Path, model: Path | None, batches: int, dataset: str | None, 
 
 
 def measure(config: RunConfig, weights: Weights, windows: list[Batch], device: str) -> Score:
-    """Predict all windows, as a worker's own validation does."""
+    """Predict all windows, as in a worker's own validation."""
     place = pick_device(device)
     loss = validation_loss(weights.model(place), windows, uses_bf16(place, config.inner.precision))
     width = bytes_per_token(open_tokenizer(config.data.tokenizer), windows)
@@ -69,7 +69,7 @@ def measure(config: RunConfig, weights: Weights, windows: list[Batch], device: s
 
 
 def bytes_per_token(tokenizer: Tokenizer, windows: list[Batch]) -> float:
-    """Bytes of UTF-8 text behind the targets, over their number."""
+    """Bytes of UTF-8 text per target token."""
     if tokenizer.fingerprint == "bytes":
         return 1.0
     rows = [row for _, targets in windows for row in targets]
@@ -79,7 +79,7 @@ def bytes_per_token(tokenizer: Tokenizer, windows: list[Batch]) -> float:
 def validation_windows(
     config: RunConfig, weights: Weights, data: Path, dataset: str | None, batches: int
 ) -> list[Batch]:
-    """What a site validates on; see `evaluate` for the arguments. Raises PierError."""
+    """The windows on which a site validates; see `evaluate` for the arguments. Raises PierError."""
     record = SiteRecord.load(data)
     told = Settings(data, data=dataset).after(record)
     text = SiteData.of(config, record.slot if record else 0, told.data, told.shared_data)
@@ -113,11 +113,13 @@ def evaluate_omissions(
     skip: float,
     plot: Path | None,
 ) -> str:
-    """Measure; returns what to print. See `evaluate` for the other arguments. Raises PierError.
+    """Measure a model without some stages. Returns the text to print. See `evaluate` for the other arguments.
+
+    Raises PierError.
 
     Args:
-        skip: the part of the stages to leave out.
-        plot: a PNG to write.
+        skip: fraction of the stages to leave out.
+        plot: path of a PNG to write.
     """
     config, weights, place = site_config(data), find_weights(data, model), pick_device(device)
     windows = validation_windows(config, weights, data, dataset, batches)
@@ -138,7 +140,7 @@ def evaluate_omissions(
 
 
 def _stages(config: RunConfig, layers: int) -> int:
-    """Of the run's pipeline; of a run without one every block is a stage."""
+    """Number of stages of the run's pipeline; in a run without one, every block is a stage."""
     return config.pipeline.stages if config.pipeline.stages > 1 else layers
 
 

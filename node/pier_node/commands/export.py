@@ -10,10 +10,10 @@ from pier_node.trainer.model import export as writer
 
 
 def export(data: Path, out: Path, force: bool = False) -> str:
-    """Write the folder; returns what to tell the user.
+    """Write the folder. Returns the message for the user.
 
     Raises:
-        PierError: `out` holds something that no export wrote (without `force`), or cannot be written.
+        PierError: `out` contains something that no export wrote (without `force`), or cannot be written.
     """
     if not (force or writer.is_ours(out)):
         raise PierError(

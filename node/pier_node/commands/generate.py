@@ -1,4 +1,4 @@
-"""`pier-node generate`: lets a model go on from a prompt, and shows the text as it comes."""
+"""`pier-node generate`: lets a model continue a prompt, and shows the text as it is generated."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def generate(
     device: str,
     show: Callable[[str], None],
 ) -> None:
-    """Show the prompt and what follows it; see trainer/model/generate.py for the arguments. Raises PierError."""
+    """Show the prompt and its continuation; see trainer/model/generate.py for the arguments. Raises PierError."""
     weights = find_weights(data, model)
     tokenizer = weights.open_tokenizer()
     ids = [int(id) for id in tokenizer.encode(prompt)]
@@ -32,7 +32,7 @@ def generate(
 
 
 def pieces(tokenizer: Tokenizer, before: list[int], ids: Iterable[int]) -> Iterator[str]:
-    """Text of the tokens that follow those in `before`, as they come; see trainer/data/tokens.py."""
+    """Text of the tokens that follow those in `before`, as it is generated; see trainer/data/tokens.py."""
     spelling = Spelling(tokenizer, before)
     for id in ids:
         if piece := spelling.push(id):
@@ -41,5 +41,5 @@ def pieces(tokenizer: Tokenizer, before: list[int], ids: Iterable[int]) -> Itera
 
 
 def printable(text: str) -> str:
-    """Text that does nothing to a terminal but show letters: a model may make any control character."""
+    """Text that can only print letters on a terminal: a model may generate any control character."""
     return "".join(letter if letter.isprintable() or letter in "\n\t" else BROKEN for letter in text)

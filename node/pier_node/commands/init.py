@@ -9,10 +9,10 @@ from pier_node.config.commented import run_toml
 
 
 def init(path: Path, preset: str, force: bool, name: str = "") -> str:
-    """Write the file, `name` being the run's; returns what to tell the user.
+    """Write the file for a run called `name`. Returns the message for the user.
 
     Raises:
-        PierError: it exists (without `force`), or cannot be.
+        PierError: it exists (without `force`), or cannot be written.
     """
     write_new(path, run_toml(preset, name), force)
     return (

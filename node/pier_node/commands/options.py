@@ -1,4 +1,4 @@
-"""Options that several commands of Pier have, and how all of them print what goes wrong."""
+"""Options that several commands of Pier share, and the common way to print errors."""
 
 from __future__ import annotations
 
@@ -85,19 +85,19 @@ FORCE = click.option("--force", is_flag=True, help="Write over FILE if it exists
 
 
 def dataset(otherwise: str) -> str:
-    """What --dataset does, and what holds without it."""
+    """The help text of --dataset, with its default."""
     return f"Text of this site's own, instead of data.path of run.toml. [default: {otherwise}]"
 
 
 def preset(of_what: str) -> Callable[..., Any]:
-    """The option for one of the models that have names."""
+    """The option for one of the named models."""
     return click.option(
         "--preset", type=click.Choice(list(PRESETS)), default="llama-1m", show_default=True, help=of_what
     )
 
 
 def with_token(command: Callable[..., Any]) -> Callable[..., Any]:
-    """The options that say a run's token or an invite; the command gets what they say as `token`."""
+    """Add the options for a run's token or an invite; the command gets the value as `token`."""
 
     @explained
     @functools.wraps(command)
@@ -108,8 +108,8 @@ def with_token(command: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _given(token: str | None, file: Path | None) -> str | None:
-    """The token that somebody gave, of which others must not hear: argv can be read by all users of a machine."""
-    kept = os.environ.pop(TOKEN_VARIABLE, None)  # the processes that this one starts do not need it
+    """The given token. It must stay secret: all users of a machine can read argv."""
+    kept = os.environ.pop(TOKEN_VARIABLE, None)  # processes started by this one do not need it
     if token is not None and file is not None:
         raise PierError("--token and --token-file exclude each other", "Give one of them.")
     if token == "-":
@@ -132,7 +132,7 @@ def _print(error: PierError) -> None:
 
 
 def explained(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Print a PierError as it is meant to be read, and exit with 1; likewise when a file may not be read or written."""
+    """Print a PierError for people and exit with 1; likewise if a file may not be read or written."""
 
     @functools.wraps(command)
     def run(*args: Any, **options: Any) -> Any:

@@ -1,10 +1,7 @@
-"""`pier-node score`: what the experts of a folder give every domain, and how well their mixtures do.
+"""`pier-node score`: scores the experts of a folder on every domain, and their mixtures, as tables and a plot.
 
-A folder of one expert alone is scored for others: its sheets are saved, and `pier-coordinator evaluate` takes them.
-
-Scores of an ensemble as a picture: how far each method is behind the best of every domain.
-
-Scores of an ensemble as tables: the best method of each domain marked, and those that are as good.
+The folder of a single expert is scored for others: its sheets are saved for `pier-coordinator evaluate`. The tables
+mark the best method of each domain and those tied with it. The plot shows how far each method is behind the best.
 """
 
 from __future__ import annotations
@@ -33,11 +30,11 @@ from pier_node.rounds.weights import pick_device
 from pier_node.trainer.model.export import read_config
 
 WIDTH = 0.8
-"""Of the space between two domains that its points take."""
+"""Fraction of the space between two domains that the points of one domain occupy."""
 
 
 def draw(report: Report, file: Path) -> None:
-    """Write it as the ending of the file says (.svg, .png, .pdf). Raises PierError."""
+    """Write the plot in the format of the file's suffix (.svg, .png, .pdf). Raises PierError."""
     import matplotlib
 
     matplotlib.use("agg")
@@ -81,7 +78,7 @@ FORGOTTEN = (
 
 
 def report_tables(report: Report) -> RenderableType:
-    """Bits per byte, and perplexity a byte."""
+    """Bits per byte, and perplexity per byte."""
     rows = sum(result.rows for result in report.domains.values())
     head = f"{len(report.experts)} experts, {len(report.domains)} domains, {count(rows)} rows"
     bits = _table(report, "bits per byte", lambda standing: f"{standing.bits_per_byte:.3f}")
@@ -90,7 +87,7 @@ def report_tables(report: Report) -> RenderableType:
 
 
 def _forgotten(report: Report) -> Iterator[RenderableType]:
-    """A row for each expert whose parent was scored as well; nothing, if there is none."""
+    """A row for each expert whose parent was also scored; nothing if there is none."""
     table = _columns("bits per byte against its parent")
     for name in ("own domain", "others, mean", "worst", ""):
         table.add_column(name, justify="left" if not name else "right")
@@ -131,15 +128,15 @@ def _cell(standing: Standing, shown: Callable[[Standing], str]) -> str:
 
 @dataclass(frozen=True)
 class Settings:
-    """What `pier-node score` was told.
+    """The options of `pier-node score`.
 
     Attributes:
         folder: of an ensemble, or of one expert.
         file: experts.toml, which says where the text of domains is; None: all are built-in ones.
-        domains: to score besides those of the experts.
-        rows: of each domain and split; 0: all.
-        top_k: experts that a mixture chooses; 0: one, and two.
-        save: where to put the sheets.
+        domains: domains to score besides those of the experts.
+        rows: number per domain and split; 0: all.
+        top_k: number of experts that a mixture chooses; 0: one, and two.
+        save: folder for the sheets.
     """
 
     folder: Path
@@ -153,7 +150,7 @@ class Settings:
 
 
 def score(settings: Settings, as_json: bool) -> None:
-    """Score, and print what came out. Raises PierError."""
+    """Score, and print the results. Raises PierError."""
     console = Console()
     experts = experts_in(settings.folder)
     if not (settings.folder / ENSEMBLE_FILE).exists() and settings.save is None:
@@ -171,7 +168,7 @@ def score(settings: Settings, as_json: bool) -> None:
 def show(
     console: Console, report: Report, plot: Path | None, as_json: bool, more: Mapping[str, Any] | None = None
 ) -> None:
-    """Print a report, and draw it; JSON has `more` besides. Raises PierError: it cannot be drawn there."""
+    """Print a report and draw it; `more` is added to the JSON. Raises PierError: it cannot be drawn there."""
     if plot is not None:
         draw(report, plot)
     if as_json:
@@ -181,9 +178,9 @@ def show(
 
 
 def experts_in(folder: Path) -> dict[str, Path]:
-    """By the name of its domain, where each expert lies; a parent that stands in for several comes once.
+    """The folder of each expert by the name of its domain; a parent that stands in for several appears once.
 
-    Beside an expert that was refused lies its parent, which is scored in its place.
+    An expert that was refused has its parent next to it, which is scored instead.
 
     Raises:
         PierError: there is neither an ensemble nor an expert.
@@ -212,14 +209,14 @@ def _sheets(settings: Settings, experts: dict[str, Path], console: Console) -> I
 
 
 def _sections(settings: Settings, experts: dict[str, Path]) -> Sequence[DomainSection]:
-    """Where the text of the domains is: all that the ensemble names, and those that were asked for."""
+    """The location of the domains' text, for the ensemble's domains and the requested ones."""
     ensemble = (settings.folder / ENSEMBLE_FILE).exists()
     own = [member.domain for member in load_ensemble(settings.folder).members] if ensemble else [*experts]
     return sections_of([*dict.fromkeys([*own, *settings.domains])], settings.file)
 
 
 def sections_of(names: Sequence[str], file: Path | None) -> Sequence[DomainSection]:
-    """Where the text of domains is, as experts.toml says it; those it does not have are built in. Raises PierError."""
+    """The location of the domains' text from experts.toml; other domains are built in. Raises PierError."""
     known = {section.name: section for section in load(file).domains} if file else {}
     return [known[name] if name in known else _builtin(name) for name in names]
 

@@ -1,4 +1,4 @@
-"""`pier-node serve`: an ensemble of experts behind the completions protocol, until Ctrl+C."""
+"""`pier-node serve`: serves an ensemble of experts over the completions protocol, until Ctrl+C."""
 
 from __future__ import annotations
 
@@ -24,19 +24,19 @@ from pier_node.rounds.weights import pick_device
 PORT = 7720
 GB = 1_000_000_000
 GOODBYE = 2.0
-"""Seconds that answers get to end."""
+"""Seconds that answers get to finish."""
 
 log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
 class Settings:
-    """What `pier-node serve` was told.
+    """The options of `pier-node serve`.
 
     Attributes:
-        experts: the folder of the ensemble.
+        experts: folder of the ensemble.
         listen: HOST:PORT.
-        top_k: experts that answer a request; 0: all.
+        top_k: number of experts that answer a request; 0: all.
         memory: GB for weights; 0: no limit.
         posterior: the rule of the mixture.
     """
@@ -50,7 +50,7 @@ class Settings:
 
 
 def run_server(settings: Settings, quiet: bool) -> None:
-    """Serve until somebody stops it. Raises PierError."""
+    """Serve until stopped. Raises PierError."""
     console = Console()
     handler = RichHandler(console=console, show_path=False, log_time_format="[%X]")
     logging.basicConfig(level=logging.WARNING if quiet else logging.INFO, format="%(message)s", handlers=[handler])
@@ -59,7 +59,7 @@ def run_server(settings: Settings, quiet: bool) -> None:
 
 
 def open_ensemble(settings: Settings) -> Asking:
-    """The ensemble of a folder, ready to be asked. Raises PierError."""
+    """The ensemble of a folder, ready for requests. Raises PierError."""
     experts, tokenizer = read_shelf(settings.experts, pick_device(settings.device))
     pool = Pool(experts, int(settings.memory * GB))
     pool.check_room(settings.top_k)

@@ -1,4 +1,4 @@
-"""`pier-node start`: runs a daemon in this terminal, says what happens, and ends it cleanly on Ctrl+C."""
+"""`pier-node start`: runs a daemon in this terminal, reports what happens, and ends it cleanly on Ctrl+C."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
 def run_site(settings: Settings, quiet: bool) -> None:
-    """Run until the run is finished or somebody stops it. Raises PierError."""
+    """Run until the run is finished or the user stops it. Raises PierError."""
     console = Console()
     handler = RichHandler(console=console, show_path=False, show_level=True, log_time_format="[%X]")
     logging.basicConfig(level=logging.WARNING if quiet else logging.INFO, format="%(message)s", handlers=[handler])
@@ -32,7 +32,7 @@ async def _run(settings: Settings, console: Console, quiet: bool) -> None:
 
     def say(text: str) -> None:
         if not quiet:
-            console.print(text, highlight=False, soft_wrap=True)  # a command to copy must stay in one line
+            console.print(text, highlight=False, soft_wrap=True)  # a command to copy must stay on one line
 
     daemon = Daemon(settings, say, on_terminal=sys.stdout.isatty())
 

@@ -1,6 +1,6 @@
 """`pier-node status`: what a site and its peers are doing, or what is on the disk of a site that does not run.
 
-Tables of a status for people: numbers with their units, and words where colour alone would not do.
+The tables are for people: numbers have units, and nothing is expressed by colour alone.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from pier_node.rounds.folder import require_folder
 from pier_node.site.running import Running, Status, find_daemon, on_disk
 
 DIGITS = 12
-"""Hex digits shown of a digest."""
+"""Hex digits of a digest to show."""
 
 
 def site_table(status: Status) -> RenderableType:
@@ -55,7 +55,7 @@ def site_table(status: Status) -> RenderableType:
 
 
 def peers_table(status: Status) -> RenderableType:
-    """The other sites, and what went wrong with those that do not answer."""
+    """The other sites, and the last errors of those that do not answer."""
     peers = status["peers"]
     if not peers:
         return "No other site is known yet."
@@ -103,7 +103,7 @@ def _peer_row(peer: Status, status: Status) -> list[str]:
 
 
 def _in_pairs(status: Status) -> bool:
-    """Whether every site has a state of its own."""
+    """Whether every site has its own state."""
     return bool(status["algorithm"] == "noloco")
 
 
@@ -113,7 +113,7 @@ def _spread(value: float | None) -> str:
 
 
 def _agreement(peer: Status, status: Status) -> str:
-    """Digests can be compared at the same round only."""
+    """Whether a peer has the same state. Digests can be compared only at the same round."""
     if not (peer["digest"] and status["digest"]):
         return UNKNOWN
     if peer["round"] != status["round"]:
@@ -137,16 +137,16 @@ def _saved(found: dict[str, Any]) -> str:
 
 
 NOT_RUNNING = 3
-"""Exit code, as that of an init script for a service that is not running."""
+"""Exit code; an init script uses the same one for a service that is not running."""
 EVERY = 1.0
-"""Seconds between two looks of --watch."""
+"""Seconds between two updates of --watch."""
 
 
 def status(folder: Path, as_json: bool, watch: bool) -> int:
-    """Print it, once or until Ctrl+C; returns the exit code.
+    """Print the status, once or until Ctrl+C. Returns the exit code.
 
     Raises:
-        PierError: there is no such folder, or the daemon does not answer when it is asked once.
+        PierError: there is no such folder, or the daemon does not answer a single request.
     """
     require_folder(folder)
     console = Console()
@@ -184,7 +184,7 @@ def _tables(found: Status) -> RenderableType:
 
 
 def _follow(folder: Path, running: Running, console: Console, as_json: bool) -> None:
-    """Show the status again and again; return when the daemon has ended. A busy one is asked again."""
+    """Show the status repeatedly. Returns when the daemon has ended; a busy daemon is asked again."""
     with Live(console=console, auto_refresh=False) as live:
         while find_daemon(folder) == running:
             try:

@@ -1,4 +1,4 @@
-"""`pier-node stop`: ends a site's daemon politely, and says how that went."""
+"""`pier-node stop`: ends a site's daemon politely, and reports the outcome."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ from pier_node.site.running import Running, find_daemon, start_command
 
 
 def stop(folder: Path, timeout: float) -> str:
-    """Ask the daemon to leave, wait until it has ended; returns what to tell the user.
+    """Ask the daemon to leave and wait until it has ended. Returns the message for the user.
 
     Raises:
-        PierError: it did not end within `timeout` seconds, or is another user's.
+        PierError: it did not end within `timeout` seconds, or belongs to another user.
     """
     require_folder(folder)
     running = find_daemon(folder)
     if running is None:
         return f"No daemon runs for {folder}{_clean_up(folder)}."
     with _handle(running) as handle:
-        # The process behind the handle is the one that was looked at only if that is still the daemon now.
+        # The handle refers to the process that was found only if that process is still the daemon now.
         if handle is None or find_daemon(folder) != running:
             return f"The daemon of {folder} ended by itself{_clean_up(folder)}."
         began = time.monotonic()
@@ -41,7 +41,7 @@ def stop(folder: Path, timeout: float) -> str:
 
 @contextmanager
 def _handle(running: Running) -> Iterator[int | None]:
-    """A descriptor of the process, which no other can take the place of; None: it is gone."""
+    """A descriptor of the process, which cannot come to refer to another one; None: the process has ended."""
     try:
         descriptor = os.pidfd_open(running.pid)
     except ProcessLookupError:
@@ -72,7 +72,7 @@ def _stubborn(running: Running, timeout: float) -> PierError:
 
 
 def _clean_up(folder: Path) -> str:
-    """Remove what a daemon that died left; what to tell of it."""
+    """Remove what a dead daemon left. Returns a message about it."""
     path = folder / DAEMON_FILE
     if not path.exists():
         return ""

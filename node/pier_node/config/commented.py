@@ -1,10 +1,7 @@
-"""The text of a TOML file that shows every key of a configuration: what it means, what is allowed, its value.
+"""The text of a TOML file that shows every key of a configuration: its meaning, what is allowed, and its value.
 
-Sections, keys and bounds are read from pydantic models, meanings from their docstrings.
-
-The text of a run.toml that shows every key of RunConfig: what it means, what is allowed, its default.
-
-Sections, keys, defaults and bounds are read from the models of run.py, meanings from their docstrings.
+Sections, keys, defaults and bounds come from pydantic models, and meanings from their docstrings. `run_toml` writes
+such a file for RunConfig, from the models of run.py.
 """
 
 from __future__ import annotations
@@ -32,8 +29,8 @@ class Notes:
     """What the models do not say.
 
     Attributes:
-        meanings: of keys that have no docstring, by "section.key".
-        decides: for a section, the key from which defaults of others follow, and its values.
+        meanings: meanings of keys that have no docstring, by "section.key".
+        decides: by section, the key that other keys' defaults follow from, and its possible values.
     """
 
     meanings: Mapping[str, str] = field(default_factory=dict)
@@ -41,7 +38,7 @@ class Notes:
 
 
 def commented(config: BaseModel, notes: Notes) -> Iterator[str]:
-    """The lines of a file; what follows from another key of its section is in lines that begin with #."""
+    """The lines of a file; a key that follows from another key of its section is in a line that begins with #."""
     for name in type(config).model_fields:
         value = getattr(config, name)
         if isinstance(value, BaseModel):
@@ -51,7 +48,7 @@ def commented(config: BaseModel, notes: Notes) -> Iterator[str]:
 
 
 def _list(name: str, sections: Sequence[BaseModel], notes: Notes) -> Iterator[str]:
-    """[[name]] for each; only the first one is explained."""
+    """[[name]] for each section; only the first one is explained."""
     for number, section in enumerate(sections):
         if number == 0:
             yield from _section(name, section, notes, "[[{}]]")
@@ -79,7 +76,7 @@ def _section(name: str, section: BaseModel, notes: Notes, title: str = "[{}]") -
 
 
 def _following(name: str, section: type[BaseModel], notes: Notes) -> set[str]:
-    """Keys whose default is another for another preset, or algorithm."""
+    """Keys whose default depends on the preset, or on the algorithm."""
     if name not in notes.decides:
         return set()
     decider, values = notes.decides[name]
@@ -89,7 +86,7 @@ def _following(name: str, section: type[BaseModel], notes: Notes) -> set[str]:
 
 
 def _docstrings(section: type[BaseModel]) -> dict[str, str]:
-    """The string after each field, as tools that show documentation read it."""
+    """The string after each field, as documentation tools read it."""
     (definition,) = ast.parse(inspect.getsource(section)).body
     assert isinstance(definition, ast.ClassDef)
     return {
@@ -152,16 +149,16 @@ MEANINGS = {
     "outer.momentum_warmup": "Whether the start gathers outer momentum.",
     "outer.schedule": "Of the outer momentum and learning rate: the paper's steps, cosines, or constants.",
 }
-"""Of keys that have no docstring in run.py."""
+"""Meanings of keys that have no docstring in run.py."""
 
 DECIDES: dict[str, tuple[str, Sequence[str]]] = {
     "model": ("preset", tuple(PRESETS)),
     "outer": ("algorithm", ("pier", "diloco", "noloco", "sync")),
 }
-"""The key of a section from which defaults of others follow, and its values."""
+"""By section, the key that other keys' defaults follow from, and its possible values."""
 
 
 def run_toml(preset: str = "", name: str = "") -> str:
-    """The text; what follows from the preset (or the algorithm) is shown in lines that begin with #."""
+    """The text of run.toml; keys that follow from the preset (or the algorithm) are in lines that begin with #."""
     given = {"model": {"preset": preset} if preset else {}, "run": {"name": name} if name else {}}
     return "\n".join([HEAD, *commented(RunConfig.model_validate(given), Notes(MEANINGS, DECIDES))])

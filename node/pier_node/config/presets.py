@@ -1,6 +1,6 @@
-"""Model sizes by name. Plain numbers: nothing heavy is imported here.
+"""Model sizes by name, as plain numbers, so that importing them is cheap.
 
-GPT-2 sizes follow Radford et al. 2019; the 7B one follows Llama 2 (arXiv 2307.09288).
+GPT-2 sizes follow Radford et al. 2019; the 7B size follows Llama 2 (arXiv 2307.09288).
 """
 
 from typing import Any

@@ -2,18 +2,17 @@
 
 Settings of one site (addresses, devices, data directory) are flags of `pier-node start`, never part of the run.
 
-How far replicas drift apart under NoLoCo, exactly: spec/noloco.md section 2.6.
+The [pipeline] section follows SkipPipe (arXiv 2502.19913). `config_changes` lists the differences between two
+configurations of a run, key by key, for people who changed run.toml by mistake.
 
-X, C, Y are the means over replicas of φ̃², φ̃δ̃ and δ̃², where ~ is the deviation from the mean over all replicas. Without
-gradients, with groups of n drawn at random among N sites in every round and q = ((n − 1)/n)·(N/(N − 1)):
+The stability functions say exactly how far replicas drift apart under NoLoCo, derived from its outer step (arXiv
+2506.10911, Eq. 2). X, C, Y are the means over replicas of φ̃², φ̃δ̃ and δ̃², where ~ is the deviation from the mean
+over all replicas. Without gradients, with groups of n drawn at random among N sites in every round and
+q = ((n − 1)/n)·(N/(N − 1)):
 
     Y' = α²Y − 2αγq·C + γ²q·X;   C' = αC − γq·X + Y';   X' = X + 2αC − 2γq·X + Y'
 
-The bound that is printed in the paper (Eq. 74) is neither necessary nor sufficient, and is not used.
-
-[pipeline] of run.toml (arXiv 2502.19913; spec/skippipe.md section 2).
-
-What is not the same in two configurations of a run, key by key: for who changed run.toml and did not mean to.
+The bound that the paper prints (Eq. 74) is neither necessary nor sufficient, and is not used.
 """
 
 from __future__ import annotations
@@ -41,12 +40,12 @@ def mixing(size: int = 2, sites: float = math.inf) -> float:
 
 
 def gamma_limit(alpha: float, size: int = 2, sites: float = math.inf) -> float:
-    """The γ from which on the spread of the replicas grows without end."""
+    """The γ at and above which the spread of the replicas grows without limit."""
     return 2 * (1 - alpha**2) / (1 + alpha * (1 - 2 * mixing(size, sites)))
 
 
 def recursion(alpha: float, gamma: float, size: int = 2, sites: float = math.inf) -> list[list[float]]:
-    """The matrix that takes (X, C, Y) to the next round."""
+    """The matrix that maps (X, C, Y) to the next round."""
     q = mixing(size, sites)
     delta = [gamma**2 * q, -2 * alpha * gamma * q, alpha**2]
     cross = [-gamma * q + delta[0], alpha + delta[1], delta[2]]
@@ -55,47 +54,47 @@ def recursion(alpha: float, gamma: float, size: int = 2, sites: float = math.inf
 
 
 def contraction(alpha: float, gamma: float, size: int = 2, sites: float = math.inf) -> float:
-    """The factor by which the replicas' variance changes in a round in the long run, without gradients."""
+    """The factor by which the replicas' variance changes per round in the long run, without gradients."""
     import numpy as np
 
     return float(np.abs(np.linalg.eigvals(recursion(alpha, gamma, size, sites))).max())
 
 
 def stationary_spread(alpha: float, beta: float, gamma: float, size: int = 2, sites: float = math.inf) -> float:
-    """X∞ / s²: the replicas' variance in the end, when each Δ carries noise of variance s² and the loss is flat."""
+    """X∞ / s²: the replicas' final variance if each Δ carries noise of variance s² and the loss is flat."""
     q = mixing(size, sites)
     pull = 2 * (1 - alpha) - gamma * (1 + alpha - 2 * alpha * q) / (1 + alpha)
     return beta**2 * (1 / size - 1 / sites) / (gamma * q * pull)
 
 
 class PipelineSection(Section):
-    """[pipeline]: the model in stages (docs/pipeline.md). Without [outer] replicas of a stage average at each step."""
+    """Section [pipeline]: the model in stages (docs/pipeline.md). Without [outer], replicas average at each step."""
 
     stages: Annotated[int, Field(ge=1, le=64)] = 1
-    """Stages of consecutive blocks, a site holds one of them; 1: no pipeline, every site trains the whole model."""
+    """Stages of consecutive blocks; a site holds one of them. 1: no pipeline, every site trains the whole model."""
     paths: Literal["full", "skip", "random"] = "skip"
-    """full: a microbatch visits all stages. skip: some, on planned paths. random: other ones in each step."""
+    """With full, a microbatch visits all stages; with skip, some, on planned paths; with random, others each step."""
     skip: Fraction = 0.25
-    """The part of the stages that a microbatch does not visit, to the nearest number of stages."""
+    """Part of the stages that a microbatch does not visit, rounded to a whole number of stages."""
     swaps: Annotated[int, Field(ge=0, le=8)] = 0
-    """Visits of a stage after a later one that a path may have."""
+    """Most visits to a stage after a later one that a path may have."""
     microbatches: Annotated[int, Field(ge=1, le=10_000)] = 8
-    """Of an iteration, each of inner.batch_size sequences."""
+    """Microbatches of an iteration, each of inner.batch_size sequences."""
     memory: Annotated[int, Field(ge=1, lt=10_000)] = 3
-    """Microbatches in flight that a site can hold."""
+    """Most microbatches in flight that a site can hold."""
     plan_seconds: Annotated[float, Field(gt=0, le=60)] = 2.0
-    """Of the search for paths, whenever there is something to plan anew."""
+    """Seconds for the search for paths, whenever there is something to plan again."""
 
     @property
     def path_length(self) -> int:
-        """L, stages that a microbatch visits, the first one included."""
+        """L, the number of stages that a microbatch visits, the first one included."""
         return self.stages if self.paths == "full" else max(round(self.stages * (1 - self.skip)), min(self.stages, 2))
 
 
 def outer_of_pipeline(tables: dict[str, Any]) -> dict[str, Any]:
-    """The tables of a run.toml, with what follows from [pipeline] for an [outer] that is not there, or says less.
+    """The tables of a run.toml, with defaults that follow from [pipeline] if [outer] is missing or incomplete.
 
-    No site of a pipeline can start alone: the start of Pier is a synchronous one.
+    No site of a pipeline can start alone, so Pier's start is a synchronous one.
     """
     section, outer = tables.get("pipeline"), tables.get("outer")
     if not isinstance(section, dict) or section.get("stages", 1) in (0, 1):
@@ -108,7 +107,7 @@ def outer_of_pipeline(tables: dict[str, Any]) -> dict[str, Any]:
 
 
 def outer_flaw(outer: OuterSection) -> str:
-    """What of [outer] the replicas of a stage cannot do, and what to do instead; "" if nothing is."""
+    """What the replicas of a stage cannot do of [outer], and what to do instead; "" if there is nothing."""
     if outer.start == "solo":
         return 'outer.start = "solo": no site of a pipeline has the whole model: use "sync" or "none"'
     plain = {
@@ -132,16 +131,16 @@ SITES = 1024
 
 
 class RunSection(Section):
-    """[run]: its name and who it waits for."""
+    """Section [run]: its name, and how many sites it waits for."""
 
     name: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$")] = "run"
     seed: Annotated[int, Field(ge=0, lt=2**63)] = 1
     sites: Annotated[int, Field(ge=1, le=SITES)] = 1
-    """Sites to wait for before the first exchange; parts that the training data is dealt into."""
+    """Number of sites to wait for before the first exchange; the training data is split into as many parts."""
 
 
 class ModelSection(Section):
-    """[model]: a preset, and any of its keys changed."""
+    """Section [model]: a preset, and any of its keys changed."""
 
     preset: str = "llama-1m"
     form: Literal["llama", "gpt2"] = "llama"
@@ -158,7 +157,7 @@ class ModelSection(Section):
     @model_validator(mode="before")
     @classmethod
     def fill_from_preset(cls, keys: Any) -> Any:
-        """Take from the preset whatever the table does not say."""
+        """Take keys that the table does not give from the preset."""
         if not isinstance(keys, dict):
             return keys
         preset = keys.get("preset", "llama-1m")
@@ -184,34 +183,34 @@ class ModelSection(Section):
 
 
 class DataSection(Section):
-    """[data]: where text comes from: all sites have the same, and it is dealt to them. `--dataset` is a site's own."""
+    """Section [data]: the text that all sites share and that is split among them. `--dataset` gives a site its own."""
 
     source: Literal["stdlib", "builtin", "text", "jsonl", "parquet"] = "stdlib"
     path: str = ""
-    """File or folder; with `builtin` the name of a domain (trainer/data/sources.py)."""
+    """File or folder; with `builtin`, the name of a domain (trainer/data/sources.py)."""
     text_field: str = "text"
     tokenizer: str = "bytes"
-    """`bytes`, or the path of a tokenizer.json."""
+    """Either `bytes`, or the path of a tokenizer.json."""
     validation: Annotated[float, Field(gt=0.0, le=0.5)] = 0.02
     """Fraction of the documents that no site trains on."""
 
     @model_validator(mode="after")
     def check_path(self) -> Self:
-        """A source other than the built-in one needs a path."""
+        """Require a path for every source except the built-in one."""
         if self.source != "stdlib" and not self.path:
             raise ValueError(f'source = "{self.source}" needs path = "FILE or FOLDER", or a domain')
         return self
 
 
 class InnerSection(Section):
-    """[inner]: training inside a site."""
+    """Section [inner]: training inside a site."""
 
     total_steps: PositiveInt = 1000
-    """T, inner steps of the whole run."""
+    """T, the number of inner steps in the whole run."""
     batch_size: PositiveInt = 8
-    """Sequences a site trains on in one inner step, over all its workers."""
+    """Sequences that a site trains on in one inner step, over all its workers."""
     micro_batch: Annotated[int, Field(ge=0)] = 0
-    """Sequences a worker computes at once; 0: its whole share (no gradient accumulation)."""
+    """Sequences that a worker computes at once; 0: its whole share (no gradient accumulation)."""
     lr: Annotated[float, Field(gt=0)] = 1e-3
     min_lr: Annotated[float, Field(ge=0)] = 1e-4
     warmup_steps: Annotated[int, Field(ge=0)] = 50
@@ -219,7 +218,7 @@ class InnerSection(Section):
     beta1: Fraction = 0.9
     beta2: Fraction = 0.999
     clip_norm: Annotated[float, Field(ge=0)] = 1.0
-    """Global gradient norm is clipped to this; 0: never."""
+    """The global gradient norm is clipped to this; 0: never."""
     precision: Literal["auto", "fp32", "bf16"] = "auto"
     compile: bool = False
     eval_every: Annotated[int, Field(ge=0)] = 5
@@ -228,25 +227,25 @@ class InnerSection(Section):
 
     @model_validator(mode="after")
     def check_rates(self) -> Self:
-        """The rate falls, it does not rise."""
+        """Refuse a learning rate that would rise instead of fall."""
         if self.min_lr > self.lr:
             raise ValueError(f"min_lr = {self.min_lr:g} must not be above lr = {self.lr:g}")
         return self
 
 
 class NolocoSection(Section):
-    """[outer.noloco]: the outer step of algorithm = "noloco"; other algorithms do not look at it."""
+    """Section [outer.noloco]: the outer step of algorithm = "noloco"; other algorithms ignore it."""
 
     alpha: Fraction = 0.5
-    """α, outer momentum; each site keeps its own."""
+    """Outer momentum α; each site keeps its own momentum."""
     beta: Annotated[float, Field(ge=0)] = 0.7
-    """β, outer learning rate. With γ = β a site sends its weights only; else its anchor too."""
+    """Outer learning rate β. With γ = β a site sends only its weights; otherwise also its anchor."""
     gamma: Annotated[float, Field(ge=0)] = 0.7
-    """γ, how far a site is pulled to the mean anchor of its pair; around 0.3 replicas come together fastest."""
+    """Pull γ of a site to the mean anchor of its pair; around 0.3 replicas converge to each other fastest."""
 
     @model_validator(mode="after")
     def check_stability(self) -> Self:
-        """Replicas must not drift apart (spec/noloco.md, section 2.6: exact for pairs in a run of any size)."""
+        """Refuse a γ with which replicas drift apart; the limit holds for pairs in a run of any size."""
         if self.gamma >= (limit := gamma_limit(self.alpha)):
             raise ValueError(
                 f"gamma = {self.gamma:g} must be below 2(1 - alpha²) = {limit:.4g} for alpha = {self.alpha:g}: "
@@ -256,41 +255,41 @@ class NolocoSection(Section):
 
 
 class OuterSection(Section):
-    """[outer]: the exchange between sites. `algorithm` sets the defaults of the keys after it."""
+    """Section [outer]: the exchange between sites. `algorithm` sets the defaults of the keys after it."""
 
     algorithm: Literal["pier", "diloco", "noloco", "sync"] = "pier"
     inner_steps: PositiveInt = 50
-    """H, inner steps between outer rounds."""
+    """H, the number of inner steps between outer rounds."""
     start: Literal["solo", "sync", "none"] = "solo"
     start_fraction: Fraction = 0.1
-    """p, the part of the run that the synchronous start takes."""
+    """Part p of the run that the synchronous start takes."""
     momentum_warmup: bool = True
     schedule: Literal["staged", "cosine", "constant"] = "staged"
     momentum: Fraction = 0.9
-    """μ of the constant schedule and of the momentum warmup."""
+    """Outer momentum μ of the constant schedule and of the momentum warmup."""
     lr: Annotated[float, Field(gt=0)] = 0.7
-    """η of the constant schedule."""
+    """Outer learning rate η of the constant schedule."""
     codec: Literal["none", "bf16", "int8", "int4", "topk", "topk2"] = "none"
-    """How values travel; what a lossy codec drops is kept at its site and sent later (error feedback)."""
+    """How values are encoded; a site keeps what a lossy codec drops and sends it later (error feedback)."""
     robust: Literal["none", "trimmed"] = "none"
-    """trimmed: the mean of the middle third of the tokens in each place, whatever the others send."""
+    """With `trimmed`, each place of the mean uses the middle third of the tokens, whatever the others send."""
     max_weight: Annotated[float, Field(ge=1, le=SITES)] = 2.0
-    """Most that a site weighs, over the median of the members' tokens; or as much as `inner_steps` of training, if that
-    is more."""
+    """Largest weight of a site, as a multiple of the median of the members' tokens; or the tokens of `inner_steps` of
+    training, if that is more."""
     overlap: bool = False
-    """Workers train on while a round runs; they load its result at the end of the next inner steps."""
+    """Workers continue to train while a round runs; they load its result at the end of the next inner steps."""
     fragments: Annotated[int, Field(ge=1, le=64)] = 1
-    """Parts of the model that are synced in turn, each every `inner_steps`."""
+    """Number of parts of the model that are synced in turn, each every `inner_steps`."""
     adaptive_steps: bool = True
-    """A slow site does fewer than `inner_steps`, so that all arrive together."""
+    """A slow site does fewer than `inner_steps`, so that all sites arrive together."""
     final_merge: bool = False
-    """noloco only: after the last round all sites that are there take the mean of their models."""
+    """For noloco only: after the last round, all sites that are there take the mean of their models."""
     noloco: NolocoSection = NolocoSection()
 
     @model_validator(mode="before")
     @classmethod
     def fill_from_algorithm(cls, keys: Any) -> Any:
-        """Take from the algorithm whatever the table does not say (spec/pier.md, section 2)."""
+        """Take keys that the table does not give from the algorithm (arXiv 2511.17849, 2311.08105, 2506.10911)."""
         if not isinstance(keys, dict):
             return keys
         paper = keys.get("algorithm", "pier") == "pier"
@@ -300,7 +299,7 @@ class OuterSection(Section):
 
     @model_validator(mode="after")
     def check_start(self) -> Self:
-        """A start takes a part of the run; no start takes none."""
+        """Require a start to take a part of the run, and refuse a start with synchronous training."""
         if self.algorithm == "sync" and self.start != "none":
             raise ValueError('algorithm = "sync" is synchronous from the first step to the last: leave start out')
         if self.start != "none" and self.start_fraction == 0.0:
@@ -309,7 +308,7 @@ class OuterSection(Section):
 
     @model_validator(mode="after")
     def check_fragments(self) -> Self:
-        """Each fragment has its own beat within the inner steps of a round."""
+        """Require that the inner steps of a round divide evenly among the fragments."""
         if self.inner_steps % self.fragments:
             raise ValueError(f"inner_steps = {self.inner_steps} must be a multiple of fragments = {self.fragments}")
         if self.algorithm == "sync" and (self.overlap or self.fragments > 1):
@@ -318,7 +317,7 @@ class OuterSection(Section):
 
     @model_validator(mode="after")
     def check_noloco(self) -> Self:
-        """Refuse what would have no effect, or would need all sites at every step."""
+        """Refuse keys that would have no effect with noloco, or would need all sites at every step."""
         if self.algorithm != "noloco":
             if self.final_merge:
                 raise ValueError('final_merge = true is for algorithm = "noloco": with others all sites end equal')
@@ -350,7 +349,7 @@ class RunConfig(Section):
     @model_validator(mode="before")
     @classmethod
     def fill_outer(cls, tables: Any) -> Any:
-        """What [outer] is of a pipeline or a program, as far as the file does not say."""
+        """Fill in what [pipeline] or [program] implies for [outer], as far as the file does not say."""
         return outer_of_program(outer_of_pipeline(tables)) if isinstance(tables, dict) else tables
 
     @model_validator(mode="after")
@@ -373,7 +372,7 @@ class RunConfig(Section):
 
     @model_validator(mode="after")
     def check_stages(self) -> Self:
-        """Every stage needs a block, and a site; what [outer] says must be something that replicas of stages can do."""
+        """Require a block and a site for every stage, and an [outer] that the replicas of stages can do."""
         stages = self.pipeline.stages
         if stages > self.model.layers:
             raise ValueError(f"pipeline.stages = {stages} needs as many blocks: model.layers = {self.model.layers}")
@@ -384,14 +383,14 @@ class RunConfig(Section):
         return self
 
     def canonical(self) -> str:
-        """The one JSON text of this configuration: every default filled in, keys sorted, no spaces."""
+        """The one JSON text of this configuration: all defaults filled in, keys sorted, no spaces."""
         tables = self.model_dump(mode="json")
         if self.program is None:  # the hash of such a run is what it was before there were programs
             del tables["program"]
         return json.dumps(tables, sort_keys=True, separators=(",", ":"))
 
     def hash(self) -> bytes:
-        """SHA-256 of the canonical form: sites with equal hashes run the same run."""
+        """SHA-256 of the canonical form: sites with equal hashes are in the same run."""
         return hashlib.sha256(self.canonical().encode()).digest()
 
 
@@ -405,7 +404,7 @@ def load(path: Path) -> RunConfig:
 
 
 def from_canonical(text: str) -> RunConfig:
-    """The configuration that a peer sent. Raises PierError when this version of Pier does not understand it."""
+    """The configuration that a peer sent. Raises PierError if this version of Pier does not understand it."""
     try:
         tables = json.loads(text)
     except ValueError as error:
@@ -421,14 +420,14 @@ def _checked(tables: Any, where: str) -> RunConfig:
 
 
 MOST = 3
-"""Keys that are named; who has changed more knows that it is another file."""
+"""Most keys that are named; people who changed more know that it is another file."""
 _ABSENT = object()
 
 
 def config_changes(before: str, now: str) -> str:
-    """Keys with both values, of two configurations as RunConfig.canonical writes them.
+    """The keys that differ between two configurations in canonical form, with both values.
 
-    One may be of another version of Pier, which has other keys.
+    One of them may come from another version of Pier, which has other keys.
     """
     found = list(_changes("", json.loads(before), json.loads(now)))
     more = f", and {len(found) - MOST} more" if len(found) > MOST else ""

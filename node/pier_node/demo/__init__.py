@@ -1,1 +1,1 @@
-"""`pier-node demo`: several sites on this machine train a small model together, and you watch."""
+"""`pier-node demo`: several sites on this machine train a small model together while the user watches."""

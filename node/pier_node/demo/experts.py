@@ -1,6 +1,6 @@
-"""`pier-node demo --experts`: unequal sites train a seed together, and then an expert for each domain.
+"""`pier-node demo --experts`: unequal sites train a seed model together, and then an expert for each domain.
 
-The end of a demo of experts: the ensemble is scored, served, and asked once, by the commands that anybody uses.
+At the end the ensemble is scored, served and asked once, with the commands that a user would run.
 """
 
 from __future__ import annotations
@@ -25,14 +25,17 @@ from pier_node.demo.sites import Sites, output, started, throttle
 from pier_node.demo.train import interruptible
 
 ROWS = "60"
-"""Of each domain and split that are scored."""
+"""Number of rows to score per domain and split."""
 PROMPT, TOKENS = "import ", 160
 DEADLINE = 600.0
 COLOURS = ("cyan", "magenta", "green", "yellow", "blue", "red")
 
 
 async def show_ensemble(folder: Path, console: Console) -> dict[str, Any]:
-    """Print how good it is and what it says; returns the scores. Raises PierError: it cannot be scored or served."""
+    """Print the ensemble's quality and a sample.
+
+    Returns the scores. Raises PierError: it cannot be scored or served.
+    """
     async with _in_time(folder):
         report = json.loads(await output("pier-node", "score", str(folder), "--rows", ROWS, "--json"))
         console.print(_best(report), highlight=False, soft_wrap=True)
@@ -47,7 +50,7 @@ async def show_ensemble(folder: Path, console: Console) -> dict[str, Any]:
 
 @asynccontextmanager
 async def _in_time(folder: Path) -> AsyncIterator[None]:
-    """Raises PierError when it takes too long."""
+    """Raises PierError when the block takes longer than DEADLINE seconds."""
     try:
         async with asyncio.timeout(DEADLINE):
             yield
@@ -60,7 +63,7 @@ async def _in_time(folder: Path) -> AsyncIterator[None]:
 
 @asynccontextmanager
 async def _served(folder: Path) -> AsyncIterator[str]:
-    """Where the ensemble answers, until the end of the block."""
+    """Serve the ensemble until the end of the block; yields its address."""
     words = "serve", "--experts", str(folder), "--listen", "127.0.0.1:0", "--quiet"
     async with started("pier-node", *words) as process:
         assert process.stdout is not None
@@ -76,13 +79,13 @@ async def _served(folder: Path) -> AsyncIterator[str]:
 
 
 def _best(report: dict[str, Any]) -> str:
-    """The mean of all domains, in a line."""
+    """The mean of all domains in one line."""
     mean = {name: f"{standing['bits_per_byte']:.3f}" for name, standing in report["mean"].items()}
     return "Bits per byte, mean of all domains: " + ", ".join(f"{name} {bits}" for name, bits in mean.items())
 
 
 def _coloured(logs: dict[str, Any]) -> Text:
-    """What it said, each token in the colour of the expert that most of it came from, and whose colours they are."""
+    """The sample with each token in the colour of the expert that contributed most to it, and a legend."""
     names = list(logs["posterior"][0])
     colours = dict(zip(names, COLOURS * len(names)))
     text = Text(f"It goes on from {PROMPT!r}: ")
@@ -95,9 +98,9 @@ def _coloured(logs: dict[str, Any]) -> Text:
 
 
 SHARES = {"alpha": 1.0, "beta": 0.7, "gamma": 0.45}
-"""The part of the time that each site's workers may run."""
+"""The fraction of the time that each site's workers may run."""
 STILL = 180.0
-"""Seconds without any news after which the demo gives up."""
+"""Seconds without news after which the demo gives up."""
 LOOK = 0.5
 RUN_FILE, EXPERTS_FILE, ENSEMBLE_FOLDER, RESULT_FILE = "run.toml", "experts.toml", "ensemble", "result.json"
 AT_WORK = "training"
@@ -141,11 +144,11 @@ DOMAINS = ("topics", "network", "formats", "concurrency", "numbers", "encodings"
 
 
 def run_experts_demo(folder: Path, as_json: bool) -> None:
-    """Run it and print what came out: every domain has its expert then, or what stands in for it.
+    """Run the demo and print the result: every domain then has its expert or the parent that stands in for it.
 
     Raises:
-        PierError: it could not be finished.
-        KeyboardInterrupt: somebody ended it.
+        PierError: it could not be completed.
+        KeyboardInterrupt: the user stopped it.
     """
     console = Console(stderr=as_json)
     with claimed(folder, keep=False) as work:
@@ -204,7 +207,7 @@ async def _all_at_work(sites: Sites, page: str, session: aiohttp.ClientSession) 
 
 
 async def _trained(sites: Sites, page: str, session: aiohttp.ClientSession, say: Any) -> dict[str, Any]:
-    """What the coordinator knows when all experts are there; each is announced."""
+    """The coordinator's report once all experts are trained; each one is announced."""
     clock, known, news, seen = asyncio.get_running_loop().time, set[int](), None, 0.0
     token = (sites.coordinator.folder / "operator.token").read_text().strip()
     headers = {"Authorization": f"Bearer {token}"}

@@ -1,4 +1,4 @@
-"""The folder of a demo: marked as one, so that nothing else is ever deleted, and in use by one at a time."""
+"""The folder of a demo: marked as such, so that no other folder is ever emptied, and locked for one demo at a time."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ ELSEWHERE = "Choose another folder with --folder."
 
 @contextmanager
 def claimed(folder: Path, keep: bool) -> Iterator[Path]:
-    """Have a demo's folder for this process alone; empty, or with `keep` as the last demo left it.
+    """Lock a demo's folder for this process; it is empty, or with `keep` as the last demo left it.
 
     Raises:
-        PierError: it is no folder of a demo, another demo is at work in it, or it cannot be written.
+        PierError: it is not a demo's folder, another demo uses it, or it cannot be written.
     """
     try:
         mark = _claim(folder)

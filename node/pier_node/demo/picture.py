@@ -1,9 +1,4 @@
-"""What the demo shows while it runs: a picture for a terminal, a line for a log.
-
-A curve in a few lines of a terminal.
-
-Where the demo shows itself: a live screen in a terminal, a line every few seconds elsewhere.
-"""
+"""The display of a running demo: a live picture in a terminal, a line every few seconds elsewhere."""
 
 from __future__ import annotations
 
@@ -28,10 +23,10 @@ EIGHTHS = " ▁▂▃▄▅▆▇█"
 
 
 def bars(curve: Sequence[tuple[int, float]], end: int, width: int, height: int) -> list[str]:
-    """Lines of text, the top one first: a bar for each of `width` parts of the steps 0..end that are done.
+    """Lines of text, from the top: one bar for each of `width` parts of the steps 0..end that are done.
 
-    Each bar shows the last value known at its step, on a logarithmic scale on which the lowest value of all is one
-    eighth of a line high.
+    Each bar shows the last value known at its step on a logarithmic scale. The lowest value of all is one eighth of a
+    line high.
     """
     if not curve:
         return [""] * height
@@ -51,11 +46,11 @@ def _value_at(curve: Sequence[tuple[int, float]], step: float) -> float:
 WIDTH = 100
 CHART_WIDTH, CHART_HEIGHT = 72, 4
 WORDS = {"": "starting", "catching up": "fetching state"}
-"""For phases that do not speak for themselves."""
+"""Words for phases whose names are not clear by themselves."""
 
 
 def line(record: Record, seconds: float) -> str:
-    """The state of things in one line."""
+    """The current state in one line."""
     newest = record.newest
     steps = max((track.status.get("inner_step", 0) for track in record.alive), default=0)
     speed = sum(track.status.get("tokens_per_second", 0.0) for track in record.alive)
@@ -108,7 +103,7 @@ def _row(track: Track, record: Record) -> list[RenderableType]:
 
 
 def phase(track: Track, record: Record) -> Text:
-    """What a site does, in words."""
+    """What a site is doing, in words."""
     if track in record.lost:
         return Text("left" if track.code == 0 else f"DIED, code {track.code}", "bold red")
     if track.code is not None or track.round >= record.rounds:
@@ -134,7 +129,7 @@ def _losses(record: Record) -> list[RenderableType]:
 
 
 def agreement(record: Record) -> Text:
-    """Whether all sites hold the same bits, as their digests say; in pairs, how far apart they are."""
+    """Whether all sites hold the same bits, according to their digests; in pairs, their spread."""
     if record.apart:
         known = "not known yet" if record.spread is None else f"{record.spread:.2e}"
         return Text.assemble(("a model at each site", "green"), f"  spread between them {known}")
@@ -163,13 +158,13 @@ LINE_SECONDS = 5.0
 
 
 class Screen(Protocol):
-    """Shows a demo."""
+    """Displays a demo."""
 
     def show(self, record: Record, seconds: float) -> None:
-        """Show how things are after `seconds`."""
+        """Display the state after `seconds`."""
 
     def tell(self, text: str) -> None:
-        """Say something that stays."""
+        """Print a message that stays."""
 
 
 @contextmanager
@@ -178,19 +173,19 @@ def screen_on(console: Console) -> Iterator[Screen]:
     if not console.is_terminal:
         yield LineScreen(console)
         return
-    # Without a thread of its own: the process that draws also starts the sites.
+    # Without a thread of its own, because the process that draws also starts the sites.
     with Live(console=console, auto_refresh=False, transient=True) as live:
         yield LiveScreen(live)
 
 
 class LiveScreen:
-    """Draws everything anew in place."""
+    """Redraws the picture in place."""
 
     def __init__(self, live: Live) -> None:
         self._live = live
 
     def show(self, record: Record, seconds: float) -> None:
-        """Draw."""
+        """Redraw."""
         self._live.update(picture(record, seconds), refresh=True)
 
     def tell(self, text: str) -> None:
@@ -199,7 +194,7 @@ class LiveScreen:
 
 
 class LineScreen:
-    """Prints a line now and then."""
+    """Prints a line from time to time."""
 
     def __init__(self, console: Console) -> None:
         self._console = console

@@ -30,7 +30,7 @@ APART = 5
 """Steps between two outer rounds, if there are any."""
 LINE_SECONDS = 5.0
 STILL = 240.0
-"""Seconds without a step after which the demo gives up: the first one waits for the planner to be compiled."""
+"""Seconds without a step after which the demo gives up. The first step waits until the planner is compiled."""
 
 _RUN = """\
 [run]
@@ -63,10 +63,10 @@ inner_steps = {apart}
 
 @dataclass(frozen=True)
 class PipelineOptions:
-    """What `pier-node demo --pipeline` was told.
+    """The options of `pier-node demo --pipeline`.
 
     Attributes:
-        kill_at: the step after which one site gets SIGKILL; None: all live.
+        kill_at: step after which one site gets SIGKILL; None: none does.
         algorithm: of [outer].
     """
 
@@ -79,11 +79,11 @@ class PipelineOptions:
 
 @dataclass(frozen=True)
 class PipelineResult:
-    """What came out. Losses are nats a byte, of the validation split and of each step's microbatches.
+    """The result. Losses are in nats per byte, on the validation split and on each step's microbatches.
 
     Attributes:
-        empty_rounds: attempts that did not count, because a site was lost in them.
-        killed: the name of the site that was; "": none.
+        empty_rounds: attempts that did not count because they lost a site.
+        killed: name of the killed site; "": none.
     """
 
     steps: int
@@ -97,11 +97,11 @@ class PipelineResult:
 
 
 def run_pipeline_demo(options: PipelineOptions, as_json: bool) -> bool:
-    """Run it and print what came out. Returns whether all went well.
+    """Run the demo and print the result. Returns whether all went well.
 
     Raises:
-        PierError: it could not be finished.
-        KeyboardInterrupt: somebody ended it.
+        PierError: it could not be completed.
+        KeyboardInterrupt: the user stopped it.
     """
     console = Console(stderr=as_json)
     with claimed(options.folder, keep=False) as work:
@@ -134,7 +134,7 @@ class _Watched:
         self._charts: list[asyncio.Task[None]] = []
 
     async def run(self) -> float:
-        """Until all that live are done. Returns the seconds until the last step. Raises PierError."""
+        """Run until all live sites are done. Returns the seconds until the last step. Raises PierError."""
         time = asyncio.get_running_loop().time
         began = self._news_at = time()
         seconds = 0.0
@@ -154,11 +154,11 @@ class _Watched:
 
     @property
     def step(self) -> int:
-        """Of the site that is furthest."""
+        """The step of the site that is furthest ahead."""
         return max((track.event.get("inner_step", 0) for track in self.record.tracks.values()), default=0)
 
     def drawn(self) -> Drawn | None:
-        """The newest paths, as their planner has left them."""
+        """The latest paths that a planner has written."""
         found = [site.folder / PATHS_FILE for site in self.sites.all if (site.folder / PATHS_FILE).exists()]
         newest = max(found, key=lambda path: path.stat().st_mtime_ns, default=None)
         return read_paths(newest, self._names()) if newest else None
@@ -167,7 +167,7 @@ class _Watched:
         return {track.status["node"]: track.name for track in self.record.tracks.values() if track.status}
 
     def _learn(self) -> bool:
-        """Note a step that was not known; whether there was one."""
+        """Record a new step. Returns whether there was one."""
         for track in self.record.tracks.values():
             step, loss = track.event.get("inner_step", 0), track.event.get("loss")
             if loss is not None and step > (self.curve[-1][0] if self.curve else 0):
@@ -188,12 +188,12 @@ class _Watched:
             self._console.print(line, highlight=False, markup=False)
 
     async def _chart(self, drawn: Drawn) -> None:
-        """In a thread: the first time the simulator is compiled for it."""
+        """In a thread, because the simulator is compiled on first use."""
         chart = await asyncio.to_thread(drawn.chart, min(self._console.width, WIDTH))
         self._console.print(Text(f"\nThe paths of an iteration, {drawn.title}:", "bold"), chart, "", sep="\n")
 
     def _kill(self) -> None:
-        """SIGKILL to a site that has a replica, and does not plan."""
+        """Send SIGKILL to a site that has a replica and is not the planner."""
         if self._kill_at is None or self.killed or self.step < self._kill_at:
             return
         drawn = self.drawn()
@@ -249,7 +249,7 @@ def _result(watched: _Watched, holder: Path, seconds: float) -> PipelineResult:
 
 
 def _validation(config: RunConfig, holder: Path) -> tuple[float, float]:
-    """Loss of the whole model, all of its stages, as the run made it and as it is now."""
+    """Loss of the whole model with all stages: the initial one and the current one."""
     from pier_node.commands.evaluate import measure, validation_windows
     from pier_node.rounds.weights import newest_weights
     from pier_node.trainer.model.initial import initial_weights

@@ -1,7 +1,4 @@
-"""What the demo trains, and how many inner steps of it fit into the time there is.
-
-How fast this machine trains the demo's model: a few steps, timed.
-"""
+"""The run that the demo trains, and how many inner steps fit into the available time on this machine."""
 
 from __future__ import annotations
 
@@ -23,7 +20,7 @@ from pier_node.trainer.replica import Replica
 
 
 def measure(sites: int, seconds: float = 1.5) -> Pace:
-    """Train on noise for `seconds`, as each of `sites` sites will on text."""
+    """Train on noise for `seconds`, as each of `sites` sites will train on text, and return the speed."""
     model, device = ModelSection.model_validate({"preset": PRESET}), devices.pick(0)
     torch.set_num_threads(threads_for(sites))
     config = RunConfig(model=model, inner=InnerSection(batch_size=BATCH))
@@ -44,11 +41,11 @@ PRESET = "llama-1m"
 BATCH = 4
 START_FRACTION = 0.1
 FEWEST, MOST = 60, 1000
-"""Inner steps of a run that shows something, and of one that needs no more."""
+"""Inner steps of a run that is long enough to be interesting, and of one that need not be longer."""
 ROUND_SECONDS = 0.3
-"""What an outer round takes on loopback, its checkpoint included."""
+"""Seconds of an outer round over loopback, its checkpoint included."""
 SLACK = 1.3
-"""Validation, and everything else that runs on the same cores."""
+"""Factor for validation and everything else that runs on the same cores."""
 
 _RUN = """\
 [run]
@@ -78,11 +75,11 @@ inner_steps = {inner_steps}
 
 @dataclass(frozen=True)
 class Pace:
-    """How fast this machine is.
+    """The speed of this machine.
 
     Attributes:
         tokens_per_second: of one site that trains alone.
-        abreast: sites that keep this speed when all train.
+        abreast: number of sites that keep this speed when all train.
     """
 
     tokens_per_second: float
@@ -99,12 +96,12 @@ def write_run(path: Path, sites: int, algorithm: str, steps: int) -> RunConfig:
 
 
 def inner_steps(steps: int) -> int:
-    """H: 20, or less in a run so short that there would be fewer than six rounds."""
+    """H: 20, or less in a run so short that it would have fewer than six rounds."""
     return min(max(steps // 6, 5), 20)
 
 
 def steps_within(seconds: float, sites: int, algorithm: str, pace: Pace) -> int:
-    """Inner steps, in tens, that `sites` sites do in `seconds`: alone during pier's start, then all abreast."""
+    """Inner steps, in tens, that `sites` sites do in `seconds`: one alone during pier's start, then all in parallel."""
     alone = START_FRACTION if algorithm == "pier" else 0.0
     share = alone + (1 - alone) / min(sites, pace.abreast)
     training = sites * BATCH * PRESETS[PRESET]["context"] * share / pace.tokens_per_second * SLACK
@@ -113,24 +110,24 @@ def steps_within(seconds: float, sites: int, algorithm: str, pace: Pace) -> int:
 
 
 def synchronous_bytes(config: RunConfig, parameters: int) -> float:
-    """Bytes that each site would send if gradients were averaged at every step: 2 · 4 · P · (n − 1) / n a step.
+    """Bytes that each site would send if gradients were averaged at every step: 2 · 4 · P · (n − 1) / n per step.
 
-    A ring all-reduce of P fp32 numbers among n sites (Patarasuk and Yuan, JPDC 69, 2009), the least there is.
+    This is a ring all-reduce of P fp32 numbers among n sites (Patarasuk and Yuan, JPDC 69, 2009), which is the minimum.
     """
     sites = config.run.sites
     return 2 * 4 * parameters * (sites - 1) / sites * config.inner.total_steps
 
 
 def rounds_between_validations(config: RunConfig) -> int:
-    """Outer rounds from one validation to the next."""
+    """Number of outer rounds from one validation to the next."""
     return config.inner.eval_every or total_rounds(config)
 
 
 def cores() -> int:
-    """Cores that this process may use."""
+    """Number of cores that this process may use."""
     return len(os.sched_getaffinity(0))
 
 
 def threads_for(sites: int) -> int:
-    """Threads for each of `sites` sites, so that together they use the cores once."""
+    """Threads for each of `sites` sites, so that together they use each core once."""
     return max(cores() // sites, 1)

@@ -1,4 +1,4 @@
-"""A program that the demo runs: started as a person would start it, its output in a log, ended whatever happens."""
+"""A program that the demo runs: started as a user would start it, logged to a file, and always ended."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ TAIL_LINES = 15
 
 
 class Program:
-    """One of Pier's commands; its folder and its log lie side by side.
+    """One of Pier's commands, with its folder and its log next to each other.
 
     Args:
         work: the demo's folder.
-        threads: for each of its processes.
+        threads: number of threads for each of its processes.
     """
 
     def __init__(self, work: Path, name: str, threads: int) -> None:
@@ -38,7 +38,7 @@ class Program:
 
     @property
     def running(self) -> bool:
-        """Whether it lives."""
+        """Whether the process is alive."""
         return self._process is not None and self._process.returncode is None
 
     @property
@@ -51,17 +51,17 @@ class Program:
         plain = {"COLUMNS": "160", "NO_COLOR": "1", "OMP_NUM_THREADS": str(self._threads)}
         with self.log.open("ab") as log:
             self._process = await asyncio.create_subprocess_exec(
-                *(sys.executable, "-m", "pier_node.base.processes"),  # a fork here would upset the threads of gRPC
+                *(sys.executable, "-m", "pier_node.base.processes"),  # a fork here would disturb the threads of gRPC
                 *(str(Path(sysconfig.get_path("scripts")) / program), *words),
                 stdin=asyncio.subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
                 env={**os.environ, **plain},
-                start_new_session=True,  # Ctrl+C is the demo's to decide about
+                start_new_session=True,  # the demo decides about Ctrl+C
             )
 
     def told(self) -> dict[str, Any]:
-        """What it says about itself in its folder; {}: nothing yet."""
+        """The content of its daemon.json; {}: nothing yet."""
         try:
             known = json.loads((self.folder / DAEMON_FILE).read_text())
         except FileNotFoundError:
@@ -69,7 +69,7 @@ class Program:
         return dict(known) if self._process and known["pid"] == self._process.pid else {}
 
     def http(self) -> str | None:
-        """Where it answers on this machine; None: not yet."""
+        """Its HTTP address on this machine; None: not yet."""
         return self.told().get("http")
 
     def terminate(self) -> None:
@@ -78,7 +78,7 @@ class Program:
             self._process.terminate()
 
     def kill(self) -> None:
-        """End it; what it has started ends with it."""
+        """Kill it; the processes that it started end with it."""
         if self._process and self.running:
             self._process.kill()
 
@@ -88,7 +88,7 @@ class Program:
             await self._process.wait()
 
     def family(self) -> list[psutil.Process]:
-        """What it has started."""
+        """The processes that it started."""
         try:
             return psutil.Process(self._process.pid).children(recursive=True) if self._process and self.running else []
         except psutil.NoSuchProcess:
@@ -96,7 +96,7 @@ class Program:
 
     @property
     def obituary(self) -> str:
-        """That it has ended, and how."""
+        """A message that it has ended, and how."""
         return f"site {self.name} ended with exit code {self.code}; {self.log} ends with:\n{self.tail()}"
 
     def tail(self) -> str:

@@ -1,4 +1,4 @@
-"""What the demo has seen of its sites, and what follows from it: everything that is shown, drawn and reported."""
+"""What the demo has observed of its sites, and all conclusions that it displays, draws and reports."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ from pier_node.outer.schedule import start_steps, total_rounds
 
 Status = dict[str, Any]
 Curve = list[tuple[int, float]]
-"""(inner step, nats a token), in the order of the steps."""
+"""(inner step, nats per token), in the order of the steps."""
 
 
 @dataclass
 class Track:
-    """One site, seen from outside.
+    """One site, observed from outside.
 
     Attributes:
         status: its last answer; empty: none yet.
-        event: the last line of its events.jsonl, one a committed round; empty: none yet.
-        loss: of its training.
-        code: the exit code of its daemon, once it has ended.
+        event: the last line of its events.jsonl, one per committed round; empty: none yet.
+        loss: its training loss.
+        code: exit code of its daemon, once it has ended.
     """
 
     name: str
@@ -36,21 +36,21 @@ class Track:
 
     @property
     def round(self) -> int:
-        """The last that it committed; -1: none, it has no state yet."""
+        """The last round that it committed; -1: none, it has no state yet."""
         return int(self.event.get("round", -1))
 
     @property
     def bytes_sent(self) -> int:
-        """Until its last round, by all its daemons if there was more than one."""
+        """Bytes sent up to its last round, summed over all its daemons."""
         return self._sent_before + int(self.event.get("bytes_sent", 0))
 
     def saw_status(self, status: Status) -> None:
-        """It answered."""
+        """Record an answer of the site."""
         self.status = status
         self._saw_loss(status)
 
     def saw_event(self, event: Status) -> None:
-        """It committed a round."""
+        """Record a committed round."""
         if event["pid"] != self.event.get("pid"):  # another daemon counts from zero
             self._sent_before = self.bytes_sent
         self.event = event
@@ -75,7 +75,7 @@ class Record:
         self._validation: dict[int, dict[str, float]] = {}
 
     def saw_event(self, name: str, event: Status) -> None:
-        """A site has committed a round, or begins at round 0."""
+        """Record that a site has committed a round, or begins at round 0."""
         number = event["round"]
         self.tracks[name].saw_event(event)
         self._digests.setdefault(number, {})[name] = event["digest"]
@@ -85,23 +85,23 @@ class Record:
 
     @property
     def validation(self) -> Curve:
-        """Of the anchor, which all sites share; with noloco the mean over the sites, each of which has its own."""
+        """Validation loss of the anchor, which all sites share; with noloco, the mean over the sites' own anchors."""
         return [(step, fmean(losses.values())) for step, losses in sorted(self._validation.items())]
 
     @property
     def apart(self) -> bool:
-        """Whether each site has a model of its own."""
+        """Whether each site has its own model."""
         return self.config.outer.algorithm == "noloco"
 
     @property
     def spread(self) -> float | None:
-        """Between the replicas, as pairs last saw it, in the mean over sites; None: not known, or there is none."""
+        """Spread of the replicas as last seen by pairs, averaged over sites; None: not known, or there is none."""
         known = [spread for track in self.tracks.values() if (spread := track.event.get("spread")) is not None]
         return fmean(known) if known else None
 
     @property
     def newest(self) -> Track:
-        """A site that nobody is ahead of."""
+        """A site that no other is ahead of."""
         return max(self.tracks.values(), key=lambda track: track.round)
 
     @property
@@ -116,13 +116,13 @@ class Record:
 
     @property
     def finished(self) -> bool:
-        """Whether every site that is left has committed the last round."""
+        """Whether every remaining site has committed the last round."""
         kept = [track for track in self.tracks.values() if track not in self.lost]
         return bool(kept) and all(track.round >= self.rounds for track in kept)
 
     @property
     def hopeless(self) -> bool:
-        """Whether those that are left cannot go on: they are no majority, or the run waits for all sites to begin."""
+        """Whether the remaining sites cannot continue: they have no quorum, or the run waits for all sites to begin."""
         if not self.lost:
             return False
         if self.apart:  # only the first round waits for all
@@ -130,13 +130,13 @@ class Record:
         members = self.newest.event.get("members", [])
         if len(members) < 2 or not self.alive:
             return True
-        # Who left politely has handed its vote to another.
+        # A site that left politely has handed over its vote.
         gone = [track for track in self.lost if track.code != 0 and track.status.get("node") in members]
         return 2 * (len(members) - len(gone)) <= len(members)
 
     @property
     def compared(self) -> int:
-        """Rounds after which the digests of two sites or more were compared."""
+        """Number of rounds after which the digests of at least two sites were compared."""
         return sum(len(digests) > 1 for digests in self._digests.values())
 
     @property
@@ -148,6 +148,6 @@ class Record:
 
     @property
     def digest(self) -> str:
-        """Of the newest round that two sites or more have told; empty: there is none."""
+        """Digest of the latest round that at least two sites have reported; empty: there is none."""
         shared = [number for number, digests in self._digests.items() if len(digests) > 1]
         return next(iter(self._digests[max(shared)].values())) if shared else ""

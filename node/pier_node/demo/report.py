@@ -1,9 +1,4 @@
-"""The end of a demo: its numbers for people.
-
-The losses of a demo as a picture.
-
-What came out of a demo, in numbers.
-"""
+"""The final report of a demo: its numbers, as text for people, as JSON, and its losses as a plot."""
 
 from __future__ import annotations
 
@@ -24,11 +19,11 @@ from pier_node.demo.record import Curve, Record, Track
 from pier_node.trainer.model.evaluate import bits_per_byte
 
 SMOOTHING = 0.85
-"""Weight of the past in the training losses that are drawn."""
+"""Weight of the past in the plotted training losses."""
 
 
 def draw(record: Record, file: Path) -> None:
-    """Write a PNG: training loss of each site and validation loss over inner steps, and the end of a solo start."""
+    """Write a PNG: each site's training loss and the validation loss over inner steps, and the end of a solo start."""
     import matplotlib
 
     matplotlib.use("agg")
@@ -54,7 +49,7 @@ def draw(record: Record, file: Path) -> None:
 
 
 def smoothed(curve: Curve) -> Curve:
-    """Exponential moving average over the points, without the bias of its beginning (Kingma and Ba, 2015)."""
+    """Exponential moving average over the points, with bias correction at its start (Kingma and Ba, 2015)."""
     smooth, total, weight = [], 0.0, 0.0
     for step, value in curve:
         total = SMOOTHING * total + (1 - SMOOTHING) * value
@@ -65,11 +60,11 @@ def smoothed(curve: Curve) -> Curve:
 
 @dataclass(frozen=True)
 class SiteResult:
-    """One site's part.
+    """The result of one site.
 
     Attributes:
-        utilisation: the part of its training time that it spent in inner steps rather than in rounds; None: unknown.
-        loss: of its training, nats a byte, seen now and then.
+        utilisation: fraction of its training time spent in inner steps rather than in rounds; None: unknown.
+        loss: its training loss in nats per byte, sampled from time to time.
     """
 
     name: str
@@ -85,14 +80,15 @@ class SiteResult:
 
 @dataclass(frozen=True)
 class Result:
-    """The whole demo. Losses are nats a byte.
+    """The result of the demo. Losses are in nats per byte.
 
     Attributes:
-        synchronous_bytes: that a site would have sent for as many steps, had gradients been averaged at each.
-        saving: how many times less a site sent, in the mean over sites; None: nothing was sent.
+        synchronous_bytes: bytes that a site would have sent for as many steps if gradients were averaged at each step.
+        saving: the factor by which a site sent less, averaged over sites; None: nothing was sent.
         seconds: from the start of the first site to the last round.
-        rounds_compared: after which digests of several sites were compared; they were `digests_equal` or not.
-        spread: between the sites' models, where each has its own (noloco); None: they share one.
+        rounds_compared: number of rounds after which digests of several sites were compared; `digests_equal` has the
+            outcome.
+        spread: between the sites' models, if each has its own (noloco); None: they share one.
     """
 
     algorithm: str
@@ -116,12 +112,12 @@ class Result:
     sites: list[SiteResult]
 
     def as_json(self) -> dict[str, Any]:
-        """Ready for `json.dumps`."""
+        """The result for `json.dumps`."""
         return asdict(self)
 
 
 def measured(record: Record, seconds: float) -> Result:
-    """The numbers of a run that has finished."""
+    """The numbers of a finished run."""
     config, curve = record.config, record.validation
     sites = [_site(track, record) for track in record.tracks.values()]
     gradients = synchronous_bytes(config, record.parameters)
@@ -165,11 +161,11 @@ def _site(track: Track, record: Record) -> SiteResult:
 
 
 def report(result: Result, text: str, files: dict[str, Path]) -> RenderableType:
-    """Everything.
+    """The complete report.
 
     Args:
-        text: that the model wrote.
-        files: what they are -> where they lie.
+        text: written by the model.
+        files: description -> path.
     """
     title = f"[b]Pier[/b]  trained {result.parameters:,} parameters at {len(result.sites)} sites"
     heading, sample = Text("the model goes on from a prompt:", "dim"), Padding(Text(text, "cyan"), (0, 2))

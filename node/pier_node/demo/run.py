@@ -25,11 +25,11 @@ TEMPERATURE, TOP_K = 0.7, 20
 
 @dataclass(frozen=True)
 class Options:
-    """What `pier-node demo` was told.
+    """The options of `pier-node demo`.
 
     Attributes:
         steps: inner steps; None: as many as fit into `seconds`.
-        keep: go on with the run in `folder`, whatever the other options say of it.
+        keep: continue the run in `folder`, whatever the other options say about it.
     """
 
     folder: Path
@@ -42,11 +42,11 @@ class Options:
 
 
 def run_demo(options: Options, as_json: bool) -> bool:
-    """Run the demo and print what came out, as text or as JSON and nothing else. Returns whether all went well.
+    """Run the demo and print the result, as text or as JSON only. Returns whether all went well.
 
     Raises:
-        PierError: it could not be finished.
-        KeyboardInterrupt: somebody ended it.
+        PierError: it could not be completed.
+        KeyboardInterrupt: the user stopped it.
     """
     console = Console(stderr=as_json)
     with claimed(options.folder, options.keep) as work:
@@ -95,7 +95,7 @@ def _tell(record: Record, seconds: float, work: Path, console: Console, as_json:
 
 
 def sample(model: Path) -> str:
-    """The prompt, and how the exported model goes on."""
+    """The prompt and its continuation by the exported model."""
     from pier_node.commands.generate import generate
 
     pieces: list[str] = []

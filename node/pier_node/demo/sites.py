@@ -1,10 +1,8 @@
-"""The demo's sites and their coordinator: daemons of their own, as a person would start them.
+"""The demo's sites and their coordinator: separate daemons, started as a user would start them.
 
-One of Pier's commands as the demo types it: what it prints is wanted, and it ends with whoever waits for that.
-
-Makes a site of the demo slow: its workers are stopped for a part of each moment (SIGSTOP, SIGCONT).
-
-Sites on one machine are equally fast otherwise. Nothing in the site knows of it, so that what it measures is true.
+It also runs other Pier commands and collects their output, and can slow a site down: its workers are stopped for a part
+of each period (SIGSTOP, SIGCONT), because sites on one machine are equally fast otherwise. The site does not know this,
+so its measurements are true.
 """
 
 from __future__ import annotations
@@ -32,7 +30,7 @@ WIDTH = "150"
 
 
 async def output(program: str, *words: str) -> str:
-    """What it prints. Raises PierError: it does not go well."""
+    """Run a command and return its output. Raises PierError: it fails."""
     async with started(program, *words) as process:
         printed, errors = await process.communicate()
     if process.returncode:
@@ -42,7 +40,7 @@ async def output(program: str, *words: str) -> str:
 
 @asynccontextmanager
 async def started(program: str, *words: str) -> AsyncIterator[asyncio.subprocess.Process]:
-    """The process, its output in pipes; it is asked to end after the block if it runs then."""
+    """The process with its output in pipes; if it still runs after the block, it is asked to end."""
     process = await asyncio.create_subprocess_exec(
         Path(sysconfig.get_path("scripts")) / program,
         *words,
@@ -59,13 +57,13 @@ async def started(program: str, *words: str) -> AsyncIterator[asyncio.subprocess
 
 
 PERIOD = 0.2
-"""Seconds in which a worker runs and is stopped once."""
+"""Seconds of a period in which a worker runs and is stopped once."""
 WORKER = "pier-worker"
-"""As trainer/launch.py calls it, which imports torch."""
+"""As named in trainer/launch.py, which is not imported here because it imports torch."""
 
 
 async def throttle(program: Program, share: float) -> None:
-    """Let the workers of a program run for `share` of the time, until cancelled; then they go on."""
+    """Let the workers of a program run for `share` of the time until cancelled; then they run normally."""
     stopped: list[psutil.Process] = []
     try:
         while True:
@@ -99,7 +97,7 @@ ANY_PORT = "127.0.0.1:0"
 PATIENCE = 15.0
 """Seconds that a site gets to leave politely."""
 HURRY = 3.0
-"""Seconds that it gets to end when it was told twice."""
+"""Seconds that it gets to end after the second request."""
 STARTING = 60.0
 """Seconds that the coordinator gets until it answers."""
 LOOK = 0.05
@@ -113,7 +111,7 @@ class Site(Program):
         self._transport = transport
 
     async def start(self, *way: str) -> None:
-        """Come into a run: `--coordinator … --token-file …`."""
+        """Join a run: `--coordinator … --token-file …`."""
         options = ["--data", str(self.folder), "--name", self.name, "--listen", ANY_PORT, "--workers", "1"]
         await self.run("pier-node", "start", *way, *options, "--transport", self._transport)
 
@@ -135,7 +133,7 @@ class Coordinator(Program):
             raise PierError(f"the coordinator does not run; {self.log} ends with:\n{self.tail()}")
 
     async def invite(self, uses: int) -> Path:
-        """A file with a token for so many sites. Raises PierError."""
+        """A file with a token for that many sites. Raises PierError."""
         told = await output("pier-coordinator", "invite", "--data", str(self.folder), "--uses", str(uses), "--json")
         answer: dict[str, Any] = json.loads(told)
         file = self.folder / "invite.token"
@@ -144,21 +142,21 @@ class Coordinator(Program):
 
 
 class Sites:
-    """All sites of the demo, and what watches over them."""
+    """All sites of the demo and their coordinator."""
 
     def __init__(self, work: Path, count: int, threads: int, transport: Transport = "grpc") -> None:
         self.all = [Site(work, name, threads, transport) for name in NAMES[:count]]
         self.coordinator = Coordinator(work, "coordinator", threads)
 
     async def start(self, run: Path) -> str:
-        """Start the coordinator, then all sites; returns the address of its page. Raises PierError."""
+        """Start the coordinator, then all sites. Returns the address of its page. Raises PierError."""
         way = await self.invited(run)
         for site in self.all:
             await site.start(*way)
         return str(self.coordinator.http())
 
     async def invited(self, run: Path) -> list[str]:
-        """Start the coordinator only; returns the options with which sites come. Raises PierError."""
+        """Start only the coordinator. Returns the options with which sites join. Raises PierError."""
         await self.coordinator.start(run)
         file = await self.coordinator.invite(len(self.all))
         return ["--coordinator", str(self.coordinator.told()["address"]), "--token-file", str(file)]
@@ -168,7 +166,7 @@ class Sites:
         await _ended(self.all, patience)
 
     async def stop(self) -> None:
-        """End all sites, then the coordinator, and whatever they have started, within seconds; again: nothing."""
+        """End all sites, the coordinator and all processes that they started, within seconds; repeatable."""
         everybody: list[Program] = [*self.all, self.coordinator]
         family = [relative for program in everybody for relative in program.family()]
         for act, patience in ((Program.terminate, PATIENCE), (Program.terminate, HURRY), (Program.kill, HURRY)):

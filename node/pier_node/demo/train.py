@@ -1,6 +1,6 @@
-"""A demo's training, from the start of the first site until all have ended.
+"""The training of a demo, from the start of the first site until all have ended.
 
-Looks at the sites from outside, as any program could: GET /status, and the lines of events.jsonl.
+It observes the sites from outside, as any program could: GET /status, and the lines of events.jsonl.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from pier_node.demo.sites import PATIENCE, Site, Sites
 from pier_node.rounds.folder import EVENTS_FILE
 
 TIMEOUT = 2.0
-"""Seconds that a site may take to answer; it may be busy, and is asked again."""
+"""Seconds that a site may take to answer; a busy site is asked again."""
 
 
 class Watch:
@@ -42,10 +42,10 @@ class Watch:
         await self._session.close()
 
     async def look(self) -> None:
-        """Take in what is new at every site."""
+        """Record what is new at every site."""
         await asyncio.gather(*(self._ask(site) for site in self._sites))
         for site in self._sites:
-            code = site.code  # before the events: one that has ended has written all of them
+            code = site.code  # before the events: a site that has ended has written all of them
             for event in self._events(site):
                 self._record.saw_event(site.name, event)
             self._record.tracks[site.name].code = code
@@ -58,7 +58,7 @@ class Watch:
             async with self._session.get(f"{http}/status") as response:
                 self._record.tracks[site.name].saw_status(await response.json())
         except (aiohttp.ClientError, TimeoutError):
-            pass  # busy, or gone: then its exit code says more
+            pass  # busy or gone; if gone, its exit code says more
 
     def _events(self, site: Site) -> list[Status]:
         path = site.folder / EVENTS_FILE
@@ -75,18 +75,20 @@ class Watch:
 TICK = 0.25
 """Seconds between two looks at the sites."""
 STILL = 180.0
-"""Seconds without any news after which a demo gives up."""
+"""Seconds without news after which a demo gives up."""
 T = TypeVar("T")
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 def train(sites: Sites, run: Path, record: Record, screen: Screen) -> float:
-    """Have the sites train, fill the record, show it. Returns the seconds until the last round; no site lives then.
+    """Run the training, fill the record and display it.
+
+    Returns the seconds until the last round; all sites have then ended.
 
     Raises:
-        PierError: sites died and those that are left cannot go on, or nothing happened for a long time.
-        KeyboardInterrupt: at any of SIGNALS; no site lives then either.
+        PierError: sites died and the remaining ones cannot continue, or nothing happened for a long time.
+        KeyboardInterrupt: on any of SIGNALS; all sites have then ended, too.
     """
     seconds = asyncio.run(interruptible(sites, _Training(sites, run, record, screen).run()))
     if seconds is None:
@@ -95,7 +97,7 @@ def train(sites: Sites, run: Path, record: Record, screen: Screen) -> float:
 
 
 async def interruptible(sites: Sites, work: Coroutine[None, None, T]) -> T | None:
-    """What comes of the work; None: one of SIGNALS came before. No site lives when this returns."""
+    """The result of the work; None: one of SIGNALS came first. All sites have ended when this returns."""
     task, ending = asyncio.create_task(work), asyncio.Event()
     for number in SIGNALS:
         asyncio.get_running_loop().add_signal_handler(number, ending.set)
@@ -133,7 +135,10 @@ class _Training:
         return seconds
 
     def _mourn(self) -> None:
-        """Say which site ended too early and what its log says; an error if the others cannot go on without it."""
+        """Report a site that ended too early with the end of its log.
+
+        Raises PierError if the others cannot continue.
+        """
         lost = [site for site in self._sites.all if self._record.tracks[site.name] in self._record.lost]
         if self._record.hopeless:
             remedy = "The others cannot go on without it. Mend what its log shows, and start the demo again."

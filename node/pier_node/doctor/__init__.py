@@ -1,1 +1,1 @@
-"""What `pier-node doctor` looks at: one thing a file, gathered in doctor/examination.py."""
+"""The checks of `pier-node doctor`, collected in doctor/examination.py."""

@@ -1,4 +1,4 @@
-"""The whole examination: the way to every site of the run and back, then what this machine has for it."""
+"""The complete examination: the links to every site of the run and back, then this machine's resources."""
 
 from __future__ import annotations
 
@@ -32,25 +32,25 @@ from pier_proto.v1.peer_pb2 import HelloReply, HelloRequest, Site
 
 @dataclass(frozen=True)
 class Surroundings:
-    """The other sites, as they were found."""
+    """The other sites as they were found."""
 
     sites: int
-    """That take part or answer, this one included."""
+    """Number of sites that take part or answer, this one included."""
     links: Sequence[Link]
 
     @property
     def slowest(self) -> float:
-        """Bytes a second of the slowest link in its slower direction; 0: none was measured."""
+        """Bandwidth of the slowest link in its slower direction, in bytes per second; 0: none was measured."""
         return min((min(link.up, link.down) for link in self.links), default=0.0)
 
     @property
     def farthest(self) -> float:
-        """Seconds there and back of the link with the most; 0: none was measured."""
+        """Longest round trip of a link, in seconds; 0: none was measured."""
         return max((link.round_trip for link in self.links), default=0.0)
 
 
 async def examine(settings: Settings) -> list[Finding]:
-    """Look at everything. Raises PierError: the options contradict each other, or say too little."""
+    """Check everything. Raises PierError: the options contradict each other or are incomplete."""
     here = Standpoint.of(settings)
     found = await _meet(here)
     if here.config is None and found.met:
@@ -79,7 +79,10 @@ def _carrier(here: Standpoint, run_hash: bytes) -> SiteCarrier:
 async def _visit(
     here: Standpoint, config: RunConfig, met: dict[str, HelloReply]
 ) -> tuple[Finding, list[Finding], list[Link]]:
-    """Visit the sites one after the other, since two at once would measure each other; and say where this one is."""
+    """Visit the sites one after the other, since concurrent visits would distort the measurements.
+
+    The first finding is this site's address.
+    """
     async with AsyncExitStack() as stack:
         carrier = _carrier(here, config.hash())
         stack.push_async_callback(carrier.stop)
@@ -93,7 +96,7 @@ async def _visit(
 
 
 async def _listen(here: Standpoint, config: RunConfig, carrier: SiteCarrier) -> tuple[str, Finding]:
-    """Where others reach this site: its daemon, or, while none runs, the doctor; "" if it cannot listen."""
+    """This site's address: of its daemon or, while none runs, of the doctor; "" if it cannot listen."""
     if here.daemon:
         address = str(here.status["address"])
         return address, Finding(THIS_SITE, "address", Verdict.OK, f"its daemon tells others to reach it at {address}")

@@ -1,4 +1,4 @@
-"""What an examination finds: one line of the doctor's table, with what to change if it is not well."""
+"""A finding: one line of the doctor's table, with what to change if something is wrong."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ THIS_SITE = "this site"
 
 
 class Verdict(Enum):
-    """What to think of it, in one word."""
+    """The judgement in one word."""
 
     OK = "ok"
     ADVICE = "advice"
-    """The site can take part; it could do so better."""
+    """The site can take part, but could do better."""
     PROBLEM = "PROBLEM"
     """The site cannot take part, or not for long, or wastes most of its time."""
     UNKNOWN = "unknown"
@@ -25,11 +25,11 @@ class Finding:
     """One line.
 
     Attributes:
-        site: THIS_SITE, or what people call a peer.
-        check: what was looked at.
-        detail: what was seen, with units.
-        remedy: what to change, where, to what.
-        values: the same as numbers for programs; names end in their units.
+        site: THIS_SITE, or the name of a peer.
+        check: what was checked.
+        detail: what was found, with units.
+        remedy: what to change, where, and to what.
+        values: the same as numbers, for programs; names end in their units.
     """
 
     site: str

@@ -1,8 +1,8 @@
-"""Measures the way to a peer with Probe: round trip, clock, and what it carries in each direction.
+"""Measures the link to a peer with Probe: round trip, clock difference, and bandwidth in each direction.
 
-Bytes go as those of a round do, in messages of up to 1 MiB, several at once over one connection. There are more of them
-each time until they take long enough to be measured, so that a slow line is not held for minutes, nor a fast one
-mistaken for its latency.
+Data is sent as in a round: messages of up to 1 MiB, several at once over one connection. The amount grows until the
+transfer takes long enough to be measured. So a slow line is not occupied for minutes, and a fast one is not mistaken
+for its latency.
 """
 
 from __future__ import annotations
@@ -19,23 +19,23 @@ from pier_proto.v1.peer_pb2 import ProbeReply, ProbeRequest
 PINGS = 5
 STREAMS = 4
 SIZES = tuple(1 << power for power in (16, 18, 20, 22, 24))
-"""Bytes of one try after the other, in each direction."""
+"""Bytes of successive tries, in each direction."""
 LONG_ENOUGH = 0.5
-"""Seconds that a try must take for its rate to be believed; the last one is in any case."""
+"""Seconds that a try must take for its rate to be accepted; the last try is always accepted."""
 
 Ask = Callable[[ProbeRequest], Awaitable[ProbeReply]]
-"""Asks the peer. Raises PeerLost."""
+"""Sends a probe to the peer. Raises PeerLost."""
 
 
 @dataclass(frozen=True)
 class Link:
-    """The way to a peer.
+    """The link to a peer.
 
     Attributes:
         round_trip: seconds.
-        clock_ahead: seconds that the peer's clock is ahead of ours; known to half a round trip.
-        up: bytes a second from here to there.
-        down: bytes a second from there to here.
+        clock_ahead: seconds by which the peer's clock is ahead of this site's, to within half a round trip.
+        up: bytes per second from this site to the peer.
+        down: bytes per second from the peer to this site.
     """
 
     round_trip: float
@@ -45,7 +45,7 @@ class Link:
 
 
 async def measure(ask: Ask, clock: Callable[[], float] = time.time) -> Link:
-    """Measure a link; takes a few seconds and at most twice the sum of SIZES. Raises PeerLost."""
+    """Measure a link. Takes a few seconds and at most twice the sum of SIZES in bytes. Raises PeerLost."""
     round_trip, clock_ahead = min([await _ping(ask, clock) for _ in range(PINGS)])
     noise = os.urandom(CHUNK_BYTES)
     up = await _rate(ask, round_trip, lambda size: ProbeRequest(padding=noise[:size]))

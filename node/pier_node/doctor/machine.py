@@ -1,12 +1,8 @@
-"""Host memory that a site needs when sites exchange, against what is free.
+"""Checks of this machine: host memory and disk space that a site needs, and a kernel setting for idle connections.
 
-The outer state lives in the daemon, fp32, in vectors of one element a parameter; `vectors` counts them.
-
-Disk that the checkpoints of a site need, against what is free.
-
-Whether a line with latency is used at once when a round begins: Linux forgets the speed of an idle connection.
-
-`net.ipv4.tcp_slow_start_after_idle`: see tcp(7). What it costs: docs/operations.md, slow lines.
+The outer state is in the daemon's memory in fp32, as vectors with one element per parameter; `vectors` counts them. By
+default, Linux forgets the speed of an idle connection (`net.ipv4.tcp_slow_start_after_idle`, see tcp(7)), so each round
+starts slowly on a line with latency. docs/operations.md, slow lines, has the cost.
 """
 
 from __future__ import annotations
@@ -25,11 +21,11 @@ from pier_node.rounds.checkpoint import KEEP
 from pier_node.trainer.model.cost import STATE
 
 CHECKPOINT_BYTES = 20
-"""Bytes a parameter of a checkpoint at its largest: anchor, momentum, AdamW's two moments, pending; fp32."""
+"""Maximum bytes per parameter of a checkpoint: anchor, momentum, AdamW's two moments and the unsent update, in fp32."""
 
 
 def disk_finding(folder: Path, parameters: int, free: int) -> Finding:
-    """Whether the disk holds the checkpoints that are kept and the one that is being written, besides what is there.
+    """Whether the disk has room for the checkpoints that are kept and the one being written, besides existing ones.
 
     Args:
         free: bytes on the folder's disk.
@@ -45,21 +41,21 @@ def disk_finding(folder: Path, parameters: int, free: int) -> Finding:
 
 
 def free_disk(folder: Path) -> int:
-    """Bytes free where a folder is, or will be."""
+    """Free bytes on the disk of a folder, which may not exist yet."""
     there = next(path for path in (folder.absolute(), *folder.absolute().parents) if path.exists())
     return int(psutil.disk_usage(str(there)).free)
 
 
 SETTING = "net.ipv4.tcp_slow_start_after_idle"
 FAR = 0.03
-"""Seconds there and back from which it costs a noticeable part of a round to become fast again."""
+"""Round trip in seconds from which regaining speed takes a noticeable part of a round."""
 
 
 def idle_finding(forgets: bool, round_trip: float) -> list[Finding]:
-    """What to set, if it matters.
+    """Advice on the kernel setting, if it matters.
 
     Args:
-        forgets: whether the kernel is set so, as it is by default.
+        forgets: whether the kernel forgets the speed of idle connections, its default.
         round_trip: of the farthest peer, in seconds.
     """
     if not forgets or round_trip < FAR:
@@ -69,7 +65,7 @@ def idle_finding(forgets: bool, round_trip: float) -> list[Finding]:
 
 
 def forgets_idle_lines() -> bool:
-    """Whether this machine's kernel, or this container's network, is set so."""
+    """Whether the kernel of this machine, or the network of this container, has that setting."""
     try:
         return Path("/proc/sys", *SETTING.split(".")).read_text().strip() == "1"
     except OSError:
@@ -85,8 +81,8 @@ class Vectors:
     """How many vectors of a whole model the daemon holds at once.
 
     Attributes:
-        always: by what they are, at the end of every round.
-        at_times: more of them: a round went on without this site; a newcomer fetches the run's state from it.
+        always: by purpose, at the end of every round.
+        at_times: additional ones: a round continued without this site; a newcomer fetches the run's state from it.
     """
 
     always: dict[str, int]
@@ -94,17 +90,17 @@ class Vectors:
 
     @property
     def usual(self) -> int:
-        """In every round."""
+        """The number in every round."""
         return sum(self.always.values())
 
     @property
     def most(self) -> int:
-        """When everything comes together."""
+        """The number if everything coincides."""
         return self.usual + sum(self.at_times.values())
 
 
 def vectors(config: RunConfig) -> Vectors:
-    """What the daemon holds; a state has AdamW's moments in it where gradients are exchanged."""
+    """The vectors that the daemon holds. A state contains AdamW's moments if gradients are exchanged."""
     outer = config.outer
     state = 4 if "sync" in (outer.algorithm, outer.start) else 2
     anchors = outer.algorithm == "noloco" and needs_anchors(outer.noloco)
@@ -121,11 +117,11 @@ def vectors(config: RunConfig) -> Vectors:
 
 
 def memory_finding(config: RunConfig, parameters: int, cpu_workers: int, held: int, free: int) -> Finding:
-    """Whether the memory is enough.
+    """Whether the memory is sufficient.
 
     Args:
-        cpu_workers: of this site, still to be started.
-        held: bytes that a running daemon has taken of this already.
+        cpu_workers: workers of this site that are still to be started on the CPU.
+        held: bytes of this memory that a running daemon already uses.
         free: bytes.
     """
     copies = vectors(config)
@@ -149,7 +145,7 @@ def memory_finding(config: RunConfig, parameters: int, cpu_workers: int, held: i
 
 
 def free_memory() -> int:
-    """Bytes that can be had: of the machine, or of the container if that has a limit."""
+    """Available bytes of the machine, or of the container if it has a limit."""
     return min([psutil.virtual_memory().available, *_container_room(_CGROUP)])
 
 
@@ -162,7 +158,7 @@ def held_memory(pid: int) -> int:
 
 
 def _container_room(cgroup: Path) -> list[int]:
-    """What a limit of control groups (version 2) leaves; [] without one. Cached files give way: they do not count."""
+    """Bytes left by a limit of control groups (version 2); [] without one. Cached files do not count as used."""
     if not (cgroup / "memory.max").exists() or (limit := (cgroup / "memory.max").read_text().strip()) == "max":
         return []
     stat = dict(line.split() for line in (cgroup / "memory.stat").read_text().splitlines())

@@ -1,4 +1,4 @@
-"""From where the doctor looks: what this site is told, and what is known here already, without changing any of it."""
+"""What the doctor knows at the start: this site's options and data folder, read without changing them."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ class Standpoint:
 
     Attributes:
         config: the run; None: only the peers know it.
-        credentials: None with --insecure, or when this site will found a run.
+        credentials: None with --insecure, or if this site will found a run.
         daemon: None: none runs.
-        status: what the daemon says; else what its last round left; else {}.
-        addresses: of other sites, as far as they are known, and their names, which may be empty.
+        status: the daemon's status, or else that of its last round, or else {}.
+        addresses: known addresses of other sites, with their names, which may be empty.
     """
 
     settings: Settings
@@ -42,11 +42,11 @@ class Standpoint:
 
     @classmethod
     def of(cls, settings: Settings) -> Self:
-        """Look at the data folder and the options. Raises PierError: they contradict each other, or say too little."""
+        """Read the data folder and the options. Raises PierError: they contradict each other or are incomplete."""
         enrolment = Enrolment.load(settings.folder)
-        token = None if enrolment else find_token(settings)  # what an enrolled site came with was an invite
+        token = None if enrolment else find_token(settings)  # an enrolled site came with an invite
         config, (transport, record) = known_config(settings), find_site(settings)
-        # Before its first start a site has no key: the one made here is forgotten again.
+        # Before its first start a site has no key; one created here is not kept.
         identity = (
             Identity.load_or_create(settings.folder) if record else Identity(ec.generate_private_key(ec.SECP256R1()))
         )
@@ -67,7 +67,7 @@ class Standpoint:
         return here.in_run(config) if config else here
 
     def in_run(self, config: RunConfig) -> Self:
-        """The same, once the run is known. Raises PierError: the token is of another one."""
+        """The same, once the run is known. Raises PierError: the token belongs to another run."""
         if self.token:
             self.token.require_run(config.hash())
         return replace(self, config=config)

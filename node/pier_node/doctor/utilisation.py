@@ -1,8 +1,9 @@
-"""How much of its time a site will spend in inner steps, on the links that were measured.
+"""Predicts the fraction of its time that a site will spend in inner steps, from the measured links.
 
-In a round each of n members sends its vector of P values by reduce-scatter and all-gather: 2·P·(n − 1)/n values, of 4
-bytes or what the codec makes of them, at the rate of the slowest link, after H inner steps or (overlap) during them. A
-pair of noloco swaps P values, both ways at once; what goes ahead of the round is not counted.
+In a round, each of n members sends its vector of P values by reduce-scatter and all-gather: 2·P·(n − 1)/n values, of 4
+bytes or as encoded by the codec. It sends them at the rate of the slowest link, after H inner steps or, with overlap,
+during them. A pair in noloco exchanges P values in both directions at once; what is sent ahead of the round does not
+count.
 """
 
 from __future__ import annotations
@@ -17,12 +18,12 @@ from pier_node.rounds.plan import CHUNK
 
 GOOD, POOR = 0.8, 0.5
 AIM = 0.9
-"""Utilisation that advice aims at."""
+"""Utilisation that the advice aims at."""
 CHECK = "utilisation"
 
 
 def exchange_bytes(config: RunConfig, parameters: int, sites: int) -> float:
-    """Bytes that each of the sites sends until all of the model is synced once."""
+    """Bytes that each site sends until the whole model is synced once."""
     bytes_a_value = codec(config.outer.codec).size(CHUNK) / CHUNK
     if config.outer.algorithm == "noloco":
         return bytes_a_value * parameters
@@ -30,12 +31,12 @@ def exchange_bytes(config: RunConfig, parameters: int, sites: int) -> float:
 
 
 def share_of_compute(config: RunConfig, compute: float, exchange: float) -> float:
-    """The part of its time that a site computes."""
+    """The fraction of its time that a site computes."""
     return compute / (max(compute, exchange) if config.outer.overlap else compute + exchange)
 
 
 def inner_steps(config: RunConfig) -> int:
-    """H, inner steps from one exchange to the next."""
+    """H, the number of inner steps from one exchange to the next."""
     return 1 if config.outer.algorithm == "sync" else config.outer.inner_steps
 
 
@@ -45,10 +46,10 @@ def utilisation_finding(
     """The prediction.
 
     Args:
-        sites: that take part, this one included.
-        rate: of the slowest link, bytes a second; 0: not known.
-        speed: of this site in inner steps, tokens a second; 0: not known yet.
-        measured: by its daemon so far, waits for other sites included; None: not yet.
+        sites: number of sites that take part, this one included.
+        rate: of the slowest link, in bytes per second; 0: not known.
+        speed: of this site in inner steps, in tokens per second; 0: not known yet.
+        measured: utilisation measured by its daemon so far, including waits for other sites; None: not yet.
     """
     if sites < 2:
         return Finding(THIS_SITE, CHECK, Verdict.OK, "a run of one site exchanges nothing")
@@ -94,6 +95,6 @@ def _less_traffic(config: RunConfig) -> str:
 
 
 def _round_up(steps: float) -> int:
-    """To two digits: 1234 -> 1300."""
+    """Round up to two digits: 1234 -> 1300."""
     unit = 10 ** max(0, len(str(math.ceil(steps))) - 2)
     return int(math.ceil(steps / unit) * unit)

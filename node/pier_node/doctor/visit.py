@@ -1,6 +1,6 @@
-"""Goes round the sites of a run: who answers at which address, and, at each of them, both directions of its link.
+"""Visits the sites of a run: which site answers at which address, and both directions of the link to each.
 
-What to change when one site does not reach another: from the reasons that the wire gives (wire/grpc/reasons.py).
+The remedies for a site that does not reach another follow from the reasons that the wire gives (wire/grpc/reasons.py).
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _SIGNS = (
 
 
 def to_reach_peer(address: str, reason: str) -> str:
-    """When this site does not reach a peer."""
+    """Remedy if this site does not reach a peer."""
     _, port = parse_address(first_hop(address))
     signs = (
         (
@@ -51,11 +51,11 @@ def to_reach_peer(address: str, reason: str) -> str:
 
 
 def to_be_reached(address: str, reason: str, seen_as: str) -> str:
-    """When a peer does not reach this site.
+    """Remedy if a peer does not reach this site.
 
     Args:
         address: of this site, as it tells others.
-        seen_as: HOST:PORT that the peer saw this site's connection come from; may be empty.
+        seen_as: HOST:PORT from which the peer saw this site connect; may be empty.
     """
     host, port = parse_address(first_hop(address))
     signs = (
@@ -86,20 +86,20 @@ def _first(reason: str, signs: tuple[tuple[str, str], ...], otherwise: str) -> s
 
 
 GREETING = 10.0
-"""Seconds for an answer to a hello."""
+"""Timeout of a hello, in seconds."""
 ANSWER = 30.0
-"""Seconds for an answer to a probe: 64 KiB on a line of 20 kbit/s, or a call back that fails."""
+"""Timeout of a probe, in seconds: 64 KiB on a line of 20 kbit/s, or a failing call back."""
 CLOCKS = 10.0
-"""Seconds that the clocks of two sites may differ; at a day their certificates are refused."""
+"""Seconds by which the clocks of two sites may differ. At a difference of a day, certificates are refused."""
 
 
 @dataclass(frozen=True)
 class Round:
-    """Who was met.
+    """The sites that were met.
 
     Attributes:
-        met: their answers, by the address that they answered at.
-        missed: why nobody answered, by address.
+        met: their answers, by the address that answered.
+        missed: the reason for no answer, by address.
     """
 
     met: dict[str, HelloReply]
@@ -107,7 +107,7 @@ class Round:
 
 
 async def go_round(carrier: Carrier, addresses: Iterable[str], run_hash: bytes) -> Round:
-    """Say hello at addresses and to whoever is named there, all at once. A site is met once, this one not at all."""
+    """Say hello at addresses and to all sites named there, concurrently. Each site is met once, this one not at all."""
     request = HelloRequest(protocol=PROTOCOL, run_hash=run_hash, site=Site(node=carrier.node))
     found, tried, waiting = Round({}, {}), set[str](), set(addresses)
     while waiting:
@@ -136,7 +136,7 @@ def _note(found: Round, me: str, address: str, answer: HelloReply | PeerLost) ->
 
 
 def missed(name: str, address: str, reason: str) -> Finding:
-    """A site that does not answer; its name may be empty."""
+    """The finding for a site that does not answer; its name may be empty."""
     detail = reason.removeprefix(f"{address}: ")
     seen = f"{address}: {detail}" if name else detail
     return Finding(name or address, "reach it", Verdict.PROBLEM, seen, to_reach_peer(address, reason))
@@ -145,10 +145,10 @@ def missed(name: str, address: str, reason: str) -> Finding:
 async def visit(
     carrier: Carrier, address: str, hello: HelloReply, own_address: str
 ) -> tuple[list[Finding], Link | None]:
-    """Examine the way to a site that was met, and back. The link is None if it could not be measured.
+    """Check the link to a site that was met, and back. The link is None if it could not be measured.
 
     Args:
-        own_address: where this site is reached; "": it does not listen, so that is not tried.
+        own_address: this site's address; "": it does not listen, so the way back is not tried.
     """
     name, node = hello.site.name or hello.site.node, hello.site.node
     carrier.introduce(node, address)

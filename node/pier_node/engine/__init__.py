@@ -1,1 +1,1 @@
-"""The seam between the daemon and the processes that train: their messages and their supervisor."""
+"""The interface between the daemon and its worker processes: their messages and their supervisor."""

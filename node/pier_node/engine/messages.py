@@ -1,6 +1,6 @@
-"""What the daemon and its workers say to each other: one JSON object a line, on a Unix socket.
+"""The messages between the daemon and its workers: one JSON object per line, over a Unix socket.
 
-The large things (weights, moments, gradients) are in shared memory; a message names them by path.
+Large data (weights, moments, gradients) is in shared memory; a message refers to it by path.
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ from pydantic.dataclasses import dataclass
 from pier_node.base.errors import PierError
 
 LINE_LIMIT = 1 << 20
-"""Bytes in a line, its end included."""
+"""Maximum length of a line in bytes, including its end."""
 
 _STRICT = ConfigDict(extra="forbid", strict=True)
 
 
 @dataclass(frozen=True, config=_STRICT)
 class Setup:
-    """Daemon: the run, this site's part of it, and the shared vectors of `length` fp32 values."""
+    """From the daemon: the run, this site's part of it, and the shared vectors of `length` fp32 values."""
 
     config: str
     """RunConfig in its canonical form."""
@@ -39,25 +39,28 @@ class Setup:
 
 @dataclass(frozen=True, config=_STRICT)
 class Job:
-    """Daemon: do inner steps and publish the weights and moments; or compute one step's gradient and publish that."""
+    """From the daemon: do inner steps and publish weights and moments, or compute and publish one step's gradient."""
 
     id: int
     first_step: int
-    """Index in the whole run of the first step."""
+    """Index of the first step in the whole run."""
     steps: int
     sequences: int
-    """Sequences that the site trains on in a step."""
+    """Sequences that the site trains on per step."""
     payload: Literal["weights", "gradient"]
     load: str
-    """A vector to load the weights from."""
+    """The vector to load the weights from."""
     load_adam: bool
-    """Whether to load AdamW's moments from adam_m and adam_v, with `adam_step` steps behind them."""
+    """Whether to load AdamW's moments from adam_m and adam_v, which are `adam_step` steps old."""
     adam_step: int
 
 
 @dataclass(frozen=True, config=_STRICT)
 class Evaluate:
-    """Daemon: the validation loss of the weights in a vector. No job is disturbed: each loads its own."""
+    """From the daemon: compute the validation loss of the weights in a vector.
+
+    Jobs are unaffected: each loads its own.
+    """
 
     id: int
     weights: str
@@ -65,7 +68,7 @@ class Evaluate:
 
 @dataclass(frozen=True, config=_STRICT)
 class Rate:
-    """Daemon: the loss of each row of a file (.npy, [rows, context + 1]) with the weights in a vector."""
+    """From the daemon: compute the loss of each row of a file (.npy, [rows, context + 1]) with a vector's weights."""
 
     id: int
     weights: str
@@ -74,7 +77,7 @@ class Rate:
 
 @dataclass(frozen=True, config=_STRICT)
 class Hello:
-    """Worker: here I am. `attempt` counts the restarts of the group."""
+    """From a worker: it has connected. `attempt` counts the restarts of the group."""
 
     rank: int
     world: int
@@ -84,7 +87,7 @@ class Hello:
 
 @dataclass(frozen=True, config=_STRICT)
 class Tokenizing:
-    """Worker: making the site's tokens of its text; bytes of text read so far, and bytes of the files."""
+    """From a worker: it is tokenizing the site's text; bytes of text read so far, and bytes of the files."""
 
     read: int
     size: int
@@ -92,7 +95,10 @@ class Tokenizing:
 
 @dataclass(frozen=True, config=_STRICT)
 class Progress:
-    """Worker 0: step `step` is done; `loss` is the site's at that step, tokens and seconds are the job's so far."""
+    """From worker 0: step `step` is done.
+
+    `loss` is the site's at that step; tokens and seconds count from the job's start.
+    """
 
     step: int
     loss: float
@@ -102,14 +108,14 @@ class Progress:
 
 @dataclass(frozen=True, config=_STRICT)
 class Publishing:
-    """Worker 0: from now until `Done` the shared vectors that the job publishes are torn."""
+    """From worker 0: until `Done`, the shared vectors that the job publishes are torn."""
 
     job: int
 
 
 @dataclass(frozen=True, config=_STRICT)
 class Done:
-    """Worker 0: the job is finished and published."""
+    """From worker 0: the job is finished and published."""
 
     job: int
     tokens: int
@@ -118,12 +124,12 @@ class Done:
     adam_step: int
     seconds: float
     peak_bytes: int
-    """The most device memory that worker 0 has held; 0 on a CPU."""
+    """Peak device memory of worker 0 in bytes; 0 on a CPU."""
 
 
 @dataclass(frozen=True, config=_STRICT)
 class Evaluated:
-    """Worker 0: the validation loss, nats a token."""
+    """From worker 0: the validation loss in nats per token."""
 
     id: int
     loss: float
@@ -131,7 +137,7 @@ class Evaluated:
 
 @dataclass(frozen=True, config=_STRICT)
 class Rated:
-    """Worker 0: the mean loss of each row, nats a token."""
+    """From worker 0: the mean loss of each row in nats per token."""
 
     id: int
     losses: list[float]
@@ -139,7 +145,7 @@ class Rated:
 
 @dataclass(frozen=True, config=_STRICT)
 class Failed:
-    """Worker: an error that no restart mends, in the words of PierError."""
+    """From a worker: an error that a restart cannot fix, with the texts of PierError."""
 
     problem: str
     remedy: str
@@ -247,7 +253,7 @@ def encode(message: Message) -> bytes:
 
 
 def decode(line: bytes) -> Message:
-    """The message in a line. Raises PierError when there is none in it."""
+    """The message in a line. Raises PierError when the line contains no message."""
     try:
         fields = json.loads(line)
         kind = _KINDS[fields.pop("kind")]

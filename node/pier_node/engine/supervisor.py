@@ -1,8 +1,7 @@
-"""Hands one request at a time to the workers, and hands it out again when they were restarted meanwhile.
+"""Supervises a site's workers from its daemon: the processes, their sockets, and the request that they work on.
 
-AdamW's moments in shared memory: what survives the death of the workers.
-
-The processes of a site's workers, seen from its daemon: their launcher, and a socket to every worker.
+The supervisor sends one request at a time, and sends it again if the workers were restarted in the meantime. AdamW's
+moments are in shared memory, so they survive the death of the workers.
 """
 
 from __future__ import annotations
@@ -42,19 +41,19 @@ from pier_node.engine.messages import (
 )
 
 Moments = tuple[Vector, Vector, int]
-"""First and second moments, shape [parameters] each, and the AdamW steps behind them."""
+"""First and second moments, shape [parameters] each, and the number of AdamW steps behind them."""
 
 
 class SharedMoments:
-    """The moments after the last job that published any; zeros at first.
+    """The moments after the last job that published any; initially zeros.
 
     Args:
-        recover: where they come from when a worker dies while it publishes them; None from it: zeros.
+        recover: returns replacement moments when a worker dies while it publishes them; None: zeros.
 
     Attributes:
         first: shape [parameters].
         second: shape [parameters].
-        step: AdamW steps behind them.
+        step: number of AdamW steps behind them.
         torn: a job is publishing them.
     """
 
@@ -64,30 +63,33 @@ class SharedMoments:
         self._recover = recover
 
     def accept(self, step: int) -> None:
-        """They are whole, with `step` steps behind them."""
+        """Mark the moments as complete, with `step` steps behind them."""
         self.step, self.torn = step, False
 
     def restore(self) -> None:
-        """Make torn moments whole."""
+        """Replace torn moments by complete ones."""
         first, second, step = self._recover() or (0.0, 0.0, 0)
         self.first.array[:], self.second.array[:] = first, second
         self.accept(step)
 
 
 LEAVE_SECONDS = 3.0
-"""What workers get to leave by themselves, and then the launcher after SIGTERM."""
+"""Seconds for workers to leave by themselves, and then for the launcher after SIGTERM."""
 
 
 @dataclass(frozen=True)
 class WorkerGroup:
-    """Event: every worker has connected. After a restart there is a new team, and the old one hears nothing more."""
+    """Event: every worker has connected.
+
+    After a restart there is a new group, and the old one receives nothing more.
+    """
 
     hello: Hello
-    """What one of them said."""
+    """The hello of one of them."""
     writers: tuple[asyncio.StreamWriter, ...]
 
     def send(self, message: Message) -> None:
-        """Tell every worker."""
+        """Send a message to every worker."""
         line = encode(message)
         for writer in self.writers:
             writer.write(line)
@@ -102,7 +104,7 @@ class Ended:
 
 @dataclass(eq=False)
 class _Conversation:
-    """A connection, and the attempt that its worker belongs to; -1: it has not said so yet."""
+    """A connection and the attempt that its worker belongs to; -1: not known yet."""
 
     task: asyncio.Task[None]
     writer: asyncio.StreamWriter
@@ -113,11 +115,11 @@ class Group:
     """A launcher and the workers that it keeps alive.
 
     Args:
-        log: a file that takes what launcher and workers print.
+        log: file for the output of launcher and workers.
 
     Attributes:
-        events: what happens, in order: a WorkerGroup before anything that its workers say.
-        home: the folder of the socket, for this user alone; it goes with the group.
+        events: the events in order: a WorkerGroup before any message from its workers.
+        home: folder of the socket, for this user only; it is removed with the group.
     """
 
     def __init__(self, log: Path) -> None:
@@ -134,7 +136,7 @@ class Group:
         self._watch: asyncio.Task[None] | None = None
 
     async def start(self, workers: int, max_restarts: int) -> None:
-        """Listen, and start the launcher; 0 workers: one for each device."""
+        """Listen, and start the launcher; 0 workers: one per device."""
         socket = self.home / "socket"
         self._server = await asyncio.start_unix_server(self._accept, path=socket, limit=LINE_LIMIT)
         with self._log.open("ab") as log:
@@ -143,12 +145,12 @@ class Group:
                 stdin=asyncio.subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
-                start_new_session=True,  # Ctrl+C in the daemon's terminal is not for them
+                start_new_session=True,  # Ctrl+C in the daemon's terminal must not reach them
             )
         self._watch = asyncio.create_task(self._report_end(self._process))
 
     async def stop(self) -> None:
-        """End everything, within seconds: by closing the sockets, then by SIGTERM, then by SIGKILL."""
+        """End everything within seconds: by closing the sockets, then by SIGTERM, then by SIGKILL."""
         self._stopping = True
         if self._watch is not None:
             self._watch.cancel()
@@ -158,7 +160,7 @@ class Group:
             await _end(self._process)
         await _heard_out(self._conversations)
         if self._server is not None:
-            self._server.close()  # last: until now it turned away workers that were late
+            self._server.close()  # last: until now it rejected late workers
         self._folder.remove()
 
     async def _report_end(self, process: asyncio.subprocess.Process) -> None:
@@ -178,7 +180,7 @@ class Group:
         except (PierError, ValueError) as error:  # ValueError: a line longer than LINE_LIMIT
             self.events.put_nowait(Failed(f"a worker broke the protocol: {error}", ""))
         except ConnectionResetError:
-            pass  # it died with something unread: the launcher sees to it
+            pass  # it died with unread data: the launcher handles that
         finally:
             self._conversations.discard(conversation)
             writer.close()
@@ -193,7 +195,7 @@ class Group:
 
     async def _enrol(self, hello: Hello, conversation: _Conversation) -> None:
         conversation.attempt = hello.attempt
-        # The launcher ends a whole attempt before it starts the next: what the last one said comes first.
+        # The launcher ends a whole attempt before it starts the next, so the last attempt's messages come first.
         await _heard_out({other for other in self._conversations if -1 < other.attempt < hello.attempt})
         if hello.attempt > self._attempt:
             self._attempt, self._writers = hello.attempt, {}
@@ -242,11 +244,11 @@ def _family(pid: int) -> list[psutil.Process]:
 MAX_RESTARTS = 3
 """A site gives up when its workers die more often than this without finishing a job."""
 START_SECONDS = 300.0
-"""How long workers may take to start."""
+"""Maximum seconds for workers to start."""
 SILENT_SECONDS = 1800.0
-"""How long a request may go on without a word from the workers."""
+"""Maximum seconds of silence from the workers during a request."""
 TAIL_BYTES = 3000
-"""How much of the log an error shows."""
+"""Bytes of the log that an error message shows."""
 
 Request = Job | Evaluate | Rate
 Answer = Done | Evaluated | Rated
@@ -255,13 +257,13 @@ log = logging.getLogger(__name__)
 
 
 class Supervisor:
-    """Between the one who asks and the workers, who may die.
+    """Mediates between the caller and the workers, which may die.
 
     Args:
-        setup: for every worker that comes.
-        moments: that the workers share with this process.
-        logfile: takes what launcher and workers print.
-        count: workers to start; 0: one for each device.
+        setup: sent to every worker that connects.
+        moments: shared by the workers and this process.
+        logfile: for the output of launcher and workers.
+        count: number of workers to start; 0: one per device.
 
     Attributes:
         team: the running workers; None before they have started.
@@ -270,7 +272,7 @@ class Supervisor:
     def __init__(self, setup: Setup, moments: SharedMoments, logfile: Path, count: int) -> None:
         self.team: WorkerGroup | None = None
         self._setup, self._moments, self._logfile, self._count = setup, moments, logfile, count
-        self._moments_changed = True  # since the workers last loaded or made them
+        self._moments_changed = True  # since the workers last loaded or produced them
         self._request: Request | None = None
         self._on_progress: Callable[[Progress], None] | None = None
         self._answer: Answer | None = None
@@ -288,7 +290,7 @@ class Supervisor:
         await self._until(lambda: self.team is not None, START_SECONDS)
 
     async def ask(self, request: Request, on_progress: Callable[[Progress], None] | None = None) -> Answer:
-        """What the workers answer to a request; one at a time. Raises PierError when they cannot or gave up."""
+        """The workers' answer to a request; one at a time. Raises PierError when they cannot do it or gave up."""
         self._request, self._on_progress, self._answer = request, on_progress, None
         if isinstance(request, Job) and request.load_adam:
             self._moments.accept(request.adam_step)
@@ -302,7 +304,7 @@ class Supervisor:
         return self._answer
 
     async def stop(self) -> None:
-        """End all workers, within seconds; again: nothing."""
+        """End all workers within seconds; a second call does nothing."""
         if self._listener is not None:
             self._listener.cancel()
         group, self._group = self._group, None
@@ -328,7 +330,7 @@ class Supervisor:
             try:
                 await self._hear(event)
             except Exception as error:
-                self._error = error  # whoever asks for something gets it
+                self._error = error  # raised to the next caller
             self._heard += 1
             self._news.notify()
 

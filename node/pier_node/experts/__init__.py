@@ -1,1 +1,1 @@
-"""An ensemble of domain experts that predict together (spec/hdee.md, after arXiv 2502.19385)."""
+"""An ensemble of domain experts that predict together, after HDEE (arXiv 2502.19385)."""

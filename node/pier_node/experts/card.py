@@ -1,7 +1,7 @@
-"""An expert's card: `expert.json` beside an exported model says what it is, what it was made of and how good it is.
+"""An expert's card, `expert.json` next to an exported model: what it is, how it was made and how good it is.
 
-Its name is a hash of what decides its weights, so that two plans can never write one path (spec/hdee.md section 2.8;
-in HDEE's own code one expert overwrote another, section 7.3).
+Its name is a hash of everything that decides its weights, so two plans never write to the same path. In HDEE's
+reference code, one expert overwrote another.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from pier_node.experts.config import Name
 
 CARD_FILE, WEIGHTS_FILE = "expert.json", "model.safetensors"
 MOST_BYTES = 1 << 16
-"""Of a card."""
+"""Maximum size of a card, in bytes."""
 PICKLES = ("*.bin", "*.pt", "*.pth", "*.pkl", "*.pickle", "*.ckpt")
-"""Files of a model that would run whatever code somebody put into them."""
+"""Model files that could run arbitrary code when loaded."""
 TRAIN_AGAIN = "Collect the expert again from the site that trained it."
 
 Hash = Annotated[str, Field(pattern=r"^[0-9a-f]{32}$")]
@@ -31,15 +31,15 @@ Finite = Annotated[float, Field(ge=0, le=1e300, allow_inf_nan=False)]
 
 
 class Card(BaseModel):
-    """What an expert is; losses are of its own domain's dev split, in bits per byte.
+    """The description of an expert. Losses are on the dev split of its own domain, in bits per byte.
 
     Attributes:
         name: see `artefact_name`.
-        domain_hash: of the text (experts/domains.py).
+        domain_hash: hash of the text (experts/domains.py).
         parent: what it branched from: another expert's name, or the digest of the run's state, hex.
-        steps, tokens, flops, epochs: executed; FLOPs as trainer/model/cost.py counts them.
+        steps, tokens, flops, epochs: as executed; FLOPs as trainer/model/cost.py counts them.
         seed: decides the order of its rows and how it was widened.
-        recipe: a hash of the settings of its model and training; "": not known.
+        recipe: hash of the settings of its model and training; "": not known.
         digest: SHA-256 of model.safetensors, hex.
         standard_error: of parent_loss - loss, by a bootstrap over the rows.
         accepted: it is better than its parent by more than two standard errors; otherwise the parent stands in for it.
@@ -65,12 +65,12 @@ class Card(BaseModel):
     accepted: bool
 
     def save(self, folder: Path) -> None:
-        """Write it into the folder of its model. Raises OSError."""
+        """Write the card into the folder of its model. Raises OSError."""
         durable.replace(folder / CARD_FILE, f"{self.model_dump_json(indent=1)}\n".encode())
 
 
 def artefact_name(parent: str, domain_hash: str, size: str, steps: int, seed: int, recipe: str = "") -> str:
-    """The name of an expert, 32 hex digits: other weights have another name."""
+    """The name of an expert, 32 hex digits. Different weights have different names."""
     terms = repr((parent, domain_hash, size, steps, seed, *filter(None, [recipe])))
     return hashlib.blake2b(terms.encode(), digest_size=16).hexdigest()
 
@@ -82,10 +82,10 @@ def digest_of(folder: Path) -> str:
 
 
 def load_card(folder: Path) -> Card:
-    """The card of the expert in a folder, whose weights are the ones that it names.
+    """Load the card of the expert in a folder, and check the weights against it.
 
     Raises:
-        PierError: there is no card, it is not valid, or something else than safetensors lies beside it.
+        PierError: there is no card, it is not valid, the weights differ, or there are pickle files next to it.
     """
     path = folder / CARD_FILE
     refuse_pickles(folder)
@@ -107,7 +107,7 @@ def load_card(folder: Path) -> Card:
 
 
 def refuse_pickles(folder: Path) -> None:
-    """Raise PierError when a folder of a model holds what only unpickling would read."""
+    """Raise PierError if a model folder contains files that only unpickling could read."""
     for pattern in PICKLES:
         for found in folder.glob(pattern):
             raise PierError(f"{found}: a pickle can run code, and is not read", "Remove it: weights are safetensors.")

@@ -1,12 +1,12 @@
-"""Mixtures of the same experts on the same rows: bits per byte and perplexity, with intervals against the best.
+"""Compares mixtures of the same experts on the same rows: bits per byte and perplexity, with confidence intervals.
 
-The prior is fitted on rows of the prior split, rows that are scored too are left out of it, and the single expert is
-chosen there as well (spec/hdee.md sections 2.7, 2.9, 3.3). The geometric mean is no mixture, and never the best.
+The intervals compare each method with the best one. The prior is fitted on rows of the prior split that are not scored,
+and the single best expert is also chosen there. The geometric mean is shown as a diagnostic: it is not a mixture, and
+never ranked best.
 
-Which experts a text is for, before its first token: fitted on rows of its domain, never on rows that are scored.
-
-The prior is an exponential mean of the rows' posteriors with a floor (spec/hdee.md section 2.7). The update that HDEE's
-code uses takes the last prior into the next posterior, and ends at one expert even between equals (7.2).
+The prior says which experts a text is for before its first token. It is an exponential mean of the rows' posteriors,
+with a floor. HDEE's reference code instead carries the last prior into the next posterior, and so collapses to one
+expert even between equal experts.
 """
 
 from __future__ import annotations
@@ -24,25 +24,25 @@ from pier_node.experts.mixture import Array, Kind, Rule, follow, geometric, rule
 from pier_node.experts.sheet import Hashes, Parent
 
 FORGETTING = 0.3
-"""λ, weight of the newest row (BTM's and DEMix's code)."""
+"""λ, the weight of the newest row (as in the code of BTM and DEMix)."""
 FLOOR = 0.01
-"""ε: each of K experts has at least ε / K; it costs a row ln(1 / (1 - ε)) nats at most."""
+"""ε: each of K experts gets at least ε / K. This costs a row at most ln(1 / (1 - ε)) nats."""
 
 
 def even(experts: int) -> Array:
-    """The same for all."""
+    """Equal weights, [experts]."""
     return np.full(experts, 1 / experts)
 
 
 def fitted(rule: Rule, log_probs: Array, forgetting: float = FORGETTING, floor: float = FLOOR) -> Array:
-    """The prior that rows of a text suggest.
+    """Fit the prior to rows of a text.
 
     Args:
-        log_probs: what the experts gave the rows' tokens, [experts, rows, tokens].
+        log_probs: the experts' log-probabilities of the rows' tokens, [experts, rows, tokens].
 
     Returns:
-        [experts], with sum 1, none below floor / experts. Every row's posterior begins with the same weight for all,
-        so that the prior does not feed on itself.
+        [experts], with sum 1 and no value below floor / experts. Every row's posterior starts from equal weights, so
+        that the prior does not reinforce itself.
     """
     posteriors = np.exp(follow(rule, even(len(log_probs)), log_probs)).mean(axis=-1)  # [experts, rows]
     prior = even(len(log_probs))
@@ -52,12 +52,12 @@ def fitted(rule: Rule, log_probs: Array, forgetting: float = FORGETTING, floor: 
 
 
 def floored(prior: Array, floor: float = FLOOR) -> Array:
-    """A little of `floor` for everybody, [experts]."""
+    """Mix in a uniform distribution with weight `floor`, [experts]."""
     return (1 - floor) * prior + floor / len(prior)
 
 
 def chosen(prior: Array, most: int) -> tuple[npt.NDArray[np.intp], Array]:
-    """The experts that answer: the `most` likeliest ones (0: all), and among equals those that come first.
+    """The experts that answer: the `most` likeliest (0: all); among equals, the first ones.
 
     Returns:
         Their indices in ascending order, int [k], and their prior with sum 1, [k].
@@ -67,25 +67,25 @@ def chosen(prior: Array, most: int) -> tuple[npt.NDArray[np.intp], Array]:
 
 
 ROWS_OF_PRIOR = 100
-"""N of section 2.7."""
+"""Number of rows of the prior split that fit the prior."""
 DRAWS = 1000
 LEVEL = 0.95
 GEOMETRIC, SINGLE = "geometric", "single"
 UNRANKED = (GEOMETRIC,)
-"""What is shown and never the best: a diagnostic."""
+"""Methods that are shown as a diagnostic and never ranked best."""
 
 Losses = dict[str, Array]
-"""By the name of a method, nats of each row, [rows]."""
+"""Nats of each row, [rows], by method."""
 
 
 @dataclass(frozen=True)
 class Scored:
-    """What all experts gave a domain.
+    """The scores of all experts on a domain.
 
     Attributes:
         test, prior: log p, [experts, rows, tokens], of the rows that are scored and of those that fit the prior.
-        test_rows, prior_rows: their hashes.
-        parents: what those that each expert branched from gave the rows that are scored; None: not known.
+        test_rows, prior_rows: hashes of these rows.
+        parents: scores of the rows by the model that each expert branched from; None: not known.
     """
 
     test: Array
@@ -96,18 +96,20 @@ class Scored:
 
     @cached_property
     def usable(self) -> npt.NDArray[np.intp]:
-        """Indices of the rows of the prior split that are not scored, too."""
+        """Indices of the rows of the prior split that are not also scored."""
         return disjoint(self.prior_rows, self.test_rows)
 
 
 @dataclass(frozen=True)
 class Standing:
-    """How a method did.
+    """The result of a method.
 
     Attributes:
         bits_per_byte, perplexity: a token is a byte.
-        behind: bits per byte more than the best method, and the interval of that (95 %, paired bootstrap over rows).
-        is_best, is_tied: tied with the best: the interval has 0 in it.
+        behind: bits per byte more than the best method.
+        low, high: the 95 % interval of `behind`, from a paired bootstrap over rows.
+        is_best: the best method.
+        is_tied: tied with the best: the interval contains 0.
     """
 
     bits_per_byte: float
@@ -121,14 +123,15 @@ class Standing:
 
 @dataclass(frozen=True)
 class Result:
-    """A domain, by the name of a method.
+    """The result of a domain, by method.
 
     Attributes:
-        rows, tokens: that were scored.
-        prior: that was fitted for `decay`, [experts]; left_out: rows that it was not fitted on, since they are scored.
+        rows, tokens: numbers scored.
+        prior: the prior fitted for `decay`, [experts].
+        left_out: rows excluded from the fit because they are scored.
         single: index of the expert that is best on the prior split.
         experts: bits per byte of each expert alone, [experts].
-        forgotten: how many of these it is worse than what it branched from, [experts]; None: not known.
+        forgotten: by how many bits per byte each expert is worse than its parent, [experts]; None: not known.
     """
 
     standings: dict[str, Standing]
@@ -142,14 +145,14 @@ class Result:
 
 
 def disjoint(prior_rows: Hashes, test_rows: Hashes) -> npt.NDArray[np.intp]:
-    """Indices of the rows of the prior split that are not scored: texts repeat themselves."""
+    """Indices of the rows of the prior split that are not scored: texts can contain repetitions."""
     scored = {row.tobytes() for row in test_rows}
     kept = [index for index, row in enumerate(prior_rows) if row.tobytes() not in scored]
     return np.array(kept, dtype=np.intp)
 
 
 def losses(found: Scored, top: Sequence[int] = ()) -> tuple[Losses, Array, int]:
-    """Nats of each row by every method; the prior of decay, and the index of the single expert.
+    """Nats of each row by every method; the prior of decay; and the index of the single best expert.
 
     `top`: numbers of experts that decay chooses by its prior.
     """
@@ -168,7 +171,7 @@ def losses(found: Scored, top: Sequence[int] = ()) -> tuple[Losses, Array, int]:
 
 
 def compare(found: Scored, top: Sequence[int] = (), seed: int = 0) -> tuple[Result, Losses]:
-    """The result of a domain, and what it was made of; the same arguments give the same."""
+    """The result of a domain and the losses behind it. Deterministic for the same arguments."""
     made, prior, single = losses(found, top)
     _, rows, tokens = found.test.shape
     alone = [_bits(_nats(expert), tokens) for expert in found.test]
@@ -189,7 +192,7 @@ def compare(found: Scored, top: Sequence[int] = (), seed: int = 0) -> tuple[Resu
 
 
 def standings(domains: Sequence[Losses], tokens: Sequence[int], seed: int = 0) -> dict[str, Standing]:
-    """How all methods did in the mean of some domains, which count alike; `tokens`: of a row of each domain."""
+    """Results of all methods, averaged over domains with equal weight; `tokens`: row length in each domain."""
     bits = {name: [made[name] / (length * math.log(2)) for made, length in zip(domains, tokens)] for name in domains[0]}
     means = {name: float(np.mean([rows.mean() for rows in each])) for name, each in bits.items()}
     best = min((name for name in means if name not in UNRANKED), key=means.__getitem__)
@@ -219,7 +222,7 @@ def _draws(rows: Sequence[int], seed: int) -> list[npt.NDArray[np.intp]]:
 
 
 def _prior(kind: Kind, rows: Array) -> Array:
-    """Fitted by the rule that mixes; even for `uniform`, which is the plain mean, and where there are no rows."""
+    """Fitted with the rule that mixes; equal weights for `uniform`, the plain mean, and if there are no rows."""
     return even(len(rows)) if kind == "uniform" or not rows.shape[1] else fitted(rule(kind), rows)
 
 

@@ -1,4 +1,4 @@
-"""experts.toml -> ExpertsConfig: the domains, what their experts may be, and who may train them."""
+"""experts.toml -> ExpertsConfig: the domains, the shape of their experts, and the sites that may train them."""
 
 from __future__ import annotations
 
@@ -25,40 +25,41 @@ class ExpertsSection(Section):
     """[experts]: what each domain's expert may be, and how much training all of them get together."""
 
     heterogeneity: Literal["auto", "MHo-IHo", "MHo-IHe", "MHe-IHo"] = "auto"
-    """auto finds the size and the steps of each expert. The paper's modes: M is for model sizes, I for iterations
-    (steps), Ho for equal and He for a third each of small, medium and large, by what pays."""
+    """Auto chooses the size and the steps of each expert. The paper's modes: M is for model sizes, I for iterations
+    (steps); Ho means equal, and He means a third each of small, medium and large, by benefit."""
     lineage: Literal["all-from-seed", "chain"] = "all-from-seed"
-    """An expert for each domain, or one for each class of difficulty that goes through its domains in turn."""
+    """One expert for each domain, or one for each class of difficulty, trained on its domains one after the other."""
     sizes: tuple[Positive, Positive, Positive] = (1.0, 1.5, 2.0)
-    """Width inside the feed-forward layers of S, M and L, as parts of model.ffn_dim. S is the model of the run, from
-    which the experts branch: 1."""
+    """Inner width of the feed-forward layers of S, M and L, as multiples of model.ffn_dim. S is the model of the run,
+    from which the experts branch, so its value is 1."""
     steps: tuple[PositiveInt, PositiveInt, PositiveInt] = (300, 400, 500)
-    """Few, usual and many steps of a domain; auto takes few or more."""
+    """Few, usual and many steps of a domain; auto uses few or more."""
     batch_size: PositiveInt = 8
-    """Sequences of a step."""
+    """Sequences per step."""
     lr: Positive = 3e-4
-    """Learning rate of an expert after its warm-up; from there a cosine falls to min_lr at its own last step."""
+    """Learning rate of an expert after its warmup; from there a cosine falls to min_lr at its own last step."""
     min_lr: NotNegative = 3e-5
     warmup_steps: Annotated[int, Field(ge=0)] = 20
     seed: Annotated[int, Field(ge=0, lt=2**63)] = 1
     """Decides the order of the rows, and how M and L are widened from S."""
     setup_s: NotNegative = 8.0
-    """Seconds that an expert takes a site besides training and judging it: to start workers, read text and save. An
-    idle CPU core takes 8; `experts status` shows what each expert took."""
+    """Seconds that an expert takes besides training and evaluation, to start workers, read text and save. An idle CPU
+    core takes 8; `experts status` shows what each expert took."""
     fill_idle: bool = False
-    """Sites that would idle train their experts for longer: the ensemble then costs more than the budget."""
+    """Sites that would be idle train their experts for longer; the ensemble then costs more than the budget."""
     budget_flops: NotNegative = 0.0
-    """FLOPs of all domains together; 0: what M with the usual steps takes."""
+    """FLOPs of all domains together; 0: the cost of M with the usual steps."""
     horizon_s: NotNegative = 0.0
-    """Instead of a budget: seconds in which all sites are to be done, and not idle; 0: none."""
+    """Instead of a budget, seconds in which all sites should finish without idling; 0: none."""
     lost_after_s: Annotated[float, Field(ge=1, le=1e7)] = 120.0
-    """A site that is silent for so long is lost: others train its experts, from the start."""
+    """Seconds of silence after which a site is lost. Others then train its experts, from the coordinator's checkpoint
+    or else from the start."""
     max_epochs: Annotated[float, Field(ge=1)] = 4.0
-    """Times that a text may be repeated; up to four are nearly as good as new text (arXiv 2305.16264)."""
+    """How often a text may be repeated; up to four times is nearly as good as new text (arXiv 2305.16264)."""
 
     @model_validator(mode="after")
     def check_menus(self) -> Self:
-        """Menus rise, and what excludes each other is not asked for together."""
+        """Menus must ascend, and options that exclude each other must not be combined."""
         if not self.sizes[0] < self.sizes[1] < self.sizes[2]:
             raise ValueError(f"sizes = {[*self.sizes]} must rise: S, M, L")
         if self.sizes[0] != 1.0:
@@ -78,29 +79,29 @@ class SolverSection(Section):
     """[plan]: when the search for a better schedule may end."""
 
     time_limit_s: Annotated[float, Field(gt=0, le=3600)] = 5.0
-    """Seconds of the solver, for all modes together."""
+    """Seconds for the solver, for all modes together."""
     gap: Annotated[float, Field(ge=0, lt=1)] = 0.01
-    """It is enough to be within this fraction of the lower bound."""
+    """The search ends within this fraction of the lower bound."""
 
 
 class DomainSection(Section):
-    """[[domains]]: a text, and an expert for it. Domains must not overlap."""
+    """[[domains]]: a text and an expert for it. Domains must not overlap."""
 
     name: Name
     source: Literal["builtin", "text", "jsonl", "parquet"] = "builtin"
-    """builtin: a part of Python's own library, by name; or files of text, JSON lines or Parquet."""
+    """Builtin is a part of Python's own library, by name; the others are files of text, JSON lines or Parquet."""
     path: str = ""
     """File or folder of the text."""
     text_field: str = "text"
     """The field (jsonl) or column (parquet) that holds the text."""
     weight: Positive = 1.0
-    """How much this domain matters beside the others."""
+    """Importance of this domain relative to the others."""
     sites: tuple[str, ...] = ()
     """Names of the only sites that may see the text; none: all."""
 
     @model_validator(mode="after")
     def check_source(self) -> Self:
-        """A built-in domain has a known name, another one a path."""
+        """A built-in domain must have a known name, and any other domain a path."""
         if self.source == "builtin" and self.name not in FAMILIES:
             raise ValueError(f"{self.name!r} is no built-in domain: {', '.join(FAMILIES)}; or set source and path")
         if self.source != "builtin" and not self.path:
@@ -109,27 +110,27 @@ class DomainSection(Section):
 
     @property
     def data(self) -> DataSection:
-        """Where the text is, as a run's configuration says it."""
+        """The location of the text in the form of a run's configuration."""
         path = self.name if self.source == "builtin" else self.path
         return DataSection(source=self.source, path=path, text_field=self.text_field, validation=HELD_OUT)
 
 
 class SiteSection(Section):
-    """[[sites]]: a machine, as it was measured. Without any, those of the coordinator of --data are taken."""
+    """[[sites]]: a machine, as measured. Without any, the sites of the coordinator of --data are used."""
 
     name: Name
     tflops: Positive
-    """Speed in training, in TFLOP/s: 1e-12 · (FLOPs per token) · (tokens/s), never the peak."""
+    """Training speed in TFLOP/s: 1e-12 · (FLOPs per token) · (tokens/s), never the peak."""
     memory_gb: NotNegative = 0.0
-    """Of the device that trains; 0: enough."""
+    """Memory of the training device in GB; 0: enough."""
     line_mbit: NotNegative = 0.0
-    """Its line, in Mbit/s; 0: fast enough."""
+    """Bandwidth of its line in Mbit/s; 0: fast enough."""
     hours: NotNegative = 0.0
-    """How long it is there; 0: as long as it takes."""
+    """How long it is available, in hours; 0: as long as needed."""
 
 
 class ExpertsConfig(Section):
-    """A whole experts.toml."""
+    """The complete experts.toml."""
 
     experts: ExpertsSection = ExpertsSection()
     model: ModelSection = Field(default_factory=ModelSection)
@@ -141,7 +142,7 @@ class ExpertsConfig(Section):
 
     @model_validator(mode="after")
     def check_names(self) -> Self:
-        """Names are unique, and sites that a domain names are there."""
+        """Names must be unique, and the sites that a domain names must exist."""
         for kind, names in (("domains", [each.name for each in self.domains]), ("sites", [s.name for s in self.sites])):
             if twice := _twice(names):
                 raise ValueError(f"two {kind} are called {twice!r}")
@@ -163,7 +164,7 @@ class ExpertsConfig(Section):
 
 
 def load(path: Path) -> ExpertsConfig:
-    """Read experts.toml. Raises PierError, which names each key that has a value that is not allowed."""
+    """Read experts.toml. Raises PierError, which names each key with an invalid value."""
     return validated(read_toml(path, MADE_BY), ExpertsConfig, str(path))
 
 

@@ -1,4 +1,4 @@
-"""What a domain's text is like: how much there is to train on, its hash, and a sample to measure it with."""
+"""The text of a domain: how much there is to train on, its hash, and samples to measure it with."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ from pier_node.trainer.data.documents import HELD_OUT, SPLITS, VALIDATION, Docum
 from pier_node.trainer.data.sources import open_source
 
 SCORED = 1 << 18
-"""Bytes of a split that are kept, at most: of all documents alike."""
+"""Maximum bytes kept of a split, sampled evenly from all documents."""
 
 
 @dataclass(frozen=True)
 class DomainText:
-    """A domain as it was read.
+    """A domain that was read.
 
     Attributes:
-        tokens: bytes to train on (a byte is a token), a separator behind each document.
-        sent: bytes of all of it, as a site would fetch it; 0 for what every site has.
-        digest: of names and texts, hex: equal where the text is.
+        tokens: bytes to train on (a byte is a token), with a separator after each document.
+        sent: bytes of the whole text, as a site would fetch it; 0 for a text that every site has.
+        digest: hash of names and texts, hex: equal if the text is equal.
         train, held_out: samples.
     """
 
@@ -38,10 +38,10 @@ class DomainText:
 
 
 def read_domain(section: DomainSection, train: int, held_out: int) -> DomainText:
-    """Read all of a domain, and keep samples of at most so many bytes, and half as many at least where there are.
+    """Read a domain, and keep samples of at most the given numbers of bytes, and at least half as much if available.
 
     Raises:
-        PierError: it cannot be read, or has too little text to hold any of it out.
+        PierError: the domain cannot be read, or has too little text to hold any out.
     """
     digest, kept = hashlib.blake2b(digest_size=16), {True: _Sample(train), False: _Sample(held_out)}
     for document in _documents(section, digest):
@@ -56,7 +56,7 @@ def read_domain(section: DomainSection, train: int, held_out: int) -> DomainText
 
 
 def read_domains(sections: Iterable[DomainSection], train: int, held_out: int) -> list[DomainText]:
-    """All of them, as `read_domain` does. Raises PierError, also when two domains have the same text."""
+    """Read all domains with `read_domain`. Raises PierError, also when two domains have the same text."""
     found = [read_domain(section, train, held_out) for section in sections]
     seen: dict[str, str] = {}
     for domain in found:
@@ -68,11 +68,12 @@ def read_domains(sections: Iterable[DomainSection], train: int, held_out: int) -
 
 @dataclass(frozen=True)
 class HeldOut:
-    """A domain as its expert is judged by it.
+    """The held-out text of a domain, with which its expert is evaluated.
 
     Attributes:
-        tokens: bytes to train on; digest: as of DomainText.
-        texts: of each split, not more than SCORED bytes.
+        tokens: bytes to train on.
+        digest: as in DomainText.
+        texts: of each split, at most SCORED bytes.
     """
 
     tokens: int
@@ -81,7 +82,7 @@ class HeldOut:
 
 
 def read_held_out(section: DomainSection) -> HeldOut:
-    """Read all of a domain, and keep what no expert trains on: each document goes to the split that has least.
+    """Read a domain and keep what no expert trains on: each held-out document goes to the split with the least text.
 
     Raises:
         PierError: it cannot be read, or a split has no text.
@@ -101,9 +102,9 @@ def read_held_out(section: DomainSection) -> HeldOut:
 
 
 def rows_of(text: bytes, context: int) -> npt.NDArray[np.uint8]:
-    """A text cut into rows of context + 1 bytes, [rows, context + 1]; the end that fills no row is left out.
+    """A text cut into rows of context + 1 bytes, [rows, context + 1]; an incomplete last row is dropped.
 
-    The last byte of a row is the first of the next: every byte but the first is predicted once.
+    The last byte of a row is the first byte of the next. So every byte but the first is predicted once.
     """
     tokens = np.frombuffer(text, dtype=np.uint8)
     count = max(0, (len(tokens) - 1) // context)
@@ -121,7 +122,7 @@ def _is_trained_on(document: Document) -> bool:
 
 
 class _Sample:
-    """Text from all over a sequence of documents of unknown length: every stride-th one, ever more widely spaced."""
+    """A sample from a sequence of documents of unknown length: every stride-th one, with a growing stride."""
 
     def __init__(self, most: int) -> None:
         self._most, self._stride, self._count = most, 1, 0
@@ -129,7 +130,7 @@ class _Sample:
         self._length, self.size = 0, 0
 
     def add(self, document: Document) -> None:
-        """The next document."""
+        """Add the next document."""
         text = document.text.encode() + b"\n"
         self.size += len(text)
         if self._count % self._stride == 0:

@@ -1,4 +1,4 @@
-"""An ensemble on the disk: `ensemble.json` in a folder names the expert of each domain, in a folder below it."""
+"""An ensemble on disk: `ensemble.json` in a folder names the expert of each domain and its subfolder."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ COLLECT = "Collect the experts again: pier-coordinator experts collect"
 
 
 class Member(BaseModel):
-    """One expert.
+    """One expert of the ensemble.
 
     Attributes:
-        domain: what it is for.
-        folder: of an exported model, relative to that of the ensemble and inside it.
-        stands_in: it is the parent of an expert that was refused. It has a card only if it is an expert itself.
+        domain: the domain of the expert.
+        folder: folder of an exported model, relative to the ensemble's folder and inside it.
+        stands_in: it is the parent of an expert that was refused. It has a card only if it is itself an expert.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
@@ -36,7 +36,7 @@ class Member(BaseModel):
     @field_validator("folder")
     @classmethod
     def check_inside(cls, folder: str) -> str:
-        """A path that leads out of the folder is refused."""
+        """Refuse a path that leads out of the folder."""
         path = PurePosixPath(folder)
         if path.is_absolute() or ".." in path.parts or "\\" in folder or "\0" in folder:
             raise ValueError(f"{folder!r} is not a folder inside the ensemble's")
@@ -44,7 +44,7 @@ class Member(BaseModel):
 
 
 class Ensemble(BaseModel):
-    """All members, one for each domain, in the order of the plan."""
+    """All members, one per domain, in the order of the plan."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -52,7 +52,7 @@ class Ensemble(BaseModel):
 
     @model_validator(mode="after")
     def check_domains(self) -> Self:
-        """No domain has two experts."""
+        """No domain may have two experts."""
         names = [member.domain for member in self.members]
         if len({*names}) < len(names):
             raise ValueError("a domain has two experts")
@@ -64,7 +64,7 @@ class Ensemble(BaseModel):
 
 
 def load_ensemble(folder: Path) -> Ensemble:
-    """The ensemble in a folder; each member has a model there, which is not read yet (`load_card` checks one).
+    """The ensemble in a folder. Each member has a model there, which is not read yet (`load_card` checks one).
 
     Raises:
         PierError: there is none, it is not valid, or a member's folder is missing or holds no model.

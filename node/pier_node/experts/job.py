@@ -1,4 +1,4 @@
-"""A job: one expert that one site trains, as the coordinator gives it out. What decides its weights is all in here."""
+"""A job: one expert for one site to train, as the coordinator assigns it, with everything that decides its weights."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ class ExpertJob(Section):
     """What to train.
 
     Attributes:
-        number: its place in the plan.
-        domain_hash: of the text that was planned with (experts/domains.py).
-        ffn_dim: the rest of the model is that of the run.
-        batch_size: sequences of a step.
-        max_epochs: the text must not be repeated more often.
+        number: position in the plan.
+        domain_hash: hash of the text for which the plan was made (experts/domains.py).
+        ffn_dim: inner feed-forward width; the rest of the model is that of the run.
+        batch_size: sequences per step.
+        max_epochs: maximum number of times that the text may be repeated.
         after: number of the job whose expert is the parent; SEED: the run's model.
-        flops: as planned, in all.
+        flops: total FLOPs, as planned.
     """
 
     number: Annotated[int, Field(ge=0, lt=MOST_DOMAINS)]
@@ -46,23 +46,23 @@ class ExpertJob(Section):
 
     @model_validator(mode="after")
     def check_rates(self) -> Self:
-        """The rate falls, it does not rise."""
+        """The learning rate must not rise."""
         if self.min_lr > self.lr:
             raise ValueError(f"min_lr = {self.min_lr:g} must not be above lr = {self.lr:g}")
         return self
 
     def name(self, parent: str, run: RunConfig) -> str:
-        """Of the expert that comes out; see `artefact_name`."""
+        """The name of the resulting expert; see `artefact_name`."""
         return artefact_name(parent, self.domain_hash, self.size, self.steps, self.seed, self.recipe(run))
 
     def recipe(self, run: RunConfig) -> str:
-        """A hash of all settings of its model and its training, 32 hex digits."""
+        """A hash of all settings of its model and training, 32 hex digits."""
         own = self.run(run)
         text = own.model.model_dump_json() + own.inner.model_dump_json()
         return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
 
     def run(self, run: RunConfig) -> RunConfig:
-        """The training of this expert as a run of one site: own data, own length, own warm-up and cosine."""
+        """The training of this expert as a run of one site, with its own data, length, warmup and cosine."""
         inner = {
             "total_steps": self.steps,
             "batch_size": self.batch_size,

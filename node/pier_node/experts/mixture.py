@@ -1,19 +1,17 @@
-"""Several experts as one predictor: p(x_t | x_<t) = Σ_j w_j(t) · p_j(x_t | x_<t), probabilities and not logits.
+"""Several experts as one predictor: p(x_t | x_<t) = Σ_j w_j(t) · p_j(x_t | x_<t), in probabilities, not logits.
 
-All experts have one tokenizer; their sizes may differ. Text is followed token by token (`Mixture`, for serving) or
-row by row (`score`, for evaluation, each row beginning with the prior): one and the same step does both.
-Source: spec/hdee.md section 2.6.
+All experts share one tokenizer; their sizes may differ. The same step follows text token by token (`Mixture`, for
+serving) and row by row (`score`, for evaluation, where each row starts from the prior). After HDEE (arXiv 2502.19385).
 
-How the weights of a mixture follow the text: log w(t) of the experts, of log w(t-1) and what they gave token t-1.
-
-Four rules of spec/hdee.md section 2.6. In all of them the text enters by p_j(x), expert j's probability of the token
-that came, and the prior π is the weights before the first one:
+Four rules update the weights. In each, the text enters through p_j(x_t), expert j's probability of the actual token,
+and the prior π is the weight before the first token:
 
     decay        w_j(t+1) ∝ π_j · (w_j(t) / π_j)^γ · p_j(x_t)    γ = 1: Bayes over all the text; γ = 0: over one token
     fixed-share  q_j ∝ w_j(t) · p_j(x_t);  w_j(t+1) = (1-a) · q_j + a · (1-q_j) / (K-1)
     uniform      w_j(t+1) = π_j
 
-Everything is in float64 and in logarithms: after a thousand tokens weights are as small as e^-3000, and come back.
+The fourth, bayes, is decay with γ = 1. All computation is in float64 and in logarithms: after a thousand tokens,
+weights may be as small as e^-3000 and still recover.
 """
 
 from __future__ import annotations
@@ -25,7 +23,7 @@ import numpy as np
 import numpy.typing as npt
 
 Array = npt.NDArray[np.float64]
-"""Axis 0 is the expert, in all arrays of this package."""
+"""Axis 0 is the expert in all arrays of this package."""
 
 Rule = Callable[[Array, Array, Array], Array]
 """log π [experts, ...], log w(t) and log p(x_t) [experts, ...] -> log w(t+1) [experts, ...]."""
@@ -33,11 +31,11 @@ Rule = Callable[[Array, Array, Array], Array]
 Kind = Literal["decay", "fixed-share", "bayes", "uniform"]
 
 LEAST = -700.0
-"""Nats: an expert that gives a token less, or nothing at all, is not out for good. e^-700 is still a float64."""
+"""Lower limit in nats, so that an expert that gives a token no probability can recover; e^-700 is still a float64."""
 
 
 def log_sum(values: Array) -> Array:
-    """log Σ_j exp(values_j) over axis 0, which is taken away; -inf where all are."""
+    """log Σ_j exp(values_j) over axis 0, which is removed; -inf where all values are -inf."""
     most = values.max(axis=0)
     shift = np.where(np.isfinite(most), most, 0.0)
     with np.errstate(divide="ignore"):
@@ -45,12 +43,15 @@ def log_sum(values: Array) -> Array:
 
 
 def normalised(logs: Array) -> Array:
-    """The same weights with sum 1, over axis 0."""
+    """The same weights normalised to sum 1 over axis 0."""
     return np.asarray(logs - log_sum(logs))
 
 
 def decay(gamma: float) -> Rule:
-    """What a token said counts γ times less with every token after it. Raises ValueError: γ is not from 0 to 1."""
+    """The influence of a token shrinks by the factor γ with every later token.
+
+    Raises ValueError: γ is not from 0 to 1.
+    """
     if not 0 <= gamma <= 1:
         raise ValueError(f"gamma = {gamma} must be from 0 to 1")
 
@@ -61,10 +62,10 @@ def decay(gamma: float) -> Rule:
 
 
 def fixed_share(share: float) -> Rule:
-    """At every token the text changes its domain with probability `share` (Herbster and Warmuth, 1998).
+    """At every token, the text changes its domain with probability `share` (Herbster and Warmuth, 1998).
 
     Raises:
-        ValueError: it is not above 0 and below 1.
+        ValueError: `share` is not above 0 and below 1.
     """
     if not 0 < share < 1:
         raise ValueError(f"share = {share} must be above 0 and below 1")
@@ -83,7 +84,7 @@ def uniform(log_prior: Array, _log_weights: Array, _log_probs: Array) -> Array:
 
 
 def rule(kind: Kind, gamma: float = 0.98, share: float = 1 / 512) -> Rule:
-    """The rule of a name; `gamma` is for decay, `share` for fixed-share. Raises ValueError."""
+    """The rule with that name. `gamma` is for decay, `share` for fixed-share. Raises ValueError."""
     if kind == "decay":
         return decay(gamma)
     if kind == "fixed-share":
@@ -92,14 +93,14 @@ def rule(kind: Kind, gamma: float = 0.98, share: float = 1 / 512) -> Rule:
 
 
 class Mixture:
-    """The state of a mixture that follows one text, or several side by side.
+    """The state of a mixture that follows one text, or several in parallel.
 
     Attributes:
-        log_weights: log w(t) of the token that comes next, [experts, *texts].
+        log_weights: log w(t) for the next token, [experts, *texts].
     """
 
     def __init__(self, rule: Rule, prior: Array, texts: tuple[int, ...] = ()) -> None:
-        """`prior`: [experts], above 0, with sum 1. Raises ValueError."""
+        """`prior`: [experts], positive, with sum 1. Raises ValueError."""
         if prior.ndim != 1 or not np.all(prior > 0) or abs(prior.sum() - 1) > 1e-6:
             raise ValueError(f"a prior is positive and has sum 1: {prior}")
         self._rule = rule
@@ -119,11 +120,11 @@ class Mixture:
         return mixed(self.log_weights[..., None], log_probs)
 
     def observe(self, log_probs: Array) -> None:
-        """Go on by a token; `log_probs` is what the experts gave it, [experts, *texts]."""
+        """Advance by one token; `log_probs`: the experts' log-probabilities of it, [experts, *texts]."""
         self.log_weights = self._rule(self._log_prior, self.log_weights, log_probs)
 
     def drop(self, expert: int) -> None:
-        """Go on without an expert; the others' weights have sum 1 again. Raises ValueError: it is the only one."""
+        """Remove an expert and renormalise the weights of the others. Raises ValueError: it is the only one."""
         if len(self.log_weights) == 1:
             raise ValueError("a mixture needs an expert")
         self._log_prior, self.log_weights = (
@@ -132,7 +133,7 @@ class Mixture:
 
 
 def mixed(log_weights: Array, log_probs: Array) -> Array:
-    """log Σ_j w_j · p_j over axis 0; the two arrays have one shape, or one that broadcasts."""
+    """log Σ_j w_j · p_j over axis 0, for two arrays that broadcast."""
     return log_sum(log_weights + log_probs)
 
 
@@ -141,10 +142,10 @@ def follow(rule: Rule, prior: Array, log_probs: Array) -> Array:
 
     Args:
         prior: [experts].
-        log_probs: what the experts gave the tokens that are there, log p_j(x_t | x_<t), [experts, *rows, tokens].
+        log_probs: the experts' log-probabilities of the actual tokens, log p_j(x_t | x_<t), [experts, *rows, tokens].
 
     Returns:
-        [experts, *rows, tokens]; w(1) is the prior, w(t) depends on the tokens before t alone.
+        [experts, *rows, tokens]; w(1) is the prior, and w(t) depends only on the tokens before t.
     """
     mixture = Mixture(rule, prior, log_probs.shape[1:-1])
     weights = np.empty(log_probs.shape)
@@ -155,10 +156,10 @@ def follow(rule: Rule, prior: Array, log_probs: Array) -> Array:
 
 
 def score(rule: Rule, prior: Array, log_probs: Array) -> Array:
-    """What the mixture gives the tokens that are there, log p(x_t | x_<t), [*rows, tokens]; see `follow`."""
+    """The mixture's log-probabilities of the actual tokens, log p(x_t | x_<t), [*rows, tokens]; see `follow`."""
     return mixed(follow(rule, prior, log_probs), log_probs)
 
 
 def geometric(log_probs: Array) -> Array:
-    """The mean of the experts' log-probabilities: no distribution, a diagnostic that HDEE's code calls simple_avg."""
+    """Mean of the experts' log-probabilities: not a distribution but a diagnostic, simple_avg in HDEE's code."""
     return np.asarray(log_probs.mean(axis=0))

@@ -1,6 +1,6 @@
-"""Reads the text of a job in a process of its own: `python -m pier_node.experts.reading JOB CONTEXT FOLDER`.
+"""Reads the text of a job in a separate process: `python -m pier_node.experts.reading JOB CONTEXT FOLDER`.
 
-A text may take minutes to read. Meanwhile the site's daemon answers, and when it stops, so does this.
+Reading may take minutes. Meanwhile the site's daemon stays responsive, and the process ends with the daemon.
 """
 
 from __future__ import annotations
@@ -20,25 +20,30 @@ from pier_node.experts.job import ExpertJob
 
 ROWS = "dev.npy"
 FEWEST, MOST = 2, 256
-"""Rows that a standard error needs, and those that tell enough: from all over the dev split."""
+"""Minimum number of rows for a standard error, and maximum number of rows used, sampled from the whole dev split."""
 
 
 @dataclass(frozen=True)
 class Text:
-    """What was read: tokens to train on; `rows` is a file of those that judge the expert, [rows, context + 1]."""
+    """The text that was read.
+
+    Attributes:
+        tokens: number of tokens to train on.
+        rows: file of the rows that evaluate the expert, [rows, context + 1].
+    """
 
     tokens: int
     rows: Path
 
 
 async def read(job: ExpertJob, context: int, folder: Path) -> Text:
-    """Read it in another process, which ends when this is cancelled.
+    """Read the text in another process, which ends when this is cancelled.
 
     Raises:
-        PierError: the text cannot be read, is not the one of the plan, or too short.
+        PierError: the text cannot be read, is not the one of the plan, or is too short.
     """
     words = job.model_dump_json(), str(context), str(folder)
-    told = await answer(__name__, *words, start_new_session=True)  # Ctrl+C in the daemon's terminal is not for it
+    told = await answer(__name__, *words, start_new_session=True)  # Ctrl+C in the daemon's terminal must not reach it
     if told.code:
         said = told.errors.strip().splitlines()[-1:]
         raise PierError(f"domain {job.domain.name} cannot be read: {' '.join(said) or f'exit {told.code}'}")
@@ -49,7 +54,7 @@ async def read(job: ExpertJob, context: int, folder: Path) -> Text:
 
 
 def checked(job: ExpertJob, context: int, folder: Path) -> Text:
-    """Read it here; see `read`."""
+    """Read the text in this process; see `read`."""
     text = read_held_out(job.domain)
     if text.digest != job.domain_hash:
         raise PierError(
@@ -74,13 +79,13 @@ def checked(job: ExpertJob, context: int, folder: Path) -> Text:
 
 
 def judging(text: HeldOut, context: int) -> npt.NDArray[np.uint8]:
-    """The rows of a domain by which its expert is judged, [rows, context + 1]."""
+    """The rows of a domain on which its expert is evaluated, [rows, context + 1]."""
     rows = rows_of(text.texts["dev"], context)
     return np.asarray(rows[np.linspace(0, len(rows) - 1, min(len(rows), MOST)).astype(int)])
 
 
 def main() -> None:
-    """Print what `read` wants to know."""
+    """Print the result for `read`."""
     die_with_parent()
     job, context, folder = sys.argv[1:]
     try:

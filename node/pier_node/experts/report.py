@@ -1,6 +1,6 @@
-"""The scores of an ensemble: every domain, and the mean of all; the same whether one machine scored or many sites.
+"""The scores of an ensemble, by domain and on average, put together from the score sheets of its experts.
 
-Score sheets of several experts put together: each domain with what all of them gave the same rows of it.
+The result is the same whether one machine scored or many sites.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from pier_node.trainer.data.documents import Split
 
 
 def experts_of(sheets: Iterable[Sheet]) -> list[str]:
-    """Names of the experts, in the order in which they come.
+    """Names of the experts, in order of appearance.
 
     Raises:
         PierError: one name stands for two sets of weights.
@@ -33,16 +33,16 @@ def experts_of(sheets: Iterable[Sheet]) -> list[str]:
 
 
 def distinct(sheets: Iterable[Sheet]) -> list[Sheet]:
-    """Without those of an expert whose weights another one has: a parent that stands in for several counts once."""
+    """Drop sheets of an expert whose weights equal another's: a parent that stands in for several counts once."""
     first: dict[str, str] = {}
     return [it for it in sheets if first.setdefault(it.subject.weights, it.subject.expert) == it.subject.expert]
 
 
 def gather(sheets: Sequence[Sheet]) -> dict[str, Scored]:
-    """By domain, what all experts gave it, axis 0 in the order of `experts_of`.
+    """The scores of all experts by domain; axis 0 in the order of `experts_of`.
 
     Raises:
-        PierError: a sheet is missing, or two experts were scored on unlike rows.
+        PierError: a sheet is missing, or two experts were scored on different rows.
     """
     experts = experts_of(sheets)
     found = {(each.subject.domain, each.subject.split, each.subject.expert): each for each in sheets}
@@ -77,11 +77,12 @@ def _stacked(
 
 @dataclass(frozen=True)
 class Report:
-    """What came out.
+    """The scores of an ensemble.
 
     Attributes:
         experts: names, in the order of the arrays in `domains`.
-        mean: over the domains, which count alike.
+        domains: result of each domain.
+        mean: over the domains, with equal weight.
     """
 
     experts: list[str]
@@ -89,19 +90,19 @@ class Report:
     mean: dict[str, Standing]
 
     def as_json(self) -> dict[str, Any]:
-        """For scripts."""
+        """The report as JSON, for scripts."""
         return asdict(self)
 
 
 def evaluated(sheets: Sequence[Sheet], top_k: int = 0) -> Report:
-    """Everything that follows from some sheets. Raises PierError: they do not fit together.
+    """The complete report from score sheets. Raises PierError: they do not fit together.
 
     Args:
-        top_k: 0: top-1 and top-2 are shown, as far as there are so many experts; else only this one.
+        top_k: 0: show top-1 and top-2, if there are that many experts; otherwise only this one.
     """
     experts, found = experts_of(sheets), gather(sheets)
     top = [k for k in ([top_k] if top_k else [1, 2]) if k <= len(experts)]
     compared = {domain: compare(scored, top) for domain, scored in found.items()}
-    order = sorted(found)  # whatever the order of the sheets, the same draws
+    order = sorted(found)  # the same draws, whatever the order of the sheets
     mean = standings([compared[domain][1] for domain in order], [found[domain].test.shape[2] for domain in order])
     return Report(experts, {domain: result for domain, (result, _) in compared.items()}, mean)

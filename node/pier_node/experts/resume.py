@@ -1,7 +1,7 @@
-"""Where the training of an expert stood: weights, AdamW's moments and the step, which is the data's cursor as well.
+"""The resumable state of an expert's training: weights, AdamW's moments and the step, which is also the data cursor.
 
-Nothing else decides how it goes on: there is no dropout, and which rows a step sees follows from seed and text. So it
-goes on to the same bits wherever that is.
+Nothing else affects how training continues: there is no dropout, and the seed and the text decide which rows a step
+sees. So training continues to the same bits on any site.
 """
 
 from __future__ import annotations
@@ -26,17 +26,17 @@ from pier_node.experts.config import MOST_DOMAINS
 FILE = "checkpoint.safetensors"
 TENSORS = ("weights", "adam_m", "adam_v")
 HEADER = 4096
-"""Bytes that a file has besides its tensors, at most."""
+"""Maximum size of a file apart from its tensors, in bytes."""
 SOME = 1 << 22
-"""Numbers that are looked at together."""
+"""Numbers that are checked in one chunk."""
 SLOWEST = 128 << 10
-"""Bytes a second: who sends slower than that, sends a checkpoint in vain."""
+"""Bytes per second; a site that sends more slowly cannot deliver a checkpoint."""
 
 log = logging.getLogger(__name__)
 
 
 class Kept(Section):
-    """A checkpoint that the coordinator keeps, or is to keep: after `step` steps of a job, in `size` bytes.
+    """A checkpoint that the coordinator keeps or should keep: after `step` steps of a job, `size` bytes long.
 
     Attributes:
         digest: SHA-256 of the file, hex.
@@ -49,13 +49,13 @@ class Kept(Section):
 
     @property
     def deadline(self) -> float:
-        """Seconds that it may take on its way."""
+        """Seconds that its transfer may take."""
         return 60.0 + self.size / SLOWEST
 
 
 @dataclass(frozen=True)
 class ResumeState:
-    """After `step` steps and `tokens` tokens; the vectors are fp32 [parameters]."""
+    """The state after `step` steps and `tokens` tokens; the vectors are fp32 [parameters]."""
 
     step: int
     tokens: int
@@ -64,12 +64,12 @@ class ResumeState:
     adam_v: Vector
 
     def save(self, folder: Path, name: str) -> None:
-        """Replace the last one, at once or not at all. Raises OSError."""
+        """Replace the last checkpoint, completely or not at all. Raises OSError."""
         temporary = folder / f"{FILE}.tmp"
         metadata = {"name": name, "step": str(self.step), "tokens": str(self.tokens)}
         try:
             save_file({key: getattr(self, key) for key in TENSORS}, temporary, metadata)
-        except SafetensorError as error:  # of the system's, which it wraps
+        except SafetensorError as error:  # a system error that the library wraps
             raise OSError(f"{temporary}: {error}") from error
         durable.sync(temporary)
         temporary.replace(folder / FILE)
@@ -77,7 +77,7 @@ class ResumeState:
 
     @classmethod
     def load(cls, folder: Path, name: str, length: int) -> ResumeState | None:
-        """The last one of the expert of that name; None, and a warning if there is one that cannot be used."""
+        """The last checkpoint of the expert with that name; None, with a warning if there is an unusable one."""
         path = folder / FILE
         if not path.exists():
             return None
@@ -94,19 +94,19 @@ class ResumeState:
 
 
 def most_bytes(length: int) -> int:
-    """Of a checkpoint of a model with so many parameters."""
+    """Maximum size of a checkpoint of a model with that many parameters, in bytes."""
     return 4 * len(TENSORS) * length + HEADER
 
 
 def check(path: Path, length: int, step: int, name: str = "") -> None:
-    """Make sure that a file that somebody sent is a checkpoint after that step, without reading all of it at once.
+    """Check that a received file is a checkpoint after that step, without reading it all at once.
 
     Args:
-        length: parameters of the model.
+        length: number of parameters of the model.
         name: of the expert; "": not known.
 
     Raises:
-        ValueError: says why it is none.
+        ValueError: the reason why it is not.
         OSError: it cannot be read.
     """
     if path.stat().st_size > most_bytes(length):

@@ -1,11 +1,8 @@
-"""Scores experts on the text that is held out of domains: a sheet for each expert, domain and split.
+"""Scores experts on the held-out text of domains: a score sheet for each expert, domain and split.
 
-What they branched from is scored on the test rows as well, once for all: so it is known what an expert has forgotten
-(spec/hdee.md section 2.8).
-
-What an expert gives the text of a domain: log p of every byte, all that travels when an ensemble is scored.
-
-Each row begins anew: its first token is predicted from the one before it alone (spec/hdee.md sections 2.6, 3.3).
+The score is log p of every byte, and it is all that is sent when an ensemble is scored. Each row starts without
+context: its second token is predicted from its first alone. The models that experts branched from are scored once on
+the test rows, which shows what each expert has forgotten.
 """
 
 from __future__ import annotations
@@ -29,15 +26,15 @@ from pier_node.trainer.data.tokens import FileTokenizer
 from pier_node.trainer.model.evaluate import token_losses
 
 BATCH = 32
-"""Rows that are computed at once."""
+"""Rows per batch."""
 
 
 def log_probs(model: nn.Module, rows: Rows, done: Callable[[int], None] = lambda _rows: None) -> LogProbs:
     """Score rows, in fp32.
 
     Args:
-        model: a whole decoder, on any device, whose context is not shorter than the rows.
-        done: is told after each batch how many rows it had.
+        model: a complete decoder on any device; its context must not be shorter than the rows.
+        done: called after each batch with its number of rows.
     """
     found = []
     for losses in token_losses(model, rows, BATCH):
@@ -47,7 +44,7 @@ def log_probs(model: nn.Module, rows: Rows, done: Callable[[int], None] = lambda
 
 
 def spread(rows: Rows, most: int) -> Rows:
-    """At most so many rows, from all over the text (0: all)."""
+    """At most that many rows, evenly spaced over the text (0: all)."""
     if not most or len(rows) <= most:
         return rows
     return rows[np.arange(most) * len(rows) // most]
@@ -57,11 +54,11 @@ BYTES = bytes(range(32, 127)).decode()
 
 log = logging.getLogger(__name__)
 Texts = Mapping[tuple[str, Split], Rows]
-"""The rows of domains' splits."""
+"""The rows of the domains' splits."""
 
 
 def expert_in(folder: Path) -> tuple[str, Path]:
-    """The domain of the expert in a folder, and where what is scored for it lies: its parent, if it was refused.
+    """The domain of the expert in a folder, and the folder of the model to score: the parent's, if it was refused.
 
     Raises:
         PierError: there is no expert.
@@ -71,7 +68,7 @@ def expert_in(folder: Path) -> tuple[str, Path]:
 
 
 def parent_of(place: Path) -> Path | None:
-    """Where the model lies that the expert in a folder branched from; None: it is not here.
+    """The folder of the model that the expert in a folder branched from; None: it is not here.
 
     Raises:
         PierError: the expert's card is not valid.
@@ -83,10 +80,10 @@ def parent_of(place: Path) -> Path | None:
 
 
 class Parents:
-    """What experts branched from, on the test rows of some texts: each is asked once for each domain.
+    """The parents of experts, scored on the test rows of some texts: once per parent and domain.
 
     Args:
-        done: is told how many rows more were scored.
+        done: called with the number of further rows scored.
     """
 
     def __init__(self, texts: Texts, device: torch.device, done: Callable[[int], None] = lambda _rows: None) -> None:
@@ -96,7 +93,7 @@ class Parents:
         self._models: dict[Path, nn.Module] = {}
 
     def of(self, place: Path, domain: str) -> Parent | None:
-        """What the parent of the expert in a folder gives each row; None: it is not here, or cannot be used."""
+        """The log-probability that the expert's parent gives each row; None: the parent is not here or not usable."""
         parent = parent_of(place)
         if parent is None:
             return None
@@ -116,13 +113,13 @@ class Parents:
 
 
 def texts_of(sections: Iterable[DomainSection], context: int, most: int, digest: str = "") -> Texts:
-    """The rows of every domain's splits that are scored, at most `most` of each (0: all).
+    """The rows of every domain's splits to score, at most `most` of each (0: all).
 
     Args:
-        digest: of the text that it must be; "": of any.
+        digest: required digest of the text; "": any.
 
     Raises:
-        PierError: a text cannot be read, is another one, or too short.
+        PierError: a text cannot be read, is a different one, or is too short.
     """
     found: dict[tuple[str, Split], Rows] = {}
     for section in sections:
@@ -148,14 +145,14 @@ def sheets_of(
     parents: Parents,
     done: Callable[[int], None] = lambda _rows: None,
 ) -> Iterator[Sheet]:
-    """What the model in a folder, which speaks for the expert of a domain, gives these texts.
+    """Score sheets of the model in a folder, which represents the expert of a domain, on these texts.
 
     Args:
-        parents: what such models branched from.
-        done: is told how many rows more were scored.
+        parents: the parents of such models.
+        done: called with the number of further rows scored.
 
     Raises:
-        PierError: there is no model that knows bytes.
+        PierError: there is no model with bytes as tokens.
     """
     _check_tokenizer(place)
     model, digest = exported_weights(place).model(device), digest_of(place)
@@ -166,6 +163,6 @@ def sheets_of(
 
 
 def _check_tokenizer(place: Path) -> None:
-    """Raise PierError unless tokens are bytes: rows are."""
+    """Raise PierError unless tokens are bytes, as the rows are."""
     if FileTokenizer(place / "tokenizer.json").encode(BYTES).tolist() != list(BYTES.encode()):
         raise PierError(f"{place}: its tokens are not bytes", "Experts are trained and scored on bytes.")

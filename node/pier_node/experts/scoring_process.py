@@ -1,8 +1,8 @@
-"""Scores by order, in a process of its own: `python -m pier_node.experts.scoring_process ORDER FOLDER OUT`.
+"""Scores on order in a separate process: `python -m pier_node.experts.scoring_process ORDER FOLDER OUT`.
 
-ORDER is a file with a ScoringOrder, FOLDER has the experts by their names, and OUT gets the sheets. A line of JSON is
-printed for each sheet, and for what cannot be scored. Meanwhile the site's daemon answers, and when it stops, so does
-this.
+ORDER is a file with a ScoringOrder, FOLDER contains the experts by name, and OUT receives the sheets. The process
+prints a line of JSON for each sheet and for everything that cannot be scored. Meanwhile the site's daemon stays
+responsive, and the process ends with the daemon.
 """
 
 from __future__ import annotations
@@ -21,11 +21,12 @@ from pier_node.experts.sheet import ScoringOrder
 
 @dataclass(frozen=True)
 class Said:
-    """What the process says.
+    """A line of the process's output.
 
     Attributes:
-        expert: its name; domain: "" when it is about all of them.
-        sheet: where the sheet is; "": there is none, and `problem` says why.
+        expert: name of the expert.
+        domain: name of the domain; "": all domains.
+        sheet: path of the sheet; "": there is none, and `problem` says why.
     """
 
     expert: str
@@ -35,14 +36,14 @@ class Said:
 
 
 async def scored(order: ScoringOrder, folder: Path, out: Path) -> AsyncGenerator[Said]:
-    """Have it done in another process, which ends when this is closed. Raises PierError: it failed."""
+    """Score in another process, which ends when this generator is closed. Raises PierError: it failed."""
     file = await asyncio.to_thread(_written, order, out)
     words = (sys.executable, "-m", __name__, str(file), str(folder), str(out))
     process = await asyncio.create_subprocess_exec(
         *words,
         stdin=asyncio.subprocess.DEVNULL,
         stdout=asyncio.subprocess.PIPE,
-        start_new_session=True,  # Ctrl+C in the daemon's terminal is not for it
+        start_new_session=True,  # Ctrl+C in the daemon's terminal must not reach it
     )
     assert process.stdout is not None
     try:
@@ -57,7 +58,7 @@ async def scored(order: ScoringOrder, folder: Path, out: Path) -> AsyncGenerator
 
 
 def said(order: ScoringOrder, folder: Path, out: Path) -> Iterator[Said]:
-    """Score; the sheets are in `out`."""
+    """Score; the sheets are written to `out`."""
     from pier_node.experts.scoring import Parents, Texts, expert_in, sheets_of, texts_of
     from pier_node.rounds.weights import pick_device
     from pier_node.trainer.model.export import read_config
@@ -93,7 +94,7 @@ def _written(order: ScoringOrder, out: Path) -> Path:
 
 
 def main() -> None:
-    """Print what `scored` wants to know."""
+    """Print the results for `scored`."""
     die_with_parent()
     order, folder, out = map(Path, sys.argv[1:])
     for each in said(ScoringOrder.model_validate_json(order.read_text()), folder, out):

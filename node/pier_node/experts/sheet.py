@@ -1,9 +1,7 @@
-"""A score sheet: what one expert gave some rows of a domain, checked before it is used.
+"""Score sheets and scoring orders: what one expert gave the rows of a domain, and which sheets a site should make.
 
-A site scores its expert where it lies, and sends this: four bytes for each byte of text that was scored, whatever the
-size of the model. A sheet says by hashes which rows it is about, and never what they say.
-
-An order to score: which experts of a site, on the text of which domains. What comes back is score sheets.
+A site scores its expert locally and sends the sheet: four bytes per byte of scored text, whatever the size of the
+model. A sheet identifies rows by hashes and never contains their text. It is checked before it is used.
 """
 
 from __future__ import annotations
@@ -27,13 +25,13 @@ from pier_node.experts.config import MOST_DOMAINS, DomainSection, Name
 from pier_node.trainer.data.documents import Split
 
 SCORED: tuple[Split, ...] = ("prior", "test")
-"""Splits of each domain that sheets are made of."""
+"""The splits of each domain that are scored."""
 MOST_SCORED = 2 * MOST_DOMAINS
-"""Domains of an order: those that have an expert, and as many that have none."""
+"""Maximum number of domains in an order: those with an expert, and as many without."""
 
 
 class ScoredDomain(Section):
-    """A domain; `digest` is of the text that was planned with, "": of any."""
+    """A domain to score. `digest` is that of the text for which the plan was made; "": any."""
 
     section: DomainSection
     digest: Annotated[str, Field(pattern=r"^([0-9a-f]{32})?$")] = ""
@@ -43,8 +41,8 @@ class ScoringOrder(Section):
     """What to score.
 
     Attributes:
-        experts: their names, as of their cards.
-        rows: of each domain and split, at most; 0: all.
+        experts: their names, as on their cards.
+        rows: maximum number per domain and split; 0: all.
     """
 
     id: Hash
@@ -56,24 +54,24 @@ class ScoringOrder(Section):
 ENDING = ".scores.safetensors"
 MOST_BYTES = 256 << 20
 HASH = 16
-"""Bytes of the hash of a row."""
+"""Bytes of a row's hash."""
 SCORE_AGAIN = "Score the expert again: pier-node score"
 
 Rows = npt.NDArray[np.uint8]
 """[rows, context + 1] bytes, as experts/domains.py cuts them."""
 LogProbs = npt.NDArray[np.float32]
-"""[rows, context]: log p of all bytes of a row but its first."""
+"""[rows, context]: log p of all bytes of a row except its first."""
 Hashes = npt.NDArray[np.uint8]
 """[rows, HASH]."""
 Parent = npt.NDArray[np.float32]
-"""[rows]: log p of all bytes of a row but its first, by what the expert branched from."""
+"""[rows]: log p of all bytes of a row except its first, from the expert's parent."""
 
 
 class Subject(BaseModel):
     """What a sheet is about.
 
     Attributes:
-        expert: the domain of the expert that was asked.
+        expert: domain of the scored expert.
         weights: SHA-256 of its model.safetensors, hex.
         domain, split: the text.
     """
@@ -88,7 +86,7 @@ class Subject(BaseModel):
 
 @dataclass(frozen=True)
 class Sheet:
-    """Log-probabilities and the hashes of their rows; `parent` where that was there and is not what was scored."""
+    """Log-probabilities and the hashes of their rows; `parent` if it was available and is not the scored model."""
 
     subject: Subject
     log_probs: LogProbs
@@ -96,14 +94,14 @@ class Sheet:
     parent: Parent | None = None
 
     def save(self, folder: Path) -> Path:
-        """Write it; its name says what it is about. Raises OSError."""
+        """Write the sheet; its file name says what it is about. Raises OSError."""
         about = self.subject
         path = folder / f"{about.expert}.{about.weights[:12]}.{about.domain}.{about.split}{ENDING}"
         durable.replace(path, self.packed())
         return path
 
     def packed(self) -> bytes:
-        """As it is written, and sent."""
+        """The sheet in the form in which it is written and sent."""
         tensors: dict[str, npt.NDArray[Any]] = {"log_probs": self.log_probs, "rows": self.rows}
         if self.parent is not None:
             tensors["parent"] = self.parent
@@ -117,7 +115,7 @@ def row_hashes(rows: Rows) -> Hashes:
 
 
 def load_sheet(path: Path) -> Sheet:
-    """Read a sheet that somebody sent. Raises PierError: it is not one, or says what no probability is."""
+    """Read a received sheet. Raises PierError: it is not a sheet, or contains impossible values."""
     try:
         if path.stat().st_size > MOST_BYTES:
             raise PierError(f"{path}: more than {MOST_BYTES} bytes", "Score fewer rows.")
@@ -129,13 +127,13 @@ def load_sheet(path: Path) -> Sheet:
 
 
 def unpacked(packed: bytes) -> Sheet:
-    """The sheet in some bytes. Raises ValueError, which says why it is none."""
+    """Parse a sheet. Raises ValueError with the reason why it is not valid."""
     if len(packed) > MOST_BYTES:
         raise ValueError(f"more than {MOST_BYTES} bytes")
     subject = _subject(packed)
     try:
         tensors = load(packed)
-    except Exception as error:  # the library has no narrower kind that covers all
+    except Exception as error:  # the library has no narrower exception that covers all cases
         raise ValueError(str(error)) from error
     parent = tensors.pop("parent", None)
     if set(tensors) != {"log_probs", "rows"}:
@@ -147,7 +145,7 @@ def unpacked(packed: bytes) -> Sheet:
 
 
 def _subject(packed: bytes) -> Subject:
-    """What its header says; safetensors: eight bytes of length, little-endian, and JSON."""
+    """The subject in the header. A safetensors file begins with eight bytes of length, little-endian, and JSON."""
     length = int.from_bytes(packed[:8], "little")
     try:
         header = json.loads(packed[8 : 8 + length])

@@ -1,12 +1,11 @@
-"""Trains one expert from its parent to its card, on the workers of a site (spec/hdee.md sections 2.1 and 2.8).
+"""Trains one expert from its parent to its card, on the workers of a site (HDEE, arXiv 2502.19385).
 
-It is a run of its own for the workers: AdamW from zero, warm-up and cosine to the expert's own last step. They train
-from checkpoint to checkpoint; where these lie changes no bit of the result, and neither does being killed in between.
+For the workers this is a run of its own: AdamW from zero, warmup, and a cosine to the expert's own last step. They
+train from checkpoint to checkpoint. Neither the positions of the checkpoints nor being killed in between changes a bit
+of the result.
 
-Whether an expert is worth having: better on its domain's dev split than its parent, by more than chance.
-
-Spec/hdee.md section 2.8: by more than two standard errors, of a bootstrap over the rows. Rows are paired: both models
-are scored on the same ones.
+An expert is accepted if it beats its parent on the dev split of its domain by more than two standard errors, from a
+bootstrap over the rows. Rows are paired: both models are scored on the same rows.
 """
 
 from __future__ import annotations
@@ -39,9 +38,9 @@ from pier_node.trainer.workers import Workers
 
 DRAWS = 1000
 ERRORS = 2.0
-"""Standard errors that an expert must be better by."""
+"""Number of standard errors by which an expert must be better."""
 WORST = 1000.0
-"""Bits per byte that a row counts at most: what a model says that has run away, NaN, counts so."""
+"""Maximum bits per byte that a row counts. A diverged model, with NaN, gets this value."""
 
 
 @dataclass(frozen=True)
@@ -54,15 +53,15 @@ class Verdict:
 
     @property
     def accepted(self) -> bool:
-        """Whether the expert takes its parent's place for the domain."""
+        """Whether the expert replaces its parent for the domain."""
         return self.parent_loss - self.loss > ERRORS * self.standard_error
 
 
 def judged(expert: Array, parent: Array, seed: int = 0) -> Verdict:
-    """The verdict on an expert; the same arguments give the same.
+    """The verdict on an expert. Deterministic for the same arguments.
 
     Args:
-        expert, parent: nats a byte of each row, [rows]; all rows are of one length.
+        expert, parent: nats per byte of each row, [rows]; all rows have the same length.
     """
     own, other = (_bits(losses) for losses in (expert, parent))
     gains = other - own
@@ -75,7 +74,7 @@ def _bits(losses: Array) -> Array:
 
 
 PROBE = 10
-"""Steps after which it is known how fast a step is."""
+"""Steps after which the duration of a step is known."""
 CHECKPOINT_SECONDS = 60.0
 ONE_FILE = 1 << 60
 
@@ -86,7 +85,7 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Parent:
-    """What an expert branches from; `name` is that of an expert, or the digest of the run's state, hex."""
+    """What an expert branches from. `name` is that of an expert, or the digest of the run's state, hex."""
 
     name: str
     model: ModelSection
@@ -98,9 +97,9 @@ class Shop:
     """Where experts are trained.
 
     Attributes:
-        run: the site's; experts take from it whatever their job does not say.
-        folder: the site's; each expert gets a folder of its name in `experts`.
-        workers: to start; 0: one for each device.
+        run: the site's run; experts take from it what their job does not specify.
+        folder: the site's folder; each expert gets a folder of its name in `experts`.
+        workers: number of workers to start; 0: one per device.
     """
 
     run: RunConfig
@@ -109,31 +108,31 @@ class Shop:
     checkpoint_seconds: float = CHECKPOINT_SECONDS
 
     def place(self, name: str) -> Path:
-        """The folder of an expert that is done."""
+        """The folder of a finished expert."""
         return self.folder / "experts" / name
 
 
 class CheckpointSink(Protocol):
-    """Who else has the checkpoints of an expert: see site/expert_checkpoints.py."""
+    """Where else the checkpoints of an expert are kept: see site/expert_checkpoints.py."""
 
     async def fetched(self, folder: Path, name: str, length: int, own: int) -> bool:
-        """Put a later one than that after `own` steps into the folder; whether there is one."""
+        """Fetch a checkpoint later than `own` steps into the folder. Returns whether there is one."""
 
     def saved(self, path: Path, step: int) -> None:
-        """There is another one, which stays as it is for as long as it is open."""
+        """A new checkpoint is saved. The file stays unchanged as long as it is open."""
 
 
 async def train_expert(
     job: ExpertJob, parent: Parent, shop: Shop, told: Told, custody: CheckpointSink | None = None
 ) -> Card:
-    """The card of the trained expert, whose model lies beside it; one that is there already is not trained again.
+    """Train an expert and return its card; its model is stored next to it. A finished expert is not trained again.
 
     Args:
-        told: a few times a second, how far it is.
-        custody: None: its checkpoints are here alone.
+        told: called with the progress, a few times per second.
+        custody: where else its checkpoints are kept; None: only here.
 
     Raises:
-        PierError: the text is not the one of the plan, is too short, or the workers cannot go on.
+        PierError: the text is not the one of the plan or is too short, or the workers cannot continue.
     """
     name = job.name(parent.name, shop.run)
     done = shop.place(name)
@@ -147,7 +146,7 @@ async def train_expert(
     finishing = asyncio.create_task(asyncio.to_thread(_finish, training, stand, verdict))
     try:
         card = await asyncio.shield(finishing)
-    finally:  # the thread goes on whatever happens: nobody may begin in the same folder meanwhile
+    finally:  # the thread continues in any case: nothing else may start in this folder meanwhile
         await asyncio.wait([finishing])
     log.info(
         "the expert of %s is %s: %.4f bits per byte, its parent %.4f (± %.4f)",
@@ -158,20 +157,23 @@ async def train_expert(
 
 
 def export_parent(parent: Parent, shop: Shop) -> Path:
-    """The folder of a parent as it stands in for an expert that was refused: of an expert its own. Raises PierError."""
+    """The folder of a parent that stands in for a refused expert; a parent that is an expert has its own.
+
+    Raises PierError.
+    """
     import torch
 
     folder = shop.place(parent.name[:32])
     if not (folder / "config.json").exists():
         work = folder.with_name(f"{folder.name}.work")
-        for left in (work, folder):  # of a site that was killed
+        for left in (work, folder):  # left by a site that was killed
             shutil.rmtree(left, ignore_errors=True)
         export(parent.model, torch.from_numpy(parent.weights), work, shard_bytes=ONE_FILE).rename(folder)
     return folder
 
 
 class _Training:
-    """The way from parent to last step."""
+    """The training from the parent to the last step."""
 
     def __init__(
         self,
@@ -192,7 +194,7 @@ class _Training:
 
     async def run(self) -> tuple[ResumeState, Verdict]:
         async with AsyncExitStack() as stack:
-            # The order of the rows follows from seed and text, and not from the site.
+            # The seed and the text decide the order of the rows, not the site.
             workers = Workers(self.config, self.job.domain_hash, SiteData(), self.shop.folder, self.shop.workers)
             stack.push_async_callback(workers.stop)
             await workers.start()
@@ -228,7 +230,7 @@ class _Training:
         return stand
 
     async def _stood(self, length: int) -> ResumeState | None:
-        """The last checkpoint that there is anywhere."""
+        """The latest checkpoint available here or elsewhere."""
         own = await asyncio.to_thread(ResumeState.load, self.work, self.name, length)
         step = own.step if own else 0
         if self._custody is None or not await self._custody.fetched(self.work, self.name, length, step):
@@ -236,7 +238,7 @@ class _Training:
         return await asyncio.to_thread(ResumeState.load, self.work, self.name, length)
 
     async def _chunk(self, workers: Workers, stand: ResumeState, steps: int) -> tuple[ResumeState, float]:
-        """So many steps on, and on the disk; with the seconds that they took."""
+        """Train that many steps and save a checkpoint. Returns the state and the seconds taken."""
         done = await workers.run(
             first_step=stand.step,
             steps=steps,
@@ -255,7 +257,7 @@ class _Training:
 
 
 def _finish(training: _Training, stand: ResumeState, verdict: Verdict) -> Card:
-    """Write model and card; they appear under their name together."""
+    """Write the model and the card. They appear together under their name."""
     import torch
 
     job, model = training.job, training.config.model

@@ -1,8 +1,8 @@
-"""The data of one pair: each sends its vectors to the other, both at once, and both end with the same means.
+"""The data exchange of one pair: both sites send their vectors at the same time, and both end with the same means.
 
-A mean is made of what travels, one's own part too, so that the two sides agree bit by bit whatever the codec does to a
-chunk; of two terms the order does not matter. Chunks are merged as they come: the first to be here
-waits in the mean's own memory for its counterpart, so that a swap takes no memory but the means'.
+A mean is made of the bytes that travel, one's own part included, so both sides agree bit by bit whatever the codec does
+to a chunk; the order of two terms does not matter. Chunks are merged as they arrive: the first of two waits in the
+mean's own memory for its counterpart, so a swap needs no memory beyond the means.
 """
 
 from __future__ import annotations
@@ -27,19 +27,19 @@ from pier_proto.v1.peer_pb2 import Chunk
 T = TypeVar("T")
 HALF = np.float32(0.5)
 GLANCE = 1.0
-"""Seconds without a move after which a look at the roster is due."""
+"""Seconds without progress after which to check the roster."""
 
 
 @dataclass(frozen=True)
 class SwapPlan:
-    """What the two know of their meeting.
+    """What the two sites know of their meeting.
 
     Attributes:
-        meeting: its name.
+        meeting: name of the meeting.
         norm_limit: largest L2 norm that a vector of the partner may have.
-        silence: seconds in which nothing moves either way, after which the partner counts as lost.
-        alive: whether the partner lives on the roster: one that does not is given up sooner.
-        chunk: elements in a chunk.
+        silence: seconds without progress in either direction after which the partner counts as lost.
+        alive: returns whether the partner is alive on the roster; if it is not, the swap ends sooner.
+        chunk: number of elements in a chunk.
     """
 
     round: int
@@ -56,10 +56,10 @@ class Lane:
     """One vector of each side, and their mean; all of shape [parameters].
 
     Attributes:
-        mean: takes the mean.
-        held: the partner's vector, if it came ahead: it is not received then.
-        wanted: whether the partner still needs ours.
-        error: takes what a lossy codec drops of ours.
+        mean: receives the mean.
+        held: the partner's vector, if it came ahead; then it is not received again.
+        wanted: whether the partner still needs our vector.
+        error: receives what a lossy codec drops of our vector.
     """
 
     mine: Vector
@@ -73,10 +73,10 @@ class Swap:
     """One side of a pair's exchange.
 
     Args:
-        lanes: the same at both sides, in the same order; the first is the weights.
+        lanes: the same at both sides, in the same order; the first lane is the weights.
 
     Attributes:
-        longest_wait: seconds in which nothing moved, at most.
+        longest_wait: longest time without progress, in seconds.
         meter: what we sent, and when.
     """
 
@@ -102,11 +102,11 @@ class Swap:
 
     @property
     def spread(self) -> float:
-        """An unbiased estimate of the standard deviation between replicas: two of them differ by twice its square."""
+        """Unbiased estimate of the replicas' standard deviation: two of them differ by twice its square, on average."""
         return float(np.sqrt(self._apart / (2 * self._length)))
 
     async def run(self) -> None:
-        """Swap; the means are complete then. Raises Suspicion."""
+        """Swap all vectors; after that the means are complete. Raises Suspicion."""
         data = asyncio.create_task(self._swap())
         watch = asyncio.create_task(self._watch())
         ends: list[asyncio.Future[Any]] = [data, watch, self._broken]
@@ -130,7 +130,7 @@ class Swap:
             await self._received.wait()
 
     async def _watch(self) -> None:
-        """Raise Suspicion when nothing has moved for too long."""
+        """Raise Suspicion if nothing has moved for too long."""
         loop, plan = asyncio.get_running_loop(), self._plan
         began = loop.time()
         while True:
@@ -145,7 +145,7 @@ class Swap:
             self.longest_wait, began = max(self.longest_wait, loop.time() - began), loop.time()
 
     async def _outgoing(self) -> AsyncGenerator[Chunk]:
-        """Our vectors. What the partner has already is merged here all the same, and not sent."""
+        """Our vectors. Chunks that the partner already has are merged here too, but not sent."""
         plan, loop = self._plan, asyncio.get_running_loop()
         yield Chunk(round=plan.round, meeting=plan.meeting, stage=Chunk.STAGE_SWAP, data=NO_DATA)
         for number, lane in enumerate(self._lanes):
@@ -158,7 +158,7 @@ class Swap:
                 self._moved.set()
 
     async def take(self, sender: str, first: Chunk, rest: AsyncIterator[Chunk]) -> None:
-        """Take the partner's stream. Raises BadMessage: the sender is told, and the swap fails."""
+        """Receive the partner's stream. Raises BadMessage: the sender is told, and the swap fails."""
         if sender != self._plan.partner or self._opened:
             raise BadMessage("a second stream of the same kind" if self._opened else f"{sender} is not our partner")
         self._opened = True
@@ -177,7 +177,7 @@ class Swap:
             [(number, *it) for number, lane in enumerate(self._lanes) if lane.held is None for it in self._ranges]
         )
         async for chunk in rest:
-            if self._over:  # the means may be in use by the next swap
+            if self._over:  # the next swap may be using the means
                 raise BadMessage("that meeting is over")
             number, start, end = next(owed, (0, 0, 0))
             self._merge(number, start, await self._checked(chunk, number, start, end))
@@ -188,7 +188,7 @@ class Swap:
         self._received.set()
 
     async def _checked(self, chunk: Chunk, number: int, start: int, end: int) -> Vector:
-        """The partner's part of a vector. Raises BadMessage: it is not what is owed, or not finite, or too long."""
+        """The partner's part of a vector. Raises BadMessage if it is not what is owed, not finite, or too long."""
         offset = number * self._length + start
         if chunk.offset != offset or start == end:
             raise BadMessage(f"a chunk at {chunk.offset}, expected {offset} to {offset + end - start}")
@@ -202,7 +202,7 @@ class Swap:
         return theirs
 
     def _merge(self, number: int, start: int, part: Vector) -> None:
-        """Of the two parts of a chunk the first waits in the mean; the second completes it."""
+        """Merge one part of a chunk: the first of the two parts waits in the mean, and the second completes it."""
         mean = self._lanes[number].mean[start : start + len(part)]
         if (number, start) not in self._half_done:
             self._half_done.add((number, start))
@@ -215,7 +215,7 @@ class Swap:
         np.multiply(mean, HALF, out=mean)
 
     def _encoded(self, lane: Lane, part: slice) -> tuple[bytes, Vector]:
-        """A chunk as it travels, and what both sides make of it."""
+        """A chunk as it travels, and its values as both sides decode them."""
         values = lane.mine[part]
         data = self._codec.encode(values)
         decoded = self._codec.decode(data, len(values))
@@ -224,5 +224,5 @@ class Swap:
         return data, decoded
 
     async def _work(self, work: Callable[[], T]) -> T:
-        """Codecs take long enough to be worth a thread; a copy does not."""
+        """Run codecs in a thread, as they take long enough for it; a copy does not."""
         return await asyncio.to_thread(work) if self._codec.lossy else work()

@@ -1,7 +1,8 @@
-"""The end of a run in pairs, if it is wanted: one model of all, the plain mean of the sites' anchors.
+"""The optional end of a run in pairs: merge all sites' anchors into one model, their plain mean.
 
-Not in the paper (spec/noloco.md section 3.2). It is one atomic round as Pier's are, after the last pair's: all that are
-there end with the same bits, or their models stay as they are. Its base are the sites that live when it begins.
+The merge is not in the NoLoCo paper (arXiv 2506.10911). It is one atomic round, like Pier's, after the last round of
+pairs: either all sites that are there end with the same bits, or their models stay as they are. Its base is the set of
+sites that are alive when it begins.
 """
 
 from __future__ import annotations
@@ -22,23 +23,23 @@ from pier_node.rounds.suspects import Behind
 from pier_node.wire.carrier import Carrier
 
 PATIENCE = 300.0
-"""Seconds to wait for sites that have not taken the last round yet; and for the merge, while nothing is exchanged."""
+"""Seconds to wait for sites that have not taken the last round yet, and for the merge while nothing is exchanged."""
 LOOK = 5.0
 MERGE = hashlib.sha256(b"pier merge").digest()
-"""Stands for the digest of a state before the merge: each site has its own."""
+"""Stands for the digest of the state before the merge, because each site has its own state."""
 
 log = logging.getLogger(__name__)
 
 
 class Merge:
-    """One site's part in it.
+    """One site's part in the merge.
 
     Args:
-        state: of this site, after the last round.
-        rounds: made when this site came up, so that whoever comes to the merge early is told to wait.
+        state: this site's state after the last round.
+        rounds: created when this site starts, so that sites that come to the merge early are told to wait.
 
     Attributes:
-        members_loss: mean validation loss of what is merged, nats a token; NaN: not known.
+        members_loss: mean validation loss of the merged models, in nats per token; NaN if it is not known.
     """
 
     def __init__(self, carrier: Carrier, roster: Roster, state: OuterState, rounds: Rounds) -> None:
@@ -47,7 +48,7 @@ class Merge:
         self.members_loss = math.nan
 
     async def run(self) -> OuterState | None:
-        """The merged state; None: there is none, and the log says why. Raises Behind: others have merged without us."""
+        """The merged state; None (logged) if there is none. Raises Behind if others have merged without us."""
         await self._rounds.begin(replace(self._state, members=(self._node,), ledger={}), MERGE)
         leader = asyncio.create_task(self._rounds.run())
         try:
@@ -61,7 +62,7 @@ class Merge:
             await asyncio.wait([leader])
 
     async def _members(self) -> Sequence[str]:
-        """Who is there once all live sites have taken the last round, or it has been waited for long enough."""
+        """The sites that are here once all live sites have taken the last round, or after PATIENCE seconds."""
         last = self._state.round
         try:
             async with asyncio.timeout(PATIENCE):
@@ -90,7 +91,7 @@ class Merge:
                 idle = 0.0 if rounds.exchanging else idle + LOOK
                 if idle > PATIENCE:
                     raise TimeoutError
-            self.members_loss = self._mean_loss(work.result().members)  # each has told its own before it came
+            self.members_loss = self._mean_loss(work.result().members)  # each told its own loss before it came
             return work.result()
         finally:
             work.cancel()
@@ -103,7 +104,7 @@ class Merge:
 
 
 def merged(state: OuterState, mean: Vector, tokens: Mapping[str, int]) -> OuterState:
-    """The state after the merge: the members' mean, shape [parameters], without momentum; equal at all of them."""
+    """The state after the merge: the members' mean, shape [parameters], without momentum; equal at all members."""
     anchor, momentum = SharedVector.scratch(len(mean)), SharedVector(len(mean))
     anchor.array[:] = mean
     return OuterState(state.round + 1, tuple(sorted(tokens)), {ANCHOR: anchor, MOMENTUM: momentum}, {})

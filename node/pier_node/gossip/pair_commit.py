@@ -1,12 +1,12 @@
-"""One meeting of a pair: swap, stage, and decide, so that both take the step or neither does.
+"""One meeting of a pair: swap, stage, and decide, so that both sites take the step or neither does.
 
-Two-phase commit with presumed abort (Mohan, Lindsay, Obermarck, TODS 11, 1986): the member with the lower id decides.
-The other one writes its yes down before it says so; the decider has its new state on the disk before it answers, and
-answers no to a question that it has no record of. States and messages: docs/noloco.md.
+This is two-phase commit with presumed abort (Mohan, Lindsay, Obermarck, TODS 11, 1986); the member with the lower id
+decides. The other member writes its yes to disk before it says so. The decider has its new state on disk before it
+answers, and answers no to a question about a meeting that it has no record of. docs/noloco.md describes the states and
+messages.
 
-What a site remembers of its pairs: with whom it took a round's step, and which of its votes it had no answer to.
-
-Pure. The journal keeps it on the disk (site/journal.py); docs/noloco.md says when it is written.
+`Records` is what a site remembers of its pairs: the partner of each round's step, and its own votes that had no answer.
+It is pure. The journal keeps it on disk (site/journal.py); docs/noloco.md says when it is written.
 """
 
 from __future__ import annotations
@@ -44,16 +44,16 @@ from pier_proto.v1.peer_pb2 import SettleReply, SettleRequest
 T = TypeVar("T")
 
 KEPT = 64
-"""Pairs, and doubts, that are remembered: whoever asks for an older one learns that it came to nothing."""
+"""Pairs and doubts that are remembered; a site that asks about an older one is told that it came to nothing."""
 
 
 @dataclass(frozen=True)
 class Doubt:
-    """This site said yes to a pair's step, and does not know whether its decider took it.
+    """This site said yes to a pair's step, and does not know whether the decider took it.
 
     Attributes:
         meeting: name of the pair's meeting.
-        digest: what it said yes to.
+        digest: digest of what it said yes to.
     """
 
     round: int
@@ -70,15 +70,15 @@ class Records:
     doubts: Mapping[int, Doubt] = field(default_factory=dict)
 
     def voted(self, doubt: Doubt) -> Records:
-        """With a yes that has no answer yet."""
+        """Records with a yes that has no answer yet."""
         return Records(self.partners, _newest({**self.doubts, doubt.round: doubt}))
 
     def took(self, round: int, partner: str) -> Records:
-        """With a step that was taken with a partner; a doubt of that round is over."""
+        """Records with a step that was taken with a partner; this ends any doubt about that round."""
         return Records(_newest({**self.partners, round: partner}), self._without(round))
 
     def learnt(self, round: int) -> Records:
-        """Without the doubt of a round, however it ended."""
+        """Records without the doubt about a round, however that round ended."""
         return Records(self.partners, self._without(round))
 
     def _without(self, round: int) -> dict[int, Doubt]:
@@ -90,26 +90,26 @@ def _newest(by_round: dict[int, T]) -> dict[int, T]:
 
 
 ANSWER = 10.0
-"""Seconds that a question how a meeting ended is held open."""
+"""Seconds for which a question about a meeting's outcome is held open."""
 PATIENCE = 300.0
-"""Seconds that a site in doubt asks a decider which lives on the roster and gives no answer."""
+"""Seconds for which a site in doubt keeps asking a decider that is alive on the roster but does not answer."""
 NO_TIMEOUT = 2.0
 
 log = logging.getLogger(__name__)
 
 Commit = Callable[[OuterState], Awaitable[None]]
-"""Makes a state this site's own; returns once it would survive a power cut."""
+"""Makes a state this site's own; returns once the state would survive a power cut."""
 Outcome = SettleReply.Outcome
 
 
 class PairLog(Protocol):
-    """What remembers pairs across a crash: see site/journal.py."""
+    """Remembers pairs across a crash: see site/journal.py."""
 
     def load(self) -> Records:
-        """What was kept last."""
+        """The records that were kept last."""
 
     def keep(self, records: Records) -> None:
-        """Returns only when they would survive a crash."""
+        """Return once the records would survive a crash."""
 
 
 @dataclass
@@ -117,9 +117,9 @@ class PairTools:
     """What a meeting works with.
 
     Attributes:
-        news: notified when a question, a vote or a new meeting is there.
+        news: notified when a question, a vote or a new meeting arrives.
         silence: learns how long partners keep each other waiting.
-        weighing: how many tokens a site can have in the ledger after a round, by its number.
+        weighing: how many tokens a site can have in the ledger after a round, by round number.
     """
 
     carrier: Carrier
@@ -139,13 +139,13 @@ class PairTools:
         self._means: list[Vector] = []
 
     def means(self, count: int, length: int) -> list[Vector]:
-        """Memory for means, shape [length] each: the same in every round, so that its pages are there already."""
+        """Memory for means, shape [length] each: every round reuses it, so that its pages are already mapped."""
         if len(self._means) != count or len(self._means[0]) != length:
             self._means = [np.zeros(length, np.float32) for _ in range(count)]
         return self._means
 
     async def keep(self, records: Records) -> None:
-        """Remember, durably. Raises PierError."""
+        """Write the records durably. Raises PierError."""
         await to_the_end(self._kept(records))
 
     async def _kept(self, records: Records) -> None:
@@ -157,9 +157,9 @@ class PairCommit:
     """This site's part in a meeting.
 
     Args:
-        state: the last one of this site.
-        update: θ, less what no round has taken yet.
-        held: the anchor that the partner was told we have of it.
+        state: this site's last state.
+        update: the weights that the pair swaps: φ minus the unsent update Δ.
+        held: the partner's anchor, as we told the partner that we have it.
     """
 
     def __init__(self, tools: PairTools, state: OuterState, met: Met, update: Update, held: Vector | None) -> None:
@@ -192,7 +192,7 @@ class PairCommit:
         self._outcome: Outcome.ValueType = Outcome.OUTCOME_UNDECIDED
 
     async def run(self, commit: Commit) -> None:
-        """Take the pair's step. Raises Suspicion: it was not taken here, and `commit` not called."""
+        """Take the pair's step. Raises Suspicion if it was not taken here; then `commit` was not called."""
         agreed = False
         try:
             shadow, digest = await self._stage()
@@ -207,7 +207,7 @@ class PairCommit:
         await _through(self._take(shadow, commit))
 
     async def answer(self, request: SettleRequest) -> Outcome.ValueType:
-        """Take the partner's vote, and tell it how the meeting ends, if that is soon."""
+        """Receive the partner's vote, and tell it how the meeting ends if that is decided soon."""
         if self._vote is None:
             self._vote = request
             self._tools.news.notify()
@@ -228,7 +228,7 @@ class PairCommit:
     # --- to the same means ---------------------------------------------------------------------
 
     async def _stage(self) -> tuple[OuterState, bytes]:
-        """Swap; the shadow, and the digest of what it is made of. Raises Suspicion."""
+        """Swap; return the shadow, and the digest of what it is made of. Raises Suspicion."""
         tools = self._tools
         await tools.faults.reach(self.round, "met")
         await self.swap.run()
@@ -271,7 +271,7 @@ class PairCommit:
     # --- the other one ---------------------------------------------------------------------------
 
     async def _say_no(self) -> None:
-        """Spare the decider the wait: it learns from its silence if this does not arrive."""
+        """Say no, to spare the decider the wait; if this does not arrive, the decider learns it from the silence."""
         if self._decides:
             return
         request = SettleRequest(round=self.round, meeting=self.name, at=self._state.round)
@@ -295,7 +295,7 @@ class PairCommit:
             )
 
     async def _outcome_at_decider(self, digest: bytes) -> Outcome.ValueType:
-        """Ask until there is an answer, or the roster has dropped the decider: UNDECIDED then."""
+        """Ask until there is an answer; UNDECIDED if the roster drops the decider first."""
         request = SettleRequest(round=self.round, meeting=self.name, yes=True, digest=digest, at=self._state.round)
         roster, answer = self._tools.roster, asyncio.create_task(self._insist(request))
         gone = asyncio.create_task(roster.changed.until(lambda: not roster.alive(self.partner)))
@@ -321,7 +321,7 @@ class PairCommit:
 
 
 async def _through(work: Coroutine[Any, Any, None]) -> None:
-    """Do it, and be cancelled after it: a decider that stops must not leave open on the disk what it tells others."""
+    """Finish the work, then be cancelled: a decider that stops must have on disk what it tells others."""
     task = asyncio.create_task(work)
     try:
         await asyncio.shield(task)
@@ -331,10 +331,10 @@ async def _through(work: Coroutine[Any, Any, None]) -> None:
 
 
 def merged(told: Mapping[str, Mapping[str, int]], weighing: Weighing) -> dict[str, int]:
-    """The ledger of two together, from what each says, by its node.
+    """The ledger of two sites together, from what each says, by node.
 
-    Of the two themselves it has what each says of itself, of others the most that either knows; nothing of it is more
-    than can be true.
+    For the two sites themselves it has what each says of itself; for others, the larger of the two counts. No count is
+    more than can be true.
     """
     most = {node: max(ledger.get(node, 0) for ledger in told.values()) for ledger in told.values() for node in ledger}
     own = {node: ledger.get(node, 0) for node, ledger in told.items()}

@@ -1,12 +1,12 @@
-"""A site's NoLoCo rounds: meet one other site, take the pair's step with it or one's own alone, and go on.
+"""A site's NoLoCo rounds: meet one other site, take the pair's step with it or a step alone, and continue.
 
-What `Rounds` is for a round of all: it holds this site's state and moves it on. There is no leader and no quorum; each
-site has a state of its own, and nobody waits for more than one other. See docs/noloco.md.
+`Pairs` is what `Rounds` is in a run of atomic rounds: it holds this site's state and advances it. There is no leader
+and no quorum; each site has its own state, and no site waits for more than one other. See docs/noloco.md.
 
-How meetings ended: answers for those who were left without, questions about those of which we were.
-
-A record that differs between the two of a pair means that one of them was gone while the other went on: whoever is
-behind, or was in doubt if neither is, takes the other's state (spec/noloco.md section 2.4, point 7).
+`Outcomes` knows how past meetings ended. It answers sites that were left without an answer, and asks about meetings of
+which this site does not know the end. If the two sites of a pair have different records, one of them was gone while the
+other continued. Then the site that is behind takes the other's state; if neither is behind, the site that was in doubt
+does.
 """
 
 from __future__ import annotations
@@ -34,19 +34,19 @@ from pier_node.wire.carrier import SETTLE, BadMessage, PeerLost
 from pier_proto.v1.peer_pb2 import Chunk, MeetRequest, SettleReply, SettleRequest
 
 FOLLOW = 60.0
-"""Seconds in which a site tries to take the state of a partner whose record differs from its own."""
+"""Seconds for which a site tries to take the state of a partner whose record differs from its own."""
 LOOK_BACK = 5.0
-"""Seconds that a question about an earlier round may take."""
+"""Longest time in seconds for a question about an earlier round."""
 
 log = logging.getLogger(__name__)
 
 
 class Outcomes:
-    """One site's knowledge of its past meetings.
+    """What one site knows about its past meetings.
 
     Args:
-        here: this site's state, and the round of the newest one on its disk.
-        pair commit: the meeting under way.
+        here: returns this site's state, and the round of the newest state on its disk.
+        pair_commit: returns the meeting under way.
     """
 
     def __init__(
@@ -58,17 +58,17 @@ class Outcomes:
 
     @property
     def source(self) -> str:
-        """Whose state this site has to take; empty: nobody's, or not any more."""
+        """The site whose state this site has to take; "" if there is none, or no longer one."""
         waits = asyncio.get_running_loop().time() < self._until and self._tools.roster.alive(self._source)
         return self._source if waits else ""
 
     def forget(self) -> None:
-        """This site goes on from another's state: what became of its own meetings does not matter any more."""
+        """Continue from another site's state: the outcomes of this site's own meetings no longer matter."""
         self._source, self._until = "", 0.0
         self._tools.records = Records(self._tools.records.partners)
 
     async def resolve(self) -> None:
-        """Ask deciders that are back how the meetings ended of which this site does not know."""
+        """Ask deciders that are back how the meetings ended whose outcome this site does not know."""
         state, _ = self._here()
         for doubt in list(self._tools.records.doubts.values()):
             if doubt.round == state.round and doubt.decider in state.members:
@@ -104,7 +104,7 @@ class Outcomes:
         return reply
 
     def _took(self, round: int, partner: str) -> bool:
-        """Whether the step of a round was taken with a partner, and is on the disk."""
+        """Whether the step of a round was taken with a partner, and is on disk."""
         state, saved = self._here()
         last = saved == state.round == round and partner in state.members
         return last or self._tools.records.partners.get(round) == partner
@@ -115,25 +115,25 @@ class Outcomes:
 
 
 STALE = 8
-"""Rounds behind the furthest from which on a site takes another's state rather than draw its partner back."""
+"""A site more than this many rounds behind the furthest takes a state, so as not to pull its partner back."""
 
 
 Saved = Callable[[], Awaitable[None]]
 
 
 class Pairs:
-    """One node's pairs: hold `state`, and move it on.
+    """One node's pairs: it holds `state` and advances it.
 
     Args:
-        state: the last one of this site.
-        nonce: a fresh name for an announcement.
+        state: this site's last state.
+        nonce: returns a fresh name for an announcement.
 
     Attributes:
-        saved: the round of the newest state that is on the disk, here or where it was fetched.
-        sites: that must be there before this site's coming round begins.
+        saved: the round of the newest state that is on disk, here or where it was fetched.
+        sites: number of sites that must be there before this site's coming round begins.
         last_error: why the last meeting did not end in a common step, in words.
-        spread: standard deviation between the replicas, as the last pair saw it; NaN: not known.
-        times: where the time of the last round went, or goes.
+        spread: standard deviation between the replicas as seen in the last pair; NaN if it is not known.
+        times: how the last or current round spends its time.
     """
 
     def __init__(
@@ -171,12 +171,12 @@ class Pairs:
         await self._tools.news.until(lambda: self._pair_commit is None)
 
     def offer(self, number: int, shadow: bool) -> OuterState | None:
-        """What a peer may fetch from us: the last state (0, or its number), once it is on our disk; never a shadow."""
+        """What a peer may fetch from us: the last state (by its number, or 0) once it is on disk; never a shadow."""
         known = self.saved == self.state.round and number in (0, self.saved)
         return self.state if known and not shadow else None
 
     async def adopt(self, state: OuterState) -> None:
-        """Go on from another's state: what became of our own meetings does not matter any more."""
+        """Continue from another site's state: the outcomes of our own meetings no longer matter."""
         self._settle(state)
         self.saved = state.round
         self._outcomes.forget()
@@ -188,19 +188,20 @@ class Pairs:
         return self._reachable(self.state.round + 1)
 
     def _reachable(self, number: int) -> int:
-        """A round in which this site will meet somebody: this one, or, if it was overtaken, the next of those in front.
+        """A round in which this site will meet another: this one, or if it was overtaken, the next of those in front.
 
-        Rounds differ a little between sites, and who is behind meets others that are. But a site whose partner has gone
-        on, and whom some have overtaken by more than a round, would be alone for ever if it took one after the other.
+        Rounds differ a little between sites, and a site that is behind meets others that are. But if its partner has
+        moved on and some sites have overtaken it by more than a round, it would be alone forever if it took one round
+        after another.
         """
         furthest, pulse = self._furthest(), self._roster.pulse_of(self._rendezvous.expected(number))
         waits = pulse is not None and pulse.round < number
         return number if furthest <= number or waits else min(furthest + 1, self._run.last)
 
     def sources(self) -> list[str]:
-        """From whom this site should take its state before it goes on; mostly nobody.
+        """The site, if any, whose state this site should take before it continues.
 
-        States differ, so that one of them has to give it all: another one every second, until one does.
+        States differ, so one peer must give a whole state: a different peer every second, until one does.
         """
         if leader := self._outcomes.source:
             return [leader]
@@ -213,13 +214,13 @@ class Pairs:
         return pulse.round if pulse else self.state.round
 
     async def resolve(self) -> None:
-        """Ask deciders that are back how the meetings ended of which this site does not know."""
+        """Ask deciders that are back how the meetings ended whose outcome this site does not know."""
         await self._outcomes.resolve()
 
     # --- a round -----------------------------------------------------------------------------------
 
     async def commit_alone(self, update: Update, advance: Advance) -> OuterState:
-        """A round of the run's solo start."""
+        """Commit a round of the run's solo start."""
         state, tokens = self.state, {self.node: update.tokens}
         shadow: OuterState = await to_the_end(asyncio.to_thread(advance, state, update.vector, tokens))
         await self._commit_own(shadow, _nothing)
@@ -230,8 +231,8 @@ class Pairs:
 
         Args:
             number: the round that this site has trained for; it takes a later one if it was overtaken meanwhile.
-            update: θ, less what no round has taken yet, and the tokens behind that.
-            saved: makes the new state durable; awaited before anybody else may rely on it.
+            update: the weights that the pair swaps: φ minus the unsent update Δ; and the tokens behind Δ.
+            saved: makes the new state durable; awaited before any other site may rely on it.
 
         Raises:
             PierError: the step is not finite, or cannot be saved.
@@ -255,17 +256,17 @@ class Pairs:
         return self.state
 
     async def stop(self) -> None:
-        """End what goes on while the workers train."""
+        """Stop what runs while the workers train."""
         await self._ahead.end()
 
     def _is_open(self, number: int) -> bool:
-        """Whether enough sites are there for a round, or somebody was seen beyond it."""
+        """Whether enough sites are here for a round, or some site was seen beyond it."""
         pulses = [contact.pulse for contact in self._roster.contacts.values()]
         begun = any(pulse.round >= number for pulse in pulses if pulse)
         return begun or len(self._roster.participants()) >= self.sites
 
     async def _together(self, met: Met, update: Update, held: Vector | None, saved: Saved) -> bool:
-        """Whether the step was taken with a partner."""
+        """Take the step with a partner; return whether it was taken."""
         pair_commit = self._pair_commit = PairCommit(self._tools, self.state, met, update, held)
         self._tools.news.notify()
         try:
@@ -281,7 +282,7 @@ class Pairs:
         return True
 
     async def _meet(self, number: int, update: Update, held: dict[str, Vector | None]) -> Met | None:
-        """The partner; `held` takes the anchors of those who were told that we have theirs."""
+        """Meet the partner; `held` receives the anchors of sites that were told that we have theirs."""
         nonce, ledger = self._nonce(), self._ledger_with(update, number)
 
         def describe(node: str) -> MeetRequest:
@@ -291,7 +292,7 @@ class Pairs:
 
         await self._tools.faults.reach(number, "ready")
         overtaken = number > self.state.round + 1
-        # Those in front may have just begun: they need no longer than this site, which they have overtaken, has taken.
+        # Sites in front may have just begun. They need no longer than this site, which they have overtaken, has taken.
         allowance = asyncio.get_running_loop().time() - self._since if overtaken else 0.0
         with self.times.spent_waiting():
             return await self._rendezvous.find(number, describe, allowance)
@@ -299,7 +300,7 @@ class Pairs:
     async def _alone(self, number: int, update: Update, saved: Saved) -> None:
         state, ledger, rates = self.state, self._ledger_with(update, number), self._tools.rates
         means = [update.vector]
-        if update.error is not None:  # of a meeting that failed: now nothing is dropped
+        if update.error is not None:  # left by a failed meeting; now nothing is dropped
             update.error.fill(0)
         step = asyncio.to_thread(advance_pair, state, number, [self.node], means, ledger, rates)
         shadow = await to_the_end(step)
@@ -325,7 +326,7 @@ class Pairs:
             raise BadMessage("a stream that pairs do not send")
 
     async def _deal_of(self, first: Chunk) -> PairCommit:
-        """The meeting that a stream belongs to: it may come a moment before we know that we have met."""
+        """The meeting that a stream belongs to; a stream may arrive a moment before we know that we have met."""
 
         def settled() -> bool:
             return bool(self._pair_commit and self._pair_commit.round >= first.round) or self._rendezvous.is_over(
@@ -369,11 +370,11 @@ class Pairs:
         self._roster.changed.notify()
 
     def _tell(self) -> None:
-        """Tell all that a round is over, and the next partner our anchor, without waiting for anybody."""
+        """Tell all sites that a round is over, and send the next partner our anchor, without waiting for anyone."""
         self._roster.tell()
         if needs_anchors(self._tools.rates) and self.state.round < self._run.last:
             self._ahead.begin(self.coming())
 
 
 async def _nothing() -> None:
-    """Of a round that is saved later, because nobody waits for it."""
+    """Do nothing: this round is saved later, because no site waits for it."""

@@ -1,7 +1,7 @@
-"""Anchors that travel ahead: with γ ≠ β a pair needs mean(φ), and φ is known as soon as the last round is taken.
+"""Anchors that are sent ahead: with γ ≠ β a pair needs mean(φ), and φ is known as soon as the last round is taken.
 
-So it is sent to the partner that is expected while the workers train, and only the weights are left for the swap. What
-did not arrive in time, or went to somebody else, goes with the swap: nothing waits for what is here.
+So φ is sent to the expected partner while the workers train, and only the weights are left for the swap. An anchor that
+did not arrive in time, or went to another site, goes with the swap: nothing ever waits for an anchor sent ahead.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from pier_node.wire.carrier import BadMessage, Carrier, PeerLost
 from pier_proto.v1.peer_pb2 import Chunk
 
 HELD = 2
-"""Anchors that are kept here: one of this round, and one of the next from a partner that is ahead."""
+"""Number of anchors kept here: one of this round, and one of the next round from a partner that is ahead."""
 
 log = logging.getLogger(__name__)
 
@@ -37,11 +37,11 @@ class _Held:
 
 
 class Prefetch:
-    """What one site sends ahead, and holds of others.
+    """What one site sends ahead, and what it holds of others.
 
     Args:
-        expected: whom this site would meet in a round.
-        state: its own, now.
+        expected: returns the site that this site would meet in a round.
+        state: returns this site's current state.
     """
 
     def __init__(
@@ -59,20 +59,20 @@ class Prefetch:
         self._sending: asyncio.Task[None] | None = None
 
     def digest_of(self, node: str) -> bytes:
-        """Digest of the state whose anchor a site sent ahead; empty: none is here."""
+        """Digest of the state whose anchor a site sent ahead; "" if no anchor of it is here."""
         held = self._held.get(node)
         return held.digest if held and held.whole else b""
 
     def anchor_of(self, node: str, digest: bytes) -> Vector | None:
-        """That anchor, if it is of this state."""
+        """The anchor that a site sent ahead, if it belongs to the state with this digest."""
         return self._held[node].anchor if digest and self.digest_of(node) == digest else None
 
     def begin(self, number: int) -> None:
-        """Send our anchor to whoever is expected in that round, and to another if it becomes another."""
+        """Send our anchor to the site expected in that round, and to another one if the expectation changes."""
         self._sending = asyncio.create_task(self._send(number, self._state()), name="anchor ahead")
 
     async def end(self) -> None:
-        """Send no more: the round has come."""
+        """Stop sending: the round has come."""
         if self._sending is not None:
             self._sending.cancel()
             await asyncio.wait([self._sending])
@@ -97,7 +97,7 @@ class Prefetch:
             yield Chunk(stage=Chunk.STAGE_ANCHOR, offset=start, data=data)
 
     async def take(self, sender: str, first: Chunk, rest: AsyncIterator[Chunk]) -> None:
-        """Take the anchor of a site that we expect to meet. Raises BadMessage."""
+        """Receive the anchor of a site that we expect to meet. Raises BadMessage."""
         if first.round <= self._state().round or self._expected(first.round) != sender:
             raise BadMessage(f"we do not expect to meet in round {first.round}")
         held = self._room_for(sender, first.meeting)

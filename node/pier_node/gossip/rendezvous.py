@@ -1,8 +1,9 @@
-"""How two sites of a pair find each other, without a word to anybody else.
+"""Rendezvous: how the two sites of a pair find each other without any third site.
 
-Each works out its partner from what it knows of the roster, and asks it: the partner holds the question open until it
-is ready too. They meet when each wants the other; rosters that differ for a moment only cost a question. Nobody is
-waited for beyond a deadline that is learnt, nor beyond its life on the roster: whoever is left over goes alone.
+Each site computes its partner from what it knows of the roster, and asks it. The partner holds the question open until
+it is ready too. They meet when each wants the other; rosters that differ for a moment cost only one more question. A
+site waits no longer than a learned deadline, and only while its partner is alive on the roster. A site that is left
+over continues alone.
 """
 
 from __future__ import annotations
@@ -22,18 +23,18 @@ from pier_node.wire.carrier import MEET, Carrier, PeerLost
 from pier_proto.v1.peer_pb2 import MeetReply, MeetRequest
 
 POLL = 10.0
-"""Seconds that a question is held open; the asker then asks again."""
+"""Seconds for which a question is held open; then the asker asks again."""
 PAUSE = 1.0
-"""Seconds, at most, until a partner is asked again that wanted another; the roster's news come earlier."""
+"""Longest pause in seconds before a partner that wanted another site is asked again; roster news end it early."""
 DISAGREEMENTS = 3
-"""Times that a partner may want another before this site goes alone."""
+"""Number of times that a partner may want another site before this site continues alone."""
 
 log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
 class Met:
-    """Who was met, what it says of itself, and what it was told of us."""
+    """Who was met, what it said of itself, and what it was told of us."""
 
     node: str
     said: MeetRequest
@@ -42,7 +43,7 @@ class Met:
 
 @dataclass
 class _Here:
-    """This site is ready for a round: whom it wants to meet, whom it has met, and whether it has gone on alone."""
+    """This site is ready for a round: whom it wants to meet, whom it has met, and whether it has continued alone."""
 
     round: int
     describe: Callable[[str], MeetRequest]
@@ -52,23 +53,23 @@ class _Here:
     gone: bool = False
 
     def tell(self, node: str) -> MeetRequest:
-        """What a site is told of us: the same each time, since both sides go by it."""
+        """What a site is told of us: the same every time, since both sides rely on it."""
         if node not in self.told:
             self.told[node] = self.describe(node)
         return self.told[node]
 
     def meet(self, node: str, said: MeetRequest) -> None:
-        """The first that wants us as we want it."""
+        """Meet the first site that wants us while we want it."""
         if self.met is None and not self.gone:
             self.met = Met(node, said, self.tell(node))
 
 
 class Rendezvous:
-    """One site's side.
+    """One site's side of the rendezvous.
 
     Args:
-        seed: of the run.
-        committed: the last round that this site has taken.
+        seed: seed of the run.
+        committed: returns the last round that this site has taken.
         news: notified when something here changes.
     """
 
@@ -81,18 +82,18 @@ class Rendezvous:
         carrier.serve(MEET, self._answer)
 
     def expected(self, round: int) -> str:
-        """Whom this site would meet in a round, by what it knows now; empty: nobody."""
+        """The site that this site would meet in a round, by what it knows now; "" if there is none."""
         members = sorted({*self._roster.participants(), self._carrier.node})
         if self._pairs[:2] != (round, members):
             self._pairs = round, members, partner(self._seed, round, members, self._carrier.node) or ""
         return self._pairs[2]
 
     async def find(self, round: int, describe: Callable[[str], MeetRequest], allowance: float) -> Met | None:
-        """Meet the partner of this round; None: go alone. `leave` has to be called in either case.
+        """Meet the partner of this round; None means go alone. `leave` must be called in either case.
 
         Args:
-            describe: what a site is told of us.
-            allowance: seconds to wait on top of the deadline that is learnt; such a wait teaches nothing.
+            describe: returns what a site is told of us.
+            allowance: seconds to wait beyond the learned deadline; nothing is learned from such a wait.
         """
         loop, here = asyncio.get_running_loop(), _Here(round, describe)
         self._here, began = here, loop.time()
@@ -108,12 +109,12 @@ class Rendezvous:
         return here.met
 
     def leave(self) -> None:
-        """The round is over: no question for it waits any longer."""
+        """End the round: no question about it waits any longer."""
         self._here = None
         self._news.notify()
 
     def is_over(self, round: int) -> bool:
-        """Whether this site meets nobody in a round, any more."""
+        """Whether this site can no longer meet any site in a round."""
         here = self._here
         return round <= self._committed() or (here is not None and (here.round > round or here.gone))
 
@@ -132,7 +133,7 @@ class Rendezvous:
                 await self._roster.changed.wait(PAUSE)
 
     async def _first_of(self, here: _Here) -> MeetReply.Verdict.ValueType | None:
-        """What comes first: the partner's verdict, its own question, or a roster by which it is another."""
+        """Wait for the first of: the partner's verdict, its own question, or a roster that changes the partner."""
         ask = asyncio.create_task(self._ask(here))
         met = asyncio.create_task(self._news.until(lambda: here.met is not None))
         change = asyncio.create_task(self._roster.changed.until(lambda: self.expected(here.round) != here.wanted))
@@ -146,7 +147,7 @@ class Rendezvous:
         return None if ask.cancelled() else ask.result()
 
     async def _ask(self, here: _Here) -> MeetReply.Verdict.ValueType:
-        """Ask until there is a verdict. A partner that is lost is asked again: the roster says when it is gone."""
+        """Ask until there is a verdict. A lost partner is asked again: the roster says when it is gone."""
         node = here.wanted
         while True:
             try:
@@ -186,6 +187,6 @@ class Rendezvous:
 
 
 def meeting_name(round: int, one: tuple[str, bytes], other: tuple[str, bytes]) -> bytes:
-    """Names a meeting by its round and by both sides' nodes and nonces: 32 bytes."""
+    """The name of a meeting, 32 bytes, from its round and both sides' nodes and nonces."""
     sides = [[node, nonce.hex()] for node, nonce in sorted([one, other])]
     return hashlib.sha256(json.dumps([round, sides]).encode()).digest()

@@ -1,7 +1,7 @@
 """Certificates: how two nodes of a run prove to each other that they belong to it, and which nodes they are.
 
-Whoever holds the run's token derives the run's certificate authority from it (HKDF, RFC 5869; deterministic ECDSA,
-RFC 6979) and certifies itself: nobody has to be asked, and no site is needed for another to join.
+A holder of the run's token derives the run's certificate authority from it (HKDF, RFC 5869; deterministic ECDSA, RFC
+6979) and certifies itself. So nobody has to be asked, and a site can join without the help of another.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 from pier_node.identity.node import Identity, Token, key_pem, node_id
 
 DOMAIN = "pier"
-"""What every node of a run is called in its certificate, besides its own name `<node id>.pier`."""
+"""The name of every node of a run in its certificate, besides its own name `<node id>.pier`."""
 
 _SIGNS_CERTIFICATES = x509.KeyUsage(
     key_cert_sign=True,
@@ -35,7 +35,7 @@ _SIGNS_CERTIFICATES = x509.KeyUsage(
 )
 _BEGINNING = datetime(2000, 1, 1)
 _NEVER = datetime(9999, 12, 31, 23, 59, 59)
-"""What RFC 5280, 4.1.2.5 writes for a certificate that does not expire."""
+"""The end date that RFC 5280, 4.1.2.5 prescribes for a certificate that does not expire."""
 _P256_ORDER = 0xFFFFFFFF00000000FFFFFFFFFFFFFFFFBCE6FAADA7179E84F3B9CAC2FC632551
 
 
@@ -71,7 +71,7 @@ def authority_key(token: Token) -> ec.EllipticCurvePrivateKey:
 
 
 def issue(token: Token, node: str, key: ec.EllipticCurvePublicKey) -> bytes:
-    """A certificate for a node with that id and key, PEM: valid from a day ago on, since clocks differ."""
+    """A certificate for a node with this id and key, PEM; valid from one day ago, since clocks differ."""
     ca_key, ca = _authority(token)
     now = datetime.now(UTC)
     names = [x509.DNSName(f"{node}.{DOMAIN}"), x509.DNSName(DOMAIN)]
@@ -91,7 +91,7 @@ def issue(token: Token, node: str, key: ec.EllipticCurvePublicKey) -> bytes:
 
 
 def check_issued(certificate_pem: bytes, authority_pem: bytes, identity: Identity) -> None:
-    """Make sure that a certificate is this node's, by that authority. Raises ValueError."""
+    """Check that a certificate belongs to this node and was signed by that authority. Raises ValueError."""
     if node_id_of_certificate(certificate_pem) != identity.node:
         raise ValueError("the certificate is another node's")
     try:
@@ -102,7 +102,7 @@ def check_issued(certificate_pem: bytes, authority_pem: bytes, identity: Identit
 
 
 def self_signed(key: ec.EllipticCurvePrivateKey, subject: str) -> bytes:
-    """A certificate that proves nothing but its key, PEM; byte for byte the same for the same key and subject."""
+    """A certificate that proves only its key, PEM; the same key and subject give the same bytes."""
     certificate = (
         _certificate(key.public_key(), subject, _name(subject))
         .serial_number(1)
@@ -115,8 +115,8 @@ def self_signed(key: ec.EllipticCurvePrivateKey, subject: str) -> bytes:
 
 
 def derived_key(secret: bytes, salt: bytes, purpose: bytes) -> ec.EllipticCurvePrivateKey:
-    """The same private key wherever the secret is known (HKDF, RFC 5869)."""
-    # 16 bytes more than the order has make the bias of the remainder negligible (FIPS 186-5, A.2.1).
+    """A private key that everyone who knows the secret can derive (HKDF, RFC 5869)."""
+    # Using 16 bytes more than the order has makes the bias of the remainder negligible (FIPS 186-5, A.2.1).
     wide = HKDF(hashes.SHA256(), length=48, salt=salt, info=purpose)
     scalar = int.from_bytes(wide.derive(secret)) % (_P256_ORDER - 1) + 1
     return ec.derive_private_key(scalar, ec.SECP256R1())
@@ -127,7 +127,7 @@ def node_id_of_certificate(pem: bytes) -> str:
     """The node id of a certificate's key.
 
     Raises:
-        ValueError: it is no certificate, has a key of another kind, or names another node than its key does.
+        ValueError: it is not a certificate, has another kind of key, or names a node other than its key's.
     """
     certificate = x509.load_pem_x509_certificate(pem)
     try:
@@ -147,7 +147,7 @@ def node_id_of_certificate(pem: bytes) -> str:
 
 
 def _authority(token: Token) -> tuple[ec.EllipticCurvePrivateKey, x509.Certificate]:
-    """The same key and, byte for byte, the same certificate at every holder of a token."""
+    """The run's authority: every holder of a token derives the same key and, byte for byte, the same certificate."""
     key = derived_key(token.secret, token.run, b"pier run certificate authority")
     name = f"Pier run {token.run.hex()}"
     certificate = (

@@ -1,7 +1,7 @@
-"""Invites: what an operator hands to a site, so that the coordinator certifies it. It never gets the run's secret.
+"""Invites: an operator gives one to a site so that the coordinator certifies it. The site never gets the run's secret.
 
-Both ends derive a key pair from the invite's secret. Its certificate lets the site call the coordinator, once; the rest
-of the invite tells the coordinator's own key from anybody else's, since the site knows no authority yet.
+Both ends derive a key pair from the invite's secret. Its certificate lets the site call the coordinator once. The rest
+of the invite identifies the coordinator's key, since the site does not know any authority yet.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class Invite:
     """One invite.
 
     Attributes:
-        pin: of the coordinator's key.
+        pin: fingerprint of the coordinator's key.
     """
 
     secret: bytes = field(repr=False)
@@ -35,12 +35,12 @@ class Invite:
 
     @classmethod
     def new(cls, coordinator: ec.EllipticCurvePublicKey) -> Self:
-        """An invite of the coordinator with that key."""
+        """A new invite of the coordinator with this key."""
         return cls(secrets.token_bytes(_SECRET), pin(coordinator))
 
     @classmethod
     def parse(cls, text: str) -> Self:
-        """Read what somebody pasted. Raises PierError."""
+        """Parse pasted text. Raises PierError."""
         body = node.read(PREFIX, _SECRET + _PIN, text)
         return cls(body[:_SECRET], body[_SECRET:])
 
@@ -49,21 +49,21 @@ class Invite:
 
     @property
     def id(self) -> str:
-        """What it is called where its secret must not be seen."""
+        """The invite's name wherever its secret must not be seen."""
         return hashlib.sha256(b"pier invite id" + self.secret).hexdigest()[:12]
 
     @cached_property
     def key(self) -> ec.EllipticCurvePrivateKey:
-        """The key pair of whoever holds it."""
+        """The key pair of the invite's holder."""
         return derived_key(self.secret, self.pin, b"pier invite")
 
     @cached_property
     def certificate(self) -> bytes:
-        """Of that key, PEM: all that the coordinator keeps of an invite."""
+        """The certificate of that key, PEM: all that the coordinator keeps of an invite."""
         return self_signed(self.key, f"Pier invite {self.id}")
 
 
 def pin(key: ec.EllipticCurvePublicKey) -> bytes:
-    """What an invite says of a public key: the first 16 bytes of its SHA-256 (DER, SubjectPublicKeyInfo)."""
+    """The fingerprint of a public key: the first 16 bytes of its SHA-256 (DER, SubjectPublicKeyInfo)."""
     spki = key.public_bytes(serialization.Encoding.DER, serialization.PublicFormat.SubjectPublicKeyInfo)
     return hashlib.sha256(spki).digest()[:_PIN]

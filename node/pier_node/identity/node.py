@@ -1,9 +1,8 @@
-"""Who a node is, and what it needs to join a run: its key pair and the run's token, kept in its data directory.
+"""A node's identity, and what it needs to join a run: its key pair and the run's token, kept in its data directory.
 
-A node's id is the hash of its public key, so that nobody can claim another's. The token is the run's one secret:
-certificates.py derives everything else from it.
-
-Secrets as text that people paste: a prefix, base32 in small letters, and check digits against slips.
+A node's id is the hash of its public key, so that nobody can claim another node's. The token is the run's one secret:
+certificates.py derives everything else from it. Secrets have a text form that people can paste: a prefix, base32 in
+lower case, and check digits against typos.
 """
 
 from __future__ import annotations
@@ -23,21 +22,21 @@ from pier_node.base import durable
 from pier_node.base.errors import PierError
 
 TOKEN_VARIABLE = "PIER_TOKEN"
-"""Environment variable in which a command is given a token or an invite: other users see argv, and not that."""
+"""Environment variable that passes a token or an invite to a command: unlike argv, other users cannot see it."""
 CHECK = 4
-"""Bytes of check digits."""
+"""Number of bytes of check digits."""
 
 
 def spell(prefix: str, body: bytes) -> str:
-    """The text of a secret."""
+    """The text form of a secret."""
     return prefix + base64.b32encode(body + _checksum(prefix, body)).decode().rstrip("=").lower()
 
 
 def read(prefix: str, length: int, text: str) -> bytes:
-    """The secret of `length` bytes in what somebody typed or pasted: case and line breaks do not matter.
+    """Parse a secret of `length` bytes from typed or pasted text; case and line breaks do not matter.
 
     Raises:
-        PierError: it is no such text, or not whole.
+        PierError: the text is not such a secret, or is incomplete.
     """
     compact = "".join(text.split()).lower()
     letters = len(prefix) + -(-(length + CHECK) * 8 // 5)
@@ -85,7 +84,7 @@ class Identity:
 
     @classmethod
     def load_or_create(cls, folder: Path) -> Self:
-        """The identity that lives in a data directory; made at the first start. Raises PierError."""
+        """The identity kept in a data directory; created at the first start. Raises PierError."""
         path = folder / _KEY_FILE
         try:
             if path.exists():
@@ -99,12 +98,12 @@ class Identity:
 
 @dataclass(frozen=True)
 class Token:
-    """What a site needs to join a run: the run's secret, the run it is for, and whom to believe.
+    """What a site needs to join a run: the run's secret, the run it is for, and the founder to trust.
 
     Attributes:
         run: the first 16 bytes of the hash of the run's configuration.
-        founder: node id of the site that began the run: its signature is under the run's first state. Empty: the token
-            does not say, as those of earlier versions.
+        founder: node id of the site that began the run, which signed the run's first state; empty in tokens of earlier
+            versions, which do not name it.
     """
 
     secret: bytes = field(repr=False)
@@ -118,7 +117,7 @@ class Token:
 
     @classmethod
     def parse(cls, text: str) -> Self:
-        """Read what somebody typed or pasted: case and line breaks do not matter. Raises PierError."""
+        """Parse typed or pasted text; case and line breaks do not matter. Raises PierError."""
         names_founder = "".join(text.split()).lower().startswith(_PREFIX_WITH_FOUNDER)
         prefix, founder = (_PREFIX_WITH_FOUNDER, _FOUNDER) if names_founder else (_PREFIX, 0)
         body = read(prefix, _SECRET + _RUN + founder, text)
@@ -129,11 +128,11 @@ class Token:
         return spell(prefix, self.secret + self.run + bytes.fromhex(self.founder))
 
     def is_for(self, run_hash: bytes) -> bool:
-        """Whether it was made for the run whose configuration has this hash."""
+        """Whether the token was made for the run whose configuration has this hash."""
         return run_hash[:_RUN] == self.run
 
     def require_run(self, run_hash: bytes) -> None:
-        """Make sure that a configuration is the one this token was made for. Raises PierError."""
+        """Check that the token was made for a configuration. Raises PierError."""
         if not self.is_for(run_hash):
             raise PierError(
                 f"the token is for run {self.run.hex()[:8]}, the configuration here is run {run_hash.hex()[:8]}",
@@ -141,7 +140,7 @@ class Token:
             )
 
     def save(self, folder: Path) -> None:
-        """Keep the token in a data directory, so that the same command restarts. Raises PierError."""
+        """Keep the token in a data directory, so that the same command restarts the site. Raises PierError."""
         try:
             write_private(self.path(folder), f"{self}\n".encode())
         except OSError as error:
@@ -149,12 +148,12 @@ class Token:
 
     @staticmethod
     def path(folder: Path) -> Path:
-        """Where a data directory keeps it."""
+        """The token file of a data directory."""
         return folder / _TOKEN_FILE
 
     @classmethod
     def load(cls, folder: Path) -> Self | None:
-        """The token kept in a data directory; None: there is none. Raises PierError."""
+        """The token kept in a data directory; None if there is none. Raises PierError."""
         path = cls.path(folder)
         try:
             return cls.parse(path.read_text(errors="replace"))
@@ -191,7 +190,7 @@ def _load_key(path: Path) -> ec.EllipticCurvePrivateKey:
 
 
 def write_private(path: Path, data: bytes) -> None:
-    """Write a file that only its owner can read, whole or not at all. Raises OSError."""
+    """Write a file that only its owner can read, either whole or not at all. Raises OSError."""
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(f"{path.name}.{os.getpid()}.tmp")
     temporary.unlink(missing_ok=True)

@@ -1,8 +1,8 @@
-"""Signatures: what a node says that others pass on, or keep as proof, is signed with its key.
+"""Signatures: a node signs with its key whatever it says that others pass on, or keep as proof.
 
-A statement is signed as `pier <purpose>`, the hash of the run's configuration and the statement's bytes, so that a
-signature made for one purpose or one run is worth nothing in another. A node id is the hash of the public key
-(node.py); a signature therefore travels with its key, and the reader needs no directory of keys.
+What is signed is `pier <purpose>`, the hash of the run's configuration and the statement's bytes, so a signature made
+for one purpose or run is worth nothing in another. A node id is the hash of the public key (node.py). So a signature
+travels with its key, and the reader needs no directory of keys.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from pier_node.identity.node import Identity, node_id
 
 KNOWN = 1 << 14
-"""Signatures that are remembered to be good, by their hash: a leader shows the same ones to all."""
+"""Number of valid signatures that are remembered, by hash: a leader shows the same ones to everyone."""
 
 _ALGORITHM = ec.ECDSA(hashes.SHA256())
 _known: set[bytes] = set()
@@ -37,12 +37,12 @@ class Signer:
 
     @property
     def node(self) -> str:
-        """Whose signatures these are."""
+        """The node whose signatures these are."""
         return self.identity.node
 
     @property
     def public(self) -> bytes:
-        """The key that verifies them."""
+        """The key that verifies the signatures."""
         key = self.identity.key.public_key()
         return key.public_bytes(serialization.Encoding.DER, serialization.PublicFormat.SubjectPublicKeyInfo)
 
@@ -51,12 +51,12 @@ class Signer:
         return self.identity.key.sign(_signed(purpose, self.run_hash, statement), _ALGORITHM)
 
     def verifies(self, node: str, public: bytes, signature: bytes, purpose: str, statement: bytes) -> bool:
-        """Whether a node with that id signed this statement, for that purpose and this run."""
+        """Whether a node with this id signed this statement, for this purpose and this run."""
         return is_signed(node, public, signature, purpose, self.run_hash, statement)
 
 
 def is_signed(node: str, public: bytes, signature: bytes, purpose: str, run_hash: bytes, statement: bytes) -> bool:
-    """Whether a node with that id signed this statement, for that purpose and that run."""
+    """Whether a node with this id signed this statement, for this purpose and this run."""
     message = _signed(purpose, run_hash, statement)
     name = hashlib.sha256(
         b"\0".join([node.encode(), public.hex().encode(), signature.hex().encode(), message])

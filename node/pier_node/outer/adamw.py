@@ -1,9 +1,11 @@
-"""AdamW as every part of a site takes it: a step on named tensors, or on flat vectors. Pure.
+"""AdamW for every part of a site: a step on named tensors, or on flat vectors. Pure.
 
-AdamW: Loshchilov and Hutter, arXiv 1711.05101. Linear warm-up and cosine decay as in GPT-3, arXiv 2005.14165.
-PyTorch's fused kernel gives the same bits on a CPU for tensors of their own and for views of one flat vector, and for
-any number of threads: synchronous training rests on that, because there every daemon takes the step for itself.
-It is called as a function: making a `torch.optim.Optimizer` imports the compiler, a second of every process's start.
+AdamW: Loshchilov and Hutter, arXiv 1711.05101. Linear warmup and cosine decay as in GPT-3, arXiv 2005.14165.
+
+On a CPU, PyTorch's fused kernel gives the same bits for separate tensors and for views of one flat vector, with any
+number of threads. Synchronous training relies on this, because there every daemon takes the step itself. The kernel is
+called as a function: creating a `torch.optim.Optimizer` imports the compiler, which costs every process a second at its
+start.
 """
 
 from __future__ import annotations
@@ -34,14 +36,14 @@ def learning_rate(step: int, config: InnerSection) -> float:
 def take_step(
     parameters: Mapping[str, nn.Parameter], first: Named, second: Named, adam_step: int, step: int, config: InnerSection
 ) -> None:
-    """Clip the parameters' gradients and take an AdamW step, all in place. Weight decay applies to matrices only.
+    """Clip the parameters' gradients and take an AdamW step, all in place. Only matrices have weight decay.
 
     Args:
         parameters: by name, with their gradients in `grad`.
         first: AdamW's first moments, by the same names.
-        second: its second moments.
-        adam_step: AdamW steps behind the moments.
-        step: index in the whole run of this inner step; the learning rate follows from it.
+        second: AdamW's second moments, by the same names.
+        adam_step: number of AdamW steps that the moments are made of.
+        step: index of this inner step in the whole run; it determines the learning rate.
         config: the [inner] section.
     """
     if config.clip_norm:
@@ -78,12 +80,12 @@ def step_vectors(
     step: int,
     config: InnerSection,
 ) -> None:
-    """`take_step` on flat vectors, shape [parameters] each: a daemon's half of synchronous training.
+    """`take_step` on flat vectors of shape [parameters]: a daemon's half of synchronous training.
 
     Args:
         layout: where each parameter lies in the vectors.
         weights: changed in place.
-        moments: AdamW's two moments, changed in place, and the steps behind them.
+        moments: AdamW's two moments, changed in place, and the number of steps that they are made of.
         gradient: clipped in place.
         step: index of the step in the whole run.
         config: the [inner] section.

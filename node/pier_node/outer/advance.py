@@ -1,4 +1,4 @@
-"""From one outer state to the next: what a round's plan makes of the mean that its members agreed on.
+"""From one outer state to the next: apply a round's plan to the mean that its members agreed on.
 
 Pure: equal states and equal means give equal bits at every member.
 """
@@ -19,7 +19,7 @@ from pier_node.outer.state import ADAM_M, ADAM_V, ANCHOR, MOMENTUM, OuterState
 
 
 def get_ready(config: RunConfig) -> None:
-    """Import what synchronous rounds compute with, if there will be any: PyTorch takes seconds, and others wait."""
+    """Import PyTorch, which takes seconds, if the run has synchronous rounds: otherwise the other sites would wait."""
     if "sync" in (config.outer.algorithm, config.outer.start):
         import pier_node.outer.adamw  # noqa: F401
 
@@ -30,9 +30,10 @@ def advance(
     """The state after a round.
 
     Args:
-        mean: by the kind of the round the weights (solo), the mean gradient (sync) or the mean pseudo-gradient (local)
-            of the fragment that the round syncs, which is all of the model or a part; scratch afterwards.
-        tokens: what each member of the round trained on.
+        mean: mean over the members, for the fragment (or whole model) that the round syncs, shape [elements of the
+            fragment]: the weights (solo), the gradient (sync) or the pseudo-gradient (local); overwritten as scratch
+            memory.
+        tokens: tokens that each member of the round trained on.
     """
     step = {Kind.SOLO: _solo, Kind.SYNC: _sync, Kind.LOCAL: _local}[plan.kind]
     tensors = step(state, mean, plan, layout, inner)
@@ -52,12 +53,12 @@ def advance_pair(
     ledger: Mapping[str, int],
     rates: NolocoSection,
 ) -> OuterState:
-    """One member's state after round `number`, in which it met the other members, or none.
+    """One member's state after round `number`, in which it met the other members, or nobody.
 
     Args:
-        state: this member's own.
-        means: of θ and, where the step needs it, of φ, shape [parameters] each; of a member alone its own θ.
-        ledger: of what the means are made of.
+        state: this member's own state.
+        means: means of θ and, if the step needs it, of φ, shape [parameters] each; a member alone passes its own θ.
+        ledger: tokens by site that the means contain.
     """
     anchor, momentum = SharedVector.scratch(len(means[0])), SharedVector.scratch(len(means[0]))
     mean_anchor = means[1] if len(means) > 1 else None
@@ -68,7 +69,7 @@ def advance_pair(
 def _solo(
     state: OuterState, mean: Vector, plan: RoundPlan, _layout: Layout, _inner: InnerSection
 ) -> dict[str, SharedVector]:
-    """The anchor becomes the weights to the last bit; momentum warmup gathers what they moved by."""
+    """The anchor becomes the weights to the last bit; momentum warmup accumulates their movement."""
     anchor, momentum = SharedVector.scratch(len(mean)), SharedVector.scratch(len(mean))
     anchor.array[:] = mean
     if plan.warmup:
@@ -82,7 +83,7 @@ def _solo(
 def _sync(
     state: OuterState, mean: Vector, plan: RoundPlan, layout: Layout, inner: InnerSection
 ) -> dict[str, SharedVector]:
-    """One AdamW step on the anchor itself. Over an interval M gathers φ_first − φ_last, step by step."""
+    """Take one AdamW step on the anchor itself. Over an interval, M accumulates φ_first − φ_last step by step."""
     import torch
 
     from pier_node.outer.adamw import step_vectors
@@ -105,7 +106,7 @@ def _sync(
 def _local(
     state: OuterState, mean: Vector, plan: RoundPlan, _layout: Layout, _inner: InnerSection
 ) -> dict[str, SharedVector]:
-    """Pier's (and DiLoCo's) outer step on a fragment; the others are as they were."""
+    """Take Pier's (and DiLoCo's) outer step on one fragment; the other fragments stay unchanged."""
     length = len(state.anchor)
     part = plan.span(length)
     anchor, momentum = SharedVector.scratch(length), SharedVector.scratch(length)

@@ -1,13 +1,14 @@
-"""How far one member may move the model in a round: an update that is much longer than usual is shortened.
+"""Clipping: limits how far one member can move the model in a round by shortening updates much longer than usual.
 
-Usual is the median of the members' norms. Each counts with its tokens, but with no more than the median of the tokens:
-so a single member, whatever it claims, is never half of those that decide (for two members: the shorter update is the
-usual one). Who trained on more than the median may bring a longer update, in proportion, up to what all inner steps of
-a round allow. Without this a site with 0.6 % of the data moved a model by 5.5 times its own norm (MediSwarm, issue
-566). Everyone announces its norm with its tokens, so that all owners of shards clip by the same factors.
+The usual norm is the median of the members' norms. Each member counts with its tokens, but with at most the median of
+the tokens. So a single member, whatever it claims, never makes up half of the votes (of two members, the shorter update
+is the usual one). A member with more tokens than the median may bring a proportionally longer update, up to what all
+inner steps of a round allow. Without clipping, a site with 0.6 % of the data moved a model by 5.5 times its own norm
+(MediSwarm, issue 566). Each member announces its norm with its tokens, so all owners of shards clip by the same
+factors.
 
-An owner sees no more of a member than its own shard of it, and refuses what is longer there than was announced of the
-whole: in n shards a liar gets through √n times its share, at most. An owner's mean is bounded likewise.
+An owner sees only its own shard of a member's update. It refuses a shard that is longer than the norm announced for the
+whole update: with n shards, a liar gets at most √n times its share through. The owners' means are bounded likewise.
 """
 
 from __future__ import annotations
@@ -20,15 +21,15 @@ import numpy as np
 from pier_node.outer.weights import usual_tokens
 
 LONGEST = 3.0
-"""Times the median norm, for who brings no more tokens than the median."""
+"""Limit as a multiple of the median norm, for members with no more tokens than the median."""
 EXACT, LOSSY = 1.01, 2.0
-"""How much longer than announced an update may seem: by rounding; by what a lossy codec makes of it."""
+"""How much longer than announced an update may appear: with rounding only, and with a lossy codec."""
 
 
 def median_norm(norms: Sequence[float], tokens: Sequence[int]) -> float:
-    """The smallest norm that half of the tokens come with, or a smaller one, of those that have a length.
+    """The usual norm: the smallest norm that covers half of the counted tokens, or 0 if no update has a length.
 
-    Of each member no more tokens count than the median of the members' tokens.
+    Each member counts with at most the median of the members' tokens.
     """
     usual = usual_tokens(tokens)
     pairs = sorted((norm, min(count, usual)) for norm, count in zip(norms, tokens, strict=True) if norm and count)
@@ -41,7 +42,7 @@ def median_norm(norms: Sequence[float], tokens: Sequence[int]) -> float:
 
 
 def longest_updates(norms: Sequence[float], tokens: Sequence[int], whole: int) -> list[float]:
-    """Largest norm of each member's update.
+    """Largest allowed norm of each member's update.
 
     Args:
         whole: tokens of a site that does all inner steps of a round; see weights.py.
@@ -51,7 +52,7 @@ def longest_updates(norms: Sequence[float], tokens: Sequence[int], whole: int) -
 
 
 def clip_factors(norms: Sequence[float], tokens: Sequence[int], whole: int) -> list[float]:
-    """What each member's update is multiplied with, at most 1."""
+    """The factor that each member's update is multiplied by, at most 1."""
     limits = longest_updates(norms, tokens, whole)
     return [
         limit / norm if count and norm > limit * EXACT else 1.0

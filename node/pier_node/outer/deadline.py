@@ -1,6 +1,6 @@
-"""Deadlines learnt from what was seen: median + k·MAD of past waits, never a bare constant.
+"""Deadlines learned from past waits: median + k·MAD, never only a constant.
 
-MAD is the median absolute deviation; a quarter of the samples may be wild without moving either by much.
+MAD is the median absolute deviation; a quarter of the samples can be outliers without moving either value by much.
 """
 
 from __future__ import annotations
@@ -11,16 +11,16 @@ from statistics import median
 SPREAD = 6.0
 """k: about four standard deviations of a normal distribution."""
 FEW = 8
-"""Waits that must be known before they are believed."""
+"""Number of waits that must be known before they count."""
 MEMORY = 64
 
 
 class Deadline:
-    """How long to wait for something that has taken so and so long before.
+    """How long to wait for something, learned from how long it took before.
 
     Args:
-        initial: seconds while fewer than FEW waits are known.
-        floor: seconds below which jitter of the machine, not the network, would decide.
+        initial: deadline in seconds while fewer than FEW waits are known.
+        floor: shortest deadline in seconds; below it the machine's jitter would decide, not the network.
     """
 
     def __init__(self, initial: float, floor: float) -> None:
@@ -37,17 +37,17 @@ class Deadline:
             self._seconds = max(self._floor, middle + SPREAD * spread)
 
     def seconds(self) -> float:
-        """The deadline now."""
+        """The current deadline in seconds."""
         return self._seconds
 
 
 class Backoff:
-    """Pauses between failed attempts: short at first, doubling, bounded."""
+    """Pauses between failed attempts, in seconds: short at first, then doubling up to a limit."""
 
     def __init__(self, first: float = 0.05, last: float = 5.0) -> None:
         self._next, self._last = first, last
 
     def seconds(self) -> float:
-        """The next pause."""
+        """The next pause in seconds."""
         pause, self._next = self._next, min(2 * self._next, self._last)
         return pause

@@ -1,11 +1,10 @@
-"""The canonical flat layout: every parameter of the whole model, one after the other, in one vector.
+"""The canonical flat layout: every parameter of the whole model, one after another, in one vector.
 
-The order is that of `Decoder(config).named_parameters()`, so that a site with one device and a site with eight, or
-with a range of the blocks only, mean the same number by the same index.
+The order is that of `Decoder(config).named_parameters()` in trainer/model/decoder.py. So the same index means the same
+number at a site with one device, with eight, or with only a range of the blocks.
 
-Names and shapes of a model's parameters, in the order of trainer/model/decoder.py, without building it.
-
-No torch is needed. A daemon, which knows a model as a flat vector, starts the sooner for it, and is back the sooner.
+Names and shapes come from the configuration: no model is built, and torch is not needed. So a daemon, which knows a
+model only as a flat vector, starts and restarts faster.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ Named = Iterator[tuple[str, tuple[int, ...]]]
 
 
 def shapes(config: ModelSection) -> Named:
-    """Every parameter of the whole model; tied ones once."""
+    """Every parameter of the whole model; tied parameters appear once."""
     yield "embedding.weight", (config.vocab_size, config.dim)
     if config.form == "gpt2":
         yield "positions.weight", (config.context, config.dim)
@@ -62,7 +61,7 @@ def _norm(config: ModelSection, name: str) -> Named:
 
 @dataclass(frozen=True)
 class Entry:
-    """Where a parameter lies: flat[offset : offset + size] is it, in row-major order."""
+    """Where a parameter lies: it is flat[offset : offset + size], in row-major order."""
 
     name: str
     shape: tuple[int, ...]
@@ -70,19 +69,19 @@ class Entry:
 
     @property
     def size(self) -> int:
-        """Elements of the parameter."""
+        """Number of elements of the parameter."""
         return math.prod(self.shape)
 
 
 @dataclass(frozen=True)
 class Layout:
-    """The entries of a whole model, in canonical order; tied parameters are in it once."""
+    """The entries of a whole model, in canonical order; tied parameters appear once."""
 
     entries: tuple[Entry, ...]
 
     @classmethod
     def of(cls, config: ModelSection) -> Self:
-        """The layout of a model, from its shapes alone."""
+        """The layout of a model, from its configuration alone."""
         return cls.laid(shapes(config))
 
     @classmethod
@@ -92,28 +91,28 @@ class Layout:
 
     @classmethod
     def laid(cls, shapes: Iterable[tuple[str, tuple[int, ...]]]) -> Self:
-        """Parameters of these names and shapes, one after the other."""
+        """Lay out parameters of these names and shapes one after another."""
         return cls(tuple(_laid(shapes)))
 
     @property
     def length(self) -> int:
-        """Elements of the flat vector: the parameter count of the model."""
+        """Number of elements of the flat vector: the parameter count of the model."""
         return self.entries[-1].offset + self.entries[-1].size
 
     def views(self, flat: Tensor) -> dict[str, Tensor]:
-        """The parameters as views into `flat` (shape [length]; any dtype or device). ValueError: another length."""
+        """The parameters as views into `flat`, shape [length], any dtype or device. ValueError if the shape differs."""
         if flat.shape != (self.length,):
             raise ValueError(f"a vector of shape {list(flat.shape)} cannot hold the model's [{self.length}] parameters")
         return {entry.name: flat[entry.offset : entry.offset + entry.size].view(entry.shape) for entry in self.entries}
 
     def load(self, model: nn.Module, flat: Tensor) -> None:
-        """Set the parameters that `model` has (all of them, or a range of blocks) from `flat`, in the model's dtype."""
+        """Set those parameters that `model` has (all, or a range of blocks) from `flat`, in the model's dtype."""
         views = self.views(flat)
         for name, parameter in model.named_parameters():
             parameter.detach().copy_(views[name])
 
     def store(self, tensors: Mapping[str, Tensor], flat: Tensor) -> None:
-        """Write tensors (parameters, gradients, moments), named as the parameters are, to their places in `flat`.
+        """Write tensors (parameters, gradients, moments), named like the parameters, to their places in `flat`.
 
         Raises:
             KeyError: a name is not in the layout.
@@ -127,7 +126,7 @@ class Layout:
 
 
 def is_decayed(shape: Sequence[int]) -> bool:
-    """Whether weight decay applies to a parameter of this shape: matrices yes, norms and biases no."""
+    """Whether weight decay applies to a parameter of this shape: to matrices, not to norms and biases."""
     return len(shape) >= 2
 
 

@@ -1,18 +1,19 @@
-"""The token-weighted mean of what the members of a round send: Σ w·x / Σ w (spec/pier.md section 2).
+"""Means of what the members of a round send, and the split of the vector into shards that the members average.
 
-And the same of the middle third of the tokens in each place: a trimmed mean, after Yin et al., "Byzantine-Robust
-Distributed Learning: Towards Optimal Statistical Rates" (arXiv 1803.01498), there of equal weights.
+The plain rule is the token-weighted mean Σ w·x / Σ w, where w is the tokens that a member trained on since its last
+round, capped (weights.py). With equal weights it is the mean of DiLoCo (arXiv 2311.08105) and Pier (arXiv 2511.17849).
+The trimmed mean averages the middle third of the weight in each place, after Yin et al., "Byzantine-Robust Distributed
+Learning: Towards Optimal Statistical Rates" (arXiv 1803.01498), which has equal weights.
 
-Who reduces how much of the vector: shards sized to each member's bandwidth.
-
-Member i with the fraction f_i of a vector of V bytes sends (1 − f_i)·V to the other owners and f_i·V to each of the
-n − 1 others: V·(1 + f_i·(n − 2)) in all, and receives as much. The slowest link decides, so we minimise
+Shards are sized to each member's bandwidth. Member i with the fraction f_i of a vector of V bytes sends (1 − f_i)·V to
+the other owners and f_i·V to each of the n − 1 others: V·(1 + f_i·(n − 2)) in all, and receives as much. The slowest
+link decides, so we minimise
 
     max_i (1 + f_i·(n − 2)) / b_i     with  Σ f_i = 1,  f_i ≥ 0.
 
-At the optimum every member with f_i > 0 takes the same time t, so f_i(t) = max(0, (t·b_i − 1) / (n − 2)); Σ f_i(t) is
-non-decreasing in t, and t is found by walking through the members from the fastest down. With n ≤ 2 any split costs
-the same. Compare hivemind's load balancing, which solves the same problem as a linear programme.
+At the optimum every member with f_i > 0 takes the same time t, so f_i(t) = max(0, (t·b_i − 1) / (n − 2)). Σ f_i(t) is
+non-decreasing in t, and t is found by walking through the members from the fastest down. With n ≤ 2 every split costs
+the same. Compare hivemind's load balancing, which solves the same problem as a linear program.
 """
 
 from __future__ import annotations
@@ -25,17 +26,17 @@ import numpy as np
 from pier_node.base.shared import Vector
 
 Mean = Callable[[Sequence[Vector], Sequence[np.float32], Vector], None]
-"""(equally long vectors, relative weights, out)."""
+"""(vectors of equal length, relative weights, out)."""
 
 
 def relative_weights(tokens: Sequence[float]) -> list[np.float32]:
-    """Weights over the largest: equal tokens give exactly 1, so that their mean is the plain mean to the last bit."""
+    """Weights relative to the largest: equal tokens give exactly 1, so their mean is the plain mean to the last bit."""
     largest = max(tokens, default=0) or 1
     return [np.float32(count / largest) for count in tokens]
 
 
 def weighted_mean(vectors: Sequence[Vector], weights: Sequence[np.float32], out: Vector) -> None:
-    """Mean of equally long vectors, summed in the given order; none at all mean zero."""
+    """Mean of vectors of equal length, summed in the given order; zero if there are none."""
     if not vectors:
         out.fill(0)
         return
@@ -46,7 +47,7 @@ def weighted_mean(vectors: Sequence[Vector], weights: Sequence[np.float32], out:
 
 
 def trimmed_mean(vectors: Sequence[Vector], weights: Sequence[np.float32], out: Vector) -> None:
-    """In each place without the third of the weight that has the largest values, and that which has the smallest."""
+    """Mean in each place, without the third of the weight with the largest values and the third with the smallest."""
     out.fill(0)
     if not vectors:
         return
@@ -61,7 +62,7 @@ def trimmed_mean(vectors: Sequence[Vector], weights: Sequence[np.float32], out: 
 
 
 def _sorted(vectors: Sequence[Vector], weights: Sequence[np.float32]) -> list[tuple[Vector, Vector]]:
-    """In each place by value, with their weights; a few long vectors are sorted fastest by comparing neighbours."""
+    """Sort each place by value, with weights; for a few long vectors, comparing neighbors is the fastest way."""
     pairs = [(vector, np.full_like(vector, weight)) for vector, weight in zip(vectors, weights, strict=True)]
     for end in range(len(pairs) - 1, 0, -1):
         for number in range(end):
@@ -73,11 +74,11 @@ def _sorted(vectors: Sequence[Vector], weights: Sequence[np.float32]) -> list[tu
 
 
 TALLEST = 100.0
-"""A measured bandwidth is not trusted beyond this many times the median."""
+"""A measured bandwidth counts for at most this many times the median."""
 
 
 def fractions(bandwidths: Sequence[float]) -> list[float]:
-    """The fraction of the vector that each member reduces; below 1 byte a second it counts as not known yet."""
+    """The fraction of the vector that each member reduces; a bandwidth below 1 byte/s counts as unknown."""
     count = len(bandwidths)
     rates = _plausible(bandwidths)
     if count <= 2:
@@ -94,7 +95,7 @@ def fractions(bandwidths: Sequence[float]) -> list[float]:
 
 
 def split(length: int, bandwidths: Sequence[float]) -> list[tuple[int, int]]:
-    """Shards (offset, length) in member order that cover `length` elements exactly."""
+    """Shards (offset, length), in member order, that cover `length` elements exactly."""
     bounds, done = [0], 0.0
     for share in fractions(bandwidths):
         done += share

@@ -1,16 +1,16 @@
-"""NoLoCo's outer step: heavy-ball momentum on a group's mean weights, and a pull to the group's mean anchor.
+"""NoLoCo: the outer step of a group, and the pairs that meet in a round.
 
-Source: arXiv 2506.10911, in the form of spec/noloco.md section 2.2. The house sign is Δ = φ − θ; the paper's Eq. 2 has
-the wrong one for its own Δ. With means over the group:
+The step is heavy-ball momentum on the group's mean weights, with a pull to the group's mean anchor. Source: arXiv
+2506.10911, Eq. 2. Here Δ = φ − θ; the paper's Eq. 1 defines the opposite sign, for which its Eq. 2 has the wrong sign.
+With means over the group:
 
     δ' ← α·δ − β·mean(Δ) + γ·(mean(φ) − φ);   φ' ← φ + δ'
 
-In-place NumPy in pieces that stay in the cache, one rounding an operation, as in pier.py.
+The step works in place with NumPy, in pieces that fit the cache, with one rounding per operation, as in pier.py.
 
-Who meets whom in a NoLoCo round: a pure function that every site works out for itself (spec/noloco.md section 2.3).
-
-Members are ordered by a hash and neighbours meet. A hash is the same in every version of every library, which a random
-stream is not, and two sites must never disagree.
+The pairs of a round are a pure function that every site computes for itself: members are sorted by a hash, and
+neighbors meet. A hash is the same in every version of every library, which a random stream is not, and two sites must
+never disagree.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ PIECE = 1 << 15
 
 
 def needs_anchors(rates: NolocoSection) -> bool:
-    """Whether the step of a pair needs mean(φ): with γ = β it cancels out, and θ alone has to travel."""
+    """Whether the step of a pair needs mean(φ): with γ = β it cancels out, and only θ has to be sent."""
     return rates.gamma != rates.beta
 
 
@@ -42,13 +42,13 @@ def noloco_step(
     anchor_out: Vector,
     momentum_out: Vector,
 ) -> None:
-    """One member's φ' and δ' after a round of its group, all of shape [parameters].
+    """One member's φ' and δ' after a round of its group, each of shape [parameters].
 
     Args:
-        anchor: φ, this member's own; `momentum`: δ, its own too, which is never sent.
+        anchor: this member's own φ; `momentum`: its own δ, which is never sent.
         mean_weights: mean of θ over the group, this member included; its own θ if it is alone.
-        mean_anchor: mean of φ over the group; None: not needed, because γ = β or the member is alone.
-        anchor_out: must overlap no input, and neither must `momentum_out`.
+        mean_anchor: mean of φ over the group; None if it is not needed, because γ = β or the member is alone.
+        anchor_out: must not overlap any input, and neither must `momentum_out`.
     """
     for start in range(0, len(anchor), PIECE):
         part = slice(start, start + PIECE)
@@ -70,19 +70,19 @@ PAIR = 2
 
 @dataclass(frozen=True)
 class PairRun:
-    """What a run says of its pairs: its seed, and its last round."""
+    """The seed and the last round of a run of pairs."""
 
     seed: int
     last: int
 
 
 def epoch_of(nodes: Iterable[str]) -> bytes:
-    """Names a set of members: pairs are drawn anew whenever it changes."""
+    """The name of a set of members: pairs are drawn again whenever the set changes."""
     return hashlib.sha256("\n".join(sorted(nodes)).encode()).digest()
 
 
 def groups(seed: int, round: int, nodes: Iterable[str], size: int = PAIR) -> list[tuple[str, ...]]:
-    """All members in groups of `size`, each sorted by node id; whoever is left over is in a group of one."""
+    """All members in groups of `size`, each sorted by node id; members left over are in groups of one."""
     members = sorted(set(nodes))
     draw = f"{seed} {round} {epoch_of(members).hex()}"
     drawn = sorted(members, key=lambda node: (_hash(f"{draw} {node}"), node))
@@ -92,7 +92,7 @@ def groups(seed: int, round: int, nodes: Iterable[str], size: int = PAIR) -> lis
 
 
 def partner(seed: int, round: int, nodes: Sequence[str], node: str) -> str | None:
-    """Whom a member meets in this round; None: it is the odd one out."""
+    """The member that a member meets in this round; None if it is left over."""
     group = next(group for group in groups(seed, round, nodes) if node in group)
     return next((other for other in group if other != node), None)
 

@@ -1,7 +1,7 @@
 """Pier's outer step: Nesterov momentum on the mean pseudo-gradient Δ = φ − θ, and the momentum warmup before it.
 
-Source: Fan and Zhang, arXiv 2511.17849; spec/pier.md section 2. In-place NumPy, one rounding an operation: no fused
-multiply-add can make two processors disagree, which is what lets sites compare digests of their results.
+Source: Fan and Zhang, arXiv 2511.17849. The steps work in place with NumPy, with one rounding per operation: no fused
+multiply-add can make two processors disagree, so sites can compare digests of their results.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ def pseudo_gradient(anchor: Vector, weights: Vector, out: Vector) -> None:
 
 
 def accumulate(momentum: Vector, delta: Vector, mu: float, out: Vector) -> None:
-    """M' ← μ·M + Δ: a start gathers momentum without touching the weights."""
+    """M' ← μ·M + Δ: a start accumulates momentum without changing the weights."""
     np.multiply(momentum, np.float32(mu), out=out)
     np.add(out, delta, out=out)
 
@@ -25,9 +25,9 @@ def accumulate(momentum: Vector, delta: Vector, mu: float, out: Vector) -> None:
 def outer_step(
     anchor: Vector, momentum: Vector, delta: Vector, mu: float, lr: float, anchor_out: Vector, momentum_out: Vector
 ) -> None:
-    """M' ← μ·M + Δ; φ' ← φ − η·(Δ + μ·M'), as `torch.optim.SGD(nesterov=True)` has it; shapes [parameters].
+    """M' ← μ·M + Δ; φ' ← φ − η·(Δ + μ·M'), as in `torch.optim.SGD(nesterov=True)`; shapes [parameters].
 
-    `delta` may be the same memory as neither output; outputs must not overlap the inputs.
+    No output may overlap an input, and `delta` is an input too.
     """
     accumulate(momentum, delta, mu, out=momentum_out)
     np.multiply(momentum_out, np.float32(mu), out=anchor_out)

@@ -1,12 +1,12 @@
-"""What each outer round of a run does: its inner steps, its payload, its momentum μ and its outer learning rate η.
+"""The plan of each outer round: its inner steps, its fragment, its momentum μ and its outer learning rate η.
 
-A pure function of the configuration and the round's number, so that all members agree on it without a word.
-Formulas: spec/pier.md section 2, after Fan and Zhang, arXiv 2511.17849.
+A plan is a pure function of the configuration and the round's number, so all members agree on it without communication.
+The schedules of μ (momentum decay) and η are those of Pier: Fan and Zhang, arXiv 2511.17849.
 
-Fragments: contiguous parts of the model that are synced in turn, so that a round sends one part of it.
-
-Source: Douillard et al., "Streaming DiLoCo with overlapping communication", arXiv 2501.18512, section 2.2. A part is a
-range of elements of the canonical order, cut where a state is cut into hashed pieces if it is long enough for that.
+Fragments are contiguous parts of the model that are synced in turn, so that a round sends only one of them. Source:
+Douillard et al., "Streaming DiLoCo with overlapping communication", arXiv 2501.18512, section 2.2. Here a fragment is a
+range of elements of the canonical order; if it is long enough, its ends are ends of the pieces that a state is hashed
+in.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ from pier_node.outer.state import PIECE
 
 
 def span(length: int, fragments: int, fragment: int) -> slice:
-    """The elements of one fragment; all of them together are [0, length), each once."""
+    """The elements of one fragment; together, all fragments cover [0, length) exactly once."""
     return slice(_cut(length, fragments, fragment), _cut(length, fragments, fragment + 1))
 
 
 def entry(node: str, fragment: int) -> str:
-    """The key of the ledger that counts a site's tokens in a fragment; fragment 0 stands for a whole model as well."""
+    """The ledger key that counts a site's tokens in a fragment; fragment 0 also stands for the whole model."""
     return f"{node}/{fragment}" if fragment else node
 
 
@@ -35,34 +35,34 @@ def _cut(length: int, fragments: int, index: int) -> int:
 
 
 RAMP = 0.1
-"""Part of the run over which η rises from 0 after the start, and within which μ is above its final value."""
+"""Part of the run after the start in which η rises from 0, and in which μ is above its final value."""
 ROUNDING = 1e-9
 
 
 class Kind(Enum):
-    """How a round turns what sites send into the next outer state."""
+    """How a round turns what the sites send into the next outer state."""
 
     SOLO = "solo"
-    """One site trains with everybody's batch; its weights become the anchor."""
+    """One site trains with everyone's batch; its weights become the anchor."""
     SYNC = "sync"
-    """One inner step; gradients are averaged and the outer state takes the AdamW step."""
+    """One inner step; gradients are averaged, and the outer state takes the AdamW step."""
     LOCAL = "local"
-    """Sites train apart; pseudo-gradients are averaged and the anchor takes a Nesterov step."""
+    """Sites train separately; pseudo-gradients are averaged, and the anchor takes a Nesterov step."""
     PAIR = "pair"
-    """Sites train apart and meet in pairs; each has an anchor of its own, which takes a heavy-ball step (noloco.py)."""
+    """Sites train separately and meet in pairs; each has its own anchor, which takes a heavy-ball step (noloco.py)."""
 
 
 @dataclass(frozen=True)
 class RoundPlan:
-    """One outer round.
+    """The plan of one outer round.
 
     Attributes:
         first_step, steps: inner steps [first_step, first_step + steps), counted from 0 over the whole run.
-        momentum: factor μ on M; 1 within an interval of synchronous steps, 0 where no momentum is gathered.
-        lr: outer learning rate η; 0 where the anchor follows the weights. Pairs have neither: see [outer.noloco].
-        warmup: a start's round adds its pseudo-gradient to M.
-        first_exchange: the first round that needs other sites.
-        fragment, fragments: which of the model's parts it syncs; (0, 1): all of it.
+        momentum: factor μ on M; 1 within an interval of synchronous steps, 0 if no momentum is accumulated.
+        lr: outer learning rate η; 0 if the anchor follows the weights. Pairs have neither: see [outer.noloco].
+        warmup: whether this is a round of a start that adds its pseudo-gradient to M.
+        first_exchange: whether this is the first round that needs other sites.
+        fragment, fragments: index of the fragment that it syncs, and their number; (0, 1) is the whole model.
     """
 
     round: int
@@ -77,12 +77,12 @@ class RoundPlan:
     fragments: int = 1
 
     def span(self, length: int) -> slice:
-        """The elements of a model of that length that the round syncs."""
+        """The elements that the round syncs, of a model of this length."""
         return span(length, self.fragments, self.fragment)
 
 
 def start_steps(config: RunConfig) -> int:
-    """Inner steps of the synchronous start: whole outer rounds, as near to p·T as they come."""
+    """Inner steps of the synchronous start: a whole number of outer rounds, as close to p·T as possible."""
     outer = config.outer
     if outer.start == "none":
         return 0
@@ -91,14 +91,14 @@ def start_steps(config: RunConfig) -> int:
 
 
 def total_rounds(config: RunConfig) -> int:
-    """Outer rounds of the whole run. In a pipeline steps are rounds, too; those in which one failed come on top."""
+    """Outer rounds of the whole run. In a pipeline each step is a round too; rounds with a failed step come on top."""
     if config.pipeline.stages > 1:
         alone = config.inner.total_steps - stepwise(config)
         return config.inner.total_steps + math.ceil(alone / config.outer.inner_steps)
     before, local_steps = _start_rounds(config), config.inner.total_steps - start_steps(config)
     if config.outer.algorithm == "sync" or local_steps <= 0:
         return before
-    # After the last step the fragments whose beat is over are synced once more, so that all of what was learnt gets in.
+    # After the last step, the fragments whose turn is over are synced once more, so that nothing learned is lost.
     return before + math.ceil(local_steps / _beat(config.outer)) + config.outer.fragments - 1
 
 
@@ -111,13 +111,13 @@ def round_plan(config: RunConfig, number: int) -> RoundPlan:
 
 
 def synced(config: RunConfig, number: int, length: int) -> int:
-    """Elements that round `number` syncs of a model of that length."""
+    """Number of elements that round `number` syncs, of a model of this length."""
     part = round_plan(config, number).span(length)
     return int(part.stop - part.start)
 
 
 def momentum_at(outer: OuterSection, done: float) -> float:
-    """μ when the fraction `done` of the run is behind; boundaries belong to the later interval."""
+    """μ once the fraction `done` of the run is complete; boundaries belong to the later interval."""
     since = done - outer.start_fraction + ROUNDING
     if outer.schedule == "constant":
         return outer.momentum
@@ -129,7 +129,7 @@ def momentum_at(outer: OuterSection, done: float) -> float:
 
 
 def lr_at(outer: OuterSection, done: float) -> float:
-    """η when the fraction `done` of the run is behind; boundaries belong to the later interval."""
+    """η once the fraction `done` of the run is complete; boundaries belong to the later interval."""
     since = done - outer.start_fraction
     if outer.schedule == "constant":
         return outer.lr
@@ -142,17 +142,17 @@ def lr_at(outer: OuterSection, done: float) -> float:
 
 
 def _beat(outer: OuterSection) -> int:
-    """Inner steps between two rounds; each round syncs the next of the fragments."""
+    """Inner steps between two rounds; each round syncs the next fragment."""
     return outer.inner_steps // outer.fragments
 
 
 def _start_rounds(config: RunConfig) -> int:
-    """Rounds until sites train apart."""
+    """Number of rounds before sites train separately."""
     return stepwise(config) or math.ceil(start_steps(config) / config.outer.inner_steps)
 
 
 def stepwise(config: RunConfig) -> int:
-    """Inner steps, from the first, that are a round each because gradients are averaged."""
+    """Number of inner steps, from the first, that are one round each because gradients are averaged."""
     if config.outer.algorithm == "sync":
         return config.inner.total_steps
     return start_steps(config) if config.outer.start == "sync" else 0

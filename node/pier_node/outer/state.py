@@ -1,7 +1,7 @@
-"""OuterState: what every member of a round holds, bit for bit, and the digest that says so.
+"""OuterState: what every member of a round holds, bit for bit, and the digest that proves it.
 
-A state is never changed: a round stages the next one (the shadow) and a commit is the assignment of a reference, so
-that a state being sent to a newcomer, saved or loaded by workers stays whole for as long as somebody holds it.
+A state never changes: a round stages the next one (the shadow), and a commit assigns a reference. So a state stays
+whole as long as anything holds it, even while it is sent to a newcomer, saved, or loaded by workers.
 """
 
 from __future__ import annotations
@@ -31,13 +31,13 @@ class OuterState:
     """The state after a committed (or staged) round.
 
     Attributes:
-        round: 0 is the start of the run.
+        round: number of the round; 0 is the start of the run.
         members: node ids of the group that made it, sorted; the next group must hold a majority of them.
-        tensors: `anchor` φ and `momentum` M, fp32, shape [parameters], in canonical order; under synchronous
-            training AdamW's `adam_m` and `adam_v` too, because there every site holds the same ones.
-        ledger: tokens of each site that are in the anchor: tells a site that was cut off whether its last update
-            got in.
-        adam_step: AdamW steps behind `adam_m` and `adam_v`; 0 when they are not here.
+        tensors: `anchor` φ and `momentum` M, fp32, shape [parameters], in canonical order; under synchronous training
+            also AdamW's `adam_m` and `adam_v`, because there every site holds the same ones.
+        ledger: tokens of each site that are in the anchor; it tells a site that was cut off whether its last update got
+            in.
+        adam_step: number of AdamW steps that `adam_m` and `adam_v` are made of; 0 if they are not here.
     """
 
     round: int
@@ -58,7 +58,7 @@ class OuterState:
 
     @cached_property
     def norm(self) -> float:
-        """L2 norm of φ. Like `hashes` and `digest` it takes as long as reading all of it, the first time."""
+        """L2 norm of φ. As with `hashes` and `digest`, the first use takes as long as reading all of it."""
         return l2_norm(self.anchor)
 
     @cached_property
@@ -73,12 +73,12 @@ class OuterState:
 
 
 def l2_norm(vector: Vector) -> float:
-    """The square root of the sum of squares."""
+    """L2 norm: the square root of the sum of squares."""
     return float(np.sqrt(np.dot(vector, vector)))
 
 
 def distance(one: Vector, other: Vector) -> float:
-    """L2 norm of the difference of two vectors, shape [n] each, without a third one in memory."""
+    """L2 norm of the difference of two vectors, shape [n] each, without a third vector in memory."""
     pieces = (slice(start, start + PIECE) for start in range(0, len(one), PIECE))
     return math.sqrt(sum(l2_norm(one[piece] - other[piece]) ** 2 for piece in pieces))
 
@@ -97,7 +97,7 @@ def state_digest(
     adam_step: int,
     hashes: Mapping[str, Sequence[bytes]],
 ) -> bytes:
-    """The digest of a state from its description: a receiver checks a manifest with it before it fetches a byte."""
+    """Digest of a state from its description, with which a receiver checks a manifest before it fetches any data."""
     head = json.dumps([number, list(members), sorted(ledger.items()), adam_step])
     digest = hashlib.sha256(head.encode())
     for name in sorted(hashes):

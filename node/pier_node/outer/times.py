@@ -1,6 +1,7 @@
-"""Where the time of an outer round went.
+"""Measured times: how a site spends its rounds and iterations, and how long its tasks and transfers take.
 
-How long a site takes for a microbatch: what the planner of paths wants to know of it.
+Times belong to outer rounds. Spans, Silence and Pace belong to pipelines; Pace is what the planner of paths knows of a
+site's speed.
 """
 
 from __future__ import annotations
@@ -15,12 +16,12 @@ from statistics import median
 
 @dataclass
 class Times:
-    """Of one round, in seconds.
+    """How a site spent one outer round, in seconds.
 
     Attributes:
-        waiting: for the others.
-        exchange: in the attempt that was decided.
-        retry: in attempts that were given up.
+        waiting: seconds spent waiting for the others.
+        exchange: seconds spent in the attempt that was decided.
+        retry: seconds spent in attempts that were given up.
     """
 
     waiting: float = 0.0
@@ -29,7 +30,7 @@ class Times:
 
     @contextmanager
     def spent_waiting(self) -> Iterator[None]:
-        """Count what is done meanwhile as waiting."""
+        """Count the time of the block as waiting."""
         began = time.monotonic()
         try:
             yield
@@ -38,9 +39,9 @@ class Times:
 
     @contextmanager
     def spent_on_attempt(self) -> Iterator[None]:
-        """Count what is done meanwhile as an attempt, which fails by raising.
+        """Count the time of the block as an attempt, which fails by raising an exception.
 
-        One that is cancelled has not failed: another member's word that it is committed came before the last vote.
+        A cancelled attempt has not failed: another member reported the commit before the last vote arrived.
         """
         began, failed = time.monotonic(), False
         try:
@@ -56,7 +57,7 @@ class Times:
                 self.exchange += spent
 
     def scaled_to(self, total: float) -> Times:
-        """The same shares of another total: of what was hidden behind inner steps, only the rest is seen."""
+        """The same proportions of another total: for a round hidden behind inner steps, only the rest is visible."""
         own = self.waiting + self.exchange + self.retry
         share = total / own if own > 0 else 0.0
         return Times(self.waiting * share, self.exchange * share, self.retry * share)
@@ -64,21 +65,21 @@ class Times:
 
 KINDS = ("forward", "loss", "backward")
 MEMORY = 32
-"""Waits that are needed before they say anything."""
+"""Number of waits that must be known before they count."""
 RECENT = 9
-"""Tasks of a kind, or transfers, that are remembered: a site or a line that gets slower is known after five."""
+"""Number of tasks of a kind, or of transfers, that are remembered: a slower site or link shows after five."""
 
 
 @dataclass
 class Spans:
-    """Where the time of an attempt went at this site, in seconds; `began`: since the epoch.
+    """How a site spent one attempt at an iteration, in seconds; `began` is in seconds since the epoch.
 
     Attributes:
-        tasks: until its last task was done and all was sent: the schedule that the planner has simulated.
-        computing: of these, in tasks.
-        average: of the gradient, with the replicas of the stage.
-        total: until the norm over all stages was known.
-        step: AdamW, and the disk.
+        tasks: seconds until its last task was done and everything was sent: the part that the planner simulates.
+        computing: seconds of `tasks` that were spent computing.
+        average: seconds for averaging the gradient with the replicas of the stage.
+        total: seconds until the norm over all stages was known.
+        step: seconds for AdamW and writing to disk.
     """
 
     round: int
@@ -93,12 +94,12 @@ class Spans:
 class Silence:
     """How long to wait for the next tensor, or for all others: several times the longest of the last waits.
 
-    Waits are of all lengths, from none to a whole iteration: their median says nothing about the long ones. A site that
-    is gone is noticed by the roster much sooner; this is for one that lives and does nothing.
+    Waits range from nothing to a whole iteration, so their median says nothing about the long ones. The roster notices
+    a site that is gone much sooner; this deadline is for a site that is alive and does nothing.
 
     Args:
-        initial: seconds as long as fewer than `few` waits are known.
-        floor: seconds that it never falls below.
+        initial: deadline in seconds while fewer than `few` waits are known.
+        floor: shortest deadline in seconds.
     """
 
     TIMES, LONGEST = 6.0, 14_400.0
@@ -108,24 +109,24 @@ class Silence:
         self._waits: deque[float] = deque(maxlen=4 * few)
 
     def saw(self, seconds: float) -> None:
-        """A wait ended well."""
+        """Learn from a wait that ended well."""
         self._waits.append(seconds)
 
     def late(self) -> None:
-        """It was too short: twice as long from now on, LONGEST at most, until it is known again how long waits are."""
+        """Note a deadline that was too short: double it, up to LONGEST, until enough new waits are known."""
         self._initial = max(self.seconds(), min(2 * self.seconds(), self.LONGEST))
         self._waits.clear()
 
     def seconds(self) -> float:
-        """The deadline now."""
+        """The current deadline in seconds."""
         few = len(self._waits) < self._few
         return self._initial if few else max(self._floor, self.TIMES * max(self._waits))
 
 
 class Recent:
-    """The last durations of one thing, until it was not done for so many iterations that they are forgotten.
+    """The last durations of one thing, forgotten once it has not been done for a number of iterations.
 
-    Each time it takes twice as many until the next time; once it was done in FIRST of them again, as many as at first.
+    That number doubles each time, and falls back to FIRST once the thing was done in FIRST iterations again.
     """
 
     FIRST, LAST = 32, 1024
@@ -135,12 +136,12 @@ class Recent:
         self._patience, self._done, self._missed, self._now = self.FIRST, 0, 0, False
 
     def saw(self, seconds: float) -> None:
-        """It was done, and took so long."""
+        """Note that it was done and took this many seconds."""
         self._seconds.append(seconds)
         self._now = True
 
     def over(self) -> None:
-        """An iteration is."""
+        """Note the end of an iteration."""
         done, self._now = self._now, False
         self._done, self._missed = self._done + done, 0 if done else self._missed + 1
         if self._done >= self.FIRST:
@@ -151,16 +152,16 @@ class Recent:
 
     @property
     def median(self) -> float:
-        """0: not known."""
+        """Median in seconds; 0 if it is not known."""
         return median(self._seconds) if self._seconds else 0.0
 
 
 class Pace:
-    """Median seconds of a forward, a backward, a loss, and of transfers; 0 as long as there was none.
+    """Median seconds of a forward, a backward, a loss, and of transfers; 0 where nothing was measured.
 
-    The first task of a kind does not count: it takes many times longer, because libraries set themselves up. A site
-    that had no other would be thought so slow that it gets none again. And what was measured long ago is forgotten: the
-    planner has nothing to do for a site that was slow, which could not show otherwise that it no longer is.
+    The first task of a kind does not count: it takes many times longer, because libraries initialize. A site with no
+    other measurement would look so slow that it got no more tasks. Old measurements are forgotten: the planner gives no
+    work to a site that was slow, so the site could not otherwise show that it no longer is.
     """
 
     def __init__(self) -> None:
@@ -168,23 +169,23 @@ class Pace:
         self._warm: set[str] = set()
 
     def saw(self, hop: int, length: int, seconds: float) -> None:
-        """A task took so long: see pipeline/iteration_plan.py for its kind."""
+        """Note how long a task took; pipeline/iteration_plan.py defines its kind."""
         kind = KINDS[(hop >= length) + (hop > length)]
         if kind in self._warm:
             self._seen[kind].saw(seconds)
         self._warm.add(kind)
 
     def sent(self, node: str, seconds: float) -> None:
-        """A tensor was there after so long."""
+        """Note how long a tensor took to arrive."""
         self._seen[node].saw(seconds)
 
     def over(self) -> None:
-        """An iteration is over."""
+        """Note the end of an iteration."""
         for recent in self._seen.values():
             recent.over()
 
     def transfers(self) -> dict[str, float]:
-        """Median seconds by node, of those to whom anything was sent."""
+        """Median seconds by node, for the nodes that anything was sent to."""
         known = {node: recent.median for node, recent in self._seen.items() if node not in KINDS}
         return {node: seconds for node, seconds in known.items() if seconds}
 

@@ -1,4 +1,4 @@
-"""What a site brings to a round; and what it does not bring, because the others would refuse it."""
+"""The update that a site brings to a round, and the check that drops an update which the others would refuse."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ from pier_node.outer.schedule import Kind, RoundPlan
 from pier_node.outer.state import l2_norm
 
 NORM_LIMIT = 100.0
-"""An update may not be longer than this many times the model itself."""
+"""Limit on the norm of an update, as a multiple of the norm of the model."""
 
 log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
 class Update:
-    """A vector of the length that the round syncs, and its weight.
+    """A vector of the length that the round syncs, with its weight in tokens.
 
     Attributes:
-        error: takes what a lossy codec drops of it, same shape; None with a codec that drops nothing.
+        error: receives what a lossy codec drops of the vector, same shape; None with a lossless codec.
     """
 
     vector: Vector
@@ -34,20 +34,20 @@ class Update:
 
     @cached_property
     def norm(self) -> float:
-        """L2 norm of what is sent: without tokens that is nothing."""
+        """L2 norm of what is sent; 0 for an update without tokens, which is not sent."""
         return l2_norm(self.vector) if self.tokens else 0.0
 
 
 def norm_limit(norm: float) -> float:
-    """The largest L2 norm that an update to the round after an anchor of this norm may have."""
+    """The largest L2 norm of an update to the round that follows an anchor of this norm."""
     return NORM_LIMIT * max(1.0, norm)
 
 
 def worth_sending(plan: RoundPlan, update: Update, anchor: Vector) -> Update:
-    """The update; an empty one, which is logged, if training went astray.
+    """The update, or an empty one (which is logged) if training diverged.
 
     Raises:
-        PierError: it did so in a solo start, where nobody else has anything either.
+        PierError: training diverged in a solo start, where no other site has an update either.
     """
     norm, limit = update.norm, norm_limit(l2_norm(anchor))
     if plan.kind is Kind.SOLO and not math.isfinite(norm):

@@ -1,8 +1,9 @@
-"""How much each member counts in a round: what it claims to have trained on, as far as that can be. Pure.
+"""The weight of each member in a round: the tokens it claims to have trained on, as far as they can be true. Pure.
 
-Tokens are claimed, and nobody sees another site train. What bounds a claim is what every member knows: the steps, the
-batch and the sequence length of the run so far, the tokens that the ledger has counted already, and what the others of
-the round claim. No claim is refused, since that would let a liar stop rounds: it counts for less.
+Tokens are claims, since no site sees another one train. Every member bounds a claim by what all members know: the
+steps, batch size and sequence length of the run so far, the tokens that the ledger already counts, and the claims of
+the others in the round. No claim is refused, since that would let a liar stop rounds: an excessive claim counts for
+less.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from pier_node.config.run import SITES, RunConfig
 from pier_node.outer.schedule import Kind, entry, round_plan, start_steps
 
 LIMIT = 2**53 - 1
-"""Most tokens that a ledger counts of a site: a manifest holds no more (wire/rules.py)."""
+"""Most tokens of a site that a ledger counts: a manifest cannot hold more (wire/rules.py)."""
 
 
 @dataclass(frozen=True)
@@ -26,9 +27,8 @@ class Weighing:
         claim: most tokens that one site can bring.
         allowed: most tokens of one site that the ledger can have counted after the round.
         whole: tokens of a site that does all inner steps between two rounds.
-        most: weight of a site, over the usual tokens of the members, above which it must not have trained on more
-            than `whole` to count for more.
-        fragment: that the round syncs.
+        most: cap on a site's weight, as a multiple of the members' usual tokens; the cap is `whole` if that is more.
+        fragment: the fragment that the round syncs.
     """
 
     claim: int = LIMIT
@@ -38,7 +38,7 @@ class Weighing:
     fragment: int = 0
 
     def believed(self, claims: Mapping[str, int], ledger: Mapping[str, int]) -> dict[str, int]:
-        """Tokens by site, as far as they can be true; with them no count in the ledger exceeds `allowed`."""
+        """Tokens by site, as far as they can be true; with these, no count in the ledger exceeds `allowed`."""
         room = min(self.allowed, LIMIT)
         return {
             node: max(0, min(claimed, self.claim, room - ledger.get(entry(node, self.fragment), 0)))
@@ -46,10 +46,10 @@ class Weighing:
         }
 
     def plausible(self, ledger: Mapping[str, int], first: Collection[str]) -> dict[str, int]:
-        """A ledger of a run of pairs, as far as it can be true, and no larger than others would take it.
+        """The ledger of a run of pairs, as far as it can be true, and small enough for other sites to accept.
 
         Args:
-            first: sites that are in it before others, if there are too many.
+            first: sites that are kept first if there are too many.
         """
         others = sorted(node for node in ledger if node not in first and "/" not in node)
         most = min(self.allowed, LIMIT)
@@ -57,7 +57,7 @@ class Weighing:
 
 
 ONE_EACH = Weighing(claim=1, whole=1, most=1.0)
-"""Members that come count alike: in the merge of a run of pairs, and in the rounds of a pipeline."""
+"""Every member counts the same: in the merge of a run of pairs, and in the rounds of a pipeline."""
 
 
 def weighing(config: RunConfig, number: int) -> Weighing:
@@ -72,7 +72,7 @@ def weighing(config: RunConfig, number: int) -> Weighing:
 
 
 def usual_tokens(tokens: Sequence[int]) -> int:
-    """The median of what members bring that bring anything; of an even number the lower one."""
+    """The median of the nonzero token counts; the lower one of the two middle counts if their number is even."""
     some = sorted(count for count in tokens if count)
     return some[(len(some) - 1) // 2] if some else 0
 

@@ -1,1 +1,1 @@
-"""A model cut into stages at different sites, and the microbatches that go through them (arXiv 2502.19913)."""
+"""Pipeline training: a model cut into stages at different sites, and the microbatches' paths (arXiv 2502.19913)."""

@@ -1,9 +1,8 @@
-"""Activations and gradients on their way between the sites of one attempt: what is sent, and what is taken from whom.
+"""Activations and their gradients in transit between the sites of one attempt.
 
-A tensor is taken if the plan says that it comes to this site now, from this sender, once, in this shape and dtype, and
-if it is finite. Everything else is refused with the reason, and changes nothing.
-
-Tensors as the bytes that travel between stages, and what they must be to be taken: fp32 or bf16, little-endian.
+A site accepts a tensor if the plan says that it arrives at this site at this hop from this sender, if it arrives once
+and in the expected shape and dtype, and if it is finite. Every other tensor is refused with a reason and changes
+nothing. Tensors travel as little-endian fp32 or bf16.
 """
 
 from __future__ import annotations
@@ -23,7 +22,10 @@ CODES = {dtype: code for code, dtype in DTYPES.items()}
 
 
 def pieces(activation: Activation, tensor: Tensor, round: int) -> Iterator[Chunk]:
-    """A stream: an empty chunk that names the tensor, then its values. `offset` counts elements."""
+    """Split a tensor into a stream: an empty chunk that identifies the tensor, then its values.
+
+    `offset` counts elements.
+    """
     flat = tensor.contiguous().view(-1).view(torch.uint8).numpy()
     size, step = tensor.element_size(), CHUNK_BYTES
     yield Chunk(round=round, stage=Chunk.STAGE_ACTIVATION, activation=activation)
@@ -33,15 +35,15 @@ def pieces(activation: Activation, tensor: Tensor, round: int) -> Iterator[Chunk
 
 
 def activation_of(attempt: bytes, microbatch: int, hop: int, tensor: Tensor) -> Activation:
-    """What names a tensor on its way."""
+    """The description that identifies a tensor in transit."""
     shape, dtype = [*tensor.shape], CODES[tensor.dtype]
     return Activation(attempt=attempt, microbatch=microbatch, hop=hop, shape=shape, dtype=dtype)
 
 
 class Arriving:
-    """A tensor of which the chunks come in one after the other.
+    """A tensor whose chunks arrive one after the other.
 
-    Raises BadMessage, which says what is wrong with a chunk, or with what all of them are.
+    Raises BadMessage, which says what is wrong with a chunk or with the whole tensor.
     """
 
     def __init__(self, activation: Activation, shape: Sequence[int], dtype: torch.dtype) -> None:
@@ -55,7 +57,7 @@ class Arriving:
         self._arrived = 0
 
     def add(self, chunk: Chunk) -> None:
-        """The next chunk: whole, in order, once."""
+        """Add the next chunk. Chunks must be complete, in order and without repeats."""
         start, end = self._arrived, self._arrived + len(chunk.data)
         expected = min(CHUNK_BYTES, len(self._bytes) - start)
         if chunk.offset * self._size != start or len(chunk.data) != expected or not expected:
@@ -64,7 +66,7 @@ class Arriving:
         self._arrived = end
 
     def whole(self) -> Tensor:
-        """The tensor, once all of it is here."""
+        """The complete tensor."""
         if self._arrived < len(self._bytes):
             raise BadMessage(f"a stream that ends after {self._arrived} of {len(self._bytes)} bytes")
         if not bool(torch.isfinite(self._tensor).all()):
@@ -87,23 +89,23 @@ class Activations:
         self.closed = False
 
     def put(self, task: Task, tensor: Tensor) -> None:
-        """What comes from this site itself."""
+        """Store the input of a task that this site produced itself."""
         self._taking.add(task)
         self._here[task] = tensor
 
     def pop(self, task: Task) -> Tensor:
-        """What a task works on, once."""
+        """Remove and return the input of a task."""
         return self._here.pop(task)
 
     async def send(self, task: Task, tensor: Tensor) -> None:
-        """Send what a task works on to where it is done. Raises Suspicion."""
+        """Send the input of a task to the site that does the task. Raises Suspicion."""
         microbatch, hop = task
         node = self._plan.ways[microbatch][hop]
         chunks = _stream(activation_of(self._plan.name, microbatch, hop, tensor), tensor, self._plan.round)
         await send(self._carrier, node, chunks)
 
     async def take(self, sender: str, activation: Activation, rest: AsyncIterator[Chunk]) -> Task:
-        """Take a tensor that a site streams. Raises BadMessage, PeerLost."""
+        """Receive a tensor that a site streams. Raises BadMessage, PeerLost."""
         task = self._expected(sender, activation)
         arriving = Arriving(activation, self._shape, self._dtype)
         self._taking.add(task)
@@ -120,7 +122,7 @@ class Activations:
         return task
 
     def _expected(self, sender: str, activation: Activation) -> Task:
-        """The task that a tensor is for. Raises BadMessage: it is for none of ours, or not from this sender."""
+        """The task that a tensor is for. Raises BadMessage: it is for no task of this site, or not from this sender."""
         microbatch, hop = activation.microbatch, activation.hop
         if self.closed:
             raise BadMessage("late: that attempt is over")

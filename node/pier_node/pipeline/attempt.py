@@ -1,13 +1,12 @@
 """One attempt at an iteration, at one site: its microbatches, the mean gradient of its stage, and the global norm.
 
-It ends in the gradient with which the site could step. Activations come and go while the stage computes, in a thread of
-its own, one task at a time.
+The attempt ends with the gradient for the site's step. Activations are sent and received while the stage computes, in a
+thread of its own, one task at a time.
 
-What a site does next: one task at a time, in the order of the planner's simulator (pipeline/planning/kernel.py).
-
-Tasks of earlier waves go first, then those that came first, and new microbatches of the site itself last. A forward
-needs a free place in memory, which its backward gives back. If paths go back to an earlier stage, microbatches could
-wait for each other's places in a circle: then a new one waits for the one in its place of the wave before.
+Tasks run in the order of the planner's simulator (pipeline/planning/kernel.py): earlier waves first, then earlier
+arrivals, and the site's own new microbatches last. A forward needs a free memory slot, which its backward frees. If
+paths return to an earlier stage, microbatches could wait for each other's slots in a cycle. In that case a new
+microbatch waits until the one at its position in the previous wave is finished.
 """
 
 from __future__ import annotations
@@ -36,7 +35,7 @@ class MicrobatchQueue:
     """The tasks of one site in one attempt.
 
     Args:
-        memory: microbatches in flight that the site can hold.
+        memory: number of microbatches in flight that the site can hold.
     """
 
     def __init__(self, plan: Plan, node: str, memory: int) -> None:
@@ -50,21 +49,21 @@ class MicrobatchQueue:
 
     @property
     def finished(self) -> bool:
-        """Whether nothing is left to do."""
+        """Whether all tasks are done."""
         return not self._left
 
     @property
     def awaited(self) -> set[Task]:
-        """Tasks for which something has to arrive yet."""
+        """Tasks whose input has not arrived yet."""
         return {task for task in self._left if task[1] > 0 and task not in self._waiting}
 
     def arrive(self, task: Task) -> None:
-        """What a task works on is here."""
+        """Queue a task whose input has arrived."""
         self._waiting.append(task)
         self._waiting.sort(key=lambda it: self._wave[it[0]])
 
     def next(self) -> Task | None:
-        """Takes the task to do now; None: nothing can be done."""
+        """Take the task to do now; None: nothing can be done."""
         for task in self._waiting:
             if not self._is_forward(task) or len(self._held) < self._memory:
                 self._waiting.remove(task)
@@ -73,7 +72,7 @@ class MicrobatchQueue:
         return None if fresh is None or len(self._held) >= self._memory else self._taken((fresh, 0))
 
     def done(self, task: Task) -> None:
-        """It is."""
+        """Mark a task as done."""
         microbatch, hop = task
         if hop > self._plan.length(microbatch):
             self._held.discard(microbatch)
@@ -90,7 +89,7 @@ class MicrobatchQueue:
         return task[1] < self._plan.length(task[0])
 
     def _fresh(self) -> int | None:
-        """The own microbatch to begin with next."""
+        """The next microbatch of this site to begin with."""
         before: list[int] = []
         for wave in self._new:
             for place, microbatch in enumerate(wave):
@@ -107,7 +106,7 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Worth:
-    """What an attempt has worked out: the gradient to step with, [parameters of the stage], and the totals."""
+    """The result of an attempt: the gradient for the step, [parameters of the stage], and the totals."""
 
     gradient: Vector
     total: Total
@@ -117,7 +116,7 @@ class Attempt(Joint[Worth]):
     """This site's part in an attempt.
 
     Args:
-        apart: the gradient is that of the microbatches that came here; else it is the mean over the replicas.
+        apart: use the gradient of this site's own microbatches; otherwise the mean over the replicas.
     """
 
     def __init__(self, tools: Tools, plan: Plan, stage: Stage, apart: bool = False) -> None:
@@ -133,7 +132,7 @@ class Attempt(Joint[Worth]):
         self._mean = np.zeros(stage.layout.length, np.float32)
 
     async def take(self, sender: str, first: Chunk, rest: AsyncIterator[Chunk]) -> None:
-        """Take a stream of this attempt. Raises BadMessage."""
+        """Receive a stream of this attempt. Raises BadMessage."""
         if first.stage != Chunk.STAGE_ACTIVATION:
             await super().take(sender, first, rest)
             return
@@ -198,7 +197,10 @@ class Attempt(Joint[Worth]):
         return gradient
 
     def _send(self, task: Task, tensor: Tensor) -> None:
-        """On to the next site, while this one computes; from the last stage's loss back to itself there is no way."""
+        """Send a result to the next site while this one computes.
+
+        A result for this site itself is passed on directly.
+        """
         microbatch, hop = task
         if self.plan.ways[microbatch][hop] == self._node:
             self._activations.put(task, tensor)
@@ -209,7 +211,7 @@ class Attempt(Joint[Worth]):
         sending.add_done_callback(self._was_sent)
 
     async def _push(self, task: Task, tensor: Tensor) -> None:
-        """One after the other, as the planner expects: together on one line, each would be late."""
+        """Send tensors one after the other, as the planner expects: sent together on one line, each would be late."""
         async with self._uplink:
             began = asyncio.get_running_loop().time()
             await self._activations.send(task, tensor)
@@ -235,7 +237,7 @@ class Attempt(Joint[Worth]):
         self._tools.silence.saw(waited)
 
     async def _average(self) -> None:
-        """The mean gradient of the stage, or of this site; nothing to do where no microbatch came to it."""
+        """Compute the mean gradient of the stage, or of this site; nothing to do for a stage without microbatches."""
         gradient = torch.from_numpy(np.zeros_like(self._mean))
         await self._tools.compute(lambda: self._stage.mean_gradient(gradient))
         if self._apart:

@@ -1,4 +1,4 @@
-"""What the attempts of a site work with, from one to the next."""
+"""The tools and measurements that a site's attempts share."""
 
 from __future__ import annotations
 
@@ -31,16 +31,17 @@ class Tools:
     """What attempts work with.
 
     Attributes:
-        thread: does the computing, one thing after the other.
-        rows: (step, microbatch's place among the site's own) -> what it is made of; only stage 0 asks, in the thread.
-        open_data: so that `rows` does not take long; blocks, for minutes where text is tokenized first.
-        memory: microbatches in flight that the site can hold.
+        thread: runs the computation, one task after the other.
+        rows: (step, index of the microbatch among the site's own) -> its inputs and targets; called only at stage 0, in
+            the thread.
+        open_data: opens the data so that `rows` is fast. It blocks, for minutes if text must be tokenized first.
+        memory: number of microbatches in flight that the site can hold.
         shape: of every tensor that travels.
-        silence: learns how long one waits for the next tensor.
-        patience: learns how long the others take for the rest of an iteration, once this site has done its part.
-        outer_patience: the same of outer rounds, whose means are of whole stages and take much longer.
+        silence: learns how long the next tensor takes to arrive.
+        patience: learns how long the other sites take to finish an iteration after this site has done its part.
+        outer_patience: the same for outer rounds, whose means are over whole stages and take much longer.
         pace: learns how long tasks and transfers take.
-        endless: learns how long computing takes at most.
+        endless: learns the longest time that a computation takes.
     """
 
     carrier: Carrier
@@ -54,23 +55,24 @@ class Tools:
 
     def __post_init__(self) -> None:
         self.silence, self.pace = Silence(), Pace()
-        # Shorter than the patience of those who wait for us: a site whose computing hangs says so before others guess.
+        # Shorter than the patience of the sites that wait for this one: a site whose computation hangs reports it
+        # before others have to guess.
         self.endless = Silence(initial=100.0, floor=20.0)
         self._stuck: asyncio.Future[Any] | None = None
         self.patience, self.outer_patience = (Silence(initial=300.0, floor=60.0, few=8) for _ in range(2))
 
     async def prepare(self, stage: int) -> None:
-        """What a stage needs before it computes; not in the thread: it may well take minutes, and hangs not."""
+        """Prepare what a stage needs before it computes. Not in the thread: it may take minutes, but does not hang."""
         if stage == 0:
             await asyncio.to_thread(self.open_data)
 
     @property
     def stuck(self) -> bool:
-        """Whether something that did not end is being computed still."""
+        """Whether a computation that timed out is still running."""
         return self._stuck is not None and not self._stuck.done()
 
     async def compute(self, work: Callable[[], T]) -> T:
-        """Do it in the thread. Raises Suspicion, of this site: it does not end."""
+        """Run `work` in the thread. Raises Suspicion, of this site: it does not finish."""
         loop, patience = asyncio.get_running_loop(), self.endless.seconds()
         if self.stuck:
             raise Suspicion(self.carrier.node, "still computes what did not end before")
@@ -78,7 +80,7 @@ class Tools:
         try:
             await asyncio.wait([computing], timeout=patience)
         except asyncio.CancelledError:
-            computing.cancel()  # what was not begun need not be
+            computing.cancel()  # work that has not begun need not be done
             raise
         if not computing.done():
             self.endless.late()
@@ -88,20 +90,23 @@ class Tools:
         return computing.result()
 
     async def freed(self, progress: Progress) -> None:
-        """Return once what did not end has ended, well or badly; the others go on without this site, if they can."""
+        """Return once the hanging computation has ended, well or badly.
+
+        Other sites continue without this one if they can.
+        """
         progress.phase = Phase.PHASE_PAUSED
         await self.roster.announce()
         if self._stuck is not None:
             log.error("computing hangs: this site takes no part until it ends; if it never does, start the site again")
             await asyncio.wait([self._stuck])
-            self._stuck = None  # it may hold much
+            self._stuck = None  # it may hold much memory
             log.info("computing has ended: this site goes on")
 
 
 async def holders(tools: Tools, stage: int, version: int, patience: float) -> list[str]:
-    """Live peers that have a version of a stage: what sites say of themselves is a moment old.
+    """Live peers that have a version of a stage, according to pulses that may be a moment old.
 
-    Raises PeerLost: there were none for so many seconds.
+    Raises PeerLost: there were none for `patience` seconds.
     """
 
     def found() -> list[str]:

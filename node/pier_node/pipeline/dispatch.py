@@ -1,6 +1,6 @@
-"""Leads what comes in to the attempt under way, to the round, or to the states that this site gives to others.
+"""Routes incoming streams and requests to the running attempt, to the round, or to the states that this site serves.
 
-A stream or a plan may come a moment before this site knows of its attempt: it waits then, but not for long.
+A stream or a plan may arrive shortly before this site knows of its attempt. It then waits, for a limited time.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from pier_node.wire.state_server import LiveMoments, Prove, StateServer
 from pier_proto.v1.peer_pb2 import Ack, Chunk, Dropped, FetchRequest, Manifest, StateRequest, Total, Worked
 
 EARLY = 30.0
-"""Seconds that a stream of an attempt we have not heard of yet may wait for us."""
+"""Seconds that a stream may wait for an attempt that this site has not heard of yet."""
 Push = Callable[[str, AsyncIterator[Chunk]], Awaitable[None]]
 
 
@@ -25,10 +25,10 @@ class Dispatch:
     """Serves streams, tallies and drops on a carrier.
 
     Args:
-        rounds: takes the streams of rounds.
-        attempt: the one under way.
-        begun: the name of the last one that this site has taken part in.
-        committed: the last round that this site knows to be decided.
+        rounds: receives the streams of rounds.
+        attempt: returns the running attempt.
+        begun: returns the name of the last attempt that this site has taken part in.
+        committed: returns the last round that this site knows to be decided.
         news: notified when one of these changes.
     """
 
@@ -87,13 +87,13 @@ class Dispatch:
 
 
 class States:
-    """Gives the state of the run, and that of the stage that this site holds, to peers that ask for them.
+    """Serves the state of the run, and the state of the stage that this site holds, to peers that request them.
 
     Args:
-        run: the state of a round, as in wire/state_server.py.
-        stage: the stage that is held here, and its state.
-        moments: of AdamW, where replicas have their own.
-        prove: what proves the state of the run.
+        run: returns the state of a round, as in wire/state_server.py.
+        stage: returns the stage that is held here, and its state.
+        moments: AdamW's moments, if replicas have their own.
+        prove: returns the proof of the run's state.
     """
 
     def __init__(

@@ -1,7 +1,8 @@
-"""The plan of one attempt, read from its message and checked: who does what with which microbatch (spec section 2).
+"""The iteration plan of one attempt, parsed from its message and checked: which site does which task.
 
-A microbatch's way: forward along its path, the loss where it began, backward along the path again. Hop h of a path of L
-sites is a forward for h < L, the loss for h = L, a backward after that.
+A microbatch goes forward along its path, has its loss computed where it began, and goes backward along the path
+(SkipPipe, arXiv 2502.19913). Hop h of a path over L sites is a forward for h < L, the loss for h = L, and a backward
+after that.
 """
 
 from __future__ import annotations
@@ -21,14 +22,14 @@ Task = tuple[int, int]
 
 @dataclass(frozen=True)
 class Plan:
-    """Of one attempt.
+    """The iteration plan of one attempt.
 
     Attributes:
         name: SHA-256 of the message.
-        stages: by node id, of those who take part.
-        ways: of each microbatch, the nodes that it comes to, hop by hop.
-        waves: the microbatches of each.
-        seed: of the run: pairs of replicas are drawn with it.
+        stages: stage of each participating site, by node id.
+        ways: for each microbatch, the nodes that it visits, hop by hop.
+        waves: the microbatches of each wave.
+        seed: the run's seed, from which pairs of replicas are drawn.
     """
 
     message: IterationPlan
@@ -40,7 +41,7 @@ class Plan:
 
     @classmethod
     def read(cls, message: IterationPlan, stages: int, seed: int = 0) -> Plan:
-        """The plan that a message is. Raises BadMessage: it is none for a model of so many stages."""
+        """Parse a message. Raises BadMessage: it is not a valid plan for a model of that many stages."""
         nodes = [*message.nodes]
         held = dict(zip(nodes, message.stages))
         if any(stage >= stages for stage in (*message.stages, *message.newcomers)):
@@ -53,43 +54,43 @@ class Plan:
 
     @property
     def round(self) -> int:
-        """That decides whether it counts."""
+        """The round that decides whether the attempt counts."""
         return self.message.round
 
     def length(self, microbatch: int) -> int:
-        """Sites on its path."""
+        """Number of sites on the microbatch's path."""
         return len(self.ways[microbatch]) // 2
 
     def tasks(self, node: str) -> list[Task]:
-        """All that a node has to do."""
+        """All tasks of a node."""
         return [(number, hop) for number, way in enumerate(self.ways) for hop, at in enumerate(way) if at == node]
 
     @cached_property
     def weights(self) -> dict[str, int]:
-        """Microbatches that come to each node."""
+        """Number of microbatches that visit each node."""
         return {node: len(self.visitors(node)) for node in self.stages}
 
     def visitors(self, node: str) -> list[int]:
-        """The microbatches that come to a node, each once."""
+        """The microbatches that visit a node, each once."""
         return sorted({microbatch for microbatch, _ in self.tasks(node)})
 
     def replicas(self, stage: int) -> list[str]:
-        """Who holds a stage, in node-id order."""
+        """The sites that hold a stage, in node-id order."""
         return [node for node, held in self.stages.items() if held == stage]
 
     def group(self, node: str, pairs: bool) -> list[str]:
-        """The replicas that a site takes means with, itself among them; `pairs`: two by two, drawn anew each round."""
+        """The replicas that a site averages with, itself included; `pairs`: in pairs that are drawn for each round."""
         nodes = self.replicas(self.stages[node])
         return next([*it] for it in groups(self.seed, self.round, nodes) if node in it) if pairs else nodes
 
     @cached_property
     def visited(self) -> frozenset[int]:
-        """Stages that any microbatch comes to."""
+        """The stages that any microbatch visits."""
         return frozenset(self.stages[node] for way in self.ways for node in way)
 
     @cached_property
     def ascends(self) -> bool:
-        """Whether every microbatch visits stages in their order."""
+        """Whether every microbatch visits stages in ascending order."""
         visits = [[self.stages[node] for node in way[: len(way) // 2]] for way in self.ways]
         return all(it == sorted(it) for it in visits)
 

@@ -1,6 +1,6 @@
-"""The stages of a run as one model, in a checkpoint that `pier-node export`, `evaluate` and `generate` read.
+"""Joins the stages of a run into one model, in a checkpoint that `pier-node export`, `evaluate` and `generate` read.
 
-Every site of stage 0 makes one at the end of the run. It has the whole model in host memory for that moment.
+Every site of stage 0 does this at the end of the run. For that moment it holds the whole model in host memory.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ PATIENCE = 30.0
 
 
 async def joined(config: RunConfig, state: OuterState, stage_state: StageState, tools: Tools) -> Checkpoint:
-    """The whole model after the last step. Raises PierError: a stage cannot be had.
+    """The whole model after the last step. Raises PierError: a stage is not available.
 
     Args:
-        state: of the run.
-        stage state: what this site holds.
+        state: the state of the run.
+        stage_state: the stage that this site holds.
     """
     now, whole = standing(state), SharedVector(Layout.of(config.model).length)
     parts: dict[int, Vector] = {}

@@ -1,17 +1,13 @@
-"""What an iteration and an outer round of the replicas have in common: all sites of a plan work, and none without all.
+"""The common base of an iteration's attempt and an outer round of the replicas: all sites of a plan succeed, or none.
 
-It ends in what this site has worked out, or in a Suspicion, and changes nothing by itself. The first site of the plan
-gathers what all have worked out. One that is lost, silent or gives up ends the attempt of all.
+An attempt ends with what this site has computed or with a Suspicion, and changes nothing by itself. The aggregator,
+the first site of the plan, collects the results of all sites and computes the totals. If a site is lost, silent or
+gives up, the attempt ends for all. The other sites are told; one that does not get the message finds out by timeout.
 
-Tells sites of a plan that its attempt is over. Who does not hear of it finds out by waiting.
-
-The mean over replicas of a stage, of their gradients or of what they did apart; equal in every bit.
-
-It is the reduce-scatter and all-gather of the outer rounds (rounds/reduce.py) within one attempt, so that any replica
-can give its stage to a site that comes back. Gradients are not clipped here: all stages together are, by their global
+The mean over the replicas of a stage, of gradients or of what they did apart, is equal in every bit. It uses the
+reduce-scatter and all-gather of the outer rounds (rounds/reduce.py) within one attempt, so that any replica can give
+its stage to a returning site. Gradients are not clipped here: they are clipped for all stages together, by the global
 norm.
-
-What the sites of an attempt have worked out, gathered at the first of them.
 """
 
 from __future__ import annotations
@@ -49,7 +45,7 @@ log = logging.getLogger(__name__)
 async def drop(
     carrier: Carrier, nodes: Iterable[str], attempt: bytes, suspect: str, reason: str, patience: float
 ) -> None:
-    """Tell these nodes, each within `patience` seconds."""
+    """Tell these nodes that the attempt is over, each within `patience` seconds."""
     notice = Dropped(attempt=attempt, suspect=suspect, reason=reason[:1000])
 
     async def tell(node: str) -> None:
@@ -62,12 +58,12 @@ async def drop(
 
 
 LONGEST = 1e9
-"""Norm that no gradient has."""
+"""A norm larger than that of any gradient."""
 
 
 @dataclass(frozen=True)
 class StagePlan(outer.Plan):
-    """The plan of a reduction that is told apart by the name of its attempt."""
+    """The plan of a reduction, identified by the name of its attempt."""
 
     name: bytes = b""
 
@@ -86,13 +82,13 @@ def reduction(
     silence: float,
     faults: Faults,
 ) -> Reduction | None:
-    """This site's part; None if it is the only one.
+    """This site's part in the reduction; None if it is the only site.
 
     Args:
-        nodes: who takes the mean, this site among them.
-        weights: of the replicas' vectors, by node id; those of weight 0 do not travel.
+        nodes: the sites that average, this one included.
+        weights: of the replicas' vectors, by node id; vectors of weight 0 are not sent.
         own: this site's vector.
-        mean: takes the mean, as long.
+        mean: receives the mean; same length as `own`.
     """
     if len(nodes) == 1:
         return None
@@ -106,19 +102,19 @@ def reduction(
 
 
 def square(gradient: Vector) -> float:
-    """Of the gradient's norm, summed in double precision."""
+    """Square of the gradient's norm, summed in double precision."""
     return float(np.square(gradient, dtype=np.float64).sum())
 
 
 class Totals:
-    """Of one attempt.
+    """The totals of one attempt.
 
     Args:
-        pairs: replicas must have the same bits two by two; else all of a stage.
+        pairs: replicas must have the same bits in pairs; otherwise all replicas of a stage must.
 
-    The square of a stage's gradient is the mean of its replicas' squares, weighted by the microbatches that each saw:
-    of replicas that have averaged it is that of each. So the norm by which gradients are clipped is, for all sites
-    alike, what one would expect of one model whose stages are any of the replicas.
+    The square of a stage's gradient is the mean of its replicas' squares, weighted by the microbatches that each one
+    saw. If the replicas have averaged their gradients, it equals the square of each. So all sites clip by the same
+    norm, and it is the expected norm for one model that takes each stage from any of its replicas.
     """
 
     def __init__(self, plan: Plan, pairs: bool = False) -> None:
@@ -126,7 +122,7 @@ class Totals:
         self._worked: dict[str, Worked] = {}
 
     def add(self, node: str, worked: Worked) -> None:
-        """Note what a site says; the first time counts. Raises BadMessage."""
+        """Record a site's result; the first one counts. Raises BadMessage."""
         stage = self._plan.stages.get(node)
         if stage is None:
             raise BadMessage(f"{node} takes no part in this attempt")
@@ -136,7 +132,7 @@ class Totals:
         self._worked.setdefault(node, worked)
 
     def all(self) -> Total | None:
-        """The sums over the visited stages, the mean loss, and what has moved; None: somebody has not said yet."""
+        """The sum over the visited stages, the mean loss and the moved stages; None: not all sites have reported."""
         if len(self._worked) < len(self._plan.stages):
             return None
         losses = [self._worked[node].loss for node in self._plan.stages]
@@ -150,7 +146,7 @@ class Totals:
         )
 
     def _digest(self, stage: int) -> bytes:
-        """Of what its replicas have told: theirs, where it is the same."""
+        """Digest of what the stage's replicas reported: the common one, if they are all equal."""
         told = [self._worked[node].digest for node in self._plan.replicas(stage)]
         return told[0] if len({*told}) == 1 else hashlib.sha256(b"".join(told)).digest()
 
@@ -164,17 +160,17 @@ T_co = TypeVar("T_co", covariant=True)
 
 
 class Diverged(Suspicion):
-    """What came out here is not finite: trying again would not help."""
+    """The result here is not finite: another attempt would not help."""
 
     def __init__(self, what: str) -> None:
         super().__init__(NOBODY, f"{what} is not finite")
 
 
 class Joint(ABC, Generic[T_co]):
-    """This site's part in an attempt; `run` gives what it has worked out.
+    """This site's part in an attempt; `run` returns what it has computed.
 
     Args:
-        pairs: means are taken over pairs of replicas; else over all of a stage.
+        pairs: means are over pairs of replicas; otherwise over all replicas of a stage.
 
     Attributes:
         spans: where the time went.
@@ -191,7 +187,7 @@ class Joint(ABC, Generic[T_co]):
         self._broken: asyncio.Future[Suspicion] = asyncio.get_running_loop().create_future()
 
     async def run(self) -> T_co:
-        """Do all of it. Raises Suspicion; the others of the attempt are told then."""
+        """Do this site's part. Raises Suspicion, after the other sites of the attempt are told."""
         work, watch = asyncio.create_task(self._work()), asyncio.create_task(self._watch())
         try:
             ends: set[asyncio.Future[Any]] = {work, watch, self._broken}
@@ -199,7 +195,7 @@ class Joint(ABC, Generic[T_co]):
             if self._broken.done():
                 raise self._broken.result()
             if watch.done():
-                watch.result()  # it only ends by raising
+                watch.result()  # it ends only by raising
             return work.result()
         except Suspicion as suspicion:
             await self._tell(suspicion)
@@ -207,10 +203,10 @@ class Joint(ABC, Generic[T_co]):
         finally:
             await self._close(work, watch)
 
-    # --- what others send ------------------------------------------------------------------------
+    # --- requests of other sites -------------------------------------------------------------------
 
     async def take(self, sender: str, first: Chunk, rest: AsyncIterator[Chunk]) -> None:
-        """Take a stream of this attempt. Raises BadMessage."""
+        """Receive a stream of this attempt. Raises BadMessage."""
         if first.stage == Chunk.STAGE_ACTIVATION:
             raise BadMessage("no microbatches come here")
         await self._news.until(lambda: self._reducing or self._broken.done())
@@ -219,7 +215,10 @@ class Joint(ABC, Generic[T_co]):
         await self._reduction.take(sender, first, rest)
 
     async def tally(self, sender: str, worked: Worked) -> Total:
-        """At the aggregator: note what a site has worked out; the totals, once all have. Raises BadMessage."""
+        """At the aggregator: record a site's result, and return the totals once all have reported.
+
+        Raises BadMessage.
+        """
         if self._totals is None:
             raise BadMessage("another site gathers what is worked out")
         self._totals.add(sender, worked)
@@ -230,7 +229,7 @@ class Joint(ABC, Generic[T_co]):
         return self._known
 
     def drop(self, suspicion: Suspicion) -> None:
-        """The attempt is over, because somebody says so."""
+        """End the attempt, because another site says so."""
         if not self._broken.done():
             self._broken.set_result(suspicion)
         self._news.notify()
@@ -243,10 +242,10 @@ class Joint(ABC, Generic[T_co]):
 
     @abstractmethod
     async def _work(self) -> T_co:
-        """What this site has to do. Raises Suspicion."""
+        """This site's work. Raises Suspicion."""
 
     async def _reduce(self, weights: Mapping[str, int], own: Vector, mean: Vector, faults: Faults = NO_FAULTS) -> None:
-        """Take the mean over the replicas that this site meets; of one that has none it is its own."""
+        """Average over the replicas that this site meets; without any, the mean is its own vector."""
         carrier, silence, began = self._tools.carrier, self._patience.seconds(), asyncio.get_running_loop().time()
         nodes = self.plan.group(self._node, self._pairs)
         self._reduction = reduction(carrier, self.plan, nodes, weights, own, mean, silence, faults)
@@ -261,17 +260,17 @@ class Joint(ABC, Generic[T_co]):
 
     @contextmanager
     def _waiting(self, patience: float) -> Iterator[None]:
-        """What ends badly after much of our patience might have ended well, whoever lost theirs first: have more."""
+        """Extend the patience after a failure that took much of it: with more time, the work might have succeeded."""
         began = asyncio.get_running_loop().time()
         try:
             yield
-        except BaseException:  # cancelled, too: another site gave up
+        except BaseException:  # also if cancelled because another site gave up
             if asyncio.get_running_loop().time() - began >= patience / 2:
                 self._patience.late()
             raise
 
     def _open(self) -> None:
-        """Streams of replicas have something to go to, or are refused, from now on."""
+        """From now on, accept or refuse streams of replicas."""
         self._reducing = True
         self._news.notify()
 
@@ -280,7 +279,7 @@ class Joint(ABC, Generic[T_co]):
         return Worked(attempt=name, round=round, square=square, loss=loss, digest=digest)
 
     async def _total(self, worked: Worked) -> Total:
-        """What all stages have worked out together, from the aggregator."""
+        """The totals over all stages, from the aggregator."""
         patience, began = self._patience.seconds(), asyncio.get_running_loop().time()
         try:
             with self._waiting(patience):
@@ -301,13 +300,13 @@ class Joint(ABC, Generic[T_co]):
         return total
 
     def _check(self, total: Total) -> None:
-        """Raises Suspicion: the aggregator says what cannot be of this plan."""
+        """Raises Suspicion: the aggregator's totals do not fit this plan."""
         if not {*total.moved} <= {*self.plan.stages.values()}:
             raise Suspicion(self._aggregator, "has told of stages that nobody of the plan holds")
         if len(total.digests) != len(total.moved):
             raise Suspicion(self._aggregator, "has told other stages than bits of them")
 
-    # --- how it ends -----------------------------------------------------------------------------
+    # --- the end ---------------------------------------------------------------------------------
 
     async def _watch(self) -> None:
         """Raises Suspicion once a site of the plan is gone."""

@@ -1,9 +1,10 @@
-"""The outer step of a stage: what its replicas bring to it, and what comes out. Pure.
+"""The outer step of a stage: what its replicas contribute and what results. Pure functions.
 
-`MeanStep` is Pier's (outer/pier.py) on the mean of the replicas' Δ = φ − θ, weighted by the microbatches w that each
-has seen since the last one. Nobody knows the others' w before, so that each sends its Δ times w, with its w behind it,
-and all divide. `PairStep` is NoLoCo's (outer/noloco.py): pairs of replicas take the plain mean of their θ, and of their
-φ where γ ≠ β, and each steps from a φ and a δ of its own. A weighted mean of φ would move the mean over all replicas.
+`MeanStep` is Pier's step (outer/pier.py) on the mean of the replicas' Δ = φ − θ, weighted by the number of microbatches
+w that each has seen since the last outer step. No replica knows the others' w beforehand. So each sends w·Δ followed by
+w, and all divide by the mean of w. `PairStep` is NoLoCo's step (outer/noloco.py): pairs of replicas take the plain mean
+of their θ, and of their φ if γ ≠ β, and each one steps from its own φ and δ. A weighted mean of φ would shift the mean
+over all replicas.
 """
 
 from __future__ import annotations
@@ -23,34 +24,34 @@ from pier_node.rounds.suspects import NOBODY, Suspicion
 
 Tensors = Mapping[str, SharedVector]
 ROUNDING = 1e-5
-"""What a sum of counts in fp32 may be off by."""
+"""Relative rounding error that a sum of counts in fp32 may have."""
 
 
 class OuterStep(Protocol):
-    """An algorithm.
+    """An outer algorithm.
 
     Attributes:
-        pairs: replicas meet two by two, and may differ afterwards.
+        pairs: replicas meet in pairs, and may differ afterwards.
     """
 
     pairs: bool
 
     def brought(self, anchor: Vector, weights: Vector, microbatches: int, /) -> Vector:
-        """What a replica sends whose weights are θ, and whose anchor is φ."""
+        """The vector that a replica with weights θ and anchor φ sends."""
         ...
 
     def after(self, base: OuterState, mean: Vector) -> Tensors:
-        """The stage's anchor and momentum after the step; empty: it stays as it is.
+        """The stage's anchor and momentum after the step; empty: the stage does not move.
 
         Args:
-            base: of the stage, at this replica.
-            mean: of what was sent.
+            base: the state of the stage at this replica.
+            mean: the mean of the vectors sent.
         """
         ...
 
 
 class MeanStep:
-    """Of all replicas together: they are equal afterwards."""
+    """A step of all replicas together; they are equal afterwards."""
 
     pairs = False
 
@@ -58,7 +59,7 @@ class MeanStep:
         self._momentum, self._lr = momentum, lr
 
     def brought(self, anchor: Vector, weights: Vector, microbatches: int) -> Vector:
-        """Shape [parameters + 1]: w·(φ − θ), and w."""
+        """Shape [parameters + 1]: w·(φ − θ), then w."""
         vector = np.empty(len(anchor) + 1, np.float32)
         pseudo_gradient(anchor, weights, out=vector[:-1])
         vector[:-1] *= np.float32(microbatches)
@@ -66,7 +67,7 @@ class MeanStep:
         return vector
 
     def after(self, base: OuterState, mean: Vector) -> Tensors:
-        """Nothing, if no replica has seen anything."""
+        """Empty if no replica has seen any microbatch."""
         if mean[-1] == 0:
             return {}
         delta, tensors = mean[:-1] / mean[-1], _tensors(base)
@@ -77,7 +78,7 @@ class MeanStep:
 
 
 class PairStep:
-    """Of two replicas, or of one that is left over."""
+    """A step of two replicas, or of one that is left over."""
 
     pairs = True
 
@@ -85,11 +86,11 @@ class PairStep:
         self._rates = rates
 
     def brought(self, anchor: Vector, weights: Vector, _microbatches: int) -> Vector:
-        """Shape [parameters]: θ; or [2·parameters]: θ and φ, if that is needed."""
+        """Shape [parameters]: θ; or [2·parameters]: θ and φ, if φ is needed."""
         return np.concatenate((weights, anchor)) if needs_anchors(self._rates) else weights
 
     def after(self, base: OuterState, mean: Vector) -> Tensors:
-        """Always something: other pairs may move the stage, and all its replicas have one version of it."""
+        """Never empty: other pairs may move the stage, and all its replicas must have one version."""
         tensors, length = _tensors(base), len(base.anchor)
         anchors = mean[length:] if needs_anchors(self._rates) else None
         out = tensors[ANCHOR].array, tensors[MOMENTUM].array
@@ -98,9 +99,9 @@ class PairStep:
 
 
 def demand_weight(mean: Vector, own: Vector, sites: int) -> None:
-    """Raise Suspicion unless the w of a weighted mean is one of so many sites, of which one sent `own`.
+    """Raise Suspicion unless the mean weight is possible for that many sites, of which one sent `own`.
 
-    It comes from others, and all is divided by it. Microbatches are counted in whole numbers: together they are at
+    The weight comes from other sites, and everything is divided by it. Microbatches are whole numbers: their sum is at
     least what this site has seen, and at least 1 if there are any.
     """
     total, least = float(mean[-1]) * sites, max(float(own[-1]), 1.0) * (1 - ROUNDING)
@@ -109,7 +110,7 @@ def demand_weight(mean: Vector, own: Vector, sites: int) -> None:
 
 
 def step_of(outer: OuterSection, done: float) -> OuterStep:
-    """That of a run of which so much is done, from 0 to 1."""
+    """The outer step of a run of which the fraction `done`, from 0 to 1, is completed."""
     if outer.algorithm == "noloco":
         return PairStep(outer.noloco)
     return MeanStep(momentum_at(outer, done), lr_at(outer, done))

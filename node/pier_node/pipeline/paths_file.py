@@ -1,7 +1,4 @@
-"""The paths that were planned last, as JSON: in the planner's data folder, and for the coordinator's page.
-
-The paths that this site has planned last, for people to see: in its data folder, and for the coordinator.
-"""
+"""The latest planned paths as JSON, for people: in the planner's data folder and on the coordinator's page."""
 
 from __future__ import annotations
 
@@ -25,20 +22,21 @@ if TYPE_CHECKING:
 
 
 MOST_BYTES = 128 << 10
-"""Of what the coordinator is told: some sixty sites. Paths of more are not drawn there."""
+"""Largest size sent to the coordinator, in bytes: about sixty sites. Larger plans are not drawn there."""
 EVERY = 10.0
-"""Seconds between two tellings: random paths are others in every step."""
+"""Seconds between two messages: random paths change in every step."""
 
 
 class LatestPaths:
-    """Told of paths by the planner.
+    """Receives paths from the planner.
 
     Attributes:
-        message: what to tell the coordinator; None: nothing was planned here. Another object whenever it is news.
+        message: the message for the coordinator; None: nothing was planned here. It is a new object whenever it
+            changes.
 
     Args:
-        file: where they are left.
-        clock: seconds that never go backward.
+        file: where the paths are written.
+        clock: monotonic clock, in seconds.
     """
 
     def __init__(self, file: Path, clock: Callable[[], float] = time.monotonic) -> None:
@@ -48,7 +46,7 @@ class LatestPaths:
         self._due = 0.0
 
     def planned(self, round: int, problem: Problem, plan: Plan) -> None:
-        """A round has these paths, with the times as they are known now. Raises OSError."""
+        """Store the paths of a round, with the currently known times. Raises OSError."""
         write_paths(self._file, round, problem, plan)
         if self._clock() < self._due or not self._is_news(problem, plan):
             return
@@ -67,12 +65,12 @@ class LatestPaths:
 
 PATHS_FILE = "paths.json"
 BESIDE_CHART = 26
-"""Columns that a chart leaves to the names of sites and their utilisation."""
+"""Columns of a chart left for the names of sites and their utilisation."""
 
 
 @dataclass(frozen=True)
 class Drawn:
-    """A problem and its plan, of a round; `key` names the plan, whatever its times."""
+    """The problem and the plan of a round; `key` identifies the plan, independent of its times."""
 
     key: str
     round: int
@@ -81,7 +79,7 @@ class Drawn:
 
     @property
     def title(self) -> str:
-        """What the paths are of."""
+        """A title for the paths."""
         return self.problem.title
 
     def chart(self, width: int) -> RenderableType:
@@ -92,14 +90,14 @@ class Drawn:
         return gantt_text(self.problem, self.plan, simulate(self.problem, self.plan), width - BESIDE_CHART)
 
     def victim(self) -> tuple[str, int]:
-        """The last site of the stage, after the first if it can be, that has most; and that stage."""
+        """The last site of the stage with most sites, preferably not the first stage; and that stage."""
         stages = self.plan.stages
         stage = max(range(len(stages)), key=lambda it: (len(stages[it]), it > 0, it))
         return self.problem.sites[stages[stage][-1]].name, stage
 
 
 def paths_json(round: int, problem: Problem, plan: Plan) -> bytes:
-    """What `parse_paths` reads."""
+    """The JSON that `parse_paths` reads."""
     from pier_node.pipeline.planning.plan import plan_to_dict, problem_to_json
 
     body = {"round": round, "problem": problem_to_json(problem), "plan": plan_to_dict(problem, plan)}
@@ -107,19 +105,19 @@ def paths_json(round: int, problem: Problem, plan: Plan) -> bytes:
 
 
 def write_paths(path: Path, round: int, problem: Problem, plan: Plan) -> None:
-    """Leave them for others to read. Raises OSError."""
+    """Write the paths for others to read. Raises OSError."""
     durable.replace(path, paths_json(round, problem, plan))
 
 
 def read_paths(path: Path, names: Mapping[str, str]) -> Drawn:
-    """What was written, with names for node ids. Raises PierError, OSError."""
+    """Read the file, with names in place of node ids. Raises PierError, OSError."""
     return parse_paths(path.read_bytes(), names)
 
 
 def parse_paths(content: bytes, names: Mapping[str, str]) -> Drawn:
-    """The same of its bytes.
+    """Parse the content of a file, with names in place of node ids.
 
-    Raises PierError, and for what is not of this form at all ValueError, KeyError or TypeError.
+    Raises PierError; ValueError, KeyError or TypeError for content of a different form.
     """
     from pier_node.pipeline.planning.plan import plan_from_dict, problem_from_json
 

@@ -1,13 +1,11 @@
-"""Who plans an attempt, and how: the sites that are well, each with its stage, and a path for every microbatch.
+"""Plans an attempt: which sites take part, with which stage, and the path of every microbatch.
 
-The planner is the live site with the lowest id. Paths come from `pier_coordinator.paths`, which is pure, and is used
-here so that a lost coordinator stops nobody: the one place where the node looks into that package. At the start of a
-run sites are dealt to the stages together with the paths; from then on they keep their stage.
+The planner is the live site with the lowest id. Paths come from pipeline/planning, which is pure and runs at the site,
+so the loss of the coordinator stops nothing. At the start of a run, sites are assigned to stages together with the
+paths. From then on they keep their stages.
 
-A search for better paths while iterations go on with those there are: nobody waits for it.
-
-One at a time, of what the planner asked for last; after one there is a rest, since it takes a core of the site that
-plans.
+The search for better paths runs while iterations continue with the current ones: no site waits for it. One search runs
+at a time, for the latest problem. A pause follows each search, because it takes a CPU core of the planning site.
 """
 
 from __future__ import annotations
@@ -33,13 +31,16 @@ if TYPE_CHECKING:
 
 
 Search = Callable[["Problem", int, float, "Plan", bool], Awaitable["Plan"]]
-"""(problem, seed, seconds, a plan that is allowed, whether stages stay) -> a better one."""
+"""(problem, seed, seconds, a valid plan, whether stages stay) -> a better plan."""
 REST = 5.0
-"""Times as long as a search took, other times of sites are no reason for the next one."""
+"""Length of the pause after a search, in multiples of the search's duration.
+
+In the pause, changed times of sites start no new search.
+"""
 
 
 class Searching:
-    """The search under way, if any."""
+    """The running search, if any."""
 
     def __init__(self, search: Search) -> None:
         self._search = search
@@ -48,28 +49,28 @@ class Searching:
 
     @property
     def idle(self) -> bool:
-        """None is under way, and the last one is some time ago."""
+        """Whether no search is running and the pause after the last one is over."""
         return self._task is None and asyncio.get_running_loop().time() >= self._rested
 
     async def begin(self, problem: Problem, seed: int, seconds: float, current: Plan) -> None:
-        """Search for paths over the same stages, and no more for what was asked before."""
+        """Start a search for paths over the same stages, and stop the previous one."""
         await self.close()
         self._task = asyncio.create_task(self._timed(problem, seed, seconds, current))
 
     async def wait(self, seconds: float) -> None:
-        """Return once the search is over, or after some seconds."""
+        """Return once the search is over, or after that many seconds."""
         if self._task:
             await asyncio.wait({self._task}, timeout=seconds)
 
     def found(self) -> Plan | None:
-        """What a search that is over has found; a plan is given once."""
+        """The plan that a finished search has found; each plan is returned once."""
         if self._task is None or not self._task.done():
             return None
         plan, self._task = self._task.result(), None
         return plan
 
     async def close(self) -> None:
-        """End the search under way."""
+        """Stop the running search."""
         if self._task:
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)
@@ -85,18 +86,18 @@ class Searching:
 
 Told = Callable[[int, "Problem", "Plan"], None]
 PROMPT = 3.0
-"""Seconds beyond those of the search for which all sites wait for paths over other sites than before."""
+"""Seconds, beyond those of the search, that all sites wait for paths when the set of sites has changed."""
 
 log = logging.getLogger(__name__)
 
 
 class Lacking(Exception):
-    """There is nothing to plan: the message says whom the run waits for."""
+    """Nothing can be planned. The message says which sites the run waits for."""
 
 
 @dataclass(frozen=True)
 class Crew:
-    """The sites of a plan, in node-id order; `stages`: the sites of each stage that has any, by index in `nodes`."""
+    """The sites of a plan in node-id order. `stages`: for each stage that has sites, their indices in `nodes`."""
 
     nodes: tuple[str, ...]
     numbers: tuple[int, ...]
@@ -104,13 +105,13 @@ class Crew:
 
 
 class Planner:
-    """Plans attempts; remembers the last plan, which is used again as long as nothing has changed.
+    """Plans attempts, and keeps the last plan in use as long as nothing has changed.
 
     Args:
-        told: called with the round, its problem with the times as they are known then, and its plan.
+        told: called with the round, its problem with the currently known times, and its plan.
 
     Attributes:
-        searching: for better paths than those of the last plan.
+        searching: the search for better paths than those of the last plan.
     """
 
     def __init__(self, section: PipelineSection, seed: int, told: Told, search: Search = search_apart) -> None:
@@ -130,12 +131,12 @@ class Planner:
 
         Args:
             pulses: of the live sites that take part in rounds, this one included.
-            round_trips: seconds, of this site to others.
-            meet: it is an outer round of the replicas. A stage without a site stays as it is then.
+            round_trips: seconds from this site to others, by node id.
+            meet: it is an outer round of the replicas. In such a round, a stage without sites stays as it is.
 
         Raises:
             Lacking: stages that paths must visit have no site.
-            PierError: nothing is allowed, by memory or by the rules of paths.
+            PierError: no plan is possible within memory or the rules of paths.
         """
         places = {node: pulse.place for node, pulse in sorted(pulses.items()) if pulse.HasField("place")}
         strangers = {node: pulse for node, pulse in sorted(pulses.items()) if node not in places}
@@ -155,7 +156,7 @@ class Planner:
     async def _first(
         self, round: int, standing: Standing, nodes: Sequence[str], round_trips: Mapping[str, float]
     ) -> IterationPlan:
-        """Everybody is new: sites are dealt to stages, too."""
+        """The first plan: all sites are new and are assigned to stages, too."""
         section = self._section
         if len(nodes) < section.stages:
             raise Lacking(f"{len(nodes)} sites are here for {section.stages} stages: start the others")
@@ -176,7 +177,7 @@ class Planner:
         return message
 
     def _crew(self, well: Mapping[str, Place], places: Mapping[str, Place], meet: bool) -> Crew:
-        """Who takes part. Raises Lacking."""
+        """The sites that take part. Raises Lacking."""
         section, there = self._section, {place.stage for place in well.values()}
         if (there and meet) or (0 in there and len(there) >= section.path_length):
             return _crew_of({node: place.stage for node, place in well.items()})
@@ -200,7 +201,7 @@ class Planner:
     async def _sought(
         self, round: int, crew: Crew, there: Mapping[str, Place], round_trips: Mapping[str, float]
     ) -> tuple[Problem, Plan]:
-        """The best paths known by now; with other times of the sites the search for better ones begins."""
+        """The best paths known. If the sites' times have changed, a search for better ones begins."""
         seconds = self._section.plan_seconds
         if self._last is None or self._last[0] != crew:
             problem, plan = self._anew(round, crew, there, round_trips)
@@ -223,13 +224,13 @@ class Planner:
     def _anew(
         self, round: int, crew: Crew, there: Mapping[str, Place], round_trips: Mapping[str, float]
     ) -> tuple[Problem, Plan]:
-        """The problem of a crew, and any plan."""
+        """The problem of a crew, with any valid plan."""
         sizes = tuple(len(sites) for sites in crew.stages)
         length = min(self._section.path_length, len(sizes))
         return drawn(self._section, sizes, length, there, round_trips, crew.stages, self.seed + TRIES * round)
 
     def _given(self, strangers: Sequence[str], well: Mapping[str, Place], wanted: Mapping[str, int]) -> dict[str, int]:
-        """A stage for each site without one: that which the operator wants it to hold, or which has fewest sites."""
+        """A stage for each site without one: the stage that the operator wants, or else the one with fewest sites."""
         stages = range(self._section.stages)
         given = {node: stage for node, stage in wanted.items() if stage in stages}
         count = Counter([*(place.stage for place in well.values()), *given.values()])
@@ -272,7 +273,7 @@ def _message(round: int, step: int, crew: Crew, plan: Plan | None) -> IterationP
 
 
 def _permuted(problem: Problem, stages: tuple[tuple[int, ...], ...], seed: int, step: int) -> tuple[Problem, Plan]:
-    """Random paths in as few waves as memory allows; of waves of one microbatch it allows any."""
+    """Random paths in as few waves as memory allows. With one microbatch per wave, any memory is enough."""
     from pier_node.pipeline.planning.routing import random_routes
 
     for waves in range(1, problem.microbatches):

@@ -1,9 +1,7 @@
-"""The problem that a run poses to the planner of paths: what [pipeline] says, for sites with their times.
+"""The planning problem of a run: the settings of [pipeline], with the measured or estimated times of sites and links.
 
-What the planner takes the times of sites and links to be: as they were measured, or as their like are.
-
-A site tells the medians of its own tasks, and of its transfers to those that it has sent anything to. Sites send one
-tensor at a time, so that a transfer also says for how long it occupies the uplink.
+A site reports the median times of its own tasks, and of its transfers to sites that it has sent anything to. Sites send
+one tensor at a time, so a transfer time is also the time that the uplink is occupied.
 """
 
 from __future__ import annotations
@@ -24,18 +22,20 @@ if TYPE_CHECKING:
 
 
 UNKNOWN = Place(forward=0.1, backward=0.2, loss=0.03)
-"""Seconds of tasks as long as nobody has measured them: only their relation matters then."""
+"""Assumed seconds of tasks until some are measured. Only their ratios matter until then."""
 SHORTEST = 1e-4
 DRIFT, NOISE = 1.5, 0.1
-"""Paths are planned anew once something takes so many times longer, or shorter, than when they were planned; but not
-for less than a tenth of what a visit of a site takes."""
+"""Relative change of any time that makes new paths worth planning, unless it is below NOISE, a part of a visit's time.
+
+The factor is 1.5 in either direction; the part is a tenth of the time of a visit to a site.
+"""
 
 
 def with_times(problem: Problem, places: Mapping[str, Place], round_trips: Mapping[str, float]) -> Problem:
-    """A problem of these sites, in their order, with what is known of their times.
+    """The problem for these sites, in their order, with the currently known times.
 
     Args:
-        round_trips: seconds, of the planner to others.
+        round_trips: seconds from the planner to other sites, by node id.
     """
     lines = {node: _middle(it.transfer.values()) for node, it in places.items()}
     usual = _middle(filter(None, lines.values()))
@@ -45,7 +45,7 @@ def with_times(problem: Problem, places: Mapping[str, Place], round_trips: Mappi
 
 
 def sites_of(places: Mapping[str, Place]) -> tuple[Site, ...]:
-    """Sites with their times; who has not measured any is taken for one like the others."""
+    """Sites with their times. A site without measurements gets the median of the others."""
     from pier_node.pipeline.planning.problem import Site
 
     known = [place for place in places.values() if place.forward and place.backward]
@@ -60,7 +60,7 @@ def sites_of(places: Mapping[str, Place]) -> tuple[Site, ...]:
 
 
 def drifted(before: Problem, now: Problem) -> bool:
-    """Whether anything takes so much longer, or shorter, than it did that other paths may be better."""
+    """Whether anything takes so much longer or shorter than before that other paths may be better."""
     pairs = list(zip(_seconds(before), _seconds(now), strict=True))
     tasks = [new for _, new in pairs[: len(now.sites)]]
     visit = median(tasks) + 2 * _middle(new for _, new in pairs[len(now.sites) :])
@@ -68,7 +68,7 @@ def drifted(before: Problem, now: Problem) -> bool:
 
 
 def _seconds(problem: Problem) -> list[float]:
-    """Of a microbatch's tasks at each site, then of the transfers."""
+    """Seconds of a microbatch's tasks at each site, then of the transfers."""
     between = [s for a, row in enumerate(problem.transfer_s) for b, s in enumerate(row) if a != b]
     return [*(site.forward_s + site.backward_s for site in problem.sites), *between]
 
@@ -76,7 +76,7 @@ def _seconds(problem: Problem) -> list[float]:
 def _transfer(
     source: str, target: str, places: Mapping[str, Place], usual: float, round_trips: Mapping[str, float]
 ) -> float:
-    """Seconds from site to site: as the sender has measured it, else as it usually takes, else half of a round trip."""
+    """Seconds from site to site: the sender's measurement, or else the usual time, or else half a round trip."""
     if source == target:
         return 0.0
     if seconds := places[source].transfer.get(target, 0.0) or usual:
@@ -91,17 +91,17 @@ def _middle(values: Iterable[float]) -> float:
 
 
 TRIES = 16
-"""Draws of a first plan with so many waves."""
+"""Number of random first plans to try for each number of waves."""
 
 
 def posed(
     section: PipelineSection, places: Mapping[str, Place], round_trips: Mapping[str, float], seed: int
 ) -> tuple[Problem, Plan]:
-    """The problem of sites that may hold any stage, as at the start of a run, and some plan.
+    """The problem of sites that may hold any stage, as at the start of a run, and a valid plan.
 
     Args:
-        places: of the sites, in the order of the problem; their stages are not looked at.
-        round_trips: seconds, of the planner to others.
+        places: of the sites, in the order of the problem; their stages are ignored.
+        round_trips: seconds from the planner to other sites, by node id.
 
     Raises:
         PierError: too few sites, or too little memory.
@@ -121,7 +121,7 @@ def drawn(
     stages: tuple[tuple[int, ...], ...] | None,
     seed: int,
 ) -> tuple[Problem, Plan]:
-    """The problem, with as few waves as memory allows, and some plan; with `stages`, if sites keep theirs.
+    """The problem with as few waves as memory allows, and a valid plan; with `stages`, sites keep their stages.
 
     Raises PierError: no number of waves is enough.
     """
@@ -139,7 +139,7 @@ def drawn(
                 if stages is None:
                     return problem, random_plan(problem, number)
                 return problem, Plan(stages, random_waves(problem, stages, random.Random(number)))
-            except (PierError, ValueError):  # the least busy of no sites, because all are full
+            except (PierError, ValueError):  # no site of a stage has free memory
                 continue
     raise PierError(
         f"no paths of {length} stages over stages of {[*sizes]} sites keep the memory of {section.memory} microbatches",

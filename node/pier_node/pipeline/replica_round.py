@@ -1,8 +1,8 @@
-"""An outer round of the replicas, at one site: the mean of what they did apart, and the outer step of their stage.
+"""An outer round of the replicas at one site: the mean of what they did apart, and the outer step of their stage.
 
-It ends in the stage's next state, with a digest that all who met have told: the name of the attempt covers it, so that
-the round that decides is about these very bits. A site that has no replica takes the step alone: whether one is lost
-must not change what a step of its stage is.
+The result is the stage's next state and a digest on which all replicas that met agree. The name of the attempt covers
+the digest, so the deciding round is about exactly these bits. A site without another replica takes the step alone,
+because the loss of a replica must not change what a step of its stage is.
 """
 
 from __future__ import annotations
@@ -26,17 +26,17 @@ from pier_proto.v1.peer_pb2 import Total
 
 @dataclass(frozen=True)
 class Met:
-    """What came out: the stage's tensors, none if it did not move, and what all stages have told."""
+    """The result: the stage's tensors, empty if it did not move, and the totals of all stages."""
 
     tensors: Tensors
     total: Total
 
 
 class ReplicaRound(Joint[Met]):
-    """This site's part in it.
+    """This site's part in the outer round.
 
     Args:
-        step: what is taken together.
+        step: the outer step to take.
     """
 
     def __init__(self, tools: Tools, plan: Plan, stage_state: StageState, step: OuterStep) -> None:
@@ -61,7 +61,10 @@ class ReplicaRound(Joint[Met]):
         return Met(tensors, total)
 
     def _digest(self, mean: Vector, tensors: Tensors) -> bytes:
-        """Of what those who met share after the step; empty: the stage has not moved. Blocks. Raises Diverged."""
+        """Digest of what the sites that met share after the step; empty: the stage did not move.
+
+        Blocks. Raises Diverged.
+        """
         if not all(bool(np.isfinite(vector.array).all()) for vector in tensors.values()):
             raise Diverged("the outer step")
         if self._step.pairs:

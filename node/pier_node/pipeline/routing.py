@@ -1,11 +1,10 @@
-"""How the sites of a round come by its plan: the planner tells all of them, and they take one each round.
+"""How the sites of a round get their iteration plan: the planner sends it to all, and each takes one plan per round.
 
-Whatever goes wrong here only costs an attempt: a step needs all sites of one plan to be ready for it.
+An error here costs only an attempt, because a step needs all sites of one plan to be ready for it.
 
-Sites that attempts failed by, as far as the planner has heard.
-
-Such a site is left out of the next plan, so that the iteration is done. If it happens again as soon as it is planned
-in, as with two sites whose link is cut while all others see both, it is left out of twice as many, and so on.
+A site that caused an attempt to fail, as far as the planner knows, is left out of the next plan, so that the iteration
+can complete. If it fails again as soon as it is back in a plan, it is left out of twice as many rounds, and so on. This
+happens for example with two sites whose link is cut while all other sites can reach both.
 """
 
 from __future__ import annotations
@@ -26,38 +25,41 @@ from pier_node.wire.carrier import ROUTE, BadMessage, Carrier, PeerLost
 from pier_proto.v1.peer_pb2 import Ack, IterationPlan, Phase, Pulse
 
 MOST = 8
-"""Rounds that a site is left out at most."""
+"""Maximum number of rounds for which a site is left out."""
 
 
 class Suspects:
-    """Whom to leave out of the plan of a round."""
+    """The sites to leave out of the plan of a round."""
 
     def __init__(self) -> None:
         self._out: dict[str, tuple[int, int]] = {}
 
     def add(self, node: str, round: int) -> None:
-        """The attempt before this round's failed by a site."""
+        """Record that the attempt before this round failed because of a site."""
         times = min(2 * self._out[node][0], MOST) if node in self._out else 1
         self._out[node] = times, round + times
 
     def of(self, round: int) -> set[str]:
-        """Those to leave out."""
+        """The sites to leave out."""
         return {node for node, (_, until) in self._out.items() if round < until}
 
     def clear(self, nodes: Iterable[str]) -> None:
-        """These took part in an attempt that counted, or there is no plan without them."""
+        """Clear sites that took part in an attempt that counted, or without which no plan is possible."""
         for node in [*nodes]:
             self._out.pop(node, None)
 
 
 TELL_TIMEOUT = 60.0
-"""Seconds that a site has to make its stage and take a plan."""
+"""Seconds that a site has to create its stage and accept a plan."""
 PATIENCE = 120.0
-"""Seconds to wait for a plan: the first one is compiled, and may take as many as that on a slow machine."""
+"""Seconds to wait for a plan. The first search is compiled, which may take that long on a slow machine."""
 LATE = 10.0
-"""Seconds after a round within which whoever is well has it too."""
+"""Seconds after a round within which every healthy site also has its result."""
 CATCHING_UP = 100.0
-"""Seconds that the planner waits for a site which fetches its stage, and after which it does so again if it failed."""
+"""Seconds that the planner waits for a site that fetches its stage.
+
+If the site fails to get it, the planner waits for it again this many seconds later.
+"""
 LOOK = 1.0
 BUSY = (Phase.PHASE_WAITING, Phase.PHASE_EXCHANGING)
 
@@ -65,17 +67,17 @@ log = logging.getLogger(__name__)
 
 
 class Routing:
-    """This site's side of it.
+    """This site's side of routing.
 
     Args:
-        coming: the number of the round that a plan is awaited for.
-        standing: where the run is.
-        meets: whether the coming round is an outer one of the replicas.
-        news: notified when a plan is here.
+        coming: returns the number of the round for which a plan is needed.
+        standing: returns the position of the run.
+        meets: returns whether the next round is an outer round of the replicas.
+        news: notified when a plan has arrived.
 
     Attributes:
-        suspect: by whom the last attempt failed; "": by nobody.
-        lacking: whom the run waits for, in words; "" if for nobody.
+        suspect: the site that made the last attempt fail; "": none.
+        lacking: the sites that the run waits for, in words; "": none.
     """
 
     def __init__(
@@ -101,11 +103,11 @@ class Routing:
         carrier.serve(ROUTE, self._take)
 
     async def plan(self, least: int, needless: Callable[[], bool]) -> Plan | None:
-        """The plan of the coming round; None: there is none, the round is to be empty.
+        """The plan of the next round; None: there is none and the round will be empty.
 
         Args:
-            least: sites that must be there before the first plan.
-            needless: whether others are at a later round, or this site is to pause.
+            least: number of sites that must be present before the first plan.
+            needless: returns whether others are at a later round, or this site should pause.
         """
         loop, number = asyncio.get_running_loop(), self._coming()
         self._open, self._late_after = number, loop.time() + LATE
@@ -120,14 +122,14 @@ class Routing:
                 break
             await self._heard()
             if least > 1 or self.lacking or self._others_work(number):
-                deadline = loop.time() + PATIENCE  # for sites that are yet to come, or are at it without this one
+                deadline = loop.time() + PATIENCE  # some sites have yet to arrive, or others work without this one
         found = self._taken.pop(number, None)
         self._taken.clear()
         self._closed = number
         return found
 
     async def over(self, plan: Plan, behind: Callable[[], bool]) -> None:
-        """For a site that takes no part: return once one that does waits for the round, or none works on it."""
+        """Wait, at a site that takes no part, until a participant waits for the round or no site works on it."""
         loop = asyncio.get_running_loop()
         deadline = loop.time() + PATIENCE
         while not behind() and not self._others_wait(plan.round) and loop.time() < deadline:
@@ -136,7 +138,7 @@ class Routing:
                 deadline = loop.time() + PATIENCE
 
     def _here(self, late: bool = False) -> dict[str, Pulse]:
-        """Live sites that are at the round before the coming one; `late`: and those who will be, in a moment."""
+        """Live sites that have the round before the next one; `late`: also those that will have it in a moment."""
         at, waits = self._coming() - 1, late and asyncio.get_running_loop().time() < self._late_after
         found = self._possible(self._roster.participants()).items()
         return {
@@ -144,13 +146,13 @@ class Routing:
         }
 
     def _possible(self, pulses: Mapping[str, Pulse]) -> dict[str, Pulse]:
-        """Without sites that say they hold a stage which this run has not."""
+        """The pulses without sites that claim a stage that this run does not have."""
         return {node: it for node, it in pulses.items() if it.place.stage < self._stages}
 
     def _awaits(self) -> bool:
-        """Whether a site lacks the last step of its stage: another one without it would leave it behind again.
+        """Whether a site lacks the last step of its stage: a further step without it would leave it behind again.
 
-        One that waits for the coming round all the same could not have it: it is awaited again a while later.
+        A site that waits for the next round without its stage could not get it. The planner waits for it again later.
         """
         now, at, versions = asyncio.get_running_loop().time(), self._coming() - 1, self._standing().versions
         pulses = {node: it for node, it in self._possible(self._roster.pulses()).items() if it.HasField("place")}
@@ -169,12 +171,12 @@ class Routing:
         return any(it.phase in BUSY and it.training_for == number for it in pulses.values())
 
     def _others_work(self, number: int) -> bool:
-        """Whether any site is at an attempt at this round; who comes to the round before them would end it."""
+        """Whether any site works on an attempt of this round. A site that enters the round before them would end it."""
         pulses = {node: it for node, it in self._roster.participants().items() if node != self._carrier.node}
         return any(it.place.working and it.training_for == number for it in pulses.values())
 
     async def _heard(self) -> None:
-        """Return at any news, or after a moment."""
+        """Return on any news, or after LOOK seconds."""
         waits = [asyncio.create_task(it.wait(LOOK)) for it in (self._news, self._roster.changed)]
         try:
             await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
@@ -183,10 +185,10 @@ class Routing:
                 task.cancel()
             await asyncio.gather(*waits, return_exceptions=True)
 
-    # --- the planner -----------------------------------------------------------------------------
+    # --- at the planner --------------------------------------------------------------------------
 
     async def _offer(self, number: int) -> bool:
-        """Plan, and tell all; whether there was anything to tell."""
+        """Plan and send the plan to all sites. Returns whether there was a plan to send."""
         pulses, standing = self._here(), self._standing()
         self._learn(number, standing.steps)
         for node in self._suspects.of(number):
@@ -212,7 +214,7 @@ class Routing:
         return True
 
     def _learn(self, number: int, steps: int) -> None:
-        """From what became of the last plan."""
+        """Update the suspects from the outcome of the last plan."""
         before, nodes = self._tried
         if steps > before:
             self._suspects.clear(nodes)
@@ -237,12 +239,12 @@ class Routing:
         others = [node for node in message.nodes if node not in (self._carrier.node, lost.node)]
         await drop(self._carrier, others, name, lost.node, lost.reason, TELL_TIMEOUT)
 
-    # --- everybody -------------------------------------------------------------------------------
+    # --- at every site ---------------------------------------------------------------------------
 
     async def _take(self, _sender: str, message: IterationPlan) -> Ack:
         plan = Plan.read(message, self._stages, self._planner.seed)
         with suppress(TimeoutError):
-            async with asyncio.timeout(LATE):  # it may come a moment before this site is done with the last round
+            async with asyncio.timeout(LATE):  # a plan may arrive just before this site has finished the last round
                 await self._news.until(lambda: self._open >= plan.round)
         number, standing = self._open, self._standing()
         if plan.round != number or message.step != standing.steps:
@@ -262,7 +264,7 @@ class Routing:
         return Ack()
 
     async def _hold(self, stage: int, standing: Standing, taking_part: bool) -> None:
-        """Hold the stage that the plan gives this site. Raises BadMessage: it has another one, or not this version."""
+        """Hold the stage that the plan assigns. Raises BadMessage: this site holds another stage or version."""
         stage_state = self._stage_state
         if stage_state.stage is None:
             await asyncio.to_thread(stage_state.hold, stage)

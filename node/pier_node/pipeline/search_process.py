@@ -1,6 +1,6 @@
-"""The search for paths, in a process of its own: what it compiles and computes never holds up the site that plans.
+"""Runs the search for paths in a separate process, so that compiling and computing never block the planning site.
 
-The process reads a problem as JSON and writes a plan; see pier_node/pipeline/planning/search.py for what it does.
+The process reads a problem as JSON from stdin and writes a plan to stdout; see pipeline/planning/search.py.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ if TYPE_CHECKING:
 COMPILING = 60.0
 """Seconds beyond those of the search: the first one on a machine is compiled."""
 POLITE = 10
-"""How much the iterations that go on meanwhile come before it; see nice(2)."""
+"""Niceness of the search, so that running iterations have priority; see nice(2)."""
 
 log = logging.getLogger(__name__)
 
 
 async def search_apart(problem: Problem, seed: int, seconds: float, current: Plan, stages_stay: bool) -> Plan:
-    """The best plan that is found in some seconds; `current`, which is allowed, if nothing comes of it."""
+    """The best plan found in that many seconds; `current`, which is valid, if the search fails."""
     from pier_node.pipeline.planning.plan import plan_from_dict, plan_to_dict, problem_to_json
 
     words = {
@@ -42,7 +42,7 @@ async def search_apart(problem: Problem, seed: int, seconds: float, current: Pla
         if found.code:
             raise PierError(found.errors[-500:])
         return plan_from_dict(problem, json.loads(found.output))
-    except TimeoutError:  # before OSError, which it is
+    except TimeoutError:  # before OSError, its base class
         log.warning("the search for paths took more than %.0f s: going on without it", seconds + COMPILING)
     except (OSError, ValueError, PierError) as error:
         log.warning("the search for paths failed: %s", error)
@@ -50,7 +50,7 @@ async def search_apart(problem: Problem, seed: int, seconds: float, current: Pla
 
 
 def main() -> None:
-    """Search for what stdin says, write what was found to stdout."""
+    """Read the problem from stdin, search, and write the plan to stdout."""
     from pier_node.pipeline.planning.plan import plan_from_dict, plan_to_dict, problem_from_json
     from pier_node.pipeline.planning.search import search
 

@@ -1,12 +1,10 @@
-"""One stage of the model at work: forward, loss and backward of microbatches, and the sum of their gradients.
+"""One stage of the model: its blocks, and forward, loss and backward of microbatches with the sum of their gradients.
 
-A microbatch's gradient is kept by itself until those before it are in the sum, so that the sum has the same bits in
-whatever order microbatches come back. What a backward needs is kept from the forward on.
+A model is cut into stages of consecutive blocks (SkipPipe, arXiv 2502.19913). Stage 0 also has the embeddings, the
+final norm and the head. So tied embeddings stay in one stage, and labels never leave the sites that hold it.
 
-How a model is cut into stages: which blocks, and so which parameters, each of them has (spec/skippipe.md section 1).
-
-Stage 0 also has the embeddings, the final norm and the head, so that tied embeddings lie in one stage and labels never
-leave the sites that hold it.
+The gradient of a microbatch is kept separately until all earlier ones are in the sum. So the sum has the same bits in
+whatever order microbatches return. What a backward needs is kept from the forward on.
 """
 
 from __future__ import annotations
@@ -26,23 +24,29 @@ from pier_node.trainer.model.decoder import Decoder
 
 
 def stage_blocks(layers: int, stages: int) -> tuple[range, ...]:
-    """The consecutive blocks of each stage, equally many within one; stage 0, which has the ends too, has fewest."""
+    """The consecutive blocks of each stage, equal in number within one.
+
+    Stage 0, which also has the ends, has fewest.
+    """
     ends = [layers * (stage + 1) // stages for stage in range(stages)]
     return tuple(range(start, end) for start, end in zip([0, *ends], ends))
 
 
 def stage_layout(config: ModelSection, stages: int, stage: int) -> Layout:
-    """The layout of a vector of the parameters of one stage, in the order of the whole model."""
+    """The layout of one stage's parameters in a vector, in the order of the whole model."""
     return Layout.laid((entry.name, entry.shape) for entry in _held(config, stages, stage))
 
 
 def scatter(config: ModelSection, stages: int, whole: Vector, stage: int) -> Vector:
-    """The parameters of one stage, out of a vector of the whole model's [parameters]."""
+    """The parameters of one stage, taken from a vector of the whole model, shape [parameters]."""
     return np.concatenate([whole[it.offset : it.offset + it.size] for it in _held(config, stages, stage)])
 
 
 def gather(config: ModelSection, stages: int, parts: Mapping[int, Vector], whole: Vector) -> None:
-    """Write the parameters of stages to their places in a vector of the whole model. ValueError: another length."""
+    """Write the parameters of stages to their places in a vector of the whole model.
+
+    Raises ValueError: wrong length.
+    """
     for stage, part in parts.items():
         held, offset = _held(config, stages, stage), 0
         if (length := sum(entry.size for entry in held)) != len(part):
@@ -65,11 +69,11 @@ Gradients = dict[str, Tensor]
 
 
 class Stage:
-    """The blocks of one stage on a device; its weights are undefined until `load`.
+    """The blocks of one stage on a device. Its weights are undefined until `load`.
 
     Attributes:
         layout: of its parameters in one vector.
-        dtype: of activations and their gradients as they travel.
+        dtype: of activations and their gradients in transit.
     """
 
     def __init__(self, config: RunConfig, stage: int, device: torch.device) -> None:
@@ -86,11 +90,11 @@ class Stage:
         self.begin(())
 
     def load(self, flat: Tensor) -> None:
-        """Take the weights from a vector, shape [parameters of the stage]."""
+        """Load the weights from a vector, shape [parameters of the stage]."""
         self.layout.load(self._model, flat)
 
     def begin(self, microbatches: Sequence[int]) -> None:
-        """Forget everything; these microbatches will come, and their gradients are summed in this order."""
+        """Reset. These microbatches will arrive, and their gradients are summed in this order."""
         self._order = [*microbatches]
         self._inputs: dict[int, Tensor] = {}
         self._outputs: dict[int, Tensor] = {}
@@ -105,13 +109,13 @@ class Stage:
             return self._sent(microbatch, self._model.through(self._model.embed(tokens.to(self._device))))
 
     def forward(self, microbatch: int, x: Tensor) -> Tensor:
-        """[sequences, time, dim] -> the same, as it travels."""
+        """Forward: [sequences, time, dim] -> [sequences, time, dim] in the dtype for transit."""
         taken = self._taken(microbatch, x)
         with self._autocast():
             return self._sent(microbatch, self._model.through(taken))
 
     def loss(self, microbatch: int, x: Tensor, targets: Tensor) -> tuple[float, Tensor]:
-        """At stage 0: the mean loss in nats a token, and its gradient with respect to x."""
+        """At stage 0: the mean loss in nats per token, and its gradient with respect to x."""
         last = x.to(self._device, torch.float32).requires_grad_()
         with self._autocast():
             logits = self._model.predict(last)
@@ -119,7 +123,10 @@ class Stage:
         return loss.item(), self._pull(microbatch, loss, last, None)
 
     def backward(self, microbatch: int, gradient: Tensor) -> Tensor | None:
-        """The gradient of the microbatch's input, as it travels; None at stage 0. Its own gradient is complete then."""
+        """The gradient of the microbatch's input, for transit; None at stage 0.
+
+        Completes this stage's gradient of it.
+        """
         output, taken = self._outputs.pop(microbatch), self._inputs.pop(microbatch, None)
         back = self._pull(microbatch, output, taken, gradient.to(self._device, output.dtype))
         self._done.add(microbatch)
@@ -127,7 +134,7 @@ class Stage:
         return back if taken is not None else None
 
     def mean_gradient(self, out: Tensor) -> None:
-        """Write the mean over the microbatches that came here to a vector, shape [parameters of the stage]."""
+        """Write the mean over the microbatches of this site to a vector, shape [parameters of the stage]."""
         out.zero_()
         if self.summed:
             self.layout.store({name: total / self.summed for name, total in self._sum.items()}, out)
@@ -141,7 +148,7 @@ class Stage:
         return output.detach().to("cpu", self.dtype)
 
     def _pull(self, microbatch: int, output: Tensor, taken: Tensor | None, gradient: Tensor | None) -> Tensor:
-        """Backward from an output; keeps the parameters' gradients, returns that of what was taken."""
+        """Backward from an output: keeps the parameters' gradients and returns the gradient of the input."""
         names, parameters = [*self._parameters], [*self._parameters.values()]
         wanted = [*parameters, *([taken] if taken is not None else [])]
         found = torch.autograd.grad(output, wanted, gradient, allow_unused=True)

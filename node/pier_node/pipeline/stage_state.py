@@ -1,13 +1,12 @@
-"""The stage that a site holds: its state after the last outer round, what this replica did since, and next steps.
+"""The stage state of a site: its state after the last outer round, this replica's own steps since, and staged steps.
 
-A step is on the disk before the site says that it is ready for it, and what was before it stays there: whichever way
-the round decides, a site that is killed in between finds the version that counts.
+A step is on disk before the site says that it is ready for it, and the state before it stays on disk. Whichever way the
+round decides, a site that is killed in between finds the version that counts.
 
-What one replica of a stage did by itself since the last outer round: its weights, AdamW's moments, what it has seen.
-
-Every step is on the disk before the round that decides about it, beside the one before. It becomes the site's when
-that round counts it. If the site cannot know that any more, because others have counted later steps, it goes on from
-the last outer round: all that is lost is what this replica did since then.
+Between outer rounds a replica may step on its own. The result consists of its weights, AdamW's moments and the number
+of microbatches seen. A step becomes the replica's own state when the round that decides about it counts it. If the site
+cannot find out, because others have already counted later steps, it continues from the last outer round. It loses only
+what this replica did since then.
 """
 
 from __future__ import annotations
@@ -39,16 +38,16 @@ from pier_node.wire.carrier import Carrier
 from pier_proto.v1.peer_pb2 import Total
 
 BASE, MICROBATCHES = "base", "microbatches"
-"""Entries of a state's ledger: the version that it began from, and the microbatches that came since."""
+"""Entries of a state's ledger: the version that it began from, and the number of microbatches since then."""
 
 log = logging.getLogger(__name__)
 
 
 class Own:
-    """The steps of one site, in `folder`.
+    """The own steps of one site, in `folder`.
 
     Attributes:
-        state: after the last one that counts; None: there is none. Its `round` names the attempt, as versions do.
+        state: after the last step that counts; None: there is none. Its `round` identifies the attempt, as in versions.
     """
 
     def __init__(self, folder: Path, run_hash: bytes) -> None:
@@ -57,10 +56,10 @@ class Own:
         self._open: dict[int, OuterState] = {}
 
     def resume(self, decided: int) -> None:
-        """Take up what the disk has, after a start. Blocks.
+        """Load what is on disk after a start. Blocks.
 
         Args:
-            decided: the last round of which this site knew how it ended.
+            decided: the last round whose outcome this site knew.
         """
         for version in self._disk.rounds():
             found = self._disk.of(version)
@@ -71,17 +70,17 @@ class Own:
                 return
 
     def keep(self, state: OuterState) -> None:
-        """Keep a step on the disk until it is known whether it counts. Blocks. Raises PierError."""
+        """Keep a step on disk until it is known whether it counts. Blocks. Raises PierError."""
         self._disk.save(state, beside=self.state.round if self.state else None)
         self._open[state.round] = state
 
     def settle(self, known: Collection[int], counted: int, decided: int) -> bool:
-        """Take the kept step that counts, if any; whether the state is another one now. Blocks. Raises PierError.
+        """Take the kept step that counts, if any. Returns whether the state has changed. Blocks. Raises PierError.
 
         Args:
-            known: versions that have counted for certain.
-            counted: the one that counted last.
-            decided: the last round of which this site knows how it ended.
+            known: versions that are certain to have counted.
+            counted: the version that counted last.
+            decided: the last round whose outcome this site knows.
         """
         if not self._open:
             return False
@@ -100,7 +99,7 @@ class Own:
         return taken is not None
 
     def forget(self) -> None:
-        """Have none. Blocks. Raises PierError."""
+        """Drop all own steps. Blocks. Raises PierError."""
         self.state = None
         self._open.clear()
         for version in self._disk.rounds():
@@ -108,18 +107,18 @@ class Own:
 
 
 ABSENT = 1
-"""A version that no stage ever has (tally.version)."""
+"""A version that no stage ever has (vote_state.version)."""
 MOMENTS = (ADAM_M, ADAM_V)
 NAMES = (ANCHOR, *MOMENTS)
 
 
 class StageState:
-    """The stage of one site, in `folder`.
+    """The stage state of one site, in `folder`.
 
     Attributes:
-        stage: None: it holds none yet.
+        stage: number of the stage; None: it holds none yet.
         state: of the stage, the same at all replicas unless they meet in pairs; its `round` is its version.
-        own: what this replica did by itself since.
+        own: the steps that this replica took on its own since.
     """
 
     def __init__(self, folder: Path, config: RunConfig) -> None:
@@ -131,34 +130,34 @@ class StageState:
 
     @property
     def version(self) -> int:
-        """Of the state; 0: as it was made, ABSENT: there is none."""
+        """Version of the state; 0: the initial weights; ABSENT: there is none."""
         return self.state.round if self.state else ABSENT
 
     @property
     def done(self) -> OuterState | None:
-        """What this replica has made of the state by itself; None: nothing."""
+        """The state after this replica's own steps; None: it has taken none."""
         own = self.own.state
         return own if own and own.ledger[BASE] == self.version else None
 
     @property
     def working(self) -> OuterState:
-        """With whose weights and moments the next step begins."""
+        """The state from whose weights and moments the next step begins."""
         state = self.done or self.state
         assert state
         return state
 
     def version_of(self, counts: int) -> int:
-        """Of the state, where `counts` is the one that does: a staged one is as good as taken up then."""
+        """Version of the state, given the one that counts: a staged step of that version is as good as taken."""
         return counts if self._staged and self._staged.round == counts else self.version
 
     def hold(self, stage: int) -> None:
-        """Hold a stage from now on, as the run makes it. Blocks. Raises PierError."""
+        """Hold a stage from now on, with its initial weights. Blocks. Raises PierError."""
         self.stage = stage
         self.state = self._made()
         self._disk.save(self.state)
 
     def load(self, version: int) -> bool:
-        """Take up a version that this site has; whether it has it. Blocks."""
+        """Load a version from disk. Returns whether this site has it. Blocks."""
         if self.stage is None:
             return False
         found = self._disk.of(version)
@@ -168,7 +167,10 @@ class StageState:
         return found is not None
 
     async def fetch(self, version: int, carrier: Carrier, peers: list[str]) -> None:
-        """Take a version from replicas, and one's moments if they have their own. Raises PeerLost: nobody gave it."""
+        """Fetch a version from replicas, with one's moments if replicas have their own.
+
+        Raises PeerLost: none had it.
+        """
         assert self.stage is not None
         length, stage = self._layout.length, self.stage + 1
         got = await fetch_state(
@@ -181,18 +183,18 @@ class StageState:
             self.own.state = OuterState(version, (), tensors, {BASE: version, MICROBATCHES: 0}, got.adam_step)
 
     def moments(self) -> tuple[SharedVector, SharedVector, int] | None:
-        """AdamW's, if this replica has its own."""
+        """AdamW's moments, if this replica has its own."""
         done = self.done
         return (done.tensors[ADAM_M], done.tensors[ADAM_V], done.adam_step) if done else None
 
     # --- the next step ---------------------------------------------------------------------------
 
     def stepped(self, gradient: Vector, total: Total, step: int, version: int) -> OuterState:
-        """The state after an AdamW step of all replicas, on the disk; this one stays. Blocks. Raises PierError.
+        """Stage an AdamW step of all replicas on disk and return its state; this one stays. Blocks. Raises PierError.
 
         Args:
             gradient: mean over the microbatches, shape [parameters of the stage]; changed in place.
-            total: its square is that of the whole model's gradient, which is clipped by its norm.
+            total: its square is that of the whole model's gradient, by whose norm the gradient is clipped.
             step: index of the step in the whole run.
         """
         assert self.state
@@ -204,14 +206,17 @@ class StageState:
         return state
 
     def step_apart(self, gradient: Vector, total: Total, step: int, version: int, microbatches: int) -> None:
-        """The same of this replica alone, with the gradient of the microbatches that came here. Raises PierError."""
+        """The same for this replica alone, with the gradient of this site's microbatches. Blocks. Raises PierError."""
         before, seen = self.working, self.done.ledger[MICROBATCHES] if self.done else 0
         tensors = self._after_adamw(before, gradient, total, step)
         ledger = {BASE: self.version, MICROBATCHES: seen + microbatches}
         self.own.keep(OuterState(version, (), tensors, ledger, before.adam_step + 1))
 
     def brought(self, step: OuterStep) -> Vector:
-        """What this replica brings to an outer round; of weight 0 if that is nothing. Blocks. Raises PierError."""
+        """The vector that this replica brings to an outer round; weight 0 if it has nothing.
+
+        Blocks. Raises PierError.
+        """
         assert self.state
         anchor, done = self.state.anchor, self.done
         if done is None:
@@ -224,7 +229,7 @@ class StageState:
         return step.brought(anchor, anchor, 0)
 
     def meet(self, tensors: Tensors, version: int) -> None:
-        """Keep the state after an outer step; AdamW's moments stay as they are here. Blocks. Raises PierError."""
+        """Stage the state after an outer step; AdamW's moments stay unchanged. Blocks. Raises PierError."""
         assert self.state
         before, ledger = self.working, {BASE: version, MICROBATCHES: 0}
         moments = {name: before.tensors[name] for name in MOMENTS if name in before.tensors}
@@ -234,7 +239,7 @@ class StageState:
         self._disk.save(self._staged, beside=self.state.round)
 
     def settle(self, standing: Standing, decided: int) -> bool:
-        """Take what was staged and counts; whether the weights are others now. Blocks. Raises PierError.
+        """Take the staged state that counts. Returns whether the weights have changed. Blocks. Raises PierError.
 
         Args:
             standing: of the run after the round `decided`.
@@ -256,7 +261,7 @@ class StageState:
         return tensors
 
     def _warmed(self, before: OuterState, anchor: Vector, step: int) -> SharedVector:
-        """M after a step of the start: over an interval it gathers φ_first − φ_last (outer/advance.py)."""
+        """M after a step of the warmup: over an interval it accumulates φ_first − φ_last (outer/advance.py)."""
         plan, momentum = round_plan(self._config, step + 1), SharedVector(len(anchor))
         if plan.warmup:
             accumulate(before.momentum, before.anchor - anchor, plan.momentum, out=momentum.array)
@@ -289,13 +294,13 @@ def take_stage_step(
     square: float,
     step: int,
 ) -> None:
-    """An AdamW step of one stage, in place; the gradient is clipped as that of the whole model has to be.
+    """Take an AdamW step of one stage in place. The gradient is clipped as part of the whole model's gradient.
 
     Args:
         tensors: NAMES, shape [parameters of the stage] each.
-        adam_step: AdamW steps behind the moments.
-        gradient: mean over the microbatches; changed, too.
-        square: of the norm of the whole model's gradient.
+        adam_step: number of AdamW steps behind the moments.
+        gradient: mean over the microbatches; changed in place.
+        square: square of the norm of the whole model's gradient.
         step: index of the step in the whole run.
     """
     if inner.clip_norm:
@@ -305,11 +310,11 @@ def take_stage_step(
 
 
 def made(config: RunConfig, stage: int) -> Vector:
-    """The first weights of a stage: those of the whole model as the run makes it, bit for bit."""
+    """The initial weights of a stage: those of the whole model, bit for bit."""
     layout = stage_layout(config.model, config.pipeline.stages, stage)
     return initial_weights(config.model, config.run.seed, layout).numpy()
 
 
 def _are_moments(first: SharedVector, second: SharedVector) -> bool:
-    """Whether AdamW can go on with what came from another site."""
+    """Whether AdamW can continue with moments that came from another site."""
     return bool(np.isfinite(first.array).all() and np.isfinite(second.array).all() and (second.array >= 0).all())

@@ -1,16 +1,18 @@
-"""The state that all sites of a pipeline share, and how a round moves it on. Pure.
+"""The state that all sites of a pipeline share, and how a round advances it. Pure functions.
 
-An attempt counts or it does not, for all of its sites alike: that is decided by an outer round (rounds/member.py),
-whose vector is no gradient but the name of what was worked out. A step is taken if every site of the plan is in the
-round's group and ready, and all who are ready name the same. Else the round is empty, and the next attempt begins.
+An outer round (rounds/member.py) decides whether an attempt counts, for all of its sites alike. Its vector is not a
+gradient but the name of the attempt's result. A step is taken if every site of the plan is in the round's group and
+ready, and all ready sites give the same name. Otherwise the round is empty, and the next attempt begins.
 
-The vector [68 + 2 S]: 32 digits of the name in base 16 and their squares, by whose means one sees that all are equal;
-how many must be ready; the loss; the steps that are taken, 1 or 0; whether replicas are equal afterwards; which stages
-have a new version then. The anchor, as long: steps; loss; steps when replicas were equal last; and the round and the
-first 24 bits of the name of what counted last, and of each stage's version. While replicas step apart versions stay as
-they are: a version is what any replica can give to another.
+The vector, [68 + 2 S] for S stages: 32 digits of the name in base 16, and their squares, whose means show whether all
+names are equal; how many sites must be ready; the loss; the number of steps taken, 1 or 0; whether replicas are equal
+afterwards; which stages get a new version.
 
-What the coming round of a pipeline is for: a pure function of the run's state, so that all sites agree on it.
+The anchor, of the same length: steps; loss; the number of steps when replicas were last equal; then the round and the
+first 24 bits of the name of the attempt that counted last, and the same two numbers for each stage's version. While
+replicas step apart, versions do not change: a version is what any replica can give to another.
+
+The kind of the next round is a pure function of this state, so all sites agree on it.
 """
 
 from __future__ import annotations
@@ -34,17 +36,18 @@ DIGITS, TAG_BITS = 32, 24
 SITES, LOSS, STEP, EQUAL, MOVED = range(2 * DIGITS, 2 * DIGITS + 5)
 STEPS, LAST_LOSS, MET, COUNTED, VERSIONS = 0, 1, 2, 3, 5
 BASE, MOST_SITES = 16, 1024
-"""What digits and counts are divided by, exactly in fp32: a round refuses vectors that are much longer than 1."""
+"""Divisors of digits and counts, exact in fp32: a round rejects vectors whose norm is much larger than 1."""
 
 
 @dataclass(frozen=True)
 class Standing:
-    """Where a run is.
+    """The position of a run.
 
     Attributes:
-        steps: that were taken; `loss`: of the last one.
-        versions: of each stage; 0: as it was made.
-        met: steps after which replicas were equal last.
+        steps: number of steps taken.
+        loss: of the last step.
+        versions: of each stage; 0: initial weights.
+        met: number of steps after which replicas were last equal.
         counted: the name of the attempt that counted last, in the form of a version.
     """
 
@@ -56,18 +59,18 @@ class Standing:
 
 
 def length(stages: int) -> int:
-    """Elements of the vector, and of the anchor."""
+    """Number of elements of the vector and of the anchor."""
     return MOVED + 2 * stages
 
 
 def beginning(stages: int, node: str) -> OuterState:
-    """Before the first round, at the site that founds the run."""
+    """The state before the first round, at the site that founds the run."""
     tensors = {name: SharedVector(length(stages)) for name in (ANCHOR, MOMENTUM)}
     return OuterState(0, (node,), tensors, {})
 
 
 def standing(state: OuterState) -> Standing:
-    """What a state says."""
+    """The position of the run in a state."""
     anchor, end = state.anchor, VERSIONS + len(state.anchor) - MOVED
     names = anchor[COUNTED:end].reshape(-1, 2).astype(np.int64)
     counted, *versions = (version(int(round), int(tag)) for round, tag in names)
@@ -75,7 +78,7 @@ def standing(state: OuterState) -> Standing:
 
 
 def version(round: int, tag: int) -> int:
-    """Of a stage that a round has stepped: one round may be tried by several attempts, which the tag tells apart."""
+    """Version of a stage that a round has stepped. The tag distinguishes several attempts of one round."""
     return round << TAG_BITS | tag
 
 
@@ -85,20 +88,20 @@ def round_of(version: int) -> int:
 
 
 def name_of(plan: Plan, total: Total) -> bytes:
-    """Of what an attempt has worked out."""
+    """The name of an attempt's result."""
     return hashlib.sha256(plan.name + total.SerializeToString(deterministic=True)).digest()
 
 
 def tag_of(name: bytes) -> int:
-    """The first bits of a name."""
+    """The first TAG_BITS bits of a name."""
     return int.from_bytes(name[: TAG_BITS // 8], "big")
 
 
 def ready(plan: Plan, total: Total, stages: int, apart: bool = False) -> Update:
-    """What a site brings to the round that has done all it had to, and could take the step even after a power cut.
+    """The update of a site that has done its work and could take the step even after a power cut.
 
     Args:
-        apart: replicas have stepped each for itself.
+        apart: the replicas have stepped each on its own.
     """
     moved = total.moved if plan.message.meet else () if apart else plan.visited
     vector = np.zeros(length(stages), np.float32)
@@ -111,12 +114,12 @@ def ready(plan: Plan, total: Total, stages: int, apart: bool = False) -> Update:
 
 
 def not_ready(stages: int) -> Update:
-    """What any other site brings."""
+    """The update of any other site."""
     return Update(np.zeros(length(stages), np.float32), 0)
 
 
 def advance(state: OuterState, mean: Vector, tokens: Mapping[str, int]) -> OuterState:
-    """The state after a round; `tokens` are 1 of each member that is ready, 0 of others."""
+    """The state after a round; `tokens` is 1 for each member that is ready and 0 for the others."""
     anchor, momentum = SharedVector(len(mean)), SharedVector(len(mean))
     anchor.array[:] = state.anchor
     momentum.array[:] = 0
@@ -141,10 +144,10 @@ def _step(anchor: Vector, mean: Vector, round: int) -> None:
 
 
 class Turn(Enum):
-    """How a round moves the stages on."""
+    """How a round advances the stages."""
 
     TOGETHER = "together"
-    """An iteration: the replicas of a stage average their gradients, and take the same step."""
+    """An iteration: the replicas of a stage average their gradients and take the same step."""
     APART = "apart"
     """An iteration: each replica steps with the gradient of its own microbatches."""
     MEET = "meet"

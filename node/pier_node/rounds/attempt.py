@@ -1,7 +1,7 @@
-"""One attempt at a round: exchange, stage, vote, and wait for the votes of all. It ends in a shadow that is decided, or
-in a Suspicion; it changes nothing by itself.
+"""One attempt at a round: exchange, stage, vote, and wait for everyone's votes.
 
-Leads a stream that comes in to the attempt that it belongs to: it may come a moment before our own proposal does.
+It ends in a decided shadow or in a Suspicion, and changes nothing by itself. Incoming streams are routed to the attempt
+that they belong to: a stream may arrive a moment before our own proposal does.
 """
 
 from __future__ import annotations
@@ -61,23 +61,23 @@ TELLS = 3
 log = logging.getLogger(__name__)
 
 Advance = Callable[[OuterState, Vector, Mapping[str, int]], OuterState]
-"""(last state, mean, tokens by member) -> next state: pure, and equal in every bit at every member."""
+"""(last state, mean, tokens by member) -> next state: pure, with the same bits at every member."""
 
 
 class VoteBook:
-    """The votes of the coming round that have arrived, those of attempts we have not heard of yet among them.
+    """The votes of the coming round that have arrived, including those of attempts that we have not heard of yet.
 
-    A few of each sender, the newest: whoever sends many pushes out its own.
+    It keeps the newest few of each sender: a sender of many votes pushes out only its own.
     """
 
     EACH = 4
-    """Votes of one sender that are kept."""
+    """Number of votes kept per sender."""
 
     def __init__(self) -> None:
         self._votes: dict[str, dict[BallotName, tuple[Vote, Signed]]] = {}
 
     def of(self, ballot: Ballot) -> dict[str, Vote]:
-        """Of a ballot, by node."""
+        """Votes in a ballot, by node."""
         name = order(ballot)
         return {node: votes[name][0] for node, votes in self._votes.items() if name in votes}
 
@@ -86,9 +86,9 @@ class VoteBook:
         return [self._votes[node][order(ballot)][1] for node in group]
 
     def count(self, vote: Vote, signed: Signed, welcome: Collection[str]) -> DoubleVote | None:
-        """Note a vote. When the book is full, those who are not welcome make room for those who are.
+        """Note a vote. When the book is full, unwelcome senders make room for welcome ones.
 
-        Returns what proves, together with one of its earlier votes, that its node lies.
+        Returns a proof that the node lies, if this vote contradicts one of its earlier votes.
         """
         if vote.node not in self._votes and len(self._votes) >= SITES:
             strangers = self._votes.keys() - welcome
@@ -103,7 +103,7 @@ class VoteBook:
         return DoubleVote(one=against[0], other=signed) if against else None
 
     def refutation(self, ballot: Ballot, value: Value) -> Signed | None:
-        """The vote of a member of the attempt that computed a result for another one in it, if there is any."""
+        """A vote that refutes a result: by a member of the attempt that computed it, for another; None if none does."""
         if order(ballot) != order(value.origin):
             return None
         votes = self.of(ballot)
@@ -111,7 +111,7 @@ class VoteBook:
         return self.signed(ballot, others[:1])[0] if others else None
 
     def clear(self) -> None:
-        """The round is over."""
+        """Forget all votes: the round is over."""
         self._votes.clear()
 
 
@@ -120,15 +120,15 @@ class Tools:
     """What rounds and attempts work with.
 
     Attributes:
-        statements: signs ours, and reads those of others.
-        journal: remembers what this site is bound by.
+        statements: signs our statements and reads those of others.
+        journal: remembers this site's commitments.
         proofs: keeps what proves committed states to others.
         keep: returns once a committed state would survive a power cut. Raises PierError.
-        fetch_shadow: (holders, round, value) -> the staged result, from those who have it. Raises PeerLost.
-        convict: puts out the node that a double vote convicts.
-        news: notified when a vote, an abort or a new attempt is there.
+        fetch_shadow: (holders, round, value) -> the staged result, from its holders. Raises PeerLost.
+        convict: excludes the node that a double vote convicts.
+        news: notified when a vote, an abort or a new attempt arrives.
         silence: learns how long members keep each other waiting.
-        weighing: how much members' tokens count in a round, by its number.
+        weighing: how much members' tokens count in a round, by round number.
     """
 
     carrier: Carrier
@@ -154,13 +154,13 @@ class Tools:
         self._scratch: Vector = np.empty(0, np.float32)
 
     def scratch(self, length: int) -> Vector:
-        """Memory for a mean, shape [length]: the same one for every attempt, so that its pages are there already."""
+        """Memory for a mean, shape [length]: every attempt reuses it, so that its pages are already mapped."""
         if len(self._scratch) != length:
             self._scratch = np.zeros(length, np.float32)
         return self._scratch
 
     async def tell(self, node: str, method: Method[Q, Ack], message: Q) -> None:
-        """Tell it, and again if that got lost: whoever misses it all the same finds out by asking the leader again."""
+        """Send a message, again if it is lost; a node that still misses it learns so when it asks the leader again."""
         for _ in range(TELLS):
             try:
                 await self.carrier.call(node, method, message, TELL_TIMEOUT)
@@ -173,8 +173,8 @@ class Attempt:
     """This site's part in an attempt.
 
     Args:
-        state: the last committed one.
-        promises: what binds this site; the ballot of the proposal is promised already.
+        state: the last committed state.
+        promises: this site's commitments; the proposal's ballot is already promised.
         mine: what this site announced.
     """
 
@@ -190,11 +190,11 @@ class Attempt:
 
     @property
     def clipped(self) -> Mapping[str, float]:
-        """Factor by node, of members whose update is longer than may be."""
+        """Clipping factor by node, for members whose update is longer than allowed."""
         return self.reduction.clips if self.reduction else {}
 
     async def run(self, update: Update, advance: Advance) -> tuple[OuterState, Link]:
-        """The decided shadow, and the votes that prove it. Raises Suspicion."""
+        """The decided shadow and the votes that prove it. Raises Suspicion."""
         mean = await self._unless_aborted(self._exchange(update))
         if self._proposal.HasField("adopt"):
             adopted = self._proposal.adopt
@@ -203,7 +203,7 @@ class Attempt:
             value = Value(origin=adopted.origin, digest=adopted.digest, members=known)
         else:
             step = asyncio.to_thread(advance, self._state, mean, self._tokens)
-            shadow = await to_the_end(step)  # or the next attempt would use `mean` meanwhile
+            shadow = await to_the_end(step)  # otherwise the next attempt would use `mean` at the same time
             await check_finite(shadow)
             value = Value(origin=self.ballot, digest=shadow.digest, members=shadow.members)
         await self._tools.faults.reach(shadow.round, "staged")
@@ -214,12 +214,12 @@ class Attempt:
         return shadow, self._link(shadow)
 
     def abort(self, sender: str, notice: AbortNotice) -> None:
-        """Another member gave up."""
+        """Note that another member gave up."""
         self._aborted = Suspicion(NOBODY, f"{sender} gave up: {notice.suspect or 'itself'}: {notice.reason}")
         self._tools.news.notify()
 
     async def give_up(self, suspicion: Suspicion) -> None:
-        """Tell the others why, so that they do not wait for us."""
+        """Tell the others why we give up, so that they do not wait for us."""
         if self._aborted is not None:
             return
         notice = AbortNotice(
@@ -233,7 +233,7 @@ class Attempt:
         await asyncio.gather(*(self._tools.tell(node, ABORT, notice) for node in others))
 
     async def _exchange(self, update: Update) -> Vector:
-        """The mean. Members that adopt a result exchange nothing: but nobody votes before all have taken part."""
+        """The mean. Members that adopt a result exchange no data, but nobody votes before all have taken part."""
         tools, adopts = self._tools, self._proposal.HasField("adopt")
         plan = Plan(
             round=self._proposal.round,
@@ -254,7 +254,7 @@ class Attempt:
         return mean
 
     def _believed(self) -> list[Share]:
-        """The shares, with no more tokens than can be true: the same ones at every member."""
+        """The shares, with tokens reduced to what can be true: every member gets the same ones."""
         shares = [Share.FromString(share.SerializeToString()) for share in self._proposal.shares]
         for share in shares:
             share.tokens = self._tokens[share.node]
@@ -273,7 +273,7 @@ class Attempt:
         return shadow
 
     def _check_members(self, shadow: OuterState, value: Value) -> None:
-        """A result whose members took part in no attempt at it, or that has tokens of ours that we did not bring."""
+        """Refuse a result whose members took part in no attempt at it, or with tokens of ours that we did not bring."""
         strange = {*shadow.members} - {*value.members} or {*self._state.members}.isdisjoint(value.members)
         ours = [key for key in {*shadow.ledger, *self._state.ledger} if key.partition("/")[0] == self._tools.node]
         risen = any(shadow.ledger.get(key, 0) != self._state.ledger.get(key, 0) for key in ours)
@@ -281,11 +281,11 @@ class Attempt:
             raise Suspicion(self._proposal.holders[0], "its result is of others than those who took part in it")
 
     async def _check_length_of_step(self, shadow: OuterState) -> None:
-        """Who computed what is handed over is not known: it may be no further than a round leads. Raises Suspicion."""
+        """Refuse a result further from our state than a round can lead: nobody knows who made it. Raises Suspicion."""
 
         def longest() -> float:
             others = [l2_norm(vector.array) for name, vector in shadow.tensors.items() if name != ANCHOR]
-            return float(np.max([distance(shadow.anchor, self._state.anchor), *others]))  # NaN if any is
+            return float(np.max([distance(shadow.anchor, self._state.anchor), *others]))  # NaN if any of them is
 
         limit, found = norm_limit(self._state.norm), await asyncio.to_thread(longest)
         if not found <= limit:
@@ -295,7 +295,7 @@ class Attempt:
             )
 
     async def _cast(self, value: Value, shadow: OuterState) -> None:
-        """Vote: durable here first, then told to all."""
+        """Vote: write the vote to disk first, then tell everyone."""
         tools, ballot = self._tools, self.ballot
         await self._promises.cast(Cast.of(ballot, value), shadow)
         await tools.faults.reach(shadow.round, "journaled")
@@ -336,7 +336,7 @@ class Attempt:
             raise Suspicion(forgetful[0], "its vote names another earlier vote than its announcement did")
 
     def _link(self, shadow: OuterState) -> Link:
-        """The votes of all, as proof for others."""
+        """The link: the votes of all members, as proof for others."""
         votes = self._tools.votes.signed(self.ballot, self.group)
         read = self._tools.statements.read
         announced = [read(Ready, it) for it in self._proposal.readies]
@@ -372,7 +372,7 @@ class Attempt:
 
 
 async def check_finite(shadow: OuterState) -> None:
-    """Refuse to vote for a result with a NaN or an infinity in it; its digest is known afterwards. Raises Suspicion."""
+    """Refuse to vote for a result that contains a NaN or an infinity; also computes its digest. Raises Suspicion."""
 
     def is_finite() -> bool:
         _ = shadow.digest, shadow.norm  # here, away from the event loop: votes and the next round need them
@@ -383,23 +383,23 @@ async def check_finite(shadow: OuterState) -> None:
 
 
 EARLY = 30.0
-"""Seconds that a stream of an attempt we have not heard of yet may wait for us."""
+"""Seconds for which a stream of an attempt that we have not heard of yet may wait for us."""
 
 
 class Streams:
-    """Takes the streams that members push.
+    """Receives the streams that members push.
 
     Args:
         news: notified when another attempt is under way.
-        attempt: the one that is under way now.
-        is_stale: whether the stream that opens with this chunk is of an attempt that is over.
+        attempt: returns the attempt that is under way now.
+        is_stale: whether the stream that opens with this chunk belongs to an attempt that is over.
     """
 
     def __init__(self, news: Signal, attempt: Callable[[], Attempt | None], is_stale: Callable[[Chunk], bool]) -> None:
         self._news, self._attempt, self._is_stale = news, attempt, is_stale
 
     async def take(self, sender: str, chunks: AsyncIterator[Chunk]) -> None:
-        """Handle a stream to its end. Raises BadMessage."""
+        """Receive a stream to its end. Raises BadMessage."""
         first = await anext(chunks, None)
         if first is None:
             raise BadMessage("an empty stream")

@@ -1,6 +1,6 @@
-"""Catching up: the newest state from sites that have gone on without this one, for as long as it takes.
+"""Catching up: fetch the newest state from sites that are ahead of this one, retrying for as long as it takes.
 
-Says how far a state has come that is being fetched: on a slow line that takes minutes, or hours.
+On a slow link a state takes minutes or hours, so the log says how much of it has arrived.
 """
 
 from __future__ import annotations
@@ -20,21 +20,21 @@ from pier_node.rounds.roster import Roster
 from pier_node.wire.carrier import Carrier, PeerLost
 
 EVERY = 15.0
-"""Seconds between two lines of the log."""
+"""Seconds between two lines in the log."""
 
 log = logging.getLogger(__name__)
 
 
 class Arrival:
-    """Told after every piece: bytes that are here, bytes in all."""
+    """Logs a fetch's progress; it is called after every piece with the bytes that are here and the bytes in all."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
         self._began = self._told = clock()
-        self._before: int | None = None  # of what is here, pieces that came before a peer was lost
+        self._before: int | None = None  # bytes that were here before a peer was lost
 
     def __call__(self, arrived: int, total: int) -> None:
-        """Say so now and then."""
+        """Log the progress now and then."""
         now = self._clock()
         if self._before is None:
             self._began, self._before = now, arrived
@@ -54,12 +54,12 @@ class CatchUp:
     async def newest(
         self, sources: Callable[[], list[str]], moments: bool, trust: Callable[[], Trust] | None = None
     ) -> Fetched | None:
-        """The state of the first of the sources; None once there are none.
+        """Fetch the state of the first source; None once there are no sources.
 
         Args:
-            sources: live peers whose states this site should go on from, as things are now.
-            moments: fetch somebody's moments of AdamW with it.
-            trust: what this site believes; None: of runs whose sites meet in pairs, each has a state of its own.
+            sources: returns the live peers whose states this site should continue from, as of now.
+            moments: whether to fetch some site's AdamW moments with it.
+            trust: returns what this site trusts; None in runs whose sites meet in pairs, where each has its own state.
         """
         backoff, tries, told = Backoff(), Tries(), ""
         while peers := tries.order(sources()):
@@ -77,7 +77,7 @@ class CatchUp:
         if pulse is None:
             raise PeerLost(peers[0], "nobody who is ahead answers")
         await self._faults.reach(pulse.round, "fetching")
-        others = len(peers) > 1 or trust is None  # of runs in pairs `sources` names another one each time
+        others = len(peers) > 1 or trust is None  # in runs of pairs, `sources` names a different peer each time
         async with tries.another(peers[0]) as patience:
             return await fetch_state(
                 self._carrier,

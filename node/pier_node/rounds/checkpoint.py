@@ -1,11 +1,11 @@
-"""Checkpoints of a node: what it needs to go on where it was, in files that a crash leaves whole.
+"""Checkpoints of a node: all that it needs to continue where it was, in files that survive a crash.
 
-    checkpoints/round-00000042/state.safetensors   the outer state, guarded by the digest its members voted for
-                               local.safetensors   what only this site has: AdamW moments, pending pseudo-gradient,
+    checkpoints/round-00000042/state.safetensors   the outer state, guarded by the digest that its members voted for
+                               local.safetensors   what only this site has: AdamW moments, unsent update,
                                                   residual of error feedback
                                checkpoint.json     everything else, and the digests of both files' tensors
 
-A folder is written under another name, forced to the disk, and only then renamed.
+A folder is written under another name, flushed to disk, and only then renamed.
 """
 
 from __future__ import annotations
@@ -32,9 +32,9 @@ FORMAT = 1
 STATE, LOCAL, RECORD = "state.safetensors", "local.safetensors", "checkpoint.json"
 PENDING, RESIDUAL = "pending", "residual"
 KEEP = 2
-"""Checkpoints that a node keeps; while it saves, the disk holds one more."""
+"""Number of checkpoints that a node keeps; while it saves, the disk holds one more."""
 LISTINGS = 5
-"""A reader beside the daemon lists the folder again, so often, when what it read was rotated away meanwhile."""
+"""How often a reader lists the folder again if the daemon rotated away what it was reading."""
 
 _NAME = re.compile(r"round-(\d{8,})(\.old)?")
 log = logging.getLogger(__name__)
@@ -46,14 +46,14 @@ class Checkpoint:
 
     Attributes:
         state: the last committed state.
-        adam_m: this site's first moments of AdamW, shape [parameters]; None when it has none, or when `state` has them.
-        adam_v: its second moments.
-        adam_step: AdamW steps behind them.
+        adam_m: this site's first AdamW moments, shape [parameters]; None if it has none, or if `state` has them.
+        adam_v: its second moments, shape [parameters].
+        adam_step: number of AdamW steps that the moments are made of.
         inner_step: inner steps since the start of the run.
         tokens: tokens trained on since the start of the run.
-        pending: pseudo-gradient that no round has taken yet, shape [parameters].
-        pending_tokens: tokens behind each fragment of it.
-        residual: what a lossy codec dropped so far, shape [parameters].
+        pending: unsent update (pseudo-gradient that no round has taken yet), shape [parameters].
+        pending_tokens: number of tokens behind each fragment of it.
+        residual: what a lossy codec has dropped so far, shape [parameters].
     """
 
     state: OuterState
@@ -68,7 +68,7 @@ class Checkpoint:
 
     @property
     def local(self) -> dict[str, SharedVector]:
-        """The vectors that are here and not in the state, by their names in local.safetensors."""
+        """The vectors that are not in the state, by their names in local.safetensors."""
         named = {ADAM_M: self.adam_m, ADAM_V: self.adam_v, PENDING: self.pending, RESIDUAL: self.residual}
         return {name: vector for name, vector in named.items() if vector is not None}
 
@@ -76,7 +76,7 @@ class Checkpoint:
 class CheckpointStore:
     """The `keep` newest checkpoints of one run in one folder.
 
-    One process at a time saves and loads there; any may `peek` and read the `newest_state` beside it.
+    One process at a time saves and loads there; others may `peek` and read the `newest_state` meanwhile.
     """
 
     def __init__(self, folder: Path, run_hash: bytes, keep: int = KEEP) -> None:
@@ -87,15 +87,15 @@ class CheckpointStore:
         self._saving = threading.Lock()
 
     def save(self, checkpoint: Checkpoint, state_file: Path | None = None) -> Path:
-        """Write a checkpoint, then delete what rotation does not keep. Blocks; call it in a thread, or in several.
+        """Write a checkpoint, then delete those that rotation drops. Blocks; call it in a thread, or in several.
 
-        Its vectors are read in place, so `adam_m`, `adam_v`, `pending` and `residual` must not be written meanwhile.
+        The vectors are read in place, so `adam_m`, `adam_v`, `pending` and `residual` must not be written meanwhile.
 
         Args:
-            state_file: where the vectors of its state lie on the disk already, to be shared.
+            state_file: file that already holds the state's vectors, to be shared.
 
         Raises:
-            PierError: the disk is full or failing; the earlier checkpoints are as they were.
+            PierError: the disk is full or failing; the earlier checkpoints are unchanged.
         """
         with self._saving:
             return self._save(checkpoint, state_file)
@@ -116,7 +116,7 @@ class CheckpointStore:
         return final
 
     def newest(self) -> Checkpoint | None:
-        """The newest checkpoint that is whole; None when there is none. Damaged ones are logged and set aside.
+        """The newest undamaged checkpoint; None if there is none. Damaged ones are logged and set aside.
 
         Raises:
             PierError: it belongs to another run, a newer Pier wrote it, or this user may not read it.
@@ -138,7 +138,7 @@ class CheckpointStore:
         return None
 
     def newest_state(self) -> OuterState | None:
-        """The state of the newest checkpoint that is whole; changes nothing. Raises PierError as `newest` does."""
+        """The state of the newest undamaged checkpoint; changes nothing. Raises PierError as `newest` does."""
         for _ in range(LISTINGS):
             listed = self._found()
             for folder in listed:
@@ -163,12 +163,12 @@ class CheckpointStore:
         return record
 
     def _found(self) -> list[Path]:
-        """Checkpoint folders, newest first; one that was being replaced comes after the one that replaces it."""
+        """Checkpoint folders, newest first; a folder that was being replaced comes after its replacement."""
         names = [(match, path) for path in self._folder.glob("round-*") if (match := _NAME.fullmatch(path.name))]
         return [path for match, path in sorted(names, key=lambda it: (-int(it[0][1]), it[1].name))]
 
     def _swap_in(self, temporary: Path, final: Path) -> None:
-        # Folders cannot be replaced in one step: between the two renames `.old` is the checkpoint, and `_found` knows.
+        # A folder cannot be replaced in one step: between the two renames `.old` is the checkpoint, as `_found` knows.
         if final.exists():
             old = final.with_suffix(".old")
             self._delete(old)
@@ -197,7 +197,7 @@ class CheckpointStore:
 def _write(folder: Path, checkpoint: Checkpoint, run_hash: str, state_file: Path | None) -> None:
     try:
         os.link(state_file or "", folder / STATE)
-    except OSError:  # there is none, it was rotated away just now, or this file system has no links
+    except OSError:  # there is no such file, it was rotated away just now, or the file system has no hard links
         write_state(folder, checkpoint.state)
     _save_tensors(folder / LOCAL, checkpoint.local)
     write_record(folder, _record(checkpoint, run_hash))
@@ -209,14 +209,14 @@ def write_state(folder: Path, state: OuterState) -> None:
 
 
 def write_record(folder: Path, record: Mapping[str, Any]) -> None:
-    """Write what seals a folder: nothing in it counts before. Raises OSError."""
+    """Write the record that seals a folder: nothing in the folder counts before. Raises OSError."""
     (folder / RECORD).write_bytes(seal(record))
     sync(folder / RECORD)
     sync(folder)
 
 
 def state_record(state: OuterState, run_hash: str) -> dict[str, Any]:
-    """All of a state but its vectors."""
+    """Everything in a state except its vectors."""
     return {
         "format": FORMAT,
         "run_hash": run_hash,
@@ -241,7 +241,7 @@ def _record(checkpoint: Checkpoint, run_hash: str) -> dict[str, Any]:
 
 
 def read_state(folder: Path, record: dict[str, Any]) -> OuterState:
-    """The state that a record is of. Raises Torn."""
+    """The state that a record describes. Raises Torn."""
     tensors = _load_tensors(folder / STATE)
     members, ledger = tuple(record["members"]), record["ledger"]
     state = OuterState(record["round"], members, tensors, ledger, record["outer_adam_step"])
@@ -289,7 +289,7 @@ def _load_tensors(path: Path) -> dict[str, SharedVector]:
 
 
 def _vector(stored: Any) -> SharedVector:
-    # Piece by piece: the file is mapped, and is never a second time in memory as a whole.
+    # Copy piece by piece: the file is memory-mapped, and memory never holds a second whole copy of it.
     (length,) = stored.get_shape()
     vector = SharedVector.scratch(length)
     for start in range(0, length, PIECE):

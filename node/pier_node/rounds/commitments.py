@@ -1,11 +1,11 @@
-"""Commitments: what a site has told others about rounds, exactly as its disk has it. Pure.
+"""Commitments: what a site has told others about rounds, exactly as its disk has it.
 
 This is the durable half of the rule that keeps replicas from forking (docs/protocol.md, "Why it cannot fork");
-quorum.py is the other half. A site writes the next Commitments before it acts on them: before it takes part in an
-attempt, before its vote leaves it, before it gives votes away or takes some, and before it says that it holds a
-committed state. tests/rounds/explorer.py walks through every order of these steps, of messages, crashes and restarts.
+quorum.py is the other half. A site writes its next Commitments before it acts on them: before it takes part in an
+attempt, sends a vote, gives votes away or takes some, or says that it holds a committed state. Commitments are pure;
+tests/rounds/explorer.py tries every order of these steps with messages, crashes and restarts.
 
-Promises: keeps one site's Commitments on the disk, always before they count, and the result that it voted for.
+Promises keeps one site's Commitments on disk, always written before they count, and the result that the site voted for.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ from pier_node.rounds.statements import Statements
 from pier_proto.v1.peer_pb2 import Ballot, Handover, Ready, Signed, Value
 
 BallotName = tuple[int, str]
-"""Number and leader: ballots are ordered so."""
+"""Number and leader; ballots are ordered by these."""
 NO_BALLOT: BallotName = (0, "")
 
 
 @dataclass(frozen=True)
 class Cast:
-    """A vote: for the result of `origin` with this digest, in `ballot`; `members` took part in attempts at it."""
+    """A vote in `ballot` for the result of `origin` with this digest; `members` took part in attempts at it."""
 
     ballot: BallotName
     origin: BallotName
@@ -37,13 +37,13 @@ class Cast:
 
     @classmethod
     def of(cls, ballot: Ballot, value: Value) -> Self:
-        """From the messages that say it."""
+        """The vote that these messages state."""
         origin = value.origin.number, value.origin.leader
         return cls((ballot.number, ballot.leader), origin, bytes(value.digest), tuple(value.members))
 
     @property
     def value(self) -> Value:
-        """What is voted for, as a message."""
+        """The result that is voted for, as a message."""
         return Value(origin=as_ballot(self.origin), digest=self.digest, members=self.members)
 
 
@@ -61,12 +61,13 @@ class Commitments:
 
     Attributes:
         committed: the last round whose state this site has said that it holds. If its disk holds only an earlier one,
-            it has lost what it was trusted with, and takes no part in any decision until it has that state again.
-        votes: of the members of round `committed`, in this site's hand. Each member has one, and holds it itself until
-            it gives it away.
-        gifts: what it gave away, one gift after the other, whether or not the heir has heard of it.
-        handovers: the signed statements by which it got votes that are not its own, serialized.
-        promised: the highest ballot of the round after `committed` that this site has taken part in.
+            the disk has lost a committed state, and the site takes no part in any decision until it has that state
+            again.
+        votes: votes of members of round `committed` that this site holds. Each member has one vote, and holds it itself
+            until it gives it away.
+        gifts: the votes that it gave away, gift by gift, whether or not the heir has heard of it.
+        handovers: the signed statements by which it got votes other than its own, serialized.
+        promised: the highest ballot of the round after `committed` in which this site has taken part.
         vote: its last vote in that round.
     """
 
@@ -79,7 +80,7 @@ class Commitments:
 
     @classmethod
     def fresh(cls, committed: int, node: str) -> Self:
-        """Nothing is promised yet, and the site has its own vote."""
+        """The commitments of a site that has promised nothing yet and holds its own vote."""
         return cls(committed, frozenset({node}))
 
     @property
@@ -88,14 +89,14 @@ class Commitments:
         return self.promised != NO_BALLOT
 
     def settled(self, round: int, node: str) -> Commitments:
-        """After the site has kept a committed state: a later round frees it of all that it said about earlier ones.
+        """After the site has kept a committed state: a later round frees it from all that it said about earlier ones.
 
-        The state of the same round, or of an earlier one, changes nothing: votes that were given away stay away.
+        A state of the same round or an earlier one changes nothing: votes that were given away stay away.
         """
         return Commitments.fresh(round, node) if round > self.committed else self
 
     def promising(self, ballot: BallotName) -> Commitments:
-        """Before the site takes part in an attempt. Raises ValueError unless the ballot is above all before."""
+        """Before the site takes part in an attempt. Raises ValueError unless the ballot is above all earlier ones."""
         if ballot <= self.promised:
             raise ValueError(f"ballot {ballot} is not above {self.promised}")
         return replace(self, promised=ballot)
@@ -107,13 +108,13 @@ class Commitments:
         return replace(self, vote=vote)
 
     def giving(self, heir: str) -> Commitments:
-        """Before the site offers its votes to an heir. Raises ValueError: an heir would not know what binds them."""
+        """Before the site offers its votes to an heir. Raises ValueError if they are bound: no heir could know it."""
         if self.engaged:
             raise ValueError("the votes are bound by an attempt")
         return replace(self, votes=frozenset(), gifts=(*self.gifts, Gift(heir, self.votes)))
 
     def taking(self, round: int, votes: frozenset[str], handovers: frozenset[bytes] = frozenset()) -> Commitments:
-        """Before an heir says that it has taken these votes. Raises ValueError: they are of another round's members."""
+        """Before an heir says that it took these votes. Raises ValueError if another round's members own them."""
         if round != self.committed:
             raise ValueError(f"votes after round {round}, and round {self.committed} is committed here")
         return replace(self, votes=self.votes | votes, handovers=self.handovers | handovers)
@@ -130,25 +131,25 @@ log = logging.getLogger(__name__)
 
 
 class Journal(Protocol):
-    """What remembers Commitments across a crash: see pier_node/site/journal.py."""
+    """Remembers Commitments across a crash: see pier_node/site/journal.py."""
 
     def load(self, round: int, node: str) -> Commitments:
-        """What binds a site whose disk holds the state of `round`."""
+        """The commitments of a site whose disk holds the state of `round`."""
 
     def keep(self, commitments: Commitments) -> None:
-        """Returns only when they would survive a crash. Raises PierError: they cannot be written."""
+        """Return once the commitments would survive a crash. Raises PierError if they cannot be written."""
 
 
 class Superseded(Exception):
-    """What a site announced is not true any more: it cannot take part on that ground."""
+    """A site's announcement is out of date: the site cannot take part on the strength of it."""
 
 
 class Promises:
     """What binds the site `node`, whose newest state is of `round`.
 
     Attributes:
-        now: as the disk has it.
-        shadow: the staged result of our last vote; None: there is none, or it was lost in a restart.
+        now: the commitments that are on disk.
+        shadow: the staged result of our last vote; None if there is none or a restart lost it.
     """
 
     def __init__(self, journal: Journal, node: str, round: int) -> None:
@@ -159,27 +160,27 @@ class Promises:
 
     @property
     def lost(self) -> bool:
-        """Whether this site committed a later round than its disk has: it decides nothing until it has that again."""
+        """Whether this site committed a later round than its disk has: until it has that again, it decides nothing."""
         return self._round < self.now.committed
 
     @property
     def votes(self) -> frozenset[str]:
-        """Of the last round's members, in this site's hand."""
+        """Votes of the last round's members that this site holds."""
         return frozenset() if self.lost else self.now.votes
 
     async def settle(self, round: int) -> None:
-        """The state of this round is committed, and on our disk. Raises PierError."""
+        """Note that the state of this round is committed and on our disk. Raises PierError."""
         await self._change(lambda now: now.settled(round, self._node))
         self._round = round
 
     async def promise(self, ballot: Ballot, votes: Collection[str]) -> None:
-        """Take part in no lower ballot from now on.
+        """Promise to take part in no lower ballot from now on.
 
         Args:
-            votes: those that we announced.
+            votes: the votes that we announced.
 
         Raises:
-            Superseded: they are not those in our hand any more.
+            Superseded: they are no longer the votes that we hold.
             PierError: the promise cannot be written.
         """
 
@@ -195,7 +196,7 @@ class Promises:
         await self._change(lambda now: now.casting(vote), shadow)
 
     async def give(self, heir: str) -> frozenset[str]:
-        """Have no votes any more; those that the heir may have now. Raises PierError."""
+        """Give all our votes to the heir; return those that it may have now. Raises PierError."""
         votes = self.votes
         if self.lost or self.now.engaged:  # an heir would not know what binds them
             return frozenset()
@@ -203,16 +204,16 @@ class Promises:
         return votes - self.now.votes
 
     def has_taken(self, handover: bytes) -> bool:
-        """Whether the votes of this statement were taken already: whoever gave them may have got them back since."""
+        """Whether this statement's votes were taken before: whoever gave them may have got them back since."""
         return any(Signed.FromString(it).statement == handover for it in self.now.handovers)
 
     async def take(self, round: int, votes: Collection[str], handovers: Iterable[Signed] = ()) -> None:
-        """Have these votes of the members of that round too. Raises PierError, and ValueError: it is not the last."""
+        """Take over votes of members of that round. Raises PierError, and ValueError if it is not the last round."""
         written = frozenset(it.SerializeToString() for it in handovers)
         await self._change(lambda now: now.taking(round, frozenset(votes), written))
 
     def handovers(self, base: bytes, statements: Statements) -> list[Signed]:
-        """What proves which votes are in our hand, and which we gave away; `base` is the digest of our state."""
+        """The handovers that prove which votes we hold and gave away; `base` is the digest of our state."""
         round = self.now.committed
         ours = [
             Handover(node=self._node, heir=it.heir, round=round, base=base, votes=sorted(it.votes), number=number)
@@ -221,7 +222,7 @@ class Promises:
         return [*map(Signed.FromString, sorted(self.now.handovers)), *map(statements.seal, ours)]
 
     def announce(self, ready: Ready) -> None:
-        """Say what binds us."""
+        """Write our commitments into an announcement."""
         ready.votes.extend(sorted(self.votes))
         ready.seen.CopyFrom(as_ballot(self.now.promised))
         if vote := self.now.vote:
@@ -243,7 +244,7 @@ class Promises:
 
 
 async def to_the_end(work: Coroutine[Any, Any, T]) -> T:
-    """Do it to its end even when we are cancelled meanwhile: what is on the disk and what we believe must agree."""
+    """Finish the work even if we are cancelled: what is on disk and what we believe must agree."""
     task = asyncio.create_task(work)
     try:
         await asyncio.wait([task])

@@ -1,9 +1,9 @@
-"""Disputes: sites that hold another history of the run than this one, and the search for who made that possible.
+"""Disputes: find sites that hold a different history of the run than this one, and the nodes that made it possible.
 
-Atomic rounds give all sites one history. Two of them mean that a member voted on both sides of a partition. A site
-whose pulse names another digest for a round that this site has, or that cannot prove from here that it is ahead, is
-asked for its links (certificate.py), by bisection, down to the first round that differs; there the votes of both are
-compared. What a pulse says is a claim: without a link nothing follows from it.
+Atomic rounds give all sites one history. If there are two, a member voted on both sides of a partition. This site asks
+a peer for its links (certificate.py) if the peer's pulse names a different digest for a round that this site has, or if
+the peer cannot prove from here that it is ahead. A bisection finds the first round that differs, and the votes of both
+sides there are compared. What a pulse says is only a claim: without a link nothing follows from it.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ from pier_node.wire.carrier import DESCRIBE, BadMessage, Carrier, PeerLost
 from pier_proto.v1.peer_pb2 import DoubleVote, Link, Pulse, StateRequest
 
 TIMEOUT = 10.0
-"""Seconds within which a peer shows a link."""
+"""Seconds within which a peer must show a link."""
 FIRST_PAUSE, LAST_PAUSE = 5.0, 600.0
-"""Seconds after which a site is asked again: at first, and at most."""
+"""Seconds until a site is asked again: the first pause, and the longest."""
 LOOK = 5.0
-"""Seconds after which to compare digests again, if no pulse is news before."""
+"""Seconds between two comparisons of digests, if no pulse brings news earlier."""
 
 log = logging.getLogger(__name__)
 
@@ -38,11 +38,11 @@ class _Pause:
 
 
 class Disputes:
-    """Of this site with those on its roster.
+    """Disputes of this site with sites on its roster.
 
     Args:
-        convict: puts out the node that a double vote convicts.
-        unproven: nodes whose proof that they are ahead does not follow from this site's state.
+        convict: excludes the node that a double vote convicts.
+        unproven: returns nodes whose proof that they are ahead does not follow from this site's state.
     """
 
     def __init__(
@@ -60,7 +60,7 @@ class Disputes:
         self._told: set[int] = set()
 
     async def run(self) -> None:
-        """Look into every dispute, one after the other, for ever."""
+        """Examine every dispute, one after another; runs forever."""
         while True:
             for node, pulse in self._disputed().items():
                 try:
@@ -70,7 +70,7 @@ class Disputes:
             await self._roster.changed.wait(LOOK)
 
     def _disputed(self) -> dict[str, Pulse]:
-        """Whom to ask now, those that were members of the run's rounds first."""
+        """The peers to ask now, members of the run's rounds first."""
         now, pulses, unproven = asyncio.get_running_loop().time(), self._roster.pulses(), self._unproven()
         found = [node for node, pulse in pulses.items() if node in unproven or self._differs(pulse)]
         self._pauses = {node: it for node, it in self._pauses.items() if node in self._roster.contacts}
@@ -85,7 +85,7 @@ class Disputes:
         return ours is not None and pulse.digest not in (b"", ours.digest)
 
     async def _examine(self, node: str, high: int) -> None:
-        """Find the first round that differs. Raises PeerLost, and BadMessage: a link is not what it should be."""
+        """Find the first round that differs. Raises PeerLost, and BadMessage if a link is not what it should be."""
         low, high, first = self._proofs.first - 1, min(high, self._proofs.newest), None
         while low < high:
             middle = (low + high + 1) // 2
@@ -101,7 +101,7 @@ class Disputes:
             self._compare(node, *first)
 
     async def _next_link(self, node: str, round: int) -> Link | None:
-        """The first link that a site has of that round or a later one."""
+        """The first link that a site has for that round or a later one."""
         told = await self._carrier.call(node, DESCRIBE, StateRequest(trusted=round, proof_only=True), TIMEOUT)
         return told.proof[0] if told.proof and told.proof[0].round >= round else None
 

@@ -1,13 +1,12 @@
-"""Double votes: two votes of one node in one round that no honest node casts, and what they prove.
+"""Double votes: two votes by one node in one round that no honest node casts, and the nodes that they convict.
 
-A quorum is a majority, so a member that lies can vote for one result on one side of a partition and for another on the
-other side (docs/protocol.md, "What liars can do"). Every vote is signed and names the vote of its node before it. An
-honest node votes once in a ballot, and its later vote knows of the earlier one. Two votes that break this rule are
-proof for everybody, of whatever else the two sides hold to be true.
+A quorum is a majority, so a lying member can vote for one result on one side of a partition and for another on the
+other side (docs/protocol.md, "What liars can do"). Every vote is signed and names its node's previous vote. An honest
+node votes once in a ballot, and its later vote names the earlier one. Two votes that break this rule convict their node
+before everyone, whatever else the two sides believe. The proof is as good from any site as from the one that found it,
+so no authority is needed.
 
-Nodes that their own double votes convict: kept on the disk, put out at once, and told to all.
-
-The proof is as good from anybody as from the site that found it (rounds/double_votes.py), so no authority is needed.
+Convicted nodes are kept on disk, excluded at once, and made known to all sites.
 """
 
 from __future__ import annotations
@@ -38,7 +37,7 @@ def contradict(one: Vote, other: Vote) -> bool:
 
 
 def read_double_vote(proof: DoubleVote, statements: Statements) -> str:
-    """The node that a double vote convicts. Raises BadMessage: it convicts nobody."""
+    """The node that a double vote convicts. Raises BadMessage if it convicts nobody."""
     one, other = statements.read(Vote, proof.one), statements.read(Vote, proof.other)
     if not contradict(one, other):
         raise BadMessage(f"two votes of {one.node} that do not contradict each other")
@@ -46,7 +45,7 @@ def read_double_vote(proof: DoubleVote, statements: Statements) -> str:
 
 
 def double_votes(ours: Link, theirs: Link, statements: Statements) -> list[DoubleVote]:
-    """What two proofs of different states of one round convict. Raises BadMessage: a vote is not signed."""
+    """The double votes in two proofs of different states of one round. Raises BadMessage if a vote is not signed."""
     here = {signed.node: signed for signed in ours.votes}
     found = (DoubleVote(one=here[signed.node], other=signed) for signed in theirs.votes if signed.node in here)
     return [it for it in found if contradict(statements.read(Vote, it.one), statements.read(Vote, it.other))]
@@ -55,7 +54,7 @@ def double_votes(ours: Link, theirs: Link, statements: Statements) -> list[Doubl
 def refutes(refutation: Vote, ready: Ready) -> bool:
     """Whether this vote shows that nobody can have committed what an announcement's node voted for.
 
-    A commit needs equal votes of all members of an attempt, and this member of it voted for something else.
+    A commit needs equal votes from all members of an attempt, and this member of it voted for something else.
     """
     in_it = refutation.round == ready.round and order(refutation.ballot) == order(ready.voted_in)
     return in_it and refutation.digest != ready.voted.digest and refutation.node in ready.voted.members
@@ -75,12 +74,12 @@ log = logging.getLogger(__name__)
 
 
 class Convicted:
-    """Those that this site knows of.
+    """The convicted nodes that this site knows of.
 
     Args:
-        proofs: only members of the run's rounds count, of whom a newcomer knows nothing yet: who never was one may
-            prove anything against itself.
-        bar: has nothing to do with these nodes from now on.
+        proofs: only members of the run's rounds can be convicted, since others may prove anything against themselves; a
+            newcomer, which knows no members yet, accepts any.
+        bar: excludes these nodes from now on.
     """
 
     def __init__(
@@ -91,11 +90,11 @@ class Convicted:
 
     @property
     def proven(self) -> list[DoubleVote]:
-        """The double votes, for others."""
+        """The double votes, to pass on to others."""
         return list(self._found.values())
 
     def restore(self) -> None:
-        """Put out those that are noted on the disk. Raises PierError: this user may not read it."""
+        """Exclude the nodes that are noted on disk. Raises PierError if this user may not read the file."""
         if not self._path.exists():
             return
         try:
@@ -106,7 +105,7 @@ class Convicted:
             log.warning("%s is damaged; the peers will tell who voted twice: %s", self._path, torn)
 
     def take(self, proofs: Iterable[DoubleVote]) -> None:
-        """Put out and note those that somebody proves to have voted twice. Raises BadMessage: it proves nothing."""
+        """Exclude and note nodes that are proved to have voted twice. Raises BadMessage if a proof proves nothing."""
         for proof in proofs:
             known = proof.one.node in self._found or len(self._found) >= DOUBLE_VOTES
             if known or not (self._proofs.newest < 0 or self._proofs.has_member(proof.one.node)):

@@ -1,12 +1,12 @@
-"""State transfer, the receiving side: a whole OuterState, from as many peers as have it, checked before it is believed.
+"""State transfer, the receiving side: a whole OuterState from all peers that have it, checked before it is trusted.
 
-One peer describes the state; its manifest proves its digest. Then all peers that hold the same one are asked for runs
-of pieces until every piece is here: a faster peer comes back for more sooner. Whoever fails, or sends a piece that its
-hash does not fit, is dropped and named in the log, and others fetch what it owed.
+One peer describes the state; its manifest proves the digest. Then all peers that hold that state are asked for runs of
+pieces until every piece is here: a faster peer asks for its next run sooner. A peer that fails, or sends a piece that
+does not match its hash, is dropped and named in the log, and other peers send what it owed.
 
-A peer has to send a piece in SILENCE. One that only just does so holds up nobody while others have the same state. What
-not all have must come soon, or at a least rate: else another state is asked for, and the next try may take twice as
-long.
+A peer must send a piece within SILENCE seconds. A peer that barely manages this delays nobody while others have the
+same state. If not all peers have a state, it must arrive soon, or at a minimum rate; otherwise another state is
+requested, and the next try may take twice as long.
 """
 
 from __future__ import annotations
@@ -37,25 +37,25 @@ from pier_node.wire.partial import Partial, Piece
 from pier_proto.v1.peer_pb2 import Chunk, FetchRequest, Link, StateRequest, Value
 
 SILENCE = 20.0
-"""Seconds that a peer may be silent."""
+"""Seconds for which a peer may be silent."""
 
 log = logging.getLogger(__name__)
 
 PATIENCE = 600.0
-"""Seconds, at the first try, for what not all have, when others could be asked for another state."""
+"""Seconds that the first try may take for a state that not all peers have, if others offer a different state."""
 LEAST = 2.0**20
-"""Bytes a second at which it may take longer."""
+"""Bytes per second; at this rate or above, a try may take longer than PATIENCE."""
 
 Progress = Callable[[int, int], None]
-"""Told after every piece: bytes that are here, bytes in all."""
+"""Called after every piece with (bytes that are here, bytes in all)."""
 
 
 @dataclass(frozen=True)
 class Fetched:
-    """A state, and AdamW moments: the state's own, else one site's whole; None when they were not wanted or found.
+    """A state with AdamW moments: its own, or those of one site; None if they were not requested or not found.
 
     Attributes:
-        proof: that the state was committed, from the one that was trusted before.
+        proof: links that prove, from the state trusted before, that this state was committed.
     """
 
     state: OuterState
@@ -66,10 +66,10 @@ class Fetched:
 
 
 class Tries:
-    """What is remembered from one try at fetching a state to the next.
+    """What one try at fetching a state leaves for the next.
 
     Attributes:
-        partial: pieces of the same state are not fetched twice.
+        partial: pieces that are here already, so that the same state's pieces are not fetched twice.
     """
 
     def __init__(self) -> None:
@@ -78,12 +78,12 @@ class Tries:
         self._patience = PATIENCE
 
     def order(self, peers: Iterable[str]) -> list[str]:
-        """Whoever could not give the state that it speaks of comes last: it may not have any."""
+        """The peers in order; those that could not give the state they announced come last: they may not have any."""
         return sorted(peers, key=self._failures.__getitem__)
 
     @asynccontextmanager
     async def another(self, first: str) -> AsyncIterator[float]:
-        """A try that asks this peer first: gives seconds of patience for what not all have."""
+        """A try that asks this peer first; yields its patience, in seconds, for a state that not all peers have."""
         loop = asyncio.get_running_loop()
         began = loop.time()
         try:
@@ -116,21 +116,21 @@ async def fetch_state(
     Args:
         carrier: this site's end of the wire.
         peers: node ids to ask, the preferred one first.
-        length: parameters of the run's model; every vector must have as many.
-        timeout: seconds that a peer may be silent before it is dropped.
-        round: 0 is the newest one of the first peer that answers.
+        length: parameters of the run's model; every vector must have this many.
+        timeout: seconds for which a peer may be silent before it is dropped.
+        round: number of the state to fetch; 0 means the newest state of the first peer that answers.
         shadow: fetch the staged result of `round`.
-        stage: of a pipeline, counted from 1: fetch its state, of the version `round`; 0: the state of the run.
-        digest: refuse every other state; None: any that `trust` admits.
-        trust: refuse the newest state of a peer without proof that it was committed; None: believe the first peer.
+        stage: pipeline stage, counted from 1, whose state of version `round` is fetched; 0 means the state of the run.
+        digest: refuse any state with another digest; None accepts every state that `trust` admits.
+        trust: refuse a peer's newest state without proof that it was committed; None trusts the first peer.
         moments: fetch AdamW moments too.
-        patience: seconds for what not all peers have, unless it comes at a least rate; for moments four times as long
-            as the state took from each of its peers, if that is longer.
-        partial: keep it and pass it again after PeerLost: pieces of the same state are not fetched twice.
+        patience: seconds for a state that not all peers have, unless it arrives at the minimum rate; for moments, four
+            times as long as the state took from each of its peers, if that is longer.
+        partial: keep it and pass it again after PeerLost, so that the same state's pieces are not fetched twice.
         progress: called as the state arrives.
 
     Raises:
-        PeerLost: no peer is left; `reason` says what became of each, `node` is the last one.
+        PeerLost: no peer is left; `reason` says what happened to each, `node` is the last one.
     """
     transfer = _Transfer(carrier, peers, length, timeout, patience)
     target = await transfer.choose(StateRequest(round=round, shadow=shadow, stage=stage), digest, trust)
@@ -141,7 +141,7 @@ async def fetch_state(
     await asyncio.to_thread(lambda: state.norm)
     if ADAM_M in tensors:
         return Fetched(state, tensors[ADAM_M], tensors[ADAM_V], state.adam_step, proof)
-    found = await transfer.fetch_moments(stage) if moments and target.round else None  # before round 1 there are none
+    found = await transfer.fetch_moments(stage) if moments and target.round else None  # there are none before round 1
     if found:
         return Fetched(state, found.adam_m, found.adam_v, found.step, proof)
     return Fetched(state, None, None, 0, proof)
@@ -150,7 +150,7 @@ async def fetch_state(
 def shadow_fetcher(
     carrier: Carrier, length: int, timeout: float
 ) -> Callable[[Collection[str], int, Value], Awaitable[OuterState]]:
-    """What a member needs to finish a result that it does not have: (holders, round, value) -> the staged state."""
+    """What a member needs to finish a result that it lacks: (holders, round, value) -> the staged state."""
 
     async def fetch(holders: Collection[str], number: int, value: Value) -> OuterState:
         fetched = await fetch_state(
@@ -162,7 +162,7 @@ def shadow_fetcher(
 
 
 class _Transfer:
-    """The peers of one transfer, and what became of those that were dropped."""
+    """The peers of one transfer, and why some of them were dropped."""
 
     def __init__(self, carrier: Carrier, peers: Sequence[str], length: int, timeout: float, patience: float) -> None:
         self._carrier = carrier
@@ -175,7 +175,7 @@ class _Transfer:
         self._lost: dict[str, PeerLost] = {}
 
     async def choose(self, request: StateRequest, digest: bytes | None, trust: Trust | None) -> Description:
-        """Settle what is fetched: the first good description. Raises PeerLost."""
+        """Choose the state to fetch: the first good description. Raises PeerLost."""
         for peer in list(self._peers):
             try:
                 if trust:
@@ -188,7 +188,7 @@ class _Transfer:
     async def fetch(
         self, request: StateRequest, target: Description, partial: Partial, progress: Progress
     ) -> dict[str, SharedVector]:
-        """Pull all of a state from all peers that hold it. Raises PeerLost."""
+        """Pull a whole state from all peers that hold it. Raises PeerLost."""
         partial.aim(target.state, self._length)
         loop, givers = asyncio.get_running_loop(), len(self._peers)
         began = loop.time()
@@ -207,7 +207,7 @@ class _Transfer:
         return partial.hand_over()
 
     async def fetch_moments(self, stage: int) -> Moments | None:
-        """The moments of the first peer that gives them whole; None, and a warning, when nobody does."""
+        """Moments of the first peer that gives all of them; None, with a warning, if no peer does."""
         moved_on = [peer for peer, error in self._lost.items() if isinstance(error, PeerRefused)]
         for peer in [*self._peers, *moved_on]:
             try:
@@ -234,7 +234,7 @@ class _Transfer:
     async def _described(
         self, peer: str, request: StateRequest, digest: bytes | None, trust: Trust | None = None
     ) -> Description:
-        """A peer's description of a state, examined. Raises PeerLost for whatever is wrong with it."""
+        """A peer's description of a state, checked. Raises PeerLost if anything is wrong with it."""
         if trust:
             request = StateRequest(moments=request.moments, trusted=trust.state.round + 1)
         manifest = await self._carrier.call(peer, DESCRIBE, request, self._timeout)
@@ -252,7 +252,7 @@ class _Transfer:
         return described
 
     async def _pull_runs(self, peer: str, request: StateRequest, partial: Partial, progress: Progress) -> None:
-        """Pull one run after the other until every piece is here. Raises PeerLost."""
+        """Pull one run after another until every piece is here. Raises PeerLost."""
         while await partial.settle():
             run = partial.take(len(self._peers))
             try:
@@ -285,7 +285,7 @@ class _Transfer:
             raise PeerLost(peer, f"it ended a stream {len(owed)} pieces early")
 
     async def _chunks(self, peer: str, request: FetchRequest) -> AsyncGenerator[Chunk, None]:
-        """A peer's stream, with a deadline for silence. Raises PeerLost."""
+        """A peer's stream; a silent peer times out. Raises PeerLost."""
         stream = self._carrier.pull(peer, request)
         try:
             while True:
@@ -308,7 +308,7 @@ class _Transfer:
             log.warning("state transfer: %s is left out: %s", peer, error.reason)
 
     def _check_pace(self, peer: str, partial: Partial) -> None:
-        """Do not wait long for what only some have: they may be slow on purpose. Raises PeerLost."""
+        """Do not wait long for a state that only some have: they may be slow on purpose. Raises PeerLost."""
         if self._all_have_it or partial.complete:
             return
         now, (here, total) = asyncio.get_running_loop().time(), partial.progress
@@ -322,7 +322,7 @@ class _Transfer:
 
 
 async def _until_complete(partial: Partial, works: Iterable[Coroutine[None, None, None]]) -> None:
-    """Run workers until all pieces are here or all workers gave up; then stop those that still wait for a peer."""
+    """Run workers until all pieces are here or all workers have given up; then stop those still waiting for a peer."""
     pending = {asyncio.create_task(work) for work in works}
     try:
         while pending and not partial.complete:
@@ -336,4 +336,4 @@ async def _until_complete(partial: Partial, works: Iterable[Coroutine[None, None
 
 
 def _untold(_arrived: int, _total: int) -> None:
-    """The progress of what nobody watches."""
+    """Ignore the progress."""

@@ -1,4 +1,4 @@
-"""What a site knows of itself and the others from one start to the next: `site.json` and `run.json` in its folder."""
+"""A site's data folder: what the site knows of itself and others between starts, in `site.json` and `run.json`."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from pier_proto.v1.peer_pb2 import Site
 
 RUN_FILE, SITE_FILE, LOCK_FILE = "run.json", "site.json", "lock"
 DAEMON_FILE, EVENTS_FILE = "daemon.json", "events.jsonl"
-"""While a daemon runs: its pid and its status page; and a line for each round that it committed."""
+"""Files of a running daemon: its pid and status page, and one line for each round that it committed."""
 
 
 def read_events(written: bytes) -> list[dict[str, Any]]:
-    """What a site has written into events.jsonl so far; it may be in the middle of the last line."""
+    """Events that a site has written to events.jsonl so far; an incomplete last line is skipped."""
     return [json.loads(line) for line in written[: written.rfind(b"\n") + 1].splitlines()]
 
 
@@ -33,14 +33,14 @@ class SiteRecord:
     """This site's own notes.
 
     Attributes:
-        founder: this site began the run, and may begin it again if nobody ever joined.
-        founded_by: node id of the site that began it, if this one was told by whom it trusts.
-        slot: its part of the training data.
-        version: of the entry that this site has signed last; see roster.py.
-        peers: the entries of the others: node id, name, address, slot, version, and, in hex, public key and signature.
+        founder: whether this site began the run; it may begin it again if nobody ever joined.
+        founded_by: node id of the site that began the run, if a trusted source told this one.
+        slot: this site's part of the training data.
+        version: version of the entry that this site signed last; see roster.py.
+        peers: the others' entries: node id, name, address, slot, version, public key in hex, signature in hex.
         transport: how this site is connected to them.
-        name: what it was called; it keeps that unless told otherwise.
-        listen, advertise, dataset, shared_data: likewise; see Settings.
+        name: the site's name; it stays the same unless the site is told another.
+        listen, advertise, dataset, shared_data: these stay likewise; see Settings.
     """
 
     founder: bool
@@ -56,7 +56,7 @@ class SiteRecord:
     founded_by: str = ""
 
     def with_peers(self, sites: Iterable[Site]) -> Self:
-        """The same with other peers."""
+        """The same record with other peers."""
         return replace(self, peers=tuple(map(_peer, sites)))
 
     def sites(self) -> list[Site]:
@@ -98,10 +98,10 @@ def _site(peer: Sequence[Any]) -> Site:
 
 
 def claim(folder: Path) -> IO[bytes]:
-    """Make a data folder if need be, and keep other daemons out of it as long as the returned file is open.
+    """Create a data folder if necessary, and keep other daemons out of it while the returned file is open.
 
     Raises:
-        PierError: another daemon runs there, or the folder cannot be made or written.
+        PierError: another daemon runs there, or the folder cannot be created or written.
     """
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -120,7 +120,7 @@ def claim(folder: Path) -> IO[bytes]:
 
 
 def unwritable(folder: Path, error: OSError) -> PierError:
-    """What to tell of a data folder in which something cannot be written."""
+    """The error for a data folder that cannot be written."""
     return PierError(
         f"{error.filename or folder}: {error.strerror}",
         "Name a --data folder that this user can write, on a file system that is not read-only.",
@@ -128,17 +128,17 @@ def unwritable(folder: Path, error: OSError) -> PierError:
 
 
 def require_folder(folder: Path) -> None:
-    """Make sure that a data folder is there, for commands that only look. Raises PierError."""
+    """Check that a data folder exists, for commands that only read. Raises PierError."""
     if not folder.is_dir():
         raise PierError(f"{folder}: no such folder", "Name the --data folder of a site; `pier-node start` makes one.")
 
 
 def load_run(folder: Path) -> RunConfig | None:
-    """The configuration of the run that this folder belongs to; None: of none yet. Raises PierError."""
+    """Configuration of the run that this folder belongs to; None if it belongs to no run yet. Raises PierError."""
     path = folder / RUN_FILE
     return from_canonical(path.read_text()) if path.exists() else None
 
 
 def save_run(folder: Path, config: RunConfig) -> None:
-    """Make the folder belong to a run."""
+    """Assign the folder to a run."""
     durable.replace(folder / RUN_FILE, config.canonical().encode())

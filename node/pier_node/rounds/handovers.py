@@ -1,10 +1,10 @@
-"""Hands: who has the vote of whom. Pure.
+"""Handovers: who holds whose vote. Pure.
 
-Each member of a round has one vote, and a site that stops politely gives all votes in its hand to an heir. Gifts are
-signed, numbered statements (Handover), so that the way of a vote can be followed from its owner: the n-th time that it
-comes to a site, it leaves with the n-th of that site's gifts in which it is. Where it stays, it is: whether the last
-heir has heard of the gift or not. A group carries the votes whose last heir is in it, because that one shows all of its
-own gifts; so any two groups that carry the same vote share a member.
+Each member of a round has one vote, and a site that stops politely gives all votes that it holds to an heir. Gifts are
+signed, numbered statements (Handover), so a vote can be followed from its owner: the n-th time it comes to a site, it
+leaves with the n-th of that site's gifts that contains it. Where this path ends, there the vote is, whether or not the
+last heir has heard of the gift. A group carries the votes whose last heir is in it, because that heir shows all of its
+own gifts. So any two groups that carry the same vote share a member.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ def carried(group: Collection[str], handovers: Iterable[Handover]) -> frozenset[
     """The votes that a group carries.
 
     Args:
-        handovers: that its members show, for the round in question: each of them all of its own gifts, and those by
-            which it got votes. Their signatures were checked.
+        handovers: those that its members show for the round in question; each member shows all of its own gifts, and
+            those by which it got votes. Their signatures have been checked.
     """
     told = list(handovers)
     votes = {*group, *(vote for it in told for vote in it.votes)}
@@ -29,23 +29,23 @@ def carried(group: Collection[str], handovers: Iterable[Handover]) -> frozenset[
 
 
 def holders(votes: Iterable[str], handovers: Iterable[Handover]) -> dict[str, str]:
-    """Who has each of these votes, as far as the handovers tell."""
+    """The holder of each of these votes, as far as the handovers tell."""
     gifts = _by_giver(handovers)
     return {vote: _holder(vote, gifts) for vote in votes}
 
 
 def received(handovers: Iterable[Handover], gift: Handover) -> frozenset[str]:
-    """Of the votes of a gift, those that came to its heir by it.
+    """Those votes of a gift that reached its heir by this gift.
 
     Args:
-        handovers: that the giver shows, this gift among them.
+        handovers: those that the giver shows, this gift among them.
     """
     gifts = _by_giver(handovers)
     return frozenset(vote for vote in gift.votes if _holder(vote, gifts) == gift.heir)
 
 
 def needed(group: Collection[str], base: Collection[str], handovers: Iterable[Handover]) -> list[Handover]:
-    """The few handovers that show that a group has a quorum, if it has one: members can make up any number of them.
+    """The few handovers that show a group's quorum, if it has one; members could make up any number of others.
 
     Args:
         base: members of the last committed round.
@@ -69,7 +69,7 @@ def _by_giver(handovers: Iterable[Handover]) -> dict[str, list[Handover]]:
 
 
 def _holder(vote: str, gifts: Mapping[str, Sequence[Handover]]) -> str:
-    """Where the way of a vote ends."""
+    """The site where a vote's path ends."""
     way = _way(vote, gifts)
     return way[-1].heir if way else vote
 

@@ -1,7 +1,7 @@
-"""The newest committed states, each on the disk before this site says that it has it.
+"""The newest committed states; each is on disk before this site says that it has it.
 
-A checkpoint of the round may have to wait: with overlap a round is committed in the middle of inner steps. When it
-comes it shares the state's file (checkpoint.py), so that a state is written once.
+The checkpoint of a round may have to wait, because with overlap a round is committed in the middle of inner steps. When
+it is written, it shares the state's file (checkpoint.py), so that a state is written only once.
 """
 
 from __future__ import annotations
@@ -18,25 +18,25 @@ from pier_node.outer.state import OuterState
 from pier_node.rounds.checkpoint import RECORD, STATE, read_state, state_record, write_record, write_state
 
 KEEP = 2
-"""The checkpoint of the last but one may be still on its way to the disk."""
+"""Number of states kept: the checkpoint of the last but one may still be on its way to disk."""
 
 log = logging.getLogger(__name__)
 
 
 class KeptStates:
-    """The last states of one run, each in a folder that is named after its round."""
+    """The last states of one run, each in a folder named after its round."""
 
     def __init__(self, folder: Path, run_hash: bytes) -> None:
         self._folder, self._run_hash = folder, run_hash.hex()
 
     def save(self, state: OuterState, beside: int | None = None) -> None:
-        """Return once it would survive a power cut. Blocks; call it in a thread.
+        """Return once the state would survive a power cut. Blocks; call it in a thread.
 
         Args:
-            beside: a round whose state stays, too, however many come after it.
+            beside: a round whose state is kept too, however many come after it.
 
         Raises:
-            PierError: the disk is full or failing; the earlier ones are as they were.
+            PierError: the disk is full or failing; the earlier states are unchanged.
         """
         folder, temporary = self._named(state.round), self._folder / "unfinished"
         if self.file_of(state):
@@ -59,7 +59,7 @@ class KeptStates:
             raise PierError(problem, "Free some space there and start again.") from error
 
     def file_of(self, state: OuterState) -> Path | None:
-        """The file with this very state's vectors; None: it is not kept."""
+        """The file with exactly this state's vectors; None if the state is not kept."""
         folder = self._named(state.round)
         try:
             kept = folder.exists() and read_sealed(folder / RECORD)["digest"] == state.digest.hex()
@@ -68,18 +68,18 @@ class KeptStates:
         return folder / STATE if kept else None
 
     def after(self, round: int) -> OuterState | None:
-        """The newest that is whole, if it is of a later round than that."""
+        """The newest undamaged state, if its round is later than the given one."""
         for folder in self._found():
             try:
                 record = read_sealed(folder / RECORD)
                 if record["run_hash"] == self._run_hash:
                     return read_state(folder, record) if record["round"] > round else None
-            except Torn as torn:  # it was being written: nobody has been served of it
+            except Torn as torn:  # it was being written, so no peer has received it
                 log.info("%s: %s", folder, torn)
         return None
 
     def of(self, round: int) -> OuterState | None:
-        """The state of a round, if it is here and whole."""
+        """The state of a round, if it is here and undamaged."""
         folder = self._named(round)
         if not folder.exists():
             return None
@@ -91,11 +91,11 @@ class KeptStates:
             return None
 
     def rounds(self) -> list[int]:
-        """Of the states that are here, the newest first."""
+        """Rounds of the states that are here, the newest first."""
         return [int(it.name.partition("-")[2]) for it in self._found()]
 
     def drop(self, round: int) -> None:
-        """Have none of that round any more, not even after a power cut. Blocks. Raises PierError."""
+        """Remove the state of a round, so that not even a power cut restores it. Blocks. Raises PierError."""
         try:
             if self._named(round).exists():
                 shutil.rmtree(self._named(round))

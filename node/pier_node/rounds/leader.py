@@ -1,7 +1,7 @@
-"""The leader's side of a round: collect who is ready, decide when to wait no longer, propose the group.
+"""The leader's side of a round: collect announcements, decide when to stop waiting, and propose the group.
 
-Every node can keep; the one with the lowest id among the live participants does. Members decide anew
-all that it decides (proposal.py): it shows them the announcements.
+Every node can lead; of the live participants, the one with the lowest id does. The leader shows members the
+announcements, and each member repeats all of its decisions (proposal.py).
 """
 
 from __future__ import annotations
@@ -34,38 +34,38 @@ from pier_node.wire.carrier import BadMessage
 from pier_proto.v1.peer_pb2 import Handover, Proposal, Ready, Share, Signed, Vote
 
 POLL = 10.0
-"""Seconds that a question is held open before the member asks again."""
+"""Seconds for which a question is held open before the member asks again."""
 COMING = 10.0
-"""Seconds within which whoever says that it waits for a round has come to its leader."""
+"""Seconds within which a site that says it waits for a round has reached its leader."""
 UNREMARKABLE = 5.0
-"""Seconds for which something may be lacking before people hear of it."""
+"""Seconds for which something may be missing before the log says so."""
 BUSY = "most of the last round's members still train"
-"""A reason to wait that people need not hear of; also of a leader that is about to commit the round before."""
+"""A reason to wait that is not logged; it also covers a leader that is about to commit the previous round."""
 
 log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
 class Standing:
-    """Where a node stands: what the leader needs to know of the round to come."""
+    """Where a node stands: what the leader needs to know about the coming round."""
 
     committed: int
     at: float
-    """When it committed that, by the loop's clock."""
+    """When the node committed that round, in seconds of the loop's clock."""
     base: tuple[str, ...]
     digest: bytes
-    """Of that round's state."""
+    """Digest of the state that the coming round follows from."""
     seen: int
-    """Number of the highest ballot of the coming round that this node has taken part in."""
+    """Number of the highest ballot of the coming round in which this node has taken part."""
     length: int
-    """Elements that the coming round syncs."""
+    """Number of elements that the coming round syncs."""
     sites: int
-    """Members that the coming round must have at least."""
+    """Least number of members that the coming round must have."""
 
 
 @dataclass
 class Arrival:
-    """A member that is ready, and waits for its answer."""
+    """A member that is ready and waits for its answer."""
 
     announced: Announcement
     signed: Signed
@@ -74,7 +74,7 @@ class Arrival:
 
     @property
     def ready(self) -> Ready:
-        """What it announced."""
+        """The announcement itself."""
         return self.announced.ready
 
 
@@ -82,7 +82,7 @@ class Leader:
     """Collects announcements for the coming round and closes its group.
 
     Args:
-        patience: learns how late members come after the first one.
+        patience: learns how long after the first member the others arrive.
     """
 
     def __init__(
@@ -102,7 +102,7 @@ class Leader:
         self._tardy = Suspects()
 
     async def gather(self, sender: str, signed: Signed) -> Proposal:
-        """Answer a member that is ready, once there is something to answer."""
+        """Answer a member that is ready, once there is an answer."""
         announced = read_announcement(signed, self._statements)
         ready, standing = announced.ready, self._standing()
         if ready.node != sender:
@@ -127,7 +127,7 @@ class Leader:
                 del self._arrivals[sender]
 
     async def run(self) -> None:
-        """Close groups as they become complete, or their deadline passes, for ever."""
+        """Close each group when it is complete or its deadline has passed; runs forever."""
         while True:
             await self._roster.changed.wait(self._close_if_due())
 
@@ -155,7 +155,7 @@ class Leader:
         return arrival
 
     def _first_came(self, ready: Ready, now: float) -> float:
-        """When this announcement came for the first time: a member asks again and again with the same one."""
+        """When this announcement first arrived: a member keeps asking with the same one."""
         nonce, at = self._since.pop(ready.node, (b"", now))
         if len(self._since) >= SITES:
             base = self._standing().base
@@ -166,7 +166,7 @@ class Leader:
         return at
 
     def _send_on(self) -> None:
-        """Answer those who have come to the wrong one, by what is known now."""
+        """Answer members that have come to the wrong leader, by what is known now."""
         abreast = self._abreast()
         for node, arrival in [*self._arrivals.items()]:
             if refusal := self._refuse(arrival.ready, abreast):
@@ -175,7 +175,7 @@ class Leader:
                     arrival.answer.set_result(refusal)
 
     def _close_if_due(self) -> float | None:
-        """Close the group if it is time. Returns seconds to look again after, None: when something changes."""
+        """Close the group if it is time. Return seconds until the next look, or None to wait for a change."""
         standing, now = self._standing(), asyncio.get_running_loop().time()
         self._send_on()
         if self._round != standing.committed + 1 or not self._arrivals:
@@ -185,7 +185,7 @@ class Leader:
         group = choose_group(readies, voters)
         if self._lacking(group, standing):
             group = frozenset(readies)
-        if self._last.round == self._round:  # that attempt failed: who comes only now may make each of them fail
+        if self._last.round == self._round:  # that attempt failed: a site that comes only now may make each one fail
             known = group & {*voters, *(share.node for share in self._last.shares)}
             group = group if self._lacking(known, standing) else known
         waited = now - min(arrival.at for arrival in self._arrivals.values())
@@ -200,11 +200,11 @@ class Leader:
         return voters_of({node: self._arrivals[node].announced for node in nodes}, self._standing().base)
 
     def _patience_left(self, readies: Mapping[str, Ready], waited: float) -> float:
-        """Seconds to wait for those who may still come.
+        """Seconds to wait for members that may still arrive.
 
-        A site that says that it waits, but does not come, is waited for once, until it trains again or comes after all;
-        and not at all for a while, which grows, if that happens round after round. A site that was no member of the
-        last round is waited for no longer than that, whatever it says.
+        A site that says it is waiting but does not arrive is waited for once: not again until it trains or arrives. If
+        that happens round after round, it is not waited for at all for a while, and that while grows. A site that was
+        not a member of the last round is never waited for longer than COMING, whatever it says.
         """
         suspects = {node for ready in readies.values() for node in ready.suspects}
         awaited = set(self._abreast()) - suspects - set(readies) - self._tardy.left_out()
@@ -221,7 +221,7 @@ class Leader:
         return 0.0
 
     def _lacking(self, group: frozenset[str], standing: Standing) -> str:
-        """Why this group cannot go, in words; empty when it can."""
+        """Why this group cannot start, in words; empty if it can."""
         votes = votes_of({node: self._arrivals[node].announced for node in group})
         if not has_quorum(votes, standing.base, self._statements.convicted):
             absent = ", ".join(sorted(set(standing.base) - votes - {*self._roster.participants()}))
@@ -258,7 +258,7 @@ class Leader:
         self._answer(group, proposal)
 
     def _bandwidths(self, readies: Sequence[Ready], standing: Standing) -> list[float]:
-        """As announced; not known, 0, of sites that were no members: who owns a shard could make up its mean."""
+        """Announced uplinks; 0 (unknown) for sites that were not members, as a shard's owner could forge its mean."""
         return [ready.bandwidth if ready.node in standing.base else 0.0 for ready in readies]
 
     def _answer(self, group: frozenset[str], proposal: Proposal) -> None:
@@ -273,7 +273,7 @@ class Leader:
         self._arrivals = {}
 
     def _tell(self, problem: str, waited: float) -> float | None:
-        """Say what is lacking, once it has been lacking for a while. Returns seconds until then."""
+        """Report what is missing, once it has been missing for a while. Return seconds until then."""
         if waited < UNREMARKABLE:
             return UNREMARKABLE - waited
         if problem not in (BUSY, self._told):
@@ -283,7 +283,7 @@ class Leader:
 
 
 def waiting_level(sites: int) -> int:
-    """Of the log's line that says what a round waits for: sites come to a new run one after the other, as is usual."""
+    """Log level of the line that says what a round waits for: in a new run, sites normally arrive one by one."""
     return logging.INFO if sites > 1 else logging.WARNING
 
 
@@ -292,10 +292,10 @@ def _share(ready: Ready, offset: int, length: int) -> Share:
 
 
 def read_announcement(signed: Signed, statements: Statements) -> Announcement:
-    """What a member announced, and the handovers that it shows.
+    """A member's announcement with the handovers that it shows.
 
     Raises:
-        BadMessage: something of it is not signed, or what it calls a refutation is none.
+        BadMessage: a part of it is not signed, or its refutation refutes nothing.
     """
     ready = statements.read(Ready, signed)
     if ready.HasField("refutation") and not refutes(statements.read(Vote, ready.refutation), ready):

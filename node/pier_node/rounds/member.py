@@ -1,8 +1,8 @@
-"""The member's side of an atomic round: be ready, take part in an attempt, commit; or try again with the survivors.
+"""The member's side of an atomic round: announce, take part in an attempt, and commit, or retry with the survivors.
 
-A commit happens in two ways only: with the equal votes of every member of the attempt, or by learning that somebody
-committed exactly the result that we hold. Whatever else happens, nothing has changed and the update is kept.
-The states and messages are written down in docs/protocol.md.
+A member commits in two ways only: with equal votes from every member of the attempt, or by learning that some site
+committed exactly the result that it holds. Otherwise nothing changes, and the site keeps its update. docs/protocol.md
+describes the states and messages.
 """
 
 from __future__ import annotations
@@ -33,18 +33,18 @@ log = logging.getLogger(__name__)
 
 
 class Rounds:
-    """One node's rounds: hold `state`, and move it on together with the others.
+    """One node's rounds: it holds `state` and advances it together with the others.
 
     Args:
-        state: the last committed one, which is on the disk.
-        length: of what a round syncs, in elements, by its number.
-        nonce: a fresh name for an announcement.
+        state: the last committed state, which is on disk.
+        length: number of elements that a round syncs, by round number.
+        nonce: returns a fresh name for an announcement.
 
     Attributes:
-        sites: members that the coming round must have at least.
+        sites: least number of members that the coming round must have.
         last_error: why the last attempt did not end in a commit, in words.
-        times: where the time of the last round went, or goes.
-        clipped: factor by node, of members whose update was clipped in the last round.
+        times: how the last or current round spends its time.
+        clipped: clipping factor by node, for members whose update was clipped in the last round.
     """
 
     def __init__(
@@ -77,7 +77,7 @@ class Rounds:
         self._carrier.serve_push(self.streams.take)
 
     def offer(self, number: int, shadow: bool) -> OuterState | None:
-        """What a peer may fetch from us: the last committed state (0, or its number), or the shadow of the next."""
+        """What a peer may fetch from us: the last committed state (by its number, or 0), or the next round's shadow."""
         found = self.promises.shadow if shadow else self.state
         wanted = number or (0 if shadow else self.state.round)
         return found if found and found.round == wanted else None
@@ -87,11 +87,11 @@ class Rounds:
         return self.state.round + 1
 
     def sources(self) -> list[str]:
-        """Whose state this site needs before it goes on: sites that have proved that they are ahead."""
+        """Sites that have proved that they are ahead: this site needs their state before it continues."""
         return self.claims.sources()
 
     async def commit_alone(self, update: Update, advance: Advance) -> OuterState:
-        """A round of a group of one, which needs nobody's word."""
+        """Commit a round with this site as its only member, which needs nobody's vote."""
         state, tokens = self.state, {self.node: update.tokens}
         shadow = await asyncio.to_thread(lambda: advance(state, update.vector, tokens))
         await check_finite(shadow)
@@ -100,8 +100,8 @@ class Rounds:
         return shadow
 
     async def commit(self, update: Update, advance: Advance) -> OuterState:
-        """Take part in the next round until it is committed. Raises Behind when it was, without us."""
-        await asyncio.to_thread(lambda: update.norm)  # every announcement says it
+        """Take part in the next round until it is committed. Raises Behind if it was committed without us."""
+        await asyncio.to_thread(lambda: update.norm)  # every announcement needs it
         backoff, last = Backoff(), self.state.round
         self.times = Times()
         self.renew()
@@ -134,14 +134,14 @@ class Rounds:
         await self._tools.news.until(lambda: not self.exchanging)
 
     def renew(self) -> None:
-        """What we announced is not true any more: proposals that rest on it are refused."""
+        """Make our announcement out of date: proposals that rest on it are refused."""
         self._nonce = b""
 
     async def begin(self, state: OuterState, base: bytes) -> None:
-        """Decide the round after this state, which is on the disk. Raises PierError.
+        """Set the state that the coming round follows from; the state is on disk. Raises PierError.
 
         Args:
-            base: what stands for the state's digest at all who take part, although each has a state of its own.
+            base: stands for the state's digest at all members when each of them has a state of its own.
         """
         await asyncio.to_thread(lambda: (state.digest, state.norm))
         await self.promises.settle(state.round)
@@ -153,40 +153,40 @@ class Rounds:
         return self._base or self.state.digest
 
     async def run(self) -> None:
-        """Keep, when it is this site's turn, and ask others for proof of what they say; for ever."""
+        """Lead when it is this site's turn, and ask others to prove what they say; runs forever."""
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(self.leader.run())
             tasks.create_task(self.claims.run())
             tasks.create_task(self.disputes.run())
 
     def trust(self) -> Trust:
-        """What this site believes: the state that it has."""
+        """What this site trusts: the state that it has."""
         return Trust(self._trusted(), self.statements)
 
     def _trusted(self) -> Trusted:
         return Trusted(self.state.round, self.base, self.state.members)
 
     def prove(self, round: int) -> list[Link]:
-        """What proves our state to somebody who trusts the state of that round, or a first part of it."""
+        """Links that prove our state to a site that trusts the state of that round, or a first part of them."""
         return [link for link in self._tools.proofs.after(round) if link.round <= self.state.round]
 
     async def adopt(self, state: OuterState, proof: Sequence[Link]) -> None:
-        """Continue from a state that was fetched from others. Raises PierError: it cannot be written to the disk."""
+        """Continue from a state that was fetched from others. Raises PierError if it cannot be written to disk."""
         await self._settle(state, proof)
 
     async def give_votes(self, heir: str) -> frozenset[str]:
-        """Have no votes any more; those that the heir may have now. Raises PierError."""
+        """Give all our votes to the heir; return those it may have now. Raises PierError."""
         given = await self.promises.give(heir)
         self.renew()
         return given
 
     async def take_votes(self, round: int, votes: Collection[str], handovers: Iterable[Signed]) -> None:
-        """Have these votes too, of the members of that round. Raises PierError, and ValueError: it is not the last."""
+        """Take over votes of members of that round. Raises PierError, and ValueError if it is not the last round."""
         await self.promises.take(round, votes, handovers)
         self.renew()
 
     def handovers(self) -> list[Signed]:
-        """What proves which votes are in our hand, and which we gave away."""
+        """The handovers that prove which votes we hold and which we gave away."""
         return self.promises.handovers(self.base, self.statements)
 
     # --- asking the leader ---------------------------------------------------------------------
@@ -220,7 +220,7 @@ class Rounds:
             await attempt.give_up(suspicion)
 
     async def _ask(self, update: Update) -> Proposal | None:
-        """Announce ourselves to the leader; the proposal, if there is one to take part in or if we shall wait."""
+        """Announce ourselves to the leader; return its proposal if we can take part in it or shall wait."""
         if self.promises.lost:
             self.last_error = (
                 f"this site had committed round {self.promises.now.committed} and its disk has lost it: "
@@ -252,7 +252,7 @@ class Rounds:
         return proposal if proposal.verdict == Proposal.VERDICT_WAIT else None
 
     def _watch(self, leader: str, round: int, proposal: Proposal) -> None:
-        """Log what another leader waits for; go around one that lets all wait."""
+        """Log what another leader waits for; suspect a leader that keeps everyone waiting."""
         if self._standstill.too_long(leader, self._all_wait(leader)):
             log.warning("round %d: the leader %s lets all wait: asking another", round, leader)
             self._suspects.add(leader)
@@ -260,7 +260,7 @@ class Rounds:
             log.log(waiting_level(self.sites), "round %d waits: %s", round, proposal.reason)
 
     def _all_wait(self, leader: str) -> bool:
-        """Whether it has all it needs, a quorum even without itself, and nobody has anything to do but wait for it."""
+        """Whether the leader has a quorum even without itself, and all others do nothing but wait for it."""
         others = {*self._roster.abreast(self.state.round, self._committed_at)} - {leader, self.node}
         convicted = self.statements.convicted
         enough = has_quorum({*others, self.node}, self.state.members, convicted) and len(others) + 2 >= self.sites
@@ -284,7 +284,7 @@ class Rounds:
         return ready
 
     def _acceptable(self, proposal: Proposal, ready: Ready) -> bool:
-        """A member takes nobody's word: is this an attempt that may commit, and does it know what we know?"""
+        """Check a proposal without trusting anyone: may this attempt commit, and does it know what we know?"""
         try:
             read = [read_announcement(signed, self.statements) for signed in proposal.readies]
             announced = {it.ready.node: it for it in read}
@@ -318,13 +318,13 @@ class Rounds:
         return Ack()
 
     def _is_stale(self, first: Chunk) -> bool:
-        """Whether a stream is of an attempt that is over."""
+        """Whether a stream belongs to an attempt that is over."""
         return first.round <= self.state.round or order(first.ballot) < self.promises.now.promised
 
     # --- how a round ends ----------------------------------------------------------------------
 
     async def _confirmed(self) -> bool:
-        """If somebody committed the very result that we hold, so do we. Raises Behind if it was another one."""
+        """Commit our result if another site committed exactly that one. Raises Behind if it committed another."""
         peers, shadow = self.sources(), self.promises.shadow
         for node in peers:
             trust = self.claims.proof_of(node)
@@ -336,7 +336,7 @@ class Rounds:
         return False
 
     async def _settle(self, state: OuterState, proof: Sequence[Link]) -> None:
-        """This state is committed. We say so only when a power cut cannot undo it any more. Raises PierError."""
+        """Commit this state. We say so only once a power cut cannot undo it. Raises PierError."""
         await to_the_end(self._settled(state, proof))
 
     async def _settled(self, state: OuterState, proof: Sequence[Link]) -> None:

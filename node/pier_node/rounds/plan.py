@@ -1,4 +1,4 @@
-"""What all members of an attempt know: its name, who owns what, and what anyone may send."""
+"""The plan of an attempt, which all its members know: its name, who owns which shard, and what each may send."""
 
 from __future__ import annotations
 
@@ -18,22 +18,22 @@ CHUNK = CHUNK_BYTES // 4
 
 @dataclass(frozen=True)
 class Plan:
-    """Of one attempt; shares are in node-id order."""
+    """The plan of one attempt; shares are in node-id order."""
 
     round: int
     ballot: Ballot
     shares: Sequence[Share]
     norm_limit: float
-    """Largest L2 norm that a member's shard may have, whatever the others' have."""
+    """Largest L2 norm that a member's shard may have, whatever the norms of the others."""
     silence: float
     """Seconds without a chunk after which a sender counts as lost."""
     chunk: int = CHUNK
     """Elements in a chunk."""
     weighing: Weighing = field(default_factory=Weighing)
-    """Bounds of what the members' tokens count for."""
+    """Bounds on the weight of the members' tokens."""
 
     def ranges(self, share: Share) -> list[tuple[int, int]]:
-        """First element, and the one after the last, of each chunk of a shard."""
+        """First element of each chunk of a shard, and the one after its last."""
         end = share.offset + share.length
         return [(start, min(start + self.chunk, end)) for start in range(share.offset, end, self.chunk)]
 
@@ -42,21 +42,21 @@ class Plan:
         return Chunk(round=self.round, ballot=self.ballot, stage=stage, offset=offset, data=data)
 
     def givers(self) -> list[Share]:
-        """Those whose update has a weight."""
+        """Members whose update has a weight."""
         return [share for share in self.shares if share.tokens]
 
     def weights(self) -> list[np.float32]:
-        """Of the givers, over the largest."""
+        """Weights of the givers, relative to the largest."""
         tokens, bounds = [share.tokens for share in self.givers()], self.weighing
         return relative_weights(capped(tokens, bounds.whole, bounds.most))
 
     def over_weight_of(self, node: str) -> float:
-        """The weight of all givers, over that of one of them."""
+        """The weight of all givers together, divided by the weight of one of them."""
         weights = dict(zip((share.node for share in self.givers()), self.weights(), strict=True))
         return float(sum(weights.values())) / float(weights[node])
 
     def clips(self) -> dict[str, float]:
-        """Factor by node, of those whose update is shortened."""
+        """Clipping factor by node, for members whose update is clipped."""
         factors = clip_factors(*self._norms(), self.weighing.whole)
         return {share.node: factor for share, factor in zip(self.shares, factors, strict=True) if factor < 1}
 

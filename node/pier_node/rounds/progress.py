@@ -1,4 +1,4 @@
-"""Where a site is in its run: written by its loop, read by pulses, checkpoints and people."""
+"""A site's progress in its run: its loop writes it; pulses, checkpoints and the status page read it."""
 
 from __future__ import annotations
 
@@ -11,19 +11,19 @@ from pier_proto.v1.peer_pb2 import Phase
 
 @dataclass
 class Progress:
-    """Where this site is: for its pulse, its checkpoints and people. Losses are nats a token; times are seconds.
+    """Where this site is in its run. Losses are in nats per token, times in seconds.
 
     Attributes:
-        inner_step: of the run, done here or by those it was caught up from.
-        tokens: trained on by this site, steps under way included.
-        compute: spent in inner steps; `waited`: spent in outer rounds, their waiting included.
-        round_time: what the last outer round took.
-        times: where the time of the last outer round went.
-        spans: where the time of a pipeline's last iteration went.
-        expert: the one that this site trains, and how far it is, in words; "": none.
+        inner_step: inner steps of the run, done here or by the sites that this one caught up from.
+        tokens: tokens that this site has trained on, steps under way included.
+        compute: seconds spent in inner steps; `waited`: seconds spent in outer rounds, waiting included.
+        round_time: seconds that the last outer round took.
+        times: how the last outer round spent its time.
+        spans: how a pipeline's last iteration spent its time.
+        expert: the expert that this site trains and its progress, in words; "" if none.
         members_loss: mean validation loss of the models that were merged at the end.
-        training_for: the round that the present inner steps are brought to; `steps`: so many, fewer at a slow site.
-        spread: standard deviation between replicas, as this site's last pair saw it; of equal replicas it is not known.
+        training_for: the round that the current inner steps count for; `steps`: how many steps (fewer at a slow site).
+        spread: standard deviation between replicas in this site's last pair; not known where all replicas are equal.
     """
 
     phase: Phase.ValueType = Phase.PHASE_STARTING

@@ -1,7 +1,7 @@
-"""ProgressChecks: who says that it has committed a later round than this site, and has proved it.
+"""Progress checks: which sites say that they have committed a later round than this site, and have proved it.
 
-A pulse is only a claim. Whoever makes one is asked for the proof (certificate.py), beside everything else that goes on;
-until it has given it, this site goes its own way. A site whose proof fails is asked again after a while, which doubles.
+A pulse is only a claim. A site that makes one is asked for its proof (certificate.py) in the background; until it has
+given it, this site continues as before. A site whose proof fails is asked again after a pause that doubles each time.
 """
 
 from __future__ import annotations
@@ -20,27 +20,27 @@ from pier_node.wire.carrier import DESCRIBE, BadMessage, Carrier, PeerLost
 from pier_proto.v1.peer_pb2 import Link, Manifest, StateRequest
 
 TIMEOUT = 10.0
-"""Seconds within which a peer answers with a part of its proof."""
+"""Seconds within which a peer must answer with a part of its proof."""
 PAGES = 1000
-"""Most parts of one proof."""
+"""Most parts that one proof may have."""
 FIRST_PAUSE, LAST_PAUSE = 2.0, 600.0
-"""Seconds after which a site is asked again that could not prove what it says: at first, and at most."""
+"""Seconds until a site that could not prove its claim is asked again: the first pause, and the longest."""
 AT_ONCE = 3
-"""Members that are asked at once, and as many others: one proof is enough to follow."""
+"""Most members that are asked at once, and most other sites; a single valid proof is enough."""
 LOOK = 5.0
-"""Seconds after which to look for claims again, if no pulse is news before."""
+"""Seconds between two searches for claims, if no pulse brings news earlier."""
 
 log = logging.getLogger(__name__)
 
 
 @dataclass
 class Trust:
-    """What somebody believes, and how far a peer has led it on from there.
+    """What a site trusts, and how far a peer has led it on from there.
 
     Attributes:
-        state: trusted in the end.
-        links: that lead to it.
-        given: fingerprint of the next state, by which it is believed without proof; empty: there is none.
+        state: the trusted state that the links lead to.
+        links: the links that lead to it.
+        given: fingerprint of the next state, which is then trusted without proof; "" if there is none.
     """
 
     state: Trusted
@@ -50,7 +50,7 @@ class Trust:
 
     @classmethod
     def of_fingerprint(cls, fingerprint: str, statements: Statements) -> Trust:
-        """What a newcomer believes to whom people gave the fingerprint of a committed state. Raises PierError."""
+        """The trust of a newcomer that was given the fingerprint of a committed state. Raises PierError."""
         match = re.fullmatch(r"(\d{1,15})-[0-9a-f]{40}", fingerprint)
         if not match:
             raise PierError(
@@ -60,7 +60,7 @@ class Trust:
         return cls(Trusted(int(match[1]) - 1, b"", ()), statements, given=fingerprint)
 
     def learn(self, links: list[Link]) -> None:
-        """Follow links. Raises BadMessage: one of them proves nothing."""
+        """Follow links. Raises BadMessage if one of them proves nothing."""
         for link in links:
             if not self.given:
                 self.state = follow(self.state, link, self.statements)
@@ -71,13 +71,13 @@ class Trust:
             self.links.append(link)
 
     def admit(self, manifest: Manifest) -> None:
-        """Make sure that the state that a manifest describes was committed. Raises BadMessage."""
+        """Check that the state described by a manifest was committed. Raises BadMessage."""
         self.learn([link for link in manifest.proof if link.round > self.state.round])
         if (self.state.round, self.state.digest) != (manifest.round, manifest.digest):
             raise BadMessage(f"its state of round {manifest.round} comes without proof that it was committed")
 
     async def led_by(self, peer: str, carrier: Carrier) -> None:
-        """Learn all that a peer can prove. Raises PeerLost."""
+        """Learn everything that a peer can prove. Raises PeerLost."""
         for _ in range(PAGES):
             request = StateRequest(trusted=self.state.round + 1, proof_only=True)
             told = await carrier.call(peer, DESCRIBE, request, TIMEOUT)
@@ -99,10 +99,10 @@ class _Doubt:
 
 
 class ProgressChecks:
-    """Of the sites of a roster.
+    """Progress checks of the sites on a roster.
 
     Args:
-        here: what this site has.
+        here: returns the state that this site has.
     """
 
     def __init__(self, carrier: Carrier, roster: Roster, statements: Statements, here: Callable[[], Trusted]) -> None:
@@ -112,21 +112,21 @@ class ProgressChecks:
         self._asked: dict[str, asyncio.Task[None]] = {}
 
     def sources(self) -> list[str]:
-        """Who is ahead, and has proved it."""
+        """Sites that are ahead and have proved it."""
         round = self._here().round
         return [node for node in self._roster.ahead(round) if self.proof_of(node)]
 
     def proof_of(self, node: str) -> Trust | None:
-        """How far a site has proved that it is ahead; None: it has not."""
+        """How far a site has proved that it is ahead; None if it has not."""
         trust = self._proven.get(node)
         return trust if trust and trust.state.round > self._here().round else None
 
     def unproven(self) -> set[str]:
-        """Who says that it is ahead, was asked for the proof, and could not give it."""
+        """Sites that say they are ahead, were asked for the proof, and could not give it."""
         return {*self._doubts} & {*self._roster.ahead(self._here().round)}
 
     async def run(self) -> None:
-        """Ask for proofs, for ever."""
+        """Ask for proofs; runs forever."""
         try:
             while True:
                 self._ask()

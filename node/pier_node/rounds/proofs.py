@@ -1,7 +1,8 @@
-"""The proofs that this site can give: the links (rounds/certificate.py) of its run, in one file that only grows.
+"""The proofs that this site can give: the links (rounds/certificate.py) of its run, in one append-only file.
 
-Each record of the file is the size and the CRC-32 of a link, and the link. A newcomer needs only the links at which
-members change, and the last ones; the others are kept to find out, after a partition, who voted on both sides of it.
+Each record of the file holds the size and the CRC-32 of a link, then the link itself. A newcomer needs only the last
+links and those at which members change. The others are kept to find out, after a partition, who voted on both sides of
+it.
 """
 
 from __future__ import annotations
@@ -22,11 +23,11 @@ from pier_proto.v1.peer_pb2 import Link
 
 PROOFS_FILE = "proofs.bin"
 EARLIER_FILE = "proofs.json"
-"""The file of earlier versions, which had the essential links only."""
+"""The file of earlier versions, which held the essential links only."""
 PAGE = 1 << 20
-"""Most bytes of links in one answer: who needs more asks again."""
+"""Most bytes of links in one answer: a site that needs more asks again."""
 LARGE = 64 << 20
-"""Bytes from which the older half of the file is thinned to the essential links."""
+"""Size of the file in bytes above which its older half is thinned to the essential links."""
 
 _HEAD = struct.Struct(">II")
 
@@ -35,7 +36,7 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class _Entry:
-    """Where in the file a link is, and what it proves."""
+    """Where a link is in the file, and what it proves."""
 
     state: Trusted
     offset: int
@@ -43,7 +44,7 @@ class _Entry:
 
 
 class Proofs:
-    """The links that a site knows; they are on the disk before it says that it holds the state that they prove."""
+    """The links that a site knows; a link is on disk before the site says that it holds the state that it proves."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -56,7 +57,7 @@ class Proofs:
             self._migrate(earlier)
 
     def add(self, links: Sequence[Link]) -> None:
-        """Return once they would survive a power cut. Blocks. Raises PierError."""
+        """Return once the links would survive a power cut. Blocks. Raises PierError."""
         try:
             self._append(links)
             if self._end > LARGE:
@@ -66,7 +67,7 @@ class Proofs:
             raise PierError(problem, "Free some space there and start again.") from error
 
     def after(self, round: int) -> list[Link]:
-        """What somebody needs who trusts the state of that round, from the next link on: all of it, or a first part."""
+        """The links that a site needs if it trusts the state of that round: all of them, or a first part."""
         entries = [it for it in self._entries if it.state.round > round]
         needed = essential([it.state.members for it in entries])
         size, page = 0, list[Link]()
@@ -79,12 +80,12 @@ class Proofs:
 
     @property
     def first(self) -> int:
-        """The earliest round of which there is a link; 0: there is none."""
+        """The earliest round with a link; 0 if there is none."""
         return self._entries[0].state.round if self._entries else 0
 
     @property
     def newest(self) -> int:
-        """The latest round of which there is a link; -1: there is none."""
+        """The latest round with a link; -1 if there is none."""
         return self._entries[-1].state.round if self._entries else -1
 
     def at(self, round: int) -> Trusted | None:
@@ -109,7 +110,7 @@ class Proofs:
         return Link.FromString(os.pread(self._file.fileno(), entry.size, entry.offset))
 
     def _append(self, links: Iterable[Link]) -> None:
-        """The link of a round is there before its state is: after a crash in between, another one may replace it."""
+        """Append links. A round's link is written before its state; after a crash in between another can replace it."""
         data, entries, end = b"", self._entries, self._end
         for link in links:
             entries, record = [it for it in entries if it.state.round < link.round], _record(link)
@@ -118,7 +119,7 @@ class Proofs:
             data += record
         self._path.parent.mkdir(parents=True, exist_ok=True)
         with self._path.open("ab") as file:
-            file.truncate(end)  # what a crash left half-written
+            file.truncate(end)  # removes what a crash left half-written
             file.write(data)
             file.flush()
             os.fsync(file.fileno())
@@ -171,7 +172,7 @@ def _record(link: Link) -> bytes:
 
 
 def _links(data: bytes) -> Iterator[tuple[Link, int, int]]:
-    """The links of whole records, where they begin, and their sizes; up to the first that is not whole."""
+    """The links of complete records, with offset and size in bytes, up to the first incomplete record."""
     start = 0
     while start + _HEAD.size <= len(data):
         size, checksum = _HEAD.unpack_from(data, start)
@@ -184,5 +185,5 @@ def _links(data: bytes) -> Iterator[tuple[Link, int, int]]:
 
 
 def _is_damaged(rest: bytes) -> bool:
-    """Whether what follows the last whole record is more than a record that a crash cut off."""
+    """Whether the bytes after the last complete record are more than a record that a crash cut off."""
     return len(rest) >= _HEAD.size and _HEAD.size + _HEAD.unpack_from(rest)[0] <= len(rest)

@@ -1,7 +1,7 @@
-"""A member takes nobody's word: may this proposal end in a commit, and does it follow from what its members announced?
+"""A member's check of a proposal: may it end in a commit, and does it follow from the members' announcements?
 
-The proposal carries the signed announcements of its members; each of them decides anew what the leader decided. Pure,
-but for the signatures, which are checked before.
+A member trusts nobody's word. The proposal carries the signed announcements of its members, and each member repeats the
+leader's decision. The check is pure, except for signatures, which are checked before.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from pier_proto.v1.peer_pb2 import Handover, Proposal, Ready, Share
 
 @dataclass(frozen=True)
 class Announcement:
-    """A member's announcement, with the handovers that it rests on; the signatures of all of it were checked."""
+    """A member's announcement with the handovers that it rests on; all their signatures have been checked."""
 
     ready: Ready
     handovers: Sequence[Handover] = ()
@@ -36,7 +36,7 @@ def votes_of(announced: Mapping[str, Announcement]) -> frozenset[str]:
 
 
 def voters_of(announced: Mapping[str, Announcement], base: Collection[str]) -> frozenset[str]:
-    """Those whose word about earlier votes counts: members of the last round, and who has votes of theirs."""
+    """Nodes whose word about earlier votes counts: members of the last round, and holders of their votes."""
     return frozenset({*base, *holders(base, _shown(announced)).values()} & {*announced})
 
 
@@ -50,13 +50,13 @@ def _shown(announced: Mapping[str, Announcement]) -> list[Handover]:
 
 
 def flaw(proposal: Proposal, mine: Ready, announced: Mapping[str, Announcement], base: Base, length: int) -> str:
-    """Why a member must not take part, in words; empty when it may.
+    """Why a member must not take part, in words; empty if it may.
 
     Args:
         mine: what the member announced; the proposal must rest on exactly that.
-        announced: by the members of the proposal.
-        base: whose votes it takes.
-        length: parameters.
+        announced: announcements of the proposal's members.
+        base: the members whose votes a quorum needs.
+        length: number of parameters.
     """
     group = [share.node for share in proposal.shares]
     if proposal.round != mine.round:

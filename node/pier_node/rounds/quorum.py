@@ -1,9 +1,9 @@
 """Who may decide a round, and what: the rules that keep two groups from committing different bits.
 
-A round is one decision of Paxos (Lamport, "Paxos Made Simple", 2001) whose value is the digest of the next state.
-A commit needs the vote of *every* member of a group that holds a majority of the last round's members. Two such groups
-share a member, and that member tells the leader of the later attempt what it voted for in the earlier one; the later
-attempt then finishes that result (adopts it) instead of computing another. docs/protocol.md has the argument in full.
+A round is one decision of Paxos (Lamport, "Paxos Made Simple", 2001); its value is the digest of the next state. A
+commit needs the vote of *every* member of a group that holds a majority of the last round's members. Any two such
+groups share a member. That member tells the leader of the later attempt what it voted for in the earlier one, and the
+later attempt finishes that result (adopts it) instead of computing another. docs/protocol.md has the full argument.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ class Fresh:
 
 @dataclass(frozen=True)
 class Adopt:
-    """This result may have been committed by somebody: finish it; `holders` have it."""
+    """Some site may have committed this result: finish it. `holders` have it."""
 
     value: Value
     holders: tuple[str, ...]
@@ -30,25 +30,26 @@ class Adopt:
 
 @dataclass(frozen=True)
 class Blocked:
-    """A result may have been committed by sites that are not here: wait for one of `missing`."""
+    """Sites that are absent may have committed a result: wait for one of `missing`."""
 
     missing: tuple[str, ...]
 
 
 LEAP = 1 << 20
-"""Ballots of a round that lie so far above what others have seen were not reached by attempts."""
+"""A ballot number this far above what others have seen was not reached by attempts."""
 
 
 def has_quorum(votes: Collection[str], base: Collection[str], convicted: Collection[str] = ()) -> bool:
-    """Whether a group may decide: it carries the votes of a majority of the last round's members.
+    """Whether a group may decide: it needs the votes of a majority of the last round's members.
 
-    Every member has one vote, and whoever stops politely hands its votes to one other: a vote is in one hand at a time,
-    so that two groups cannot both have most of them. Of an even split, the side with the vote of the lowest node id
-    goes on, so that of two sites one may survive the other.
+    Every member has one vote, and a site that stops politely hands its votes to one other site. A vote is in one hand
+    at a time, so two groups cannot both have most of them. If the votes are split evenly, the side with the vote of the
+    lowest node id continues, so that one of two sites can survive the loss of the other.
 
     Args:
         convicted: nodes that have voted twice (double_votes.py). A majority of the others is a quorum too: with the
-            vote of one of these, who vote on any side, it would be one anyway; and two such quorums share a member.
+            vote of a convicted node, which votes on any side, it would be one anyway, and two such quorums share a
+            member.
     """
     honest = {*base} - {*convicted}
     return _has_most(votes, base) or (len(honest) < len(base) and _has_most(votes, honest))
@@ -60,20 +61,20 @@ def _has_most(votes: Collection[str], base: Collection[str]) -> bool:
 
 
 def leader_of(nodes: Collection[str], base: Collection[str]) -> str:
-    """Who keeps the coming round: the lowest of the last round's members among these nodes, if any, else the lowest.
+    """The leader of the coming round: of these nodes, the lowest member of the last round if any, else the lowest.
 
-    A site that has just come cannot put itself in front of all others.
+    A site that has just arrived cannot put itself in front of all others.
     """
     return min({*nodes} & {*base} or nodes, default="")
 
 
 def order(ballot: Ballot) -> tuple[int, str]:
-    """Ballots are ordered by number, then by leader. No site ever takes part in one that is not above all before."""
+    """Sort key of ballots: number, then leader. A site takes part only in ballots above all those before."""
     return ballot.number, ballot.leader
 
 
 def next_ballot(readies: Iterable[Ready], leader: str) -> Ballot:
-    """A ballot above every one that the group has taken part in."""
+    """A ballot above every one in which the group has taken part."""
     return Ballot(number=1 + max((ready.seen.number for ready in readies), default=0), leader=leader)
 
 
@@ -83,14 +84,14 @@ def choose_value(
     """What an attempt of exactly these members must do.
 
     Args:
-        voters: whose word about votes counts: members of the last round, and the heirs of their votes. Two quorums
-            share one of them, so that nobody else is needed. None: that of all.
+        voters: nodes whose word about votes counts: members of the last round, and heirs of their votes. Any two
+            quorums share one of them, so nobody else is needed. None counts everyone.
         convicted: nodes that have voted twice: nobody waits for a result that only they may have.
 
-    Only the newest vote counts (Paxos). It is finished if anybody here holds its result. If nobody here does (its
-    voters were restarted), it is void once it is sure that nobody can have committed it: one of its members is here and
-    never voted for it, or all of them are here. A vote that another member contradicted in the attempt that computed
-    its result is void too: its voter saw that not all were for it.
+    Only the newest vote counts (Paxos). Its result is finished if any site here holds it. If none does, because its
+    voters were restarted, the vote is void once it is certain that nobody can have committed it: either one of its
+    members is here and never voted for it, or all of them are here. A vote is also void if another member contradicted
+    it in the attempt that computed its result: its voter saw that not all members were for it.
     """
     heard = [ready for ready in readies if voters is None or ready.node in voters]
     votes = [ready for ready in heard if ready.HasField("voted")]
@@ -110,20 +111,20 @@ def choose_value(
 
 
 def _withheld(value: Value, top: Collection[Ready], readies: Collection[Ready]) -> bool:
-    """Whether a member of the attempt that computed `value` is here, did not vote for it, and now never will."""
+    """Whether a member of the attempt that computed `value` is here, did not vote for it, and never will."""
     voters = {ready.node for ready in top}
     computed = all(order(vote.voted_in) == order(value.origin) for vote in top)
     return computed and any(ready.node in value.members and ready.node not in voters for ready in readies)
 
 
 def choose_group(readies: Mapping[str, Ready], accusers: Collection[str] | None = None) -> frozenset[str]:
-    """The members of the next attempt: all that are ready, less those that others lost or refused.
+    """The members of the next attempt: all that are ready, except those that others lost or refused.
 
-    While a suspicion is left among the chosen, whoever is in most of them goes; of equals, who brings nothing rather
-    than who brings tokens, the suspected rather than the suspecting, then the highest node id.
+    While any suspicion between chosen members is left, the member in most of them goes, as accuser or as suspect. Among
+    equals, the first to go is one that brings no tokens, then the one suspected most often, then the highest node id.
 
     Args:
-        accusers: whose suspicions count; None: those of all.
+        accusers: nodes whose suspicions count; None counts everyone's.
     """
     group = set(readies)
     while True:

@@ -1,19 +1,19 @@
-"""The data of one attempt: reduce-scatter, then all-gather, straight between the members in chunks.
+"""The data exchange of one attempt: reduce-scatter, then all-gather, in chunks sent directly between the members.
 
-Each member owns a shard. It takes that shard of everybody's vector, sums it in node-id order whatever the order of
-arrival, and sends the mean to all. The mean of a chunk leaves while later chunks still come in, and a slow owner holds
-its senders back through the carrier's flow control: at most `WINDOW` chunks of a sender wait in memory.
+Each member owns a shard. It receives that shard of every member's vector, sums in node-id order whatever the order of
+arrival, and sends the mean to all. The mean of a chunk leaves while later chunks still arrive. A slow owner slows its
+senders through the carrier's flow control: at most WINDOW chunks of a sender wait in memory.
 
-With a lossy codec everybody uses the decoded bytes, the owner too. What is dropped of an update is its sender's
-error; what is dropped of a mean is its owner's, over the owner's weight: added to the next update it moves the
-mean by as much as is missing. So errors belong to sites, not to shards, which may be dealt anew in every round.
+With a lossy codec every member uses the decoded bytes, the owner included. What is dropped of an update is its sender's
+error. What is dropped of a mean, divided by the owner's share of the weight, is its owner's error: added to the next
+update, it moves the mean by exactly what is missing. So errors belong to sites, not to shards, which may change every
+round.
 
-How fast a site can send, learnt from what it sent in an exchange.
+`Meter` learns a site's uplink from what the site sent in an exchange. The mean rate over an exchange would not do: all
+members end together, held back by the slowest, and would look alike. The busiest second is the site's own: while it
+still sends to members other than the slowest, its uplink is the limit.
 
-The mean over an exchange will not do: all members end together, held back by the slowest, and would look alike. The
-busiest second is the site's own: while it still sends to others than the slowest, its uplink is what limits it.
-
-Sending a stream to a member of an attempt: whatever goes wrong becomes a suspicion.
+`send` sends a stream to a member; every failure becomes a Suspicion.
 """
 
 from __future__ import annotations
@@ -37,11 +37,11 @@ from pier_node.wire.carrier import BadMessage, Carrier, PeerLost, PeerRefused
 from pier_proto.v1.peer_pb2 import Chunk, Share
 
 METER_SECONDS = 1.0
-"""Seconds; long enough that what the kernel buffers does not count as sent."""
+"""Seconds per window: long enough that what the kernel buffers does not count as sent."""
 
 
 class Meter:
-    """Bytes sent, by windows of time. Time is whatever clock the caller reads."""
+    """Counts bytes sent per window of time; the caller passes the time, in seconds of any clock."""
 
     def __init__(self, now: float) -> None:
         self._began = self._last = now
@@ -49,14 +49,14 @@ class Meter:
         self._total = 0
 
     def sent(self, count: int, now: float) -> None:
-        """So many bytes left at that time."""
+        """Count bytes that left at this time."""
         window = int((now - self._began) / METER_SECONDS)
         self._windows[window] = self._windows.get(window, 0) + count
         self._total += count
         self._last = now
 
     def rate(self) -> float:
-        """Bytes a second: of the busiest whole window; of everything when all was over before one was full; 0: none."""
+        """Bytes per second: of the busiest full window, or of the whole time if none is full; 0 if nothing was sent."""
         elapsed = self._last - self._began
         whole = [count for window, count in self._windows.items() if (window + 1) * METER_SECONDS <= elapsed]
         if whole:
@@ -65,7 +65,7 @@ class Meter:
 
 
 async def send(carrier: Carrier, node: str, chunks: AsyncGenerator[Chunk]) -> None:
-    """Send all of it; the stream is closed in any case. Raises Suspicion: of nobody if the member refused it."""
+    """Send the whole stream and close it in any case. Raises Suspicion, of NOBODY if the member refused the stream."""
     async with aclosing(chunks):
         try:
             await carrier.push(node, chunks)
@@ -81,16 +81,16 @@ NO_DATA = b""
 
 
 class Reduction:
-    """One member's part in one attempt.
+    """One member's part in the exchange of one attempt.
 
     Args:
-        update: its vector is not read where its share has no tokens.
-        mean: takes the mean, as long as the update; complete once `run` returns.
+        update: its vector is not read if its share has no tokens.
+        mean: receives the mean, as long as the update; complete once `run` returns.
         rule: how the members' updates become a mean.
 
     Attributes:
-        clips: factor by node, of members whose update is longer than may be.
-        longest_wait: seconds that a member's next chunk let us wait at most.
+        clips: clipping factor by node, for members whose update is longer than allowed.
+        longest_wait: longest time in seconds that we waited for a member's next chunk.
         meter: what we sent, and when.
     """
 
@@ -128,7 +128,7 @@ class Reduction:
         self._progress = asyncio.Condition()
 
     async def run(self) -> None:
-        """Exchange with all members. Raises Suspicion."""
+        """Exchange chunks with all members. Raises Suspicion."""
         worst: Suspicion | None = None
         try:
             async with asyncio.TaskGroup() as tasks:
@@ -139,7 +139,7 @@ class Reduction:
             worst = _worst(group)
         finally:
             self._over = True
-        if worst:  # before Python 3.11.4 what is raised inside `except*` comes out wrapped in a group
+        if worst:  # before Python 3.11.4, an exception raised inside `except*` is wrapped in a group
             raise worst
 
     async def _exchange(self) -> None:
@@ -151,7 +151,7 @@ class Reduction:
                 tasks.create_task(self._await_shard(share))
 
     async def take(self, sender: str, first: Chunk, rest: AsyncIterator[Chunk]) -> None:
-        """Take a stream of this attempt from a member. Raises BadMessage: the sender is told, and suspected."""
+        """Receive a member's stream of this attempt. Raises BadMessage: the sender is told, and suspected."""
         share = next((share for share in self._others if share.node == sender), None)
         if share is None:
             raise BadMessage(f"{sender} is not a member of this attempt")
@@ -168,7 +168,7 @@ class Reduction:
             raise
 
     async def _scatter_to(self, owner: Share) -> AsyncGenerator[Chunk]:
-        """Our vector on the owner's shard; an empty stream if it has no weight or the owner owns nothing."""
+        """Our vector on the owner's shard; an empty stream if our update has no weight or the owner owns nothing."""
         yield self._plan.message(Chunk.STAGE_SCATTER, owner.offset, NO_DATA)
         if self._mine.tokens:
             for start, end in self._plan.ranges(owner):
@@ -177,7 +177,7 @@ class Reduction:
                 self.meter.sent(len(data), asyncio.get_running_loop().time())
 
     async def _gather_to(self) -> AsyncGenerator[Chunk]:
-        """The mean of our shard, chunk by chunk as it becomes ready."""
+        """The mean of our shard, chunk by chunk as each becomes ready."""
         yield self._plan.message(Chunk.STAGE_GATHER, self._mine.offset, NO_DATA)
         for start, end in self._plan.ranges(self._mine):
             async with self._progress:
@@ -188,13 +188,13 @@ class Reduction:
             self.meter.sent(len(data), asyncio.get_running_loop().time())
 
     async def _reduce(self) -> None:
-        """Sum our shard in node-id order; members without tokens are left out."""
+        """Sum our shard in node-id order, leaving out members without tokens."""
         squares = dict.fromkeys(self._senders, 0.0)
         for start, end in self._plan.ranges(self._mine):
             part = slice(start, end)
             parts = {share.node: await self._part_of(share, part, squares) for share in self._plan.givers()}
             await self._work(partial(self._average, part, parts))
-            await asyncio.sleep(0)  # nothing above waits if the others' chunks are here, or if no other gives any
+            await asyncio.sleep(0)  # nothing above yields if the others' chunks are here, or if no other gives any
             await self._faults.reach(self._plan.round, "exchanging")
             async with self._progress:
                 self._reduced = end
@@ -204,7 +204,7 @@ class Reduction:
         return await (self._own(part) if share.node == self._carrier.node else self._next_part(share, squares))
 
     async def _own(self, part: slice) -> Vector:
-        """Our own part as the others would have decoded it."""
+        """Our own part as the other members would decode it."""
         if not self._codec.lossy:
             return self._vector[part]
         return await self._work(lambda: self._codec.decode(self._encoded(part), part.stop - part.start))
@@ -229,7 +229,7 @@ class Reduction:
         mean[:] = decoded
 
     async def _work(self, work: Callable[[], T]) -> T:
-        """Codecs and sorting take long enough to be worth a thread; a copy and a sum do not."""
+        """Run codecs and sorting in a thread, as they take long enough for it; copies and sums do not."""
         return await asyncio.to_thread(work) if self._slow else work()
 
     async def _next_part(self, share: Share, squares: dict[str, float]) -> Vector:
@@ -248,7 +248,7 @@ class Reduction:
         return part
 
     async def _await_shard(self, share: Share) -> None:
-        """Wait for the owner's means. It may itself have to wait for a third member: allow it twice the silence."""
+        """Wait for the owner's means. It may have to wait for a third member itself, so it gets twice the silence."""
         heard = self._heard[share.node]
         while share.node not in self._complete:
             heard.clear()
@@ -259,7 +259,7 @@ class Reduction:
                 raise Suspicion(share.node, f"sent no mean for {2 * self._plan.silence:.0f} s", mute=True) from error
 
     async def _watch(self) -> None:
-        """End the attempt when a stream that comes in is broken or refused."""
+        """End the attempt when an incoming stream is broken or refused."""
         raise await self._broken
 
     async def _take_scatter(self, share: Share, first: Chunk, rest: AsyncIterator[Chunk]) -> None:
@@ -283,7 +283,7 @@ class Reduction:
     async def _expect(
         self, ranges: Sequence[tuple[int, int]], first: Chunk, rest: AsyncIterator[Chunk]
     ) -> AsyncIterator[Vector]:
-        """Exactly the chunks of these ranges, in order: anything repeated, missing or of another size is refused."""
+        """Yield exactly the chunks of these ranges in order; refuse any repeated, missing or differently sized one."""
         if first.data:
             raise BadMessage("a stream opens with an empty chunk that names it")
         awaited = iter(ranges)
@@ -295,7 +295,7 @@ class Reduction:
                 part = await self._work(partial(self._codec.decode, chunk.data, end - start))
             except BadCode as bad:
                 raise BadMessage(f"chunk at {start}: {bad}") from bad
-            if self._over:  # `mean` may be in use by the next attempt
+            if self._over:  # the next attempt may be using `mean`
                 raise BadMessage("that attempt is over")
             yield part
         if next(awaited, None) is not None:
@@ -303,7 +303,7 @@ class Reduction:
 
 
 def _worst(group: BaseExceptionGroup[Suspicion]) -> Suspicion:
-    """Of several suspicions, one that names a member: a refusal is often only the echo of what went wrong elsewhere."""
+    """Of several suspicions, one that names a member: a refusal is often only the echo of a failure elsewhere."""
     found: list[Suspicion] = []
     pending: list[BaseException] = [group]
     while pending:

@@ -1,7 +1,7 @@
 """The list of sites that the run's operator has revoked, as every site keeps it and passes it on.
 
 The coordinator signs the list with the key of the run's authority, whose certificate each enrolled site holds. So the
-list is as good from any peer as from the coordinator, which may be away. A version orders the lists: an older one never
+list is as good from any peer as from the coordinator, which may be away. Lists have versions: an older one never
 replaces a newer one.
 """
 
@@ -39,12 +39,12 @@ def signed(authority: ec.EllipticCurvePrivateKey, run_hash: bytes, version: int,
 
 
 class Revoked:
-    """The newest list that this site has seen: kept on the disk, and applied at once.
+    """The newest list that this site has seen: kept on disk, and applied at once.
 
     Args:
-        folder: this site's data folder; the list in it is applied by `restore`.
+        folder: this site's data folder; `restore` applies the list in it.
         authority: certificate of the run's authority, PEM.
-        bar: has nothing to do with these nodes from now on.
+        bar: excludes these nodes from now on.
     """
 
     def __init__(self, folder: Path, authority: bytes, run_hash: bytes, bar: Callable[[Iterable[str]], None]) -> None:
@@ -59,11 +59,11 @@ class Revoked:
 
     @property
     def version(self) -> int:
-        """Of the newest list; 0: there is none."""
+        """Version of the newest list; 0 if there is none."""
         return self.newest.version if self.newest else 0
 
     def restore(self) -> None:
-        """Apply the list on the disk. Raises PierError: this user may not read it."""
+        """Apply the list on disk. Raises PierError if this user may not read it."""
         if not self._path.exists():
             return
         try:
@@ -74,7 +74,7 @@ class Revoked:
         self._apply(told)
 
     def take(self, told: Revocations) -> None:
-        """Apply and keep a list that somebody passed on, if it is newer and the authority signed it."""
+        """Apply and keep a list that another site passed on, if it is newer and the authority signed it."""
         if told.version <= self.version or not self._apply(told):
             return
         try:
@@ -95,5 +95,5 @@ class Revoked:
 
 
 def _statement(told: Revocations) -> bytes:
-    """What is signed: as a hash, since verified statements are remembered."""
+    """What is signed: a hash, since verified statements are remembered."""
     return hashlib.sha256("\n".join([str(told.version), *told.nodes]).encode()).digest()

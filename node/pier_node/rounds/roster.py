@@ -1,12 +1,12 @@
-"""Who is in the run: every site this one has heard of, what each last said of itself, and who is alive.
+"""The roster: every site that this one has heard of, what each last said of itself, and which sites are alive.
 
-Each peer is asked for its pulse once an `interval`; a peer that did not answer for longer than its own past suggests
-(median + k·MAD of the gaps between its answers) is not alive, and neither is one that failed twice in a row.
+The roster asks each peer for its pulse once per `interval`. A peer counts as not alive if it fails to answer twice in a
+row, or if it has been silent for longer than its own past suggests (median + k·MAD of the gaps between its answers).
+Silent peers are asked less and less often.
 
-What a peer says of a third site is hearsay: it is taken only with that site's own signature, only a few entries are
-taken from each peer, and a site that never answers is forgotten. Peers that are silent are asked less and less often.
-
-A site's entry in the rosters of the run, signed by the site itself, so that others can pass it on.
+A site signs its own entry, so that others can pass it on. What a peer says about a third site is hearsay: the roster
+accepts it only with that site's own signature, takes only a few such entries from each peer, and forgets a site that
+never answers.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _PURPOSE = "site"
 
 
 def sign_entry(site: Site, signer: Signer, version: int) -> Site:
-    """Give a node's own entry a version, higher than any before, and its signature; returns the same entry."""
+    """Give a node's own entry a signature and a version, which must be higher than before; return the same entry."""
     site.version = version
     site.public = signer.public
     site.signature = signer.sign(_PURPOSE, _statement(site))
@@ -50,22 +50,22 @@ def _statement(site: Site) -> bytes:
 
 
 ACTIVE = frozenset({Phase.PHASE_TRAINING, Phase.PHASE_WAITING, Phase.PHASE_EXCHANGING})
-"""Phases of a site that takes part in rounds."""
+"""Phases in which a site takes part in rounds."""
 FAILURES = 2
 LATE = 10.0
-"""Seconds after a commit here within which whoever is well has it too, or says that it is catching up."""
+"""Seconds after a commit here; by then every healthy site has the same commit or says that it is catching up."""
 CONTACTS = SITES - 1
-"""Most peers that a site knows: with itself, the most sites of a run."""
+"""Most peers that a site knows: with the site itself, this is the largest number of sites in a run."""
 HEARSAY, HEARSAY_PER_PEER = 64, 16
-"""Most peers that are known only from what others say, and from what one of them says."""
+"""Most peers that are known from hearsay only: in all, and from a single peer."""
 SILENT_DIALS = 8
-"""Most questions to silent peers in an interval, and twice as many under way at once, however many there are."""
+"""Most questions to silent peers per interval, however many there are; up to twice as many may be in flight at once."""
 BACKOFF, HEARSAY_BACKOFF = 8, 64
-"""Most intervals between two questions to a silent peer, unless there are many; to one known from hearsay."""
+"""Most intervals between two questions to a silent peer (unless there are many of them), and to a hearsay peer."""
 SETTLING = 25
-"""Intervals within which every peer has answered or failed twice, unless very many are silent."""
+"""Intervals after which every peer has answered or failed twice, unless very many are silent."""
 FORGOTTEN, PARTICIPANT_FORGOTTEN = 3600.0, 7 * 86400.0
-"""Seconds of silence after which a peer is forgotten; after which one that took part in rounds is."""
+"""Seconds of silence after which a peer is forgotten, and after which a peer that took part in rounds is forgotten."""
 
 log = logging.getLogger(__name__)
 
@@ -75,11 +75,11 @@ class Contact:
     """What this site knows of a peer.
 
     Attributes:
-        told_by: the peer that told of it; "": it was met, or this site's own notes or its coordinator name it.
-        pulse: what it last said of itself, in a call that proved who speaks.
-        failures: in a row, until it is heard, whichever of the two asks.
+        told_by: the peer that told us of it; "" if we have met it, or if our own notes or our coordinator name it.
+        pulse: what it last said of itself, in a call that proved who was speaking.
+        failures: failed calls in a row, in either direction, since it was last heard.
         unanswered: questions in a row that it did not answer.
-        participant: it was in a phase in which it takes part in rounds, in this start of this site or one before.
+        participant: whether it was ever in a phase in which it takes part in rounds, in this start or an earlier one.
     """
 
     site: Site
@@ -96,17 +96,17 @@ class Contact:
 
     @property
     def silent(self) -> bool:
-        """Whether it has not answered yet, or does not any more."""
+        """Whether it has not answered yet, or has stopped answering."""
         return self.unanswered >= FAILURES or self.pulse is None
 
 
 class Roster:
-    """The sites of the run. `changed` is notified whenever something about them is new.
+    """The sites of the run. `changed` is notified whenever something about them changes.
 
     Args:
-        pulse: what this site says of itself now.
+        pulse: returns what this site says of itself now.
         interval: seconds between two questions to a peer.
-        signer: verifies entries; None: nothing that a peer says of others is taken.
+        signer: verifies entries; with None, the roster accepts nothing that a peer says of others.
     """
 
     def __init__(
@@ -128,10 +128,10 @@ class Roster:
     # --- whom we know --------------------------------------------------------------------------
 
     def add(self, site: Site, participant: bool = False) -> None:
-        """Learn of a site, or of its new address, from itself, our notes or our coordinator, and ask for its pulse.
+        """Learn of a site, or of its new address, from itself, our notes or our coordinator; ask for its pulse.
 
         Args:
-            participant: it is known to have taken part in rounds.
+            participant: whether the site is known to have taken part in rounds.
         """
         contact = self._take(site if self._is_proper(site) else _unsigned(site), "")
         if contact is not None:
@@ -139,9 +139,9 @@ class Roster:
             contact.participant |= participant
 
     def hear(self, sites: Iterable[Site], told_by: str) -> list[Site]:
-        """Learn of sites from what a peer says; returns the entries that are new, of those that are taken.
+        """Learn of sites from what a peer says; return those accepted entries that are new.
 
-        Nothing is taken without the signature of the site itself; what follows an entry without one is not looked at.
+        An entry without the signature of the site itself is dropped, together with all entries after it.
         """
         new = []
         for site in sites:
@@ -160,15 +160,15 @@ class Roster:
         return new
 
     def keep(self, members: Iterable[str]) -> None:
-        """Members of the last round: they are never forgotten, and asked as often when they are silent."""
+        """Set the members of the last round: they are never forgotten, and are asked at the full rate when silent."""
         self._members = frozenset(members)
 
     def known(self) -> list[Site]:
-        """The entries of all that are known from more than hearsay: what is noted on the disk, and passed on."""
+        """Entries of all sites that are known from more than hearsay: these are written to disk and passed on."""
         return [contact.site for contact in self.contacts.values() if not contact.told_by]
 
     def reached_at(self) -> list[str]:
-        """Addresses of those that are alive."""
+        """Addresses of the peers that are alive."""
         return [contact.site.address for node, contact in self.contacts.items() if self.alive(node)]
 
     def _has_room_for_hearsay(self, told_by: str) -> bool:
@@ -177,7 +177,7 @@ class Roster:
         return not full and aggregators.count(told_by) < HEARSAY_PER_PEER
 
     def _take(self, site: Site, told_by: str) -> Contact | None:
-        """The contact of a site, made or brought up to date; None: there is no room, or it is not wanted."""
+        """Create or update the contact of a site; None if there is no room for it or it is barred."""
         if site.node == self._carrier.node or site.node in self._barred:
             return None
         contact = self.contacts.get(site.node)
@@ -196,14 +196,14 @@ class Roster:
         return contact
 
     def _is_newer(self, site: Site, known: Site) -> bool:
-        """Whether an entry replaces the one that is known; an unsigned one replaces unsigned ones only."""
+        """Whether an entry replaces the known one; an unsigned entry replaces only an unsigned one."""
         return site.version > known.version if site.signature else not known.signature
 
     def _is_proper(self, site: Site) -> bool:
         return bool(site.signature) and self._signer is not None and is_genuine(site, self._signer)
 
     def _make_room(self) -> bool:
-        """Have room for one more contact, at the cost of the one that was silent for longest if need be."""
+        """Make room for one more contact: if necessary, forget the one that has been silent the longest."""
         if len(self.contacts) < CONTACTS:
             return True
         silent = [it for it in self.contacts.values() if it.silent and it.site.node not in self._members]
@@ -220,7 +220,7 @@ class Roster:
         self.changed.notify()
 
     def bar(self, nodes: Iterable[str], why: str) -> None:
-        """Forget these sites for good: they are not of the run any more."""
+        """Forget these sites for good: they no longer belong to the run."""
         for node in set(nodes) - self._barred:
             self._barred.add(node)
             if contact := self.contacts.get(node):
@@ -228,21 +228,21 @@ class Roster:
                 self._forget(contact)
 
     def farewell(self, node: str) -> None:
-        """A site says that it stops: do not wait for it to fall silent."""
+        """Note that a site says it stops, instead of waiting for it to fall silent."""
         if (contact := self.contacts.get(node)) and contact.failures < FAILURES:
             log.info("%s has left", _called(contact.site))
             contact.failures = FAILURES
         self.changed.notify()
 
     def called(self, node: str) -> str:
-        """A site as people are told of it: its name, if it has one, and its node id."""
+        """How messages to people name a site: its name, if it has one, and its node id."""
         if node == self._carrier.node:
             return _called(self._pulse().site)
         contact = self.contacts.get(node)
         return _called(contact.site) if contact else node
 
     def address(self, node: str) -> str:
-        """Where a site is reached, as it last said; "": not known."""
+        """The address that a site last gave; "" if it is not known."""
         contact = self.contacts.get(node)
         return contact.site.address if contact else ""
 
@@ -259,7 +259,7 @@ class Roster:
         return {node: pulse for node in known if self.alive(node) and (pulse := self.pulse_of(node))}
 
     def alive(self, node: str) -> bool:
-        """Whether a site answered lately."""
+        """Whether a site has answered lately."""
         if node == self._carrier.node:
             return True
         contact = self.contacts.get(node)
@@ -268,21 +268,22 @@ class Roster:
         return asyncio.get_running_loop().time() - contact.heard_at <= contact.limit.seconds()
 
     def round_trips(self) -> dict[str, float]:
-        """Seconds from a question to a peer's answer, of those that have answered."""
+        """Seconds from question to answer, for each peer that has answered."""
         return {node: it.round_trip for node, it in self.contacts.items() if it.round_trip}
 
     def participants(self) -> dict[str, Pulse]:
-        """Live sites that take part in rounds, this one included, in node-id order, and what they last said."""
+        """Live sites that take part in rounds, this one included, in node-id order, with what each last said."""
         return {node: pulse for node, pulse in self.pulses().items() if pulse.phase in ACTIVE}
 
     def abreast(self, round: int, committed: float) -> list[str]:
-        """Participants that may come to the next round in time.
+        """Participants that may reach the next round in time.
 
-        Not those that say they have committed it; nor those that still train for an earlier one; nor those that have
-        not taken `round` some seconds after we have: whoever is well and behind is catching up by then, and says so.
+        This leaves out sites that say they have committed the next round, sites that still train for an earlier round,
+        and sites that have not committed `round` LATE seconds after us: a healthy site that is behind is catching up by
+        then, and says so.
 
         Args:
-            committed: when this site committed `round`, by the loop's clock.
+            committed: when this site committed `round`, in seconds of the loop's clock.
         """
         late = asyncio.get_running_loop().time() > committed + LATE
         heard = {node: contact.heard_at for node, contact in self.contacts.items()}
@@ -293,7 +294,7 @@ class Roster:
         ]
 
     def waits(self, node: str) -> bool:
-        """Whether a site says that it waits for its leader."""
+        """Whether a site says that it is waiting for its leader."""
         pulse = self.pulse_of(node)
         return pulse is not None and pulse.phase == Phase.PHASE_WAITING
 
@@ -304,7 +305,7 @@ class Roster:
         return sorted(later, key=lambda node: (-rounds[node], node))
 
     async def settled(self) -> None:
-        """Return once every peer, but for hearsay, has answered or has failed to, or after SETTLING."""
+        """Return once every peer except hearsay has answered or failed to, or after SETTLING intervals."""
 
         def all_asked() -> bool:
             asked = [contact for contact in self.contacts.values() if not contact.told_by]
@@ -315,17 +316,17 @@ class Roster:
                 await self.changed.until(all_asked)
 
     async def announce(self) -> None:
-        """Tell every live peer our pulse now rather than at the next beat."""
+        """Tell every live peer our pulse now instead of at the next beat."""
         await asyncio.gather(*(self._ask(contact) for node, contact in self.contacts.items() if self.alive(node)))
 
     def tell(self) -> None:
-        """The same, without waiting for anybody."""
+        """Do the same without waiting for the answers."""
         if self._telling:
             self._telling.cancel()
         self._telling = asyncio.create_task(self.announce(), name="announce")
 
     async def stop(self) -> None:
-        """End all questions."""
+        """Cancel all questions in flight."""
         tasks = [contact.task for contact in self.contacts.values() if contact.task]
         tasks += [self._telling] if self._telling else []
         for task in tasks:
@@ -348,7 +349,7 @@ class Roster:
             await asyncio.sleep(self._pause(contact))
 
     def _pause(self, contact: Contact) -> float:
-        """Seconds until the next question to a peer: longer after every one that it did not answer."""
+        """Seconds until the next question to a peer: longer after every question that it did not answer."""
         if contact.unanswered == 0 or contact.site.node in self._members:
             return self._interval if contact.unanswered != 1 else self._interval / 4
         if contact.unanswered < FAILURES and not contact.told_by:
@@ -412,7 +413,7 @@ class Roster:
 
 
 def _is_elsewhere(pulse: Pulse, round: int, late: bool, is_news: bool) -> bool:
-    """What a member of the last round said before that was committed does not tell what it trains for now."""
+    """Whether a site is elsewhere. A pulse from before the commit does not say what the site trains for now."""
     training = is_news and pulse.phase == Phase.PHASE_TRAINING and pulse.training_for <= round
     return training or pulse.round > round or (late and pulse.round < round)
 

@@ -1,7 +1,7 @@
-"""Statements: announcements, votes and handovers, signed by the node that makes them, so that nobody can make them up.
+"""Statements: announcements, votes and handovers, signed by the node that makes them, so that nobody can forge one.
 
-A leader shows every member the announcements of all of them, and a committed state comes with the votes for it
-(certificate.py): whoever passes such a statement on cannot change it.
+A leader shows every member the announcements of all of them, and a committed state comes with its votes
+(certificate.py). Others can pass a statement on, but cannot change it.
 """
 
 from __future__ import annotations
@@ -17,23 +17,23 @@ M = TypeVar("M", Ready, Vote, Handover)
 
 
 class Statements(Protocol):
-    """Makes this node's statements, and reads those of others.
+    """Makes this node's statements and reads those of others.
 
     Attributes:
-        convicted: nodes that have voted twice, so that their votes count for every side: see quorum.py.
+        convicted: nodes that have voted twice; quorum.py says how a quorum counts them.
     """
 
     convicted: set[str]
 
     def seal(self, message: Ready | Vote | Handover) -> Signed:
-        """Say it in this node's name."""
+        """Sign a statement in this node's name."""
 
     def read(self, kind: type[M], signed: Signed) -> M:
-        """What a node said. Raises BadMessage unless it is within bounds and the node that it names has signed it."""
+        """What a node said. Raises BadMessage unless it is within bounds and signed by the node that it names."""
 
 
 class SignedStatements:
-    """Statements for one run, by the keys of its nodes."""
+    """Statements for one run, signed with the keys of its nodes."""
 
     def __init__(self, signer: Signer) -> None:
         self._signer = signer

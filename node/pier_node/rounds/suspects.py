@@ -1,9 +1,8 @@
-"""Whom the next attempt should do without: members that were lost, or refused for what they sent.
+"""Suspicions: which members the next attempt should do without, and how an attempt or a pair's meeting fails here.
 
-A suspicion counts for one attempt: it is forgotten when one begins, and after a while if none does. But a member that
-lets the others wait in round after round, without ever taking part to the end, is left out for longer each time.
-
-How an attempt, or a pair's meeting, ends without a result here.
+A member is suspected when it was lost, or when what it sent was refused. A suspicion counts for one attempt: it is
+forgotten when an attempt begins, or after EXPIRY seconds if none does. A member that keeps the others waiting round
+after round, without ever taking part to the end, is left out for longer each time.
 """
 
 from __future__ import annotations
@@ -19,10 +18,10 @@ NOBODY = ""
 
 
 class Suspicion(Exception):
-    """It cannot go on because of a member: lost, or refused for what it sent; `node` may be NOBODY.
+    """An attempt cannot continue because a member was lost, or sent something refused; `node` may be NOBODY.
 
     Attributes:
-        mute: the member is there, but kept the others waiting until their patience was at its end.
+        mute: the member is there but kept the others waiting until they ran out of patience.
     """
 
     def __init__(self, node: str, reason: str, mute: bool = False) -> None:
@@ -41,25 +40,25 @@ class Behind(Exception):
 
 
 EXPIRY = 30.0
-"""Seconds; a few times what a member waits for the leader's answer."""
+"""Seconds; a few times as long as a member waits for the leader's answer."""
 LONGEST = 3600.0
-"""Seconds for which a member that is mute again and again is left out at most."""
+"""Longest time in seconds for which a member that is mute again and again is left out."""
 STANDSTILL = 30.0
-"""Seconds in which a leader has closed a group when all that are here wait for it."""
+"""Seconds within which a leader closes a group once all sites that are here wait for it."""
 
 
 @dataclass
 class _Mute:
-    """How often a site let others wait."""
+    """How often a site kept others waiting."""
 
     rounds: int = 0
     last: int = 0
     until: float = 0.0
-    """When it is left out no longer."""
+    """When the site is let in again, in seconds of the loop's clock."""
 
 
 class Suspects:
-    """One member's suspicions in a round: of as many sites as a run can have, since strangers come under any name."""
+    """One member's suspicions in a round: at most as many as a run has sites, since strangers come under any name."""
 
     def __init__(self) -> None:
         self._until: dict[str, float] = {}
@@ -88,12 +87,12 @@ class Suspects:
             del self._mute[min(self._mute, key=lambda name: (self._mute[name].rounds, self._mute[name].last))]
 
     def now(self) -> set[str]:
-        """Those under suspicion."""
+        """Nodes under suspicion now."""
         now = asyncio.get_running_loop().time()
         return {node for node, until in self._until.items() if until > now} | self.left_out()
 
     def left_out(self) -> set[str]:
-        """Those that let others wait again and again."""
+        """Nodes that are left out because they kept others waiting again and again."""
         now = asyncio.get_running_loop().time()
         return {node for node, mute in self._mute.items() if mute.until > now}
 
@@ -102,19 +101,19 @@ class Suspects:
         self._until.clear()
 
     def forgive(self, members: Iterable[str]) -> None:
-        """These took part in a round to its end."""
+        """Forgive these members: they took part in a round to its end."""
         for node in members:
             self._mute.pop(node, None)
 
 
 class Standstill:
-    """How long a leader has let all wait that are here."""
+    """How long a leader has kept everyone here waiting."""
 
     def __init__(self) -> None:
         self._leader, self._since = "", math.inf
 
     def too_long(self, leader: str, all_wait: bool) -> bool:
-        """Whether that goes on for longer than any reason of an honest leader; told at each of its answers."""
+        """Whether the wait exceeds any reason of an honest leader; called at each of the leader's answers."""
         now = asyncio.get_running_loop().time()
         if not all_wait:
             self._since = math.inf

@@ -1,4 +1,4 @@
-"""The weights that a command works with: a site's newest checkpoint, or a folder in Hugging Face's layout."""
+"""The weights that a command works with: from a site's newest checkpoint, or from a folder in Hugging Face's layout."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ class Weights:
     """A model at rest.
 
     Attributes:
-        flat: fp32, shape [parameters].
-        tokenizer: as [data] names it: `bytes`, or the path of a tokenizer.json.
-        origin: where it comes from, in words.
-        round: its outer round; None for a model folder, which does not say.
+        flat: the weights, fp32, shape [parameters].
+        tokenizer: as in [data] of run.toml: `bytes`, or the path of a tokenizer.json.
+        origin: where the weights come from, in words.
+        round: their outer round; None for a model folder, which does not say.
     """
 
     config: ModelSection
@@ -44,12 +44,12 @@ class Weights:
         return model.eval()
 
     def open_tokenizer(self) -> Tokenizer:
-        """Its tokenizer. Raises PierError."""
+        """The tokenizer of these weights. Raises PierError."""
         return open_tokenizer(self.tokenizer)
 
 
 def site_config(folder: Path) -> RunConfig:
-    """The run that a data folder belongs to. Raises PierError: to none."""
+    """Configuration of the run that a data folder belongs to. Raises PierError if it belongs to none."""
     require_folder(folder)
     config = load_run(folder)
     if config is None:
@@ -81,12 +81,12 @@ def exported_weights(folder: Path) -> Weights:
 
 
 def find_weights(data: Path, model: Path | None) -> Weights:
-    """Those of the model folder, if one is given; else of the site. Raises PierError."""
+    """Weights from the model folder if one is given, else from the site. Raises PierError."""
     return exported_weights(model) if model else newest_weights(data)
 
 
 def pick_device(name: str) -> torch.device:
-    """The device that an option names; "": a GPU where there is one. Raises PierError."""
+    """The device that an option names; "" picks a GPU if there is one. Raises PierError."""
     if not name:
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     try:

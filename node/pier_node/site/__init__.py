@@ -1,1 +1,1 @@
-"""The daemon of a site: joining, its loop in every kind of run, leaving, its journal, reports and status."""
+"""The daemon of a site: joining, the training loop of each kind of run, leaving, journal, reports and status."""

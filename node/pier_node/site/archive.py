@@ -1,6 +1,8 @@
-"""What a site keeps of the rounds on its disk: checkpoints, states that others count on, a line for who reads along.
+"""What a site keeps on disk about its rounds: checkpoints, kept states and an event log.
 
-checkpoints/   states/   events.jsonl: one status a committed round
+checkpoints/   the newest checkpoints of this site
+states/        committed states that other sites rely on
+events.jsonl   the site's status after each committed round, one JSON object per line
 """
 
 from __future__ import annotations
@@ -22,12 +24,13 @@ from pier_node.site.status import finite
 
 
 class Archive:
-    """The disk of one site of one run.
+    """The files of one site of one run.
 
     Args:
-        saved: told of each state that would survive a power cut from now on, in a run of pairs.
-        status: what there is to say about this site.
-        checkpoints: the folder of those; of a pipeline's sites it is another one, because they have no whole model.
+        saved: called with each state that from now on would survive a power cut; used in a run of pairs.
+        status: returns this site's status.
+        checkpoints: name of the checkpoint folder. A pipeline's sites use another one for the run's state, because they
+            hold no whole model.
     """
 
     def __init__(
@@ -43,7 +46,7 @@ class Archive:
         self._events, self._saved, self._status = folder / EVENTS_FILE, saved, status
 
     async def newest(self) -> Checkpoint | None:
-        """Where this site was. Raises PierError."""
+        """The newest checkpoint; None if there is none. Raises PierError."""
         return await asyncio.to_thread(self._checkpoints.newest)
 
     def has(self, round: int) -> bool:
@@ -63,13 +66,13 @@ class Archive:
         return saved.adam_m.array, saved.adam_v.array, saved.adam_step
 
     async def commit(self, checkpoint: Checkpoint) -> None:
-        """After each round. Raises PierError."""
+        """Save the checkpoint of a committed round and log the round. Raises PierError."""
         await asyncio.to_thread(self.save, checkpoint)
         self._saved(checkpoint.state)
         self.note(checkpoint.state)
 
     async def keep(self, state: OuterState) -> None:
-        """Before this site says that it has a committed state. Raises PierError."""
+        """Store a committed state, before this site announces that it has it. Raises PierError."""
         await asyncio.to_thread(self._states.save, state)
         self._saved(state)
 
@@ -78,7 +81,7 @@ class Archive:
         self._checkpoints.save(checkpoint, self._states.file_of(checkpoint.state))
 
     def note(self, state: OuterState) -> None:
-        """Write a line for whoever reads along. With overlap this site may be at a later state than that by now."""
+        """Append a line to the event log. With overlap this site may already be at a later state than the one noted."""
         told = {"round": state.round, "digest": state.digest.hex(), "members": list(state.members)}
         event = {"time": time.time(), "pid": os.getpid(), **self._status(), **told}
         event.pop("peers")

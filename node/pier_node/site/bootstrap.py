@@ -1,4 +1,4 @@
-"""A site's first state: from its last checkpoint, from the run's seed if it founds the run, else from its peers."""
+"""Bootstrap of a site: its first state, created from the run's seed at the founder and fetched from peers elsewhere."""
 
 from __future__ import annotations
 
@@ -38,9 +38,9 @@ def beginning(config: RunConfig, layout: Layout, node: str, weights: SharedVecto
 
 
 def first_trust(fingerprint: str, founder: str, statements: Statements) -> Trust | None:
-    """What a newcomer believes: the state of that fingerprint, or else the run's founder.
+    """What a newcomer trusts: the state with that fingerprint, or else the run's founder.
 
-    None, which is logged: it was told neither. Raises PierError.
+    Returns None, with a warning, if it was told neither. Raises PierError.
     """
     if fingerprint:
         return Trust.of_fingerprint(fingerprint, statements)
@@ -56,12 +56,12 @@ def first_trust(fingerprint: str, founder: str, statements: Statements) -> Trust
 async def from_peers(
     config: RunConfig, layout: Layout, carrier: Carrier, roster: Roster, trust: Callable[[], Trust | None]
 ) -> tuple[Checkpoint, Sequence[Link]]:
-    """The newest state of the run, with one peer's AdamW moments, and the proof that it was committed.
+    """Fetch the newest state of the run, with one peer's AdamW moments, and the proof that the state was committed.
 
-    During a solo start there is nothing to take part in: waits until it is over.
+    During a solo start there is nothing to join: this waits until the solo start is over.
 
     Args:
-        trust: what this site believes; None: any state.
+        trust: returns what this site trusts; None: it accepts any state.
     """
     first, tries, told = _first_round(config), Tries(), False
     while True:
@@ -98,5 +98,5 @@ def _first_round(config: RunConfig) -> int:
 
 
 def at_rest(state: OuterState) -> Checkpoint:
-    """A checkpoint of a site that has nothing but the state."""
+    """A checkpoint that holds only the state."""
     return Checkpoint(state, None, None, 0, 0, 0, None, ())

@@ -1,4 +1,4 @@
-"""The daemon: puts a site's parts together, starts them, and stops them when the run, or the user, is done."""
+"""The daemon of a site: builds its parts, starts them, and stops them when the run is finished or the user stops it."""
 
 from __future__ import annotations
 
@@ -60,9 +60,9 @@ if TYPE_CHECKING:
     from pier_node.site.pipeline_training import PipelineTraining
 
 LAST_ATTEMPT = 4.0
-"""Seconds that an attempt under way gets to end when this site is told to stop."""
+"""Seconds that a running attempt gets to finish when this site is told to stop."""
 GOSSIP = 15.0
-"""Seconds between two rounds of hellos, which bring rosters together."""
+"""Seconds between two rounds of hellos, which synchronise rosters."""
 
 log = logging.getLogger(__name__)
 
@@ -71,8 +71,8 @@ class Daemon:
     """One site of a run.
 
     Args:
-        say: tells the user something worth reading.
-        on_terminal: what is said goes to a terminal and into no log: it may have the run's token in it.
+        say: prints a message for the user.
+        on_terminal: messages go to a terminal and not to a log, so they may contain the run's token.
     """
 
     def __init__(self, settings: Settings, say: Callable[[str], None] = print, on_terminal: bool = False) -> None:
@@ -95,7 +95,10 @@ class Daemon:
         self._stopping.set()
 
     async def run(self) -> None:
-        """Take part in the run until it is finished or `stop` is called. Raises PierError when it cannot go on."""
+        """Take part in the run until it is finished or `stop` is called.
+
+        Raises PierError when the site cannot continue.
+        """
         work = asyncio.create_task(self._live())
         stop = asyncio.create_task(self._stopping.wait())
         await asyncio.wait([work, stop], return_when=asyncio.FIRST_COMPLETED)
@@ -107,7 +110,7 @@ class Daemon:
             work.result()
 
     async def _end_of_attempt(self, work: asyncio.Task[None]) -> None:
-        """Others count on a site that is in the middle of an attempt with them: it leaves when that has ended."""
+        """Wait for a running attempt to end before leaving: other members rely on this site in it."""
         if self._rounds is None or work.done():
             return
         rest = asyncio.create_task(self._rounds.at_rest())
@@ -123,7 +126,7 @@ class Daemon:
             await linger(self._member.config, self._roster)
 
     async def _work(self, training: Training | PipelineTraining) -> None:
-        """The run, and then experts if they are ordered."""
+        """Train the run, and then experts if they are ordered."""
         await training.run()
         if isinstance(training, Training):
             await asyncio.to_thread(self._save_rest, training)
@@ -138,10 +141,10 @@ class Daemon:
             folder = await train_experts(self._member.config, self._settings, seed, *of_site)
             self._say(f"The experts are trained; those of this site are in {folder}.")
 
-    # --- coming in -----------------------------------------------------------------------------
+    # --- joining -------------------------------------------------------------------------------
 
     async def _join(self, stack: AsyncExitStack) -> None:
-        """Listen, find the others, take a slot, and let this machine ask for our status."""
+        """Listen, find the other sites, take a slot, and serve this site's status on this machine."""
         if self._settings.has_program:
             self._settings = await self._attach_program(stack)
         settings = self._settings
@@ -218,12 +221,15 @@ class Daemon:
         return self._data.describe(config)
 
     def _sign_entry(self, record: SiteRecord) -> None:
-        """Make what this site says of itself newer than all that it has said before, whatever its clock says."""
+        """Sign this site's roster entry with a version newer than any before, whatever the clock says."""
         newest = max(int(time.time() * 1000), record.version + 1, self._site.version + 1)
         sign_entry(self._site, self._signer, newest)
 
     async def _place(self, stack: AsyncExitStack) -> SiteRecord | None:
-        """What this site has noted, or, as far as there is a coordinator, what that knows. None: nothing yet."""
+        """This site's record; with a coordinator, updated with what the coordinator knows.
+
+        None: there is no record yet.
+        """
         member, settings = self._member, self._settings
         if member.enrolment is None:
             return member.record
@@ -243,23 +249,23 @@ class Daemon:
         stack.callback(path.unlink, missing_ok=True)
 
     async def _gossip(self, reception: Reception, peers: list[str]) -> None:
-        """Say hello again to all that this site knows, and to whom it was told of, who may have been away at first."""
+        """Repeat the hello to all known sites and to the given peers, some of which may not have answered at first."""
         while True:
             await asyncio.sleep(GOSSIP)
             await reception.introduce([*peers, *self._roster.reached_at()])
             try:
                 self._save_record()
-            except PierError as error:  # the peers of a moment ago are good enough
+            except PierError as error:  # the previous peers are good enough
                 log.warning("%s", error.problem)
 
     def _save_record(self) -> None:
         self._record = replace(self._record.with_peers(self._roster.known()), version=self._site.version)
         self._record.save(self._settings.folder)
 
-    # --- getting ready -------------------------------------------------------------------------
+    # --- preparation ---------------------------------------------------------------------------
 
     async def _prepare(self, stack: AsyncExitStack) -> Training:
-        """Bring up workers and state; from here on this site is a member."""
+        """Start the workers and load or fetch the state. From here on this site is a member."""
         config, folder, node = self._member.config, self._settings.folder, self._carrier.node
         layout = Layout.of_run(config)
         if self._program:  # a founder begins with its weights
@@ -291,7 +297,7 @@ class Daemon:
         return training
 
     async def _first(self, layout: Layout) -> Checkpoint:
-        """Where a site without a checkpoint begins."""
+        """The first checkpoint of a site that has none on disk."""
         config = self._member.config
         kept = await asyncio.to_thread(self._archive.kept_after, -1)
         if kept:
@@ -307,7 +313,7 @@ class Daemon:
         return checkpoint
 
     def _first_trust(self) -> Trust | None:
-        """What this site believes before it has a state; None: in a run of pairs, each has its own."""
+        """What this site trusts before it has a state. None in a run of pairs, where each site has its own state."""
         in_pairs = self._member.config.outer.algorithm == "noloco"
         return None if in_pairs else first_trust(self._settings.trust, self._record.founded_by, self._statements)
 
@@ -316,7 +322,7 @@ class Daemon:
         self._carrier.refuse(nodes, why)
 
     async def _prepare_stage(self, stack: AsyncExitStack) -> PipelineTraining:
-        """Bring up a site that holds a stage of the model: see site/pipeline.py."""
+        """Prepare a site that holds a stage of the model: see site/pipeline.py."""
         from pier_node.site.pipeline import Ground, prepare  # it computes in this process: PyTorch comes with it
 
         orders = self._coordination.orders if self._coordination else Orders()
@@ -333,7 +339,7 @@ class Daemon:
     async def _member_of_rounds(
         self, stack: AsyncExitStack, layout: Layout, checkpoint: Checkpoint, state: OuterState
     ) -> Training:
-        """The site's part in the run, from `state` on: the checkpoint's, or a later one that was kept without one."""
+        """Build the site's part in the run from `state`: the checkpoint's, or a later one kept without a checkpoint."""
         settings, statements = self._settings, self._statements
         config, keep = self._member.config, self._archive.keep
         disk = settings.folder, self._proofs
@@ -366,7 +372,7 @@ class Daemon:
         self._convicted.take([proof])
 
     def _serve_states(self, rounds: Rounds | Pairs, of_all: Rounds) -> None:
-        """Pairs have states of their own, which nobody votes for; what is voted for is the model that they merge."""
+        """Serve states to peers. In a run of pairs each site has its own state; only the merged model is voted on."""
 
         def offer(number: int, shadow: bool) -> OuterState | None:
             return (of_all if shadow else rounds).offer(number, shadow)
@@ -381,7 +387,7 @@ class Daemon:
             self._progress.phase = Phase.PHASE_LEAVING
             await leave.leave()
 
-    # --- while it runs -------------------------------------------------------------------------
+    # --- running -------------------------------------------------------------------------------
 
     async def _committed(self, checkpoint: Checkpoint) -> None:
         await self._archive.commit(checkpoint)
@@ -397,7 +403,7 @@ class Daemon:
             self._rounds.saved = max(self._rounds.saved, state.round)
 
     def _save_rest(self, training: Training) -> None:
-        """What no round has taken yet, or took a moment ago, or was fetched, is not lost by stopping."""
+        """Save what stopping would lose: the unsent update, and a state that was just committed or fetched."""
         if not training.resting:
             return
         rest = training.snapshot()

@@ -1,8 +1,9 @@
-"""Checkpoints of a site's experts, with the coordinator: so that another site can go on if this one is lost.
+"""Copies of experts' checkpoints at the coordinator, so that another site can continue if this one is lost.
 
-The training does not wait for one to be sent, and sending takes a small part of the time. The last one of an expert is
-sent where another one branches from it: who takes over a chain goes on in its middle. One that is fetched is used when
-it is what was said, and of that expert; otherwise the expert begins again.
+Training does not wait while a checkpoint is sent, and sending takes a small fraction of the time. The last checkpoint
+of an expert is sent if another expert branches from it, so that a site that takes over a chain can continue in the
+middle. A fetched checkpoint is used only if it matches its description and belongs to that expert; otherwise the expert
+starts from the beginning.
 """
 
 from __future__ import annotations
@@ -26,31 +27,34 @@ from pier_node.site.coordinator.link import NoLease, Refused, Unreachable
 from pier_proto.v1.coordinator_pb2 import CheckpointPart, Record
 
 SHARE = 0.05
-"""Part of the time that giving checkpoints takes at most, from the second one on."""
+"""Largest fraction of the time spent on sending checkpoints, from the second one on."""
 REFUSALS = 3
-"""After which a last one is not tried again: one that broke off may be on its way still, for the coordinator."""
+"""Refusals after which a last checkpoint is not retried.
+
+The coordinator also refuses while it believes that a transfer that broke off is still running.
+"""
 PATIENCE = 60.0
-"""Seconds for a coordinator that does not answer, before an expert begins again that need not."""
+"""Seconds to wait for a coordinator that does not answer before an expert starts over needlessly."""
 
 log = logging.getLogger(__name__)
 
 
 class Line(Protocol):
-    """The way to the coordinator: see CoordinatorClient."""
+    """The connection to the coordinator: see CoordinatorClient."""
 
     def give_checkpoint(self, plan: str, kept: Kept, file: BufferedReader) -> Awaitable[None]:
-        """Raises NoLease, Refused, Unreachable."""
+        """Send a checkpoint. Raises NoLease, Refused, Unreachable."""
 
     def fetch_checkpoint(self, plan: str, kept: Kept) -> AsyncGenerator[CheckpointPart]:
-        """Raises NoLease, Refused, Unreachable."""
+        """Yield the parts of a checkpoint. Raises NoLease, Refused, Unreachable."""
 
 
 class ExpertCheckpoints:
-    """Those of a site.
+    """The expert checkpoints of one site.
 
     Args:
         tell: takes records for the coordinator.
-        clock: seconds that never go backward.
+        clock: monotonic clock, in seconds.
     """
 
     def __init__(self, line: Line, tell: Callable[[Record], None], clock: Callable[[], float] = time.monotonic) -> None:
@@ -61,28 +65,32 @@ class ExpertCheckpoints:
         self._sends = False
 
     def of(self, plan: str, job: ExpertJob, kept: Kept | None, followed: bool) -> JobCheckpoints:
-        """Those of a job, of which the coordinator keeps that one; whether another expert branches from it."""
+        """The checkpoints of a job.
+
+        `kept` is the coordinator's; `followed`: whether another expert branches from this one.
+        """
         return JobCheckpoints(self, plan, job, kept, followed)
 
     def give(self, plan: str, job: int, step: int, path: Path) -> None:
-        """Give the coordinator this one, in the background, unless one is on its way or it is too soon for another."""
+        """Send this checkpoint in the background, unless another is being sent or it is too soon."""
         if not self._sends and self._giving is None and self.clock() >= self._due:
             self._giving = asyncio.create_task(self._give_once(plan, job, step, path.open("rb")))
 
     def give_last(self, plan: str, job: int, step: int, path: Path) -> None:
-        """Give it in the background, after those before it, and try until the coordinator has answered."""
+        """Send this checkpoint in the background after earlier ones, and retry until the coordinator has answered."""
         self._last = [task for task in self._last if not task.done()]
         self._last.append(asyncio.create_task(self._give_until([*self._last], plan, job, step, path.open("rb"))))
 
     async def fetch(self, plan: str, kept: Kept, name: str, length: int, folder: Path, steps: int) -> int:
-        """Put the one that the coordinator has into the folder of its expert; the step that it was made after.
+        """Fetch the coordinator's checkpoint into the expert's folder. Returns the step after which it was made.
 
         Args:
-            steps: the expert's.
+            steps: number of steps of the expert.
 
         Raises:
-            NoLease, Refused, Unreachable: it cannot be had.
-            ValueError: it is not what it says, or not of the expert of that name with so many parameters.
+            NoLease, Refused, Unreachable: it cannot be fetched.
+            ValueError: it does not match its description, or is not of the expert of that name with that many
+                parameters.
             OSError: it cannot be written.
         """
         path = folder / f"{FILE}.fetched"
@@ -97,23 +105,23 @@ class ExpertCheckpoints:
         return found.step
 
     def note(self, level: int, text: str) -> None:
-        """Say something, here and at the coordinator."""
+        """Log a message here and at the coordinator."""
         log.log(level, text)
-        if level < logging.WARNING:  # of warnings it is told anyhow (records.py)
+        if level < logging.WARNING:  # warnings reach the coordinator anyway (coordinator/records.py)
             self._tell(note_record(level, text))
 
     async def drop(self) -> None:
-        """What is on its way is not wanted any more, unless a last one waits for it."""
+        """Cancel the checkpoint being sent, unless a last one waits for it."""
         if self._giving is not None and all(task.done() for task in self._last):
             await _cancelled(self._giving)
 
     async def end(self) -> None:
-        """Nothing is wanted any more."""
+        """Cancel everything."""
         await _cancelled(*([self._giving] if self._giving else []), *self._last)
 
     async def _give_once(self, plan: str, job: int, step: int, file: BufferedReader) -> None:
         try:
-            with file:  # the next one takes its name, and leaves this one as it is
+            with file:  # the next checkpoint replaces the file name but not this open file
                 await self._give(plan, job, step, file)
         finally:
             self._giving = None
@@ -122,7 +130,7 @@ class ExpertCheckpoints:
         self, before: Collection[asyncio.Task[None]], plan: str, job: int, step: int, file: BufferedReader
     ) -> None:
         backoff, refused = Backoff(first=1.0, last=60.0), 0
-        with file:  # its folder is deleted meanwhile
+        with file:  # its folder may be deleted in the meantime
             while before := [*filter(None, (*(task for task in before if not task.done()), self._giving))]:
                 await asyncio.wait(before)
             while problem := await self._give(plan, job, step, file):
@@ -134,7 +142,7 @@ class ExpertCheckpoints:
                     await asyncio.wait([self._giving])
 
     async def _give(self, plan: str, job: int, step: int, file: BufferedReader) -> Exception | None:
-        """Why the coordinator has not taken it; None: it has."""
+        """Send the checkpoint once. Returns why the coordinator has not taken it; None: it has."""
         began, self._sends = self.clock(), True
         try:
             file.seek(0)
@@ -171,17 +179,19 @@ class ExpertCheckpoints:
 
 
 class JobCheckpoints:
-    """Those of one job, as its trainer deals with them (experts/trainer.py)."""
+    """The checkpoints of one job, as its trainer uses them (experts/trainer.py)."""
 
     def __init__(self, site: ExpertCheckpoints, plan: str, job: ExpertJob, kept: Kept | None, followed: bool) -> None:
         self._site, self._plan, self._job, self._kept, self._followed = site, plan, job, kept, followed
 
     async def fetched(self, folder: Path, name: str, length: int, own: int) -> bool:
-        """Get the coordinator's into the folder, if it is a later one than this site's own; whether it is there.
+        """Fetch the coordinator's checkpoint if it is later than this site's own.
+
+        Returns whether it is now in the folder.
 
         Args:
             folder, name, length: of the expert: see ResumeState.load.
-            own: steps after which this site's own was made; 0: it has none.
+            own: step of this site's own checkpoint; 0: it has none.
         """
         if self._kept is None or self._kept.step <= own:
             return False
@@ -196,7 +206,7 @@ class JobCheckpoints:
         return True
 
     def saved(self, path: Path, step: int) -> None:
-        """There is a later one; the last one is of use to the expert that branches from it."""
+        """Send a new checkpoint. The last one is sent only if another expert branches from this one."""
         if step < self._job.steps:
             self._site.give(self._plan, self._job.number, step, path)
         elif self._followed:

@@ -1,9 +1,8 @@
-"""A site's way through its part of an ensemble: one expert after the other, from the model that the run ends with.
+"""A site's part of an ensemble: trains one expert after the other, starting from the final model of the run.
 
-All sites hold that model, so none is sent. Jobs come with the orders of the coordinator, and may go again: to another
-site when this one was silent for too long. A pause takes effect at once, and costs what came after the last checkpoint.
-
-A site scores its experts where they lie: only log-probabilities travel to the coordinator, as score sheets.
+All sites hold that model, so it is not sent. Jobs arrive with the coordinator's orders, and may be reassigned to
+another site if this one is silent for too long. A pause takes effect at once and loses the work since the last
+checkpoint. A site scores its experts locally: only log-probabilities travel to the coordinator, as score sheets.
 """
 
 from __future__ import annotations
@@ -40,19 +39,19 @@ from pier_proto.v1.coordinator_pb2 import Record, ScoreSheet
 from pier_proto.v1.peer_pb2 import Phase
 
 PROBLEM = 2000
-"""Most letters of why something cannot be scored."""
+"""Maximum length of the reason why something cannot be scored, in characters."""
 
 Deliver = Callable[[ScoreSheet, bytes], Awaitable[None]]
-"""Returns when the coordinator has it. Raises Refused: it does not want it."""
+"""Returns when the coordinator has the sheet. Raises Refused: the coordinator does not want it."""
 
 log = logging.getLogger(__name__)
 
 
 class ExpertScoring:
-    """Scores whatever is ordered, each expert once for each order.
+    """Scores what is ordered, each expert once per order.
 
     Args:
-        folder: the site's; its experts are in `experts`, and sheets on their way in `scores`.
+        folder: the site's data folder. Its experts are in `experts`; sheets being sent are in `scores`.
     """
 
     def __init__(self, folder: Path, deliver: Deliver) -> None:
@@ -60,14 +59,14 @@ class ExpertScoring:
         self._over: set[tuple[str, str]] = set()
 
     def due(self, order: ScoringOrder | None) -> ScoringOrder | None:
-        """What of an order is to be done yet; None: nothing."""
+        """The part of an order that is still to be done; None: nothing."""
         if order is None:
             return None
         names = tuple(name for name in order.experts if (order.id, name) not in self._over)
         return order.model_copy(update={"experts": names}) if names else None
 
     async def run(self, order: ScoringOrder) -> None:
-        """Score, and send what comes out; what cannot be scored is told."""
+        """Score the experts and send the results. What cannot be scored is reported."""
         out = self._folder / "scores"
         log.info("scoring %d experts on the text of %d domains", len(order.experts), len(order.domains))
         try:
@@ -93,7 +92,7 @@ class ExpertScoring:
 
 
 TELL_SECONDS = 5.0
-"""Between two reports of how far an expert is."""
+"""Seconds between two progress reports of an expert."""
 
 
 async def train_experts(
@@ -104,7 +103,7 @@ async def train_experts(
     progress: Progress,
     roster: Roster,
 ) -> Path:
-    """Train what the coordinator orders, from the run's last state. Returns where this site's experts lie."""
+    """Train what the coordinator orders, from the run's last state. Returns the folder of this site's experts."""
     shop = Shop(config, settings.folder, settings.workers)
     parent = Parent(seed.digest.hex(), config.model, seed.anchor)
     scoring = ExpertScoring(settings.folder, coordination.deliver)
@@ -115,10 +114,10 @@ async def train_experts(
 
 
 class ExpertTraining:
-    """The loop of a site, until the plan needs it no more.
+    """The loop of a site, until the plan no longer needs it.
 
     Args:
-        seed: the run's model.
+        seed: the run's final model.
         tell: takes records for the coordinator.
     """
 
@@ -142,7 +141,7 @@ class ExpertTraining:
         self._began = self._told = 0.0
 
     async def run(self) -> None:
-        """Train whatever is ordered. Raises PierError when this site's workers cannot go on."""
+        """Train what is ordered. Raises PierError when this site's workers cannot continue."""
         try:
             await self._run()
         finally:
@@ -165,7 +164,7 @@ class ExpertTraining:
                 await self._orders.changed.until(lambda known=experts: self._orders.experts is not known)  # type: ignore[misc]
 
     def _take_up(self, experts: Experts) -> None:
-        """With another order: tell again of what is done, the job may have been elsewhere; and try the rest again."""
+        """On a new order, report finished jobs again, since another site may have had them; retry declined ones."""
         if experts is self._taken_up:
             return
         self._taken_up = experts
@@ -189,7 +188,7 @@ class ExpertTraining:
         return wanted is not None and wanted.scoring is not None and wanted.scoring.id == scoring
 
     async def _while_wanted(self, doing: Coroutine[Any, Any, None], wanted: Callable[[], bool]) -> None:
-        """Do something, unless it is not wanted of this site any more meanwhile, or all is paused."""
+        """Run a coroutine until it ends, this site is no longer asked for it, or training is paused."""
         self._progress.phase = Phase.PHASE_TRAINING
         work = asyncio.create_task(doing)
         change = asyncio.create_task(self._orders.changed.until(lambda: self._orders.paused or not wanted()))
@@ -212,7 +211,7 @@ class ExpertTraining:
             custody = self._custody(plan, job)
             card = await train_expert(job, parent, self._shop, lambda step: self._stepped(plan, job, step), custody)
             await self._keep_parent(card, parent)
-        except (PierError, OSError, ValueError) as error:  # the disk is full, say, or a checkpoint makes no card
+        except (PierError, OSError, ValueError) as error:  # the disk is full, say, or a checkpoint gives no card
             log.error("this site cannot train the expert of %s: %s", job.domain.name, error)
             self._declined.add((plan, job.number))
             self._tell(problem_record(plan, job, error.problem if isinstance(error, PierError) else str(error)))
@@ -223,7 +222,10 @@ class ExpertTraining:
         self._tell(card_record(plan, job, *done))
 
     async def _keep_parent(self, card: Card, parent: Parent) -> None:
-        """What an expert branched from stands in for it, or tells what it has forgotten. Raises PierError, OSError."""
+        """Export the parent: it replaces a refused expert, or shows what the expert forgot.
+
+        Raises PierError, OSError.
+        """
         try:
             await asyncio.to_thread(export_parent, parent, self._shop)
         except (PierError, OSError) as error:
@@ -232,14 +234,17 @@ class ExpertTraining:
             log.warning("what the expert of %s forgets will not be known: %s", card.domain, error)
 
     def _custody(self, plan: str, job: ExpertJob) -> JobCheckpoints:
-        """The job's checkpoints, and the one that the coordinator keeps."""
+        """The job's checkpoints, with the one that the coordinator keeps."""
         wanted = self._orders.experts
         kept = next((kept for kept in wanted.checkpoints if kept.job == job.number), None) if wanted else None
         followed = wanted is not None and any(other.after == job.number for other in wanted.jobs)
         return self._checkpoints.of(plan, job, kept, followed)
 
     def _parent(self, plan: str, job: ExpertJob) -> Parent:
-        """What the job branches from; of an expert that was refused, what stands in for it. Raises PierError."""
+        """The model that the job branches from; if that expert was refused, the parent that replaces it.
+
+        Raises PierError.
+        """
         if job.after == SEED:
             return self._seed
         card, _ = self._done.get((plan, job.after), (None, 0.0))

@@ -1,8 +1,7 @@
-"""How a site comes into a run: it founds one, comes back to the one in its folder, or is let in by a peer.
+"""Joining a run: a site founds one, returns to the one in its data folder, or is admitted by a peer or a coordinator.
 
-A data folder whose site has no round behind it: as long as that is so, a command may name another run for it.
-
-A founder finds mistakes of run.toml in its first minutes, and must be able to correct them without a new folder.
+As long as the site has taken part in no round, a command may name another run for its data folder. Founders often find
+mistakes in run.toml in the first minutes, and must be able to correct them without a new folder.
 """
 
 from __future__ import annotations
@@ -39,7 +38,7 @@ JOURNAL = "journal.json"
 
 
 def is_replaced(settings: Settings) -> bool:
-    """Whether the run of the folder gives way to the one that the command names. Raises PierError."""
+    """Whether the run in the folder is replaced by the one that the command names. Raises PierError."""
     folder, stored = settings.folder, load_run(settings.folder)
     if stored is None or settings.coordinator or Enrolment.load(folder) or took_part(folder):
         return False
@@ -49,7 +48,7 @@ def is_replaced(settings: Settings) -> bool:
 
 
 def took_part(folder: Path) -> bool:
-    """Whether a site has a round behind it, or has told others anything that binds it in one."""
+    """Whether a site has completed a round, or has sent anything that binds it in one."""
     names = [path.name for kind in STATES for path in folder.glob(f"{kind}/*round-*")]
     if any(int(name.rpartition("round-")[2][:8]) for name in names):
         return True
@@ -58,21 +57,21 @@ def took_part(folder: Path) -> bool:
 
 
 def forget_run(folder: Path) -> None:
-    """Have such a folder belong to no run. Its node id stays."""
+    """Detach such a folder from its run. Its node id stays."""
     for name in (SITE_FILE, EVENTS_FILE, REVOKED_FILE, JOURNAL, PROOFS_FILE, EARLIER_FILE, CONVICTED_FILE):
         (folder / name).unlink(missing_ok=True)
     Token.path(folder).unlink(missing_ok=True)
-    for path in [path for kind in STATES for path in folder.glob(f"{kind}/*")]:  # the folder may be a disk of its own
+    for path in [path for kind in STATES for path in folder.glob(f"{kind}/*")]:  # the folder may be a mount point
         shutil.rmtree(path) if path.is_dir() else path.unlink()
-    (folder / RUN_FILE).unlink(missing_ok=True)  # last: whoever is interrupted begins again
+    (folder / RUN_FILE).unlink(missing_ok=True)  # last: if interrupted, it starts again from the top
 
 
 PATIENCE = 300.0
-"""Seconds to go on knocking at peers that do not answer."""
+"""Seconds to keep trying peers that do not answer."""
 GREETING = 10.0
-"""Seconds that an answer to a hello may take."""
+"""Timeout of a hello, in seconds."""
 GREETINGS = 16
-"""Hellos at once."""
+"""Number of concurrent hellos."""
 
 log = logging.getLogger(__name__)
 
@@ -91,21 +90,22 @@ class Membership:
 
     @property
     def founder(self) -> str:
-        """Node id of the site that began the run, as far as this one was told by whom it trusts; empty: it was not."""
+        """Node id of the run's founder, as told by a trusted source; empty if not told."""
         if self.token and self.token.founder:
             return self.token.founder
         return self.record.founded_by if self.record else ""
 
     @property
     def name(self) -> str:
-        """What this site was called last; empty: nothing yet."""
+        """The last name of this site; empty: it has none yet."""
         return self.record.name if self.record else ""
 
     def invitation(self, address: str, kept: Path | None = None) -> str:
-        """What to type at another machine to join this site.
+        """The command with which another machine joins this site.
 
         Args:
-            kept: where the token is, for people who may be reading a log, which must not have it; None: show it.
+            kept: path of the token, for output that may go to a log and must not contain the token. None: show the
+                token.
         """
         transport = "" if self.transport == "grpc" else f" --transport {self.transport}"
         command = f"pier-node start --peers {address}{transport}"
@@ -119,7 +119,7 @@ class Membership:
 
 
 async def find_run(settings: Settings) -> Membership:
-    """Settle which run this is, and prove that we may be in it. Raises PierError."""
+    """Determine which run this is, and load the credentials that admit this site to it. Raises PierError."""
     folder = settings.folder
     identity, (transport, record) = Identity.load_or_create(folder), find_site(settings)
     if settings.coordinator or Enrolment.load(folder):
@@ -143,10 +143,10 @@ async def find_run(settings: Settings) -> Membership:
 
 
 def check_start(settings: Settings) -> None:
-    """Look at all that can be looked at before anything is written, and before the others hear of this site.
+    """Check everything that can be checked before anything is written and before other sites hear of this one.
 
     Raises:
-        PierError: the options contradict each other or say too little, or training could not begin.
+        PierError: the options contradict each other or are incomplete, or training could not begin.
     """
     _, record = find_site(settings)
     by_coordinator = settings.coordinator or Enrolment.load(settings.folder)
@@ -158,7 +158,7 @@ def check_start(settings: Settings) -> None:
 
 
 def check_needs(config: RunConfig, settings: Settings) -> None:
-    """Make sure that this site has what training needs: data, a tokenizer that fits the model, a sequence a worker."""
+    """Check that this site can train: it needs data, a tokenizer that fits the model, and a sequence per worker."""
     if config.program:
         if not settings.has_program:
             raise PierError(
@@ -185,13 +185,13 @@ async def _through_coordinator(
     settings: Settings, identity: Identity, transport: Transport, record: SiteRecord | None
 ) -> Membership:
     enrolment, config = await find_place(settings, identity)
-    save_run(settings.folder, config)  # before the check: the invite may be spent, and must not be needed again
+    save_run(settings.folder, config)  # before the check: the invite may be used up, and must not be needed again
     await asyncio.to_thread(check_needs, config, settings.after(record))
     return Membership(config, identity, None, enrolment.credentials(identity), record, transport, enrolment)
 
 
 async def find_place(settings: Settings, identity: Identity) -> tuple[Enrolment, RunConfig]:
-    """The place that the coordinator has given this site, or gives it now for an invite. Raises PierError."""
+    """The place that the coordinator has given this site, or now gives it for an invite. Raises PierError."""
     folder, enrolment, config = settings.folder, Enrolment.load(settings.folder), load_run(settings.folder)
     if enrolment is None or config is None:
         if settings.coordinator is None or settings.token is None:
@@ -208,18 +208,18 @@ async def find_place(settings: Settings, identity: Identity) -> tuple[Enrolment,
 
 
 def find_site(settings: Settings) -> tuple[Transport, SiteRecord | None]:
-    """How to reach the peers, as is told or as before; and what this site has noted. Raises PierError."""
+    """The transport to use, as given or as before, and this site's record. Raises PierError."""
     record = None if is_replaced(settings) else SiteRecord.load(settings.folder)
     transport = settings.transport or (record.transport if record else "grpc")
     for peer in settings.peers:
         check_address(transport, peer)
-    if record and record.transport != transport:  # where the others were is of no use now
+    if record and record.transport != transport:  # the old addresses are useless with another transport
         record = replace(record, peers=(), transport=transport)
     return transport, record
 
 
 def find_token(settings: Settings) -> Token | None:
-    """The token that was given, or is kept; None: --insecure, or there is no run yet. Raises PierError."""
+    """The token that was given or stored; None: --insecure, or there is no run yet. Raises PierError."""
     if settings.insecure:
         return None
     kept = None if is_replaced(settings) else Token.load(settings.folder)
@@ -234,7 +234,7 @@ def find_token(settings: Settings) -> Token | None:
 
 
 def known_config(settings: Settings) -> RunConfig | None:
-    """The run, as far as this machine knows; None: the peers do. Raises PierError."""
+    """The run's configuration, if this machine has it; None: it has to come from the peers. Raises PierError."""
     stored = None if is_replaced(settings) else load_run(settings.folder)
     given = settings.founding or (load(settings.run) if settings.run else None)
     if stored and given and stored.hash() != given.hash():
@@ -264,10 +264,11 @@ async def _ask_for_config(
 
 
 async def first_answer(carrier: SiteCarrier, addresses: Iterable[str], request: HelloRequest) -> HelloReply:
-    """Knock at addresses until one answers.
+    """Try addresses until one answers.
 
     Raises:
-        PierError: all of them refuse this site, or none answers for PATIENCE seconds; with what each of them said.
+        PierError: all of them refuse this site, or none answers within PATIENCE seconds. The text has each one's
+            reason.
     """
     loop = asyncio.get_running_loop()
     deadline, told, problems = loop.time() + PATIENCE, False, [""]
@@ -299,11 +300,11 @@ def _said(lost: PeerLost) -> str:
 
 
 class Reception:
-    """Says hello, both ways: keeps the roster complete, and spreads the news of who was put out.
+    """Sends and answers hellos: keeps the roster complete and spreads the news of removed sites.
 
     Args:
-        convicted: who is put out for voting twice.
-        revoked: None: the run has no coordinator, and nobody can be revoked.
+        convicted: the sites removed for voting twice.
+        revoked: the revoked sites; None: the run has no coordinator, so no site can be revoked.
     """
 
     def __init__(
@@ -317,11 +318,11 @@ class Reception:
     ) -> None:
         self._carrier, self._roster, self._config, self._me = carrier, roster, config, me
         self._convicted, self._revoked = convicted, revoked
-        self._silent: dict[str, PeerLost] = {}  # why, by address
-        self._told: set[str] = set()  # addresses of whose silence people have heard
+        self._silent: dict[str, PeerLost] = {}  # reason, by address
+        self._told: set[str] = set()  # addresses whose silence was already logged
 
     async def answer(self, sender: str, request: HelloRequest) -> HelloReply:
-        """Let a site in, or tell it why not."""
+        """Admit a site, or tell it why not."""
         if request.protocol != PROTOCOL:
             raise BadMessage(f"protocol {request.protocol} here is {PROTOCOL}: use the same version of Pier everywhere")
         if request.run_hash and request.run_hash != self._config.hash():
@@ -339,7 +340,7 @@ class Reception:
         )
 
     async def introduce(self, addresses: Iterable[str]) -> int:
-        """Say hello at addresses, and to those that are news in the rosters there; returns how many answered."""
+        """Send hellos to addresses, and to new ones in the rosters received. Returns how many answered."""
         waiting, tried, answered, some = {*addresses}, {self._me().address}, 0, asyncio.Semaphore(GREETINGS)
         while new := waiting - tried:
             tried |= new
@@ -355,7 +356,7 @@ class Reception:
         return answered
 
     def _tell_of_silence(self, tried: set[str]) -> None:
-        """Once of each, but for those that the roster knows by now: it says so itself when they do not answer."""
+        """Log each silent address once, except sites in the roster, which logs them itself when they do not answer."""
         contacts = self._roster.contacts.items()
         known = {contact.site.address for node, contact in contacts if not self._roster.alive(node)}
         self._silent = {address: lost for address, lost in self._silent.items() if address in tried}
@@ -365,7 +366,7 @@ class Reception:
             self._told.add(address)
 
     async def _greeted(self, address: str, some: asyncio.Semaphore) -> HelloReply | None:
-        """The answer of one; those who are silent must not delay the others."""
+        """Say hello to one address. Returns None if it is silent, so that it does not delay the others."""
         request = HelloRequest(protocol=PROTOCOL, run_hash=self._config.hash(), site=self._me())
         try:
             async with some:
@@ -384,6 +385,6 @@ class Reception:
 
 
 def free_slot(roster: Roster, slots: int) -> int:
-    """The lowest part of the training data that no known site has; parts are shared once all are taken."""
+    """The lowest slot of the training data that no known site has; slots are shared once all are taken."""
     taken = {contact.site.slot for contact in roster.contacts.values()}
     return next((slot for slot in range(slots) if slot not in taken), len(taken) % slots)

@@ -1,7 +1,7 @@
 """The journal: what binds a site across a crash (rounds/commitments.py), in one file that is replaced as a whole.
 
-Because promise, vote, votes in hand and the last committed round are written together, none of them can come back to
-the disk without the others. Of pairs it keeps what gossip/pair_commit.py says.
+Promise, vote, the votes that the site holds and the last committed round are written together, so none of them can be
+restored without the others. The journal of a run of pairs stores the records of gossip/pair_commit.py.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ log = logging.getLogger(__name__)
 
 
 class Journal:
-    """The Commitments of one site in one file, each replaced by the next."""
+    """The Commitments of one site in one file. Each write replaces the file."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -30,7 +30,8 @@ class Journal:
     def load(self, round: int, node: str) -> Commitments:
         """What binds the site `node`, whose disk holds the state of `round`.
 
-        A damaged journal may have held a vote that others count on: the site then takes the coming round from them.
+        A damaged journal may have held a vote that others rely on. In that case the site takes the result of the next
+        round from the other members.
         """
         if not self._path.exists():
             return Commitments.fresh(round, node)
@@ -49,11 +50,11 @@ class Journal:
         return _commitments(fields).settled(round, node)
 
     def keep(self, commitments: Commitments) -> None:
-        """Return once they would survive a power cut. Raises PierError: they cannot be written, and must not count."""
+        """Return once they would survive a power cut. Raises PierError: they cannot be written, so must not count."""
         _write(self._path, _fields(commitments), f"commitments after round {commitments.committed}")
 
     def _of_old_files(self, vote: dict[str, Any], round: int, node: str) -> dict[str, Any]:
-        """From the three files of earlier versions: the vote, the promise, and the votes in this site's hand."""
+        """Convert the three files of earlier versions: the vote, the promise, and the votes that this site holds."""
         folder = self._path.parent
         promise = _read(folder / "journal-promise.json") or {"round": 0, "number": 0, "keeper": ""}
         hand = _read(folder / "votes.json") or {"round": round, "votes": [node]}
@@ -107,13 +108,13 @@ def _ballot(pair: list[Any]) -> BallotName:
 
 
 class PairJournal:
-    """Records of pairs in one file, each replaced by the next."""
+    """The records of pairs in one file. Each write replaces the file."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
 
     def load(self) -> Records:
-        """What was kept last; nothing when the file is damaged, which is logged."""
+        """The records stored last; empty if the file is damaged, which is logged."""
         fields = _read(self._path) or {"partners": [], "doubts": []}
         doubts = [
             Doubt(number, node, bytes.fromhex(name), bytes.fromhex(it)) for number, node, name, it in fields["doubts"]
@@ -137,7 +138,7 @@ def _write(path: Path, fields: dict[str, Any], what: str) -> None:
 
 
 def _read(path: Path) -> dict[str, Any] | None:
-    """The fields of a file; None when there is none, or when it is damaged, which is logged."""
+    """The fields of a file; None when there is no file, or when it is damaged, which is logged."""
     if not path.exists():
         return None
     try:

@@ -1,10 +1,9 @@
-"""Stopping politely: a site that goes hands its votes to one that stays, so that the others still have a majority.
+"""Leaving a run: a stopping site hands its votes to a staying one, and a finished site waits for those that need it.
 
-A vote is in one hand at a time, durably: the giver forgets it before it gives it, the heir remembers it before it
-answers. When the answer gets lost nobody knows whose it is: it counts where both are present
-(rounds/handovers.py), until the next committed round gives every member one vote of its own.
-
-The end of a run at a site: stay until nobody alive needs its last state any more, then say who will need it.
+The handover lets the other members keep a quorum. At any time a vote is held by one site, durably: the giver drops it
+on disk before it sends it, and the heir stores it before it answers. If the answer is lost, it is not known which of
+the two holds the vote. It then counts where both are present (rounds/handovers.py), until the next committed round
+gives every member one vote of its own.
 """
 
 from __future__ import annotations
@@ -29,7 +28,7 @@ log = logging.getLogger(__name__)
 
 
 class Leave:
-    """Takes the votes of sites that stop, and hands over this one's.
+    """Takes over the votes of sites that stop, and hands over this site's own.
 
     Args:
         rounds: None: this run has no votes, because its sites meet in pairs.
@@ -41,7 +40,7 @@ class Leave:
         carrier.serve(LEAVE, self._take)
 
     async def leave(self) -> None:
-        """Hand all votes to the first live peer that takes them, and tell the others not to wait."""
+        """Hand all votes to the first live peer that accepts them, and tell the others not to wait for this site."""
         self._leaving = True
         others = [node for node in self._roster.participants() if node != self._carrier.node]
         for heir in others:
@@ -54,7 +53,10 @@ class Leave:
                 log.info("could not say goodbye to %s: %s", node, lost.reason)
 
     async def _hand_to(self, heir: str, rounds: Rounds) -> bool:
-        """Whether the search for an heir is over. What is signed cannot be taken back: so the heir is asked first."""
+        """Returns whether the search for an heir is over.
+
+        A signed handover cannot be withdrawn, so the heir is asked first.
+        """
         node, call = self._carrier.node, self._carrier.call
         try:
             await call(heir, LEAVE, LeaveRequest(node=node, asks=rounds.base), TIMEOUT)
@@ -85,7 +87,7 @@ class Leave:
         return Ack()
 
     async def _inherit(self, sender: str, request: LeaveRequest, rounds: Rounds) -> None:
-        """Raises BadMessage: the votes are of another round, or not this site's to take."""
+        """Store the votes. Raises BadMessage: they are of another round, or not meant for this site."""
         state, read, node = rounds.state, rounds.statements.read, self._carrier.node
         if sender not in state.members:
             raise BadMessage(f"it is at round {state.round}, and has other members")
@@ -111,7 +113,7 @@ LINGER = 120.0
 
 
 async def linger(config: RunConfig, roster: Roster) -> None:
-    """Return once all live sites are done, or after LINGER seconds; say who is not."""
+    """Return once all live sites are done, or after LINGER seconds; log the sites that are not done."""
     last, piped = total_rounds(config), config.pipeline.stages > 1
 
     def unfinished(pulse: Pulse) -> bool:

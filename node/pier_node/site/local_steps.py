@@ -1,10 +1,8 @@
-"""What trains at a site, as its loop sees it: the workers (trainer/workers.py), or a double in a simulation.
+"""The inner steps of a site: the interface to its workers, how many steps to do before a round, and AdamW's moments.
 
-How many inner steps a site does before a round: all of them, fewer at a slow site, what is left at a late one.
-
-Sites of unequal speed arrive together when each does steps in proportion to its speed; the mean is weighted by tokens.
-
-The inner steps of a site as its loop sees them: what workers are told, and AdamW's moments between their jobs.
+The workers are those of trainer/workers.py, or a test double in a simulation. A site does all inner steps of a round,
+fewer if it is slow, and only the remaining ones if it is late. Sites of unequal speed finish together if each does
+steps in proportion to its speed; the mean of their updates is weighted by tokens.
 """
 
 from __future__ import annotations
@@ -21,11 +19,11 @@ from pier_proto.v1.peer_pb2 import Pulse
 
 
 class Step(Protocol):
-    """What the workers say now and then during a job."""
+    """Progress that the workers report from time to time during a job."""
 
     @property
     def step(self) -> int:
-        """The inner step that is done, counted from 0 over the run."""
+        """The inner step just done, counted from 0 over the run."""
 
     @property
     def loss(self) -> float:
@@ -41,7 +39,7 @@ class Step(Protocol):
 
 
 class Report(Protocol):
-    """What the workers say of a finished job."""
+    """The workers' report of a finished job."""
 
     @property
     def tokens(self) -> int:
@@ -49,11 +47,11 @@ class Report(Protocol):
 
     @property
     def seconds(self) -> float:
-        """Seconds that it took."""
+        """Duration in seconds."""
 
     @property
     def adam_step(self) -> int:
-        """AdamW steps behind the published moments."""
+        """Number of AdamW steps behind the published moments."""
 
 
 class Trainer(Protocol):
@@ -73,28 +71,28 @@ class Trainer(Protocol):
         adam_step: int | None = None,
         on_progress: Callable[[Any], None] | None = None,
     ) -> Report:
-        """Train from the weights in `load`, publish into `outbox`; with `adam_step`, load the moments first."""
+        """Train from the weights in `load` and publish into `outbox`; with `adam_step`, load the moments first."""
 
     async def evaluate(self, weights: SharedVector) -> float:
-        """Validation loss of these weights, nats a token."""
+        """Validation loss of these weights, in nats per token."""
 
 
 ALIKE = 0.85
-"""Sites that have this part of the fastest one's speed do all steps: less is noise."""
+"""Sites with at least this fraction of the fastest site's speed do all steps: smaller differences are noise."""
 LEAST = 1 / 8
-"""The part of the steps that even the slowest site does: a site that learns nothing costs more than it brings."""
+"""Fraction of the steps that even the slowest site does: a site that learns nothing costs more than it contributes."""
 
 
 def steps_worth_doing(
     plan: RoundPlan, outer: OuterSection, progress: Progress, others: Collection[Pulse], late: bool
 ) -> int:
-    """Inner steps to do before the round of `plan`.
+    """Number of inner steps to do before the round of `plan`.
 
     Args:
-        progress: of this site. Steps that it did already were offered to a round which is not decided: what that round
-            takes of ours must be all that we have.
+        progress: this site's progress. Steps that it has already done were offered to a round that is not decided: what
+            that round takes of this site's update must be all of it.
         others: the pulses of the other participants.
-        late: this site has just caught up, and does as many steps as the furthest of the others has left.
+        late: this site has just caught up. It does as many steps as the furthest of the other sites has left.
     """
     if plan.kind in (Kind.SOLO, Kind.SYNC):
         return plan.steps
@@ -102,14 +100,14 @@ def steps_worth_doing(
     if late:
         done = max(done, *(pulse.inner_step - plan.first_step for pulse in others), 0)
     share = pace(progress.tokens_per_second, others) if outer.adaptive_steps else 1.0
-    return min(max(plan.steps - done, 0), max(int(share * plan.steps), 1))  # rather early than late
+    return min(max(plan.steps - done, 0), max(int(share * plan.steps), 1))  # better early than late
 
 
 def pace(speed: float, others: Collection[Pulse]) -> float:
-    """This site's speed as a part of the fastest one's, from LEAST to 1; 1 as long as it is not known.
+    """This site's speed as a fraction of the fastest site's, from LEAST to 1; 1 as long as it is not known.
 
     Args:
-        speed: of this site, tokens a second.
+        speed: of this site, in tokens per second.
     """
     fastest = max((pulse.tokens_per_second for pulse in others), default=0.0)
     if not speed or not fastest or speed >= ALIKE * fastest:
@@ -118,11 +116,11 @@ def pace(speed: float, others: Collection[Pulse]) -> float:
 
 
 class InnerSteps:
-    """Has the workers train, and keeps account of it in `progress`.
+    """Runs training jobs on the workers and accounts for them in `progress`.
 
     Attributes:
-        adam_step: AdamW steps behind the moments; 0: there are none yet.
-        resting: workers are between jobs, so that nobody writes what they publish.
+        adam_step: number of AdamW steps behind the moments; 0: there are none yet.
+        resting: the workers are between jobs, so nothing writes to what they publish.
     """
 
     def __init__(self, config: RunConfig, trainer: Trainer, progress: Progress) -> None:
@@ -133,19 +131,22 @@ class InnerSteps:
 
     @property
     def weights(self) -> Vector:
-        """What the last job has published: weights, or a mean gradient; shape [parameters]."""
+        """What the last job published: weights, or a mean gradient; shape [parameters]."""
         return self._trainer.outbox.array
 
     @property
     def moments(self) -> tuple[SharedVector, SharedVector]:
-        """AdamW's m and v as the last job has published them."""
+        """AdamW's m and v as the last job published them."""
         return self._trainer.adam_m, self._trainer.adam_v
 
     async def train(self, plan: RoundPlan, steps: int, start: SharedVector) -> int:
-        """Do the last `steps` of a round's inner steps from the weights in `start`. Returns the tokens trained on."""
+        """Do the last `steps` inner steps of a round from the weights in `start`.
+
+        Returns the number of tokens trained on.
+        """
         progress, synchronous = self._progress, plan.kind is Kind.SYNC
         before = progress.tokens
-        self.resting = False  # and so it stays when this is cut off
+        self.resting = False  # stays False if this is cancelled
         report = await self._trainer.run(
             first_step=plan.first_step + plan.steps - steps,
             steps=steps,
@@ -164,11 +165,11 @@ class InnerSteps:
         return report.tokens
 
     async def evaluate(self, anchor: SharedVector) -> float:
-        """Validation loss of these weights, nats a token."""
+        """Validation loss of these weights, in nats per token."""
         return await self._trainer.evaluate(anchor)
 
     def take_moments(self, adam_m: SharedVector | None, adam_v: SharedVector | None, adam_step: int) -> None:
-        """Go on with these moments of AdamW, if there are any."""
+        """Continue with these AdamW moments, if there are any."""
         if adam_m is None or adam_v is None:
             return
         self._trainer.adam_m.array[:] = adam_m.array
@@ -176,7 +177,7 @@ class InnerSteps:
         self.adam_step, self._load_moments = adam_step, True
 
     def forget_moments(self) -> None:
-        """Go on as if nothing had been trained."""
+        """Reset the moments, as if nothing had been trained."""
         for vector in self.moments:
             vector.array.fill(0)
         self.adam_step, self._load_moments = 0, True

@@ -1,4 +1,4 @@
-"""A site's part in outer rounds, as its run and its disk say: Rounds of all, or Pairs."""
+"""Builds a site's part in outer rounds from its run and its disk: Rounds of all sites, or Pairs."""
 
 from __future__ import annotations
 
@@ -30,10 +30,10 @@ from pier_proto.v1.peer_pb2 import DoubleVote
 
 @dataclass(frozen=True)
 class Footing:
-    """What a site's rounds are made of; its journal is in `folder`.
+    """What a site's rounds are built from. Its journal is in `folder`.
 
     Attributes:
-        convict: puts out the node that a double vote convicts.
+        convict: removes the node that a double vote convicts.
     """
 
     config: RunConfig
@@ -51,9 +51,9 @@ Keep = Callable[[OuterState], Awaitable[None]]
 
 
 def rounds_of_all(site: Footing, keep: Keep, length: int, state: OuterState) -> Rounds:
-    """With what binds this site; in a run of pairs, for their merge.
+    """Rounds of all sites, with what binds this site; in a run of pairs, the rounds of the final merge.
 
-    In a pipeline rounds decide about iterations: they take `length` elements as they are (pipeline/vote_state.py).
+    In a pipeline, rounds decide about iterations: they take `length` elements unchanged (pipeline/vote_state.py).
     """
     config, carrier = site.config, site.carrier
     fetch = shadow_fetcher(carrier, length, SILENCE)
@@ -70,7 +70,7 @@ def rounds_of_all(site: Footing, keep: Keep, length: int, state: OuterState) -> 
 
 
 def pairs_of_two(site: Footing, state: OuterState) -> Pairs:
-    """With what this site remembers of its pairs."""
+    """Pairs, with the pairs that this site has stored."""
     journal, outer = PairJournal(site.folder / "pairs.json"), site.config.outer
     tools = PairTools(site.carrier, site.roster, journal, outer.noloco, codec(outer.codec), site.faults)
     tools.weighing = partial(weighing, site.config)

@@ -1,4 +1,4 @@
-"""What the run's operator wants of this site: to train, and what, or to pause. Taken up between two rounds."""
+"""The operator's orders for this site: what to train, or to pause. They take effect between two rounds."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ class Experts:
     """The assignment of kind "expert".
 
     Attributes:
-        plan: names it.
-        jobs: of this site, in their order.
-        complete: nobody needs this site for the plan any more, once it has scored.
+        plan: id of the plan.
+        jobs: the jobs of this site, in order.
+        complete: the plan no longer needs this site, once it has finished scoring.
         scoring: to be done when no job is left; None: nothing.
-        checkpoints: of its jobs, as the coordinator keeps them.
+        checkpoints: the checkpoints of its jobs that the coordinator keeps.
     """
 
     plan: str
@@ -36,15 +36,15 @@ class Experts:
 
 
 class Orders:
-    """The order in force. `changed` is notified when there is another one.
+    """The order in force. `changed` is notified of each new order.
 
     Attributes:
         epoch: grows with every order; 0: there was none.
-        paused: the site shall not begin another round.
-        assignment: what it trains: "replica", the whole model together with the others; "expert", alone, from the model
-            that the run ends with; "stage", a stage of a pipeline.
-        experts: with the assignment "expert".
-        stage: with the assignment "stage", its number; None: whichever the site that plans gives it.
+        paused: the site must not begin another round.
+        assignment: what it trains. "replica": the whole model, together with the other sites; "expert": an expert,
+            alone, from the run's final model; "stage": a stage of a pipeline.
+        experts: the jobs of the assignment "expert".
+        stage: stage number of the assignment "stage"; None: the planning site chooses it.
     """
 
     def __init__(self) -> None:
@@ -58,14 +58,14 @@ class Orders:
     def take(
         self, epoch: int, paused: bool, assignment: str, experts: Experts | None = None, stage: int | None = None
     ) -> None:
-        """This holds from now on, unless a later one is known already."""
+        """Put an order into force, unless a later one is already known."""
         if epoch >= self.epoch:
             self.epoch, self.paused, self.assignment = epoch, paused, assignment
             self.experts, self.stage = experts, stage
             self.changed.notify()
 
     async def resumed(self, progress: Progress, roster: Roster) -> None:
-        """Return once the site may train; the others do not wait for it meanwhile."""
+        """Return once the site may train. Meanwhile the other sites do not wait for it."""
         progress.phase = Phase.PHASE_PAUSED
         log.info("paused by the run's operator")
         await roster.announce()

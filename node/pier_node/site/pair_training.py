@@ -1,4 +1,4 @@
-"""A site's way through a run in pairs: as in training.py, but for what it brings, who decides, and a last merge."""
+"""The training loop of a run in pairs: training.py with another update, another decision and a final merge."""
 
 from __future__ import annotations
 
@@ -21,11 +21,13 @@ log = logging.getLogger(__name__)
 
 
 class PairTraining(Training):
-    """The loop of a site that meets one other a round: its arguments are those of Training, with Pairs for rounds.
+    """The training loop of a site that meets one other site per round.
+
+    It takes Training's arguments, with Pairs as rounds.
 
     Args:
-        keep: awaited with each state before anybody relies on it.
-        merge: rounds for the merge at the end; None: there is none.
+        keep: awaited with each state before any other site relies on it.
+        merge: rounds for the final merge; None: there is none.
     """
 
     def __init__(
@@ -39,7 +41,7 @@ class PairTraining(Training):
         return cast(Pairs, self._rounds)
 
     async def run(self) -> None:
-        """Train to the end of the run. Raises PierError when it cannot go on."""
+        """Train to the end of the run. Raises PierError when training cannot continue."""
         await super().run()
         if self.merge and self._pairs.state.round == total_rounds(self._config):
             self.progress.phase = Phase.PHASE_WAITING
@@ -50,7 +52,7 @@ class PairTraining(Training):
         sent = super()._update(plan, tokens)
         if plan.kind is not Kind.PAIR:
             return sent
-        theta = self._beginning().array  # φ − Δ, whatever has become of Δ: a pair swaps weights
+        theta = self._beginning().array  # φ − Δ, whatever happened to Δ: a pair exchanges weights
         vector, error = self._pending.offer(plan.span(len(theta)), theta)
         return Update(vector, sent.tokens, error)
 
@@ -73,10 +75,10 @@ class PairTraining(Training):
         await self._pairs.adopt(state)
 
     def _compare(self, state: OuterState) -> None:
-        """Each site has a state of its own."""
+        """Do nothing: each site has its own state."""
 
     async def _taken(self) -> None:
-        """Keep a step before anybody relies on it."""
+        """Store a step before any other site relies on it."""
         state, self.progress.spread = self._pairs.state, self._pairs.spread
         await self._keep(state)
         await self._faults.reach(state.round, "saved")

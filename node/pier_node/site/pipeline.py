@@ -1,8 +1,8 @@
-"""Puts a pipeline's site together, as site/daemon.py does it for a replica of the whole model.
+"""Assembles a site of a pipeline, as site/daemon.py does for a replica of the whole model.
 
-The thread that computes: one thing after the other, and nobody waits for ever for it when the site ends.
-
-Threads of Python's own pools are joined when the process ends: one that hangs in a device's driver would keep it.
+A site computes in one thread of its own, one task after the other. Python joins the threads of its own pools when the
+process ends, so a thread that hangs in a device driver would keep the process alive. ComputeThread waits only for a
+limited time.
 """
 
 from __future__ import annotations
@@ -54,11 +54,11 @@ from pier_proto.v1.peer_pb2 import DoubleVote, Link, Phase
 P = ParamSpec("P")
 T = TypeVar("T")
 PATIENCE = 5.0
-"""Seconds for what is being computed when the site ends."""
+"""Seconds to wait for the running computation when the site ends."""
 
 
 class ComputeThread(Executor):
-    """One thread."""
+    """An executor with one daemon thread."""
 
     def __init__(self) -> None:
         self._tasks: SimpleQueue[tuple[Future[Any], Callable[[], Any]] | None] = SimpleQueue()
@@ -66,13 +66,13 @@ class ComputeThread(Executor):
         self._thread.start()
 
     def submit(self, fn: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> Future[T]:
-        """Have it done after what was submitted before."""
+        """Queue a task after those submitted before."""
         future: Future[T] = Future()
         self._tasks.put((future, partial(fn, *args, **kwargs)))
         return future
 
     def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
-        """End after what was submitted, or was begun; `wait` for that, PATIENCE at most."""
+        """End after the queued tasks, or after the running one if `cancel_futures`; `wait` at most PATIENCE seconds."""
         with suppress(Empty):
             while cancel_futures:
                 if task := self._tasks.get_nowait():
@@ -84,7 +84,7 @@ class ComputeThread(Executor):
     def _run(self) -> None:
         while task := self._tasks.get():
             _do(*task)
-            del task  # what it held is not kept until there is another one
+            del task  # free what it holds now, not when the next task arrives
 
 
 def _do(future: Future[Any], work: Callable[[], Any]) -> None:
@@ -96,7 +96,7 @@ def _do(future: Future[Any], work: Callable[[], Any]) -> None:
 
 
 TALLIES = "tallies"
-"""Folder of the checkpoints of the run's state; that of the joined model is where others have theirs."""
+"""Folder of the checkpoints of the run's state. The joined model is in the same folder as in other runs."""
 
 log = logging.getLogger(__name__)
 
@@ -106,7 +106,7 @@ class Ground:
     """What a site has before it has a stage.
 
     Attributes:
-        committed: told of each round that was committed here, and of the bytes a second to other sites.
+        committed: called for each round that was committed here, with the bandwidth to other sites in bytes per second.
     """
 
     config: RunConfig
@@ -150,7 +150,7 @@ class PipelineSite:
         ground.reporter.paths, ground.reporter.wanted = (lambda: paths.message), (lambda: ground.orders.stage)
 
     async def close(self) -> None:
-        """End what computes: at most one task is finished before, if it ends soon."""
+        """Stop the compute thread. At most the running task is finished, if it ends soon."""
         await asyncio.to_thread(self._thread.shutdown, cancel_futures=True)
 
     async def _keep(self, state: OuterState) -> None:
@@ -175,7 +175,7 @@ class PipelineSite:
 
     @cached_property
     def _windows(self) -> Windows:
-        """The site's part of the data; only sites of stage 0 ever look."""
+        """The site's part of the data; only sites of stage 0 read it."""
         ground, config = self._ground, self._ground.config
         settings = ground.settings
         data = SiteData.of(config, ground.record.slot, settings.data, settings.shared_data)
@@ -185,7 +185,7 @@ class PipelineSite:
 
 
 async def prepare(ground: Ground, stack: AsyncExitStack) -> PipelineSite:
-    """From the disk, or else from the others. Raises PierError."""
+    """Build the site with the state from disk, or else from the other sites. Raises PierError."""
     config, reporter = ground.config, ground.reporter
     devices.share_cores(1)
 
@@ -213,7 +213,7 @@ async def prepare(ground: Ground, stack: AsyncExitStack) -> PipelineSite:
 
 
 async def _from_peers(ground: Ground) -> tuple[OuterState, Sequence[Link]]:
-    """The state of the run, as soon as anybody has one, and the proof of it."""
+    """Fetch the state of the run and its proof, as soon as any site has one."""
     carrier, roster, length = ground.carrier, ground.roster, vote_state.length(ground.config.pipeline.stages)
     while True:
         peers = [node for node in roster.ahead(-1) if (pulse := roster.pulse_of(node)) and pulse.digest]
@@ -228,5 +228,5 @@ async def _from_peers(ground: Ground) -> tuple[OuterState, Sequence[Link]]:
 
 
 def at_rest(state: OuterState, tokens: int) -> Checkpoint:
-    """The state of a run as a checkpoint, at a site that has trained on so many tokens."""
+    """The run's state as a checkpoint of a site that has trained on that many tokens."""
     return Checkpoint(state, None, None, 0, vote_state.standing(state).steps, tokens, None, ())

@@ -1,9 +1,9 @@
-"""A site's way through a pipelined run: a plan, an attempt, a round that decides whether it counts, and so on.
+"""The training loop of a pipelined run: an iteration plan, an attempt, and a round that decides whether it counts.
 
-A sibling of training.py. The round (rounds/member.py) makes an iteration atomic: either all sites of the plan
-take the step that they have worked out and kept, or nobody does, and the next round tries again without whoever failed.
-
-What the rounds of a pipeline took a site and brought, booked as the page, `status` and the metrics add sites up.
+The counterpart of training.py. The round (rounds/member.py) makes an iteration atomic: either all sites of the plan
+take the step that they computed and stored, or none does, and the next round tries again without the sites that failed.
+Account books the time and tokens of these rounds in the same way as other runs, so that the page, `status` and the
+metrics can sum over sites.
 """
 
 from __future__ import annotations
@@ -48,23 +48,23 @@ from pier_node.wire.carrier import PeerLost
 from pier_proto.v1.peer_pb2 import Phase, Place
 
 CLEAR = 4
-"""A transfer that takes so many times as long as an empty message says how fast its line is."""
+"""A transfer that takes this many times as long as an empty message measures the bandwidth of its link."""
 
 
 @dataclass
 class Account:
-    """One site's, in its progress; `each`: tokens of a microbatch."""
+    """Books one site's time and tokens in its progress. `each` is the number of tokens of a microbatch."""
 
     progress: Progress
     node: str
     each: int
 
     def book(self, seconds: float, spans: Spans | None, plan: Plan | None) -> None:
-        """A round has taken so long.
+        """Book a round that took so many seconds.
 
         Args:
-            spans: of this site's attempt in it; None: it made none.
-            plan: of the attempt, if it counted; otherwise all that was done for it was in vain.
+            spans: timing of this site's attempt in the round; None: it made none.
+            plan: plan of the attempt, if it counted; None: all work on it was in vain.
         """
         progress, compute, exchange, lost = self.progress, 0.0, 0.0, 0.0
         if spans and plan is None:
@@ -82,22 +82,23 @@ class Account:
 
 
 def share(plan: Plan, node: str, each: int) -> int:
-    """A site's part of the tokens of an iteration: the sites on a microbatch's path have equal parts of it."""
+    """A site's share of the tokens of an iteration. The sites on a microbatch's path share its tokens equally."""
     return round(sum(each / plan.length(microbatch) for microbatch in plan.visitors(node)))
 
 
 def lines(transfers: Mapping[str, float], round_trips: Mapping[str, float], size: int) -> dict[str, float]:
-    """Bytes a second to other sites, by node, of the lines whose transfers say it.
+    """Bandwidth to other sites in bytes per second, by node, for the links whose transfers measure it.
 
     Args:
-        transfers: seconds for a tensor of `size` bytes; round_trips: for an empty message and its answer.
+        transfers: seconds for a tensor of `size` bytes, by node.
+        round_trips: seconds for an empty message and its answer, by node.
     """
     known = {node: seconds for node, seconds in transfers.items() if node in round_trips}
     return {node: size / seconds for node, seconds in known.items() if seconds > CLEAR * round_trips[node]}
 
 
 REPLICAS = 10.0
-"""Seconds to wait until a replica of our stage says that it has the version that counts."""
+"""Seconds to wait for a replica of this stage that has the version that counts."""
 
 log = logging.getLogger(__name__)
 
@@ -105,13 +106,14 @@ Committed = Callable[[OuterState], Awaitable[None]]
 
 
 class PipelineTraining:
-    """The loop of a site, from the state that `rounds` holds to the end of the run.
+    """The training loop of a site, from the state that `rounds` holds to the end of the run.
 
     Args:
         on_commit: awaited after each round with the state of the run.
         on_end: awaited at the sites of stage 0 with the joined model, as a checkpoint.
-        on_plan: told of new paths, if this site plans them; `search` finds them.
-        orders: of the run's operator.
+        on_plan: called with new paths, if this site plans them.
+        orders: the operator's orders.
+        search: finds the paths.
     """
 
     def __init__(
@@ -152,7 +154,7 @@ class PipelineTraining:
         self._catch_up = CatchUp(self._carrier, self._roster, tools.faults, vote_state.length(stages))
 
     def place(self) -> Place | None:
-        """What this site is to the pipeline, for its pulse."""
+        """This site's place in the pipeline, for its pulse."""
         stage_state, pace = self._stage_state, self._tools.pace
         if stage_state.stage is None:
             return None
@@ -169,7 +171,7 @@ class PipelineTraining:
         )
 
     async def run(self) -> None:
-        """Train to the end of the run. Raises PierError when it cannot go on."""
+        """Train to the end of the run. Raises PierError when training cannot continue."""
         try:
             await self._train()
         finally:
@@ -222,13 +224,13 @@ class PipelineTraining:
             await self._tools.faults.reach(state.round, "saved")
 
     def _book(self, began: float, worked: float, ended: float) -> None:
-        """A round is decided, and known here."""
+        """Book a round that is decided and known here."""
         tried, counted = self._tried, self._version and self._version == self._standing().counted
         self.progress.round_time = ended - worked
         self._account.book(ended - began, self.progress.spans if tried else None, tried if counted else None)
 
     async def _work(self) -> Update:
-        """Take part in an attempt; what this site brings to the round."""
+        """Take part in an attempt. Returns this site's update for the round."""
         stages, least = self._config.pipeline.stages, 1 if self._dealt else self._config.run.sites
         plan = await self._routing.plan(least, lambda: bool(self._rounds.sources()) or self._orders.paused)
         if plan is None:
@@ -257,7 +259,7 @@ class PipelineTraining:
 
     @property
     def _dealt(self) -> bool:
-        """Whether any site was given a stage yet, as far as one knows: rounds may be empty before, of a pause."""
+        """Whether any site is known to have a stage. Before that, rounds may be empty, because of a pause."""
         places = any(it.HasField("place") for it in self._roster.pulses().values())
         return places or self._stage_state.stage is not None or any(self._standing().versions)
 
@@ -279,7 +281,7 @@ class PipelineTraining:
         return ReplicaRound(self._tools, plan, self._stage_state, step)
 
     async def _built(self) -> Stage:
-        """The stage at work, with the weights of its state."""
+        """The stage to compute with, loaded with the weights of its state."""
         if self._stage is None and (number := self._stage_state.stage) is not None:
             await self._tools.prepare(number)
             stage = await self._tools.compute(lambda: Stage(self._config, number, self._device))
@@ -289,7 +291,10 @@ class PipelineTraining:
         return self._stage
 
     async def _load(self) -> None:
-        """The weights of its state, if the stage is built; where that does not end it is built anew."""
+        """Load the weights of the state if the stage is built.
+
+        If loading does not finish, the stage is built again later.
+        """
         if stage := self._stage:
             self._stage = None
             with suppress(Suspicion):
@@ -302,7 +307,7 @@ class PipelineTraining:
             await self._tools.compute(lambda: stage.load(weights))
 
     def _keep(self, plan: Plan, worth: Worth | Met, apart: bool) -> int:
-        """Keep the step that this site would take, before it says that it is ready; its version. Blocks."""
+        """Store the step that this site would take, before it votes ready. Returns its version. Blocks."""
         stage_state, mine, step = self._stage_state, plan.weights[self._carrier.node], plan.message.step
         version = vote_state.version(plan.round, vote_state.tag_of(vote_state.name_of(plan, worth.total)))
         if isinstance(worth, Met):
@@ -315,9 +320,9 @@ class PipelineTraining:
         return version
 
     async def _settle(self) -> None:
-        """After a round: take the staged step if it counts."""
+        """After a round: take the stored step if it counts."""
         moved = await asyncio.to_thread(self._stage_state.settle, self._standing(), self._rounds.state.round)
-        if moved or (self._tried and self._tried.message.meet):  # what went astray is forgotten before an outer round
+        if moved or (self._tried and self._tried.message.meet):  # before an outer round, forget diverged weights
             await self._load()
         self._tell_progress()
 
@@ -328,16 +333,16 @@ class PipelineTraining:
     # --- left behind -----------------------------------------------------------------------------
 
     async def _fetch(self) -> None:
-        """Go on from the newest state of the run; our staged step counts if that says so."""
+        """Continue from the newest state of the run. The stored step of this site counts if that state says so."""
         self.progress.phase = Phase.PHASE_CATCHING_UP
         fetched = await self._catch_up.newest(self._rounds.sources, moments=False, trust=self._rounds.trust)
         if fetched is not None:
             await self._rounds.adopt(fetched.state, fetched.proof)
             await self._settle()
-            await self._on_commit(fetched.state)  # after a start, kept steps are of the round after that on the disk
+            await self._on_commit(fetched.state)  # after a restart, stored steps are of the round after the one on disk
 
     async def _align(self) -> None:
-        """Have the version of our stage that counts: from the disk, or from a replica; else the run goes on without."""
+        """Get the version of the stage state that counts, from disk or a replica; otherwise the run goes on without."""
         stage_state = self._stage_state
         if stage_state.stage is None:
             return

@@ -1,8 +1,7 @@
-"""What a site says of itself: the pulse that other sites get, and the status that people and programs read.
+"""What a site reports: the pulse for other sites, the status for people and programs, and which sites are missing.
 
-Puts the names of sites to the node ids in what people read: they know the one, the protocol knows the other.
-
-Tells people which sites have to be started before this one can go on: it cannot do that itself.
+The protocol identifies sites by node id, people by name: this module adds names to what people read. It also tells
+people which sites must be started before this one can continue, since it cannot start them itself.
 """
 
 from __future__ import annotations
@@ -29,45 +28,45 @@ from pier_proto.v1.coordinator_pb2 import Paths
 from pier_proto.v1.peer_pb2 import Phase, Place, Pulse, Site
 
 _NODE = re.compile(r"(?<![\w(])[0-9a-f]{16}(?!\w)")
-"""A node id that has no name to it yet."""
+"""A node id without a name next to it."""
 
 Called = Callable[[str], str]
-"""Node id -> name (node id), or the id alone when there is no name."""
+"""Node id -> "name (node id)", or the id alone when there is no name."""
 
 
 def named(text: str, called: Called) -> str:
-    """A text with names."""
+    """The text with names added to node ids."""
     return _NODE.sub(lambda found: called(found[0]), text)
 
 
 class Names(logging.Filter):
-    """Of a handler: names the sites in every line."""
+    """A filter for log handlers that adds site names to every line."""
 
     def __init__(self, called: Called) -> None:
         super().__init__()
         self._called = called
 
     def filter(self, record: logging.LogRecord) -> bool:
-        """Lets every record pass."""
+        """Add names to a record; every record passes."""
         record.msg, record.args = named(record.getMessage(), self._called), None
         return True
 
 
 def name_in_logs(called: Called) -> None:
-    """From now on, in all that this process logs."""
+    """Add site names to everything that this process logs from now on."""
     for handler in logging.getLogger().handlers:
         handler.addFilter(Names(called))
 
 
 PATIENCE = 15.0
-"""Seconds for which sites must have been silent: who is only restarting is not worth a word."""
+"""Seconds that sites must be silent before they are reported: a restart is not worth a message."""
 LOOK = 1.0
 
 log = logging.getLogger(__name__)
 
 
 async def tell_of_missing(reporter: Reporter, roster: Roster) -> None:
-    """Say it, once for the same sites, in the log and in `reporter.missing`. Runs until it is cancelled."""
+    """Report missing sites, once per set of sites, in the log and in `reporter.missing`. Runs until cancelled."""
     now = asyncio.get_running_loop().time
     found: frozenset[str] = frozenset()
     since = now()
@@ -82,14 +81,14 @@ async def tell_of_missing(reporter: Reporter, roster: Roster) -> None:
 
 
 def _missing(reporter: Reporter, roster: Roster) -> frozenset[str]:
-    """The silent sites without whom this one waits for ever."""
+    """The silent sites without which this one waits forever."""
     waits = reporter.progress.phase in (Phase.PHASE_WAITING, Phase.PHASE_CATCHING_UP)
     if not waits:
         return frozenset()
-    if reporter.rounds is None:  # it has no state yet: any one of them has it
+    if reporter.rounds is None:  # no state yet: any site could provide it
         anybody = any(map(roster.alive, roster.contacts))
         return frozenset() if anybody else frozenset(site.node for site in roster.known())
-    if not isinstance(reporter.rounds, Rounds):  # pairs: who finds no partner goes on alone
+    if not isinstance(reporter.rounds, Rounds):  # pairs: a site without a partner continues alone
         return frozenset()
     members, convicted = reporter.rounds.state.members, reporter.rounds.statements.convicted
     here = {node for node in members if roster.alive(node)}
@@ -111,10 +110,14 @@ Status = dict[str, Any]
 
 @dataclass
 class Reporter:
-    """Knows where to look; `rounds` is None until this site has a state, `place` unless it has one in a pipeline.
+    """Collects what this site reports.
 
-    `missing` says which sites have to be started before this one can go on: see Missing.
-    `paths` is None unless it has planned any for one, `wanted` unless the operator wants it to hold a certain stage.
+    Attributes:
+        rounds: None until this site has a state.
+        place: returns its place in a pipeline; None: it has none.
+        paths: returns the paths that it planned for a pipeline; None: it planned none.
+        wanted: returns the stage that the operator wants it to hold; None: any.
+        missing: which sites must be started before this one can continue: see tell_of_missing.
     """
 
     config: RunConfig
@@ -128,7 +131,7 @@ class Reporter:
     missing: str = ""
 
     def pulse(self) -> Pulse:
-        """What others may know without asking for more."""
+        """The pulse: what other sites may know without asking for more."""
         progress, rounds = self.progress, self.rounds
         return Pulse(
             site=self.site,
@@ -149,7 +152,7 @@ class Reporter:
         )
 
     def status(self, roster: Roster) -> Status:
-        """Everything that `pier-node status` shows; numbers that are not known yet are NaN."""
+        """Everything that `pier-node status` shows. Numbers that are not known yet are NaN."""
         peers = [_peer(roster, node) for node in sorted(roster.contacts)]
         waits = named(self.rounds.last_error if self.rounds else "", roster.called)
         message = ". ".join(filter(None, [waits, self.missing]))
@@ -157,7 +160,7 @@ class Reporter:
         return {**self._run(), **self._site(), **told, "peers": peers}
 
     def _mean_spread(self, roster: Roster) -> float:
-        """Of what live sites last said: each sees one partner a round, and all of them together the run."""
+        """Mean over the last reports of live sites: each one sees one partner per round, together they see the run."""
         known = [pulse.spread for pulse in roster.participants().values() if math.isfinite(pulse.spread)]
         return sum(known) / len(known) if known else math.nan
 
@@ -175,7 +178,7 @@ class Reporter:
         }
 
     def _proven(self) -> Trusted | None:
-        """What a newcomer may be told to trust; None: there is nothing yet, or states are not voted for."""
+        """What a newcomer may be told to trust; None: there is no state yet, or states are not voted on."""
         return self.rounds.trust().state if isinstance(self.rounds, Rounds) else None
 
     def _site(self) -> Status:
@@ -227,7 +230,7 @@ def _peer(roster: Roster, node: str) -> Status:
 
 
 def _finite(loss: float) -> float:
-    """A loss that ran away is told as NaN: peers refuse what is infinite."""
+    """A diverged loss is reported as NaN: peers reject infinite numbers."""
     return loss if math.isfinite(loss) else math.nan
 
 

@@ -1,6 +1,6 @@
-"""The daemon of a data folder as other processes of this machine find it: through daemon.json, and its status page.
+"""How other processes on this machine see a site: its running daemon, or its data folder while no daemon runs.
 
-What a data folder tells of its site while no daemon runs there.
+A running daemon is found through daemon.json in its data folder, and asked through its status page.
 """
 
 from __future__ import annotations
@@ -22,24 +22,24 @@ from pier_node.rounds.folder import DAEMON_FILE, EVENTS_FILE, load_run
 Status = dict[str, Any]
 
 ANSWER = 5.0
-"""Seconds that a daemon may take to answer."""
+"""Timeout of a request to a daemon, in seconds."""
 CLOCK_STEP = 2.0
-"""Seconds by which the time of a file and the start of a process may be off to each other."""
+"""Largest difference in seconds between a file's time and the start of the process that wrote it."""
 
-# A proxy set for the web knows no way to this machine's own pages.
+# A proxy configured for the web cannot reach this machine's own pages.
 _opener = build_opener(ProxyHandler({}))
 
 
 @dataclass(frozen=True)
 class Running:
-    """A daemon: its folder, its process, the address of its status page."""
+    """A daemon: its folder, its process id and the address of its status page."""
 
     folder: Path
     pid: int
     http: str
 
     def status(self) -> Status:
-        """What it says of itself, see report.py. Raises PierError when it does not."""
+        """The daemon's status; see report.py. Raises PierError when the daemon does not answer."""
         try:
             with _opener.open(f"{self.http}/status", timeout=ANSWER) as answer:
                 return dict(json.load(answer))
@@ -51,7 +51,7 @@ class Running:
 
 
 def find_daemon(folder: Path) -> Running | None:
-    """The daemon that runs on a folder; None: none does, though one that died may have left its daemon.json."""
+    """The daemon that runs on a folder; None: none runs, though one that died may have left its daemon.json."""
     path = folder / DAEMON_FILE
     try:
         fields, written = json.loads(path.read_bytes()), path.stat().st_mtime
@@ -66,7 +66,7 @@ def find_daemon(folder: Path) -> Running | None:
 
 
 def _is_daemon(pid: int, written: float) -> bool:
-    """Whether a process is the one that wrote daemon.json: process ids are used again after their process died."""
+    """Whether a process is the one that wrote daemon.json: process ids are reused."""
     try:
         process = psutil.Process(pid)
         words = " ".join(process.cmdline())
@@ -77,11 +77,11 @@ def _is_daemon(pid: int, written: float) -> bool:
 
 
 TAIL = 1 << 16
-"""Bytes at the end of events.jsonl that hold its last line for sure."""
+"""Bytes at the end of events.jsonl that always contain its last line."""
 
 
 def on_disk(folder: Path) -> dict[str, Any]:
-    """The run, the newest checkpoint and the command to go on, as far as there are any. Raises PierError.
+    """The run, the newest checkpoint and the command to continue, if there are any. Raises PierError.
 
     Keys: `data`, `command`; `run`, `run_hash`, `rounds` if the folder belongs to a run; `round`, `digest`,
     `inner_step`, `tokens`, `age_seconds` if it holds a checkpoint.
@@ -114,5 +114,5 @@ def last_event(folder: Path) -> dict[str, Any]:
 
 
 def start_command(folder: Path) -> str:
-    """The command that goes on with a folder's run."""
+    """The command that continues a folder's run."""
     return f"pier-node start --data {shlex.quote(str(folder))}"

@@ -1,4 +1,4 @@
-"""What a site is told when it starts, and what it keeps of that for the next start."""
+"""The settings that a site is started with, and which of them it keeps for the next start."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ LISTEN = "0.0.0.0:7700"
 
 @dataclass(frozen=True)
 class Settings:
-    """What `pier-node start` was told.
+    """The options of `pier-node start`.
 
     Attributes:
         folder: the data directory.
@@ -24,10 +24,10 @@ class Settings:
         listen, advertise: HOST:PORT; see wire/interfaces.py. Empty, or None: as before.
         data: this site's own text, instead of data.path of run.toml; None: as before.
         shared_data: `data` holds the same text as at the other sites: see trainer/data/site_data.py.
-        workers: 0: one for each device.
-        transport: None: the one that this site has used before, or gRPC.
+        workers: number of worker processes; 0: one per device.
+        transport: None: the one that this site used before, or gRPC.
         http: port of the status page on 127.0.0.1; 0: any.
-        trust: fingerprint of a committed state, that a newcomer believes; empty: it believes the founder.
+        trust: fingerprint of a committed state that a newcomer trusts; empty: it trusts the founder.
         coordinator: HOST:PORT of the run's coordinator; its token is an invite.
         command: starts the site's own training program (--exec); empty: Pier's trainer, or a program that is there.
         program_socket: where a program that has started this daemon will attach; see engine/program.py.
@@ -61,11 +61,11 @@ class Settings:
 
     @property
     def faults(self) -> Faults:
-        """Where a test has this site die."""
+        """Where a test makes this site die."""
         return kill_at(self.fail_at) if self.fail_at else NO_FAULTS
 
     def after(self, record: SiteRecord | None) -> Self:
-        """What was not told now is as it was told at the last start, or as it is by default."""
+        """These settings, with missing ones filled in from the last start or from defaults."""
         before = record or SiteRecord(founder=False, slot=0)
         return replace(
             self,
@@ -76,6 +76,6 @@ class Settings:
         )
 
     def noted(self, record: SiteRecord) -> SiteRecord:
-        """The record, with what `after` wants to know."""
+        """The record, with the settings that `after` needs."""
         noted = replace(record, listen=self.listen, advertise=self.advertise or "")
         return replace(noted, dataset=self.data or "", shared_data=self.shared_data)

@@ -1,4 +1,4 @@
-"""What a node says of itself over HTTP on this machine: /healthz, /status (JSON), /metrics (Prometheus). Read-only."""
+"""A node's status over HTTP on this machine, read-only: /healthz, /status (JSON), /metrics (Prometheus)."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class StatusServer:
     """Serves a status on 127.0.0.1.
 
     Args:
-        status: what to say now; see report.py.
+        status: returns the current status; see report.py.
     """
 
     def __init__(self, status: Callable[[], Status]) -> None:
@@ -43,7 +43,7 @@ class StatusServer:
         }
 
     async def start(self, port: int) -> int:
-        """Listen; returns the port."""
+        """Start listening. Returns the port."""
         app = web.Application(middlewares=[under_known_names()])
         app.add_routes(
             [web.get("/healthz", self._healthz), web.get("/status", self._json), web.get("/metrics", self._metrics)]
@@ -74,7 +74,7 @@ class StatusServer:
 
 
 def finite(value: Any) -> Any:
-    """JSON has no NaN: what is not a number becomes null."""
+    """The value with each non-finite number replaced by None, because JSON has no NaN."""
     if isinstance(value, float):
         return value if math.isfinite(value) else None
     if isinstance(value, dict):

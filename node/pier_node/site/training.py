@@ -1,13 +1,11 @@
-"""A site's way through a run: train, bring what was learnt to a round, take its result; catch up when left behind.
+"""The training loop of a site: train, bring an update to a round, take the round's result; catch up when left behind.
 
-Without overlap workers wait for a round's result. With it they train on from φ − Δ while Δ is under way (its flight);
-the result is taken in at the end of the next inner steps, and what those learnt meanwhile is kept on top of it: the
-site goes on from φ_new − Δ_new, and Δ_new is what it brings to the next round. So every step counts once, as in the
+Without overlap, workers wait for a round's result. With overlap, they continue from φ − Δ while the update Δ is in
+flight. The result is applied at the end of the next inner steps, and what those steps learnt is kept on top of it: the
+site continues from φ_new − Δ_new, and Δ_new is its update for the next round. So every step counts once, as in the
 delayed update of Streaming DiLoCo (Douillard et al., arXiv 2501.18512, section 2.3) with all of the local progress.
 
-An update on its way into a round, while workers wait for its result or, with overlap, train on.
-
-Atomic rounds leave all with the same bits: a site that hears that another holds other bits says so.
+Atomic rounds leave the same bits at all sites. A site that hears of different bits at another site logs an error.
 """
 
 from __future__ import annotations
@@ -48,11 +46,11 @@ from pier_proto.v1.peer_pb2 import Phase
 
 @dataclass(frozen=True)
 class Flight:
-    """One of them.
+    """An update in flight to a round, while workers wait for the result or, with overlap, continue training.
 
     Attributes:
-        before: the state that it was made from.
-        work: ends when the round is decided here, with this site in it or not.
+        before: the state that the update was made from.
+        work: finishes when the round is decided here, whether or not this site was in it.
     """
 
     plan: RoundPlan
@@ -64,9 +62,9 @@ log = logging.getLogger(__name__)
 
 
 def report_other_bits(roster: Roster, state: OuterState) -> None:
-    """Log as an error who says that it holds other bits after the same round; called once a round.
+    """Log an error for each site that claims different bits after the same round. Called once per round.
 
-    It stops nothing: a pulse is a claim, which any site can make, and only signed votes prove another history.
+    It stops nothing: a pulse is a claim that any site can make. Only signed votes prove a different history.
     """
     for node, pulse in roster.participants().items():
         if pulse.round == state.round and pulse.digest != state.digest:
@@ -79,15 +77,15 @@ def report_other_bits(roster: Roster, state: OuterState) -> None:
 
 NOWHERE = SharedVector(0)
 APART = (Kind.LOCAL, Kind.PAIR)
-"""Rounds of which a site may miss one, and bring its Δ to the next."""
+"""Kinds of round that a site may miss and bring its Δ to the next one."""
 
 
 class Training:
-    """The loop of a site, from the state that `rounds` holds to the end of the run.
+    """The training loop of a site, from the state that `rounds` holds to the end of the run.
 
     Args:
-        on_commit: awaited after each round with what a checkpoint would hold.
-        orders: of the run's operator, if there are any.
+        on_commit: awaited after each round with the content of a checkpoint.
+        orders: the operator's orders, if there are any.
     """
 
     def __init__(
@@ -114,9 +112,9 @@ class Training:
         self._late = False
 
     def restore(self, checkpoint: Checkpoint) -> None:
-        """Continue where a checkpoint was taken: moments, counters, and what no round had taken.
+        """Continue from a checkpoint: restore moments, counters and the unsent update.
 
-        The state that `rounds` holds may be a later one, which was committed before its checkpoint could be taken.
+        The state that `rounds` holds may be later, if it was committed before its checkpoint could be taken.
         """
         self._inner.take_moments(checkpoint.adam_m, checkpoint.adam_v, checkpoint.adam_step)
         state = self._rounds.state
@@ -128,11 +126,11 @@ class Training:
 
     @property
     def resting(self) -> bool:
-        """Whether `snapshot` is valid: workers are not publishing."""
+        """Whether `snapshot` is valid: the workers are not publishing."""
         return self._inner.resting
 
     def snapshot(self) -> Checkpoint:
-        """This site at rest."""
+        """A checkpoint of this site at rest."""
         state, pending, inner = self._rounds.state, self._pending, self._inner
         own = ADAM_M not in state.tensors and inner.adam_step > 0
         adam_m, adam_v = inner.moments if own else (None, None)
@@ -149,7 +147,7 @@ class Training:
         )
 
     async def run(self) -> None:
-        """Train to the end of the run. Raises PierError when it cannot go on."""
+        """Train to the end of the run. Raises PierError when training cannot continue."""
         last = total_rounds(self._config)
         try:
             while (number := self._next_round()) <= last:
@@ -196,12 +194,12 @@ class Training:
             await self._settled(self.snapshot())
 
     def _beginning(self) -> SharedVector:
-        """φ − Δ, where training goes on."""
+        """φ − Δ, the weights from which training continues."""
         state = self._rounds.state
         return self._pending.start(state.anchor) or state.tensors[ANCHOR]
 
     async def _train(self, plan: RoundPlan) -> int:
-        """Do the round's inner steps. Returns the tokens trained on."""
+        """Do the inner steps of the round. Returns the number of tokens trained on."""
         others = [pulse for node, pulse in self._roster.participants().items() if node != self._carrier.node]
         steps = steps_worth_doing(plan, self._config.outer, self.progress, others, self._late)
         self.progress.training_for, self.progress.steps = plan.round, steps
@@ -211,7 +209,7 @@ class Training:
         return await self._inner.train(plan, steps, self._start)
 
     async def _launch(self, plan: RoundPlan, tokens: int) -> None:
-        """Bring what this site has to a round."""
+        """Bring this site's update to a round."""
         update = await asyncio.to_thread(self._update, plan, tokens)
         if self._config.outer.overlap:
             self._start = await asyncio.to_thread(self._beginning)
@@ -231,13 +229,13 @@ class Training:
         return sent
 
     def _forget(self, plan: RoundPlan) -> None:
-        """Training went astray here: go on from the anchor, and with no moments that would lead there again."""
+        """Training diverged here: continue from the anchor, without the moments that would lead there again."""
         self._pending.forget()
         if plan.kind in APART:
             self._inner.forget_moments()
 
     async def _exchange(self, plan: RoundPlan, update: Update) -> bool:
-        """Until the round is decided, and known here. Returns whether this site was in it to the end."""
+        """Run until the round is decided and known here. Returns whether this site took part to the end."""
         rounds, began = self._rounds, asyncio.get_running_loop().time()
         rounds.sites = self._config.run.sites if plan.first_exchange else 1
         try:
@@ -263,7 +261,7 @@ class Training:
         return False
 
     async def _land(self) -> bool:
-        """Take the result of the flight in, if there is one. Returns whether there is a new state that is not saved."""
+        """Apply the result of the update in flight, if any. Returns whether there is a new state that is not saved."""
         if self._flight is None:
             return False
         flight, began = self._flight, asyncio.get_running_loop().time()
@@ -280,7 +278,7 @@ class Training:
         return took_part
 
     async def _drop_flight(self) -> None:
-        """The flight is over, by its end or by ours: whether Δ is in the anchor, the state's ledger tells."""
+        """End the flight, whether finished or cancelled. The state's ledger tells whether Δ is in the anchor."""
         if self._flight is None:
             return
         flight, self._flight = self._flight, None
@@ -289,7 +287,7 @@ class Training:
         await to_the_end(asyncio.to_thread(self._carry, flight.before))
 
     async def _settled(self, checkpoint: Checkpoint) -> None:
-        """A round is committed: validate it now and then, and keep it."""
+        """Finish a committed round: validate it when due, and save it."""
         state = checkpoint.state
         self._compare(state)
         every, last = self._config.inner.eval_every, state.round == total_rounds(self._config)
@@ -302,7 +300,7 @@ class Training:
         report_other_bits(self._roster, state)
 
     async def validate(self, state: OuterState) -> None:
-        """Measure its anchor on the validation split, which is the same at every site."""
+        """Compute the loss of the state's anchor on the validation split, which is the same at every site."""
         loss = await self._inner.evaluate(state.tensors[ANCHOR])
         if math.isnan(loss):  # a program of the site's owner validates for itself
             return
@@ -311,7 +309,7 @@ class Training:
     # --- left behind ---------------------------------------------------------------------------
 
     async def _fetch(self) -> bool:
-        """Go on from the newest state of the others, if anybody is ahead; what no round took is kept."""
+        """Continue from the newest state of the other sites, if any is ahead; the unsent update is kept."""
         phase, self.progress.phase = self.progress.phase, Phase.PHASE_CATCHING_UP
         fetched = await self._catch_up.newest(self._rounds.sources, self._inner.adam_step == 0, self._trust())
         if self.progress.phase == Phase.PHASE_CATCHING_UP:
@@ -324,14 +322,14 @@ class Training:
         return True
 
     def _trust(self) -> Callable[[], Trust] | None:
-        """What this site believes of others' states; None: any of them, because each has its own."""
+        """What this site trusts; None: any state of another site, because each site has its own."""
         return cast(Rounds, self._rounds).trust
 
     async def _adopt(self, fetched: Fetched) -> None:
         await cast(Rounds, self._rounds).adopt(fetched.state, fetched.proof)
 
     def _carry(self, before: OuterState) -> None:
-        """Forget what is in φ_new; the rest is kept, and a later round takes it together with what comes."""
+        """Drop what is in φ_new from the unsent update. The rest stays for a later round, together with new steps."""
         state = self._rounds.state
         for fragment in range(self._config.outer.fragments):
             key = entry(self._carrier.node, fragment)

@@ -1,6 +1,6 @@
-"""What a site learnt and no round has taken yet, part by part; and what a lossy codec left of what rounds took.
+"""Unsent updates: what a site learnt that no round has taken yet, per fragment, and the residual of a lossy codec.
 
-The worker starts from φ − Δ with Δ the pending pseudo-gradient, so that nothing learnt is lost, and nothing twice.
+Workers start from φ − Δ, where Δ is the unsent pseudo-gradient. So nothing that was learnt is lost or counted twice.
 """
 
 from __future__ import annotations
@@ -15,17 +15,17 @@ from pier_node.outer.state import PIECE
 
 
 class Pending:
-    """Δ that is in no anchor, and the residual of error feedback.
+    """The unsent pseudo-gradient Δ, which is in no anchor yet, and the residual of error feedback.
 
     Args:
-        length: parameters.
-        fragments: parts that are taken each on its own.
-        lossy: whether a codec leaves a residual.
+        length: number of parameters.
+        fragments: number of fragments; each is taken on its own.
+        lossy: whether the codec leaves a residual.
 
     Attributes:
         delta: Δ, shape [parameters]; zero where there are no tokens.
-        tokens: that a fragment's Δ was trained on, one number a fragment.
-        residual: what the codec lost of updates so far, shape [parameters]; None with a codec that loses nothing.
+        tokens: tokens that each fragment's Δ was trained on, one number per fragment.
+        residual: what the codec has lost of updates so far, shape [parameters]; None with a lossless codec.
     """
 
     def __init__(self, length: int, fragments: int, lossy: bool) -> None:
@@ -35,7 +35,7 @@ class Pending:
         self._offered: tuple[slice, Vector] | None = None
 
     def restore(self, delta: SharedVector | None, tokens: Sequence[int], residual: SharedVector | None) -> None:
-        """What a checkpoint has."""
+        """Restore the values from a checkpoint."""
         if delta is not None:
             self.delta, self.tokens = delta, [*tokens]
         if self.residual is not None and residual is not None:
@@ -45,7 +45,7 @@ class Pending:
         return any(self.tokens)
 
     def learn(self, start: Vector, weights: Vector, tokens: int) -> None:
-        """Add what training from `start` to `weights`, both of shape [parameters], has learnt."""
+        """Add what was learnt by training from `start` to `weights`, both of shape [parameters]."""
         delta = self.delta.array
         for first in range(0, len(delta), PIECE):
             piece = slice(first, first + PIECE)
@@ -53,20 +53,20 @@ class Pending:
         self.tokens = [count + tokens for count in self.tokens]
 
     def offer(self, part: slice, vector: Vector | None = None) -> tuple[Vector, Vector | None]:
-        """What to send of a fragment, and memory for what the codec loses of it, both of its length.
+        """The vector to send for a fragment, and a buffer for what the codec loses; both have the fragment's length.
 
         Args:
-            vector: to be sent in place of Δ, the fragment's part of it.
+            vector: the vector to send for the fragment instead of Δ.
         """
         source = self.delta.array[part] if vector is None else vector
         if self.residual is None:
             return source, None
-        error = np.zeros_like(source)  # also what is left when a round takes what was sent before a restart
+        error = np.zeros_like(source)  # also the residual if a round takes an update that was sent before a restart
         self._offered = part, error
         return source + self.residual.array[part], error
 
     def taken(self, fragment: int) -> None:
-        """The anchor has this fragment's Δ; what the codec lost of it is kept."""
+        """Clear this fragment's Δ, which is now in the anchor; keep what the codec lost of it."""
         self.delta.array[span(len(self.delta.array), len(self.tokens), fragment)] = 0
         self.tokens[fragment] = 0
         if self.residual is not None and self._offered is not None:
@@ -75,14 +75,14 @@ class Pending:
             self._offered = None
 
     def forget(self) -> None:
-        """Training went astray: drop all of it."""
+        """Training diverged: drop everything."""
         self.delta.array.fill(0)
         self.tokens = [0] * len(self.tokens)
         if self.residual is not None:
             self.residual.array.fill(0)
 
     def start(self, anchor: Vector) -> SharedVector | None:
-        """φ − Δ, where training goes on; None: φ itself, nothing is pending."""
+        """φ − Δ, the weights from which training continues; None: φ itself, because nothing is unsent."""
         if not self:
             return None
         start = SharedVector.scratch(len(anchor))

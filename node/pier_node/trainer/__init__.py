@@ -1,1 +1,1 @@
-"""Pier's own training program: workers, the replica on a device, and how both are launched."""
+"""Pier's own training program: the workers, the model replica on a device, and how they are launched."""

@@ -1,4 +1,4 @@
-"""The devices of this machine: how many workers it takes, and how each of them computes."""
+"""The devices of this machine: the number of workers, and how each one computes."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pier_node.base.errors import PierError
 
 
 def count() -> int:
-    """Workers that a site has by default: one for each CUDA device, or one on the CPU."""
+    """Default number of workers of a site: one per CUDA device, or one on the CPU."""
     return torch.cuda.device_count() or 1
 
 
@@ -30,23 +30,23 @@ def pick(local_rank: int) -> torch.device:
 
 
 def describe(device: torch.device) -> str:
-    """A device in words, for the status."""
+    """A description of a device, for the status."""
     return f"{device} {torch.cuda.get_device_name(device)}" if device.type == "cuda" else "cpu"
 
 
 def uses_bf16(device: torch.device, precision: str) -> bool:
-    """Whether to compute in bfloat16: as `inner.precision` says; `auto` means where the hardware has it."""
+    """Whether to compute in bfloat16, according to `inner.precision`; `auto`: if the hardware supports it."""
     if precision != "auto":
         return precision == "bf16"
     return device.type == "cuda" and torch.cuda.is_bf16_supported(including_emulation=False)
 
 
 def peak_bytes(device: torch.device) -> int:
-    """The most device memory that this process has held at once; 0 on a CPU."""
+    """Peak device memory of this process in bytes; 0 on a CPU."""
     return torch.cuda.max_memory_allocated(device) if device.type == "cuda" else 0
 
 
 def share_cores(workers: int) -> None:
-    """Give this worker its part of the cores, unless OMP_NUM_THREADS says how many threads to use."""
+    """Give this worker its share of the cores, unless OMP_NUM_THREADS sets the number of threads."""
     if "OMP_NUM_THREADS" not in os.environ:
         torch.set_num_threads(max(1, len(os.sched_getaffinity(0)) // workers))

@@ -1,8 +1,8 @@
-"""Keeps a site's workers running, one process a device.
+"""Keeps a site's workers running, one process per device.
 
-Run by the daemon as `python -m pier_node.trainer.launch`. It loads PyTorch once and forks the workers: they start, and
-start again, without loading it themselves. When one dies, all of them are restarted. It ends when they end in peace,
-when they died too often, or with its daemon.
+The daemon runs it as `python -m pier_node.trainer.launch`. It loads PyTorch once and forks the workers, which can then
+start and restart without loading it. When one worker dies, all of them are restarted. The launcher ends when all
+workers end normally, when they have died too often, or with its daemon.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from pier_node.trainer import devices
 from pier_node.trainer.worker import Place, serve
 
 WORKER = "pier-worker"
-"""What `top` and `ps -o comm` call a worker."""
+"""Name of a worker in `top` and `ps -o comm`."""
 
 _FORK = get_context("fork")
 
@@ -66,7 +66,10 @@ def _work(socket: str, place: Place) -> None:
 
 
 def _in_peace(team: Sequence[ForkProcess]) -> bool:
-    """Run the workers until all have ended, or one has failed: then none is left."""
+    """Run the workers until all have ended normally, or one has failed and all are killed.
+
+    Returns whether all ended normally.
+    """
     for worker in team:
         worker.start()
     running: dict[Any, ForkProcess] = {worker.sentinel: worker for worker in team}

@@ -1,12 +1,11 @@
-"""The model on one worker's device, its AdamW, and its ways in and out of vectors in host memory.
+"""The model on one worker's device: its gradients, its AdamW, and copies to and from vectors in host memory.
 
-Copies go parameter by parameter, so that the device never holds more during one than during an inner step
-(Pier's memory-aware outer update, arXiv 2511.17849).
+Copies go parameter by parameter, so that the device never holds more than during an inner step (Pier's memory-aware
+outer update, arXiv 2511.17849).
 
-One inner step's gradient: micro-batches inside a worker, an all-reduce between the workers of a site.
-
-The loss is the mean over the whole site's batch, also when the workers' shares are unequal: every token weighs
-1 / (tokens of the site), so that the gradients add up to that of the mean and no mean of unequal means is taken.
+The gradient of an inner step uses micro-batches within a worker and an all-reduce between the workers of a site. The
+loss is the mean over the site's whole batch, even if the workers' shares are unequal: every token has the weight 1 /
+(tokens of the site). So the gradients add up to that of the mean, and no mean of unequal means is taken.
 """
 
 from __future__ import annotations
@@ -35,14 +34,14 @@ from pier_node.trainer.model.evaluate import Losses, row_losses, summed_losses
 def mean_gradient(
     model: nn.Module, inputs: Tensor, targets: Tensor, sequences: int, micro_batch: int, bf16: bool
 ) -> Tensor:
-    """Leave in every parameter's `grad` the gradient of the site's mean loss; return that loss, a scalar on the device.
+    """Leave the gradient of the site's mean loss in every parameter's `grad`; return that loss, a scalar on the device.
 
     Args:
         model: the decoder, or DistributedDataParallel around it.
         inputs: this worker's rows, [rows, context] token ids.
         targets: their next tokens, [rows, context].
-        sequences: rows of the whole site.
-        micro_batch: rows to compute at once; 0: all.
+        sequences: number of rows of the whole site.
+        micro_batch: number of rows to compute at once; 0: all.
         bf16: compute under autocast to bfloat16.
     """
     world = dist.get_world_size() if isinstance(model, DistributedDataParallel) else 1
@@ -76,8 +75,8 @@ class Replica:
 
     Args:
         config: the run.
-        device: where it lives.
-        workers: replicas in the site; when there are several, the default process group joins them.
+        device: the device that holds the model.
+        workers: number of replicas in the site; if there are several, the default process group connects them.
     """
 
     def __init__(self, config: RunConfig, device: torch.device, workers: int) -> None:
@@ -93,11 +92,11 @@ class Replica:
         self._trained = _joined(self._model) if workers > 1 else self._model
 
     def load_weights(self, flat: Tensor) -> None:
-        """Take the weights from a vector, shape [parameters]."""
+        """Load the weights from a vector, shape [parameters]."""
         self.layout.load(self._model, flat)
 
     def load_moments(self, first: Tensor, second: Tensor, step: int) -> None:
-        """Take AdamW's moments from two vectors, shape [parameters], with `step` steps behind them."""
+        """Load AdamW's moments from two vectors, shape [parameters], with `step` steps behind them."""
         self.adam_step = step
         for moment, flat in zip(self._moments, (first, second)):
             for name, view in self.layout.views(flat).items():
@@ -113,7 +112,7 @@ class Replica:
             self.layout.store(moment, flat)
 
     def store_gradient(self, flat: Tensor) -> None:
-        """Write the gradient of the last `gradient` to a vector."""
+        """Write the gradient of the last call of `gradient` to a vector."""
         gradients = ((name, parameter.grad) for name, parameter in self._parameters.items())
         self.layout.store({name: gradient for name, gradient in gradients if gradient is not None}, flat)
 
@@ -122,23 +121,23 @@ class Replica:
 
         Args:
             rows: this worker's part of the site's batch.
-            sequences: the whole of it.
+            sequences: size of the site's batch.
         """
         inputs, targets = (torch.from_numpy(part).to(self._device) for part in rows)
         return mean_gradient(self._trained, inputs, targets, sequences, self._inner.micro_batch, self._bf16)
 
     def train(self, step: int, rows: Batch, sequences: int) -> Tensor:
-        """Inner step `step`, counted over the whole run; returns what `gradient` returns."""
+        """Do inner step `step`, counted over the whole run; returns what `gradient` returns."""
         loss = self.gradient(rows, sequences)
         take_step(self._parameters, *self._moments, self.adam_step, step, self._inner)
         self.adam_step += 1
         return loss
 
     def evaluate(self, flat: Tensor, windows: Iterable[Batch]) -> float:
-        """Validation loss of the weights in a vector. They stay: whoever trains next loads what it trains from.
+        """Validation loss of the weights in a vector. They stay loaded: a later job loads its own weights.
 
         Args:
-            windows: this worker's. When there are several workers all call this, and get the mean over all windows.
+            windows: this worker's. All of several workers must call this, and get the mean over all windows.
         """
         self.load_weights(flat)
         sums = torch.tensor(summed_losses(self._model, windows, self._bf16), dtype=torch.float64, device=self._device)
@@ -148,13 +147,13 @@ class Replica:
         return float(total / count)
 
     def rate(self, flat: Tensor, rows: npt.NDArray[np.uint8], at_once: int) -> Losses:
-        """Mean loss of each row with the weights in a vector, which stay: see `row_losses`."""
+        """Mean loss of each row with the weights in a vector, which stay loaded: see `row_losses`."""
         self.load_weights(flat)
         return row_losses(self._model, rows, at_once, self._bf16)
 
     @cached_property
     def _moments(self) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-        # Made when first needed: a worker that only computes gradients has none.
+        # Created when first needed: a worker that only computes gradients has none.
         first, second = ({name: torch.zeros_like(it) for name, it in self._parameters.items()} for _ in range(2))
         return first, second
 
@@ -162,13 +161,13 @@ class Replica:
 def _undefined(config: ModelSection, layout: Layout, device: torch.device) -> Decoder:
     with torch.device("meta"):
         model = Decoder(config)
-    # Not `to_empty`: on the meta device that imports SymPy, a third of a second of every worker's start.
+    # Not `to_empty`: on the meta device it imports SymPy, which takes a third of a second of every worker's start.
     memory = {entry.name: torch.empty(entry.shape, device=device) for entry in layout.entries}
     model.load_state_dict(memory, assign=True)
     return model
 
 
 def _joined(model: nn.Module) -> nn.Module:
-    # Weights come by load_weights: there is nothing to broadcast at the start. Gradients lie in the buckets that are
-    # sent, so that they take memory once.
+    # Weights come by load_weights, so there is nothing to broadcast at the start. Gradients are views of the buckets
+    # that are sent, so they take memory only once.
     return DistributedDataParallel(model, init_sync=False, gradient_as_bucket_view=True)

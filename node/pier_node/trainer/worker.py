@@ -1,8 +1,7 @@
-"""A worker: one process on one device that does the inner steps its daemon asks for. See launch.py, which starts it.
+"""A worker: one process on one device that does the inner steps its daemon requests. launch.py starts it.
 
-A worker's place among those of its site, and how they find each other: on the loopback interface, through a file.
-
-A worker's end of the socket to its daemon. When the daemon is gone, so is the worker: at once, in mid-step too.
+The workers of a site find each other on the loopback interface, through a file. Each has a socket to the daemon. When
+the daemon is gone, the worker ends at once, even in the middle of a step.
 """
 
 from __future__ import annotations
@@ -51,7 +50,7 @@ from pier_node.trainer.data.windows import Batch, Windows, share
 from pier_node.trainer.replica import Replica
 
 COLLECTIVE_TIMEOUT = timedelta(minutes=10)
-"""A worker that waits for another for so long gives up, and the site's workers are restarted."""
+"""A worker that waits this long for another gives up, and the site's workers are restarted."""
 
 
 @dataclass(frozen=True)
@@ -63,7 +62,7 @@ class Place:
     attempt: int
 
     def join(self, device: torch.device, socket: str) -> None:
-        """Make the process group of the site, with a file beside the daemon's socket as its store; alone: nothing."""
+        """Create the site's process group, stored in a file next to the daemon's socket; nothing for one worker."""
         if self.world == 1:
             return
         dist.init_process_group(
@@ -76,7 +75,7 @@ class Place:
 
 
 class Link:
-    """A connection to the daemon. The process ends, with code 0, as soon as the daemon closes its end.
+    """A connection to the daemon. The process ends with code 0 as soon as the daemon closes its end.
 
     Args:
         path: the daemon's Unix socket.
@@ -92,14 +91,17 @@ class Link:
         threading.Thread(target=self._read, daemon=True).start()
 
     def send(self, message: Message) -> None:
-        """Tell the daemon."""
+        """Send a message to the daemon."""
         try:
             self._socket.sendall(encode(message))
         except (BrokenPipeError, ConnectionResetError):
             _leave()
 
     def receive(self) -> Message:
-        """The daemon's next message; waits for it as long as the daemon lives. Raises PierError: it is none."""
+        """The daemon's next message; waits for it as long as the daemon lives.
+
+        Raises PierError: it is not a message.
+        """
         received = self._received.get()
         if isinstance(received, PierError):
             raise received
@@ -120,23 +122,23 @@ def _decoded(line: bytes) -> Message | PierError:
 
 
 def _leave() -> None:
-    # The main thread may be inside a kernel or a collective for seconds: nothing short of this ends it now.
+    # The main thread may be inside a kernel or a collective for seconds: only this ends it immediately.
     os._exit(0)
 
 
 REPORT_INTERVAL = 0.2
-"""Seconds between reports of progress, at least: each makes the device wait for its queue to run empty."""
+"""Minimum seconds between progress reports: each makes the device wait until its queue is empty."""
 
 
 class Worker:
-    """The model, the data and the shared vectors of one worker, and what it does with them.
+    """The model, the data and the shared vectors of one worker, and its requests.
 
     Args:
         link: to the daemon.
-        place: among the workers of the site, who have joined.
+        place: among the workers of the site, which have joined.
         device: its own.
-        setup: what the daemon said first.
-        corpus: the site's, which it names.
+        setup: the daemon's first message.
+        corpus: the site's corpus, which `setup` names.
     """
 
     def __init__(self, link: Link, place: Place, device: torch.device, setup: Setup, corpus: Corpus) -> None:
@@ -148,7 +150,7 @@ class Worker:
         self._outbox, self._adam_m, self._adam_v = map(self._attach, (setup.outbox, setup.adam_m, setup.adam_v))
 
     def obey(self, message: Message) -> None:
-        """Do what the daemon says."""
+        """Execute a request of the daemon."""
         match message:
             case Job():
                 self._work(message)
@@ -219,7 +221,7 @@ class Worker:
 
     @property
     def _at_once(self) -> int:
-        """The most sequences that this worker computes together in a step: it has memory for so many."""
+        """Maximum number of sequences that this worker computes together in a step: its memory suffices for them."""
         own = max(1, self._inner.batch_size // self._place.world)
         return min(own, self._inner.micro_batch or own)
 
@@ -231,7 +233,7 @@ class Worker:
 
 
 def open_data(setup: Setup, link: Link) -> Corpus:
-    """The tokens of the site; one of its workers makes them if need be, and keeps the daemon informed."""
+    """The tokens of the site. One of its workers creates them if necessary, and reports progress to the daemon."""
     config = from_canonical(setup.config)
 
     def told(read: int, size: int) -> None:
@@ -243,13 +245,13 @@ def open_data(setup: Setup, link: Link) -> Corpus:
 
 
 def serve(socket: str, place: Place) -> None:
-    """Serve the daemon that listens at a socket, until it is gone: this process ends then."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl+C is the daemon's to decide about
+    """Serve the daemon that listens at a socket until it is gone, which ends this process."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the daemon decides about Ctrl+C
     link = Link(socket)
     try:
         _serve(link, place, socket)
     except PierError as error:
-        # A restart would only meet it again. The daemon ends this process when it has told its people.
+        # A restart would meet the same error. The daemon ends this process after reporting it.
         link.send(Failed(error.problem, error.remedy))
         while True:
             link.receive()
@@ -262,7 +264,7 @@ def _serve(link: Link, place: Place, socket: str) -> None:
     setup = link.receive()
     if not isinstance(setup, Setup):
         raise PierError(f"a worker is set up before anything else, but the daemon sent {setup}")
-    # Before the workers join: from then on they give each other up after COLLECTIVE_TIMEOUT.
+    # Before the workers join: after that they give each other up after COLLECTIVE_TIMEOUT.
     corpus = open_data(setup, link)
     place.join(device, socket)
     worker = Worker(link, place, device, setup, corpus)

@@ -1,7 +1,7 @@
-"""The workers of a site as its daemon sees them: one thing that trains, and that outlives the death of a process.
+"""The workers of a site as its daemon sees them: one object that trains, and that survives the death of a process.
 
-A job is idempotent. After a restart it is handed out again with the state that it began with, from shared memory, and
-whoever asked for it notices a delay and nothing else.
+A job is idempotent. After a restart it is sent again with its initial state, from shared memory, and the caller notices
+only a delay.
 """
 
 from __future__ import annotations
@@ -32,13 +32,13 @@ class Workers:
         config: the run.
         node: this site's node id.
         data: its training data.
-        folder: of this node; takes `logs/workers.log` and `cache`.
-        count: workers to start; 0: one for each device.
+        folder: this node's folder; receives `logs/workers.log` and `cache`.
+        count: number of workers to start; 0: one per device.
 
     Attributes:
         outbox: what the last job published: θ, or the site's mean gradient; shape [parameters].
-        adam_m, adam_v: AdamW's moments after the last job that published θ; zeros at first.
-        recover_moments: called in a thread when a worker died while it wrote the moments; None from it: zeros.
+        adam_m, adam_v: AdamW's moments after the last job that published θ; initially zeros.
+        recover_moments: called in a thread when a worker died while it wrote the moments; if it returns None: zeros.
     """
 
     def __init__(self, config: RunConfig, node: str, data: SiteData, folder: Path, count: int) -> None:
@@ -64,11 +64,11 @@ class Workers:
 
     @property
     def adam_step(self) -> int:
-        """AdamW steps behind adam_m and adam_v."""
+        """Number of AdamW steps behind adam_m and adam_v."""
         return self._moments.step
 
     def moments(self) -> tuple[SharedVector, SharedVector, int] | None:
-        """AdamW's, and how many steps are behind them; None: none yet."""
+        """AdamW's moments, and the number of steps behind them; None: none yet."""
         return (self.adam_m, self.adam_v, self.adam_step) if self.adam_step else None
 
     @property
@@ -92,16 +92,16 @@ class Workers:
     ) -> Done:
         """Have the workers do a job, and wait until its result is in the shared vectors.
 
-        Cancelling this does not stop the job, whose result still comes; the next one begins after it.
+        Cancelling this does not stop the job, whose result still arrives; the next job begins after it.
 
         Args:
-            first_step: index in the whole run of the first inner step.
-            steps: inner steps to do; 1 for a gradient.
-            sequences: that the site trains on in a step.
-            payload: what to publish in `outbox`. With "gradient" nothing is stepped: not θ, and not the moments.
-            load: weights to begin with; not `outbox`, because the job may have to begin again.
-            adam_step: when given, begin with the moments that now are in `adam_m` and `adam_v`, so many steps old.
-            on_progress: called a few times a second with what is done.
+            first_step: index of the first inner step in the whole run.
+            steps: number of inner steps; 1 for a gradient.
+            sequences: number that the site trains on per step.
+            payload: what to publish in `outbox`. With "gradient" no step is taken: neither θ nor the moments change.
+            load: initial weights; not `outbox`, because the job may have to start again.
+            adam_step: if given, start with the moments now in `adam_m` and `adam_v`, which are that many steps old.
+            on_progress: called a few times per second with the progress.
 
         Raises:
             PierError: the workers cannot do it, or died too often; says why, and where the log is.
@@ -119,11 +119,11 @@ class Workers:
         return await self._finish(self._run(job, load, on_progress))
 
     async def evaluate(self, weights: SharedVector) -> float:
-        """Validation loss of these weights, nats a token. Raises PierError as `run` does."""
+        """Validation loss of these weights in nats per token. Raises PierError as `run` does."""
         return await self._finish(self._evaluate(weights))
 
     async def rate(self, weights: SharedVector, rows: Path) -> npt.NDArray[np.float64]:
-        """Mean loss of each row of a file with these weights, nats a token, [rows]. Raises PierError as `run` does.
+        """Mean loss of each row of a file with these weights in nats per token, [rows]. Raises PierError as `run` does.
 
         Args:
             rows: .npy, [rows, context + 1] token ids.
@@ -131,7 +131,7 @@ class Workers:
         return await self._finish(self._rate(weights, rows))
 
     async def stop(self) -> None:
-        """End all workers, within seconds; a job in progress is cancelled."""
+        """End all workers within seconds; a job in progress is cancelled."""
         for task in self._tasks:
             task.cancel()
         await self._supervisor.stop()
@@ -143,7 +143,7 @@ class Workers:
         return await asyncio.shield(task)
 
     async def _run(self, job: Job, _load: SharedVector, on_progress: Callable[[Progress], None] | None) -> Done:
-        # `_load` stays in memory for as long as the job may have to be handed out.
+        # `_load` stays in memory as long as the job may have to be sent again.
         async with self._turn:
             done = await self._supervisor.ask(job, on_progress)
         assert isinstance(done, Done)

@@ -1,1 +1,1 @@
-"""The carrier contract, the bounds of every message, and the two carriers: gRPC and libp2p."""
+"""The carrier interface, the bounds of every message, and the two carriers: gRPC and libp2p."""

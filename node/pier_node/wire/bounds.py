@@ -1,8 +1,8 @@
-"""What a message may hold: checked on arrival, before anything looks at it, so that nothing a peer sends surprises.
+"""Bounds: what a message may hold. They are checked on arrival, before anything else reads the message.
 
-`FIELDS` says what every field of every message may hold, the functions after it what fields must be to each other. What
-depends on where a node stands (this round, that ballot, this model's size) is checked by whoever handles the message.
-
+`FIELDS` has a rule for every field of every message; the functions after it check the fields of a message against each
+other. Whatever depends on a node's state (this round, that ballot, this model's size) is checked by the code that
+handles the message.
 """
 
 from __future__ import annotations
@@ -90,12 +90,12 @@ from pier_proto.v1.peer_pb2 import (
 from pier_proto.v1.stream_pb2 import IdentityProof, Opening
 
 STAGES, MICROBATCHES, SIDE = 1024, 10_000, 2**31
-"""Most stages of a pipeline, microbatches of an iteration, and elements along one side of what travels."""
+"""Most stages of a pipeline, most microbatches of an iteration, and most elements along one side of a tensor sent."""
 STAGE = below(STAGES)
 SECONDS = Only("from 0 to 1e6", lambda value: 0 <= value <= 1e6)
-"""Of a task or a transfer: the planner of paths takes no longer ones (pier_node/pipeline/planning/problem.py)."""
+"""Seconds of a task or a transfer: the path planner accepts no more (pier_node/pipeline/planning/problem.py)."""
 STATE_STAGE = below(STAGES + 1)
-"""A stage whose state is meant, counted from 1; 0: the state of the run."""
+"""The stage whose state is meant, counted from 1; 0 means the state of the run."""
 
 PIPELINE: dict[type[Message], dict[str, Rule]] = {
     Place: {
@@ -140,7 +140,7 @@ PIPELINE: dict[type[Message], dict[str, Rule]] = {
 
 
 def iteration_plan_flaw(plan: IterationPlan) -> str:
-    """What is wrong between the fields of a plan; "" if nothing is."""
+    """What is wrong between the fields of an iteration plan; "" if nothing is."""
     if len(plan.stages) != len(plan.nodes) or len(plan.newcomers) != len(plan.candidates):
         return "does not say of every site which stage it holds"
     if sum(plan.waves) != len(plan.paths):
@@ -151,10 +151,10 @@ def iteration_plan_flaw(plan: IterationPlan) -> str:
 M = TypeVar("M", bound=Message)
 
 STATEMENT = 96 << 10
-"""Most bytes of what a node signs: an announcement that names all sites of a large run several times."""
+"""Most bytes of a signed statement: an announcement that names all sites of a large run several times."""
 LINKS = 1 << 14
 DOUBLE_VOTES = 64
-"""Nodes that are put out for double votes: more than can have been members in turn."""
+"""Most nodes that are excluded for double votes: more than can have been members one after another."""
 HANDOVERS = Many(Part(), 64)
 
 FIELDS: dict[type[Message], dict[str, Rule]] = {
@@ -375,12 +375,12 @@ RULES = Rules(
 
 
 def check(message: Message) -> None:
-    """Raise BadMessage, naming field, value and what is allowed, unless a message is within all bounds."""
+    """Raise BadMessage, naming the field, its value and what is allowed, unless a message is within all bounds."""
     RULES.check(message)
 
 
 def parse(kind: type[M], raw: bytes) -> M:
-    """The message of this kind that was sent. Raises BadMessage."""
+    """Parse and check a message of this kind. Raises BadMessage."""
     try:
         message = kind.FromString(raw)
     except DecodeError as error:

@@ -1,7 +1,7 @@
-"""What a carrier must do: everything above it (rounds, quorum, state transfer) is written against this once.
+"""The carrier interface: everything above it (rounds, quorum, state transfer) is written against this interface.
 
-A carrier knows peers by node id. It hands over whole, validated messages, in order within a stream, and raises
-`PeerLost` for whatever keeps a peer from answering. It neither retries nor interprets.
+A carrier knows peers by node id. It delivers whole, validated messages, in order within a stream, and raises `PeerLost`
+for anything that keeps a peer from answering. It neither retries nor interprets.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ R = TypeVar("R", bound=Message)
 
 
 class PeerLost(Exception):
-    """A peer did not answer: gone, unreachable, too slow, or cut off in mid-stream."""
+    """A peer did not answer: it is gone, unreachable, too slow, or was cut off in mid-stream."""
 
     def __init__(self, node: str, reason: str) -> None:
         super().__init__(f"{node}: {reason}")
@@ -54,11 +54,11 @@ class PeerLost(Exception):
 
 
 class PeerRefused(PeerLost):
-    """A peer answered that it will not do it; `reason` says why in its words."""
+    """A peer answered that it refuses; `reason` is its own explanation."""
 
 
 class BadMessage(Exception):
-    """What a peer sent is out of bounds, malformed or inconsistent: refused, and told so."""
+    """A peer sent a message that is out of bounds, malformed or inconsistent: it is refused, and the peer told so."""
 
 
 @dataclass(frozen=True)
@@ -94,19 +94,19 @@ class Carrier(Protocol):
     node: str
 
     def introduce(self, node: str, address: str) -> None:
-        """Remember (or change) where a peer is reached."""
+        """Remember (or change) the address of a peer."""
 
     def forget(self, node: str) -> None:
-        """Close what leads to a peer that will not be asked again."""
+        """Close the connections to a peer that will not be asked again."""
 
     async def greet(self, address: str, request: HelloRequest, timeout: float) -> HelloReply:
-        """Say hello to whoever listens at an address. Raises PeerLost."""
+        """Say hello to the node that listens at an address. Raises PeerLost."""
 
     async def call(self, peer: str, method: Method[Q, R], request: Q, timeout: float) -> R:
-        """Ask a peer. Raises PeerLost when no answer came within `timeout` seconds, PeerRefused when it said no."""
+        """Ask a peer. Raises PeerLost if no answer comes within `timeout` seconds, PeerRefused if the peer says no."""
 
     async def push(self, peer: str, chunks: AsyncIterator[Chunk]) -> None:
-        """Stream chunks to a peer (Exchange) with back-pressure; returns once it took them all. Raises PeerLost."""
+        """Stream chunks to a peer (Exchange) with back-pressure; return once it took them all. Raises PeerLost."""
 
     def pull(self, peer: str, request: FetchRequest) -> AsyncGenerator[Chunk]:
         """Stream a piece of a peer's state (Fetch). The iterator raises PeerLost."""
@@ -115,10 +115,10 @@ class Carrier(Protocol):
         """Answer a method. The handler raises BadMessage to refuse."""
 
     def serve_push(self, handler: Callable[[str, AsyncIterator[Chunk]], Awaitable[None]]) -> None:
-        """Take the streams that peers push."""
+        """Receive the streams that peers push."""
 
     def serve_pull(self, handler: Callable[[str, FetchRequest], AsyncIterator[Chunk]]) -> None:
-        """Give the streams that peers pull."""
+        """Serve the streams that peers pull."""
 
     def bytes_sent(self) -> int:
-        """Payload bytes of all streams so far, sent by this site."""
+        """Payload bytes that this site has sent so far, over all streams."""

@@ -1,7 +1,7 @@
-"""Which address a site tells the others: the one from which the kernel would send to the first of them.
+"""The address that a site tells the others: the one from which the kernel would send to the first of them.
 
 A site with several networks (a cluster's fabric, a VPN, Docker's bridge) must not guess silently: the choice comes with
-its reason, and --advertise overrules it.
+its reason, and --advertise overrides it.
 """
 
 from __future__ import annotations
@@ -14,13 +14,13 @@ import psutil
 from pier_node.base.address import format_address, parse_address
 
 _ANYWHERE = ("192.0.2.1", "2001:db8::1")
-"""Addresses that no host has (RFC 5737, RFC 3849): the way to them is the default route."""
+"""Addresses that no host has (RFC 5737, RFC 3849): the route to them is the default route."""
 _WILDCARDS = ("0.0.0.0", "::")
 
 
 @dataclass(frozen=True)
 class Choice:
-    """The address to tell others, the network interface that has it ("" if none here does), and why in one sentence."""
+    """The address to tell others, the network interface that has it ("" if none here does), and one sentence why."""
 
     address: str
     interface: str
@@ -28,12 +28,12 @@ class Choice:
 
 
 def choose_address(peers: list[str], advertise: str | None, listen: str) -> Choice:
-    """Choose what to advertise. No packet is sent, but names of peers are looked up.
+    """Choose the address to advertise. No packet is sent, but host names of peers are looked up.
 
     Args:
-        peers: HOST:PORT of sites to join, may be empty.
-        advertise: HOST or HOST:PORT that the user wants; None: choose.
-        listen: HOST:PORT that the node listens on, with the port it got.
+        peers: HOST:PORT of sites to join; may be empty.
+        advertise: HOST or HOST:PORT that the user wants; None to choose one.
+        listen: HOST:PORT that the node listens on, with the actual port.
 
     Raises:
         PierError: one of them is not HOST:PORT.
@@ -60,11 +60,11 @@ def _choice(host: str, port: int, reason: str) -> Choice:
 
 
 def _source(host: str, port: int) -> str | None:
-    """The local address of packets to a host: connecting a datagram socket looks up the route and sends nothing."""
+    """The source address of packets to a host: connecting a datagram socket looks up the route and sends nothing."""
     try:
         found = socket.getaddrinfo(host, port, type=socket.SOCK_DGRAM)
     except OSError:
-        return None  # a name that is not known here: greeting that peer will say so
+        return None  # an unknown host name: greeting that peer will report it
     for family, _, _, _, target in found:
         with socket.socket(family, socket.SOCK_DGRAM) as probe:
             if probe.connect_ex(target) == 0:

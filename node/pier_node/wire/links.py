@@ -1,11 +1,10 @@
-"""What both carriers do alike: they know peers by their links, and serve whatever handlers they are given.
+"""What both carriers share: a link to each peer, a server with handlers, limits on calls, and the memory of chunks.
 
-Keeps the memory of chunks in the process: half as much processor time again goes into faulting it in anew otherwise.
+`Calls` limits the calls that a node answers at once, so that no peer takes all of its capacity.
 
-glibc gives a freed block of CHUNK_BYTES back to the kernel, and a chunk takes several such blocks on its way. See
-mallopt(3); where the C library has none, there is nothing to do.
-
-How many calls a node answers at once, so that no peer takes all of it.
+`keep_chunk_memory` keeps freed chunks in the process. glibc returns a freed block of CHUNK_BYTES to the kernel, and a
+chunk takes several such blocks on its way; faulting that memory in again costs half as much processor time on top. See
+mallopt(3). A C library without mallopt needs nothing.
 """
 
 from __future__ import annotations
@@ -28,7 +27,7 @@ _TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3
 
 
 def keep_chunk_memory() -> None:
-    """Let up to 32 chunks' worth of freed memory stay with this process, and blocks below 4 of them share its heap."""
+    """Keep up to 32 chunks of freed memory in this process, and allocate blocks below 4 chunks on its heap."""
     library = ctypes.CDLL(None)
     if hasattr(library, "gnu_get_libc_version"):
         library.mallopt(_MMAP_THRESHOLD, 4 * CHUNK_BYTES)
@@ -40,18 +39,18 @@ CALLS_PER_PEER = 64
 
 
 class Busy(Exception):
-    """A peer has as many calls under way as one may have."""
+    """A peer has as many calls in progress as a peer may have."""
 
 
 class Calls:
-    """The calls under way, by peer."""
+    """The calls in progress, by peer."""
 
     def __init__(self) -> None:
         self._under_way: Counter[str] = Counter()
 
     @contextmanager
     def place(self, caller: str) -> Iterator[None]:
-        """For one call of a peer. Raises Busy."""
+        """Hold a place for one call of a peer. Raises Busy."""
         if self._under_way[caller] >= CALLS_PER_PEER:
             raise Busy(f"{CALLS_PER_PEER} calls of {caller} are under way already")
         self._under_way[caller] += 1
@@ -79,26 +78,26 @@ class Link(Protocol):
         """Stream chunks, and `count` their payload bytes. Raises PeerLost."""
 
     def pull(self, request: FetchRequest) -> AsyncGenerator[Chunk]:
-        """Stream what the peer gives. Raises PeerLost."""
+        """Stream what the peer sends. Raises PeerLost."""
 
     async def close(self) -> None:
-        """Close it; whatever is under way raises PeerLost."""
+        """Close the link; all calls in progress raise PeerLost."""
 
 
 class Server(Protocol):
-    """Serves whatever handlers it was given."""
+    """Serves the handlers that it is given."""
 
     def serve(self, method: Method[Q, R], handler: Handler[Q, R]) -> None:
         """Answer a method."""
 
     def serve_push(self, handler: Callable[[str, AsyncIterator[Chunk]], Awaitable[None]]) -> None:
-        """Take streams."""
+        """Receive streams."""
 
     def serve_pull(self, handler: Callable[[str, FetchRequest], AsyncIterator[Chunk]]) -> None:
-        """Give streams."""
+        """Serve streams."""
 
     async def stop(self) -> None:
-        """End all that is under way."""
+        """End all calls in progress."""
 
 
 class Tally:
@@ -108,7 +107,7 @@ class Tally:
         self.by_peer: Counter[str] = Counter()
 
     def add(self, peer: str, size: int) -> None:
-        """Count some more."""
+        """Add to a peer's count."""
         self.by_peer[peer] += size
 
 
@@ -116,9 +115,9 @@ class LinkedCarrier:
     """A Carrier made of links and a server.
 
     Args:
-        metadata: this node's, which the links and the server show.
-        connect: makes a link to a node at an address, or, with None, to whoever listens there.
-        sent: what the server counts its payload bytes with.
+        metadata: this node's metadata, which the links and the server show.
+        connect: creates a link to a node at an address; None as the node means whichever node listens there.
+        sent: counts the server's payload bytes.
     """
 
     def __init__(
@@ -131,12 +130,12 @@ class LinkedCarrier:
         self._stopped = False
 
     async def stop(self) -> None:
-        """Close all connections and stop listening, within two seconds; whatever is under way fails."""
+        """Close all connections and stop listening within two seconds; all calls in progress fail."""
         self._stopped = True
         await asyncio.gather(self._answers.stop(), *(link.close() for link in self._links.values()), *self._closing)
 
     def introduce(self, node: str, address: str) -> None:
-        """Remember (or change) where a peer is reached."""
+        """Remember (or change) the address of a peer."""
         known = self._links.get(node)
         if known is not None and known.address == address:
             return
@@ -145,18 +144,18 @@ class LinkedCarrier:
             self._close(known)
 
     def forget(self, node: str) -> None:
-        """Close what leads to a peer that will not be asked again."""
+        """Close the link to a peer that will not be asked again."""
         if link := self._links.pop(node, None):
             self._close(link)
 
     def refuse(self, nodes: Iterable[str], why: str) -> None:
-        """Have nothing to do with these from now on; what is under way with them fails. They are told why."""
+        """Refuse all contact with these nodes from now on and tell them why; their calls in progress fail."""
         self._metadata.put_out.update(dict.fromkeys(nodes, why))
         for node in self._metadata.put_out.keys() & self._links.keys():
             self.forget(node)
 
     async def greet(self, address: str, request: HelloRequest, timeout: float) -> HelloReply:
-        """Say hello to whoever listens at an address. Raises PeerLost."""
+        """Say hello to the node that listens at an address. Raises PeerLost."""
         link = self._connect(None, address)
         try:
             node, reply = await link.ask(HELLO, request, timeout)
@@ -167,19 +166,20 @@ class LinkedCarrier:
         return reply
 
     async def call(self, peer: str, method: Method[Q, R], request: Q, timeout: float) -> R:
-        """Ask a peer. Raises PeerLost when no answer came within `timeout` seconds, PeerRefused when it said no."""
+        """Ask a peer. Raises PeerLost if no answer comes within `timeout` seconds, PeerRefused if the peer says no."""
         _, reply = await self._link(peer).ask(method, request, timeout)
         return reply
 
     async def push(self, peer: str, chunks: AsyncIterator[Chunk]) -> None:
-        """Stream chunks to a peer with back-pressure; returns once it took them all. Raises PeerLost.
+        """Stream chunks to a peer with back-pressure; return once it took them all. Raises PeerLost.
 
-        It lasts as long as the connection does: one that went silent is given up after 40 s. Bound it from outside.
+        There is no deadline while the connection is alive; a silent connection is given up after 40 s. The caller sets
+        a limit.
         """
         await self._link(peer).push(chunks, partial(self._sent.add, peer))
 
     async def pull(self, peer: str, request: FetchRequest) -> AsyncGenerator[Chunk]:
-        """Stream a piece of a peer's state. The iterator raises PeerLost; like `push` it has no deadline."""
+        """Stream a piece of a peer's state. The iterator raises PeerLost; like `push`, it has no deadline."""
         async with aclosing(self._link(peer).pull(request)) as chunks:
             async for chunk in chunks:
                 yield chunk
@@ -189,19 +189,19 @@ class LinkedCarrier:
         self._answers.serve(method, handler)
 
     def serve_push(self, handler: Callable[[str, AsyncIterator[Chunk]], Awaitable[None]]) -> None:
-        """Take the streams that peers push; one that is cut off raises PeerLost in the handler."""
+        """Receive the streams that peers push; one that is cut off raises PeerLost in the handler."""
         self._answers.serve_push(handler)
 
     def serve_pull(self, handler: Callable[[str, FetchRequest], AsyncIterator[Chunk]]) -> None:
-        """Give the streams that peers pull."""
+        """Serve the streams that peers pull."""
         self._answers.serve_pull(handler)
 
     def bytes_sent(self) -> int:
-        """Payload bytes of all streams so far, sent by this site."""
+        """Payload bytes that this site has sent so far, over all streams."""
         return self._sent.by_peer.total()
 
     def bytes_sent_to(self, peer: str) -> int:
-        """The part of it that went to one peer."""
+        """Payload bytes sent to one peer so far."""
         return self._sent.by_peer[peer]
 
     def _close(self, link: Link) -> None:

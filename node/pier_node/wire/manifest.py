@@ -1,8 +1,8 @@
-"""Manifests: a state described before it is sent, and what a description must pass before memory is taken for it.
+"""Manifests: descriptions of a state, sent and checked before the state itself takes any memory.
 
-A state is described by the hashes of its pieces, and its digest is the hash of those: whoever knows the digest can
-take pieces from anybody. AdamW's moments differ between sites, so that they may come along but are not in the digest,
-unless they are part of the state (synchronous training).
+A state is described by the hashes of its pieces, and its digest is the hash of those hashes: a site that knows the
+digest can take pieces from any peer. AdamW's moments differ between sites. So they may be sent along, but the digest
+covers them only if they are part of the state (synchronous training).
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ Hashes = Mapping[str, list[bytes]]
 _OUTER = {ANCHOR, MOMENTUM}
 _MOMENTS = {ADAM_M, ADAM_V}
 _KINDS = (_OUTER, _OUTER | _MOMENTS, {ANCHOR} | _MOMENTS)
-"""What a state may consist of: the last is that of a pipeline's stage."""
+"""The sets of tensors that a state may consist of; the last is that of a pipeline stage."""
 
 
 @dataclass(frozen=True)
@@ -35,7 +35,7 @@ class Moments:
 
     @property
     def tensors(self) -> dict[str, SharedVector]:
-        """By their names in a manifest."""
+        """The moments by their names in a manifest."""
         return {ADAM_M: self.adam_m, ADAM_V: self.adam_v}
 
     @cached_property
@@ -49,9 +49,9 @@ class Description:
     """A manifest that passed every check.
 
     Attributes:
-        state: hashes of what `digest` covers.
-        moments: hashes of what it does not: the describing site's own moments; empty when it sends none.
-        adam_step: AdamW steps behind the moments, wherever they are.
+        state: hashes of the tensors that `digest` covers.
+        moments: hashes of the describing site's own moments, which `digest` does not cover; empty if it sends none.
+        adam_step: number of AdamW steps that the moments are made of, in either place.
     """
 
     round: int
@@ -63,15 +63,15 @@ class Description:
     adam_step: int
 
     def build(self, tensors: Mapping[str, SharedVector]) -> OuterState:
-        """The described state, of tensors whose pieces have the hashes in `state`."""
+        """The described state, built from tensors whose pieces have the hashes in `state`."""
         step = self.adam_step if ADAM_M in tensors else 0
         state = OuterState(self.round, self.members, tensors, self.ledger, step)
-        vars(state)["hashes"] = dict(self.state)  # fills the cached property: every piece was hashed on its arrival
+        vars(state)["hashes"] = dict(self.state)  # fills the cached property: every piece was hashed on arrival
         return state
 
 
 def describe(state: OuterState, moments: Moments | None) -> Manifest:
-    """The manifest of a state. Hashes what was not hashed yet."""
+    """The manifest of a state; hashes whatever was not hashed yet."""
     hashes = {**(moments.hashes if moments else {}), **state.hashes}
     return Manifest(
         round=state.round,
@@ -85,7 +85,7 @@ def describe(state: OuterState, moments: Moments | None) -> Manifest:
 
 
 def examine(manifest: Manifest, length: int) -> Description:
-    """Check a manifest of vectors of `length` elements. Raises BadMessage, which says what is wrong with it."""
+    """Check a manifest of vectors of `length` elements. Raises BadMessage, which says what is wrong."""
     if manifest.piece_length != states.PIECE:
         raise BadMessage(f"its pieces have {manifest.piece_length} elements, ours {states.PIECE}")
     hashes = {tensor.name: _hashes_of(tensor, length) for tensor in manifest.tensors}
@@ -103,7 +103,7 @@ def examine(manifest: Manifest, length: int) -> Description:
 
 
 def pieces(length: int) -> int:
-    """Pieces of a vector of `length` elements."""
+    """Number of pieces in a vector of `length` elements."""
     return -(-length // states.PIECE)
 
 

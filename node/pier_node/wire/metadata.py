@@ -1,9 +1,9 @@
-"""What travels with every call beside its message: who calls, in which run, and the proof of who answers.
+"""Call metadata: who calls, in which run, and the proof of who answers. It travels with every call.
 
-TLS alone shows that both ends hold the run's token. Which of its holders they are follows from their keys: the caller's
-is in its certificate; the one who answers signs the caller's nonce and id, since a certificate's name is worth nothing
-where everybody can issue certificates, and the caller's library does not show it the other's key.
-Without TLS the names are taken as they are given: --insecure is for networks where everyone is trusted.
+TLS alone shows that both ends hold the run's token; their keys show which of its holders they are. The caller's key is
+in its certificate. The node that answers signs the caller's nonce and id, for two reasons: a certificate's name is
+worth nothing where everybody can issue certificates, and the caller's library does not show it the other end's key.
+Without TLS the names are taken as given: --insecure is for networks where everyone is trusted.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ NONCE, PROOF = "pier-nonce-bin", "pier-proof-bin"
 
 _ALGORITHM = ec.ECDSA(hashes.SHA256())
 _POINT_BYTES = 65
-"""Length of a P-256 public key as an uncompressed point (SEC 1)."""
+"""Length in bytes of a P-256 public key as an uncompressed point (SEC 1)."""
 
 
 class NotAdmitted(Exception):
-    """A call that is refused before its message is looked at; the text goes back to the caller."""
+    """A call that is refused before its message is read; the text goes back to the caller."""
 
 
 @dataclass(frozen=True)
@@ -40,9 +40,9 @@ class CallMetadata:
     """A node's own metadata.
 
     Attributes:
-        run_hash: empty while the configuration is not known yet; nothing but Hello can be asked then.
-        key: signs what this node answers; None without TLS.
-        put_out: nodes that have a certificate and are not of the run any more, and why, in words.
+        run_hash: hash of the run's configuration; empty while it is not known, when only Hello can be asked.
+        key: signs this node's answers; None without TLS.
+        put_out: nodes that have a certificate but no longer belong to the run, and why, in words.
     """
 
     node: str
@@ -51,7 +51,7 @@ class CallMetadata:
     put_out: dict[str, str] = field(default_factory=dict)
 
     def call(self, to: str | None) -> dict[str, str | bytes]:
-        """Headers of a call to a node; None: to whoever listens there."""
+        """Headers of a call to a node; None calls whichever node listens there."""
         headers: dict[str, str | bytes] = {
             PROTOCOL_KEY: str(PROTOCOL),
             RUN: self.run_hash.hex(),
@@ -84,7 +84,7 @@ class CallMetadata:
         return {FROM: self.node, PROOF: point + self.key.sign(_signed(caller, nonce), _ALGORITHM)}
 
     def answered(self, asked: Headers, answer: Headers) -> str:
-        """The node id of the one that answered a call of ours. Raises ValueError: it did not prove it."""
+        """The node id of the node that answered our call. Raises ValueError if the answer does not prove it."""
         if self.key is None:
             return str(answer.get(FROM, ""))
         proof, nonce = answer.get(PROOF, b""), asked[NONCE]
@@ -122,5 +122,5 @@ class CallMetadata:
 
 
 def _signed(caller: str, nonce: bytes) -> bytes:
-    """What proves who answers. The caller's id, which TLS proved, keeps a third node from passing the proof on."""
+    """The bytes whose signature proves who answers. TLS proved the caller's id in them: no third node can reuse it."""
     return b"pier answer\0" + caller.encode() + nonce

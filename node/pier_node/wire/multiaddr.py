@@ -1,7 +1,7 @@
-"""Where a site on libp2p is reached: multiaddrs of its own, or of a relay that has a way to it.
+"""Addresses of a site on libp2p: multiaddrs of its own, or of a relay that can reach it.
 
-Only what Pier's sites tell each other: TCP, the libp2p peer that answers, at most one relay (https://multiformats.io/multiaddr).
-Several addresses of one site stand in one text, separated by commas.
+Only the forms that Pier's sites tell each other are supported: TCP, the libp2p peer that answers, and at most one relay
+(https://multiformats.io/multiaddr). Several addresses of one site are written in one text, separated by commas.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ _ROUTE = re.compile(
 
 @dataclass(frozen=True)
 class Route:
-    """One way to a peer: a TCP connection to a host, and from there on, if it is a relay, through it.
+    """One way to a peer: a TCP connection to a host and, if that host is a relay, on through it.
 
     Attributes:
         peer: libp2p peer id of the site.
-        relay: peer id of the relay; "": the site is reached directly.
+        relay: peer id of the relay; "" if the site is reached directly.
     """
 
     host: str
@@ -42,7 +42,7 @@ class Route:
 
 
 def parse_routes(text: str) -> list[Route]:
-    """The ways to one site. Raises ValueError: that is not what the text says."""
+    """The ways to one site. Raises ValueError if the text is not that."""
     routes = [_route(part) for part in text.split(",")]
     if len(routes) > ROUTES:
         raise ValueError(f"more than {ROUTES} addresses of one site")
@@ -52,7 +52,7 @@ def parse_routes(text: str) -> list[Route]:
 
 
 def are_routes(text: str) -> bool:
-    """Whether a text says how a site on libp2p is reached."""
+    """Whether a text says how to reach a site on libp2p."""
     try:
         parse_routes(text)
     except ValueError:
@@ -61,7 +61,7 @@ def are_routes(text: str) -> bool:
 
 
 def first_hop(address: str) -> str:
-    """HOST:PORT to which a connection to an address is made first, whichever way the address is written."""
+    """HOST:PORT of the first connection on the way to an address, in whichever form the address is."""
     if not are_routes(address):
         return address
     route = parse_routes(address)[0]

@@ -1,7 +1,7 @@
-"""Partial: what has arrived of some vectors, what is on its way, and what nobody fetches yet.
+"""Partial: the pieces of some vectors that have arrived, those on their way, and those that nobody fetches yet.
 
-It outlives a failed transfer, and the next one goes on where that stopped. Whatever its hash says, no piece is accepted
-with a value in it that no training leads to.
+A Partial outlives a failed transfer, and the next transfer continues where that one stopped. A piece with a value that
+no training leads to is refused, whatever its hash.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from pier_node.wire.manifest import Hashes, pieces
 from pier_proto.v1.peer_pb2 import Chunk
 
 RUN = 16
-"""Pieces that one request asks for at most."""
+"""Most pieces that one request asks for."""
 
 
 @dataclass(frozen=True)
@@ -35,7 +35,7 @@ class Piece:
 
 
 class Partial:
-    """Vectors on their way here, piece by piece, from any number of peers. Pieces are accepted by their hash only."""
+    """Vectors that arrive piece by piece from any number of peers. A piece is accepted only if its hash matches."""
 
     def __init__(self) -> None:
         self._hashes: Hashes = {}
@@ -47,7 +47,7 @@ class Partial:
         self._changed = asyncio.Event()
 
     def aim(self, hashes: Hashes, length: int) -> None:
-        """Say what is wanted: vectors of `length` elements with these hashes. What was there stays if it is that."""
+        """Set what is wanted: vectors of `length` elements with these hashes. If that is unchanged, pieces are kept."""
         if hashes == self._hashes and length == self._length:
             return
         self._hashes, self._length = hashes, length
@@ -57,9 +57,9 @@ class Partial:
         self._arrived = 0
 
     def take(self, peers: int) -> list[Piece]:
-        """The next pieces to ask one of `peers` peers for: neighbours in one tensor, fewer when few are left.
+        """The next pieces to request from one of `peers` peers: neighbors in one tensor, fewer when few are left.
 
-        Returns nothing when all pieces are here or on their way.
+        Returns an empty list when all pieces are here or on their way.
         """
         run: list[Piece] = []
         most = max(1, min(RUN, len(self._waiting) // (2 * peers)))
@@ -69,14 +69,14 @@ class Partial:
         return run
 
     async def settle(self) -> bool:
-        """Wait until there are pieces to take: True; or until every piece is here: False."""
+        """Wait; return True when there are pieces to take, False when every piece is here."""
         while not self._waiting and self._flying:
             self._changed.clear()
             await self._changed.wait()
         return bool(self._waiting)
 
     def accept(self, piece: Piece, chunk: Chunk) -> None:
-        """Put a piece into its place. Raises BadMessage: it is another one, its hash is wrong, or a value is absurd."""
+        """Put a piece in its place. Raises BadMessage for another piece, a wrong hash or an absurd value."""
         digest = self._hashes[piece.tensor][piece.start // states.PIECE]
         if chunk.offset != piece.start or hashlib.sha256(chunk.data).digest() != digest:
             raise BadMessage(f"{piece.tensor} from element {piece.start} on is not what its hash says")
@@ -88,7 +88,7 @@ class Partial:
         self._changed.set()
 
     def put_back(self, run: list[Piece]) -> None:
-        """Let others fetch what did not arrive of a run."""
+        """Let other peers fetch what did not arrive of a run."""
         rest = [piece for piece in run if piece in self._flying]
         self._flying.difference_update(rest)
         self._waiting.extendleft(reversed(rest))
@@ -96,23 +96,23 @@ class Partial:
 
     @property
     def progress(self) -> tuple[int, int]:
-        """Bytes that are here, bytes in all."""
+        """Bytes that are here, and bytes in all."""
         return 4 * self._arrived, 4 * len(self._vectors) * self._length
 
     @property
     def complete(self) -> bool:
-        """Every piece is here."""
+        """Whether every piece is here."""
         return not self._waiting and not self._flying
 
     def hand_over(self) -> dict[str, SharedVector]:
-        """The complete vectors by name; keeps nothing."""
+        """The complete vectors by name; this object keeps nothing of them."""
         assert self.complete
         vectors, self._vectors, self._hashes = self._vectors, {}, {}
         return vectors
 
 
 def check_values(tensor: str, values: Vector) -> None:
-    """Refuse what no training leads to, shape [n], n > 0. Raises BadMessage."""
+    """Refuse values, shape [n], n > 0, that no training leads to. Raises BadMessage."""
     least, most = values.min(), values.max()
     if not -math.inf < least <= most < math.inf:
         raise BadMessage(f"{tensor} has values that are not finite")

@@ -1,9 +1,9 @@
-"""Probe, the answering side: what `pier-node doctor` at another site measures the way to this one with.
+"""Probe, the answering side: lets `pier-node doctor` at another site measure its connection to this one.
 
-It asks for bytes, for the time, and whether this node reaches an address. All askers together get ALLOWANCE bytes and
-CALL_BACKS attempts at once, so that nobody slows the training of this site down for long. A call goes back only to
-where the asker itself is: to the address that the roster has for it, or to the host that it calls from. So nobody can
-use this site to knock at other doors, those of its own network least of all.
+The other site asks for bytes, for the time, and whether this node reaches an address. All askers together get ALLOWANCE
+bytes per minute and CALL_BACKS attempts at once, so that nobody slows this site's training down for long. A call goes
+back only to the asker's own host: to the address that the roster has for it, or to the host that it calls from. So
+nobody can use this site to probe other hosts, least of all those of its own network.
 """
 
 from __future__ import annotations
@@ -22,20 +22,20 @@ from pier_node.wire.multiaddr import are_routes, parse_routes
 from pier_proto.v1.peer_pb2 import HelloRequest, ProbeReply, ProbeRequest, Site
 
 ALLOWANCE = 256 << 20
-"""Bytes that may be asked for, or sent here, in a minute."""
+"""Bytes that may be asked for, or sent here, per minute."""
 CALL_BACKS = 4
 CALL_BACK_BYTES = 1 << 20
-"""What a call back counts for."""
+"""Bytes that a call back counts for."""
 CALL_BACK_TIMEOUT = 8.0
 LOOK_UP = 3.0
-"""Seconds to look up a name."""
+"""Seconds for looking up a host name."""
 
 
 class Allowance:
-    """`limit` bytes in a minute: what is spent comes back evenly.
+    """`limit` bytes per minute: what is spent comes back at an even rate.
 
     Args:
-        clock: seconds, from any beginning.
+        clock: returns seconds since any fixed time.
     """
 
     def __init__(self, limit: int, clock: Callable[[], float]) -> None:
@@ -43,7 +43,7 @@ class Allowance:
         self._left, self._at = float(limit), clock()
 
     def spend(self, size: int) -> None:
-        """Raise BadMessage, saying when to come again, if so many are not left."""
+        """Spend `size` bytes. If too few are left, raise BadMessage, which says when to ask again."""
         now = self._clock()
         self._left = min(self._limit, self._left + (now - self._at) * self._limit / 60)
         self._at = now
@@ -57,9 +57,9 @@ class ProbeServer:
     """Answers Probe on a carrier.
 
     Args:
-        run_hash: of the run's configuration.
-        known: the address that the roster has for a node; "": none.
-        clock: this site's clock, seconds since the epoch.
+        run_hash: hash of the run's configuration.
+        known: returns the address that the roster has for a node; "" if none.
+        clock: returns this site's time in seconds since the epoch.
     """
 
     def __init__(
@@ -70,7 +70,7 @@ class ProbeServer:
         clock: Callable[[], float] = time.time,
     ) -> None:
         self._carrier, self._run_hash, self._known, self._clock = carrier, run_hash, known, clock
-        self._noise = os.urandom(CHUNK_BYTES)  # a line that compresses shall not look faster than it is
+        self._noise = os.urandom(CHUNK_BYTES)  # incompressible: a link that compresses must not look faster than it is
         self._allowance = Allowance(ALLOWANCE, time.monotonic)
         self._calling = 0
         carrier.serve(PROBE, self._answer)
@@ -93,7 +93,7 @@ class ProbeServer:
         return reply
 
     async def _at(self, request: ProbeRequest, sender: str) -> str:
-        """Where to call back, with an address in the place of a name; "": that may not be the caller's host."""
+        """Where to call back, with host names resolved; "" if that may not be the caller's host."""
         if request.call_back == self._known(sender):
             return request.call_back
         if not is_address(request.seen_as):
@@ -109,7 +109,7 @@ class ProbeServer:
         return ",".join(str(replace(route, host=seen)) for route in routes)
 
     async def _problem_with(self, address: str, wanted: str) -> str:
-        """Why the node `wanted` is not reached at an address; "": it is."""
+        """Why the node `wanted` is not reached at an address; "" if it is."""
         if self._calling >= CALL_BACKS:
             raise BadMessage("this node calls others back already: ask again in a few seconds")
         request = HelloRequest(protocol=PROTOCOL, run_hash=self._run_hash, site=Site(node=self._carrier.node))
@@ -124,7 +124,7 @@ class ProbeServer:
 
 
 async def _is_at(host: str, seen: str) -> bool:
-    """Whether a host, an address or a name, is at an address."""
+    """Whether a host, given by address or name, is at an address."""
     wanted, loop = _plain(seen), asyncio.get_running_loop()
     try:
         return _plain(host) == wanted
@@ -133,12 +133,12 @@ async def _is_at(host: str, seen: str) -> bool:
     try:
         async with asyncio.timeout(LOOK_UP):
             found = await loop.getaddrinfo(host, None, type=socket.SOCK_STREAM)
-    except (OSError, UnicodeError):  # a TimeoutError is an OSError
+    except (OSError, UnicodeError):  # TimeoutError is an OSError
         return False
     return any(_plain(str(address[0])) == wanted for *_, address in found)
 
 
 def _plain(host: str) -> IPv4Address | IPv6Address:
-    """An address, IPv4 also where it comes in the form of IPv6. Raises ValueError: it is a name."""
+    """An address, as IPv4 even if it is written as IPv6. Raises ValueError if it is a name."""
     address = ip_address(host)
     return (isinstance(address, IPv6Address) and address.ipv4_mapped) or address

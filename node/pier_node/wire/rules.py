@@ -1,6 +1,6 @@
-"""Rules for the fields of protobuf messages, and the walk through a message that applies them.
+"""Rules for the fields of protobuf messages, and the traversal of a message that applies them.
 
-What a single value in a message may be: the rules that bounds.py puts together.
+The second half holds the rules for single values, from which bounds.py composes the rules for whole messages.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from pier_node.wire.multiaddr import are_routes
 
 @dataclass(frozen=True)
 class Only:
-    """A value that `holds`; `allowed` says in words which those are."""
+    """A value for which `holds` is true; `allowed` describes such values in words."""
 
     allowed: str
     holds: Callable[[Any], bool]
@@ -31,14 +31,14 @@ class Only:
 
 @dataclass(frozen=True)
 class Part:
-    """A message in a message; `needed` unless it may be left out."""
+    """A message inside a message; `needed` means that it cannot be left out."""
 
     needed: bool = False
 
 
 @dataclass(frozen=True)
 class Many:
-    """A list of at most `most` items; `ordered`: strictly increasing, so that none occurs twice."""
+    """A list of at most `most` items; `ordered` means strictly increasing, so that no item occurs twice."""
 
     item: Only | Part
     most: int
@@ -63,14 +63,14 @@ class Rules:
 
     Attributes:
         fields: a rule for every field of every message.
-        consistent: what is wrong between the fields of a message, in words; "" if nothing is.
+        consistent: returns what is wrong between the fields of a message, in words; "" if nothing is.
     """
 
     fields: Mapping[type[Message], Mapping[str, Rule]]
     consistent: Mapping[type[Message], Callable[[Any], str]]
 
     def check(self, message: Message) -> None:
-        """Raise BadMessage, naming field, value and what is allowed, unless all rules hold."""
+        """Raise BadMessage, naming the field, its value and what is allowed, unless all rules hold."""
         self._message(message, type(message).__name__)
 
     def _message(self, message: Message, where: str) -> None:
@@ -106,12 +106,12 @@ class Rules:
 
 
 def increasing(values: Collection[Any]) -> bool:
-    """Whether each value is greater than the one before."""
+    """Whether each value is greater than the previous one."""
     return all(first < second for first, second in pairwise(values))
 
 
 def _shown(value: Any) -> str:
-    """A value as it may stand in an error message: short, and without what a terminal would act upon."""
+    """A value in a form fit for an error message: short, and without characters that control a terminal."""
     text = f"{len(value)} bytes" if isinstance(value, bytes) else ascii(value)
     return text if len(text) <= 80 else f"{text[:77]}..."
 
@@ -119,9 +119,9 @@ def _shown(value: Any) -> str:
 RUN_CONFIG = 1 << 19
 """Most characters of a run's configuration: [program] may name thousands of tensors."""
 REVOKED = 4096
-"""Most revoked sites that a list names: the latest."""
+"""Most revoked sites that a list names; these are the latest ones."""
 COUNTS = 2**53
-"""Rounds, tokens and bytes stay below: whole numbers that JSON and a double hold exactly."""
+"""Upper bound of rounds, tokens and bytes: JSON and a double hold smaller whole numbers exactly."""
 ELEMENTS = 2**40
 """Most elements of a vector: 4 TiB of fp32."""
 MANIFEST_HASHES = 400_000
@@ -138,7 +138,7 @@ def below(limit: int) -> Only:
 
 
 def text(most: int, breaks: str = "") -> Only:
-    """Text that does nothing to a terminal that shows it; `breaks` are control characters allowed besides."""
+    """Text without characters that control a terminal; `breaks` lists control characters that are allowed anyway."""
     spaces = str.maketrans(dict.fromkeys(breaks, " "))
     return Only(
         f"at most {most} printable characters",
@@ -147,7 +147,7 @@ def text(most: int, breaks: str = "") -> Only:
 
 
 def size(least: int, most: int) -> Only:
-    """So many bytes."""
+    """A number of bytes from `least` to `most`."""
     span = f"{least}" if least == most else f"{least} to {most}"
     return Only(f"{span} bytes", lambda value: least <= len(value) <= most)
 
@@ -159,7 +159,7 @@ def one_of(values: Iterable[int]) -> Only:
 
 
 def or_empty(rule: Only) -> Only:
-    """What a rule allows, or nothing."""
+    """A value that the rule allows, or an empty one."""
     return Only(f"{rule.allowed}, or empty", lambda value: not value or rule.holds(value))
 
 

@@ -1,7 +1,7 @@
-"""StateServer: gives the states that this node holds to peers that join, fell behind or finish somebody's round.
+"""StateServer: serves this node's states to peers that join, fell behind, or finish a round that others began.
 
-What was described stays as it was until nobody has fetched of it for a while, although the node goes on: a held state
-is a reference to memory that never changes. At most HELD of them are held, so that serving takes the memory of at most
+A described state stays unchanged until nobody has fetched from it for a while, even though the node moves on: a held
+state is a reference to memory that never changes. At most HELD states are held, so serving takes the memory of at most
 HELD states and HELD copies of the moments, besides streams that outlive their state's place.
 """
 
@@ -19,15 +19,15 @@ from pier_node.wire.manifest import Moments, describe
 from pier_proto.v1.peer_pb2 import Chunk, FetchRequest, Link, Manifest, StateRequest
 
 HELD = 2
-"""Described states that are held at once; the one used least recently goes first."""
+"""Number of described states that are held at once; the least recently used one goes first."""
 IDLE = 60.0
-"""Seconds after its last use until a held state is let go."""
+"""Seconds after its last use until a held state is released."""
 
 Offer = Callable[[int, bool], OuterState | None]
-"""The state of a round (0: the newest), or, with True, the staged result of that round; None: not held."""
+"""The state of a round (0 for the newest) or, with True, the staged result of that round; None if it is not held."""
 Prove = Callable[[int], list[Link]]
 LiveMoments = Callable[[], tuple[SharedVector, SharedVector, int] | None]
-"""AdamW's m and v as the workers published them, and their step; None: there are none, or they are being written."""
+"""AdamW's m and v as the workers published them, and their step; None if there are none or they are being written."""
 
 
 @dataclass
@@ -37,7 +37,7 @@ class _Held:
     release: asyncio.TimerHandle | None = None
 
     def tensor(self, name: str) -> SharedVector:
-        """One of its vectors. Raises BadMessage."""
+        """One of the vectors. Raises BadMessage."""
         tensors = {**(self.moments.tensors if self.moments else {}), **self.state.tensors}
         if name not in tensors:
             raise BadMessage(f"round {self.state.round} has no tensor {name!r} here")
@@ -45,14 +45,14 @@ class _Held:
 
 
 def no_proof(_round: int) -> list[Link]:
-    """Nobody votes for the stages of a pipeline: rounds decide which version of them counts."""
+    """No proof: nobody votes for the stages of a pipeline; rounds decide which version of them counts."""
     return []
 
 
 class StateServer:
-    """Answers Describe and Fetch on a carrier; `prove` has what proves the newest state to who trusts that of a round.
+    """Answers Describe and Fetch on a carrier; `prove` proves the newest state to a site that trusts a round's state.
 
-    Moments come when they are asked for. They are live memory: described ones are copied first, and left out when the
+    Moments are sent on request. They are live memory, so described moments are copied first, and left out if the
     workers published new ones during the copy.
     """
 
@@ -88,7 +88,7 @@ class StateServer:
         return manifest
 
     async def fetch(self, _peer: str, request: FetchRequest) -> AsyncIterator[Chunk]:
-        """A run of pieces of it. Raises BadMessage."""
+        """Stream a run of pieces of a state. Raises BadMessage."""
         key = (request.round, request.shadow)
         held = self._held.get(key) or self._hold(*key)
         if held.state.round != request.round:
@@ -121,7 +121,7 @@ class StateServer:
 
     def _touch(self, key: tuple[int, bool], held: _Held) -> None:
         if self._held.get(key) is not held:
-            return  # let go in the middle of a stream, which ends by itself
+            return  # released in the middle of a stream, which ends by itself
         self._drop(key)
         self._held[key] = held
         held.release = asyncio.get_running_loop().call_later(self._idle, self._drop, key)
@@ -139,7 +139,7 @@ class StateServer:
         again = self._moments()
         if again is None or again[2] != copy.step:
             return None
-        _ = copy.hashes  # computed here, away from the event loop; the state's were when it was staged
+        _ = copy.hashes  # computed here, away from the event loop; the state's hashes were computed when it was staged
         return copy
 
 

@@ -1,4 +1,4 @@
-"""Which carrier a site uses: `--transport`."""
+"""The choice of the carrier that a site uses: `--transport`."""
 
 from __future__ import annotations
 
@@ -23,22 +23,22 @@ class SiteCarrier(Carrier, Protocol):
         """Listen at HOST:PORT, and choose the address to tell others. Raises PierError.
 
         Args:
-            advertise: HOST or HOST:PORT that the user wants; None: choose.
-            peers: addresses of sites to join, may be empty.
+            advertise: HOST or HOST:PORT that the user wants; None to choose one.
+            peers: addresses of sites to join; may be empty.
         """
 
     def refuse(self, nodes: Iterable[str], why: str) -> None:
-        """Have nothing to do with these from now on; what is under way with them fails. They are told why."""
+        """Refuse all contact with these nodes from now on and tell them why; their calls in progress fail."""
 
     def bytes_sent_to(self, peer: str) -> int:
-        """Payload bytes that went to one peer so far."""
+        """Payload bytes sent to one peer so far."""
 
     async def stop(self) -> None:
-        """Close all connections and stop listening, within two seconds; whatever is under way fails."""
+        """Close all connections and stop listening within two seconds; all calls in progress fail."""
 
 
 def check_address(transport: Transport, address: str) -> None:
-    """Make sure that somebody may be reached there with this carrier. Raises PierError."""
+    """Check that this carrier can reach nodes at an address of this form. Raises PierError."""
     if transport == "hivemind":
         try:
             parse_routes(address)
@@ -55,15 +55,15 @@ def check_address(transport: Transport, address: str) -> None:
 def make_carrier(
     transport: Transport, node: str, run_hash: bytes, credentials: Credentials | None, folder: Path | None = None
 ) -> SiteCarrier:
-    """A carrier.
+    """Create a carrier.
 
     Args:
-        run_hash: hash of the run's configuration; b"" as long as it is not known: only `greet` works then.
-        credentials: what proves that this node is in the run; None: neither encrypted nor authenticated.
-        folder: of this site's data, when it listens and others shall find it again after a restart.
+        run_hash: hash of the run's configuration; b"" while it is not known, when only `greet` works.
+        credentials: prove that this node belongs to the run; None means no encryption and no authentication.
+        folder: this site's data folder, if it listens and others should find it again after a restart.
 
     Raises:
-        PierError: what it needs is not installed.
+        PierError: a package that the carrier needs is not installed.
     """
     if transport == "grpc":
         from pier_node.wire.grpc.carrier import GrpcCarrier

@@ -1,1 +1,1 @@
-"""Answers from an ensemble of experts over the completions protocol."""
+"""Serves completions from an ensemble of experts."""

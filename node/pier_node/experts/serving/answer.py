@@ -1,8 +1,7 @@
-"""One answer as it is made: the prompt, if it is to be repeated, and then a token after the other.
+"""The generation of one answer: the echoed prompt, if requested, then one token after the other.
 
-Which token comes next: temperature, and the smallest set that has so much of the probability (Holtzman, 2020).
-
-What may be told of a text that is being made: all but an end that could become one of its stop sequences.
+Sampling uses a temperature and the smallest set of tokens with enough probability (Holtzman, 2020). Text that could be
+the beginning of a stop sequence is held back.
 """
 
 from __future__ import annotations
@@ -20,16 +19,16 @@ from pier_node.trainer.data.tokens import BROKEN, Spelling, Tokenizer
 
 
 def pick(log_probs: Array, temperature: float, top_p: float, random: np.random.Generator) -> int:
-    """A token.
+    """Sample a token.
 
     Args:
         log_probs: [vocab].
-        temperature: 0: the likeliest one, among equals the first; 1: as the distribution says.
-        top_p: draw among the likeliest tokens that together have this much, after the temperature.
+        temperature: 0: the likeliest token, the first among equals; 1: the distribution unchanged.
+        top_p: sample from the likeliest tokens that together have this probability, after the temperature.
     """
     if temperature == 0:
         return int(log_probs.argmax())
-    # Taking the maximum away first keeps a temperature near 0 from overflowing.
+    # Subtracting the maximum first prevents overflow at temperatures near 0.
     with np.errstate(over="ignore"):
         chances = np.exp((log_probs - log_probs.max()) / temperature)
     chances /= chances.sum()
@@ -48,13 +47,13 @@ def top(log_probs: Array, count: int) -> list[int]:
 
 @dataclass(frozen=True)
 class Token:
-    """A token of an answer, or of its prompt.
+    """A token of an answer or of its prompt.
 
     Attributes:
-        text: what it adds to the text; "" for the first bytes of a character, which comes with its last one.
-        log_prob: that the mixture gave it; None for the first one of a prompt, which nothing predicts.
-        top: the likeliest tokens at its place, text: log p; None where they were not asked for.
-        parts: how much of its probability came from whom, expert: part, with sum 1; empty where nothing predicted it.
+        text: what it adds to the text; "" for the first bytes of a character, which appears with its last byte.
+        log_prob: given by the mixture; None for the first token of a prompt, which nothing predicts.
+        top: the likeliest tokens at its position, text: log p; None if not requested.
+        parts: each expert's share of its probability, with sum 1; empty if nothing predicted it.
     """
 
     text: str
@@ -64,10 +63,10 @@ class Token:
 
 
 class Telling:
-    """Lets tokens through as soon as no stop sequence can begin in them.
+    """Releases tokens once no stop sequence can begin in them.
 
     Attributes:
-        stopped: a stop sequence has come. It is not told, nor what follows it.
+        stopped: a stop sequence has occurred. Neither it nor the text after it is released.
     """
 
     def __init__(self, stops: Sequence[str] = ()) -> None:
@@ -76,7 +75,7 @@ class Telling:
         self._held: list[Token] = []
 
     def push(self, token: Token) -> list[Token]:
-        """One token more; returns those that may be told now."""
+        """Add a token. Returns the tokens that can be released now."""
         self._held.append(token)
         text = "".join(held.text for held in self._held)
         found = [at for stop in self._stops if (at := text.find(stop)) >= 0]
@@ -86,12 +85,12 @@ class Telling:
         return self._release(len(text) - self._open_end(text))
 
     def end(self) -> list[Token]:
-        """No token comes any more: the rest."""
+        """End of the text: returns the remaining tokens."""
         held, self._held = self._held, []
         return held
 
     def _open_end(self, text: str) -> int:
-        """Characters at the end that a stop sequence begins with."""
+        """Number of characters at the end that begin a stop sequence."""
         longest = 0
         for stop in self._stops:
             for length in range(min(len(stop) - 1, len(text)), longest, -1):
@@ -121,11 +120,11 @@ class Telling:
 
 
 class Answer:
-    """What a request gets.
+    """The answer to a request.
 
     Attributes:
-        prompt_tokens, made: how many there are; the token that ends a text counts.
-        finish: why it ended: "stop" or "length"; "" before.
+        prompt_tokens, made: numbers of tokens; the token that ends a text counts.
+        finish: why it ended: "stop" or "length"; "" before the end.
     """
 
     def __init__(
@@ -145,18 +144,18 @@ class Answer:
 
     @property
     def posterior(self) -> dict[str, float]:
-        """Weights of the experts for a token that would come next, by name."""
+        """Weights of the experts for the next token, by name."""
         return {
             self._experts[index].name: float(w) for index, w in zip(self._speakers.experts, self._speakers.posterior)
         }
 
     @property
     def flops_per_token(self) -> float:
-        """Of those experts that speak."""
+        """FLOPs of the active experts."""
         return sum(self._experts[index].flops for index in self._speakers.experts)
 
     def echoed(self) -> list[Token]:
-        """The prompt's tokens, where they were asked for."""
+        """The prompt's tokens, if requested."""
         if not self._request.echo:
             return []
         scores, parts = self._speakers.prompt_scores, self._speakers.prompt_parts
@@ -167,7 +166,7 @@ class Answer:
         return told
 
     def step(self) -> list[Token]:
-        """Make one token more; returns those that may be told now. Raises NoExperts."""
+        """Generate a token. Returns the tokens that can be released now. Raises NoExperts."""
         if self.made >= self._request.max_tokens:
             return self._end("length")
         log_probs = self._speakers.predict()
@@ -198,6 +197,6 @@ class Answer:
         return {self._shown(id): float(log_probs[id]) for id in top(log_probs, self._request.logprobs)}
 
     def _shown(self, id: int) -> str:
-        """A token by itself; one that is only a part of a character by its number."""
+        """A single token as text; one that is only part of a character as its number."""
         text = self._tokenizer.decode([id])
         return f"token_id:{id}" if BROKEN in text or not text else text

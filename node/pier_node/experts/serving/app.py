@@ -1,9 +1,8 @@
-"""The web application: the completions protocol under /v1, a page to type into, and whether it is well.
+"""The web application: the completions protocol under /v1, an input page, and a health check.
 
-Answers in the JSON of the completions protocol, whole or as server-sent events.
-
-Fields that the protocol does not have: `posterior` of a choice, the weights of its experts at the end; `posterior` in
-`logprobs`, for each token which part of its probability came from whom; `flops_per_token` of the answer.
+Answers use the JSON of the completions protocol, complete or as server-sent events. Three fields extend the protocol:
+`posterior` of a choice, the weights of its experts at the end; `posterior` in `logprobs`, each expert's share of each
+token's probability; and `flops_per_token` of the answer.
 """
 
 from __future__ import annotations
@@ -29,11 +28,11 @@ DONE = b"data: [DONE]\n\n"
 
 
 class Form:
-    """What all parts of one answer have in common.
+    """What all parts of one answer share.
 
     Args:
-        model: its name.
-        logprobs: they were asked for.
+        model: name of the model.
+        logprobs: whether they were requested.
     """
 
     def __init__(self, model: str, logprobs: bool) -> None:
@@ -42,15 +41,15 @@ class Form:
         self._offset = 0
 
     def whole(self, tokens: Sequence[Token], answer: Answer) -> Json:
-        """The answer at once."""
+        """The complete answer."""
         return {**self._told(tokens, answer), "usage": usage(answer), "flops_per_token": answer.flops_per_token}
 
     def part(self, tokens: Sequence[Token], answer: Answer) -> Json:
-        """A part of it; the last one says why it ended."""
+        """A part of the answer; the last one contains the finish reason."""
         return self._told(tokens, answer)
 
     def counts(self, answer: Answer) -> Json:
-        """What a stream ends with, if its usage was asked for."""
+        """The end of a stream, if its usage was requested."""
         return {**self._head, "model": self._model, "choices": [], "usage": usage(answer)}
 
     def _told(self, tokens: Sequence[Token], answer: Answer) -> Json:
@@ -79,7 +78,7 @@ class Form:
 
 
 def usage(answer: Answer) -> Json:
-    """Tokens of an answer."""
+    """Token counts of an answer."""
     total = answer.prompt_tokens + answer.made
     return {"prompt_tokens": answer.prompt_tokens, "completion_tokens": answer.made, "total_tokens": total}
 
@@ -98,7 +97,7 @@ Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
 def make_app(asking: Asking) -> web.Application:
-    """The application of an ensemble."""
+    """The web application of an ensemble."""
     app = web.Application(client_max_size=asking.limits.body, middlewares=[_explained])
     app.on_response_prepare.append(add_headers)
     service = _Service(asking)
@@ -116,7 +115,7 @@ def make_app(asking: Asking) -> web.Application:
 
 @web.middleware
 async def _explained(request: web.Request, handler: Handler) -> web.StreamResponse:
-    """Whatever goes wrong is told as the protocol's clients expect it."""
+    """Report every error in the form that the protocol's clients expect."""
     try:
         return await handler(request)
     except Refusal as refusal:
@@ -149,7 +148,7 @@ class _Service:
         self._asking = asking
 
     async def healthz(self, _request: web.Request) -> web.Response:
-        """Well, as long as there is an expert that can be asked."""
+        """Healthy as long as an expert can be asked."""
         alive, all_of_them = self._asking.pool.alive, self._asking.experts
         body = {"ok": bool(alive), "experts": len(all_of_them), "lost": len(all_of_them) - len(alive)}
         return web.json_response(body, status=200 if alive else 503)
@@ -160,7 +159,7 @@ class _Service:
         return web.json_response({"object": "list", "data": models})
 
     async def completions(self, request: web.Request) -> web.StreamResponse:
-        """Text that goes on from a prompt."""
+        """Continue a prompt."""
         if is_from_elsewhere(request):
             raise Refusal(403, "this request comes from another page")
         if request.content_type != "application/json":
@@ -174,7 +173,7 @@ class _Service:
             return web.json_response(form.whole(tokens, answer))
 
     async def _stream(self, request: web.Request, wanted: CompletionRequest, form: Form) -> web.StreamResponse:
-        """What goes wrong before the prompt is read is answered as ever, afterwards it is an event."""
+        """Errors before the prompt is read are normal responses; afterwards they are events."""
         stream = web.StreamResponse(headers=STREAM)
         try:
             async with self._asking.begin(wanted) as answer:
@@ -193,7 +192,7 @@ class _Service:
         return stream
 
     async def _told(self, answer: Answer) -> AsyncIterator[list[Token]]:
-        """Tokens as they may be told; the last ones come when it is known why the text ended."""
+        """Tokens as they can be released; the last ones come when it is known why the text ended."""
         if echoed := answer.echoed():
             yield echoed
         while not answer.finish:

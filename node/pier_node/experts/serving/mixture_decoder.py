@@ -1,11 +1,9 @@
-"""The experts that follow one text together: their mixture predicts each token, and a lost one drops out.
+"""Experts that follow one text together: their mixture predicts each token, and a lost expert is removed.
 
-Everything here computes; it runs in the one thread that does (see queue.py).
-
-One model follows one text, token by token, and says what may come next.
-
-A decoder sees `context` tokens. When they are full, the older half is forgotten and the newer half is read again, so
-that every token is predicted from context / 2 tokens at least, at twice the cost of a token at most.
+Everything here computes, and runs in the one compute thread (see queue.py). Each expert reads the text token by token
+and predicts the next token. A decoder sees `context` tokens. When they are full, the older half is dropped and the
+newer half is read again. So every token is predicted from at least context / 2 tokens, at twice the cost per token at
+most.
 """
 
 from __future__ import annotations
@@ -22,23 +20,24 @@ from pier_node.trainer.model.decoder import Decoder, Past
 
 
 class Reader:
-    """What a model has read. The model itself is given with every call: it may be out of memory between two.
+    """What a model has read. The model itself is passed to every call, because it may be evicted between two calls.
 
     Attributes:
-        next: log p of the token that comes next, fp32 [vocab] in host memory; None before the first one.
+        next: log p of the next token, fp32 [vocab] in host memory; None before the first token.
     """
 
     def __init__(self) -> None:
         self.next: Tensor | None = None
         self._past: Past | None = None
-        self._tail: list[int] = []  # what a new window begins with
+        self._tail: list[int] = []  # the beginning of a new window
 
     @torch.no_grad()
     def read(self, model: Decoder, tokens: Sequence[int]) -> Tensor:
-        """Go on by some tokens.
+        """Read more tokens.
 
         Returns:
-            log p of each of them given those before, fp32 [tokens]; 0 for the first of a text, which nothing predicts.
+            log p of each token given the tokens before it, fp32 [tokens]; 0 for the first of a text, which nothing
+            predicts.
         """
         given, left = [], list(tokens)
         while left:
@@ -48,7 +47,7 @@ class Reader:
         return torch.cat(given) if given else torch.empty(0)
 
     def _make_room(self, model: Decoder) -> int:
-        """How many tokens fit."""
+        """Make room for tokens. Returns how many fit."""
         context, device = model.config.context, next(model.parameters()).device
         if self._past is None:
             self._past = Past(model.config, device)
@@ -70,14 +69,14 @@ class Reader:
 
 
 class NoExperts(Exception):
-    """There is no expert left that could answer."""
+    """No expert is left that could answer."""
 
 
 class Heard:
     """What one expert has read of a text.
 
     Attributes:
-        given: log p of each token that it has read, one array for each call; 0 for the first of a text.
+        given: log p of each token read, one array per call; 0 for the first token of a text.
     """
 
     def __init__(self, pool: Pool, expert: int) -> None:
@@ -85,7 +84,7 @@ class Heard:
         self._pool, self._expert, self._reader = pool, expert, Reader()
 
     def read(self, tokens: Sequence[int]) -> None:
-        """Go on by some tokens. Raises Lost."""
+        """Read more tokens. Raises Lost."""
         given = self._reader.read(self._pool.model(self._expert), tokens)
         if not (torch.isfinite(given).all() and torch.isfinite(self.next).all()):
             self._pool.lose(self._expert, "what it predicts is no number")
@@ -94,22 +93,22 @@ class Heard:
 
     @property
     def next(self) -> torch.Tensor:
-        """log p of the token that comes next, [vocab]."""
-        assert self._reader.next is not None  # it has read the prompt
+        """log p of the next token, [vocab]."""
+        assert self._reader.next is not None  # the prompt was read
         return self._reader.next
 
 
 class MixtureDecoder:
-    """Experts that have all read the same prompt, and speak together from then on.
+    """Experts that have all read the same prompt and continue together.
 
     Args:
         prior: of all experts of the pool, [experts].
-        heard: those that speak, by index; each has read the prompt.
+        heard: the experts that take part, by index; each has read the prompt.
 
     Attributes:
-        experts: indices of those that speak now.
-        prompt_scores: what the mixture gave the prompt's tokens, log p [tokens]; the first one's means nothing.
-        prompt_parts: who gave them how much of it, [experts, tokens].
+        experts: indices of the experts that take part now.
+        prompt_scores: the mixture's log p of the prompt's tokens, [tokens]; the first value has no meaning.
+        prompt_parts: each expert's share of these probabilities, [experts, tokens].
     """
 
     def __init__(self, rule: Rule, prior: Array, heard: Mapping[int, Heard]) -> None:
@@ -129,21 +128,21 @@ class MixtureDecoder:
 
     @property
     def posterior(self) -> Array:
-        """Weights of the experts for the token that comes next, [experts]."""
+        """Weights of the experts for the next token, [experts]."""
         return np.asarray(np.exp(self._mixture.log_weights))
 
     def predict(self) -> Array:
-        """The mixture's log p of the token that comes next, [vocab]."""
+        """The mixture's log p of the next token, [vocab]."""
         every = torch.stack([heard.next for heard in self._heard]).double().numpy()  # [experts, vocab]
         return self._mixture.predict(every)
 
     def say(self, token: int, last: bool = False) -> dict[int, float]:
-        """Go on by a token; returns which part of its probability came from whom, by expert.
+        """Advance by one token. Returns each expert's share of its probability, by expert.
 
-        After the last one nothing can be predicted, and no expert reads it.
+        After the last token nothing can be predicted, and no expert reads it.
 
         Raises:
-            NoExperts: the last one was lost.
+            NoExperts: the last expert was lost.
         """
         given = np.array([heard.next[token].item() for heard in self._heard])  # [experts]
         parts = np.exp(normalised(self._mixture.log_weights + given))
@@ -165,7 +164,7 @@ class MixtureDecoder:
 
 
 def likeliest(prior: Array, heard: Mapping[int, Heard], rule: Rule, most: int) -> list[int]:
-    """Those `most` experts that the prompt makes likeliest; among equals the first."""
+    """The `most` experts that the prompt makes likeliest; among equals, the first ones."""
     speakers = MixtureDecoder(rule, prior, heard)
     order = np.argsort(-speakers.posterior, kind="stable")[:most]
     return sorted(speakers.experts[index] for index in order)

@@ -1,9 +1,8 @@
-"""Experts in memory: read when first asked, the least recently asked put out when there is no room.
+"""Experts on disk and in memory: loaded when first asked; the least recently asked are evicted when memory is full.
 
-A request reserves all the experts that it speaks with at once, and waits until they fit beside those that others speak
-with: nobody holds some and waits for more, so that no two can wait for each other.
-
-Experts that can be asked: what each of them is, read from its files before any weights are.
+A request reserves all its experts at once, and waits until they fit next to the experts that are in use. No request
+holds some experts while it waits for more, so requests cannot deadlock. What each expert is gets read from its files
+before any weights are loaded.
 """
 
 from __future__ import annotations
@@ -39,26 +38,26 @@ log = logging.getLogger(__name__)
 
 
 class Entry(Protocol):
-    """What a pool wants to know of an expert."""
+    """What a pool needs to know about an expert."""
 
     @property
     def name(self) -> str:
-        """What people call it."""
+        """The expert's name for people."""
 
     @property
     def size(self) -> int:
         """Bytes of its weights in memory."""
 
     def load(self) -> Decoder:
-        """Its model. Raises PierError and whatever reading files does."""
+        """Load its model. Raises PierError and any error of reading files."""
 
 
 @dataclass(frozen=True)
 class Expert:
-    """An expert on the disk; see `Entry`.
+    """An expert on disk; see `Entry`.
 
     Attributes:
-        domains: those that it is for: several, where it is the parent that stands in for their experts.
+        domains: the domains that it is for: several if it is the parent that stands in for their experts.
     """
 
     domains: tuple[str, ...]
@@ -82,7 +81,7 @@ class Expert:
         return forward_flops_per_token(self.config)
 
     def load(self) -> Decoder:
-        """Read the weights; those of an expert with a card are the ones that it names. Raises PierError."""
+        """Load the weights; with a card, they must be those that it names. Raises PierError."""
         if (self.folder / CARD_FILE).exists():
             load_card(self.folder)
         weights = exported_weights(self.folder)
@@ -92,10 +91,10 @@ class Expert:
 
 
 def read_shelf(folder: Path, device: torch.device) -> tuple[list[Expert], Tokenizer]:
-    """The experts of an ensemble's folder and the tokenizer that they share; what cannot be read is left out, and said.
+    """The experts in an ensemble's folder and their common tokenizer. Unreadable experts are left out with a warning.
 
     Raises:
-        PierError: there is no ensemble, none of its experts can be read, or two have unlike tokenizers.
+        PierError: there is no ensemble, none of its experts can be read, or two have different tokenizers.
     """
     found: list[tuple[Expert, Tokenizer]] = []
     domains: dict[str, list[str]] = {}
@@ -115,13 +114,13 @@ def read_shelf(folder: Path, device: torch.device) -> tuple[list[Expert], Tokeni
 
 
 def even_prior(experts: Sequence[Expert]) -> Array:
-    """The same for each domain, [experts]."""
+    """The same prior for each domain, [experts]."""
     counts = np.array([len(expert.domains) for expert in experts], dtype=np.float64)
     return np.asarray(counts / counts.sum())
 
 
 def _check_alike(found: Sequence[tuple[Expert, Tokenizer]]) -> None:
-    """All predict the same tokens, so that their probabilities can be added."""
+    """All experts must predict the same tokens, so that their probabilities can be added."""
     first, tokenizer = found[0]
     for expert, own in found[1:]:
         if own.fingerprint != tokenizer.fingerprint or expert.config.vocab_size != first.config.vocab_size:
@@ -131,18 +130,18 @@ def _check_alike(found: Sequence[tuple[Expert, Tokenizer]]) -> None:
 
 
 class Lost(Exception):
-    """An expert cannot be asked any more: its files are gone or damaged, or what it says is no number."""
+    """An expert cannot be asked any more: its files are missing or damaged, or its output is not a number."""
 
 
 class Pool:
-    """Some experts, by their index, of which as many are in memory as fit.
+    """Experts by index, of which as many are in memory as fit.
 
     Args:
         entries: all experts.
         memory: bytes for weights; 0: no limit.
 
     Attributes:
-        lost: those that cannot be asked any more.
+        lost: the experts that cannot be asked any more.
     """
 
     def __init__(self, entries: Sequence[Entry], memory: int = 0) -> None:
@@ -155,11 +154,11 @@ class Pool:
 
     @property
     def alive(self) -> list[int]:
-        """Those that can be asked."""
+        """The experts that can be asked."""
         return [index for index in range(len(self._entries)) if index not in self.lost]
 
     def check_room(self, most: int) -> None:
-        """Raise PierError unless any `most` experts have room together (0: all)."""
+        """Raise PierError unless any `most` experts fit together (0: all)."""
         sizes = sorted(self._sizes, reverse=True)[: most or None]
         if self._memory and sum(sizes) > self._memory:
             raise PierError(
@@ -169,7 +168,7 @@ class Pool:
 
     @asynccontextmanager
     async def reserved(self, wanted: Iterable[int]) -> AsyncIterator[None]:
-        """Room for these experts, until the end of the block; waits for it."""
+        """Reserve memory for these experts until the end of the block; waits for it."""
         experts = {*wanted}
         await self._changed.until(lambda: self._fits(experts))
         self._users.update(experts)
@@ -180,7 +179,7 @@ class Pool:
             self._changed.notify()
 
     def model(self, index: int) -> Decoder:
-        """The model of an expert for which there is room reserved. One thread calls this, always the same.
+        """The model of an expert whose memory is reserved. Always called from the same thread.
 
         Raises:
             Lost: it cannot be read; it is not tried again.
@@ -192,7 +191,7 @@ class Pool:
             self._make_room(entry)
             try:
                 self._models[index] = entry.load()
-            except Exception as error:  # whatever is wrong with one expert, the others go on
+            except Exception as error:  # whatever is wrong with one expert, the others continue
                 self.lose(index, error)
                 raise Lost(entry.name) from error
             log.info("the expert of %s was read: %s", entry.name, amount(entry.size))
@@ -200,14 +199,14 @@ class Pool:
         return self._models[index]
 
     def lose(self, index: int, why: object) -> None:
-        """Ask an expert no more."""
+        """Stop using an expert."""
         self.lost.add(index)
         self._models.pop(index, None)
         log.warning("the expert of %s drops out: %s", self._entries[index].name, str(why).splitlines()[0])
 
     @property
     def resident(self) -> list[int]:
-        """Those in memory, the least recently asked first."""
+        """The experts in memory, the least recently asked first."""
         return [*self._models]
 
     def _fits(self, experts: set[int]) -> bool:

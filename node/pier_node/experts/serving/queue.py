@@ -1,7 +1,7 @@
-"""Asks the experts: who answers a request, in what order things are computed, and within which bounds.
+"""Schedules requests to the experts: which experts answer, in what order work is computed, and within which limits.
 
-All computing is done in one thread, a token of an answer after a token of another. With top-k all experts read the
-prompt, one after the other, and those that it makes likeliest answer: the others cost nothing from then on.
+One thread does all computation, alternating between answers token by token. With top-k, all experts read the prompt one
+after the other, and the likeliest ones answer. The others cost nothing from then on.
 """
 
 from __future__ import annotations
@@ -21,21 +21,21 @@ from pier_node.experts.serving.request import CompletionRequest, Refusal
 from pier_node.trainer.data.tokens import Tokenizer
 
 PIECE = 256
-"""Tokens of a prompt that are read at a time; others' tokens come in between."""
+"""Tokens of a prompt that are read at a time; other requests' tokens are computed in between."""
 CHOOSING = rule("decay")
-"""How experts are chosen, whatever mixes them afterwards: `uniform` would not look at the prompt."""
+"""The rule that chooses experts, whatever mixes them afterwards: `uniform` would ignore the prompt."""
 
 T = TypeVar("T")
 
 
 @dataclass(frozen=True)
 class Limits:
-    """What a request may take.
+    """Limits of a request.
 
     Attributes:
         prompt, made: tokens.
-        at_once: requests in work; those above are told to come again.
-        seconds: until a request is given up.
+        at_once: concurrent requests; further ones are told to try again.
+        seconds: time limit of a request.
         body: bytes.
     """
 
@@ -47,12 +47,12 @@ class Limits:
 
 
 class Asking:
-    """An ensemble that answers.
+    """An ensemble that answers requests.
 
     Args:
-        name: what the ensemble is called as a model.
-        mixing: the rule by which the experts' weights follow the text.
-        top_k: experts that answer a request; 0: all.
+        name: model name of the ensemble.
+        mixing: the rule that updates the experts' weights.
+        top_k: number of experts that answer a request; 0: all.
     """
 
     def __init__(
@@ -73,7 +73,7 @@ class Asking:
 
     @property
     def models(self) -> list[str]:
-        """What can be asked: the ensemble, and each expert that is not lost, by its name."""
+        """The available models by name: the ensemble, and each expert that is not lost."""
         return [self.name, *(self.experts[index].name for index in self.pool.alive)]
 
     @asynccontextmanager
@@ -94,11 +94,11 @@ class Asking:
             self._in_work -= 1
 
     async def compute(self, work: Callable[..., T], *args: Any) -> T:
-        """Have something done by the thread that computes."""
+        """Run a function in the compute thread."""
         return await asyncio.get_running_loop().run_in_executor(self._thread, work, *args)
 
     def close(self) -> None:
-        """Compute nothing more."""
+        """Stop computing."""
         self._thread.shutdown(wait=False, cancel_futures=True)
 
     @asynccontextmanager
@@ -114,7 +114,7 @@ class Asking:
             yield await self.compute(MixtureDecoder, self._mixing, self._prior, heard)
 
     async def _hear(self, experts: Sequence[int], ids: list[int]) -> dict[int, Heard]:
-        """Have them read the prompt; without those that are lost."""
+        """Let experts read the prompt. Lost experts are left out."""
         heard = {expert: Heard(self.pool, expert) for expert in experts}
         for expert in experts:
             try:
@@ -148,6 +148,6 @@ class Asking:
         return ids or self._beginning()
 
     def _beginning(self) -> list[int]:
-        """What stands before a text: an empty prompt goes on from there."""
+        """The token before a text, from which an empty prompt continues."""
         separator = self._tokenizer.separator
         return [separator] if separator is not None else [int(id) for id in self._tokenizer.encode("\n")]

@@ -1,8 +1,7 @@
-"""POST /v1/completions as it comes in: checked for shape, bounds and what is not done here, before any computing.
+"""Parses POST /v1/completions: checks its shape, its bounds and unsupported fields before any computation.
 
-Source: the reference of the completions protocol (platform.openai.com/docs/api-reference/completions).
-
-What is answered when there is no answer, as clients of the completions protocol expect it.
+Source: the reference of the completions protocol (platform.openai.com/docs/api-reference/completions). Refusals have
+the form that its clients expect.
 """
 
 from __future__ import annotations
@@ -17,14 +16,14 @@ INVALID = "invalid_request_error"
 
 
 class Refusal(Exception):
-    """A request that is not answered.
+    """A request that is refused.
 
     Args:
-        status: of HTTP.
-        message: what is wrong, and what to do, for people.
+        status: HTTP status.
+        message: what is wrong and what to do, for people.
         code: the same for programs.
         param: the field that is wrong.
-        retry_after: seconds after which it may be tried again; 0: not at all.
+        retry_after: seconds after which to try again; 0: not at all.
     """
 
     def __init__(
@@ -34,13 +33,13 @@ class Refusal(Exception):
         self.status, self.message, self.code, self.param, self.retry_after = status, message, code, param, retry_after
 
     def body(self) -> dict[str, Any]:
-        """The JSON of it."""
+        """The refusal as JSON."""
         kind = INVALID if self.status < 500 and self.status != 429 else "rate_limit_error"
         kind = "server_error" if self.status >= 500 else kind
         return {"error": {"message": self.message, "type": kind, "param": self.param, "code": self.code}}
 
     def answer(self) -> web.Response:
-        """The whole answer."""
+        """The HTTP response."""
         headers = {"Retry-After": str(self.retry_after)} if self.retry_after else None
         return web.json_response(self.body(), status=self.status, headers=headers)
 
@@ -55,7 +54,7 @@ Ids = list[Count]
 
 
 class StreamOptions(BaseModel):
-    """What a stream tells besides its text."""
+    """What a stream contains besides its text."""
 
     model_config = ConfigDict(extra="ignore", strict=True)
 
@@ -63,7 +62,7 @@ class StreamOptions(BaseModel):
 
 
 class CompletionRequest(BaseModel):
-    """The body; null is as if the field were left out."""
+    """The request body. A null field counts as absent."""
 
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
 
@@ -89,7 +88,7 @@ class CompletionRequest(BaseModel):
     @field_validator("presence_penalty", "frequency_penalty", "logit_bias", "suffix")
     @classmethod
     def check_unused(cls, value: Any) -> Any:
-        """Fields that would change the answer in a way that is not done."""
+        """Refuse unsupported fields that would change the answer."""
         if value:
             raise ValueError(NOT_DONE)
         return value
@@ -97,14 +96,14 @@ class CompletionRequest(BaseModel):
     @field_validator("prompt")
     @classmethod
     def check_one(cls, prompt: str | Ids | list[str] | list[Ids]) -> str | Ids | list[str] | list[Ids]:
-        """A list of prompts has one."""
+        """A list of prompts must have one entry."""
         if isinstance(prompt, list) and prompt and not isinstance(prompt[0], int) and len(prompt) > 1:
             raise ValueError("one prompt a request")
         return prompt
 
     @property
     def text(self) -> str | Ids:
-        """The prompt itself: its text, or its tokens."""
+        """The prompt itself: its text or its tokens."""
         if isinstance(self.prompt, str):
             return self.prompt
         first = self.prompt[0] if self.prompt else ""
@@ -117,7 +116,7 @@ class CompletionRequest(BaseModel):
 
 
 def parse(body: bytes) -> CompletionRequest:
-    """Raises Refusal."""
+    """Parse a request body. Raises Refusal."""
     try:
         fields = from_json(body, allow_inf_nan=False)
     except ValueError as error:
@@ -132,7 +131,7 @@ def parse(body: bytes) -> CompletionRequest:
 
 def _refusal(error: ValidationError) -> Refusal:
     errors = error.errors(include_url=False)
-    # Of the shapes that a field may have, the one that it does have says most.
+    # If a field may have several shapes, the error of the shape that it has says most.
     found = next((each for each in errors if not each["type"].endswith("_type")), errors[0])
     name = str(found["loc"][0]) if found["loc"] else ""
     if found["type"] == "extra_forbidden":

@@ -1,4 +1,4 @@
-"""Codecs: fewer bytes for the vectors that sites exchange. One codec a file; here they are found by name."""
+"""Codecs: they shrink the vectors that sites exchange. Each module holds a few codecs; this one finds them by name."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ __all__ = ["CODECS", "BadCode", "Codec", "codec"]
 CODECS: dict[str, Codec] = {
     each.name: each for each in (Plain(), Bf16(), Int8(), Int4(), TopK("topk", bits=4), TopK("topk2", bits=2))
 }
-"""By the name that the configuration calls it; they round to nearest, and may be used by several threads."""
+"""Codecs by their name in the configuration; they round to nearest and can be used by several threads."""
 
 
 def codec(name: str) -> Codec:
-    """The codec of that name. Raises PierError."""
+    """The codec with this name. Raises PierError."""
     try:
         return CODECS[name]
     except KeyError:

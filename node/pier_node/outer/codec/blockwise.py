@@ -1,19 +1,16 @@
-"""What the blockwise codecs share: values, or codes, in rows of one block each.
+"""Blockwise integer codecs: int8 and int4, with parameters for each block of values.
 
-Blockwise int8: value ≈ code · scale, with code in -127..127 and scale = absmax of the block / 127 (Dettmers et al.,
-arXiv 2110.02861, with uniform levels).
+Int8: value ≈ code · scale, with codes in -127..127 and scale = absmax of the block / 127 (Dettmers et al., arXiv
+2110.02861, with uniform levels). Layout: the bf16 scale of each block of 128, then one signed byte per value. Blocks of
+half the size would lower the error of Gaussian values by 8 %, but that is what the 0.125 bits of their scales are worth
+anyway.
 
-Layout: bf16 scale of each block of 128, then a signed byte a value. Blocks of half the size would lower the error of
-Gaussian values by 8 %, which is what their scales' 0.125 bits are worth anyway.
-
-Blockwise int4: value ≈ (code - zero) · step, with code and zero in 0..15: 16 even levels over the range of a block,
-one of them exactly 0.
-
-The asymmetric quantiser of Jacob et al., arXiv 1712.05877, with its two parameters in 16 bits: a step is fp32 without
-sign and with 4 bits of mantissa, rounded up, and the zero takes the lowest 4. On pseudo-gradients its error is 15 %
-below that of levels from -absmax to absmax, and about that of NF4 (docs/results.md), which is hard to round by chance.
-
-Layout: parameters of each block of 64, then a byte for values j and ceil(n / 2) + j, the first in the low half.
+Int4: value ≈ (code - zero) · step, with code and zero in 0..15: 16 even levels over the range of a block, one of them
+exactly 0. This is the asymmetric quantizer of Jacob et al., arXiv 1712.05877, with both parameters in 16 bits: the step
+is an fp32 without sign and with 4 bits of mantissa, rounded up, and the zero takes the lowest 4 bits. On
+pseudo-gradients its error is 15 % below that of levels from -absmax to absmax, and about that of NF4 (docs/results.md),
+which is hard to round stochastically. Layout: the parameters of each block of 64, then one byte for values j and
+ceil(n / 2) + j, the first in the low half.
 """
 
 from __future__ import annotations
@@ -31,7 +28,7 @@ Number = TypeVar("Number", bound=np.generic)
 
 
 def in_blocks(values: npt.NDArray[Number], block: int) -> npt.NDArray[Number]:
-    """Shape [n] as [blocks, block]: a view, or a copy with zeros at the end where the last block is not full."""
+    """Reshape [n] to [blocks, block]: a view, or a copy padded with zeros if the last block is not full."""
     missing = -len(values) % block
     if missing:
         values = np.concatenate([values, np.zeros(missing, values.dtype)])
@@ -39,17 +36,17 @@ def in_blocks(values: npt.NDArray[Number], block: int) -> npt.NDArray[Number]:
 
 
 def block_maximum(values: Vector) -> Vector:
-    """The largest of each row, shape [blocks, 1]; `reduceat` takes half the time of `max(axis=1)` on short rows."""
+    """The largest value of each row, shape [blocks, 1]; for short rows `reduceat` is twice as fast as `max(axis=1)`."""
     return np.maximum.reduceat(values.ravel(), _starts(values))[:, None]
 
 
 def block_minimum(values: Vector) -> Vector:
-    """The smallest of each row, shape [blocks, 1]."""
+    """The smallest value of each row, shape [blocks, 1]."""
     return np.minimum.reduceat(values.ravel(), _starts(values))[:, None]
 
 
 def to_integers(quotients: Vector, rng: np.random.Generator | None) -> None:
-    """Round in place: to nearest, or up or down by chance so that the expectation is the value itself."""
+    """Round in place: to nearest, or stochastically, so that the expectation is the value itself."""
     if rng is None:
         np.rint(quotients, out=quotients)
     else:
@@ -64,17 +61,17 @@ def _starts(values: Vector) -> npt.NDArray[np.intp]:
 INT8_BLOCK = 128
 INT8_LEVELS = 127
 INT8_LEVELS_BY_CHANCE = 126
-"""The scale is rounded too, by up to 0.2 %: rounding up by chance needs a level to spare."""
+"""The scale is rounded too, by up to 0.2 %, so stochastic rounding needs a spare level."""
 
 _LARGEST_SCALE = int(to_bf16(np.array([LARGEST / INT8_LEVELS], np.float32))[0])
 _SMALLEST_SCALE = int(to_bf16(np.array([SMALLEST], np.float32))[0])
 
 
 class Int8:
-    """8.125 bits a value; error at most half a scale, and below 2^-119 in blocks that are smaller than that.
+    """Int8 codec: 8.125 bits per value; error at most half a scale, and below 2^-119 in blocks smaller than that.
 
     Args:
-        rng: round by chance, without bias; to nearest if there is none.
+        rng: generator for stochastic rounding, which is unbiased; None rounds to nearest.
     """
 
     name = "int8"
@@ -91,7 +88,7 @@ class Int8:
         scales[scales < SMALLEST] = 0
         halves = to_bf16(scales)
         divisors = from_bf16(halves)
-        divisors[divisors == 0] = 1  # what is smaller than the smallest scale becomes zero
+        divisors[divisors == 0] = 1  # values below the smallest scale become zero
         quotients = blocks / divisors
         to_integers(quotients, self._rng)
         codes = quotients.astype(np.int8).ravel()[: len(values)]
@@ -122,16 +119,16 @@ def _int8_blocks(length: int) -> int:
 INT4_BLOCK = 64
 INT4_LEVELS = 15
 INT4_LEVELS_BY_CHANCE = 14
-"""With one to spare, zero can be rounded up, so that no value that chance rounds up or down is cut off."""
+"""With a spare level, zero can be rounded up, so that no stochastically rounded value is cut off."""
 DROPPED = 19
-"""Bits of an fp32's mantissa that a step has not."""
+"""Mantissa bits of an fp32 that a step does not have."""
 
 
 class Int4:
-    """4.25 bits a value; error at most half a step, and below 2^-122 in blocks whose range is smaller than that.
+    """Int4 codec: 4.25 bits per value; error at most half a step, below 2^-122 in blocks whose range is smaller.
 
     Args:
-        rng: round by chance, without bias; to nearest if there is none.
+        rng: generator for stochastic rounding, which is unbiased; None rounds to nearest.
     """
 
     name = "int4"
@@ -160,7 +157,7 @@ class Int4:
         lowest: Vector = np.minimum(block_minimum(blocks), 0)
         highest: Vector = np.maximum(block_maximum(blocks), 0)
         levels = np.float32(INT4_LEVELS_BY_CHANCE if self._rng else INT4_LEVELS)
-        steps = _round_up(highest / levels - lowest / levels)  # their difference may be infinite
+        steps = _round_up(highest / levels - lowest / levels)  # highest - lowest itself may be infinite
         steps[steps < SMALLEST] = 0  # such a block becomes zero
         below = np.divide(-lowest, steps, out=np.zeros_like(steps), where=steps > 0)
         return steps, np.ceil(below) if self._rng else np.rint(below)
@@ -201,7 +198,7 @@ _LARGEST_STEP = _round_up(np.array([LARGEST / INT4_LEVELS_BY_CHANCE * 2], np.flo
 
 
 def _read_parameters(head: npt.NDArray[np.uint16]) -> tuple[Vector, npt.NDArray[np.int8]]:
-    """Step and zero of each block, of the shape of `head`. Raises BadCode."""
+    """Step and zero of each block, in the shape of `head`. Raises BadCode."""
     bits = head.astype(np.uint32) >> 4
     steps = (bits << DROPPED).view(np.float32)
     if not ((head == 0) | (steps >= SMALLEST) & (steps <= _LARGEST_STEP)).all():
@@ -210,7 +207,7 @@ def _read_parameters(head: npt.NDArray[np.uint16]) -> tuple[Vector, npt.NDArray[
 
 
 def _pack(codes: npt.NDArray[np.uint8]) -> npt.NDArray[np.uint8]:
-    """Two to a byte; the halves of the vector, not neighbours, share one: that takes no strided access."""
+    """Pack two codes per byte; the two halves of the vector share bytes, not neighbors, to avoid strided access."""
     middle = (len(codes) + 1) // 2
     packed = codes[:middle].copy()
     packed[: len(codes) - middle] |= codes[middle:] << 4

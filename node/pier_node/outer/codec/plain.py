@@ -1,6 +1,7 @@
-"""No compression: little-endian fp32, neither copied nor looked at: whoever adds the values up checks their norm.
+"""Codecs without blocks: plain fp32, and bfloat16.
 
-bfloat16: the upper half of an fp32, rounded to nearest even; the largest bf16 where that would be infinity.
+Plain is little-endian fp32, neither copied nor checked: whoever adds the values up checks their norm. Bf16 is the upper
+half of an fp32, rounded to nearest even; a value that would become infinite becomes the largest bf16 instead.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from pier_node.outer.codec.interface import BadCode, check_size, check_values
 
 
 class Plain:
-    """32 bits a value."""
+    """32 bits per value."""
 
     name = "none"
     lossy = False
@@ -40,7 +41,7 @@ MAGNITUDE = 0x7FFF
 
 
 class Bf16:
-    """16 bits a value; relative error at most 2^-8 where it saturates, else 2^-9 of normal values."""
+    """16 bits per value; relative error at most 2^-8 where it saturates, otherwise 2^-9 for normal values."""
 
     name = "bf16"
     lossy = True
@@ -78,7 +79,7 @@ def to_bf16(values: Vector) -> Halves:
 
 
 def from_bf16(halves: Halves) -> Vector:
-    """The values of finite bf16, exact, of the same shape."""
+    """The exact values of finite bf16, in the same shape."""
     bits = halves.astype(np.uint32)
     bits <<= 16
     return bits.view(np.float32)

@@ -1,21 +1,19 @@
-"""Chunked top-k: of every 4096 values the 64 largest in magnitude, each with a sign and a magnitude of few bits.
+"""Chunked top-k: of every 4096 values it keeps the 64 largest in magnitude, as a sign and a few bits each.
 
-As in SparseLoCo (arXiv 2508.15706), but for two things: an index takes 8 bits instead of 12 (topk.py), and the
-levels of a block begin near the smallest value that is kept, not at zero (topk.py).
+As in SparseLoCo (arXiv 2508.15706), with two differences: an index takes 8 bits instead of 12, and the levels of a
+block start near the smallest value that is kept, not at zero.
 
-Layout, block by block: the levels, then bits: the indices, and of each value its sign and its code. A last block of
-fewer than 4096 values keeps one in 64, rounded up.
+Layout, block by block: the levels, then bits: all indices, then the sign and code of each value. A last block of fewer
+than 4096 values keeps one in 64, rounded up.
 
-Rising indices in 8 bits each: the code of Elias (1974) and Fano (1971) for k of at most 64·k values.
+Indices rise, and take 8 bits each in the code of Elias (1974) and Fano (1971) for k indices below 64·k. The lower 6
+bits of an index are written as they are. The upper bits are below k and never fall from one index to the next: they are
+written as 2k bits, of which bit `rank + upper` is set for each index. At k = 64 no code can take less than
+log2 C(4096, 64) / 64 = 7.4 bits per index; a plain index takes 12.
 
-The lower 6 bits of an index are written as they are. The upper ones are below k and never fall from one index to the
-next: 2k bits, of which bit `rank + upper` is set for each index. At k = 64 the least that any code takes is
-log2 C(4096, 64) / 64 = 7.4 bits, and a plain index 12.
-
-Evenly spaced levels for magnitudes that are far from zero: `low + code · step`, both bf16, fitted row by row.
-
-Alternating least squares: with given codes the best line is a regression of the magnitudes on them, with a given line
-the best codes are the nearest levels (Lloyd, 1982, with levels on a line).
+Levels are evenly spaced, for magnitudes far from zero: `low + code · step`, both bf16, fitted row by row by alternating
+least squares. Given the codes, the best line is a regression of the magnitudes on them; given the line, the best codes
+are the nearest levels (Lloyd, 1982, with levels on a line).
 """
 
 from __future__ import annotations
@@ -31,7 +29,7 @@ from pier_node.outer.codec.interface import LARGEST, SMALLEST, BadCode, check_si
 from pier_node.outer.codec.plain import INFINITY, Halves, from_bf16, to_bf16
 
 DENSITY = 64
-"""One index to so many values."""
+"""One value in this many is kept."""
 LOWER = 6
 BITS = 8
 """Bits of an index in all."""
@@ -42,7 +40,7 @@ Indices = npt.NDArray[np.int64]
 
 
 def index_bits(indices: Indices) -> Bits:
-    """The code of indices below 64·k, each row rising: [rows, k] to [rows, 8k]."""
+    """Encode indices below 64·k, each row rising: [rows, k] to [rows, 8k]."""
     rows, count = indices.shape
     lower = spread((indices % DENSITY).astype(np.uint8), LOWER)
     unary = np.zeros((rows, (BITS - LOWER) * count), np.uint8)
@@ -51,7 +49,7 @@ def index_bits(indices: Indices) -> Bits:
 
 
 def read_indices(bits: Bits, length: int) -> Indices:
-    """The indices of a code, all below `length`: [rows, 8k] to [rows, k]. Raises BadCode."""
+    """Decode indices, all below `length`: [rows, 8k] to [rows, k]. Raises BadCode."""
     count = bits.shape[1] // BITS
     lower, unary = bits[:, : LOWER * count], bits[:, LOWER * count :]
     if (np.count_nonzero(unary, axis=1) != count).any():
@@ -64,18 +62,18 @@ def read_indices(bits: Bits, length: int) -> Indices:
 
 
 def spread(numbers: npt.NDArray[np.uint8], width: int) -> Bits:
-    """The lowest `width` bits of numbers, the lowest first: [rows, n] to [rows, n·width]."""
+    """The lowest `width` bits of numbers, the lowest bit first: [rows, n] to [rows, n·width]."""
     return np.unpackbits(numbers[..., None], axis=2, count=width, bitorder="little").reshape(len(numbers), -1)
 
 
 def collect(bits: Bits, width: int) -> npt.NDArray[np.uint8]:
-    """The numbers that were spread: [rows, n·width] to [rows, n]."""
+    """The inverse of `spread`: [rows, n·width] to [rows, n]."""
     grouped: npt.NDArray[Any] = bits.reshape(len(bits), -1, width)
     return np.packbits(grouped, axis=2, bitorder="little")[..., 0]
 
 
 FITS = 2
-"""Regressions; the first lowers the error of 2-bit values by 45 %, the second by 5 %, a third would by 2 %."""
+"""Number of regressions: the first lowers the error of 2-bit values by 45 %, the second by 5 %; a third, by 2 %."""
 
 Codes = npt.NDArray[np.uint8]
 Exact = npt.NDArray[np.float64]
@@ -84,7 +82,7 @@ _SMALLEST = int(to_bf16(np.array([SMALLEST], np.float32))[0])
 
 
 def fit(magnitudes: Vector, top: int) -> tuple[Halves, Codes]:
-    """Low and step of each row, shape [rows, 2], and codes in 0..top: [rows, n]."""
+    """Low and step of each row, shape [rows, 2], and codes in 0..top, shape [rows, n]."""
     exact = magnitudes.astype(np.float64)
     low = exact.min(axis=1, keepdims=True)
     step = (exact.max(axis=1, keepdims=True) - low) / top
@@ -109,14 +107,14 @@ def levels(halves: Halves, top: int) -> Vector:
 
 
 def _nearest(magnitudes: Exact, low: Exact, step: Exact, top: int) -> Exact:
-    """The code of the nearest level of each magnitude; 0 where all levels are the same."""
+    """The code of the level nearest to each magnitude; 0 where all levels are equal."""
     codes = np.divide(magnitudes - low, step, out=np.zeros_like(magnitudes), where=step > 0)
     np.rint(codes, out=codes)
     return np.clip(codes, 0, top, out=codes)
 
 
 def _regression(magnitudes: Exact, codes: Exact) -> tuple[Exact, Exact]:
-    """The line through (code, magnitude) with the least squares, row by row; flat where all codes are the same."""
+    """The least-squares line through (code, magnitude), row by row; flat where all codes are equal."""
     mean, centre = magnitudes.mean(axis=1, keepdims=True), codes.mean(axis=1, keepdims=True)
     deviations = codes - centre
     spread = (deviations**2).sum(axis=1, keepdims=True)
@@ -130,10 +128,10 @@ HEAD = 4
 
 
 class TopK:
-    """0.195 bits a value with 4-bit values (164x less than fp32), 0.164 with 2-bit ones (195x).
+    """Top-k codec: 0.195 bits per value with 4-bit values (164x less than fp32), 0.164 with 2-bit values (195x).
 
     Args:
-        bits: of a value, its sign among them.
+        bits: bits per kept value, including its sign.
     """
 
     lossy = True
@@ -144,7 +142,7 @@ class TopK:
         self._top = (1 << bits - 1) - 1
 
     def encode(self, values: Vector) -> bytes:
-        """See Codec. Of equal magnitudes the first are kept."""
+        """See Codec. Of equal magnitudes, the first ones are kept."""
         check_values(values)
         return b"".join(self._encode(values[part].reshape(shape)) for part, shape in _parts(len(values)))
 
@@ -176,7 +174,7 @@ class TopK:
         return np.concatenate([head.astype("<u2", copy=False).view(np.uint8), packed], axis=1).tobytes()
 
     def _decode(self, code: npt.NDArray[np.uint8], out: Vector) -> None:
-        """Write the values of blocks that were kept into zeros, shape [blocks, block]."""
+        """Write the kept values of blocks, shape [blocks, block], into zeros."""
         kept = _kept(out.shape[1])
         table = levels(np.ascontiguousarray(code[:, :HEAD]).view("<u2"), self._top)
         bits = np.unpackbits(code[:, HEAD:], axis=1, bitorder="little")
@@ -190,12 +188,12 @@ class TopK:
 
 
 def largest(values: Vector, count: int) -> Indices:
-    """Rising indices of the `count` largest magnitudes of each row, the first of equals: [rows, n] to [rows, count]."""
+    """Rising indices of each row's `count` largest magnitudes, first of equals: [rows, n] to [rows, count]."""
     rows, length = values.shape
     magnitudes = np.abs(values)
     magnitudes.partition(length - count, axis=1)
     thresholds = magnitudes[:, length - count, None].copy()
-    np.abs(values, out=magnitudes)  # again, which is faster than a second vector
+    np.abs(values, out=magnitudes)  # computed again, which is faster than a second vector
     chosen = magnitudes >= thresholds
     flat = np.flatnonzero(chosen)
     if len(flat) > rows * count:
@@ -207,7 +205,7 @@ def largest(values: Vector, count: int) -> Indices:
 
 
 def _first_of_equals(magnitudes: Vector, thresholds: Vector, count: int) -> npt.NDArray[np.bool_]:
-    """What is chosen of rows where more than `count` magnitudes reach the threshold."""
+    """The choice in rows where more than `count` magnitudes reach the threshold."""
     above, equal = magnitudes > thresholds, magnitudes == thresholds
     room = count - np.count_nonzero(above, axis=1, keepdims=True)
     chosen: npt.NDArray[np.bool_] = above | equal & (np.cumsum(equal, axis=1) <= room)
@@ -219,7 +217,7 @@ def _kept(block: int) -> int:
 
 
 def _parts(length: int) -> Iterator[tuple[slice, tuple[int, int]]]:
-    """The whole blocks of a vector and the rest: where it lies, and its shape [blocks, block]."""
+    """The whole blocks of a vector, then the rest: slice and shape [blocks, block] of each."""
     whole = length // BLOCK * BLOCK
     if whole:
         yield slice(0, whole), (whole // BLOCK, BLOCK)

@@ -1,5 +1,6 @@
-"""SkipPipe paths: which site holds which stage, and which way every microbatch takes (arXiv 2502.19913).
+"""The path planner: which site holds which stage, and the path of every microbatch (SkipPipe, arXiv 2502.19913).
 
-Pure functions: no files, no network. `problem` says what is planned, `plan` what came out, `check` whether it is
-allowed, `simulate` how long it takes, `bounds` how short it could be at best, `search` finds it.
+Pure functions without files or network. `problem` defines what is planned and `plan` the result. `check` decides
+whether a plan is valid, `simulate` computes how long it takes, `bounds` gives lower bounds on its time, and `search`
+finds it.
 """

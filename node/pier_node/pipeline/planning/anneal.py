@@ -1,9 +1,8 @@
-"""Simulated annealing over the event simulator, compiled (spec/skippipe.md section 4, best known).
+"""Simulated annealing over the compiled event simulator.
 
-Whether a change will be taken is drawn before it is simulated, as a limit on its cost: a simulation that is sure to
-exceed it ends there, and most do.
-
-One annealing from one plan: the arrays that it works on, and how it goes on, slice by slice.
+The acceptance of a change is drawn before the change is simulated, as a limit on its cost. A simulation that is certain
+to exceed the limit stops early, and most do. A Chain holds the arrays of one annealing, which starts from one plan and
+runs in slices.
 """
 
 from __future__ import annotations
@@ -23,15 +22,15 @@ from pier_node.pipeline.planning.simulate import rows, tables, ticks
 from pier_node.pipeline.planning.start import stage_loads
 
 MEAN = 0.1
-"""Weight of the mean time at which microbatches end, beside the makespan: many plans have the same makespan."""
+"""Weight of the mean end time of microbatches next to the makespan: many plans have the same makespan."""
 SURE = 0.95
-"""Part of that mean which is taken for granted while a change is simulated."""
+"""Fraction of that mean which is assumed while a change is simulated."""
 OUTSIDE = 20
-"""What a second costs by which replicas are further apart than they may be."""
+"""Cost of each second by which replicas are further apart than allowed."""
 
 
 class Apart(NamedTuple):
-    """What distance costs: `transfer`, `gradient` [N, N] in ns, or [0, 0]; `sizes` [S + 1], `limits` [2]: cap, fine."""
+    """Costs of distance: `transfer`, `gradient` [N, N] in ns, or [0, 0]; `sizes` [S + 1]; `limits` [2]: cap, fine."""
 
     transfer: Ints
     gradient: Ints
@@ -40,9 +39,10 @@ class Apart(NamedTuple):
 
 
 class Course(NamedTuple):
-    """Of an annealing: steps from `start` to `stop` of `total`; hot to cold, in parts of the best cost so far.
+    """A slice of an annealing: steps `start` to `stop` of `total`.
 
-    `joint` is the part of the steps that move sites; `tied`: waves repeat each other.
+    `hot` and `cold` are the first and the last temperature, as fractions of the best cost so far. `joint` is the
+    fraction of steps that move sites. `tied`: all waves repeat the same paths.
     """
 
     start: int
@@ -58,10 +58,10 @@ class Course(NamedTuple):
 def anneal(
     t: Tables, d: Desk, g: Ground, apart: Apart, c: Course, now: State, trial: State, best: State, dice: Dice
 ) -> int:
-    """Goes on with an annealing; returns how many plans were simulated.
+    """Continue an annealing. Returns the number of plans that were simulated.
 
     Args:
-        now, best: where it stands, and the cheapest plan it saw; `trial` is scratch.
+        now, best: the current state, and the cheapest plan seen; `trial` is scratch.
     """
     extra = overhead(apart, now.stage)
     now.cost[0] = cost(t, d, now, extra, int(NEVER))
@@ -90,7 +90,7 @@ def anneal(
 
 @compiled
 def cost(t: Tables, d: Desk, s: State, extra: int, limit: int) -> int:
-    """What a plan is worth; NEVER where the simulation is given up."""
+    """The cost of a plan; NEVER if the simulation is abandoned."""
     makespan = simulate(t, d, s.paths, limit - extra)
     if makespan == NEVER:
         return NEVER
@@ -99,7 +99,7 @@ def cost(t: Tables, d: Desk, s: State, extra: int, limit: int) -> int:
 
 @compiled
 def overhead(apart: Apart, stage: Ints) -> int:
-    """Time to sync the replicas of the slowest stage, and a fine for those that are too far apart."""
+    """Time to sync the replicas of the slowest stage, plus a fine for replicas that are too far apart."""
     worst, sync = 0, 0
     for x in range(apart.transfer.shape[0]):
         for y in range(apart.transfer.shape[0]):
@@ -113,7 +113,7 @@ def overhead(apart: Apart, stage: Ints) -> int:
 
 @compiled
 def copy(source: State, target: State) -> None:
-    """Makes two states equal."""
+    """Copy one state to another."""
     for row in range(source.paths.shape[0]):
         for index in range(source.paths.shape[1]):
             target.paths[row, index] = source.paths[row, index]
@@ -124,7 +124,7 @@ def copy(source: State, target: State) -> None:
 
 @compiled
 def mean_end(cases: Ints) -> float:
-    """When microbatches end, in the mean."""
+    """Mean end time of the microbatches."""
     total = 0
     for it in range(cases.shape[1]):
         total += cases[END, it]
@@ -142,7 +142,7 @@ def last_origin(cases: Ints, paths: Ints) -> int:
 
 
 FINE = 0.1
-"""What it costs at least, of the first plan's makespan, that replicas are too far apart."""
+"""Minimum fine for replicas that are too far apart, as a fraction of the first plan's makespan."""
 
 
 @dataclass
@@ -162,7 +162,7 @@ class Chain:
 
     @classmethod
     def of(cls, problem: Problem, plan: Plan, seed: int) -> Chain:
-        """That begins at a plan that is allowed."""
+        """A chain that starts from a valid plan."""
         paths, wave = rows(plan)
         times, room = tables(problem), desk(len(problem.sites), wave)
         first = np.searchsorted(wave, np.arange(problem.waves + 1)).astype(np.int64)
@@ -174,7 +174,7 @@ class Chain:
         return cls(problem, times, room, ground, _apart(problem, fine), now, trial, best, dice(seed))
 
     def run(self, course: Course) -> None:
-        """Goes on with an annealing; a new one begins at the best plan, if there is one. Unequal waves are not tied."""
+        """Continue an annealing; a new one starts from the best plan so far, if any. Unequal waves are not tied."""
         if course.start == 0 and self.simulated:
             for mine, best in zip(self.now, self.best, strict=True):
                 mine[:] = best
@@ -187,12 +187,12 @@ class Chain:
 
     @property
     def cost_s(self) -> float:
-        """Of the best plan: about its makespan and sync, and a tenth of its microbatches' mean time."""
+        """Cost of the best plan in seconds: about its makespan, its sync and a tenth of the mean end time."""
         return float(self.best.cost[0]) / 1e9
 
     @property
     def plan(self) -> Plan:
-        """The best so far."""
+        """The best plan so far."""
         sites = self.best.stage.tolist()
         stages = tuple(
             tuple(index for index, stage in enumerate(sites) if stage == it) for it in range(self.problem.stages)
@@ -220,7 +220,7 @@ def _apart(problem: Problem, fine: int) -> Apart:
 
 
 def _room(problem: Problem) -> bool:
-    """Whether any site could take over from another without giving something back."""
+    """Whether any site could take a visit over from another without giving one back."""
     loads = stage_loads(problem, problem.wave_sizes[0])
     memory = {site.memory for site in problem.sites}
     places = [max(memory) * size for size in problem.stage_sizes]

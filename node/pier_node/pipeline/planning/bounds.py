@@ -1,9 +1,8 @@
-"""How short an iteration could be at best (spec/skippipe.md section 4); for a given assignment, or for any.
+"""Lower bounds on the time of an iteration, for a given assignment of sites to stages or for any assignment.
 
-Every bound holds for every plan, so that the distance of a plan to the greatest of them is an upper bound on what a
-better search could gain. Where swaps are allowed, paths are relaxed to walks that may come back to a stage.
-
-The cheapest path from each site, compiled: a shortest walk over layers of sites.
+Every bound holds for every plan. So the gap between a plan and the largest bound limits what a better search could
+gain. If swaps are allowed, paths are relaxed to walks that may return to a stage. The cheapest path from each site is a
+shortest walk over layers of sites, in compiled code.
 """
 
 from __future__ import annotations
@@ -28,10 +27,10 @@ def cheapest(visit: Floats, hop: Floats, group: Ints, allowed: Bools, origin: in
     """Cost of the cheapest closed walk from a site over L - 1 others; infinite if there is none.
 
     Args:
-        visit: [N], cost of a site that is visited, the origin left out.
+        visit: [N], cost of visiting a site, except the origin.
         hop: [N, N], cost of going there and back.
-        group: [N], what `allowed` [G, G] says of going from one site to another.
-        walk: [L], becomes the sites of the walk.
+        group: [N], index of each site in `allowed` [G, G], which says whether a walk may go from one site to another.
+        walk: [L], receives the sites of the walk.
     """
     sites, length = len(visit), len(walk)
     cost = np.full((length, sites), np.inf)
@@ -57,12 +56,12 @@ def cheapest(visit: Floats, hop: Floats, group: Ints, allowed: Bools, origin: in
 
 
 ROUNDS = 400
-"""Steps of the ascent on the prices of sites. Whatever they end at is a bound."""
+"""Steps of the ascent on the prices of sites. Any prices at its end give a valid bound."""
 
 
 @dataclass(frozen=True)
 class Bounds:
-    """Seconds that no iteration goes below: for the work, for the memory, for what sites can take."""
+    """Lower bounds on the iteration time in seconds: by work, by memory, and by the capacity of sites."""
 
     work_s: float
     memory_s: float
@@ -70,19 +69,19 @@ class Bounds:
 
     @property
     def best_s(self) -> float:
-        """The greatest of them."""
+        """The largest bound."""
         return max(self.work_s, self.memory_s, self.load_s)
 
 
 def lower_bounds(problem: Problem, plan: Plan | None = None) -> Bounds:
-    """Of the plans with this plan's assignment of sites to stages, or of all plans."""
+    """Bounds for all plans with this plan's assignment of sites to stages, or for all plans."""
     ground = _Ground.of(problem, plan)
     return Bounds(_work(problem, plan), _memory(ground), _load(ground))
 
 
 @dataclass(frozen=True)
 class _Ground:
-    """What paths may be made of; `origins`: sites that may create microbatches, of which `sources` do."""
+    """The data that paths are built from. `origins`: the sites that may create microbatches; `sources` of them do."""
 
     problem: Problem
     busy: Floats
@@ -106,11 +105,11 @@ class _Ground:
         return cls(problem, busy, wire + wire.T, group, _steps(problem), [*plan.stages[0]], first)
 
     def own(self, origin: int) -> float:
-        """Seconds of work on a microbatch where it comes from."""
+        """Seconds of work on a microbatch at its origin."""
         return float(self.busy[origin]) + self.problem.sites[origin].loss_s
 
     def path(self, origin: int, prices: Floats, factor: float = 1.0) -> tuple[float, Ints]:
-        """The cheapest path: its time, times a factor, and the prices of the other sites on it."""
+        """The cheapest path: its time multiplied by `factor`, plus the prices of its other sites; and its sites."""
         walk = np.zeros(self.problem.path_length, np.int64)
         visit, hop = self.busy * factor + prices, self.hop * factor
         cost = cheapest(visit, hop, self.group, self.allowed, origin, walk)
@@ -118,7 +117,7 @@ class _Ground:
 
 
 def _steps(problem: Problem) -> Bools:
-    """[S + 1, S + 1]: whether a path may go from one stage to another; the last is no stage."""
+    """[S + 1, S + 1]: whether a path may go from one stage to another; the last index means no stage."""
     stages, rules = problem.stages, problem.rules
     back = min(rules.max_distance, rules.max_total) if rules.max_swaps else 0
     allowed = np.zeros((stages + 1, stages + 1), np.bool_)
@@ -129,7 +128,7 @@ def _steps(problem: Problem) -> Bools:
 
 
 def _work(problem: Problem, plan: Plan | None) -> float:
-    """Until the sites of a stage have done their microbatches, however they share them."""
+    """Time until the sites of a stage have done their microbatches, however they share them."""
     busy = [site.forward_s + site.backward_s for site in problem.sites]
     total = problem.microbatches
     if plan is None:
@@ -145,10 +144,10 @@ def _shared(count: int, each: list[float]) -> float:
 
 
 def _memory(ground: _Ground) -> float:
-    """Until the memory of the data nodes has held all microbatches, each at least for its cheapest path.
+    """Time until the memory of the data nodes has held all microbatches, each at least for its cheapest path.
 
-    A data node with m places and q microbatches holds n = ceil(q / m) in one of them; the r-th place is first taken
-    after r - 1 forwards. The smallest time in which all can be done, summed over the data nodes.
+    A data node with m slots and q microbatches holds n = ceil(q / m) of them in one slot; the r-th slot is first used
+    after r - 1 forwards. The bound is the smallest time in which all microbatches fit, summed over the data nodes.
     """
     problem, free = ground.problem, np.zeros(len(ground.problem.sites))
     every = []
@@ -172,11 +171,11 @@ def _held(count: int, places: int, forward_s: float, least: float) -> float:
 
 
 def _load(ground: _Ground) -> float:
-    """The mean time that the data nodes' memory is held, if no site takes more than it can: a Lagrangian bound.
+    """Mean time that the data nodes' memory is held if no site exceeds its capacity: a Lagrangian bound.
 
-    Each site i has a price u_i for a visit, each data node o a weight l_o (together 1). Whatever they are, the sum over
-    microbatches of the cheapest l_o / m_o * time + prices, less the prices of all that sites can take, is a bound;
-    prices and weights climb to the best one.
+    Each site i has a price u_i per visit and each data node o a weight l_o; the weights sum to 1. For any such values,
+    the sum over microbatches of the cheapest l_o / m_o * time + prices, minus the prices of all capacity, is a bound.
+    Prices and weights ascend to the best bound.
     """
     problem = ground.problem
     memory = np.array([site.memory for site in problem.sites], np.float64)
@@ -197,7 +196,7 @@ def _load(ground: _Ground) -> float:
 
 
 def _even_weights(ground: _Ground, memory: Floats) -> Floats:
-    """In proportion to memory; where the data nodes are not known, as if those with most memory were."""
+    """Weights in proportion to memory. If the data nodes are unknown, as if the sites with most memory were."""
     weights = np.zeros(len(memory))
     weights[ground.origins] = memory[ground.origins]
     total: float = np.sort(weights)[-ground.sources :].sum()
@@ -205,7 +204,7 @@ def _even_weights(ground: _Ground, memory: Floats) -> Floats:
 
 
 def _priced(ground: _Ground, prices: Floats, factor: Floats, capacity: Floats) -> tuple[float, Floats, Floats]:
-    """The bound for these prices; how often each site is visited, and how long each data node's memory is held."""
+    """The bound for these prices, the visits of each site, and the time that each data node's memory is held."""
     load, held = np.zeros(len(prices)), np.zeros(len(prices))
     found = sorted(((*ground.path(it, prices, factor[it]), it) for it in ground.origins), key=lambda it: it[0])
     left, value = float(ground.problem.microbatches), -float(prices @ capacity)

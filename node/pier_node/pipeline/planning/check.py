@@ -1,4 +1,4 @@
-"""Is a plan allowed? Every constraint of spec/skippipe.md section 2, one after the other, apart from any solver."""
+"""Checks whether a plan is valid: the constraints of SkipPipe (arXiv 2502.19913), independent of any solver."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pier_node.pipeline.planning.problem import Problem
 
 
 def violations(problem: Problem, plan: Plan) -> list[str]:
-    """What is wrong with a plan, in words; [] if nothing is."""
+    """What is wrong with a plan, in words; [] if it is valid."""
     wrong = list(_assignment(problem, plan))
     if wrong:
         return wrong
@@ -49,7 +49,7 @@ def _orders(problem: Problem, plan: Plan) -> Iterator[str]:
 
 
 def _order(problem: Problem, stages: list[int]) -> Iterator[str]:
-    """(1) stage 0 first, L stages, each once; (2) few and small swaps; (3) no long jumps."""
+    """(1) stage 0 first, L stages, each once; (2) few and short swaps; (3) no long jumps."""
     rules = problem.rules
     if len(stages) != problem.path_length:
         yield f"{len(stages)} stages instead of {problem.path_length}"
@@ -71,7 +71,7 @@ def _order(problem: Problem, stages: list[int]) -> Iterator[str]:
 
 
 def _loads(problem: Problem, plan: Plan) -> Iterator[str]:
-    """(4) stages after the first are equally loaded, within one; (5) no site has more in a wave than it can hold."""
+    """(4) stages after the first have equal load, within one; (5) no site has more in a wave than it can hold."""
     stage_of = plan.stage_of()
     for number, wave in enumerate(plan.waves):
         visits = Counter(site for path in wave for site in path)

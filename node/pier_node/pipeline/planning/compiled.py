@@ -1,9 +1,8 @@
-"""Compilation by numba, kept on disk so that only the first run waits for it.
+"""Compilation with numba, cached on disk so that only the first run waits, and random numbers for compiled code.
 
-numba notices a change of a function's own file only, and much is inlined here: so a folder belongs to one state of the
-sources. Where nothing can be written, every process compiles anew.
-
-Random numbers for compiled code: splitmix64, the same on every machine and in every version of a library.
+numba detects changes only in a function's own file, and much code is inlined here. So each version of the sources has
+its own cache folder. If the folder is not writable, every process compiles again. The random numbers are splitmix64:
+the same on every machine and with every library version.
 """
 
 from __future__ import annotations
@@ -38,13 +37,13 @@ _KEPT = _keep()
 
 
 def compiled(function: Callable[P, R]) -> Callable[P, R]:
-    """Compiles a function; it lets other threads run meanwhile."""
+    """Compile a function; other threads run while it executes."""
     made: Callable[P, R] = numba.njit(cache=_KEPT, nogil=True, error_model="numpy")(function)
     return made
 
 
 def inlined(function: Callable[P, R]) -> Callable[P, R]:
-    """Compiles a function into its callers: calls with arrays count references, which costs more than short work."""
+    """Compile a function into its callers: a call with arrays counts references, which costs more than short work."""
     made: Callable[P, R] = numba.njit(cache=_KEPT, nogil=True, error_model="numpy", inline="always")(function)
     return made
 
@@ -53,13 +52,13 @@ Dice = NDArray[np.uint64]
 
 
 def dice(seed: int) -> Dice:
-    """A stream of its own for each seed."""
+    """A random stream for each seed."""
     return np.array([seed % 2**64], np.uint64)
 
 
 @compiled
 def uniform(dice: Dice) -> float:
-    """From 0 to below 1."""
+    """A random number from 0 up to, but not including, 1."""
     dice[0] += np.uint64(0x9E3779B97F4A7C15)
     z = dice[0]
     z = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
@@ -69,5 +68,5 @@ def uniform(dice: Dice) -> float:
 
 @compiled
 def below(dice: Dice, count: int) -> int:
-    """From 0 to count - 1."""
+    """A random integer from 0 to count - 1."""
     return int(uniform(dice) * count)

@@ -1,8 +1,7 @@
-"""A schedule as a Gantt chart in SVG: a row for each site, its uplink below it.
+"""Gantt charts of a schedule: in SVG, a row per site with its uplink below, and in the terminal, a line per site.
 
-A colour for every microbatch, alike in the terminal, in SVG and on a page.
-
-A schedule as a Gantt chart for the terminal: a line for each site, a column for a part of the iteration.
+Each microbatch has one colour, the same in the terminal, in SVG and on web pages. In the terminal, a column stands for
+a part of the iteration.
 """
 
 from __future__ import annotations
@@ -21,11 +20,11 @@ from pier_node.pipeline.planning.problem import Problem
 from pier_node.pipeline.planning.simulate import BACKWARD, LOSS, Schedule, Task, Transfer
 
 GOLDEN = 0.618033988749895
-"""Turns of the colour wheel from one microbatch to the next: neighbours never look alike."""
+"""Turns of the colour wheel from one microbatch to the next, so that neighbours look different."""
 
 
 def colour(microbatch: int, darker: bool = False) -> str:
-    """As #rrggbb; a backward is drawn darker than its forward."""
+    """The colour of a microbatch as #rrggbb; a backward is darker than its forward."""
     red, green, blue = colorsys.hls_to_rgb(microbatch * GOLDEN % 1.0, 0.42 if darker else 0.64, 0.62)
     return f"#{round(255 * red):02x}{round(255 * green):02x}{round(255 * blue):02x}"
 
@@ -38,7 +37,7 @@ STYLE = (
     ".grid{stroke:#e4e4e4}.wait{stroke-dasharray:2 2}.ground{fill:#fff}.loss{fill:#111;stroke:#111}"
     f"@media(prefers-color-scheme:dark){{{DARK}}}"
 )
-"""Also for dark pages; the colours of microbatches are seen on both grounds."""
+"""Supports dark pages; the colours of microbatches are visible on both backgrounds."""
 LEGEND = (
     "light: forward · dark: backward · black, or white on dark: loss · dashed: waiting · below: on the way · "
     "a colour: a microbatch"
@@ -46,7 +45,7 @@ LEGEND = (
 
 
 def gantt_svg(problem: Problem, plan: Plan, schedule: Schedule, title: str) -> str:
-    """The whole picture; stages from top to bottom."""
+    """The complete SVG, stages from top to bottom."""
     order = [site for sites in plan.stages for site in sites]
     top = {site: TOP + ROW * index for index, site in enumerate(order)}
     height = TOP + ROW * len(order) + 12
@@ -77,7 +76,7 @@ def _axis(makespan: float, height: int) -> Iterator[str]:
 
 
 def _nice(step: float) -> float:
-    """The next of 1, 2, 5 times a power of ten."""
+    """The step rounded up to 1, 2 or 5 times a power of ten."""
     scale = 10.0 ** len(str(int(step))) / 10 if step >= 1 else 0.001
     while True:
         for factor in (1, 2, 5):
@@ -121,11 +120,11 @@ MARKS = {"forward": "█", "backward": "▓", "loss": "◆"}
 WAITING, ON_THE_WAY = "·", "─"
 TEXT_LEGEND = "█ forward  ▓ backward  ◆ loss  ─ sends  · waits; a colour is a microbatch"
 Cell = tuple[int, str, str]
-"""How much it matters, its mark, its colour."""
+"""Priority, mark and colour."""
 
 
 def gantt_text(problem: Problem, plan: Plan, schedule: Schedule, width: int) -> RenderableType:
-    """The chart, `width` columns for the iteration."""
+    """The chart for the terminal, with `width` columns for the iteration."""
     table = Table(box=None, pad_edge=False, padding=(0, 1, 0, 0))
     table.add_column("stage", justify="right")
     table.add_column("site", no_wrap=True)
@@ -155,7 +154,7 @@ def _cell(task: Task) -> Cell:
 
 
 def _fill(row: list[Cell], schedule: Schedule, start_s: float, end_s: float, cell: Cell) -> None:
-    """Marks the columns from start to end; what matters more stays."""
+    """Mark the columns from start to end, unless they hold something of higher priority."""
     scale = len(row) / schedule.makespan_s
     first = min(int(start_s * scale), len(row) - 1)
     for column in range(first, min(max(first + (end_s > start_s), round(end_s * scale)), len(row))):

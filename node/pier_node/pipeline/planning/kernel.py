@@ -1,12 +1,12 @@
-"""The event simulator's compiled core (spec/skippipe.md section 3), in whole nanoseconds: nothing depends on rounding.
+"""The compiled core of the event simulator, in whole nanoseconds, so that nothing depends on rounding.
 
-A site serves one task at a time: of those that have arrived new microbatches of its own come last, then earlier waves
-first, then earlier arrivals. A forward needs a free place in memory, which the end of its backward gives back. After
-each task the site idles for a gap. So a place is free again before the site is, and the arrivals that a task causes lie
-behind its own start: it is enough to go through the starts of tasks in the order of time.
+A site serves one task at a time. Among the tasks that have arrived, earlier waves come first, then earlier arrivals;
+new microbatches of the site itself come last. A forward needs a free memory slot, which the end of its backward frees.
+After each task the site idles for a gap. So a slot is free before its site is, and the arrivals that a task causes come
+after its own start. It is therefore enough to process the starts of tasks in the order of time.
 
-The functions take few plain arrays: compiled code counts references to each array of a tuple, which costs more than the
-simulation.
+The functions take a few plain arrays instead of tuples: compiled code counts references to each array of a tuple, which
+costs more than the simulation.
 """
 
 from __future__ import annotations
@@ -21,18 +21,18 @@ from pier_node.pipeline.planning.compiled import compiled, inlined
 Ints = NDArray[np.int64]
 
 NEVER = 1 << 62
-"""A time that does not come: of a deadlock, or of an iteration that was given up."""
+"""A time that never comes: of a deadlock, or of an abandoned simulation."""
 OWN = 1 << 61
 WAVE = 1 << 50
-"""Of the priority's parts: below are 13 days of nanoseconds."""
+"""Components of the priority: below WAVE there is room for 13 days of nanoseconds."""
 
 FORWARD, BACKWARD, LOSS, MEMORY, UPLINK = range(5)
 """Rows of `times`."""
 GAP, FIRST_GAP, WAVE_GAP = range(3)
 FREE, PLACES, LINE, DUE, WAITING = range(5)
-"""Rows of `sites`: when it has idled, free places, when its uplink is free, start of the next task, tasks queued."""
+"""Rows of `sites`: end of idling, free slots, when the uplink is free, start of the next task, tasks queued."""
 STEP, ARRIVAL, LEFT, END, WAVE_OF = range(5)
-"""Rows of `cases`: of each microbatch's next task, and how long all that is left takes when nothing is in its way."""
+"""Rows of `cases`: of each microbatch's next task, and the unobstructed time of all that is left."""
 
 
 class Tables(NamedTuple):
@@ -44,9 +44,9 @@ class Tables(NamedTuple):
 
 
 class Desk(NamedTuple):
-    """What a simulation works on: `sites` [5, N], `cases` [5, B], `queue` [N, B], `record` [B, 2 L + 1, 4] or empty.
+    """Arrays of a simulation: `sites` [5, N], `cases` [5, B], `queue` [N, B], `record` [B, 2 L + 1, 4] or empty.
 
-    A record has the arrival, start and end of each task and the departure of what it sends.
+    A record has the arrival, start and end of each task, and the departure of its result.
     """
 
     sites: Ints
@@ -56,7 +56,7 @@ class Desk(NamedTuple):
 
 
 def desk(sites: int, wave: Ints, recorded_steps: int = 0) -> Desk:
-    """Room for simulations of microbatches of these waves."""
+    """Allocate arrays for simulations of microbatches in these waves."""
     count = len(wave)
     cases = np.zeros((5, count), np.int64)
     cases[WAVE_OF] = wave
@@ -66,10 +66,10 @@ def desk(sites: int, wave: Ints, recorded_steps: int = 0) -> Desk:
 
 @compiled
 def simulate(t: Tables, d: Desk, paths: Ints, limit: int) -> int:
-    """The makespan in ns; NEVER if memory blocks for ever, or as soon as it is sure to exceed the limit.
+    """The makespan in ns; NEVER for a deadlock by memory, or as soon as it is certain to exceed the limit.
 
     Args:
-        paths: [B, L], the sites of each microbatch, wave by wave; those of one site start in this order.
+        paths: [B, L], the sites of each microbatch, wave by wave; microbatches of one site start in this order.
     """
     times, wire, gaps = t.times, t.wire, t.gaps
     sites, cases, queue, record = d.sites, d.cases, d.queue, d.record
@@ -97,7 +97,7 @@ def simulate(t: Tables, d: Desk, paths: Ints, limit: int) -> int:
 
 @inlined
 def unloaded(times: Ints, wire: Ints, paths: Ints, row: int) -> int:
-    """Nanoseconds that a microbatch takes on its path when nothing is in its way."""
+    """Nanoseconds that a microbatch takes on its path without any waiting."""
     first, before = paths[row, 0], paths[row, 0]
     total = times[FORWARD, first] + times[BACKWARD, first] + times[LOSS, first]
     for index in range(1, paths.shape[1]):
@@ -139,7 +139,7 @@ def _first(sites: Ints) -> int:
 
 @inlined
 def _take(sites: Ints, cases: Ints, queue: Ints, length: int, site: int) -> int:
-    """Takes the task that is served next out of the queue."""
+    """Take the task to serve next out of the queue."""
     now, room = sites[DUE, site], sites[PLACES, site] > 0
     best, chosen, place = NEVER, 0, 0
     for index in range(sites[WAITING, site]):
@@ -158,7 +158,7 @@ def _take(sites: Ints, cases: Ints, queue: Ints, length: int, site: int) -> int:
 
 @inlined
 def _serve(times: Ints, gaps: Ints, sites: Ints, cases: Ints, queue: Ints, length: int, site: int, it: int) -> int:
-    """Does a task; returns its end, and finds out when the site starts its next one, as far as is known."""
+    """Do a task. Returns its end, and sets the start of the site's next task as far as it is known."""
     step = cases[STEP, it]
     if step < length:
         took = times[FORWARD, site]
@@ -185,7 +185,7 @@ def _serve(times: Ints, gaps: Ints, sites: Ints, cases: Ints, queue: Ints, lengt
 def _send(
     times: Ints, wire: Ints, sites: Ints, cases: Ints, queue: Ints, paths: Ints, site: int, it: int, end: int
 ) -> None:
-    """What comes of a task goes to the next site, once the uplink is free."""
+    """Send the result of a task to the next site, once the uplink is free."""
     length, step = paths.shape[1], cases[STEP, it] + 1
     to = paths[it, step % length] if step <= length else paths[it, 2 * length - step]
     departure = max(end, sites[LINE, site])

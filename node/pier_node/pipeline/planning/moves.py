@@ -1,9 +1,8 @@
-"""The steps of the search, compiled: each changes a plan a little, and says whether the outcome is allowed.
+"""The moves of the search, compiled: each changes a plan slightly and returns whether the result is valid.
 
-Most keep the load of every site: two microbatches give each other a site or the rest of their paths, or two sites take
-each other's place everywhere, in another stage too. Where sites have memory to spare, one may take over from another.
-
-What is allowed, compiled, for the search; pipeline/planning/check.py says the same in words, and apart from it.
+Most moves keep the load of every site: two microbatches exchange a site or the tails of their paths, or two sites swap
+places everywhere, possibly across stages. If sites have spare memory, one may take over a visit from another. The
+validity checks here are compiled; pipeline/planning/check.py implements the same rules independently.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ MAX_SWAPS, MAX_DISTANCE, MAX_TOTAL, MAX_JUMP = range(4)
 
 
 class Laws(NamedTuple):
-    """`least` and `most` [W, S]: visits of each stage in a wave; `rules` [4]: of the order of stages in a path."""
+    """`least` and `most` [W, S]: visits of each stage in a wave; `rules` [4]: limits on the stages' order in a path."""
 
     least: Ints
     most: Ints
@@ -28,7 +27,7 @@ class Laws(NamedTuple):
 
 
 def laws(problem: Problem) -> Laws:
-    """Of a problem."""
+    """The laws of a problem."""
     rules, later = problem.rules, problem.stages - 1
     visits = [size * (problem.path_length - 1) for size in problem.wave_sizes]
     least = [[size, *[count // later] * later] for size, count in zip(problem.wave_sizes, visits, strict=True)]
@@ -39,7 +38,7 @@ def laws(problem: Problem) -> Laws:
 
 @compiled
 def lawful_path(rules: Ints, stages: int, stage: Ints, paths: Ints, row: int) -> bool:
-    """Whether the stages of a path come in an order that is allowed, each once, stage 0 first."""
+    """Whether the stages of a path are in a valid order, each once, stage 0 first."""
     furthest, swaps, total = 0, 0, 0
     for index in range(paths.shape[1]):
         it = stage[paths[row, index]]
@@ -59,10 +58,10 @@ def lawful_path(rules: Ints, stages: int, stage: Ints, paths: Ints, row: int) ->
 
 @compiled
 def lawful_loads(laws: Laws, times: Ints, stage: Ints, paths: Ints, first: Ints, load: Ints) -> bool:
-    """Whether memory suffices and stages are equally loaded.
+    """Whether memory suffices and stages have equal load.
 
     Args:
-        first: [W + 1], where each wave begins in `paths`, and the end.
+        first: [W + 1], start of each wave in `paths`, and the end.
         load: [N + S], scratch.
     """
     sites, stages = times.shape[1], laws.least.shape[1]
@@ -82,15 +81,17 @@ def lawful_loads(laws: Laws, times: Ints, stage: Ints, paths: Ints, first: Ints,
 
 
 TAILS, REORDER, REPLACE, NEAR, AIM = 0.12, 0.12, 0.2, 0.4, 0.5
-"""How often paths exchange tails; change their order, if swaps are allowed; change a site, if there is room; give away
-a site to one that is near; and how often it is a path of the site that is done last.
+"""Probabilities of the moves of paths.
+
+In this order: exchange tails; reorder, if swaps are allowed; replace a site, if there is spare memory; exchange a site
+for a near one; and choose a path of the site that finishes last.
 """
 TOGETHER = 0.7
-"""Of two sites that trade their stages: how often also their places in all paths."""
+"""Probability that two sites that swap stages also swap places in all paths."""
 
 
 class State(NamedTuple):
-    """A plan being changed: `paths` [B, L], `stage` [N] (S: idle), `cost` [1] in ns, `last` [1]: who is done last."""
+    """A plan being changed: `paths` [B, L], `stage` [N] (S: idle), `cost` [1] in ns, `last` [1]: last site to end."""
 
     paths: Ints
     stage: Ints
@@ -99,10 +100,10 @@ class State(NamedTuple):
 
 
 class Ground(NamedTuple):
-    """What the search moves in.
+    """The fixed data of the search.
 
-    `first` [W + 1]: where waves begin; `load` [N + S]: scratch; `room`: whether sites have memory to spare;
-    `near` [N, N]: the sites by their distance from each.
+    `first` [W + 1]: start of each wave; `load` [N + S]: scratch; `room`: whether sites have spare memory; `near` [N,
+    N]: the sites ordered by distance from each site.
     """
 
     laws: Laws
@@ -115,7 +116,7 @@ class Ground(NamedTuple):
 
 @compiled
 def change_paths(g: Ground, s: State, dice: Dice, tied: bool) -> bool:
-    """Changes one path, or two of a wave; if tied, those of all waves alike."""
+    """Change one path, or two of a wave; if tied, in all waves alike."""
     wave = 0 if tied else below(dice, len(g.first) - 1)
     start, count = g.first[wave], g.first[wave + 1] - g.first[wave]
     a, b = start + below(dice, count), start + below(dice, count)
@@ -157,7 +158,7 @@ def change_paths(g: Ground, s: State, dice: Dice, tied: bool) -> bool:
 
 @compiled
 def change_sites(g: Ground, s: State, dice: Dice) -> bool:
-    """Two sites take each other's stage, places, or both."""
+    """Two sites swap stages, places, or both."""
     x, y = below(dice, len(s.stage)), below(dice, len(s.stage))
     if x == y or s.stage[x] == s.stage[y] == g.laws.least.shape[1]:
         return False
@@ -174,7 +175,7 @@ def change_sites(g: Ground, s: State, dice: Dice) -> bool:
 
 @compiled
 def _exchange(paths: Ints, dice: Dice, a: int, b: int) -> None:
-    """Two paths give each other a site; their origins only each other."""
+    """Two paths exchange a site. An origin is exchanged only for an origin."""
     i = below(dice, paths.shape[1])
     j = i if i == 0 else 1 + below(dice, paths.shape[1] - 1)
     paths[a, i], paths[b, j] = paths[b, j], paths[a, i]
@@ -182,7 +183,7 @@ def _exchange(paths: Ints, dice: Dice, a: int, b: int) -> None:
 
 @compiled
 def _exchange_near(near: Ints, paths: Ints, dice: Dice, start: int, count: int, a: int) -> int:
-    """A path gets a site that is near to another of its sites, from another path; returns which, or itself."""
+    """A path gets a site near another of its sites, from another path. Returns that path, or itself."""
     length = paths.shape[1]
     i, j = 1 + below(dice, length - 1), below(dice, length)
     if i == j:
@@ -214,7 +215,7 @@ def _exchange_within(paths: Ints, dice: Dice, a: int) -> None:
 
 @compiled
 def _rename(paths: Ints, x: int, y: int) -> None:
-    """Two sites take each other's place in every path."""
+    """Two sites swap places in every path."""
     for row in range(paths.shape[0]):
         for index in range(paths.shape[1]):
             if paths[row, index] == x:
@@ -225,7 +226,7 @@ def _rename(paths: Ints, x: int, y: int) -> None:
 
 @compiled
 def _sort(stage: Ints, paths: Ints, row: int) -> None:
-    """Puts the sites of a path in the order of their stages."""
+    """Sort the sites of a path by their stages."""
     for index in range(2, paths.shape[1]):
         site, place = paths[row, index], index
         while place > 1 and stage[paths[row, place - 1]] > stage[site]:
@@ -236,7 +237,7 @@ def _sort(stage: Ints, paths: Ints, row: int) -> None:
 
 @compiled
 def _repeat(paths: Ints, first: Ints, row: int) -> None:
-    """A path of the first wave becomes that of the same microbatch in every wave."""
+    """Copy a path of the first wave to the same microbatch of every other wave."""
     for wave in range(1, len(first) - 1):
         if first[wave] + row < first[wave + 1]:
             for index in range(paths.shape[1]):

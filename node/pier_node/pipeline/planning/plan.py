@@ -1,7 +1,4 @@
-"""What is planned in the end: which site holds which stage, and the path of every microbatch.
-
-Problems and plans as JSON.
-"""
+"""The result of planning: which site holds which stage, and every microbatch's path; problems and plans as JSON."""
 
 from __future__ import annotations
 
@@ -15,7 +12,7 @@ from pier_node.base.errors import PierError
 from pier_node.pipeline.planning.problem import Matrix, Problem
 
 Path = tuple[int, ...]
-"""Sites in the order of a microbatch's forward, by index in the problem; the first creates it and has its loss."""
+"""Sites in the order of a microbatch's forward, by index in the problem. The first creates it and computes its loss."""
 
 
 @dataclass(frozen=True)
@@ -27,24 +24,24 @@ class Plan:
 
     @property
     def paths(self) -> tuple[Path, ...]:
-        """Of all microbatches, wave by wave."""
+        """The paths of all microbatches, wave by wave."""
         return tuple(path for wave in self.waves for path in wave)
 
     def stage_of(self) -> dict[int, int]:
-        """Site -> the stage that it holds; idle ones are left out."""
+        """Site -> the stage that it holds; idle sites are left out."""
         return {site: stage for stage, sites in enumerate(self.stages) for site in sites}
 
 
 def worst_intra(matrix: Matrix, plan: Plan) -> float:
-    """The longest way between two sites that hold the same stage, seconds."""
+    """The longest distance between two sites that hold the same stage, in seconds."""
     return max((matrix[a][b] for sites in plan.stages for a in sites for b in sites if a != b), default=0.0)
 
 
 def sync_seconds(problem: Problem, plan: Plan) -> float:
-    """How long the replicas of a stage take to average its gradients, for the slowest stage; 0 if that is not counted.
+    """Seconds to average gradients over the replicas of the slowest stage; 0 if syncing is not counted.
 
-    A ring all-reduce over n sites sends 2 (n - 1) / n of the gradients over every link of the ring; the slowest link of
-    the stage is taken for all of them.
+    A ring all-reduce over n sites sends 2 (n - 1) / n of the gradients over every link of the ring. The stage's slowest
+    link is assumed for all links.
     """
     if not problem.gradient_s:
         return 0.0
@@ -53,7 +50,7 @@ def sync_seconds(problem: Problem, plan: Plan) -> float:
 
 
 def problem_from_json(text: str | bytes) -> Problem:
-    """Raises PierError: which key is wrong, and how."""
+    """Parse a problem. Raises PierError: which key is wrong, and how."""
     try:
         return TypeAdapter(Problem).validate_json(text)
     except ValidationError as error:
@@ -61,7 +58,7 @@ def problem_from_json(text: str | bytes) -> Problem:
 
 
 def problem_to_json(problem: Problem) -> str:
-    """What `problem_from_json` reads."""
+    """The JSON that `problem_from_json` reads."""
     return json.dumps(asdict(problem), indent=1)
 
 
@@ -75,7 +72,7 @@ def plan_to_dict(problem: Problem, plan: Plan) -> dict[str, Any]:
 
 
 def plan_from_dict(problem: Problem, body: dict[str, Any]) -> Plan:
-    """The plan again. Raises PierError: it names a site that the problem does not have."""
+    """The plan from such a dict. Raises PierError: it names a site that the problem does not have."""
     number = {site.name: index for index, site in enumerate(problem.sites)}
     try:
         stages = tuple(tuple(number[name] for name in sites) for sites in body["stages"])

@@ -1,6 +1,7 @@
-"""A plan beside what it must be compared with: the full pipeline, placed as well, and the lower bounds.
+"""The three planning policies, and a plan compared with an equally well placed full pipeline and with lower bounds.
 
-The three ways to plan: every stage (full), some stages on planned paths (skip), some on random ones (random).
+The policies are: every stage ("full"), some stages on planned paths ("skip"), and some stages on random paths
+("random").
 """
 
 from __future__ import annotations
@@ -22,9 +23,10 @@ Policy = Literal["full", "skip", "random"]
 
 
 def full_pipeline(problem: Problem) -> Problem:
-    """The same sites and microbatches with paths through all stages; sites that are left over stay idle.
+    """The same sites and microbatches with paths through all stages; surplus sites stay idle.
 
-    It may need more waves: fewer sites create microbatches, and so hold fewer. Raises PierError: there is no plan.
+    It may need more waves, because fewer sites create microbatches and so hold fewer. Raises PierError: there is no
+    plan.
     """
     sizes = stage_sizes(len(problem.sites), problem.stages, problem.stages)
     most = min(problem.microbatches, 4 * problem.waves * problem.stages)
@@ -40,12 +42,12 @@ def full_pipeline(problem: Problem) -> Problem:
 
 FULL, SKIP = "full pipeline", "skip"
 Told = Callable[[str, float, float], None]
-"""Told what is being planned, the part that is done, and the best cost so far, seconds."""
+"""Called with the plan being searched, the fraction done, and the best cost so far in seconds."""
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """`any_bounds` hold for every assignment of sites to stages, `bounds` for that of the plan."""
+    """`any_bounds` hold for every assignment of sites to stages, `bounds` for the plan's assignment."""
 
     policy: Policy
     problem: Problem
@@ -57,17 +59,17 @@ class Outcome:
 
     @cached_property
     def gap(self) -> float:
-        """How far the makespan is above the lower bound for any assignment: 0.1 is a tenth above."""
+        """How far the makespan is above the lower bound for any assignment: 0.1 is 10 % above."""
         return self.found.makespan_s / self.any_bounds.best_s - 1
 
     @cached_property
     def saved(self) -> float:
-        """Of the full pipeline's time."""
+        """Saved fraction of the full pipeline's iteration time."""
         return 1 - self.found.iteration_s / self.full.iteration_s
 
 
 def plan_paths(problem: Problem, policy: Policy, seed: int, seconds: float, told: Told) -> Outcome:
-    """Plans by a policy; the search for each of the two plans takes so many seconds. Raises PierError."""
+    """Plan by a policy. The search for each of the two plans takes that many seconds. Raises PierError."""
     whole = full_pipeline(problem)
     full = search(whole, seed, seconds, told=partial(told, FULL))
     if policy == "full":

@@ -1,4 +1,4 @@
-"""What is planned: sites, links, stages and the rules of a path (arXiv 2502.19913; spec/skippipe.md section 2)."""
+"""The planning problem: sites, links, stages and the rules of a path (SkipPipe, arXiv 2502.19913)."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ Matrix = tuple[tuple[float, ...], ...]
 FORBID: dict[str, Any] = {"extra": "forbid"}
 """For pydantic, which reads these classes from JSON (pipeline/planning/plan.py): no unknown keys."""
 LONGEST = 1e6
-"""Seconds that no time of a problem exceeds: an iteration stays well below 2^63 ns."""
+"""Upper limit of every time in a problem, in seconds, which keeps an iteration well below 2^63 ns."""
 MOST_SITES, MOST_MICROBATCHES = 1000, 10_000
 
 
@@ -37,10 +37,10 @@ class Site:
 
 @dataclass(frozen=True)
 class Rules:
-    """What a path may do besides visiting stages in their order.
+    """How a path may deviate from visiting stages in order.
 
-    A swap is a visit of a stage below the furthest one so far; its distance is how far below. A jump is how far the
-    next stage is from the furthest so far.
+    A swap is a visit to a stage below the furthest one so far; its distance is how far below. A jump is the distance
+    from the furthest stage so far to the next.
     """
 
     __pydantic_config__: ClassVar = FORBID
@@ -52,16 +52,16 @@ class Rules:
 
 @dataclass(frozen=True)
 class Problem:
-    """All that a plan depends on. Raises PierError for what cannot be.
+    """Everything that a plan depends on. Raises PierError for impossible values.
 
     Args:
         transfer_s: [from][to], seconds that one activation, or its gradient, takes; the diagonal is not used.
-        stage_sizes: sites that hold each stage, stage 0 (embedding, head, data) first; sites left over stay idle.
-        path_length: stages that a microbatch visits, stage 0 included.
-        microbatches: in an iteration, dealt to the waves evenly.
+        stage_sizes: number of sites for each stage, stage 0 (embedding, head, data) first; surplus sites stay idle.
+        path_length: number of stages that a microbatch visits, stage 0 included.
+        microbatches: number per iteration, distributed evenly over the waves.
         task_gap_s: seconds that a site idles after a task; `first_gap_s` after the forward of a new microbatch.
         wave_s: seconds after which the next wave may start.
-        uplink_s: seconds that one activation occupies the uplink of each site; () if transfers never share a line.
+        uplink_s: seconds that one activation occupies each site's uplink; () if transfers never share a line.
         gradient_s: [from][to], seconds that the gradients of one stage take; () if syncing replicas is not counted.
         max_intra_s: longest `transfer_s` allowed between two sites of one stage.
     """
@@ -88,27 +88,27 @@ class Problem:
 
     @property
     def stages(self) -> int:
-        """Stages of the model."""
+        """Number of stages of the model."""
         return len(self.stage_sizes)
 
     @property
     def title(self) -> str:
-        """What goes where, in words."""
+        """A short description of the problem."""
         return f"{several(self.microbatches, 'microbatch')} through {self.path_length} of {self.stages} stages"
 
     @cached_property
     def wave_sizes(self) -> tuple[int, ...]:
-        """Microbatches of each wave: equal within one, larger ones first."""
+        """Number of microbatches in each wave: equal within one, larger waves first."""
         return even_parts(self.microbatches, self.waves)
 
 
 def even_parts(total: int, parts: int) -> tuple[int, ...]:
-    """A total in parts that are equal within one, larger ones first."""
+    """Split a total into parts that are equal within one, larger parts first."""
     return tuple(total // parts + (index < total % parts) for index in range(parts))
 
 
 def stage_sizes(sites: int, stages: int, path_length: int) -> tuple[int, ...]:
-    """Sites for each stage such that all are equally busy: n_0 (L - 1) = (S - 1) n_s, as near as whole numbers come.
+    """Sites for each stage so that all are equally busy: n_0 (L - 1) = (S - 1) n_s, up to rounding to whole numbers.
 
     Raises PierError: too few sites.
     """

@@ -1,11 +1,13 @@
-"""NoLoCo's random routing: microbatches change between the replicas of a stage by permutations (spec/noloco.md 3.3).
+"""NoLoCo's random routing: permutations assign microbatches to the replicas of a stage (arXiv 2506.10911).
 
-As many microbatches as a stage has replicas come to it in the order of a permutation, which is drawn anew for each
-stage and each such group: with equally many replicas everywhere, that is one at each boundary between stages. Where
-there are not equally many, or microbatches skip stages, the visitors of each stage are counted by themselves. What is
-left of them at the end of a wave goes to those that had least so far: replicas of a stage are equally busy within one.
+Microbatches visit a stage in groups as large as its number of replicas, each group in the order of a random
+permutation. Each stage and group has its own permutation; with equally many replicas everywhere, that is one
+permutation per boundary between stages. If the numbers differ, or if microbatches skip stages, the visitors of each
+stage are counted separately. The remaining visitors at the end of a wave go to the sites with the lowest load so far,
+so the load of a stage's replicas is equal within one.
 
-A pure function of seed, step and the names of the sites. Permutations are orders of hashes, as in outer/noloco.py.
+The result is a pure function of the seed, the step and the names of the sites. Permutations are orders of hashes, as in
+outer/noloco.py.
 """
 
 from __future__ import annotations
@@ -21,7 +23,7 @@ from pier_node.pipeline.planning.start import Stages, stage_orders
 
 
 def random_routes(problem: Problem, stages: Stages, seed: int, step: int) -> Plan:
-    """The paths of one iteration over given stages. Raises PierError: a site cannot hold its part of them."""
+    """The paths of one iteration over given stages. Raises PierError: a site cannot hold its share."""
     dice = random.Random(_draw(seed, step))
     load = [0] * len(problem.sites)
     waves = [
@@ -41,7 +43,7 @@ def _wave(problem: Problem, stages: Stages, orders: list[list[int]], load: list[
 
 
 def _dealt(problem: Problem, sites: Sequence[int], visitors: int, load: list[int], draw: str) -> list[int]:
-    """The site of each visitor of a stage, in their order."""
+    """The site for each visitor of a stage, in order."""
     dealt: list[int] = []
     while len(dealt) < visitors:
         drawn = sorted(sites, key=lambda site: _draw(draw, len(dealt), problem.sites[site].name))

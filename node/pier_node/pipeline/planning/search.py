@@ -1,6 +1,6 @@
-"""Finds a plan: sites to stages and all paths together, by two annealings, each in a thread of its own.
+"""Finds a plan: assigns sites to stages and plans all paths together, by two annealings in a thread each.
 
-All is counted in steps, so that a seed gives the same plan on every machine that is not too slow for the deadline.
+Work is counted in steps. So a seed gives the same plan on every machine that is fast enough for the deadline.
 """
 
 from __future__ import annotations
@@ -19,15 +19,15 @@ from pier_node.pipeline.planning.start import random_plan
 
 SLICES = 100
 SPEED, FIXED_COST = 1.2e9, 30
-"""What a thread does in a second: for each task it looks at all sites, and does as much again as for 30 of them."""
+"""Work of a thread per second: for each task it looks at all sites, plus a fixed cost equal to 30 sites."""
 LEAST = 2000
 Progress = Callable[[float, float], None]
-"""Told the part that is done, and the seconds of the best plan so far."""
+"""Called with the fraction done and the cost of the best plan so far, in seconds."""
 
 
 @dataclass(frozen=True)
 class Phase:
-    """A part of a search. Temperatures are parts of the makespan; `joint`: how often sites change stages."""
+    """A part of a search. Temperatures are fractions of the makespan; `joint`: fraction of steps that move sites."""
 
     share: float
     hot: float
@@ -41,12 +41,12 @@ FREE = (Phase(1.0, 0.01, 0.0005, 0.2, False),)
 AGAIN = (Phase(1.0, 0.006, 0.0005, 0.1, False),)
 PATHS_ONLY = (Phase(1.0, 0.006, 0.0005, 0.0, False),)
 FROM_ANYWHERE, FROM_CURRENT, STAGES_STAY = (TIED_FIRST, FREE), (AGAIN, AGAIN), (PATHS_ONLY, PATHS_ONLY)
-"""What each thread does. The first lets waves repeat each other at first, which is better where sites are many."""
+"""The phases of each thread. The first thread begins with repeating waves, which is better with many sites."""
 
 
 @dataclass(frozen=True)
 class Found:
-    """A plan, and what it took: `complete` says that the deadline did not cut the search short."""
+    """A plan and the cost of finding it. `complete`: the deadline did not cut the search short."""
 
     plan: Plan
     makespan_s: float
@@ -57,7 +57,7 @@ class Found:
 
     @property
     def iteration_s(self) -> float:
-        """Until the replicas of all stages are in step again."""
+        """Time until the replicas of all stages are synced again."""
         return self.makespan_s + self.sync_s
 
 
@@ -70,16 +70,17 @@ def search(
     deadline: float | None = None,
     stages_stay: bool = False,
 ) -> Found:
-    """The best plan that can be found in some seconds.
+    """The best plan that can be found in that many seconds.
 
     Args:
-        seconds: sets the number of steps: as many as fit on an ordinary machine.
-        current: a plan that is allowed, to be improved; from anywhere if there is none.
-        told: called now and then, in the caller's thread.
+        seconds: sets the number of steps, as many as fit on an ordinary machine.
+        current: a valid plan to improve; None: start from anywhere.
+        told: called from time to time, in the caller's thread.
         stages_stay: the sites of `current` keep their stages; only its paths are improved.
-        deadline: seconds after which the search ends on a slow machine; `seconds` if there is none.
+        deadline: seconds after which the search ends on a slow machine; None: `seconds`.
 
-    Raises PierError: nothing is allowed, or replicas cannot be found that are near enough to each other.
+    Raises:
+        PierError: no plan is valid, or no replicas are close enough to each other.
     """
     began = time.monotonic()
     ways = FROM_ANYWHERE if current is None else STAGES_STAY if stages_stay else FROM_CURRENT
@@ -95,7 +96,7 @@ def search(
 
 
 def _courses(way: Sequence[Phase], steps: int) -> Iterator[Course]:
-    """A search in slices, SLICES in all."""
+    """The slices of a search, SLICES in total."""
     for phase in way:
         total, slices = int(steps * phase.share), round(SLICES * phase.share)
         for index in range(slices):
@@ -106,7 +107,7 @@ def _courses(way: Sequence[Phase], steps: int) -> Iterator[Course]:
 def _anneal(
     chains: Sequence[Chain], courses: Sequence[Sequence[Course]], deadline: float, told: Progress | None
 ) -> bool:
-    """Runs all chains at once, slice by slice; returns whether they came to their ends."""
+    """Run all chains in parallel, slice by slice. Returns whether they completed."""
     with ThreadPoolExecutor(len(chains)) as pool:
         for done, parts in enumerate(zip(*courses, strict=True), 1):
             list(pool.map(Chain.run, chains, parts))

@@ -1,8 +1,6 @@
-"""How long a plan takes: runs the compiled event simulator (kernel.py has its rules) and reads off the schedule.
+"""Simulates a plan with the compiled event simulator (kernel.py has its rules) and returns the schedule.
 
-A problem and a plan as the arrays that the compiled core works on.
-
-What happens when, as the simulator says: the tasks of every site, and what travels between them.
+The schedule lists the tasks of every site and the transfers between sites, with their times.
 """
 
 from __future__ import annotations
@@ -30,7 +28,7 @@ def ticks(seconds: Sequence[float] | Sequence[Sequence[float]]) -> Ints:
 
 
 def tables(problem: Problem) -> Tables:
-    """A problem's times."""
+    """The times of a problem as arrays."""
     sites = problem.sites
     seconds = [[getattr(site, key) for site in sites] for key in ("forward_s", "backward_s", "loss_s")]
     memory = np.array([[site.memory for site in sites]], np.int64)
@@ -54,7 +52,10 @@ Way = Literal["forward", "backward"]
 
 @dataclass(frozen=True)
 class Task:
-    """A site's work on a microbatch, that waits there from its arrival to its start. Seconds of the iteration."""
+    """A site's work on a microbatch, which waits there from arrival to start.
+
+    Times in seconds from the iteration's start.
+    """
 
     site: int
     microbatch: int
@@ -66,7 +67,7 @@ class Task:
 
 @dataclass(frozen=True)
 class Transfer:
-    """An activation, or on its way back a gradient, between two sites."""
+    """An activation, or on the way back a gradient, sent between two sites."""
 
     source: int
     target: int
@@ -78,7 +79,7 @@ class Transfer:
 
 @dataclass(frozen=True)
 class Schedule:
-    """An iteration: microbatches are numbered wave by wave, as the plan's paths."""
+    """An iteration. Microbatches are numbered wave by wave, like the plan's paths."""
 
     sites: int
     tasks: tuple[Task, ...]
@@ -86,12 +87,12 @@ class Schedule:
 
     @cached_property
     def makespan_s(self) -> float:
-        """Until the last backward is done."""
+        """Seconds until the last backward is done."""
         return max(task.end_s for task in self.tasks)
 
     @cached_property
     def utilisation(self) -> tuple[float, ...]:
-        """Of each site: the part of the iteration in which it computes."""
+        """The fraction of the iteration in which each site computes."""
         busy = [0.0] * self.sites
         for task in self.tasks:
             busy[task.site] += task.end_s - task.start_s
@@ -99,7 +100,7 @@ class Schedule:
 
     @cached_property
     def waiting_s(self) -> tuple[float, ...]:
-        """Of each site: how long microbatches waited there, all together."""
+        """Total seconds that microbatches waited at each site."""
         waited = [0.0] * self.sites
         for task in self.tasks:
             waited[task.site] += task.start_s - task.arrival_s
@@ -107,7 +108,7 @@ class Schedule:
 
 
 def simulate(problem: Problem, plan: Plan) -> Schedule:
-    """An iteration of a plan that is allowed. Raises PierError: microbatches wait for each other's memory for ever."""
+    """Simulate an iteration of a valid plan. Raises PierError: microbatches deadlock on each other's memory."""
     paths, wave = rows(plan)
     length = paths.shape[1]
     room = desk(len(problem.sites), wave, recorded_steps=2 * length + 1)

@@ -1,4 +1,4 @@
-"""A first plan: drawn at random, allowed, and evenly loaded; or the constraint that cannot be met."""
+"""A random first plan that is valid and evenly loaded, or the constraint that cannot be met."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ Stages = tuple[tuple[int, ...], ...]
 
 
 def random_plan(problem: Problem, seed: int) -> Plan:
-    """Any plan that is allowed, but for `max_intra_s`. Raises PierError: there is none, and why."""
+    """A random valid plan, except for `max_intra_s`. Raises PierError: why there is none."""
     dice = random.Random(seed)
     stages = _assignment(problem, dice)
     return Plan(stages, random_waves(problem, stages, dice))
@@ -25,12 +25,12 @@ def random_waves(problem: Problem, stages: Stages, dice: random.Random) -> tuple
 
 
 def stage_loads(problem: Problem, size: int) -> tuple[int, ...]:
-    """Visits of each stage in a wave of so many microbatches: larger ones first, where they are not all equal."""
+    """Visits of each stage in a wave of `size` microbatches; if not all are equal, larger numbers first."""
     return (size, *even_parts(size * (problem.path_length - 1), problem.stages - 1))
 
 
 def _assignment(problem: Problem, dice: random.Random) -> Stages:
-    """Sites with much memory first, each to the stage that needs most for the places that it has left."""
+    """Assign sites with most memory first, each to the stage that needs most for its remaining places."""
     need = [*stage_loads(problem, problem.wave_sizes[0])]
     room = [*problem.stage_sizes]
     stages: list[list[int]] = [[] for _ in room]
@@ -59,7 +59,7 @@ def _too_little_memory(problem: Problem, stage: int, lacking: int) -> PierError:
 
 
 def stage_orders(problem: Problem, size: int, dice: random.Random) -> list[list[int]]:
-    """The stages of each path of a wave of so many microbatches, ascending. Raises PierError."""
+    """The stages of each path of a wave of `size` microbatches, ascending. Raises PierError."""
     for _ in range(TRIES):
         orders = _orders(problem, size, dice)
         if orders is not None:
@@ -94,7 +94,7 @@ def _orders(problem: Problem, size: int, dice: random.Random) -> list[list[int]]
 
 
 def _fullest(left: list[int], length: int, jump: int, dice: random.Random) -> list[int] | None:
-    """Stages in ascending order whose visits left are the most together; those without any are not used."""
+    """The ascending stages with the largest sum of visits left; stages without visits left are not used."""
     weight = [dice.random() / len(left) + 4.0 ** min(count, 20) for count in left]
     best: dict[int, tuple[float, list[int]]] = {0: (0.0, [0])}
     for _ in range(length - 1):
@@ -109,7 +109,7 @@ def _fullest(left: list[int], length: int, jump: int, dice: random.Random) -> li
 
 
 def _least_busy(problem: Problem, sites: tuple[int, ...], load: list[int], dice: random.Random) -> int:
-    """The site of a stage that would be done first with one more; not one whose memory is full."""
+    """The site of a stage that would finish first with one more microbatch, among those with free memory."""
     free = [site for site in sites if load[site] < problem.sites[site].memory]
     chosen = min(free, key=lambda it: ((load[it] + 1) * problem.sites[it].forward_s, dice.random()))
     load[chosen] += 1

@@ -1,1 +1,1 @@
-"""A site's client of the coordinator: enrolment, orders, reports."""
+"""A site's client for the coordinator: enrolment, orders and reports."""

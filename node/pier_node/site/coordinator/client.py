@@ -1,7 +1,7 @@
-"""The client: keeps a site in touch with its coordinator for as long as it runs, in the background.
+"""The coordinator client: keeps a site in touch with its coordinator in the background for as long as the site runs.
 
-The coordinator may be away for days. Training goes on, what there is to tell is kept, and the client asks again, with
-pauses that grow and differ between sites.
+The coordinator may be unreachable for days. Training continues, the client keeps records until it can send them, and it
+retries with pauses that grow and are randomised, so that sites do not retry together.
 """
 
 from __future__ import annotations
@@ -38,29 +38,30 @@ from pier_proto.v1.coordinator_pb2 import (
 from pier_proto.v1.peer_pb2 import Pulse, Site
 
 ANSWER = 10.0
-"""Seconds for an answer."""
+"""Timeout of a request, in seconds."""
 FLUSH = 2.0
-"""Seconds after which at the latest a record is sent on."""
+"""Longest delay in seconds before a record is sent."""
 DELIVERY, PIECE = 300.0, 128 << 10
-"""Seconds for a score sheet; bytes of a part of it, or of a checkpoint."""
+"""Timeout of delivering a score sheet, in seconds; size in bytes of one piece of a sheet or of a checkpoint."""
 FAREWELL = 1.0
-"""Seconds that a site which ends has for the coordinator."""
+"""Seconds that a stopping site allows for its last messages to the coordinator."""
 JITTER = 0.5
-"""Part of a pause that is up to chance: sites that lost the coordinator together do not come back together."""
+"""Fraction of a pause that is random, so that sites that lost the coordinator together do not reconnect together."""
 
 log = logging.getLogger(__name__)
 
 
 class CoordinatorClient:
-    """One site's.
+    """The coordinator client of one site.
 
     Args:
-        request: a registration, as things are now.
-        pulse: what this site says of itself now.
-        paths: what it has planned last for a pipeline, the same object as long as that is no news; None: nothing.
-        stop: told when the operator wants this site to leave the run.
-        revoked: told which sites are not of the run any more.
-        met: told of the other sites of the run, as the coordinator knows them.
+        request: returns a registration with current values.
+        pulse: returns this site's current pulse.
+        paths: returns the latest paths that this site planned for a pipeline, or None if it planned none. It returns
+            the same object until there are new paths.
+        stop: called when the operator wants this site to leave the run.
+        revoked: receives the list of revoked sites.
+        met: called with the other sites of the run, as the coordinator knows them.
     """
 
     def __init__(
@@ -84,10 +85,10 @@ class CoordinatorClient:
         self._flushed = 0.0
 
     async def enter(self, patience: float) -> RegisterReply | None:
-        """Register for the first time; `run` does it again, when the site knows where it is reached.
+        """Register for the first time. `run` registers again once the site knows its own address.
 
         Returns:
-            None: no answer for `patience` seconds.
+            The coordinator's reply; None if there was no answer within `patience` seconds.
 
         Raises:
             PierError: the coordinator refuses this site.
@@ -99,7 +100,7 @@ class CoordinatorClient:
         return reply if reply.lease else None
 
     async def run(self) -> None:
-        """Keep in touch, for ever. Raises PierError when the coordinator will not have this site any more."""
+        """Stay in touch until cancelled. Raises PierError when the coordinator no longer accepts this site."""
         while True:
             await self._register()
             watch = asyncio.create_task(self._watch(self._lease.lease))
@@ -115,17 +116,17 @@ class CoordinatorClient:
             self._lease = RegisterReply()
 
     async def flush(self) -> None:
-        """Send on what there is, as far as the coordinator answers."""
+        """Send the stored records, as long as the coordinator answers."""
         while len(self._reports) and self._lease.lease:
             reply = await self._link.report(self._reports.request(self._lease.lease), ANSWER)
             self._reports.stored(reply.stored)
         self._flushed = asyncio.get_running_loop().time()
 
     async def deliver(self, sheet: ScoreSheet, content: bytes) -> None:
-        """Send a score sheet, and return when the coordinator has it, however long that is away.
+        """Send a score sheet. Returns once the coordinator has it, however long the coordinator is unreachable.
 
         Raises:
-            Refused: it does not want it.
+            Refused: the coordinator does not want it.
         """
         backoff = Backoff(first=0.25, last=30.0)
         while True:
@@ -138,14 +139,14 @@ class CoordinatorClient:
             await asyncio.sleep(_spread(backoff.seconds()))
 
     async def give_checkpoint(self, plan: str, kept: Kept, file: BufferedReader) -> None:
-        """Give the coordinator the checkpoint in an open file, if it is there. Raises NoLease, Refused, Unreachable."""
+        """Send the checkpoint in an open file to the coordinator. Raises NoLease, Refused, Unreachable."""
         await self._link.give_checkpoint(_parts(self._leased(), plan, kept, file), kept.deadline)
 
     async def fetch_checkpoint(self, plan: str, kept: Kept) -> AsyncGenerator[CheckpointPart]:
-        """The parts of the one that the coordinator has of a job now, the same or a later one.
+        """Yield the parts of the checkpoint that the coordinator now holds for a job: the one in `kept` or a later one.
 
         Raises:
-            NoLease, Refused, Unreachable: it does not have it any more, or does not answer.
+            NoLease, Refused, Unreachable: the coordinator no longer has it, or does not answer.
         """
         request = FetchCheckpointRequest(lease=self._leased(), plan=plan, job=kept.job)
         async with aclosing(self._link.fetch_checkpoint(request, kept.deadline)) as parts:
@@ -153,7 +154,10 @@ class CoordinatorClient:
                 yield part
 
     async def close(self) -> None:
-        """Tell what is left and how this site ends, and hang up; a coordinator that has just come back hears it too."""
+        """Send the remaining records and the final pulse, then disconnect.
+
+        A coordinator that has just come back receives them too.
+        """
         with suppress(NoLease, Refused, Unreachable, TimeoutError):
             async with asyncio.timeout(FAREWELL):
                 if not self._lease.lease:
@@ -204,13 +208,13 @@ class CoordinatorClient:
                 if loop.time() - self._flushed >= FLUSH:
                     await self.flush()
             except Unreachable as problem:
-                told = None  # it may be another start of the coordinator that answers next
+                told = None  # the next answer may come from a restarted coordinator
                 await self._missed(problem)
                 continue
             await asyncio.sleep(max(self._lease.heartbeat_seconds, 0.1))
 
     async def _watch(self, lease: bytes) -> None:
-        """Take orders as they come; heartbeats find out whether the lease still holds."""
+        """Receive orders as they arrive. Heartbeats detect whether the lease is still valid."""
         backoff = Backoff(first=0.25, last=30.0)
         while True:
             try:

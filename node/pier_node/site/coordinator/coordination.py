@@ -1,4 +1,4 @@
-"""All of a site's dealings with its coordinator, put together for the daemon."""
+"""Everything that a site does with its coordinator, assembled for the daemon."""
 
 from __future__ import annotations
 
@@ -35,20 +35,20 @@ if TYPE_CHECKING:
 SAMPLE = 10.0
 """Seconds between two samples of the training."""
 PATIENCE = 10.0
-"""Seconds that a site which knows its peers waits for the coordinator before it goes on without."""
+"""Seconds that a site which already knows its peers waits for the coordinator before it continues without it."""
 FOR_EVER = 1e9
 
 
 class Coordination:
-    """One site's.
+    """One site's dealings with its coordinator.
 
     Args:
-        member: that has an enrolment.
-        stop: has the site leave the run.
+        member: this site's membership; it must have an enrolment.
+        stop: makes the site leave the run.
 
     Attributes:
-        orders: what the operator wants of this site.
-        revoked: the sites that are not of the run any more.
+        orders: the operator's orders for this site.
+        revoked: the sites that were revoked from the run.
     """
 
     def __init__(
@@ -75,12 +75,12 @@ class Coordination:
         self._noting.addFilter(Names(roster.called))
 
     async def enter(self, record: SiteRecord | None) -> SiteRecord | None:
-        """Register; returns what the coordinator knows of this site's place, laid over what the site knew.
+        """Register. Returns the site's own record, updated with what the coordinator knows of this site's place.
 
-        From here on this site has nothing to do with those that were revoked, as far as it knows of them.
+        From here on this site refuses all contact with the sites that it knows to be revoked.
 
         Raises:
-            PierError: it refuses this site.
+            PierError: the coordinator refuses this site.
         """
         self.revoked.restore()
         logging.getLogger("pier_node").addHandler(self._noting)
@@ -94,17 +94,17 @@ class Coordination:
         return replace(place, slot=reply.slot, founded_by=reply.founder).with_peers(peers.values())
 
     async def run(self) -> None:
-        """Keep in touch, for ever. Raises PierError when this site is not wanted any more."""
+        """Stay in touch until cancelled. Raises PierError when the coordinator no longer accepts this site."""
         await self._client.run()
 
     async def sample(self) -> None:
-        """Take samples of the training, for ever."""
+        """Sample the training periodically until cancelled."""
         while True:
             self._recorder.sample(await asyncio.to_thread(memory_held))
             await asyncio.sleep(SAMPLE)
 
     def tell(self, record: Record) -> None:
-        """Send a record when there is a chance."""
+        """Queue a record; it is sent as soon as possible."""
         self._reports.add(record)
 
     async def deliver(self, sheet: ScoreSheet, content: bytes) -> None:
@@ -112,15 +112,15 @@ class Coordination:
         await self._client.deliver(sheet, content)
 
     async def give_checkpoint(self, plan: str, kept: Kept, file: BufferedReader) -> None:
-        """Give the coordinator a checkpoint of an expert. Raises NoLease, Refused, Unreachable."""
+        """Send a checkpoint of an expert to the coordinator. Raises NoLease, Refused, Unreachable."""
         await self._client.give_checkpoint(plan, kept, file)
 
     def fetch_checkpoint(self, plan: str, kept: Kept) -> AsyncGenerator[CheckpointPart]:
-        """The one that the coordinator has of a job; see CoordinatorClient. Raises NoLease, Refused, Unreachable."""
+        """Yield the coordinator's checkpoint of a job; see CoordinatorClient. Raises NoLease, Refused, Unreachable."""
         return self._client.fetch_checkpoint(plan, kept)
 
     def committed(self, state: OuterState, lines: Mapping[str, float] | None = None) -> None:
-        """A round was committed here; `lines` as Recorder has it."""
+        """Record that a round was committed here; `lines` as in Recorder.round."""
         self._recorder.round(state, lines)
 
     async def close(
@@ -129,7 +129,7 @@ class Coordination:
         error: BaseException | None = None,
         _trace: TracebackType | None = None,
     ) -> None:
-        """Tell what is left, and what ends this site if it is an error; hang up."""
+        """Send the remaining records and, if an error ends this site, a note of that error; then disconnect."""
         if isinstance(error, PierError | OSError):
             self._recorder.note(logging.ERROR, f"pier-node ends here: {error}")
         logging.getLogger("pier_node").removeHandler(self._noting)

@@ -1,7 +1,8 @@
-"""Enrolment: an invite becomes this node's own certificate, and a note of where the coordinator is.
+"""Enrolment: exchanges an invite for this node's own certificate, and stores where the coordinator is.
 
-The site knows no authority yet. So it looks at the key of whoever answers, compares it with the invite's pin, and only
-then speaks, trusting that one certificate (docs/multi-site.md).
+The site does not know the run's authority yet. It therefore looks at the key of the server that answers and compares it
+with the pin in the invite. Only if they match does it talk to the server, and it trusts only that one certificate
+(docs/multi-site.md).
 """
 
 from __future__ import annotations
@@ -33,21 +34,23 @@ from pier_proto.v1.coordinator_pb2 import EnrolReply, EnrolRequest
 
 FILE = "coordinator.json"
 LOOK = 10.0
-"""Seconds to connect and see whose key it is."""
+"""Seconds to connect and read the server's key."""
 ANSWER = 20.0
 PATIENCE = 300.0
-"""Seconds to go on knocking at a coordinator that does not answer."""
+"""Seconds to keep trying a coordinator that does not answer."""
 
 log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
 class Enrolment:
-    """A place in the run that the coordinator gave.
+    """The place in the run that the coordinator assigned.
 
     Attributes:
-        address: HOST:PORT of the coordinator; `node`: its node id.
-        authority: certificate of the run's authority, PEM; `certificate`: this node's.
+        address: HOST:PORT of the coordinator.
+        node: node id of the coordinator.
+        authority: certificate of the run's authority, PEM.
+        certificate: this node's certificate, PEM.
     """
 
     address: str
@@ -56,16 +59,16 @@ class Enrolment:
     certificate: str
 
     def credentials(self, identity: Identity) -> Credentials:
-        """What proves to others that this node is of the run."""
+        """The credentials that prove to others that this node belongs to the run."""
         return Credentials(self.authority.encode(), self.certificate.encode(), key_pem(identity.key))
 
     def save(self, folder: Path) -> None:
-        """Keep it in a data directory, so that no invite is needed again."""
+        """Store the enrolment in a data directory, so that no further invite is needed."""
         durable.replace(folder / FILE, durable.seal(asdict(self)))
 
     @classmethod
     def load(cls, folder: Path) -> Self | None:
-        """The one kept in a data directory; None: there is none. Raises PierError."""
+        """The enrolment stored in a data directory; None if there is none. Raises PierError."""
         if not (folder / FILE).exists():
             return None
         try:
@@ -76,7 +79,7 @@ class Enrolment:
 
 
 async def enrol_patiently(address: str, invite: Invite, identity: Identity, name: str) -> tuple[Enrolment, RunConfig]:
-    """As `enrol`, for as long as nobody answers. Raises PierError."""
+    """Call `enrol` until the coordinator answers or PATIENCE seconds have passed. Raises PierError."""
     deadline, backoff, told = time.monotonic() + PATIENCE, Backoff(), False
     while True:
         try:
@@ -94,7 +97,7 @@ async def enrol_patiently(address: str, invite: Invite, identity: Identity, name
 
 
 async def enrol(address: str, invite: Invite, identity: Identity, name: str) -> tuple[Enrolment, RunConfig]:
-    """Have the coordinator make this node one of the run. Raises PierError when it refuses, Unreachable."""
+    """Have the coordinator admit this node to the run. Raises PierError when it refuses, Unreachable."""
     leaf = await asyncio.to_thread(_certificate_at, address)
     coordinator = _pinned(leaf, address, invite)
     own = Credentials(_pem(leaf), invite.certificate, key_pem(invite.key))
@@ -112,7 +115,7 @@ async def enrol(address: str, invite: Invite, identity: Identity, name: str) -> 
 
 
 def _certificate_at(address: str) -> x509.Certificate:
-    """Of whoever answers there, not trusted yet. Raises Unreachable."""
+    """The certificate of the server at that address, not yet trusted. Raises Unreachable."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
     context.set_alpn_protocols(["h2"])
@@ -127,7 +130,7 @@ def _certificate_at(address: str) -> x509.Certificate:
 
 
 def _pinned(leaf: x509.Certificate, address: str, invite: Invite) -> str:
-    """The coordinator's node id."""
+    """Check the certificate against the invite's pin and return the coordinator's node id. Raises PierError."""
     key = leaf.public_key()
     if not isinstance(key, ec.EllipticCurvePublicKey) or pin(key) != invite.pin:
         raise PierError(

@@ -1,4 +1,4 @@
-"""Experts on the wire: jobs as the coordinator gives them out, and what a site tells of them."""
+"""Protobuf messages about experts: the jobs that the coordinator assigns and the progress that a site reports."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ from pier_node.site.orders import Experts
 from pier_proto.v1.coordinator_pb2 import Expert, ExpertCheckpoint, ExpertRecord, Note, Record, Scoring
 
 DOMAIN = ("source", "path", "text_field")
-"""Fields of a domain, in a job's message."""
+"""Fields of a domain in a job's message."""
 
 
 def experts(message: Expert) -> Experts:
-    """The assignment that was sent. Raises PierError when it holds what is not allowed."""
+    """Parse the assignment. Raises PierError when it contains something that is not allowed."""
     if max(len(message.jobs), len(message.checkpoints)) > MOST_DOMAINS:
         raise PierError(f"{len(message.jobs)} jobs: at most {MOST_DOMAINS} are taken")
     try:
@@ -42,12 +42,12 @@ def job_fields(job: ExpertJob) -> dict[str, Any]:
 
 
 def kept(message: ExpertCheckpoint) -> Kept:
-    """Which checkpoint is meant. Raises ValidationError."""
+    """The checkpoint that a message describes. Raises ValidationError."""
     return Kept(job=message.job, step=message.step, size=message.size, digest=message.digest)
 
 
 def scoring_fields(order: ScoringOrder) -> dict[str, Any]:
-    """An order to score as the JSON form of its message."""
+    """A scoring order as the JSON form of its message."""
     domains = [
         {"name": each.section.name, **{key: getattr(each.section, key) for key in DOMAIN}, "domain_hash": each.digest}
         for each in order.domains
@@ -56,7 +56,7 @@ def scoring_fields(order: ScoringOrder) -> dict[str, Any]:
 
 
 def progress_record(plan: str, job: ExpertJob, step: int, loss: float, tokens: int, seconds: float) -> Record:
-    """How far an expert is."""
+    """A record of an expert's training progress."""
     told = ExpertRecord(
         plan=plan, job=job.number, step=step, training_loss=loss, tokens=tokens, seconds=min(seconds, 1e12)
     )
@@ -64,7 +64,7 @@ def progress_record(plan: str, job: ExpertJob, step: int, loss: float, tokens: i
 
 
 def card_record(plan: str, job: ExpertJob, card: Card, seconds: float) -> Record:
-    """That an expert is done."""
+    """A record that an expert is finished."""
     told = ExpertRecord(
         plan=plan,
         job=job.number,
@@ -86,12 +86,12 @@ def card_record(plan: str, job: ExpertJob, card: Card, seconds: float) -> Record
 
 
 def note_record(level: int, text: str) -> Record:
-    """What people should know of an expert; the level is one of Python's logging."""
+    """A record of something that people should know about an expert. `level` is a level of Python's logging."""
     return Record(time=time.time(), note=Note(level=level, text=text[:2000]))
 
 
 def problem_record(plan: str, job: ExpertJob, problem: str) -> Record:
-    """That this site cannot train an expert."""
+    """A record that this site cannot train an expert."""
     told = ExpertRecord(plan=plan, job=job.number, training_loss=float("nan"), problem=problem[:2000])
     return Record(time=time.time(), expert=told)
 

@@ -1,4 +1,4 @@
-"""The connection of a site to its coordinator, over gRPC with mutual TLS."""
+"""The connection from a site to its coordinator, over gRPC with mutual TLS."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ from pier_proto.v1.coordinator_pb2 import (
 
 SERVICE = "pier.v1.Coordinator"
 NO_PROBES = ("grpc.http2.bdp_probe", 0)
-"""No pings that measure the line for large messages: two for each small one here."""
+"""Turns off gRPC's bandwidth probes: they serve large messages and would add two pings to each small message here."""
 _NO = frozenset(
     {
         grpc.StatusCode.FAILED_PRECONDITION,
@@ -47,23 +47,23 @@ R = TypeVar("R", bound=Message)
 
 
 class Unreachable(Exception):
-    """No answer, for now: try again later. Its text says why."""
+    """No answer for now; try again later. The text says why."""
 
 
 class Refused(Exception):
-    """The coordinator said no; its text says why, and what to do."""
+    """The coordinator refused. The text says why and what to do."""
 
 
 class NoLease(Exception):
-    """The coordinator does not know this start of the site: register again."""
+    """The coordinator does not know this start of the site; the site must register again."""
 
 
 class Link:
-    """One connection.
+    """One connection to the coordinator.
 
     Args:
-        node: the coordinator's node id, which its certificate must hold.
-        own: what this end shows, and whom it trusts.
+        node: the coordinator's node id, which its certificate must contain.
+        own: the credentials that this end presents and the authority that it trusts.
     """
 
     def __init__(self, address: str, node: str, own: Credentials) -> None:
@@ -74,15 +74,15 @@ class Link:
         self._beats: grpc.aio.StreamStreamCall[bytes, bytes] | None = None
 
     async def enrol(self, request: EnrolRequest, timeout: float) -> EnrolReply:
-        """Raises Refused, Unreachable."""
+        """Call Enrol. Raises Refused, Unreachable."""
         return await self._ask("Enrol", request, EnrolReply, timeout)
 
     async def register(self, request: RegisterRequest, timeout: float) -> RegisterReply:
-        """Raises Refused, Unreachable."""
+        """Call Register. Raises Refused, Unreachable."""
         return await self._ask("Register", request, RegisterReply, timeout)
 
     async def heartbeat(self, request: HeartbeatRequest, timeout: float) -> HeartbeatReply:
-        """One at a time. Raises NoLease, Refused, Unreachable."""
+        """Send one heartbeat and return the reply; not reentrant. Raises NoLease, Refused, Unreachable."""
         beats = self._beats = self._beats or self._channel.stream_stream(f"/{SERVICE}/Heartbeat", None, None)(None)
         try:
             async with asyncio.timeout(timeout):
@@ -93,7 +93,7 @@ class Link:
             problem: Exception = Unreachable("it ended the stream of heartbeats")
         except grpc.aio.AioRpcError as error:
             problem = self._problem(error, timeout)
-        except asyncio.InvalidStateError:  # the stream was over before this was written: reading says why
+        except asyncio.InvalidStateError:  # the stream had ended before this write: reading gives the reason
             problem = await self._end_of(beats, timeout)
         except TimeoutError:
             problem = Unreachable(f"{self.address}: no answer within {timeout:.3g} s")
@@ -102,11 +102,11 @@ class Link:
         raise problem
 
     async def report(self, request: ReportRequest, timeout: float) -> ReportReply:
-        """Raises NoLease, Refused, Unreachable."""
+        """Call Report. Raises NoLease, Refused, Unreachable."""
         return await self._ask("Report", request, ReportReply, timeout)
 
     async def deliver(self, pieces: AsyncIterator[DeliverRequest], timeout: float) -> DeliverReply:
-        """Raises NoLease, Refused, Unreachable."""
+        """Call Deliver. Raises NoLease, Refused, Unreachable."""
         raw = (piece.SerializeToString() async for piece in pieces)
         try:
             call = self._channel.stream_unary(f"/{SERVICE}/Deliver", None, None)
@@ -115,7 +115,11 @@ class Link:
             raise self._problem(error, timeout) from error
 
     async def give_checkpoint(self, parts: AsyncIterator[CheckpointPart], timeout: float) -> GiveCheckpointReply:
-        """The first part says which it is; the rest is sent if it is wanted. Raises NoLease, Refused, Unreachable."""
+        """Send a checkpoint.
+
+        The first part describes it. The other parts are sent only if the coordinator wants it. Raises NoLease, Refused,
+        Unreachable.
+        """
         call = self._channel.stream_stream(f"/{SERVICE}/GiveCheckpoint", None, None)(None, timeout=timeout)
         wanted = False
         try:
@@ -126,7 +130,7 @@ class Link:
             answer = await call.read()
         except grpc.aio.AioRpcError as error:
             raise self._problem(error, timeout) from error
-        except asyncio.InvalidStateError as error:  # the stream was over before this was written: reading says why
+        except asyncio.InvalidStateError as error:  # the stream had ended before this write: reading gives the reason
             raise await self._end_of(call, timeout) from error
         finally:
             call.cancel()
@@ -135,7 +139,7 @@ class Link:
         raise Unreachable("it ended the stream")
 
     async def fetch_checkpoint(self, request: FetchCheckpointRequest, timeout: float) -> AsyncGenerator[CheckpointPart]:
-        """Its parts as they come. Raises NoLease, Refused, Unreachable."""
+        """Yield the parts of a checkpoint as they arrive. Raises NoLease, Refused, Unreachable."""
         method = self._channel.unary_stream(f"/{SERVICE}/FetchCheckpoint", None, None)
         call = method(request.SerializeToString(), timeout=timeout)
         try:
@@ -147,7 +151,7 @@ class Link:
             call.cancel()
 
     async def watch(self, request: WatchRequest) -> AsyncGenerator[Order]:
-        """Orders as they come, the present one first. Raises NoLease, Refused, Unreachable."""
+        """Yield orders as they arrive, the current one first. Raises NoLease, Refused, Unreachable."""
         call = self._channel.unary_stream(f"/{SERVICE}/Watch", None, None)(request.SerializeToString())
         try:
             async for raw in call:
@@ -158,7 +162,7 @@ class Link:
             call.cancel()
 
     async def close(self) -> None:
-        """Close the connection; whatever is under way fails."""
+        """Close the connection. Calls in progress fail."""
         await self._channel.close(None)
 
     async def _ask(self, method: str, request: Message, reply: type[R], timeout: float) -> R:

@@ -1,6 +1,7 @@
-"""What a site tells the coordinator of itself: samples of its training, its rounds, its links, what it logs.
+"""The records that a site sends to the coordinator: training samples, rounds, links and log notes.
 
-What a site has to tell the coordinator, kept until it says that it has stored it; bounded, the oldest goes first.
+Records are kept until the coordinator confirms that it has stored them. The queue is bounded; the oldest records are
+dropped first.
 """
 
 from __future__ import annotations
@@ -21,16 +22,16 @@ from pier_node.wire.transport import SiteCarrier
 from pier_proto.v1.coordinator_pb2 import LinkRecord, Note, Record, ReportRequest, RoundRecord, Sample
 
 KEEP = 20_000
-"""Records that are kept while the coordinator does not answer: about a day of samples and short rounds."""
+"""Records kept while the coordinator does not answer: about a day of samples and short rounds."""
 BATCH = 200
-"""Records of one report."""
+"""Records in one report."""
 
 
 class Reports:
-    """A numbered sequence of records.
+    """A numbered queue of records.
 
     Attributes:
-        dropped: records that were lost, because nobody took them for too long.
+        dropped: records that were lost because the coordinator did not take them for too long.
     """
 
     def __init__(self, keep: int = KEEP) -> None:
@@ -43,7 +44,7 @@ class Reports:
         return len(self._records)
 
     def add(self, record: Record) -> None:
-        """Tell this when there is a chance."""
+        """Queue a record; it is sent as soon as possible."""
         self._records.append(record)
         if len(self._records) > self._keep:
             self._records.popleft()
@@ -51,35 +52,36 @@ class Reports:
             self.dropped += 1
 
     def request(self, lease: bytes) -> ReportRequest:
-        """The oldest of them."""
+        """A report of the oldest records."""
         records = [self._records[number] for number in range(min(BATCH, len(self._records)))]
         return ReportRequest(lease=lease, stream=self._stream, first=self._first, records=records, dropped=self.dropped)
 
     def stored(self, below: int) -> None:
-        """Everything with a smaller number is on the coordinator's disk."""
+        """Drop the records with smaller numbers: they are on the coordinator's disk."""
         while self._records and self._first < below:
             self._records.popleft()
             self._first += 1
 
 
 LINE = 2000
-"""Most letters of a note."""
+"""Maximum length of a note, in characters."""
 ENOUGH = 1_000_000
-"""Bytes sent in a round that say how fast a line is; the time of fewer is that of messages, not of their bytes."""
+"""Bytes that a round must send for a bandwidth estimate; with fewer, latency dominates the time."""
 
 
 class Recorder:
-    """Writes records of one site."""
+    """Writes the records of one site."""
 
     def __init__(self, reports: Reports, progress: Progress, carrier: SiteCarrier, roster: Roster) -> None:
         self._reports, self._progress, self._carrier, self._roster = reports, progress, carrier, roster
         self._compute, self._waited, self._sent = progress.compute, progress.waited, 0
 
     def round(self, state: OuterState, lines: Mapping[str, float] | None = None) -> None:
-        """A round was committed here; its times are those since the last one.
+        """Record that a round was committed here. Its times are counted from the previous round.
 
         Args:
-            lines: bytes a second to other sites, where measured; None: all that was sent was sent in the exchange.
+            lines: measured bandwidth to other sites, bytes per second, by node. None: assume that all bytes sent since
+                the previous round were sent in this round's exchange.
         """
         progress, sent = self._progress, self._carrier.bytes_sent()
         compute, waited = progress.compute - self._compute, progress.waited - self._waited
@@ -109,7 +111,7 @@ class Recorder:
             self._link(node, lines.get(node, 0.0))
 
     def sample(self, memory: int) -> None:
-        """How the training goes now; `memory` as `memory_held` says."""
+        """Record the current state of the training; `memory` in bytes, as `memory_held` returns it."""
         progress = self._progress
         busy = progress.compute + progress.waited
         record = Sample(
@@ -124,7 +126,7 @@ class Recorder:
         self._reports.add(Record(time=time.time(), sample=record))
 
     def note(self, level: int, text: str) -> None:
-        """Something worth reading."""
+        """Record something worth reading."""
         self._reports.add(Record(time=time.time(), note=Note(level=level, text=text[:LINE])))
 
     def _link(self, peer: str, bandwidth: float) -> None:
@@ -137,19 +139,19 @@ class Recorder:
 
 
 class Noting(logging.Handler):
-    """Makes a note of every warning that this site logs."""
+    """Records every warning that this site logs as a note."""
 
     def __init__(self, recorder: Recorder) -> None:
         super().__init__(logging.WARNING)
         self._recorder = recorder
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Note it."""
+        """Record it."""
         self._recorder.note(record.levelno, record.getMessage())
 
 
 def memory_held() -> int:
-    """Bytes that this daemon and its workers hold. Blocks for some milliseconds."""
+    """Resident memory of this daemon and its workers, in bytes. Blocks for some milliseconds."""
     total, own = 0, psutil.Process()
     for process in [own, *own.children(recursive=True)]:
         try:

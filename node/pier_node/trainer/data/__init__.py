@@ -1,1 +1,1 @@
-"""From text to windows of tokens: sources, tokenizers, the corpus of a site."""
+"""From text to windows of tokens: sources, tokenizers and the corpus of a site."""

@@ -1,6 +1,6 @@
-"""The tokens that a site trains and validates on: dealt, tokenized once, kept on disk, mapped into memory.
+"""The tokens that a site trains and validates on: assigned to slots, tokenized once, cached on disk, memory-mapped.
 
-Token files: one flat array as .npy, written as a stream, and a fingerprint that tells when one was damaged.
+A token file is one flat .npy array, written as a stream. Its fingerprint detects damage.
 """
 
 from __future__ import annotations
@@ -32,11 +32,11 @@ from pier_node.trainer.data.tokens import Tokenizer, Tokens, open_tokenizer
 
 BLOCK = 1 << 16
 BLOCKS = 256
-"""Blocks of BLOCK bytes that a fingerprint looks at: all of a file up to 16 MiB, evenly spread ones beyond."""
+"""Number of blocks of BLOCK bytes in a fingerprint: all of a file up to 16 MiB, evenly spaced ones of a larger file."""
 
 
 class TokenWriter:
-    """Appends tokens to a new .npy file; the file is whole after `close`."""
+    """Appends tokens to a new .npy file, which is complete after `close`."""
 
     def __init__(self, path: Path, dtype: np.dtype[Any]) -> None:
         self._file = path.open("wb")
@@ -45,12 +45,12 @@ class TokenWriter:
         self._write_header()
 
     def append(self, tokens: Tokens) -> None:
-        """Add ids, each of which fits the file's type."""
+        """Add ids, each of which must fit the file's dtype."""
         self._file.write(tokens.astype(self._dtype, copy=False).tobytes())
         self.length += len(tokens)
 
     def close(self) -> None:
-        """Put the length in the header, where NumPy leaves room for 21 digits, and bring all of it to disk."""
+        """Write the length into the header, where NumPy reserves 21 digits, and sync the file to disk."""
         self._file.seek(0)
         self._write_header()
         self._file.flush()
@@ -64,7 +64,7 @@ class TokenWriter:
 
 
 def fingerprint(path: Path) -> str:
-    """Size and CRC-32 of a file's blocks, in a time that does not grow with the file."""
+    """Size and CRC-32 of blocks of a file, in a time that does not grow with the file."""
     size, crc = path.stat().st_size, 0
     spread = (index * (size - BLOCK) // (BLOCKS - 1) for index in range(BLOCKS))
     with path.open("rb") as file:
@@ -75,14 +75,14 @@ def fingerprint(path: Path) -> str:
 
 
 FORMAT = 1
-"""Changes with whatever changes the tokens that the same files give."""
+"""Version of the tokens; changed whenever the same files give different tokens."""
 BATCH = 256
-"""Documents that are tokenized at once, on all cores where the tokenizer can."""
+"""Documents that are tokenized in one batch, on all cores if the tokenizer supports it."""
 TRAIN, HELD_OUT, CHECK = "train.npy", "validation.npy", "check.json"
 BUILDING = "building-"
-"""Prefix of the folder of a corpus that is being made."""
+"""Prefix of the folder of an unfinished corpus."""
 TELL = 30.0
-"""Seconds between two reports of how far tokenizing is."""
+"""Seconds between two progress reports of tokenizing."""
 
 Told = Callable[[int, int], None]
 """(bytes of text read so far, bytes of the files): see `open_corpus`."""
@@ -92,12 +92,12 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Corpus:
-    """Read-only tokens, documents one after the other with a separator behind each.
+    """Read-only tokens: documents one after the other, each followed by a separator.
 
     Attributes:
-        train: this slot's part, uint8, uint16 or uint32 [tokens]; no other slot has any of it.
+        train: this slot's part, uint8, uint16 or uint32 [tokens]; it shares nothing with other slots.
         validation: tokens that no slot trains on, the same at every site with the same data.
-        vocab_size: all ids are below it.
+        vocab_size: upper limit of ids, exclusive.
     """
 
     train: Tokens
@@ -107,7 +107,7 @@ class Corpus:
 
 @dataclass(frozen=True)
 class _Dealing:
-    """What decides which tokens a corpus has."""
+    """Everything that decides which tokens a corpus has."""
 
     config: DataSection
     source: Source
@@ -117,14 +117,14 @@ class _Dealing:
     told: Told
 
     def key(self) -> str:
-        """A hash of all that matters, contents of files excepted: their sizes and times stand for them."""
+        """A hash of all inputs. Sizes and modification times stand for the content of files."""
         stats = [(str(entry.path.resolve()), entry.name, entry.path.stat()) for entry in self.source.entries]
         files = [(path, name, stat.st_size, stat.st_mtime_ns) for path, name, stat in stats]
         terms = (FORMAT, self.config.model_dump_json(), self.tokenizer.fingerprint, self.slot, self.slots, files)
         return hashlib.sha256(repr(terms).encode()).hexdigest()[:32]
 
     def wanted(self) -> Iterator[tuple[str, str]]:
-        """The file and the text of each document that this slot trains on, or everybody validates on."""
+        """The file and the text of each document for this slot's training or for validation."""
         size = sum(entry.path.stat().st_size for entry in self.source.entries)
         documents = read = 0
         told = time.monotonic()
@@ -146,10 +146,10 @@ def _log(read: int, size: int) -> None:
 
 
 def open_corpus(config: DataSection, slot: int, slots: int, path: str | None, cache: Path, told: Told = _log) -> Corpus:
-    """The corpus of a site: part `slot` modulo `slots` of the data at `path`, or where [data] says.
+    """The corpus of a site: part `slot` modulo `slots` of the data at `path`, or of the data that [data] names.
 
-    The first call reads and tokenizes everything and keeps the tokens in the folder `cache`; later ones map them. Of
-    several processes that call it at once, one does the work, for as long as that takes, and the others wait for it.
+    The first call reads and tokenizes everything and caches the tokens in the folder `cache`; later calls map them. If
+    several processes call it at once, one does the work, however long it takes, and the others wait.
 
     Args:
         told: called every TELL seconds while this process tokenizes.
@@ -181,10 +181,10 @@ def _fingerprints(folder: Path) -> dict[str, str]:
 
 
 def _build(dealing: _Dealing, folder: Path) -> None:
-    """Make the folder under another name first, so that it is there whole or not at all."""
+    """Build under a temporary name, so that the folder appears complete or not at all."""
     with _alone(folder.parent):
         if folder.exists() and _is_whole(folder):
-            return  # another process has made it while this one waited
+            return  # another process has built it while this one waited
         log.info("tokenizing %d files into %s", len(dealing.source.entries), folder)
         building = Path(tempfile.mkdtemp(dir=folder.parent, prefix=BUILDING))
         try:
@@ -201,7 +201,7 @@ def _build(dealing: _Dealing, folder: Path) -> None:
 
 @contextmanager
 def _alone(cache: Path) -> Iterator[None]:
-    """Be the one process that makes a corpus in a cache; what those left that were killed while they did is removed."""
+    """Lock the cache for one process that builds a corpus, and remove what killed processes left."""
     try:
         cache.mkdir(parents=True, exist_ok=True)
         lock = cache.with_name(f"{cache.name}.lock").open("ab")

@@ -1,9 +1,7 @@
-"""The files of a data set, under names that do not depend on where a site keeps them.
+"""The files of a data set, and how documents are assigned: to validation, the same at every site, or to a slot.
 
-Dealing documents: one part to validate on, at every site the same, and a part to train on for each slot.
-
-A document's part follows from its name and its text alone, by BLAKE2b, so that sites with the same data agree without
-a word, and more data moves no document that was dealt before.
+File names do not depend on where a site keeps the files. The part of a document depends only on its name and its text,
+through BLAKE2b. So sites with the same data agree without communication, and additional data moves no document.
 """
 
 from __future__ import annotations
@@ -18,14 +16,14 @@ from pier_node.base.errors import PierError
 
 
 class Document(NamedTuple):
-    """A piece of text that is dealt as a whole; its name is unique in its source and the same at every site."""
+    """A piece of text that is assigned as a whole. Its name is unique in its source and the same at every site."""
 
     name: str
     text: str
 
 
 class Entry(NamedTuple):
-    """A file and its path below the data set's folder; the name is empty when the data set is that one file."""
+    """A file and its path below the data set's folder; the name is empty if the data set is that one file."""
 
     name: str
     path: Path
@@ -34,10 +32,10 @@ class Entry(NamedTuple):
 def find_entries(root: Path, suffix: str = "", left_out: frozenset[str] = frozenset()) -> list[Entry]:
     """The file `root`, or all files with this suffix in the folder `root` and below, sorted by name.
 
-    Files and folders that are hidden or have a name in `left_out` do not count.
+    Hidden files and folders, and those named in `left_out`, are skipped.
 
     Raises:
-        PierError: there is no such file or folder, a folder cannot be read, or no file is in it.
+        PierError: there is no such file or folder, a folder cannot be read, or it contains no file.
     """
     if root.is_file():
         return [Entry("", root)]
@@ -69,12 +67,12 @@ HELD_OUT = 0.1
 """The fraction of a domain's documents that no expert trains on."""
 
 Split = Literal["dev", "prior", "test"]
-"""What held-out documents of a domain are for: to accept an expert, to fit the prior of a mixture, to score it."""
+"""The uses of a domain's held-out documents: to accept an expert, to fit the prior of a mixture, and to score it."""
 SPLITS: tuple[Split, ...] = get_args(Split)
 
 
 def part_of(document: Document, validation: float, slots: int) -> int:
-    """The slot in 0..slots-1 that trains on a document, or VALIDATION for about the fraction `validation` of them."""
+    """The slot, 0..slots-1, that trains on a document; VALIDATION for about the fraction `validation` of documents."""
     name, text = document.name.encode(errors="surrogateescape"), document.text.encode()
     digest = hashlib.blake2b(b"%b\0%b" % (name, text), digest_size=16).digest()
     if int.from_bytes(digest[:8], "big") < int(validation * 2**64):

@@ -1,4 +1,4 @@
-"""Which text a site trains on: its part of the run's data, or all of its own (`--dataset`)."""
+"""The text that a site trains on: its part of the run's data, or all of its own (`--dataset`)."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from pier_node.trainer.data.tokens import check_vocab, open_tokenizer
 
 @dataclass(frozen=True)
 class SiteData:
-    """A site's training data. Nobody trains on the documents to validate on, whatever the part.
+    """A site's training data. No site trains on the validation documents, whatever its part.
 
     Attributes:
         slot, slots: it trains on part `slot` of `slots` of the documents.
-        path: replaces data.path here; None: as the run says.
+        path: replaces data.path here; None: as in the run's configuration.
     """
 
     slot: int = 0
@@ -25,19 +25,19 @@ class SiteData:
 
     @classmethod
     def of(cls, config: RunConfig, slot: int, dataset: str | None, shared: bool) -> Self:
-        """What the site with this slot trains on.
+        """The training data of the site with this slot.
 
-        Data of its own is nobody else's, so all of it is for this site. Data that every site has is dealt.
+        A site's own data belongs to no other site, so it trains on all of it. Data that every site has is divided.
 
         Args:
             dataset: path of --dataset.
-            shared: it holds the same as at the other sites (--shared-data).
+            shared: it contains the same data as at the other sites (--shared-data).
         """
         own = dataset is not None and not shared
         return cls(0, 1, dataset) if own else cls(slot % config.run.sites, config.run.sites, dataset)
 
     def describe(self, config: RunConfig) -> str:
-        """One sentence for the site's owner."""
+        """One sentence for the site's operator."""
         held_out = f"all of it but the {100 * config.data.validation:.3g} % to validate on"
         part = f"part {self.slot + 1} of {self.slots}" if self.slots > 1 else held_out
         if self.path is None:
@@ -52,10 +52,10 @@ class SiteData:
 
 
 def check_data(config: RunConfig, dataset: str | None) -> None:
-    """Look at the tokenizer and the first document.
+    """Check the tokenizer and the first document.
 
     Raises:
-        PierError: they cannot be used, or there is no text, or the tokenizer has more tokens than the model.
+        PierError: they cannot be used, there is no text, or the tokenizer has more tokens than the model.
     """
     check_vocab(open_tokenizer(config.data.tokenizer).vocab_size, config.model.vocab_size)
     if next(open_source(config.data, dataset).documents(), None) is None:

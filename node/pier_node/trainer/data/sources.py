@@ -1,20 +1,14 @@
-"""Where documents come from: [data] source and path -> a Source that yields (name, text) in one fixed order.
+"""Sources of documents: from the source and path of [data] to (name, text) pairs in one fixed order.
 
-Text files: any UTF-8 file, cut into documents on line ends so that one file can be dealt to many sites.
-
-JSONL: one JSON object a line, its text in one field.
-
-Parquet: one row a document, its text in one column. Needs pyarrow, which is an extra.
-
-The embedded corpus: Python's own standard library, source code and the prose of `help()`.
-
-The same at two machines with the same Python version: tests, parts that distributions package apart, and files that
-describe one machine are left out. Some 10 MB remain.
-
-Built-in domains: parts of Python's own library that every machine has, unlike enough to need unlike experts.
-
-Source code by package family, without its docstrings; these by themselves; and the prose of `help()`. No text is in two
-domains. It depends on the Python version, so that whoever uses it compares hashes.
+- text: any UTF-8 file, cut into documents at line ends so that one file can be divided among many sites.
+- jsonl: one JSON object per line, with the text in one field.
+- parquet: one row per document, with the text in one column. It needs pyarrow, an optional dependency.
+- stdlib: Python's own standard library: source code and the prose of `help()`, about 10 MB. It is the same on two
+  machines with the same Python version: tests, parts that distributions package separately, and files that describe
+  one machine are left out.
+- builtin: domains cut from the standard library, different enough to need different experts: source code by package
+  family without docstrings, the docstrings themselves, and the prose of `help()`. No text is in two domains. The text
+  depends on the Python version, so its users compare hashes.
 """
 
 from __future__ import annotations
@@ -39,7 +33,7 @@ PIECE = 1 << 16
 """Characters in a document cut from a longer file; its last line is completed up to as many again."""
 SMALLEST_PIECE = 1 << 12
 PIECES = 256
-"""A data set of one short file is cut finer, into about this many documents, so that every site gets some."""
+"""A data set of one short file is cut more finely, into about this many documents, so that every site gets some."""
 CHUNK = 1 << 20
 
 log = logging.getLogger(__name__)
@@ -61,7 +55,7 @@ def read_text(entry: Entry) -> Iterator[Document]:
 
 
 def cut(entry: Entry, piece: int) -> Iterator[Document]:
-    """Documents of `piece` characters up to the next line end, of twice as many where there is none."""
+    """Documents of `piece` characters extended to the next line end, at most twice as long."""
     with entry.path.open(encoding="utf-8", newline="") as file:
         number = 0
         while text := file.read(piece):
@@ -70,7 +64,7 @@ def cut(entry: Entry, piece: int) -> Iterator[Document]:
 
 
 def first_bad_line(path: Path) -> int | None:
-    """The first line, counted from 1, with a byte that no UTF-8 text has there; None when all is well."""
+    """The first line, counted from 1, with a byte that is invalid in UTF-8 text; None if there is none."""
     decoder, line = codecs.getincrementaldecoder("utf-8")(), 1
     with path.open("rb") as file:
         while chunk := file.read(CHUNK):
@@ -89,10 +83,10 @@ def _piece_size(path: Path) -> int:
 
 
 def read_jsonl(entry: Entry, field: str) -> Iterator[Document]:
-    """A document a line; blank lines are none.
+    """One document per line; blank lines are skipped.
 
     Raises:
-        PierError: a line is not a JSON object with text in `field`; its number is named.
+        PierError: a line is not a JSON object with text in `field`; the message has its number.
     """
     with entry.path.open("rb") as file:
         for number, line in enumerate(file, start=1):
@@ -112,19 +106,19 @@ def _text(line: bytes, field: str, where: str) -> str:
         raise PierError(f'{where}: no field "{field}"', f"Set [data] text_field to one of the line's fields: {shown}.")
     if not isinstance(record[field], str):
         raise PierError(f'{where}: field "{field}" is not text', "Set [data] text_field to a string field.")
-    # JSON can escape half a surrogate pair, which no UTF-8 text can hold.
+    # JSON can escape half a surrogate pair, which UTF-8 text cannot contain.
     return str(record[field]).encode(errors="replace").decode()
 
 
 ROWS = 1024
-"""Rows that are decoded at once."""
+"""Rows that are decoded in one batch."""
 
 
 def read_parquet(entry: Entry, field: str) -> Iterator[Document]:
-    """A document a row; rows without a value are none.
+    """One document per row; rows without a value are skipped.
 
     Raises:
-        PierError: pyarrow is missing, the file is not Parquet, or has no text column of that name.
+        PierError: pyarrow is missing, the file is not Parquet, or it has no text column of that name.
     """
     number = 0
     with _open(entry, field) as file:
@@ -171,7 +165,7 @@ def stdlib_entries() -> list[Entry]:
 
 
 def read_stdlib(entry: Entry) -> Iterator[Document]:
-    """The documents of one file; the file of help topics gives one document a topic, as it reads on the screen."""
+    """The documents of one file. The file of help topics gives one document per topic, as displayed."""
     if entry.name == TOPICS:
         from pydoc_data.topics import topics
 
@@ -187,17 +181,17 @@ SOURCE = {
     "encodings": "encodings",
     "tools": "ast dis inspect pdb bdb trace doctest pydoc argparse optparse logging unittest importlib typing",
 }
-"""Families of source code, and the packages and modules that belong to them."""
+"""Families of source code, and their packages and modules."""
 PROSE = ("topics", "docstrings")
 FAMILIES = (*PROSE, *SOURCE)
 """Names of all built-in domains."""
 
 DOCUMENTED = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
 Span = tuple[tuple[int, int], tuple[int, int]]
-"""First and last place in a text: its line, from 1, and its column in bytes."""
+"""Start and end in a text: line, from 1, and column in bytes."""
 
 BUILTIN_PIECE = 8192
-"""Characters of a document; it ends with a line."""
+"""Characters of a document, which ends at a line end."""
 
 
 def builtin_source(family: str) -> Source:
@@ -212,7 +206,7 @@ def builtin_source(family: str) -> Source:
 
 
 def split(code: str) -> tuple[str, str]:
-    """The docstrings of a module, and the rest of its text; all of it is rest when it cannot be parsed."""
+    """The docstrings of a module, and the rest of its text. If it cannot be parsed, everything is rest."""
     try:
         spans = _docstrings(ast.parse(code))
     except (SyntaxError, ValueError):
@@ -230,7 +224,7 @@ def split(code: str) -> tuple[str, str]:
 
 
 def _docstrings(tree: ast.Module) -> list[Span]:
-    """Where they begin and end."""
+    """Start and end of each docstring."""
     spans: list[Span] = []
     waiting: list[Any] = [tree]
     while waiting:
@@ -239,7 +233,7 @@ def _docstrings(tree: ast.Module) -> list[Span]:
             text = holder.body[0].value
             if isinstance(text, ast.Constant) and isinstance(text.value, str):
                 spans.append(((text.lineno, text.col_offset), (text.end_lineno or 0, text.end_col_offset or 0)))
-        # Only statements hold classes and functions: most of a tree is expressions.
+        # Only statements contain classes and functions: most of a tree is expressions.
         for inside in ("body", "orelse", "finalbody", "handlers", "cases"):
             waiting += getattr(holder, inside, [])
     return spans
@@ -263,7 +257,7 @@ def _decoded(entry: Entry) -> str:
 
 
 def _cut(entry: Entry, text: str) -> Iterator[Document]:
-    """Pieces that end where a line does."""
+    """Pieces that end at a line end."""
     number = 0
     while text:
         end = text.find("\n", BUILTIN_PIECE) + 1 or len(text)
@@ -273,13 +267,13 @@ def _cut(entry: Entry, text: str) -> Iterator[Document]:
 
 @dataclass(frozen=True)
 class Source:
-    """The files of a data set and how one of them is read."""
+    """The files of a data set and the function that reads one of them."""
 
     entries: list[Entry]
     read: Callable[[Entry], Iterator[Document]]
 
     def documents(self) -> Iterator[Document]:
-        """All documents that hold text, one file after the other. Raises PierError when a file cannot be read."""
+        """All non-empty documents, one file after the other. Raises PierError when a file cannot be read."""
         for entry in self.entries:
             try:
                 yield from (document for document in self.read(entry) if document.text)
@@ -288,7 +282,7 @@ class Source:
 
 
 def no_text() -> PierError:
-    """The error of a source without a document."""
+    """The error of a source without documents."""
     return PierError("the data has no text in it", "Give files with text: [data] path, or --dataset PATH.")
 
 

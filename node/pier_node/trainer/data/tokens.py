@@ -1,6 +1,6 @@
 """Text to token ids and back: raw bytes, or any tokenizer.json of the `tokenizers` library.
 
-Text of tokens as they come; a character of several tokens comes when it is whole.
+Spelling decodes a stream of tokens; a character of several tokens appears once it is complete.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from pier_node.base.errors import PierError
 Tokens = npt.NDArray[np.unsignedinteger[Any]]
 
 END_OF_TEXT = ("<|endoftext|>", "<|end_of_text|>", "</s>", "<eos>", "<|eot_id|>", "<|im_end|>", "[SEP]")
-"""What well-known tokenizers call the token after a document; a tokenizer.json does not say which one it is."""
+"""Names of the token after a document in well-known tokenizers; a tokenizer.json does not say which one it is."""
 
 
 class Tokenizer(Protocol):
@@ -26,7 +26,7 @@ class Tokenizer(Protocol):
 
     Attributes:
         vocab_size: one more than the largest id.
-        separator: the id that stands between two documents, if there is one.
+        separator: the id between two documents, if there is one.
         fingerprint: equal for tokenizers that give equal ids.
     """
 
@@ -45,7 +45,7 @@ class Tokenizer(Protocol):
 
 
 class ByteTokenizer:
-    """Ids are UTF-8 bytes; a newline stands between documents."""
+    """Ids are UTF-8 bytes; a newline separates documents."""
 
     vocab_size = 256
     separator: int | None = ord("\n")
@@ -60,7 +60,7 @@ class ByteTokenizer:
         return [self.encode(text) for text in texts]
 
     def decode(self, ids: Iterable[int]) -> str:
-        """The text of some bytes; what is not UTF-8, or no byte at all, reads as U+FFFD."""
+        """The text of some bytes; invalid UTF-8 and ids that are not bytes become U+FFFD."""
         return bytes(id if id < 256 else 0xFF for id in ids).decode(errors="replace")
 
 
@@ -88,12 +88,12 @@ class FileTokenizer:
         return self.encode_batch([text])[0]
 
     def encode_batch(self, texts: list[str]) -> list[Tokens]:
-        """The ids of each text, worked out on all cores."""
+        """The ids of each text, computed on all cores."""
         encodings = self._library.encode_batch_fast(texts, add_special_tokens=False)
         return [np.array(encoding.ids, dtype=np.uint32) for encoding in encodings]
 
     def decode(self, ids: Iterable[int]) -> str:
-        """The text of some ids; special tokens and ids that the tokenizer does not have are left out."""
+        """The text of some ids; special tokens and unknown ids are left out."""
         return str(self._library.decode([int(id) for id in ids]))
 
 
@@ -103,7 +103,7 @@ def open_tokenizer(name: str) -> Tokenizer:
 
 
 def check_vocab(tokens: int, vocab_size: int) -> None:
-    """Raise PierError when a model of `vocab_size` has no room for a tokenizer's `tokens`."""
+    """Raise PierError if a model of `vocab_size` has no room for a tokenizer's `tokens`."""
     if tokens > vocab_size:
         raise PierError(
             f"model.vocab_size = {vocab_size}: the tokenizer has {tokens} tokens; allowed: {tokens} or more",
@@ -112,16 +112,16 @@ def check_vocab(tokens: int, vocab_size: int) -> None:
 
 
 BROKEN = "\ufffd"
-"""What a decoder shows for bytes that are no character, or not yet."""
+"""What a decoder shows for bytes that are not a character, or not yet."""
 LONGEST = 4
-"""Tokens that one character may take: UTF-8 has at most four bytes to one."""
+"""Maximum tokens per character: UTF-8 uses at most four bytes."""
 
 
 class Spelling:
-    """Spells the tokens that follow those in `before`.
+    """Decodes the tokens that follow those in `before`.
 
-    Some tokenizers write a token differently at the start of a text than in it, so each piece is decoded behind the one
-    before and that one's text is taken away.
+    Some tokenizers write a token differently at the start of a text. So each piece is decoded together with the
+    previous one, whose text is then removed.
     """
 
     def __init__(self, tokenizer: Tokenizer, before: Sequence[int]) -> None:
@@ -129,7 +129,7 @@ class Spelling:
         self._before, self._now = list(before)[-LONGEST:], list[int]()
 
     def push(self, id: int) -> str:
-        """The text that is known with one token more; may be empty."""
+        """The text that is known after one more token; may be empty."""
         self._now.append(id)
         piece = self._piece(self._now)
         if not piece.endswith(BROKEN):
@@ -137,12 +137,12 @@ class Spelling:
             return piece
         if len(self._now) < LONGEST:
             return ""
-        piece = self._piece(self._now[:1])  # whatever follows, the first of them is no part of a character
+        piece = self._piece(self._now[:1])  # whatever follows, the first one is not part of a character
         self._before, self._now = self._now[:1], self._now[1:]
         return piece
 
     def end(self) -> str:
-        """What is left when no token comes any more: a character that is not whole."""
+        """The remaining text at the end: an incomplete character."""
         return self._piece(self._now)
 
     def _piece(self, now: list[int]) -> str:

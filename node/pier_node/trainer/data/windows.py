@@ -1,7 +1,7 @@
-"""Windows of tokens to train and to validate on.
+"""Windows of tokens for training and validation.
 
-Which windows a step sees is a pure function of (seed, node, step): Philox (Salmon et al., "Parallel random numbers: as
-easy as 1, 2, 3", SC 2011) keyed by seed and node counts from the step's number. A resumed run needs no data state,
+The windows of a step are a pure function of (seed, node, step): Philox (Salmon et al., "Parallel random numbers: as
+easy as 1, 2, 3", SC 2011), keyed by seed and node, counts from the step's number. A resumed run needs no data state,
 and a worker draws only its own rows.
 """
 
@@ -17,17 +17,20 @@ from pier_node.trainer.data.corpus import Corpus
 from pier_node.trainer.data.tokens import Tokens
 
 Batch = tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]
-"""Inputs and targets, [sequences, context] each; targets are inputs one token later."""
+"""Inputs and targets, [sequences, context] each; targets are the inputs one token later."""
 
 
 def share(sequences: int, worker: int, workers: int) -> tuple[int, int]:
-    """The rows (first, count) of worker 0..workers-1 in a batch: sizes differ by one at most, together they are all."""
+    """The rows (first, count) of worker 0..workers-1 in a batch.
+
+    Sizes differ by at most one, and together they are all.
+    """
     first, end = (sequences * index // workers for index in (worker, worker + 1))
     return first, end - first
 
 
 class Windows:
-    """Windows of `context` tokens of a corpus, drawn with replacement by `node`, and fixed ones to validate on.
+    """Windows of `context` tokens of a corpus: random with replacement for training by `node`, fixed for validation.
 
     Raises:
         PierError: the corpus is too small for one window.
@@ -52,7 +55,7 @@ class Windows:
 
     def rows(self, step: int, first: int, count: int) -> Batch:
         """Rows first..first+count-1 of a step's batch, whatever its size: see `share`."""
-        # random_raw, because NumPy promises the bit stream of Philox, but not what `integers` makes of it.
+        # random_raw, because NumPy guarantees the bit stream of Philox, but not what `integers` makes of it.
         stream = np.random.Philox(key=self._key, counter=[0, 0, 0, step])
         draws = np.asarray(stream.random_raw(first + count))[first:]
         return self._cut(self._corpus.train, draws % np.uint64(self._train_starts))
@@ -60,10 +63,10 @@ class Windows:
     def validation(
         self, batches: int, sequences: int, at_once: int = 0, worker: int = 0, workers: int = 1
     ) -> list[Batch]:
-        """Windows spread evenly over the validation part, the same at every site and every time.
+        """Windows spread evenly over the validation part, always the same and at every site.
 
         Args:
-            at_once: the most sequences in a batch that is returned; 0: `sequences`.
+            at_once: maximum sequences in a returned batch; 0: `sequences`.
             worker, workers: only this worker's share of the `batches * sequences` windows.
         """
         count, size = batches * sequences, at_once or sequences

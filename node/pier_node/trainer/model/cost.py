@@ -1,6 +1,6 @@
-"""Arithmetic of training, counted once for every report and every plan (PaLM, arXiv 2204.02311, appendix B).
+"""The cost of training: FLOPs (PaLM, arXiv 2204.02311, appendix B) and memory, defined once for reports and plans.
 
-Memory that training a model takes at least, whatever the machine (spec/hdee.md section 2.4).
+The memory is the minimum that training a model takes, independent of the machine.
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ from pier_node.outer.layout import Layout
 def flops_per_token(config: ModelSection) -> float:
     """Floating-point operations of a forward and a backward pass, per token: 6 N + 12 layers * dim * context.
 
-    N leaves out what is looked up rather than multiplied: positions, and the token embedding unless it is the head as
-    well. The second term is attention's scores and sums, counted without the causal half, as is usual.
+    N excludes parameters that are looked up rather than multiplied: positions, and the token embedding unless it is
+    also the head. The second term is attention's scores and sums, without a discount for causality, as is usual.
     """
     looked_up = {"positions.weight"} if config.tie_embeddings else {"positions.weight", "embedding.weight"}
     multiplied = sum(entry.size for entry in Layout.of(config).entries if entry.name not in looked_up)
@@ -21,23 +21,23 @@ def flops_per_token(config: ModelSection) -> float:
 
 
 def forward_flops_per_token(config: ModelSection) -> float:
-    """Those of predicting a token without learning from it: a backward pass costs twice a forward one."""
+    """FLOPs per token of prediction without training: a backward pass costs twice a forward pass."""
     return flops_per_token(config) / 3
 
 
 STATE = 16
-"""Bytes a parameter: fp32 weights, gradients and AdamW's two moments."""
+"""Bytes per parameter: fp32 weights, gradients and AdamW's two moments."""
 LOGITS = 6
-"""Bytes of a token's logit: in 16 bits, and in 32 for the loss."""
+"""Bytes per logit: 16 bits, plus 32 bits for the loss."""
 SENT = 2
-"""Bytes a parameter of weights that are sent, in bf16."""
+"""Bytes per parameter for sending weights in bf16."""
 
 
 def training_bytes(config: ModelSection, sequences: int = 1) -> int:
-    """Bytes of state and logits when so many sequences are computed at once; activations come on top."""
+    """Bytes of state and logits when that many sequences are computed at once; activations are additional."""
     return STATE * Layout.of(config).length + LOGITS * sequences * config.context * config.vocab_size
 
 
 def sent_bytes(config: ModelSection) -> int:
-    """Bytes of the weights on a line."""
+    """Bytes of the weights in transit."""
     return SENT * Layout.of(config).length

@@ -1,10 +1,9 @@
-"""A decoder-only transformer in two forms, whole or a range of its blocks.
+"""A decoder-only transformer in two forms, complete or a range of its blocks, with a KV cache for generation.
 
 llama: rotary positions, RMSNorm, SwiGLU, no biases, grouped-query heads (Touvron et al., arXiv 2307.09288).
 gpt2: learned positions, LayerNorm, tanh-approximate GELU, biases (Radford et al. 2019).
-It holds no buffers: built on the meta device, `to_empty` and `Layout.load` make it whole.
 
-What a decoder has read: keys and values of every block, so that the next token is computed alone (a KV cache).
+It has no buffers: after it is built on the meta device, `to_empty` and `Layout.load` complete it.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ from pier_node.config.run import ModelSection
 
 
 class LayerPast:
-    """Of one block: keys and values, [1, kv_heads, context, head_dim] each, of which the first `length` are there."""
+    """The KV cache of one block: keys and values, [1, kv_heads, context, head_dim] each; `length` positions are set."""
 
     def __init__(self, config: ModelSection, device: torch.device) -> None:
         shape = (1, config.kv_heads, config.context, config.dim // config.heads)
@@ -27,7 +26,7 @@ class LayerPast:
         self.length = 0
 
     def extended(self, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
-        """Take in those of more tokens, [1, kv_heads, tokens, head_dim]; returns all that are known."""
+        """Append the keys and values of new tokens, [1, kv_heads, tokens, head_dim]. Returns all that are known."""
         end = self.length + keys.shape[2]
         self._keys[:, :, self.length : end] = keys
         self._values[:, :, self.length : end] = values
@@ -36,7 +35,7 @@ class LayerPast:
 
 
 class Past:
-    """Of a whole decoder, for one text; it takes 8 · layers · context · dim · kv_heads / heads bytes."""
+    """The KV cache of a complete decoder for one text; 8 · layers · context · dim · kv_heads / heads bytes."""
 
     def __init__(self, config: ModelSection, device: torch.device, blocks: Iterable[int] | None = None) -> None:
         names = range(config.layers) if blocks is None else blocks
@@ -44,40 +43,40 @@ class Past:
         self._context = config.context
 
     def layer(self, name: str) -> LayerPast:
-        """That of a block, by the name that Decoder.blocks has for it."""
+        """The cache of a block, by its name in Decoder.blocks."""
         return self._layers[name]
 
     @property
     def length(self) -> int:
-        """Tokens that it knows."""
+        """Number of tokens in the cache."""
         return next(iter(self._layers.values())).length
 
     def begin(self, tokens: int) -> int:
-        """Where so many tokens more begin. Raises ValueError: there is no room for them."""
+        """The position at which that many new tokens begin. Raises ValueError: there is no room for them."""
         if self.length + tokens > self._context:
             raise ValueError(f"{self.length + tokens} tokens do not fit into a context of {self._context}")
         return self.length
 
     def clear(self) -> None:
-        """Forget everything."""
+        """Empty the cache."""
         for layer in self._layers.values():
             layer.length = 0
 
 
 EPSILON = 1e-5
-"""Of both kinds of norm."""
+"""Epsilon of both kinds of norm."""
 
 
 class Decoder(nn.Module):
-    """Token ids in, logits out; a range of the blocks takes and gives activations where it lacks an end.
+    """Maps token ids to logits. A range of the blocks takes or returns activations where it lacks an end.
 
     Args:
         config: the [model] section.
-        blocks: consecutive blocks to build; None: all. Token and position embeddings come with block 0, the final norm
-            and the head with the last block. With tied embeddings the range that holds the last block has an
-            `embedding.weight` too, and whoever splits the model adds up the two gradients.
-        ends: whether embeddings, final norm and head are built, wherever the blocks lie: of a pipeline's stage, which
-            is used by its parts (`embed`, `through`, `predict`); None: as the blocks say.
+        blocks: consecutive blocks to build; None: all. Token and position embeddings belong to block 0, the final norm
+            and the head to the last block. With tied embeddings, the range with the last block also has an
+            `embedding.weight`, and the code that splits the model must add up the two gradients.
+        ends: whether to build embeddings, final norm and head, wherever the blocks are: for a pipeline's stage, which
+            is used through its parts (`embed`, `through`, `predict`); None: depending on the blocks.
     """
 
     def __init__(self, config: ModelSection, blocks: range | None = None, ends: bool | None = None) -> None:
@@ -99,19 +98,19 @@ class Decoder(nn.Module):
     def forward(self, x: Tensor, past: Past | None = None) -> Tensor:
         """[batch, time] token ids, or [batch, time, dim] -> [batch, time, vocab] logits, or [batch, time, dim].
 
-        With a `past` the tokens follow those in it, which are not computed again, and are in it afterwards.
+        With a `past`, the tokens follow those in it, which are not computed again; the new ones are added to it.
         """
         start = past.begin(x.shape[1]) if past else 0
         x = self.through(self.embed(x, start) if self.embeds else x, past=past, start=start)
         return self.predict(x) if self.predicts else x
 
     def embed(self, tokens: Tensor, start: int = 0) -> Tensor:
-        """[batch, time] token ids -> [batch, time, dim]; `start`: tokens before them."""
+        """[batch, time] token ids -> [batch, time, dim]; `start`: number of tokens before them."""
         x: Tensor = self.embedding(tokens)
         return x + self.positions.weight[start : start + tokens.shape[1]] if self.config.form == "gpt2" else x
 
     def through(self, x: Tensor, without: Collection[int] = (), past: Past | None = None, start: int = 0) -> Tensor:
-        """The blocks that are here, but for some: [batch, time, dim] -> the same; `start`: places before them."""
+        """The blocks, except `without`: [batch, time, dim] -> [batch, time, dim]; `start`: positions before them."""
         rotation = self._rotation(x, start) if self.config.form == "llama" else None
         for name, block in self.blocks.items():
             if not without or int(name) not in without:
@@ -143,7 +142,7 @@ class Block(nn.Module):
         self.mlp = SwiGLU(config) if config.form == "llama" else GELU(config)
 
     def forward(self, x: Tensor, rotation: tuple[Tensor, Tensor] | None, past: LayerPast | None = None) -> Tensor:
-        """[batch, time, dim] -> the same."""
+        """[batch, time, dim] -> [batch, time, dim]."""
         x = x + self.attention(self.attention_norm(x), rotation, past)
         out: Tensor = x + self.mlp(self.mlp_norm(x))
         return out
@@ -163,7 +162,7 @@ class Attention(nn.Module):
         self.output = nn.Linear(config.dim, config.dim, bias=bias)
 
     def forward(self, x: Tensor, rotation: tuple[Tensor, Tensor] | None, past: LayerPast | None = None) -> Tensor:
-        """[batch, time, dim] -> the same."""
+        """[batch, time, dim] -> [batch, time, dim]."""
         query, key, value = (self._split(part(x)) for part in (self.query, self.key, self.value))
         if rotation is not None:
             query, key = _rotate(query, rotation), _rotate(key, rotation)
@@ -191,7 +190,7 @@ class SwiGLU(nn.Module):
         self.down = nn.Linear(config.ffn_dim, config.dim, bias=False)
 
     def forward(self, x: Tensor) -> Tensor:
-        """[batch, time, dim] -> the same."""
+        """[batch, time, dim] -> [batch, time, dim]."""
         out: Tensor = self.down(functional.silu(self.gate(x)) * self.up(x))
         return out
 
@@ -205,7 +204,7 @@ class GELU(nn.Module):
         self.down = nn.Linear(config.ffn_dim, config.dim)
 
     def forward(self, x: Tensor) -> Tensor:
-        """[batch, time, dim] -> the same."""
+        """[batch, time, dim] -> [batch, time, dim]."""
         out: Tensor = self.down(functional.gelu(self.up(x), approximate="tanh"))
         return out
 
@@ -216,17 +215,17 @@ def _norm(config: ModelSection) -> nn.Module:
 
 
 def _rotate(x: Tensor, rotation: tuple[Tensor, Tensor]) -> Tensor:
-    # Hugging Face's convention: dimension i turns with dimension i + head_dim / 2, not with its neighbour.
+    # Hugging Face's convention: dimension i rotates with dimension i + head_dim / 2, not with its neighbour.
     cos, sin = rotation
     low, high = x.chunk(2, dim=-1)
     return (x * cos + torch.cat((-high, low), dim=-1) * sin).type_as(x)
 
 
 def _later(tokens: int, known: int, device: torch.device) -> Tensor:
-    """What the last `tokens` of `known` may look at: [tokens, known], bool."""
+    """Attention mask of the last `tokens` of `known`: [tokens, known], bool."""
     return torch.ones(tokens, known, dtype=torch.bool, device=device).tril(known - tokens)
 
 
 def _embedding(rows: int, dim: int) -> nn.Embedding:
-    # Its own initialisation would import PyTorch's compiler on the meta device: a second of every start.
+    # Its own initialisation would import PyTorch's compiler on the meta device, which takes a second at every start.
     return nn.Embedding(rows, dim, _weight=torch.rand(rows, dim))

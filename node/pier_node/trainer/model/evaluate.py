@@ -18,14 +18,14 @@ Losses = npt.NDArray[np.float64]
 
 
 def validation_loss(model: nn.Module, windows: Iterable[tuple[Tokens, Tokens]], bf16: bool = False) -> float:
-    """Mean cross-entropy in nats per token of one window or more; see `summed_losses`."""
+    """Mean cross-entropy in nats per token, over at least one window; see `summed_losses`."""
     total, count = summed_losses(model, windows, bf16)
     return total / count
 
 
 @torch.no_grad()
 def summed_losses(model: nn.Module, windows: Iterable[tuple[Tokens, Tokens]], bf16: bool) -> tuple[float, int]:
-    """Cross-entropy of all tokens in nats, and how many tokens these are.
+    """Sum of the cross-entropy of all tokens in nats, and the number of tokens.
 
     Args:
         model: on any device; the windows are moved to it, one pair after the other.
@@ -43,7 +43,7 @@ def summed_losses(model: nn.Module, windows: Iterable[tuple[Tokens, Tokens]], bf
 
 
 def row_losses(model: nn.Module, rows: Rows, at_once: int, bf16: bool = False) -> Losses:
-    """Mean cross-entropy of each row, nats a token, [rows]; see `token_losses`."""
+    """Mean cross-entropy of each row in nats per token, [rows]; see `token_losses`."""
     losses = [nats.double().mean(dim=1) for nats in token_losses(model, rows, at_once, bf16)]
     return np.asarray(torch.cat(losses).numpy())
 
@@ -53,8 +53,8 @@ def token_losses(model: nn.Module, rows: Rows, at_once: int, bf16: bool = False)
     """Cross-entropy of each token in nats, fp32 [part of the rows, context] in host memory, part by part.
 
     Args:
-        rows: token ids, [rows, context + 1]: all but the first are predicted.
-        at_once: rows to compute together.
+        rows: token ids, [rows, context + 1]; all but the first are predicted.
+        at_once: number of rows to compute together.
     """
     device = next(model.parameters()).device
     for part in torch.split(torch.from_numpy(rows.astype(np.int64)), at_once):
@@ -66,7 +66,7 @@ def token_losses(model: nn.Module, rows: Rows, at_once: int, bf16: bool = False)
 
 
 def bits_per_byte(loss: float, bytes_per_token: float = 1.0) -> float:
-    """A loss in nats per token as bits per byte of text: comparable between tokenizers."""
+    """A loss in nats per token as bits per byte of text, which is comparable between tokenizers."""
     return loss / math.log(2) / bytes_per_token
 
 

@@ -1,9 +1,8 @@
-"""A trained model as a folder in Hugging Face's layout, written and read back.
+"""A trained model and its tokenizer as a folder in Hugging Face's layout, written and read back.
 
-config.json is written last and taken away first: a folder that has one is whole. The mark is written first: a folder
-that has one holds nothing but what Pier put there, and may be written over.
-
-The tokenizer's part of an exported model: tokenizer.json and tokenizer_config.json, for `AutoTokenizer`.
+config.json is written last and removed first, so a folder that has one is complete. The mark is written first: a folder
+that has one contains only what Pier put there, and may be overwritten. `AutoTokenizer` reads tokenizer.json and
+tokenizer_config.json.
 """
 
 from __future__ import annotations
@@ -27,15 +26,15 @@ from pier_node.trainer.model.huggingface import Rule, from_config, rules, to_con
 
 
 def write_tokenizer(tokenizer: str, folder: Path, context: int) -> None:
-    """Write both files.
+    """Write the tokenizer's two files.
 
     Args:
         tokenizer: `bytes`, or the path of the tokenizer.json that the model was trained with.
-        folder: where config.json lies.
-        context: the longest text in tokens that the model takes.
+        folder: the folder of config.json.
+        context: maximum length of a text for the model, in tokens.
 
     Raises:
-        PierError: the tokenizer.json is not there.
+        PierError: the tokenizer.json does not exist.
     """
     if tokenizer == "bytes":
         byte_tokenizer().save(str(folder / "tokenizer.json"))
@@ -50,7 +49,7 @@ def write_tokenizer(tokenizer: str, folder: Path, context: int) -> None:
 
 
 def byte_tokenizer() -> Tokenizer:
-    """A tokenizer whose token ids are the values of the text's UTF-8 bytes: byte-level BPE without a merge."""
+    """A tokenizer whose token ids are the values of the text's UTF-8 bytes: byte-level BPE without merges."""
     vocabulary = {character: value for value, character in enumerate(_byte_characters())}
     tokenizer = Tokenizer(models.BPE(vocabulary, []))
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
@@ -59,7 +58,7 @@ def byte_tokenizer() -> Tokenizer:
 
 
 def _byte_characters() -> list[str]:
-    # GPT-2's alphabet: a printable Latin-1 byte is its own character, the others are those from U+0100 on, in order.
+    # GPT-2's alphabet: a printable Latin-1 byte is its own character; the others are those from U+0100 on, in order.
     printable = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
     others = iter(range(0x100, 0x200))
     return [chr(byte if byte in printable else next(others)) for byte in range(256)]
@@ -81,20 +80,20 @@ _MARK_TEXT = "Pier wrote this model. `pier-node export` replaces it when it is g
 def export(
     config: ModelSection, weights: Tensor, folder: Path, tokenizer: str = "bytes", shard_bytes: int = SHARD_BYTES
 ) -> Path:
-    """Write weights as `LlamaForCausalLM` or `GPT2LMHeadModel`, with a tokenizer, so that `from_pretrained` takes it.
+    """Write weights as `LlamaForCausalLM` or `GPT2LMHeadModel`, with a tokenizer, for `from_pretrained`.
 
     Args:
         config: the [model] section.
         weights: flat, shape [Layout.length].
-        folder: made if need be; whatever model is in it is replaced. `is_ours` tells whose it is.
+        folder: created if needed; any model in it is replaced. `is_ours` tells whether it may be.
         tokenizer: as in the [data] section: `bytes`, or the path of a tokenizer.json.
-        shard_bytes: weights above this are split into files of at most this size, with an index.
+        shard_bytes: larger weights are split into files of at most this size in bytes, with an index.
 
     Returns:
         The folder.
 
     Raises:
-        PierError: the folder cannot be written, or the tokenizer.json is not there.
+        PierError: the folder cannot be written, or the tokenizer.json does not exist.
     """
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -111,7 +110,7 @@ def export(
 
 
 def is_ours(folder: Path) -> bool:
-    """Whether an export may replace what is in a folder: nothing, or an earlier export."""
+    """Whether an export may replace the content of a folder: nothing, or an earlier export."""
     return not folder.exists() or (folder / MARK).exists() or not any(folder.iterdir())
 
 
@@ -119,7 +118,7 @@ def import_weights(folder: Path) -> tuple[ModelSection, Tensor]:
     """Read an export back: the [model] section, and the flat fp32 weights, shape [Layout.length].
 
     Raises:
-        PierError: it is not an export, it was damaged, or the decoder does not have a feature of its model.
+        PierError: it is not an export, it is damaged, or the decoder lacks a feature of its model.
     """
     config = read_config(folder)
     layout = Layout.of(config)
@@ -156,7 +155,7 @@ def _write_weights(all_rules: list[Rule], tensors: Mapping[str, Tensor], folder:
     for number, shard in enumerate(shards, 1):
         name = f"model-{number:05}-of-{len(shards):05}.safetensors" if len(shards) > 1 else "model.safetensors"
         save_file({rule.theirs: rule.join(tensors) for rule in shard}, folder / name, metadata={"format": "pt"})
-        # safetensors makes files for their owner alone, whatever the umask allows.
+        # safetensors creates files for their owner only, whatever the umask allows.
         (folder / name).chmod((folder / MARK).stat().st_mode)
         places.update({rule.theirs: name for rule in shard})
     if len(shards) > 1:

@@ -1,4 +1,4 @@
-"""Text from a model, token by token."""
+"""Generates text with a model, token by token."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ def stream(
     """The `count` tokens that follow `prompt`, each as soon as it is known.
 
     Args:
-        model: a whole decoder; it sees the last `context` tokens.
-        prompt: one token at least.
-        count: tokens to make.
-        temperature: 0 takes the likeliest token always; 1 samples from the model's own distribution.
+        model: a complete decoder; it sees the last `context` tokens.
+        prompt: at least one token.
+        count: number of tokens to generate.
+        temperature: 0 always takes the likeliest token; 1 samples from the model's own distribution.
         top_k: sample among that many likeliest tokens; 0: among all.
         seed: the same seed gives the same tokens.
 
@@ -53,6 +53,6 @@ def _pick(logits: Tensor, temperature: float, top_k: int, generator: torch.Gener
     if top_k:
         least = logits.topk(min(top_k, len(logits))).values[-1]
         logits = logits.masked_fill(logits < least, -torch.inf)
-    # Taking the maximum away first keeps a temperature near 0 from overflowing.
+    # Subtracting the maximum first prevents overflow at temperatures near 0.
     chances = torch.softmax((logits - logits.max()) / temperature, dim=-1)
     return int(torch.multinomial(chances, 1, generator=generator))

@@ -1,9 +1,7 @@
-"""Hugging Face's names and shapes for our parameters, both ways.
+"""Conversion to and from Hugging Face: names and shapes of parameters, and config.json for the [model] section.
 
-The llama form is `LlamaForCausalLM`, the gpt2 form `GPT2LMHeadModel`. GPT-2's linear layers (`Conv1D`) hold the
+The llama form is `LlamaForCausalLM`, the gpt2 form `GPT2LMHeadModel`. GPT-2's linear layers (`Conv1D`) are the
 transpose of ours, with queries, keys and values fused into one.
-
-Hugging Face's config.json for our [model] section, both ways.
 """
 
 from __future__ import annotations
@@ -23,20 +21,20 @@ from pier_node.trainer.model.decoder import EPSILON
 
 @dataclass(frozen=True)
 class Rule:
-    """One of their tensors: ours along the first dimension, one after the other, transposed or not."""
+    """One of their tensors: ours concatenated along the first dimension, optionally transposed."""
 
     theirs: str
     ours: tuple[str, ...]
     transposed: bool = False
 
     def join(self, tensors: Mapping[str, Tensor]) -> Tensor:
-        """Their tensor from ours; it shares memory with ours where it can."""
+        """Their tensor from ours; it shares memory with ours if possible."""
         parts = [tensors[name] for name in self.ours]
         joined = parts[0] if len(parts) == 1 else torch.cat(parts)
         return joined.T.contiguous() if self.transposed else joined
 
     def split(self, tensor: Tensor, shapes: Mapping[str, tuple[int, ...]]) -> dict[str, Tensor]:
-        """Ours from theirs, given our shapes. RuntimeError: the rows are not as many as ours together."""
+        """Ours from theirs, given our shapes. Raises RuntimeError: the number of rows does not match ours."""
         rows = [shapes[name][0] for name in self.ours]
         return dict(zip(self.ours, torch.split(tensor.T if self.transposed else tensor, rows)))
 
@@ -134,9 +132,10 @@ _FIXED: dict[str, dict[str, Any]] = {
         "scale_attn_by_inverse_layer_idx": False,
     },
 }
-"""What the decoder does, and cannot do otherwise."""
+"""Fixed properties of the decoder."""
 
-# Left out, the ids would be those of Llama's and GPT-2's own vocabularies: text would end at an ordinary token.
+# If left out, the ids would default to those of Llama's and GPT-2's own vocabularies, and text would end at an ordinary
+# token.
 _TEXT_ENDS = {"bos_token_id": None, "eos_token_id": None}
 
 # GPT2Config's defaults are 0.1.
@@ -160,7 +159,7 @@ def from_config(content: Mapping[str, Any]) -> ModelSection:
     """The [model] section that a config.json describes.
 
     Raises:
-        PierError: the model is of a kind, or has a feature, that the decoder does not have, or a key is missing.
+        PierError: the model is of a kind, or has a feature, that the decoder lacks, or a key is missing.
     """
     form = content.get("model_type")
     if form not in _KEYS:

@@ -1,4 +1,4 @@
-"""The weights that a run starts from: GPT-2's initialisation (Radford et al. 2019), by seed."""
+"""The initial weights of a run: GPT-2's initialisation (Radford et al. 2019), by seed."""
 
 from __future__ import annotations
 
@@ -14,12 +14,11 @@ DEVIATION = 0.02
 
 
 def initial_weights(config: ModelSection, seed: int, layout: Layout | None = None) -> Tensor:
-    """Flat fp32 weights of the whole model, or of what `layout` has of it, shape [Layout.length].
+    """Flat fp32 weights of the whole model, or of the part that `layout` has, shape [Layout.length].
 
-    Norms are 1, biases 0, matrices normal with deviation 0.02.
-
-    The two projections of a block that write to the residual stream are scaled by 1/sqrt(2 * layers). A tensor
-    depends on the seed and its own name alone, so that depth or vocabulary can change without changing the rest.
+    Norms are 1, biases 0, and matrices normal with standard deviation 0.02. The two projections of a block that write
+    to the residual stream are scaled by 1/sqrt(2 * layers). A tensor depends only on the seed and its own name, so
+    depth or vocabulary can change without changing the rest.
     """
     layout = layout or Layout.of(config)
     flat = torch.empty(layout.length)

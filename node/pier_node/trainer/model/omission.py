@@ -1,4 +1,4 @@
-"""How well a model predicts with some of its stages left out, as SkipPipe trains for (spec/skippipe.md section 6)."""
+"""How well a model predicts with some of its stages left out, for which SkipPipe trains (arXiv 2502.19913)."""
 
 from __future__ import annotations
 
@@ -12,25 +12,25 @@ from pier_node.trainer.model.decoder import Decoder
 from pier_node.trainer.model.evaluate import Tokens, validation_loss
 
 MOST = 64
-"""Choices of stages that are measured; of more every so-manieth."""
+"""Maximum number of choices of stages that are measured; a larger number is sampled evenly."""
 
 
 @dataclass(frozen=True)
 class Omission:
-    """Stages that were left out, and the loss without them, nats a token."""
+    """The stages that were left out, and the loss without them in nats per token."""
 
     stages: tuple[int, ...]
     loss: float
 
 
 def choices(stages: int, count: int) -> list[tuple[int, ...]]:
-    """Which stages may be left out, so many at a time: any but the first, which no path skips."""
+    """The choices of `count` stages to leave out: any but the first, which no path skips."""
     found = [*itertools.combinations(range(1, stages), count)]
     return found[:: -(-len(found) // MOST)]
 
 
 def early_exits(stages: int) -> list[tuple[int, ...]]:
-    """The last stage, the last two, and so on, left out."""
+    """Choices that leave out the last stage, the last two, and so on."""
     return [tuple(range(first, stages)) for first in range(stages - 1, 0, -1)]
 
 
@@ -41,11 +41,11 @@ def omissions(
     left_out: Iterable[tuple[int, ...]],
     bf16: bool,
 ) -> list[Omission]:
-    """The loss without each of these stages.
+    """The loss without each of these choices of stages.
 
     Args:
         windows: inputs and targets, [sequences, context] each.
-        blocks: those of each stage.
+        blocks: the blocks of each stage.
     """
     found = []
     for stages in left_out:

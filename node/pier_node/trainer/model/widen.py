@@ -1,9 +1,8 @@
-"""A model with wider feed-forward layers that computes what the narrow one does (Net2Net, arXiv 1511.05641).
+"""Widens a model's feed-forward layers so that it computes the same function (Net2Net, arXiv 1511.05641).
 
-Units of the wide layer beyond those of the narrow one are copies, drawn by a seed. A unit and its copies share the
-unit's column of the down-projection in unequal parts, so that their gradients differ from the first step on. Thus
-one seed model serves experts of all sizes (spec/hdee.md section 8 asks for one seed; section 4: sizes differ in ffn_dim
-alone).
+The additional units of the wide layer are copies of units drawn by a seed. A unit and its copies share the unit's
+column of the down-projection in unequal parts, so their gradients differ from the first step on. So one seed model
+serves experts of all sizes, which differ only in ffn_dim.
 """
 
 from __future__ import annotations
@@ -18,17 +17,17 @@ from pier_node.config.run import ModelSection
 from pier_node.outer.layout import Layout
 
 LEAST = 0.25
-"""Shares are drawn from LEAST to 1 before they are made to add up to 1: no copy begins with next to nothing."""
+"""Shares are drawn from LEAST to 1 before they are normalised to sum 1, so that no copy starts with almost nothing."""
 
 
 def widened(narrow: ModelSection, wide: ModelSection, flat: Tensor, seed: int) -> Tensor:
     """The weights of the wide model; the same seed gives the same bits.
 
     Args:
-        flat: of the narrow one, fp32 [parameters].
+        flat: weights of the narrow model, fp32 [parameters].
 
     Raises:
-        PierError: the two differ in more than ffn_dim, or the wide one is the narrower.
+        PierError: the two differ in more than ffn_dim, or the wide one is narrower.
     """
     if not can_widen(narrow, wide):
         raise PierError(
@@ -49,13 +48,13 @@ def widened(narrow: ModelSection, wide: ModelSection, flat: Tensor, seed: int) -
 
 
 def can_widen(narrow: ModelSection, wide: ModelSection) -> bool:
-    """Whether they differ in ffn_dim alone, and the second is not the narrower one."""
+    """Whether they differ only in ffn_dim, and the second is not narrower."""
     one, other = (config.model_dump(exclude={"preset", "ffn_dim"}) for config in (narrow, wide))
     return one == other and narrow.ffn_dim <= wide.ffn_dim
 
 
 def _drawn(key: str, narrow: int, wide: int) -> tuple[Tensor, Tensor]:
-    """Which unit each unit of the wide layer is a copy of, and its part of that unit's output; [wide] each."""
+    """For each unit of the wide layer, the unit that it copies and its share of that unit's output; [wide] each."""
     digest = hashlib.sha256(key.encode()).digest()
     dice = torch.Generator().manual_seed(int.from_bytes(digest[:8], "big", signed=True))
     copies = torch.randint(narrow, (wide - narrow,), generator=dice)

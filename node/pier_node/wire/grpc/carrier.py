@@ -1,6 +1,6 @@
-"""The gRPC carrier: direct connections between sites, mutual TLS, fast. See wire/carrier.py for what a carrier does.
+"""The gRPC carrier: fast, direct connections between sites with mutual TLS. wire/carrier.py says what a carrier does.
 
-The asking side of the gRPC carrier: connections to peers, calls and streams, failures as PeerLost.
+Link is the asking side: it connects to a peer, makes calls and streams, and reports failures as PeerLost.
 """
 
 from __future__ import annotations
@@ -35,9 +35,9 @@ T = TypeVar("T")
 
 
 class Link:
-    """The way to one peer, or, with `node` None, to whoever listens at an address: two connections, made when needed.
+    """The way to one peer or, if `node` is None, to whichever node listens at an address: two connections, on demand.
 
-    Questions do not wait behind streams: what fills a connection's send buffer takes seconds to drain over a slow line.
+    Questions and streams have separate connections, since a full send buffer takes seconds to drain over a slow link.
     """
 
     def __init__(self, metadata: CallMetadata, credentials: Credentials | None, node: str | None, address: str) -> None:
@@ -60,14 +60,14 @@ class Link:
         return node, self._parse(method.reply, raw)
 
     async def push(self, chunks: AsyncIterator[Chunk], count: Callable[[int], None]) -> None:
-        """Stream chunks, and `count` their payload bytes; returns once the peer took them all. Raises PeerLost."""
+        """Stream chunks, and `count` their payload bytes; return once the peer took them all. Raises PeerLost."""
         headers = self._metadata.call(self.node)
         call = self._streams.stream_stream(_path(EXCHANGE), None, None)(None, metadata=_metadata(headers))
         answer, whole = _retrieved(call.read()), False
         with self._under_way(call):
             await _first(call.wait_for_connection(), answer)
             async for chunk in chunks:
-                if answer.done():  # it does not want the rest; the status says why
+                if answer.done():  # the peer does not want the rest; the status says why
                     break
                 with self._losses(self._streams):
                     await _write(call, chunk.SerializeToString())
@@ -85,7 +85,7 @@ class Link:
             raise self._lost(f"{self.address}: it took only a part of the stream")
 
     async def pull(self, request: FetchRequest) -> AsyncGenerator[Chunk]:
-        """Stream what the peer gives. Raises PeerLost."""
+        """Stream what the peer sends. Raises PeerLost."""
         headers = self._metadata.call(self.node)
         call = self._streams.unary_stream(_path(FETCH), None, None)(
             request.SerializeToString(), metadata=_metadata(headers)
@@ -97,14 +97,14 @@ class Link:
                 yield self._parse(Chunk, raw)
 
     async def close(self) -> None:
-        """Close the connections; calls under way raise PeerLost."""
+        """Close the connections; all calls in progress raise PeerLost."""
         for call in self._calls:
             call.cancel()
         await asyncio.gather(*(channel.close(None) for channel in self._channels))
 
     @contextmanager
     def _under_way(self, call: grpc.aio.Call) -> Iterator[None]:
-        """Ends a call with whatever needed it, or with this link: closing a channel does not end all its calls."""
+        """End a call with the block that needs it, or with this link: closing a channel does not end all its calls."""
         self._calls.add(call)
         try:
             yield
@@ -180,19 +180,19 @@ def _metadata(headers: Headers) -> grpc.aio.Metadata:
 async def _write(call: grpc.aio.StreamStreamCall[bytes, bytes], message: bytes) -> None:
     try:
         await call.write(message)
-    except asyncio.InvalidStateError:  # the call has ended: to read tells why
+    except asyncio.InvalidStateError:  # the call has ended; read() tells why
         await call.read()
 
 
 def _retrieved(work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
-    """A task whose exception may go unnoticed: the call that it reads from raises it as well."""
+    """A task whose exception may go unnoticed, because the call that it reads from raises it as well."""
     task = asyncio.create_task(work)
     task.add_done_callback(lambda done: done.cancelled() or done.exception())
     return task
 
 
 async def _first(work: Coroutine[Any, Any, None], ended: asyncio.Task[Any]) -> None:
-    """Wait for work on a call or for the call's end: of one that is cancelled early, grpc.aio tells only readers."""
+    """Wait for work on a call or for the call's end: grpc.aio reports an early cancellation only to readers."""
     task = _retrieved(work)
     try:
         await asyncio.wait({task, ended}, return_when=asyncio.FIRST_COMPLETED)
@@ -205,8 +205,8 @@ class GrpcCarrier(LinkedCarrier):
 
     Args:
         node: this node's id.
-        run_hash: hash of the run's configuration; b"" as long as it is not known: only `greet` works then.
-        credentials: what proves that this node is in the run; None: neither encrypted nor authenticated.
+        run_hash: hash of the run's configuration; b"" while it is not known, when only `greet` works.
+        credentials: prove that this node belongs to the run; None means no encryption and no authentication.
     """
 
     def __init__(self, node: str, run_hash: bytes, credentials: Credentials | None) -> None:
@@ -216,7 +216,7 @@ class GrpcCarrier(LinkedCarrier):
         super().__init__(metadata, lambda peer, address: Link(metadata, credentials, peer, address), self._server, sent)
 
     async def start(self, host: str, port: int) -> int:
-        """Listen; returns the port, which the system chooses if `port` is 0. Raises PierError."""
+        """Listen and return the port; the system chooses one if `port` is 0. Raises PierError."""
         keep_chunk_memory()
         return await self._server.start(host, port)
 

@@ -1,6 +1,6 @@
 """What both ends of the gRPC carrier agree on, and the settings of gRPC, each with its reason.
 
-https://github.com/grpc/grpc/blob/master/include/grpc/impl/channel_arg_names.h says what exists.
+https://github.com/grpc/grpc/blob/master/include/grpc/impl/channel_arg_names.h lists the settings.
 """
 
 from __future__ import annotations
@@ -12,18 +12,18 @@ from pier_node.wire.carrier import CHUNK_BYTES, DESCRIBE
 SERVICE = "pier.v1.Peer"
 EXCHANGE, FETCH = "Exchange", "Fetch"
 END = b""
-"""Closes a pushed stream. To the receiver's library a stream that was cut off ends like one that is complete."""
+"""Closes a pushed stream. The receiver's library cannot tell a stream that was cut off from a complete one."""
 
 MESSAGE_BYTES = CHUNK_BYTES + (64 << 10)
-"""Largest message: a chunk and what names it."""
+"""Largest message in bytes: a chunk with the fields that name it."""
 REPLY_BYTES = 2 << 20
-"""Largest answer but one: a Hello with a roster of 1024 sites and the run's configuration."""
+"""Largest answer in bytes except Describe's: a Hello with a roster of 1024 sites and the run's configuration."""
 MANIFEST_BYTES = 16 << 20
-"""Largest answer to Describe."""
+"""Largest answer to Describe, in bytes."""
 CALLS_PER_CONNECTION = 64
 
 _BOTH: dict[str, int] = {
-    # An idle connection through a NAT or a firewall is forgotten after a minute or so, without a word.
+    # A NAT or firewall silently forgets an idle connection after about a minute.
     "grpc.keepalive_time_ms": 20_000,
     "grpc.keepalive_timeout_ms": 20_000,
     "grpc.keepalive_permit_without_calls": 1,
@@ -33,7 +33,7 @@ _SERVER: dict[str, int] = {
     "grpc.so_reuseport": 0,  # a port in use is an error, not a second server that takes half of the calls
     "grpc.max_receive_message_length": MESSAGE_BYTES,
     "grpc.max_concurrent_streams": CALLS_PER_CONNECTION,
-    "grpc.http2.min_ping_interval_without_data_ms": 5_000,  # or the pings of idle peers are "too many"
+    "grpc.http2.min_ping_interval_without_data_ms": 5_000,  # otherwise the pings of idle peers are "too many"
     "grpc.http2.max_ping_strikes": 0,
 }
 _CLIENT: dict[str, int | str] = {
@@ -49,10 +49,10 @@ _CLIENT: dict[str, int | str] = {
             ]
         }
     ),
-    "grpc.enable_retries": 0,  # whether to ask again is for those to decide who know what they asked
-    "grpc.enable_http_proxy": 0,  # a proxy set for the web knows no way to peers
-    "grpc.use_local_subchannel_pool": 1,  # each channel its own connection
-    # A peer that comes back is found within a second; a connection attempt may take five.
+    "grpc.enable_retries": 0,  # only code that knows the question can decide whether to ask again
+    "grpc.enable_http_proxy": 0,  # a proxy set for the web cannot reach peers
+    "grpc.use_local_subchannel_pool": 1,  # each channel has its own connection
+    # A peer that comes back is found within a second; a connection attempt may take five seconds.
     "grpc.initial_reconnect_backoff_ms": 100,
     "grpc.max_reconnect_backoff_ms": 1_000,
     "grpc.min_reconnect_backoff_ms": 5_000,
@@ -63,11 +63,11 @@ Options = list[tuple[str, int | str]]
 
 
 def server_options() -> Options:
-    """What a node's server is made with."""
+    """Options of a node's server."""
     return [*_BOTH.items(), *_SERVER.items()]
 
 
 def channel_options(name: str | None) -> Options:
-    """What a channel to a peer is made with; `name` is the one its certificate must hold, None without TLS."""
+    """Options of a channel to a peer; `name` is the one that its certificate must hold, None without TLS."""
     named = [("grpc.ssl_target_name_override", name)] if name else []
     return [*_BOTH.items(), *_CLIENT.items(), *named]

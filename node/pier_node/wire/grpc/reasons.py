@@ -1,4 +1,4 @@
-"""Why a call failed, in words for people: gRPC's statuses and the texts of its core, translated."""
+"""Why a call failed, in words for people: translates gRPC's statuses and the messages of its core."""
 
 from __future__ import annotations
 
@@ -33,12 +33,12 @@ _SIGNS = (
     ("keepalive", "the connection went silent"),
 )
 _WRITE_FAILED = "Internal error from Core"
-"""What grpc.aio says when it could not write; the status that came instead, if any, is lost."""
+"""What grpc.aio reports if it could not write; the status that arrived instead, if any, is lost."""
 
 
 @dataclass(frozen=True)
 class Circumstances:
-    """Of a call: where to, with TLS or not, its deadline in seconds (None: none), whether there is a connection now."""
+    """A call's address, whether it uses TLS, its deadline in seconds (or None), and whether it is connected now."""
 
     address: str
     secure: bool
@@ -70,7 +70,7 @@ def lost(peer: str, error: grpc.aio.AioRpcError, of: Circumstances) -> PeerLost:
 
 
 def brief(text: str, most: int = 400) -> str:
-    """A text as one line that may be shown on any terminal and fits in a header."""
+    """A text as one line that is safe for any terminal and fits in a header."""
     line = "".join(letter if letter.isprintable() else " " for letter in text)
     return " ".join(line.split())[:most].rstrip()
 

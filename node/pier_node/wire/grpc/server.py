@@ -1,4 +1,4 @@
-"""The answering side of the gRPC carrier: lets callers in, checks what they send, and turns failures into statuses."""
+"""The answering side of the gRPC carrier: admits callers, checks what they send, and turns failures into statuses."""
 
 from __future__ import annotations
 
@@ -28,9 +28,9 @@ from pier_proto.v1.peer_pb2 import Ack, Chunk, FetchRequest, HelloReply, ProbeRe
 ACK = Ack().SerializeToString()
 
 PATIENCE = 10.0
-"""Seconds that a caller gets to end a stream which was refused."""
+"""Seconds that a caller gets to end a refused stream."""
 GRACE = 0.5
-"""Seconds that calls under way get to end by themselves when the node stops, or their caller is gone."""
+"""Seconds that calls in progress get to end by themselves when the node stops or their caller is gone."""
 
 Q = TypeVar("Q", bound=Message)
 R = TypeVar("R", bound=Message)
@@ -40,12 +40,12 @@ log = logging.getLogger(__name__)
 
 
 class PeerServer(grpc.GenericRpcHandler):  # type: ignore[type-arg]
-    """Serves whatever handlers it was given.
+    """Serves the handlers that it is given.
 
     Args:
-        metadata: this node's own.
-        credentials: None: without TLS.
-        count: told the peer and the payload bytes of every chunk that it pulled.
+        metadata: this node's own metadata.
+        credentials: this node's credentials; None serves without TLS.
+        count: called with the peer and the payload bytes of every chunk that the peer pulled.
     """
 
     def __init__(
@@ -77,7 +77,7 @@ class PeerServer(grpc.GenericRpcHandler):  # type: ignore[type-arg]
         self._methods[method.name] = grpc.unary_unary_rpc_method_handler(answer)
 
     def serve_push(self, handler: Callable[[str, AsyncIterator[Chunk]], Awaitable[None]]) -> None:
-        """Take streams. A handler whose caller is gone gets PeerLost from the stream, or is cancelled soon after."""
+        """Receive streams. A handler whose caller is gone gets PeerLost from the stream, or is cancelled soon after."""
 
         async def take(stream: AsyncIterator[bytes], context: Context) -> None:
             async with self._admitted(EXCHANGE, context, stream) as caller:
@@ -90,7 +90,7 @@ class PeerServer(grpc.GenericRpcHandler):  # type: ignore[type-arg]
         self._methods[EXCHANGE] = grpc.stream_stream_rpc_method_handler(take)
 
     def serve_pull(self, handler: Callable[[str, FetchRequest], AsyncIterator[Chunk]]) -> None:
-        """Give streams. A handler whose caller is gone is cancelled."""
+        """Serve streams. A handler whose caller is gone is cancelled."""
 
         async def give(raw: bytes, context: Context) -> None:
             async with self._admitted(FETCH, context) as caller:
@@ -101,14 +101,14 @@ class PeerServer(grpc.GenericRpcHandler):  # type: ignore[type-arg]
         self._methods[FETCH] = grpc.unary_stream_rpc_method_handler(give)
 
     def service(self, details: grpc.HandlerCallDetails) -> grpc.RpcMethodHandler[Any, Any] | None:
-        """What gRPC asks to find a method."""
+        """Find a method for gRPC."""
         service, _, name = details.method.removeprefix("/").partition("/")
         return self._methods.get(name) if service == SERVICE else None
 
     # --- start and stop ------------------------------------------------------------------------
 
     async def start(self, host: str, port: int) -> int:
-        """Listen; returns the port, which the system chooses if `port` is 0. Raises PierError."""
+        """Listen and return the port; the system chooses one if `port` is 0. Raises PierError."""
         self._server = grpc.aio.server(options=server_options(), maximum_concurrent_rpcs=CALLS)
         self._server.add_generic_rpc_handlers((self,))
         address = format_address(host, port)
@@ -140,9 +140,9 @@ class PeerServer(grpc.GenericRpcHandler):  # type: ignore[type-arg]
     async def _admitted(
         self, method: str, context: Context, stream: AsyncIterator[bytes] | None = None
     ) -> AsyncGenerator[str]:
-        """The caller's node id, for as long as its call is under way; failures end the call with a status.
+        """The caller's node id while its call is in progress; failures end the call with a status.
 
-        A caller that still sends would not get to see it: its `stream` is answered, and left to end, before.
+        A caller that is still sending would not see the status, so its `stream` is first answered and allowed to end.
         """
         try:
             headers: Headers = dict(context.invocation_metadata() or ())
@@ -174,7 +174,7 @@ async def _chunks(sender: str, stream: AsyncIterator[bytes]) -> AsyncGenerator[C
 
 
 async def _outliving_the_call(work: Awaitable[None]) -> None:
-    """Wait for work that learns from its stream that the caller is gone: it is cancelled only if it does not."""
+    """Wait for work that learns from its stream that the caller is gone; cancel it only if it does not."""
     task = asyncio.ensure_future(work)
     try:
         await asyncio.shield(task)
@@ -186,7 +186,7 @@ async def _outliving_the_call(work: Awaitable[None]) -> None:
 
 
 async def _drain(stream: AsyncIterator[bytes]) -> None:
-    """Let a caller find out that it was answered early, and stop sending."""
+    """Let a caller find out that it was answered early, so that it stops sending."""
     with suppress(TimeoutError):
         async with asyncio.timeout(PATIENCE):
             async for _ in stream:
@@ -212,12 +212,12 @@ def _certificate(context: Context) -> bytes | None:
 
 
 def _seen_as(peer: str) -> str:
-    """HOST:PORT of gRPC's name for a connection, such as ipv4:10.0.0.1:5000 or ipv6:%5B::1%5D:5000."""
+    """HOST:PORT from gRPC's name of a connection, such as ipv4:10.0.0.1:5000 or ipv6:%5B::1%5D:5000."""
     return unquote(peer.partition(":")[2])
 
 
 def _why_not(host: str, port: int) -> str:
-    """Why listening failed: gRPC does not say."""
+    """Why listening failed, which gRPC does not say."""
     try:
         socket.create_server((host, port), family=socket.AF_INET6 if ":" in host else socket.AF_INET).close()
     except OSError as error:

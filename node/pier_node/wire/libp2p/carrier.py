@@ -1,9 +1,8 @@
 """The hivemind carrier: libp2p streams through hivemind's P2P, for sites that cannot open a port. See wire/carrier.py.
 
-Whether others reach a site that has just begun to listen, and through whom if not.
-
-libp2p's own test of that (AutoNAT) knows public addresses only. Here sites of the run are asked to call back, as for
-`pier-node doctor`, by a libp2p peer of its own: they must not be connected to the one that they shall reach.
+A site that begins to listen finds out whether others can reach it, and if not, through which relays. libp2p's own test
+(AutoNAT) knows public addresses only. So this site asks sites of the run to call back, as `pier-node doctor` does. It
+asks through a separate libp2p peer, because they must not be connected to the peer that they are to reach.
 """
 
 from __future__ import annotations
@@ -37,29 +36,29 @@ if TYPE_CHECKING:
 
 
 ASKED = 4
-"""Sites that are asked."""
+"""Number of sites that are asked."""
 ANSWER = 12.0
-"""Seconds for an answer: more than a call back that fails."""
+"""Seconds for an answer: more than a failed call back takes."""
 
 
 @dataclass(frozen=True)
 class Unreached:
-    """What a site that does not reach this one says, and the sites that could relay for it."""
+    """The answer of a site that does not reach this one, and the sites that could relay for this one."""
 
     reason: str
     relays: list[Route]
 
 
 async def find_unreached(asker: Carrier, address: str, peers: Sequence[str], run_hash: bytes) -> Unreached | None:
-    """Ask sites of the run to call an address of this node; None: all who answer reach it.
+    """Ask sites of the run to call an address of this node; None if all that answer reach it.
 
     Args:
-        asker: does not listen, and has this node's id.
+        asker: a carrier with this node's id that does not listen.
     """
     answers = await asyncio.gather(*(_called_back(asker, address, peer, run_hash) for peer in peers[:ASKED]))
     told = [answer for answer in answers if answer is not None]
     tried = [reply for reply, _ in told if not reply.declined]
-    # Nobody tries an address from which no call comes, such as one of the network behind a router.
+    # Nobody tries an address that no call comes from, such as an address of the network behind a router.
     reasons = [reply.detail or "no connection" for reply in tried or [reply for reply, _ in told] if not reply.reached]
     if not reasons:
         return None
@@ -67,14 +66,14 @@ async def find_unreached(asker: Carrier, address: str, peers: Sequence[str], run
     for _, hello in told:
         for site in [hello.site, *hello.roster]:
             routes = parse_routes(site.address) if are_routes(site.address) and site.node != asker.node else []
-            direct |= {route.peer: route for route in routes if len(routes) == 1}  # those with more have no open port
+            direct |= {route.peer: route for route in routes if len(routes) == 1}  # sites with more have no open port
     return Unreached(reasons[0], list(direct.values())[: ROUTES - 1])
 
 
 async def _called_back(
     asker: Carrier, address: str, peer: str, run_hash: bytes
 ) -> tuple[ProbeReply, HelloReply] | None:
-    """Whether a site reaches the address, and what it knows; None: it cannot be asked."""
+    """Whether a site reaches the address, and what that site knows; None if it cannot be asked."""
     try:
         hello = await asker.greet(peer, _hello(asker, run_hash), ANSWER)
         asker.introduce(hello.site.node, peer)
@@ -93,9 +92,9 @@ class HivemindCarrier(LinkedCarrier):
 
     Args:
         node: this node's id.
-        run_hash: hash of the run's configuration; b"" as long as it is not known: only `greet` works then.
-        credentials: what proves that this node is in the run; None: names are taken as they are given.
-        folder: keeps the libp2p key of a node that listens; None: it has a new one each time.
+        run_hash: hash of the run's configuration; b"" while it is not known, when only `greet` works.
+        credentials: prove that this node belongs to the run; None takes names as given.
+        folder: keeps the libp2p key of a node that listens; None creates a new key each time.
 
     Raises:
         PierError: hivemind is not installed.
@@ -126,7 +125,7 @@ class HivemindCarrier(LinkedCarrier):
         return choice
 
     async def _reached(self, choice: Choice, direct: Route, peers: Sequence[str]) -> Choice:
-        """The same, or with relays too, if a peer says that this site needs them."""
+        """The same choice, with relays added if a peer says that this site needs them."""
         asker = HivemindCarrier(self.node, self._run_hash, self._credentials, None)
         try:
             found = await find_unreached(asker, choice.address, peers, self._run_hash)
@@ -147,7 +146,7 @@ class HivemindCarrier(LinkedCarrier):
             await places.take(await self._host.client())
 
     async def stop(self) -> None:
-        """Close all connections and stop listening, within two seconds; whatever is under way fails."""
+        """Close all connections and stop listening within two seconds; all calls in progress fail."""
         for task in self._helpers:
             task.cancel()
         await asyncio.gather(super().stop(), *self._helpers, return_exceptions=True)
@@ -166,11 +165,11 @@ def _require_hivemind() -> None:
     from hivemind.utils.logging import use_hivemind_log_handler
 
     use_hivemind_log_handler("nowhere")
-    logging.addLevelName(logging.WARNING, "WARNING")  # which hivemind calls otherwise
+    logging.addLevelName(logging.WARNING, "WARNING")  # hivemind renames this level
 
 
 def _free_port(host: str, port: int) -> int:
-    """The port to listen on, after making sure that p2pd can: what it says otherwise is not for people.
+    """The port to listen on, once it is certain that p2pd can: p2pd's own errors are not fit for people.
 
     Raises:
         PierError: this address cannot be listened on.

@@ -1,4 +1,4 @@
-"""The asking side of the hivemind carrier: a line to a peer, a stream for each question, failures as PeerLost."""
+"""The asking side of the hivemind carrier: a line to each peer, a stream per question, and failures as PeerLost."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ R = TypeVar("R", bound=Message)
 
 
 class Link:
-    """The way to one peer, or, with `node` None, to whoever listens at an address: a line, made when needed.
+    """The way to one peer or, with `node` None, to whichever node listens at an address: a line, opened on demand.
 
     Args:
-        address: multiaddrs of the peer. Raises PeerLost, at the first use, when it is something else.
+        address: multiaddrs of the peer; any other text raises PeerLost at the first use.
     """
 
     def __init__(self, host: Host, node: str | None, address: str) -> None:
@@ -58,7 +58,7 @@ class Link:
             raise self._lost(no_answer if node else no_connection) from None
 
     async def push(self, chunks: AsyncIterator[Chunk], count: Callable[[int], None]) -> None:
-        """Stream chunks, and `count` their payload bytes; returns once the peer took them all. Raises PeerLost."""
+        """Stream chunks, and `count` their payload bytes; return once the peer took them all. Raises PeerLost."""
         _, peer = await self._connected()
         async with self._stream(peer, EXCHANGE) as stream:
             verdict = asyncio.create_task(stream.receive(0))
@@ -74,7 +74,7 @@ class Link:
             raise self._lost("it took only a part of the stream")
 
     async def pull(self, request: FetchRequest) -> AsyncGenerator[Chunk]:
-        """Stream what the peer gives. Raises PeerLost."""
+        """Stream what the peer sends. Raises PeerLost."""
         _, peer = await self._connected()
         async with self._stream(peer, FETCH) as stream:
             await stream.send(Kind.MESSAGE, request.SerializeToString())
@@ -87,7 +87,7 @@ class Link:
                 yield parse(Chunk, body)
 
     async def close(self) -> None:
-        """End the line; whatever is under way raises PeerLost."""
+        """Close the line; all calls in progress raise PeerLost."""
         self._lose(CLOSED)
         if not self._closed.done():
             self._closed.set_result(None)
@@ -99,7 +99,7 @@ class Link:
     # --- the line ------------------------------------------------------------------------------
 
     async def _connected(self) -> tuple[str, bytes]:
-        """The node and its peer id, with a line to it. Raises PeerLost within CONNECT_SECONDS."""
+        """The node and its peer id, once a line to it is open. Raises PeerLost within CONNECT_SECONDS."""
         if self._line is None or (self._line.done() and (self._line.cancelled() or self._line.exception())):
             self._line = asyncio.create_task(self._opened())
             self._line.add_done_callback(lambda done: done.cancelled() or done.exception())
@@ -135,7 +135,7 @@ class Link:
         return node, peer
 
     async def _found(self) -> bytes:
-        """Connect, where the peer was last seen or where it says that it is now; returns its id. Raises NoWay."""
+        """Connect to the peer's last known or newly published address; return its peer id. Raises NoWay."""
         try:
             return await self._host.connect(parse_routes(self.address))
         except NoWay:
@@ -191,7 +191,7 @@ class Link:
         try:
             yield
         except CutOff as error:
-            self._lose(CUT_OFF)  # or p2pd would dial where nobody may be, and then not again for seconds
+            self._lose(CUT_OFF)  # otherwise p2pd would dial in vain, and then not again for seconds
             raise self._lost(self._why) from error
         except NoWay as error:
             raise self._lost(str(error)) from error
@@ -212,7 +212,7 @@ async def _poured(
     verdict: asyncio.Task[tuple[Kind, bytes]],
     count: Callable[[int], None],
 ) -> bool:
-    """Send chunks until the peer has answered; returns whether those were all."""
+    """Send chunks until the peer has answered; return whether all of them were sent."""
     with suppress(CutOff):  # the verdict says why
         async for chunk in chunks:
             if verdict.done():

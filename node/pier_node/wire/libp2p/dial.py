@@ -1,9 +1,8 @@
-"""Makes p2pd connect to a peer.
+"""Dialing: makes p2pd connect to a peer, and explains in words for people why it cannot.
 
-After a connection that it could not make, p2pd does not try that address again for five seconds, later minutes. A site
-that comes back shall be found at once, so whether somebody listens is tried here first, with a connection of our own.
-
-Why a way on libp2p is closed, in words for people: the kernel's errors and the texts of p2pd, translated.
+After a failed connection p2pd does not try that address again for five seconds, later for minutes. A site that comes
+back must be found at once, so this module first tries with its own connection whether anything listens there. It
+translates the kernel's errors and p2pd's messages.
 """
 
 from __future__ import annotations
@@ -47,7 +46,7 @@ def of_error(error: OSError) -> str:
 
 
 def of_p2pd(text: str) -> str:
-    """What p2pd says of a peer that it does not reach."""
+    """Why p2pd does not reach a peer, from its message."""
     for sign, words in _SIGNS:
         if sign in text:
             return words
@@ -59,18 +58,18 @@ _P2P, _CIRCUIT = b"\xa5\x03", b"\xa2\x02"
 
 
 DIRECT_SECONDS = 1.0
-"""A connection through a relay may be there first: for how long a direct one is preferred to it."""
+"""Seconds for which a direct connection is preferred to one through a relay that is there first."""
 
 
 class NoWay(Exception):
-    """A peer is not reached; the text says why, the first route's reason first."""
+    """A peer cannot be reached; the text says why, with the first route's reason first."""
 
 
 async def dial(p2p: P2P, routes: Sequence[Route]) -> None:
-    """Return once p2pd has a connection to a peer. Raises NoWay; has no deadline.
+    """Return once p2pd has a connection to a peer. Raises NoWay; there is no deadline.
 
     Args:
-        routes: to that one peer.
+        routes: routes to that one peer.
     """
     from hivemind.p2p import PeerID
     from hivemind.p2p.p2p_daemon_bindings.utils import P2PDaemonError
@@ -80,13 +79,13 @@ async def dial(p2p: P2P, routes: Sequence[Route]) -> None:
         return
     ways = await _ways([route for route in routes if route.relay != str(p2p.peer_id)])
     try:
-        await p2p._client.connect(peer, ways)  # P2P itself only connects to those that it was started with
+        await p2p._client.connect(peer, ways)  # P2P itself connects only to the peers it was started with
     except P2PDaemonError as error:
         raise NoWay(of_p2pd(str(error))) from error
 
 
 async def _ways(routes: Sequence[Route]) -> list[object]:
-    """The routes that are open, in p2pd's form: all that are within a second of the first. Raises NoWay."""
+    """The open routes in p2pd's form: all that open within a second of the first. Raises NoWay."""
     if not routes:
         raise NoWay("it is reached only through this node, and has not come yet")
     trying = {asyncio.create_task(_open(route)): route for route in routes}
@@ -109,7 +108,7 @@ async def _ways(routes: Sequence[Route]) -> list[object]:
 
 
 async def _open(route: Route) -> tuple[str, int] | str:
-    """The IP address and port behind a route, or why nobody answers there."""
+    """The IP address and port behind a route, or why nothing answers there."""
     try:
         _, writer = await asyncio.open_connection(route.host, route.port)
     except OSError as error:
@@ -120,7 +119,7 @@ async def _open(route: Route) -> tuple[str, int] | str:
 
 
 def _encoded(route: Route, way: tuple[str, int]) -> object:
-    """A route in the binary form, without the peer at its end. hivemind's own encoding of /p2p is not p2pd's."""
+    """A route in binary form, without the peer at its end. hivemind's encoding of /p2p differs from p2pd's."""
     from hivemind.p2p import PeerID
     from hivemind.utils.multiaddr import Multiaddr
 

@@ -1,15 +1,14 @@
-"""Discovery: sites tell hivemind's DHT where they are reached, so that a peer whose address changed is found again.
+"""Discovery over hivemind's DHT: sites publish their addresses, so that a peer whose address changed is found again.
 
-What the DHT says is a hint and no more: who answers at an address proves on the line who it is. Every site meets every
-other, so the lookup is short; hivemind's own, DHTNode's, leaves tasks behind that asyncio complains about.
-
-Identity proofs: which node a libp2p peer is.
+What the DHT says is only a hint: the node at an address proves its identity on the connection itself. Every site knows
+every other, so lookups are short; hivemind's own DHTNode leaves tasks behind that asyncio warns about.
 
 libp2p proves that the other end of a connection holds the key of its peer id, and nothing else. An identity proof binds
-that peer id to a node: the node's certificate, which only a holder of the run's token can issue, and a signature of the
-peer id by the key in it. To anybody but that peer it is worth nothing, so it may be shown to all.
+that peer id to a node: it is the node's certificate, which only a holder of the run's token can issue, and a signature
+of the peer id by the certificate's key. It is worthless to anyone but that peer, so it may be shown to everyone.
 
-Who may take part in the run's DHT, and what it keeps. What hivemind's DHT unpacks is MessagePack, never a pickle.
+`Holders` decides who may take part in the run's DHT, and `Records` what the DHT keeps. hivemind's DHT unpacks
+MessagePack, never a pickle.
 """
 
 from __future__ import annotations
@@ -43,7 +42,7 @@ _ALGORITHM = ec.ECDSA(hashes.SHA256())
 
 
 def issue(node: str, credentials: Credentials | None, peer: bytes) -> IdentityProof:
-    """A node's identity proof for its libp2p peer id; without credentials it only says a name."""
+    """A node's identity proof for its libp2p peer id; without credentials it holds only a name."""
     if credentials is None:
         return IdentityProof(node=node)
     proof = credentials.key.sign(_signed(peer), _ALGORITHM)
@@ -52,13 +51,13 @@ def issue(node: str, credentials: Credentials | None, peer: bytes) -> IdentityPr
 
 @lru_cache(maxsize=2048)
 def bearer(ca: bytes, certificate: bytes, proof: bytes, peer: bytes) -> str:
-    """The node id of a libp2p peer that shows this.
+    """The node id of a libp2p peer that shows this proof.
 
     Args:
         ca: certificate of the run's authority (PEM).
 
     Raises:
-        ValueError: the identity proof is of another run, another node or another peer, forged, or not valid now.
+        ValueError: the proof belongs to another run, node or peer, is forged, or is not valid now.
     """
     node = node_id_of_certificate(certificate)
     try:
@@ -70,7 +69,7 @@ def bearer(ca: bytes, certificate: bytes, proof: bytes, peer: bytes) -> str:
 
 @lru_cache(maxsize=2048)
 def certified(ca: bytes, certificate: bytes) -> ec.EllipticCurvePublicKey:
-    """The key that the run's authority certified (both PEM). Raises ValueError: it did not, or not for now."""
+    """The key that the run's authority certified (both PEM). Raises ValueError if it did not, or not for this time."""
     shown = x509.load_pem_x509_certificate(certificate)
     try:
         shown.verify_directly_issued_by(x509.load_pem_x509_certificate(ca))
@@ -96,33 +95,33 @@ _NODE_BYTES = 16
 
 
 class Holders(AuthorizerBase):  # type: ignore[misc]
-    """Lets only holders of the run's token ask and answer: each message carries a certificate and is signed.
+    """Admits only holders of the run's token to the DHT: each message carries a certificate and is signed.
 
-    An answer names its question. A question may be asked again by whoever heard it, and does no harm then: what it
-    stores is what its author said.
+    An answer names its question. Whoever hears a question can replay it, which does no harm: it stores only what its
+    author said.
     """
 
     def __init__(self, credentials: Credentials) -> None:
         self._credentials, self._key = credentials, credentials.key
 
     async def sign_request(self, request: Any, _service_public_key: Any) -> None:
-        """Called by hivemind before it asks."""
+        """Called by hivemind before it sends a request."""
         request.auth.client_access_token.public_key = self._credentials.cert_pem
         request.auth.nonce = secrets.token_bytes(16)
         request.auth.signature = self._key.sign(request.SerializeToString(deterministic=True), _ALGORITHM)
 
     async def validate_request(self, request: Any) -> bool:
-        """Called by hivemind before it answers."""
+        """Called by hivemind before it answers a request."""
         return self._signed(request, request.auth.client_access_token.public_key)
 
     async def sign_response(self, response: Any, request: Any) -> None:
-        """Called by hivemind after it answered."""
+        """Called by hivemind after it prepared a response."""
         response.auth.service_access_token.public_key = self._credentials.cert_pem
         response.auth.nonce = request.auth.nonce
         response.auth.signature = self._key.sign(response.SerializeToString(deterministic=True), _ALGORITHM)
 
     async def validate_response(self, response: Any, request: Any) -> bool:
-        """Called by hivemind before it believes an answer."""
+        """Called by hivemind before it accepts a response."""
         same = response.auth.nonce == request.auth.nonce
         return same and self._signed(response, response.auth.service_access_token.public_key)
 
@@ -138,29 +137,29 @@ class Holders(AuthorizerBase):  # type: ignore[misc]
 
 
 class Records(RecordValidatorBase):  # type: ignore[misc]
-    """Keeps nothing but short records of where the sites of a run are."""
+    """Keeps only short records of the addresses of a run's sites."""
 
     def __init__(self, run_hash: bytes) -> None:
         self._run = run_hash
 
     def validate(self, record: DHTRecord) -> bool:
-        """Called by hivemind before it keeps or believes a record."""
+        """Called by hivemind before it keeps or accepts a record."""
         node = record.value[:_NODE_BYTES].decode(errors="replace")
         return len(record.value) <= RECORD_BYTES and record.key == key_of(self._run, node).to_bytes()
 
 
 def key_of(run_hash: bytes, node: str) -> DHTID:
-    """Under which key the record of a node is kept."""
+    """The key of a node's record."""
     return DHTID.generate(source=run_hash + node.encode())
 
 
 def record(node: str, address: str) -> bytes:
-    """What a node says of itself."""
+    """The record that a node publishes about itself."""
     return f"{node} {address}".encode()
 
 
 def said_by(node: str, value: bytes) -> str:
-    """The address in a record; "": it is of another node."""
+    """The address in a record; "" if it is another node's record."""
     who, _, address = value.decode(errors="replace").partition(" ")
     return address if who == node else ""
 
@@ -168,15 +167,15 @@ def said_by(node: str, value: bytes) -> str:
 T = TypeVar("T")
 
 PUBLISH = 60.0
-"""Seconds between two times that a site says where it is."""
+"""Seconds between two times that a site publishes its address."""
 LASTING = 600.0
-"""Seconds that it is remembered: the clocks of two sites may differ by some minutes."""
+"""Lifetime of a record in seconds; the clocks of two sites may differ by some minutes."""
 ANSWER = 5.0
 """Seconds for a lookup."""
 UNANSWERED = 60.0
-"""Seconds until hivemind gives up a question. An answer that comes just then ends all others (hivemind 1.1.12)."""
+"""Seconds until hivemind gives up a question. An answer at just that moment ends all others (hivemind 1.1.12)."""
 REPLICAS, BUCKET, DEPTH = 5, 20, 5
-"""How many sites keep a record; and, of Kademlia's routing table, k and b (Maymounkov and Mazières, IPTPS 2002)."""
+"""Sites that keep a record; k and b of Kademlia's routing table (Maymounkov and Mazières, IPTPS 2002)."""
 HOPS = 3
 
 
@@ -184,7 +183,7 @@ class Discovery:
     """This node's part of the DHT.
 
     Args:
-        run_hash: of the run; records of other runs are not kept.
+        run_hash: hash of the run's configuration; records of other runs are not kept.
     """
 
     def __init__(self, node: str, run_hash: bytes, credentials: Credentials | None) -> None:
@@ -207,16 +206,16 @@ class Discovery:
         )
 
     def publish(self, address: str) -> None:
-        """Say from now on where this node is reached."""
+        """Publish from now on that this node is reached at this address."""
         self._address = address
         self._publishing = asyncio.create_task(self._publish())
 
     def meet(self, peer: bytes) -> None:
-        """Learn that a peer takes part, and let it learn so of this node."""
+        """Learn that a peer takes part, and let the peer learn the same of this node."""
         self._begin(self._met(peer))
 
     async def find(self, node: str) -> str:
-        """Where a node says that it is reached, by multiaddrs; "": nobody knows."""
+        """The multiaddrs that a node has published; "" if nobody knows them."""
         question = self._begin(self._found(node))
         await asyncio.wait({question}, timeout=ANSWER)
         return question.result() if question.done() else ""
@@ -229,7 +228,7 @@ class Discovery:
         await asyncio.gather(*work, return_exceptions=True)
 
     def _begin(self, question: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
-        """Ask, and do not let go before the answer: see UNANSWERED."""
+        """Ask, and do not cancel before the answer: see UNANSWERED."""
         task = asyncio.create_task(question)
         self._questions.add(task)
         task.add_done_callback(self._questions.discard)

@@ -1,4 +1,4 @@
-"""This node on libp2p: its p2pd, how it shows who it is and sees who others are. What both ends of a stream need."""
+"""This node on libp2p: its p2pd, its own identity, and the check of other identities, for both ends of a stream."""
 
 from __future__ import annotations
 
@@ -21,15 +21,15 @@ if TYPE_CHECKING:
     from hivemind.p2p import P2P
 
 STREAM_PROTOCOL = "/pier/1.0.0"
-"""What libp2p calls our streams."""
+"""The libp2p protocol name of our streams."""
 
 
 class Host:
-    """This node's call metadata, its part of the DHT, and its p2pd: it listens after `start`, or only asks.
+    """This node's call metadata, its part of the DHT, and its p2pd, which listens after `start`, or only asks.
 
     Args:
-        credentials: None: names are taken as they are given.
-        ready: told the client of each p2pd that comes up.
+        credentials: this node's credentials; None takes names as given.
+        ready: called with the client of each p2pd that comes up.
     """
 
     def __init__(
@@ -71,7 +71,7 @@ class Host:
         return bearer(self._credentials.ca_pem, identity_proof.certificate, identity_proof.proof, peer)
 
     async def connect(self, routes: Sequence[Route]) -> bytes:
-        """Connect to a peer; returns its id. Raises NoWay; has no deadline."""
+        """Connect to a peer and return its id. Raises NoWay; there is no deadline."""
         from hivemind.p2p import PeerID
 
         try:
@@ -81,7 +81,7 @@ class Host:
         return bytes(PeerID.from_base58(routes[0].peer).to_bytes())
 
     async def stream(self, peer: bytes, name: str) -> Stream:
-        """Open a stream to a connected peer, and say what it is for. Raises NoWay, CutOff; has no deadline."""
+        """Open a stream to a connected peer, and name its purpose. Raises NoWay, CutOff; there is no deadline."""
         from hivemind.p2p import PeerID
         from hivemind.p2p.p2p_daemon_bindings.utils import P2PDaemonError
 
@@ -97,7 +97,7 @@ class Host:
         return stream
 
     async def client(self) -> P2P:
-        """hivemind's client of the p2pd that runs; starts one that only asks if none does."""
+        """hivemind's client of the running p2pd; if none runs, this starts one that only asks."""
         if self._p2pd is None:
             await self._start(P2pd(None, ASKING, self._arrive))
         assert self._p2pd

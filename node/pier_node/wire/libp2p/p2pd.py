@@ -1,11 +1,10 @@
-"""p2pd, the libp2p daemon that hivemind brings along: starts with us, ends with us, and is started again when it dies.
+"""p2pd, the libp2p daemon that comes with hivemind: it starts and ends with this node, and restarts when it dies.
 
-hivemind would start it itself, but then it can outlive us, its sockets lie open to every user of this machine, and its
-death goes unnoticed. So it is started here, and hivemind's P2P is told to use it.
+hivemind could start p2pd itself, but then p2pd can outlive this node, its sockets are open to every user of the
+machine, and its death goes unnoticed. So this module starts p2pd and tells hivemind's P2P to use it.
 
-The libp2p key of a site, as p2pd reads it: an ECDSA key on P-256 in libp2p's format, in a file of the data folder.
-
-The peer id in a site's multiaddrs is the hash of this key: as long as it is kept, they stay the same.
+The libp2p key of a site is an ECDSA key on P-256 in libp2p's format, in a file of the data folder. The peer id in a
+site's multiaddrs is the hash of this key, so they stay the same as long as the key is kept.
 """
 
 from __future__ import annotations
@@ -34,7 +33,7 @@ KEY_FILE = "p2p.key"
 
 
 def make_key(path: Path) -> Path:
-    """The key file at a path, made at the first start."""
+    """The key file at a path, created at the first start."""
     from hivemind.proto.crypto_pb2 import KeyType, PrivateKey
 
     if not path.exists():
@@ -47,12 +46,12 @@ def make_key(path: Path) -> Path:
 
 START_SECONDS = 15.0
 TRIES = 40
-"""Starts, until one is sound."""
+"""Most starts until one p2pd is sound."""
 STOP_SECONDS = 1.0
 PAUSES = (0.0, 0.5, 2.0, 10.0)
-"""Seconds before it is started again: after its first death, its second, ..."""
+"""Seconds before a restart: after the first death, the second, ..."""
 LASTING = 60.0
-"""Seconds after which a p2pd that dies had been in good health."""
+"""Seconds of running after which a p2pd that dies counts as having been healthy."""
 
 _ENVIRONMENT = {
     "GOLOG_LOG_LEVEL": "error",
@@ -63,13 +62,13 @@ log = logging.getLogger(__name__)
 
 
 class P2pd:
-    """One p2pd, or the one after it.
+    """One running p2pd, and those that replace it.
 
     Args:
-        key: file of its libp2p key; None: one of its own, until it is stopped.
-        options: of its command line.
-        ready: told the client of each p2pd that is up, before anybody else gets it.
-        sound: whether it is as it should be; else it is started anew, TRIES times.
+        key: file of its libp2p key; None creates a key that lasts until `stop`.
+        options: command-line options of p2pd.
+        ready: called with the client of each p2pd that is up, before anything else gets it.
+        sound: whether a p2pd works as configured; otherwise it is restarted, at most TRIES times.
     """
 
     def __init__(
@@ -90,18 +89,18 @@ class P2pd:
         self._listener: asyncio.Task[None] | None = None
 
     async def start(self) -> P2P:
-        """Start it. Raises PierError."""
+        """Start p2pd. Raises PierError."""
         client = await self._launch()
         self._leader = asyncio.create_task(self._keep_up())
         return client
 
     async def client(self) -> P2P:
-        """hivemind's client, as soon as it is up."""
+        """hivemind's client, as soon as p2pd is up."""
         await self._up.wait()
         return self._client
 
     async def stop(self) -> None:
-        """End it and remove its sockets."""
+        """End p2pd and remove its sockets."""
         if self._leader is not None:
             self._leader.cancel()
             await asyncio.wait({self._leader})
@@ -128,13 +127,13 @@ class P2pd:
         control = self._home / "socket"
         control.unlink(missing_ok=True)
         self._process = await asyncio.create_subprocess_exec(
-            *(sys.executable, "-m", "pier_node.base.processes"),  # a fork here would upset the threads of gRPC
+            *(sys.executable, "-m", "pier_node.base.processes"),  # a fork here would upset gRPC's threads
             *(str(_program()), f"-listen=/unix{control}", f"-id={self._key}", "-idleTimeout=30s", *self._options),
             stdin=asyncio.subprocess.DEVNULL,
             stdout=asyncio.subprocess.PIPE,
             stderr=asyncio.subprocess.STDOUT,
             env={**os.environ, **_ENVIRONMENT},
-            start_new_session=True,  # Ctrl+C in our terminal is not for it
+            start_new_session=True,  # Ctrl+C in our terminal must not reach it
         )
         try:
             async with asyncio.timeout(START_SECONDS):
@@ -147,7 +146,7 @@ class P2pd:
         return self._client
 
     async def _spoken(self, process: asyncio.subprocess.Process) -> None:
-        """Return when it has said that it is up, and go on reading what it says. Raises PierError."""
+        """Return once p2pd says that it is up, and keep reading its output. Raises PierError."""
         assert process.stdout
         said = ""
         while line := (await process.stdout.readline()).decode(errors="replace").strip():
@@ -182,7 +181,7 @@ class P2pd:
         if self._process is not None and self._process.returncode is None:
             await _terminate(self._process)
         if self._listener is not None:
-            await asyncio.wait({self._listener}, timeout=STOP_SECONDS)  # until asyncio, too, sees that it is gone
+            await asyncio.wait({self._listener}, timeout=STOP_SECONDS)  # until asyncio, too, knows that it is gone
 
 
 async def _terminate(process: asyncio.subprocess.Process) -> None:

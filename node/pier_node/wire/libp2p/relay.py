@@ -1,9 +1,9 @@
-"""Relays: a site that nobody can connect to has another one take connections for it (libp2p's circuits, version 2).
+"""Relays: a site that cannot be reached directly has another accept connections for it (libp2p circuits, version 2).
 
-p2pd could look for relays by itself, but it waits for minutes, and an hour after it lost one. So a place is asked for
-here, again and again, which also keeps the connection that the relay needs.
+p2pd can look for relays itself, but it waits for minutes, and for an hour after it lost one. So this module requests a
+place at a relay again and again, which also keeps the connection that the relay needs.
 
-The settings of p2pd, each with its reason. `p2pd --help` says what exists.
+It also holds the settings of p2pd, each with its reason; `p2pd --help` lists them all.
 """
 
 from __future__ import annotations
@@ -29,27 +29,27 @@ if TYPE_CHECKING:
 
 _ALWAYS = [
     "-tls=1",
-    "-noise=0",  # TLS alone: half as fast again, since processors know AES
-    "-natPortMap=0",  # a site opens no ports of routers unasked
+    "-noise=0",  # TLS only: half as fast again, since processors accelerate AES
+    "-natPortMap=0",  # a site does not open ports of routers unasked
     "-autonat=0",
     "-relay=1",
     "-connManager=1",
-    "-connLo=1536",  # more than there are sites: none is hung up on
+    "-connLo=1536",  # more than there are sites, so that no connection is dropped
     "-connHi=2048",
-    f"-persistentConnMaxMsgSize={1 << 18}",  # what the DHT may send
+    f"-persistentConnMaxMsgSize={1 << 18}",  # most bytes that the DHT may send in a message
 ]
 
 ASKING = [*_ALWAYS, "-noListenAddrs=1", "-dhtClient=1"]
-"""Of a node that nobody asks anything."""
+"""Settings of a node that only asks and that nobody asks anything."""
 
 
 def listening(host: str, port: int) -> list[str]:
-    """Of a node that others reach, and that relays for those who are not reached. Raises OSError: no such host."""
+    """Settings of a node that others reach, and that relays for unreachable sites. Raises OSError: no such host."""
     return [
         *_ALWAYS,
         f"-hostAddrs={_multiaddr(host, port)}",
         "-dhtServer=1",
-        "-forceReachabilityPublic=1",  # libp2p's own test knows public addresses only; without it nobody relays much
+        "-forceReachabilityPublic=1",  # libp2p's test knows public addresses only; without this it relays little
         "-relayService=1",
         "-relayBufferSize=1048576",
         "-relayMaxCircuits=256",
@@ -68,10 +68,10 @@ def _multiaddr(host: str, port: int) -> str:
 
 HOP = "/libp2p/circuit/relay/0.2.0/hop"
 RESERVE = b"\x02\x08\x00"
-"""A HopMessage of type RESERVE, and its length before it."""
+"""A HopMessage of type RESERVE, preceded by its length."""
 OK = 100
 RENEWAL = 15.0
-"""Seconds between two requests for the same place: so long may a site be out of reach when its relay was restarted."""
+"""Seconds between two requests for a place: a site may be unreachable this long after its relay restarts."""
 ANSWER = 10.0
 ENOUGH = 1 << 40
 """Bytes that a circuit must be able to carry."""
@@ -80,7 +80,7 @@ log = logging.getLogger(__name__)
 
 
 async def reserve(p2p: P2P, relay: Route) -> CircuitLimit:
-    """Ask a site to take connections for this node; returns what they may carry. Raises NoWay."""
+    """Ask a site to accept connections for this node; return what they may carry. Raises NoWay."""
     from hivemind.p2p import PeerID
     from hivemind.p2p.p2p_daemon_bindings.utils import P2PDaemonError
 
@@ -91,7 +91,7 @@ async def reserve(p2p: P2P, relay: Route) -> CircuitLimit:
             _, reader, writer = await p2p.call_binary_stream_handler(PeerID.from_base58(relay.peer), HOP)
             writer.write(RESERVE)
             length = int.from_bytes(await reader.readexactly(1))
-            if length >= 0x80:  # a varint of two bytes: up to 16 KiB
+            if length >= 0x80:  # a two-byte varint: up to 16 KiB
                 length += (int.from_bytes(await reader.readexactly(1)) - 1) << 7
             answer = HopMessage.FromString(await reader.readexactly(length))
     except P2PDaemonError as error:
@@ -109,10 +109,10 @@ async def reserve(p2p: P2P, relay: Route) -> CircuitLimit:
 
 
 class Places:
-    """This node's places at relays, kept for as long as it runs.
+    """This node's places at relays, kept while it runs.
 
     Args:
-        relays: sites that others reach.
+        relays: sites that others can reach.
     """
 
     def __init__(self, relays: Sequence[Route]) -> None:
@@ -120,7 +120,7 @@ class Places:
         self._told = dict.fromkeys(relays, "")
 
     async def take(self, p2p: P2P) -> None:
-        """Ask for all of them once; one that is lost or given back is told to the user."""
+        """Request every place once; log each one that is lost or regained."""
         for relay, problem in zip(self.relays, await asyncio.gather(*(_problem(p2p, it) for it in self.relays))):
             if bool(problem) != bool(self._told[relay]):
                 how = f"does not relay for this site: {problem}" if problem else "relays for this site again"
@@ -133,10 +133,10 @@ class Places:
 
 
 async def relays_enough(relay: Route) -> bool:
-    """Whether a p2pd that has just been started relays as it was told to.
+    """Whether a p2pd that has just started relays as configured.
 
-    Each starts two relays, one of them with libp2p's limits (128 KiB a circuit), and which of them others meet is up to
-    chance: one in four or five is the right one (hivemind 1.1.12).
+    Each p2pd starts two relays, one of them with libp2p's limits (128 KiB per circuit). Which of the two others meet is
+    a matter of chance: in one case out of four or five it is the right one (hivemind 1.1.12).
     """
 
     async def nothing(_p2p: P2P) -> None:

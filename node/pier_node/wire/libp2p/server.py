@@ -1,4 +1,4 @@
-"""The answering side of the hivemind carrier: lets peers in, checks what they send, and tells them what went wrong."""
+"""The answering side of the hivemind carrier: admits peers, checks what they send, and reports what went wrong."""
 
 from __future__ import annotations
 
@@ -29,18 +29,18 @@ R = TypeVar("R", bound=Message)
 T = TypeVar("T")
 
 STRANGERS = 256
-"""Streams of peers that have no line yet: one each, to open it."""
+"""Most streams of peers that have no line yet: one each, to open it."""
 
 log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
 class Caller:
-    """A peer that has a line to this node: what it said of itself, which is true.
+    """A peer that has a line to this node, and what it said of itself, which is proved.
 
     Attributes:
         peer: its libp2p peer id.
-        seen_as: HOST:PORT that it is connected from; "": through a relay.
+        seen_as: HOST:PORT that it is connected from; "" through a relay.
     """
 
     node: str
@@ -51,10 +51,10 @@ class Caller:
 
 
 class PeerServer:
-    """Serves whatever handlers it was given.
+    """Serves the handlers that it is given.
 
     Args:
-        count: told the peer and the payload bytes of every chunk that it pulled.
+        count: called with the peer and the payload bytes of every chunk that the peer pulled.
     """
 
     def __init__(self, host: Host, count: Callable[[str, int], None]) -> None:
@@ -83,7 +83,7 @@ class PeerServer:
         self._answers[method.name] = answer
 
     def serve_push(self, handler: Callable[[str, AsyncIterator[Chunk]], Awaitable[None]]) -> None:
-        """Take streams. A handler whose caller is gone gets PeerLost from the stream."""
+        """Receive streams. A handler whose caller is gone gets PeerLost from the stream."""
 
         async def take(caller: Caller, stream: Stream) -> None:
             chunks = _chunks(caller.node, stream)
@@ -95,7 +95,7 @@ class PeerServer:
         self._answers[EXCHANGE] = take
 
     def serve_pull(self, handler: Callable[[str, FetchRequest], AsyncIterator[Chunk]]) -> None:
-        """Give streams. A handler whose caller is gone is cancelled."""
+        """Serve streams. A handler whose caller is gone is cancelled."""
 
         async def give(caller: Caller, stream: Stream) -> None:
             request = parse(FetchRequest, await _message(stream, MESSAGE_BYTES))
@@ -116,7 +116,7 @@ class PeerServer:
     # --- a stream ------------------------------------------------------------------------------
 
     async def handle(self, info: Any, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        """What p2pd calls for each stream that a peer opens: never raises."""
+        """Called by p2pd for each stream that a peer opens; never raises."""
         stream, known = Stream(reader, writer), info.peer_id.to_bytes() in self._callers
         places, most = (self._tasks, CALLS) if known else (self._strangers, STRANGERS)
         if len(places) < most:
@@ -127,7 +127,7 @@ class PeerServer:
         stream.close()
 
     async def stop(self) -> None:
-        """End all that is under way."""
+        """End all calls in progress."""
         work = self._tasks | self._strangers
         for task in work:
             task.cancel()
@@ -153,12 +153,12 @@ class PeerServer:
                     await stream.send(*_told(error))
         with suppress(TimeoutError):
             async with asyncio.timeout(PATIENCE):
-                await stream.gone()  # whoever asked closes: else what was sent last might not arrive
+                await stream.gone()  # the asker closes the stream; otherwise the last frame might not arrive
 
     # --- who is there --------------------------------------------------------------------------
 
     async def _meet(self, info: Any, stream: Stream) -> Caller:
-        """Whom a peer that opens a line proves to be. Raises NotAdmitted."""
+        """The node that a peer opening a line proves to be. Raises NotAdmitted."""
         opened, peer = parse(Opening, await _message(stream, OPENING_BYTES, PATIENCE)), info.peer_id.to_bytes()
         said, certificate = headers(opened), opened.identity_proof.certificate or None
         try:
@@ -169,7 +169,7 @@ class PeerServer:
         return Caller(node, peer, said, certificate, _seen_as(info.addr))
 
     def _known(self, peer: Any, method: str) -> Caller:
-        """Whom a peer that has a line has proven to be. Raises NotAdmitted, PeerLost."""
+        """The node that a peer with a line has proved to be. Raises NotAdmitted, PeerLost."""
         lines = self._callers.get(peer.to_bytes())
         if not lines:
             raise PeerLost(str(peer), "it asks before it has said who it is")
@@ -223,7 +223,7 @@ async def _chunks(sender: str, stream: Stream) -> AsyncGenerator[Chunk]:
 
 
 async def _while_there(work: Coroutine[Any, Any, T], stream: Stream) -> T:
-    """What work results in. Raises CutOff, and ends the work, when the caller goes away before."""
+    """The result of work. If the caller goes away first, end the work and raise CutOff."""
     task, gone = asyncio.create_task(work), asyncio.create_task(stream.gone())
     try:
         await asyncio.wait({task, gone}, return_when=asyncio.FIRST_COMPLETED)
@@ -251,7 +251,7 @@ _REFUSALS = (NotAdmitted, BadMessage, Busy)
 
 
 def _seen_as(address: Any) -> str:
-    """HOST:PORT of the other end of a connection, a multiaddr; "" of one through a relay."""
+    """HOST:PORT of the other end of a connection, from its multiaddr; "" through a relay."""
     if "p2p-circuit" in address or "tcp" not in address:
         return ""
     return format_address(address["ip6" if "ip6" in address else "ip4"], int(address["tcp"]))

@@ -1,14 +1,12 @@
-"""One libp2p stream, cut into frames: a header of five bytes, the length and the kind, then the body.
+"""A libp2p stream cut into frames, and the line: a stream that is open as long as the connection to a peer.
 
-p2pd knows no half-closed streams: to close one end closes both. So whoever asked closes; what ends a stream, or refuses
-it, is a frame of its own; and a stream that ends without one was cut off.
+A frame has a header of five bytes (length and kind), then the body. p2pd has no half-closed streams: closing one end
+closes both. So the asker closes the stream. A separate frame ends or refuses a stream, and a stream that ends without
+one was cut off.
 
-A line: a stream that stays open as long as the connection to a peer does, over which
-two nodes show their identity proofs.
-
-What comes on other streams of that connection's peer is the same node's: libp2p proves it. The end of a line tells at
-once that a peer is gone; a ping on it every KEEPALIVE seconds keeps routers from forgetting it, and finds a peer whose
-host lives while its process does not.
+On a line, two nodes show their identity proofs. Other streams of that peer come from the same node: libp2p proves it.
+The end of a line shows at once that a peer is gone. A ping every KEEPALIVE seconds keeps routers from forgetting the
+line, and finds a peer whose host is alive while its process is not.
 """
 
 from __future__ import annotations
@@ -25,38 +23,38 @@ from pier_proto.v1.stream_pb2 import IdentityProof, Opening
 
 _HEADER = struct.Struct(">IB")
 REASON_BYTES = 4096
-"""Longest reason of a refusal or a failure."""
+"""Longest reason of a refusal or a failure, in bytes."""
 
 
 class Kind(IntEnum):
-    """What a frame is."""
+    """The kind of a frame."""
 
     MESSAGE = 0
     END = 1
-    """No more messages; as an answer to a stream: it was taken whole."""
+    """No more messages; as the answer to a stream, the stream was received completely."""
     REFUSED = 2
-    """The body says why."""
+    """A refusal; the body says why."""
     FAILED = 3
     PING = 4
-    """On a line: answered with the same."""
+    """A ping on a line; the answer is another ping."""
 
 
 class CutOff(Exception):
-    """The stream ended before it should."""
+    """The stream ended too early."""
 
 
 class Stream:
     """A stream, at either end.
 
     Args:
-        reader, writer: of the socket through which p2pd carries it.
+        reader, writer: of the socket through which p2pd carries the stream.
     """
 
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self._reader, self._writer = reader, writer
 
     async def send(self, kind: Kind, body: bytes = b"") -> None:
-        """Send a frame; returns when the stream has room for the next. Raises CutOff."""
+        """Send a frame; return once the stream has room for the next. Raises CutOff."""
         if self._writer.is_closing():
             raise CutOff
         self._writer.write(_HEADER.pack(len(body), kind))
@@ -67,7 +65,7 @@ class Stream:
             raise CutOff from error
 
     async def receive(self, most: int) -> tuple[Kind, bytes]:
-        """The next frame; its body has at most `most` bytes. Raises CutOff and, before it takes memory, BadMessage."""
+        """The next frame, its body at most `most` bytes long. Raises CutOff and, before it takes memory, BadMessage."""
         try:
             length, number = _HEADER.unpack(await self._reader.readexactly(_HEADER.size))
             limit = REASON_BYTES if number in (Kind.REFUSED, Kind.FAILED) else most
@@ -78,23 +76,23 @@ class Stream:
             raise CutOff from error
 
     async def gone(self) -> None:
-        """Return when the other end has closed; whatever it still sends is dropped."""
+        """Return once the other end has closed; drop whatever it still sends."""
         with suppress(ConnectionError):
             while await self._reader.read(1 << 16):
                 pass
 
     def close(self) -> None:
-        """Close both ends, now: what waits for this stream raises CutOff."""
+        """Close both ends now: whatever waits for this stream raises CutOff."""
         self._writer.transport.abort()
         self._reader.feed_eof()
 
     def finish(self) -> None:
-        """Close both ends once all was sent."""
+        """Close both ends once everything is sent."""
         self._writer.close()
 
 
 LINE = "Line"
-"""The first frame of each stream names what it is for: this, or a method."""
+"""The first frame of each stream names its purpose: this, or a method."""
 NAME_BYTES = 64
 OPENING_BYTES = 8192
 KEEPALIVE = 20.0
@@ -102,7 +100,7 @@ KEEPALIVE = 20.0
 
 
 def opening(metadata: CallMetadata, to: str | None, identity_proof: IdentityProof) -> Opening:
-    """What a node says first to a node, or, with None, to whoever answers."""
+    """The first message to a node; None as the node means whichever node answers."""
     said = metadata.call(to)
     protocol, run = str(said[PROTOCOL_KEY]), str(said[RUN])
     identity_proof = IdentityProof(
@@ -112,7 +110,7 @@ def opening(metadata: CallMetadata, to: str | None, identity_proof: IdentityProo
 
 
 def headers(opened: Opening) -> Headers:
-    """The same, as a metadata judges it."""
+    """The headers of an opening, as call metadata checks them."""
     said: dict[str, str | bytes] = {
         PROTOCOL_KEY: str(opened.protocol),
         RUN: opened.run_hash.hex(),
@@ -122,12 +120,12 @@ def headers(opened: Opening) -> Headers:
 
 
 async def shown(stream: Stream, name: str) -> IdentityProof:
-    """The identity proof with which an opening was answered. Raises PeerLost of `name`, CutOff, BadMessage."""
+    """The identity proof that answers an opening. Raises PeerLost of `name`, CutOff, BadMessage."""
     return parse(IdentityProof, await answer(stream, name, OPENING_BYTES))
 
 
 async def answer(stream: Stream, name: str, most: int) -> bytes:
-    """The message that a peer sends next. Raises PeerLost of `name`, CutOff, BadMessage."""
+    """The next message from a peer. Raises PeerLost of `name`, CutOff, BadMessage."""
     kind, body = await stream.receive(most)
     if kind in (Kind.REFUSED, Kind.FAILED):
         raise ending(kind, body, name)
@@ -137,21 +135,21 @@ async def answer(stream: Stream, name: str, most: int) -> bytes:
 
 
 def ending(kind: Kind, reason: bytes, name: str) -> PeerLost:
-    """The exception for a refusal or a failure that a peer told."""
+    """The exception for a refusal or a failure that a peer reported."""
     text = " ".join(reason.decode(errors="replace").split())
     readable = "".join(letter for letter in text if letter.isprintable())
     return (PeerRefused if kind is Kind.REFUSED else PeerLost)(name, readable)
 
 
 async def held(stream: Stream) -> str:
-    """Keep a line alive; returns why it ended."""
+    """Keep a line alive; return why it ended."""
     try:
         while True:
             await stream.send(Kind.PING)
             async with asyncio.timeout(KEEPALIVE):
                 await stream.receive(0)
             with suppress(TimeoutError):
-                async with asyncio.timeout(KEEPALIVE):  # the end of a line is seen at once
+                async with asyncio.timeout(KEEPALIVE):  # the end of a line shows at once
                     await stream.receive(0)
     except TimeoutError:
         return "the connection went silent"
