@@ -151,7 +151,7 @@ def watched_pairs(*parts: Any) -> Pairs:
     return pairs
 
 
-def beginning(_config: RunConfig, layout: Layout, node: str) -> Checkpoint:
+def beginning(_config: RunConfig, layout: Layout, node: str, _weights: Any = None) -> Checkpoint:
     """Round 0, of weights that are zero."""
     tensors = {ANCHOR: SharedVector(layout.length), MOMENTUM: SharedVector(layout.length)}
     return Checkpoint(OuterState(0, (node,), tensors, {}), None, None, 0, 0, 0, None, ())
@@ -189,7 +189,7 @@ def make_carrier(_transport: Any, node: str, _run_hash: bytes, *_rest: Any) -> H
 
 class _OneLayout:
     @staticmethod
-    def of(_model: Any) -> Layout:
+    def of_run(_config: Any) -> Layout:
         return LAYOUT
 
 

@@ -43,7 +43,7 @@ def commented(config: BaseModel, notes: Notes) -> Iterator[str]:
         value = getattr(config, name)
         if isinstance(value, BaseModel):
             yield from _section(name, value, notes)
-        else:
+        elif value is not None:  # [program] is filled in by the program
             yield from _list(name, value, notes)
 
 
