@@ -9,7 +9,8 @@
 docs/program.md is the tutorial, docs/engine.md the contract between program and daemon.
 """
 
+from pier.simulation import simulate
 from pier_node.base.errors import PierError
 from pier_node.engine.client import Site, StopTraining, join
 
-__all__ = ["PierError", "Site", "StopTraining", "join"]
+__all__ = ["PierError", "Site", "StopTraining", "join", "simulate"]

@@ -25,7 +25,7 @@ def keys_of(kind: type[BaseModel], name: str = "") -> Iterator[tuple[str, str]]:
         yield from keys_of(part, section)
 
 
-KEYS = [*keys_of(RunConfig)]
+KEYS = [key for key in keys_of(RunConfig) if key != ("", "program")]  # a program fills that in
 
 DEFAULTS = run_toml()
 

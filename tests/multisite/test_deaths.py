@@ -30,7 +30,7 @@ def test_a_site_that_is_killed_in_mid_exchange_and_again_as_it_catches_up_comes_
 
 
 @pytest.mark.smoke
-def test_a_keeper_that_is_killed_in_mid_vote_forks_nobody(world: MakeWorld) -> None:
+def test_a_leader_that_is_killed_in_mid_vote_forks_nobody(world: MakeWorld) -> None:
     run = world(RATES, inner=ENDLESS)
     leader, *others = sorted(run.sites.values(), key=lambda site: site.node)
     for site in others:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from pier_node.pipeline.routing import MOST, Suspects
+from pier_node.pipeline.plan_delivery import MOST, Suspects
 
 
 def test_a_site_is_left_out_once_and_twice_as_long_each_time_it_fails_again() -> None:

@@ -13,8 +13,10 @@ import psutil
 import pytest
 from processes.program import ENVIRONMENT
 from processes.run import check_sites, toml
+from processes.simulated import train
 from processes.site import Site, wait_until
 
+import pier
 from bench.ports import free_port
 
 pytestmark = pytest.mark.processes
@@ -187,3 +189,16 @@ def test_a_program_whose_daemon_is_killed_says_so_and_goes_on_when_it_is_started
         program.kill()
     common = first.digests().items() & second.digests().items()
     assert {number for number, _ in common} == first.digests().keys() & second.digests().keys()
+
+
+def test_three_sites_on_one_machine_end_with_one_model(tmp_path: Path) -> None:
+    results = pier.simulate(train, 20, sites=3, folder=tmp_path)
+    assert sorted(slot for slot, _ in results) == [0, 1, 2]
+    assert len({total for _, total in results}) == 1
+
+
+def test_of_a_simulation_the_site_that_failed_is_named(tmp_path: Path) -> None:
+    with pytest.raises(pier.PierError, match="a site failed with exit code 1") as failed:
+        pier.simulate(train, 1_000_000, 1, sites=2, folder=tmp_path)
+    log = Path(failed.value.remedy.removesuffix(" says why."))
+    assert "as the test wants it" in log.read_text()

@@ -279,7 +279,7 @@ def test_who_comes_too_late_is_told_where_the_others_are(round: int) -> None:
     at_desk(scene)
 
 
-def test_a_keeper_that_is_behind_keeps_nothing() -> None:
+def test_a_leader_that_is_behind_keeps_nothing() -> None:
     async def scene(desk: Desk) -> None:
         answer = await desk.ask(ready("b", 6))
         assert (answer.verdict, answer.reason) == (Proposal.VERDICT_NOT_LEADER, BUSY)
@@ -297,7 +297,7 @@ def test_the_lowest_live_id_keeps_unless_the_member_suspects_it() -> None:
     at_desk(scene, node="b")
 
 
-def test_members_are_sent_on_as_soon_as_a_better_keeper_is_there() -> None:
+def test_members_are_sent_on_as_soon_as_a_better_leader_is_there() -> None:
     async def scene(desk: Desk) -> None:
         asked = desk.ask(ready("c"))
         await asyncio.sleep(3)

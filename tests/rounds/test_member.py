@@ -246,7 +246,7 @@ def test_a_newcomer_with_the_lowest_id_asks_a_member() -> None:
 # --- whom it asks, and how often --------------------------------------------------------------------
 
 
-def test_a_lost_keeper_is_gone_around_and_given_another_chance_later() -> None:
+def test_a_lost_leader_is_gone_around_and_given_another_chance_later() -> None:
     async def main() -> None:
         network = Network(1, CALM)
         deaf, second = Puppet(network, "a"), Puppet(network, "b")
@@ -268,7 +268,7 @@ def test_a_lost_keeper_is_gone_around_and_given_another_chance_later() -> None:
     run(main())
 
 
-def test_a_keeper_that_still_trains_for_an_earlier_round_is_gone_around() -> None:
+def test_a_leader_that_still_trains_for_an_earlier_round_is_gone_around() -> None:
     """Or the fast sites would wait, round for round, until the slow one with the lowest id has finished its steps."""
 
     async def main() -> None:
@@ -299,7 +299,7 @@ def test_who_is_told_to_wait_asks_again_without_a_pause() -> None:
 
 
 @pytest.mark.parametrize("verdict", ["WAIT", "NOT_LEADER", "GO"])
-def test_a_keeper_that_lets_all_wait_for_ever_is_gone_around(verdict: str) -> None:
+def test_a_leader_that_lets_all_wait_for_ever_is_gone_around(verdict: str) -> None:
     async def main() -> None:
         network = Network(1, CALM)
         puppet = Puppet(network, "a")
@@ -316,7 +316,7 @@ def test_a_keeper_that_lets_all_wait_for_ever_is_gone_around(verdict: str) -> No
     run(main())
 
 
-def test_a_keeper_that_waits_for_a_site_that_has_not_come_yet_is_in_the_right() -> None:
+def test_a_leader_that_waits_for_a_site_that_has_not_come_yet_is_in_the_right() -> None:
     async def main() -> None:
         network = Network(1, CALM)
         members = assemble(network, "abc", outer_state("abc"))

@@ -130,12 +130,12 @@ def _foreign(offer: Offer) -> None:
     offer.proposal.ballot.leader = "0"
 
 
-def _keeper_without_a_vote(offer: Offer) -> None:
+def _leader_without_a_vote(offer: Offer) -> None:
     """A quorum is there, led by somebody whom nobody trusted with anything."""
     offer.proposal.ballot.leader = "z"
 
 
-def _keeper_with_invented_votes(offer: Offer) -> None:
+def _leader_with_invented_votes(offer: Offer) -> None:
     stranger = ready("z")
     stranger.votes[:] = ["c"]
     offer.announced["z"] = Announcement(stranger)
@@ -220,8 +220,8 @@ FLAWS: list[tuple[Callable[[Offer], None], str]] = [
     (_everybodys, "no quorum"),
     (_handed_over_before, "no quorum"),
     (_foreign, "no quorum"),
-    (_keeper_without_a_vote, "a leader that was no member of the last round, though members are here"),
-    (_keeper_with_invented_votes, "a leader that was no member of the last round, though members are here"),
+    (_leader_without_a_vote, "a leader that was no member of the last round, though members are here"),
+    (_leader_with_invented_votes, "a leader that was no member of the last round, though members are here"),
     (_elsewhere, "members at another state"),
     (_of_a_later_round, "members at another state"),
     (_leaping, "a ballot that does not follow"),

@@ -60,7 +60,7 @@ def test_whoever_hands_votes_to_whom_two_groups_with_a_quorum_share_a_member(
         assert one & other
 
 
-def test_ballots_are_ordered_by_number_then_keeper() -> None:
+def test_ballots_are_ordered_by_number_then_leader() -> None:
     assert order(ballot(1, "b")) < order(ballot(2, "a")) < order(ballot(2, "b"))
 
 

@@ -85,7 +85,7 @@ def test_fresh_names_take_no_more_memory_and_push_out_nobody_who_was_mute_before
     run(main())
 
 
-def test_a_keeper_may_let_all_wait_for_a_while_only() -> None:
+def test_a_leader_may_let_all_wait_for_a_while_only() -> None:
     async def main() -> None:
         standstill = Standstill()
         told = []

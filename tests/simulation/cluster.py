@@ -206,7 +206,7 @@ class Cluster:
         parts = carrier, roster, rounds, trainer, progress, self._saver(name)
         loop: Training
         if pairs:
-            more = {"keep": self._leader(name), "merge": atomic if self.config.outer.final_merge else None}
+            more = {"keep": self._keeping(name), "merge": atomic if self.config.outer.final_merge else None}
             loop = PairTraining(self.config, layout, *parts, faults=self._faults(name), **more)
         else:
             loop = Training(self.config, layout, *parts, self._faults(name))
@@ -234,7 +234,7 @@ class Cluster:
         fetch = shadow_fetcher(carrier, LENGTH, 10.0)
         signed = PlainStatements(name)
         tools = Tools(
-            carrier, roster, signed, disk, disk.proofs, self._leader(name), fetch, self._faults(name), lossy, CHUNK
+            carrier, roster, signed, disk, disk.proofs, self._keeping(name), fetch, self._faults(name), lossy, CHUNK
         )
         return Rounds(tools, state, lambda number: synced(self.config, number, LENGTH), self._nonces())
 
@@ -293,7 +293,7 @@ class Cluster:
 
         return save
 
-    def _leader(self, name: str) -> Any:
+    def _keeping(self, name: str) -> Any:
         async def keep(state: OuterState) -> None:
             self.disks[name].state = state
             if name in self.nodes and isinstance(rounds := self.nodes[name].rounds, Pairs):

@@ -70,8 +70,8 @@ class PairCluster(Cluster):
         """Whether a site still remembers that it does not know how a round ended."""
         return number in self.disks[name].pairs.doubts
 
-    def _leader(self, name: str) -> Any:
-        keep = super()._leader(name)
+    def _keeping(self, name: str) -> Any:
+        keep = super()._keeping(name)
 
         async def noting(state: OuterState) -> None:
             self.saved[state.round][name] = state.members

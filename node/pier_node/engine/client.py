@@ -33,6 +33,7 @@ from torch.optim import Optimizer
 from pier_node.base.errors import PierError
 from pier_node.base.processes import SocketFolder
 from pier_node.base.shared import attach
+from pier_node.base.toml import read_toml
 from pier_node.config.program import described
 from pier_node.engine.messages import (
     Attach,
@@ -50,6 +51,8 @@ from pier_node.engine.messages import (
 )
 from pier_node.engine.program import ENGINE_VARIABLE, VERSION
 
+JOIN_VARIABLE = "PIER_JOIN"
+"""Environment variable that settles which site of a simulation a process is (pier/simulation.py), as JSON."""
 TOLD_SECONDS = 0.5
 """How often the daemon hears how far the inner steps are."""
 KEPT_SECONDS = 300.0
@@ -396,6 +399,11 @@ def join(
     Raises:
         PierError: the run cannot be joined; it says what is wrong and what to do.
     """
+    if JOIN_VARIABLE in os.environ:
+        simulated = json.loads(os.environ[JOIN_VARIABLE])
+        config = None if "peers" in simulated else _with_sites(config, simulated["sites"])
+        peers, token, token_file = simulated.get("peers", ()), None, simulated.get("token_file")
+        folder, options = simulated["folder"], {"listen": simulated["listen"], "name": Path(simulated["folder"]).name}
     daemon, stream = None, None
     if rank() == 0:
         path = os.environ.get(ENGINE_VARIABLE)
@@ -408,18 +416,17 @@ def join(
             stream = daemon.connect()
     link = Link(stream)
     tensors = list(described((name, tuple(parameter.shape)) for name, parameter in trained(model).items()))
-    link.send(Attach(VERSION, tensors, step_tokens, _tables(config)))
+    link.send(Attach(VERSION, tensors, step_tokens, "" if config is None else json.dumps(_read(config))))
     return Site(model, optimizer, link, step_tokens, daemon)
 
 
-def _tables(config: Mapping[str, Any] | str | Path | None) -> str:
-    if config is None:
-        return ""
-    if isinstance(config, Mapping):
-        return json.dumps(dict(config))
-    from pier_node.base.toml import read_toml
+def _read(config: Mapping[str, Any] | str | Path) -> dict[str, Any]:
+    return dict(config) if isinstance(config, Mapping) else read_toml(Path(config), "pier-node init")
 
-    return json.dumps(read_toml(Path(config), "pier-node init"))
+
+def _with_sites(config: Mapping[str, Any] | str | Path | None, sites: int) -> dict[str, Any]:
+    tables = _read(config or {})
+    return {**tables, "run": {**tables.get("run", {}), "sites": sites}}
 
 
 def _start_options(

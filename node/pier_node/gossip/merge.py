@@ -50,7 +50,7 @@ class Merge:
     async def run(self) -> OuterState | None:
         """The merged state; None (logged) if there is none. Raises Behind if others have merged without us."""
         await self._rounds.begin(replace(self._state, members=(self._node,), ledger={}), MERGE)
-        leader = asyncio.create_task(self._rounds.run())
+        rounds = asyncio.create_task(self._rounds.run())
         try:
             return await self._merged(await self._members())
         except TimeoutError:
@@ -58,8 +58,8 @@ class Merge:
             log.warning("the sites' models are not merged: %s; pier-node export writes each of them", reason)
             return None
         finally:
-            leader.cancel()
-            await asyncio.wait([leader])
+            rounds.cancel()
+            await asyncio.wait([rounds])
 
     async def _members(self) -> Sequence[str]:
         """The sites that are here once all live sites have taken the last round, or after PATIENCE seconds."""

@@ -203,8 +203,8 @@ class Pairs:
 
         States differ, so one peer must give a whole state: a different peer every second, until one does.
         """
-        if leader := self._outcomes.source:
-            return [leader]
+        if source := self._outcomes.source:
+            return [source]
         ahead = self._roster.ahead(self.state.round + STALE)
         return ahead[int(asyncio.get_running_loop().time()) % len(ahead) :][:1] if ahead else []
 

@@ -10,7 +10,6 @@ start.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 
 import torch
@@ -19,17 +18,10 @@ from torch.optim.adamw import adamw
 
 from pier_node.config.run import InnerSection
 from pier_node.outer.layout import Layout, is_decayed
+from pier_node.outer.learning_rate import learning_rate
 
 EPSILON = 1e-8
 Named = Mapping[str, Tensor]
-
-
-def learning_rate(step: int, config: InnerSection) -> float:
-    """The rate of inner step `step`, counted from 0 over the run: up to lr in warmup_steps, then down to min_lr."""
-    if step < config.warmup_steps:
-        return config.lr * (step + 1) / config.warmup_steps
-    done = (step - config.warmup_steps) / max(1, config.total_steps - config.warmup_steps)
-    return config.min_lr + 0.5 * (config.lr - config.min_lr) * (1.0 + math.cos(math.pi * min(1.0, done)))
 
 
 @torch.no_grad()

@@ -1,6 +1,7 @@
 """Deadlines learned from past waits: median + k·MAD, never only a constant.
 
 MAD is the median absolute deviation; a quarter of the samples can be outliers without moving either value by much.
+rounds/leader.py decides with it how long a round waits for members.
 """
 
 from __future__ import annotations

@@ -172,9 +172,9 @@ class Roster:
         return [contact.site.address for node, contact in self.contacts.items() if self.alive(node)]
 
     def _has_room_for_hearsay(self, told_by: str) -> bool:
-        aggregators = [contact.told_by for contact in self.contacts.values() if contact.told_by]
-        full = len(self.contacts) >= CONTACTS or len(aggregators) >= HEARSAY
-        return not full and aggregators.count(told_by) < HEARSAY_PER_PEER
+        informants = [contact.told_by for contact in self.contacts.values() if contact.told_by]
+        full = len(self.contacts) >= CONTACTS or len(informants) >= HEARSAY
+        return not full and informants.count(told_by) < HEARSAY_PER_PEER
 
     def _take(self, site: Site, told_by: str) -> Contact | None:
         """Create or update the contact of a site; None if there is no room for it or it is barred."""

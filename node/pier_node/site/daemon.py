@@ -91,7 +91,7 @@ class Daemon:
         return self._stopping.is_set()
 
     def stop(self) -> None:
-        """Leave the run and end `run`, within seconds."""
+        """Leave the run and end `run` within seconds. Ctrl+C and SIGTERM call it: see commands/start.py."""
         self._stopping.set()
 
     async def run(self) -> None:

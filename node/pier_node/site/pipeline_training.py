@@ -31,9 +31,9 @@ from pier_node.pipeline.iteration_plan import Plan
 from pier_node.pipeline.joining import joined
 from pier_node.pipeline.joint import Diverged, Joint
 from pier_node.pipeline.outer_step import step_of
+from pier_node.pipeline.plan_delivery import Routing
 from pier_node.pipeline.planner import Planner, Search, Told
 from pier_node.pipeline.replica_round import Met, ReplicaRound
-from pier_node.pipeline.routing import Routing
 from pier_node.pipeline.search_process import search_apart
 from pier_node.pipeline.stage import Stage
 from pier_node.pipeline.stage_state import StageState

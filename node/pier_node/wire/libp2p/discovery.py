@@ -271,5 +271,5 @@ class Discovery:
         from hivemind.utils.timed_storage import get_dht_time
 
         key, value, until = key_of(self._run, self._node), record(self._node, self._address), get_dht_time() + LASTING
-        leaders = self._dht.routing_table.get_nearest_neighbors(key, REPLICAS)
-        await asyncio.gather(*(self._dht.call_store(peer, [key], [value], until) for _, peer in leaders))
+        nearest = self._dht.routing_table.get_nearest_neighbors(key, REPLICAS)
+        await asyncio.gather(*(self._dht.call_store(peer, [key], [value], until) for _, peer in nearest))

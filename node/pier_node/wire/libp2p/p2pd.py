@@ -85,13 +85,13 @@ class P2pd:
         self._process: asyncio.subprocess.Process | None = None
         self._client: P2P | None = None
         self._up = asyncio.Event()
-        self._leader: asyncio.Task[None] | None = None
+        self._keeping: asyncio.Task[None] | None = None
         self._listener: asyncio.Task[None] | None = None
 
     async def start(self) -> P2P:
         """Start p2pd. Raises PierError."""
         client = await self._launch()
-        self._leader = asyncio.create_task(self._keep_up())
+        self._keeping = asyncio.create_task(self._keep_up())
         return client
 
     async def client(self) -> P2P:
@@ -101,9 +101,9 @@ class P2pd:
 
     async def stop(self) -> None:
         """End p2pd and remove its sockets."""
-        if self._leader is not None:
-            self._leader.cancel()
-            await asyncio.wait({self._leader})
+        if self._keeping is not None:
+            self._keeping.cancel()
+            await asyncio.wait({self._keeping})
         await self._end()
         self._folder.remove()
 

@@ -9,7 +9,7 @@ from unittest.mock import Mock
 from simulation.virtual_time import run
 
 from pier_node.base.tasks import Signal
-from pier_node.pipeline.routing import CATCHING_UP, Routing
+from pier_node.pipeline.plan_delivery import CATCHING_UP, Routing
 from pier_node.pipeline.vote_state import Standing
 from pier_proto.v1.peer_pb2 import Phase, Place, Pulse
 

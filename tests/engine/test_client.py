@@ -1,0 +1,62 @@
+"""What programs share with the run: names and shapes of parameters, and their way in and out of flat vectors."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+from pier_node.base.errors import PierError
+from pier_node.base.shared import SharedVector
+from pier_node.engine.client import Vectors, trained
+
+
+class Tied(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(5, 3)
+        self.frozen = nn.Linear(3, 3)
+        self.head = nn.Linear(3, 5, bias=False)
+        self.scale = nn.Parameter(torch.tensor(2.0))
+        self.register_buffer("steps", torch.zeros(7))
+        self.head.weight = self.embedding.weight
+        self.frozen.requires_grad_(False)
+
+
+def test_tied_parameters_count_once_and_frozen_ones_and_buffers_not_at_all() -> None:
+    assert {name: tuple(it.shape) for name, it in trained(Tied()).items()} == {"scale": (), "embedding.weight": (5, 3)}
+
+
+def test_wrappers_do_not_change_names() -> None:
+    plain = nn.Sequential(nn.Linear(2, 2))
+    wrapped = nn.Sequential()
+    wrapped.add_module("module", nn.Sequential())
+    inside = wrapped.get_submodule("module")
+    inside.add_module("_orig_mod", plain)
+    assert trained(wrapped).keys() == trained(plain).keys()
+
+
+def test_a_model_that_trains_nothing_is_refused() -> None:
+    with pytest.raises(PierError, match="no parameter that requires a gradient"):
+        trained(nn.Linear(2, 2).requires_grad_(False))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
+def test_weights_go_out_and_come_back(dtype: torch.dtype) -> None:
+    model = Tied().to(dtype)
+    vectors = Vectors(trained(model), rank=0)
+    assert vectors.length == 16
+    out, back = SharedVector(16), SharedVector(16)
+    vectors.store(out.path)
+    assert out.array[0] == 2.0
+    assert out.array[1:].tolist() == model.embedding.weight.detach().float().flatten().tolist()
+    back.array[:] = range(16)
+    vectors.load(back.path)
+    assert model.scale.item() == 0.0
+    assert model.head.weight.detach().flatten().tolist() == [*range(1, 16)]
+
+
+def test_of_equal_replicas_the_first_rank_writes() -> None:
+    shared = SharedVector(16)
+    Vectors(trained(Tied()), rank=1).store(shared.path)
+    assert not shared.array.any()
