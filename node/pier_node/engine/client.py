@@ -157,7 +157,10 @@ class Link:
 
     def close(self) -> None:
         """Leave the daemon alone."""
-        if self._stream is not None:
+        if self._stream is not None and self._file is not None:
+            with contextlib.suppress(OSError):  # it has gone first
+                self._stream.shutdown(socket.SHUT_RDWR)
+            self._file.close()
             self._stream.close()
 
 
@@ -203,6 +206,7 @@ class Site:
         self._vectors, self._optimizer, self._link, self._daemon = Vectors(parameters, rank()), optimizer, link, daemon
         self._step_tokens, self._tally, self._kept_at = step_tokens, Tally(), time.monotonic()
         self._hook: Any = None
+        atexit.register(self.close)  # a program that ends without it must not leave its daemon waiting
         self.finished = False
         place = link.receive()
         if not isinstance(place, Attached):
@@ -348,7 +352,6 @@ class Daemon:
         self.socket = self._folder.path / "socket"
         command = [sys.executable, "-m", "pier_node.cli", "start", "--program-socket", str(self.socket), *options]
         self._process = subprocess.Popen(command, env={**os.environ, **environment}, stdin=subprocess.DEVNULL)
-        atexit.register(self.wait)
 
     def connect(self) -> socket.socket:
         """The connection to it. Raises PierError: it has ended, and has said why."""
