@@ -1,7 +1,7 @@
 """What `pier.join` costs a program: tokens a second of the same loop with Pier, one site at H = 50, and without.
 
 `python -m bench.program --steps 400 --repeats 5`: the two take turns in one process tree. It prints the medians, their
-ratio and its range, and the largest difference between the two models' weights at the end: the outer step is the identity
+ratio and its range, and the largest difference of a weight at the end: the outer step is the identity
 (DiLoCo with lr 1 and no momentum), but for the rounding of φ − (φ − θ).
 """
 

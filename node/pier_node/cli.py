@@ -127,16 +127,22 @@ main.add_command(serve)
 @main.command()
 @click.argument("file", type=click.Path(path_type=Path, dir_okay=False), default=Path("run.toml"))
 @preset("Model size.")
+@click.option(
+    "--from",
+    "weights",
+    type=click.Path(path_type=Path, file_okay=False, exists=True),
+    help="Train the model in this folder, a Llama or GPT-2 in Hugging Face's format. [default: a new one]",
+)
 @FORCE
 @explained
-def init(file: Path, preset: str, force: bool) -> None:
+def init(file: Path, preset: str, weights: Path | None, force: bool) -> None:
     """Write a run.toml: every setting, its meaning and its default.
 
     FILE is what it is called. [default: run.toml]
     """
     from pier_node.commands.init import init
 
-    click.echo(init(file, preset, force))
+    click.echo(init(file, preset, force, weights=weights))
 
 
 @main.command()
@@ -174,6 +180,12 @@ def init(file: Path, preset: str, force: bool) -> None:
     metavar="COMMAND",
     help="Train with this program, which calls pier.join, instead of Pier's own trainer: it is started, watched and "
     "started again. [default: Pier's own trainer]",
+)
+@click.option(
+    "--from",
+    "weights",
+    type=click.Path(path_type=Path, file_okay=False, exists=True),
+    help="Found the run from the weights in this folder, in Hugging Face's format. [default: from the run's seed]",
 )
 @click.option("--program-socket", type=click.Path(path_type=Path), hidden=True)
 @click.option("--workers", type=click.IntRange(0), default=0, help="Processes that train. [default: one for each GPU]")

@@ -19,7 +19,7 @@ from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
 from pier_node.config.presets import PRESETS
-from pier_node.config.run import RunConfig
+from pier_node.config.run import ModelSection, RunConfig
 
 WIDTH = 100
 
@@ -58,7 +58,7 @@ def _list(name: str, sections: Sequence[BaseModel], notes: Notes) -> Iterator[st
 
 
 def _section(name: str, section: BaseModel, notes: Notes, title: str = "[{}]") -> Iterator[str]:
-    follows = _following(name, type(section), notes)
+    follows = _following(name, section, notes)
     docstrings = _docstrings(type(section))
     yield from (f"# {inspect.getdoc(type(section))}", title.format(name))
     inside = {key: part for key in type(section).model_fields if isinstance(part := getattr(section, key), BaseModel)}
@@ -75,13 +75,14 @@ def _section(name: str, section: BaseModel, notes: Notes, title: str = "[{}]") -
         yield from _section(f"{name}.{key}", part, notes)
 
 
-def _following(name: str, section: type[BaseModel], notes: Notes) -> set[str]:
-    """Keys whose default depends on the preset, or on the algorithm."""
+def _following(name: str, given: BaseModel, notes: Notes) -> set[str]:
+    """Keys whose default depends on the preset, or on the algorithm, and that have this default."""
     if name not in notes.decides:
         return set()
-    decider, values = notes.decides[name]
+    section, (decider, values) = type(given), notes.decides[name]
+    plain = section.model_validate({decider: getattr(given, decider)})
     variants = [section.model_validate({decider: value}) for value in values]
-    keys = [key for key in section.model_fields if key != decider]
+    keys = [key for key in section.model_fields if key != decider and getattr(given, key) == getattr(plain, key)]
     return {key for key in keys if len({getattr(variant, key) for variant in variants}) > 1}
 
 
@@ -158,7 +159,16 @@ DECIDES: dict[str, tuple[str, Sequence[str]]] = {
 """By section, the key that other keys' defaults follow from, and its possible values."""
 
 
-def run_toml(preset: str = "", name: str = "") -> str:
-    """The text of run.toml; keys that follow from the preset (or the algorithm) are in lines that begin with #."""
-    given = {"model": {"preset": preset} if preset else {}, "run": {"name": name} if name else {}}
+def run_toml(preset: str = "", name: str = "", model: ModelSection | None = None, tokenizer: str = "") -> str:
+    """The text of run.toml; keys that follow from the preset (or the algorithm) are in lines that begin with #.
+
+    Args:
+        model: instead of a preset.
+        tokenizer: path of a tokenizer.json; "": bytes.
+    """
+    given: dict[str, Any] = {"model": {"preset": preset} if preset else {}, "run": {"name": name} if name else {}}
+    if model:
+        given["model"] = model.model_dump()
+    if tokenizer:
+        given["data"] = {"tokenizer": tokenizer}
     return "\n".join([HEAD, *commented(RunConfig.model_validate(given), Notes(MEANINGS, DECIDES))])

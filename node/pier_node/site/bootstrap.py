@@ -6,7 +6,7 @@ import logging
 import math
 from collections.abc import Callable, Sequence
 
-from pier_node.base.shared import SharedVector
+from pier_node.base.shared import SharedVector, Vector
 from pier_node.config.run import RunConfig
 from pier_node.outer.layout import Layout
 from pier_node.outer.schedule import start_steps
@@ -24,8 +24,8 @@ from pier_proto.v1.peer_pb2 import Link
 log = logging.getLogger(__name__)
 
 
-def beginning(config: RunConfig, layout: Layout, node: str, weights: SharedVector | None = None) -> Checkpoint:
-    """Round 0 of a run, at its founder: weights from the run's seed, or those of its program; no momentum."""
+def beginning(config: RunConfig, layout: Layout, node: str, weights: Vector | None = None) -> Checkpoint:
+    """Round 0 of a run, at its founder: weights from the run's seed, or these, shape [parameters]; no momentum."""
 
     tensors = {ANCHOR: SharedVector(layout.length), MOMENTUM: SharedVector(layout.length)}
     if weights is None:
@@ -33,7 +33,7 @@ def beginning(config: RunConfig, layout: Layout, node: str, weights: SharedVecto
 
         tensors[ANCHOR].array[:] = initial_weights(config.model, config.run.seed).numpy()
     else:
-        tensors[ANCHOR].array[:] = weights.array
+        tensors[ANCHOR].array[:] = weights
     return at_rest(OuterState(0, (node,), tensors, {}))
 
 

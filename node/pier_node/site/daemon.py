@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 
 from pier_node.base import durable
 from pier_node.base.errors import PierError
+from pier_node.base.shared import Vector
 from pier_node.base.tasks import Background
 from pier_node.base.toml import read_toml, validated
 from pier_node.config.run import RunConfig
@@ -303,7 +304,7 @@ class Daemon:
         if kept:
             return at_rest(kept)
         if self._record.founder:
-            weights = self._program.outbox if self._program else None
+            weights = await asyncio.to_thread(self._given_weights)
             checkpoint = await asyncio.to_thread(beginning, config, layout, self._carrier.node, weights)
             proof: Sequence[Link] = [alone(checkpoint.state, b"", self._statements)]
         else:
@@ -311,6 +312,19 @@ class Daemon:
             checkpoint, proof = await from_peers(config, layout, self._carrier, self._roster, self._first_trust)
         await asyncio.to_thread(self._proofs.add, proof)
         return checkpoint
+
+    def _given_weights(self) -> Vector | None:
+        """The weights to found a run from, if they are not those of its seed. Raises PierError."""
+        if self._program:
+            return self._program.outbox.array
+        if self._settings.weights is None:
+            return None
+        from pier_node.trainer.model.export import import_weights  # with torch, which the daemon otherwise avoids
+
+        _, flat = import_weights(self._settings.weights)
+        self._say(f"The run starts from the weights in {self._settings.weights}.")
+        weights: Vector = flat.numpy()
+        return weights
 
     def _first_trust(self) -> Trust | None:
         """What this site trusts before it has a state. None in a run of pairs, where each site has its own state."""

@@ -7,6 +7,7 @@ mistakes in run.toml in the first minutes, and must be able to correct them with
 from __future__ import annotations
 
 import asyncio
+import json
 import logging
 import shutil
 import socket
@@ -167,6 +168,7 @@ def check_needs(config: RunConfig, settings: Settings) -> None:
                 "docs/program.md shows both.",
             )
         return
+    check_weights(config, settings)
     batch = config.inner.batch_size
     if settings.workers > batch:
         raise PierError(
@@ -179,6 +181,25 @@ def check_needs(config: RunConfig, settings: Settings) -> None:
         if config.pipeline.stages == 1 or settings.data:
             raise
         log.warning("this site cannot hold the first stage, which reads the data: %s", error)
+
+
+def check_weights(config: RunConfig, settings: Settings) -> None:
+    """Check that --from is for a founder, and has the weights of the run's model. Raises PierError."""
+    folder = settings.weights
+    if folder is None:
+        return
+    if settings.peers or settings.coordinator:
+        raise PierError("--from is for the site that founds a run", "Leave it out: others get the weights from there.")
+    from pier_node.trainer.model.export import read_config
+
+    free = {"preset", "context"} if config.model.form == "llama" else {"preset"}  # rotary positions have no weights
+    ours, theirs = (each.model_dump(exclude=free) for each in (config.model, read_config(folder)))
+    if ours != theirs:
+        changes = config_changes(json.dumps({"model": ours}), json.dumps({"model": theirs}))
+        raise PierError(
+            f"the weights in {folder} are of another model than [model] of the run: {changes}",
+            f"Write a run.toml for them with: pier-node init --from {folder}",
+        )
 
 
 async def _through_coordinator(

@@ -31,6 +31,7 @@ class Settings:
         coordinator: HOST:PORT of the run's coordinator; its token is an invite.
         command: starts the site's own training program (--exec); empty: Pier's trainer, or a program that is there.
         program_socket: where a program that has started this daemon will attach; see engine/program.py.
+        weights: a folder in Hugging Face's format that has the weights to found a run from; None: from the run's seed.
         founding: the run to found, instead of the one in `run`.
     """
 
@@ -52,6 +53,7 @@ class Settings:
     trust: str = ""
     command: str = ""
     program_socket: Path | None = None
+    weights: Path | None = None
     founding: RunConfig | None = None
 
     @property

@@ -164,6 +164,7 @@ def from_config(content: Mapping[str, Any]) -> ModelSection:
     form = content.get("model_type")
     if form not in _KEYS:
         raise PierError(f"config.json: model_type = {form!r} is unknown; known: {', '.join(_KEYS)}", _REMEDY)
+    content = _filled_in(content)
     for key, value in _FIXED[form].items():
         if content.get(key, value) != value:
             raise PierError(f"config.json: {key} = {content[key]!r}; only {value!r} is known", _REMEDY)
@@ -174,7 +175,28 @@ def from_config(content: Mapping[str, Any]) -> ModelSection:
         raise PierError(f"config.json: {_explain(error, form)}", _REMEDY) from error
 
 
-_REMEDY = "Only what `pier-node export` wrote can be read."
+def _filled_in(content: Mapping[str, Any]) -> dict[str, Any]:
+    """Keys that other versions of transformers write elsewhere, or leave out where they follow from others."""
+    found = dict(content)
+    rope = found.get("rope_parameters") or {}
+    if rope:
+        found.setdefault("rope_theta", rope.get("rope_theta"))
+        found["rope_scaling"] = None if rope.get("rope_type") == "default" else rope
+    heads, width, each = (found.get(key) for key in ("num_attention_heads", "hidden_size", "head_dim"))
+    if each and heads and width and each * heads != width:
+        raise PierError(f"config.json: head_dim = {each}; only hidden_size / num_attention_heads is known", _REMEDY)
+    if found.get("model_type") == "gpt2":
+        wide = found.get("n_embd")
+        if found.get("n_inner") is None and isinstance(wide, int):
+            found["n_inner"] = 4 * wide
+        found.setdefault("tie_word_embeddings", True)
+    return found
+
+
+_REMEDY = (
+    "Pier's own trainer knows Llama and GPT-2 as `pier-node export` writes them. Train any other model by a program of "
+    "your own: docs/program.md."
+)
 
 
 def _explain(error: ValidationError, form: str) -> str:

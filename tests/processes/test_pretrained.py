@@ -1,0 +1,104 @@
+"""A run that starts from the weights of a model in Hugging Face's format."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+from processes.run import CORPUS
+from processes.site import PROGRAM, Site, wait_until
+from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM, PreTrainedModel
+
+pytestmark = pytest.mark.processes
+
+
+def made(kind: str) -> PreTrainedModel:
+    torch.manual_seed(5)
+    if kind == "gpt2":
+        return GPT2LMHeadModel(GPT2Config(vocab_size=256, n_embd=32, n_layer=2, n_head=4, n_positions=64))
+    config = LlamaConfig(
+        vocab_size=256,
+        hidden_size=32,
+        intermediate_size=48,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        rms_norm_eps=1e-5,
+    )
+    return LlamaForCausalLM(config)
+
+
+def pier_node(*words: object) -> str:
+    done = subprocess.run([PROGRAM, *map(str, words)], capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+@pytest.fixture
+def sites(tmp_path: Path) -> Iterator[list[Site]]:
+    made: list[Site] = []
+    yield made
+    for site in made:
+        site.kill()
+
+
+@pytest.mark.parametrize("kind", ["llama", "gpt2"])
+def test_two_sites_go_on_from_a_model_that_only_the_founder_has(tmp_path: Path, sites: list[Site], kind: str) -> None:
+    before, run, out = made(kind), tmp_path / "run.toml", tmp_path / "out"
+    before.save_pretrained(tmp_path / "model")
+    said = pier_node("init", run, "--from", tmp_path / "model")
+    assert f"pier-node start --run {run} --from {tmp_path / 'model'}" in said
+    text = run.read_text()
+    wanted = {"sites": 2, "total_steps": 4, "lr": 1e-9, "min_lr": 1e-10, "weight_decay": 0.0, "batch_size": 2}
+    for key, value in {**wanted, "context": 64, "inner_steps": 2, "algorithm": '"diloco"'}.items():
+        text = re.sub(rf"^#?{key} = .*$", f"{key} = {value}", text, count=1, flags=re.MULTILINE)
+    run.write_text(text)
+    data = "--dataset", str(CORPUS), "--shared-data"
+    first = Site(tmp_path / "a", "--run", str(run), "--from", str(tmp_path / "model"), *data)
+    sites.append(first)
+    first.start()
+    wait_until("a token", lambda: (first.folder / "run.token").exists() or not first.running)
+    second = Site(tmp_path / "b", "--peers", first.address, "--token-file", str(first.folder / "run.token"), *data)
+    sites.append(second)
+    second.start()
+    for site in sites:
+        assert site.ended() == 0, site.output
+    assert first.digests() == second.digests()
+    pier_node("export", out, "--data", second.folder)
+    after = type(before).from_pretrained(out)
+    for name, tensor in before.state_dict().items():
+        torch.testing.assert_close(after.state_dict()[name], tensor, atol=1e-6, rtol=0, msg=name)
+
+
+def test_the_weights_of_another_model_are_refused(tmp_path: Path, sites: list[Site]) -> None:
+    made("llama").save_pretrained(tmp_path / "model")
+    pier_node("init", tmp_path / "run.toml")
+    site = Site(tmp_path / "a", "--run", str(tmp_path / "run.toml"), "--from", str(tmp_path / "model"))
+    sites.append(site)
+    site.start()
+    assert site.ended() == 1
+    assert "are of another model than [model] of the run: model." in site.output
+    assert "pier-node init --from" in site.output
+
+
+def test_only_a_founder_brings_weights(tmp_path: Path, sites: list[Site]) -> None:
+    made("llama").save_pretrained(tmp_path / "model")
+    pier_node("init", tmp_path / "run.toml", "--from", tmp_path / "model")
+    options = (
+        "--peers",
+        "127.0.0.1:1",
+        "--insecure",
+        "--from",
+        str(tmp_path / "model"),
+        "--run",
+        str(tmp_path / "run.toml"),
+    )
+    site = Site(tmp_path / "a", *options)
+    sites.append(site)
+    site.start()
+    assert site.ended() == 1
+    assert "--from is for the site that founds a run" in site.output
