@@ -9,8 +9,10 @@
 docs/program.md is the tutorial, docs/engine.md the contract between program and daemon.
 """
 
+from pier.checkpoint import load
 from pier.simulation import simulate
 from pier_node.base.errors import PierError
-from pier_node.engine.client import Site, StopTraining, join
+from pier_node.engine.client import Site, StopTraining
+from pier_node.engine.join import join
 
-__all__ = ["PierError", "Site", "StopTraining", "join", "simulate"]
+__all__ = ["PierError", "Site", "StopTraining", "join", "load", "simulate"]

@@ -6,7 +6,8 @@ from typing import Any
 
 from lightning import Callback, LightningModule, Trainer
 
-from pier_node.engine.client import Site, StopTraining, join
+from pier_node.engine.client import Site, StopTraining
+from pier_node.engine.join import join
 
 
 class PierCallback(Callback):

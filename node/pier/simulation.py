@@ -17,7 +17,7 @@ from socket import create_server
 from typing import Any, TypeVar
 
 from pier_node.base.errors import PierError
-from pier_node.engine.client import JOIN_VARIABLE
+from pier_node.engine.join import JOIN_VARIABLE
 
 Result = TypeVar("Result")
 FOUND_SECONDS = 300.0

@@ -15,6 +15,7 @@ from processes.program import ENVIRONMENT
 from processes.run import check_sites, toml
 from processes.simulated import train
 from processes.site import Site, wait_until
+from raw_pytorch import Model
 
 import pier
 from bench.ports import free_port
@@ -61,6 +62,13 @@ def sites(tmp_path: Path) -> Iterator[Found]:
     yield found
     for site in made:
         site.kill()
+
+
+def test_a_program_may_take_its_time_to_save_the_result(sites: Found, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(ENVIRONMENT, "AFTER_SECONDS", "12")
+    (site,) = sites(command("plain"), steps=20)
+    assert site.ended() == 0
+    assert "RESULT" in site.output
 
 
 def results(run: list[Site]) -> list[str]:
@@ -166,7 +174,12 @@ def both_finish(run: list[Joined], rounds: int) -> None:
 
 @pytest.mark.smoke
 def test_two_programs_that_call_join_train_one_model(two: Callable[..., list[Joined]]) -> None:
-    both_finish(two(("raw_pytorch", "raw_pytorch"), 80), 8)
+    run = two(("raw_pytorch", "raw_pytorch"), 80)
+    both_finish(run, 8)
+    run[0].start()  # of a run that is over, it gets the result again
+    assert run[0].ended() == 0
+    assert run[0].output.count("the run is over") == 2
+    assert pier.load(Model(), run[1].folder) == 8
 
 
 @pytest.mark.parametrize("example", ["hf_trainer", "lightning_module", "accelerate_loop", "lora", "fsdp_tp"])

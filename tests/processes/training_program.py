@@ -58,6 +58,7 @@ def main() -> None:
             time.sleep(float(os.environ.get("STEP_SECONDS", "0")))
             optimizer.step()
     if site.finished:
+        time.sleep(float(os.environ.get("AFTER_SECONDS", "0")))
         total = sum(float(whole(parameter.detach()).double().sum()) for parameter in model.parameters())
         if not dist.is_initialized() or dist.get_rank() == 0:
             print(f"RESULT {total:.12f} {loss.item():.4f}", flush=True)

@@ -38,6 +38,11 @@ def die_with_parent() -> None:
     _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
+def stop_with_parent() -> None:
+    """Have the kernel send this process SIGTERM when the thread that started it ends (Linux, prctl(2))."""
+    _prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
+
+
 def call_process(name: str) -> None:
     """Give this process a name of at most 15 characters, for people who look at a machine's processes."""
     _prctl(_PR_SET_NAME, name.encode())

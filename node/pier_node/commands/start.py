@@ -13,6 +13,7 @@ from rich.console import Console
 from rich.logging import RichHandler
 
 from pier_node.base.errors import PierError
+from pier_node.base.processes import stop_with_parent
 from pier_node.site.settings import Settings
 
 FULL = (errno.ENOSPC, errno.EDQUOT)
@@ -35,6 +36,8 @@ async def _run(settings: Settings, console: Console, quiet: bool) -> None:
             console.print(text, highlight=False, soft_wrap=True)  # a command to copy must stay on one line
 
     daemon = Daemon(settings, say, on_terminal=sys.stdout.isatty())
+    if settings.program_socket:
+        stop_with_parent()
 
     def stop() -> None:
         if daemon.stopping:

@@ -59,7 +59,7 @@ def utilisation_finding(
     if not speed:
         detail = f"an exchange takes {seconds(exchange)}; its part of the time shows once this site has trained"
         return Finding(THIS_SITE, CHECK, Verdict.UNKNOWN, detail, "", {"exchange_seconds": exchange})
-    step = config.inner.batch_size * config.model.context / speed
+    step = config.step_tokens / speed
     steps = inner_steps(config)
     share = share_of_compute(config, steps * step, exchange)
     so_far = f"; {percent(measured)} so far, waits for others included" if measured is not None else ""

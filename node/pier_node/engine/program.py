@@ -16,7 +16,9 @@ import logging
 import math
 import os
 import shlex
+import shutil
 import signal
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Literal
@@ -53,6 +55,9 @@ SILENT_SECONDS = 1800.0
 """How long a program may train without finishing an inner step."""
 LEAVE_SECONDS = 10.0
 """What a program gets to load the last weights and to end by itself."""
+END_SECONDS = 3600
+"""What a program that this daemon has started gets to save its result after the run."""
+RESTART_SECONDS = 1.0
 MAX_RESTARTS = 3
 """A command that ends more often than this without finishing its inner steps is not started again."""
 
@@ -87,7 +92,8 @@ class Program:
         self._writer: asyncio.StreamWriter | None = None
         self._error: Exception | None = None
         self._productive = True
-        self._news, self._heard = Signal(), 0
+        self._news, self._heard, self._gone = Signal(), 0, Signal()
+        self._over = False
         self._ids, self._turn = itertools.count(1), asyncio.Lock()
         self._server: asyncio.Server | None = None
         self._process: asyncio.subprocess.Process | None = None
@@ -183,9 +189,18 @@ class Program:
         return
 
     async def finish(self, weights: SharedVector) -> None:
-        """Hand the program the model of the finished run, and let it end. Raises PierError."""
+        """Hand the program the model of the finished run, and let it end as it likes. Raises PierError."""
         async with self._turn:
             await self._ask(Over(weights.path), ATTACH_SECONDS, "has not loaded the finished model")
+        self._over = True
+        if self._process is not None and self._process.returncode is None:
+            log.info("the run is over; the training program has %d minutes to end", END_SECONDS // 60)
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._process.wait(), END_SECONDS)
+
+    def refuse(self, error: PierError) -> None:
+        """Tell the program why its site cannot go on."""
+        self._say(Failed(error.problem, error.remedy))
 
     async def stop(self) -> None:
         """End the program, or let it go if it is not ours, within seconds."""
@@ -193,7 +208,10 @@ class Program:
             self._running.cancel()
         if self._keeping is not None:
             self._keeping.cancel()
-        self._say(Over(""))
+        if not self._over:
+            self._say(Over(""))
+            with contextlib.suppress(TimeoutError):  # it keeps its optimizer's state, and goes
+                await asyncio.wait_for(self._gone.until(lambda: self._writer is None), LEAVE_SECONDS)
         if self._process is not None:
             await _end(self._process)
         if self._writer is not None:
@@ -248,6 +266,7 @@ class Program:
             writer.close()
             if writer is self._writer:
                 self._writer, self._ready = None, False
+                self._gone.notify()
                 self._lost()
 
     def _hear(self, message: Message, writer: asyncio.StreamWriter) -> None:
@@ -275,14 +294,17 @@ class Program:
         if self.attach is not None and attach.tensors != self.attach.tensors:
             raise PierError("it came back with another model")
         if self._writer is not None:
-            self._writer.close()
-        elif self.attach is not None:
+            more = "Under torchrun every rank calls pier.join, after torch.distributed.init_process_group()."
+            writer.write(encode(Failed("another program is attached to this daemon already", more)))
+            writer.close()
+            return
+        if self.attach is not None:
             log.warning("the training program is back, and does the inner steps of this round again")
         self.attach, self._writer, self._ready = attach, writer, False
         self._say(self._place)
 
     def _lost(self) -> None:
-        if self._command or isinstance(self._request, Over) or self._error:
+        if self._command or self._over or isinstance(self._request, Over) or self._error:
             return
         self._hear_of(PierError("the training program has ended", "Start it again: it goes on from its last round."))
 
@@ -293,8 +315,10 @@ class Program:
         while True:
             environment = {**os.environ, ENGINE_VARIABLE: str(self._socket)}
             try:
+                program, *words = shlex.split(self._command)
+                found = shutil.which(program) or program
                 self._process = await asyncio.create_subprocess_exec(
-                    *shlex.split(self._command),
+                    *(sys.executable, "-m", "pier_node.base.processes", found, *words),  # ends with this daemon
                     stdin=asyncio.subprocess.DEVNULL,
                     env=environment,
                     start_new_session=True,  # Ctrl+C in the daemon's terminal is the daemon's to decide about
@@ -304,13 +328,14 @@ class Program:
                 return
             self._productive = False
             code = await self._process.wait()
-            if isinstance(self._request, Over):
+            if self._over or isinstance(self._request, Over):
                 return
             restarts = 0 if self._productive else restarts + 1
             if restarts > MAX_RESTARTS:
                 self._hear_of(PierError(f"the training program ends again and again (exit code {code})", self._command))
                 return
             log.warning("the training program ended with exit code %d; it is started again", code)
+            await asyncio.sleep(RESTART_SECONDS)
 
 
 async def _end(process: asyncio.subprocess.Process) -> None:

@@ -62,6 +62,11 @@ def site_config(folder: Path) -> RunConfig:
 def newest_weights(folder: Path) -> Weights:
     """The anchor of the newest checkpoint in a data folder, whether or not its daemon runs. Raises PierError."""
     config = site_config(folder)
+    if config.program:
+        raise PierError(
+            f"{folder} is of a run that trains a model of its users' own",
+            "In Python, `pier.load(model, folder)` puts the newest weights into the model.",
+        )
     state = CheckpointStore(folder / "checkpoints", config.hash()).newest_state()
     if state is None and config.pipeline.stages > 1:
         raise PierError(

@@ -120,11 +120,16 @@ class Daemon:
 
     async def _live(self) -> None:
         async with AsyncExitStack() as stack:
-            await self._join(stack)
-            piped = self._member.config.pipeline.stages > 1
-            training = await (self._prepare_stage(stack) if piped else self._prepare(stack))
-            await self._background.guard(self._work(training))
-            await linger(self._member.config, self._roster)
+            try:
+                await self._join(stack)
+                piped = self._member.config.pipeline.stages > 1
+                training = await (self._prepare_stage(stack) if piped else self._prepare(stack))
+                await self._background.guard(self._work(training))
+                await linger(self._member.config, self._roster)
+            except PierError as error:
+                if self._program:
+                    self._program.refuse(error)
+                raise
 
     async def _work(self, training: Training | PipelineTraining) -> None:
         """Train the run, and then experts if they are ordered."""
@@ -206,7 +211,8 @@ class Daemon:
         program = self._program = Program(settings.program_socket, settings.command)
         stack.push_async_callback(program.stop)
         attach = await program.attached()
-        tables = read_toml(settings.run, "pier-node init") if settings.run else json.loads(attach.config or "null")
+        given = "" if settings.peers or settings.coordinator else attach.config  # then it is not for it to say
+        tables = read_toml(settings.run, "pier-node init") if settings.run else json.loads(given or "null")
         if tables is None:
             return settings
         tables["program"] = {"step_tokens": attach.step_tokens, "tensors": attach.tensors}

@@ -260,7 +260,7 @@ def known_config(settings: Settings) -> RunConfig | None:
     given = settings.founding or (load(settings.run) if settings.run else None)
     if stored and given and stored.hash() != given.hash():
         raise PierError(
-            f"{settings.folder} belongs to another run than {settings.run}: "
+            f"{settings.folder} belongs to another run than {settings.run or 'the program founds'}: "
             f"{config_changes(stored.canonical(), given.canonical())}",
             "Choose another --data folder, or put run.toml back as it was: a run's configuration never changes.",
         )

@@ -8,7 +8,7 @@ from torch import nn
 
 from pier_node.base.errors import PierError
 from pier_node.base.shared import SharedVector
-from pier_node.engine.client import Vectors, trained
+from pier_node.engine.parameters import Vectors, trained
 
 
 class Tied(nn.Module):
@@ -29,11 +29,16 @@ def test_tied_parameters_count_once_and_frozen_ones_and_buffers_not_at_all() -> 
 
 def test_wrappers_do_not_change_names() -> None:
     plain = nn.Sequential(nn.Linear(2, 2))
-    wrapped = nn.Sequential()
-    wrapped.add_module("module", nn.Sequential())
-    inside = wrapped.get_submodule("module")
-    inside.add_module("_orig_mod", plain)
-    assert trained(wrapped).keys() == trained(plain).keys()
+    compiled = torch.compile(plain)
+    assert isinstance(compiled, nn.Module)
+    assert trained(compiled).keys() == trained(plain).keys() == {"0.weight", "0.bias"}
+
+
+def test_names_that_look_like_wrappers_are_names() -> None:
+    model = nn.Sequential()
+    model.add_module("module", nn.Linear(2, 2))
+    model.add_module("my_module", nn.Linear(2, 2))
+    assert trained(model).keys() == {"module.weight", "module.bias", "my_module.weight", "my_module.bias"}
 
 
 def test_a_model_that_trains_nothing_is_refused() -> None:

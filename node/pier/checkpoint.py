@@ -1,0 +1,36 @@
+"""The newest model of a run, from a site's folder."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from torch import nn
+
+from pier_node.base.errors import PierError
+from pier_node.config.program import described, first_difference
+from pier_node.engine.parameters import Vectors, trained
+from pier_node.rounds.checkpoint import CheckpointStore
+from pier_node.rounds.weights import site_config
+
+
+def load(model: nn.Module, folder: str | Path = "pier-data") -> int:
+    """Put the newest committed weights in a site's folder into a model; returns their round.
+
+    Args:
+        model: as the run trains it; of parameters that require no gradient it keeps its own.
+        folder: of a site of a run of programs, whether or not its daemon runs.
+
+    Raises:
+        PierError: there are none, or they are of another model.
+    """
+    config, parameters = site_config(Path(folder)), trained(model)
+    ours = described((name, tuple(parameter.shape)) for name, parameter in parameters.items())
+    if config.program is None:
+        raise PierError(f"{folder} is of a run of Pier's own decoder", "`pier-node export` writes its model.")
+    if difference := first_difference(ours, config.program.tensors):
+        raise PierError(f"the run in {folder} trains another model: {difference}")
+    state = CheckpointStore(Path(folder) / "checkpoints", config.hash()).newest_state()
+    if state is None:
+        raise PierError(f"{folder} has no checkpoint yet", "Wait for the first outer round: see `pier-node status`.")
+    Vectors(parameters, rank=0).take(state.anchor)
+    return state.round

@@ -1,0 +1,142 @@
+"""`pier.join`: how a program finds its daemon, or starts one beside itself."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from torch import nn
+from torch.optim import Optimizer
+
+from pier_node.base.errors import PierError
+from pier_node.base.processes import SocketFolder
+from pier_node.base.toml import read_toml
+from pier_node.config.program import described
+from pier_node.engine.client import Link, Ranks, Site
+from pier_node.engine.messages import Attach
+from pier_node.engine.parameters import trained
+from pier_node.engine.program import ENGINE_VARIABLE, VERSION
+
+JOIN_VARIABLE = "PIER_JOIN"
+"""Environment variable that settles which site of a simulation a process is (pier/simulation.py), as JSON."""
+LEAVE_SECONDS = 60.0
+"""What a daemon gets to leave its run politely after its program has."""
+
+
+class Daemon:
+    """A daemon that this program has started: `pier-node start` beside rank 0."""
+
+    def __init__(self, options: Sequence[str], environment: Mapping[str, str]) -> None:
+        self._folder = SocketFolder("program")
+        self.socket = self._folder.path / "socket"
+        command = [sys.executable, "-m", "pier_node.cli", "start", "--program-socket", str(self.socket), *options]
+        self._process = subprocess.Popen(command, env={**os.environ, **environment}, stdin=subprocess.DEVNULL)
+
+    def connect(self) -> socket.socket:
+        """The connection to it. Raises PierError: it has ended, and has said why."""
+        while True:
+            stream = socket.socket(socket.AF_UNIX)
+            try:
+                stream.connect(str(self.socket))
+                return stream
+            except OSError:
+                stream.close()
+            if self._process.poll() is not None:
+                raise PierError("Pier's daemon did not start", "What it printed says why.")
+            time.sleep(0.05)
+
+    def wait(self, finished: bool) -> None:
+        """Until it has ended; after a finished run it may have to serve other sites for a while."""
+        try:
+            self._process.wait(None if finished else LEAVE_SECONDS)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+        self._folder.remove()
+
+
+def join(
+    model: nn.Module,
+    optimizer: Optimizer | None = None,
+    *,
+    step_tokens: int,
+    config: Mapping[str, Any] | str | Path | None = None,
+    peers: str | Sequence[str] = (),
+    token: str | None = None,
+    token_file: str | Path | None = None,
+    folder: str | Path = "pier-data",
+    **options: Any,
+) -> Site:
+    """Make this program a site of a run: call it in every rank, after the model is wrapped, before the first step.
+
+    Started by `pier-node start --exec`, it uses that daemon, and what the command says of the run counts. Otherwise it
+    starts a daemon beside rank 0, which prints the command that makes the next site.
+
+    Args:
+        model: its parameters that require gradients are shared; LoRA adapters alone, if only they do.
+        optimizer: its state is kept on the disk, and its steps are counted by `with pier.join(...)`.
+        step_tokens: tokens that this site trains on in one inner step, at most; the same at every site.
+        config: found a run: tables as of a run.toml, or its path; see docs/program.md.
+        peers: join a run: addresses, HOST:PORT, of its sites.
+        token, token_file: what the first site printed.
+        folder: this site's data folder; with neither config nor peers it goes on with the run that is in there.
+        options: any other option of `pier-node start`, such as listen="0.0.0.0:7700"; flags are True.
+
+    Raises:
+        PierError: the run cannot be joined; it says what is wrong and what to do.
+    """
+    ranks, tensors = Ranks(), described((name, tuple(it.shape)) for name, it in trained(model).items())
+    if JOIN_VARIABLE in os.environ:
+        simulated = json.loads(os.environ[JOIN_VARIABLE])
+        config = None if "peers" in simulated else _with_sites(config, simulated["sites"])
+        peers, token, token_file = simulated.get("peers", ()), None, simulated.get("token_file")
+        folder, options = simulated["folder"], {"listen": simulated["listen"], "name": Path(simulated["folder"]).name}
+    daemon, stream = None, None
+    if ranks.own == 0 and ENGINE_VARIABLE in os.environ:
+        stream = socket.socket(socket.AF_UNIX)
+        stream.connect(os.environ[ENGINE_VARIABLE])
+    elif ranks.own == 0:
+        secret = {"PIER_TOKEN": token} if token else {}
+        daemon = Daemon(["--data", str(folder), *_words(peers, token_file, options)], secret)
+        stream = daemon.connect()
+    link = Link(stream, ranks)
+    link.send(Attach(VERSION, list(tensors), step_tokens, "" if config is None else json.dumps(_read(config))))
+
+    def left() -> None:
+        if daemon is not None:
+            daemon.wait(site is not None and site.finished)
+
+    site: Site | None = None
+    try:
+        site = Site(model, optimizer, link, ranks, step_tokens, left)
+    except BaseException:
+        link.close()
+        left()
+        raise
+    return site
+
+
+def _read(config: Mapping[str, Any] | str | Path) -> dict[str, Any]:
+    return dict(config) if isinstance(config, Mapping) else read_toml(Path(config), "pier-node init")
+
+
+def _with_sites(config: Mapping[str, Any] | str | Path | None, sites: int) -> dict[str, Any]:
+    tables = _read(config or {})
+    return {**tables, "run": {**tables.get("run", {}), "sites": sites}}
+
+
+def _words(peers: str | Sequence[str], token_file: str | Path | None, options: Mapping[str, Any]) -> list[str]:
+    words = [word for peer in ([peers] if isinstance(peers, str) else peers) for word in ("--peers", peer)]
+    if token_file is not None:
+        words += ["--token-file", str(token_file)]
+    for name, value in options.items():
+        if value is not None and value is not False:
+            words += [f"--{name.replace('_', '-')}", *([] if value is True else [str(value)])]
+    return words
