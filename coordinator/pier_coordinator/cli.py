@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 @click.group()
 def paths() -> None:
-    """Plan pipelines across sites (SkipPipe): which site holds which stage, and the way of every microbatch."""
+    """Plan pipelines across sites (SkipPipe). A plan has the stage of each site and the path of each microbatch."""
 
 
 @paths.command("plan")
@@ -31,27 +31,34 @@ def paths() -> None:
     "--problem",
     "file",
     type=click.Path(path_type=Path, dir_okay=False, exists=True),
-    help="Sites, links, stages and rules, as JSON: docs/paths.md. [default: the run of --data]",
+    help="JSON file with sites, links, stages and rules; see docs/paths.md. [default: the run in --data]",
 )
 @FOLDER
 @click.option(
     "--policy",
     type=click.Choice(["full", "skip", "random"]),
-    help="All stages; some, on planned paths; some, on random ones. [default: as the run; skip for --problem]",
+    help="full: paths run through all stages; skip: planned paths leave out some; random: random paths leave out some. "
+    "[default: the run's policy; skip with --problem]",
 )
-@click.option("--seconds", type=click.FloatRange(0.1, 3600), default=10.0, show_default=True, help="For each search.")
-@click.option("--seed", type=click.IntRange(0), default=1, show_default=True, help="The same seed, the same plan.")
-@click.option("--svg", type=click.Path(path_type=Path, dir_okay=False), help="Draw it there. [default: not]")
+@click.option(
+    "--seconds", type=click.FloatRange(0.1, 3600), default=10.0, show_default=True, help="Time of each search."
+)
+@click.option("--seed", type=click.IntRange(0), default=1, show_default=True, help="The same seed gives the same plan.")
+@click.option(
+    "--svg",
+    type=click.Path(path_type=Path, dir_okay=False),
+    help="Write the chart to this SVG file. [default: no file]",
+)
 @JSON
 @explained
 def plan_paths(
     file: Path | None, folder: Path, policy: str | None, seconds: float, seed: int, svg: Path | None, as_json: bool
 ) -> None:
-    """Assign sites to stages and plan all paths; show the time, the bounds and a Gantt chart.
+    """Assign sites to stages and plan all paths. Print the iteration time, the bounds and a Gantt chart.
 
-    Plans for the live sites of the run of --data, of what they have measured, or for those that --problem describes.
-    It shows what could be and changes nothing: in a run the sites plan for themselves, so that a lost coordinator
-    stops nobody.
+    Plans for the live sites of the run in --data, from what they have measured, or for the sites that --problem
+    describes. The plan is only shown and changes nothing: in a run, the sites plan for themselves, so they keep
+    training if the coordinator is lost.
     """
     from pier_coordinator.commands.paths import Search, plan_file, plan_run
 
@@ -64,7 +71,7 @@ def plan_paths(
 
 @click.group()
 def experts() -> None:
-    """Domain experts: plan who trains which, have them trained, and collect them."""
+    """Plan, train and collect domain experts."""
 
 
 EXPERTS_FILE = click.argument("file", type=click.Path(path_type=Path, dir_okay=False), default=Path("experts.toml"))
@@ -72,13 +79,13 @@ EXPERTS_FILE = click.argument("file", type=click.Path(path_type=Path, dir_okay=F
 
 @experts.command("init")
 @EXPERTS_FILE
-@preset("The model of run.toml: S.")
+@preset("Model of run.toml, which is size S.")
 @FORCE
 @explained
 def init_experts(file: Path, preset: str, force: bool) -> None:
-    """Write an experts.toml: every setting, its meaning and its default.
+    """Write an experts.toml with all settings, meanings and defaults.
 
-    FILE is what it is called. [default: experts.toml]
+    FILE is the file to write. [default: experts.toml]
     """
     from pier_coordinator.commands.experts import init
 
@@ -91,10 +98,11 @@ def init_experts(file: Path, preset: str, force: bool) -> None:
 @JSON
 @explained
 def plan_experts(file: Path, folder: Path, as_json: bool) -> None:
-    """Show who would train what, for how long, and why; start nothing.
+    """Show which site would train which expert, for how long, and why. Start nothing.
 
-    Reads the domains of FILE, estimates where size and where steps pay, and gives the experts to the [[sites]] of FILE,
-    or if it has none, to those that train in the run of --data. FILE is experts.toml if it is not given.
+    Reads the domains of FILE, estimates where a larger model and where more steps pay off, and assigns the experts to
+    the [[sites]] of FILE. Without [[sites]], assigns them to the sites that train in the run in --data.
+    FILE defaults to experts.toml.
     """
     from pier_coordinator.commands.experts import plan
 
@@ -104,13 +112,13 @@ def plan_experts(file: Path, folder: Path, as_json: bool) -> None:
 @experts.command("start")
 @EXPERTS_FILE
 @FOLDER
-@click.option("--yes", is_flag=True, help="Do not ask. [default: show the plan and ask]")
+@click.option("--yes", is_flag=True, help="Start without asking. [default: show the plan and ask]")
 @JSON
 @explained
 def start_experts(file: Path, folder: Path, yes: bool, as_json: bool) -> None:
-    """Show the plan of FILE, and have the sites of the run of --data train it once that run is finished.
+    """Show the plan for FILE, and have its experts trained.
 
-    FILE is experts.toml if it is not given.
+    The sites of the run in --data train them once that run is finished. FILE defaults to experts.toml.
     """
     from pier_coordinator.commands.experts_run import start
 
@@ -122,9 +130,9 @@ def start_experts(file: Path, folder: Path, yes: bool, as_json: bool) -> None:
 @JSON
 @explained
 def status_experts(folder: Path, as_json: bool) -> None:
-    """Show who trains which expert, how far it is, and how good.
+    """Show who trains which expert, its progress and its quality.
 
-    Exit code: 0, or 3 when experts are missing yet; 1 when there is no answer.
+    Exit code: 0 if all experts are there, 3 if some are still missing, 1 if the coordinator does not answer.
     """
     from pier_coordinator.commands.experts_run import status
 
@@ -139,11 +147,11 @@ def status_experts(folder: Path, as_json: bool) -> None:
     "sites",
     multiple=True,
     type=click.Path(path_type=Path, file_okay=False, exists=True),
-    help="The --data folder of a site, or a copy of it; several times. [default: none]",
+    help="The --data folder of a site, or a copy of it. Can be repeated. [default: none]",
 )
 @explained
 def collect_experts(out: Path, folder: Path, sites: tuple[Path, ...]) -> None:
-    """Copy the experts into the folder OUT, with ensemble.json: the ensemble of a plan that is complete."""
+    """Copy the experts of a complete plan into the folder OUT. Adds ensemble.json."""
     from pier_coordinator.commands.experts_run import collect
 
     click.echo(collect(folder, sites, out))
@@ -156,7 +164,7 @@ PAGE = "127.0.0.1:7780"
 @click.group(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
 @click.version_option(__version__)
 def main() -> None:
-    """Watch over a run: invite its sites, see how they do, tell them what to do.
+    """Manage a run: invite sites, watch their progress, and give them orders.
 
     First:  pier-coordinator init my-run && pier-coordinator start my-run
 
@@ -170,7 +178,7 @@ def main() -> None:
 @preset("Model size.")
 @explained
 def init(folder: Path, preset: str) -> None:
-    """Make a folder for a run: its commented run.toml, and the coordinator's identity."""
+    """Create a folder for a run. It holds a commented run.toml and the coordinator's identity."""
     from pier_coordinator.commands.init import init
 
     click.echo(init(folder, preset))
@@ -178,20 +186,23 @@ def init(folder: Path, preset: str) -> None:
 
 @main.command()
 @click.argument("folder", type=click.Path(path_type=Path, file_okay=False), default=Path("."))
-@click.option("--listen", default="0.0.0.0:7790", show_default=True, metavar="HOST:PORT", help="Where sites call.")
-@click.option("--advertise", metavar="HOST[:PORT]", help="Where sites reach it. [default: found out, and said]")
-@click.option("--page", default=PAGE, show_default=True, metavar="HOST:PORT", help="Where the web page is.")
+@click.option("--listen", default="0.0.0.0:7790", show_default=True, metavar="HOST:PORT", help="Address to listen on.")
+@click.option(
+    "--advertise", metavar="HOST[:PORT]", help="Address where sites reach it. [default: detected and printed]"
+)
+@click.option("--page", default=PAGE, show_default=True, metavar="HOST:PORT", help="Address of the web page.")
 @click.option(
     "--host",
     "hosts",
     multiple=True,
     metavar="NAME[:PORT]",
-    help="A name of the page in browsers, as behind a proxy; repeat. [default: addresses and this machine's name]",
+    help="Another host name for the page, such as that of a proxy. Can be repeated. "
+    "[default: addresses and this machine's name]",
 )
-@click.option("--quiet", is_flag=True, help="Say only what is wrong. [default: say what happens]")
+@click.option("--quiet", is_flag=True, help="Print only warnings and errors. [default: print progress too]")
 @explained
 def start(folder: Path, listen: str, advertise: str | None, page: str, hosts: tuple[str, ...], quiet: bool) -> None:
-    """Run the coordinator of FOLDER until Ctrl+C; the sites train on without it. [default: this folder]"""
+    """Run the coordinator of FOLDER until Ctrl+C. The sites keep training without it. [default: this folder]"""
     from pier_coordinator.commands.start import Settings, run_coordinator
     from pier_coordinator.identity.home import Home
 
@@ -200,13 +211,13 @@ def start(folder: Path, listen: str, advertise: str | None, page: str, hosts: tu
 
 @main.command()
 @FOLDER
-@click.option("--name", default="", help="What people call the site. [default: its host name]")
-@click.option("--expires", type=Duration(), default="24h", show_default=True, help="For how long it can be used.")
-@click.option("--uses", type=click.IntRange(1, 10_000), default=1, show_default=True, help="For so many sites.")
+@click.option("--name", default="", help="Name of the site. [default: its host name]")
+@click.option("--expires", type=Duration(), default="24h", show_default=True, help="How long the invite is valid.")
+@click.option("--uses", type=click.IntRange(1, 10_000), default=1, show_default=True, help="How many sites can use it.")
 @JSON
 @explained
 def invite(folder: Path, name: str, expires: float, uses: int, as_json: bool) -> None:
-    """Print the one command that brings a site into the run."""
+    """Print the command that adds a site to the run."""
     from pier_coordinator.commands.operate import invite
 
     invite(folder, as_json, name, expires, uses)
@@ -218,10 +229,11 @@ def invite(folder: Path, name: str, expires: float, uses: int, as_json: bool) ->
 @JSON
 @explained
 def revoke(folder: Path, site: str, as_json: bool) -> None:
-    """Put SITE (its name or node id) out of the run for good, or take back the invite of that id.
+    """Remove a site from the run for good, or revoke an invite.
 
-    With a site its invite ends, if that has uses left: otherwise the same people could come in again. Sites that have
-    come in with an invite stay when the invite is taken back: revoke each of them.
+    SITE is the name or node id of a site, or the id of an invite. Revoking a site also revokes its invite if uses are
+    left; otherwise the same people could join again. Revoking an invite does not remove the sites that joined with it:
+    revoke each of them.
     """
     from pier_coordinator.commands.operate import revoke
 
@@ -233,9 +245,9 @@ def revoke(folder: Path, site: str, as_json: bool) -> None:
 @JSON
 @explained
 def nodes(folder: Path, as_json: bool) -> None:
-    """Show the sites: where they are and what they do.
+    """Show the sites, their addresses and what they are doing.
 
-    Exit code: 0, or 3 when a site is silent; 1 when there is no answer.
+    Exit code: 0 if no site is silent, 3 if one is, 1 if the coordinator does not answer.
     """
     from pier_coordinator.commands.operate import nodes
 
@@ -245,12 +257,12 @@ def nodes(folder: Path, as_json: bool) -> None:
 @main.command()
 @FOLDER
 @JSON
-@click.option("--watch", is_flag=True, help="Show it anew every second until Ctrl+C. [default: once]")
+@click.option("--watch", is_flag=True, help="Refresh every second until Ctrl+C. [default: print once]")
 @explained
 def status(folder: Path, as_json: bool, watch: bool) -> None:
-    """Show how the run does, and what needs somebody's attention.
+    """Show the progress of the run and what needs attention.
 
-    Exit code: 0, or 3 when a site is silent; 1 when there is no answer.
+    Exit code: 0 if no site is silent, 3 if one is, 1 if the coordinator does not answer.
     """
     from pier_coordinator.commands.operate import status
 
@@ -260,10 +272,10 @@ def status(folder: Path, as_json: bool, watch: bool) -> None:
 @main.command()
 @FOLDER
 @JSON
-@click.option("--limit", type=click.IntRange(1, 500), default=50, show_default=True, help="The last so many.")
+@click.option("--limit", type=click.IntRange(1, 500), default=50, show_default=True, help="How many to show.")
 @explained
 def events(folder: Path, as_json: bool, limit: int) -> None:
-    """Show what happened: sites that came and went, orders, warnings."""
+    """Show the latest events. These are sites that joined or left, orders and warnings."""
     from pier_coordinator.commands.operate import events
 
     events(folder, as_json, limit, of_sites=False)
@@ -272,10 +284,10 @@ def events(folder: Path, as_json: bool, limit: int) -> None:
 @main.command()
 @FOLDER
 @JSON
-@click.option("--limit", type=click.IntRange(1, 500), default=50, show_default=True, help="The last so many.")
+@click.option("--limit", type=click.IntRange(1, 500), default=50, show_default=True, help="How many to show.")
 @explained
 def logs(folder: Path, as_json: bool, limit: int) -> None:
-    """Show the warnings that the sites logged."""
+    """Show the latest warnings that the sites logged."""
     from pier_coordinator.commands.operate import events
 
     events(folder, as_json, limit, of_sites=True)
@@ -287,7 +299,7 @@ def logs(folder: Path, as_json: bool, limit: int) -> None:
 @JSON
 @explained
 def pause(folder: Path, sites: tuple[str, ...], as_json: bool) -> None:
-    """Have SITES train no further from their next round on. [default: all]"""
+    """Pause training at SITES before their next round. [default: all sites]"""
     from pier_coordinator.commands.operate import order
 
     order(folder, "pause", sites, as_json)
@@ -299,7 +311,7 @@ def pause(folder: Path, sites: tuple[str, ...], as_json: bool) -> None:
 @JSON
 @explained
 def resume(folder: Path, sites: tuple[str, ...], as_json: bool) -> None:
-    """Have SITES train on. [default: all]"""
+    """Resume training at SITES. [default: all sites]"""
     from pier_coordinator.commands.operate import order
 
     order(folder, "resume", sites, as_json)
@@ -311,9 +323,9 @@ def resume(folder: Path, sites: tuple[str, ...], as_json: bool) -> None:
 @JSON
 @explained
 def stop(folder: Path, sites: tuple[str, ...], as_json: bool) -> None:
-    """Have SITES leave the run politely, and end. [default: all]
+    """Have SITES leave the run cleanly and stop. [default: all sites]
 
-    `pier-node start` at the site goes on later. The coordinator itself ends with Ctrl+C.
+    `pier-node start` at the site resumes the run later. Stop the coordinator itself with Ctrl+C.
     """
     from pier_coordinator.commands.operate import order
 
@@ -328,10 +340,10 @@ def stop(folder: Path, sites: tuple[str, ...], as_json: bool) -> None:
 @JSON
 @explained
 def assign(folder: Path, site: str, kind: str, number: int | None, as_json: bool) -> None:
-    """Give SITE an assignment, taken up at its next round.
+    """Give SITE an assignment that applies from its next round.
 
-    replica: the whole model together with the others, in a pipeline any stage. stage NUMBER: that stage of a pipeline,
-    counted from 0, if the site holds none yet.
+    replica: train the whole model together with the others; in a pipeline, hold any stage. stage NUMBER: hold that
+    stage of the pipeline, counted from 0, if the site holds none yet.
     """
     from pier_coordinator.commands.operate import act
 
@@ -347,35 +359,40 @@ def assign(folder: Path, site: str, kind: str, number: int | None, as_json: bool
 @main.command()
 @click.argument("sheets", nargs=-1, type=click.Path(path_type=Path, exists=True))
 @FOLDER
-@click.option("--domain", "domains", multiple=True, help="Score this one too; repeat. [default: those with an expert]")
+@click.option(
+    "--domain",
+    "domains",
+    multiple=True,
+    help="Also score this domain. Can be repeated. [default: those with an expert]",
+)
 @click.option(
     "--config",
     "file",
     type=click.Path(path_type=Path, dir_okay=False, exists=True),
-    help="experts.toml: where the text of --domain is. [default: it is built in]",
+    help="The experts.toml that says where the text of --domain is. [default: the domain is built in]",
 )
-@click.option("--rows", type=click.IntRange(0), default=0, help="Of each domain and split. [default: all]")
+@click.option("--rows", type=click.IntRange(0), default=0, help="Rows per domain and split. [default: all]")
 @click.option(
     "--patience",
     type=click.FloatRange(1, 1e7),
     default=600.0,
     show_default=True,
     metavar="SECONDS",
-    help="Give up an expert of which nothing comes for so long.",
+    help="Skip an expert that has reported nothing for this many seconds.",
 )
 @click.option(
-    "--top-k", type=click.IntRange(0), default=0, help="Experts that a mixture chooses. [default: one, and two]"
+    "--top-k", type=click.IntRange(0), default=0, help="How many experts a mixture selects. [default: one, and two]"
 )
 @PLOT
 @JSON
 @explained
 def evaluate(sheets: tuple[Path, ...], top_k: int, plot: Path | None, as_json: bool, **asked: Any) -> None:
-    """Have the sites score their experts, and compare the mixtures; no model leaves its site.
+    """Have the sites score their experts, and compare the mixtures. No model leaves its site.
 
-    Waits for the sites of the run of --data, which train to the end first. With SHEETS nobody is asked: they are what
-    `pier-node score --save` wrote at the sites, or folders of that.
+    Waits for the sites of the run in --data, which finish training first. With SHEETS, asks no site: they are files
+    that `pier-node score --save` wrote at the sites, or folders of such files.
 
-    Exit code: 0, or 3 when an expert or a domain is missing.
+    Exit code: 0 if nothing is missing, 3 if an expert or a domain is missing.
     """
     from pier_coordinator.commands.evaluate import Asked, evaluate, evaluate_run
 
@@ -387,11 +404,15 @@ def evaluate(sheets: tuple[Path, ...], top_k: int, plot: Path | None, as_json: b
 
 @main.command()
 @click.argument("file", type=click.Path(path_type=Path, dir_okay=False, exists=True))
-@click.option("--speed", type=click.FloatRange(0), default=0.0, help="Times as fast as it was. [default: all at once]")
-@click.option("--port", type=click.IntRange(0, 65535), default=7780, show_default=True, help="Of the page, here.")
+@click.option(
+    "--speed", type=click.FloatRange(0), default=0.0, help="Playback speed: 1 is as it happened. [default: all at once]"
+)
+@click.option(
+    "--port", type=click.IntRange(0, 65535), default=7780, show_default=True, help="Port of the page on this machine."
+)
 @explained
 def replay(file: Path, speed: float, port: int) -> None:
-    """Show the page of an event log, FILE (events.jsonl in the folder of a run), again."""
+    """Replay an event log on the page. FILE is events.jsonl in the folder of a run."""
     from pier_coordinator.commands.replay import run_replay
 
     run_replay(file, speed, port)

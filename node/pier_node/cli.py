@@ -41,33 +41,39 @@ from pier_node.commands.options import (
     type=click.Path(path_type=Path, file_okay=False, exists=True),
     default=Path("ensemble"),
     show_default=True,
-    help="Folder of an ensemble: ensemble.json, and a folder for each expert.",
+    help="Folder of the ensemble: ensemble.json and one folder per expert.",
 )
-@click.option("--listen", default="127.0.0.1:7720", show_default=True, metavar="HOST:PORT", help="Where to listen.")
 @click.option(
-    "--top-k", type=click.IntRange(0), default=0, help="Experts that answer a request: the likeliest. [default: all]"
+    "--listen", default="127.0.0.1:7720", show_default=True, metavar="HOST:PORT", help="Address to listen on."
+)
+@click.option(
+    "--top-k",
+    type=click.IntRange(0),
+    default=0,
+    help="How many experts, the likeliest ones, answer a request. [default: all]",
 )
 @click.option(
     "--memory",
     type=click.FloatRange(0),
     default=0.0,
     metavar="GB",
-    help="For weights; the least recently asked expert makes room. [default: no limit]",
+    help="Memory for weights, in GB. If it is full, the least recently used expert is unloaded. [default: no limit]",
 )
 @click.option(
     "--posterior",
     type=click.Choice(["decay", "fixed-share", "bayes", "uniform"]),
     default="decay",
     show_default=True,
-    help="How the experts' weights follow the text.",
+    help="How the weights of the experts adapt to the text.",
 )
 @DEVICE
-@click.option("--quiet", is_flag=True, help="Say only what is wrong. [default: say what happens]")
+@click.option("--quiet", is_flag=True, help="Print only warnings and errors. [default: print progress too]")
 @explained
 def serve(quiet: bool, **options: Any) -> None:
-    """Answer requests with an ensemble of experts, over HTTP.
+    """Serve an ensemble of experts over HTTP.
 
-    Clients of the completions protocol (/v1/completions) work as they are; / is a page to type into. Ctrl+C ends it.
+    Clients of the completions protocol (/v1/completions) work unchanged. The page at / takes prompts. Press Ctrl+C to
+    stop.
     """
     from pier_node.commands.serve import Settings, run_server
 
@@ -80,26 +86,31 @@ def serve(quiet: bool, **options: Any) -> None:
     "--config",
     "file",
     type=click.Path(path_type=Path, dir_okay=False, exists=True),
-    help="experts.toml: where the text of the domains is. [default: they are built in]",
+    help="The experts.toml that says where the text of the domains is. [default: the domains are built in]",
 )
 @click.option(
-    "--domain", "domains", multiple=True, help="Score this one too; repeat. [default: those that have an expert]"
+    "--domain",
+    "domains",
+    multiple=True,
+    help="Also score this domain. Can be repeated. [default: only domains that have an expert]",
 )
-@click.option("--rows", type=click.IntRange(0), default=0, help="Of each domain and split. [default: all]")
+@click.option("--rows", type=click.IntRange(0), default=0, help="Rows per domain and split. [default: all]")
 @click.option(
-    "--top-k", type=click.IntRange(0), default=0, help="Experts that a mixture chooses. [default: one, and two]"
+    "--top-k", type=click.IntRange(0), default=0, help="How many experts a mixture selects. [default: one, and two]"
 )
 @click.option(
-    "--save", type=click.Path(path_type=Path, file_okay=False), help="Put the score sheets there. [default: nowhere]"
+    "--save",
+    type=click.Path(path_type=Path, file_okay=False),
+    help="Write the score sheets to this folder. [default: do not write them]",
 )
 @PLOT
 @DEVICE
 @JSON
 @explained
 def score(as_json: bool, **options: Any) -> None:
-    """Score the ensemble in FOLDER on what is held out of every domain.
+    """Score the ensemble in FOLDER on held-out text of every domain.
 
-    Prints bits per byte and perplexity for every mixture. FOLDER may be one expert's, with --save.
+    Prints bits per byte and perplexity for every mixture. With --save, FOLDER may also hold a single expert.
     """
     from pier_node.commands.score import Settings, score
 
@@ -136,9 +147,9 @@ main.add_command(serve)
 @FORCE
 @explained
 def init(file: Path, preset: str, weights: Path | None, force: bool) -> None:
-    """Write a run.toml: every setting, its meaning and its default.
+    """Write a run.toml with all settings, meanings and defaults.
 
-    FILE is what it is called. [default: run.toml]
+    FILE is the file to write. [default: run.toml]
     """
     from pier_node.commands.init import init
 
@@ -152,34 +163,34 @@ def init(file: Path, preset: str, weights: Path | None, force: bool) -> None:
     "--coordinator",
     metavar="HOST[:PORT]",
     callback=lambda _context, _option, text: text and with_port(text, COORDINATOR_PORT),
-    help="Its invite is the token. [default: the one that --data knows; port 7790]",
+    help="Coordinator of the run to join; the token is its invite. [default: the one stored in --data; port 7790]",
 )
 @with_token
 @FOLDER
-@click.option("--name", default="", help="What people call this site. [default: host name]")
+@click.option("--name", default="", help="Name of this site. [default: host name]")
 @click.option(
     "--trust",
     default="",
     metavar="FINGERPRINT",
-    help="Of a committed state, as `pier-node status` shows it at a site that you trust: a newcomer takes only states "
-    "that follow from it. [default: the run's founder, whom the token names, or the coordinator]",
+    help="Fingerprint of a committed state, as `pier-node status` prints it at a site that you trust. A new site "
+    "accepts only states that follow from it. [default: trust the founder, whom the token names, or the coordinator]",
 )
 @LISTEN
 @ADVERTISE
-@click.option("--dataset", "data", help=dataset("as --data knows, or this site's part of data.path"))
+@click.option("--dataset", "data", help=dataset("as stored in --data, or this site's part of data.path"))
 @click.option(
     "--shared-data",
     is_flag=True,
-    help="--dataset is a copy of the data that every site has: train on this site's part. [default: as --data knows, "
-    "or it is this site's own, and all of it is used]",
+    help="Every site has a copy of --dataset: train only on this site's part. [default: as stored in --data, or "
+    "--dataset belongs to this site alone, and all of it is used]",
 )
 @click.option(
     "--exec",
     "command",
     default="",
     metavar="COMMAND",
-    help="Train with this program, which calls pier.join, instead of Pier's own trainer: it is started, watched and "
-    "started again. [default: Pier's own trainer]",
+    help="Train with this program, which calls pier.join. Pier starts it, watches it and restarts it. "
+    "[default: Pier's own trainer]",
 )
 @click.option(
     "--from",
@@ -188,20 +199,22 @@ def init(file: Path, preset: str, weights: Path | None, force: bool) -> None:
     help="Found the run from the weights in this folder, in Hugging Face's format. [default: from the run's seed]",
 )
 @click.option("--program-socket", type=click.Path(path_type=Path), hidden=True)
-@click.option("--workers", type=click.IntRange(0), default=0, help="Processes that train. [default: one for each GPU]")
 @click.option(
-    "--http", type=click.IntRange(0, 65535), default=0, help="Status port on 127.0.0.1. [default: any free one]"
+    "--workers", type=click.IntRange(0), default=0, help="Number of training processes. [default: one per GPU]"
+)
+@click.option(
+    "--http", type=click.IntRange(0, 65535), default=0, help="Status port on 127.0.0.1. [default: any free port]"
 )
 @TRANSPORT
 @INSECURE
-@click.option("--quiet", is_flag=True, help="Say only what is wrong. [default: say what happens]")
+@click.option("--quiet", is_flag=True, help="Print only warnings and errors. [default: print progress too]")
 @click.option("--fail-at", default="", hidden=True)
 @explained
 def start(peers: tuple[str, ...], quiet: bool, **options: Any) -> None:
-    """Take part in a run: found it, join it, or go on with it.
+    """Found a run, join one, or resume one.
 
-    Founds it with --run, joins it with --peers or --coordinator, goes on with the one of --data with none of them.
-    Ctrl+C leaves politely; the same command goes on later.
+    --run founds a run. --peers or --coordinator joins one. Without these options, the run in --data resumes. Ctrl+C
+    leaves the run cleanly; the same command resumes it later.
     """
     from pier_node.commands.start import run_site
     from pier_node.site.settings import Settings
@@ -212,12 +225,12 @@ def start(peers: tuple[str, ...], quiet: bool, **options: Any) -> None:
 @main.command()
 @FOLDER
 @JSON
-@click.option("--watch", is_flag=True, help="Show it anew every second until Ctrl+C. [default: once]")
+@click.option("--watch", is_flag=True, help="Refresh every second until Ctrl+C. [default: print once]")
 @explained
 def status(folder: Path, as_json: bool, watch: bool) -> None:
-    """Show what a site of this machine and its peers are doing.
+    """Show what a site on this machine and its peers are doing.
 
-    Exit code: 0 when its daemon runs, 3 when not.
+    Exit code: 0 if the site's daemon is running, 3 if not.
     """
     from pier_node.commands.status import status
 
@@ -227,13 +240,13 @@ def status(folder: Path, as_json: bool, watch: bool) -> None:
 @main.command()
 @FOLDER
 @click.option(
-    "--timeout", type=click.FloatRange(0), default=30.0, show_default=True, help="Seconds to wait until it has ended."
+    "--timeout", type=click.FloatRange(0), default=30.0, show_default=True, help="Seconds to wait for it to stop."
 )
 @explained
 def stop(folder: Path, timeout: float) -> None:
-    """Have a site of this machine leave its run politely.
+    """Make a site on this machine leave its run cleanly.
 
-    `pier-node start` goes on later.
+    `pier-node start` resumes the run later.
     """
     from pier_node.commands.stop import stop
 
@@ -252,12 +265,12 @@ def stop(folder: Path, timeout: float) -> None:
 @JSON
 @explained
 def doctor(peers: tuple[str, ...], as_json: bool, **options: Any) -> None:
-    """Find what keeps this site from training, and how to mend it.
+    """Find what keeps this site from training, and how to fix it.
 
-    Takes the options of start, before or while the daemon runs. Measures the links to all sites of the run, which takes
-    some seconds and up to 45 MB for each.
+    Takes the options of start. Works whether or not the daemon is running. Measures the link to every site of the run,
+    which takes a few seconds and up to 45 MB per site.
 
-    Exit code: 0 when nothing is wrong, 1 when something is.
+    Exit code: 0 if nothing is wrong, 1 if something is.
     """
     from pier_node.commands.doctor import doctor
     from pier_node.site.settings import Settings
@@ -271,9 +284,9 @@ def doctor(peers: tuple[str, ...], as_json: bool, **options: Any) -> None:
 @click.option("--force", is_flag=True, help="Replace the model in OUT even if Pier did not write it. [default: refuse]")
 @explained
 def export(folder: Path, out: Path, force: bool) -> None:
-    """Write the newest checkpoint as Hugging Face's libraries load it.
+    """Export the newest checkpoint for Hugging Face's libraries.
 
-    OUT is the folder to make, or an earlier export to replace. The daemon may run meanwhile.
+    OUT is the folder to create, or an earlier export to replace. The daemon may keep running.
     """
     from pier_node.commands.export import export
 
@@ -284,14 +297,21 @@ def export(folder: Path, out: Path, force: bool) -> None:
 @FOLDER
 @MODEL
 @click.option(
-    "--batches", type=click.IntRange(0), default=0, help="Batches to predict. [default: inner.eval_batches of the run]"
+    "--batches",
+    type=click.IntRange(0),
+    default=0,
+    help="Number of batches to evaluate. [default: inner.eval_batches of the run]",
 )
-@click.option("--dataset", help=dataset("as --data knows, or data.path"))
+@click.option("--dataset", help=dataset("as stored in --data, or data.path"))
 @click.option(
-    "--skip", type=click.FloatRange(0, 1, max_open=True), help="Leave out this part of the stages. [default: none]"
+    "--skip",
+    type=click.FloatRange(0, 1, max_open=True),
+    help="Fraction of the stages to leave out, from 0 to below 1. [default: none]",
 )
 @click.option(
-    "--plot", type=click.Path(path_type=Path, dir_okay=False), help="With --skip: draw a PNG. [default: a table only]"
+    "--plot",
+    type=click.Path(path_type=Path, dir_okay=False),
+    help="With --skip: also write a plot to this PNG file. [default: a table only]",
 )
 @DEVICE
 @JSON
@@ -299,8 +319,8 @@ def export(folder: Path, out: Path, force: bool) -> None:
 def evaluate(folder: Path, skip: float | None, plot: Path | None, **options: Any) -> None:
     """Measure a model on the validation split of a run.
 
-    Prints the loss in nats a token, the perplexity, and bits per byte of text. With --skip: the perplexity without each
-    choice of stages, and without the last ones.
+    Prints the loss in nats per token, the perplexity, and bits per byte of text. With --skip, prints the perplexity
+    without each choice of stages, and without the last stages.
     """
     if skip is not None:
         from pier_node.commands.evaluate import evaluate_omissions
@@ -316,22 +336,22 @@ def evaluate(folder: Path, skip: float | None, plot: Path | None, **options: Any
 @FOLDER
 @MODEL
 @click.argument("prompt")
-@click.option("--tokens", type=click.IntRange(0), default=200, show_default=True, help="Tokens to make.")
+@click.option("--tokens", type=click.IntRange(0), default=200, show_default=True, help="Number of tokens to generate.")
 @click.option(
     "--temperature",
     type=click.FloatRange(0),
     default=0.8,
     show_default=True,
-    help="0: always the likeliest token; 1: as the model says; above: wilder.",
+    help="0 always takes the likeliest token, 1 samples from the model's distribution, and higher values vary more.",
 )
 @click.option(
-    "--top-k", type=click.IntRange(0), default=0, help="Choose among so many likeliest tokens. [default: among all]"
+    "--top-k", type=click.IntRange(0), default=0, help="Sample from this many likeliest tokens. [default: all]"
 )
-@click.option("--seed", type=int, default=0, show_default=True, help="The same seed makes the same text.")
+@click.option("--seed", type=int, default=0, show_default=True, help="The same seed gives the same text.")
 @DEVICE
 @explained
 def generate(folder: Path, **options: Any) -> None:
-    """Let a model go on from PROMPT, and print the text as it comes."""
+    """Continue PROMPT with a model, and stream the text."""
     from pier_node.commands.generate import generate
 
     generate(folder, show=lambda text: click.echo(text, nl=False), **options)
@@ -339,33 +359,43 @@ def generate(folder: Path, **options: Any) -> None:
 
 
 @main.command()
-@click.option("--sites", type=click.IntRange(2, 8), default=3, show_default=True, help="Sites on this machine.")
+@click.option(
+    "--sites", type=click.IntRange(2, 8), default=3, show_default=True, help="Number of sites on this machine."
+)
 @click.option(
     "--algorithm",
     type=click.Choice(["pier", "diloco", "noloco", "sync"]),
-    help="How sites exchange. [default: pier; sync with --pipeline]",
+    help="How sites exchange updates. [default: pier; sync with --pipeline]",
 )
 @click.option(
     "--transport", type=click.Choice(["grpc", "hivemind"]), default="grpc", show_default=True, help="How sites connect."
 )
-@click.option("--steps", type=click.IntRange(1), help="Inner steps. [default: what fits into --seconds]")
+@click.option("--steps", type=click.IntRange(1), help="Number of inner steps. [default: as many as fit into --seconds]")
 @click.option(
-    "--seconds", type=click.FloatRange(min=0, min_open=True), default=90.0, show_default=True, help="For the training."
+    "--seconds",
+    type=click.FloatRange(min=0, min_open=True),
+    default=90.0,
+    show_default=True,
+    help="Training time in seconds.",
 )
 @click.option(
     "--folder",
     type=click.Path(path_type=Path, file_okay=False),
     default=Path("pier-demo"),
     show_default=True,
-    help="Where all of it lies: sites, logs, the model, the loss curve. Emptied first.",
+    help="Folder for everything: sites, logs, the model, the loss curve. Emptied first.",
 )
-@click.option("--keep", is_flag=True, help="Go on with the run in --folder. [default: begin anew]")
+@click.option("--keep", is_flag=True, help="Resume the run in --folder. [default: start a new run]")
 @click.option(
     "--experts",
     is_flag=True,
-    help="Three unequal sites train a seed, then experts; only --folder counts. [default: one model]",
+    help="Three unequal sites train a seed model, then experts. Only --folder applies. [default: one model]",
 )
-@click.option("--pipeline", is_flag=True, help="Six sites with four stages of the model. [default: the whole at each]")
+@click.option(
+    "--pipeline",
+    is_flag=True,
+    help="Six sites hold four stages of the model. [default: each site holds the whole model]",
+)
 @click.option("--kill-at", type=click.IntRange(1), help="With --pipeline: kill a site after this step. [default: none]")
 @JSON
 @explained
@@ -374,9 +404,9 @@ def demo(
 ) -> None:
     """Watch several sites on this machine train one small model.
 
-    With --pipeline each of them holds a stage of it; only --steps, --algorithm and --folder count then.
+    With --pipeline, each site holds one stage, and only --steps, --algorithm, --kill-at and --folder apply.
 
-    Exit code: 0 when all went well, 1 when not, 130 after Ctrl+C, which ends everything.
+    Exit code: 0 on success, 1 on failure, 130 after Ctrl+C, which stops everything.
     """
     try:
         if experts:
@@ -393,7 +423,7 @@ def demo(
 
         sys.exit(0 if run_demo(Options(algorithm=algorithm or "pier", **options), as_json) else 1)
     except KeyboardInterrupt:
-        click.echo("Stopped, and no process is left. The same command with --keep goes on.", err=True)
+        click.echo("Stopped; no process is left running. Run the same command with --keep to resume.", err=True)
         sys.exit(130)
 
 

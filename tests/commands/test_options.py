@@ -31,7 +31,7 @@ def test_what_may_not_be_written_is_explained_too() -> None:
 
     failed = CliRunner().invoke(fail)
     assert failed.exit_code == 1
-    assert failed.output.startswith("Error: /data/run.json: Read-only file system\nRun this as a user who may")
+    assert failed.output.startswith("Error: /data/run.json: Read-only file system\nRun this as a user who has access")
 
 
 @pytest.mark.parametrize(

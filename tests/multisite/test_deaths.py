@@ -51,4 +51,4 @@ def test_all_are_killed_at_once_and_go_on_where_they_were(world: MakeWorld) -> N
     at = max(site.round for site in run.sites.values())
     run.start()
     run.reach(at + 2)
-    assert all("Going on at round" in site.output for site in run.sites.values())
+    assert all("Resuming at round" in site.output for site in run.sites.values())

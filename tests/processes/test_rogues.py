@@ -95,7 +95,7 @@ def test_who_votes_for_other_bits_cannot_make_the_others_do_so(run: Run, tmp_pat
     rogue = Rogue(run, tmp_path / "rogue")
     refuses(run, rogue, bring(0.0, Update)(rogue))
     for site in run.sites:
-        assert "voted for other bits than ours" in site.output
+        assert "voted for a different result than ours" in site.output
     run.stop()
 
 

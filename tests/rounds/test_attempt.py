@@ -110,7 +110,7 @@ def test_other_bits_decide_nothing() -> None:
         members["c"].rounds._attempt = odd
         task = members["c"].play(decided(odd, update))
         suspicion = await parts["a"].suspicion()
-        assert (suspicion.node, suspicion.reason) == ("c", "voted for other bits than ours")
+        assert (suspicion.node, suspicion.reason) == ("c", "voted for a different result than ours")
         with pytest.raises(Suspicion):
             await task
 
@@ -307,7 +307,7 @@ def test_a_vote_for_something_else_decides_nothing(changed: str) -> None:
 
         members["b"].statements.seal = forged  # type: ignore[method-assign]
         suspicion = await part.suspicion()
-        assert (suspicion.node, suspicion.reason) == ("b", "voted for other bits than ours")
+        assert (suspicion.node, suspicion.reason) == ("b", "voted for a different result than ours")
 
     scene(play, "ab")
 

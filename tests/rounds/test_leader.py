@@ -233,7 +233,7 @@ def test_what_nobody_signed_is_refused() -> None:
 
 def test_who_holds_another_state_of_that_round_is_refused() -> None:
     async def scene(desk: Desk) -> None:
-        with pytest.raises(BadMessage, match="it holds other bits after round 4 than this site"):
+        with pytest.raises(BadMessage, match="after round 4 it holds different bits than this site"):
             await desk.ask(ready("b", base=b"?" * 32))
 
     at_desk(scene)

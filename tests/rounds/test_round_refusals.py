@@ -119,7 +119,7 @@ def test_a_site_that_lost_a_round_waits_until_it_has_it_again() -> None:
         task = member.contribute(1.0)
         await asyncio.sleep(60)
         assert not task.done()
-        assert "had committed round 11 and its disk has lost it" in member.rounds.last_error
+        assert "had committed round 11, but its disk has lost it" in member.rounds.last_error
         task.cancel()
         await member.rounds.adopt(outer_state("b", round=10), [])
         assert member.rounds.promises.lost

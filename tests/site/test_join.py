@@ -96,7 +96,7 @@ async def test_an_invitation_says_all_that_others_type(tmp_path: Path, transport
     typed = f"  PIER_TOKEN={member.token} pier-node start --peers 10.0.0.1:7700{way}\n"
     assert member.invitation("10.0.0.1:7700").endswith(typed)
     logged = member.invitation("10.0.0.1:7700", kept=Path("/lab/run.token"))
-    assert "with a copy of /lab/run.token there" in logged
+    assert "that has a copy of /lab/run.token:" in logged
     assert logged.endswith(f"  pier-node start --peers 10.0.0.1:7700{way} --token-file run.token\n")
     assert "pier1-" not in logged
 
@@ -350,5 +350,5 @@ async def test_a_coordinator_wants_an_invite(tmp_path: Path) -> None:
 async def test_a_folder_of_another_run_is_not_taken_over(tmp_path: Path) -> None:
     save_run(tmp_path, CONFIG)
     (tmp_path / "checkpoints" / "round-00000001").mkdir(parents=True)
-    with pytest.raises(PierError, match="belongs to a run already"):
+    with pytest.raises(PierError, match="already belongs to a run"):
         await find_run(Settings(tmp_path, coordinator="10.0.0.9:7790", token="pierinvite1-abc"))

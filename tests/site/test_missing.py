@@ -72,9 +72,9 @@ def test_who_waits_for_a_site_that_has_ended_says_which_and_what_to_do(caplog: p
     before, said = told(["a", "b"], [], WAITING)
     assert before == ""
     assert said.startswith(
-        "site-a (a) does not answer, and this site cannot go on without it. It may have been stopped"
+        "site-a (a) does not answer, and this site cannot continue without it. It may have been stopped"
     )
-    assert "may have finished the run and ended: start `pier-node start --data FOLDER` there again" in said
+    assert "may have finished the run and ended: run `pier-node start --data FOLDER` there again" in said
     assert [record.getMessage() for record in caplog.records].count(said) == 1
 
 

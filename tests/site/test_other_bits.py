@@ -31,5 +31,5 @@ def test_what_others_say_of_their_bits_is_an_error_once_each_and_stops_nobody(
     report(*nodes)
     assert [record.levelname for record in caplog.records] == ["ERROR"] * len(nodes)
     for node, record in zip(nodes, caplog.records, strict=True):
-        assert f"round 3: {node} says that it holds other bits" in record.getMessage()
+        assert f"round 3: {node} says that its state differs" in record.getMessage()
         assert STATE.digest.hex()[:12] in record.getMessage()

@@ -321,6 +321,6 @@ def test_another_that_says_it_holds_other_bits_stops_nobody(caplog: pytest.LogCa
     site = Site(local(2), Rounds(begin(), "out"), Roster(pulses=others))
     site.run()
     assert site.rounds.state.round == 2
-    assert [it.getMessage()[:30] for it in caplog.records if it.levelname == "ERROR"] == [
-        "round 1: other says that it ho"
+    assert [it.getMessage()[:31] for it in caplog.records if it.levelname == "ERROR"] == [
+        "round 1: other says that its st"
     ]

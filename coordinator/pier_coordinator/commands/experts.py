@@ -36,35 +36,36 @@ from pier_node.trainer.data.documents import SPLITS
 from pier_node.trainer.model.cost import flops_per_token, sent_bytes, training_bytes
 
 HEAD = """\
-# An ensemble of domain experts: what `pier-coordinator experts plan` plans.
-# Every key has a default and may be left out. A line `#key = …` shows what follows from another key of its
-# section: take the # away to change it.
+# An ensemble of domain experts, as input for `pier-coordinator experts plan`.
+# Every key has a default and may be left out. A line `#key = …` shows a default that depends on another key
+# of its section. Remove the # to change it.
 """
 SITES = """\
 # A domain of your own:
 #
 #   [[domains]]
 #   name = "contracts"
-#   source = "parquet"               # text, jsonl or parquet; built-in ones need a name only
+#   source = "parquet"               # text, jsonl or parquet; a built-in domain needs only a name
 #   path = "/data/contracts"
 #   text_field = "body"
 #   weight = 2.0
-#   sites = ["lab-a"]                # nobody else may see it
+#   sites = ["lab-a"]                # no other site may see it
 
-# Who trains. Without any [[sites]], those that are in the run of --data, as fast as they train there. Take the # away:
+# The sites that train. Without [[sites]], the sites that train in the run in --data, at their speed there.
+# Remove the # to list your own:
 #
 #   [[sites]]
 #   name = "lab-a"
-#   tflops = 60.0                    # measured in training: 1e-12 * (FLOPs per token) * (tokens/s), never the peak
-#   memory_gb = 24.0                 # of the device that trains; 0 or left out: enough
-#   line_mbit = 100.0                # 0 or left out: fast enough
-#   hours = 12.0                     # how long it is there; 0 or left out: as long as it takes
+#   tflops = 60.0                    # measured in training: 1e-12 * (FLOPs per token) * (tokens/s); never the peak
+#   memory_gb = 24.0                 # memory of the training device, GB; 0 or left out: no limit
+#   line_mbit = 100.0                # speed of the line, Mbit/s; 0 or left out: no limit
+#   hours = 12.0                     # hours that the site is available; 0 or left out: no limit
 """
 
 OWN = {
-    "model.preset": "S by name, the model of run.toml; keys that follow from it can be changed one by one. M and L are "
-    "alike, but for ffn_dim. A token is a byte.",
-    "domains.name": "What it is called; of a built-in one, which it is.",
+    "model.preset": "Named model of size S, the model of run.toml. It sets defaults of other keys here; each can be "
+    "changed. M and L differ only in ffn_dim. A token is a byte.",
+    "domains.name": "Name of the domain. For a built-in domain, it selects the domain.",
 }
 
 
@@ -84,8 +85,8 @@ def init(file: Path, preset: str, force: bool) -> str:
     """Write the file; return what to do next. Raises PierError: it exists (without `force`) or cannot be written."""
     write_new(file, experts_toml(preset), force)
     return (
-        f"Wrote {file}: the domains, what their experts may be, and the budget, each with its meaning.\n"
-        f"Say in it who trains ([[sites]]), then:\n\n  pier-coordinator experts plan {file}\n"
+        f"Wrote {file}: the domains, the choices for their experts, and the budget, each explained.\n"
+        f"List the sites that train in it ([[sites]]), then run:\n\n  pier-coordinator experts plan {file}\n"
     )
 
 
@@ -138,13 +139,13 @@ def registered(folder: Path) -> list[Site]:
     except PierError as error:
         raise PierError(
             "experts.toml has no [[sites]], and " + error.problem,
-            "Add [[sites]] to it, or name a run with --data FOLDER.",
+            "Add [[sites]] to it, or give a run with --data FOLDER.",
         ) from error
     flops = flops_per_token(client.home.config.model)
     rows = [row for row in client.get("/api/nodes")["sites"] if row["state"] in AT_WORK and row["tokens_per_second"]]
     if not rows:
         raise PierError(
-            f"no site trains in the run of {folder}, so that no speed is known", "Add [[sites]] to experts.toml."
+            f"no site trains in the run in {folder}, so no speed is known", "Add [[sites]] to experts.toml."
         )
     return [Site(row["name"], flops * row["tokens_per_second"], line=row["uplink"] or math.inf) for row in rows]
 
@@ -182,7 +183,7 @@ def _measured(task: Task, texts: Sequence[DomainText]) -> Difficulty:
     except ValueError as error:
         short = texts[error.args[0]]
         raise PierError(
-            f"domain {short.name}: {amount(len(short.held_out))} of held-out text are too little to measure it",
+            f"domain {short.name}: {amount(len(short.held_out))} of held-out text is too little to measure it",
             "Give it more text.",
         ) from error
     return estimated(probes, task.choice, task.weights).of_stand_ins(task.choice)
@@ -191,17 +192,16 @@ def _measured(task: Task, texts: Sequence[DomainText]) -> Difficulty:
 def _explained(error: BudgetError | UnplacedError, sites: Sequence[Site]) -> PierError:
     if isinstance(error, BudgetError):
         return PierError(
-            f"the budget is too small for the fewest steps of each domain: {error.needed:.3g} FLOPs are needed",
+            f"the budget is too small for the minimum steps of each domain: {error.needed:.3g} FLOPs are needed",
             "Raise experts.budget_flops or horizon_s, or lower experts.steps.",
         )
     if not error.jobs:
-        return PierError(
-            "all experts together do not fit into the hours of the sites", "Lower the budget, or add sites."
-        )
+        return PierError("the experts do not all fit into the hours of the sites", "Lower the budget, or add sites.")
     job = error.jobs[0]
     lacks = ", ".join(f"{site.name} {_lack(job, site)}" for site in sites)
+    needs = f"size {job.size.name}, {amount(job.size.memory)} of memory"
     return PierError(
-        f"the expert of {job.name} (size {job.size.name}, {amount(job.size.memory)} of memory) fits nowhere: {lacks}",
+        f"the expert of {job.name} ({needs}) fits at no site: {lacks}",
         "Add a site, or lower experts.sizes or [model].",
     )
 
@@ -209,4 +209,4 @@ def _explained(error: BudgetError | UnplacedError, sites: Sequence[Site]) -> Pie
 def _lack(job: Job, site: Site) -> str:
     if job.size.memory > site.memory:
         return f"has {amount(site.memory)}"
-    return "is not there for long enough" if job.fits(site) else "may not see its text"
+    return "is not available for long enough" if job.fits(site) else "may not see its text"

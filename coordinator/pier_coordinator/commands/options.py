@@ -11,7 +11,7 @@ FOLDER = click.option(
     "folder",
     type=click.Path(path_type=Path, file_okay=False),
     default=Path("."),
-    help="Folder of the run, that `init` made. [default: this one]",
+    help="Folder of the run, created by `init`. [default: this folder]",
 )
 HOURS = {"m": 60.0, "h": 3600.0, "d": 86400.0}
 
@@ -27,5 +27,5 @@ class Duration(click.ParamType[float]):
             return value
         number, unit = value[:-1], value[-1:]
         if unit not in HOURS or not number.isdigit() or not int(number):
-            self.fail(f"{value!r} is no duration: write 30m, 24h or 7d", param, ctx)
+            self.fail(f"{value!r} is not a duration: write 30m, 24h or 7d", param, ctx)
         return int(number) * HOURS[unit]

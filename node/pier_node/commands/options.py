@@ -26,13 +26,13 @@ FOLDER = click.option(
     type=click.Path(path_type=Path, file_okay=False),
     default=Path("pier-data"),
     show_default=True,
-    help="Folder of this site: its identity, checkpoints and logs.",
+    help="Folder of this site, with its identity, checkpoints and logs.",
 )
-JSON = click.option("--json", "as_json", is_flag=True, help="Print JSON for scripts. [default: tables]")
+JSON = click.option("--json", "as_json", is_flag=True, help="Print JSON for scripts. [default: print tables]")
 RUN = click.option(
     "--run",
     type=click.Path(path_type=Path, dir_okay=False),
-    help="run.toml of a run to found. [default: the run of --data, or of --peers]",
+    help="The run.toml of a run to found. [default: the run in --data, or the one of --peers]",
 )
 PEERS = click.option(
     "--peers",
@@ -41,34 +41,41 @@ PEERS = click.option(
     callback=lambda _context, _option, texts: tuple(
         with_port(address) for text in texts for address in text.split(",") if address
     ),
-    help="A site of the run to join; repeat or separate by commas. [default: those that --data knows; port 7700]",
+    help="Address of a site in the run to join. Can be repeated, or separated by commas. "
+    "[default: the sites stored in --data; port 7700]",
 )
 LONGEST_TOKEN = 4096
 _TOKEN = click.option(
     "--token",
-    help="What the first site, or the invite, printed; -: ask for it. Other users of this machine can see it here, "
-    "but not in the environment variable PIER_TOKEN. [default: PIER_TOKEN, or the one kept in --data]",
+    help="Token that the first site or the invite printed; - asks for it. Other users of this machine can see this "
+    "option, but not the environment variable PIER_TOKEN. [default: PIER_TOKEN, or the token stored in --data]",
 )
 _TOKEN_FILE = click.option(
-    "--token-file", type=click.Path(path_type=Path, dir_okay=False), help="Read the token there. [default: as --token]"
+    "--token-file",
+    type=click.Path(path_type=Path, dir_okay=False),
+    help="File to read the token from. [default: as for --token]",
 )
 LISTEN = click.option(
-    "--listen", default="", metavar="HOST[:PORT]", help="Where to listen. [default: as --data knows, or 0.0.0.0:7700]"
+    "--listen",
+    default="",
+    metavar="HOST[:PORT]",
+    help="Address to listen on. [default: as stored in --data, or 0.0.0.0:7700]",
 )
 ADVERTISE = click.option(
     "--advertise",
     metavar="HOST[:PORT]",
-    help="Where others reach this site. [default: as --data knows, or found out, and said]",
+    help="Address where other sites reach this one. [default: as stored in --data, or detected and printed]",
 )
 TRANSPORT = click.option(
     "--transport",
     type=click.Choice(["grpc", "hivemind"]),
-    help="How sites are connected: directly, or over libp2p; the same at all. [default: as --data knows, or grpc]",
+    help="How sites connect: grpc is direct, hivemind goes over libp2p. All sites must use the same. "
+    "[default: as stored in --data, or grpc]",
 )
 INSECURE = click.option(
     "--insecure",
     is_flag=True,
-    help="No TLS, no token: anyone who reaches the port can take part. [default: TLS and the run's token]",
+    help="Use no TLS and no token: anyone who can reach the port can take part. [default: TLS and the run's token]",
 )
 MODEL = click.option(
     "--model",
@@ -76,17 +83,19 @@ MODEL = click.option(
     help="Folder of an exported model. [default: the newest checkpoint in --data]",
 )
 DEVICE = click.option(
-    "--device", default="", help="cpu, cuda or cuda:N. [default: a GPU if there is one, else the CPU]"
+    "--device", default="", help="Device: cpu, cuda or cuda:N. [default: a GPU if there is one, else the CPU]"
 )
 PLOT = click.option(
-    "--plot", type=click.Path(path_type=Path, dir_okay=False), help="Draw it there: .svg, .png, .pdf. [default: not]"
+    "--plot",
+    type=click.Path(path_type=Path, dir_okay=False),
+    help="Write a plot to this file: .svg, .png or .pdf. [default: no plot]",
 )
-FORCE = click.option("--force", is_flag=True, help="Write over FILE if it exists. [default: refuse]")
+FORCE = click.option("--force", is_flag=True, help="Overwrite FILE if it exists. [default: refuse]")
 
 
 def dataset(otherwise: str) -> str:
     """The help text of --dataset, with its default."""
-    return f"Text of this site's own, instead of data.path of run.toml. [default: {otherwise}]"
+    return f"This site's own text, used instead of data.path of run.toml. [default: {otherwise}]"
 
 
 def preset(of_what: str) -> Callable[..., Any]:
@@ -111,7 +120,7 @@ def _given(token: str | None, file: Path | None) -> str | None:
     """The given token. It must stay secret: all users of a machine can read argv."""
     kept = os.environ.pop(TOKEN_VARIABLE, None)  # processes started by this one do not need it
     if token is not None and file is not None:
-        raise PierError("--token and --token-file exclude each other", "Give one of them.")
+        raise PierError("--token and --token-file exclude each other", "Give only one of them.")
     if token == "-":
         return getpass.getpass("Token: ") if sys.stdin.isatty() else sys.stdin.readline(LONGEST_TOKEN)
     if file is None:
@@ -120,9 +129,7 @@ def _given(token: str | None, file: Path | None) -> str | None:
         with file.open(errors="replace") as text:
             return text.read(LONGEST_TOKEN)
     except OSError as error:
-        raise PierError(
-            f"{file}: {error.strerror}", "Give a file that has the token in it, and nothing else."
-        ) from error
+        raise PierError(f"{file}: {error.strerror}", "Give a file that contains only the token.") from error
 
 
 def _print(error: PierError) -> None:
@@ -144,7 +151,9 @@ def explained(command: Callable[..., Any]) -> Callable[..., Any]:
             if error.errno not in FORBIDDEN or not error.filename:
                 raise
             _print(
-                PierError(f"{error.filename}: {error.strerror}", "Run this as a user who may, or name another place.")
+                PierError(
+                    f"{error.filename}: {error.strerror}", "Run this as a user who has access, or choose another path."
+                )
             )
         sys.exit(1)
 

@@ -113,42 +113,44 @@ def _toml(value: Any) -> str:
 
 
 HEAD = """\
-# A run of Pier: what all of its sites agree on. It never changes once the run has begun.
-# What is particular to one site (addresses, devices, its --dataset) are options of `pier-node start`.
-# Every key has a default and may be left out. A line `#key = …` shows what follows from another key of its
-# section: take the # away to change it.
+# The configuration of a Pier run. All sites share it, and it never changes once the run has begun.
+# Settings of a single site (addresses, devices, its --dataset) are options of `pier-node start`.
+# Every key has a default and may be left out. A line `#key = …` shows a default that depends on another key
+# of its section. Remove the # to change it.
 """
 
 MEANINGS = {
-    "run.name": "What people call the run.",
-    "run.seed": "Of the first weights, and of the order in which sites see their data.",
-    "model.preset": "A model by name; keys of this section that follow from it can be changed one by one.",
-    "model.form": "Llama: RMSNorm, rotary positions, SwiGLU. GPT-2: LayerNorm, learnt positions, GELU.",
-    "model.vocab_size": "Token ids that the model knows; as many as the tokenizer has, or more.",
-    "model.dim": "Width of the residual stream; a multiple of heads.",
-    "model.layers": "Blocks.",
-    "model.heads": "Heads of attention.",
-    "model.kv_heads": "Heads of keys and values, shared by groups of heads; divides heads. llama only.",
-    "model.ffn_dim": "Width inside a block's feed-forward layer.",
-    "model.context": "Tokens in a sequence.",
-    "model.rope_theta": "Base of the rotary positions. llama only.",
-    "model.tie_embeddings": "Whether the output layer is the embedding.",
-    "data.source": "Python's own library as a text that every machine has, or files of text, JSON lines or Parquet.",
-    "data.path": "File or folder of the text, the same at every site. With --dataset a site has text of its own.",
-    "data.text_field": "The field (jsonl) or column (parquet) that holds the text.",
-    "inner.lr": "Learning rate at its highest, after the warmup.",
-    "inner.min_lr": "Learning rate at the end of its cosine decay.",
-    "inner.warmup_steps": "Inner steps over which the learning rate rises from 0.",
-    "inner.weight_decay": "AdamW's, for matrices only.",
-    "inner.beta1": "AdamW's decay of the first moment.",
-    "inner.beta2": "AdamW's decay of the second moment.",
-    "inner.precision": "Of the arithmetic of inner steps; auto is bf16 where the GPU has it. Weights are always fp32.",
-    "inner.compile": "Whether to train through torch.compile: minutes to begin, then faster on most GPUs.",
-    "inner.eval_batches": "Batches in a validation.",
-    "outer.algorithm": "How sites exchange; keys of this section that follow from it can be changed one by one.",
-    "outer.start": "The first part of the run: by one site with everybody's batch, by all synchronously, or none.",
-    "outer.momentum_warmup": "Whether the start gathers outer momentum.",
-    "outer.schedule": "Of the outer momentum and learning rate: the paper's steps, cosines, or constants.",
+    "run.name": "Name of the run.",
+    "run.seed": "Random seed of the initial weights, and of the order in which sites see their data.",
+    "model.preset": "Named model. It sets defaults of other keys here; each can be changed.",
+    "model.form": "Architecture. Llama: RMSNorm, rotary positions, SwiGLU. GPT-2: LayerNorm, learned positions, GELU.",
+    "model.vocab_size": "Vocabulary size of the model: at least that of the tokenizer.",
+    "model.dim": "Width of the residual stream. A multiple of heads.",
+    "model.layers": "Number of transformer blocks.",
+    "model.heads": "Number of attention heads.",
+    "model.kv_heads": "Number of key/value heads, each shared by a group of heads. Must divide heads. llama only.",
+    "model.ffn_dim": "Hidden width of the feed-forward layer in a block.",
+    "model.context": "Sequence length, in tokens.",
+    "model.rope_theta": "Base of the rotary position embedding. llama only.",
+    "model.tie_embeddings": "Whether the output layer shares its weights with the embedding.",
+    "data.source": "stdlib: the source of Python's standard library, which every machine has. builtin: see path. "
+    "text, jsonl, parquet: files in that format.",
+    "data.path": "File or folder of the text, the same at every site. With --dataset, a site uses its own text.",
+    "data.text_field": "Field (jsonl) or column (parquet) that holds the text.",
+    "inner.lr": "Peak learning rate, after the warmup.",
+    "inner.min_lr": "Learning rate at the end of the cosine decay.",
+    "inner.warmup_steps": "Number of inner steps over which the learning rate rises from 0.",
+    "inner.weight_decay": "Weight decay of AdamW, applied to matrices only.",
+    "inner.beta1": "Decay rate of AdamW's first moment.",
+    "inner.beta2": "Decay rate of AdamW's second moment.",
+    "inner.precision": "Precision of inner steps. auto: bf16 if the GPU supports it. Weights are always fp32.",
+    "inner.compile": "Whether to use torch.compile. The start takes minutes, then training is faster on most GPUs.",
+    "inner.eval_batches": "Number of batches in a validation.",
+    "outer.algorithm": "How sites exchange updates. It sets defaults of other keys here; each can be changed.",
+    "outer.start": "First part of the run. solo: one site trains with the batch of all sites; sync: all sites "
+    "train synchronously; none: there is no such part.",
+    "outer.momentum_warmup": "Whether the start accumulates outer momentum.",
+    "outer.schedule": "Schedule of the outer momentum and learning rate: the paper's steps, cosines, or constants.",
 }
 """Meanings of keys that have no docstring in run.py."""
 

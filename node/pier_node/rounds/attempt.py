@@ -278,7 +278,7 @@ class Attempt:
         ours = [key for key in {*shadow.ledger, *self._state.ledger} if key.partition("/")[0] == self._tools.node]
         risen = any(shadow.ledger.get(key, 0) != self._state.ledger.get(key, 0) for key in ours)
         if strange or (risen and self._tools.node not in shadow.members):
-            raise Suspicion(self._proposal.holders[0], "its result is of others than those who took part in it")
+            raise Suspicion(self._proposal.holders[0], "its result is not of the sites that took part in it")
 
     async def _check_length_of_step(self, shadow: OuterState) -> None:
         """Refuse a result further from our state than a round can lead: nobody knows who made it. Raises Suspicion."""
@@ -290,9 +290,7 @@ class Attempt:
         limit, found = norm_limit(self._state.norm), await asyncio.to_thread(longest)
         if not found <= limit:
             holder = self._proposal.holders[0]
-            raise Suspicion(
-                holder, f"its result is a step of {found:.3g}, longer than {limit:.3g} that a round can take"
-            )
+            raise Suspicion(holder, f"its result is a step of {found:.3g}; a round can take at most {limit:.3g}")
 
     async def _cast(self, value: Value, shadow: OuterState) -> None:
         """Vote: write the vote to disk first, then tell everyone."""
@@ -329,11 +327,11 @@ class Attempt:
         votes, ours = tools.votes.of(self.ballot), self._vote
         wrong = [node for node in self.group if (votes[node].digest, votes[node].plan) != (ours.digest, ours.plan)]
         if wrong:
-            raise Suspicion(wrong[0], "voted for other bits than ours")
+            raise Suspicion(wrong[0], "voted for a different result than ours")
         statements = tools.statements
         told = {signed.node: statements.read(Ready, signed) for signed in self._proposal.readies}
         if forgetful := [node for node in self.group if not remembers(votes[node], told[node])]:
-            raise Suspicion(forgetful[0], "its vote names another earlier vote than its announcement did")
+            raise Suspicion(forgetful[0], "its vote and its announcement name different earlier votes")
 
     def _link(self, shadow: OuterState) -> Link:
         """The link: the votes of all members, as proof for others."""

@@ -39,7 +39,7 @@ COMING = 10.0
 """Seconds within which a site that says it waits for a round has reached its leader."""
 UNREMARKABLE = 5.0
 """Seconds for which something may be missing before the log says so."""
-BUSY = "most of the last round's members still train"
+BUSY = "most of the last round's members are still training"
 """A reason to wait that is not logged; it also covers a leader that is about to commit the previous round."""
 
 log = logging.getLogger(__name__)
@@ -111,9 +111,9 @@ class Leader:
         if refusal := self._refuse(ready, self._abreast()):
             return refusal
         if ready.base != standing.digest:
-            raise BadMessage(f"it holds other bits after round {standing.committed} than this site")
+            raise BadMessage(f"after round {standing.committed} it holds different bits than this site")
         if ready.seen.number > standing.seen + LEAP // 2:
-            raise BadMessage(f"ballot {ready.seen.number} is far above all that were proposed")
+            raise BadMessage(f"ballot {ready.seen.number} is far above all proposed ballots")
         if self._last.round == ready.round and self._answered.get(ready.node) == ready.nonce:
             return self._last
         arrival = self._admit(announced, signed)
@@ -142,7 +142,7 @@ class Leader:
         if ready.round > committed + 1:
             return _not_leader(ready, "", BUSY)
         better = leader_of({self._node} | {*abreast} - {*ready.suspects}, self._standing().base)
-        return None if better == self._node else _not_leader(ready, better, "another site keeps this round")
+        return None if better == self._node else _not_leader(ready, better, "another site leads this round")
 
     def _admit(self, announced: Announcement, signed: Signed) -> Arrival:
         ready, now = announced.ready, asyncio.get_running_loop().time()
@@ -299,7 +299,7 @@ def read_announcement(signed: Signed, statements: Statements) -> Announcement:
     """
     ready = statements.read(Ready, signed)
     if ready.HasField("refutation") and not refutes(statements.read(Vote, ready.refutation), ready):
-        raise BadMessage(f"an announcement of {ready.node} with a vote that does not refute its own")
+        raise BadMessage(f"the announcement of {ready.node} has a vote that does not refute its own")
     return Announcement(ready, [statements.read(Handover, it) for it in ready.handovers])
 
 

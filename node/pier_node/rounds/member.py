@@ -223,8 +223,8 @@ class Rounds:
         """Announce ourselves to the leader; return its proposal if we can take part in it or shall wait."""
         if self.promises.lost:
             self.last_error = (
-                f"this site had committed round {self.promises.now.committed} and its disk has lost it: "
-                "it waits for a site that has it, or for you: see docs/protocol.md, amnesia"
+                f"this site had committed round {self.promises.now.committed}, but its disk has lost it. "
+                "It waits for a site that has it, or for you: see docs/protocol.md, amnesia"
             )
             return None
         self._nonce = self._nonce or self._new_nonce()
@@ -254,7 +254,7 @@ class Rounds:
     def _watch(self, leader: str, round: int, proposal: Proposal) -> None:
         """Log what another leader waits for; suspect a leader that keeps everyone waiting."""
         if self._standstill.too_long(leader, self._all_wait(leader)):
-            log.warning("round %d: the leader %s lets all wait: asking another", round, leader)
+            log.warning("round %d: the leader %s keeps all members waiting: asking another site", round, leader)
             self._suspects.add(leader)
         if proposal.verdict != Proposal.VERDICT_GO and proposal.reason not in ("", BUSY, self.last_error):
             log.log(waiting_level(self.sites), "round %d waits: %s", round, proposal.reason)
@@ -295,7 +295,7 @@ class Rounds:
         if ready.nonce != self._nonce:
             problem = "stale"
         if problem:
-            log.warning("round %d: refused a proposal of %s: %s", ready.round, proposal.ballot.leader, problem)
+            log.warning("round %d: refused a proposal from %s: %s", ready.round, proposal.ballot.leader, problem)
         return not problem
 
     # --- what others say -----------------------------------------------------------------------

@@ -153,7 +153,7 @@ class Roster:
             if known is None and not self._has_room_for_hearsay(told_by):
                 continue
             if not self._is_proper(site):
-                log.debug("%s passes on an entry that %s has not signed", self.called(told_by), site.node)
+                log.debug("%s sent an entry that %s has not signed", self.called(told_by), site.node)
                 break
             if self._take(site, told_by) is not None:
                 new.append(site)
@@ -343,7 +343,7 @@ class Roster:
             else:
                 await self._ask(contact)
             if self._is_forgotten(contact):
-                log.info("%s has not answered for long, and is forgotten", _called(contact.site))
+                log.info("%s has not answered for a long time and is forgotten", _called(contact.site))
                 self._forget(contact)
                 return
             await asyncio.sleep(self._pause(contact))
@@ -373,7 +373,7 @@ class Roster:
             self._missed(contact, lost.reason)
             return
         if pulse.site.node != contact.site.node:
-            self._missed(contact, f"it answers in the name of {pulse.site.node}")
+            self._missed(contact, f"it answers as {pulse.site.node}")
             return
         contact.round_trip = loop.time() - asked_at
         contact.unanswered = 0

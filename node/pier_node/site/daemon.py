@@ -145,7 +145,7 @@ class Daemon:
             await self._workers.stop()
             seed, of_site = training.snapshot().state, (self._coordination, self._progress, self._roster)
             folder = await train_experts(self._member.config, self._settings, seed, *of_site)
-            self._say(f"The experts are trained; those of this site are in {folder}.")
+            self._say(f"The experts are trained. This site's experts are in {folder}.")
 
     # --- joining -------------------------------------------------------------------------------
 
@@ -287,7 +287,7 @@ class Daemon:
         self._archive = Archive(folder, config.hash(), self._saved, self.status)
         await self._roster.settled()
         checkpoint = await self._archive.newest()
-        how = "Going on" if checkpoint else "Starting"
+        how = "Resuming" if checkpoint else "Starting"
         if checkpoint is None:
             checkpoint = await self._first(layout)
             await self._archive.keep(checkpoint.state)

@@ -116,7 +116,7 @@ class Membership:
             return f"To join from another machine:\n\n  {command} --insecure\n"
         if kept is None:
             return f"To join from another machine:\n\n  {TOKEN_VARIABLE}={self.token} {command}\n"
-        return f"To join from another machine, with a copy of {kept} there:\n\n  {command} --token-file {kept.name}\n"
+        return f"To join from another machine that has a copy of {kept}:\n\n  {command} --token-file {kept.name}\n"
 
 
 async def find_run(settings: Settings) -> Membership:
@@ -135,7 +135,7 @@ async def find_run(settings: Settings) -> Membership:
     if token is not None:
         token.require_run(config.hash())
     if is_replaced(settings):
-        log.warning("%s was of another run, in which it took part in no round: it is of this one now", folder)
+        log.warning("%s belonged to another run, in which it took part in no round; it belongs to this run now", folder)
         forget_run(folder)
     if token is not None:
         token.save(folder)
@@ -163,8 +163,8 @@ def check_needs(config: RunConfig, settings: Settings) -> None:
     if config.program:
         if not settings.has_program:
             raise PierError(
-                "this run trains a model of its users' own, in a program",
-                "Start it with --exec 'COMMAND', or start the program, with pier.join(..., peers=...) in it: "
+                "this run trains its users' own model, in a program",
+                "Start this site with --exec 'COMMAND', or start a program that calls pier.join(..., peers=...): "
                 "docs/program.md shows both.",
             )
         return
@@ -172,7 +172,7 @@ def check_needs(config: RunConfig, settings: Settings) -> None:
     batch = config.inner.batch_size
     if settings.workers > batch:
         raise PierError(
-            f"--workers {settings.workers}: inner.batch_size = {batch} gives some of them nothing to do",
+            f"--workers {settings.workers} is more than inner.batch_size = {batch}: some workers would be idle",
             f"Start this site with --workers {batch} or fewer, or raise inner.batch_size before the run begins.",
         )
     try:
@@ -218,7 +218,7 @@ async def find_place(settings: Settings, identity: Identity) -> tuple[Enrolment,
         if settings.coordinator is None or settings.token is None:
             raise PierError("--coordinator needs the --token of an invite", "`pier-coordinator invite` prints one.")
         if config is not None and took_part(folder):
-            raise PierError(f"{folder} belongs to a run already", "Choose another --data folder.")
+            raise PierError(f"{folder} already belongs to a run", "Choose another --data folder.")
         invite = Invite.parse(settings.token)
         name = settings.name or socket.gethostname()
         enrolment, config = await enrol_patiently(settings.coordinator, invite, identity, name)
@@ -262,13 +262,14 @@ def known_config(settings: Settings) -> RunConfig | None:
         raise PierError(
             f"{settings.folder} belongs to another run than {settings.run or 'the program founds'}: "
             f"{config_changes(stored.canonical(), given.canonical())}",
-            "Choose another --data folder, or put run.toml back as it was: a run's configuration never changes.",
+            "Choose another --data folder, or restore the original run.toml: a run's configuration never changes.",
         )
     if not (stored or given or settings.peers):
         raise PierError(
-            "this site does not know which run to be in",
+            "this site does not know which run to join",
             "Found one with --run run.toml (pier-node init writes one), or join one with `PIER_TOKEN=… pier-node start "
-            "--peers ADDRESS`, or with the command that `pier-coordinator invite` prints. Or name its --data folder.",
+            "--peers ADDRESS`, or with the command that `pier-coordinator invite` prints. Or give the --data folder of "
+            "a run.",
         )
     return given or stored
 
@@ -312,7 +313,8 @@ async def first_answer(carrier: SiteCarrier, addresses: Iterable[str], request: 
         await asyncio.sleep(1.0)
     raise PierError(
         f"no peer answered for {PATIENCE:.0f} s: {'; '.join(problems)}",
-        "Is a site running there, its port open, the token its own? `pier-node doctor` tells more.",
+        "Check that a site is running there, that its port is open and that the token is right. `pier-node doctor` "
+        "tells more.",
     )
 
 
@@ -345,7 +347,9 @@ class Reception:
     async def answer(self, sender: str, request: HelloRequest) -> HelloReply:
         """Admit a site, or tell it why not."""
         if request.protocol != PROTOCOL:
-            raise BadMessage(f"protocol {request.protocol} here is {PROTOCOL}: use the same version of Pier everywhere")
+            raise BadMessage(
+                f"the caller speaks protocol {request.protocol}, this site {PROTOCOL}: use one version of Pier"
+            )
         if request.run_hash and request.run_hash != self._config.hash():
             raise BadMessage(f"this is run {self._config.hash().hex()[:8]}, not {request.run_hash.hex()[:8]}")
         if request.site.node == sender and request.site.address:
@@ -401,7 +405,7 @@ class Reception:
         try:
             self._convicted.take(reply.double_votes)
         except BadMessage as bad:
-            log.warning("%s passes on a double vote that proves nothing: %s", address, bad)
+            log.warning("%s sent a double vote that proves nothing: %s", address, bad)
         return reply
 
 

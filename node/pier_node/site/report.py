@@ -99,9 +99,9 @@ def _said(names: list[str]) -> str:
     alone = len(names) == 1
     who = "It" if alone else "They"
     return (
-        f"{', '.join(names)} {'does' if alone else 'do'} not answer, and this site cannot go on without "
+        f"{', '.join(names)} {'does' if alone else 'do'} not answer, and this site cannot continue without "
         f"{'it' if alone else 'them'}. {who} may have been stopped, or may have finished the run and ended: "
-        "start `pier-node start --data FOLDER` there again. A site that has finished hands its model over."
+        "run `pier-node start --data FOLDER` there again. A site that has finished hands over its model."
     )
 
 

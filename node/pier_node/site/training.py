@@ -70,7 +70,7 @@ def report_other_bits(roster: Roster, state: OuterState) -> None:
         if pulse.round == state.round and pulse.digest != state.digest:
             theirs, ours = pulse.digest.hex()[:12], state.digest.hex()[:12]
             log.error(
-                "round %d: %s says that it holds other bits than this site: %s there, %s here",
+                "round %d: %s says that its state differs from this site's: digest %s there, %s here",
                 *(state.round, node, theirs, ours),
             )
 
@@ -256,7 +256,7 @@ class Training:
                 await rounds.commit(update, self._step(plan))
                 return True
             except Behind as behind:
-                log.info("round %d went on without this site: catching up from %s", plan.round, behind)
+                log.info("round %d was committed without this site: catching up from %s", plan.round, behind)
                 await self._fetch()
         return False
 

@@ -115,17 +115,17 @@ def test_what_fits_nowhere_is_said_with_what_is_lacking(file: Path) -> None:
     file.write_text(file.read_text().replace("memory_gb = 1.0", "memory_gb = 0.0001"))
     failed = call("plan", file)
     assert failed.exit_code == 1
-    assert "fits nowhere: a has 100 kB, b has 100 kB" in failed.output
+    assert "fits at no site: a has 100 kB, b has 100 kB" in failed.output
 
 
 def test_hours_that_are_too_short_are_said(file: Path) -> None:
     file.write_text(file.read_text().replace("memory_gb = 1.0", "hours = 0.0001"))
-    assert "is not there for long enough" in call("plan", file).output
+    assert "is not available for long enough" in call("plan", file).output
 
 
 def test_a_budget_that_is_too_small_is_said(file: Path) -> None:
     file.write_text(file.read_text().replace("[experts]", "[experts]\nbudget_flops = 1e9"))
-    assert "the budget is too small for the fewest steps" in call("plan", file).output
+    assert "the budget is too small for the minimum steps" in call("plan", file).output
 
 
 def test_text_that_is_too_short_to_be_measured_is_said(file: Path) -> None:

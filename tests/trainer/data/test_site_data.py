@@ -33,7 +33,7 @@ def test_a_site_trains_on_all_of_its_own_data(tmp_path: Path) -> None:
     ("dataset", "shared", "said"),
     [
         (None, False, "This site trains on part 2 of 3 of data.path = /text, which is the same at every site."),
-        ("/own", False, "its own data, /own: all of it but the 10 % to validate on. If every site has a copy"),
+        ("/own", False, "its own data, /own: all except the 10 % validation split. If every site has a copy"),
         ("/copy", True, "part 2 of 3 of /copy: a copy of the run's data"),
     ],
 )
@@ -43,7 +43,7 @@ def test_what_it_trains_on_is_said(dataset: str | None, shared: bool, said: str)
 
 def test_a_site_alone_has_all_of_the_built_in_text() -> None:
     config = RunConfig()
-    said = "This site trains on all of it but the 2 % to validate on of the built-in text"
+    said = "This site trains on all except the 2 % validation split of the built-in text"
     assert SiteData.of(config, 0, None, shared=False).describe(config).startswith(said)
 
 

@@ -38,13 +38,13 @@ class SiteData:
 
     def describe(self, config: RunConfig) -> str:
         """One sentence for the site's operator."""
-        held_out = f"all of it but the {100 * config.data.validation:.3g} % to validate on"
+        held_out = f"all except the {100 * config.data.validation:.3g} % validation split"
         part = f"part {self.slot + 1} of {self.slots}" if self.slots > 1 else held_out
         if self.path is None:
             name = "the built-in text" if config.data.source == "stdlib" else f"data.path = {config.data.path}"
             return f"This site trains on {part} of {name}, which is the same at every site."
         if self.slots > 1:
-            return f"This site trains on {part} of {self.path}: a copy of the run's data, which is dealt to the sites."
+            return f"This site trains on {part} of {self.path}: a copy of the run's data, divided among the sites."
         return (
             f"This site trains on its own data, {self.path}: {held_out}. "
             "If every site has a copy of the same data, start with --shared-data."
