@@ -137,8 +137,11 @@ class Spelling:
             return piece
         if len(self._now) < LONGEST:
             return ""
-        piece = self._piece(self._now[:1])  # whatever follows, the first one is not part of a character
-        self._before, self._now = self._now[:1], self._now[1:]
+        # No character is that long: the first tokens are broken, as many as do not change what follows.
+        cuts = (self._piece(self._now[:cut]) + self._tokenizer.decode(self._now[cut:]) for cut in range(1, LONGEST))
+        cut = next((cut for cut, cutting in enumerate(cuts, 1) if cutting == piece), 1)
+        piece = self._piece(self._now[:cut])
+        self._before, self._now = self._now[:cut], self._now[cut:]
         return piece
 
     def end(self) -> str:
