@@ -7,10 +7,9 @@ from pathlib import Path
 from torch import nn
 
 from pier_node.base.errors import PierError
-from pier_node.config.program import described, first_difference
-from pier_node.engine.parameters import Vectors, trained
-from pier_node.rounds.checkpoint import CheckpointStore
-from pier_node.rounds.weights import site_config
+from pier_node.config.program import first_difference
+from pier_node.engine.parameters import Vectors
+from pier_node.rounds.weights import newest_state, site_config
 
 
 def load(model: nn.Module, folder: str | Path = "pier-data") -> int:
@@ -23,14 +22,11 @@ def load(model: nn.Module, folder: str | Path = "pier-data") -> int:
     Raises:
         PierError: there are none, or they are of another model.
     """
-    config, parameters = site_config(Path(folder)), trained(model)
-    ours = described((name, tuple(parameter.shape)) for name, parameter in parameters.items())
+    config, vectors = site_config(Path(folder)), Vectors(model, rank=0)
     if config.program is None:
         raise PierError(f"{folder} is of a run of Pier's own decoder", "`pier-node export` writes its model.")
-    if difference := first_difference(ours, config.program.tensors):
+    if difference := first_difference(vectors.tensors, config.program.tensors):
         raise PierError(f"the run in {folder} trains another model: {difference}")
-    state = CheckpointStore(Path(folder) / "checkpoints", config.hash()).newest_state()
-    if state is None:
-        raise PierError(f"{folder} has no checkpoint yet", "Wait for the first outer round: see `pier-node status`.")
-    Vectors(parameters, rank=0).take(state.anchor)
+    state = newest_state(Path(folder), config)
+    vectors.take(state.anchor)
     return state.round

@@ -49,7 +49,7 @@ def test_a_model_that_trains_nothing_is_refused() -> None:
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
 def test_weights_go_out_and_come_back(dtype: torch.dtype) -> None:
     model = Tied().to(dtype)
-    vectors = Vectors(trained(model), rank=0)
+    vectors = Vectors(model, rank=0)
     assert vectors.length == 16
     out, back = SharedVector(16), SharedVector(16)
     vectors.store(out.path)
@@ -63,5 +63,5 @@ def test_weights_go_out_and_come_back(dtype: torch.dtype) -> None:
 
 def test_of_equal_replicas_the_first_rank_writes() -> None:
     shared = SharedVector(16)
-    Vectors(trained(Tied()), rank=1).store(shared.path)
+    Vectors(Tied(), rank=1).store(shared.path)
     assert not shared.array.any()

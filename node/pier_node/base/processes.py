@@ -33,14 +33,9 @@ from typing import Any
 _PR_SET_PDEATHSIG, _PR_SET_NAME = 1, 15
 
 
-def die_with_parent() -> None:
-    """Have the kernel kill this process when the thread that started it ends (Linux, prctl(2))."""
-    _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-
-
-def stop_with_parent() -> None:
-    """Have the kernel send this process SIGTERM when the thread that started it ends (Linux, prctl(2))."""
-    _prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
+def die_with_parent(number: signal.Signals = signal.SIGKILL) -> None:
+    """Have the kernel send this process a signal when the thread that started it ends (Linux, prctl(2))."""
+    _prctl(_PR_SET_PDEATHSIG, number)
 
 
 def call_process(name: str) -> None:

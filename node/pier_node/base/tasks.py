@@ -1,8 +1,8 @@
 """Asyncio helpers: a signal that wakes waiting tasks, background tasks, and running until stopped.
 
-A Signal wakes the tasks that wait now, and remembers nothing. Background runs tasks beside a site's main work and makes
-sure that no error in them is lost. `until_stopped` serves until Ctrl+C or SIGTERM ends the work; a second one ends the
-process at once.
+A Signal wakes the tasks that wait now, and remembers nothing. A Hearing is one with errors and patience. Background
+runs tasks beside a site's main work and makes sure that no error in them is lost. `until_stopped` serves until Ctrl+C
+or SIGTERM ends the work; a second one ends the process at once.
 """
 
 from __future__ import annotations
@@ -41,6 +41,39 @@ class Signal:
         """Return once `seen()` holds."""
         while not seen():
             await self.wait()
+
+
+class Hearing(Signal):
+    """What is heard of another process, and waits for it that end: by what was waited for, by an error, or by silence.
+
+    Attributes:
+        error: raised to whoever waits, and from then on; None: there is none.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.error: Exception | None = None
+        self._heard = 0
+
+    def hear(self) -> None:
+        """Something was heard: wake all waiting tasks, whose patience begins again."""
+        self._heard += 1
+        self.notify()
+
+    async def expect(self, seen: Callable[[], bool], patience: float, silence: Callable[[], Exception]) -> None:
+        """Return once `seen()` holds.
+
+        Args:
+            patience: seconds without hearing anything.
+            silence: makes what is raised after them.
+        """
+        while not seen():
+            if self.error is not None:
+                raise self.error
+            heard = self._heard
+            await self.wait(patience)
+            if heard == self._heard:
+                raise silence()
 
 
 class Background:

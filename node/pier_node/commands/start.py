@@ -13,7 +13,7 @@ from rich.console import Console
 from rich.logging import RichHandler
 
 from pier_node.base.errors import PierError
-from pier_node.base.processes import stop_with_parent
+from pier_node.base.processes import die_with_parent
 from pier_node.site.settings import Settings
 
 FULL = (errno.ENOSPC, errno.EDQUOT)
@@ -37,7 +37,7 @@ async def _run(settings: Settings, console: Console, quiet: bool) -> None:
 
     daemon = Daemon(settings, say, on_terminal=sys.stdout.isatty())
     if settings.program_socket:
-        stop_with_parent()
+        die_with_parent(signal.SIGTERM)
 
     def stop() -> None:
         if daemon.stopping:

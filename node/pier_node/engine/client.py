@@ -22,7 +22,7 @@ from typing import Any, Self
 
 import torch
 import torch.distributed as dist
-from torch import Tensor, nn
+from torch import Tensor
 from torch.optim import Optimizer
 
 from pier_node.base.errors import PierError
@@ -39,7 +39,7 @@ from pier_node.engine.messages import (
     decode,
     encode,
 )
-from pier_node.engine.parameters import Vectors, trained
+from pier_node.engine.parameters import Vectors
 
 TOLD_SECONDS = 0.5
 """How often the daemon hears how far the inner steps are."""
@@ -163,6 +163,7 @@ class Site:
     """This program's place in a run.
 
     Args:
+        vectors: the model's way in and out of shared memory.
         step_tokens: tokens of an inner step at this site, at most.
         left: called when the site has left its daemon alone.
 
@@ -174,7 +175,7 @@ class Site:
 
     def __init__(
         self,
-        model: nn.Module,
+        vectors: Vectors,
         optimizer: Optimizer | None,
         link: Link,
         ranks: Ranks,
@@ -182,7 +183,7 @@ class Site:
         left: Callable[[], None],
     ) -> None:
         self._optimizer, self._link, self._ranks, self._left = optimizer, link, ranks, left
-        self._vectors = Vectors(trained(model), ranks.own)
+        self._vectors = vectors
         self._step_tokens, self._steps, self._kept_at = step_tokens, _Steps(), time.monotonic()
         self._hooks: list[Any] = []
         self.finished = self._closed = False

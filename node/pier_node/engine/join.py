@@ -18,10 +18,9 @@ from torch.optim import Optimizer
 from pier_node.base.errors import PierError
 from pier_node.base.processes import SocketFolder
 from pier_node.base.toml import read_toml
-from pier_node.config.program import described
 from pier_node.engine.client import Link, Ranks, Site
 from pier_node.engine.messages import Attach
-from pier_node.engine.parameters import trained
+from pier_node.engine.parameters import Vectors
 from pier_node.engine.program import ENGINE_VARIABLE, VERSION
 
 JOIN_VARIABLE = "PIER_JOIN"
@@ -92,7 +91,8 @@ def join(
     Raises:
         PierError: the run cannot be joined; it says what is wrong and what to do.
     """
-    ranks, tensors = Ranks(), described((name, tuple(it.shape)) for name, it in trained(model).items())
+    ranks = Ranks()
+    vectors = Vectors(model, ranks.own)
     if JOIN_VARIABLE in os.environ:
         simulated = json.loads(os.environ[JOIN_VARIABLE])
         config = None if "peers" in simulated else _with_sites(config, simulated["sites"])
@@ -107,7 +107,7 @@ def join(
         daemon = Daemon(["--data", str(folder), *_words(peers, token_file, options)], secret)
         stream = daemon.connect()
     link = Link(stream, ranks)
-    link.send(Attach(VERSION, list(tensors), step_tokens, "" if config is None else json.dumps(_read(config))))
+    link.send(Attach(VERSION, list(vectors.tensors), step_tokens, "" if config is None else json.dumps(_read(config))))
 
     def left() -> None:
         if daemon is not None:
@@ -115,7 +115,7 @@ def join(
 
     site: Site | None = None
     try:
-        site = Site(model, optimizer, link, ranks, step_tokens, left)
+        site = Site(vectors, optimizer, link, ranks, step_tokens, left)
     except BaseException:
         link.close()
         left()

@@ -166,10 +166,9 @@ class Attach:
 
 @dataclass(frozen=True, config=_STRICT)
 class Attached:
-    """Daemon: the site's place in the run, and the shared vector of `length` fp32 values that takes the weights."""
+    """Daemon: the site's place in the run, and the shared vector that takes the weights, as long as the model."""
 
     outbox: str
-    length: int
     slot: int
     slots: int
     total_steps: int

@@ -7,7 +7,7 @@ slice: nothing is gathered.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 
 import torch
 from torch import Tensor, nn
@@ -17,6 +17,8 @@ from torch.nn.parallel import DataParallel, DistributedDataParallel
 
 from pier_node.base.errors import PierError
 from pier_node.base.shared import Vector, attach
+from pier_node.config.program import described
+from pier_node.outer.layout import Layout
 
 WRAPPERS = ("_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module")
 """What torch.compile, FSDP and activation checkpointing put into the names of parameters."""
@@ -44,19 +46,24 @@ def trained(model: nn.Module) -> dict[str, nn.Parameter]:
 
 
 class Vectors:
-    """The model's way in and out of flat vectors of fp32, in the order of `trained`.
+    """A model's way in and out of flat vectors of fp32.
 
     Args:
         rank: of this process among those that share the model.
+
+    Attributes:
+        tensors: name and shape of each shared parameter, as [program] of run.toml lists them.
     """
 
-    def __init__(self, parameters: Mapping[str, nn.Parameter], rank: int) -> None:
-        self._parameters, self._rank = parameters, rank
+    def __init__(self, model: nn.Module, rank: int) -> None:
+        self._parameters, self._rank = trained(model), rank
+        shapes = [(name, tuple(parameter.shape)) for name, parameter in self._parameters.items()]
+        self.tensors, self._layout = described(shapes), Layout.laid(shapes)
 
     @property
     def length(self) -> int:
         """Elements of the whole model, however it is sharded."""
-        return sum(parameter.numel() for parameter in self._parameters.values())
+        return self._layout.length
 
     def load(self, path: str) -> None:
         """Take this rank's part of the weights from a shared vector."""
@@ -65,28 +72,25 @@ class Vectors:
     def take(self, weights: Vector) -> None:
         """Take this rank's part of the weights from a vector, shape [length]."""
         with torch.no_grad():
-            for local, part, _ in self._parts(torch.from_numpy(weights)):
+            for local, part, _ in self._parts(weights):
                 local.copy_(part)
 
     def store(self, path: str) -> None:
         """Write this rank's part of the weights to a shared vector, unless a lower rank has the same."""
-        for local, part, first in self._parts(torch.from_numpy(attach(path, self.length))):
+        for local, part, first in self._parts(attach(path, self.length)):
             if first:
                 part.copy_(local.detach())
 
-    def _parts(self, flat: Tensor) -> Iterator[tuple[Tensor, Tensor, bool]]:
-        """Each parameter's local tensor, its place in `flat`, and whether this rank is the first that has it."""
-        offset = 0
-        for parameter in self._parameters.values():
-            whole = flat[offset : offset + parameter.numel()].view(parameter.shape)
-            offset += parameter.numel()
-            data = parameter.data
+    def _parts(self, weights: Vector) -> Iterator[tuple[Tensor, Tensor, bool]]:
+        """Each parameter's local tensor, its place in the vector, and whether this rank is the first that has it."""
+        for name, part in self._layout.views(torch.from_numpy(weights)).items():
+            data = self._parameters[name].data
             if not isinstance(data, DTensor):
-                yield data, whole, self._rank == 0
+                yield data, part, self._rank == 0
                 continue
             shape, start = compute_local_shape_and_global_offset(data.shape, data.device_mesh, data.placements)
             for dimension, (size, begin) in enumerate(zip(shape, start)):
-                whole = whole.narrow(dimension, begin if size else 0, size)
+                part = part.narrow(dimension, begin if size else 0, size)
             place = tuple(data.device_mesh.get_coordinate() or ())
             first = all(index == 0 for index, kind in zip(place, data.placements) if kind.is_replicate())
-            yield data.to_local(), whole, first
+            yield data.to_local(), part, first

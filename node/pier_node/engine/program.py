@@ -17,7 +17,6 @@ import math
 import os
 import shlex
 import shutil
-import signal
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -26,7 +25,7 @@ from typing import Literal
 from pier_node.base.errors import PierError
 from pier_node.base.processes import SocketFolder
 from pier_node.base.shared import SharedVector
-from pier_node.base.tasks import Signal
+from pier_node.base.tasks import Hearing
 from pier_node.config.program import first_difference
 from pier_node.config.run import RunConfig
 from pier_node.engine.messages import (
@@ -43,7 +42,8 @@ from pier_node.engine.messages import (
     decode,
     encode,
 )
-from pier_node.engine.supervisor import Moments
+from pier_node.engine.supervisor import Moments, end
+from pier_node.outer.layout import Layout
 
 VERSION = 1
 """Of the messages between daemon and program."""
@@ -90,9 +90,8 @@ class Program:
         self._answer: Done | Ready | None = None
         self._on_progress: Callable[[Progress], None] | None = None
         self._writer: asyncio.StreamWriter | None = None
-        self._error: Exception | None = None
         self._productive = True
-        self._news, self._heard, self._gone = Signal(), 0, Signal()
+        self._hearing = Hearing()
         self._over = False
         self._ids, self._turn = itertools.count(1), asyncio.Lock()
         self._server: asyncio.Server | None = None
@@ -106,15 +105,12 @@ class Program:
 
     # --- coming and going ----------------------------------------------------------------------
 
-    async def start(self) -> None:
-        """There is nothing more to start once the program is attached."""
-
     async def attached(self) -> Attach:
         """Listen, start the command if there is one, and wait until the program is there. Raises PierError."""
         self._server = await asyncio.start_unix_server(self._accept, path=self._socket, limit=LINE_LIMIT)
         if self._command:
             self._keeping = asyncio.create_task(self._keep_running())
-        await self._until(lambda: self.attach is not None, ATTACH_SECONDS, "has not called pier.join")
+        await self._expect(lambda: self.attach is not None, ATTACH_SECONDS, "has not called pier.join")
         assert self.attach is not None
         return self.attach
 
@@ -132,17 +128,17 @@ class Program:
                 "Build the model with the same code and settings as at the other sites.",
             )
 
-    async def accept(self, config: RunConfig, slot: int, folder: Path) -> None:
-        """Give the program its place in the run; its weights are in `outbox` afterwards. Raises PierError."""
-        self.check(config)
-        assert config.program is not None
-        length = sum(math.prod(shape) for _, shape in config.program.shapes())
-        self.outbox, kept = SharedVector(length), folder / "program"
+    def place(self, config: RunConfig, slot: int, folder: Path) -> None:
+        """Settle the program's place in a run that `check` has accepted; `folder` is the site's."""
+        length, kept = Layout.of_run(config).length, folder / "program"
         kept.mkdir(parents=True, exist_ok=True)
-        slots, steps = config.run.sites, config.inner.total_steps
-        self._place = Attached(self.outbox.path, length, slot % slots, slots, steps, str(kept))
+        self.outbox, slots = SharedVector(length), config.run.sites
+        self._place = Attached(self.outbox.path, slot % slots, slots, config.inner.total_steps, str(kept))
+
+    async def start(self) -> None:
+        """Give the program its place; its weights are in `outbox` afterwards. Raises PierError."""
         self._say(self._place)
-        await self._until(lambda: self._ready, ATTACH_SECONDS, "has not published its weights")
+        await self._expect(lambda: self._ready, ATTACH_SECONDS, "has not published its weights")
 
     async def run(
         self,
@@ -211,9 +207,9 @@ class Program:
         if not self._over:
             self._say(Over(""))
             with contextlib.suppress(TimeoutError):  # it keeps its optimizer's state, and goes
-                await asyncio.wait_for(self._gone.until(lambda: self._writer is None), LEAVE_SECONDS)
+                await asyncio.wait_for(self._hearing.until(lambda: self._writer is None), LEAVE_SECONDS)
         if self._process is not None:
-            await _end(self._process)
+            await end(self._process, LEAVE_SECONDS)
         if self._writer is not None:
             self._writer.close()
         if self._server is not None:
@@ -229,25 +225,20 @@ class Program:
         self._request, self._answer = request, None
         try:
             self._say(request)
-            await self._until(lambda: self._answer is not None, patience, fault)
+            await self._expect(lambda: self._answer is not None, patience, fault)
         finally:
             self._request = None
         assert self._answer is not None
         return self._answer
 
-    async def _until(self, seen: Callable[[], bool], patience: float, fault: str) -> None:
-        while not seen():
-            if self._error is not None:
-                raise self._error
-            heard = self._heard
-            await self._news.wait(patience)
-            if heard == self._heard and not seen():
-                raise PierError(f"the training program {fault} for {patience:.0f} seconds", "Its own output says more.")
+    async def _expect(self, seen: Callable[[], bool], patience: float, fault: str) -> None:
+        silence = PierError(f"the training program {fault} for {patience:.0f} seconds", "Its own output says more.")
+        await self._hearing.expect(seen, patience, lambda: silence)
 
-    def _hear_of(self, error: Exception | None = None) -> None:
-        self._error = self._error or error
-        self._heard += 1
-        self._news.notify()
+    def _fail(self, error: PierError) -> None:
+        """Raise an error to whoever waits, unless there was one before."""
+        self._hearing.error = self._hearing.error or error
+        self._hearing.hear()
 
     def _say(self, message: Message | None) -> None:
         if self._writer is not None and message is not None:
@@ -257,16 +248,16 @@ class Program:
         try:
             while line := await reader.readline():
                 self._hear(decode(line), writer)
-                self._hear_of()
+                self._hearing.hear()
         except (PierError, ValueError) as error:  # ValueError: a line longer than LINE_LIMIT
-            self._hear_of(PierError(f"the training program broke the protocol: {error}"))
+            self._fail(PierError(f"the training program broke the protocol: {error}"))
         except ConnectionResetError:
             pass
         finally:
             writer.close()
             if writer is self._writer:
                 self._writer, self._ready = None, False
-                self._gone.notify()
+                self._hearing.hear()
                 self._lost()
 
     def _hear(self, message: Message, writer: asyncio.StreamWriter) -> None:
@@ -284,7 +275,7 @@ class Program:
             case Done() if isinstance(self._request, Train) and message.job == self._request.id:
                 self._answer, self._productive = message, True
             case Failed():
-                self._error = PierError(message.problem, message.remedy)
+                self._hearing.error = PierError(message.problem, message.remedy)
             case _:
                 pass
 
@@ -304,9 +295,9 @@ class Program:
         self._say(self._place)
 
     def _lost(self) -> None:
-        if self._command or self._over or isinstance(self._request, Over) or self._error:
+        if self._command or self._over or isinstance(self._request, Over) or self._hearing.error:
             return
-        self._hear_of(PierError("the training program has ended", "Start it again: it goes on from its last round."))
+        self._fail(PierError("the training program has ended", "Start it again: it goes on from its last round."))
 
     # --- a command -----------------------------------------------------------------------------
 
@@ -324,7 +315,7 @@ class Program:
                     start_new_session=True,  # Ctrl+C in the daemon's terminal is the daemon's to decide about
                 )
             except (OSError, ValueError) as error:
-                self._hear_of(PierError(f"--exec: {self._command}: {error}", "Give a command that can be run here."))
+                self._fail(PierError(f"--exec: {self._command}: {error}", "Give a command that can be run here."))
                 return
             self._productive = False
             code = await self._process.wait()
@@ -332,17 +323,7 @@ class Program:
                 return
             restarts = 0 if self._productive else restarts + 1
             if restarts > MAX_RESTARTS:
-                self._hear_of(PierError(f"the training program ends again and again (exit code {code})", self._command))
+                self._fail(PierError(f"the training program ends again and again (exit code {code})", self._command))
                 return
             log.warning("the training program ended with exit code %d; it is started again", code)
             await asyncio.sleep(RESTART_SECONDS)
-
-
-async def _end(process: asyncio.subprocess.Process) -> None:
-    for number in (0, signal.SIGTERM, signal.SIGKILL):
-        if process.returncode is not None and number != signal.SIGKILL:
-            continue
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(process.pid, number)  # its group too: torchrun's workers
-        with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(process.wait(), LEAVE_SECONDS)

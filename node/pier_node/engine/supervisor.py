@@ -19,7 +19,7 @@ import psutil
 from pier_node.base.errors import PierError
 from pier_node.base.processes import SocketFolder
 from pier_node.base.shared import SharedVector, Vector
-from pier_node.base.tasks import Signal
+from pier_node.base.tasks import Hearing
 from pier_node.base.units import amount
 from pier_node.engine.messages import (
     LINE_LIMIT,
@@ -157,7 +157,7 @@ class Group:
         for conversation in self._conversations:
             conversation.writer.close()
         if self._process is not None:
-            await _end(self._process)
+            await end(self._process, LEAVE_SECONDS)
         await _heard_out(self._conversations)
         if self._server is not None:
             self._server.close()  # last: until now it rejected late workers
@@ -215,25 +215,31 @@ def launcher(socket: Path, workers: int, max_restarts: int) -> list[str]:
     return [sys.executable, "-m", "pier_node.trainer.launch", *options]
 
 
-async def _end(process: asyncio.subprocess.Process) -> None:
+async def end(process: asyncio.subprocess.Process, patience: float) -> None:
+    """End a child: let it end by itself, then send SIGTERM, then SIGKILL to it and its descendants.
+
+    Args:
+        patience: seconds that each of the first two steps may take.
+    """
     family = _family(process.pid) if process.returncode is None else []
-    if not await _ended(process):
+    if not await _ended(process, patience):
         with contextlib.suppress(ProcessLookupError):
             process.terminate()
-        await _ended(process)
+        await _ended(process, patience)
     for relative in family:
         with contextlib.suppress(psutil.NoSuchProcess):
             relative.kill()
     await process.wait()
 
 
-async def _ended(process: asyncio.subprocess.Process) -> bool:
+async def _ended(process: asyncio.subprocess.Process, patience: float) -> bool:
     with contextlib.suppress(TimeoutError):
-        await asyncio.wait_for(process.wait(), LEAVE_SECONDS)
+        await asyncio.wait_for(process.wait(), patience)
     return process.returncode is not None
 
 
 def _family(pid: int) -> list[psutil.Process]:
+    """A process and its descendants, also those in sessions of their own, as torchrun's workers are."""
     try:
         parent = psutil.Process(pid)
         return [*parent.children(recursive=True), parent]
@@ -276,9 +282,8 @@ class Supervisor:
         self._request: Request | None = None
         self._on_progress: Callable[[Progress], None] | None = None
         self._answer: Answer | None = None
-        self._error: Exception | None = None
         self._productive = False
-        self._news, self._heard = Signal(), 0
+        self._hearing = Hearing()
         self._group: Group | None = None
         self._listener: asyncio.Task[None] | None = None
 
@@ -287,7 +292,7 @@ class Supervisor:
         self._logfile.parent.mkdir(parents=True, exist_ok=True)
         await self._launch()
         self._listener = asyncio.create_task(self._listen())
-        await self._until(lambda: self.team is not None, START_SECONDS)
+        await self._expect(lambda: self.team is not None, START_SECONDS)
 
     async def ask(self, request: Request, on_progress: Callable[[Progress], None] | None = None) -> Answer:
         """The workers' answer to a request; one at a time. Raises PierError when they cannot do it or gave up."""
@@ -297,7 +302,7 @@ class Supervisor:
             self._moments_changed = True
         try:
             self._hand_out()
-            await self._until(lambda: self._answer is not None, SILENT_SECONDS)
+            await self._expect(lambda: self._answer is not None, SILENT_SECONDS)
         finally:
             self._request = None
         assert self._answer is not None
@@ -315,14 +320,9 @@ class Supervisor:
         self._group, self._productive = Group(self._logfile), False
         await self._group.start(self._count, MAX_RESTARTS)
 
-    async def _until(self, seen: Callable[[], bool], patience: float) -> None:
-        while not seen():
-            if self._error is not None:
-                raise self._error
-            heard = self._heard
-            await self._news.wait(patience)
-            if heard == self._heard:
-                raise self._explained(f"this site's workers said nothing for {patience:.0f} seconds")
+    async def _expect(self, seen: Callable[[], bool], patience: float) -> None:
+        silence = f"this site's workers said nothing for {patience:.0f} seconds"
+        await self._hearing.expect(seen, patience, lambda: self._explained(silence))
 
     async def _listen(self) -> None:
         while self._group is not None:
@@ -330,9 +330,8 @@ class Supervisor:
             try:
                 await self._hear(event)
             except Exception as error:
-                self._error = error  # raised to the next caller
-            self._heard += 1
-            self._news.notify()
+                self._hearing.error = error  # raised to the next caller
+            self._hearing.hear()
 
     async def _hear(self, event: WorkerGroup | Message | Ended) -> None:
         match event:
@@ -341,7 +340,7 @@ class Supervisor:
             case Ended():
                 await self._relaunch(event)
             case Failed():
-                self._error = PierError(event.problem, event.remedy)
+                self._hearing.error = PierError(event.problem, event.remedy)
             case Tokenizing():
                 log.info("tokenizing: %s of text read; the files have %s", amount(event.read), amount(event.size))
             case Progress() if self._on_progress is not None:

@@ -11,6 +11,7 @@ from torch import Tensor
 from pier_node.base.errors import PierError
 from pier_node.config.run import ModelSection, RunConfig
 from pier_node.outer.layout import Layout
+from pier_node.outer.state import OuterState
 from pier_node.rounds.checkpoint import CheckpointStore
 from pier_node.rounds.folder import load_run, require_folder
 from pier_node.trainer.data.tokens import Tokenizer, open_tokenizer
@@ -59,14 +60,8 @@ def site_config(folder: Path) -> RunConfig:
     return config
 
 
-def newest_weights(folder: Path) -> Weights:
-    """The anchor of the newest checkpoint in a data folder, whether or not its daemon runs. Raises PierError."""
-    config = site_config(folder)
-    if config.program:
-        raise PierError(
-            f"{folder} is of a run that trains a model of its users' own",
-            "In Python, `pier.load(model, folder)` puts the newest weights into the model.",
-        )
+def newest_state(folder: Path, config: RunConfig) -> OuterState:
+    """The state of the newest checkpoint in a data folder. Raises PierError if there is none."""
     state = CheckpointStore(folder / "checkpoints", config.hash()).newest_state()
     if state is None and config.pipeline.stages > 1:
         raise PierError(
@@ -75,6 +70,18 @@ def newest_weights(folder: Path) -> Weights:
         )
     if state is None:
         raise PierError(f"{folder} has no checkpoint yet", "Wait for the first outer round: see `pier-node status`.")
+    return state
+
+
+def newest_weights(folder: Path) -> Weights:
+    """The anchor of the newest checkpoint in a data folder, whether or not its daemon runs. Raises PierError."""
+    config = site_config(folder)
+    if config.program:
+        raise PierError(
+            f"{folder} is of a run that trains a model of its users' own",
+            "In Python, `pier.load(model, folder)` puts the newest weights into the model.",
+        )
+    state = newest_state(folder, config)
     origin = f"round {state.round} of run {config.run.name!r}"
     return Weights(config.model, torch.from_numpy(state.anchor), config.data.tokenizer, origin, state.round)
 

@@ -194,6 +194,7 @@ class Daemon:
         self._record = replace(settings.noted(record), slot=slot, name=self._site.name, founded_by=founder)
         self._site.slot = slot
         self._sign_entry(record)
+        self._data = SiteData.of(member.config, slot, self._settings.data, self._settings.shared_data)
         self._say(self._describe_training())
         self._save_record()
         self._background.start(stack, self._gossip(reception, peers))
@@ -222,9 +223,7 @@ class Daemon:
         """One sentence for the site's owner."""
         config = self._member.config
         if config.program:
-            parameters = Layout.of_run(config).length
-            return f"This site trains a model of its own program: {parameters:,} parameters."
-        self._data = SiteData.of(config, self._site.slot, self._settings.data, self._settings.shared_data)
+            return f"This site trains a model of its own program: {Layout.of_run(config).length:,} parameters."
         return self._data.describe(config)
 
     def _sign_entry(self, record: SiteRecord) -> None:
@@ -275,14 +274,16 @@ class Daemon:
         """Start the workers and load or fetch the state. From here on this site is a member."""
         config, folder, node = self._member.config, self._settings.folder, self._carrier.node
         layout = Layout.of_run(config)
-        if self._program:  # a founder begins with its weights
+        if self._program:
             self._workers = self._program
-            await self._program.accept(config, self._site.slot, folder)
+            self._program.place(config, self._site.slot, folder)
         else:
             self._workers = Workers(config, node, self._data, folder, self._settings.workers)
             stack.push_async_callback(self._workers.stop)
         starting = asyncio.create_task(self._workers.start())
         stack.callback(starting.cancel)
+        if self._program:
+            await starting  # a founder begins with its weights
         await asyncio.to_thread(get_ready, config)
         self._archive = Archive(folder, config.hash(), self._saved, self.status)
         await self._roster.settled()

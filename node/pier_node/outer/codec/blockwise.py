@@ -35,6 +35,11 @@ def in_blocks(values: npt.NDArray[Number], block: int) -> npt.NDArray[Number]:
     return values.reshape(-1, block)
 
 
+def block_count(length: int, block: int) -> int:
+    """Number of blocks that so many values take."""
+    return -(-length // block)
+
+
 def block_maximum(values: Vector) -> Vector:
     """The largest value of each row, shape [blocks, 1]; for short rows `reduceat` is twice as fast as `max(axis=1)`."""
     return np.maximum.reduceat(values.ravel(), _starts(values))[:, None]
@@ -97,7 +102,7 @@ class Int8:
     def decode(self, data: bytes, length: int) -> Vector:
         """See Codec."""
         check_size(self, data, length)
-        count = _int8_blocks(length)
+        count = block_count(length, INT8_BLOCK)
         halves = np.frombuffer(data, "<u2", count)[:, None]
         codes = np.frombuffer(data, np.int8, offset=2 * count)
         if ((halves > _LARGEST_SCALE) | (halves != 0) & (halves < _SMALLEST_SCALE)).any():
@@ -109,11 +114,7 @@ class Int8:
 
     def size(self, length: int) -> int:
         """See Codec."""
-        return 2 * _int8_blocks(length) + length
-
-
-def _int8_blocks(length: int) -> int:
-    return -(-length // INT8_BLOCK)
+        return 2 * block_count(length, INT8_BLOCK) + length
 
 
 INT4_BLOCK = 64
@@ -165,7 +166,7 @@ class Int4:
     def decode(self, data: bytes, length: int) -> Vector:
         """See Codec."""
         check_size(self, data, length)
-        count = _int4_blocks(length)
+        count = block_count(length, INT4_BLOCK)
         steps, zeros = _read_parameters(np.frombuffer(data, "<u2", count)[:, None])
         codes = _unpack(np.frombuffer(data, np.uint8, offset=2 * count), length)
         blocks = in_blocks(codes.view(np.int8), INT4_BLOCK)
@@ -180,11 +181,7 @@ class Int4:
 
     def size(self, length: int) -> int:
         """See Codec."""
-        return 2 * _int4_blocks(length) + (length + 1) // 2
-
-
-def _int4_blocks(length: int) -> int:
-    return -(-length // INT4_BLOCK)
+        return 2 * block_count(length, INT4_BLOCK) + (length + 1) // 2
 
 
 def _round_up(steps: Vector) -> Vector:
