@@ -52,7 +52,7 @@ class PairTraining(Training):
         sent = super()._update(plan, tokens)
         if plan.kind is not Kind.PAIR:
             return sent
-        theta = self._beginning().array  # φ − Δ, whatever happened to Δ: a pair exchanges weights
+        theta = self._beginning(self._rounds.state).array  # φ − Δ, whatever happened to Δ: a pair exchanges weights
         vector, error = self._pending.offer(plan.span(len(theta)), theta)
         return Update(vector, sent.tokens, error)
 

@@ -50,12 +50,13 @@ class Flight:
 
     Attributes:
         before: the state that the update was made from.
-        work: finishes when the round is decided here, whether or not this site was in it.
+        work: finishes when the round is decided here, whether or not this site was in it. None: it took the update
+            before this site was started again.
     """
 
     plan: RoundPlan
     before: OuterState
-    work: asyncio.Task[bool]
+    work: asyncio.Task[bool] | None
 
 
 log = logging.getLogger(__name__)
@@ -112,7 +113,7 @@ class Training:
         self._late = False
 
     def restore(self, checkpoint: Checkpoint) -> None:
-        """Continue from a checkpoint: restore moments, counters and the unsent update.
+        """Continue from a checkpoint: restore moments, counters, the unsent update and a flight that has arrived.
 
         The state that `rounds` holds may be later, if it was committed before its checkpoint could be taken.
         """
@@ -122,7 +123,23 @@ class Training:
             self._inner.take_moments(state.tensors[ADAM_M], state.tensors[ADAM_V], state.adam_step)
         self.progress.inner_step, self.progress.tokens = checkpoint.inner_step, checkpoint.tokens
         self._pending.restore(checkpoint.pending, checkpoint.pending_tokens, checkpoint.residual)
-        self._carry(checkpoint.state)
+        if self._was_overlapped(checkpoint.state):
+            self._start = self._beginning(checkpoint.state)
+            self._flight = Flight(round_plan(self._config, state.round), checkpoint.state, None)
+        else:
+            self._carry(checkpoint.state)
+
+    def _was_overlapped(self, before: OuterState) -> bool:
+        """Whether the round after `before` took this site's update while its next inner steps, now lost, were done.
+
+        Those steps are repeated from where they began, so that the site ends with the bits of one that never stopped.
+        """
+        state = self._rounds.state
+        if not self._config.outer.overlap or state.round != before.round + 1:
+            return False
+        plan = round_plan(self._config, state.round)
+        key = entry(self._carrier.node, plan.fragment)
+        return plan.kind in APART and state.ledger.get(key, 0) > before.ledger.get(key, 0)
 
     @property
     def resting(self) -> bool:
@@ -175,7 +192,7 @@ class Training:
 
     async def _round(self, plan: RoundPlan) -> None:
         if self._flight is None:
-            self._start = await asyncio.to_thread(self._beginning)
+            self._start = await asyncio.to_thread(self._beginning, self._rounds.state)
         tokens = await self._train(plan)
         landed = await self._land()
         if tokens and plan.kind in APART:
@@ -193,9 +210,8 @@ class Training:
         if await self._land():
             await self._settled(self.snapshot())
 
-    def _beginning(self) -> SharedVector:
+    def _beginning(self, state: OuterState) -> SharedVector:
         """φ − Δ, the weights from which training continues."""
-        state = self._rounds.state
         return self._pending.start(state.anchor) or state.tensors[ANCHOR]
 
     async def _train(self, plan: RoundPlan) -> int:
@@ -212,7 +228,7 @@ class Training:
         """Bring this site's update to a round."""
         update = await asyncio.to_thread(self._update, plan, tokens)
         if self._config.outer.overlap:
-            self._start = await asyncio.to_thread(self._beginning)
+            self._start = await asyncio.to_thread(self._beginning, self._rounds.state)
         self._flight = Flight(plan, self._rounds.state, asyncio.create_task(self._exchange(plan, update)))
 
     def _update(self, plan: RoundPlan, tokens: int) -> Update:
@@ -266,7 +282,7 @@ class Training:
             return False
         flight, began = self._flight, asyncio.get_running_loop().time()
         self.progress.phase = Phase.PHASE_WAITING
-        took_part = await flight.work
+        took_part = flight.work is None or await flight.work
         self.progress.times = self._rounds.times
         self.progress.waited += asyncio.get_running_loop().time() - began
         await self._drop_flight()
@@ -282,8 +298,9 @@ class Training:
         if self._flight is None:
             return
         flight, self._flight = self._flight, None
-        flight.work.cancel()
-        await asyncio.wait([flight.work])
+        if flight.work is not None:
+            flight.work.cancel()
+            await asyncio.wait([flight.work])
         await to_the_end(asyncio.to_thread(self._carry, flight.before))
 
     async def _settled(self, checkpoint: Checkpoint) -> None:
