@@ -35,7 +35,7 @@ from pier_coordinator.identity.home import DAEMON_FILE, RUN_FILE, Home
 from pier_coordinator.store.rows import InviteRow
 from pier_coordinator.store.store import LOG_NAME, Store
 from pier_node.base.address import parse_address
-from pier_node.identity.certificates import DOMAIN, credentials
+from pier_node.identity.certificates import credentials
 from pier_node.identity.node import Identity
 
 GOAL = 0.050
@@ -164,7 +164,7 @@ def measure(sites: int, seconds: float) -> Figures:
         home = Home.found(Path(folder))
         asyncio.run(let_in(home, [identity.node for identity in identities]))
         with coordinator(home) as (process, port):
-            name, run_hash = f"{home.identity.node}.{DOMAIN}", home.config.hash()
+            name, run_hash = home.identity.node, home.config.hash()
             members = [Member(each.node, credentials(each, home.token), port, name, run_hash) for each in identities]
             meter = Meter(psutil.Process(process), home)
             return meter.figures(sites, asyncio.run(load(members, seconds, meter.start)))

@@ -15,6 +15,7 @@ from google.protobuf.message import Message
 
 from pier_coordinator.service.service import SERVICE
 from pier_node.identity.certificates import Credentials
+from pier_node.identity.tls import channel
 from pier_node.wire.carrier import PROTOCOL
 from pier_proto.v1.coordinator_pb2 import (
     HeartbeatRequest,
@@ -60,14 +61,8 @@ class SimulatedSite:
     def __init__(self, member: Member, answers: Answers) -> None:
         self._member = member
         self._answers = answers
-        own = member.own
-        secured = grpc.ssl_channel_credentials(own.ca_pem, own.key_pem, own.cert_pem)
-        options = [
-            ("grpc.ssl_target_name_override", member.server),
-            ("grpc.use_local_subchannel_pool", 1),
-            ("grpc.http2.bdp_probe", 0),
-        ]
-        self._channel = grpc.aio.secure_channel(f"127.0.0.1:{member.port}", secured, options=options)
+        options = [("grpc.use_local_subchannel_pool", 1), ("grpc.http2.bdp_probe", 0)]
+        self._channel = channel(f"127.0.0.1:{member.port}", member.server, member.own, options)
         self._calls = {
             name: self._channel.unary_unary(f"/{SERVICE}/{name}", None, None) for name in ("Register", "Report")
         }

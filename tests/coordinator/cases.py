@@ -9,15 +9,13 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any, TypeVar
 
-import grpc
-import grpc.aio
 from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 from google.protobuf.message import Message
 
-from pier_coordinator.identity.authority import Authority
+from pier_coordinator.identity.home import Authority
 from pier_coordinator.runs.coordinator import Coordinator
 from pier_coordinator.service.limits import Limits
 from pier_coordinator.service.service import SERVICE, CoordinatorService
@@ -27,6 +25,7 @@ from pier_coordinator.store.store import Store
 from pier_node.config.run import RunConfig, RunSection
 from pier_node.identity.certificates import Credentials, credentials
 from pier_node.identity.node import Identity, Token, key_pem
+from pier_node.identity.tls import channel
 from pier_node.wire.carrier import PROTOCOL
 from pier_proto.v1.coordinator_pb2 import (
     EnrolReply,
@@ -134,9 +133,7 @@ class Caller:
     """A connection to the coordinator."""
 
     def __init__(self, port: int, own: Credentials) -> None:
-        secured = grpc.ssl_channel_credentials(own.ca_pem, own.key_pem, own.cert_pem)
-        options = [("grpc.ssl_target_name_override", f"{OWN.node}.pier"), ("grpc.use_local_subchannel_pool", 1)]
-        self.channel = grpc.aio.secure_channel(f"127.0.0.1:{port}", secured, options=options)
+        self.channel = channel(f"127.0.0.1:{port}", OWN.node, own, [("grpc.use_local_subchannel_pool", 1)])
 
     async def raw(self, method: str, request: bytes) -> bytes:
         call = self.channel.unary_unary(f"/{SERVICE}/{method}", None, None)

@@ -15,22 +15,47 @@ from __future__ import annotations
 import json
 import os
 import secrets
+from collections.abc import Collection
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Self
 
-from pier_coordinator.identity.authority import Authority
+from cryptography.hazmat.primitives.asymmetric import ec
+
 from pier_node.base import durable
 from pier_node.base.errors import PierError
 from pier_node.config.run import RunConfig, load
-from pier_node.identity.certificates import Credentials, credentials
-from pier_node.identity.node import Identity, Token, write_private
+from pier_node.identity.certificates import Credentials, authority_key, credentials, issue
+from pier_node.identity.node import Identity, Token, node_id, write_private
+from pier_node.rounds import revocations
+from pier_proto.v1.peer_pb2 import Revocations
 
 RUN_FILE, DATABASE, OPERATOR_FILE, DAEMON_FILE = "run.toml", "coordinator.db", "operator.token", "daemon.json"
 PLAN_FILE = "experts.json"
 SCORES = "scores"
 """Folder of the score sheets that sites sent, with one folder per evaluation."""
+
+
+@dataclass(frozen=True)
+class Authority:
+    """A run's certificate authority: it certifies sites and signs the list of revoked sites.
+
+    Attributes:
+        token: the run's secret.
+        run_hash: the hash of the run's configuration.
+    """
+
+    token: Token
+    run_hash: bytes
+
+    def certify(self, key: ec.EllipticCurvePublicKey) -> bytes:
+        """Issue a certificate (PEM) for a site's public key."""
+        return issue(self.token, node_id(key), key)
+
+    def revocations(self, version: int, nodes: Collection[str]) -> Revocations:
+        """Sign the list of revoked sites."""
+        return revocations.signed(authority_key(self.token), self.run_hash, version, nodes)
 
 
 @dataclass(frozen=True)
@@ -66,7 +91,7 @@ class Home:
         if token is None:
             token = Token.new(self.config.hash())
             token.save(self.folder)
-        if token.run != self.config.hash()[: len(token.run)]:
+        if not token.is_for(self.config.hash()):
             raise PierError(
                 f"{self.folder / RUN_FILE} has changed since the run began",
                 "Put it back as it was, a configuration never changes; or `pier-coordinator init` another run.",

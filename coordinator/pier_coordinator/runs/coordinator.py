@@ -14,9 +14,9 @@ from collections.abc import Callable, Collection
 from typing import Any
 
 from pier_coordinator.experts.run import ExpertRun
-from pier_coordinator.identity.tls import der, trusted
 from pier_coordinator.runs.registry import Presence, Registry
 from pier_coordinator.store.facts import Fact
+from pier_coordinator.store.invites import trusted
 from pier_coordinator.store.orders import OPERATOR
 from pier_coordinator.store.refusals import Refused
 from pier_coordinator.store.rows import Activity, InviteRow, OrderRow, SiteRow, Standing
@@ -24,6 +24,7 @@ from pier_coordinator.store.sites import REVOCATIONS, member
 from pier_coordinator.store.store import Store, Thinning
 from pier_node.base.errors import PierError
 from pier_node.config.run import RunConfig, config_changes
+from pier_node.identity.tls import der
 from pier_node.outer.layout import Layout
 from pier_node.outer.schedule import total_rounds
 from pier_proto.v1.coordinator_pb2 import Paths
@@ -111,7 +112,7 @@ class Coordinator:
         revoked: node ids of the revoked sites, the latest last.
         revocations: version of that list; 0: no site was revoked yet.
         invites: the invites whose holders may connect, by their certificate (DER).
-        invites_changed: called with the invites whenever they change.
+        invites_changed: called with the certificates of `invited` whenever they change.
 
     Args:
         wall: returns the time in seconds since the epoch.
@@ -135,7 +136,7 @@ class Coordinator:
         self.revoked = store.revoked()
         self.revocations = int(store.meta(REVOCATIONS) or 0)
         self.invites: dict[bytes, InviteRow] = {}
-        self.invites_changed: Callable[[Collection[InviteRow]], None] = lambda _: None
+        self.invites_changed: Callable[[Collection[bytes]], None] = lambda _: None
         self.experts = ExpertRun(self)
         self.look_at_invites()
         self.registry.restore(self.sites.values())
@@ -269,7 +270,11 @@ class Coordinator:
     def look_at_invites(self) -> None:
         """Reload the invites after some were made, used or revoked."""
         self.invites = {der(each.certificate): each for each in trusted(self.store.invites(), self.wall())}
-        self.invites_changed(self.invites.values())
+        self.invites_changed(self.invited())
+
+    def invited(self) -> list[bytes]:
+        """The certificates (PEM) with which holders of invites may connect."""
+        return [invite.certificate for invite in self.invites.values()]
 
     def _nodes(self, sites: Collection[str]) -> list[str]:
         by_name = {site.name: site.node for site in self.sites.values() if site.revoked_at is None}

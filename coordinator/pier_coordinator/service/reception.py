@@ -22,8 +22,7 @@ from google.protobuf.json_format import ParseDict
 from google.protobuf.message import Message
 from pydantic import ValidationError
 
-from pier_coordinator.identity.authority import Authority
-from pier_coordinator.identity.tls import der
+from pier_coordinator.identity.home import Authority
 from pier_coordinator.runs.coordinator import Coordinator
 from pier_coordinator.runs.registry import HEARTBEAT_SECONDS, LEASE_SECONDS
 from pier_coordinator.store.facts import Fact
@@ -33,6 +32,7 @@ from pier_coordinator.store.rows import OrderRow, Registration, SiteRow
 from pier_node.base.toml import first_problem
 from pier_node.identity.certificates import Credentials
 from pier_node.identity.node import node_id
+from pier_node.identity.tls import der
 from pier_node.site.coordinator.expert_messages import kept
 from pier_node.wire.carrier import PROTOCOL, BadMessage
 from pier_node.wire.rules import REVOKED

@@ -11,8 +11,7 @@ import grpc
 import grpc.aio
 from google.protobuf.message import Message
 
-from pier_coordinator.identity.authority import Authority
-from pier_coordinator.identity.tls import Trust, der
+from pier_coordinator.identity.home import Authority
 from pier_coordinator.runs.coordinator import Coordinator
 from pier_coordinator.service.bounds import MESSAGE_BYTES, parse
 from pier_coordinator.service.limits import Limits
@@ -21,6 +20,7 @@ from pier_coordinator.store.refusals import Refused, Stranger, Superseded, TooFa
 from pier_node.base.address import format_address
 from pier_node.base.errors import PierError
 from pier_node.identity.certificates import Credentials, node_id_of_certificate
+from pier_node.identity.tls import Trust, caller_certificate, der
 from pier_node.wire.carrier import BadMessage
 from pier_node.wire.grpc.reasons import brief
 from pier_proto.v1.coordinator_pb2 import (
@@ -74,7 +74,7 @@ class CoordinatorService(grpc.GenericRpcHandler):  # type: ignore[type-arg]
         self._reception = Reception(coordinator, own, node_id_of_certificate(own.cert_pem), authority)
         self._limits = Limits() if limits is None else limits
         self._trust = Trust(own)
-        self._trust.change(coordinator.invites.values())
+        self._trust.change(coordinator.invited())
         coordinator.invites_changed = self._trust.change
         self._server: grpc.aio.Server | None = None
         self._methods: dict[str, grpc.RpcMethodHandler[Any, Any]] = {
@@ -101,7 +101,7 @@ class CoordinatorService(grpc.GenericRpcHandler):  # type: ignore[type-arg]
         self._server.add_generic_rpc_handlers((self,))
         address = format_address(host, port)
         try:
-            bound = self._server.add_secure_port(address, self._trust.server_credentials())
+            bound = self._trust.add_port(self._server, address)
         except RuntimeError as error:
             raise PierError(f"cannot listen on {address}", "Choose another address with --listen HOST:PORT.") from error
         await self._server.start()
@@ -236,7 +236,7 @@ _STATUSES = {
 
 def _certificate(context: Context) -> bytes:
     """The caller's certificate, PEM. Raises Stranger."""
-    certificate: bytes | None = next(iter(context.auth_context().get("x509_pem_cert", ())), None)
+    certificate = caller_certificate(context)
     if certificate is None:
         raise Stranger("the call came without a certificate")
     return certificate

@@ -2,12 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from pier_coordinator.store.refusals import Refused
 from pier_coordinator.store.rows import InviteRow, event
 from pier_coordinator.store.writer import Transaction
 
 OPEN_INVITES = 256
 """Maximum number of open invites: TLS checks all of their certificates at each new connection."""
+
+
+def trusted(invites: Iterable[InviteRow], now: float) -> tuple[InviteRow, ...]:
+    """The invites whose holders TLS accepts: the open ones, then the newest closed ones, to tell them what is wrong."""
+    ordered = sorted(invites, key=lambda invite: (bool(invite.closed(now)), -invite.created))
+    return tuple(ordered[:OPEN_INVITES])
 
 
 def add(transaction: Transaction, invite: InviteRow) -> None:

@@ -3,9 +3,9 @@ from __future__ import annotations
 import json
 
 from pier_node.wire.carrier import CHUNK_BYTES, DESCRIBE
-from pier_node.wire.grpc.options import MANIFEST_BYTES, MESSAGE_BYTES, SERVICE, channel_options, server_options
+from pier_node.wire.grpc.options import CHANNEL_OPTIONS, MANIFEST_BYTES, MESSAGE_BYTES, SERVER_OPTIONS, SERVICE
 
-SERVER, CHANNEL = dict(server_options()), dict(channel_options("pier"))
+SERVER, CHANNEL = dict(SERVER_OPTIONS), dict(CHANNEL_OPTIONS)
 
 
 def test_idle_connections_are_kept_alive_from_both_ends() -> None:
@@ -34,8 +34,3 @@ def test_messages_are_bounded() -> None:
 
 def test_a_second_server_on_a_port_is_an_error() -> None:
     assert SERVER["grpc.so_reuseport"] == 0
-
-
-def test_only_tls_has_a_name_to_check() -> None:
-    assert CHANNEL["grpc.ssl_target_name_override"] == "pier"
-    assert "grpc.ssl_target_name_override" not in dict(channel_options(None))

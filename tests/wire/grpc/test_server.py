@@ -11,7 +11,6 @@ from wire.sites import ALICE, BOB, CAROL, LEAVING, OTHER_TOKEN, QUICK, RUN, TOKE
 from pier_node.identity.certificates import Credentials, credentials
 from pier_node.wire.carrier import LEAVE
 from pier_node.wire.grpc import server
-from pier_node.wire.grpc.options import channel_options
 from pier_node.wire.metadata import CallMetadata
 from pier_proto.v1.peer_pb2 import Ack
 
@@ -26,7 +25,7 @@ async def test_under_tls_a_caller_without_the_token_gets_nowhere(shown: Credenti
     tls = grpc.ssl_channel_credentials(ours.ca_pem, *own)
     async with TLS.listening(BOB) as (bob, address):
         bob.serve(LEAVE, ack)
-        channel = grpc.aio.secure_channel(address, tls, channel_options("pier"))
+        channel = grpc.aio.secure_channel(address, tls, [("grpc.ssl_target_name_override", "pier")])
         headers = grpc.aio.Metadata(*CallMetadata(CAROL.node, RUN, CAROL.key).call(bob.node).items())
         with pytest.raises(grpc.aio.AioRpcError) as error:
             await channel.unary_unary("/pier.v1.Peer/Leave", None, None)(

@@ -9,8 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import socket
-import ssl
 import time
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -21,12 +19,12 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 
 from pier_node.base import durable
-from pier_node.base.address import parse_address
 from pier_node.base.errors import PierError
 from pier_node.config.run import RunConfig, from_canonical
 from pier_node.identity.certificates import Credentials, check_issued
 from pier_node.identity.invite import Invite, pin
 from pier_node.identity.node import Identity, key_pem, node_id
+from pier_node.identity.tls import certificate_at
 from pier_node.outer.deadline import Backoff
 from pier_node.site.coordinator.link import Link, Refused, Unreachable
 from pier_node.wire.carrier import PROTOCOL
@@ -98,7 +96,10 @@ async def enrol_patiently(address: str, invite: Invite, identity: Identity, name
 
 async def enrol(address: str, invite: Invite, identity: Identity, name: str) -> tuple[Enrolment, RunConfig]:
     """Have the coordinator admit this node to the run. Raises PierError when it refuses, Unreachable."""
-    leaf = await asyncio.to_thread(_certificate_at, address)
+    try:
+        leaf = await asyncio.to_thread(certificate_at, address, LOOK)
+    except (OSError, ValueError) as error:
+        raise Unreachable(f"{address}: {getattr(error, 'strerror', None) or error}") from error
     coordinator = _pinned(leaf, address, invite)
     own = Credentials(_pem(leaf), invite.certificate, key_pem(invite.key))
     link = Link(address, coordinator, own)
@@ -112,21 +113,6 @@ async def enrol(address: str, invite: Invite, identity: Identity, name: str) -> 
     finally:
         await link.close()
     return _checked(reply, identity, address, coordinator)
-
-
-def _certificate_at(address: str) -> x509.Certificate:
-    """The certificate of the server at that address, not yet trusted. Raises Unreachable."""
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
-    context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
-    context.set_alpn_protocols(["h2"])
-    try:
-        with (
-            socket.create_connection(parse_address(address), LOOK) as plain,
-            context.wrap_socket(plain, server_hostname="pier") as secured,
-        ):
-            return x509.load_der_x509_certificate(secured.getpeercert(binary_form=True) or b"")
-    except (OSError, ValueError) as error:
-        raise Unreachable(f"{address}: {getattr(error, 'strerror', None) or error}") from error
 
 
 def _pinned(leaf: x509.Certificate, address: str, invite: Invite) -> str:

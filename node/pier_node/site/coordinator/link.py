@@ -10,8 +10,9 @@ import grpc
 import grpc.aio
 from google.protobuf.message import DecodeError, Message
 
-from pier_node.identity.certificates import DOMAIN, Credentials
-from pier_node.wire.grpc.options import channel_options
+from pier_node.identity import tls
+from pier_node.identity.certificates import Credentials
+from pier_node.wire.grpc.options import CHANNEL_OPTIONS
 from pier_node.wire.grpc.reasons import Circumstances, lost
 from pier_proto.v1.coordinator_pb2 import (
     CheckpointPart,
@@ -68,9 +69,7 @@ class Link:
 
     def __init__(self, address: str, node: str, own: Credentials) -> None:
         self.address = address
-        tls = grpc.ssl_channel_credentials(own.ca_pem, own.key_pem, own.cert_pem)
-        options = [*channel_options(f"{node}.{DOMAIN}"), NO_PROBES]
-        self._channel = grpc.aio.secure_channel(f"dns:///{address}", tls, options)
+        self._channel = tls.channel(address, node, own, [*CHANNEL_OPTIONS, NO_PROBES])
         self._beats: grpc.aio.StreamStreamCall[bytes, bytes] | None = None
 
     async def enrol(self, request: EnrolRequest, timeout: float) -> EnrolReply:

@@ -16,10 +16,11 @@ import grpc.aio
 from google.protobuf.message import Message
 
 from pier_node.base.address import format_address, parse_address
-from pier_node.identity.certificates import DOMAIN, Credentials
+from pier_node.identity import tls
+from pier_node.identity.certificates import Credentials
 from pier_node.wire.bounds import parse
 from pier_node.wire.carrier import BadMessage, Method, PeerLost
-from pier_node.wire.grpc.options import END, EXCHANGE, FETCH, SERVICE, channel_options
+from pier_node.wire.grpc.options import CHANNEL_OPTIONS, END, EXCHANGE, FETCH, SERVICE
 from pier_node.wire.grpc.reasons import Circumstances, lost
 from pier_node.wire.grpc.server import PeerServer
 from pier_node.wire.interfaces import Choice, choose_address
@@ -121,14 +122,7 @@ class Link:
         return self._connect()
 
     def _connect(self) -> grpc.aio.Channel:
-        target = f"dns:///{self.address}"
-        if self._credentials is None:
-            channel = grpc.aio.insecure_channel(target, channel_options(None))
-        else:
-            name = f"{self.node}.{DOMAIN}" if self.node else DOMAIN
-            own = self._credentials
-            tls = grpc.ssl_channel_credentials(own.ca_pem, own.key_pem, own.cert_pem)
-            channel = grpc.aio.secure_channel(target, tls, channel_options(name))
+        channel = tls.channel(self.address, self.node, self._credentials, CHANNEL_OPTIONS)
         self._channels.append(channel)
         return channel
 

@@ -59,15 +59,7 @@ _CLIENT: dict[str, int | str] = {
     "grpc.dns_min_time_between_resolutions_ms": 1_000,
 }
 
-Options = list[tuple[str, int | str]]
-
-
-def server_options() -> Options:
-    """Options of a node's server."""
-    return [*_BOTH.items(), *_SERVER.items()]
-
-
-def channel_options(name: str | None) -> Options:
-    """Options of a channel to a peer; `name` is the one that its certificate must hold, None without TLS."""
-    named = [("grpc.ssl_target_name_override", name)] if name else []
-    return [*_BOTH.items(), *_CLIENT.items(), *named]
+SERVER_OPTIONS = [*_BOTH.items(), *_SERVER.items()]
+"""Options of a node's server."""
+CHANNEL_OPTIONS = [*_BOTH.items(), *_CLIENT.items()]
+"""Options of a channel to a peer."""

@@ -16,10 +16,11 @@ from google.protobuf.message import Message
 
 from pier_node.base.address import format_address
 from pier_node.base.errors import PierError
+from pier_node.identity import tls
 from pier_node.identity.certificates import Credentials
 from pier_node.wire.bounds import parse
 from pier_node.wire.carrier import BadMessage, Handler, Method, PeerLost
-from pier_node.wire.grpc.options import END, EXCHANGE, FETCH, SERVICE, server_options
+from pier_node.wire.grpc.options import END, EXCHANGE, FETCH, SERVER_OPTIONS, SERVICE
 from pier_node.wire.grpc.reasons import brief
 from pier_node.wire.links import CALLS, Busy, Calls
 from pier_node.wire.metadata import CallMetadata, Headers, NotAdmitted
@@ -109,11 +110,11 @@ class PeerServer(grpc.GenericRpcHandler):  # type: ignore[type-arg]
 
     async def start(self, host: str, port: int) -> int:
         """Listen and return the port; the system chooses one if `port` is 0. Raises PierError."""
-        self._server = grpc.aio.server(options=server_options(), maximum_concurrent_rpcs=CALLS)
+        self._server = grpc.aio.server(options=SERVER_OPTIONS, maximum_concurrent_rpcs=CALLS)
         self._server.add_generic_rpc_handlers((self,))
         address = format_address(host, port)
         try:
-            bound = self._add_port(self._server, address)
+            bound = tls.add_port(self._server, address, self._credentials)
         except RuntimeError as error:
             raise PierError(
                 f"cannot listen on {address}: {_why_not(host, port)}", "Choose another address with --listen HOST:PORT."
@@ -125,14 +126,6 @@ class PeerServer(grpc.GenericRpcHandler):  # type: ignore[type-arg]
         """Stop listening and end all calls."""
         if self._server is not None:
             await self._server.stop(GRACE)
-
-    def _add_port(self, server: grpc.aio.Server, address: str) -> int:
-        if self._credentials is None:
-            return server.add_insecure_port(address)
-        own = self._credentials
-        return server.add_secure_port(
-            address, grpc.ssl_server_credentials([(own.key_pem, own.cert_pem)], own.ca_pem, require_client_auth=True)
-        )
 
     # --- a call --------------------------------------------------------------------------------
 
@@ -146,7 +139,7 @@ class PeerServer(grpc.GenericRpcHandler):  # type: ignore[type-arg]
         """
         try:
             headers: Headers = dict(context.invocation_metadata() or ())
-            caller = self._metadata.admit(method, headers, _certificate(context))
+            caller = self._metadata.admit(method, headers, tls.caller_certificate(context))
             with self._calls.place(caller):
                 await context.send_initial_metadata(tuple(self._metadata.answer(caller, headers).items()))
                 yield caller
@@ -205,10 +198,6 @@ _STATUSES = {
     Busy: grpc.StatusCode.RESOURCE_EXHAUSTED,
     PeerLost: grpc.StatusCode.ABORTED,
 }
-
-
-def _certificate(context: Context) -> bytes | None:
-    return next(iter(context.auth_context().get("x509_pem_cert", ())), None)
 
 
 def _seen_as(peer: str) -> str:
