@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import shlex
 import sys
@@ -109,6 +110,31 @@ def test_a_killed_program_is_started_again_and_its_site_stays_in_the_run(
     assert first == second
 
 
+def rank(site: Site, number: int) -> psutil.Process:
+    """The process of a rank under torchrun."""
+    ranks = [each for each in site.daemon.children(recursive=True) if each.environ().get("RANK") == str(number)]
+    return next(each for each in ranks if str(PROGRAM) in each.cmdline())
+
+
+def test_a_rank_that_hangs_is_named_and_its_program_started_again(
+    sites: Found, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(ENVIRONMENT, "STEP_SECONDS", "0.05")
+    monkeypatch.setitem(ENVIRONMENT, "PATIENCE_SECONDS", "5")
+    run = sites(command("ddp", 2), command("plain"), steps=300)
+    run[0].reach(16)  # its pace is known
+    hung = rank(run[0], 1)
+    hung.suspend()
+    run[0].wait("it is started again", lambda: "it is started again" in run[0].output, within=60)
+    assert f"rank 1 (process {hung.pid}) is stopped" in run[0].output
+    for site in run:
+        assert site.ended() == 0
+    assert not hung.is_running()
+    check_sites(run, apart=False)
+    first, second = results(run)
+    assert first == second
+
+
 def test_a_program_that_ends_at_once_again_and_again_ends_its_site_with_words(sites: Found) -> None:
     (site,) = sites(shlex.join([PYTHON, "-c", "raise SystemExit(3)"]))
     assert site.ended() == 1
@@ -141,6 +167,27 @@ class Joined(Site):
         runner = [*RUNNERS[example], "--master-port", str(free_port())] if example in RUNNERS else []
         own = ["--data", str(folder), "--listen", self.address]
         self.command = [PYTHON, *runner, str(EXAMPLES / f"{example}.py"), *own, *options]
+
+
+def test_a_rank_that_dies_under_torchrun_ends_its_site_which_goes_on_when_it_is_started_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tmp_path / "a"
+    site = Site(folder)
+    place = {"folder": str(folder), "listen": site.address, "sites": 1}
+    monkeypatch.setitem(ENVIRONMENT, "PIER_JOIN", json.dumps(place))
+    monkeypatch.setitem(ENVIRONMENT, "STEP_SECONDS", "0.02")
+    site.command = shlex.split(command("ddp", 2))
+    try:
+        site.start()
+        site.reach(1)
+        rank(site, 1).kill()
+        assert site.ended(60) == 1
+        assert "the training program has ended: rank 1" in site.output or "Leaving the run" in site.output
+        site.start()  # while its last daemon may still be leaving
+        site.wait("it goes on", lambda: "Resuming at round" in site.output)
+    finally:
+        site.kill()
 
 
 @pytest.fixture

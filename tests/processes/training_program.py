@@ -46,7 +46,8 @@ def main() -> None:
     kind, width = sys.argv[1], int(sys.argv[2]) if len(sys.argv) > 2 else 10
     model = build(kind, width)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
-    site = pier.join(model, optimizer, step_tokens=64)
+    patience = float(os.environ.get("PATIENCE_SECONDS", "300"))
+    site = pier.join(model, optimizer, step_tokens=64, patience=patience)
     # Ranks that hold parts of one replica must see the same batch.
     generator = torch.Generator().manual_seed(0 if kind == "tp" else int(os.environ.get("RANK", "0")) // 2)
     with site:

@@ -40,6 +40,7 @@ from pier_node.engine.messages import (
     encode,
 )
 from pier_node.engine.parameters import Vectors
+from pier_node.engine.ranks import STEPS, enter
 
 TOLD_SECONDS = 0.5
 """How often the daemon hears how far the inner steps are."""
@@ -191,7 +192,7 @@ class Site:
         place = link.receive()
         if not isinstance(place, Attached):
             raise PierError("Pier's daemon could not enter the run", "What it printed says why.")
-        self._place = place
+        self._place, self._row = place, enter(place.table, ranks.count, ranks.own)
         self.slot, self.slots, self.total_steps = place.slot, place.slots, place.total_steps
         self._restore_optimizer()
         self._publish()
@@ -220,6 +221,7 @@ class Site:
         self._check_over()
         steps, now = self._steps, time.monotonic()
         steps.done += 1
+        self._row[STEPS] += 1
         steps.tokens += self._step_tokens // self._ranks.count if tokens is None else int(tokens)
         last, tell = steps.done >= self._job.steps, now - steps.told > TOLD_SECONDS
         if loss is not None and (last or tell):

@@ -36,7 +36,9 @@ class Daemon:
         self._folder = SocketFolder("program")
         self.socket = self._folder.path / "socket"
         command = [sys.executable, "-m", "pier_node.cli", "start", "--program-socket", str(self.socket), *options]
-        self._process = subprocess.Popen(command, env={**os.environ, **environment}, stdin=subprocess.DEVNULL)
+        self._process = subprocess.Popen(
+            command, env={**os.environ, **environment}, stdin=subprocess.DEVNULL, start_new_session=True
+        )
 
     def connect(self) -> socket.socket:
         """The connection to it. Raises PierError: it has ended, and has said why."""
@@ -71,6 +73,7 @@ def join(
     token: str | None = None,
     token_file: str | Path | None = None,
     folder: str | Path = "pier-data",
+    patience: float = 300.0,
     **options: Any,
 ) -> Site:
     """Make this program a site of a run: call it in every rank, after the model is wrapped, before the first step.
@@ -86,6 +89,8 @@ def join(
         peers: join a run: addresses, HOST:PORT, of its sites.
         token, token_file: what the first site printed.
         folder: this site's data folder; with neither config nor peers it goes on with the run that is in there.
+        patience: seconds that may pass between two steps, such as for a validation or a checkpoint, before the program
+            counts as hung. Long steps make it longer; while their length is not known yet, it is half an hour.
         options: any other option of `pier-node start`, such as listen="0.0.0.0:7700"; flags are True.
 
     Raises:
@@ -107,7 +112,8 @@ def join(
         daemon = Daemon(["--data", str(folder), *_words(peers, token_file, options)], secret)
         stream = daemon.connect()
     link = Link(stream, ranks)
-    link.send(Attach(VERSION, list(vectors.tensors), step_tokens, "" if config is None else json.dumps(_read(config))))
+    tables = "" if config is None else json.dumps(_read(config))
+    link.send(Attach(VERSION, list(vectors.tensors), step_tokens, tables, ranks.count, float(patience)))
 
     def left() -> None:
         if daemon is not None:

@@ -162,6 +162,10 @@ class Attach:
     """Tokens of an inner step, at most."""
     config: str
     """Tables of a run.toml, as JSON, for a run that this site is to found; "": none."""
+    ranks: int
+    """Processes that train the model together."""
+    patience: float
+    """Seconds that may pass between two steps, at least, before the program counts as hung."""
 
 
 @dataclass(frozen=True, config=_STRICT)
@@ -169,6 +173,8 @@ class Attached:
     """Daemon: the site's place in the run, and the shared vector that takes the weights, as long as the model."""
 
     outbox: str
+    table: str
+    """Where each rank says who it is and how far: see engine/ranks.py."""
     slot: int
     slots: int
     total_steps: int

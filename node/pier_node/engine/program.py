@@ -18,7 +18,9 @@ import os
 import shlex
 import shutil
 import sys
+import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Literal
 
@@ -37,22 +39,31 @@ from pier_node.engine.messages import (
     Message,
     Over,
     Progress,
+    Publishing,
     Ready,
     Train,
     decode,
     encode,
 )
+from pier_node.engine.ranks import RankTable
 from pier_node.engine.supervisor import Moments, end
+from pier_node.outer.deadline import Deadline
 from pier_node.outer.layout import Layout
 
-VERSION = 1
+VERSION = 2
 """Of the messages between daemon and program."""
 ENGINE_VARIABLE = "PIER_ENGINE"
 """Environment variable that tells a program where its daemon listens."""
 ATTACH_SECONDS = 600.0
 """How long a program may take to attach, at first and after each restart."""
-SILENT_SECONDS = 1800.0
-"""How long a program may train without finishing an inner step."""
+FIRST_SECONDS = 1800.0
+"""How long a program may say nothing while it is not known how long its steps take: torch.compile may be at work."""
+DEAD_SECONDS = 5.0
+"""How long a program may live on without one of its ranks: torchrun ends it within less."""
+LOOK_SECONDS = 1.0
+"""How often the daemon looks whether the program hangs."""
+DUMP_SECONDS = 1.0
+"""What a hung program gets to print where it is, and then to end on SIGTERM."""
 LEAVE_SECONDS = 10.0
 """What a program gets to load the last weights and to end by itself."""
 END_SECONDS = 3600
@@ -62,6 +73,56 @@ MAX_RESTARTS = 3
 """A command that ends more often than this without finishing its inner steps is not started again."""
 
 log = logging.getLogger(__name__)
+
+
+class Silence:
+    """How long a program has said nothing, and how long it may: learned from how long the same thing took before.
+
+    What it said last tells what it is doing: loading weights after `Train`, a step after `Progress`, and so on.
+
+    Args:
+        floor: what it may take in any case, in seconds.
+    """
+
+    def __init__(self, floor: float) -> None:
+        self._floor, self._factor = floor, 1
+        self._learned: dict[type[Message], Deadline] = {}
+        self._doing: type[Message] | None = None
+        self._since = time.monotonic()
+
+    def forget(self, floor: float) -> None:
+        """There is a new process, which has everything to compile again."""
+        self._floor, self._learned = floor, {}
+        self.said(None)
+
+    def double(self) -> None:
+        """Be twice as patient: the next process may need as long for what this one seemed to hang in."""
+        self._factor *= 2
+
+    def said(self, message: Message | None) -> None:
+        """A message has come or gone; None: a connection has."""
+        now = time.monotonic()
+        if self._doing is not None and isinstance(message, Progress | Publishing | Done):
+            self._deadline.saw(now - self._since)
+        self._doing, self._since = type(message) if isinstance(message, Train | Progress | Publishing) else None, now
+
+    @property
+    def seconds(self) -> float:
+        """How long nothing has been said."""
+        return time.monotonic() - self._since
+
+    def patience(self) -> float:
+        """How long nothing may be said, in seconds."""
+        return self._deadline.seconds() * self._factor
+
+    @property
+    def _deadline(self) -> Deadline:
+        doing = self._doing or Train
+        return self._learned.setdefault(doing, Deadline(FIRST_SECONDS, self._floor))
+
+
+def _silent(fault: str, seconds: float) -> PierError:
+    return PierError(f"the training program {fault} for {seconds:.0f} seconds", "Its own output says more.")
 
 
 class Program:
@@ -90,6 +151,8 @@ class Program:
         self._answer: Done | Ready | None = None
         self._on_progress: Callable[[Progress], None] | None = None
         self._writer: asyncio.StreamWriter | None = None
+        self._silence = Silence(0.0)
+        self._table = RankTable(0)
         self._productive = True
         self._hearing = Hearing()
         self._over = False
@@ -98,6 +161,7 @@ class Program:
         self._process: asyncio.subprocess.Process | None = None
         self._keeping: asyncio.Task[None] | None = None
         self._running: asyncio.Task[Done] | None = None
+        self._ending: asyncio.Task[None] | None = None
 
     def _folder_path(self) -> Path:
         assert self._folder is not None
@@ -133,7 +197,9 @@ class Program:
         length, kept = Layout.of_run(config).length, folder / "program"
         kept.mkdir(parents=True, exist_ok=True)
         self.outbox, slots = SharedVector(length), config.run.sites
-        self._place = Attached(self.outbox.path, slot % slots, slots, config.inner.total_steps, str(kept))
+        self._place = Attached(
+            self.outbox.path, self._table.path, slot % slots, slots, config.inner.total_steps, str(kept)
+        )
 
     async def start(self) -> None:
         """Give the program its place; its weights are in `outbox` afterwards. Raises PierError."""
@@ -172,9 +238,42 @@ class Program:
         # `_load` stays in memory for as long as the steps may have to be handed out again.
         async with self._turn:
             self._on_progress = told
-            done = await self._ask(request, SILENT_SECONDS, "has finished no inner step")
+            watching = asyncio.create_task(self._watch())
+            try:
+                done = await self._ask(request, math.inf, "")
+            finally:
+                watching.cancel()
         assert isinstance(done, Done)
         return done
+
+    async def _watch(self) -> None:
+        """End a program that hangs, or the site of one that is not ours to end."""
+        died_at, now = math.inf, asyncio.get_running_loop().time
+        while True:
+            await asyncio.sleep(LOOK_SECONDS)
+            if self._writer is None or not self._ready:
+                if self._silence.seconds > ATTACH_SECONDS:
+                    self._fail(_silent("has not called pier.join", ATTACH_SECONDS))
+                continue
+            dead = self._table.dead()
+            died_at = min(died_at, now()) if dead else math.inf
+            if now() - died_at > DEAD_SECONDS:
+                await self._end_hung(", ".join(dead))
+            elif self._silence.seconds > (patience := self._silence.patience()):
+                await self._end_hung(f"it has said nothing for {patience:.0f} seconds, and {self._table.suspects()}")
+
+    async def _end_hung(self, why: str) -> None:
+        problem = f"the training program hangs: {why}"
+        self._table.dump()
+        process, self._ready = self._process, False
+        if process is None:
+            remedy = "End it and start it again. If it was only busy, give pier.join a longer `patience`."
+            self._fail(PierError(problem, remedy))
+            return
+        self._silence.double()
+        log.error("%s; it is ended and started again", problem)
+        ending = self._ending = asyncio.create_task(end(process, DUMP_SECONDS))
+        await asyncio.shield(ending)
 
     async def evaluate(self, _weights: SharedVector) -> float:
         """NaN: a program validates for itself."""
@@ -224,7 +323,8 @@ class Program:
     async def _ask(self, request: Train | Over, patience: float, fault: str) -> Done | Ready:
         self._request, self._answer = request, None
         try:
-            self._say(request)
+            if self._ready:  # otherwise it is handed out with the next Ready
+                self._say(request)
             await self._expect(lambda: self._answer is not None, patience, fault)
         finally:
             self._request = None
@@ -232,8 +332,7 @@ class Program:
         return self._answer
 
     async def _expect(self, seen: Callable[[], bool], patience: float, fault: str) -> None:
-        silence = PierError(f"the training program {fault} for {patience:.0f} seconds", "Its own output says more.")
-        await self._hearing.expect(seen, patience, lambda: silence)
+        await self._hearing.expect(seen, patience, lambda: _silent(fault, patience))
 
     def _fail(self, error: PierError) -> None:
         """Raise an error to whoever waits, unless there was one before."""
@@ -243,6 +342,7 @@ class Program:
     def _say(self, message: Message | None) -> None:
         if self._writer is not None and message is not None:
             self._writer.write(encode(message))
+            self._silence.said(message)
 
     async def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:
@@ -257,10 +357,13 @@ class Program:
             writer.close()
             if writer is self._writer:
                 self._writer, self._ready = None, False
+                self._silence.said(None)
                 self._hearing.hear()
                 self._lost()
 
     def _hear(self, message: Message, writer: asyncio.StreamWriter) -> None:
+        if writer is self._writer:
+            self._silence.said(message)
         match message:
             case Attach():
                 self._welcome(message, writer)
@@ -292,12 +395,17 @@ class Program:
         if self.attach is not None:
             log.warning("the training program is back, and does the inner steps of this round again")
         self.attach, self._writer, self._ready = attach, writer, False
+        self._silence.forget(attach.patience)
+        self._table = RankTable(attach.ranks)
+        if self._place is not None:
+            self._place = replace(self._place, table=self._table.path)
         self._say(self._place)
 
     def _lost(self) -> None:
         if self._command or self._over or isinstance(self._request, Over) or self._hearing.error:
             return
-        self._fail(PierError("the training program has ended", "Start it again: it goes on from its last round."))
+        why = "".join(f": {who}" for who in self._table.dead(1)[:1])  # torchrun ends rank 0 with any other
+        self._fail(PierError(f"the training program has ended{why}", "Start it again: it goes on from its last round."))
 
     # --- a command -----------------------------------------------------------------------------
 

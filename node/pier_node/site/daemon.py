@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import IO, TYPE_CHECKING
 
 from pier_node.base import durable
 from pier_node.base.errors import PierError
@@ -62,6 +62,8 @@ if TYPE_CHECKING:
 
 LAST_ATTEMPT = 4.0
 """Seconds that a running attempt gets to finish when this site is told to stop."""
+FOLLOW_SECONDS = 30.0
+"""How long a program's daemon waits for the one before it to leave the folder."""
 GOSSIP = 15.0
 """Seconds between two rounds of hellos, which synchronise rosters."""
 
@@ -155,7 +157,7 @@ class Daemon:
             self._settings = await self._attach_program(stack)
         settings = self._settings
         await asyncio.to_thread(check_start, settings)
-        stack.callback(claim(settings.folder).close)
+        stack.callback((await self._claimed()).close)
         member = self._member = await find_run(settings)
         if self._program:
             self._program.check(member.config)
@@ -205,6 +207,17 @@ class Daemon:
         if self._record.founder and member.enrolment is None:
             kept = None if self._on_terminal else Token.path(settings.folder).absolute()
             self._say(member.invitation(self._site.address, kept))
+
+    async def _claimed(self) -> IO[bytes]:
+        """The folder, for this daemon alone. The last daemon of a program that was started again may still leave it."""
+        deadline = time.monotonic() + (FOLLOW_SECONDS if self._settings.program_socket else 0.0)
+        while True:
+            try:
+                return claim(self._settings.folder)
+            except PierError:
+                if time.monotonic() >= deadline:
+                    raise
+            await asyncio.sleep(0.1)
 
     async def _attach_program(self, stack: AsyncExitStack) -> Settings:
         """Wait for the training program; with the run that it founds, if it does. Raises PierError."""

@@ -1,0 +1,39 @@
+"""A program that hangs after some steps, once; and then does them all. $HANG_ONCE: the file that remembers."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import time
+from pathlib import Path
+
+from pier_node.engine.messages import Attach, Attached, Done, Progress, Ready, Train, decode, encode
+from pier_node.engine.program import ENGINE_VARIABLE, VERSION
+from pier_node.engine.ranks import enter
+
+
+def main() -> None:
+    stream = socket.socket(socket.AF_UNIX)
+    stream.connect(os.environ[ENGINE_VARIABLE])
+    lines = stream.makefile("rb")
+    stream.sendall(encode(Attach(VERSION, ["weight 2x3"], 8, "", 1, 0.2)))
+    place = decode(lines.readline())
+    assert isinstance(place, Attached)
+    enter(place.table, 1, 0)
+    stream.sendall(encode(Ready()))
+    train = decode(lines.readline())
+    assert isinstance(train, Train)
+    for step in range(train.steps):
+        stream.sendall(encode(Progress(step, 2.0, 8, 0.1)))
+        time.sleep(0.02)
+    hung = Path(os.environ["HANG_ONCE"])
+    if not hung.exists():
+        hung.write_text(str(os.getpid()))
+        os.kill(os.getpid(), signal.SIGSTOP)
+    stream.sendall(encode(Done(train.id, 8, 2.0, 0, 0.5, 0)))
+    lines.readline()
+
+
+if __name__ == "__main__":
+    main()
