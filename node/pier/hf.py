@@ -12,11 +12,16 @@ from pier.callback import SiteCallback
 class PierCallback(SiteCallback, TrainerCallback):
     """Makes a Trainer a site of a run: see SiteCallback."""
 
+    _told = 0
+    """Lines of the Trainer's log that have been read."""
+
     def on_train_begin(self, *_: Any, **given: Any) -> None:
         """Join the run, with the model as the Trainer has wrapped it."""
         self._join(given["model"], given["optimizer"])
 
     def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:  # noqa: ARG002
         """Count an inner step; end the training when the run is over."""
-        if self._is_over(next((row["loss"] for row in reversed(state.log_history) if "loss" in row), None)):
+        told = [row["loss"] for row in state.log_history[self._told :] if "loss" in row]
+        self._told = len(state.log_history)
+        if self._is_over(told[-1] if told else None):
             control.should_training_stop = True

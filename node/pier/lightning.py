@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from lightning import Callback, LightningModule, Trainer
@@ -19,11 +20,11 @@ class PierCallback(SiteCallback, Callback):
         self._join(pl_module, trainer.optimizers[0])
         self._steps = trainer.global_step
 
-    def on_train_batch_end(self, trainer: Trainer, *_: Any) -> None:
+    def on_train_batch_end(self, trainer: Trainer, _module: LightningModule, outputs: Any, *_: Any) -> None:
         """Count the optimizer's step, if this batch ended one; end the training when the run is over."""
         if trainer.global_step == self._steps:  # a micro-batch of an accumulated gradient
             return
         self._steps = trainer.global_step
-        metrics = trainer.callback_metrics
-        if self._is_over(metrics.get("loss", metrics.get("train_loss"))):
+        loss = outputs.get("loss") if isinstance(outputs, Mapping) else outputs
+        if self._is_over(None if loss is None else loss * trainer.accumulate_grad_batches):  # Lightning has divided it
             trainer.should_stop = True

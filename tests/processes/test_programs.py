@@ -8,6 +8,7 @@ import shlex
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from signal import SIGKILL
 from typing import Any
 
 import psutil
@@ -108,6 +109,30 @@ def test_a_killed_program_is_started_again_and_its_site_stays_in_the_run(
     assert "it is started again" in run[1].output
     first, second = results(run)
     assert first == second
+
+
+def test_a_site_whose_weights_are_not_finite_any_more_is_of_use_again_after_a_round(sites: Found) -> None:
+    run = sites(command("plain"), f"env NAN_STEP=24 {command('plain')}", steps=80)
+    for site in run:
+        assert site.ended() == 0
+    check_sites(run, apart=False)
+    assert run[1].output.count("this site's update is dropped") == 1
+    assert "training diverged in the inner steps 20 to 29" in " ".join(run[1].output.split())
+    first, second = results(run)
+    assert first == second
+
+
+def test_with_a_daemon_that_is_killed_its_program_ends_in_seconds_and_says_so(sites: Found) -> None:
+    (site,) = sites(command("ddp", 2), steps=1_000_000)
+    site.reach(2)
+    family = site.daemon.children(recursive=True)
+    site.send(SIGKILL)
+    gone, alive = psutil.wait_procs(family, timeout=60)
+    assert not alive
+    assert gone
+    assert "Pier's daemon has" in site.output
+    site.start()
+    site.wait("it goes on", lambda: "Resuming at round" in site.output)
 
 
 def rank(site: Site, number: int) -> psutil.Process:

@@ -54,6 +54,8 @@ def main() -> None:
         while True:
             inputs = torch.randn(16, 6, generator=generator)
             loss = (model(inputs) - inputs.sum(1, keepdim=True)).square().mean()
+            if site.step_index == int(os.environ.get("NAN_STEP", "-1")):
+                loss = loss * torch.nan
             optimizer.zero_grad()
             loss.backward()
             time.sleep(float(os.environ.get("STEP_SECONDS", "0")))

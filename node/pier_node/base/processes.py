@@ -38,6 +38,11 @@ def die_with_parent(number: signal.Signals = signal.SIGKILL) -> None:
     _prctl(_PR_SET_PDEATHSIG, number)
 
 
+def outlive_parent() -> None:
+    """Undo `die_with_parent`."""
+    _prctl(_PR_SET_PDEATHSIG, 0)
+
+
 def call_process(name: str) -> None:
     """Give this process a name of at most 15 characters, for people who look at a machine's processes."""
     _prctl(_PR_SET_NAME, name.encode())

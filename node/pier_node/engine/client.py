@@ -9,12 +9,12 @@ from __future__ import annotations
 import atexit
 import contextlib
 import logging
+import math
 import os
 import select
 import socket
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
 from datetime import timedelta
 from pathlib import Path
 from types import TracebackType
@@ -44,8 +44,8 @@ from pier_node.engine.ranks import STEPS, enter
 
 TOLD_SECONDS = 0.5
 """How often the daemon hears how far the inner steps are."""
-LOOK_STEPS = 8
-"""How often ranks look, in steps, whether the site has to leave."""
+LOOK_SECONDS = 1.0
+"""How often ranks look whether the site has to leave. It takes all of them, so that each looks after the same step."""
 KEPT_SECONDS = 300.0
 """How often the optimizer's state is written to the disk."""
 PATIENCE = timedelta(days=30)
@@ -131,10 +131,11 @@ class Link:
             raise PierError(message.problem, message.remedy)
         return message
 
-    def has_news(self) -> bool:
-        """Whether `receive` would not have to wait; every rank hears the same."""
+    def look(self, again: int) -> tuple[bool, int]:
+        """Whether `receive` would not have to wait, and rank 0's `again`; every rank hears the same."""
         waiting = self._stream is not None and bool(select.select([self._stream], [], [], 0)[0])
-        return self._ranks.share(b"yes" if waiting else b"") == b"yes"
+        news, steps = self._ranks.share(b"%d %d" % (waiting, again)).split()
+        return news == b"1", int(steps)
 
     def close(self) -> None:
         """Leave the daemon alone."""
@@ -149,15 +150,51 @@ def _daemon_gone() -> PierError:
     return PierError("Pier's daemon has ended", "Start the program again: it goes on from the last round of the run.")
 
 
-@dataclass
 class _Steps:
-    """Inner steps since the last outer round."""
+    """Inner steps since the last outer round.
 
-    done: int = 0
-    tokens: int = 0
-    loss: float = 0.0
-    began: float = field(default_factory=time.monotonic)
-    told: float = 0.0
+    Attributes:
+        done: how many.
+        tokens: that this rank has trained on in them.
+        loss: of the last one whose loss was read.
+        began, told: when the first one began, and when the daemon last heard of one.
+        look_at: after how many all ranks look whether there is news.
+    """
+
+    def __init__(self) -> None:
+        self.done = self.tokens = 0
+        self.loss = math.nan
+        self.began = self._looked = time.monotonic()
+        self.told, self.look_at = 0.0, 1
+        self._losses, self._finite, self._looked_at, self._warned = 0, torch.zeros(()), 0, False
+        self._last: float | Tensor = math.nan
+
+    def saw(self, loss: float | Tensor) -> None:
+        """Note a step's loss, without waiting for the device that computes it."""
+        self._last = loss.detach() if isinstance(loss, Tensor) else torch.tensor(loss)
+        self._finite = self._finite.to(self._last.device) + self._last.isfinite()
+        self._losses += 1
+
+    def read(self, first_step: int) -> None:
+        """Wait for the last loss, and warn of the first one that was not finite."""
+        if not self._losses:
+            return
+        self.loss = float(self._last)
+        if not math.isfinite(self.loss) and not self._warned:
+            self._warned = True
+            log.warning("the loss is not finite since about inner step %d", first_step + int(self._finite))
+
+    @property
+    def losses(self) -> tuple[int, int]:
+        """How many losses this rank was told, and how many of them were finite."""
+        return self._losses, int(self._finite)
+
+    def steps_until_look(self) -> int:
+        """How many steps fit into LOOK_SECONDS, as fast as those since the last look."""
+        now = time.monotonic()
+        seconds = (now - self._looked) / max(self.done - self._looked_at, 1)
+        self._looked, self._looked_at = now, self.done
+        return max(1, int(LOOK_SECONDS / max(seconds, 1e-4)))
 
 
 class Site:
@@ -172,6 +209,7 @@ class Site:
         slot, slots: this site trains on part `slot` of `slots` of data that all sites share; see `shard`.
         total_steps: T, inner steps of the whole run.
         finished: the run is over, and the model is its result.
+        daemon: process id of the daemon.
     """
 
     def __init__(
@@ -194,11 +232,12 @@ class Site:
             raise PierError("Pier's daemon could not enter the run", "What it printed says why.")
         self._place, self._row = place, enter(place.table, ranks.count, ranks.own)
         self.slot, self.slots, self.total_steps = place.slot, place.slots, place.total_steps
+        self.daemon = place.daemon
         self._restore_optimizer()
         self._publish()
         link.send(Ready())
         self._over = ""
-        self._job = Train(0, self.total_steps, 0, "")
+        self._job = Train(0, self.total_steps, 0, "", forget=False)
         with contextlib.suppress(StopTraining):  # `step` raises it again
             self._next()
 
@@ -224,8 +263,10 @@ class Site:
         self._row[STEPS] += 1
         steps.tokens += self._step_tokens // self._ranks.count if tokens is None else int(tokens)
         last, tell = steps.done >= self._job.steps, now - steps.told > TOLD_SECONDS
-        if loss is not None and (last or tell):
-            steps.loss = float(loss.detach() if isinstance(loss, Tensor) else loss)
+        if loss is not None:
+            steps.saw(loss)
+        if last or tell:
+            steps.read(self._job.first_step)
         if last:
             self._exchange()
             return
@@ -233,8 +274,11 @@ class Site:
             steps.told = now
             tokens = steps.tokens * self._ranks.count
             self._link.send(Progress(self.step_index - 1, steps.loss, tokens, now - steps.began))
-        if steps.done % LOOK_STEPS == 0 and self._link.has_news():
-            self._next()
+        if steps.done >= steps.look_at:
+            news, again = self._link.look(steps.steps_until_look())
+            steps.look_at += again
+            if news:
+                self._next()
 
     def shard(self, data: Sequence[Any]) -> list[Any]:
         """This site's part of data that all sites have in the same order: every `slots`-th, from `slot` on."""
@@ -272,9 +316,10 @@ class Site:
         steps, job = self._steps, self._job
         self._link.send(Publishing(job.id))
         self._publish()
-        tokens, loss = self._ranks.sums(steps.tokens, steps.loss)
-        seconds = time.monotonic() - steps.began
-        self._link.send(Done(job.id, int(tokens), loss / self._ranks.count, 0, seconds=seconds, peak_bytes=0))
+        tokens, loss, losses, finite = self._ranks.sums(steps.tokens, steps.loss, *steps.losses)
+        seconds, mean = time.monotonic() - steps.began, loss / self._ranks.count
+        diverged = 2 * finite < losses
+        self._link.send(Done(job.id, int(tokens), mean, 0, seconds=seconds, peak_bytes=0, diverged=diverged))
         self._next()
 
     def _publish(self) -> None:
@@ -286,7 +331,9 @@ class Site:
         match message := self._link.receive():
             case Train():
                 self._vectors.load(message.load)
-                self._keep_optimizer()
+                if message.forget and self._optimizer is not None:
+                    self._optimizer.state.clear()
+                self._keep_optimizer(now=message.forget)
                 self._steps, self._job = _Steps(), message
             case Over():
                 self._end(message)

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import logging
 import os
+import select
 import socket
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -16,7 +20,7 @@ from torch import nn
 from torch.optim import Optimizer
 
 from pier_node.base.errors import PierError
-from pier_node.base.processes import SocketFolder
+from pier_node.base.processes import SocketFolder, outlive_parent
 from pier_node.base.toml import read_toml
 from pier_node.engine.client import Link, Ranks, Site
 from pier_node.engine.messages import Attach
@@ -25,8 +29,12 @@ from pier_node.engine.program import ENGINE_VARIABLE, VERSION
 
 JOIN_VARIABLE = "PIER_JOIN"
 """Environment variable that settles which site of a simulation a process is (pier/simulation.py), as JSON."""
+END_SECONDS = 5.0
+"""What a program gets to end by itself when the daemon that started it has died."""
 LEAVE_SECONDS = 60.0
 """What a daemon gets to leave its run politely after its program has."""
+
+log = logging.getLogger(__name__)
 
 
 class Daemon:
@@ -126,7 +134,26 @@ def join(
         link.close()
         left()
         raise
+    if ENGINE_VARIABLE in os.environ:
+        end_with(site.daemon)
     return site
+
+
+def end_with(daemon: int) -> None:
+    """Have this process end soon after the daemon that started it: a rank could wait for the others for ever.
+
+    A step that is under way gets END_SECONDS, so that `Site.step` can raise its error first.
+    """
+    outlive_parent()  # which would be SIGKILL without a word, if this is not one of several ranks
+
+    def wait() -> None:
+        with contextlib.suppress(ProcessLookupError):
+            select.select([os.pidfd_open(daemon)], [], [])
+        log.error("Pier's daemon has died, and its training program ends too: run the same `pier-node start` again")
+        time.sleep(END_SECONDS)
+        os._exit(1)
+
+    threading.Thread(target=wait, name="pier-daemon", daemon=True).start()
 
 
 def _read(config: Mapping[str, Any] | str | Path) -> dict[str, Any]:

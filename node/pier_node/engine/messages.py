@@ -120,11 +120,13 @@ class Done:
     job: int
     tokens: int
     loss: float
-    """Mean over the job's steps."""
+    """Mean over the job's steps; of a program that of the last step, or NaN if it tells none."""
     adam_step: int
     seconds: float
     peak_bytes: int
     """Peak device memory of worker 0 in bytes; 0 on a CPU."""
+    diverged: bool = False
+    """Most losses were not finite. Only a program says so: the daemon sees it in the weights too, but maybe later."""
 
 
 @dataclass(frozen=True, config=_STRICT)
@@ -180,6 +182,8 @@ class Attached:
     total_steps: int
     folder: str
     """Where the program may keep what only it understands: its optimizer's state."""
+    daemon: int
+    """The daemon's process id: a program that it has started ends with it."""
 
 
 @dataclass(frozen=True, config=_STRICT)
@@ -196,6 +200,8 @@ class Train:
     """Index in the whole run of the first step."""
     steps: int
     load: str
+    forget: bool
+    """The optimizer begins without a state: training diverged."""
 
 
 @dataclass(frozen=True, config=_STRICT)

@@ -153,7 +153,7 @@ class Program:
         self._writer: asyncio.StreamWriter | None = None
         self._silence = Silence(0.0)
         self._table = RankTable(0)
-        self._productive = True
+        self._productive, self._diverged = True, False
         self._hearing = Hearing()
         self._over = False
         self._ids, self._turn = itertools.count(1), asyncio.Lock()
@@ -198,7 +198,13 @@ class Program:
         kept.mkdir(parents=True, exist_ok=True)
         self.outbox, slots = SharedVector(length), config.run.sites
         self._place = Attached(
-            self.outbox.path, self._table.path, slot % slots, slots, config.inner.total_steps, str(kept)
+            outbox=self.outbox.path,
+            table=self._table.path,
+            slot=slot % slots,
+            slots=slots,
+            total_steps=config.inner.total_steps,
+            folder=str(kept),
+            daemon=os.getpid(),
         )
 
     async def start(self) -> None:
@@ -213,7 +219,7 @@ class Program:
         sequences: int,  # noqa: ARG002 - a program makes its own batches
         payload: Literal["weights", "gradient"],
         load: SharedVector,
-        adam_step: int | None = None,  # noqa: ARG002
+        adam_step: int | None = None,
         on_progress: Callable[[Progress], None] | None = None,
     ) -> Done:
         """Have the program do inner steps; its weights are in `outbox` afterwards.
@@ -223,6 +229,7 @@ class Program:
         Args:
             first_step: index in the whole run of the first inner step.
             load: weights to begin with, shape [parameters].
+            adam_step: 0: the program's optimizer forgets its state; None: it does not.
             on_progress: called with what is done, a few times a second.
 
         Raises:
@@ -230,7 +237,8 @@ class Program:
         """
         if payload != "weights":
             raise PierError("a program publishes weights, not gradients")
-        request = Train(next(self._ids), first_step, steps, load.path)
+        forget, self._diverged = self._diverged or adam_step == 0, False
+        request = Train(next(self._ids), first_step, steps, load.path, forget)
         self._running = asyncio.create_task(self._train(request, load, on_progress))
         return await asyncio.shield(self._running)
 
@@ -244,7 +252,15 @@ class Program:
             finally:
                 watching.cancel()
         assert isinstance(done, Done)
-        return done
+        if not done.diverged:
+            return done
+        self._diverged = True
+        log.warning(
+            "most losses of the inner steps %d to %d are not finite: these steps do not count, and the program "
+            "continues from the weights before them, without its optimizer's state",
+            *(request.first_step, request.first_step + request.steps - 1),
+        )
+        return replace(done, tokens=0)
 
     async def _watch(self) -> None:
         """End a program that hangs, or the site of one that is not ours to end."""

@@ -246,6 +246,11 @@ class Training:
 
     def _forget(self, plan: RoundPlan) -> None:
         """Training diverged here: continue from the anchor, without the moments that would lead there again."""
+        log.warning(
+            "training diverged in the inner steps %d to %d: this site continues from the anchor, and its optimizer "
+            "without its state",
+            *(plan.first_step, plan.first_step + plan.steps - 1),
+        )
         self._pending.forget()
         if plan.kind in APART:
             self._inner.forget_moments()

@@ -1,0 +1,150 @@
+"""The program's end of the engine: one rank, whose daemon is played by the test."""
+
+from __future__ import annotations
+
+import logging
+import math
+import socket
+import time
+from collections.abc import Iterator, Sequence
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+from pier_node.base.errors import PierError
+from pier_node.base.shared import SharedVector
+from pier_node.engine import client
+from pier_node.engine.client import Link, Ranks, Site, StopTraining
+from pier_node.engine.messages import Attached, Done, Message, Over, Progress, Publishing, Ready, Train, decode, encode
+from pier_node.engine.parameters import Vectors
+from pier_node.engine.ranks import COLUMNS
+
+
+class Scene:
+    """A model of two weights, its optimizer, and the daemon's end of the conversation."""
+
+    def __init__(self, folder: Path) -> None:
+        self.model = nn.Linear(2, 1, bias=False)
+        self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=0.1)
+        self.outbox, self.anchor, self.table = SharedVector(2), SharedVector(2), SharedVector(COLUMNS)
+        self._folder = folder
+        self._ours, self._theirs = socket.socketpair()
+        self._ours.settimeout(10)
+        self._lines = self._ours.makefile("rb")
+
+    def say(self, *messages: Message) -> None:
+        self._ours.sendall(b"".join(map(encode, messages)))
+
+    def hear(self) -> Message:
+        return decode(self._lines.readline())
+
+    def train(self, steps: int, first: int = 0, forget: bool = False) -> Train:
+        return Train(first + 1, first, steps, self.anchor.path, forget)
+
+    def joined(self, first: Message) -> Site:
+        """The site, which has heard what to do first."""
+        self.say(Attached(self.outbox.path, self.table.path, 0, 1, 100, str(self._folder), 0), first)
+        ranks = Ranks()
+        site = Site(Vectors(self.model, 0), self.optimizer, Link(self._theirs, ranks), ranks, 8, lambda: None)
+        assert isinstance(self.hear(), Ready)
+        return site
+
+    def step(self, site: Site, loss: float | None = None) -> None:
+        self.model.weight.grad = torch.ones(1, 2)
+        self.optimizer.step()
+        site.step(loss=loss)
+
+    def steps(self, site: Site, losses: Sequence[float | None], then: Message) -> None:
+        """Steps to the end of the round, and what follows it."""
+        for loss in losses[:-1]:
+            self.step(site, loss)
+        self.say(then)
+        self.step(site, losses[-1])
+
+    def done(self) -> Done:
+        """What the program says at the end of its steps; what it says before is left out."""
+        while not isinstance(said := self.hear(), Done):
+            assert isinstance(said, Progress | Publishing)
+        return said
+
+    def end(self) -> None:
+        self._lines.close()
+        self._ours.close()
+
+
+@pytest.fixture
+def scene(tmp_path: Path) -> Iterator[Scene]:
+    torch.manual_seed(0)
+    scene = Scene(tmp_path)
+    yield scene
+    scene.end()
+
+
+def test_steps_begin_with_the_weights_of_the_daemon_and_end_in_the_outbox(scene: Scene) -> None:
+    scene.anchor.array[:] = 3.0, 4.0
+    site = scene.joined(scene.train(2))
+    assert scene.model.weight.tolist() == [[3.0, 4.0]]
+    with pytest.raises(StopTraining):
+        scene.steps(site, [2.0, 1.0], then=Over(""))
+    done = scene.done()
+    assert (done.tokens, done.loss, done.diverged) == (16, 1.0, False)
+    assert scene.outbox.array.tolist() == scene.model.weight.flatten().tolist()
+
+
+def test_most_losses_that_are_not_finite_are_told_with_the_step(scene: Scene, caplog: pytest.LogCaptureFixture) -> None:
+    site = scene.joined(scene.train(5, first=20))
+    with caplog.at_level(logging.WARNING):
+        scene.steps(site, [2.0, 2.0, math.nan, math.inf, math.nan], then=scene.train(5, first=25))
+    assert scene.done().diverged
+    assert "the loss is not finite since about inner step 22" in caplog.text
+
+
+def test_a_few_losses_that_are_not_finite_are_no_harm(scene: Scene) -> None:
+    site = scene.joined(scene.train(4))
+    scene.steps(site, [2.0, math.nan, 2.0, 2.0], then=scene.train(4, first=4))
+    assert not scene.done().diverged
+
+
+def test_a_loop_that_tells_no_losses_has_not_diverged(scene: Scene) -> None:
+    site = scene.joined(scene.train(2))
+    scene.steps(site, [None, None], then=scene.train(2, first=2))
+    assert not scene.done().diverged
+
+
+def test_an_optimizer_that_is_to_forget_begins_without_a_state(scene: Scene) -> None:
+    site = scene.joined(scene.train(2))
+    scene.steps(site, [None, None], then=scene.train(2, first=2, forget=True))
+    assert not scene.optimizer.state
+    scene.step(site)
+    (state,) = scene.optimizer.state.values()
+    assert state["step"] == 1
+
+
+def test_ranks_look_for_a_stop_once_a_second(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
+    clock, looks = [0.0], list[float]()
+    monkeypatch.setattr(time, "monotonic", lambda: clock[0])
+    look = Link.look
+
+    def noted(link: Link, again: int) -> tuple[bool, int]:
+        looks.append(clock[0])
+        return look(link, again)
+
+    monkeypatch.setattr(Link, "look", noted)
+    site = scene.joined(scene.train(1_000))
+    for seconds, count in ((3.0, 20), (0.01, 500)):
+        looks.clear()
+        for _ in range(count):
+            clock[0] += seconds
+            scene.step(site)
+        assert max(after - before for before, after in pairwise(looks)) <= max(client.LOOK_SECONDS, seconds) + 1e-6
+        assert len(looks) < 22
+
+
+def test_a_daemon_that_has_gone_is_an_error(scene: Scene) -> None:
+    site = scene.joined(scene.train(1_000))
+    scene.end()
+    with pytest.raises(PierError, match="daemon has ended"):
+        scene.step(site)
