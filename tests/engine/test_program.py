@@ -29,7 +29,7 @@ from pier_node.engine.messages import (
     decode,
     encode,
 )
-from pier_node.engine.program import VERSION, Program, Silence
+from pier_node.engine.program import VERSION, Patience, Program
 from pier_node.engine.ranks import PID, STEPS, enter
 
 TENSORS = ["weight 2x3"]
@@ -136,52 +136,53 @@ async def test_before_its_steps_are_known_a_program_may_be_silent_for_long(scene
 async def test_a_rank_that_dies_alone_is_named_within_seconds(scene: Scene) -> None:
     actor, place = await scene.enter(patience=600, ranks=2)
     enter(place.table, 2, 0)
-    other = await asyncio.create_subprocess_exec("cat", stdin=asyncio.subprocess.PIPE)
+    other = await asyncio.create_subprocess_exec("sleep", "600")
     enter(place.table, 2, 1)[PID] = other.pid
     training = scene.train()
     await steps(actor, 1)
     await asyncio.sleep(0.1)
     assert not training.done()
-    await other.communicate()
+    other.kill()
+    await other.wait()
     with pytest.raises(PierError, match=rf"hangs: rank 1 \(process {other.pid}\) has died"):
         await training
 
 
-def silent(doing: Message, gaps: list[float], monkeypatch: pytest.MonkeyPatch, floor: float = 1.0) -> Silence:
+def silent(doing: Message, gaps: list[float], monkeypatch: pytest.MonkeyPatch, floor: float = 1.0) -> Patience:
     """After `gaps` seconds between messages like `doing`."""
     clock = [0.0]
     monkeypatch.setattr(time, "monotonic", lambda: clock[0])
-    silence = Silence(floor)
-    silence.said(doing)
+    patience = Patience(floor)
+    patience.said(doing)
     for gap in gaps:
         clock[0] += gap
-        silence.said(doing)
-    return silence
+        patience.said(doing)
+    return patience
 
 
 STEP = Progress(1, 2.0, 8, 0.1)
 
 
 def test_patience_is_learned_from_the_steps(monkeypatch: pytest.MonkeyPatch) -> None:
-    silence = silent(STEP, [10.0, 12.0] * 8, monkeypatch)
-    assert silence.patience() == 11.0 + 6 * 1.0
-    silence.double()
-    assert silence.patience() == 2 * 17.0
-    silence.forget(1.0)
-    assert silence.patience() == 2 * module.FIRST_SECONDS
+    patience = silent(STEP, [10.0, 12.0] * 8, monkeypatch)
+    assert patience.seconds() == 11.0 + 6 * 1.0
+    patience.double()
+    assert patience.seconds() == 2 * 17.0
+    patience.forget(1.0)
+    assert patience.seconds() == 2 * module.FIRST_SECONDS
 
 
 def test_patience_has_a_floor_and_what_is_rare_has_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
-    silence = silent(STEP, [0.5] * 20, monkeypatch, floor=300.0)
-    assert silence.patience() == 300.0
-    silence.said(Publishing(1))
-    assert silence.patience() == module.FIRST_SECONDS
+    patience = silent(STEP, [0.5] * 20, monkeypatch, floor=300.0)
+    assert patience.seconds() == 300.0
+    patience.said(Publishing(1))
+    assert patience.seconds() == module.FIRST_SECONDS
 
 
 def test_no_time_counts_while_the_daemon_has_the_turn(monkeypatch: pytest.MonkeyPatch) -> None:
-    silence = silent(STEP, [0.5] * 20, monkeypatch)
-    silence.said(Done(1, 8, 2.0, 0, 0.5, 0))
-    assert silence.patience() == module.FIRST_SECONDS
+    patience = silent(STEP, [0.5] * 20, monkeypatch)
+    patience.said(Done(1, 8, 2.0, 0, 0.5, 0))
+    assert patience.seconds() == module.FIRST_SECONDS
 
 
 async def test_a_hung_command_is_ended_and_started_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

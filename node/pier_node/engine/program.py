@@ -75,7 +75,7 @@ MAX_RESTARTS = 3
 log = logging.getLogger(__name__)
 
 
-class Silence:
+class Patience:
     """How long a program has said nothing, and how long it may: learned from how long the same thing took before.
 
     What it said last tells what it is doing: loading weights after `Train`, a step after `Progress`, and so on.
@@ -107,12 +107,12 @@ class Silence:
         self._doing, self._since = type(message) if isinstance(message, Train | Progress | Publishing) else None, now
 
     @property
-    def seconds(self) -> float:
-        """How long nothing has been said."""
+    def silent(self) -> float:
+        """How long nothing has been said, in seconds."""
         return time.monotonic() - self._since
 
-    def patience(self) -> float:
-        """How long nothing may be said, in seconds."""
+    def seconds(self) -> float:
+        """How long nothing may be said."""
         return self._deadline.seconds() * self._factor
 
     @property
@@ -151,7 +151,7 @@ class Program:
         self._answer: Done | Ready | None = None
         self._on_progress: Callable[[Progress], None] | None = None
         self._writer: asyncio.StreamWriter | None = None
-        self._silence = Silence(0.0)
+        self._patience = Patience(0.0)
         self._table = RankTable(0)
         self._productive, self._diverged = True, False
         self._hearing = Hearing()
@@ -268,15 +268,15 @@ class Program:
         while True:
             await asyncio.sleep(LOOK_SECONDS)
             if self._writer is None or not self._ready:
-                if self._silence.seconds > ATTACH_SECONDS:
+                if self._patience.silent > ATTACH_SECONDS:
                     self._fail(_silent("has not called pier.join", ATTACH_SECONDS))
                 continue
             dead = self._table.dead()
             died_at = min(died_at, now()) if dead else math.inf
             if now() - died_at > DEAD_SECONDS:
                 await self._end_hung(", ".join(dead))
-            elif self._silence.seconds > (patience := self._silence.patience()):
-                await self._end_hung(f"it has said nothing for {patience:.0f} seconds, and {self._table.suspects()}")
+            elif self._patience.silent > (limit := self._patience.seconds()):
+                await self._end_hung(f"it has said nothing for {limit:.0f} seconds, and {self._table.suspects()}")
 
     async def _end_hung(self, why: str) -> None:
         problem = f"the training program hangs: {why}"
@@ -286,7 +286,7 @@ class Program:
             remedy = "End it and start it again. If it was only busy, give pier.join a longer `patience`."
             self._fail(PierError(problem, remedy))
             return
-        self._silence.double()
+        self._patience.double()
         log.error("%s; it is ended and started again", problem)
         ending = self._ending = asyncio.create_task(end(process, DUMP_SECONDS))
         await asyncio.shield(ending)
@@ -358,7 +358,7 @@ class Program:
     def _say(self, message: Message | None) -> None:
         if self._writer is not None and message is not None:
             self._writer.write(encode(message))
-            self._silence.said(message)
+            self._patience.said(message)
 
     async def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:
@@ -373,13 +373,13 @@ class Program:
             writer.close()
             if writer is self._writer:
                 self._writer, self._ready = None, False
-                self._silence.said(None)
+                self._patience.said(None)
                 self._hearing.hear()
                 self._lost()
 
     def _hear(self, message: Message, writer: asyncio.StreamWriter) -> None:
         if writer is self._writer:
-            self._silence.said(message)
+            self._patience.said(message)
         match message:
             case Attach():
                 self._welcome(message, writer)
@@ -411,7 +411,7 @@ class Program:
         if self.attach is not None:
             log.warning("the training program is back, and does the inner steps of this round again")
         self.attach, self._writer, self._ready = attach, writer, False
-        self._silence.forget(attach.patience)
+        self._patience.forget(attach.patience)
         self._table = RankTable(attach.ranks)
         if self._place is not None:
             self._place = replace(self._place, table=self._table.path)

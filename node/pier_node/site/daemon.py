@@ -48,6 +48,7 @@ from pier_node.site.pair_training import PairTraining
 from pier_node.site.report import Reporter, Status, name_in_logs, tell_of_missing
 from pier_node.site.settings import Settings
 from pier_node.site.status import StatusServer
+from pier_node.site.trackers import Trackers, Who
 from pier_node.site.training import Training
 from pier_node.trainer.data.site_data import SiteData
 from pier_node.trainer.workers import Workers
@@ -299,6 +300,9 @@ class Daemon:
             await starting  # a founder begins with its weights
         await asyncio.to_thread(get_ready, config)
         self._archive = Archive(folder, config.hash(), self._saved, self.status)
+        key = f"{config.hash().hex()[:16]}-{node}"
+        self._trackers = Trackers.of(folder, Who(config.run.name, self._site.name, key))
+        stack.push_async_callback(asyncio.to_thread, self._trackers.close)
         await self._roster.settled()
         checkpoint = await self._archive.newest()
         how = "Resuming" if checkpoint else "Starting"
@@ -430,6 +434,7 @@ class Daemon:
         self._roster.keep(checkpoint.state.members)
         loss, state = f", validation loss {self._progress.validation_loss:.4f}", checkpoint.state
         fresh = self._progress.validated_round == state.round
+        self._trackers.told(self._progress, self.status())
         log.info("round %d committed by %d%s", state.round, len(state.members), loss if fresh else "")
 
     def _saved(self, state: OuterState) -> None:
