@@ -29,7 +29,10 @@ from pier_node.rounds.progress import Progress
 from pier_node.rounds.proofs import PROOFS_FILE, Proofs
 from pier_node.rounds.roster import Roster
 from pier_node.rounds.statements import SignedStatements
+from pier_node.site.agreement import OfAll, Peers
+from pier_node.site.loop import run_work
 from pier_node.site.member import Footing, rounds_of_all
+from pier_node.site.orders import Orders
 from pier_node.site.training import Training
 from pier_node.wire.grpc.carrier import GrpcCarrier
 from pier_node.wire.state_server import StateServer
@@ -80,7 +83,8 @@ async def site(config: RunConfig, folder: Path, node: str, met: list[Site], stat
     met.append(me)
     trainer = Sleeper(length, 0.5, lambda: None)
     layout = Layout((Entry("vector", (length,), 0),))
-    await Training(config, layout, carrier, roster, rounds, trainer, progress, nothing).run()
+    agreement = OfAll(rounds, Peers(carrier, roster, length))
+    await run_work(Training(config, layout, agreement, trainer, progress, nothing), roster, Orders())
     keeping.cancel()
     await asyncio.sleep(1)  # until the other has heard of the last vote
     await roster.stop()

@@ -31,8 +31,10 @@ from pier_node.rounds.progress import Progress
 from pier_node.rounds.proofs import PROOFS_FILE, Proofs
 from pier_node.rounds.roster import Roster
 from pier_node.rounds.statements import SignedStatements
+from pier_node.site.agreement import Agreement, InPairs, OfAll, Peers
+from pier_node.site.loop import run_work
 from pier_node.site.member import Footing, pairs_of_two, rounds_of_all
-from pier_node.site.pair_training import PairTraining
+from pier_node.site.orders import Orders
 from pier_node.site.training import Training
 from pier_node.wire.grpc.carrier import GrpcCarrier
 from pier_node.wire.state_server import StateServer, no_proof
@@ -146,9 +148,10 @@ async def _train(rank: int, task: Task, folder: Path, say: Callable[[Mark], None
 
     layout = Layout((Entry("vector", (task.parameters,), 0),))
     trainer = Sleeper(task.parameters, task.step_seconds, begins)
-    parts = config, layout, carrier, roster, rounds, trainer, progress, committed
-    training = PairTraining(*parts, keep=saved, merge=None) if isinstance(rounds, Pairs) else Training(*parts)
-    await training.run()
+    peers = Peers(carrier, roster, task.parameters)
+    agreement: Agreement
+    agreement = InPairs(rounds, peers, progress, saved, None) if isinstance(rounds, Pairs) else OfAll(rounds, peers)
+    await run_work(Training(config, layout, agreement, trainer, progress, committed), roster, Orders())
     if keeping:
         keeping.cancel()
 

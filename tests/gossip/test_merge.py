@@ -105,7 +105,7 @@ def test_who_cannot_reach_the_others_ends_with_its_own_model() -> None:
         for name in cluster.names:
             cluster.boot(name)
         pairs = cluster.nodes["c3"].rounds
-        await cluster.nodes["c3"].training._roster.changed.until(lambda: pairs.state.round == ROUNDS - 1)
+        await cluster.nodes["c3"].roster.changed.until(lambda: pairs.state.round == ROUNDS - 1)
         cluster.network.partition({"a1", "b2"}, {"c3"})
         await cluster.settle(cluster.names, 4 * PATIENCE)
 

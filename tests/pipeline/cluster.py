@@ -33,6 +33,7 @@ from pier_node.rounds.fetch import shadow_fetcher
 from pier_node.rounds.member import Rounds
 from pier_node.rounds.progress import Progress
 from pier_node.rounds.roster import Roster
+from pier_node.site.loop import run_work
 from pier_node.site.orders import Orders
 from pier_node.site.pipeline_training import PipelineTraining
 from pier_proto.v1.peer_pb2 import Pulse, Site
@@ -69,7 +70,7 @@ class PipelineNode:
             assert contact.task
             self.carrier.tasks.add(contact.task)
         self.carrier.spawn(self.rounds.run())
-        self.main = self.carrier.spawn(self.training.run())
+        self.main = self.carrier.spawn(run_work(self.training, self.roster, self.orders))
 
     def pulse(self) -> Pulse:
         state, progress = self.rounds.state, self.progress

@@ -38,8 +38,9 @@ class Scene:
     convicted: dict[str, list[str]] = field(default_factory=dict)
     members: dict[str, Member] = field(default_factory=dict)
 
-    def site(self, name: str, links: list[Link]) -> None:
-        last = links[-1]
+    def site(self, name: str, links: list[Link], unheld: int = 0) -> None:
+        """Add a site that holds the state of all its links but the last `unheld` ones."""
+        last = links[len(links) - 1 - unheld]
         state = outer_state("".join(last.members), round=last.round)
         vars(state)["digest"] = bytes(last.digest)
         self.convicted[name] = []
@@ -74,6 +75,22 @@ def test_who_voted_on_both_sides_is_found_on_both(ours: int, theirs: int, caplog
         run(main())
     assert "round 7 was committed twice" in caplog.text
     assert "l voted for both" in caplog.text
+
+
+def test_a_link_whose_state_was_lost_before_it_was_held_is_no_history(caplog: pytest.LogCaptureFixture) -> None:
+    """Found by the hunt, seed 602502: a crash after the link was written and before the state was, everywhere."""
+
+    async def main() -> None:
+        scene = Scene()
+        scene.site("a", history("a", 9, 9, "abl", "al"), unheld=1)
+        scene.site("b", history("b", 9, 9, "abl", "bl"))
+        await scene.meet()
+        await asyncio.sleep(60)
+        assert scene.convicted["a"] == []
+
+    with caplog.at_level(logging.ERROR):
+        run(main())
+    assert "committed twice" not in caplog.text
 
 
 def test_a_digest_without_a_proof_convicts_nobody_and_is_asked_about_ever_more_rarely(

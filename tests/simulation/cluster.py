@@ -37,7 +37,9 @@ from pier_node.rounds.member import Rounds
 from pier_node.rounds.progress import Progress
 from pier_node.rounds.quorum import has_quorum
 from pier_node.rounds.roster import Roster
-from pier_node.site.pair_training import PairTraining
+from pier_node.site.agreement import Agreement, InPairs, OfAll, Peers
+from pier_node.site.loop import run_work
+from pier_node.site.orders import Orders
 from pier_node.site.training import Training
 from pier_node.wire.state_server import StateServer
 from pier_proto.v1.peer_pb2 import Pulse, Site
@@ -137,6 +139,7 @@ class Node:
     """One incarnation of a site."""
 
     carrier: SimCarrier
+    roster: Roster
     rounds: Rounds | Pairs
     trainer: FakeTrainer
     training: Training
@@ -203,13 +206,12 @@ class Cluster:
         )
         trainer = FakeTrainer(self.names.index(name), self.paces[name], random.Random(f"{self.seed} {name}"))
         layout: Any = TinyLayout()
-        parts = carrier, roster, rounds, trainer, progress, self._saver(name)
-        loop: Training
+        peers = Peers(carrier, roster, LENGTH, self._faults(name))
+        agreement: Agreement = OfAll(atomic, peers)
         if pairs:
-            more = {"keep": self._keeping(name), "merge": atomic if self.config.outer.final_merge else None}
-            loop = PairTraining(self.config, layout, *parts, faults=self._faults(name), **more)
-        else:
-            loop = Training(self.config, layout, *parts, self._faults(name))
+            merging = atomic if self.config.outer.final_merge else None
+            agreement = InPairs(pairs, peers, progress, self._keeping(name), merging)
+        loop = Training(self.config, layout, agreement, trainer, progress, self._saver(name))
         if disk.checkpoint:
             with elsewhere():
                 loop.restore(disk.checkpoint)
@@ -220,8 +222,8 @@ class Cluster:
             carrier.tasks.add(contact.task)
         if isinstance(rounds, Rounds):
             carrier.spawn(rounds.run())
-        main = carrier.spawn(self._live(loop))
-        self.nodes[name] = Node(carrier, rounds, trainer, loop, main)
+        main = carrier.spawn(self._live(loop, roster))
+        self.nodes[name] = Node(carrier, roster, rounds, trainer, loop, main)
 
     def _pairs_of(self, name: str, carrier: SimCarrier, roster: Roster, state: OuterState) -> Pairs:
         outer, disk = self.config.outer, self.disks[name]
@@ -274,9 +276,9 @@ class Cluster:
         states = [self.nodes[name].rounds.state for name in names if name in self.nodes]
         return max(states, key=lambda state: state.round)
 
-    async def _live(self, loop: Training) -> None:
+    async def _live(self, loop: Training, roster: Roster) -> None:
         try:
-            await loop.run()
+            await run_work(loop, roster, Orders())
         except (asyncio.CancelledError, GeneratorExit):  # the power cut
             raise
         except BaseException as error:

@@ -20,6 +20,9 @@ from pier_node.outer.times import Times
 from pier_node.outer.update import Update
 from pier_node.rounds.checkpoint import Checkpoint
 from pier_node.rounds.progress import Progress
+from pier_node.site.agreement import OfAll, Peers
+from pier_node.site.loop import run_work
+from pier_node.site.orders import Orders
 from pier_node.site.training import Training
 from pier_proto.v1.peer_pb2 import Link, Pulse
 
@@ -133,17 +136,23 @@ class Site:
         self.trainer, self.rounds, self.roster = Trainer(), rounds, roster or Roster()
         rounds.roster = self.roster
         self.saved: list[Checkpoint] = []
+        self.orders = Orders()
         layout: Any = TinyLayout()
         carrier: Any = Carrier()
         crowd: Any = self.roster
         played: Any = rounds
-        self.training = Training(run_config, layout, carrier, crowd, played, self.trainer, Progress(), self.save)
+        agreement = OfAll(played, Peers(carrier, crowd, LENGTH))
+        self.training = Training(run_config, layout, agreement, self.trainer, Progress(), self.save)
 
     async def save(self, checkpoint: Checkpoint) -> None:
         self.saved.append(checkpoint)
 
     def run(self) -> None:
-        run(self.training.run())
+        run(self.work())
+
+    async def work(self) -> None:
+        roster: Any = self.roster
+        await run_work(self.training, roster, self.orders)
 
 
 def local(rounds: int = 1, **inner: Any) -> RunConfig:

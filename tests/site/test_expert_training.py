@@ -23,6 +23,7 @@ from pier_node.experts.trainer import Parent, Shop
 from pier_node.rounds.progress import Progress
 from pier_node.site import experts as expert_training
 from pier_node.site.experts import ExpertTraining
+from pier_node.site.loop import run_work
 from pier_node.site.orders import Experts, Orders
 from pier_proto.v1.coordinator_pb2 import ExpertRecord, Record
 from pier_proto.v1.peer_pb2 import Phase
@@ -122,8 +123,12 @@ class Site:
         self.seed = Parent("cd" * 32, config.model, np.zeros(1, dtype=np.float32))
         shop, crowd, self.scored = Shop(config, folder), Crowd(), Scorer()
         self.checkpoints = Checkpoints()
-        of_site: Any = (self.orders, self.progress, crowd, self._tell, self.scored, self.checkpoints)
+        of_site: Any = (self.orders, self.progress, self._tell, self.scored, self.checkpoints)
         self.training = ExpertTraining(shop, self.seed, *of_site)
+        self.crowd: Any = crowd
+
+    async def run(self) -> None:
+        await run_work(self.training, self.crowd, self.orders)
 
     def _tell(self, record: Record) -> None:
         self.told.append(record.expert)
@@ -157,7 +162,7 @@ def job(number: int, after: int = SEED) -> ExpertJob:
 def test_jobs_are_done_one_after_the_other_and_told_until_the_plan_is_complete(site: Site) -> None:
     async def story() -> None:
         site.order(job(0), job(2))
-        work = asyncio.create_task(site.training.run())
+        work = asyncio.create_task(site.run())
         await asyncio.sleep(15.0)
         assert site.trainer.ended == [0]
         assert site.progress.phase == Phase.PHASE_TRAINING
@@ -180,7 +185,7 @@ def test_jobs_are_done_one_after_the_other_and_told_until_the_plan_is_complete(s
 def test_what_was_done_while_the_job_was_elsewhere_is_told_when_it_is_back(site: Site) -> None:
     async def story() -> None:
         site.order(job(0))
-        work = asyncio.create_task(site.training.run())
+        work = asyncio.create_task(site.run())
         await asyncio.sleep(11.0)
         site.order()
         await asyncio.sleep(1.0)
@@ -198,7 +203,7 @@ def test_what_was_done_while_the_job_was_elsewhere_is_told_when_it_is_back(site:
 def test_a_job_that_goes_to_another_site_is_dropped_at_once(site: Site) -> None:
     async def story() -> None:
         site.order(job(0), job(1))
-        work = asyncio.create_task(site.training.run())
+        work = asyncio.create_task(site.run())
         await asyncio.sleep(5.0)
         site.order(job(1))
         await asyncio.sleep(11.0)
@@ -213,7 +218,7 @@ def test_a_job_that_goes_to_another_site_is_dropped_at_once(site: Site) -> None:
 def test_a_pause_takes_effect_at_once_and_the_job_goes_on_later(site: Site) -> None:
     async def story() -> None:
         site.order(job(0))
-        work = asyncio.create_task(site.training.run())
+        work = asyncio.create_task(site.run())
         await asyncio.sleep(5.0)
         site.order(job(0), paused=True)
         await asyncio.sleep(100.0)
@@ -233,7 +238,7 @@ def test_a_job_is_trained_with_the_checkpoint_that_is_kept_of_it(site: Site) -> 
 
     async def story() -> None:
         site.order(job(0), job(1), checkpoints=(kept,))
-        work = asyncio.create_task(site.training.run())
+        work = asyncio.create_task(site.run())
         await asyncio.sleep(15.0)
         site.order(job(0), job(1), checkpoints=(kept.model_copy(update={"step": 40}),))
         await asyncio.sleep(6.0)
@@ -250,7 +255,7 @@ def test_what_cannot_be_trained_here_is_told_and_the_next_one_begins(site: Site)
     async def story() -> None:
         site.trainer.fails = {0: PierError("the text here is another", "Copy it."), 2: OSError("disk full")}
         site.order(job(0), job(2), job(1))
-        work = asyncio.create_task(site.training.run())
+        work = asyncio.create_task(site.run())
         await asyncio.sleep(11.0)
         site.order(complete=True)
         await work
@@ -276,7 +281,7 @@ def test_an_expert_is_lost_without_its_parent_only_if_that_stands_in(
 
     async def story() -> None:
         site.order(job(0), job(1))
-        work = asyncio.create_task(site.training.run())
+        work = asyncio.create_task(site.run())
         await asyncio.sleep(11.0)
         site.full = True
         await asyncio.sleep(10.0)
@@ -291,7 +296,7 @@ def test_an_expert_is_lost_without_its_parent_only_if_that_stands_in(
 def test_what_is_to_be_scored_is_scored_after_the_jobs_and_before_the_end(site: Site) -> None:
     async def story() -> None:
         site.order(job(0), scoring=SCORING)
-        work = asyncio.create_task(site.training.run())
+        work = asyncio.create_task(site.run())
         await asyncio.sleep(15.0)
         site.order(complete=True, scoring=SCORING)
         await work
@@ -303,7 +308,7 @@ def test_what_is_to_be_scored_is_scored_after_the_jobs_and_before_the_end(site: 
 def test_a_site_that_is_started_again_scores_what_it_has_trained(site: Site) -> None:
     async def story() -> None:
         site.order(job(0), complete=True, scoring=SCORING)
-        await site.training.run()
+        await site.run()
 
     run(story())
     assert (site.trainer.began, site.scored.over) == ([], [SCORING.id])
@@ -312,7 +317,7 @@ def test_a_site_that_is_started_again_scores_what_it_has_trained(site: Site) -> 
 def test_scoring_that_is_given_up_is_stopped(site: Site) -> None:
     async def story() -> None:
         site.order(scoring=SCORING)
-        work = asyncio.create_task(site.training.run())
+        work = asyncio.create_task(site.run())
         await asyncio.sleep(5.0)
         site.order(complete=True)
         await work
@@ -324,7 +329,7 @@ def test_scoring_that_is_given_up_is_stopped(site: Site) -> None:
 def test_an_order_without_experts_ends_it(site: Site) -> None:
     async def story() -> None:
         site.order(job(0))
-        work = asyncio.create_task(site.training.run())
+        work = asyncio.create_task(site.run())
         await asyncio.sleep(5.0)
         site.orders.take(9, False, "replica")
         await work
@@ -336,7 +341,7 @@ def test_an_order_without_experts_ends_it(site: Site) -> None:
 def test_being_stopped_stops_the_training_of_the_expert(site: Site) -> None:
     async def story() -> None:
         site.order(job(0))
-        work = asyncio.create_task(site.training.run())
+        work = asyncio.create_task(site.run())
         await asyncio.sleep(5.0)
         work.cancel()
         await asyncio.wait([work])
@@ -358,7 +363,7 @@ def test_in_a_chain_the_parent_is_the_expert_before(site: Site, monkeypatch: pyt
 
     async def story() -> None:
         site.order(job(0), job(1, after=0))
-        work = asyncio.create_task(site.training.run())
+        work = asyncio.create_task(site.run())
         await asyncio.sleep(21.0)
         site.order(complete=True)
         await work

@@ -22,7 +22,7 @@ class Crowd(Roster):
 
 def test_a_paused_site_begins_no_other_round_until_it_may() -> None:
     site = Site(local(3), Rounds(begin()), Crowd())
-    orders = site.training._orders
+    orders = site.orders
     seen: list[Any] = []
 
     async def save(checkpoint: Any) -> None:
@@ -33,7 +33,7 @@ def test_a_paused_site_begins_no_other_round_until_it_may() -> None:
     site.training._on_commit = save
 
     async def operator() -> None:
-        work = asyncio.create_task(site.training.run())
+        work = asyncio.create_task(site.work())
         await asyncio.sleep(60.0)
         seen.append((site.training.progress.phase, len(site.trainer.jobs)))
         orders.take(2, False, "replica")

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 
 from pier_node.rounds.certificate import follow
 from pier_node.rounds.double_votes import double_votes
+from pier_node.rounds.progress_checks import ProgressChecks
 from pier_node.rounds.proofs import Proofs
 from pier_node.rounds.roster import Roster
 from pier_node.rounds.statements import Statements
@@ -42,7 +43,7 @@ class Disputes:
 
     Args:
         convict: excludes the node that a double vote convicts.
-        unproven: returns nodes whose proof that they are ahead does not follow from this site's state.
+        claims: names the nodes whose proof that they are ahead does not follow from this site's state.
     """
 
     def __init__(
@@ -52,10 +53,10 @@ class Disputes:
         proofs: Proofs,
         statements: Statements,
         convict: Callable[[DoubleVote], None],
-        unproven: Callable[[], set[str]],
+        claims: ProgressChecks,
     ) -> None:
         self._carrier, self._roster, self._proofs, self._statements = carrier, roster, proofs, statements
-        self._convict, self._unproven = convict, unproven
+        self._convict, self._claims = convict, claims
         self._pauses: dict[str, _Pause] = {}
         self._told: set[int] = set()
 
@@ -71,7 +72,7 @@ class Disputes:
 
     def _disputed(self) -> dict[str, Pulse]:
         """The peers to ask now, members of the run's rounds first."""
-        now, pulses, unproven = asyncio.get_running_loop().time(), self._roster.pulses(), self._unproven()
+        now, pulses, unproven = asyncio.get_running_loop().time(), self._roster.pulses(), self._claims.unproven()
         found = [node for node, pulse in pulses.items() if node in unproven or self._differs(pulse)]
         self._pauses = {node: it for node, it in self._pauses.items() if node in self._roster.contacts}
         due = [node for node in found if node != self._roster.node and now >= self._pauses.get(node, _Pause()).until]
@@ -81,12 +82,13 @@ class Disputes:
         return {node: pulses[node] for node in sorted(due, key=lambda node: not self._proofs.has_member(node))}
 
     def _differs(self, pulse: Pulse) -> bool:
-        ours = self._proofs.at(pulse.round)
+        ours = self._proofs.at(pulse.round) if pulse.round <= self._claims.here().round else None
         return ours is not None and pulse.digest not in (b"", ours.digest)
 
     async def _examine(self, node: str, high: int) -> None:
         """Find the first round that differs. Raises PeerLost, and BadMessage if a link is not what it should be."""
-        low, high, first = self._proofs.first - 1, min(high, self._proofs.newest), None
+        held = self._claims.here().round  # after a crash the file may have the link of a state that nobody holds
+        low, high, first = self._proofs.first - 1, min(high, self._proofs.newest, held), None
         while low < high:
             middle = (low + high + 1) // 2
             theirs = await self._next_link(node, middle)

@@ -68,8 +68,7 @@ class Rounds:
         self.statements = tools.statements
         self.leader = Leader(tools.roster, self.statements, self._standing, Deadline(initial=300.0, floor=5.0))
         self.claims = ProgressChecks(self._carrier, self._roster, self.statements, self._trusted)
-        news = tools.proofs, self.statements, tools.convict, self.claims.unproven
-        self.disputes = Disputes(self._carrier, self._roster, *news)
+        self.disputes = Disputes(self._carrier, self._roster, tools.proofs, self.statements, tools.convict, self.claims)
         self._carrier.serve(GATHER, self.leader.gather)
         self._carrier.serve(VOTE, self._take_vote)
         self._carrier.serve(ABORT, self._take_abort)

@@ -106,24 +106,24 @@ class ProgressChecks:
     """
 
     def __init__(self, carrier: Carrier, roster: Roster, statements: Statements, here: Callable[[], Trusted]) -> None:
-        self._carrier, self._roster, self._statements, self._here = carrier, roster, statements, here
+        self._carrier, self._roster, self._statements, self.here = carrier, roster, statements, here
         self._proven: dict[str, Trust] = {}
         self._doubts: dict[str, _Doubt] = {}
         self._asked: dict[str, asyncio.Task[None]] = {}
 
     def sources(self) -> list[str]:
         """Sites that are ahead and have proved it."""
-        round = self._here().round
+        round = self.here().round
         return [node for node in self._roster.ahead(round) if self.proof_of(node)]
 
     def proof_of(self, node: str) -> Trust | None:
         """How far a site has proved that it is ahead; None if it has not."""
         trust = self._proven.get(node)
-        return trust if trust and trust.state.round > self._here().round else None
+        return trust if trust and trust.state.round > self.here().round else None
 
     def unproven(self) -> set[str]:
         """Sites that say they are ahead, were asked for the proof, and could not give it."""
-        return {*self._doubts} & {*self._roster.ahead(self._here().round)}
+        return {*self._doubts} & {*self._roster.ahead(self.here().round)}
 
     async def run(self) -> None:
         """Ask for proofs; runs forever."""
@@ -136,7 +136,7 @@ class ProgressChecks:
                 task.cancel()
 
     def _ask(self) -> None:
-        now, here = asyncio.get_running_loop().time(), self._here()
+        now, here = asyncio.get_running_loop().time(), self.here()
         ahead = self._roster.ahead(here.round)
         self._doubts = {node: it for node, it in self._doubts.items() if node in self._roster.contacts}
         self._proven = {node: it for node, it in self._proven.items() if it.state.round > here.round}

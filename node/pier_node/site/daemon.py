@@ -37,14 +37,15 @@ from pier_node.rounds.progress_checks import Trust
 from pier_node.rounds.proofs import PROOFS_FILE, Proofs
 from pier_node.rounds.roster import Roster, sign_entry
 from pier_node.rounds.statements import SignedStatements
+from pier_node.site.agreement import Agreement, InPairs, OfAll, Peers
 from pier_node.site.archive import Archive
 from pier_node.site.bootstrap import at_rest, beginning, first_trust, from_peers
 from pier_node.site.coordinator.coordination import Coordination
 from pier_node.site.join import Reception, check_start, find_run, free_slot
 from pier_node.site.leave import Leave, linger
+from pier_node.site.loop import run_work
 from pier_node.site.member import Footing, pairs_of_two, rounds_of_all
 from pier_node.site.orders import Orders
-from pier_node.site.pair_training import PairTraining
 from pier_node.site.report import Reporter, Status, name_in_logs, tell_of_missing
 from pier_node.site.settings import Settings
 from pier_node.site.status import StatusServer
@@ -85,6 +86,7 @@ class Daemon:
         self._progress = Progress()
         self._rounds: Rounds | Pairs | None = None
         self._coordination: Coordination | None = None
+        self._orders = Orders()
         self._program: Program | None = None
         self._workers: Workers | Program
         self._background = Background()
@@ -136,7 +138,7 @@ class Daemon:
 
     async def _work(self, training: Training | PipelineTraining) -> None:
         """Train the run, and then experts if they are ordered."""
-        await training.run()
+        await run_work(training, self._roster, self._orders)
         if isinstance(training, Training):
             await asyncio.to_thread(self._save_rest, training)
             if self._program and self._rounds:
@@ -254,6 +256,7 @@ class Daemon:
         if member.enrolment is None:
             return member.record
         self._coordination = Coordination(member, settings, self._reporter, self._carrier, self._roster, self.stop)
+        self._orders = self._coordination.orders
         stack.push_async_exit(self._coordination.close)
         return await self._coordination.enter(member.record)
 
@@ -363,9 +366,8 @@ class Daemon:
         """Prepare a site that holds a stage of the model: see site/pipeline.py."""
         from pier_node.site.pipeline import Ground, prepare  # it computes in this process: PyTorch comes with it
 
-        orders = self._coordination.orders if self._coordination else Orders()
         committed = self._coordination.committed if self._coordination else lambda _state, _lines: None
-        of_site = self._roster, self._reporter, self._record, orders, committed, self._proofs, self._convict
+        of_site = self._roster, self._reporter, self._record, self._orders, committed, self._proofs, self._convict
         site = await prepare(
             Ground(self._member.config, self._settings, self._carrier, self._statements, *of_site), stack
         )
@@ -382,25 +384,21 @@ class Daemon:
         config, keep = self._member.config, self._archive.keep
         disk = settings.folder, self._proofs
         site = Footing(config, self._carrier, self._roster, statements, *disk, self._convict, settings.faults)
-        rounds: Rounds | Pairs
-        rounds = of_all = rounds_of_all(site, keep, layout.length, state)
+        of_all = rounds_of_all(site, keep, layout.length, state)
+        peers = Peers(site.carrier, site.roster, layout.length, site.faults)
+        agreement: Agreement
         in_pairs = config.outer.algorithm == "noloco"
         if in_pairs:
-            rounds = pairs = pairs_of_two(site, state)
+            pairs, merging = pairs_of_two(site, state), of_all if config.outer.final_merge else None
             stack.push_async_callback(pairs.stop)
+            agreement = InPairs(pairs, peers, self._progress, keep, merging)
         else:
             self._background.start(stack, of_all.run())
-        self._rounds = self._reporter.rounds = rounds
-        self._serve_states(rounds, of_all)
+            agreement = OfAll(of_all, peers)
+        self._rounds = self._reporter.rounds = agreement.rounds
+        self._serve_states(agreement.rounds, of_all)
         self._leave_politely(stack, None if in_pairs else of_all)
-        parts = config, layout, site.carrier, site.roster, rounds, self._workers, self._progress, self._committed
-        orders = self._coordination.orders if self._coordination else None
-        training: Training
-        if in_pairs:
-            merge = of_all if config.outer.final_merge else None
-            training = PairTraining(*parts, faults=site.faults, orders=orders, keep=keep, merge=merge)
-        else:
-            training = Training(*parts, faults=site.faults, orders=orders)
+        training = Training(config, layout, agreement, self._workers, self._progress, self._committed)
         await asyncio.to_thread(training.restore, checkpoint)
         self._workers.recover_moments = self._archive.moments
         stack.push_async_callback(asyncio.to_thread, self._save_rest, training)

@@ -32,6 +32,7 @@ from pier_node.site.coordinator.coordination import Coordination
 from pier_node.site.coordinator.expert_messages import card_record, problem_record, progress_record
 from pier_node.site.coordinator.link import Refused
 from pier_node.site.expert_checkpoints import ExpertCheckpoints, JobCheckpoints
+from pier_node.site.loop import run_work
 from pier_node.site.orders import Experts, Orders
 from pier_node.site.settings import Settings
 from pier_node.trainer.model.export import import_weights
@@ -108,8 +109,9 @@ async def train_experts(
     parent = Parent(seed.digest.hex(), config.model, seed.anchor)
     scoring = ExpertScoring(settings.folder, coordination.deliver)
     checkpoints = ExpertCheckpoints(coordination, coordination.tell)
-    told = (coordination.orders, progress, roster, coordination.tell)
-    await ExpertTraining(shop, parent, *told, scoring, checkpoints).run()
+    orders = coordination.orders
+    work = ExpertTraining(shop, parent, orders, progress, coordination.tell, scoring, checkpoints)
+    await run_work(work, roster, orders)
     return shop.place("")
 
 
@@ -127,41 +129,58 @@ class ExpertTraining:
         seed: Parent,
         orders: Orders,
         progress: Progress,
-        roster: Roster,
         tell: Callable[[Record], None],
         scoring: ExpertScoring,
         checkpoints: ExpertCheckpoints,
     ) -> None:
         self._shop, self._seed, self._orders, self._scoring = shop, seed, orders, scoring
         self._checkpoints = checkpoints
-        self._progress, self._roster, self._tell = progress, roster, tell
+        self.progress, self._tell = progress, tell
         self._done: dict[tuple[str, int], tuple[Card, float]] = {}
         self._declined: set[tuple[str, int]] = set()
         self._taken_up: Experts | None = None
         self._began = self._told = 0.0
 
-    async def run(self) -> None:
-        """Train what is ordered. Raises PierError when this site's workers cannot continue."""
-        try:
-            await self._run()
-        finally:
-            await self._checkpoints.end()
-        self._progress.phase = Phase.PHASE_DONE
+    # --- what the site's loop calls ------------------------------------------------------------
 
-    async def _run(self) -> None:
-        while (experts := self._orders.experts) and not (experts.complete and not self._scoring.due(experts.scoring)):
-            if self._orders.paused:
-                await self._orders.resumed(self._progress, self._roster)
-                continue
-            self._take_up(experts)
-            job = self._next(experts)
-            if job is not None:
-                await self._while_wanted(self._train(experts.plan, job), partial(self._wants, experts.plan, job))
-            elif scoring := self._scoring.due(experts.scoring):
-                await self._while_wanted(self._scoring.run(scoring), partial(self._wants_scored, scoring.id))
-            else:
-                self._progress.phase = Phase.PHASE_WAITING
-                await self._orders.changed.until(lambda known=experts: self._orders.experts is not known)  # type: ignore[misc]
+    async def begin(self) -> None:
+        """Nothing: the orders say all."""
+
+    def due(self) -> bool:
+        """Whether the plan still needs this site."""
+        experts = self._orders.experts
+        return experts is not None and not (experts.complete and not self._scoring.due(experts.scoring))
+
+    def behind(self) -> bool:
+        """Never: experts are trained alone."""
+        return False
+
+    async def catch_up(self) -> None:
+        """Nothing."""
+
+    async def step(self) -> None:
+        """Train the next expert, or score those that are here, or wait for an order."""
+        experts = self._orders.experts
+        assert experts is not None
+        self._take_up(experts)
+        job = self._next(experts)
+        if job is not None:
+            await self._while_wanted(self._train(experts.plan, job), partial(self._wants, experts.plan, job))
+        elif scoring := self._scoring.due(experts.scoring):
+            await self._while_wanted(self._scoring.run(scoring), partial(self._wants_scored, scoring.id))
+        else:
+            self.progress.phase = Phase.PHASE_WAITING
+            await self._orders.changed.until(lambda: self._orders.experts is not experts)
+
+    async def rest(self) -> None:
+        """Nothing: a pause takes effect in the middle of a job."""
+
+    async def finish(self) -> None:
+        """Nothing: all cards are told."""
+
+    async def close(self) -> None:
+        """Give up checkpoints that are on their way."""
+        await self._checkpoints.end()
 
     def _take_up(self, experts: Experts) -> None:
         """On a new order, report finished jobs again, since another site may have had them; retry declined ones."""
@@ -189,14 +208,14 @@ class ExpertTraining:
 
     async def _while_wanted(self, doing: Coroutine[Any, Any, None], wanted: Callable[[], bool]) -> None:
         """Run a coroutine until it ends, this site is no longer asked for it, or training is paused."""
-        self._progress.phase = Phase.PHASE_TRAINING
+        self.progress.phase = Phase.PHASE_TRAINING
         work = asyncio.create_task(doing)
         change = asyncio.create_task(self._orders.changed.until(lambda: self._orders.paused or not wanted()))
         try:
             await asyncio.wait([work, change], return_when=asyncio.FIRST_COMPLETED)
         finally:
             change.cancel()
-            self._progress.expert = ""
+            self.progress.expert = ""
             stopped = not work.done()
             work.cancel()
             await asyncio.wait([work, change])
@@ -259,7 +278,7 @@ class ExpertTraining:
         return Parent(name, model, weights.numpy())
 
     def _stepped(self, plan: str, job: ExpertJob, step: Step) -> None:
-        progress, now = self._progress, time.monotonic()
+        progress, now = self.progress, time.monotonic()
         progress.loss = step.loss
         progress.expert = f"{job.domain.name} ({job.size}), step {step.step + 1} of {job.steps}"
         progress.tokens_per_second = step.tokens / step.seconds if step.seconds > 0 else 0.0

@@ -170,31 +170,51 @@ class PipelineTraining:
             **times,
         )
 
-    async def run(self) -> None:
-        """Train to the end of the run. Raises PierError when training cannot continue."""
-        try:
-            await self._train()
-        finally:
-            await self._planner.searching.close()
+    # --- what the site's loop calls --------------------------------------------------------------
 
-    async def _train(self) -> None:
+    async def begin(self) -> None:
+        """Take up the stage that is on disk, if there is one."""
         self._tell_progress()
         self.progress.phase = Phase.PHASE_CATCHING_UP
         await asyncio.to_thread(self._stage_state.own.resume, self._rounds.state.round)
-        while self._turn():
-            if self._orders.paused:
-                await self._orders.resumed(self.progress, self._roster)
-            elif self._tools.stuck:
-                await self._tools.freed(self.progress)
-            elif self._rounds.sources():
-                await self._fetch()
-            else:
-                await self._align()
-                await self._round()
+
+    def due(self) -> bool:
+        """Whether there is another iteration."""
+        return self._turn() is not None
+
+    def behind(self) -> bool:
+        """Whether other sites are ahead, and their state can be taken now."""
+        return not self._tools.stuck and bool(self._rounds.sources())
+
+    async def catch_up(self) -> None:
+        """Continue from the newest state of the run. The stored step of this site counts if that state says so."""
+        self.progress.phase = Phase.PHASE_CATCHING_UP
+        fetched = await self._catch_up.newest(self._rounds.sources, moments=False, trust=self._rounds.trust)
+        if fetched is not None:
+            await self._rounds.adopt(fetched.state, fetched.proof)
+            await self._settle()
+            await self._on_commit(fetched.state)  # after a restart, stored steps are of the round after the one on disk
+
+    async def step(self) -> None:
+        """Take part in an iteration and its round. Raises PierError when training cannot continue."""
+        if self._tools.stuck:
+            await self._tools.freed(self.progress)
+        else:
+            await self._align()
+            await self._round()
+
+    async def rest(self) -> None:
+        """Nothing: a round is decided when `step` returns."""
+
+    async def finish(self) -> None:
+        """Join the stages into the whole model, at the sites of stage 0."""
         await self._align()
         if self._stage_state.stage == 0:
             await self._on_end(await joined(self._config, self._rounds.state, self._stage_state, self._tools))
-        self.progress.phase = Phase.PHASE_DONE
+
+    async def close(self) -> None:
+        """End the search for paths."""
+        await self._planner.searching.close()
 
     def _standing(self) -> vote_state.Standing:
         return vote_state.standing(self._rounds.state)
@@ -215,7 +235,7 @@ class PipelineTraining:
             state = await rounds.commit(update, vote_state.advance)
         except Behind:
             ended = asyncio.get_running_loop().time()
-            await self._fetch()
+            await self.catch_up()
             self._book(began, worked, ended)
         else:
             self._book(began, worked, asyncio.get_running_loop().time())
@@ -331,15 +351,6 @@ class PipelineTraining:
         self.progress.inner_step, self.progress.loss = standing.steps, standing.loss if standing.steps else math.nan
 
     # --- left behind -----------------------------------------------------------------------------
-
-    async def _fetch(self) -> None:
-        """Continue from the newest state of the run. The stored step of this site counts if that state says so."""
-        self.progress.phase = Phase.PHASE_CATCHING_UP
-        fetched = await self._catch_up.newest(self._rounds.sources, moments=False, trust=self._rounds.trust)
-        if fetched is not None:
-            await self._rounds.adopt(fetched.state, fetched.proof)
-            await self._settle()
-            await self._on_commit(fetched.state)  # after a restart, stored steps are of the round after the one on disk
 
     async def _align(self) -> None:
         """Get the version of the stage state that counts, from disk or a replica; otherwise the run goes on without."""

@@ -1,11 +1,11 @@
-"""The training loop of a site: train, bring an update to a round, take the round's result; catch up when left behind.
+"""Training a replica of the whole model: train, bring an update to a round, take the result, catch up when left behind.
+
+How a round is decided, by all sites or between two, is the agreement's business (agreement.py).
 
 Without overlap, workers wait for a round's result. With overlap, they continue from φ − Δ while the update Δ is in
 flight. The result is applied at the end of the next inner steps, and what those steps learnt is kept on top of it: the
 site continues from φ_new − Δ_new, and Δ_new is its update for the next round. So every step counts once, as in the
 delayed update of Streaming DiLoCo (Douillard et al., arXiv 2501.18512, section 2.3) with all of the local progress.
-
-Atomic rounds leave the same bits at all sites. A site that hears of different bits at another site logs an error.
 """
 
 from __future__ import annotations
@@ -16,31 +16,21 @@ import math
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import cast
 
-from pier_node.base.faults import NO_FAULTS, Faults
 from pier_node.base.shared import SharedVector
 from pier_node.config.run import RunConfig
-from pier_node.gossip.pairs import Pairs
 from pier_node.outer.advance import advance
 from pier_node.outer.layout import Layout
 from pier_node.outer.schedule import Kind, RoundPlan, entry, round_plan, total_rounds
 from pier_node.outer.state import ADAM_M, ADAM_V, ANCHOR, OuterState
 from pier_node.outer.update import Update, worth_sending
 from pier_node.rounds.attempt import Advance
-from pier_node.rounds.catch_up import CatchUp
 from pier_node.rounds.checkpoint import Checkpoint
 from pier_node.rounds.commitments import to_the_end
-from pier_node.rounds.fetch import Fetched
-from pier_node.rounds.member import Rounds
 from pier_node.rounds.progress import Progress
-from pier_node.rounds.progress_checks import Trust
-from pier_node.rounds.roster import Roster
-from pier_node.rounds.suspects import Behind
+from pier_node.site.agreement import Agreement
 from pier_node.site.local_steps import InnerSteps, Trainer, steps_worth_doing
-from pier_node.site.orders import Orders
 from pier_node.site.unsent import Pending
-from pier_node.wire.carrier import Carrier
 from pier_proto.v1.peer_pb2 import Phase
 
 
@@ -59,54 +49,31 @@ class Flight:
     work: asyncio.Task[bool] | None
 
 
-log = logging.getLogger(__name__)
-
-
-def report_other_bits(roster: Roster, state: OuterState) -> None:
-    """Log an error for each site that claims different bits after the same round. Called once per round.
-
-    It stops nothing: a pulse is a claim that any site can make. Only signed votes prove a different history.
-    """
-    for node, pulse in roster.participants().items():
-        if pulse.round == state.round and pulse.digest != state.digest:
-            theirs, ours = pulse.digest.hex()[:12], state.digest.hex()[:12]
-            log.error(
-                "round %d: %s says that its state differs from this site's: digest %s there, %s here",
-                *(state.round, node, theirs, ours),
-            )
-
-
 NOWHERE = SharedVector(0)
+log = logging.getLogger(__name__)
 APART = (Kind.LOCAL, Kind.PAIR)
 """Kinds of round that a site may miss and bring its Δ to the next one."""
 
 
 class Training:
-    """The training loop of a site, from the state that `rounds` holds to the end of the run.
+    """A replica's part in a run, from the state that its agreement holds to the end of the run.
 
     Args:
         on_commit: awaited after each round with the content of a checkpoint.
-        orders: the operator's orders, if there are any.
     """
 
     def __init__(
         self,
         config: RunConfig,
         layout: Layout,
-        carrier: Carrier,
-        roster: Roster,
-        rounds: Rounds | Pairs,
+        agreement: Agreement,
         trainer: Trainer,
         progress: Progress,
         on_commit: Callable[[Checkpoint], Awaitable[None]],
-        faults: Faults = NO_FAULTS,
-        orders: Orders | None = None,
     ) -> None:
-        self._config, self._layout, self._carrier, self._roster = config, layout, carrier, roster
-        self._rounds, self.progress, self._faults = rounds, progress, faults
-        self._on_commit, self._orders = on_commit, orders or Orders()
+        self._config, self._layout, self._agreement = config, layout, agreement
+        self._rounds, self.progress, self._on_commit = agreement.rounds, progress, on_commit
         self._inner = InnerSteps(config, trainer, progress)
-        self._catch_up = CatchUp(carrier, roster, faults, layout.length)
         self._pending = Pending(layout.length, config.outer.fragments, config.outer.codec != "none")
         self._start = NOWHERE
         self._flight: Flight | None = None
@@ -138,7 +105,7 @@ class Training:
         if not self._config.outer.overlap or state.round != before.round + 1:
             return False
         plan = round_plan(self._config, state.round)
-        key = entry(self._carrier.node, plan.fragment)
+        key = entry(self._agreement.node, plan.fragment)
         return plan.kind in APART and state.ledger.get(key, 0) > before.ledger.get(key, 0)
 
     @property
@@ -163,30 +130,50 @@ class Training:
             residual=pending.residual,
         )
 
-    async def run(self) -> None:
-        """Train to the end of the run. Raises PierError when training cannot continue."""
-        last = total_rounds(self._config)
-        try:
-            while (number := self._next_round()) <= last:
-                if self._orders.paused:
-                    await self._rest()
-                    await self._orders.resumed(self.progress, self._roster)
-                elif self._flight is None and self._rounds.sources():
-                    before, self._late = self._rounds.state, await self._fetch()
-                    await asyncio.to_thread(self._carry, before)
-                else:
-                    await self._round(round_plan(self._config, number))
-            await self._rest()
-        except (Exception, asyncio.CancelledError):
-            await self._drop_flight()
-            raise
-        self.progress.phase = Phase.PHASE_DONE
+    # --- what the site's loop calls ------------------------------------------------------------
+
+    async def begin(self) -> None:
+        """Nothing: `restore` has done it."""
+
+    def due(self) -> bool:
+        """Whether there is another round."""
+        return self._next_round() <= total_rounds(self._config)
+
+    def behind(self) -> bool:
+        """Whether other sites are ahead, and their state can be taken now."""
+        return self._flight is None and bool(self._rounds.sources())
+
+    async def catch_up(self) -> None:
+        """Continue from the newest state of the other sites; the unsent update is kept."""
+        before, self._late = self._rounds.state, await self._fetch()
+        await asyncio.to_thread(self._carry, before)
+
+    async def step(self) -> None:
+        """Do the inner steps of a round and bring the update to it. Raises PierError when training cannot continue."""
+        self._late |= self._flight is None and self._rounds.coming() > self._rounds.state.round + 1
+        await self._round(round_plan(self._config, self._next_round()))
+
+    async def rest(self) -> None:
+        """Wait for the update in flight, if any, and save its result."""
+        if await self._land():
+            await self._settled(self.snapshot())
+
+    async def finish(self) -> None:
+        """End the run: take the last result, and what the sites conclude from it together, if anything."""
+        await self.rest()
+        if self._rounds.state.round < total_rounds(self._config):
+            return
+        self.progress.phase = Phase.PHASE_WAITING
+        if await self._agreement.conclude(self.validate):
+            await self._on_commit(self.snapshot())
+            await self._agreement.faults.reach(self._rounds.state.round, "saved")
+
+    async def close(self) -> None:
+        """End the flight, if there is one."""
+        await self._drop_flight()
 
     def _next_round(self) -> int:
-        if self._flight:
-            return self._flight.plan.round + 1
-        self._late |= self._rounds.coming() > self._rounds.state.round + 1
-        return self._rounds.coming()
+        return self._flight.plan.round + 1 if self._flight else self._rounds.coming()
 
     # --- one round -----------------------------------------------------------------------------
 
@@ -204,11 +191,7 @@ class Training:
         if landed:
             await self._settled(checkpoint)
         if not (self._config.outer.overlap and plan.kind in APART):
-            await self._rest()
-
-    async def _rest(self) -> None:
-        if await self._land():
-            await self._settled(self.snapshot())
+            await self.rest()
 
     def _beginning(self, state: OuterState) -> SharedVector:
         """φ − Δ, the weights from which training continues."""
@@ -216,8 +199,7 @@ class Training:
 
     async def _train(self, plan: RoundPlan) -> int:
         """Do the inner steps of the round. Returns the number of tokens trained on."""
-        others = [pulse for node, pulse in self._roster.participants().items() if node != self._carrier.node]
-        steps = steps_worth_doing(plan, self._config.outer, self.progress, others, self._late)
+        steps = steps_worth_doing(plan, self._config.outer, self.progress, self._agreement.others(), self._late)
         self.progress.training_for, self.progress.steps = plan.round, steps
         if steps == 0:
             return 0
@@ -242,6 +224,10 @@ class Training:
         sent = worth_sending(plan, Update(vector, tokens, error), anchor)
         if sent.tokens < tokens:
             self._forget(plan)
+        if plan.kind is Kind.PAIR:  # a pair exchanges weights: φ − Δ, whatever has just happened to Δ
+            theta = self._beginning(self._rounds.state).array
+            vector, error = pending.offer(plan.span(len(theta)), theta)
+            return Update(vector, sent.tokens, error)
         return sent
 
     def _forget(self, plan: RoundPlan) -> None:
@@ -261,25 +247,14 @@ class Training:
         rounds.sites = self._config.run.sites if plan.first_exchange else 1
         try:
             if plan.kind is Kind.SOLO:
-                await rounds.commit_alone(update, self._step(plan))
+                await rounds.commit_alone(update, self._advance(plan))
                 return True
-            return await self._decide(plan, update)
+            return await self._agreement.decide(plan, update, self._advance(plan), self._fetch)
         finally:
             self.progress.round_time = asyncio.get_running_loop().time() - began
 
-    def _step(self, plan: RoundPlan) -> Advance:
+    def _advance(self, plan: RoundPlan) -> Advance:
         return partial(advance, plan=plan, layout=self._layout, inner=self._config.inner)
-
-    async def _decide(self, plan: RoundPlan, update: Update) -> bool:
-        rounds = cast(Rounds, self._rounds)
-        while rounds.state.round < plan.round:
-            try:
-                await rounds.commit(update, self._step(plan))
-                return True
-            except Behind as behind:
-                log.info("round %d was committed without this site: catching up from %s", plan.round, behind)
-                await self._fetch()
-        return False
 
     async def _land(self) -> bool:
         """Apply the result of the update in flight, if any. Returns whether there is a new state that is not saved."""
@@ -311,15 +286,12 @@ class Training:
     async def _settled(self, checkpoint: Checkpoint) -> None:
         """Finish a committed round: validate it when due, and save it."""
         state = checkpoint.state
-        self._compare(state)
+        self._agreement.compare(state)
         every, last = self._config.inner.eval_every, state.round == total_rounds(self._config)
         if last or (every and state.round % every == 0):
             await self.validate(state)
         await self._on_commit(checkpoint)
-        await self._faults.reach(state.round, "saved")
-
-    def _compare(self, state: OuterState) -> None:
-        report_other_bits(self._roster, state)
+        await self._agreement.faults.reach(state.round, "saved")
 
     async def validate(self, state: OuterState) -> None:
         """Compute the loss of the state's anchor on the validation split, which is the same at every site."""
@@ -333,27 +305,19 @@ class Training:
     async def _fetch(self) -> bool:
         """Continue from the newest state of the other sites, if any is ahead; the unsent update is kept."""
         phase, self.progress.phase = self.progress.phase, Phase.PHASE_CATCHING_UP
-        fetched = await self._catch_up.newest(self._rounds.sources, self._inner.adam_step == 0, self._trust())
+        fetched = await self._agreement.fetch(moments=self._inner.adam_step == 0)
         if self.progress.phase == Phase.PHASE_CATCHING_UP:
             self.progress.phase = phase
         if fetched is None:
             return False
-        await self._adopt(fetched)
         await asyncio.to_thread(self._inner.take_moments, fetched.adam_m, fetched.adam_v, fetched.adam_step)
         log.info("caught up with round %d", fetched.state.round)
         return True
-
-    def _trust(self) -> Callable[[], Trust] | None:
-        """What this site trusts; None: any state of another site, because each site has its own."""
-        return cast(Rounds, self._rounds).trust
-
-    async def _adopt(self, fetched: Fetched) -> None:
-        await cast(Rounds, self._rounds).adopt(fetched.state, fetched.proof)
 
     def _carry(self, before: OuterState) -> None:
         """Drop what is in φ_new from the unsent update. The rest stays for a later round, together with new steps."""
         state = self._rounds.state
         for fragment in range(self._config.outer.fragments):
-            key = entry(self._carrier.node, fragment)
+            key = entry(self._agreement.node, fragment)
             if state.ledger.get(key, 0) > before.ledger.get(key, 0):
                 self._pending.taken(fragment)

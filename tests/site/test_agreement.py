@@ -1,4 +1,4 @@
-"""The loop of a site in pairs, between a trainer that counts and pairs that a test plays."""
+"""A site in pairs, between a trainer that counts and pairs that a test plays; and what others say of their bits."""
 
 from __future__ import annotations
 
@@ -22,7 +22,10 @@ from pier_node.rounds import catch_up
 from pier_node.rounds.checkpoint import Checkpoint
 from pier_node.rounds.fetch import Fetched
 from pier_node.rounds.progress import Progress
-from pier_node.site.pair_training import PairTraining
+from pier_node.site.agreement import InPairs, OfAll, Peers
+from pier_node.site.loop import run_work
+from pier_node.site.orders import Orders
+from pier_node.site.training import Training
 from pier_proto.v1.peer_pb2 import Phase, Pulse
 
 
@@ -73,12 +76,11 @@ class Site:
         layout: Any = TinyLayout()
         carrier: Any = Carrier()
         crowd: Any = roster or Roster()
+        self.roster = crowd
         played: Any = pairs
-        self.training = PairTraining(
-            *(run_config, layout, carrier, crowd, played, self.trainer, Progress(), self.save),
-            keep=self.keep,
-            merge=None,
-        )
+        progress, peers = Progress(), Peers(carrier, crowd, LENGTH)
+        agreement = InPairs(played, peers, progress, self.keep, None)
+        self.training = Training(run_config, layout, agreement, self.trainer, progress, self.save)
 
     async def keep(self, state: OuterState) -> None:
         self.pairs.order.append(f"kept {state.round}")
@@ -88,7 +90,7 @@ class Site:
         self.saved.append(checkpoint)
 
     def run(self) -> None:
-        run(self.training.run())
+        run(run_work(self.training, self.roster, Orders()))
 
 
 def test_a_run() -> None:
@@ -181,3 +183,36 @@ class Solo(Pairs):
     async def commit_alone(self, update: Update, advance: Callable[..., OuterState]) -> OuterState:
         self.state = advance(self.state, np.array(update.vector), {ME: update.tokens})
         return self.state
+
+
+# --- bits that differ ------------------------------------------------------------------------------
+
+
+STATE = outer_state(["a", "me", "z"], round=3)
+OTHER = b"?" * 32
+
+
+def report(*nodes: str, round: int = 3, digest: bytes = OTHER) -> None:
+    roster: Any = Roster(pulses={node: Pulse(round=round, digest=digest) for node in nodes})
+    carrier: Any = Carrier()
+    rounds: Any = Pairs(STATE)
+    OfAll(rounds, Peers(carrier, roster, LENGTH)).compare(STATE)
+
+
+def test_equal_bits_and_other_rounds_are_not_reported(caplog: pytest.LogCaptureFixture) -> None:
+    report("a", "z", digest=STATE.digest)
+    report("a", "z", round=2)
+    report("a", "z", round=4)
+    assert not caplog.records
+
+
+@pytest.mark.parametrize("nodes", ["z", "az", "bcdefg"])
+def test_what_others_say_of_their_bits_is_an_error_once_each_and_stops_nobody(
+    nodes: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Not even when most of the round's members say so: a liar could stop the other site of a run of two."""
+    report(*nodes)
+    assert [record.levelname for record in caplog.records] == ["ERROR"] * len(nodes)
+    for node, record in zip(nodes, caplog.records, strict=True):
+        assert f"round 3: {node} says that its state differs" in record.getMessage()
+        assert STATE.digest.hex()[:12] in record.getMessage()
