@@ -6,6 +6,7 @@ What a unit is differs: a round of a replica (training.py), an iteration of a pi
 
 from __future__ import annotations
 
+import asyncio
 from typing import Protocol
 
 from pier_node.rounds.progress import Progress
@@ -57,6 +58,8 @@ async def run_work(work: Work, roster: Roster, orders: Orders) -> None:
             else:
                 await work.step()
         await work.finish()
-    finally:
+    except (Exception, asyncio.CancelledError):  # nothing can be awaited at a GeneratorExit
         await work.close()
+        raise
+    await work.close()
     work.progress.phase = Phase.PHASE_DONE
