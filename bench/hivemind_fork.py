@@ -70,7 +70,7 @@ def of_pier(transport: Transport) -> Outcome:
     with tempfile.TemporaryDirectory() as folder:
         work = Path(folder)
         (work / "run.toml").write_text(tiny_run(3, ROUNDS * STEPS, STEPS))
-        sites = Sites(work, 3, threads=1, transport=transport)
+        sites = Sites(work, 3, transport)
         asyncio.run(_train(sites, work / "run.toml"))
         events = [_of_round(site, KILLED_IN) for number, site in enumerate(sites.all) if number != VICTIM]
     return Outcome(

@@ -415,11 +415,11 @@ def demo(
             run_experts_demo(options["folder"], as_json)
             return
         if pipeline:
-            from pier_node.demo.pipeline import PipelineOptions, run_pipeline_demo
+            from pier_node.demo.pipeline import run_pipeline_demo
 
-            chosen = PipelineOptions(options["folder"], options["steps"], kill_at, algorithm=algorithm or "sync")
-            sys.exit(0 if run_pipeline_demo(chosen, as_json) else 1)
-        from pier_node.demo.run import Options, run_demo
+            well = run_pipeline_demo(options["folder"], options["steps"], kill_at, algorithm or "sync", as_json)
+            sys.exit(0 if well else 1)
+        from pier_node.demo.replicas import Options, run_demo
 
         sys.exit(0 if run_demo(Options(algorithm=algorithm or "pier", **options), as_json) else 1)
     except KeyboardInterrupt:

@@ -5,8 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from pier_node.demo.plan import write_run
+from pier_node.config.run import RunConfig, load
 from pier_node.demo.record import Record
+from pier_node.demo.replicas import write_run
 
 NODES = {"alpha": "a" * 16, "beta": "b" * 16, "gamma": "c" * 16}
 
@@ -35,9 +36,15 @@ def event(name: str, round: int, **more: Any) -> dict[str, Any]:
     }
 
 
+def run_of(folder: Path, sites: int, algorithm: str, steps: int) -> RunConfig:
+    """The run of a demo, as its sites read it."""
+    write_run(folder / "run.toml", sites, algorithm, steps)
+    return load(folder / "run.toml")
+
+
 def record(folder: Path, rounds: int = 0, algorithm: str = "pier") -> Record:
     """Of three sites and 200 steps: round 0 and 1 by alpha alone, then `rounds` in all by everybody."""
-    seen = Record(write_run(folder / "run.toml", sites=3, algorithm=algorithm, steps=200), list(NODES))
+    seen = Record(run_of(folder, 3, algorithm, 200), list(NODES))
     for number in range(rounds + 1):
         for name in NODES if number > 1 else ["alpha"]:
             seen.saw_event(name, event(name, number))

@@ -1,12 +1,15 @@
 from __future__ import annotations
 
+import io
 from pathlib import Path
 
 import pytest
 from demo.seen import event, record
+from hypothesis import given
+from hypothesis import strategies as st
 from rich.console import Console, RenderableType
 
-from pier_node.demo.picture import agreement, clock, line, phase, picture
+from pier_node.demo.picture import EIGHTHS, LINE_SECONDS, agreement, bars, clock, line, phase, picture, screen_on
 from pier_node.demo.record import Record
 
 
@@ -100,3 +103,57 @@ def test_one_line(tmp_path: Path) -> None:
 
 def test_clock() -> None:
     assert [clock(seconds) for seconds in (0.0, 59.9, 61.0, 3600.0)] == ["0:00", "0:59", "1:01", "60:00"]
+
+
+Curve = list[tuple[int, float]]
+curves = st.lists(st.floats(0.01, 100.0), min_size=1, max_size=20).map(lambda values: list(enumerate(values)))
+
+
+def test_a_falling_curve() -> None:
+    # Logarithmic: from 8 to 1 in 15 eighths of two lines, 5 for each halving.
+    assert bars([(0, 8.0), (10, 4.0), (20, 2.0), (30, 1.0)], end=30, width=4, height=2) == ["█▃  ", "██▆▁"]
+
+
+def test_a_part_of_the_width_for_a_part_of_the_run() -> None:
+    rows = bars([(0, 4.0), (50, 2.0)], end=100, width=11, height=1)
+    assert rows == ["█████▁"]
+
+
+def test_nothing_yet() -> None:
+    assert bars([], end=100, width=10, height=3) == ["", "", ""]
+
+
+def test_a_level_curve() -> None:
+    assert bars([(0, 2.0), (9, 2.0)], end=9, width=3, height=1) == ["▁▁▁"]
+
+
+@given(curves, st.integers(1, 40), st.integers(1, 6))
+def test_the_drawing_keeps_to_its_box(curve: Curve, width: int, height: int) -> None:
+    rows = bars(curve, end=curve[-1][0], width=width, height=height)
+    assert len(rows) == height
+    assert {len(row) for row in rows} <= {width if curve[-1][0] else 1}
+    assert all(letter in EIGHTHS for row in rows for letter in row)
+    assert " " not in rows[-1]
+
+
+def test_a_line_now_and_then_where_there_is_no_terminal(tmp_path: Path) -> None:
+    output, seen = io.StringIO(), record(tmp_path, rounds=3)
+    with screen_on(Console(file=output, width=40)) as screen:
+        for seconds in (0.0, 1.0, LINE_SECONDS - 0.1, LINE_SECONDS, LINE_SECONDS + 1):
+            screen.show(seen, seconds)
+        screen.tell("[beta] is gone")
+    lines = output.getvalue().splitlines()
+    assert [line[:6] for line in lines] == ["[0:00]", "[0:05]", "[beta]"]
+    assert "\x1b" not in output.getvalue()
+
+
+def test_a_live_picture_in_a_terminal(tmp_path: Path) -> None:
+    output = io.StringIO()
+    console = Console(file=output, force_terminal=True, width=120, height=40, _environ={"TERM": "xterm"})
+    with screen_on(console) as screen:
+        screen.show(record(tmp_path, rounds=3), 1.0)
+        screen.tell("beta is gone")
+        screen.show(record(tmp_path, rounds=4), 2.0)
+    assert output.getvalue().count("Ctrl+C ends everything") >= 2
+    assert "beta is gone" in output.getvalue()
+    assert "\x1b[2K" in output.getvalue()

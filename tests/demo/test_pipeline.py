@@ -17,37 +17,41 @@ from click.testing import CliRunner
 from pier_coordinator.commands.client import Client
 from pier_node.base.errors import PierError
 from pier_node.cli import main
-from pier_node.config.run import load
+from pier_node.config.run import RunConfig, load
 from pier_node.demo import pipeline
-from pier_node.demo.pipeline import PipelineOptions, PipelineResult
+from pier_node.demo.pipeline import PipelineResult, write_run
 from pier_node.outer.schedule import total_rounds
 from pier_node.trainer.model.export import import_weights
 
 
 def test_options_reach_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    seen: list[tuple[PipelineOptions, bool]] = []
+    seen: list[tuple[object, ...]] = []
 
-    def run(options: PipelineOptions, as_json: bool) -> bool:
-        seen.append((options, as_json))
+    def run(*options: object) -> bool:
+        seen.append(options)
         return True
 
     monkeypatch.setattr(pipeline, "run_pipeline_demo", run)
     words = ["demo", "--pipeline", "--folder", str(tmp_path), "--steps", "7", "--kill-at", "3", "--json"]
     assert CliRunner().invoke(main, words).exit_code == 0
-    assert seen == [(PipelineOptions(tmp_path, 7, 3), True)]
+    assert seen == [(tmp_path, 7, 3, "sync", True)]
+
+
+def run_of(folder: Path, algorithm: str) -> RunConfig:
+    write_run(folder / "run.toml", 20, algorithm)
+    return load(folder / "run.toml")
 
 
 def test_its_run_has_four_stages_at_six_sites_and_skips_one(tmp_path: Path) -> None:
-    config = pipeline._write_run(tmp_path / "run.toml", PipelineOptions(tmp_path, None, None))
-    assert config.hash() == load(tmp_path / "run.toml").hash()
+    config = run_of(tmp_path, "sync")
     assert (config.run.sites, config.pipeline.stages, config.pipeline.path_length) == (6, 4, 3)
-    assert config.inner.total_steps == pipeline.STEPS
+    assert config.inner.total_steps == 20
 
 
 def test_its_replicas_can_meet_in_outer_rounds(tmp_path: Path) -> None:
-    config = pipeline._write_run(tmp_path / "run.toml", PipelineOptions(tmp_path, 20, None, algorithm="noloco"))
+    config = run_of(tmp_path, "noloco")
     assert (config.outer.algorithm, config.outer.inner_steps, config.outer.start) == ("noloco", pipeline.APART, "none")
-    config = pipeline._write_run(tmp_path / "run.toml", PipelineOptions(tmp_path, 20, None, algorithm="pier"))
+    config = run_of(tmp_path, "pier")
     assert (config.outer.algorithm, config.outer.inner_steps, config.outer.start) == ("pier", pipeline.APART, "sync")
     assert total_rounds(config) == 20 + 3
 

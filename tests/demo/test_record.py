@@ -1,9 +1,17 @@
 from __future__ import annotations
 
+import json
+import os
+from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
-from demo.seen import NODES, event, record
+from aiohttp import web
+from demo.seen import NODES, event, record, run_of
+
+from pier_node.demo.record import Record, watching
+from pier_node.demo.sites import Site
+from pier_node.rounds.folder import DAEMON_FILE, EVENTS_FILE
 
 
 def test_a_run_from_its_events(tmp_path: Path) -> None:
@@ -57,6 +65,14 @@ def test_losses_go_forward_only(tmp_path: Path) -> None:
     for step, loss in ((3, 4.0), (2, 9.0), (3, 9.0), (5, None), (6, 3.0)):
         track.saw_status(event("alpha", 0, inner_step=step, loss=loss))
     assert track.loss == [(0, 5.0), (3, 4.0), (6, 3.0)]
+
+
+def test_bytes_of_synchronous_training(tmp_path: Path) -> None:
+    three, two = (Record(run_of(tmp_path, sites, "pier", steps), []) for sites, steps in ((3, 600), (2, 1)))
+    assert three.synchronous_bytes == pytest.approx(2 * 4 * 1_037_696 * 2 / 3 * 600)
+    assert three.synchronous_bytes == pytest.approx(3_320_627_200)
+    two.parameters = 1_000_000
+    assert two.synchronous_bytes == 4_000_000
 
 
 class TestHopeless:
@@ -125,3 +141,74 @@ class TestInPairs:
         begun = record(tmp_path, algorithm="noloco")
         begun.tracks["alpha"].code = -9
         assert begun.hopeless
+
+
+class Pretended(Site):
+    """A site whose daemon is this process."""
+
+    running = True
+    code: int | None = None
+
+    def http(self) -> str | None:
+        path = self.folder / DAEMON_FILE
+        return str(json.loads(path.read_text())["http"]) if path.exists() else None
+
+
+@pytest.fixture
+async def page(tmp_path: Path) -> AsyncIterator[dict[str, object]]:
+    """What alpha answers; it is reached as its daemon.json says."""
+    answer: dict[str, object] = {}
+
+    async def status(_: web.Request) -> web.Response:
+        return web.json_response(answer) if answer else web.Response(status=500, text="not yet")
+
+    app = web.Application()
+    app.add_routes([web.get("/status", status)])
+    runner = web.AppRunner(app)
+    await runner.setup()
+    await web.TCPSite(runner, "127.0.0.1", 0).start()
+    (tmp_path / "alpha").mkdir()
+    daemon = {"pid": os.getpid(), "http": f"http://127.0.0.1:{runner.addresses[0][1]}"}
+    (tmp_path / "alpha" / DAEMON_FILE).write_text(json.dumps(daemon))
+    yield answer
+    await runner.cleanup()
+
+
+@pytest.fixture
+def seen(tmp_path: Path) -> Record:
+    return Record(record(tmp_path).config, ["alpha"])
+
+
+async def test_answers_are_taken_in(tmp_path: Path, seen: Record, page: dict[str, object]) -> None:
+    async with watching([Pretended(tmp_path, "alpha", 1)], seen) as watch:
+        await watch.look()
+        assert seen.tracks["alpha"].status == {}
+        page.update(event("alpha", 0, inner_step=7))
+        await watch.look()
+    assert seen.tracks["alpha"].status["inner_step"] == 7
+
+
+async def test_events_are_read_once_and_whole(tmp_path: Path, seen: Record) -> None:
+    (tmp_path / "alpha").mkdir()
+    site, lines = Pretended(tmp_path, "alpha", 1), [json.dumps(event("alpha", number)) + "\n" for number in range(3)]
+    async with watching([site], seen) as watch:
+        with (site.folder / EVENTS_FILE).open("w") as file:
+            for written, expected in ((lines[0] + lines[1][:30], 0), (lines[1][30:], 1), ("", 1), (lines[2], 2)):
+                file.write(written)
+                file.flush()
+                await watch.look()
+                assert seen.tracks["alpha"].round == expected
+    assert [step for step, _ in seen.validation] == [0, 20, 40]
+
+
+async def test_a_site_that_nobody_can_reach(tmp_path: Path, seen: Record) -> None:
+    (tmp_path / "alpha").mkdir()
+    (tmp_path / "alpha" / DAEMON_FILE).write_text(json.dumps({"http": "http://127.0.0.1:9"}))
+    site = Pretended(tmp_path, "alpha", 1)
+    async with watching([site], seen) as watch:
+        await watch.look()
+        assert seen.tracks["alpha"].code is None
+        site.code = 3
+        await watch.look()
+    assert seen.tracks["alpha"].status == {}
+    assert seen.tracks["alpha"].code == 3

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import Protocol
 
 from rich.console import Console, Group, RenderableType
 from rich.live import Live
@@ -16,7 +15,6 @@ from rich.text import Text
 
 from pier_node.base.units import amount, count, number
 from pier_node.config.run import OuterSection
-from pier_node.demo.plan import synchronous_bytes
 from pier_node.demo.record import Record, Track
 
 EIGHTHS = " ▁▂▃▄▅▆▇█"
@@ -144,7 +142,7 @@ def agreement(record: Record) -> Text:
 def _traffic(record: Record) -> Text:
     part = record.newest.event.get("inner_step", 0) / record.config.inner.total_steps
     sent = sum(track.bytes_sent for track in record.tracks.values()) / len(record.tracks)
-    gradients = synchronous_bytes(record.config, record.parameters) * part
+    gradients = record.synchronous_bytes * part
     text = Text(f"sent by a site: {amount(sent)}; averaging gradients at every step: {amount(gradients)}")
     return text.append(f" ({gradients / sent:.1f}x)") if sent else text
 
@@ -157,55 +155,32 @@ def clock(seconds: float) -> str:
 LINE_SECONDS = 5.0
 
 
-class Screen(Protocol):
-    """Displays a demo."""
+class Screen:
+    """Displays a demo: redraws the picture in place, or without a terminal prints a line from time to time."""
+
+    def __init__(self, console: Console, live: Live | None) -> None:
+        self._console, self._live = console, live
+        self._next = 0.0
 
     def show(self, record: Record, seconds: float) -> None:
         """Display the state after `seconds`."""
+        if self._live:
+            self._live.update(picture(record, seconds), refresh=True)
+        elif seconds >= self._next:
+            self._next = seconds + LINE_SECONDS
+            self.tell(line(record, seconds))
 
     def tell(self, text: str) -> None:
         """Print a message that stays."""
+        self._console.print(text, markup=False, highlight=False, soft_wrap=not self._live)
 
 
 @contextmanager
 def screen_on(console: Console) -> Iterator[Screen]:
     """The screen that suits a console."""
     if not console.is_terminal:
-        yield LineScreen(console)
+        yield Screen(console, None)
         return
     # Without a thread of its own, because the process that draws also starts the sites.
     with Live(console=console, auto_refresh=False, transient=True) as live:
-        yield LiveScreen(live)
-
-
-class LiveScreen:
-    """Redraws the picture in place."""
-
-    def __init__(self, live: Live) -> None:
-        self._live = live
-
-    def show(self, record: Record, seconds: float) -> None:
-        """Redraw."""
-        self._live.update(picture(record, seconds), refresh=True)
-
-    def tell(self, text: str) -> None:
-        """Print above the picture."""
-        self._live.console.print(text, markup=False, highlight=False)
-
-
-class LineScreen:
-    """Prints a line from time to time."""
-
-    def __init__(self, console: Console) -> None:
-        self._console = console
-        self._next = 0.0
-
-    def show(self, record: Record, seconds: float) -> None:
-        """Print, if it is time."""
-        if seconds >= self._next:
-            self._next = seconds + LINE_SECONDS
-            self.tell(line(record, seconds))
-
-    def tell(self, text: str) -> None:
-        """Print."""
-        self._console.print(text, markup=False, highlight=False, soft_wrap=True)
+        yield Screen(console, live)

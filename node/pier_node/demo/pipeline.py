@@ -3,34 +3,30 @@
 from __future__ import annotations
 
 import asyncio
-import json
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
-from rich.console import Console, Group
+from rich.console import Group
 from rich.padding import Padding
 from rich.text import Text
 
 from pier_node.base.errors import PierError
 from pier_node.base.units import several
-from pier_node.config.run import RunConfig, load
-from pier_node.demo.folder import claimed
-from pier_node.demo.picture import CHART_HEIGHT, CHART_WIDTH, WIDTH, bars, clock
-from pier_node.demo.plan import threads_for
-from pier_node.demo.record import Curve, Record
-from pier_node.demo.run import MODEL_FOLDER, RESULT_FILE, RUN_FILE, sample
-from pier_node.demo.sites import NAMES, Site, Sites
-from pier_node.demo.train import TICK, Watch, interruptible
+from pier_node.commands.evaluate import measure, validation_windows
+from pier_node.config.run import RunConfig
+from pier_node.demo.picture import CHART_HEIGHT, CHART_WIDTH, LINE_SECONDS, WIDTH, bars, clock
+from pier_node.demo.record import Curve, Record, watching
+from pier_node.demo.replicas import sample
+from pier_node.demo.runner import MODEL_FOLDER, RUN_FILE, Demo, claimed
 from pier_node.outer.schedule import total_rounds
 from pier_node.pipeline.paths_file import PATHS_FILE, Drawn, read_paths
+from pier_node.rounds.weights import newest_weights
+from pier_node.trainer.model.initial import initial_weights
 
 SITES, STAGES, SKIP = 6, 4, 0.25
 STEPS = 60
 APART = 5
 """Steps between two outer rounds, if there are any."""
-LINE_SECONDS = 5.0
-STILL = 240.0
-"""Seconds without a step after which the demo gives up. The first step waits until the planner is compiled."""
 
 _RUN = """\
 [run]
@@ -51,7 +47,7 @@ eval_batches = 8
 
 [pipeline]
 stages = {stages}
-paths = "{paths}"
+paths = "skip"
 skip = {skip}
 microbatches = 6
 
@@ -59,22 +55,6 @@ microbatches = 6
 algorithm = "{algorithm}"
 inner_steps = {apart}
 """
-
-
-@dataclass(frozen=True)
-class PipelineOptions:
-    """The options of `pier-node demo --pipeline`.
-
-    Attributes:
-        kill_at: step after which one site gets SIGKILL; None: none does.
-        algorithm: of [outer].
-    """
-
-    folder: Path
-    steps: int | None
-    kill_at: int | None
-    paths: str = "skip"
-    algorithm: str = "sync"
 
 
 @dataclass(frozen=True)
@@ -96,78 +76,67 @@ class PipelineResult:
     failed: list[str]
 
 
-def run_pipeline_demo(options: PipelineOptions, as_json: bool) -> bool:
+def run_pipeline_demo(folder: Path, steps: int | None, kill_at: int | None, algorithm: str, as_json: bool) -> bool:
     """Run the demo and print the result. Returns whether all went well.
+
+    Args:
+        kill_at: step after which one site gets SIGKILL; None: none does.
+        algorithm: of [outer].
 
     Raises:
         PierError: it could not be completed.
         KeyboardInterrupt: the user stopped it.
     """
-    console = Console(stderr=as_json)
-    with claimed(options.folder, keep=False) as work:
-        config = _write_run(work / RUN_FILE, options)
-        sites = Sites(work, SITES, threads_for(SITES))
-        watched = _Watched(sites, work, config, options.kill_at, console)
-        seconds = asyncio.run(interruptible(sites, watched.run()))
-        if seconds is None:
-            raise KeyboardInterrupt
-        return _tell(watched, seconds, work, console, as_json)
+    with claimed(folder) as work:
+        write_run(work / RUN_FILE, steps or STEPS, algorithm)
+        demo = Demo(work, as_json)
+        training = _Training(demo, kill_at)
+        return _tell(training, demo.perform(training.run()))
 
 
-def _write_run(path: Path, options: PipelineOptions) -> RunConfig:
-    steps = options.steps or STEPS
+def write_run(path: Path, steps: int, algorithm: str) -> None:
+    """Write the demo's run.toml."""
     numbers = {"sites": SITES, "steps": steps, "warmup": max(steps // 10, 1), "stages": STAGES, "skip": SKIP}
-    path.write_text(_RUN.format(paths=options.paths, algorithm=options.algorithm, apart=APART, **numbers))
-    return load(path)
+    path.write_text(_RUN.format(algorithm=algorithm, apart=APART, **numbers))
 
 
-class _Watched:
+class _Training:
     """The sites of the demo while they train."""
 
-    def __init__(self, sites: Sites, work: Path, config: RunConfig, kill_at: int | None, console: Console) -> None:
-        self.sites, self.work, self.config, self._console = sites, work, config, console
-        self.record = Record(config, [*NAMES[:SITES]])
+    def __init__(self, demo: Demo, kill_at: int | None) -> None:
+        self.demo = demo
+        self.record = Record(demo.config, [site.name for site in demo.sites.all])
         self.curve: Curve = []
         self.killed = ""
-        self._kill_at, self._drawn, self._said = kill_at, "", 0.0
-        self._news_at = 0.0
+        self._kill_at, self._drawn, self._next_line = kill_at, "", 0.0
         self._charts: list[asyncio.Task[None]] = []
 
     async def run(self) -> float:
         """Run until all live sites are done. Returns the seconds until the last step. Raises PierError."""
-        time = asyncio.get_running_loop().time
-        began = self._news_at = time()
-        seconds = 0.0
-        async with Watch(self.sites.all, self.record) as watch:
-            page = await self.sites.start(self.work / RUN_FILE)
-            self._console.print(f"The run's page: {page}", highlight=False)
-            while any(site.running for site in self.sites.all):
-                await asyncio.sleep(TICK)
+        until = 0.0
+        async with watching(self.demo.sites.all, self.record) as watch:
+            self.demo.console.print(f"The run's page: {await self.demo.start()}", highlight=False)
+            async for seconds in self.demo.ticks(lambda: self.step):
                 await watch.look()
                 if self._learn():
-                    self._news_at, seconds = time(), time() - began
-                self._show(time() - began)
+                    until = seconds
+                self._show(seconds)
                 self._kill()
-                self._require_news(time())
+                for site in self.demo.sites.all:
+                    if site.code and site.name != self.killed:
+                        raise PierError(site.obituary)
+                if not any(site.running for site in self.demo.sites.all):
+                    break
         await asyncio.gather(*self._charts)
-        return seconds
+        return until
 
     @property
     def step(self) -> int:
         """The step of the site that is furthest ahead."""
         return max((track.event.get("inner_step", 0) for track in self.record.tracks.values()), default=0)
 
-    def drawn(self) -> Drawn | None:
-        """The latest paths that a planner has written."""
-        found = [site.folder / PATHS_FILE for site in self.sites.all if (site.folder / PATHS_FILE).exists()]
-        newest = max(found, key=lambda path: path.stat().st_mtime_ns, default=None)
-        return read_paths(newest, self._names()) if newest else None
-
-    def _names(self) -> dict[str, str]:
-        return {track.status["node"]: track.name for track in self.record.tracks.values() if track.status}
-
     def _learn(self) -> bool:
-        """Record a new step. Returns whether there was one."""
+        """Record the loss of a new step. Returns whether there was one."""
         for track in self.record.tracks.values():
             step, loss = track.event.get("inner_step", 0), track.event.get("loss")
             if loss is not None and step > (self.curve[-1][0] if self.curve else 0):
@@ -176,84 +145,66 @@ class _Watched:
         return False
 
     def _show(self, seconds: float) -> None:
-        drawn = self.drawn() if len(self._names()) == SITES else None
+        drawn = self._paths()
         if drawn and drawn.key != self._drawn:
             self._drawn = drawn.key
             self._charts.append(asyncio.create_task(self._chart(drawn)))
-        if self.curve and seconds - self._said >= LINE_SECONDS:
-            self._said = seconds
+        if self.curve and seconds >= self._next_line:
+            self._next_line = seconds + LINE_SECONDS
             step, loss = self.curve[-1]
-            alive = several(sum(site.running for site in self.sites.all), "site")
-            line = f"[{clock(seconds)}] step {step}/{self.config.inner.total_steps}  loss {loss:.3f}  {alive}"
-            self._console.print(line, highlight=False, markup=False)
+            alive = several(sum(site.running for site in self.demo.sites.all), "site")
+            line = f"[{clock(seconds)}] step {step}/{self.demo.config.inner.total_steps}  loss {loss:.3f}  {alive}"
+            self.demo.console.print(line, highlight=False, markup=False)
+
+    def _paths(self) -> Drawn | None:
+        """The latest paths that a planner has written, once the names of all sites are known."""
+        names = {track.status["node"]: track.name for track in self.record.tracks.values() if track.status}
+        found = [path for site in self.demo.sites.all if (path := site.folder / PATHS_FILE).exists()]
+        if not found or len(names) < SITES:
+            return None
+        return read_paths(max(found, key=lambda path: path.stat().st_mtime_ns), names)
 
     async def _chart(self, drawn: Drawn) -> None:
         """In a thread, because the simulator is compiled on first use."""
-        chart = await asyncio.to_thread(drawn.chart, min(self._console.width, WIDTH))
-        self._console.print(Text(f"\nThe paths of an iteration, {drawn.title}:", "bold"), chart, "", sep="\n")
+        chart = await asyncio.to_thread(drawn.chart, min(self.demo.console.width, WIDTH))
+        self.demo.console.print(Text(f"\nThe paths of an iteration, {drawn.title}:", "bold"), chart, "", sep="\n")
 
     def _kill(self) -> None:
         """Send SIGKILL to a site that has a replica and is not the planner."""
-        if self._kill_at is None or self.killed or self.step < self._kill_at:
+        if self._kill_at is None or self.killed or self.step < self._kill_at or not (drawn := self._paths()):
             return
-        drawn = self.drawn()
-        if drawn is None:
-            return
-        name, stage = drawn.victim()
-        self.killed = name
-        next(site for site in self.sites.all if site.name == name).kill()
-        said = f"Killed {name}, which held stage {stage}, after step {self.step}: the others plan anew without it."
-        self._console.print(said, style="bold red", highlight=False)
-
-    def _require_news(self, now: float) -> None:
-        for site in self.sites.all:
-            if not site.running and site.code and site.name != self.killed:
-                raise PierError(site.obituary)
-        if now - self._news_at > STILL:
-            tails = "\n".join(f"{site.name}: {_last_line(site)}" for site in self.sites.all)
-            raise PierError(f"no step for {STILL:.0f} s:\n{tails}", f"The logs are in {self.work}.")
+        self.killed, stage = drawn.victim()
+        next(site for site in self.demo.sites.all if site.name == self.killed).kill()
+        said = (
+            f"Killed {self.killed}, which held stage {stage}, after step {self.step}: the others plan anew without it."
+        )
+        self.demo.console.print(said, style="bold red", highlight=False)
 
 
-def _last_line(site: Site) -> str:
-    return site.tail().rpartition("\n")[2]
-
-
-def _tell(watched: _Watched, seconds: float, work: Path, console: Console, as_json: bool) -> bool:
-    import torch
-
-    from pier_node.commands.export import export
-
-    torch.set_num_threads(1)
-    holder = next((it.folder for it in watched.sites.all if (it.folder / "checkpoints").exists()), None)
+def _tell(training: _Training, seconds: float) -> bool:
+    demo = training.demo
+    holder = next((site.folder for site in demo.sites.all if (site.folder / "checkpoints").exists()), None)
     if holder is None:
-        raise PierError("no site has joined the stages", f"The logs are in {work}.")
-    model = work / MODEL_FOLDER
-    export(holder, model, force=True)
-    result, text = _result(watched, holder, seconds), sample(model)
-    everything = {**asdict(result), "text": text, "export": str(model)}
-    (work / RESULT_FILE).write_text(json.dumps(everything, indent=1) + "\n")
-    if as_json:
-        print(json.dumps(everything))
-    else:
-        console.print(_report(result, text, model))
+        raise PierError("no site has joined the stages", f"The logs are in {demo.work}.")
+    model = demo.work / MODEL_FOLDER
+    text = sample(holder, model)
+    before, after = _validation(demo.config, holder)
+    result = PipelineResult(
+        steps=training.step,
+        empty_rounds=max(track.round for track in training.record.tracks.values()) - total_rounds(demo.config),
+        killed=training.killed,
+        initial_loss=before,
+        final_loss=after,
+        training=training.curve,
+        seconds=seconds,
+        failed=[site.name for site in demo.sites.all if site.code and site.name != training.killed],
+    )
+    demo.finish({**asdict(result), "text": text, "export": str(model)}, _report(result, text, model))
     return not result.failed and result.final_loss < result.initial_loss
-
-
-def _result(watched: _Watched, holder: Path, seconds: float) -> PipelineResult:
-    before, after = _validation(watched.config, holder)
-    rounds = max(track.round for track in watched.record.tracks.values())
-    failed = [site.name for site in watched.sites.all if site.code and site.name != watched.killed]
-    steps = watched.step
-    again = rounds - total_rounds(watched.config)
-    return PipelineResult(steps, again, watched.killed, before, after, watched.curve, seconds, failed)
 
 
 def _validation(config: RunConfig, holder: Path) -> tuple[float, float]:
     """Loss of the whole model with all stages: the initial one and the current one."""
-    from pier_node.commands.evaluate import measure, validation_windows
-    from pier_node.rounds.weights import newest_weights
-    from pier_node.trainer.model.initial import initial_weights
-
     now = newest_weights(holder)
     windows = validation_windows(config, now, holder, None, 0)
     first = replace(now, flat=initial_weights(config.model, config.run.seed))

@@ -1,15 +1,28 @@
-"""What the demo has observed of its sites, and all conclusions that it displays, draws and reports."""
+"""What a demo observes of its sites, and all conclusions that it displays, draws and reports.
+
+It observes them from outside, as any program could: GET /status, and the lines of events.jsonl.
+"""
 
 from __future__ import annotations
 
+import asyncio
+import json
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from statistics import fmean
 from typing import Any
 
+import aiohttp
+
 from pier_node.config.run import RunConfig
-from pier_node.demo.plan import rounds_between_validations
+from pier_node.demo.sites import Site
 from pier_node.outer.layout import Layout
 from pier_node.outer.schedule import start_steps, total_rounds
+from pier_node.rounds.folder import EVENTS_FILE
+
+TIMEOUT = 2.0
+"""Seconds that a site may take to answer; a busy site is asked again."""
 
 Status = dict[str, Any]
 Curve = list[tuple[int, float]]
@@ -79,9 +92,19 @@ class Record:
         number = event["round"]
         self.tracks[name].saw_event(event)
         self._digests.setdefault(number, {})[name] = event["digest"]
-        fresh = number % rounds_between_validations(self.config) == 0 or number == self.rounds
+        between = self.config.inner.eval_every or self.rounds
+        fresh = number % between == 0 or number == self.rounds
         if fresh and event["validation_loss"] is not None:
             self._validation.setdefault(event["inner_step"], {})[name] = event["validation_loss"]
+
+    @property
+    def synchronous_bytes(self) -> float:
+        """Bytes that each site would send if gradients were averaged at every step: 2 · 4 · P · (n − 1) / n per step.
+
+        This is a ring all-reduce of P fp32 numbers among n sites (Patarasuk and Yuan, JPDC 69, 2009), the minimum.
+        """
+        sites = self.config.run.sites
+        return 2 * 4 * self.parameters * (sites - 1) / sites * self.config.inner.total_steps
 
     @property
     def validation(self) -> Curve:
@@ -135,6 +158,12 @@ class Record:
         return 2 * (len(members) - len(gone)) <= len(members)
 
     @property
+    def pulse(self) -> list[object]:
+        """Changes as long as anything happens at any site."""
+        keys = "phase", "inner_step", "bytes_sent"
+        return [(it.round, it.code, *(it.status.get(key) for key in keys)) for it in self.tracks.values()]
+
+    @property
     def compared(self) -> int:
         """Number of rounds after which the digests of at least two sites were compared."""
         return sum(len(digests) > 1 for digests in self._digests.values())
@@ -151,3 +180,48 @@ class Record:
         """Digest of the latest round that at least two sites have reported; empty: there is none."""
         shared = [number for number, digests in self._digests.items() if len(digests) > 1]
         return next(iter(self._digests[max(shared)].values())) if shared else ""
+
+
+class Watch:
+    """Keeps a record of sites up to date."""
+
+    def __init__(self, sites: list[Site], record: Record, session: aiohttp.ClientSession) -> None:
+        self._sites, self._record, self._session = sites, record, session
+        self._read = {site.name: 0 for site in sites}
+
+    async def look(self) -> None:
+        """Record what is new at every site."""
+        await asyncio.gather(*(self._ask(site) for site in self._sites))
+        for site in self._sites:
+            code = site.code  # before the events: a site that has ended has written all of them
+            for event in self._events(site):
+                self._record.saw_event(site.name, event)
+            self._record.tracks[site.name].code = code
+
+    async def _ask(self, site: Site) -> None:
+        http = site.http()
+        if http is None or not site.running:
+            return
+        try:
+            async with self._session.get(f"{http}/status") as response:
+                self._record.tracks[site.name].saw_status(await response.json())
+        except (aiohttp.ClientError, TimeoutError):
+            pass  # busy or gone; if gone, its exit code says more
+
+    def _events(self, site: Site) -> list[Status]:
+        path = site.folder / EVENTS_FILE
+        if not path.exists():
+            return []
+        with path.open("rb") as file:
+            file.seek(self._read[site.name])
+            new = file.read()
+        whole = new[: new.rfind(b"\n") + 1]
+        self._read[site.name] += len(whole)
+        return [json.loads(line) for line in whole.splitlines()]
+
+
+@asynccontextmanager
+async def watching(sites: list[Site], record: Record) -> AsyncIterator[Watch]:
+    """Something that looks at the sites whenever it is asked to, and records what it sees."""
+    async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=TIMEOUT)) as session:
+        yield Watch(sites, record, session)

@@ -14,7 +14,6 @@ from rich.text import Text
 
 from pier_node.base.units import amount, count, percent
 from pier_node.demo.picture import WIDTH, clock
-from pier_node.demo.plan import synchronous_bytes
 from pier_node.demo.record import Curve, Record, Track
 from pier_node.trainer.model.evaluate import bits_per_byte
 
@@ -120,7 +119,7 @@ def measured(record: Record, seconds: float) -> Result:
     """The numbers of a finished run."""
     config, curve = record.config, record.validation
     sites = [_site(track, record) for track in record.tracks.values()]
-    gradients = synchronous_bytes(config, record.parameters)
+    gradients = record.synchronous_bytes
     sent = sum(site.bytes_sent for site in sites) / len(sites)
     known = [site.utilisation for site in sites if site.utilisation is not None]
     return Result(

@@ -1,32 +1,42 @@
-"""The demo's sites and their coordinator: separate daemons, started as a user would start them.
+"""The programs of a demo: its sites and their coordinator, separate daemons, started as a user would start them.
 
-It also runs other Pier commands and collects their output, and can slow a site down: its workers are stopped for a part
-of each period (SIGSTOP, SIGCONT), because sites on one machine are equally fast otherwise. The site does not know this,
-so its measurements are true.
+Other Pier commands are run here, too, and their output collected. A site can be slowed down: its workers are stopped
+for a part of each period (SIGSTOP, SIGCONT), because sites on one machine are equally fast otherwise. The site does not
+know this, so its measurements are true.
 """
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import json
 import os
 import shutil
 import signal
+import sys
 import sysconfig
-from collections.abc import AsyncIterator, Iterable, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 import psutil
 
 from pier_node.base.errors import PierError
-from pier_node.demo.program import Program
 from pier_node.identity.node import write_private
+from pier_node.rounds.folder import DAEMON_FILE
 from pier_node.wire.transport import Transport
 
-WIDTH = "150"
+SCRIPTS = Path(sysconfig.get_path("scripts"))
+NAMES = ("alpha", "beta", "gamma", "delta", "epsilon", "zeta", "eta", "theta")
+ANY_PORT = "127.0.0.1:0"
+TAIL_LINES = 15
+PATIENCE = 15.0
+"""Seconds that a site gets to leave politely."""
+HURRY = 3.0
+"""Seconds that it gets to end after the second request."""
+STARTING = 60.0
+"""Seconds that the coordinator gets until it answers."""
+LOOK = 0.05
 
 
 async def output(program: str, *words: str) -> str:
@@ -42,11 +52,11 @@ async def output(program: str, *words: str) -> str:
 async def started(program: str, *words: str) -> AsyncIterator[asyncio.subprocess.Process]:
     """The process with its output in pipes; if it still runs after the block, it is asked to end."""
     process = await asyncio.create_subprocess_exec(
-        Path(sysconfig.get_path("scripts")) / program,
+        SCRIPTS / program,
         *words,
         stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.PIPE,
-        env={**os.environ, "COLUMNS": WIDTH},
+        env={**os.environ, "COLUMNS": "150"},
     )
     try:
         yield process
@@ -54,6 +64,180 @@ async def started(program: str, *words: str) -> AsyncIterator[asyncio.subprocess
         if process.returncode is None:
             process.terminate()
         await process.wait()
+
+
+def cores() -> int:
+    """Number of cores that this process may use."""
+    return len(os.sched_getaffinity(0))
+
+
+def threads_for(sites: int) -> int:
+    """Threads for each of `sites` sites, so that together they use each core once."""
+    return max(cores() // sites, 1)
+
+
+class Program:
+    """One of Pier's daemons, with its folder and its log next to each other in the demo's folder `work`.
+
+    Args:
+        threads: number of threads for each of its processes.
+    """
+
+    def __init__(self, work: Path, name: str, threads: int = 1) -> None:
+        self.name = name
+        self.folder, self.log = work / name, work / f"{name}.log"
+        self._threads = threads
+        self._process: asyncio.subprocess.Process | None = None
+
+    @property
+    def running(self) -> bool:
+        """Whether the process is alive."""
+        return self._process is not None and self._process.returncode is None
+
+    @property
+    def code(self) -> int | None:
+        """Its exit code, once it has ended."""
+        return self._process.returncode if self._process else None
+
+    async def run(self, program: str, *words: str) -> None:
+        """Start it."""
+        plain = {"COLUMNS": "160", "NO_COLOR": "1", "OMP_NUM_THREADS": str(self._threads)}
+        with self.log.open("ab") as log:
+            self._process = await asyncio.create_subprocess_exec(
+                *(sys.executable, "-m", "pier_node.base.processes"),  # a fork here would disturb the threads of gRPC
+                *(str(SCRIPTS / program), *words),
+                stdin=asyncio.subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                env={**os.environ, **plain},
+                start_new_session=True,  # the demo decides about Ctrl+C
+            )
+
+    def told(self) -> dict[str, Any]:
+        """The content of its daemon.json; {}: nothing yet."""
+        try:
+            known = json.loads((self.folder / DAEMON_FILE).read_text())
+        except FileNotFoundError:
+            return {}
+        return dict(known) if self._process and known["pid"] == self._process.pid else {}
+
+    def http(self) -> str | None:
+        """Its HTTP address on this machine; None: not yet."""
+        return self.told().get("http")
+
+    def terminate(self) -> None:
+        """Ask it to leave; the second time, to end at once."""
+        if self._process and self.running:
+            self._process.terminate()
+
+    def kill(self) -> None:
+        """Kill it; the processes that it started end with it."""
+        if self._process and self.running:
+            self._process.kill()
+
+    async def ended(self) -> None:
+        """Return when it has ended."""
+        if self._process:
+            await self._process.wait()
+
+    def family(self) -> list[psutil.Process]:
+        """The processes that it started."""
+        try:
+            return psutil.Process(self._process.pid).children(recursive=True) if self._process and self.running else []
+        except psutil.NoSuchProcess:
+            return []
+
+    @property
+    def obituary(self) -> str:
+        """A message that it has ended, and how."""
+        return f"site {self.name} ended with exit code {self.code}; {self.log} ends with:\n{self.tail()}"
+
+    def tail(self) -> str:
+        """The last lines of its log."""
+        lines = self.log.read_text(errors="replace").splitlines() if self.log.exists() else []
+        return "\n".join(line.rstrip() for line in lines[-TAIL_LINES:])
+
+
+class Coordinator(Program):
+    """One `pier-coordinator start`."""
+
+    async def start(self, run: Path) -> None:
+        """Start it for a run, and wait until it answers. Raises PierError: it does not."""
+        self.folder.mkdir(exist_ok=True)
+        shutil.copy(run, self.folder / "run.toml")
+        await self.run("pier-coordinator", "start", str(self.folder), "--listen", ANY_PORT, "--page", ANY_PORT)
+        deadline = asyncio.get_running_loop().time() + STARTING
+        while self.running and not self.told():
+            if asyncio.get_running_loop().time() > deadline:
+                self.kill()
+            await asyncio.sleep(LOOK)
+        if not self.running:
+            raise PierError(f"the coordinator does not run; {self.log} ends with:\n{self.tail()}")
+
+    async def invite(self, uses: int) -> Path:
+        """A file with a token for that many sites. Raises PierError."""
+        told = await output("pier-coordinator", "invite", "--data", str(self.folder), "--uses", str(uses), "--json")
+        file = self.folder / "invite.token"
+        write_private(file, str(json.loads(told)["token"]).encode())
+        return file
+
+
+class Site(Program):
+    """One `pier-node start`."""
+
+    def __init__(self, work: Path, name: str, threads: int = 1, transport: Transport = "grpc") -> None:
+        super().__init__(work, name, threads)
+        self._transport = transport
+
+    async def start(self, *way: str) -> None:
+        """Join a run: `--coordinator … --token-file …`."""
+        options = ["--data", str(self.folder), "--name", self.name, "--listen", ANY_PORT, "--workers", "1"]
+        await self.run("pier-node", "start", *way, *options, "--transport", self._transport)
+
+
+class Sites:
+    """All sites of the demo and their coordinator; together the sites use each core once."""
+
+    def __init__(self, work: Path, count: int, transport: Transport = "grpc") -> None:
+        threads = threads_for(count)
+        self.all = [Site(work, name, threads, transport) for name in NAMES[:count]]
+        self.coordinator = Coordinator(work, "coordinator", threads)
+
+    async def start(self, run: Path) -> str:
+        """Start the coordinator, then all sites. Returns the address of its page. Raises PierError."""
+        way = await self.invited(run)
+        for site in self.all:
+            await site.start(*way)
+        return str(self.coordinator.http())
+
+    async def invited(self, run: Path) -> list[str]:
+        """Start only the coordinator. Returns the options with which sites join. Raises PierError."""
+        await self.coordinator.start(run)
+        file = await self.coordinator.invite(len(self.all))
+        return ["--coordinator", str(self.coordinator.told()["address"]), "--token-file", str(file)]
+
+    async def ended(self, patience: float) -> None:
+        """Return when all sites have ended, or after `patience` seconds."""
+        await _ended(self.all, patience)
+
+    async def stop(self) -> None:
+        """End all sites, the coordinator and all processes that they started, within seconds; repeatable."""
+        family = [relative for program in (*self.all, self.coordinator) for relative in program.family()]
+        for act, patience in ((Program.terminate, PATIENCE), (Program.terminate, HURRY), (Program.kill, HURRY)):
+            for site in self.all:
+                act(site)
+            await self.ended(patience)
+        for act in (Program.terminate, Program.kill):
+            act(self.coordinator)
+            await _ended([self.coordinator], HURRY)
+        _, alive = await asyncio.to_thread(psutil.wait_procs, family, HURRY)
+        _send(alive, signal.SIGKILL)
+
+
+async def _ended(programs: Sequence[Program], patience: float) -> None:
+    running = [asyncio.create_task(program.ended()) for program in programs if program.running]
+    if running:
+        await asyncio.wait(running, timeout=patience)
 
 
 PERIOD = 0.2
@@ -80,109 +264,13 @@ async def throttle(program: Program, share: float) -> None:
 def _workers(program: Program) -> list[psutil.Process]:
     found = []
     for process in program.family():
-        with contextlib.suppress(psutil.NoSuchProcess):
+        with suppress(psutil.NoSuchProcess):
             if process.name() == WORKER:
                 found.append(process)
     return found
 
 
-def _send(workers: Iterable[psutil.Process], number: signal.Signals) -> None:
-    for worker in workers:
-        with contextlib.suppress(psutil.NoSuchProcess):
-            worker.send_signal(number)
-
-
-NAMES = ("alpha", "beta", "gamma", "delta", "epsilon", "zeta", "eta", "theta")
-ANY_PORT = "127.0.0.1:0"
-PATIENCE = 15.0
-"""Seconds that a site gets to leave politely."""
-HURRY = 3.0
-"""Seconds that it gets to end after the second request."""
-STARTING = 60.0
-"""Seconds that the coordinator gets until it answers."""
-LOOK = 0.05
-
-
-class Site(Program):
-    """One `pier-node start`."""
-
-    def __init__(self, work: Path, name: str, threads: int, transport: Transport = "grpc") -> None:
-        super().__init__(work, name, threads)
-        self._transport = transport
-
-    async def start(self, *way: str) -> None:
-        """Join a run: `--coordinator … --token-file …`."""
-        options = ["--data", str(self.folder), "--name", self.name, "--listen", ANY_PORT, "--workers", "1"]
-        await self.run("pier-node", "start", *way, *options, "--transport", self._transport)
-
-
-class Coordinator(Program):
-    """One `pier-coordinator start`."""
-
-    async def start(self, run: Path) -> None:
-        """Start it for a run, and wait until it answers. Raises PierError: it does not."""
-        self.folder.mkdir(exist_ok=True)
-        shutil.copy(run, self.folder / "run.toml")
-        await self.run("pier-coordinator", "start", str(self.folder), "--listen", ANY_PORT, "--page", ANY_PORT)
-        deadline = asyncio.get_running_loop().time() + STARTING
-        while self.running and not self.told():
-            if asyncio.get_running_loop().time() > deadline:
-                self.kill()
-            await asyncio.sleep(LOOK)
-        if not self.running:
-            raise PierError(f"the coordinator does not run; {self.log} ends with:\n{self.tail()}")
-
-    async def invite(self, uses: int) -> Path:
-        """A file with a token for that many sites. Raises PierError."""
-        told = await output("pier-coordinator", "invite", "--data", str(self.folder), "--uses", str(uses), "--json")
-        answer: dict[str, Any] = json.loads(told)
-        file = self.folder / "invite.token"
-        write_private(file, str(answer["token"]).encode())
-        return file
-
-
-class Sites:
-    """All sites of the demo and their coordinator."""
-
-    def __init__(self, work: Path, count: int, threads: int, transport: Transport = "grpc") -> None:
-        self.all = [Site(work, name, threads, transport) for name in NAMES[:count]]
-        self.coordinator = Coordinator(work, "coordinator", threads)
-
-    async def start(self, run: Path) -> str:
-        """Start the coordinator, then all sites. Returns the address of its page. Raises PierError."""
-        way = await self.invited(run)
-        for site in self.all:
-            await site.start(*way)
-        return str(self.coordinator.http())
-
-    async def invited(self, run: Path) -> list[str]:
-        """Start only the coordinator. Returns the options with which sites join. Raises PierError."""
-        await self.coordinator.start(run)
-        file = await self.coordinator.invite(len(self.all))
-        return ["--coordinator", str(self.coordinator.told()["address"]), "--token-file", str(file)]
-
-    async def ended(self, patience: float) -> None:
-        """Return when all sites have ended, or after `patience` seconds."""
-        await _ended(self.all, patience)
-
-    async def stop(self) -> None:
-        """End all sites, the coordinator and all processes that they started, within seconds; repeatable."""
-        everybody: list[Program] = [*self.all, self.coordinator]
-        family = [relative for program in everybody for relative in program.family()]
-        for act, patience in ((Program.terminate, PATIENCE), (Program.terminate, HURRY), (Program.kill, HURRY)):
-            for site in self.all:
-                act(site)
-            await self.ended(patience)
-        for act in (Program.terminate, Program.kill):
-            act(self.coordinator)
-            await _ended([self.coordinator], HURRY)
-        _, alive = await asyncio.to_thread(psutil.wait_procs, family, HURRY)
-        for relative in alive:
-            with contextlib.suppress(psutil.NoSuchProcess):
-                relative.kill()
-
-
-async def _ended(programs: Sequence[Program], patience: float) -> None:
-    running = [asyncio.create_task(program.ended()) for program in programs if program.running]
-    if running:
-        await asyncio.wait(running, timeout=patience)
+def _send(processes: Sequence[psutil.Process], number: signal.Signals) -> None:
+    for process in processes:
+        with suppress(psutil.NoSuchProcess):
+            process.send_signal(number)

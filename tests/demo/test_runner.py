@@ -5,11 +5,11 @@ from pathlib import Path
 import pytest
 
 from pier_node.base.errors import PierError
-from pier_node.demo.folder import MARK, claimed
+from pier_node.demo.runner import MARK, claimed
 
 
 def test_a_new_folder_is_made_and_marked(tmp_path: Path) -> None:
-    with claimed(tmp_path / "a" / "demo", keep=False) as work:
+    with claimed(tmp_path / "a" / "demo") as work:
         assert work == tmp_path / "a" / "demo"
         assert [path.name for path in work.iterdir()] == [MARK]
         assert work.stat().st_mode & 0o077 == 0  # it will hold keys and a token
