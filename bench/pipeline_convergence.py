@@ -26,7 +26,7 @@ from bench.pipeline_report import plot, tables
 from bench.pipeline_simulation import PipelineSimulation
 from pier_node.config.run import RunConfig
 from pier_node.pipeline.stage import stage_blocks
-from pier_node.trainer.model.omission import choices, early_exits, omissions
+from pier_node.trainer.model.evaluate import choices, early_exits, omissions
 
 ARMS: dict[str, dict[str, Any]] = {
     "full": {"stages": 6, "paths": "full"},

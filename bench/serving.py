@@ -26,8 +26,8 @@ from pier_node.commands.serve import Settings, open_ensemble
 from pier_node.config.run import ModelSection
 from pier_node.experts.serving.app import make_app
 from pier_node.outer.layout import Layout
+from pier_node.trainer.model.decoder import stream
 from pier_node.trainer.model.export import export
-from pier_node.trainer.model.generate import generate
 
 PROMPT = "x" * 300
 AT_ONCE = 4
@@ -83,7 +83,7 @@ def without_cache(folder: Path) -> float:
     asking = open_ensemble(Settings(folder, "127.0.0.1:0", 0, 0.0, "decay", "cpu"))
     model, count = asking.experts[0].load(), 10
     began = time.perf_counter()
-    generate(model, list(PROMPT.encode()), count)
+    list(stream(model, list(PROMPT.encode()), count))
     return 1e3 * (time.perf_counter() - began) / count
 
 

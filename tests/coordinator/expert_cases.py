@@ -12,7 +12,7 @@ from pier_coordinator.store.facts import Fact
 from pier_node.experts.config import DomainSection
 from pier_node.experts.job import SEED, ExpertJob
 from pier_node.experts.sheet import Sheet, Subject, row_hashes
-from pier_node.trainer.data.documents import Split
+from pier_node.trainer.data.sources import Split
 
 WEIGHTS = "cd" * 32
 DONE = {

@@ -8,7 +8,7 @@ import pytest
 from pier_node.base.errors import PierError
 from pier_node.experts.report import evaluated, experts_of, gather
 from pier_node.experts.sheet import Sheet, Subject, row_hashes
-from pier_node.trainer.data.documents import Split
+from pier_node.trainer.data.sources import Split
 
 
 def sheet(expert: str, domain: str, split: Split, value: float, rows: int = 4, weights: str = "a") -> Sheet:

@@ -29,7 +29,7 @@ from pier_node.site.member import pairs_of_two, rounds_of_all
 from pier_node.site.orders import Orders
 from pier_node.site.settings import Settings
 from pier_node.site.training import Training
-from pier_node.trainer.data.site_data import SiteData
+from pier_node.trainer.data.corpus import SiteData
 from pier_node.wire.carrier import PROTOCOL, PeerLost
 from pier_proto.v1.peer_pb2 import HelloRequest, Site
 

@@ -31,8 +31,8 @@ from pier_node.experts.config import DomainSection, ExpertsConfig, SiteSection, 
 from pier_node.experts.domains import DomainText, read_domains
 from pier_node.experts.reading import MOST as MOST_ROWS
 from pier_node.outer.layout import Layout
-from pier_node.trainer.data.documents import HELD_OUT as HELD_OUT_PART
-from pier_node.trainer.data.documents import SPLITS
+from pier_node.trainer.data.sources import HELD_OUT as HELD_OUT_PART
+from pier_node.trainer.data.sources import SPLITS
 from pier_node.trainer.model.cost import flops_per_token, sent_bytes, training_bytes
 
 HEAD = """\

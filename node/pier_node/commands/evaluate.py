@@ -17,13 +17,11 @@ from pier_node.pipeline.stage import stage_blocks
 from pier_node.rounds.folder import SiteRecord
 from pier_node.rounds.weights import Weights, find_weights, pick_device, site_config
 from pier_node.site.settings import Settings
-from pier_node.trainer.data.corpus import open_corpus
-from pier_node.trainer.data.site_data import SiteData
+from pier_node.trainer.data.corpus import SiteData, open_corpus
 from pier_node.trainer.data.tokens import Tokenizer, check_vocab, open_tokenizer
 from pier_node.trainer.data.windows import Batch, Windows
 from pier_node.trainer.devices import uses_bf16
-from pier_node.trainer.model.evaluate import bits_per_byte, validation_loss
-from pier_node.trainer.model.omission import Omission, choices, early_exits, omissions
+from pier_node.trainer.model.evaluate import Omission, bits_per_byte, choices, early_exits, omissions, validation_loss
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from pier_node.rounds.weights import find_weights, pick_device
 from pier_node.trainer.data.tokens import BROKEN, Spelling, Tokenizer
-from pier_node.trainer.model.generate import stream
+from pier_node.trainer.model.decoder import stream
 
 
 def generate(

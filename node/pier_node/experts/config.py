@@ -10,8 +10,7 @@ from pydantic import Field, model_validator
 
 from pier_node.base.toml import PositiveInt, Section, read_toml, validated
 from pier_node.config.run import DataSection, ModelSection
-from pier_node.trainer.data.documents import HELD_OUT
-from pier_node.trainer.data.sources import FAMILIES
+from pier_node.trainer.data.sources import FAMILIES, HELD_OUT
 
 Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$")]
 Positive = Annotated[float, Field(gt=0)]

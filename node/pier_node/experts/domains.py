@@ -11,8 +11,7 @@ import numpy.typing as npt
 
 from pier_node.base.errors import PierError
 from pier_node.experts.config import DomainSection
-from pier_node.trainer.data.documents import HELD_OUT, SPLITS, VALIDATION, Document, Split, part_of
-from pier_node.trainer.data.sources import open_source
+from pier_node.trainer.data.sources import HELD_OUT, SPLITS, VALIDATION, Document, Split, open_source, part_of
 
 SCORED = 1 << 18
 """Maximum bytes kept of a split, sampled evenly from all documents."""

@@ -15,7 +15,7 @@ from pier_node.base.errors import PierError
 from pier_node.experts.comparison import Result, Scored, Standing, compare, standings
 from pier_node.experts.mixture import Array
 from pier_node.experts.sheet import SCORE_AGAIN, Hashes, Sheet
-from pier_node.trainer.data.documents import Split
+from pier_node.trainer.data.sources import Split
 
 
 def experts_of(sheets: Iterable[Sheet]) -> list[str]:

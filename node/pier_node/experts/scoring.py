@@ -21,7 +21,7 @@ from pier_node.experts.config import DomainSection
 from pier_node.experts.domains import read_held_out, rows_of
 from pier_node.experts.sheet import SCORED, LogProbs, Parent, Rows, Sheet, Subject, row_hashes
 from pier_node.rounds.weights import exported_weights
-from pier_node.trainer.data.documents import Split
+from pier_node.trainer.data.sources import Split
 from pier_node.trainer.data.tokens import FileTokenizer
 from pier_node.trainer.model.evaluate import token_losses
 

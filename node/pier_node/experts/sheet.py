@@ -22,7 +22,7 @@ from pier_node.base.errors import PierError
 from pier_node.base.toml import Section, first_problem
 from pier_node.experts.card import Hash
 from pier_node.experts.config import MOST_DOMAINS, DomainSection, Name
-from pier_node.trainer.data.documents import Split
+from pier_node.trainer.data.sources import Split
 
 SCORED: tuple[Split, ...] = ("prior", "test")
 """The splits of each domain that are scored."""

@@ -31,7 +31,7 @@ from pier_node.experts.mixture import Array
 from pier_node.experts.reading import Text, read
 from pier_node.experts.resume import FILE, ResumeState
 from pier_node.outer.layout import Layout
-from pier_node.trainer.data.site_data import SiteData
+from pier_node.trainer.data.corpus import SiteData
 from pier_node.trainer.model.cost import flops_per_token
 from pier_node.trainer.model.export import export
 from pier_node.trainer.workers import Workers
@@ -207,7 +207,7 @@ class _Training:
     def _branched(self) -> Vector:
         import torch
 
-        from pier_node.trainer.model.widen import widened
+        from pier_node.trainer.model.initial import widened
 
         flat = torch.from_numpy(self.parent.weights)
         made: Vector = widened(self.parent.model, self.config.model, flat, self.job.seed).numpy()

@@ -51,7 +51,7 @@ from pier_node.site.settings import Settings
 from pier_node.site.status import StatusServer
 from pier_node.site.trackers import Trackers, Who
 from pier_node.site.training import Training
-from pier_node.trainer.data.site_data import SiteData
+from pier_node.trainer.data.corpus import SiteData
 from pier_node.trainer.workers import Workers
 from pier_node.wire.carrier import HELLO
 from pier_node.wire.probe import ProbeServer

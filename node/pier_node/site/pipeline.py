@@ -44,8 +44,7 @@ from pier_node.site.pipeline_training import PipelineTraining, lines
 from pier_node.site.report import Reporter
 from pier_node.site.settings import Settings
 from pier_node.trainer import devices
-from pier_node.trainer.data.corpus import open_corpus
-from pier_node.trainer.data.site_data import SiteData
+from pier_node.trainer.data.corpus import SiteData, open_corpus
 from pier_node.trainer.data.tokens import check_vocab
 from pier_node.trainer.data.windows import Windows
 from pier_node.wire.carrier import Carrier, PeerLost

@@ -20,7 +20,7 @@ from pier_node.config.run import RunConfig
 from pier_node.engine.messages import Done, Evaluate, Evaluated, Job, Progress, Rate, Rated, Setup
 from pier_node.engine.supervisor import Moments, SharedMoments, Supervisor, WorkerGroup
 from pier_node.outer.layout import Layout
-from pier_node.trainer.data.site_data import SiteData
+from pier_node.trainer.data.corpus import SiteData
 
 T = TypeVar("T")
 

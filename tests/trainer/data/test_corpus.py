@@ -5,6 +5,7 @@ import logging
 import os
 from collections import Counter
 from concurrent.futures import Future, ThreadPoolExecutor
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -16,9 +17,18 @@ from tokenizers import Tokenizer as Library
 from tokenizers import models, pre_tokenizers
 
 from pier_node.base.errors import PierError
-from pier_node.config.run import DataSection
+from pier_node.config.run import DataSection, RunConfig
 from pier_node.trainer.data import corpus as module
-from pier_node.trainer.data.corpus import Corpus, TokenWriter, open_corpus
+from pier_node.trainer.data.corpus import (
+    BLOCK,
+    BLOCKS,
+    Corpus,
+    SiteData,
+    TokenWriter,
+    check_data,
+    fingerprint,
+    open_corpus,
+)
 from pier_node.trainer.data.sources import open_source
 
 lines = st.lists(st.text(st.characters(codec="ascii", exclude_characters="\n"), min_size=1), min_size=1, max_size=30)
@@ -228,3 +238,93 @@ def test_a_short_file_reaches_every_slot(tmp_path: Path) -> None:
     documents = len(list(open_source(DataSection(source="text", path=str(path))).documents()))
     separators = sum(bytes(corpus.train).count(b"\n\n") for corpus in corpora)
     assert 0.8 * documents < separators + bytes(corpora[0].validation).count(b"\n\n") <= documents
+
+
+@pytest.fixture(scope="module")
+def scratch(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("tokens") / "some.npy"
+
+
+@given(st.lists(st.lists(st.integers(0, 255))), st.sampled_from([np.uint8, np.uint16, np.uint32]))
+def test_what_is_appended_is_read(scratch: Path, parts: list[list[int]], kind: type[np.unsignedinteger]) -> None:
+    writer = TokenWriter(scratch, np.dtype(kind))
+    for part in parts:
+        writer.append(np.array(part, dtype=np.uint32))
+    writer.close()
+    tokens = np.load(scratch, mmap_mode="r")
+    assert tokens.dtype == kind
+    assert tokens.tolist() == list(chain(*parts))
+
+
+def test_the_header_leaves_room_for_any_length(tmp_path: Path) -> None:
+    writer = TokenWriter(tmp_path / "some.npy", np.dtype(np.uint8))
+    empty = writer._file.tell()
+    writer.length = 10**15
+    writer.close()
+    assert (tmp_path / "some.npy").stat().st_size == empty
+
+
+def test_a_fingerprint_tells_any_change_in_a_small_file(tmp_path: Path) -> None:
+    path = tmp_path / "some"
+    prints = set()
+    for data in (b"", b"a", b"b", b"ab", b"ba", b"ab" * BLOCK, b"ab" * BLOCK + b"a", b"ab" * (BLOCK - 1) + b"aa"):
+        path.write_bytes(data)
+        prints.add(fingerprint(path))
+    assert len(prints) == 8
+
+
+def test_a_fingerprint_looks_at_a_whole_file_of_16_mib_and_at_both_ends_of_a_larger_one(tmp_path: Path) -> None:
+    path = tmp_path / "some"
+    for size in (BLOCK * BLOCKS, 3 * BLOCK * BLOCKS + 5):
+        places = [0, BLOCK, size // 2, size - 1] if size == BLOCK * BLOCKS else [0, BLOCK - 1, size - 1]
+        with path.open("wb") as file:
+            file.truncate(size)
+        prints = {fingerprint(path)}
+        for place in places:
+            with path.open("r+b") as file:
+                file.seek(place)
+                file.write(b"x")
+            prints.add(fingerprint(path))
+        assert len(prints) == 1 + len(places), f"of {size} bytes"
+
+
+CONFIG = RunConfig.model_validate({"run": {"sites": 3}, "data": {"source": "text", "path": "/text", "validation": 0.1}})
+
+
+def test_data_that_all_sites_have_is_dealt() -> None:
+    assert SiteData.of(CONFIG, 1, None, shared=False) == SiteData(1, 3, None)
+    assert SiteData.of(CONFIG, 5, "/copy", shared=True) == SiteData(2, 3, "/copy")
+
+
+def test_a_site_trains_on_all_of_its_own_data(tmp_path: Path) -> None:
+    for number in range(200):
+        (tmp_path / f"{number:03}.txt").write_text(f"text {number}\n")
+    own = SiteData.of(CONFIG, 1, str(tmp_path), shared=False)
+    corpus = open_corpus(CONFIG.data, own.slot, own.slots, own.path, tmp_path / "cache")
+    trained, held_out = (bytes(part).count(b"text") for part in (corpus.train, corpus.validation))
+    assert trained + held_out == 200
+    assert held_out < 40
+
+
+@pytest.mark.parametrize(
+    ("dataset", "shared", "said"),
+    [
+        (None, False, "This site trains on part 2 of 3 of data.path = /text, which is the same at every site."),
+        ("/own", False, "its own data, /own: all except the 10 % validation split. If every site has a copy"),
+        ("/copy", True, "part 2 of 3 of /copy: a copy of the run's data"),
+    ],
+)
+def test_what_it_trains_on_is_said(dataset: str | None, shared: bool, said: str) -> None:
+    assert said in SiteData.of(CONFIG, 1, dataset, shared).describe(CONFIG)
+
+
+def test_a_site_alone_has_all_of_the_built_in_text() -> None:
+    config = RunConfig()
+    said = "This site trains on all except the 2 % validation split of the built-in text"
+    assert SiteData.of(config, 0, None, shared=False).describe(config).startswith(said)
+
+
+def test_data_without_text_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "empty.txt").touch()
+    with pytest.raises(PierError, match="the data has no text in it"):
+        check_data(CONFIG, str(tmp_path))

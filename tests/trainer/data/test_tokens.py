@@ -4,13 +4,13 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 from tokenizers import Tokenizer as Library
 from tokenizers import decoders, models, pre_tokenizers, processors, trainers
 
 from pier_node.base.errors import PierError
-from pier_node.trainer.data.tokens import ByteTokenizer, FileTokenizer, check_vocab, open_tokenizer
+from pier_node.trainer.data.tokens import BROKEN, ByteTokenizer, FileTokenizer, Spelling, check_vocab, open_tokenizer
 
 TEXT = "the pier reaches out into the sea, and the sea reaches the pier. é 🙂\n"
 
@@ -104,3 +104,19 @@ def test_a_model_must_have_room_for_every_token() -> None:
     check_vocab(256, 256)
     with pytest.raises(PierError, match=r"model\.vocab_size = 256: the tokenizer has 300 tokens; allowed: 300 or more"):
         check_vocab(300, 256)
+
+
+@given(before=st.binary(max_size=8), made=st.binary(max_size=30))
+@example(before=b"\xf1", made=b"\x80\x80\xc0\x80")
+@example(before=b"", made=b"\x80\xf0\x9f\x98\x82")
+def test_what_is_spelled_is_the_text(before: bytes, made: bytes) -> None:
+    spelling = Spelling(ByteTokenizer(), [])
+    text = "".join([*(spelling.push(byte) for byte in before + made), spelling.end()])
+    assert text == (before + made).decode(errors="replace")
+
+
+def test_a_character_comes_with_its_last_byte() -> None:
+    spelling = Spelling(ByteTokenizer(), list("né".encode())[:2])
+    assert [spelling.push(byte) for byte in "東".encode()] == ["", "", "東"]
+    assert spelling.push(0xE6) == ""
+    assert spelling.end() == BROKEN

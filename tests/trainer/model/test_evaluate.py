@@ -1,14 +1,26 @@
+from __future__ import annotations
+
 import math
 
 import numpy as np
 import pytest
 import torch
+from pipeline.cases import config
 from torch import Tensor
 
 from pier_node.config.run import ModelSection
 from pier_node.outer.layout import Layout
+from pier_node.pipeline.stage import stage_blocks
 from pier_node.trainer.model.decoder import Decoder
-from pier_node.trainer.model.evaluate import Tokens, bits_per_byte, validation_loss
+from pier_node.trainer.model.evaluate import (
+    MOST,
+    Tokens,
+    bits_per_byte,
+    choices,
+    early_exits,
+    omissions,
+    validation_loss,
+)
 
 
 def windows(*sequences: int) -> list[tuple[Tokens, Tokens]]:
@@ -55,3 +67,25 @@ def test_bits_per_byte() -> None:
     assert bits_per_byte(math.log(256)) == pytest.approx(8.0)
     assert bits_per_byte(1.0) == pytest.approx(1.4426950408889634)
     assert bits_per_byte(3.0, bytes_per_token=4.5) == pytest.approx(0.9617966939259756)
+
+
+def test_any_stage_but_the_first_is_left_out() -> None:
+    assert choices(4, 1) == [(1,), (2,), (3,)]
+    assert choices(4, 2) == [(1, 2), (1, 3), (2, 3)]
+    assert choices(4, 0) == [()]
+    assert early_exits(4) == [(3,), (2, 3), (1, 2, 3)]
+    assert 1 < len(choices(20, 10)) <= MOST
+
+
+def test_a_stage_that_is_left_out_has_no_say() -> None:
+    run = config()
+    model, dice = Decoder(run.model), np.random.default_rng(1)
+    windows = [(dice.integers(32, size=(2, 8)), dice.integers(32, size=(2, 8)))]
+    blocks = stage_blocks(run.model.layers, 4)
+    before, other = omissions(model, windows, blocks, [(2,), (1,)], bf16=False)
+    for index in blocks[2]:
+        for parameter in model.blocks[str(index)].parameters():
+            parameter.data.fill_(3.0)
+    after, changed = omissions(model, windows, blocks, [(2,), (1,)], bf16=False)
+    assert after.loss == pytest.approx(before.loss)
+    assert changed.loss != pytest.approx(other.loss)

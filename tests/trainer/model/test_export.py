@@ -1,3 +1,5 @@
+from __future__ import annotations
+
 import json
 import os
 from pathlib import Path
@@ -5,15 +7,30 @@ from typing import Any
 
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
+from tokenizers import Tokenizer
 from torch import Tensor
 
 from pier_node.base.errors import PierError
+from pier_node.config.presets import PRESETS
 from pier_node.config.run import ModelSection
+from pier_node.experts.serving.mixture_decoder import Reader
 from pier_node.outer.layout import Layout
-from pier_node.trainer.model.decoder import Decoder
-from pier_node.trainer.model.export import INDEX, MARK, export, import_weights
-from pier_node.trainer.model.generate import generate
+from pier_node.trainer.model.decoder import Decoder, stream
+from pier_node.trainer.model.export import (
+    INDEX,
+    MARK,
+    Rule,
+    byte_tokenizer,
+    export,
+    from_config,
+    import_weights,
+    rules,
+    to_config,
+    write_tokenizer,
+)
 
 SHARD = 9_000
 """Bytes: some ten shards of the small models."""
@@ -63,7 +80,7 @@ def test_transformers_trains_the_same_model(
 def test_transformers_generates_as_we_do(config: ModelSection, weights: Tensor, model: Decoder, tmp_path: Path) -> None:
     other = from_pretrained(export(config, weights, tmp_path))
     theirs = other.generate(torch.tensor([[5, 6, 7]]), max_new_tokens=12, do_sample=False)
-    assert theirs[0, 3:].tolist() == generate(model, [5, 6, 7], 12, temperature=0.0)
+    assert theirs[0, 3:].tolist() == list(stream(model, [5, 6, 7], 12, temperature=0.0))
 
 
 def test_shards_are_within_their_size_and_the_index_names_every_tensor(
@@ -153,3 +170,162 @@ def test_damaged_weights_are_refused(
     with pytest.raises(PierError, match=message) as refusal:
         import_weights(tmp_path)
     assert "pier-node export" in refusal.value.remedy
+
+
+def test_the_rules_name_every_parameter_once(config: ModelSection) -> None:
+    ours = [name for rule in rules(config) for name in rule.ours]
+    assert sorted(ours) == sorted(entry.name for entry in Layout.of(config).entries)
+    theirs = [rule.theirs for rule in rules(config)]
+    assert len(set(theirs)) == len(theirs)
+
+
+def test_splitting_what_was_joined_gives_the_same_tensors(config: ModelSection, weights: Tensor) -> None:
+    layout = Layout.of(config)
+    shapes = {entry.name: entry.shape for entry in layout.entries}
+    back = torch.zeros_like(weights)
+    for rule in rules(config):
+        layout.store(rule.split(rule.join(layout.views(weights)), shapes), back)
+    assert torch.equal(back, weights)
+
+
+def test_fused_and_transposed() -> None:
+    """c_attn of a Conv1D: rows are inputs, columns are queries, then keys, then values."""
+    rule = Rule("c_attn", ("q", "k", "v"), transposed=True)
+    tensors = {name: torch.tensor([[1.0, 2.0], [3.0, 4.0]]) + ten for name, ten in (("q", 0), ("k", 10), ("v", 20))}
+    fused = rule.join(tensors)
+    assert fused.tolist() == [[1, 3, 11, 13, 21, 23], [2, 4, 12, 14, 22, 24]]
+    assert fused.is_contiguous()
+
+
+def test_too_few_rows_are_refused() -> None:
+    rule = Rule("c_attn.bias", ("q", "k"))
+    with pytest.raises(RuntimeError, match="split"):
+        rule.split(torch.zeros(3), {"q": (2,), "k": (2,)})
+
+
+@pytest.mark.parametrize("preset", PRESETS)
+def test_every_preset_comes_back(preset: str) -> None:
+    config = ModelSection(preset=preset)
+    assert from_config(to_config(config)).model_dump(exclude={"preset"}) == config.model_dump(exclude={"preset"})
+
+
+def test_seven_billion_reads_as_llama_2_does() -> None:
+    expected = {
+        "architectures": ["LlamaForCausalLM"],
+        "model_type": "llama",
+        "hidden_size": 4096,
+        "intermediate_size": 11008,
+        "num_hidden_layers": 32,
+        "num_attention_heads": 32,
+        "num_key_value_heads": 32,
+        "max_position_embeddings": 4096,
+        "rms_norm_eps": 1e-5,
+        "tie_word_embeddings": False,
+        "eos_token_id": None,
+    }
+    content = to_config(ModelSection(preset="llama-7b"))
+    assert {key: content[key] for key in expected} == expected
+
+
+@pytest.mark.parametrize(
+    ("preset", "change", "message"),
+    [
+        ("llama-tiny", {"model_type": "mamba"}, "model_type = 'mamba' is unknown; known: llama, gpt2"),
+        ("llama-tiny", {"attention_bias": True}, "attention_bias = True; only False"),
+        ("llama-tiny", {"rope_scaling": {"rope_type": "yarn"}}, "rope_scaling"),
+        ("llama-tiny", {"rms_norm_eps": 1e-6}, "rms_norm_eps"),
+        ("llama-tiny", {"rope_theta": None}, "rope_theta = None"),
+        ("llama-tiny", {"num_key_value_heads": 3}, "must be a multiple of kv_heads = 3"),
+        ("gpt2-1m", {"activation_function": "relu"}, "only 'gelu_new'"),
+        ("gpt2-1m", {"n_inner": None, "n_embd": "wide"}, r"n_embd = 'wide'.*n_inner = None"),
+    ],
+)
+def test_what_the_decoder_cannot_do_is_refused(preset: str, change: dict[str, Any], message: str) -> None:
+    with pytest.raises(PierError, match=message) as refusal:
+        from_config({**to_config(ModelSection(preset=preset)), **change})
+    assert "pier-node export" in refusal.value.remedy
+
+
+TOKENIZER = byte_tokenizer()
+
+AWKWARD = "Hello,  naïve Ünïcode\r\n\t don 't 漢字 🎉 \x00\x7f\xa0 end . "
+
+
+@given(st.text())
+def test_token_ids_are_the_bytes(text: str) -> None:
+    ids = TOKENIZER.encode(text).ids
+    assert ids == list(text.encode())
+    assert TOKENIZER.decode(ids) == text
+
+
+def test_every_byte_has_a_token() -> None:
+    assert TOKENIZER.get_vocab_size() == 256
+    assert TOKENIZER.decode([0xC3, 0xA9]) == "é"
+    assert TOKENIZER.decode([0xFF]) == "�"
+
+
+def test_transformers_reads_it_as_it_is(tmp_path: Path) -> None:
+    from transformers import AutoTokenizer
+
+    write_tokenizer("bytes", tmp_path, context=77)
+    tokenizer = AutoTokenizer.from_pretrained(tmp_path)
+    ids = tokenizer(AWKWARD)["input_ids"]
+    assert ids == list(AWKWARD.encode())
+    assert tokenizer.decode(ids) == AWKWARD
+    assert tokenizer.model_max_length == 77
+
+
+def test_a_tokenizer_of_ones_own_is_copied(tmp_path: Path) -> None:
+    own = tmp_path / "own.json"
+    TOKENIZER.save(str(own))
+    target = tmp_path / "out"
+    target.mkdir()
+    write_tokenizer(str(own), target, context=8)
+    assert Tokenizer.from_file(str(target / "tokenizer.json")).encode("ab").ids == [97, 98]
+    assert json.loads((target / "tokenizer_config.json").read_text())["model_max_length"] == 8
+
+
+def test_a_missing_tokenizer_is_named(tmp_path: Path) -> None:
+    with pytest.raises(PierError, match=r"nowhere\.json: no such tokenizer"):
+        write_tokenizer(str(tmp_path / "nowhere.json"), tmp_path, context=8)
+
+
+@torch.no_grad()
+def predicted(model: Decoder, tokens: list[int]) -> Tensor:
+    """log p of what follows each token, [tokens, vocab], in one forward pass."""
+    return torch.log_softmax(model(torch.tensor([tokens]))[0], dim=-1)
+
+
+def test_what_it_gives_is_what_one_forward_pass_gives(model: Decoder, tokens: Tensor) -> None:
+    text, reader = tokens[0].tolist(), Reader()
+    given = torch.cat([reader.read(model, text[:5]), reader.read(model, text[5:6]), reader.read(model, text[6:])])
+    logs = predicted(model, text)
+    assert given[0] == 0
+    torch.testing.assert_close(given[1:], logs[:-1].gather(1, tokens[0, 1:, None])[:, 0], rtol=1e-4, atol=1e-4)
+    assert reader.next is not None
+    torch.testing.assert_close(reader.next, logs[-1], rtol=1e-4, atol=1e-4)
+
+
+def test_a_text_longer_than_the_context_is_predicted_from_its_newer_half(model: Decoder, tokens: Tensor) -> None:
+    text, reader = tokens.flatten().tolist(), Reader()
+    reader.read(model, text[:24])
+    given = reader.read(model, text[24:])
+    first = predicted(model, text[:24])[-1, text[24]]
+    later = predicted(model, text[12:36])  # tokens 12-23 are read again when the window is full
+    torch.testing.assert_close(given[0], first, rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(given[5], later[16, text[29]], rtol=1e-4, atol=1e-4)
+    assert reader.next is not None
+    torch.testing.assert_close(reader.next, predicted(model, text[24:48])[-1], rtol=1e-4, atol=1e-4)
+
+
+def test_one_by_one_a_long_text_gets_the_same(model: Decoder, tokens: Tensor) -> None:
+    text = [*tokens.flatten().tolist(), 1, 2, 3]
+    together, alone = Reader(), Reader()
+    given = torch.cat([alone.read(model, [token]) for token in text])
+    torch.testing.assert_close(given, together.read(model, text), rtol=1e-4, atol=1e-4)
+
+
+def test_no_tokens_change_nothing(model: Decoder) -> None:
+    reader = Reader()
+    assert len(reader.read(model, [])) == 0
+    assert reader.next is None

@@ -1,14 +1,20 @@
+from __future__ import annotations
+
 import math
+from typing import Any
 
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from torch import Tensor
 from torch.nn import functional
 
+from pier_node.base.errors import PierError
 from pier_node.config.run import ModelSection
 from pier_node.outer.layout import Layout
 from pier_node.trainer.model.decoder import Decoder
-from pier_node.trainer.model.initial import initial_weights
+from pier_node.trainer.model.initial import initial_weights, widened
 
 
 def named(config: ModelSection, seed: int) -> dict[str, Tensor]:
@@ -60,3 +66,71 @@ def test_the_first_loss_is_that_of_a_guess(preset: str) -> None:
     with torch.no_grad():
         loss = functional.cross_entropy(model(x[:, :-1]).flatten(0, 1), x[:, 1:].flatten())
     assert loss.item() == pytest.approx(math.log(256), abs=0.06)
+
+
+LLAMA: dict[str, Any] = {"preset": "llama-tiny", "ffn_dim": 24, "context": 16}
+GPT2: dict[str, Any] = {"preset": "gpt2-1m", "dim": 32, "layers": 2, "heads": 2, "ffn_dim": 24, "context": 16}
+
+
+def built(shape: dict[str, Any], **changed: Any) -> ModelSection:
+    return ModelSection.model_validate({**shape, **changed})
+
+
+def decoder(config: ModelSection, flat: torch.Tensor) -> Decoder:
+    model = Decoder(config)
+    Layout.of(config).load(model, flat)
+    return model
+
+
+def noisy(config: ModelSection) -> torch.Tensor:
+    """Weights that have been somewhere: larger, and with biases."""
+    flat = initial_weights(config, seed=3)
+    return flat + 0.1 * torch.randn(flat.shape, generator=torch.Generator().manual_seed(4))
+
+
+@pytest.mark.parametrize("shape", [LLAMA, GPT2])
+@settings(max_examples=15, deadline=None)
+@given(wide=st.integers(24, 80), seed=st.integers(0, 2**63 - 1))
+def test_the_wide_model_computes_the_same(shape: dict[str, Any], wide: int, seed: int) -> None:
+    narrow, wider = built(shape), built(shape, ffn_dim=wide)
+    flat, tokens = noisy(narrow), torch.arange(32).view(2, 16)
+    with torch.no_grad():
+        one, other = (
+            decoder(narrow, flat)(tokens),
+            decoder(wider, widened(narrow, wider, flat, seed))(tokens),
+        )
+    torch.testing.assert_close(other, one, rtol=1e-4, atol=1e-4)
+    assert one.std() > 0.1
+
+
+@pytest.mark.parametrize("shape", [LLAMA, GPT2])
+def test_copies_differ_in_their_part_and_go_their_own_way(shape: dict[str, Any]) -> None:
+    narrow, wider = built(shape), built(shape, ffn_dim=48)
+    flat = widened(narrow, wider, noisy(narrow), seed=5)
+    ups = Layout.of(wider).views(flat)["blocks.0.mlp.up.weight"]
+    model = decoder(wider, flat)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+    pairs = [(i, j) for i in range(24) for j in range(24, 48) if torch.equal(ups[i], ups[j])]
+    assert len(pairs) == 24  # each of the new ones is a copy
+    for _ in range(3):
+        optimizer.zero_grad()
+        torch.nn.functional.cross_entropy(model(torch.arange(16)[None])[0], torch.arange(16)).backward()  # type: ignore[no-untyped-call]
+        optimizer.step()
+    after = model.get_parameter("blocks.0.mlp.up.weight").detach()
+    apart = [float((after[i] - after[j]).abs().max()) for i, j in pairs]
+    assert min(apart) > 0
+    assert sorted(apart)[len(apart) // 2] > 1e-3
+
+
+def test_a_seed_always_gives_the_same_bits_and_another_other_ones() -> None:
+    narrow, wider = built(LLAMA), built(LLAMA, ffn_dim=48)
+    flat = noisy(narrow)
+    assert torch.equal(widened(narrow, wider, flat, 1), widened(narrow, wider, flat, 1))
+    assert not torch.equal(widened(narrow, wider, flat, 1), widened(narrow, wider, flat, 2))
+    assert torch.equal(widened(narrow, narrow, flat, 1), flat)
+
+
+@pytest.mark.parametrize("changed", [{"ffn_dim": 23}, {"dim": 64}, {"layers": 3}])
+def test_what_is_not_wider_alone_is_refused(changed: dict[str, Any]) -> None:
+    with pytest.raises(PierError, match="cannot be widened"):
+        widened(built(LLAMA), built(LLAMA, **changed), noisy(built(LLAMA)), 1)

@@ -1,4 +1,10 @@
-"""The initial weights of a run: GPT-2's initialisation (Radford et al. 2019), by seed."""
+"""Weights to begin with: of a run, by GPT-2's initialisation (Radford et al. 2019), or of a wide expert.
+
+A model's feed-forward layers are widened so that it computes the same function (Net2Net, arXiv 1511.05641). The
+additional units are copies of units drawn by a seed. A unit and its copies share the unit's column of the
+down-projection in unequal parts, so their gradients differ from the first step on. So one seed model serves experts of
+all sizes, which differ only in ffn_dim.
+"""
 
 from __future__ import annotations
 
@@ -7,6 +13,7 @@ import hashlib
 import torch
 from torch import Tensor
 
+from pier_node.base.errors import PierError
 from pier_node.config.run import ModelSection
 from pier_node.outer.layout import Layout, is_decayed
 
@@ -39,3 +46,50 @@ def _fill(name: str, view: Tensor, layers: int, seed: int) -> None:
 def _generator(key: str) -> torch.Generator:
     digest = hashlib.sha256(key.encode()).digest()
     return torch.Generator().manual_seed(int.from_bytes(digest[:8], "big", signed=True))
+
+
+LEAST = 0.25
+"""Shares are drawn from LEAST to 1 before they are normalised to sum 1, so that no copy starts with almost nothing."""
+
+
+def widened(narrow: ModelSection, wide: ModelSection, flat: Tensor, seed: int) -> Tensor:
+    """The weights of the wide model; the same seed gives the same bits.
+
+    Args:
+        flat: weights of the narrow model, fp32 [parameters].
+
+    Raises:
+        PierError: the two differ in more than ffn_dim, or the wide one is narrower.
+    """
+    if not can_widen(narrow, wide):
+        raise PierError(
+            f"a model with ffn_dim = {narrow.ffn_dim} cannot be widened to the expert's, with ffn_dim = {wide.ffn_dim}",
+            "S must be the model of the run; M and L differ from it in ffn_dim alone.",
+        )
+    if narrow.ffn_dim == wide.ffn_dim:
+        return flat.clone()
+    before, layout = Layout.of(narrow).views(flat), Layout.of(wide)
+    made = torch.empty(layout.length)
+    for name, view in layout.views(made).items():
+        old = before[name]
+        if ".mlp." in name and old.shape != view.shape:
+            sources, shares = _drawn(f"{seed} {name.split('.mlp.')[0]}", narrow.ffn_dim, wide.ffn_dim)
+            old = old[:, sources] * shares if ".down." in name else old[sources]
+        view.copy_(old)
+    return made
+
+
+def can_widen(narrow: ModelSection, wide: ModelSection) -> bool:
+    """Whether they differ only in ffn_dim, and the second is not narrower."""
+    one, other = (config.model_dump(exclude={"preset", "ffn_dim"}) for config in (narrow, wide))
+    return one == other and narrow.ffn_dim <= wide.ffn_dim
+
+
+def _drawn(key: str, narrow: int, wide: int) -> tuple[Tensor, Tensor]:
+    """For each unit of the wide layer, the unit that it copies and its share of that unit's output; [wide] each."""
+    dice = _generator(key)
+    copies = torch.randint(narrow, (wide - narrow,), generator=dice)
+    sources = torch.cat([torch.arange(narrow), copies])
+    parts = LEAST + (1 - LEAST) * torch.rand(wide, generator=dice, dtype=torch.float64)
+    whole = torch.zeros(narrow, dtype=torch.float64).index_add_(0, sources, parts)
+    return sources, (parts / whole[sources]).float()
