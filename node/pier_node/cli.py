@@ -75,9 +75,9 @@ def serve(quiet: bool, **options: Any) -> None:
     Clients of the completions protocol (/v1/completions) work unchanged. The page at / takes prompts. Press Ctrl+C to
     stop.
     """
-    from pier_node.commands.serve import Settings, run_server
+    from pier_node.commands.ensemble import ServeOptions, run_server
 
-    run_server(Settings(**options), quiet)
+    run_server(ServeOptions(**options), quiet)
 
 
 @click.command()
@@ -112,9 +112,9 @@ def score(as_json: bool, **options: Any) -> None:
 
     Prints bits per byte and perplexity for every mixture. With --save, FOLDER may also hold a single expert.
     """
-    from pier_node.commands.score import Settings, score
+    from pier_node.commands.ensemble import ScoreOptions, score
 
-    score(Settings(**options), as_json)
+    score(ScoreOptions(**options), as_json)
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
@@ -216,7 +216,7 @@ def start(peers: tuple[str, ...], quiet: bool, **options: Any) -> None:
     --run founds a run. --peers or --coordinator joins one. Without these options, the run in --data resumes. Ctrl+C
     leaves the run cleanly; the same command resumes it later.
     """
-    from pier_node.commands.start import run_site
+    from pier_node.commands.daemon import run_site
     from pier_node.site.settings import Settings
 
     run_site(Settings(peers=peers, **options), quiet)
@@ -232,7 +232,7 @@ def status(folder: Path, as_json: bool, watch: bool) -> None:
 
     Exit code: 0 if the site's daemon is running, 3 if not.
     """
-    from pier_node.commands.status import status
+    from pier_node.commands.daemon import status
 
     sys.exit(status(folder, as_json, watch))
 
@@ -248,7 +248,7 @@ def stop(folder: Path, timeout: float) -> None:
 
     `pier-node start` resumes the run later.
     """
-    from pier_node.commands.stop import stop
+    from pier_node.commands.daemon import stop
 
     click.echo(stop(folder, timeout))
 
@@ -272,7 +272,7 @@ def doctor(peers: tuple[str, ...], as_json: bool, **options: Any) -> None:
 
     Exit code: 0 if nothing is wrong, 1 if something is.
     """
-    from pier_node.commands.doctor import doctor
+    from pier_node.doctor.examination import doctor
     from pier_node.site.settings import Settings
 
     sys.exit(doctor(Settings(peers=peers, **options), as_json))
@@ -288,7 +288,7 @@ def export(folder: Path, out: Path, force: bool) -> None:
 
     OUT is the folder to create, or an earlier export to replace. The daemon may keep running.
     """
-    from pier_node.commands.export import export
+    from pier_node.commands.model import export
 
     click.echo(export(folder, out, force))
 
@@ -323,11 +323,11 @@ def evaluate(folder: Path, skip: float | None, plot: Path | None, **options: Any
     without each choice of stages, and without the last stages.
     """
     if skip is not None:
-        from pier_node.commands.evaluate import evaluate_omissions
+        from pier_node.commands.model import evaluate_omissions
 
         click.echo(evaluate_omissions(folder, skip=skip, plot=plot, **options))
         return
-    from pier_node.commands.evaluate import evaluate
+    from pier_node.commands.model import evaluate
 
     click.echo(evaluate(folder, **options))
 
@@ -352,7 +352,7 @@ def evaluate(folder: Path, skip: float | None, plot: Path | None, **options: Any
 @explained
 def generate(folder: Path, **options: Any) -> None:
     """Continue PROMPT with a model, and stream the text."""
-    from pier_node.commands.generate import generate
+    from pier_node.commands.model import generate
 
     generate(folder, show=lambda text: click.echo(text, nl=False), **options)
     click.echo()

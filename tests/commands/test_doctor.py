@@ -11,8 +11,7 @@ from processes.run import Run
 from rich.console import Console
 
 from bench.ports import free_port
-from pier_node.commands.doctor import as_fields, show
-from pier_node.doctor.finding import THIS_SITE, Finding, Verdict
+from pier_node.doctor.finding import THIS_SITE, Finding, Verdict, as_fields, show
 
 Call = Callable[..., Result]
 

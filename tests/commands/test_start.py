@@ -12,7 +12,7 @@ import pytest
 from click.testing import CliRunner
 
 from pier_node.cli import main
-from pier_node.commands import start
+from pier_node.commands import daemon
 from pier_node.site.daemon import Daemon
 from pier_node.site.settings import Settings
 
@@ -34,7 +34,7 @@ def test_a_full_disk_is_said_in_words(tmp_path: Path, monkeypatch: pytest.Monkey
 
 def test_a_coordinator_without_a_port_is_called_at_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[Settings] = []
-    monkeypatch.setattr(start, "run_site", lambda settings, _quiet: seen.append(settings))
+    monkeypatch.setattr(daemon, "run_site", lambda settings, _quiet: seen.append(settings))
     CliRunner().invoke(main, ["start", "--coordinator", "example.org"], catch_exceptions=False)
     assert seen[0].coordinator == "example.org:7790"
 

@@ -14,7 +14,7 @@ from processes.run import Run
 from processes.site import PROGRAM
 
 from pier_node.base.errors import PierError
-from pier_node.commands import status
+from pier_node.commands import daemon
 from pier_node.site.running import Status
 
 Call = Callable[..., Result]
@@ -75,9 +75,9 @@ class Daemon:
 def test_watching_outlasts_a_daemon_that_is_too_busy(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(status, "find_daemon", Daemon().find)
-    monkeypatch.setattr(status, "EVERY", 0)
-    assert status.status(tmp_path, as_json=True, watch=True) == status.NOT_RUNNING
+    monkeypatch.setattr(daemon, "find_daemon", Daemon().find)
+    monkeypatch.setattr(daemon, "EVERY", 0)
+    assert daemon.status(tmp_path, as_json=True, watch=True) == daemon.NOT_RUNNING
     shown = capsys.readouterr()
     assert [json.loads(line).get("round") for line in shown.out.splitlines()[:2]] == [1, 2]
     assert shown.err == "the daemon is busy\n"

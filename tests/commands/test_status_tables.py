@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 from rich.console import Console, RenderableType
 
-from pier_node.commands.status import disk_table, peers_table, site_table
+from pier_node.commands.daemon import disk_table, peers_table, site_table
 
 PEER = {
     "node": "b" * 16,

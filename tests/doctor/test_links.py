@@ -4,13 +4,34 @@ from __future__ import annotations
 
 import asyncio
 from dataclasses import dataclass, field
+from pathlib import Path
 
 import pytest
+from cryptography.hazmat.primitives.asymmetric import ec
+from doctor.conftest import CONFIG, TOKEN, Peer
 from simulation.virtual_time import run
 
-from pier_node.doctor.links import LONG_ENOUGH, SIZES, Link, measure
-from pier_node.wire.carrier import CHUNK_BYTES, PeerLost
-from pier_proto.v1.peer_pb2 import ProbeReply, ProbeRequest
+from bench.ports import free_port
+from pier_node.doctor.finding import Verdict
+from pier_node.doctor.links import (
+    _SIGNS,
+    LONG_ENOUGH,
+    SIZES,
+    Link,
+    Round,
+    go_round,
+    measure,
+    missed,
+    to_be_reached,
+    to_reach_peer,
+    visit,
+)
+from pier_node.identity.certificates import credentials
+from pier_node.identity.node import Identity
+from pier_node.wire.carrier import CHUNK_BYTES, HELLO, PROTOCOL, PeerLost
+from pier_node.wire.grpc import reasons
+from pier_node.wire.grpc.carrier import GrpcCarrier
+from pier_proto.v1.peer_pb2 import HelloReply, HelloRequest, ProbeReply, ProbeRequest, Site
 
 EPOCH = 1.7e9
 
@@ -105,3 +126,136 @@ def test_a_peer_that_is_lost_is_lost() -> None:
 
     with pytest.raises(PeerLost, match="gone"):
         run(measure(ask))
+
+
+HERE, THERE = "10.0.0.1:7700", "10.0.0.2:7801"
+DOWN = f"{THERE}: no connection within 10 s: it is down, or behind a firewall"
+UNNAMED = "The log of that site says more."
+
+
+# A connection that was there and went silent is nothing that settings mend.
+@pytest.mark.parametrize("text", [text for sign, text in reasons._SIGNS if sign != "keepalive"])
+def test_every_reason_that_the_wire_gives_has_a_remedy_of_its_own(text: str) -> None:
+    assert to_reach_peer(THERE, f"{THERE}: {text}") != UNNAMED
+
+
+def test_no_remedy_is_for_what_nobody_says() -> None:
+    """Reasons come from the wire's translations, from calling cards and from the reception."""
+    wire = Path(reasons.__file__).parent.parent
+    files = [wire / name for name in ("grpc/reasons.py", "grpc/carrier.py", "libp2p/host.py", "metadata.py")]
+    said = "".join(path.read_text() for path in [*files, wire.parent / "site/join.py", wire / "probe.py"])
+    missing = [sign for sign, _ in _SIGNS if sign not in said]
+    assert not missing
+
+
+@pytest.mark.parametrize(
+    ("reason", "remedy"),
+    [
+        (DOWN, "At that site: open TCP port 7801 on the firewall and forward it on the router"),
+        (f"{THERE}: connection refused: nothing listens there", "Start that site"),
+        (f"{THERE}: its certificate is of another run: the tokens differ", "Use the token that the run's first site"),
+        (f"{THERE}: it does not speak TLS: it was started with --insecure, or is no Pier node", "or none"),
+        ("this is run aaaaaaaa, the caller is in run bbbbbbbb", "different runs"),
+        ("something new", UNNAMED),
+    ],
+)
+def test_to_reach_a_peer(reason: str, remedy: str) -> None:
+    assert remedy in to_reach_peer(THERE, reason)
+
+
+def test_to_be_reached() -> None:
+    refused = to_be_reached(HERE, f"{HERE}: connection refused: nothing listens there", "")
+    assert "--listen 0.0.0.0:7700" in refused
+    blocked = to_be_reached(HERE, f"{HERE}: no connection within 8 s: it is down, or behind a firewall", "")
+    assert "At this site: open TCP port 7700" in blocked
+    assert "--advertise HOST:7700" in blocked
+    assert to_be_reached(HERE, "something new", "").startswith("Open TCP port 7700")
+
+
+def test_an_address_that_a_router_translates_is_pointed_out() -> None:
+    hint = "sees this site as 203.0.113.5: try --advertise 203.0.113.5:7700"
+    assert hint in to_be_reached(HERE, "no route to that host", "203.0.113.5:40000")
+    assert "sees this site" not in to_be_reached(HERE, "no route to that host", "10.0.0.1:40000")
+
+
+ME = Identity(ec.derive_private_key(7, ec.SECP256R1()))
+
+
+def carrier(run_hash: bytes = CONFIG.hash()) -> GrpcCarrier:
+    return GrpcCarrier(ME.node, run_hash, credentials(ME, TOKEN))
+
+
+async def visited(addresses: list[str], run_hash: bytes = CONFIG.hash()) -> Round:
+    mine = carrier(run_hash)
+    try:
+        return await go_round(mine, addresses, run_hash)
+    finally:
+        await mine.stop()
+
+
+async def test_everybody_is_met_once_at_whatever_address() -> None:
+    """Alpha is reached by two names and named by beta at one of them."""
+    alpha, beta = Peer("alpha"), Peer("beta")
+    async with alpha.running() as at_alpha, beta.running() as at_beta:
+        beta.names, alpha.names = [alpha.site], [beta.site]
+        found = await visited([at_alpha, at_alpha.replace("127.0.0.1", "localhost"), at_beta])
+    assert sorted(reply.site.name for reply in found.met.values()) == ["alpha", "beta"]
+    assert not found.missed
+
+
+async def test_who_does_not_know_the_run_yet_is_told() -> None:
+    async with Peer("alpha").running() as address:
+        found = await visited([address], run_hash=b"")
+    assert found.met[address].run_config == CONFIG.canonical()
+    assert found.met[address].seen_as.startswith("127.0.0.1:")
+
+
+async def test_this_site_is_not_sent_to_itself() -> None:
+    alpha, listening = Peer("alpha"), carrier()
+
+    async def answer(_sender: str, _request: HelloRequest) -> HelloReply:
+        me = Site(node=ME.node, name="me")
+        return HelloReply(protocol=PROTOCOL, run_hash=CONFIG.hash(), run_config=CONFIG.canonical(), site=me)
+
+    listening.serve(HELLO, answer)
+    own = f"127.0.0.1:{await listening.start('127.0.0.1', 0)}"
+    alpha.names = [Site(node=ME.node, name="me", address=own)]
+    try:
+        async with alpha.running() as address:
+            found = await visited([address, own])
+    finally:
+        await listening.stop()
+    assert [reply.site.name for reply in found.met.values()] == ["alpha"]
+    assert not found.missed
+
+
+async def test_who_is_missed_is_said_with_a_remedy() -> None:
+    address = f"127.0.0.1:{free_port()}"
+    found = await visited([address])
+    finding = missed("", address, found.missed[address])
+    assert (finding.site, finding.verdict) == (address, Verdict.PROBLEM)
+    assert finding.detail == "connection refused: nothing listens there"
+    assert finding.remedy
+    named = missed("beta", address, found.missed[address])
+    assert (named.site, named.detail) == ("beta", f"{address}: connection refused: nothing listens there")
+
+
+async def test_a_site_that_does_not_listen_is_not_called_back() -> None:
+    alpha, mine = Peer("alpha"), carrier()
+    async with alpha.running() as address:
+        hello = (await go_round(mine, [address], CONFIG.hash())).met[address]
+        findings, link = await visit(mine, address, hello, "")
+        await mine.stop()
+    assert [finding.check for finding in findings] == ["reach it", "line", "clock"]
+    assert link
+    assert 0 < link.round_trip < 5
+
+
+async def test_a_peer_that_goes_away_in_between_is_not_known() -> None:
+    alpha, mine = Peer("alpha"), carrier()
+    async with alpha.running() as address:
+        hello = (await go_round(mine, [address], CONFIG.hash())).met[address]
+    findings, link = await visit(mine, address, hello, "")
+    await mine.stop()
+    assert link is None
+    assert [finding.verdict for finding in findings] == [Verdict.UNKNOWN]

@@ -14,7 +14,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 from pier_coordinator.commands.client import Answer, Client
 from pier_coordinator.identity.home import SCORES
 from pier_node.base.errors import PierError
-from pier_node.commands.score import sections_of, show
+from pier_node.commands.ensemble import sections_of, show
 from pier_node.experts.report import distinct, evaluated
 from pier_node.experts.sheet import ENDING, Sheet, load_sheet
 

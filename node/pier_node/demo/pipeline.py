@@ -12,7 +12,7 @@ from rich.text import Text
 
 from pier_node.base.errors import PierError
 from pier_node.base.units import several
-from pier_node.commands.evaluate import measure, validation_windows
+from pier_node.commands.model import measure, validation_windows
 from pier_node.config.run import RunConfig
 from pier_node.demo.picture import CHART_HEIGHT, CHART_WIDTH, LINE_SECONDS, WIDTH, bars, clock
 from pier_node.demo.record import Curve, Record, watching

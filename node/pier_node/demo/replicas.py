@@ -12,8 +12,7 @@ import torch
 from rich.console import Console
 
 from pier_node.base.errors import PierError
-from pier_node.commands.export import export
-from pier_node.commands.generate import generate
+from pier_node.commands.model import export, generate
 from pier_node.config.presets import PRESETS
 from pier_node.config.run import InnerSection, ModelSection, RunConfig
 from pier_node.demo.picture import Screen, screen_on

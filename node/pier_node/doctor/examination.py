@@ -1,15 +1,25 @@
-"""The complete examination: the links to every site of the run and back, then this machine's resources."""
+"""The complete examination: the links to every site of the run and back, then this machine's resources.
+
+It begins with the site's options and data folder, which are read without changing them.
+"""
 
 from __future__ import annotations
 
+import asyncio
+import json
+import logging
 from collections.abc import Sequence
 from contextlib import AsyncExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Self
+
+from cryptography.hazmat.primitives.asymmetric import ec
+from rich.console import Console
 
 from pier_node.base.errors import PierError
 from pier_node.config.run import RunConfig, from_canonical
-from pier_node.doctor.finding import THIS_SITE, Finding, Verdict
-from pier_node.doctor.links import Link
+from pier_node.doctor.finding import THIS_SITE, Finding, Verdict, as_fields, is_wrong, show
+from pier_node.doctor.links import Link, Round, go_round, missed, visit
 from pier_node.doctor.machine import (
     disk_finding,
     forgets_idle_lines,
@@ -19,15 +29,30 @@ from pier_node.doctor.machine import (
     idle_finding,
     memory_finding,
 )
-from pier_node.doctor.standpoint import Standpoint
 from pier_node.doctor.utilisation import utilisation_finding
-from pier_node.doctor.visit import Round, go_round, missed, visit
+from pier_node.identity.certificates import Credentials, credentials
+from pier_node.identity.node import Identity, Token
 from pier_node.outer.layout import Layout
+from pier_node.site.coordinator.enrolment import Enrolment
+from pier_node.site.join import find_site, find_token, known_config
+from pier_node.site.running import Running, Status, find_daemon, last_event
 from pier_node.site.settings import Settings
 from pier_node.trainer import devices
 from pier_node.wire.carrier import HELLO, PROTOCOL
-from pier_node.wire.transport import SiteCarrier, make_carrier
+from pier_node.wire.transport import SiteCarrier, Transport, make_carrier
 from pier_proto.v1.peer_pb2 import HelloReply, HelloRequest, Site
+
+
+def doctor(settings: Settings, as_json: bool) -> int:
+    """Examine and print. Returns the exit code: 1 if there is a problem. Raises PierError."""
+    logging.basicConfig(level=logging.ERROR)  # problems of the run appear in the table
+    with Console(stderr=True).status("Looking at the sites of the run, one after the other ..."):
+        findings = asyncio.run(examine(settings))
+    if as_json:
+        print(json.dumps(as_fields(findings)))
+    else:
+        show(findings, Console())
+    return int(is_wrong(findings))
 
 
 @dataclass(frozen=True)
@@ -125,3 +150,58 @@ def _of_this_machine(here: Standpoint, config: RunConfig, around: Surroundings) 
         utilisation_finding(config, parameters, around.sites, around.slowest, speed, measured),
         *idle_finding(forgets_idle_lines(), around.farthest),
     ]
+
+
+@dataclass(frozen=True)
+class Standpoint:
+    """This site.
+
+    Attributes:
+        config: the run; None: only the peers know it.
+        credentials: None with --insecure, or if this site will found a run.
+        daemon: None: none runs.
+        status: the daemon's status, or else that of its last round, or else {}.
+        addresses: known addresses of other sites, with their names, which may be empty.
+    """
+
+    settings: Settings
+    config: RunConfig | None
+    identity: Identity
+    token: Token | None
+    credentials: Credentials | None
+    daemon: Running | None
+    status: Status
+    addresses: dict[str, str]
+    transport: Transport
+
+    @classmethod
+    def of(cls, settings: Settings) -> Self:
+        """Read the data folder and the options. Raises PierError: they contradict each other or are incomplete."""
+        enrolment = Enrolment.load(settings.folder)
+        token = None if enrolment else find_token(settings)  # an enrolled site came with an invite
+        config, (transport, record) = known_config(settings), find_site(settings)
+        # Before its first start a site has no key; one created here is not kept.
+        identity = (
+            Identity.load_or_create(settings.folder) if record else Identity(ec.generate_private_key(ec.SECP256R1()))
+        )
+        daemon = find_daemon(settings.folder)
+        status = daemon.status() if daemon else last_event(settings.folder)
+        addresses = dict.fromkeys(settings.peers, "")
+        addresses |= {site.address: site.name for site in record.sites()} if record else {}
+        addresses |= {peer["address"]: peer["name"] for peer in status.get("peers", [])}
+        if addresses and token is None and enrolment is None and not settings.insecure:
+            raise PierError(
+                f"there is no token in {settings.folder}",
+                "Give PIER_TOKEN, --token-file or --token, or --insecure if the run is.",
+            )
+        proof = credentials(identity, token) if token else None
+        if enrolment and not settings.insecure:
+            proof = enrolment.credentials(identity)
+        here = cls(settings.after(record), None, identity, token, proof, daemon, status, addresses, transport)
+        return here.in_run(config) if config else here
+
+    def in_run(self, config: RunConfig) -> Self:
+        """The same, once the run is known. Raises PierError: the token belongs to another run."""
+        if self.token:
+            self.token.require_run(config.hash())
+        return replace(self, config=config)

@@ -1,8 +1,10 @@
-"""Measures the link to a peer with Probe: round trip, clock difference, and bandwidth in each direction.
+"""Visits the sites of a run: which site answers at which address, and both directions of the link to each.
 
+A link is measured with Probe: round trip, clock difference, and bandwidth in each direction.
 Data is sent as in a round: messages of up to 1 MiB, several at once over one connection. The amount grows until the
 transfer takes long enough to be measured. So a slow line is not occupied for minutes, and a fast one is not mistaken
-for its latency.
+for its latency. The remedies for a site that does not reach another follow from the reasons that the wire gives
+(wire/grpc/reasons.py).
 """
 
 from __future__ import annotations
@@ -10,11 +12,15 @@ from __future__ import annotations
 import asyncio
 import os
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass
 
-from pier_node.wire.carrier import CHUNK_BYTES
-from pier_proto.v1.peer_pb2 import ProbeReply, ProbeRequest
+from pier_node.base.address import parse_address
+from pier_node.base.units import rate, seconds
+from pier_node.doctor.finding import Finding, Verdict
+from pier_node.wire.carrier import CHUNK_BYTES, PROBE, PROTOCOL, Carrier, PeerLost
+from pier_node.wire.multiaddr import first_hop
+from pier_proto.v1.peer_pb2 import HelloReply, HelloRequest, ProbeReply, ProbeRequest, Site
 
 PINGS = 5
 STREAMS = 4
@@ -72,3 +78,186 @@ async def _rate(ask: Ask, round_trip: float, request: Callable[[int], ProbeReque
         if took - round_trip > LONG_ENOUGH:
             break
     return rate
+
+
+_SIGNS = (
+    ("tokens differ", "Use the token that the run's first site printed; it is also in run.token of its --data folder."),
+    ("clocks of the two", "Set the clocks: run NTP at both sites (timedatectl set-ntp true)."),
+    ("has expired", "Set the clocks: run NTP at both sites (timedatectl set-ntp true)."),
+    ("this is run", "The two sites are in different runs: check --peers, and the --data folder or run.toml at both."),
+    ("shows no certificate", "Start every site with --insecure, or none."),
+    ("does not speak TLS", "Start every site with --insecure, or none."),
+    ("it hung up", "Start every site with --insecure, or none, and all of them with the token of one run."),
+    ("speaks protocol", "Install the same version of Pier at every site."),
+    ("no such host", "Check how the address is written, or use the IP address."),
+    ("cannot be looked up", "Check this machine's name server, or use the IP address."),
+    ("two sites advertise", "Give each site an address of its own: start with --advertise HOST:PORT."),
+    ("node answers there", "Give each site an address of its own: start with --advertise HOST:PORT."),
+)
+
+
+def to_reach_peer(address: str, reason: str) -> str:
+    """Remedy if this site does not reach a peer."""
+    _, port = parse_address(first_hop(address))
+    signs = (
+        (
+            "connection refused",
+            f"Start that site; if it runs, make it listen on that address: --listen 0.0.0.0:{port}.",
+        ),
+        (
+            "no route",
+            "Check this machine's network and the address: a private one is reached from its own network only.",
+        ),
+        ("firewall", f"At that site: {_open(port)}"),
+    )
+    return _first(reason, signs + _SIGNS, "The log of that site says more.")
+
+
+def to_be_reached(address: str, reason: str, seen_as: str) -> str:
+    """Remedy if a peer does not reach this site.
+
+    Args:
+        address: of this site, as it tells others.
+        seen_as: HOST:PORT from which the peer saw this site connect; may be empty.
+    """
+    host, port = parse_address(first_hop(address))
+    signs = (
+        (
+            "it does not try",
+            f"If others reach this site there, start it: they try once it has said so. Else {_other(port)}",
+        ),
+        ("connection refused", f"Let this site listen on that address: --listen 0.0.0.0:{port}, or {_other(port)}"),
+        ("no route", f"Others have no way to {host}: {_other(port)}"),
+        ("firewall", f"At this site: {_open(port)}"),
+    )
+    seen = parse_address(seen_as)[0] if seen_as else host
+    hint = f" That peer sees this site as {seen}: try --advertise {seen}:{port}." if seen != host else ""
+    return _first(reason, signs + _SIGNS, _open(port)) + hint
+
+
+def _open(port: int) -> str:
+    return f"open TCP port {port} on the firewall and forward it on the router, or {_other(port)}"
+
+
+def _other(port: int) -> str:
+    return f"start with --advertise HOST:{port} and an address that others reach."
+
+
+def _first(reason: str, signs: tuple[tuple[str, str], ...], otherwise: str) -> str:
+    text = next((remedy for sign, remedy in signs if sign in reason), otherwise)
+    return text[0].upper() + text[1:]
+
+
+GREETING = 10.0
+"""Timeout of a hello, in seconds."""
+ANSWER = 30.0
+"""Timeout of a probe, in seconds: 64 KiB on a line of 20 kbit/s, or a failing call back."""
+CLOCKS = 10.0
+"""Seconds by which the clocks of two sites may differ. At a difference of a day, certificates are refused."""
+
+
+@dataclass(frozen=True)
+class Round:
+    """The sites that were met.
+
+    Attributes:
+        met: their answers, by the address that answered.
+        missed: the reason for no answer, by address.
+    """
+
+    met: dict[str, HelloReply]
+    missed: dict[str, str]
+
+
+async def go_round(carrier: Carrier, addresses: Iterable[str], run_hash: bytes) -> Round:
+    """Say hello at addresses and to all sites named there, concurrently. Each site is met once, this one not at all."""
+    request = HelloRequest(protocol=PROTOCOL, run_hash=run_hash, site=Site(node=carrier.node))
+    found, tried, waiting = Round({}, {}), set[str](), set(addresses)
+    while waiting:
+        tried |= waiting
+        answers = await asyncio.gather(*(_greet(carrier, address, request) for address in sorted(waiting)))
+        named = [site.address for answer in answers if isinstance(answer, HelloReply) for site in answer.roster]
+        for address, answer in zip(sorted(waiting), answers, strict=True):
+            _note(found, carrier.node, address, answer)
+        known = {reply.site.address for reply in found.met.values()}
+        waiting = {address for address in named if address} - tried - known
+    return found
+
+
+async def _greet(carrier: Carrier, address: str, request: HelloRequest) -> HelloReply | PeerLost:
+    try:
+        return await carrier.greet(address, request, GREETING)
+    except PeerLost as lost:
+        return lost
+
+
+def _note(found: Round, me: str, address: str, answer: HelloReply | PeerLost) -> None:
+    if isinstance(answer, PeerLost):
+        found.missed[address] = answer.reason
+    elif answer.site.node not in {me, *(reply.site.node for reply in found.met.values())}:
+        found.met[address] = answer
+
+
+def missed(name: str, address: str, reason: str) -> Finding:
+    """The finding for a site that does not answer; its name may be empty."""
+    detail = reason.removeprefix(f"{address}: ")
+    seen = f"{address}: {detail}" if name else detail
+    return Finding(name or address, "reach it", Verdict.PROBLEM, seen, to_reach_peer(address, reason))
+
+
+async def visit(
+    carrier: Carrier, address: str, hello: HelloReply, own_address: str
+) -> tuple[list[Finding], Link | None]:
+    """Check the link to a site that was met, and back. The link is None if it could not be measured.
+
+    Args:
+        own_address: this site's address; "": it does not listen, so the way back is not tried.
+    """
+    name, node = hello.site.name or hello.site.node, hello.site.node
+    carrier.introduce(node, address)
+
+    async def ask(request: ProbeRequest) -> ProbeReply:
+        return await carrier.call(node, PROBE, request, ANSWER)
+
+    try:
+        link = await measure(ask)
+    except PeerLost as lost:
+        return [Finding(name, "measure it", Verdict.UNKNOWN, lost.reason)], None
+    away = f"answers at {address}, {seconds(link.round_trip)} away"
+    findings = [
+        Finding(name, "reach it", Verdict.OK, away, values={"round_trip_seconds": link.round_trip}),
+        _line(name, link),
+        _clock(name, link),
+    ]
+    if own_address:
+        findings.insert(1, await _back(carrier, name, hello, own_address))
+    return findings, link
+
+
+async def _back(carrier: Carrier, name: str, hello: HelloReply, own_address: str) -> Finding:
+    """Whether the site reaches this one."""
+    try:
+        reply = await carrier.call(hello.site.node, PROBE, ProbeRequest(call_back=own_address), ANSWER)
+    except PeerLost as lost:
+        return Finding(name, "reached by it", Verdict.UNKNOWN, lost.reason)
+    if reply.reached:
+        return Finding(name, "reached by it", Verdict.OK, f"it reaches this site at {own_address}")
+    remedy = to_be_reached(own_address, reply.detail, hello.seen_as)
+    verdict = Verdict.UNKNOWN if reply.declined else Verdict.PROBLEM
+    return Finding(name, "reached by it", verdict, reply.detail, remedy)
+
+
+def _line(name: str, link: Link) -> Finding:
+    values = {"up_bytes_per_second": link.up, "down_bytes_per_second": link.down}
+    return Finding(name, "line", Verdict.OK, f"{rate(link.up)} there, {rate(link.down)} back", values=values)
+
+
+def _clock(name: str, link: Link) -> Finding:
+    ahead = link.clock_ahead
+    values = {"clock_ahead_seconds": ahead}
+    if abs(ahead) <= CLOCKS:
+        within = seconds(max(abs(ahead), link.round_trip / 2))
+        return Finding(name, "clock", Verdict.OK, f"its clock agrees within {within}", values=values)
+    detail = f"its clock is {abs(ahead):,.0f} s {'ahead of' if ahead > 0 else 'behind'} this site's"
+    remedy = "Run NTP at both sites (timedatectl set-ntp true); clocks a day apart refuse each other's certificates."
+    return Finding(name, "clock", Verdict.PROBLEM, detail, remedy, values)

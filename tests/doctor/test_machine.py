@@ -3,6 +3,7 @@ from __future__ import annotations
 import asyncio
 import gc
 import os
+import subprocess
 import tracemalloc
 import weakref
 from collections import defaultdict
@@ -10,6 +11,7 @@ from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import psutil
 import pytest
 from cryptography.hazmat.primitives.asymmetric import ec
@@ -19,11 +21,26 @@ from pier_node.base import shared
 from pier_node.base.shared import SharedVector, Vector
 from pier_node.config.run import RunConfig, load
 from pier_node.doctor.finding import Verdict
-from pier_node.doctor.machine import FLOAT, _container_room, free_memory, held_memory, memory_finding, vectors
+from pier_node.doctor.machine import (
+    CHECKPOINT_BYTES,
+    FAR,
+    FLOAT,
+    SETTING,
+    _container_room,
+    disk_finding,
+    forgets_idle_lines,
+    free_disk,
+    free_memory,
+    held_memory,
+    idle_finding,
+    memory_finding,
+    vectors,
+)
 from pier_node.identity.certificates import credentials
 from pier_node.identity.node import Identity
 from pier_node.outer.layout import Layout
-from pier_node.rounds.checkpoint import Checkpoint
+from pier_node.outer.state import ADAM_M, ADAM_V, ANCHOR, MOMENTUM, OuterState
+from pier_node.rounds.checkpoint import KEEP, Checkpoint, CheckpointStore
 from pier_node.site.daemon import Daemon
 from pier_node.site.settings import Settings
 from pier_node.site.training import Training
@@ -32,6 +49,71 @@ from pier_node.wire.grpc.carrier import GrpcCarrier
 from pier_proto.v1.peer_pb2 import StateRequest
 
 MILLION = 1_000_000
+
+
+@pytest.mark.parametrize("sync", [False, True])
+def test_a_checkpoint_is_as_large_as_is_said(tmp_path: Path, sync: bool) -> None:
+    """With everything in it that may be; what describes it is small."""
+
+    def vector() -> SharedVector:
+        made = SharedVector(MILLION)
+        made.array[:] = np.random.default_rng(1).standard_normal(MILLION)
+        return made
+
+    names = (ANCHOR, MOMENTUM, ADAM_M, ADAM_V) if sync else (ANCHOR, MOMENTUM)
+    state = OuterState(1, ("a",), {name: vector() for name in names}, {"a": 1}, int(sync))
+    first, second = (None, None) if sync else (vector(), vector())
+    folder = CheckpointStore(tmp_path, bytes(32)).save(Checkpoint(state, first, second, 1, 1, 1, vector(), (1,)))
+    size = sum(file.stat().st_size for file in folder.iterdir())
+    assert size == pytest.approx(CHECKPOINT_BYTES * MILLION, rel=0.01)
+
+
+def test_enough_disk(tmp_path: Path) -> None:
+    finding = disk_finding(tmp_path, MILLION, free=60 * MILLION)
+    assert finding.verdict is Verdict.OK
+    assert finding.values["needed_bytes"] == (KEEP + 1) * CHECKPOINT_BYTES * MILLION == 60 * MILLION
+    assert finding.detail == f"checkpoints need 60 MB in {tmp_path}; 60 MB free"
+
+
+def test_low_disk_says_how_much_to_free(tmp_path: Path) -> None:
+    finding = disk_finding(tmp_path, MILLION, free=50 * MILLION)
+    assert finding.verdict is Verdict.PROBLEM
+    assert finding.remedy == "Free 10 MB on that disk, or give a --data folder on a larger one."
+
+
+def test_checkpoints_that_are_there_need_no_more(tmp_path: Path) -> None:
+    old = tmp_path / "checkpoints" / "round-00000001" / "state.safetensors"
+    old.parent.mkdir(parents=True)
+    old.write_bytes(bytes(MILLION))
+    finding = disk_finding(tmp_path, MILLION, free=59 * MILLION)
+    assert finding.verdict is Verdict.OK
+    assert "59 MB more" in finding.detail
+    assert disk_finding(tmp_path, 1000, free=0).verdict is Verdict.OK
+
+
+def test_the_disk_of_a_folder_that_is_not_there_yet(tmp_path: Path) -> None:
+    assert free_disk(tmp_path / "not" / "yet") == pytest.approx(free_disk(tmp_path), rel=0.01)
+    assert free_disk(tmp_path) > 0
+
+
+@pytest.mark.parametrize(("forgets", "round_trip"), [(False, 0.2), (True, 0.9 * FAR), (True, 0.0)])
+def test_nothing_is_said_when_it_does_not_matter(forgets: bool, round_trip: float) -> None:
+    assert idle_finding(forgets, round_trip) == []
+
+
+def test_what_to_set_is_said() -> None:
+    [finding] = idle_finding(True, 0.08)
+    assert finding.verdict is Verdict.ADVICE
+    assert "80 ms" in finding.detail
+    assert finding.remedy == "As root: sysctl -w net.ipv4.tcp_slow_start_after_idle=0"
+
+
+@pytest.mark.skipif(not Path("/proc/sys/net/ipv4").exists(), reason="no Linux network settings here: NOT tested")
+def test_the_setting_is_the_kernels() -> None:
+    said = subprocess.run(["sysctl", "-n", SETTING], capture_output=True, text=True, check=True).stdout
+    assert forgets_idle_lines() is (said.strip() == "1")
+
+
 DILOCO = RunConfig.model_validate({"outer": {"algorithm": "diloco"}})
 SYNC = RunConfig.model_validate({"outer": {"algorithm": "sync"}})
 

@@ -1,27 +1,88 @@
-"""`pier-node evaluate`: how well a model predicts the validation split of a run.
+"""`pier-node export`, `generate` and `evaluate`: what is done with a trained model.
 
-With `--skip`: the perplexity of a model with stages left out, as a table and a plot.
+export writes the newest checkpoint of a site as a folder that Hugging Face's libraries load. generate lets a model
+continue a prompt. evaluate says how well it predicts the validation split of a run; with `--skip`, also with stages
+left out.
 """
 
 from __future__ import annotations
 
+import itertools
 import json
 import math
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import numpy as np
 
+from pier_node.base.errors import PierError
 from pier_node.config.run import RunConfig
 from pier_node.pipeline.stage import stage_blocks
 from pier_node.rounds.folder import SiteRecord
-from pier_node.rounds.weights import Weights, find_weights, pick_device, site_config
+from pier_node.rounds.weights import Weights, find_weights, newest_weights, pick_device, site_config
 from pier_node.site.settings import Settings
 from pier_node.trainer.data.corpus import SiteData, open_corpus
-from pier_node.trainer.data.tokens import Tokenizer, check_vocab, open_tokenizer
+from pier_node.trainer.data.tokens import BROKEN, Spelling, Tokenizer, check_vocab, open_tokenizer
 from pier_node.trainer.data.windows import Batch, Windows
 from pier_node.trainer.devices import uses_bf16
+from pier_node.trainer.model import export as writer
+from pier_node.trainer.model.decoder import stream
 from pier_node.trainer.model.evaluate import Omission, bits_per_byte, choices, early_exits, omissions, validation_loss
+
+
+def export(data: Path, out: Path, force: bool = False) -> str:
+    """Write the folder. Returns the message for the user.
+
+    Raises:
+        PierError: `out` contains something that no export wrote (without `force`), or cannot be written.
+    """
+    if not (force or writer.is_ours(out)):
+        raise PierError(
+            f"{out} is not empty, and `pier-node export` did not write what is in it",
+            "Name a new folder. With --force a model that is there is replaced, for good.",
+        )
+    weights = newest_weights(data)
+    writer.export(weights.config, weights.flat, out, weights.tokenizer)
+    return (
+        f"Wrote {weights.origin}, {len(weights.flat):,} parameters in fp32, with its tokenizer, to {out}\n\n"
+        f"  pier-node generate --model {out} PROMPT\n"
+        f"  transformers.AutoModelForCausalLM.from_pretrained({str(out)!r})\n"
+    )
+
+
+def generate(
+    data: Path,
+    model: Path | None,
+    prompt: str,
+    tokens: int,
+    temperature: float,
+    top_k: int,
+    seed: int,
+    device: str,
+    show: Callable[[str], None],
+) -> None:
+    """Show the prompt and its continuation; see trainer/model/decoder.py for the arguments. Raises PierError."""
+    weights = find_weights(data, model)
+    tokenizer = weights.open_tokenizer()
+    ids = [int(id) for id in tokenizer.encode(prompt)]
+    made = stream(weights.model(pick_device(device)), ids, tokens, temperature, top_k, seed)
+    for piece in itertools.chain([prompt], pieces(tokenizer, ids, made)):
+        show(printable(piece))
+
+
+def pieces(tokenizer: Tokenizer, before: list[int], ids: Iterable[int]) -> Iterator[str]:
+    """Text of the tokens that follow those in `before`, as it is generated; see trainer/data/tokens.py."""
+    spelling = Spelling(tokenizer, before)
+    for id in ids:
+        if piece := spelling.push(id):
+            yield piece
+    yield spelling.end()
+
+
+def printable(text: str) -> str:
+    """Text that can only print letters on a terminal: a model may generate any control character."""
+    return "".join(letter if letter.isprintable() or letter in "\n\t" else BROKEN for letter in text)
 
 
 @dataclass(frozen=True)

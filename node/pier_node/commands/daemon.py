@@ -1,25 +1,143 @@
-"""`pier-node status`: what a site and its peers are doing, or what is on the disk of a site that does not run.
+"""`pier-node start`, `stop` and `status`: the daemon of a site on this machine.
 
-The tables are for people: numbers have units, and nothing is expressed by colour alone.
+start runs it in this terminal, reports what happens, and ends it cleanly on Ctrl+C. stop ends it politely. status shows
+what it and its peers are doing, or what is on the disk of a site that does not run; its tables are for people: numbers
+have units, and nothing is expressed by colour alone.
 """
 
 from __future__ import annotations
 
+import asyncio
+import errno
 import json
+import logging
+import os
+import select
+import signal
 import sys
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 from rich.console import Console, Group, RenderableType
 from rich.live import Live
+from rich.logging import RichHandler
 from rich.markup import escape
 from rich.table import Table
 
 from pier_node.base.errors import PierError
+from pier_node.base.processes import die_with_parent
 from pier_node.base.units import UNKNOWN, age, amount, count, number, percent
-from pier_node.rounds.folder import require_folder
-from pier_node.site.running import Running, Status, find_daemon, on_disk
+from pier_node.rounds.folder import DAEMON_FILE, require_folder
+from pier_node.site.running import Running, Status, find_daemon, on_disk, start_command
+from pier_node.site.settings import Settings
+
+FULL = (errno.ENOSPC, errno.EDQUOT)
+SIGNALS = (signal.SIGINT, signal.SIGTERM)
+
+
+def run_site(settings: Settings, quiet: bool) -> None:
+    """Run until the run is finished or the user stops it. Raises PierError."""
+    console = Console()
+    handler = RichHandler(console=console, show_path=False, show_level=True, log_time_format="[%X]")
+    logging.basicConfig(level=logging.WARNING if quiet else logging.INFO, format="%(message)s", handlers=[handler])
+    asyncio.run(_run(settings, console, quiet))
+
+
+async def _run(settings: Settings, console: Console, quiet: bool) -> None:
+    from pier_node.site.daemon import Daemon  # it imports PyTorch, which stop and status do not need
+
+    def say(text: str) -> None:
+        if not quiet:
+            console.print(text, highlight=False, soft_wrap=True)  # a command to copy must stay on one line
+
+    daemon = Daemon(settings, say, on_terminal=sys.stdout.isatty())
+    if settings.program_socket:
+        die_with_parent(signal.SIGTERM)
+
+    def leave() -> None:
+        if daemon.stopping:
+            os._exit(130)
+        console.print("Leaving the run; once more to leave at once.")
+        daemon.stop()
+
+    for wanted in SIGNALS:
+        asyncio.get_running_loop().add_signal_handler(wanted, leave)
+    try:
+        await daemon.run()
+    except OSError as error:
+        if error.errno not in FULL:
+            raise
+        problem = f"{error.filename or settings.folder}: {error.strerror}"
+        raise PierError(problem, "Free some space there and start again.") from error
+
+
+def stop(folder: Path, timeout: float) -> str:
+    """Ask the daemon to leave and wait until it has ended. Returns the message for the user.
+
+    Raises:
+        PierError: it did not end within `timeout` seconds, or belongs to another user.
+    """
+    require_folder(folder)
+    running = find_daemon(folder)
+    if running is None:
+        return f"No daemon runs for {folder}{_clean_up(folder)}."
+    with _handle(running) as handle:
+        # The handle refers to the process that was found only if that process is still the daemon now.
+        if handle is None or find_daemon(folder) != running:
+            return f"The daemon of {folder} ended by itself{_clean_up(folder)}."
+        began = time.monotonic()
+        _terminate(handle, running)
+        if not select.select([handle], [], [], timeout)[0]:
+            raise _stubborn(running, timeout)
+        took = time.monotonic() - began
+    if (folder / DAEMON_FILE).exists():
+        return f"The daemon (process {running.pid}) died after {took:.1f} s without leaving the run{_clean_up(folder)}."
+    return f"The site has left the run and ended, in {took:.1f} s. To go on:\n\n  {start_command(folder)}\n"
+
+
+@contextmanager
+def _handle(running: Running) -> Iterator[int | None]:
+    """A descriptor of the process, which cannot come to refer to another one; None: the process has ended."""
+    try:
+        descriptor = os.pidfd_open(running.pid)
+    except ProcessLookupError:
+        yield None
+        return
+    try:
+        yield descriptor
+    finally:
+        os.close(descriptor)
+
+
+def _terminate(handle: int, running: Running) -> None:
+    try:
+        with suppress(ProcessLookupError):  # it has just ended: the wait for that is short
+            signal.pidfd_send_signal(handle, signal.SIGTERM)
+    except PermissionError as error:
+        raise PierError(
+            f"process {running.pid} belongs to another user", "Stop it as the user that started it."
+        ) from error
+
+
+def _stubborn(running: Running, timeout: float) -> PierError:
+    return PierError(
+        f"the daemon (process {running.pid}) was asked to leave and has not ended within {timeout:g} s",
+        f"Its log says what it waits for. Run `pier-node stop --data {running.folder}` again: asked twice, it ends "
+        f"at once and goes on from its last checkpoint when started again. As a last resort: kill -9 {running.pid}",
+    )
+
+
+def _clean_up(folder: Path) -> str:
+    """Remove what a dead daemon left. Returns a message about it."""
+    path = folder / DAEMON_FILE
+    if not path.exists():
+        return ""
+    path.unlink()
+    return f"; {path} of one that died was removed"
+
 
 DIGITS = 12
 """Hex digits of a digest to show."""

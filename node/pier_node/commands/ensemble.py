@@ -1,33 +1,118 @@
-"""`pier-node score`: scores the experts of a folder on every domain, and their mixtures, as tables and a plot.
+"""`pier-node serve` and `score`: what is done with an ensemble of experts.
 
-The folder of a single expert is scored for others: its sheets are saved for `pier-coordinator evaluate`. The tables
-mark the best method of each domain and those tied with it. The plot shows how far each method is behind the best.
+serve answers over the completions protocol until Ctrl+C. score shows how well the experts and their mixtures predict
+every domain, as tables and a plot. The tables mark the best method of each domain and those tied with it, and the plot
+shows how far each method is behind the best. The folder of a single expert is scored for others: its sheets are saved
+for `pier-coordinator evaluate`.
 """
 
 from __future__ import annotations
 
+import asyncio
 import json
+import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+from aiohttp import web
 from rich.console import Console, Group, RenderableType
+from rich.logging import RichHandler
 from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
+from pier_node.base.address import format_address, parse_address
 from pier_node.base.errors import PierError
-from pier_node.base.units import count
+from pier_node.base.tasks import until_stopped
+from pier_node.base.units import amount, count
 from pier_node.experts.comparison import UNRANKED, Standing
 from pier_node.experts.config import DomainSection, load
 from pier_node.experts.ensemble import ENSEMBLE_FILE, load_ensemble
+from pier_node.experts.mixture import Kind, rule
 from pier_node.experts.report import Report, evaluated
 from pier_node.experts.scoring import Parents, expert_in, parent_of, sheets_of, texts_of
+from pier_node.experts.serving.app import make_app
+from pier_node.experts.serving.models import Pool, read_shelf
+from pier_node.experts.serving.queue import Asking
 from pier_node.experts.sheet import Sheet
 from pier_node.rounds.weights import pick_device
 from pier_node.trainer.model.export import read_config
+
+PORT = 7720
+GB = 1_000_000_000
+GOODBYE = 2.0
+"""Seconds that answers get to finish."""
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class ServeOptions:
+    """The options of `pier-node serve`.
+
+    Attributes:
+        experts: folder of the ensemble.
+        listen: HOST:PORT.
+        top_k: number of experts that answer a request; 0: all.
+        memory: GB for weights; 0: no limit.
+        posterior: the rule of the mixture.
+    """
+
+    experts: Path
+    listen: str
+    top_k: int
+    memory: float
+    posterior: Kind
+    device: str
+
+
+def run_server(options: ServeOptions, quiet: bool) -> None:
+    """Serve until stopped. Raises PierError."""
+    console = Console()
+    handler = RichHandler(console=console, show_path=False, log_time_format="[%X]")
+    logging.basicConfig(level=logging.WARNING if quiet else logging.INFO, format="%(message)s", handlers=[handler])
+    asyncio.run(until_stopped(_serve(open_ensemble(options), options.listen, console)))
+    console.print("Stopped.")
+
+
+def open_ensemble(options: ServeOptions) -> Asking:
+    """The ensemble of a folder, ready for requests. Raises PierError."""
+    experts, tokenizer = read_shelf(options.experts, pick_device(options.device))
+    pool = Pool(experts, int(options.memory * GB))
+    pool.check_room(options.top_k)
+    name = options.experts.resolve().name or "ensemble"
+    return Asking(name, experts, tokenizer, pool, rule(options.posterior), options.top_k)
+
+
+async def _serve(asking: Asking, listen: str, console: Console) -> None:
+    host, port = parse_address(listen, PORT)
+    runner = web.AppRunner(make_app(asking), access_log=None, shutdown_timeout=GOODBYE, handler_cancellation=True)
+    await runner.setup()
+    try:
+        await web.TCPSite(runner, host, port).start()
+        _tell(asking, host, runner.addresses[0][1], console)
+        await asyncio.Event().wait()
+    except OSError as error:
+        raise PierError(
+            f"cannot listen at {listen}: {error.strerror}", "Choose another address with --listen HOST:PORT."
+        ) from error
+    finally:
+        await runner.cleanup()
+        asking.close()
+
+
+def _tell(asking: Asking, host: str, port: int, console: Console) -> None:
+    here = f"http://{format_address('127.0.0.1' if host in ('0.0.0.0', '::') else host, port)}"
+    for expert in asking.experts:
+        log.info("expert of %s: %s, %.3g GFLOPs a token", expert.name, amount(expert.size), expert.flops / 1e9)
+    if host not in ("127.0.0.1", "::1", "localhost"):
+        log.warning("whoever reaches %s can ask: there is no password", format_address(host, port))
+    console.print(f"The page:  {here}/", highlight=False, soft_wrap=True)
+    console.print(f"Clients:   base_url = {here}/v1, model = {asking.name}", highlight=False, soft_wrap=True)
+
 
 WIDTH = 0.8
 """Fraction of the space between two domains that the points of one domain occupy."""
@@ -81,8 +166,8 @@ def report_tables(report: Report) -> RenderableType:
     """Bits per byte, and perplexity per byte."""
     rows = sum(result.rows for result in report.domains.values())
     head = f"{len(report.experts)} experts, {len(report.domains)} domains, {count(rows)} rows"
-    bits = _table(report, "bits per byte", lambda standing: f"{standing.bits_per_byte:.3f}")
-    perplexity = _table(report, "perplexity", lambda standing: f"{standing.perplexity:.2f}")
+    bits = _score_table(report, "bits per byte", lambda standing: f"{standing.bits_per_byte:.3f}")
+    perplexity = _score_table(report, "perplexity", lambda standing: f"{standing.perplexity:.2f}")
     return Group(head, "", bits, "", perplexity, "", NOTE, *_forgotten(report))
 
 
@@ -102,7 +187,7 @@ def _forgotten(report: Report) -> Iterator[RenderableType]:
         yield from ("", table, "", FORGOTTEN)
 
 
-def _table(report: Report, title: str, shown: Callable[[Standing], str]) -> Table:
+def _score_table(report: Report, title: str, shown: Callable[[Standing], str]) -> Table:
     table = _columns(title)
     for name in report.mean:
         table.add_column(name, justify="right")
@@ -127,7 +212,7 @@ def _cell(standing: Standing, shown: Callable[[Standing], str]) -> str:
 
 
 @dataclass(frozen=True)
-class Settings:
+class ScoreOptions:
     """The options of `pier-node score`.
 
     Attributes:
@@ -149,20 +234,20 @@ class Settings:
     device: str
 
 
-def score(settings: Settings, as_json: bool) -> None:
+def score(options: ScoreOptions, as_json: bool) -> None:
     """Score, and print the results. Raises PierError."""
     console = Console()
-    experts = experts_in(settings.folder)
-    if not (settings.folder / ENSEMBLE_FILE).exists() and settings.save is None:
+    experts = experts_in(options.folder)
+    if not (options.folder / ENSEMBLE_FILE).exists() and options.save is None:
         raise PierError(
-            f"{settings.folder}: one expert is no ensemble", "Save its scores for others with --save FOLDER."
+            f"{options.folder}: one expert is no ensemble", "Save its scores for others with --save FOLDER."
         )
-    sheets = list(_sheets(settings, experts, Console(stderr=True)))
-    if settings.save is not None:
-        _save(sheets, settings.save)
-        console.print(f"{len(sheets)} score sheets are in {settings.save}", highlight=False, soft_wrap=True)
-    if (settings.folder / ENSEMBLE_FILE).exists():
-        show(console, evaluated(sheets, settings.top_k), settings.plot, as_json)
+    sheets = list(_sheets(options, experts, Console(stderr=True)))
+    if options.save is not None:
+        _save(sheets, options.save)
+        console.print(f"{len(sheets)} score sheets are in {options.save}", highlight=False, soft_wrap=True)
+    if (options.folder / ENSEMBLE_FILE).exists():
+        show(console, evaluated(sheets, options.top_k), options.plot, as_json)
 
 
 def show(
@@ -193,9 +278,9 @@ def experts_in(folder: Path) -> dict[str, Path]:
     return {domain: place for place, domain in places.items()}
 
 
-def _sheets(settings: Settings, experts: dict[str, Path], console: Console) -> Iterator[Sheet]:
-    device, context = pick_device(settings.device), min(read_config(place).context for place in experts.values())
-    texts = texts_of(_sections(settings, experts), context, settings.rows)
+def _sheets(options: ScoreOptions, experts: dict[str, Path], console: Console) -> Iterator[Sheet]:
+    device, context = pick_device(options.device), min(read_config(place).context for place in experts.values())
+    texts = texts_of(_sections(options, experts), context, options.rows)
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
     with Progress(*columns, console=console, transient=True) as progress:
         parents = len({*map(parent_of, experts.values())} - {None})
@@ -208,11 +293,11 @@ def _sheets(settings: Settings, experts: dict[str, Path], console: Console) -> I
             yield from sheets_of(name, place, texts, device, before, done)
 
 
-def _sections(settings: Settings, experts: dict[str, Path]) -> Sequence[DomainSection]:
+def _sections(options: ScoreOptions, experts: dict[str, Path]) -> Sequence[DomainSection]:
     """The location of the domains' text, for the ensemble's domains and the requested ones."""
-    ensemble = (settings.folder / ENSEMBLE_FILE).exists()
-    own = [member.domain for member in load_ensemble(settings.folder).members] if ensemble else [*experts]
-    return sections_of([*dict.fromkeys([*own, *settings.domains])], settings.file)
+    ensemble = (options.folder / ENSEMBLE_FILE).exists()
+    own = [member.domain for member in load_ensemble(options.folder).members] if ensemble else [*experts]
+    return sections_of([*dict.fromkeys([*own, *options.domains])], options.file)
 
 
 def sections_of(names: Sequence[str], file: Path | None) -> Sequence[DomainSection]:

@@ -15,7 +15,7 @@ from click.testing import CliRunner, Result
 from experts.serving.ensembles import make_ensemble, make_expert
 
 from pier_coordinator.cli import main as coordinator
-from pier_node.commands.score import experts_in
+from pier_node.commands.ensemble import experts_in
 from pier_node.experts.card import Card, artefact_name, digest_of
 from pier_node.experts.config import DomainSection
 from pier_node.experts.domains import read_held_out, rows_of
