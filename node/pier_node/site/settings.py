@@ -23,7 +23,7 @@ class Settings:
         run: path of run.toml.
         listen, advertise: HOST:PORT; see wire/interfaces.py. Empty, or None: as before.
         data: this site's own text, instead of data.path of run.toml; None: as before.
-        shared_data: `data` holds the same text as at the other sites: see trainer/data/site_data.py.
+        shared_data: `data` holds the same text as at the other sites: see trainer/data/corpus.py.
         workers: number of worker processes; 0: one per device.
         transport: None: the one that this site used before, or gRPC.
         http: port of the status page on 127.0.0.1; 0: any.
