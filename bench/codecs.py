@@ -32,8 +32,7 @@ from bench.simulation import Trainer
 from pier_node.base.shared import Vector
 from pier_node.outer.pier import pseudo_gradient
 from pier_node.outer.schedule import round_plan
-from pier_node.trainer.data.corpus import open_corpus
-from pier_node.trainer.data.windows import Windows
+from pier_node.trainer.data.corpus import Windows, open_corpus
 from pier_node.trainer.model.initial import initial_weights
 
 LENGTH = 262_144

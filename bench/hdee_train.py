@@ -29,9 +29,8 @@ from pier_node.experts.scoring import log_probs, spread
 from pier_node.experts.sheet import ENDING, Rows, Sheet, Subject, load_sheet, row_hashes
 from pier_node.experts.trainer import Verdict, judged
 from pier_node.rounds.weights import Weights
-from pier_node.trainer.data.corpus import Corpus, open_corpus
+from pier_node.trainer.data.corpus import Corpus, Windows, open_corpus
 from pier_node.trainer.data.sources import Split
-from pier_node.trainer.data.windows import Windows
 from pier_node.trainer.model.cost import flops_per_token
 from pier_node.trainer.model.evaluate import Losses, row_losses
 from pier_node.trainer.model.initial import initial_weights, widened

@@ -28,8 +28,7 @@ from pier_node.pipeline.planning.search import search
 from pier_node.pipeline.stage import Stage, gather
 from pier_node.pipeline.stage_state import NAMES, made, take_stage_step
 from pier_node.pipeline.vote_state import Standing
-from pier_node.trainer.data.corpus import open_corpus
-from pier_node.trainer.data.windows import Batch, Windows
+from pier_node.trainer.data.corpus import Batch, Windows, open_corpus
 from pier_node.trainer.model.decoder import Decoder
 from pier_node.trainer.model.evaluate import validation_loss
 from pier_proto.v1.peer_pb2 import Place, Pulse, Site

@@ -22,8 +22,7 @@ from pier_node.outer.pier import accumulate, outer_step, pseudo_gradient
 from pier_node.outer.schedule import Kind, RoundPlan, round_plan, total_rounds
 from pier_node.outer.update import Update
 from pier_node.site.unsent import Pending
-from pier_node.trainer.data.corpus import open_corpus
-from pier_node.trainer.data.windows import Batch, Windows
+from pier_node.trainer.data.corpus import Batch, Windows, open_corpus
 from pier_node.trainer.model.initial import initial_weights
 from pier_node.trainer.replica import Replica
 

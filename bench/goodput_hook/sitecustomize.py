@@ -18,7 +18,7 @@ if TYPE_CHECKING:  # each process imports what it would import anyway, and no mo
 
     from pier_node.config.run import RunConfig
     from pier_node.outer.schedule import RoundPlan
-    from pier_node.trainer.data.windows import Batch
+    from pier_node.trainer.data.corpus import Batch
     from pier_node.trainer.replica import Replica
 
 
@@ -46,7 +46,7 @@ def wait_for_all() -> None:
     vars(training)["round_plan"] = patient
 
 
-if "pier_node.trainer.launch" in sys.orig_argv:
+if "pier_node.trainer.worker" in sys.orig_argv:
     from pier_node.trainer.replica import Replica as OfWorker
 
     pace(OfWorker, float(os.environ["PIER_BENCH_PACE"]))

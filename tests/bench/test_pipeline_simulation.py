@@ -15,8 +15,7 @@ from bench.simulation import Trainer
 from pier_node.config.run import RunConfig
 from pier_node.outer.schedule import round_plan
 from pier_node.pipeline.stage import scatter
-from pier_node.trainer.data.corpus import open_corpus
-from pier_node.trainer.data.windows import Windows
+from pier_node.trainer.data.corpus import Windows, open_corpus
 from pier_node.trainer.model.initial import initial_weights
 from pier_node.trainer.replica import Replica
 

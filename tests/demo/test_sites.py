@@ -13,7 +13,7 @@ import pytest
 from pier_node.base.errors import PierError
 from pier_node.demo.sites import NAMES, WORKER, Site, Sites, output, started, throttle
 from pier_node.rounds.folder import DAEMON_FILE
-from pier_node.trainer import launch
+from pier_node.trainer import worker as worker_module
 
 
 def test_sites_have_names_and_folders_of_their_own(tmp_path: Path) -> None:
@@ -119,7 +119,7 @@ def processes() -> Iterator[list[subprocess.Popen[bytes]]]:
 
 
 def test_workers_are_called_so() -> None:
-    assert launch.WORKER == WORKER
+    assert worker_module.WORKER == WORKER
 
 
 async def test_workers_are_stopped_now_and_then_and_nobody_else(processes: list[subprocess.Popen[bytes]]) -> None:

@@ -17,8 +17,7 @@ from pier_node.base.shared import Vector
 from pier_node.config.run import load
 from pier_node.outer.adamw import take_step
 from pier_node.outer.layout import Layout
-from pier_node.trainer.data.corpus import open_corpus
-from pier_node.trainer.data.windows import Windows
+from pier_node.trainer.data.corpus import Windows, open_corpus
 from pier_node.trainer.model.decoder import Decoder
 from pier_node.trainer.model.initial import initial_weights
 

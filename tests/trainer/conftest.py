@@ -12,8 +12,7 @@ import torch
 
 from pier_node.base.shared import SharedVector
 from pier_node.config.run import RunConfig
-from pier_node.trainer.data.corpus import open_corpus
-from pier_node.trainer.data.windows import Windows
+from pier_node.trainer.data.corpus import Windows, open_corpus
 from pier_node.trainer.model.initial import initial_weights
 from pier_node.trainer.replica import Replica
 

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from pier_node.base.shared import SharedVector
 from pier_node.config.run import ModelSection, RunConfig
-from pier_node.trainer.data.windows import Windows
+from pier_node.trainer.data.corpus import Windows
 from pier_node.trainer.model.decoder import Decoder
 from pier_node.trainer.model.initial import initial_weights
 from pier_node.trainer.replica import Replica, mean_gradient

@@ -14,10 +14,9 @@ from pier_node.base.shared import SharedVector, Vector
 from pier_node.config.run import RunConfig
 from pier_node.engine import supervisor
 from pier_node.engine.messages import Progress
-from pier_node.trainer.data.corpus import SiteData, open_corpus
-from pier_node.trainer.data.windows import Windows
-from pier_node.trainer.launch import WORKER
+from pier_node.trainer.data.corpus import SiteData, Windows, open_corpus
 from pier_node.trainer.replica import Replica
+from pier_node.trainer.worker import WORKER
 from pier_node.trainer.workers import Workers
 
 BATCH, CONTEXT = 4, 16

@@ -22,9 +22,8 @@ from pier_node.pipeline.stage import stage_blocks
 from pier_node.rounds.folder import SiteRecord
 from pier_node.rounds.weights import Weights, find_weights, newest_weights, pick_device, site_config
 from pier_node.site.settings import Settings
-from pier_node.trainer.data.corpus import SiteData, open_corpus
+from pier_node.trainer.data.corpus import Batch, SiteData, Windows, open_corpus
 from pier_node.trainer.data.tokens import BROKEN, Spelling, Tokenizer, check_vocab, open_tokenizer
-from pier_node.trainer.data.windows import Batch, Windows
 from pier_node.trainer.devices import uses_bf16
 from pier_node.trainer.model import export as writer
 from pier_node.trainer.model.decoder import stream

@@ -243,7 +243,7 @@ async def _ended(programs: Sequence[Program], patience: float) -> None:
 PERIOD = 0.2
 """Seconds of a period in which a worker runs and is stopped once."""
 WORKER = "pier-worker"
-"""As named in trainer/launch.py, which is not imported here because it imports torch."""
+"""As named in trainer/worker.py, which is not imported here because it imports torch."""
 
 
 async def throttle(program: Program, share: float) -> None:

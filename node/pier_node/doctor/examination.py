@@ -19,7 +19,7 @@ from rich.console import Console
 from pier_node.base.errors import PierError
 from pier_node.config.run import RunConfig, from_canonical
 from pier_node.doctor.finding import THIS_SITE, Finding, Verdict, as_fields, is_wrong, show
-from pier_node.doctor.links import Link, Round, go_round, missed, visit
+from pier_node.doctor.links import Link, Round, go_round, missed, utilisation_finding, visit
 from pier_node.doctor.machine import (
     disk_finding,
     forgets_idle_lines,
@@ -29,7 +29,6 @@ from pier_node.doctor.machine import (
     idle_finding,
     memory_finding,
 )
-from pier_node.doctor.utilisation import utilisation_finding
 from pier_node.identity.certificates import Credentials, credentials
 from pier_node.identity.node import Identity, Token
 from pier_node.outer.layout import Layout

@@ -212,7 +212,7 @@ async def _heard_out(conversations: set[_Conversation]) -> None:
 def launcher(socket: Path, workers: int, max_restarts: int) -> list[str]:
     """The command that starts the launcher."""
     options = ["--socket", str(socket), "--workers", str(workers), "--max-restarts", str(max_restarts)]
-    return [sys.executable, "-m", "pier_node.trainer.launch", *options]
+    return [sys.executable, "-m", "pier_node.trainer.worker", *options]
 
 
 async def end(process: asyncio.subprocess.Process, patience: float) -> None:

@@ -44,9 +44,8 @@ from pier_node.site.pipeline_training import PipelineTraining, lines
 from pier_node.site.report import Reporter
 from pier_node.site.settings import Settings
 from pier_node.trainer import devices
-from pier_node.trainer.data.corpus import SiteData, open_corpus
+from pier_node.trainer.data.corpus import SiteData, Windows, open_corpus
 from pier_node.trainer.data.tokens import check_vocab
-from pier_node.trainer.data.windows import Windows
 from pier_node.wire.carrier import Carrier, PeerLost
 from pier_proto.v1.peer_pb2 import DoubleVote, Link, Phase
 

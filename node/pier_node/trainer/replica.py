@@ -26,7 +26,7 @@ from pier_node.config.run import ModelSection, RunConfig
 from pier_node.outer.adamw import take_step
 from pier_node.outer.layout import Layout
 from pier_node.trainer import devices
-from pier_node.trainer.data.windows import Batch
+from pier_node.trainer.data.corpus import Batch
 from pier_node.trainer.model.decoder import Decoder
 from pier_node.trainer.model.evaluate import Losses, row_losses, summed_losses
 

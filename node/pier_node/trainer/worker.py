@@ -1,4 +1,8 @@
-"""A worker: one process on one device that does the inner steps its daemon requests. launch.py starts it.
+"""A site's workers: processes, one per device, that do the inner steps their daemon requests; and their launcher.
+
+The daemon runs the launcher as `python -m pier_node.trainer.worker`. It loads PyTorch once and forks the workers, which
+can then start and restart without loading it. When one worker dies, all of them are restarted. The launcher ends when
+all workers end normally, when they have died too often, or with its daemon.
 
 The workers of a site find each other on the loopback interface, through a file. Each has a socket to the daemon. When
 the daemon is gone, the worker ends at once, even in the middle of a step.
@@ -6,16 +10,22 @@ the daemon is gone, the worker ends at once, even in the middle of a step.
 
 from __future__ import annotations
 
+import argparse
 import contextlib
 import os
 import queue
 import signal
 import socket
+import sys
 import threading
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
+from multiprocessing import connection, get_context
+from multiprocessing.context import ForkProcess
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -23,6 +33,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from pier_node.base.errors import PierError
+from pier_node.base.processes import call_process, die_with_parent, spin_little
 from pier_node.base.shared import attach
 from pier_node.config.run import from_canonical
 from pier_node.engine.messages import (
@@ -44,9 +55,8 @@ from pier_node.engine.messages import (
     encode,
 )
 from pier_node.trainer import devices
-from pier_node.trainer.data.corpus import Corpus, open_corpus
+from pier_node.trainer.data.corpus import Batch, Corpus, Windows, open_corpus, share
 from pier_node.trainer.data.tokens import check_vocab
-from pier_node.trainer.data.windows import Batch, Windows, share
 from pier_node.trainer.replica import Replica
 
 COLLECTIVE_TIMEOUT = timedelta(minutes=10)
@@ -270,3 +280,85 @@ def _serve(link: Link, place: Place, socket: str) -> None:
     worker = Worker(link, place, device, setup, corpus)
     while True:
         worker.obey(link.receive())
+
+
+WORKER = "pier-worker"
+"""Name of a worker in `top` and `ps -o comm`."""
+
+_FORK = get_context("fork")
+
+
+def main() -> None:
+    """Run the workers. Exit code 1: they died too often."""
+    die_with_parent()
+    arguments = _arguments()
+    _set_environment()
+    world = arguments.workers or _count()
+    for attempt in range(arguments.max_restarts + 1):
+        team = [_FORK.Process(target=_work, args=(arguments.socket, Place(i, world, attempt))) for i in range(world)]
+        if _in_peace(team):
+            return
+    sys.exit(1)
+
+
+def _arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--socket", required=True, help="where the daemon listens")
+    parser.add_argument("--workers", type=int, default=0, help="0: one for each device")
+    parser.add_argument("--max-restarts", type=int, default=0)
+    return parser.parse_args()
+
+
+def _set_environment() -> None:
+    for library in ("GLOO", "NCCL"):
+        os.environ.setdefault(f"{library}_SOCKET_IFNAME", "lo")
+    spin_little()
+
+
+def _count() -> int:
+    with _FORK.Pool(1) as pool:  # not here: a driver that is loaded before a fork does not work after it
+        return pool.apply(devices.count)
+
+
+def _work(socket: str, place: Place) -> None:
+    die_with_parent()
+    call_process(WORKER)
+    serve(socket, place)
+
+
+def _in_peace(team: Sequence[ForkProcess]) -> bool:
+    """Run the workers until all have ended normally, or one has failed and all are killed.
+
+    Returns whether all ended normally.
+    """
+    for worker in team:
+        worker.start()
+    running: dict[Any, ForkProcess] = {worker.sentinel: worker for worker in team}
+    while running:
+        for sentinel in connection.wait([*running]):
+            worker = running.pop(sentinel)
+            worker.join()
+            if worker.exitcode != 0:
+                _tell(f"worker {team.index(worker)} {_end_of(worker.exitcode)}")
+                _end(team)
+                return False
+    return True
+
+
+def _end_of(code: int | None) -> str:
+    return f"was killed by {signal.Signals(-code).name}" if code and code < 0 else f"failed with exit code {code}"
+
+
+def _tell(what: str) -> None:
+    print(datetime.now(UTC).isoformat(timespec="seconds"), what, file=sys.stderr, flush=True)
+
+
+def _end(team: Sequence[ForkProcess]) -> None:
+    for worker in team:
+        worker.kill()
+    for worker in team:
+        worker.join()
+
+
+if __name__ == "__main__":
+    main()

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -18,11 +18,9 @@ import numpy.typing as npt
 from pier_node.base.shared import SharedVector
 from pier_node.config.run import RunConfig
 from pier_node.engine.messages import Done, Evaluate, Evaluated, Job, Progress, Rate, Rated, Setup
-from pier_node.engine.supervisor import Moments, SharedMoments, Supervisor, WorkerGroup
+from pier_node.engine.supervisor import Answer, Moments, Request, SharedMoments, Supervisor, WorkerGroup
 from pier_node.outer.layout import Layout
 from pier_node.trainer.data.corpus import SiteData
-
-T = TypeVar("T")
 
 
 class Workers:
@@ -116,11 +114,15 @@ class Workers:
             load_adam=adam_step is not None,
             adam_step=adam_step or 0,
         )
-        return await self._finish(self._run(job, load, on_progress))
+        done = await self._ask(job, load, on_progress)
+        assert isinstance(done, Done)
+        return done
 
     async def evaluate(self, weights: SharedVector) -> float:
         """Validation loss of these weights in nats per token. Raises PierError as `run` does."""
-        return await self._finish(self._evaluate(weights))
+        evaluated = await self._ask(Evaluate(next(self._ids), weights.path), weights)
+        assert isinstance(evaluated, Evaluated)
+        return evaluated.loss
 
     async def rate(self, weights: SharedVector, rows: Path) -> npt.NDArray[np.float64]:
         """Mean loss of each row of a file with these weights in nats per token, [rows]. Raises PierError as `run` does.
@@ -128,7 +130,9 @@ class Workers:
         Args:
             rows: .npy, [rows, context + 1] token ids.
         """
-        return await self._finish(self._rate(weights, rows))
+        rated = await self._ask(Rate(next(self._ids), weights.path, str(rows)), weights)
+        assert isinstance(rated, Rated)
+        return np.array(rated.losses)
 
     async def stop(self) -> None:
         """End all workers within seconds; a job in progress is cancelled."""
@@ -136,27 +140,18 @@ class Workers:
             task.cancel()
         await self._supervisor.stop()
 
-    async def _finish(self, work: Coroutine[Any, Any, T]) -> T:
-        task = asyncio.create_task(work)
+    async def _ask(
+        self,
+        request: Request,
+        weights: SharedVector,
+        on_progress: Callable[[Progress], None] | None = None,
+    ) -> Answer:
+        async def asked(_weights: SharedVector) -> Answer:
+            # The weights stay in memory as long as the request may have to be sent again.
+            async with self._turn:
+                return await self._supervisor.ask(request, on_progress)
+
+        task = asyncio.create_task(asked(weights))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
         return await asyncio.shield(task)
-
-    async def _run(self, job: Job, _load: SharedVector, on_progress: Callable[[Progress], None] | None) -> Done:
-        # `_load` stays in memory as long as the job may have to be sent again.
-        async with self._turn:
-            done = await self._supervisor.ask(job, on_progress)
-        assert isinstance(done, Done)
-        return done
-
-    async def _rate(self, weights: SharedVector, rows: Path) -> npt.NDArray[np.float64]:
-        async with self._turn:
-            rated = await self._supervisor.ask(Rate(next(self._ids), weights.path, str(rows)))
-        assert isinstance(rated, Rated)
-        return np.array(rated.losses)
-
-    async def _evaluate(self, weights: SharedVector) -> float:
-        async with self._turn:
-            evaluated = await self._supervisor.ask(Evaluate(next(self._ids), weights.path))
-        assert isinstance(evaluated, Evaluated)
-        return evaluated.loss
