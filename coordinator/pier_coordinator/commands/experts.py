@@ -25,7 +25,7 @@ from pier_coordinator.experts.task import Domain, Site, Size, Task
 from pier_node.base.errors import PierError
 from pier_node.base.toml import write_new
 from pier_node.base.units import amount
-from pier_node.config.commented import DECIDES, MEANINGS, Notes, commented
+from pier_node.config.commented import DECIDES, Notes, commented
 from pier_node.config.run import ModelSection
 from pier_node.experts.config import DomainSection, ExpertsConfig, SiteSection, load
 from pier_node.experts.domains import DomainText, read_domains
@@ -72,7 +72,7 @@ OWN = {
 def experts_toml(preset: str = "") -> str:
     """The text of an experts.toml; values that follow from the preset are in lines that begin with #."""
     config = ExpertsConfig.model_validate({"model": {"preset": preset} if preset else {}})
-    return "\n".join([HEAD, *commented(config, Notes({**MEANINGS, **OWN}, DECIDES)), SITES])
+    return "\n".join([HEAD, *commented(config, Notes(OWN, DECIDES)), SITES])
 
 
 TRAIN, HELD_OUT = 1 << 18, 1 << 16

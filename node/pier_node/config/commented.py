@@ -29,7 +29,7 @@ class Notes:
     """What the models do not say.
 
     Attributes:
-        meanings: meanings of keys that have no docstring, by "section.key".
+        meanings: of keys in place of their docstrings, by "section.key".
         decides: by section, the key that other keys' defaults follow from, and its possible values.
     """
 
@@ -65,7 +65,7 @@ def _section(name: str, section: BaseModel, notes: Notes, title: str = "[{}]") -
     for key, info in type(section).model_fields.items():
         if key in inside:
             continue
-        meaning = docstrings.get(key) or notes.meanings.get(f"{name}.{key}", "")
+        meaning = notes.meanings.get(f"{name}.{key}") or docstrings.get(key, "")
         allowed = "one of " + ", ".join(PRESETS) if key == "preset" else _allowed(info)
         about = " ".join([*meaning.split(), *([f"[{allowed}]"] if allowed else [])])
         yield from textwrap.wrap(about, WIDTH, initial_indent="# ", subsequent_indent="#   ", break_on_hyphens=False)
@@ -119,41 +119,6 @@ HEAD = """\
 # of its section. Remove the # to change it.
 """
 
-MEANINGS = {
-    "run.name": "Name of the run.",
-    "run.seed": "Random seed of the initial weights, and of the order in which sites see their data.",
-    "model.preset": "Named model. It sets defaults of other keys here; each can be changed.",
-    "model.form": "Architecture. Llama: RMSNorm, rotary positions, SwiGLU. GPT-2: LayerNorm, learned positions, GELU.",
-    "model.vocab_size": "Vocabulary size of the model: at least that of the tokenizer.",
-    "model.dim": "Width of the residual stream. A multiple of heads.",
-    "model.layers": "Number of transformer blocks.",
-    "model.heads": "Number of attention heads.",
-    "model.kv_heads": "Number of key/value heads, each shared by a group of heads. Must divide heads. llama only.",
-    "model.ffn_dim": "Hidden width of the feed-forward layer in a block.",
-    "model.context": "Sequence length, in tokens.",
-    "model.rope_theta": "Base of the rotary position embedding. llama only.",
-    "model.tie_embeddings": "Whether the output layer shares its weights with the embedding.",
-    "data.source": "stdlib: the source of Python's standard library, which every machine has. builtin: see path. "
-    "text, jsonl, parquet: files in that format.",
-    "data.path": "File or folder of the text, the same at every site. With --dataset, a site uses its own text.",
-    "data.text_field": "Field (jsonl) or column (parquet) that holds the text.",
-    "inner.lr": "Peak learning rate, after the warmup.",
-    "inner.min_lr": "Learning rate at the end of the cosine decay.",
-    "inner.warmup_steps": "Number of inner steps over which the learning rate rises from 0.",
-    "inner.weight_decay": "Weight decay of AdamW, applied to matrices only.",
-    "inner.beta1": "Decay rate of AdamW's first moment.",
-    "inner.beta2": "Decay rate of AdamW's second moment.",
-    "inner.precision": "Precision of inner steps. auto: bf16 if the GPU supports it. Weights are always fp32.",
-    "inner.compile": "Whether to use torch.compile. The start takes minutes, then training is faster on most GPUs.",
-    "inner.eval_batches": "Number of batches in a validation.",
-    "outer.algorithm": "How sites exchange updates. It sets defaults of other keys here; each can be changed.",
-    "outer.start": "First part of the run. solo: one site trains with the batch of all sites; sync: all sites "
-    "train synchronously; none: there is no such part.",
-    "outer.momentum_warmup": "Whether the start accumulates outer momentum.",
-    "outer.schedule": "Schedule of the outer momentum and learning rate: the paper's steps, cosines, or constants.",
-}
-"""Meanings of keys that have no docstring in run.py."""
-
 DECIDES: dict[str, tuple[str, Sequence[str]]] = {
     "model": ("preset", tuple(PRESETS)),
     "outer": ("algorithm", ("pier", "diloco", "noloco", "sync")),
@@ -173,4 +138,4 @@ def run_toml(preset: str = "", name: str = "", model: ModelSection | None = None
         given["model"] = model.model_dump()
     if tokenizer:
         given["data"] = {"tokenizer": tokenizer}
-    return "\n".join([HEAD, *commented(RunConfig.model_validate(given), Notes(MEANINGS, DECIDES))])
+    return "\n".join([HEAD, *commented(RunConfig.model_validate(given), Notes(decides=DECIDES))])

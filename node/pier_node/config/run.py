@@ -134,7 +134,9 @@ class RunSection(Section):
     """Section [run]: its name, and how many sites it waits for."""
 
     name: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$")] = "run"
+    """Name of the run."""
     seed: Annotated[int, Field(ge=0, lt=2**63)] = 1
+    """Random seed of the initial weights, and of the order in which sites see their data."""
     sites: Annotated[int, Field(ge=1, le=SITES)] = 1
     """Number of sites to wait for before the first exchange; the training data is split into as many parts."""
 
@@ -143,16 +145,27 @@ class ModelSection(Section):
     """Section [model]: a preset, and any of its keys changed."""
 
     preset: str = "llama-1m"
+    """Named model. It sets defaults of other keys here; each can be changed."""
     form: Literal["llama", "gpt2"] = "llama"
+    """Architecture. Llama: RMSNorm, rotary positions, SwiGLU. GPT-2: LayerNorm, learned positions, GELU."""
     vocab_size: PositiveInt = 256
+    """Vocabulary size of the model: at least that of the tokenizer."""
     dim: PositiveInt = 128
+    """Width of the residual stream. A multiple of heads."""
     layers: PositiveInt = 4
+    """Number of transformer blocks."""
     heads: PositiveInt = 4
+    """Number of attention heads."""
     kv_heads: PositiveInt = 4
+    """Number of key/value heads, each shared by a group of heads. Must divide heads. llama only."""
     ffn_dim: PositiveInt = 352
+    """Hidden width of the feed-forward layer in a block."""
     context: PositiveInt = 256
+    """Sequence length, in tokens."""
     rope_theta: Annotated[float, Field(gt=0)] = 10_000.0
+    """Base of the rotary position embedding. llama only."""
     tie_embeddings: bool = True
+    """Whether the output layer shares its weights with the embedding."""
 
     @model_validator(mode="before")
     @classmethod
@@ -186,9 +199,12 @@ class DataSection(Section):
     """Section [data]: the text that all sites share and that is split among them. `--dataset` gives a site its own."""
 
     source: Literal["stdlib", "builtin", "text", "jsonl", "parquet"] = "stdlib"
+    """stdlib: the source of Python's standard library, which every machine has. builtin: see path. text, jsonl,
+    parquet: files in that format."""
     path: str = ""
     """File or folder; with `builtin`, the name of a domain (trainer/data/sources.py)."""
     text_field: str = "text"
+    """Field (jsonl) or column (parquet) that holds the text."""
     tokenizer: str = "bytes"
     """Either `bytes`, or the path of a tokenizer.json."""
     validation: Annotated[float, Field(gt=0.0, le=0.5)] = 0.02
@@ -212,18 +228,27 @@ class InnerSection(Section):
     micro_batch: Annotated[int, Field(ge=0)] = 0
     """Sequences that a worker computes at once; 0: its whole share (no gradient accumulation)."""
     lr: Annotated[float, Field(gt=0)] = 1e-3
+    """Peak learning rate, after the warmup."""
     min_lr: Annotated[float, Field(ge=0)] = 1e-4
+    """Learning rate at the end of the cosine decay."""
     warmup_steps: Annotated[int, Field(ge=0)] = 50
+    """Number of inner steps over which the learning rate rises from 0."""
     weight_decay: Annotated[float, Field(ge=0)] = 0.1
+    """Weight decay of AdamW, applied to matrices only."""
     beta1: Fraction = 0.9
+    """Decay rate of AdamW's first moment."""
     beta2: Fraction = 0.999
+    """Decay rate of AdamW's second moment."""
     clip_norm: Annotated[float, Field(ge=0)] = 1.0
     """The global gradient norm is clipped to this; 0: never."""
     precision: Literal["auto", "fp32", "bf16"] = "auto"
+    """Precision of inner steps. auto: bf16 if the GPU supports it. Weights are always fp32."""
     compile: bool = False
+    """Whether to use torch.compile. The start takes minutes, then training is faster on most GPUs."""
     eval_every: Annotated[int, Field(ge=0)] = 5
     """Outer rounds between validations; 0: only at the end."""
     eval_batches: PositiveInt = 4
+    """Number of batches in a validation."""
 
     @model_validator(mode="after")
     def check_rates(self) -> Self:
@@ -258,13 +283,18 @@ class OuterSection(Section):
     """Section [outer]: the exchange between sites. `algorithm` sets the defaults of the keys after it."""
 
     algorithm: Literal["pier", "diloco", "noloco", "sync"] = "pier"
+    """How sites exchange updates. It sets defaults of other keys here; each can be changed."""
     inner_steps: PositiveInt = 50
     """H, the number of inner steps between outer rounds."""
     start: Literal["solo", "sync", "none"] = "solo"
+    """First part of the run. solo: one site trains with the batch of all sites; sync: all sites train synchronously;
+    none: there is no such part."""
     start_fraction: Fraction = 0.1
     """Part p of the run that the synchronous start takes."""
     momentum_warmup: bool = True
+    """Whether the start accumulates outer momentum."""
     schedule: Literal["staged", "cosine", "constant"] = "staged"
+    """Schedule of the outer momentum and learning rate: the paper's steps, cosines, or constants."""
     momentum: Fraction = 0.9
     """Outer momentum μ of the constant schedule and of the momentum warmup."""
     lr: Annotated[float, Field(gt=0)] = 0.7
