@@ -17,7 +17,8 @@ from torch import nn
 from pier_node.base.errors import PierError
 from pier_node.base.shared import SharedVector
 from pier_node.engine import client
-from pier_node.engine.client import Link, Ranks, Site, StopTraining
+from pier_node.engine.client import Link, Site, StopTraining
+from pier_node.engine.machines import Ranks
 from pier_node.engine.messages import Attached, Done, Message, Over, Progress, Publishing, Ready, Train, decode, encode
 from pier_node.engine.parameters import Vectors
 from pier_node.engine.ranks import COLUMNS

@@ -13,7 +13,8 @@ from typing import Any
 
 import psutil
 import pytest
-from processes.program import ENVIRONMENT
+from processes.place import HERE
+from processes.program import ENVIRONMENT, Program
 from processes.run import check_sites, toml
 from processes.simulated import train
 from processes.site import Site, wait_until
@@ -86,6 +87,26 @@ def test_ranks_that_share_a_model_and_a_single_one_are_sites_of_one_run(sites: F
     assert [site.round for site in run] == [6, 6]
     first, second = results(run)
     assert first == second
+
+
+def test_ranks_on_several_machines_are_one_site(sites: Found, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    torchrun = [PYTHON, "-m", "torch.distributed.run", "--nnodes", "2", "--nproc-per-node", "1"]
+    torchrun += ["--master-addr", "127.0.0.1", "--master-port", str(free_port())]
+    first, second = (
+        ["env", f"PIER_HOST=machine-{number}", *torchrun, "--node-rank", str(number), str(PROGRAM), "fsdp"]
+        for number in range(2)
+    )
+    other = Program(tmp_path / "other", HERE)
+    other.launch(second)
+    run = sites(shlex.join(first), command("plain"), steps=40)
+    for site in run:
+        assert site.ended() == 0
+    check_sites(run, apart=False)
+    wait_until("the other machine ends too", lambda: not other.running)
+    assert "Traceback" not in other.output
+    assert [*(run[0].folder / "program").glob("optimizer-1-of-2.pt")]  # kept by the other machine, at the same path
+    own, plain = results(run)
+    assert own == plain
 
 
 def test_pairs_of_programs_end_near_each_other(sites: Found) -> None:

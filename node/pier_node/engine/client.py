@@ -10,22 +10,21 @@ import atexit
 import contextlib
 import logging
 import math
-import os
 import select
 import socket
 import time
 from collections.abc import Callable, Sequence
-from datetime import timedelta
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
+import numpy as np
 import torch
-import torch.distributed as dist
 from torch import Tensor
 from torch.optim import Optimizer
 
 from pier_node.base.errors import PierError
+from pier_node.engine.machines import Ranks, Weights
 from pier_node.engine.messages import (
     Attached,
     Done,
@@ -40,7 +39,7 @@ from pier_node.engine.messages import (
     encode,
 )
 from pier_node.engine.parameters import Vectors
-from pier_node.engine.ranks import STEPS, enter
+from pier_node.engine.ranks import COLUMNS, STEPS, enter
 
 TOLD_SECONDS = 0.5
 """How often the daemon hears how far the inner steps are."""
@@ -48,54 +47,12 @@ LOOK_SECONDS = 1.0
 """How often ranks look whether the site has to leave. It takes all of them, so that each looks after the same step."""
 KEPT_SECONDS = 300.0
 """How often the optimizer's state is written to the disk."""
-PATIENCE = timedelta(days=30)
-"""How long ranks wait for each other: as long as an outer round may wait for other sites."""
 
 log = logging.getLogger(__name__)
 
 
 class StopTraining(Exception):
     """Raised by `Site.step` when there is nothing more to train. `Site.finished` says whether the run is over."""
-
-
-class Ranks:
-    """The processes that train the model of this site; they talk over a gloo group of their own.
-
-    Attributes:
-        count: how many there are.
-        own: this one's number.
-    """
-
-    def __init__(self) -> None:
-        joined = dist.is_available() and dist.is_initialized()
-        self.count, self.own = (dist.get_world_size(), dist.get_rank()) if joined else (1, 0)
-        launched = int(os.environ.get("WORLD_SIZE", "1"))
-        if launched > self.count:
-            raise PierError(
-                f"this is one of {launched} ranks, which have not joined each other yet",
-                "Call torch.distributed.init_process_group() before pier.join.",
-            )
-        self._group = dist.new_group(backend="gloo", timeout=PATIENCE) if self.count > 1 else None
-
-    def share(self, line: bytes) -> bytes:
-        """What rank 0 has, at every rank."""
-        lines = [line]
-        if self.count > 1:
-            dist.broadcast_object_list(lines, src=0, group=self._group)
-        return lines[0]
-
-    def sums(self, *numbers: float) -> list[float]:
-        """Sums over the ranks."""
-        if self.count == 1:
-            return [*numbers]
-        values = torch.tensor(numbers, dtype=torch.float64)
-        dist.all_reduce(values, group=self._group)
-        return [float(value) for value in values]
-
-    def meet(self) -> None:
-        """Wait for all ranks."""
-        if self.count > 1:
-            dist.barrier(group=self._group)
 
 
 class Link:
@@ -222,7 +179,7 @@ class Site:
         left: Callable[[], None],
     ) -> None:
         self._optimizer, self._link, self._ranks, self._left = optimizer, link, ranks, left
-        self._vectors = vectors
+        self._weights = Weights(vectors, ranks)
         self._step_tokens, self._steps, self._kept_at = step_tokens, _Steps(), time.monotonic()
         self._hooks: list[Any] = []
         self.finished = self._closed = False
@@ -230,7 +187,8 @@ class Site:
         place = link.receive()
         if not isinstance(place, Attached):
             raise PierError("Pier's daemon could not enter the run", "What it printed says why.")
-        self._place, self._row = place, enter(place.table, ranks.count, ranks.own)
+        self._place = place
+        self._row = enter(place.table, ranks.count, ranks.own) if ranks.here else np.zeros(COLUMNS, np.float32)
         self.slot, self.slots, self.total_steps = place.slot, place.slots, place.total_steps
         self.daemon = place.daemon
         self._restore_optimizer()
@@ -323,14 +281,13 @@ class Site:
         self._next()
 
     def _publish(self) -> None:
-        self._vectors.store(self._place.outbox)
-        self._ranks.meet()
+        self._weights.store(self._place.outbox)
 
     def _next(self) -> None:
         """Wait for the next inner steps, and load what they begin with. Raises StopTraining."""
         match message := self._link.receive():
             case Train():
-                self._vectors.load(message.load)
+                self._weights.load(message.load)
                 if message.forget and self._optimizer is not None:
                     self._optimizer.state.clear()
                 self._keep_optimizer(now=message.forget)
@@ -345,7 +302,7 @@ class Site:
         self.finished = bool(over.load)
         self._over = "the run is over" if self.finished else "this site leaves the run"
         if self.finished:
-            self._vectors.load(over.load)
+            self._weights.load(over.load)
         else:
             self._keep_optimizer(now=True)
         self._ranks.meet()
@@ -367,8 +324,12 @@ class Site:
             return
         self._kept_at = time.monotonic()
         part = self._optimizer_file.with_suffix(".part")
-        torch.save({"kind": type(self._optimizer).__name__, "state": self._optimizer.state_dict()}, part)
-        part.replace(self._optimizer_file)
+        try:
+            part.parent.mkdir(parents=True, exist_ok=True)  # on another machine than the daemon's, the first time
+            torch.save({"kind": type(self._optimizer).__name__, "state": self._optimizer.state_dict()}, part)
+            part.replace(self._optimizer_file)
+        except OSError as error:
+            log.warning("the optimizer's state is not kept: %s: %s", part, error.strerror)
 
     def _restore_optimizer(self) -> None:
         """Take the state that this site has kept; what the program says of rates and decay stays."""

@@ -22,7 +22,8 @@ from torch.optim import Optimizer
 from pier_node.base.errors import PierError
 from pier_node.base.processes import SocketFolder, outlive_parent
 from pier_node.base.toml import read_toml
-from pier_node.engine.client import Link, Ranks, Site
+from pier_node.engine.client import Link, Site
+from pier_node.engine.machines import Ranks
 from pier_node.engine.messages import Attach
 from pier_node.engine.parameters import Vectors
 from pier_node.engine.program import ENGINE_VARIABLE, VERSION
@@ -134,7 +135,7 @@ def join(
         link.close()
         left()
         raise
-    if ENGINE_VARIABLE in os.environ:
+    if ENGINE_VARIABLE in os.environ and ranks.here:
         end_with(site.daemon)
     return site
 

@@ -7,7 +7,8 @@ slice: nothing is gathered.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
@@ -45,6 +46,20 @@ def trained(model: nn.Module) -> dict[str, nn.Parameter]:
     return found
 
 
+@dataclass(frozen=True)
+class Part:
+    """What a rank holds of a parameter: in each dimension `sizes` elements, from `starts` on.
+
+    Attributes:
+        first: it is the first of the ranks that hold this, and publishes it.
+    """
+
+    name: str
+    starts: tuple[int, ...]
+    sizes: tuple[int, ...]
+    first: bool
+
+
 class Vectors:
     """A model's way in and out of flat vectors of fp32.
 
@@ -53,12 +68,14 @@ class Vectors:
 
     Attributes:
         tensors: name and shape of each shared parameter, as [program] of run.toml lists them.
+        parts: what this rank holds of each of them.
     """
 
     def __init__(self, model: nn.Module, rank: int) -> None:
-        self._parameters, self._rank = trained(model), rank
+        self._parameters = trained(model)
         shapes = [(name, tuple(parameter.shape)) for name, parameter in self._parameters.items()]
         self.tensors, self._layout = described(shapes), Layout.laid(shapes)
+        self.parts = [_part(name, parameter.data, rank) for name, parameter in self._parameters.items()]
 
     @property
     def length(self) -> int:
@@ -72,25 +89,35 @@ class Vectors:
     def take(self, weights: Vector) -> None:
         """Take this rank's part of the weights from a vector, shape [length]."""
         with torch.no_grad():
-            for local, part, _ in self._parts(weights):
-                local.copy_(part)
+            for part, place in self.places(weights, self.parts):
+                self.local(part).copy_(place)
 
     def store(self, path: str) -> None:
         """Write this rank's part of the weights to a shared vector, unless a lower rank has the same."""
-        for local, part, first in self._parts(attach(path, self.length)):
-            if first:
-                part.copy_(local.detach())
+        for part, place in self.places(attach(path, self.length), self.parts):
+            if part.first:
+                place.copy_(self.local(part))
 
-    def _parts(self, weights: Vector) -> Iterator[tuple[Tensor, Tensor, bool]]:
-        """Each parameter's local tensor, its place in the vector, and whether this rank is the first that has it."""
-        for name, part in self._layout.views(torch.from_numpy(weights)).items():
-            data = self._parameters[name].data
-            if not isinstance(data, DTensor):
-                yield data, part, self._rank == 0
-                continue
-            shape, start = compute_local_shape_and_global_offset(data.shape, data.device_mesh, data.placements)
-            for dimension, (size, begin) in enumerate(zip(shape, start)):
-                part = part.narrow(dimension, begin if size else 0, size)
-            place = tuple(data.device_mesh.get_coordinate() or ())
-            first = all(index == 0 for index, kind in zip(place, data.placements) if kind.is_replicate())
-            yield data.to_local(), part, first
+    def local(self, part: Part) -> Tensor:
+        """This rank's tensor of a part, shape `sizes`, wherever and in whatever type it is."""
+        data = self._parameters[part.name].data
+        return data.to_local() if isinstance(data, DTensor) else data
+
+    def places(self, weights: Vector, parts: Iterable[Part]) -> Iterator[tuple[Part, Tensor]]:
+        """Parts, of any rank, and their places in a vector, shape [length]."""
+        views = self._layout.views(torch.from_numpy(weights))
+        for part in parts:
+            place = views[part.name]
+            for dimension, (start, size) in enumerate(zip(part.starts, part.sizes)):
+                place = place.narrow(dimension, start, size)
+            yield part, place
+
+
+def _part(name: str, data: Tensor, rank: int) -> Part:
+    if not isinstance(data, DTensor):
+        return Part(name, (0,) * data.dim(), tuple(data.shape), first=rank == 0)
+    sizes, starts = compute_local_shape_and_global_offset(data.shape, data.device_mesh, data.placements)
+    starts = tuple(start if size else 0 for start, size in zip(starts, sizes))
+    place = tuple(data.device_mesh.get_coordinate() or ())
+    first = all(index == 0 for index, kind in zip(place, data.placements) if kind.is_replicate())
+    return Part(name, starts, tuple(sizes), first)
