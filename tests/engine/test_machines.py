@@ -45,6 +45,7 @@ dist.destroy_process_group()
 """
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize(("kind", "length"), [("whole", 35), ("tp", 35), ("fsdp", 34)])
 def test_parts_travel_to_a_rank_of_another_machine_and_back(kind: str, length: int, tmp_path: Path) -> None:
     script = tmp_path / "rank.py"
@@ -65,7 +66,7 @@ def test_parts_travel_to_a_rank_of_another_machine_and_back(kind: str, length: i
         )
         for rank in range(2)
     ]
-    assert [rank.wait(100) for rank in ranks] == [0, 0]
+    assert [rank.wait(300) for rank in ranks] == [0, 0]
     assert store.array.tolist() == [*range(length)]
 
 

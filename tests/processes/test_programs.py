@@ -104,7 +104,6 @@ def test_ranks_on_several_machines_are_one_site(sites: Found, tmp_path: Path, mo
     check_sites(run, apart=False)
     wait_until("the other machine ends too", lambda: not other.running)
     assert "Traceback" not in other.output
-    assert [*(run[0].folder / "program").glob("optimizer-1-of-2.pt")]  # kept by the other machine, at the same path
     own, plain = results(run)
     assert own == plain
 
