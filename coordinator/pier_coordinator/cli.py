@@ -47,14 +47,14 @@ def paths() -> None:
 @click.option(
     "--svg",
     type=click.Path(path_type=Path, dir_okay=False),
-    help="Write the chart to this SVG file. [default: no file]",
+    help="Write a Gantt chart to this SVG file. [default: no file]",
 )
 @JSON
 @explained
 def plan_paths(
     file: Path | None, folder: Path, policy: str | None, seconds: float, seed: int, svg: Path | None, as_json: bool
 ) -> None:
-    """Assign sites to stages and plan all paths. Print the iteration time, the bounds and a Gantt chart.
+    """Assign sites to stages and plan all paths. Print the stages, the iteration time and its bounds.
 
     Plans for the live sites of the run in --data, from what they have measured, or for the sites that --problem
     describes. The plan is only shown and changes nothing: in a run, the sites plan for themselves, so they keep
@@ -400,22 +400,6 @@ def evaluate(sheets: tuple[Path, ...], top_k: int, plot: Path | None, as_json: b
         evaluate(sheets, top_k, plot, as_json)
     elif not evaluate_run(Asked(**asked), top_k, plot, as_json):
         sys.exit(3)
-
-
-@main.command()
-@click.argument("file", type=click.Path(path_type=Path, dir_okay=False, exists=True))
-@click.option(
-    "--speed", type=click.FloatRange(0), default=0.0, help="Playback speed: 1 is as it happened. [default: all at once]"
-)
-@click.option(
-    "--port", type=click.IntRange(0, 65535), default=7780, show_default=True, help="Port of the page on this machine."
-)
-@explained
-def replay(file: Path, speed: float, port: int) -> None:
-    """Replay an event log on the page. FILE is events.jsonl in the folder of a run."""
-    from pier_coordinator.commands.replay import run_replay
-
-    run_replay(file, speed, port)
 
 
 main.add_command(paths)

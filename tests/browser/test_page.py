@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 from coordinator.page_cases import TOKEN, Recorded, serving
-from coordinator.played import LABS, Played, many, pulse
+from coordinator.played import LABS, Played, Replayed, many, pulse
 
 from pier_coordinator.runs.read_model import ReadModel
 from pier_coordinator.store.facts import Fact
@@ -184,12 +184,6 @@ async def test_the_token_stays_for_this_tab_until_it_is_locked(chromium: Browser
         await expect(page.locator("#operations")).to_be_hidden()
 
 
-async def test_a_replay_offers_no_actions(chromium: Browser) -> None:
-    async with serving(run_of_three()) as address, looking(chromium, address) as look:
-        await expect(look.page.locator("#sites tbody tr")).to_have_count(3)
-        await expect(look.page.locator("#operator")).to_be_hidden()
-
-
 async def test_it_fits_a_small_phone(chromium: Browser) -> None:
     board = run_of_three()
     board.apply(Fact(time.time(), "site", A, {"name": "a-very-long-name-without-an-end-" * 2, "address": "x" * 200}))
@@ -217,7 +211,7 @@ async def test_sites_are_sorted_searched_and_chosen_by_keyboard(chromium: Browse
 
 
 async def test_among_many_links_those_of_one_site_stand_out(chromium: Browser) -> None:
-    board = ReadModel(clock=None)
+    board = Replayed()
     for fact in Played(rounds=2, labs=many(20)).facts():
         board.apply(fact)
     async with serving(board) as address, looking(chromium, address) as look:

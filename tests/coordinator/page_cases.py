@@ -70,7 +70,7 @@ class Recorded:
 @asynccontextmanager
 async def serving(board: ReadModel, actions: Recorded | None = None, port: int = 0, **more: Any) -> AsyncIterator[str]:
     """The address of the board's page."""
-    app = make_app(board, actions, TOKEN, more.pop("health", lambda: {"ok": True}), **more)
+    app = make_app(board, actions or Recorded(), TOKEN, more.pop("health", lambda: {"ok": True}), **more)
     runner = web.AppRunner(app, access_log=None, shutdown_timeout=2.0)
     await runner.setup()
     try:

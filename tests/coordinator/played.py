@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
+from pier_coordinator.runs.read_model import ReadModel
 from pier_coordinator.store.facts import Fact
 
 START = 1_760_000_000.0
@@ -18,6 +19,18 @@ PAYLOAD = 10_600_000
 def node(name: str) -> str:
     """Its node id."""
     return hashlib.sha256(name.encode()).hexdigest()[:32]
+
+
+class Replayed(ReadModel):
+    """A board whose time is that of its newest fact."""
+
+    def __init__(self) -> None:
+        self.newest = 0.0
+        super().__init__(lambda: self.newest)
+
+    def apply(self, fact: Fact) -> None:
+        self.newest = max(self.newest, fact.time)
+        super().apply(fact)
 
 
 @dataclass(frozen=True)

@@ -20,7 +20,7 @@ from pier_coordinator.commands.client import Answer, Client
 from pier_node.base.errors import PierError
 from pier_node.base.units import UNKNOWN, amount, percent, rate, seconds, several
 from pier_node.config.run import PipelineSection, RunConfig
-from pier_node.pipeline.planning.gantt import gantt_svg, gantt_text
+from pier_node.pipeline.planning.gantt import gantt_svg
 from pier_node.pipeline.planning.plan import plan_to_dict, problem_from_json
 from pier_node.pipeline.planning.policies import Outcome, Policy, plan_paths
 from pier_node.pipeline.planning.problem import Problem
@@ -149,10 +149,6 @@ def _seconds(time: float | None) -> str:
     return seconds(time) if time else UNKNOWN
 
 
-BESIDE_CHART = 40
-"""Columns beside the chart, for the names of sites and their utilisation."""
-
-
 @dataclass(frozen=True)
 class Search:
     """How to plan.
@@ -204,8 +200,7 @@ def _plan(
         console.print(measured.view(), "")
     console.print(_title(outcome), style="bold", highlight=False)
     console.print(summary(outcome, measured.now_s if measured else None), "")
-    width = max(console.width - BESIDE_CHART, 20)
-    console.print(gantt_text(outcome.problem, outcome.found.plan, outcome.schedule, width))
+    console.print(stages_table(outcome))
 
 
 def as_dict(outcome: Outcome) -> dict[str, Any]:
@@ -248,6 +243,18 @@ def summary(outcome: Outcome, now_s: float | None = None) -> Table:
         table.add_row("the run's own paths, as it planned them", f"{now_s:.2f} s", f"{now_s / count:.3f} s", UNKNOWN)
     ended = "to its end" if found.complete else "to the deadline: a slower machine finds less, and not always the same"
     table.caption = f"{found.simulated:,} plans simulated in {found.seconds:.1f} s, {ended}"
+    return table
+
+
+def stages_table(outcome: Outcome) -> Table:
+    """A table of the sites, stage by stage: the stage that each holds, and for which share of an iteration it works."""
+    table = Table(box=None, pad_edge=False)
+    for name in ("stage", "site", "busy"):
+        table.add_column(name, justify="left" if name == "site" else "right", no_wrap=True)
+    for stage, sites in enumerate(outcome.found.plan.stages):
+        for site in sites:
+            name, busy = outcome.problem.sites[site].name, outcome.schedule.utilisation[site]
+            table.add_row(str(stage), Text(name), percent(busy))
     return table
 
 

@@ -16,14 +16,10 @@ MOST_LINKS = 2000
 
 
 class Api:
-    """Answers requests from a board.
+    """Answers requests from a board."""
 
-    Args:
-        operated: whether there are actions; the page offers them only then.
-    """
-
-    def __init__(self, board: ReadModel, watch: Watch, health: Any, operated: bool) -> None:
-        self._board, self._watch, self._health, self._operated = board, watch, health, operated
+    def __init__(self, board: ReadModel, watch: Watch, health: Any) -> None:
+        self._board, self._watch, self._health = board, watch, health
 
     async def healthz(self, _request: web.Request) -> web.Response:
         """GET /healthz: 200 if the coordinator works, else 503."""
@@ -32,8 +28,7 @@ class Api:
 
     async def board(self, _request: web.Request) -> web.Response:
         """The whole board, with which the page begins."""
-        told = {**self._board.snapshot(), "alerts": self._watch.told(self._board), "operated": self._operated}
-        return compressed(told)
+        return compressed({**self._board.snapshot(), "alerts": self._watch.told(self._board)})
 
     async def nodes(self, _request: web.Request) -> web.Response:
         """The table of sites."""

@@ -25,7 +25,7 @@ Health = Callable[[], dict[str, Any]]
 
 def make_app(
     board: ReadModel,
-    actions: Actions | None,
+    actions: Actions,
     operator_token: str,
     health: Health,
     hosts: Collection[str] = (),
@@ -33,15 +33,14 @@ def make_app(
     """Make the web application for a board.
 
     Args:
-        actions: the operator's actions; None: none, for a replay.
+        actions: the operator's actions.
         operator_token: the token that actions need, as `Authorization: Bearer TOKEN`.
         health: the answer to /healthz; if its "ok" is false, the status is 503.
         hosts: names of the page besides addresses, localhost and this machine's name: NAME, or NAME:PORT behind a
             proxy on an unusual port. Requests under other names are refused (DNS rebinding).
     """
     watch = Watch()
-    operated = actions is not None
-    stream, api = Stream(board, watch, operated), Api(board, watch, health, operated)
+    stream, api = Stream(board, watch), Api(board, watch, health)
     remedy = "; if it is, start the coordinator with it: pier-coordinator start --host {}"
     app = web.Application(client_max_size=LARGEST_BODY, middlewares=[under_known_names(hosts, remedy)])
     app.on_response_prepare.append(add_headers)
@@ -62,10 +61,9 @@ def make_app(
             web.get("/api/pipeline", api.pipeline),
             web.get("/api/pipeline/chart.svg", api.chart),
             web.get("/api/stream", stream.answer),
+            *action_routes(actions, Guard(operator_token, hosts)),
         ]
     )
-    if actions is not None:
-        app.add_routes(action_routes(actions, Guard(operator_token, hosts)))
     return app
 
 

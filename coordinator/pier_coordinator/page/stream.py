@@ -30,8 +30,8 @@ RETRY_MS = 1000
 class Stream:
     """All open pages and the tick that they share."""
 
-    def __init__(self, board: ReadModel, watch: Watch, operated: bool) -> None:
-        self._board, self._watch, self._operated = board, watch, operated
+    def __init__(self, board: ReadModel, watch: Watch) -> None:
+        self._board, self._watch = board, watch
         self._tick: asyncio.Future[None] | None = None
         self._pulse: asyncio.Task[None] | None = None
         self._alerts: list[dict[str, Any]] = []
@@ -115,7 +115,7 @@ class Stream:
     def _event(self, seen: int) -> tuple[int, bytes]:
         """The new stamp and an event with what changed since `seen`; pages at the same stamp share one event."""
         if self._made[:2] != (seen, self._board.stamp):
-            told = {**self._board.changes(max(0, seen)), "alerts": self._alerts, "operated": self._operated}
+            told = {**self._board.changes(max(0, seen)), "alerts": self._alerts}
             event = f"id: {told['boot']}-{told['stamp']}\nevent: board\ndata: {dumps(told)}\n\n"
             self._made = (seen, told["stamp"], event.encode())
         return self._made[1], self._made[2]

@@ -158,14 +158,15 @@ class ReadModel:
     """The board of a run.
 
     Args:
-        clock: returns the time in seconds since the epoch; None: use the time of the newest fact, for a replay.
+        clock: returns the time in seconds since the epoch.
 
     Attributes:
         round: the newest round that a site has committed.
         moved: when the board heard of that round.
+        now: returns the time in seconds since the epoch.
     """
 
-    def __init__(self, clock: Callable[[], float] | None = time.time) -> None:
+    def __init__(self, clock: Callable[[], float] = time.time) -> None:
         self.boot = secrets.token_hex(4)
         self.stamp = 0
         self.run: dict[str, Any] = {}
@@ -179,9 +180,8 @@ class ReadModel:
         self.moved = 0.0
         self._events: list[dict[str, Any]] = []
         self._speeds, self._losses = Latest(), Latest()
-        self._clock = clock
-        self._newest = 0.0
-        self._started = clock() if clock else 0.0
+        self.now = clock
+        self._started = clock()
 
     # --- input ---------------------------------------------------------------------------------
 
@@ -189,7 +189,6 @@ class ReadModel:
         """Take in a fact. Facts are accepted in any order and with any body; none is an error."""
         self.stamp += 1
         body = fact.body
-        self._newest = max(self._newest, fact.time)
         if fact.kind == "run":
             self.run = _run(body)
         if fact.kind == "plan":
@@ -309,10 +308,6 @@ class ReadModel:
             del self._events[:-EVENTS]
 
     # --- output --------------------------------------------------------------------------------
-
-    def now(self) -> float:
-        """The board's time, in seconds since the epoch."""
-        return self._clock() if self._clock else self._newest
 
     def snapshot(self) -> dict[str, Any]:
         """The whole board, for JSON."""

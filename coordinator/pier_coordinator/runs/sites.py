@@ -14,7 +14,7 @@ SITE_POINTS = 240
 """Maximum number of points of each curve of a site."""
 
 SILENT_AFTER = 60.0
-"""Seconds after which a site that never sent a pulse, as in a replay, counts as silent: the time of six samples."""
+"""Seconds after which a site that never sent a pulse counts as silent: the time of six samples."""
 
 LIVE = ("inner_step", "tokens", "tokens_per_second", "loss", "validation_loss", "bytes_sent", "utilisation", "memory")
 REVOKED = "revoked"

@@ -1,4 +1,4 @@
-"""Facts: the sequence of everything that happened in a run. The page is built from them, both live and in a replay.
+"""Facts: the sequence of everything that happened in a run. The page is built from them.
 
 A fact is a row of the database and a line of the event log. The fields of its body depend on its kind:
 

@@ -1,4 +1,4 @@
-"""The event log: a file with one line per fact, in order, for people and for `pier-coordinator replay`.
+"""The event log: a file with one line per fact, in order, for people and against power cuts.
 
 A fact is first committed to the database; its line is written before anyone is told of the fact. If a crash leaves the
 database and the log different, each gets at the next start what only the other has. A line that the disk refuses is

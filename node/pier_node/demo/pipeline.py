@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
@@ -14,7 +13,7 @@ from pier_node.base.errors import PierError
 from pier_node.base.units import several
 from pier_node.commands.model import measure, validation_windows
 from pier_node.config.run import RunConfig
-from pier_node.demo.picture import CHART_HEIGHT, CHART_WIDTH, LINE_SECONDS, WIDTH, bars, clock
+from pier_node.demo.picture import CHART_HEIGHT, CHART_WIDTH, LINE_SECONDS, bars, clock
 from pier_node.demo.record import Curve, Record, watching
 from pier_node.demo.replicas import sample
 from pier_node.demo.runner import MODEL_FOLDER, RUN_FILE, Demo, claimed
@@ -109,7 +108,6 @@ class _Training:
         self.curve: Curve = []
         self.killed = ""
         self._kill_at, self._drawn, self._next_line = kill_at, "", 0.0
-        self._charts: list[asyncio.Task[None]] = []
 
     async def run(self) -> float:
         """Run until all live sites are done. Returns the seconds until the last step. Raises PierError."""
@@ -127,7 +125,6 @@ class _Training:
                         raise PierError(site.obituary)
                 if not any(site.running for site in self.demo.sites.all):
                     break
-        await asyncio.gather(*self._charts)
         return until
 
     @property
@@ -148,7 +145,8 @@ class _Training:
         drawn = self._paths()
         if drawn and drawn.key != self._drawn:
             self._drawn = drawn.key
-            self._charts.append(asyncio.create_task(self._chart(drawn)))
+            drawn_on = f"The paths of an iteration, {drawn.title}, are drawn on the run's page."
+            self.demo.console.print(Text(drawn_on))
         if self.curve and seconds >= self._next_line:
             self._next_line = seconds + LINE_SECONDS
             step, loss = self.curve[-1]
@@ -163,11 +161,6 @@ class _Training:
         if not found or len(names) < SITES:
             return None
         return read_paths(max(found, key=lambda path: path.stat().st_mtime_ns), names)
-
-    async def _chart(self, drawn: Drawn) -> None:
-        """In a thread, because the simulator is compiled on first use."""
-        chart = await asyncio.to_thread(drawn.chart, min(self.demo.console.width, WIDTH))
-        self.demo.console.print(Text(f"\nThe paths of an iteration, {drawn.title}:", "bold"), chart, "", sep="\n")
 
     def _kill(self) -> None:
         """Send SIGKILL to a site that has a replica and is not the planner."""

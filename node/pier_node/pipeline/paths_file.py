@@ -15,8 +15,6 @@ from pier_node.pipeline.problem import drifted
 from pier_proto.v1.coordinator_pb2 import Paths
 
 if TYPE_CHECKING:
-    from rich.console import RenderableType
-
     from pier_node.pipeline.planning.plan import Plan
     from pier_node.pipeline.planning.problem import Problem
 
@@ -64,8 +62,6 @@ class LatestPaths:
 
 
 PATHS_FILE = "paths.json"
-BESIDE_CHART = 26
-"""Columns of a chart left for the names of sites and their utilisation."""
 
 
 @dataclass(frozen=True)
@@ -81,13 +77,6 @@ class Drawn:
     def title(self) -> str:
         """A title for the paths."""
         return self.problem.title
-
-    def chart(self, width: int) -> RenderableType:
-        """The schedule as a Gantt chart."""
-        from pier_node.pipeline.planning.gantt import gantt_text
-        from pier_node.pipeline.planning.simulate import simulate
-
-        return gantt_text(self.problem, self.plan, simulate(self.problem, self.plan), width - BESIDE_CHART)
 
     def victim(self) -> tuple[str, int]:
         """The last site of the stage with most sites, preferably not the first stage; and that stage."""

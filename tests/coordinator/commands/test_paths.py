@@ -33,7 +33,7 @@ def test_what_people_see(file: Path) -> None:
     for part in (
         "skip: 8 microbatches through 2 of 3 stages on 6 sites",
         "full pipeline, placed as well",
-        "█",
+        "stage  site  busy",
         "bound",
     ):
         assert part in done.output

@@ -94,7 +94,7 @@ def test_what_people_see(run: Answering) -> None:
         "the run's own paths, as it planned them",
         "12.50 s       3.125 s                     -",
         "bound with these stages",
-        "█",
+        "stage  site   busy",
     ):
         assert part in said, f"{part!r} is not in\n{said}"
 

@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 from coordinator.cases import ALICE, BOB, CAROL, Running, running
 from coordinator.expert_cases import DONE, accepted_job, accepted_plan, said
+from coordinator.played import Replayed
 from google.protobuf.json_format import ParseDict
 
-from pier_coordinator.runs.read_model import ReadModel
 from pier_coordinator.runs.registry import LEASE_SECONDS
 from pier_coordinator.service.bounds import RULES
 from pier_coordinator.store.refusals import Refused
@@ -82,7 +82,7 @@ async def test_the_last_expert_makes_the_ensemble_complete_and_lets_the_sites_go
 
 
 async def test_the_page_shows_who_trains_what_and_who_takes_over(tmp_path: Path) -> None:
-    board = ReadModel(clock=None)
+    board = Replayed()
     async with two_sites(tmp_path) as run:
         expert_run = run.coordinator.experts
         await expert_run.accept(PLAN)

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import aiohttp
 from coordinator.page_cases import serving
-from coordinator.played import LABS, Played, node
+from coordinator.played import LABS, Played, Replayed, node
 
 from pier_coordinator.page.metrics import RUN, SITE
 from pier_coordinator.runs.read_model import ReadModel
@@ -34,7 +34,7 @@ async def scraped(board: ReadModel) -> str:
 
 
 def board(rounds: int = 10) -> ReadModel:
-    made = ReadModel(clock=None)
+    made = Replayed()
     for fact in Played(rounds=rounds).facts():
         made.apply(fact)
     return made

@@ -8,7 +8,7 @@ from typing import Any
 import aiohttp
 import pytest
 from coordinator.page_cases import serving, watching
-from coordinator.played import LABS, Played, node, pulse
+from coordinator.played import LABS, Played, Replayed, node, pulse
 
 from pier_coordinator.page import stream
 from pier_coordinator.runs.read_model import ReadModel
@@ -23,7 +23,7 @@ def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def board(rounds: int = 10) -> ReadModel:
-    made = ReadModel(clock=None)
+    made = Replayed()
     for fact in Played(rounds=rounds).facts():
         made.apply(fact)
     return made
@@ -73,7 +73,7 @@ async def test_who_saw_another_board_gets_everything(last: str) -> None:
 
 
 async def test_an_empty_board_is_told_once() -> None:
-    made = ReadModel(clock=None)
+    made = Replayed()
     async with serving(made) as address, watching(address) as events:
         assert (await events.next())["sites"] == []
         made.apply(note("first"))

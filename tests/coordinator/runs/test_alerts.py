@@ -6,7 +6,7 @@ import re
 from typing import Any
 
 import pytest
-from coordinator.played import LABS, START, Played, node, pulse
+from coordinator.played import LABS, START, Played, Replayed, node, pulse
 
 from pier_coordinator.runs.alerts import LINGER, MOST, Alert, Watch
 from pier_coordinator.runs.read_model import ReadModel
@@ -65,7 +65,7 @@ def test_a_silent_site() -> None:
 
 
 def test_a_silent_site_of_a_replay() -> None:
-    board = ReadModel(clock=None)
+    board = Replayed()
     for fact in Played(rounds=30, silent=8, retried=()).facts():
         board.apply(fact)
     (silent,) = Watch().look(board)

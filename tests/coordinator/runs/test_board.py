@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import Any, get_args
 
 import pytest
-from coordinator.played import LABS, START, Played, node, pulse
+from coordinator.played import LABS, START, Played, Replayed, node, pulse
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -35,7 +35,7 @@ FACTS = st.builds(
 
 
 def played(**how: Any) -> ReadModel:
-    board = ReadModel(clock=None)
+    board = Replayed()
     for fact in Played(**how).facts():
         board.apply(fact)
     return board
@@ -49,7 +49,7 @@ def row(board: ReadModel, name: str) -> dict[str, Any]:
 @given(st.lists(st.one_of(FACTS, st.tuples(st.sampled_from("ab"), BODIES, st.booleans())), max_size=40))
 @settings(max_examples=150)
 def test_no_fact_and_no_pulse_is_an_error_in_whatever_order(told: list[Any]) -> None:
-    board = ReadModel(clock=None)
+    board = Replayed()
     for it in told:
         if isinstance(it, Fact):
             board.apply(it)
@@ -130,7 +130,7 @@ def test_only_what_changed_is_told_again() -> None:
 
 def test_a_snapshot_and_changes_come_to_the_same_as_a_later_snapshot() -> None:
     facts = Played(rounds=30).facts()
-    board = ReadModel(clock=None)
+    board = Replayed()
     merged: dict[str, Any] = {}
     seen = 0
     for at, fact in enumerate(facts):
@@ -220,7 +220,7 @@ def test_a_site_that_took_its_leave_is_not_missed(phase: str, state: str) -> Non
 
 
 def test_in_a_replay_a_site_falls_silent_by_the_time_of_the_facts() -> None:
-    board = ReadModel(clock=None)
+    board = Replayed()
     board.apply(Fact(START, "sample", A, {"inner_step": 1}))
     board.apply(Fact(START + SILENT_AFTER, "sample", B, {"inner_step": 1}))
     assert row(board, A[:12])["state"] == "training"
@@ -271,14 +271,14 @@ def test_events_are_the_last_ones_and_have_the_site_s_name() -> None:
 
 
 def test_events_come_in_the_order_in_which_they_happened() -> None:
-    board = ReadModel(clock=None)
+    board = Replayed()
     for text, at in [("late", 5.0), ("early", 1.0), ("between", 3.0), ("late too", 5.0)]:
         board.apply(Fact(START + at, "note", A, {"text": text}))
     assert [event["text"] for event in board.events()] == ["early", "between", "late", "late too"]
 
 
 def test_memory_is_bounded_in_sites_and_texts() -> None:
-    board = ReadModel(clock=None)
+    board = Replayed()
     for number in range(MOST_SITES + 100):
         board.apply(Fact(START, "note", f"node-{number}", {"text": "x" * 10_000}))
     assert len(board.sites) == MOST_SITES
@@ -286,7 +286,7 @@ def test_memory_is_bounded_in_sites_and_texts() -> None:
 
 
 def test_with_many_sites_links_and_rounds_of_all_are_not_told_unasked() -> None:
-    board = ReadModel(clock=None)
+    board = Replayed()
     for number in range(FEW_SITES + 6):
         name = f"node-{number:02}"
         board.apply(Fact(START, "link", name, {"peer": "node-00", "bandwidth": 1e6}))

@@ -12,11 +12,11 @@ from xml.etree import ElementTree
 
 import pytest
 from coordinator.cases import ALICE, running
+from coordinator.played import Replayed
 from pipeline.test_paths_file import PROBLEM
 
 from pier_coordinator.runs import drawing
 from pier_coordinator.runs.drawing import Drawing, draw, drawn, keep_drawn
-from pier_coordinator.runs.read_model import ReadModel
 from pier_node.base.errors import PierError
 from pier_node.pipeline.paths_file import paths_json
 from pier_node.pipeline.planning.plan import Plan
@@ -28,11 +28,11 @@ PATHS = Plan(((0,), (1, 2), (3,)), (((0, 1), (0, 3)),))
 CONTENT = paths_json(7, EVEN, PATHS).decode()
 
 
-class Looked(ReadModel):
+class Looked(Replayed):
     """A board that somebody watches for drawings."""
 
-    def __init__(self, clock: None) -> None:
-        super().__init__(clock)
+    def __init__(self) -> None:
+        super().__init__()
         self.seen: asyncio.Queue[Drawing] = asyncio.Queue()
 
     def drawn(self, drawing: Drawing) -> None:
@@ -82,7 +82,7 @@ async def test_a_process_draws_and_the_coordinator_outlives_what_it_cannot(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(drawing, "REST", 0.1)
-    board = Looked(clock=None)
+    board = Looked()
     async with running(tmp_path) as run:
         await run.let_in(ALICE)
         async with run.site(ALICE) as alice:

@@ -7,7 +7,7 @@ import math
 from typing import Any
 
 import pytest
-from coordinator.played import START, node
+from coordinator.played import START, Replayed, node
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -33,7 +33,7 @@ def said(node: str, job: int, plan: str = PLAN, **body: Any) -> Fact:
 
 
 def board(*facts: Fact) -> ReadModel:
-    made = ReadModel(clock=None)
+    made = Replayed()
     for name in ("alpha", "beta"):
         made.apply(Fact(START, "site", node(name), {"name": name}))
     for fact in facts:

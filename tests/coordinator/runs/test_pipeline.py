@@ -5,12 +5,12 @@ from __future__ import annotations
 import json
 from typing import Any
 
+from coordinator.played import Replayed
 from hypothesis import given
 from hypothesis import strategies as st
 
 from pier_coordinator.runs.drawing import Drawing
 from pier_coordinator.runs.pipeline import PACE, PipelineRows, PlaceRow
-from pier_coordinator.runs.read_model import ReadModel
 from pier_node.config.run import SITES
 
 A, B, C = ("aa" * 8, "bb" * 8, "cc" * 8)
@@ -24,7 +24,7 @@ PLACES = st.dictionaries(st.sampled_from([*PLACE, "x"]), st.one_of(VALUES, st.di
 
 @given(st.one_of(VALUES, PLACES))
 def test_no_place_is_an_error_and_all_that_is_kept_is_a_number(said: Any) -> None:
-    board = ReadModel(clock=None)
+    board = Replayed()
     board.pulse(A, {"place": said}, alive=True)
     board.drawn(DRAWING)
     told = {"board": board.snapshot(), "api": board.pipeline.measured(NAMES)}

@@ -1,13 +1,12 @@
-"""Both charts of one schedule."""
+"""The chart of a schedule."""
 
 from __future__ import annotations
 
 from xml.etree import ElementTree
 
 from pipeline.planning.cases import problem
-from rich.console import Console
 
-from pier_node.pipeline.planning.gantt import colour, gantt_svg, gantt_text
+from pier_node.pipeline.planning.gantt import colour, gantt_svg
 from pier_node.pipeline.planning.simulate import simulate
 from pier_node.pipeline.planning.start import random_plan
 
@@ -33,18 +32,3 @@ def test_svg_has_every_task_and_transfer() -> None:
     assert "0 s" in texts
     right = max(float(box.get("x", "")) + float(box.get("width", "")) for box in boxes)
     assert right <= 1200
-
-
-def test_the_terminal_shows_what_every_site_does() -> None:
-    console = Console(width=100, color_system=None)
-    with console.capture() as captured:
-        console.print(gantt_text(IT, PLAN, SCHEDULE, 60))
-    lines = captured.get().splitlines()
-    assert f"{SCHEDULE.makespan_s:.2f} s" in lines[0]
-    assert len(lines) == 1 + 6 + 1
-    for line in lines[1:7]:
-        assert "█" in line
-        assert "▓" in line
-        assert line.rstrip().endswith("%")
-    assert sum("◆" in line for line in lines[1:7]) == 2, "losses are at the data nodes"
-    assert lines[7].startswith("█ forward")

@@ -19,10 +19,6 @@ export class Operator {
     return sessionStorage.getItem(KEY);
   }
 
-  offer(operated) {
-    $("operator").hidden = !operated;
-  }
-
   showState() {
     const known = Boolean(this.token);
     if (known) document.body.dataset.operator = "yes";

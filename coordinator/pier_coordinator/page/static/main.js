@@ -36,7 +36,6 @@ function show(told) {
   ready = true;
   $("main").removeAttribute("aria-busy");
   chosen.offer([...state.sites.values()]);
-  operator.offer(state.operated);
   showHeader(state);
   showAlerts(state.alerts);
   table.show(state);

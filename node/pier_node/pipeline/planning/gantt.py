@@ -1,8 +1,4 @@
-"""Gantt charts of a schedule: in SVG, a row per site with its uplink below, and in the terminal, a line per site.
-
-Each microbatch has one colour, the same in the terminal, in SVG and on web pages. In the terminal, a column stands for
-a part of the iteration.
-"""
+"""The Gantt chart of a schedule as SVG: a row per site with its uplink below, and a colour for each microbatch."""
 
 from __future__ import annotations
 
@@ -10,11 +6,6 @@ import colorsys
 from collections.abc import Iterator
 from html import escape
 
-from rich.console import Group, RenderableType
-from rich.table import Table
-from rich.text import Text
-
-from pier_node.base.units import percent
 from pier_node.pipeline.planning.plan import Plan
 from pier_node.pipeline.planning.problem import Problem
 from pier_node.pipeline.planning.simulate import BACKWARD, LOSS, Schedule, Task, Transfer
@@ -114,48 +105,3 @@ def _transfer(it: Transfer, y: int, makespan: float) -> str:
         f'<rect x="{x:.1f}" y="{y + BAR + 3}" width="{end - x:.1f}" height="{LINE}" fill="{fill}" opacity="0.45">'
         f"<title>microbatch {it.microbatch} on its way, {it.end_s - it.start_s:.2f} s</title></rect>"
     )
-
-
-MARKS = {"forward": "█", "backward": "▓", "loss": "◆"}
-WAITING, ON_THE_WAY = "·", "─"
-TEXT_LEGEND = "█ forward  ▓ backward  ◆ loss  ─ sends  · waits; a colour is a microbatch"
-Cell = tuple[int, str, str]
-"""Priority, mark and colour."""
-
-
-def gantt_text(problem: Problem, plan: Plan, schedule: Schedule, width: int) -> RenderableType:
-    """The chart for the terminal, with `width` columns for the iteration."""
-    table = Table(box=None, pad_edge=False, padding=(0, 1, 0, 0))
-    table.add_column("stage", justify="right")
-    table.add_column("site", no_wrap=True)
-    table.add_column(f"0 {f' {schedule.makespan_s:.2f} s':─>{width - 2}}", no_wrap=True)
-    table.add_column("busy", justify="right")
-    lines = _lines(schedule, width)
-    for stage, sites in enumerate(plan.stages):
-        for site in sites:
-            busy = percent(schedule.utilisation[site])
-            table.add_row(str(stage), Text(problem.sites[site].name), lines[site], busy)
-    return Group(table, Text(TEXT_LEGEND, "dim"))
-
-
-def _lines(schedule: Schedule, width: int) -> list[Text]:
-    grid: list[list[Cell]] = [[(0, " ", "")] * width for _ in range(schedule.sites)]
-    for it in schedule.transfers:
-        _fill(grid[it.source], schedule, it.start_s, it.end_s, (1, ON_THE_WAY, "dim"))
-    for task in schedule.tasks:
-        _fill(grid[task.site], schedule, task.arrival_s, task.start_s, (2, WAITING, "dim"))
-        _fill(grid[task.site], schedule, task.start_s, task.end_s, _cell(task))
-    return [Text.assemble(*((mark, style) for _, mark, style in row)) for row in grid]
-
-
-def _cell(task: Task) -> Cell:
-    style = "bold" if task.kind == LOSS else colour(task.microbatch, darker=task.kind == BACKWARD)
-    return 4 if task.kind == LOSS else 3, MARKS[task.kind], style
-
-
-def _fill(row: list[Cell], schedule: Schedule, start_s: float, end_s: float, cell: Cell) -> None:
-    """Mark the columns from start to end, unless they hold something of higher priority."""
-    scale = len(row) / schedule.makespan_s
-    first = min(int(start_s * scale), len(row) - 1)
-    for column in range(first, min(max(first + (end_s > start_s), round(end_s * scale)), len(row))):
-        row[column] = max(row[column], cell, key=lambda it: it[0])
