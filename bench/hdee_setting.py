@@ -10,8 +10,7 @@ import numpy as np
 
 from pier_coordinator.commands.experts import found
 from pier_coordinator.commands.experts_view import Planning
-from pier_coordinator.experts.accepted import accepted
-from pier_coordinator.experts.plan import Plan
+from pier_coordinator.experts.plan import Plan, accepted
 from pier_coordinator.experts.recipe import MODES
 from pier_coordinator.experts.task import MIDDLE
 from pier_node.config.run import RunConfig

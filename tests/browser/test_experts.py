@@ -8,7 +8,7 @@ import pytest
 
 pytest.importorskip("playwright", reason="no Chromium, or no playwright here: the page was NOT looked at")
 
-from browser.experts_cases import EXPERTS, board_with_experts, planned, said
+from browser.experts_cases import EXPERTS, PROGRESS, board_with_experts, planned
 from browser.looking import A, looking, run_of_three
 from coordinator.page_cases import serving
 from playwright.async_api import expect
@@ -40,7 +40,7 @@ async def test_it_shows_experts_and_schedule_and_follows_them(chromium: Browser)
         bar = page.get_by_role("img", name="lab-a: topics 100 %, network 25 %, encodings 0 %")
         await expect(bar).to_be_visible()
         await expect(lanes.nth(0)).to_contain_text("33 % of 56.3 s")  # 14.1 and a quarter of 18.2
-        board.apply(said(A, 3, step=20, training_loss=1.5))
+        board.planned(planned(*EXPERTS, **{**PROGRESS, "network": {"done": 20, "loss": 1.5, "state": "training"}}))
         await expect(rows.nth(3)).to_contain_text("20 of 40")
         await expect(page.get_by_role("img", name="network 50 %")).to_be_visible()
         assert look.errors == []
@@ -50,7 +50,7 @@ async def test_one_that_goes_elsewhere_changes_its_bar(chromium: Browser) -> Non
     board = board_with_experts()
     async with serving(board) as address, looking(chromium, address) as look:
         await expect(look.page.locator("#schedule li")).to_have_count(3)
-        board.apply(planned(*((domain, size, steps, A, took) for domain, size, steps, _, took in EXPERTS)))
+        board.planned(planned(*((domain, size, steps, A, took) for domain, size, steps, _, took in EXPERTS)))
         await expect(look.page.locator("#schedule li")).to_have_count(1)
         await expect(look.page.get_by_role("img", name="numbers 0 %")).to_be_visible()
         assert look.errors == []
@@ -61,7 +61,7 @@ async def test_when_all_are_there_it_says_how_to_have_them_answer(chromium: Brow
     async with serving(board) as address, looking(chromium, address) as look:
         await expect(look.page.locator("#experts tbody tr")).to_have_count(6)
         await expect(look.page.locator("#experts-serve")).to_be_hidden()
-        board.apply(planned(EXPERTS[0]))
+        board.planned(planned(EXPERTS[0], topics=PROGRESS["topics"]))
         await expect(look.page.locator("#experts-command")).to_have_text(
             "pier-coordinator experts collect ensemble --from LAB-A_FOLDER && pier-node serve --experts ensemble"
         )

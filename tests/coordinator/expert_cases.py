@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 from coordinator.cases import NOW
 
-from pier_coordinator.experts.accepted import AcceptedJob, AcceptedPlan, AcceptedSite
+from pier_coordinator.store.experts import AcceptedPlan, AcceptedSite, Expert
 from pier_coordinator.store.facts import Fact
 from pier_node.experts.config import DomainSection
 from pier_node.experts.job import SEED, ExpertJob
@@ -26,9 +26,7 @@ DONE = {
 }
 
 
-def accepted_job(
-    number: int, site: str, flops: float = 1e9, after: int = SEED, sites: tuple[str, ...] = ()
-) -> AcceptedJob:
+def accepted_job(number: int, site: str, flops: float = 1e9, after: int = SEED, sites: tuple[str, ...] = ()) -> Expert:
     name = ("topics", "network", "formats", "numbers", "tools")[number]
     job = ExpertJob(
         number=number,
@@ -45,10 +43,10 @@ def accepted_job(
         after=after,
         flops=flops,
     )
-    return AcceptedJob(job=job, site=site, seconds=10.0, memory=1e6, parameters=1e6, moved=0.0, sites=sites)
+    return Expert(job=job, site=site, seconds=10.0, memory=1e6, parameters=1e6, moved=0.0, sites=sites)
 
 
-def accepted_plan(*jobs: AcceptedJob, sites: tuple[str, ...] = ("lab-0", "lab-1"), **more: Any) -> AcceptedPlan:
+def accepted_plan(*jobs: Expert, sites: tuple[str, ...] = ("lab-0", "lab-1"), **more: Any) -> AcceptedPlan:
     inf = float("inf")
     there = tuple(AcceptedSite(name=name, speed=1e8, memory=inf, line=inf) for name in sites)
     return AcceptedPlan(**{"mode": "auto", "seconds": 20.0, "lost_after_s": 60.0, "jobs": jobs, "sites": there, **more})

@@ -14,8 +14,8 @@ from processes.program import ENVIRONMENT
 from processes.site import Site, wait_until
 
 from pier_coordinator.commands.client import Client
-from pier_coordinator.experts.accepted import AcceptedJob, AcceptedPlan, AcceptedSite
 from pier_coordinator.identity.home import PLAN_FILE
+from pier_coordinator.store.experts import AcceptedPlan, AcceptedSite, Expert
 from pier_node.config.run import load
 from pier_node.experts.card import load_card
 from pier_node.experts.config import DomainSection
@@ -61,9 +61,7 @@ def job(run: Coordinated, folder: Path, number: int, name: str, steps: int, lr: 
 
 def accept(run: Coordinated, *jobs: tuple[ExpertJob, str]) -> None:
     inf = float("inf")
-    placed = [
-        AcceptedJob(job=each, site=site, seconds=1.0, memory=1.0, parameters=1.0, moved=1e9) for each, site in jobs
-    ]
+    placed = [Expert(job=each, site=site, seconds=1.0, memory=1.0, parameters=1.0, moved=1e9) for each, site in jobs]
     # Lines so slow that no expert moves because one site is faster than another on a busy machine.
     sites = [AcceptedSite(name=site.name, speed=1e9, memory=inf, line=1e3) for site in run.sites]
     plan = AcceptedPlan(mode="auto", seconds=1.0, lost_after_s=1.0, jobs=tuple(placed), sites=tuple(sites))

@@ -16,7 +16,7 @@ from rich.text import Text
 from pier_coordinator.commands.client import Client
 from pier_coordinator.commands.experts import found
 from pier_coordinator.commands.experts_view import view
-from pier_coordinator.experts.accepted import accepted
+from pier_coordinator.experts.plan import accepted
 from pier_coordinator.identity.home import PLAN_FILE
 from pier_node.base import durable
 from pier_node.base.errors import PierError

@@ -29,7 +29,7 @@ from pier_node.base.tasks import until_stopped
 from pier_node.wire.interfaces import choose_address
 
 GLANCE = 0.5
-"""Seconds between two transfers of the sites' pulses to the page's board."""
+"""Seconds between two transfers of the sites' pulses and the experts' progress to the page's board."""
 TURN = 50
 """Number of sites transferred before calls get their turn."""
 COLLECTIONS = (50_000, 20, 20)
@@ -103,6 +103,7 @@ async def _glance(coordinator: Coordinator, board: ReadModel) -> None:
             board.pulse(site["node"], site, site["alive"])
             if number % TURN == TURN - 1:
                 await asyncio.sleep(0)
+        board.planned(coordinator.experts.shown())
         await asyncio.sleep(GLANCE)
 
 

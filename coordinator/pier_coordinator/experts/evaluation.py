@@ -7,9 +7,8 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pier_coordinator.experts.accepted import AcceptedPlan
 from pier_coordinator.experts.scoring import ScoredExpert, Scoring, scoring_id
-from pier_coordinator.store.experts import JobRow
+from pier_coordinator.store.experts import AcceptedPlan, Expert
 from pier_coordinator.store.refusals import Refused
 from pier_node.experts.sheet import ScoredDomain
 from pier_node.site.coordinator.expert_messages import scoring_fields
@@ -27,7 +26,7 @@ class Evaluation:
         self.scoring: Scoring | None = None
 
     async def begin(
-        self, jobs: Iterable[JobRow], extra: Sequence[ScoredDomain], rows: int, patience: float, folder: Path
+        self, jobs: Iterable[Expert], extra: Sequence[ScoredDomain], rows: int, patience: float, folder: Path
     ) -> None:
         """Begin an evaluation.
 
@@ -64,7 +63,7 @@ class Evaluation:
             self._of.clock(), self._of.registry.is_here, self._called, self._of.revoked
         )
 
-    def follow(self, jobs: Iterable[JobRow]) -> None:
+    def follow(self, jobs: Iterable[Expert]) -> None:
         """Take in the current state of these jobs: where their experts are, and whether they are done."""
         if self.scoring is None:
             return

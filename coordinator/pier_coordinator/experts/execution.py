@@ -10,22 +10,19 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pier_coordinator.experts.accepted import AcceptedPlan
 from pier_coordinator.experts.checkpoints import Checkpoints
 from pier_coordinator.experts.evaluation import Evaluation
 from pier_coordinator.experts.exact import Limits
 from pier_coordinator.experts.expert_sites import ExpertSites
-from pier_coordinator.experts.jobs import Job
-from pier_coordinator.experts.replan import Remainder, replanned
+from pier_coordinator.experts.replan import Chain, OpenWork, replanned
 from pier_coordinator.experts.scheduling import NoPlaceError
-from pier_coordinator.experts.task import Site
-from pier_coordinator.store.experts import RESULT, JobRow
-from pier_coordinator.store.facts import Fact, amount, text, whole
+from pier_coordinator.store.experts import RESULT, AcceptedPlan, Expert
+from pier_coordinator.store.facts import amount, number, text, whole
 from pier_coordinator.store.rows import event
 from pier_node.experts.sheet import ScoredDomain
 from pier_node.site.coordinator.expert_messages import job_fields
@@ -89,77 +86,6 @@ def _expert(assignment: Mapping[str, Any]) -> Mapping[str, Any]:
     return dict(assignment.get("expert", {}))
 
 
-Chain = list[int]
-"""Numbers of jobs that one site trains one after the other; most chains have one job."""
-
-
-@dataclass(frozen=True)
-class OpenWork:
-    """A snapshot of a plan's execution: what is left to do.
-
-    Attributes:
-        plan: the plan.
-        jobs: the jobs, by number.
-        steps: number of steps done in jobs in progress, by number.
-        kept: step after which the coordinator's checkpoint of a job was made, by number; 0: there is none.
-        names: names of the sites, by node id.
-    """
-
-    plan: AcceptedPlan
-    jobs: Mapping[int, JobRow]
-    steps: Mapping[int, int]
-    kept: Mapping[int, int]
-    names: Mapping[str, str]
-
-    def chains(self) -> list[Chain]:
-        """The chains that are not done, in the order in which sites train them: the shortest first."""
-        return [chain for chain in self.plan.queue() if not all(self.jobs[each].result for each in chain)]
-
-    def node(self, chain: Chain) -> str:
-        """Node id of the site that has a chain; "": no site can train it."""
-        return self.jobs[chain[0]].node
-
-    def is_begun(self, chain: Chain) -> bool:
-        """Whether its site has trained a part of it itself, or trains it next."""
-        own = next(each for each in self.chains() if self.node(each) == self.node(chain))
-        trained = (self.steps.get(each, 0) > self.kept.get(each, 0) or self.jobs[each].result for each in chain)
-        return chain == own or any(trained)
-
-    def remainder(self, chain: Chain, adrift: bool, sites: Sequence[Site]) -> Remainder:
-        """What is left of a chain. Another site would continue from the checkpoints that the coordinator keeps.
-
-        Args:
-            chain: numbers of its jobs.
-            adrift: no site has the chain, or its site is lost or cannot train it.
-            sites: the sites to plan with.
-        """
-        job, kept = self._allowed(chain, sites), sum(self._done(each, self.kept) for each in chain)
-        if adrift:
-            return Remainder(job, max(job.flops - kept, 1.0), kept=kept > 0)
-        done = sum(self._flops(each) if self.jobs[each].result else self._done(each, self.steps) for each in chain)
-        name, begun = self.names[self.node(chain)], self.is_begun(chain)
-        return Remainder(job, max(job.flops - done, 1.0), max(done - kept, 0.0), name, begun, kept > 0)
-
-    def _allowed(self, chain: Chain, sites: Sequence[Site]) -> Job:
-        """A chain as a job for the sites that may train it and have not declined it."""
-        job = self.plan.as_job(chain)
-        barred = self._barred(chain)
-        if not barred:
-            return job
-        left = (job.sites or frozenset(site.name for site in sites)) - barred
-        return replace(job, sites=left or frozenset({""}))  # an empty set would mean all
-
-    def _barred(self, chain: Chain) -> set[str]:
-        return {self.names[node] for each in chain for node in self.jobs[each].declined}
-
-    def _flops(self, number: int) -> float:
-        return self.plan.jobs[number].job.flops
-
-    def _done(self, number: int, steps: Mapping[int, int]) -> float:
-        """FLOPs of a job that these steps (by number) amount to."""
-        return self._flops(number) * min(1.0, steps.get(number, 0) / self.plan.jobs[number].job.steps)
-
-
 LIMITS = Limits(seconds=2.0, gap=0.1)
 """Solver limits for replanning; speeds are not known more accurately than this gap."""
 
@@ -169,22 +95,20 @@ class PlanExecution:
 
     Args:
         coordinator: the coordinator of the run.
-        plan: the plan.
+        plan: the plan as stored.
         accepted: when it was accepted, seconds since the epoch.
-        jobs: its jobs as stored.
 
     Attributes:
+        plan: the plan, with the current state of its jobs.
         expert_sites: the sites that train its experts.
         evaluation: the evaluation of its experts.
         checkpoints: checkpoints of the experts in training.
     """
 
-    def __init__(self, coordinator: Coordinator, plan: AcceptedPlan, accepted: float, jobs: Iterable[JobRow]) -> None:
-        self._of, self.plan, self._accepted = coordinator, plan, accepted
-        self._jobs = {job.number: job for job in jobs}
+    def __init__(self, coordinator: Coordinator, plan: AcceptedPlan, accepted: float) -> None:
+        self._of, self.plan = coordinator, plan
         self.checkpoints = Checkpoints(coordinator.store.folder, plan.id)
-        self.tidy(self._jobs)
-        self._steps = {number: self.checkpoints.step(number) for number in self._jobs}
+        self.tidy(job.number for job in plan.jobs)
         self._idle: set[str] = set()
         self._problems: dict[int, str] = {}
         self.expert_sites = ExpertSites(coordinator, plan, accepted)
@@ -192,30 +116,23 @@ class PlanExecution:
         self._orders = ExpertOrders(coordinator, plan.id, self._wanted)
 
     @property
-    def complete(self) -> bool:
-        """Whether all experts are done."""
-        return all(job.result for job in self._jobs.values())
-
-    @property
     def goes_on(self) -> bool:
         """Whether training continues: the plan is not complete, and every job has a site."""
-        return not self.complete and all(job.node for job in self._jobs.values())
+        return not self.plan.complete and all(job.node for job in self.plan.jobs)
 
     async def begin(self) -> None:
         """Start the plan: drop all checkpoints and give the sites their jobs."""
         await asyncio.to_thread(self.checkpoints.clear)
-        self._steps.clear()
-        await self._show()
         await self._orders.give(self._involved())
 
     async def welcome(self, node: str) -> None:
         """Order a registering site that joined after the plan: there may be jobs for it once it has caught up."""
-        if not self.complete and node not in self._involved() and node in self.expert_sites.names().values():
+        if not self.plan.complete and node not in self._involved() and node in self.expert_sites.names().values():
             await self._orders.give([node])
 
     async def heard(self, node: str, body: Mapping[str, Any]) -> None:
         """Take in a site's report on an expert; a report on another site's expert is ignored."""
-        job = self._jobs.get(whole(body, "job") or 0)
+        job = self._job(whole(body, "job") or 0)
         if job is None or job.node != node or job.result:
             return
         if problem := text(body, "problem"):  # the next look finds another site for it
@@ -224,24 +141,21 @@ class PlanExecution:
         elif body.get("done") is True:
             await self._done(job, node, body)
         else:
-            step, each = whole(body, "step") or 0, self.plan.jobs[job.number].job
-            self._steps[job.number] = step
-            self.expert_sites.paces.heard(node, job.number, step, amount(body, "seconds"), each.flops / each.steps)
+            step, flops = whole(body, "step") or 0, job.job.flops / job.job.steps
+            self.plan = self.plan.updated([job.progressed(step, number(body, "training_loss"))])
+            self.expert_sites.paces.heard(node, job.number, step, amount(body, "seconds"), flops)
 
     async def look(self, now: float) -> None:
         """Replan if a site is lost, has joined, is not as fast as planned, has declined a job or is out of work."""
         if self.evaluation.look():
             await self._scored()
-        if await self._orders.pay(self._involved):
-            await self._show()
-        if self.complete:
+        await self._orders.pay(self._involved)
+        if self.plan.complete:
             return
         if (declined := self._declined()) is not None:
             problem = self._problems.get(declined, "its site has said so")
             await self._replan(f"it cannot be trained there: {problem}", declined=declined)
-        elif lost := self.expert_sites.look(
-            now, {job.node for job in self._jobs.values() if job.node and not job.result}
-        ):
+        elif lost := self.expert_sites.look(now, {job.node for job in self.plan.jobs if job.node and not job.result}):
             names = ", ".join(sorted(self._of.sites[node].name for node in lost))
             await self._replan(f"{names} is silent for {self.plan.lost_after_s:.0f} s", lost)
         elif why := self.expert_sites.outdated() or self._out_of_work():
@@ -249,7 +163,7 @@ class PlanExecution:
 
     async def evaluate(self, extra: Sequence[ScoredDomain], rows: int, patience: float, folder: Path) -> None:
         """Let the sites score the experts; see Evaluation."""
-        await self.evaluation.begin(self._jobs.values(), extra, rows, patience, folder)
+        await self.evaluation.begin(self.plan.jobs, extra, rows, patience, folder)
         await self._orders.give(self._involved())
 
     async def delivered(self, node: str, sheet: ScoreSheet, content: bytes) -> None:
@@ -257,20 +171,20 @@ class PlanExecution:
         if await self.evaluation.take(node, sheet, content):
             await self._scored()
 
-    def needs_checkpoint(self, node: str, number: int) -> bool:
+    def needs_checkpoint(self, node: str, index: int) -> bool:
         """Whether a checkpoint of a job is useful: the job is that site's, and its chain is not done."""
-        job = self._jobs.get(number)
-        return job is not None and job.node == node and not self.is_over(number)
+        job = self._job(index)
+        return job is not None and job.node == node and not self.is_over(index)
 
-    def is_over(self, number: int) -> bool:
+    def is_over(self, index: int) -> bool:
         """Whether the whole chain that contains a job is done."""
-        return all(self._jobs[each].result for each in self.plan.chain(number))
+        return all(self.plan.jobs[each].result for each in self.plan.chain(index))
 
-    def tidy(self, numbers: Iterable[int]) -> None:
+    def tidy(self, indices: Iterable[int]) -> None:
         """Delete the checkpoints of those of these jobs whose chain is done, for the whole chain; blocks."""
-        for number in numbers:
-            if self.is_over(number):
-                for each in self.plan.chain(number):
+        for index in indices:
+            if self.is_over(index):
+                for each in self.plan.chain(index):
                     self.checkpoints.drop(each)
 
     def told(self) -> dict[str, Any]:
@@ -279,28 +193,36 @@ class PlanExecution:
             "plan": self.plan.id,
             "mode": self.plan.mode,
             "seconds": self.plan.seconds,
-            "complete": self.complete,
-            "experts": [self._expert(index) for index in sorted(self._jobs)],
+            "complete": self.plan.complete,
+            "experts": [self._told(job) for job in self.plan.jobs],
         }
+
+    def shown(self) -> dict[str, Any]:
+        """The plan and its progress as the page shows them, its experts in the order in which sites train them."""
+        rows = [self._shown(self.plan.jobs[index]) for index in self._in_order()]
+        return {"plan": self.plan.id, "mode": self.plan.mode, "seconds": self.plan.seconds, "rows": rows}
 
     # --- internals -------------------------------------------------------------------------------
 
-    async def _done(self, job: JobRow, node: str, body: Mapping[str, Any]) -> None:
-        if all(other.result for other in self._jobs.values() if other is not job):
+    def _job(self, index: int) -> Expert | None:
+        return self.plan.jobs[index] if index < len(self.plan.jobs) else None
+
+    async def _done(self, job: Expert, node: str, body: Mapping[str, Any]) -> None:
+        if all(other.result for other in self.plan.jobs if other is not job):
             self._orders.owe(self._involved())
         await self._put([done := job.done(body)])
         gate = "accepted" if done.result and done.result["accepted"] else "refused, its parent stands in"
         losses = f"{amount(body, 'parent_loss'):.4f} -> {amount(body, 'loss'):.4f} bits per byte"
         await self._tell(f"the expert of {self._domain(job.number)} is done: {losses}, {gate}", node)
-        if self.complete:
-            await self._tell(f"all {len(self._jobs)} experts of the plan {self.plan.id[:8]} are there")
+        if self.plan.complete:
+            await self._tell(f"all {len(self.plan.jobs)} experts of the plan {self.plan.id[:8]} are there")
             await self._orders.give(self._involved())
         elif self.evaluation.wanted(node):
             await self._orders.give([node])
 
     def _declined(self) -> int | None:
         """A job that is still assigned to a site that has declined it."""
-        return next((job.number for job in self._jobs.values() if job.node in job.declined and not job.result), None)
+        return next((job.number for job in self.plan.jobs if job.node in job.declined and not job.result), None)
 
     def _out_of_work(self) -> str:
         """Why to replan: a site has run out of work since the last look, others have jobs not begun; "": no reason."""
@@ -344,7 +266,7 @@ class PlanExecution:
 
     def _is_so(self, work: OpenWork, chain: Chain) -> bool:
         """Whether a chain has not changed since the snapshot."""
-        return all(self._jobs[each] is work.jobs[each] for each in chain)
+        return all(self.plan.jobs[each].is_as(work.plan.jobs[each]) for each in chain)
 
     async def _move(self, work: OpenWork, chains: Iterable[Chain], nodes: Iterable[str], why: str) -> None:
         """Let these sites train these chains, starting from the checkpoints that are kept."""
@@ -353,59 +275,45 @@ class PlanExecution:
             if node != work.node(chain) and self._is_so(work, chain):
                 touched |= {node, work.node(chain)}
                 self._orders.owe({node, work.node(chain)})
-                await self._put(self._jobs[each].moved(node) for each in chain)
+                await self._put(self.plan.jobs[each].moved_to(node) for each in chain)
                 said = f"{self._of.sites[node].name} trains the expert of {self._called([chain])}"
                 await self._tell(f"{said} {self.checkpoints.begin(chain)}: {why}", node, 30)
         if touched:
             await self._orders.give(touched - {""})
-            await self._show()
 
     async def _strand(self, chains: Collection[Chain], declined: int | None, why: str) -> None:
         """No other site can train these chains: a declined one is left without a site, the others wait for theirs."""
         for chain in chains:
             if declined in chain:
-                had = {self._jobs[each].node for each in chain}
+                had = {self.plan.jobs[each].node for each in chain}
                 self._orders.owe(had)
-                await self._put(self._jobs[each].moved("") for each in chain)
+                await self._put(self.plan.jobs[each].moved_to("") for each in chain)
                 await self._orders.give(had)
-                await self._show()
         if chains:
             await self._tell(f"nobody else can train the experts of {self._called(chains)}: {why}", level=40)
 
     def _open_work(self) -> OpenWork:
         names = {site.node: site.name for site in self._of.sites.values()}
-        kept = {number: self.checkpoints.step(number) for number in self._jobs}
-        return OpenWork(self.plan, {**self._jobs}, {**self._steps}, kept, names)
+        return OpenWork(self.plan, {job.number: self.checkpoints.step(job.number) for job in self.plan.jobs}, names)
 
     def _wanted(self, node: str) -> dict[str, Any]:
         """What the order to a site should say."""
         own = self._in_order(node)
         jobs, kept = [job_fields(self.plan.jobs[each].job) for each in own], map(self.checkpoints.of, own)
         checkpoints = [each.model_dump() for each in kept if each]
-        told = {"plan": self.plan.id, "jobs": jobs, "complete": self.complete, "checkpoints": checkpoints}
+        told = {"plan": self.plan.id, "jobs": jobs, "complete": self.plan.complete, "checkpoints": checkpoints}
         return {**told, **self.evaluation.wanted(node)}
 
     def _in_order(self, node: str | None = None) -> list[int]:
         """The jobs of a site, or of all (None), in the order of training: the shortest chain first."""
         chains = self.plan.queue()
-        return [each for chain in chains for each in chain if node in (None, self._jobs[each].node)]
+        return [each for chain in chains for each in chain if node in (None, self.plan.jobs[each].node)]
 
-    async def _show(self) -> None:
-        """Store a plan fact for the page: which site trains what from now on."""
-        keys = ("number", "domain", "size", "steps", "planned_seconds", "done")
-        rows = [(self._jobs[each].node, self._expert(each)) for each in self._in_order()]
-        experts = [{"node": node, **{key: row[key] for key in keys}} for node, row in rows]
-        head = {"plan": self.plan.id, "accepted": self._accepted, "mode": self.plan.mode, "seconds": self.plan.seconds}
-        await self._of.store.add_facts([Fact(self._of.wall(), "plan", "", {**head, "experts": experts})])
-
-    async def _put(self, jobs: Iterable[JobRow]) -> None:
+    async def _put(self, jobs: Iterable[Expert]) -> None:
         changed = [*jobs]
         await self._of.store.put_experts(self.plan.id, changed)
-        for job in changed:
-            self._jobs[job.number] = job
+        self.plan = self.plan.updated(changed)
         await asyncio.to_thread(self.tidy, [job.number for job in changed])
-        for job in changed:
-            self._steps[job.number] = self.checkpoints.step(job.number)
         self.evaluation.follow(changed)
 
     async def _scored(self) -> None:
@@ -430,11 +338,28 @@ class PlanExecution:
     def _called(self, chains: Iterable[Chain]) -> str:
         return ", ".join(self._domain(each) for chain in chains for each in chain)
 
-    def _expert(self, index: int) -> dict[str, Any]:
-        accepted, row = self.plan.jobs[index], self._jobs[index]
-        site = self._of.sites.get(row.node)
-        done = accepted.job.steps if row.result else self._steps.get(index, 0)
-        told = {"domain": accepted.job.domain.name, "size": accepted.job.size, "steps": accepted.job.steps}
-        place = {"number": index, "site": site.name if site else None, "done": done, "after": accepted.job.after}
-        planned = self.expert_sites.seconds(accepted, site.name if site else accepted.site)
-        return {**told, **place, "planned_seconds": planned, **(row.result or dict.fromkeys(RESULT))}
+    def _planned(self, job: Expert) -> tuple[str | None, float]:
+        """The name of the job's site, if it has one, and the predicted seconds at that site."""
+        site = self._of.sites.get(job.node)
+        name = site.name if site else None
+        return name, self.expert_sites.seconds(job, name or job.site)
+
+    def _told(self, job: Expert) -> dict[str, Any]:
+        (site, planned), done = self._planned(job), job.steps_done(self.checkpoints.step(job.number))
+        told = {"domain": job.job.domain.name, "size": job.job.size, "steps": job.job.steps}
+        place = {"number": job.number, "site": site, "done": done, "after": job.job.after}
+        return {**told, **place, "planned_seconds": planned, **(job.result or dict.fromkeys(RESULT))}
+
+    def _shown(self, job: Expert) -> dict[str, Any]:
+        told, result = self._told(job), job.result or {}
+        in_training = None if job.training_loss is None else job.training_loss / math.log(2)
+        return {
+            **{key: told[key] for key in ("number", "domain", "size", "steps", "done")},
+            "node": job.node,
+            "site": told["site"] or "",
+            "state": job.state,
+            "seconds": told["planned_seconds"],
+            "loss": result.get("loss", in_training),
+            "parent_loss": result.get("parent_loss"),
+            "error": result.get("standard_error"),
+        }

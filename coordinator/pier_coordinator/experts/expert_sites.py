@@ -12,9 +12,9 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from pier_coordinator.experts.accepted import AcceptedJob, AcceptedPlan
-from pier_coordinator.experts.replan import outdated
+from pier_coordinator.experts.replan import as_job, outdated
 from pier_coordinator.experts.task import Site
+from pier_coordinator.store.experts import AcceptedPlan, Expert
 
 if TYPE_CHECKING:
     from pier_coordinator.runs.coordinator import Coordinator
@@ -122,10 +122,10 @@ class ExpertSites:
         waited_for = {name: speed for name, speed in self._speeds.items() if name not in lost}
         self._speeds = {**waited_for, **{site.name: site.speed for site in sites}}
 
-    def seconds(self, job: AcceptedJob, name: str) -> float:
+    def seconds(self, job: Expert, name: str) -> float:
         """Predicted seconds of a job at a site."""
         site = self._site(name, self._speeds.get(name) or self._base(name))
-        return self._plan.as_job([job.job.number]).seconds(site)
+        return as_job([job]).seconds(site)
 
     def _base(self, name: str) -> float:
         """A site's planned FLOP/s; for a site that joined later, those of the slowest planned site."""

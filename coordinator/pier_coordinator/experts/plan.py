@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import get_args
 
 import numpy as np
 
@@ -17,6 +18,10 @@ from pier_coordinator.experts.recipe import MODES, Mode, Recipe, Steps, recipe
 from pier_coordinator.experts.scheduling import NoPlaceError, Schedule, rated, schedule
 from pier_coordinator.experts.slack import steps_until, stretched
 from pier_coordinator.experts.task import MIDDLE, Site, Task
+from pier_coordinator.store.experts import AcceptedPlan, AcceptedSite, Expert
+from pier_node.experts.card import Size
+from pier_node.experts.config import ExpertsConfig
+from pier_node.experts.job import SEED, ExpertJob
 
 EQUAL = 0.01
 """Plans whose FLOPs differ from the budget by at most this fraction can be compared."""
@@ -158,4 +163,63 @@ def _described(
         extra,
         loads(placing, where.places),
         [order(placing, where.places, site) for site in range(len(sites))],
+    )
+
+
+def accepted(
+    config: ExpertsConfig, task: Task, plan: Plan, sites: Sequence[Site], digests: Sequence[str]
+) -> AcceptedPlan:
+    """Convert a plan into its stored form; jobs are numbered in the plan's order, chain by chain.
+
+    Args:
+        digests: hashes of the domains' texts, in the order of the domains.
+    """
+    steps = plan.recipe.steps + (plan.extra if config.experts.fill_idle else 0)
+    placed: list[Expert] = []
+    names: tuple[Size, ...] = get_args(Size)
+    for index, expert in enumerate(plan.jobs):
+        site, after = sites[plan.schedule.places[index]], SEED
+        for domain in expert.domains:
+            kind = int(plan.recipe.sizes[domain])
+            size = task.sizes[kind]
+            flops = size.flops * int(steps[domain]) * task.step_tokens
+            job = ExpertJob(
+                number=len(placed),
+                domain=config.domains[domain].model_copy(update={"weight": 1.0, "sites": ()}),
+                domain_hash=digests[domain],
+                size=names[kind],
+                ffn_dim=config.sized()[kind].ffn_dim,
+                steps=int(steps[domain]),
+                seed=config.experts.seed,
+                batch_size=config.experts.batch_size,
+                lr=config.experts.lr,
+                min_lr=config.experts.min_lr,
+                warmup_steps=config.experts.warmup_steps,
+                max_epochs=config.experts.max_epochs,
+                after=after,
+                flops=flops,
+            )
+            moved = expert.moved / len(expert.domains)
+            judging = judging_flops(size, [task.domains[domain]])
+            seconds = (flops + judging) / site.speed + task.setup + moved / site.line
+            placed.append(
+                Expert(
+                    job=job,
+                    site=site.name,
+                    seconds=seconds,
+                    memory=size.memory,
+                    parameters=size.parameters,
+                    judging=judging,
+                    moved=moved,
+                    setup=task.setup,
+                    sites=tuple(sorted(expert.sites)),
+                )
+            )
+            after = job.number
+    return AcceptedPlan(
+        mode=plan.mode,
+        seconds=plan.schedule.makespan,
+        lost_after_s=config.experts.lost_after_s,
+        jobs=tuple(placed),
+        sites=tuple(AcceptedSite(name=it.name, speed=it.speed, memory=it.memory, line=it.line) for it in sites),
     )

@@ -1,4 +1,4 @@
-"""Replanning while experts are being trained: when to replan, and where each expert continues.
+"""Replanning while experts are being trained: when to replan, what is left, and where each expert continues.
 
 An expert that moves must be set up again, fetch its checkpoint and repeat what came after it. It therefore moves only
 if all experts are done sooner in spite of that.
@@ -16,7 +16,8 @@ from pier_coordinator.experts.jobs import Job
 from pier_coordinator.experts.problem import Array, Problem
 from pier_coordinator.experts.scheduling import NoPlaceError, Schedule, schedule
 from pier_coordinator.experts.search import NOTHING, cost
-from pier_coordinator.experts.task import Site
+from pier_coordinator.experts.task import Site, Size
+from pier_coordinator.store.experts import AcceptedPlan, Expert
 
 TOLERANCE = 0.1
 """If a site's speed differs from the plan by more than this fraction, the experts are planned again."""
@@ -115,3 +116,80 @@ def _seconds(rest: Remainder, site: Site) -> float:
     moved = size.stored if here else rest.job.moved
     fetched = CHECKPOINT * size.parameters - (0.0 if here else size.stored) if rest.kept else 0.0
     return work / site.speed + rest.job.setup + (moved + fetched) / site.line
+
+
+Chain = list[int]
+"""Numbers of jobs that one site trains one after the other; most chains have one job."""
+
+
+@dataclass(frozen=True)
+class OpenWork:
+    """What is left to do of a plan.
+
+    Attributes:
+        plan: the plan, with the state of its jobs.
+        kept: step after which the coordinator's checkpoint of a job was made, by number; 0: there is none.
+        names: names of the sites, by node id.
+    """
+
+    plan: AcceptedPlan
+    kept: Mapping[int, int]
+    names: Mapping[str, str]
+
+    def chains(self) -> list[Chain]:
+        """The chains that are not done, in the order in which sites train them: the shortest first."""
+        return [chain for chain in self.plan.queue() if not all(job.result for job in self._jobs(chain))]
+
+    def node(self, chain: Chain) -> str:
+        """Node id of the site that has a chain; "": no site can train it."""
+        return self.plan.jobs[chain[0]].node
+
+    def is_begun(self, chain: Chain) -> bool:
+        """Whether its site has trained a part of it itself, or trains it next."""
+        own = next(each for each in self.chains() if self.node(each) == self.node(chain))
+        return chain == own or any(self._done(job) > self._kept(job) or job.result for job in self._jobs(chain))
+
+    def remainder(self, chain: Chain, adrift: bool, sites: Sequence[Site]) -> Remainder:
+        """What is left of a chain. Another site would continue from the checkpoints that the coordinator keeps.
+
+        Args:
+            chain: numbers of its jobs.
+            adrift: no site has the chain, or its site is lost or cannot train it.
+            sites: the sites to plan with.
+        """
+        job, kept = self._allowed(chain, sites), sum(map(self._kept, self._jobs(chain)))
+        if adrift:
+            return Remainder(job, max(job.flops - kept, 1.0), kept=kept > 0)
+        done = sum(map(self._done, self._jobs(chain)))
+        name, begun = self.names[self.node(chain)], self.is_begun(chain)
+        return Remainder(job, max(job.flops - done, 1.0), max(done - kept, 0.0), name, begun, kept > 0)
+
+    def _jobs(self, chain: Chain) -> list[Expert]:
+        return [self.plan.jobs[number] for number in chain]
+
+    def _allowed(self, chain: Chain, sites: Sequence[Site]) -> Job:
+        """A chain as a job for the sites that may train it and have not declined it."""
+        job = as_job(self._jobs(chain))
+        barred = {self.names[node] for each in self._jobs(chain) for node in each.declined}
+        if not barred:
+            return job
+        left = (job.sites or frozenset(site.name for site in sites)) - barred
+        return replace(job, sites=left or frozenset({""}))  # an empty set would mean all
+
+    def _done(self, job: Expert) -> float:
+        """FLOPs of a job that its site has done."""
+        return job.job.flops * job.steps_done(self.kept.get(job.number, 0)) / job.job.steps
+
+    def _kept(self, job: Expert) -> float:
+        """FLOPs of a job that its checkpoint holds."""
+        return job.job.flops * min(1.0, self.kept.get(job.number, 0) / job.job.steps)
+
+
+def as_job(own: Sequence[Expert]) -> Job:
+    """The experts of a chain as one job for the planner."""
+    largest = max(own, key=lambda each: each.memory)
+    size = Size(largest.job.size, largest.parameters, 0.0, largest.memory, 0.0)
+    costs = ((each.job.flops, each.judging, each.moved, each.setup) for each in own)
+    flops, judging, moved, setup = (sum(them) for them in zip(*costs))
+    name, numbers, sites = own[-1].job.domain.name, tuple(each.number for each in own), frozenset(own[0].sites)
+    return Job(name, numbers, size, flops, judging, moved, setup, sites)

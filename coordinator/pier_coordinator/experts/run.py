@@ -9,9 +9,8 @@ from collections.abc import AsyncIterator, Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pier_coordinator.experts.accepted import AcceptedPlan
 from pier_coordinator.experts.execution import PlanExecution
-from pier_coordinator.store.experts import JobRow
+from pier_coordinator.store.experts import AcceptedPlan
 from pier_coordinator.store.facts import Fact, text
 from pier_coordinator.store.refusals import Refused
 from pier_node.experts.resume import Kept
@@ -32,8 +31,8 @@ class ExpertRun:
         self._of = coordinator
         self._current: PlanExecution | None = None
         if known := coordinator.store.experts():
-            accepted, plan, jobs = known
-            self._current = PlanExecution(coordinator, AcceptedPlan.model_validate_json(plan), accepted, jobs)
+            accepted, plan = known
+            self._current = PlanExecution(coordinator, plan, accepted)
 
     @property
     def plan(self) -> AcceptedPlan | None:
@@ -43,7 +42,7 @@ class ExpertRun:
     @property
     def complete(self) -> bool:
         """Whether all experts are done."""
-        return self._current is not None and self._current.complete
+        return self._current is not None and self._current.plan.complete
 
     async def accept(self, plan: AcceptedPlan) -> None:
         """Accept a plan and give the sites their jobs. Raises Refused."""
@@ -52,10 +51,9 @@ class ExpertRun:
         names = {site.name: site.node for site in self._of.sites.values() if site.revoked_at is None}
         if unknown := sorted({site.name for site in plan.sites} - names.keys()):
             raise Refused(f"there is no site {unknown[0]} in this run: plan with those that are (no [[sites]])")
-        jobs = [JobRow(each.job.number, names[each.site]) for each in plan.jobs]
-        now = self._of.wall()
-        await self._of.store.accept_experts(plan.id, plan.model_dump_json(), jobs, now)
-        self._current = PlanExecution(self._of, plan, now, jobs)
+        begun, now = plan.updated(each.accepted_at(names[each.site]) for each in plan.jobs), self._of.wall()
+        await self._of.store.accept_experts(begun, now)
+        self._current = PlanExecution(self._of, begun, now)
         await self._current.begin()
 
     async def welcome(self, node: str) -> None:
@@ -103,6 +101,10 @@ class ExpertRun:
     def told(self) -> dict[str, Any]:
         """The plan and its progress, for people and scripts."""
         return self._current.told() if self._current else {"plan": None, "experts": []}
+
+    def shown(self) -> dict[str, Any] | None:
+        """The plan and its progress, for the page; None: there is no plan."""
+        return self._current.shown() if self._current else None
 
     def scoring_told(self) -> dict[str, Any]:
         """The progress of the evaluation; {}: there is none."""

@@ -7,9 +7,9 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from pier_coordinator.experts.accepted import AcceptedPlan
 from pier_coordinator.identity.home import PLAN_FILE, SCORES, Home
 from pier_coordinator.runs.coordinator import Coordinator
+from pier_coordinator.store.experts import AcceptedPlan
 from pier_coordinator.store.refusals import Refused
 from pier_coordinator.store.rows import InviteRow
 from pier_node.base.toml import first_problem

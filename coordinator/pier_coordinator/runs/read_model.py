@@ -16,7 +16,6 @@ from typing import Any
 
 from pier_coordinator.runs import slowest
 from pier_coordinator.runs.drawing import Drawing
-from pier_coordinator.runs.experts import ExpertRows
 from pier_coordinator.runs.pipeline import PipelineRows
 from pier_coordinator.runs.series import Series, rounded
 from pier_coordinator.runs.sites import IDLE, REVOKED, Site
@@ -172,7 +171,8 @@ class ReadModel:
         self.run: dict[str, Any] = {}
         self.sites: dict[str, Site] = {}
         self.links = Links()
-        self.experts = ExpertRows()
+        self._experts: dict[str, Any] | None = None
+        self._experts_stamp = 0
         self.pipeline = PipelineRows()
         self.timeline = RoundTimings()
         self.curves = {name: Series(POINTS) for name in ("loss", "tokens_per_second", "validation_loss")}
@@ -191,8 +191,6 @@ class ReadModel:
         body = fact.body
         if fact.kind == "run":
             self.run = _run(body)
-        if fact.kind == "plan":
-            self.experts.planned(body, self.stamp)
         site = self._site(fact.node)
         if site is not None:
             if fact.kind in ("site", "order"):
@@ -209,8 +207,6 @@ class ReadModel:
                 self._sample(site, fact.time, fact.body)
             case "round":
                 self._round(site, fact.time, fact.body)
-            case "expert":
-                self.experts.heard(site.node, fact.body, self.stamp)
             case "link":
                 self.links.take(site.node, fact.body, self.stamp)
             case "order":
@@ -283,6 +279,13 @@ class ReadModel:
         self._reached(site, whole(pulse, "round"))
         self._rest(site)
 
+    def planned(self, experts: Mapping[str, Any] | None) -> None:
+        """Take in the plan of experts and its progress, if there is one, as the coordinator gives them for the page."""
+        shown = None if experts is None else {**experts, "rows": [_rounded(row) for row in experts["rows"]]}
+        if shown != self._experts:
+            self.stamp += 1
+            self._experts, self._experts_stamp = shown, self.stamp
+
     def drawn(self, drawing: Drawing) -> None:
         """Take in the drawing of paths that a site of a pipeline has planned."""
         self.stamp += 1
@@ -329,7 +332,7 @@ class ReadModel:
             "curves": {name: curve.points(since) for name, curve in self.curves.items()},
             "rounds": self.timeline.rows(since),
             "links": self.links.rows(since) if few else [],
-            "experts": self.experts.changes(since, self.name),
+            "experts": self._experts if self._experts_stamp > since else None,
             "pipeline": self.pipeline.changes(since, self.name),
         }
 
@@ -416,6 +419,10 @@ class ReadModel:
                 for node in shown
             ],
         }
+
+
+def _rounded(row: Mapping[str, Any]) -> dict[str, Any]:
+    return {key: rounded(value) if isinstance(value, float) else value for key, value in row.items()}
 
 
 def _busiest(busy: Mapping[str, float]) -> list[str]:

@@ -10,9 +10,7 @@ A fact is a row of the database and a line of the event log. The fields of its b
     link     peer, round_trip, bandwidth, bytes_sent: measured from `node` to `peer`
     expert   plan, job, name, step, training_loss, tokens, flops, seconds, done, loss, parent_loss, standard_error,
              epochs, accepted, problem, weights: a site's progress with an expert
-    plan     plan, accepted, mode, seconds, experts: what the sites train from then on, in the order in which they
-             train it (number, domain, size, steps, node, planned_seconds); repeated when an expert moves to another
-             site
+    plan     what the sites train from then on; earlier versions stored it
     note     level, text: a message from the site; level is that of Python's logging
     order    epoch, activity, assignment: what the site shall do; text: the order in words, and who gave it
     event    level, text: what the coordinator noticed or the operator did; `node` is "" if it concerns no single site;

@@ -6,7 +6,7 @@ import sqlite3
 from collections.abc import Collection, Iterator
 from pathlib import Path
 
-from pier_coordinator.store.experts import JobRow, newest
+from pier_coordinator.store.experts import AcceptedPlan, newest
 from pier_coordinator.store.facts import Fact, Kind
 from pier_coordinator.store.rows import InviteRow, OrderRow, SiteRow, fact_of
 from pier_node.base.errors import PierError
@@ -66,8 +66,8 @@ class Reader:
         """The newest order to each site."""
         return [OrderRow.of(row) for row in self._reading.execute("SELECT * FROM orders ORDER BY node")]
 
-    def experts(self) -> tuple[float, str, list[JobRow]] | None:
-        """The current plan of experts: see store/experts.py."""
+    def experts(self) -> tuple[float, AcceptedPlan] | None:
+        """When the current plan of experts was accepted, in seconds since the epoch, and the plan; None: no plan."""
         return newest(self._reading)
 
     def meta(self, key: str) -> str | None:
@@ -95,8 +95,8 @@ def facts_after(connection: sqlite3.Connection, number: int) -> Iterator[Fact]:
 
 
 def lasting_facts(connection: sqlite3.Connection, before: int) -> Iterator[Fact]:
-    """The facts below a number that are needed to understand later ones: run, sites and plans, in order."""
-    kinds = "('run', 'site', 'plan')"
+    """The facts below a number that are needed to understand later ones: run and sites, in order."""
+    kinds = "('run', 'site')"
     rows = connection.execute(f"SELECT * FROM facts WHERE number < ? AND kind IN {kinds} ORDER BY number", (before,))
     return map(fact_of, rows)
 

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from pier_coordinator.store import experts, invites, orders, reports, sites
-from pier_coordinator.store.experts import JobRow
+from pier_coordinator.store.experts import AcceptedPlan, Expert
 from pier_coordinator.store.facts import Fact
 from pier_coordinator.store.log import LogWriter
 from pier_coordinator.store.migrations import migrate
@@ -128,11 +128,11 @@ class Store(Reader):
         """Revoke an invite. Raises Refused: there is no invite with this id."""
         return await self._writer.do(lambda transaction: invites.revoke(transaction, invite, now))
 
-    async def accept_experts(self, plan: str, text: str, jobs: Collection[JobRow], now: float) -> None:
-        """Make this the current plan of experts; `text` is its JSON."""
-        await self._writer.do(lambda transaction: experts.accept(transaction, plan, text, jobs, now))
+    async def accept_experts(self, plan: AcceptedPlan, now: float) -> None:
+        """Make this the current plan of experts."""
+        await self._writer.do(lambda transaction: experts.accept(transaction, plan, now))
 
-    async def put_experts(self, plan: str, jobs: Collection[JobRow]) -> None:
+    async def put_experts(self, plan: str, jobs: Collection[Expert]) -> None:
         """Store the current state of some jobs of a plan."""
         await self._writer.do(lambda transaction: experts.put(transaction, plan, jobs))
 

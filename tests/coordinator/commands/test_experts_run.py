@@ -14,7 +14,7 @@ from click.testing import CliRunner, Result
 from pier_coordinator.cli import main
 from pier_coordinator.commands.client import Client
 from pier_coordinator.commands.experts_run import check_seed
-from pier_coordinator.experts.accepted import AcceptedPlan
+from pier_coordinator.store.experts import AcceptedPlan
 from pier_node.base.errors import PierError
 from pier_node.config.run import ModelSection, RunConfig
 from pier_node.experts.card import Card, artefact_name, digest_of

@@ -9,13 +9,14 @@ import pytest
 from coordinator.expert_cases import accepted_job, accepted_plan
 from pydantic import ValidationError
 
-from pier_coordinator.experts.accepted import AcceptedPlan, accepted
 from pier_coordinator.experts.curves import Curves
 from pier_coordinator.experts.difficulty import Difficulty, Gain
 from pier_coordinator.experts.exact import Limits
-from pier_coordinator.experts.plan import Plan, planned
+from pier_coordinator.experts.plan import Plan, accepted, planned
 from pier_coordinator.experts.recipe import Mode
+from pier_coordinator.experts.replan import as_job
 from pier_coordinator.experts.task import Domain, Site, Size, Task
+from pier_coordinator.store.experts import AcceptedPlan
 from pier_node.experts.config import ExpertsConfig
 from pier_node.experts.job import SEED
 from pier_node.trainer.data.sources import FAMILIES
@@ -81,7 +82,7 @@ def test_a_chain_stays_in_order_and_at_one_site() -> None:
     for first, second in chains:
         assert (kept.jobs[first].job.after, kept.jobs[second].job.after) == (SEED, first)
         assert kept.jobs[first].site == kept.jobs[second].site
-    both = kept.as_job(chains[0])
+    both = as_job([kept.jobs[number] for number in chains[0]])
     assert both.flops == pytest.approx(sum(kept.jobs[number].job.flops for number in chains[0]))
     assert both.setup == 2 * config.experts.setup_s > 0
     assert both.judging == pytest.approx(plan.jobs[0].judging) != 0

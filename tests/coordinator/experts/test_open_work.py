@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 from coordinator.expert_cases import DONE, accepted_job, accepted_plan
 
-from pier_coordinator.experts.execution import OpenWork
+from pier_coordinator.experts.replan import OpenWork
 from pier_coordinator.experts.task import Site
-from pier_coordinator.store.experts import JobRow
+from pier_coordinator.store.experts import Expert
 
 NAMES = {"a": "lab-0", "b": "lab-1"}
 SITES = [Site("lab-0", 1e8), Site("lab-1", 1e8), Site("lab-2", 1e8)]
@@ -19,16 +21,20 @@ PLAN = accepted_plan(
 )
 
 
-def work(*jobs: JobRow, kept: dict[int, int] | None = None, **steps: int) -> OpenWork:
-    rows = {number: JobRow(number, "a" if number < 2 else "b") for number in range(4)}
-    rows.update({job.number: job for job in jobs})
-    return OpenWork(PLAN, rows, {int(key[1:]): step for key, step in steps.items()}, kept or {}, NAMES)
+def job(number: int, node: str, result: dict[str, Any] | None = None, declined: tuple[str, ...] = ()) -> Expert:
+    return PLAN.jobs[number].model_copy(update={"node": node, "result": result, "declined": declined})
+
+
+def work(*jobs: Expert, kept: dict[int, int] | None = None, **steps: int) -> OpenWork:
+    plan = PLAN.updated(job(number, "a" if number < 2 else "b") for number in range(4)).updated(jobs)
+    in_training = [plan.jobs[int(key[1:])].progressed(step, None) for key, step in steps.items()]
+    return OpenWork(plan.updated(in_training), kept or {}, NAMES)
 
 
 def test_what_is_done_is_not_open_and_the_shortest_come_first() -> None:
     assert work().chains() == [[1], [2, 3], [0]]
-    assert work(JobRow(1, "a", DONE), JobRow(2, "b", DONE)).chains() == [[2, 3], [0]]
-    assert work(JobRow(2, "b", DONE), JobRow(3, "b", DONE)).chains() == [[1], [0]]
+    assert work(job(1, "a", DONE), job(2, "b", DONE)).chains() == [[2, 3], [0]]
+    assert work(job(2, "b", DONE), job(3, "b", DONE)).chains() == [[1], [0]]
 
 
 def test_what_a_site_does_next_is_begun_and_so_is_what_has_steps() -> None:
@@ -38,12 +44,12 @@ def test_what_a_site_does_next_is_begun_and_so_is_what_has_steps() -> None:
 
 
 def test_of_a_chain_what_is_done_stays_done_where_it_is() -> None:
-    rest = work(JobRow(2, "b", DONE), _3=40).remainder([2, 3], False, SITES)
+    rest = work(job(2, "b", DONE), _3=40).remainder([2, 3], False, SITES)
     assert [rest.left, rest.replay] == pytest.approx([0.6e9, 1.4e9]), "how it is set up elsewhere the job says"
     assert (rest.site, rest.begun, rest.kept) == ("lab-1", True, False)
-    again = work(JobRow(2, "b", DONE), _3=40).remainder([2, 3], True, SITES)
+    again = work(job(2, "b", DONE), _3=40).remainder([2, 3], True, SITES)
     assert (again.left, again.replay, again.site, again.begun, again.kept) == (2e9, 0.0, "", False, False)
-    kept = work(JobRow(2, "b", DONE), _3=40, kept={2: 100, 3: 30}).remainder([2, 3], True, SITES)
+    kept = work(job(2, "b", DONE), _3=40, kept={2: 100, 3: 30}).remainder([2, 3], True, SITES)
     assert kept.left == pytest.approx(0.7e9)
     assert kept.kept
 
@@ -60,7 +66,7 @@ def test_elsewhere_only_what_came_after_the_checkpoint_is_done_again() -> None:
 
 
 def test_a_site_that_has_declined_is_not_asked_again() -> None:
-    rest = work(JobRow(1, "", None, ("a",))).remainder([1], True, SITES)
+    rest = work(job(1, "", None, ("a",))).remainder([1], True, SITES)
     assert [rest.job.fits(site) for site in SITES] == [False, True, True]
-    nobody = work(JobRow(1, "", None, ("a", "b"))).remainder([1], True, SITES[:2])
+    nobody = work(job(1, "", None, ("a", "b"))).remainder([1], True, SITES[:2])
     assert not any(nobody.job.fits(site) for site in SITES)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -88,8 +89,7 @@ async def test_the_page_shows_who_trains_what_and_who_takes_over(tmp_path: Path)
         await expert_run.accept(PLAN)
         await expert_run.take(BOB.node, [said(PLAN, BOB.node, 1, problem="the text here is another")])
         await expert_run.look(1000.0)
-        for fact in run.told:
-            board.apply(fact)
+        board.planned(expert_run.shown())
     shown = board.snapshot()["experts"]
     assert [(row["domain"], row["node"]) for row in shown["rows"]] == [
         ("topics", ALICE.node),
@@ -97,6 +97,40 @@ async def test_the_page_shows_who_trains_what_and_who_takes_over(tmp_path: Path)
         ("formats", BOB.node),  # all are done sooner so
     ]
     assert [row["seconds"] for row in shown["rows"]] == [10.0, 10.0, 30.0]
+
+
+async def test_the_page_shows_how_far_each_expert_is(tmp_path: Path) -> None:
+    async with two_sites(tmp_path) as run:
+        expert_run = run.coordinator.experts
+        assert expert_run.shown() is None
+        plan = accepted_plan(*PLAN.jobs, accepted_job(3, "lab-1"))
+        await expert_run.accept(plan)
+        shown = expert_run.shown()
+        assert shown is not None
+        assert (shown["plan"], shown["mode"], shown["seconds"]) == (plan.id, "auto", 20.0)
+        assert {row["state"] for row in shown["rows"]} == {"waiting"}
+        await expert_run.take(ALICE.node, [said(plan, ALICE.node, 2, step=40, training_loss=math.log(2) * 3)])
+        await expert_run.take(ALICE.node, [said(plan, ALICE.node, 0, **DONE)])
+        await expert_run.take(BOB.node, [said(plan, BOB.node, 1, **{**DONE, "loss": 2.6, "accepted": False})])
+        keys = ("domain", "site", "state", "done", "loss", "parent_loss", "error")
+        assert [tuple(row[key] for key in keys) for row in rows(run)] == [
+            ("topics", "lab-0", "accepted", 100, 2.0, 2.5, 0.1),
+            ("network", "lab-1", "refused", 100, 2.6, 2.5, 0.1),
+            ("numbers", "lab-1", "waiting", 0, None, None, None),
+            ("formats", "lab-0", "training", 40, pytest.approx(3.0), None, None),
+        ]
+        for node in (BOB.node, ALICE.node):
+            await expert_run.take(node, [said(plan, node, 3, problem="the text here is another")])
+            await expert_run.look(1000.0)
+        assert (rows(run)[2]["site"], rows(run)[2]["state"]) == ("", "nobody")
+        await expert_run.accept(plan)
+        assert {row["state"] for row in rows(run)} == {"waiting"}, "it begins again"
+
+
+def rows(run: Running) -> list[dict[str, Any]]:
+    shown = run.coordinator.experts.shown()
+    assert shown is not None
+    return list(shown["rows"])
 
 
 async def test_what_a_site_says_of_the_job_of_another_changes_nothing(tmp_path: Path) -> None:
@@ -251,7 +285,8 @@ async def test_all_of_it_outlasts_the_coordinator(tmp_path: Path) -> None:
         before = run.coordinator.experts.told()
     async with two_sites(tmp_path) as run:
         assert run.coordinator.experts.told() == before
-        assert run.coordinator.experts.plan == PLAN
+        assert run.coordinator.experts.plan is not None
+        assert run.coordinator.experts.plan.id == PLAN.id
 
 
 async def test_a_chain_stays_together_and_begins_again_as_a_whole(tmp_path: Path) -> None:

@@ -300,3 +300,17 @@ def test_with_many_sites_links_and_rounds_of_all_are_not_told_unasked() -> None:
 
 def test_each_board_has_a_name_of_its_own() -> None:
     assert ReadModel().boot != ReadModel().boot
+
+
+def test_a_plan_of_experts_is_told_when_it_has_changed() -> None:
+    board = Replayed()
+    assert board.snapshot()["experts"] is None
+    plan = {"plan": "ab" * 16, "rows": [{"domain": "topics", "done": 1, "loss": 1 / 3}]}
+    board.planned(plan)
+    seen = board.snapshot()
+    assert seen["experts"]["rows"] == [{"domain": "topics", "done": 1, "loss": 0.333333}]
+    board.planned(plan)
+    board.apply(Fact(START, "note", node("lab-a"), {"level": 20, "text": "hello"}))
+    assert board.changes(seen["stamp"])["experts"] is None
+    board.planned({**plan, "rows": [{"domain": "topics", "done": 2, "loss": None}]})
+    assert board.changes(seen["stamp"])["experts"]["rows"][0]["done"] == 2
