@@ -17,10 +17,8 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 
-from pier_coordinator.experts.exact import Limits
 from pier_coordinator.experts.problem import Places, Problem, makespan
-from pier_coordinator.experts.scheduling import schedule
-from pier_coordinator.experts.search import improved, longest_first
+from pier_coordinator.experts.scheduling import Limits, improved, longest_first, schedule
 
 SIZES = ((9, 3), (21, 5), (64, 16))
 """Experts, sites."""

@@ -12,13 +12,36 @@ from typing import TYPE_CHECKING, Any, cast
 
 import click
 
-from pier_coordinator.commands.options import FOLDER, Duration
 from pier_node import __version__
 from pier_node.base.errors import PierError
 from pier_node.commands.options import FORCE, JSON, PLOT, explained, preset
 
 if TYPE_CHECKING:
     from pier_node.pipeline.planning.policies import Policy
+
+FOLDER = click.option(
+    "--data",
+    "folder",
+    type=click.Path(path_type=Path, file_okay=False),
+    default=Path("."),
+    help="Folder of the run, created by `init`. [default: this folder]",
+)
+HOURS = {"m": 60.0, "h": 3600.0, "d": 86400.0}
+
+
+class Duration(click.ParamType[float]):
+    """A duration such as 90m, 24h or 7d, converted to seconds."""
+
+    name = "TIME"
+
+    def convert(self, value: str | float, param: click.Parameter | None, ctx: click.Context | None) -> float:
+        """Convert to seconds; fail with a message that says what is allowed."""
+        if isinstance(value, float):
+            return value
+        number, unit = value[:-1], value[-1:]
+        if unit not in HOURS or not number.isdigit() or not int(number):
+            self.fail(f"{value!r} is not a duration: write 30m, 24h or 7d", param, ctx)
+        return int(number) * HOURS[unit]
 
 
 @click.group()
@@ -179,7 +202,7 @@ def main() -> None:
 @explained
 def init(folder: Path, preset: str) -> None:
     """Create a folder for a run. It holds a commented run.toml and the coordinator's identity."""
-    from pier_coordinator.commands.init import init
+    from pier_coordinator.commands.start import init
 
     click.echo(init(folder, preset))
 
@@ -403,4 +426,6 @@ def evaluate(sheets: tuple[Path, ...], top_k: int, plot: Path | None, as_json: b
 
 
 main.add_command(paths)
+
+
 main.add_command(experts)

@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 from bench.experts_plan import compared, instance
-from pier_coordinator.experts.exact import Limits
+from pier_coordinator.experts.scheduling import Limits
 
 
 def test_each_way_is_no_worse_than_the_one_before_it() -> None:

@@ -15,7 +15,7 @@ from coordinator.page_cases import serving
 from PIL import Image
 from playwright.async_api import expect
 
-from pier_coordinator.runs.drawing import Drawing
+from pier_coordinator.runs.pipeline import Drawing
 from pier_coordinator.runs.read_model import ReadModel
 from pier_node.pipeline.planning.gantt import gantt_svg
 from pier_node.pipeline.planning.plan import Plan

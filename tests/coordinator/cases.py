@@ -17,8 +17,7 @@ from google.protobuf.message import Message
 
 from pier_coordinator.identity.home import Authority
 from pier_coordinator.runs.coordinator import Coordinator
-from pier_coordinator.service.limits import Limits
-from pier_coordinator.service.service import SERVICE, CoordinatorService
+from pier_coordinator.service.service import SERVICE, CoordinatorService, Limits
 from pier_coordinator.store.facts import Fact
 from pier_coordinator.store.rows import InviteRow, Registration
 from pier_coordinator.store.store import Store

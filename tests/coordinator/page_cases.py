@@ -11,15 +11,17 @@ from typing import Any
 import aiohttp
 from aiohttp import web
 
-from pier_coordinator.page import make_app
+from pier_coordinator.page.actions import Operator
+from pier_coordinator.page.app import make_app
 from pier_coordinator.runs.read_model import ReadModel
 from pier_coordinator.store.refusals import Refused
+from pier_coordinator.store.rows import Activity
 
 TOKEN = "operator-secret"
 SIGNED = {"Authorization": f"Bearer {TOKEN}"}
 
 
-class Recorded:
+class Recorded(Operator):
     """Actions that only write down what they were asked; those on the site "never" are refused."""
 
     def __init__(self) -> None:
@@ -32,14 +34,8 @@ class Recorded:
         self.asked.append(what)
         self.came.set()
 
-    async def pause(self, nodes: list[str]) -> None:
-        self._take("pause", nodes)
-
-    async def resume(self, nodes: list[str]) -> None:
-        self._take("resume", nodes)
-
-    async def stop(self, nodes: list[str]) -> None:
-        self._take("stop", nodes)
+    async def order(self, activity: Activity, nodes: list[str]) -> None:
+        self._take(activity, nodes)
 
     async def revoke(self, node: str) -> dict[str, Any]:
         self._take("revoke", node)

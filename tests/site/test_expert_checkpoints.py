@@ -1,4 +1,4 @@
-"""Checkpoints between a site and its coordinator, which is played; over the wire: coordinator/experts/test_run.py."""
+"""Checkpoints between a site and its coordinator, which is played; over the wire: coordinator/experts/test_execution_checkpoints.py."""
 
 from __future__ import annotations
 

@@ -16,11 +16,10 @@ from rich.text import Text
 from pier_coordinator.commands.client import Client
 from pier_coordinator.commands.experts_view import CAVEAT, Planning, told, view
 from pier_coordinator.experts.allocation import BudgetError
-from pier_coordinator.experts.difficulty import Difficulty, estimated
-from pier_coordinator.experts.exact import Limits
-from pier_coordinator.experts.jobs import Job
+from pier_coordinator.experts.difficulty import Difficulty, Sample, estimated, probed
 from pier_coordinator.experts.plan import Plan, UnplacedError, compared
-from pier_coordinator.experts.probing import Sample, probed
+from pier_coordinator.experts.recipe import Job
+from pier_coordinator.experts.scheduling import Limits
 from pier_coordinator.experts.task import Domain, Site, Size, Task
 from pier_node.base.errors import PierError
 from pier_node.base.toml import write_new

@@ -13,10 +13,9 @@ from rich.text import Text
 
 from pier_coordinator.experts.allocation import BudgetError
 from pier_coordinator.experts.difficulty import Difficulty, Gain, steadiness
-from pier_coordinator.experts.jobs import judging_flops
 from pier_coordinator.experts.plan import Plan, UnplacedError
 from pier_coordinator.experts.problem import Array
-from pier_coordinator.experts.recipe import Mode
+from pier_coordinator.experts.recipe import Mode, judging_flops
 from pier_coordinator.experts.task import Site, Task
 from pier_node.base.units import UNKNOWN, amount, count, number, percent, several, span
 

@@ -1,24 +1,26 @@
-"""`pier-coordinator start`: runs the coordinator in this terminal until Ctrl+C."""
+"""`pier-coordinator init | start`: creates the folder of a run, and runs its coordinator here until Ctrl+C."""
 
 from __future__ import annotations
 
 import asyncio
 import gc
 import logging
+import re
 import sys
 import time
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
+from pathlib import Path
 
 from aiohttp import web
 from rich.console import Console
 from rich.logging import RichHandler
 
-from pier_coordinator.identity.home import Home
+from pier_coordinator.identity.home import RUN_FILE, Home
+from pier_coordinator.page.actions import Operator
 from pier_coordinator.page.app import make_app
 from pier_coordinator.runs.coordinator import Coordinator
-from pier_coordinator.runs.drawing import keep_drawn
-from pier_coordinator.runs.operator import Operator
+from pier_coordinator.runs.pipeline import keep_drawn
 from pier_coordinator.runs.read_model import ReadModel
 from pier_coordinator.service.service import CoordinatorService
 from pier_coordinator.store.facts import Fact
@@ -26,6 +28,7 @@ from pier_coordinator.store.store import Store
 from pier_node.base.address import format_address, parse_address
 from pier_node.base.errors import PierError
 from pier_node.base.tasks import until_stopped
+from pier_node.commands.init import init as write_run
 from pier_node.wire.interfaces import choose_address
 
 GLANCE = 0.5
@@ -39,6 +42,28 @@ SWITCH = 0.0001
 """Seconds after which a thread yields: the one that writes to the database waits for its turn at every statement."""
 GOODBYE = 2.0
 """Seconds that open pages get to close."""
+
+
+def init(folder: Path, preset: str) -> str:
+    """Create the folder; return what to do next. Raises PierError, also if it already holds a run."""
+    if (folder / RUN_FILE).exists():
+        raise PierError(
+            f"{folder} has a run already: {folder / RUN_FILE} exists",
+            f"Start it with `pier-coordinator start {folder}`, or give another folder.",
+        )
+    folder.mkdir(parents=True, exist_ok=True)
+    write_run(folder / RUN_FILE, preset, force=False, name=run_name(folder))
+    home = Home(folder)
+    _ = home.identity, home.operator
+    return (
+        f"{folder / RUN_FILE} says what the run trains: look through it, it cannot be changed later.\n"
+        f"Then start the coordinator:\n\n  pier-coordinator start {folder}\n"
+    )
+
+
+def run_name(folder: Path) -> str:
+    """The name of a run: that of its folder, without what a run's name must not contain; "": nothing is left."""
+    return re.sub(r"[^A-Za-z0-9._-]+", "-", folder.resolve().name).strip("._-")[:64]
 
 
 @dataclass(frozen=True)

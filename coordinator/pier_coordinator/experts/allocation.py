@@ -16,7 +16,7 @@ from itertools import combinations, product
 import numpy as np
 import numpy.typing as npt
 
-from pier_coordinator.experts.curves import Curves
+from pier_coordinator.experts.difficulty import Curves
 from pier_coordinator.experts.problem import Array
 
 ALL = 100_000

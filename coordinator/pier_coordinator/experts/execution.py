@@ -16,11 +16,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pier_coordinator.experts.checkpoints import Checkpoints
-from pier_coordinator.experts.evaluation import Evaluation
-from pier_coordinator.experts.exact import Limits
 from pier_coordinator.experts.expert_sites import ExpertSites
 from pier_coordinator.experts.replan import Chain, OpenWork, replanned
-from pier_coordinator.experts.scheduling import NoPlaceError
+from pier_coordinator.experts.scheduling import Limits, NoPlaceError
+from pier_coordinator.experts.scoring import Evaluation
 from pier_coordinator.store.experts import RESULT, AcceptedPlan, Expert
 from pier_coordinator.store.facts import amount, number, text, whole
 from pier_coordinator.store.rows import event

@@ -11,11 +11,9 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from pier_coordinator.experts.exact import Limits
-from pier_coordinator.experts.jobs import Job
 from pier_coordinator.experts.problem import Array, Problem
-from pier_coordinator.experts.scheduling import NoPlaceError, Schedule, schedule
-from pier_coordinator.experts.search import NOTHING, cost
+from pier_coordinator.experts.recipe import Job
+from pier_coordinator.experts.scheduling import NOTHING, Limits, NoPlaceError, Schedule, cost, schedule
 from pier_coordinator.experts.task import Site, Size
 from pier_coordinator.store.experts import AcceptedPlan, Expert
 

@@ -1,4 +1,4 @@
-"""The run's folder at the coordinator: its identity, its secrets and its state.
+"""The run's folder at the coordinator: its identity, its secrets, its state, and the authority that follows from them.
 
 run.toml         the run's configuration; it must not change once the run has begun
 node.key         the coordinator's identity

@@ -1,15 +1,28 @@
-"""The operator's actions on the page: POST /api/actions/..., with a small JSON body."""
+"""The operator's actions: POST /api/actions/..., with a small JSON body, for the page and the command line."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Awaitable, Callable
-from typing import Any, Protocol
+import secrets
+import shlex
+from collections.abc import Awaitable, Callable, Collection
+from typing import Any
 
 from aiohttp import web
+from pydantic import ValidationError
 
-from pier_coordinator.page.guard import Guard, bad
+from pier_coordinator.identity.home import PLAN_FILE, SCORES, Home
+from pier_coordinator.runs.coordinator import Coordinator
+from pier_coordinator.store.experts import AcceptedPlan
 from pier_coordinator.store.refusals import Refused
+from pier_coordinator.store.rows import Activity, InviteRow
+from pier_node.base.http import has_other_origin
+from pier_node.base.toml import first_problem
+from pier_node.base.units import several
+from pier_node.experts.config import DomainSection
+from pier_node.experts.sheet import ScoredDomain
+from pier_node.identity.invite import Invite
+from pier_node.identity.node import TOKEN_VARIABLE
 from pier_node.wire.bounds import STAGES
 
 MOST_NODES = 4096
@@ -18,59 +31,135 @@ MOST_USES = 10_000
 KINDS = ("replica", "stage")
 MOST_DOMAINS = 256
 """Maximum number of domains to score besides those that have an expert."""
-
-
-class Actions(Protocol):
-    """Performs the actions. Nodes are node ids; an empty list of nodes means all. All methods raise Refused."""
-
-    async def pause(self, nodes: list[str]) -> None:
-        """Pause sites from their next round boundary on."""
-
-    async def resume(self, nodes: list[str]) -> None:
-        """Let sites continue training."""
-
-    async def stop(self, nodes: list[str]) -> None:
-        """Let sites leave the run politely and end."""
-
-    async def revoke(self, node: str) -> dict[str, Any]:
-        """Revoke a site or an invite; the answer has the "invite" that was revoked, if any, and the "sites" that joined
-        with it and stay."""
-
-    async def invite(self, name: str, expires_seconds: float, uses: int) -> dict[str, Any]:
-        """Make an invite; the answer has at least "command", which is to be pasted at the site."""
-
-    async def assign(self, node: str, kind: str, stage: int | None) -> None:
-        """Give a site another assignment from a round boundary on; `stage` is the number of the stage, if it is one."""
-
-    async def experts(self, plan: str) -> None:
-        """Start the plan with this id, which must be in the coordinator's folder."""
-
-    async def experts_told(self) -> dict[str, Any]:
-        """The progress of the experts."""
-
-    async def evaluate(self, domains: list[Any], rows: int, patience: float) -> None:
-        """Let the sites score the experts, on these domains too; `patience` is in seconds."""
-
-    async def evaluation(self) -> dict[str, Any]:
-        """The progress of the evaluation."""
-
-
 Act = Callable[[dict[str, Any]], Awaitable[dict[str, Any] | None]]
 
 
-def action_routes(actions: Actions, guard: Guard) -> list[web.RouteDef]:
+class Operator:
+    """Performs the operator's actions on a coordinator. All methods raise Refused.
+
+    Args:
+        coordinator: the coordinator of the run.
+        home: the run's folder.
+        address: HOST:PORT at which sites reach the coordinator.
+    """
+
+    def __init__(self, coordinator: Coordinator, home: Home, address: str) -> None:
+        self._coordinator, self._home, self._address = coordinator, home, address
+
+    async def order(self, activity: Activity, nodes: list[str]) -> None:
+        """Pause sites from their next round boundary on, let them train, or let them leave the run; []: all sites."""
+        await self._coordinator.order(activity, nodes or None)
+
+    async def assign(self, node: str, kind: str, stage: int | None) -> None:
+        """Give a site another assignment; a stage only if it holds no other stage."""
+        if stage is not None:
+            self._may_hold(node, stage)
+        await self._coordinator.assign({kind: {} if stage is None else {"number": stage}}, [node])
+
+    def _may_hold(self, node: str, stage: int) -> None:
+        stages = self._coordinator.config.pipeline.stages
+        if stage >= stages:
+            raise Refused(f"this run has {several(stages, 'stage')}, numbered from 0: there is no stage {stage}")
+        held = self._coordinator.stage_of(node)
+        if held not in (None, stage):
+            raise Refused(f"{node} holds stage {held}: to give it another, start it with a new data folder")
+
+    async def experts(self, plan: str) -> None:
+        """Start the plan with this id, which must be in the coordinator's folder."""
+        try:
+            found = AcceptedPlan.model_validate_json((self._home.folder / PLAN_FILE).read_bytes())
+        except (OSError, ValueError) as error:
+            raise Refused(f"{PLAN_FILE} in the folder of the run is no plan: {error}") from error
+        if found.id != plan:
+            raise Refused(f"{PLAN_FILE} in the folder of the run is another plan: plan again")
+        await self._coordinator.experts.accept(found)
+
+    async def experts_told(self) -> dict[str, Any]:
+        """The progress of the experts."""
+        return self._coordinator.experts.told()
+
+    async def evaluate(self, domains: list[Any], rows: int, patience: float) -> None:
+        """Let the sites score the experts on every domain of the plan and on extra ones (fields of [[domains]])."""
+        try:
+            extra = [ScoredDomain(section=DomainSection.model_validate(domain)) for domain in domains]
+        except ValidationError as error:
+            raise Refused(f"a domain to score: {first_problem(error)}") from error
+        await self._coordinator.experts.evaluate(extra, rows, patience, self._home.folder / SCORES)
+
+    async def evaluation(self) -> dict[str, Any]:
+        """The progress of the evaluation."""
+        return self._coordinator.experts.scoring_told()
+
+    async def revoke(self, node: str) -> dict[str, Any]:
+        """Revoke a site or an invite.
+
+        Returns:
+            "site": the name of the site, if it was one. "invite": the invite that was revoked, "" if none. "sites": the
+            names of the sites that joined with the same invite and stay.
+        """
+        coordinator, now = self._coordinator, self._coordinator.wall()
+        invites = {invite.id: invite for invite in coordinator.store.invites()}
+        if node in invites:
+            await coordinator.revoke_invite(node)
+            return {"invite": node, "sites": self._came_with(node)}
+        site = await coordinator.revoke(node)
+        used = invites.get(site.invite)
+        ended = used is not None and not used.closed(now)
+        return {"site": site.name, "invite": site.invite if ended else "", "sites": self._came_with(site.invite)}
+
+    def _came_with(self, invite: str) -> list[str]:
+        sites = self._coordinator.sites.values()
+        return [site.name for site in sites if site.invite == invite and site.revoked_at is None]
+
+    async def invite(self, name: str, expires_seconds: float, uses: int) -> dict[str, Any]:
+        """Make an invite and the command that uses it."""
+        invite, now = Invite.new(self._home.identity.key.public_key()), self._coordinator.wall()
+        row = InviteRow(invite.id, name or None, now + expires_seconds, uses, invite.certificate, now)
+        await self._coordinator.invite(row)
+        named = f" --name {shlex.quote(name)}" if name else ""
+        command = f"{TOKEN_VARIABLE}={invite} pier-node start --coordinator {self._address}{named}"
+        return {"id": invite.id, "token": str(invite), "command": command, "expires": row.expires, "uses": uses}
+
+
+class Guard:
+    """Lets only the operator through.
+
+    Args:
+        operator_token: the token that a request must carry.
+        hosts: names of the page in browsers; see the node's base/http.py.
+    """
+
+    def __init__(self, operator_token: str, hosts: Collection[str]) -> None:
+        self._token, self._hosts = operator_token.encode(), hosts
+
+    def check(self, request: web.Request) -> None:
+        """Check a request. Raises HTTPForbidden, HTTPUnauthorized."""
+        if has_other_origin(request, self._hosts):
+            origin = request.headers["Origin"][:100]
+            raise _no(
+                web.HTTPForbidden,
+                f"this request comes from another page, {origin!a}; if that is this page behind a proxy, start the "
+                "coordinator with that name: pier-coordinator start --host NAME[:PORT]",
+            )
+        scheme, _, token = request.headers.get("Authorization", "").partition(" ")
+        right = secrets.compare_digest(token.strip().encode(errors="replace"), self._token)
+        if scheme.lower() != "bearer" or not self._token or not right:
+            raise _no(web.HTTPUnauthorized, "that is not the operator's token")
+
+
+def action_routes(operator: Operator, guard: Guard) -> list[web.RouteDef]:
     """The routes POST /api/actions/NAME, one per action."""
     acts: dict[str, Act] = {
-        "pause": lambda body: actions.pause(_nodes(body)),
-        "resume": lambda body: actions.resume(_nodes(body)),
-        "stop": lambda body: actions.stop(_nodes(body)),
-        "revoke": lambda body: actions.revoke(_node(body)),
-        "invite": lambda body: actions.invite(_name(body), *_limits(body)),
-        "assign": lambda body: actions.assign(_node(body), *_kind(body)),
-        "experts": lambda body: actions.experts(_plan(body)),
-        "experts-told": lambda _body: actions.experts_told(),
-        "evaluate": lambda body: actions.evaluate(*_scoring(body)),
-        "evaluation": lambda _body: actions.evaluation(),
+        "pause": lambda body: operator.order("pause", _nodes(body)),
+        "resume": lambda body: operator.order("train", _nodes(body)),
+        "stop": lambda body: operator.order("stop", _nodes(body)),
+        "revoke": lambda body: operator.revoke(_node(body)),
+        "invite": lambda body: operator.invite(_name(body), *_limits(body)),
+        "assign": lambda body: operator.assign(_node(body), *_kind(body)),
+        "experts": lambda body: operator.experts(_plan(body)),
+        "experts-told": lambda _body: operator.experts_told(),
+        "evaluate": lambda body: operator.evaluate(*_scoring(body)),
+        "evaluation": lambda _body: operator.evaluation(),
         "check": _check,
     }
     return [web.post(f"/api/actions/{name}", _handler(act, guard)) for name, act in acts.items()]
@@ -165,3 +254,12 @@ def _kind(body: dict[str, Any]) -> tuple[str, int | None]:
     if isinstance(stage, bool) or not isinstance(stage, int) or not 0 <= stage < STAGES:
         raise bad("stage: must be the number of a stage")
     return str(kind), stage
+
+
+def _no(kind: type[web.HTTPForbidden | web.HTTPUnauthorized | web.HTTPBadRequest], problem: str) -> web.HTTPException:
+    return kind(text=web.json_response({"error": problem}).text, content_type="application/json")
+
+
+def bad(problem: str) -> web.HTTPException:
+    """The error for an invalid request; `problem` says what is wrong with it."""
+    return _no(web.HTTPBadRequest, problem)

@@ -1,31 +1,44 @@
-"""The web application of the page."""
+"""The web application of the page: the read API, as JSON and without a login, and the stream of what changes.
+
+Server-sent events tell open pages what changed, at most twice a second. An event's id is BOOT-STAMP. A browser that
+reconnects with an id gets what has changed since, or everything if the board is a new one (the coordinator was
+restarted). Slow readers miss ticks but no changes.
+"""
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
+import json
 from collections.abc import AsyncIterator, Callable, Collection
 from pathlib import Path
 from typing import Any
 
 from aiohttp import web
 
-from pier_coordinator.page.actions import Actions, action_routes
-from pier_coordinator.page.api import Api
-from pier_coordinator.page.guard import Guard
+from pier_coordinator.page.actions import Guard, Operator, action_routes, bad
 from pier_coordinator.page.metrics import Metrics
-from pier_coordinator.page.stream import Stream
 from pier_coordinator.runs.alerts import Watch
-from pier_coordinator.runs.read_model import ReadModel
+from pier_coordinator.runs.read_model import EVENTS, ReadModel
 from pier_node.base.http import add_headers, under_known_names
 
 STATIC = Path(__file__).parent / "static"
 LARGEST_BODY = 16 * 1024
-
+MOST_CURVES = 16
+MOST_LINKS = 2000
+TICK = 0.5
+SITES_A_SECOND = 250
+"""Minimum seconds between two ticks, and maximum sites sent per second: with 1,000 sites, a tick comes every 4 s."""
+HEARTBEAT = 15.0
+"""Seconds without an event after which a comment shows that the connection is still up."""
+MOST_VIEWERS = 200
+RETRY_MS = 1000
 Health = Callable[[], dict[str, Any]]
 
 
 def make_app(
     board: ReadModel,
-    actions: Actions,
+    operator: Operator,
     operator_token: str,
     health: Health,
     hosts: Collection[str] = (),
@@ -33,7 +46,7 @@ def make_app(
     """Make the web application for a board.
 
     Args:
-        actions: the operator's actions.
+        operator: performs the operator's actions.
         operator_token: the token that actions need, as `Authorization: Bearer TOKEN`.
         health: the answer to /healthz; if its "ok" is false, the status is 503.
         hosts: names of the page besides addresses, localhost and this machine's name: NAME, or NAME:PORT behind a
@@ -61,7 +74,7 @@ def make_app(
             web.get("/api/pipeline", api.pipeline),
             web.get("/api/pipeline/chart.svg", api.chart),
             web.get("/api/stream", stream.answer),
-            *action_routes(actions, Guard(operator_token, hosts)),
+            *action_routes(operator, Guard(operator_token, hosts)),
         ]
     )
     return app
@@ -78,3 +91,179 @@ def _running(stream: Stream) -> Callable[[web.Application], AsyncIterator[None]]
         await stream.stop()
 
     return context
+
+
+class Api:
+    """Answers requests from a board."""
+
+    def __init__(self, board: ReadModel, watch: Watch, health: Any) -> None:
+        self._board, self._watch, self._health = board, watch, health
+
+    async def healthz(self, _request: web.Request) -> web.Response:
+        """GET /healthz: 200 if the coordinator works, else 503."""
+        health = self._health()
+        return web.json_response(health, status=200 if health["ok"] else 503)
+
+    async def board(self, _request: web.Request) -> web.Response:
+        """The whole board, with which the page begins."""
+        return compressed({**self._board.snapshot(), "alerts": self._watch.told(self._board)})
+
+    async def nodes(self, _request: web.Request) -> web.Response:
+        """The table of sites."""
+        self._board.refresh()
+        return compressed({"sites": [self._board.row(site) for site in self._board.sites.values()]})
+
+    async def events(self, request: web.Request) -> web.Response:
+        """?after=NUMBER&limit=COUNT: the first COUNT events stored after NUMBER; without `after`, the last COUNT."""
+        after, limit = _whole(request, "after", 0), _whole(request, "limit", EVENTS)
+        events = self._board.events(after=after)
+        later = sorted(events, key=lambda event: event["number"])[:limit]
+        return web.json_response({"events": later if after else events[max(0, len(events) - limit) :]})
+
+    async def curves(self, request: web.Request) -> web.Response:
+        """?nodes=A,B&since=STAMP: the curves of some sites."""
+        nodes, since = _nodes(request), _whole(request, "since", 0)
+        stamp = self._board.stamp
+        return compressed({"stamp": stamp, "boot": self._board.boot, "curves": self._board.curves_of(nodes, since)})
+
+    async def rounds(self, request: web.Request) -> web.Response:
+        """?first=ROUND&last=ROUND&nodes=A,B: how the sites spent their time."""
+        first, last = _whole(request, "first", 1), _whole(request, "last", self._board.round)
+        return compressed(self._board.rounds_of(first, last, _nodes(request)))
+
+    async def links(self, request: web.Request) -> web.Response:
+        """?node=A: the links from and to a site; without `node`, all links, up to a limit."""
+        node = request.query.get("node")
+        return compressed({"links": self._board.links.rows(node=node or None, most=MOST_LINKS)})
+
+    async def pipeline(self, _request: web.Request) -> web.Response:
+        """What the live sites of a pipeline hold and have measured, the paths in use, and the duration of a step."""
+        self._board.refresh()
+        live, rows = {site.node: site.name for site in self._board.live()}, self._board.pipeline
+        return compressed({"sites": rows.measured(live), "plan": rows.plan(), "step_seconds": rows.step_seconds()})
+
+    async def chart(self, _request: web.Request) -> web.Response:
+        """The schedule of the paths in use, as an SVG picture."""
+        drawing = self._board.pipeline.drawing
+        if drawing is None:
+            raise web.HTTPNotFound(text="no paths yet")
+        answer = web.Response(text=drawing.svg, content_type="image/svg+xml")
+        answer.enable_compression()
+        return answer
+
+
+def compressed(told: dict[str, Any]) -> web.Response:
+    """A JSON response, compressed if the browser accepts it."""
+    answer = web.Response(text=dumps(told), content_type="application/json")
+    answer.enable_compression()
+    return answer
+
+
+def dumps(told: dict[str, Any]) -> str:
+    """JSON without spaces and without NaN, which browsers reject."""
+    return json.dumps(told, separators=(",", ":"), allow_nan=False)
+
+
+def _whole(request: web.Request, key: str, default: int) -> int:
+    value = request.query.get(key, str(default))
+    if not (value.isascii() and value.isdigit()) or len(value) > 15:
+        raise bad(f"{key}: must be a whole number")
+    return int(value)
+
+
+def _nodes(request: web.Request) -> list[str]:
+    return [node for node in request.query.get("nodes", "").split(",") if node][:MOST_CURVES]
+
+
+class Stream:
+    """All open pages and the tick that they share."""
+
+    def __init__(self, board: ReadModel, watch: Watch) -> None:
+        self._board, self._watch = board, watch
+        self._tick: asyncio.Future[None] | None = None
+        self._pulse: asyncio.Task[None] | None = None
+        self._alerts: list[dict[str, Any]] = []
+        self._made: tuple[int, int, bytes] = (-2, -2, b"")
+        self._viewers = 0
+        self._closed = False
+
+    def start(self) -> None:
+        """Start ticking."""
+        self._tick = asyncio.get_running_loop().create_future()
+        self._pulse = asyncio.create_task(self._beat())
+
+    async def close(self, _app: web.Application) -> None:
+        """End all streams; browsers reconnect once a coordinator runs again."""
+        self._closed = True
+        self._turn()
+
+    async def stop(self) -> None:
+        """Stop ticking."""
+        if self._pulse:
+            self._pulse.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await self._pulse
+
+    async def _beat(self) -> None:
+        while True:
+            await asyncio.sleep(max(TICK, len(self._board.sites) / SITES_A_SECOND))
+            if self._viewers:
+                self._look()
+                self._turn()
+
+    def _look(self) -> None:
+        alerts = self._watch.told(self._board)
+        if alerts != self._alerts:
+            self._board.stamp += 1
+            self._alerts = alerts
+
+    def _turn(self) -> None:
+        tick, self._tick = self._tick, asyncio.get_running_loop().create_future()
+        if tick and not tick.done():
+            tick.set_result(None)
+
+    async def answer(self, request: web.Request) -> web.StreamResponse:
+        """GET /api/stream."""
+        if self._viewers >= MOST_VIEWERS:
+            raise web.HTTPServiceUnavailable(text="too many watch this page: close some of them")
+        stream = web.StreamResponse(headers={"Content-Type": "text/event-stream", "X-Accel-Buffering": "no"})
+        await stream.prepare(request)
+        self._viewers += 1
+        try:
+            await self._tell(stream, self._seen(request.headers.get("Last-Event-ID", "")))
+        except ConnectionResetError:
+            pass  # the browser has gone
+        finally:
+            self._viewers -= 1
+        return stream
+
+    def _seen(self, event_id: str) -> int:
+        """The stamp up to which a browser has seen this board; -1: it has not seen it."""
+        boot, _, stamp = event_id.partition("-")
+        known = boot == self._board.boot and stamp.isascii() and stamp.isdigit() and len(stamp) < 19
+        return int(stamp) if known and int(stamp) <= self._board.stamp else -1
+
+    async def _tell(self, stream: web.StreamResponse, seen: int) -> None:
+        await stream.write(b"retry: %d\n\n" % RETRY_MS)
+        self._look()
+        while not self._closed:
+            if self._board.stamp > seen:
+                seen, event = self._event(seen)
+                await stream.write(event)
+            await self._next_tick(stream)
+
+    async def _next_tick(self, stream: web.StreamResponse) -> None:
+        assert self._tick is not None
+        while not self._closed:
+            done, _ = await asyncio.wait([self._tick], timeout=HEARTBEAT)
+            if done:
+                return
+            await stream.write(b": still here\n\n")
+
+    def _event(self, seen: int) -> tuple[int, bytes]:
+        """The new stamp and an event with what changed since `seen`; pages at the same stamp share one event."""
+        if self._made[:2] != (seen, self._board.stamp):
+            told = {**self._board.changes(max(0, seen)), "alerts": self._alerts}
+            event = f"id: {told['boot']}-{told['stamp']}\nevent: board\ndata: {dumps(told)}\n\n"
+            self._made = (seen, told["stamp"], event.encode())
+        return self._made[1], self._made[2]

@@ -14,10 +14,9 @@ from itertools import pairwise
 from statistics import mean, median
 from typing import Any, Literal
 
-from pier_coordinator.runs import slowest
 from pier_coordinator.runs.read_model import FEW_SITES, ReadModel
 from pier_coordinator.runs.sites import Site
-from pier_coordinator.runs.timings import Segment
+from pier_coordinator.runs.timings import Segment, Slow, shares, slowest
 from pier_node.base.units import age, amount, rate
 
 BYTES = {"none": 4.0, "bf16": 2.0, "int8": 1.01, "int4": 0.52}
@@ -211,16 +210,16 @@ def _time(board: ReadModel, up: Callable[[str, str], bool]) -> Iterator[Alert]:
     if in_stages(board.run):
         return
     by_node = {site.node: site.segments.last(RECENT) for site in board.live()[: 4 * FEW_SITES]}
-    spent = slowest.shares([row for rows in by_node.values() for row in rows])
+    spent = shares([row for rows in by_node.values() for row in rows])
     if sum(map(len, by_node.values())) < RECENT:
         return
     if spent.get("waiting", 0.0) > SHARE[up("waiting", "")]:
-        yield _waiting(board, slowest.slowest(by_node), spent["waiting"])
+        yield _waiting(board, slowest(by_node), spent["waiting"])
     if spent.get("exchange", 0.0) > SHARE[up("exchange", "")]:
         yield _exchange(board, spent["exchange"])
 
 
-def _waiting(board: ReadModel, slow: slowest.Slow | None, share: float) -> Alert:
+def _waiting(board: ReadModel, slow: Slow | None, share: float) -> Alert:
     text = f"sites wait for each other {100 * share:.0f} % of the time"
     if slow is None:
         remedy = "none is the slowest throughout: the rounds show who came late, and when"

@@ -16,11 +16,9 @@ from typing import Any
 from pier_coordinator.experts.run import ExpertRun
 from pier_coordinator.runs.registry import Presence, Registry
 from pier_coordinator.store.facts import Fact
-from pier_coordinator.store.invites import trusted
-from pier_coordinator.store.orders import OPERATOR
 from pier_coordinator.store.refusals import Refused
 from pier_coordinator.store.rows import Activity, InviteRow, OrderRow, SiteRow, Standing
-from pier_coordinator.store.sites import REVOCATIONS, member
+from pier_coordinator.store.sites import OPERATOR, REVOCATIONS, member, trusted
 from pier_coordinator.store.store import Store, Thinning
 from pier_node.base.errors import PierError
 from pier_node.config.run import RunConfig, config_changes
@@ -185,32 +183,23 @@ class Coordinator:
 
     # --- the operator's actions ----------------------------------------------------------------
 
-    async def pause(self, sites: Collection[str] | None = None) -> list[OrderRow]:
-        """Order sites to pause training at the next round boundary.
+    async def order(
+        self, activity: Activity, sites: Collection[str] | None = None, by: str = OPERATOR
+    ) -> list[OrderRow]:
+        """Order sites to pause at the next round boundary, to train, or to leave the run and end.
 
         Args:
-            sites: names or node ids; None: all sites. The other orders take the same.
+            sites: names or node ids; None: all sites.
+            by: who gives the order.
 
         Raises:
             Refused: the run has no site of that name.
         """
-        return await self._order(sites, "pause", None)
-
-    async def resume(self, sites: Collection[str] | None = None) -> list[OrderRow]:
-        """Order sites to train. Raises Refused."""
-        return await self._order(sites, "train", None)
-
-    async def started_again(self, node: str) -> None:
-        """Order a site to train that was stopped and has been started again."""
-        await self._order([node], "train", None, by="being started again")
-
-    async def stop(self, sites: Collection[str] | None = None) -> list[OrderRow]:
-        """Order sites to leave the run and end. Raises Refused."""
-        return await self._order(sites, "stop", None)
+        return await self._order(sites, activity, None, by)
 
     async def assign(self, assignment: dict[str, Any], sites: Collection[str] | None = None) -> list[OrderRow]:
         """Give sites another assignment, in the JSON form of the message. Raises Refused."""
-        return await self._order(sites, None, assignment)
+        return await self._order(sites, None, assignment, OPERATOR)
 
     async def revoke(self, site: str) -> SiteRow:
         """Revoke a site, by name or node id, for good, and the invite that it joined with. Raises Refused."""
@@ -257,7 +246,7 @@ class Coordinator:
         sites: Collection[str] | None,
         activity: Activity | None,
         assignment: dict[str, Any] | None,
-        by: str = OPERATOR,
+        by: str,
     ) -> list[OrderRow]:
         nodes = None if sites is None else self._nodes(sites)
         orders = await self.store.set_order(nodes, activity, assignment, self.wall(), by)

@@ -14,12 +14,10 @@ from bisect import insort
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
-from pier_coordinator.runs import slowest
-from pier_coordinator.runs.drawing import Drawing
-from pier_coordinator.runs.pipeline import PipelineRows
+from pier_coordinator.runs.pipeline import Drawing, PipelineRows
 from pier_coordinator.runs.series import Series, rounded
 from pier_coordinator.runs.sites import IDLE, REVOKED, Site
-from pier_coordinator.runs.timings import LATEST, RoundTimings, segment_of
+from pier_coordinator.runs.timings import LATEST, RoundTimings, segment_of, slowness_in_words
 from pier_coordinator.store.facts import Fact, number, text, whole
 from pier_node.base.units import several
 
@@ -406,7 +404,7 @@ class ReadModel:
         shown = [node for node in nodes if node in busy] or _busiest(busy)
         by_node = {node: self.sites[node].segments.between(first, last) for node in {*shown, *_some(list(busy))}}
         names = {node: site.name for node, site in self.sites.items()}
-        words = slowest.in_words(by_node, names, {node: self.links.uplink(node) for node in by_node})
+        words = slowness_in_words(by_node, names, {node: self.links.uplink(node) for node in by_node})
         return {
             "words": words,
             "oldest": max(1, self.round - LATEST + 1),

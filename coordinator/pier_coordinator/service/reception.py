@@ -27,8 +27,8 @@ from pier_coordinator.runs.coordinator import Coordinator
 from pier_coordinator.runs.registry import HEARTBEAT_SECONDS, LEASE_SECONDS
 from pier_coordinator.store.facts import Fact
 from pier_coordinator.store.refusals import Refused
-from pier_coordinator.store.reports import Report
 from pier_coordinator.store.rows import OrderRow, Registration, SiteRow
+from pier_coordinator.store.sites import Report
 from pier_node.base.toml import first_problem
 from pier_node.identity.certificates import Credentials
 from pier_node.identity.node import node_id
@@ -195,7 +195,7 @@ class Reception:
         if problem := registration(request, self._of.run_hash, now):
             raise Refused(problem)
         if request.starting and self._of.orders[node].activity == "stop":
-            await self._of.started_again(node)
+            await self._of.order("train", [node], by="being started again")
         await self._of.experts.welcome(node)
         registered = await self._of.store.register(node, _registration(request), now)
         site = self._of.stands(registered)

@@ -1,17 +1,21 @@
-"""Database operations on sites: enrol, register, note presence and revoke. Each is part of one transaction."""
+"""Database operations on sites, their invites, orders and reports, and on single values stored under a key.
+
+Each operation is part of one transaction. An order tells a site what to do; its epoch increases whenever it changes.
+The single values are, for instance, the run's configuration and its founder. Each record of a report is stored once: a
+site numbers the records of a stream from 0 and may resend them.
+"""
 
 from __future__ import annotations
 
 import json
 import sqlite3
-from collections.abc import Iterable
-from dataclasses import asdict
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any
 
 from pier_coordinator.store.facts import Fact
-from pier_coordinator.store.invites import end, use
-from pier_coordinator.store.orders import get, order_of, put
 from pier_coordinator.store.refusals import Refused, Stranger
-from pier_coordinator.store.rows import REPLICA, Registration, SiteRow, Standing, event
+from pier_coordinator.store.rows import REPLICA, Activity, InviteRow, OrderRow, Registration, SiteRow, Standing, event
 from pier_coordinator.store.writer import Transaction
 from pier_node.config.run import SITES
 
@@ -19,6 +23,12 @@ FOUNDER, ACTIVITY = "founder", "activity"
 REVOCATIONS = "revocations"
 """Key of the version of the list of revoked sites: milliseconds since the epoch, or the previous version plus 1 if the
 clock was set back. It therefore increases even if the database is restored from a copy."""
+OPEN_INVITES = 256
+"""Maximum number of open invites: TLS checks all of their certificates at each new connection."""
+SAID: dict[Activity, str] = {"train": "resumed", "pause": "paused", "stop": "stopped"}
+OPERATOR = "the operator"
+STREAMS = 16
+"""Number of streams remembered per site, one per start. Older ones have ended, and nothing of them is sent again."""
 
 
 def enrol(transaction: Transaction, node: str, name: str, invite: str, now: float) -> Standing:
@@ -28,16 +38,16 @@ def enrol(transaction: Transaction, node: str, name: str, invite: str, now: floa
         raise Refused(f"node {node} was revoked: start with an empty data folder and a new invite to join as another")
     if known:
         if known.invite != invite:
-            use(transaction, invite, now, free=True)
+            use_invite(transaction, invite, now, free=True)
         return _standing(transaction, node)
-    offered = use(transaction, invite, now)
+    offered = use_invite(transaction, invite, now)
     _require_room(transaction)
     site = SiteRow(node, name or offered.name or node, now, invite)
     _free_name(transaction, site.name, node)
     transaction.execute(
         "INSERT INTO sites (node, name, enrolled_at, invite) VALUES (?, ?, ?, ?)", node, site.name, now, invite
     )
-    activity = get(transaction, ACTIVITY) or "train"
+    activity = get_meta(transaction, ACTIVITY) or "train"
     transaction.execute("INSERT INTO orders VALUES (?, 1, ?, ?)", node, activity, json.dumps(REPLICA))
     transaction.add([event(now, f"{site.name} was let in with invite {invite}", node)])
     return _standing(transaction, node)
@@ -55,8 +65,8 @@ def register(transaction: Transaction, node: str, registration: Registration, no
         " slot = ?, lease = ?, gone = 0 WHERE node = ?",
         *(*said.values(), slot, registration.lease, node),
     )
-    if get(transaction, FOUNDER) is None:
-        put(transaction, FOUNDER, node)
+    if get_meta(transaction, FOUNDER) is None:
+        put_meta(transaction, FOUNDER, node)
     if registration.address:  # a site that does not listen yet registers again once it does
         transaction.add([Fact(now, "site", node, said)])
     return _standing(transaction, node)
@@ -70,13 +80,13 @@ def revoke(transaction: Transaction, node: str, now: float) -> SiteRow:
     """
     site = require(transaction, node)
     transaction.execute("UPDATE sites SET revoked_at = ?, gone = 1, lease = x'' WHERE node = ?", now, node)
-    put(transaction, REVOCATIONS, str(max(int(get(transaction, REVOCATIONS) or 0) + 1, int(now * 1000))))
+    put_meta(transaction, REVOCATIONS, str(max(int(get_meta(transaction, REVOCATIONS) or 0) + 1, int(now * 1000))))
     told = {"level": 30, "text": f"{site.name} was revoked", "state": "revoked"}
     transaction.add([Fact(now, "event", node, told)])
-    end(transaction, site.invite, site.name, now)
+    end_invite(transaction, site.invite, site.name, now)
     started = transaction.one("SELECT 1 FROM facts WHERE kind = 'round' LIMIT 1")
-    if not started and get(transaction, FOUNDER) == node:  # otherwise no site would ever begin the run
-        put(transaction, FOUNDER, None)
+    if not started and get_meta(transaction, FOUNDER) == node:  # otherwise no site would ever begin the run
+        put_meta(transaction, FOUNDER, None)
     return _found(transaction, node)
 
 
@@ -107,7 +117,7 @@ def find(transaction: Transaction, node: str) -> SiteRow | None:
 
 
 def _standing(transaction: Transaction, node: str) -> Standing:
-    return Standing(_found(transaction, node), order_of(transaction, node), str(get(transaction, FOUNDER)))
+    return Standing(_found(transaction, node), order_of(transaction, node), str(get_meta(transaction, FOUNDER)))
 
 
 def _found(transaction: Transaction, node: str) -> SiteRow:
@@ -141,3 +151,163 @@ def _row(transaction: Transaction, sql: str) -> sqlite3.Row:
     row = transaction.one(sql)
     assert row is not None
     return row
+
+
+def trusted(invites: Iterable[InviteRow], now: float) -> tuple[InviteRow, ...]:
+    """The invites whose holders TLS accepts: the open ones, then the newest closed ones, to tell them what is wrong."""
+    ordered = sorted(invites, key=lambda invite: (bool(invite.closed(now)), -invite.created))
+    return tuple(ordered[:OPEN_INVITES])
+
+
+def add_invite(transaction: Transaction, invite: InviteRow) -> None:
+    """Make an invite. Raises Refused: too many invites are open, or one for a site of this name is."""
+    rows = transaction.execute("SELECT * FROM invites WHERE revoked = 0 AND uses_left > 0")
+    opened = [other for other in map(InviteRow.of, rows) if not other.closed(invite.created)]
+    if len(opened) >= OPEN_INVITES:
+        raise Refused(f"{OPEN_INVITES} invites are open: revoke some, or make one with more uses (--uses)")
+    for other in opened:
+        if invite.name and other.name == invite.name:  # otherwise the second site would be refused only when it enrols
+            raise Refused(
+                f"an invite for {invite.name} is open already: give another --name, "
+                f"or take that one back first (pier-coordinator revoke {other.id})"
+            )
+    values = (invite.id, invite.name, invite.expires, invite.uses_left, invite.certificate, invite.created)
+    transaction.execute(
+        "INSERT INTO invites (id, name, expires, uses_left, certificate, created) VALUES (?, ?, ?, ?, ?, ?)", *values
+    )
+    whom = f" for {invite.name}" if invite.name else ""
+    transaction.add([event(invite.created, f"invite {invite.id} was made{whom}")])
+
+
+def revoke_invite(transaction: Transaction, invite: str, now: float) -> InviteRow:
+    """Revoke an invite. Raises Refused."""
+    _invite(transaction, invite)
+    transaction.execute("UPDATE invites SET revoked = 1 WHERE id = ?", invite)
+    transaction.add([event(now, f"invite {invite} was revoked")])
+    return _invite(transaction, invite)
+
+
+def end_invite(transaction: Transaction, invite: str, site: str, now: float) -> None:
+    """Revoke an invite, if it is still open, because a site that joined with it was revoked."""
+    row = transaction.one("SELECT * FROM invites WHERE id = ?", invite)
+    if row is not None and not InviteRow.of(row).closed(now):
+        transaction.execute("UPDATE invites SET revoked = 1 WHERE id = ?", invite)
+        transaction.add([event(now, f"invite {invite} was revoked with {site}, which came in with it", level=30)])
+
+
+def use_invite(transaction: Transaction, invite: str, now: float, free: bool = False) -> InviteRow:
+    """Count a use, unless it is `free`; return the invite as it was before. Raises Refused: it is no longer open."""
+    found = _invite(transaction, invite)
+    if why := found.closed(now):
+        raise Refused(f"this invite {why}: ask the run's operator for a new one (pier-coordinator invite)")
+    if not free:
+        transaction.execute("UPDATE invites SET uses_left = uses_left - 1 WHERE id = ?", invite)
+    return found
+
+
+def _invite(transaction: Transaction, invite: str) -> InviteRow:
+    row = transaction.one("SELECT * FROM invites WHERE id = ?", invite)
+    if row is None:
+        raise Refused(f"there is no invite {invite}: pier-coordinator events names those that were made")
+    return InviteRow.of(row)
+
+
+def set_order(
+    transaction: Transaction,
+    nodes: Collection[str] | None,
+    activity: Activity | None,
+    assignment: dict[str, Any] | None,
+    now: float,
+    by: str = OPERATOR,
+) -> list[OrderRow]:
+    """Give orders to some sites of the run, or to all; return the new orders.
+
+    Args:
+        nodes: the sites; None: all of them. An activity for all also applies to sites that join later.
+        activity: None: it stays as it is.
+        assignment: None: it stays as it is.
+        by: who gives the order, for the fact.
+    """
+    if nodes is None and activity is not None:
+        put_meta(transaction, "activity", activity)
+    rows = transaction.execute(
+        "UPDATE orders SET epoch = epoch + 1, activity = coalesce(?, activity), assignment = coalesce(?, assignment)"
+        " WHERE node IN (SELECT node FROM sites WHERE revoked_at IS NULL)"
+        " AND (? IS NULL OR node IN (SELECT value FROM json_each(?))) RETURNING *",
+        *(activity, assignment and json.dumps(assignment)),
+        *[None if nodes is None else json.dumps(sorted(nodes))] * 2,
+    )
+    orders = [OrderRow.of(row) for row in rows.fetchall()]
+    transaction.add(order.fact(now, f"{_order_said(activity, order)} by {by}") for order in orders)
+    return orders
+
+
+def order_of(transaction: Transaction, node: str) -> OrderRow:
+    """The newest order to an enrolled site."""
+    row = transaction.one("SELECT * FROM orders WHERE node = ?", node)
+    assert row is not None
+    return OrderRow.of(row)
+
+
+def _order_said(activity: Activity | None, order: OrderRow) -> str:
+    return f"assigned {next(iter(order.assignment))}" if activity is None else SAID[activity]
+
+
+@dataclass(frozen=True)
+class Report:
+    """Records `first`, `first` + 1, ... of a stream.
+
+    Attributes:
+        dropped: total number of records that the stream lost before they could be delivered.
+    """
+
+    node: str
+    stream: bytes = field(repr=False)
+    first: int
+    facts: Sequence[Fact]
+    dropped: int = 0
+
+
+def take_report(transaction: Transaction, report: Report, now: float) -> int:
+    """Store the new records of a report. All records of the stream below the returned number are stored or lost."""
+    row = transaction.one(
+        "SELECT stored, dropped FROM streams WHERE node = ? AND stream = ?", report.node, report.stream
+    )
+    known, dropped = (row["stored"], row["dropped"]) if row else (0, 0)
+    transaction.add(report.facts[max(known - report.first, 0) :])
+    stored = max(known, report.first + len(report.facts))
+    if report.dropped > dropped:
+        text = f"{report.dropped - dropped} records of this site are lost: it could not hand them over for too long"
+        lost = {"level": 30, "text": text, "dropped": report.dropped}
+        transaction.add([Fact(now, "event", report.node, lost)])
+    if row is None:
+        _forget_old(transaction, report.node)
+    if row is None or stored > known or report.dropped > dropped:
+        transaction.execute(
+            "INSERT INTO streams (node, stream, stored, dropped) VALUES (?, ?, ?, ?) ON CONFLICT (node, stream)"
+            " DO UPDATE SET stored = excluded.stored, dropped = max(dropped, excluded.dropped)",
+            *(report.node, report.stream, stored, report.dropped),
+        )
+    return int(stored)
+
+
+def _forget_old(transaction: Transaction, node: str) -> None:
+    transaction.execute(
+        "DELETE FROM streams WHERE number IN"
+        " (SELECT number FROM streams WHERE node = ? ORDER BY number DESC LIMIT -1 OFFSET ?)",
+        *(node, STREAMS - 1),
+    )
+
+
+def get_meta(transaction: Transaction, key: str) -> str | None:
+    """The value stored under a key; None if there is none."""
+    row = transaction.one("SELECT value FROM meta WHERE key = ?", key)
+    return None if row is None else str(row["value"])
+
+
+def put_meta(transaction: Transaction, key: str, value: str | None) -> None:
+    """Store a value under a key; None deletes it."""
+    if value is None:
+        transaction.execute("DELETE FROM meta WHERE key = ?", key)
+    else:
+        transaction.execute("INSERT OR REPLACE INTO meta VALUES (?, ?)", key, value)

@@ -8,20 +8,18 @@ from __future__ import annotations
 import asyncio
 import fcntl
 import sqlite3
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Sequence
 from contextlib import closing
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from pier_coordinator.store import experts, invites, orders, reports, sites
+from pier_coordinator.store import experts, sites
 from pier_coordinator.store.experts import AcceptedPlan, Expert
 from pier_coordinator.store.facts import Fact
 from pier_coordinator.store.log import LogWriter
-from pier_coordinator.store.migrations import migrate
-from pier_coordinator.store.orders import put
 from pier_coordinator.store.reader import Reader, last_number, unusable
-from pier_coordinator.store.reports import Report
 from pier_coordinator.store.rows import Activity, InviteRow, OrderRow, Registration, SiteRow, Standing
+from pier_coordinator.store.sites import Report
 from pier_coordinator.store.writer import Told, Transaction, Writer
 from pier_node.base.errors import PierError
 
@@ -76,7 +74,7 @@ class Store(Reader):
 
     async def take_report(self, report: Report, now: float) -> int:
         """Store the new records of a report. All records of its stream below the returned number are stored or lost."""
-        return await self._writer.do(lambda transaction: reports.take(transaction, report, now))
+        return await self._writer.do(lambda transaction: sites.take_report(transaction, report, now))
 
     async def forget(self, numbers: Iterable[int]) -> None:
         """Delete facts; the log keeps them."""
@@ -113,20 +111,20 @@ class Store(Reader):
         activity: Activity | None,
         assignment: dict[str, Any] | None,
         now: float,
-        by: str = orders.OPERATOR,
+        by: str = sites.OPERATOR,
     ) -> list[OrderRow]:
         """Give orders to some sites, or all (`nodes` None); None keeps that part. Return the new orders."""
         return await self._writer.do(
-            lambda transaction: orders.set_order(transaction, nodes, activity, assignment, now, by)
+            lambda transaction: sites.set_order(transaction, nodes, activity, assignment, now, by)
         )
 
     async def add_invite(self, invite: InviteRow) -> None:
         """Make an invite. Raises Refused: too many invites are open, or one for a site of this name is."""
-        await self._writer.do(lambda transaction: invites.add(transaction, invite))
+        await self._writer.do(lambda transaction: sites.add_invite(transaction, invite))
 
     async def revoke_invite(self, invite: str, now: float) -> InviteRow:
         """Revoke an invite. Raises Refused: there is no invite with this id."""
-        return await self._writer.do(lambda transaction: invites.revoke(transaction, invite, now))
+        return await self._writer.do(lambda transaction: sites.revoke_invite(transaction, invite, now))
 
     async def accept_experts(self, plan: AcceptedPlan, now: float) -> None:
         """Make this the current plan of experts."""
@@ -138,7 +136,7 @@ class Store(Reader):
 
     async def put_meta(self, key: str, value: str | None) -> None:
         """Store a value under a key; None deletes it."""
-        await self._writer.do(lambda transaction: put(transaction, key, value))
+        await self._writer.do(lambda transaction: sites.put_meta(transaction, key, value))
 
 
 def _checkpoint(path: Path) -> None:
@@ -189,3 +187,87 @@ class Thinning:
         fresh = self._kept.get(node) != span
         self._kept[node] = span
         return fresh
+
+
+MIGRATIONS = (
+    """
+    CREATE TABLE facts (
+        number INTEGER PRIMARY KEY AUTOINCREMENT,  -- a number is not given again when old facts are thinned out
+        time REAL NOT NULL,
+        kind TEXT NOT NULL,
+        node TEXT NOT NULL,
+        body TEXT NOT NULL                         -- JSON
+    );
+    CREATE INDEX facts_by_kind ON facts (kind);
+    CREATE TABLE sites (
+        node TEXT PRIMARY KEY,
+        name TEXT NOT NULL,
+        enrolled_at REAL NOT NULL,
+        invite TEXT NOT NULL,
+        revoked_at REAL,
+        address TEXT NOT NULL DEFAULT '',
+        slot INTEGER,
+        lease BLOB NOT NULL DEFAULT x'',
+        gone INTEGER NOT NULL DEFAULT 1,
+        transport TEXT NOT NULL DEFAULT '',
+        version TEXT NOT NULL DEFAULT '',
+        workers INTEGER NOT NULL DEFAULT 0
+    );
+    CREATE UNIQUE INDEX site_names ON sites (name) WHERE revoked_at IS NULL;
+    CREATE TABLE invites (
+        id TEXT PRIMARY KEY,
+        name TEXT,
+        expires REAL NOT NULL,
+        uses_left INTEGER NOT NULL,
+        certificate BLOB NOT NULL,                 -- PEM
+        created REAL NOT NULL,
+        revoked INTEGER NOT NULL DEFAULT 0
+    );
+    CREATE TABLE streams (
+        number INTEGER PRIMARY KEY AUTOINCREMENT,
+        node TEXT NOT NULL,
+        stream BLOB NOT NULL,
+        stored INTEGER NOT NULL,
+        dropped INTEGER NOT NULL,
+        UNIQUE (node, stream)
+    );
+    CREATE TABLE orders (
+        node TEXT PRIMARY KEY,
+        epoch INTEGER NOT NULL,
+        activity TEXT NOT NULL,
+        assignment TEXT NOT NULL                   -- JSON
+    );
+    CREATE TABLE meta (key TEXT PRIMARY KEY, value TEXT NOT NULL);
+    """,
+    """
+    CREATE TABLE expert_plans (
+        id TEXT PRIMARY KEY,
+        accepted_at REAL NOT NULL,
+        plan TEXT NOT NULL                         -- JSON; the newest one counts
+    );
+    CREATE TABLE expert_jobs (
+        plan TEXT NOT NULL,
+        number INTEGER NOT NULL,
+        node TEXT NOT NULL,                        -- of the site that trains it; '': none can
+        result TEXT,                               -- JSON: what that site said when it was done
+        declined TEXT NOT NULL DEFAULT '[]',       -- JSON: nodes that cannot train it
+        PRIMARY KEY (plan, number)
+    );
+    """,
+    """
+    INSERT INTO meta SELECT 'revocations', CAST(latest * 1000 AS INTEGER)
+        FROM (SELECT MAX(revoked_at) AS latest FROM sites) WHERE latest IS NOT NULL;
+    """,
+)
+
+
+def migrate(connection: sqlite3.Connection, path: Path, migrations: Sequence[str] = MIGRATIONS) -> None:
+    """Migrate a database to the newest version, each step in one transaction. Raises PierError, sqlite3.Error."""
+    (version,) = connection.execute("PRAGMA user_version").fetchone()
+    if version > len(migrations):
+        raise PierError(
+            f"{path} was written by a newer Pier (version {version} of its tables; this one knows {len(migrations)})",
+            "Upgrade Pier here, or restore the copy of the folder from before the upgrade.",
+        )
+    for number, step in enumerate(migrations[version:], start=version + 1):
+        connection.executescript(f"BEGIN IMMEDIATE; {step}; PRAGMA user_version = {number}; COMMIT;")

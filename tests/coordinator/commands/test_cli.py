@@ -6,11 +6,12 @@ import subprocess
 import sys
 from pathlib import Path
 
+import click
 import pytest
 from click.testing import CliRunner
 from rich.console import Console
 
-from pier_coordinator.cli import main
+from pier_coordinator.cli import Duration, main
 from pier_coordinator.commands.operate import events_table, nodes_table, status_view
 
 SITE = {
@@ -95,3 +96,14 @@ def test_a_stage_has_a_number_and_a_replica_none(tmp_path: Path, words: list[str
     assert result.exit_code == 1
     assert problem in result.output
     assert "pier-coordinator assign lab-b" in result.output
+
+
+@pytest.mark.parametrize(("text", "seconds"), [("30m", 1800.0), ("24h", 86400.0), ("7d", 604800.0)])
+def test_durations(text: str, seconds: float) -> None:
+    assert Duration().convert(text, None, None) == seconds
+
+
+@pytest.mark.parametrize("text", ["", "h", "24", "-1h", "0h", "1.5h", "2w"])
+def test_what_is_no_duration(text: str) -> None:
+    with pytest.raises(click.BadParameter, match="write 30m, 24h or 7d"):
+        Duration().convert(text, None, None)

@@ -12,9 +12,9 @@ from rich.console import Console, RenderableType
 
 from pier_coordinator.commands.experts_view import WIDTH, Planning, bars, experts_table, modes_table, told, view
 from pier_coordinator.experts.difficulty import Gain
-from pier_coordinator.experts.exact import Limits
 from pier_coordinator.experts.plan import Plan, compared
 from pier_coordinator.experts.recipe import Mode
+from pier_coordinator.experts.scheduling import Limits
 from pier_coordinator.experts.task import Domain, Site, Task
 
 EXACT = Limits(10.0, 0.0)

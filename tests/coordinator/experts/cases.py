@@ -5,8 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from pier_coordinator.experts.allocation import Fits
-from pier_coordinator.experts.curves import Curves
-from pier_coordinator.experts.difficulty import Difficulty, Gain, size_gain, step_gain
+from pier_coordinator.experts.difficulty import Curves, Difficulty, Gain, size_gain, step_gain
 from pier_coordinator.experts.problem import Problem
 from pier_coordinator.experts.task import Domain, Site, Size, Task
 

@@ -9,12 +9,11 @@ import pytest
 from coordinator.expert_cases import accepted_job, accepted_plan
 from pydantic import ValidationError
 
-from pier_coordinator.experts.curves import Curves
-from pier_coordinator.experts.difficulty import Difficulty, Gain
-from pier_coordinator.experts.exact import Limits
+from pier_coordinator.experts.difficulty import Curves, Difficulty, Gain
 from pier_coordinator.experts.plan import Plan, accepted, planned
 from pier_coordinator.experts.recipe import Mode
 from pier_coordinator.experts.replan import as_job
+from pier_coordinator.experts.scheduling import Limits
 from pier_coordinator.experts.task import Domain, Site, Size, Task
 from pier_coordinator.store.experts import AcceptedPlan
 from pier_node.experts.config import ExpertsConfig

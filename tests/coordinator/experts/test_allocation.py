@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pier_coordinator.experts.allocation import Allocation, Allowed, BudgetError, allocated, filled
-from pier_coordinator.experts.curves import Curves
+from pier_coordinator.experts.difficulty import Curves
 
 PARAMETERS = np.array([size.parameters for size in SIZES])
 FLOPS = np.array([size.flops for size in SIZES])

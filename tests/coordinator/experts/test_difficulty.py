@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from dataclasses import replace
 from itertools import permutations
 
 import numpy as np
@@ -11,20 +13,25 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy.stats import spearmanr
 
-from pier_coordinator.experts.curves import Curves
 from pier_coordinator.experts.difficulty import (
     EASY,
     HARD,
     MEDIUM,
+    Curves,
     Gain,
     Probes,
+    Sample,
+    bits,
     classes,
     estimated,
+    fitted,
+    probed,
+    refitted,
     size_gain,
     steadiness,
     step_gain,
 )
-from pier_coordinator.experts.probing import bits
+from pier_coordinator.experts.problem import Array
 from pier_coordinator.experts.recipe import recipe
 
 TASK = task(9)
@@ -133,3 +140,105 @@ def test_c_the_predicted_permutation_of_sizes_is_as_good_as_the_best() -> None:
     chosen = every[tuple(predicted.tolist())]
     assert chosen <= min(every.values()) * 1.01
     assert chosen < np.mean([*every.values()])
+
+
+TEXT = b"the cat sat on the mat; the rat sat on the cat."
+
+
+def chance(train: bytes, before: bytes, byte: int, order: int) -> float:
+    """The definition, in words of counts."""
+    if order < 0:
+        return 1 / 256
+    context = before[len(before) - order :]
+    found = Counter(
+        padded[index + order]
+        for padded in [bytes(order) + train]
+        for index in range(len(train))
+        if padded[index : index + order] == context
+    )
+    shorter = chance(train, before, byte, order - 1)
+    total, kinds = sum(found.values()), len(found)
+    return (found[byte] + kinds * shorter) / (total + kinds) if total else shorter
+
+
+def test_it_is_interpolated_as_defined() -> None:
+    asked = b"the hat sat"
+    found = bits(TEXT, asked, (0, 2))
+    for row, order in enumerate((0, 2)):
+        expected = [-np.log2(chance(TEXT, bytes(2) + asked[:index], byte, order)) for index, byte in enumerate(asked)]
+        assert found[row] == pytest.approx(expected)
+
+
+def test_chances_are_a_distribution() -> None:
+    every = np.array([bits(TEXT, TEXT[:9] + bytes([byte]), (3,))[0, -1] for byte in range(256)])
+    assert (2.0**-every).sum() == pytest.approx(1)
+
+
+def test_more_text_and_more_context_help_where_there_is_order() -> None:
+    random = np.random.default_rng(0)
+    words = [bytes(random.integers(97, 123, 6).astype(np.uint8)) for _ in range(300)]
+    text = b" ".join(words[index] for index in random.integers(0, 300, 6000))
+    noise = random.integers(0, 256, 40_000).astype(np.uint8).tobytes()
+    probes = probed([Sample(each[:-8192], each[-8192:]) for each in (text, noise)], np.array([1.0, 2.0, 3.0]))
+    assert probes.losses.shape == (2, 9, 16)
+    assert probes.tokens.tolist() == sorted(probes.tokens.tolist())
+    means = probes.losses.mean(axis=-1)
+    assert means[0, 0] > means[0, 2], "size"
+    assert means[0, 0] > means[0, 6], "tokens"
+    assert means[1].min() >= 7.9, "nothing helps with noise"
+
+
+def test_a_sample_that_is_too_short_is_named() -> None:
+    with pytest.raises(ValueError, match="1"):
+        probed([Sample(TEXT * 50, TEXT * 50), Sample(TEXT, TEXT)], np.ones(3))
+
+
+SIZES, TOKENS_SEEN = np.array([92e6, 113e6, 134e6]), np.array([1e8, 3e8, 9e8])
+PARAMETERS, TOKENS = np.tile(SIZES, 3), np.repeat(TOKENS_SEEN, 3)
+
+
+def losses(law: Curves) -> Array:
+    """At all sizes and counts, [domains, points]."""
+    return np.stack([law.loss(size, count) for size, count in zip(PARAMETERS, TOKENS)], axis=-1)
+
+
+def test_golden() -> None:
+    law = Curves(np.array([1.0]), np.array([100.0]), np.array([50.0]), 0.5, 0.5, 21.0)
+    assert law.loss(10_000.0, 100.0).tolist() == pytest.approx([1.0 + 1.0 + 50 / 11])
+
+
+def test_a_law_is_found_again() -> None:
+    law = replace(curves(5), warm=0.3 * 9e8)
+    found = fitted(PARAMETERS, TOKENS, losses(law))
+    assert (found.alpha, found.beta, found.warm) == (0.34, 0.28, 0.3 * 9e8)
+    assert found.data == pytest.approx(law.data, rel=1e-3)
+    assert found.size == pytest.approx(law.size, rel=1e-2)
+
+
+def test_what_does_not_help_has_no_negative_coefficient() -> None:
+    """A loss that grows with the model, and with the tokens."""
+    worse = 1 + 1e-9 * PARAMETERS + 1e-10 * TOKENS
+    found = refitted((0.34, 0.28, 0.0), PARAMETERS, TOKENS, worse[None])
+    assert min(found.floor.min(), found.size.min(), found.data.min()) >= 0
+    assert found.size.tolist() == [0.0]
+
+
+def test_a_bootstrap_is_refitted_at_once_and_as_one_by_one() -> None:
+    law = (0.34, 0.28, 1e8)
+    drawn = losses(curves(4)) + 0.01 * np.random.default_rng(0).standard_normal((7, 4, 9))
+    together = refitted(law, PARAMETERS, TOKENS, drawn)
+    for index, draw in enumerate(drawn):
+        alone = refitted(law, PARAMETERS, TOKENS, draw)
+        assert together.data[index] == pytest.approx(alone.data)
+        assert together.floor[index] == pytest.approx(alone.floor)
+
+
+def test_stand_ins_are_scaled_so_that_the_mean_domain_is_balanced() -> None:
+    law = curves(6).balanced(1.1e8, 3e8)
+    up = 1 + 1e-6
+    by_size = (law.loss(1.1e8, 3e8) - law.loss(1.1e8 * up, 3e8)).mean()
+    by_data = (law.loss(1.1e8, 3e8) - law.loss(1.1e8, 3e8 * up)).mean()
+    assert by_size == pytest.approx(by_data, rel=1e-3)
+    assert law.size / curves(6).size == pytest.approx((law.size / curves(6).size).mean()), "one factor for all"
+    flat = Curves(np.ones(2), np.zeros(2), np.ones(2), 0.3, 0.3, 1.0).balanced(10.0, 10.0)
+    assert flat.size.tolist() == [0.0, 0.0]

@@ -1,4 +1,4 @@
-"""Table 5.3 of spec/hdee.md to the digit, and property 10."""
+"""Schedules of the paper's experts: bounds, LPT, local search and the solver."""
 
 from __future__ import annotations
 
@@ -11,11 +11,24 @@ from coordinator.experts.cases import job, uniform
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pier_coordinator.experts.bounds import lower_bounds
-from pier_coordinator.experts.exact import Limits
-from pier_coordinator.experts.problem import Problem, is_valid, makespan
-from pier_coordinator.experts.scheduling import NoPlaceError, rated, schedule
-from pier_coordinator.experts.search import longest_first
+from pier_coordinator.experts.problem import Places, Problem, is_valid, makespan
+from pier_coordinator.experts.scheduling import (
+    Limits,
+    NoPlaceError,
+    area,
+    cost,
+    improved,
+    longest,
+    longest_first,
+    lower_bounds,
+    nested,
+    prefix,
+    rated,
+    relaxed,
+    schedule,
+    settled,
+    solved,
+)
 
 EXACT = Limits(60.0, 0.0)
 
@@ -182,3 +195,155 @@ def test_lpt_is_as_good_as_the_spec_says() -> None:
         ratios.append(makespan(problem, quick) / schedule(problem, EXACT).makespan)
     assert 1.0 <= np.mean(ratios) < 1.06
     assert max(ratios) < 1.577
+
+
+def test_each_bound_by_hand() -> None:
+    problem = Problem.uniform([6.0, 2.0, 1.0], [1.0, 2.0])
+    assert area(problem) == 3.0
+    assert longest(problem) == 3.0
+    assert prefix(problem) == 3.0, "6 at the faster site"
+    assert prefix(Problem.uniform([6.0, 6.0, 1.0], [1.0, 1.0, 2.0])) == 4.0, "6 and 6 at speeds 2 and 1"
+    assert nested(problem.restricted(np.array([[True, False], [True, True], [True, True]]))) == 6.0
+
+
+def test_the_relaxation_does_not_cut_jobs_where_the_whole_does_not_fit() -> None:
+    """One job, two equal sites: half at each would take 0.5."""
+    assert relaxed(Problem.uniform([1.0], [1.0, 1.0])) == pytest.approx(1.0)
+    assert relaxed(Problem.uniform([1.0] * 3, [1.0, 1.0])) == pytest.approx(1.5)
+
+
+def test_the_relaxation_lies_between_two_times_where_these_are_not_enough() -> None:
+    """Places of 1 s are not enough within 1 s, and 3 jobs on 2 sites take 1.5 s although 10 s are allowed."""
+    problem = Problem.uniform([1.0, 1.0, 1.0, 10.0], [1.0, 1.0, 100.0])
+    assert relaxed(problem) <= 1.0
+
+
+@given(
+    st.lists(st.floats(1, 20), min_size=1, max_size=8),
+    st.lists(st.floats(1, 4), min_size=1, max_size=4),
+)
+@settings(max_examples=30, deadline=None)
+def test_the_relaxation_is_no_worse_than_area_and_longest(work: list[float], speeds: list[float]) -> None:
+    problem = Problem.uniform(work, speeds)
+    assert relaxed(problem) >= max(area(problem), longest(problem)) * (1 - 1e-6)
+
+
+def test_windows_that_are_too_short_for_all_jobs_have_no_schedule() -> None:
+    problem = replace(Problem.uniform([2.0, 2.0, 2.0], [1.0]), windows=np.array([5.0]))
+    assert relaxed(problem) == np.inf
+
+
+@st.composite
+def placed(draw: st.DrawFn) -> tuple[Problem, Places]:
+    """A problem and any valid schedule."""
+    work = draw(st.lists(st.floats(1, 20), min_size=1, max_size=10))
+    speeds = draw(st.lists(st.floats(1, 4), min_size=2, max_size=4))
+    problem = Problem.uniform(work, speeds)
+    eligible = np.array(draw(st.lists(st.booleans(), min_size=problem.times.size, max_size=problem.times.size)))
+    eligible = eligible.reshape(problem.times.shape)
+    eligible[:, 0] = True
+    problem = problem.restricted(eligible)
+    return problem, tuple(draw(st.sampled_from(np.flatnonzero(row).tolist())) for row in eligible)
+
+
+@given(placed())
+@settings(deadline=None)
+def test_a_search_ends_no_later_and_what_it_finds_is_valid(given_: tuple[Problem, Places]) -> None:
+    problem, places = given_
+    found = improved(problem, places)
+    assert is_valid(problem, found)
+    assert makespan(problem, found) <= makespan(problem, places) * (1 + 1e-9)
+    assert improved(problem, found) == found
+
+
+@given(placed())
+@settings(deadline=None)
+def test_settling_delays_nobody_and_costs_less(given_: tuple[Problem, Places]) -> None:
+    problem, places = given_
+    found, sites = settled(problem, places), set(range(len(problem.speeds)))
+    assert is_valid(problem, found)
+    assert makespan(problem, found) <= makespan(problem, places) * (1 + 1e-8)
+    assert cost(problem, found, sites)[0] <= cost(problem, places, sites)[0] * (1 + 1e-8)
+
+
+def test_a_move_and_a_swap_are_found() -> None:
+    equal = Problem.uniform([3.0, 3.0, 2.0, 2.0], [1.0, 1.0])
+    assert makespan(equal, improved(equal, (0, 0, 0, 0))) == 5.0
+    assert makespan(equal, improved(equal, (0, 0, 1, 1))) == 5.0, "only a swap helps"
+
+
+def test_a_window_is_kept() -> None:
+    problem = replace(Problem.uniform([3.0, 3.0], [1.0, 2.0]), windows=np.array([9.0, 2.0]))
+    assert improved(problem, (0, 0)) == (1, 0)
+
+
+def test_the_cost_is_of_the_shortest_first() -> None:
+    problem = Problem.uniform([4.0, 1.0], [1.0, 2.0])
+    assert cost(problem, (0, 0), {0, 1}) == pytest.approx((1 + 5, 5 / 2))
+    assert cost(problem, (1, 1), {1}) == pytest.approx((0.5 + 2.5, 2.5 / 2))
+    assert cost(problem, (1, 1), {0}) == (0, 0)
+
+
+def test_the_longest_comes_first_and_goes_where_it_is_done_first() -> None:
+    """500 steps at the fastest site, 400 at the next one; 300 wait for the fastest."""
+    assert longest_first(uniform(job("M", 300), job("M", 400), job("M", 500))) == (2, 1, 2)
+
+
+def test_among_equals_the_one_with_less_choice_is_first() -> None:
+    problem = Problem.uniform([1.0, 1.0], [1.0, 1.0]).restricted(np.array([[True, True], [True, False]]))
+    assert longest_first(problem) == (1, 0)
+
+
+def test_the_first_site_is_taken_where_it_does_not_matter() -> None:
+    assert longest_first(Problem.uniform([1.0, 1.0, 1.0], [1.0, 1.0, 1.0])) == (0, 1, 2)
+
+
+@given(
+    st.lists(st.floats(1, 20), min_size=1, max_size=20),
+    st.lists(st.floats(1, 4), min_size=1, max_size=6),
+    st.floats(5, 100),
+)
+def test_what_it_finds_is_valid(work: list[float], speeds: list[float], window: float) -> None:
+    problem = replace(Problem.uniform(work, speeds), windows=np.full(len(speeds), window))
+    found = longest_first(problem)
+    assert found is None or is_valid(problem, found)
+
+
+TO_THE_END = Limits(30.0, 0.0)
+
+
+def test_jobs_of_a_kind_are_counted_and_all_are_placed() -> None:
+    problem = uniform(*[job("M", 400)] * 9)
+    found = solved(problem, 19034.0, 40000.0, TO_THE_END)
+    assert found.places is not None
+    assert sorted(found.places) == [0, 1, 1, 1, 2, 2, 2, 2, 2]
+    assert round(makespan(problem, found.places)) == 21148 == round(found.bound)
+
+
+def test_a_problem_without_a_schedule_has_none() -> None:
+    problem = replace(Problem.uniform([2.0, 2.0, 2.0], [1.0, 1.0]), windows=np.array([3.0, 3.0]))
+    found = solved(problem, 3.0, 100.0, TO_THE_END)
+    assert found.places is None
+    assert found.bound == np.inf
+
+
+def test_nothing_better_than_what_is_known_is_no_schedule() -> None:
+    """The best takes 4; asked for 3 at most."""
+    found = solved(Problem.uniform([2.0, 2.0, 2.0], [1.0, 1.0]), 3.0, 3.5, TO_THE_END)
+    assert found.places is None
+
+
+def test_no_time_still_gives_a_bound() -> None:
+    random = np.random.default_rng(0)
+    problem = Problem.uniform(random.uniform(1, 2, 60).tolist(), random.uniform(1, 2, 12).tolist())
+    found = solved(problem, 1.0, 1000.0, Limits(0.01, 0.0))
+    assert 1.0 <= found.bound < np.inf
+
+
+def test_units_do_not_matter() -> None:
+    """Seconds, or millions of them."""
+    for unit in (1e-6, 1.0, 1e9):
+        problem = Problem.uniform([3.0 * unit, 3.0 * unit, 2.0 * unit, 2.0 * unit, 2.0 * unit], [1.0, 1.0])
+        found = solved(problem, 6.0 * unit, 9.0 * unit, TO_THE_END)
+        assert found.places is not None
+        assert makespan(problem, found.places) == pytest.approx(6.0 * unit)

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from coordinator.cases import ALICE
 
-from pier_coordinator.commands.init import init, run_name
+from pier_coordinator.commands.start import init, run_name
 from pier_coordinator.identity.home import DAEMON_FILE, OPERATOR_FILE, RUN_FILE, Home
 from pier_node.base.errors import PierError
 from pier_node.identity.certificates import check_issued

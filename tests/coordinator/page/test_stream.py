@@ -10,7 +10,7 @@ import pytest
 from coordinator.page_cases import serving, watching
 from coordinator.played import LABS, Played, Replayed, node, pulse
 
-from pier_coordinator.page import stream
+from pier_coordinator.page import app as stream
 from pier_coordinator.runs.read_model import ReadModel
 from pier_coordinator.store.facts import Fact
 

@@ -50,7 +50,7 @@ async def test_after_a_restart_a_site_goes_on_with_its_lease(tmp_path: Path) -> 
         await run.let_in(ALICE)
         async with run.site(ALICE) as alice:
             lease = (await alice.register(ALICE)).lease
-        await run.coordinator.pause()
+        await run.coordinator.order("pause")
     async with running(tmp_path) as run, run.site(ALICE) as alice:
         assert (await alice.beat(ALICE, lease)).order == 2
         assert run.coordinator.nodes()[0]["activity"] == "pause"
@@ -107,14 +107,14 @@ async def test_orders_are_for_sites_by_name_or_id_and_for_all(tmp_path: Path) ->
     async with running(tmp_path) as run:
         await run.let_in(ALICE, BOB)
         coordinator = run.coordinator
-        assert [order.node for order in await coordinator.pause(["lab-1", ALICE.node])] == sorted(
+        assert [order.node for order in await coordinator.order("pause", ["lab-1", ALICE.node])] == sorted(
             [ALICE.node, BOB.node], key=[ALICE.node, BOB.node].index
         )
-        assert [order.activity for order in await coordinator.resume()] == ["train", "train"]
+        assert [order.activity for order in await coordinator.order("train")] == ["train", "train"]
         (assigned,) = await coordinator.assign({"replica": {}}, ["lab-0"])
         assert (assigned.epoch, assigned.activity) == (4, "train")
         with pytest.raises(Refused, match="there is no site 'lab-9' in this run: lab-0, lab-1"):
-            await coordinator.stop(["lab-0", "lab-9"])
+            await coordinator.order("stop", ["lab-0", "lab-9"])
         await coordinator.revoke("lab-0")
         with pytest.raises(Refused, match="there is no site 'lab-0' in this run: lab-1"):
             await coordinator.revoke("lab-0")

@@ -17,16 +17,21 @@ from coordinator.cases import (
     NOW,
     OWN,
     TOKEN,
+    Clock,
     Running,
     Ticket,
     register_request,
     report_request,
     running,
 )
+from hypothesis import given
+from hypothesis import strategies as st
 
+from pier_coordinator.runs.registry import HEARTBEAT_SECONDS
+from pier_coordinator.service import service as limits
 from pier_coordinator.service.bounds import MESSAGE_BYTES
-from pier_coordinator.service.limits import Limits, Rate
-from pier_coordinator.service.service import PUSHBACK, CoordinatorService
+from pier_coordinator.service.service import PUSHBACK, RATES, CoordinatorService, Limits, Rate
+from pier_coordinator.store.refusals import TooFast
 from pier_node.base.errors import PierError
 from pier_node.config.run import from_canonical
 from pier_node.identity.certificates import credentials, node_id_of_certificate
@@ -259,13 +264,13 @@ async def test_orders_reach_those_who_watch_and_show_in_heartbeats(run: Running)
         lease, other = (await alice.register(ALICE)).lease, (await bob.register(BOB)).lease
         orders = alice.watch(lease)
         assert (await anext(orders)).activity == Order.ACTIVITY_TRAIN
-        await run.coordinator.pause(["lab-0"])
+        await run.coordinator.order("pause", ["lab-0"])
         paused = await anext(orders)
         assert (paused.epoch, paused.activity) == (2, Order.ACTIVITY_PAUSE)
         assert (await alice.beat(ALICE, lease)).order == 2
         assert (await bob.beat(BOB, other)).order == 1
         assert [(site["order"], site["follows"]) for site in run.coordinator.nodes()] == [(2, 1), (1, 1)]
-        await run.coordinator.stop()
+        await run.coordinator.order("stop")
         assert (await anext(orders)).activity == Order.ACTIVITY_STOP
         assert (await bob.beat(BOB, other)).order == 2
 
@@ -279,7 +284,7 @@ async def test_a_site_has_one_watch(run: Running) -> None:
         await anext(second)
         code, text = await refused(anext(first))
         assert (code, text) == (Code.ABORTED, "another call of this site watches its orders now")
-        await run.coordinator.pause()
+        await run.coordinator.order("pause")
         assert (await anext(second)).activity == Order.ACTIVITY_PAUSE
 
 
@@ -332,3 +337,56 @@ async def test_a_port_that_is_taken_is_an_error_that_says_so(run: Running) -> No
     second = CoordinatorService(run.coordinator, credentials(OWN, TOKEN), AUTHORITY)
     with pytest.raises(PierError, match=f"cannot listen on 127.0.0.1:{run.port}"):
         await second.start("127.0.0.1", run.port)
+
+
+def allowed(limits: Limits, caller: str = "a", method: str = "M") -> bool:
+    try:
+        limits.count(caller, method)
+    except TooFast:
+        return False
+    return True
+
+
+def test_a_burst_passes_and_then_so_many_a_second() -> None:
+    clock = Clock(0.0)
+    counted = Limits({"M": Rate(2, 5)}, clock)
+    assert [allowed(counted) for _ in range(6)] == [True] * 5 + [False]
+    with pytest.raises(TooFast, match=r"M: more than 2 calls a second; ask again in 0\.5 s") as caught:
+        counted.count("a", "M")
+    clock.now += caught.value.seconds
+    assert [allowed(counted) for _ in range(2)] == [True, False]
+    clock.now += 100
+    assert [allowed(counted) for _ in range(6)] == [True] * 5 + [False]
+
+
+def test_callers_and_methods_do_not_disturb_each_other() -> None:
+    counted = Limits({"M": Rate(1, 1), "N": Rate(1, 1)}, Clock(0.0))
+    assert allowed(counted)
+    assert not allowed(counted)
+    assert allowed(counted, caller="b")
+    assert allowed(counted, method="N")
+
+
+@given(steps=st.lists(st.floats(0, 3), max_size=60))
+def test_never_more_than_the_burst_and_the_rate_pass(steps: list[float]) -> None:
+    clock = Clock(0.0)
+    counted = Limits({"M": Rate(2, 5)}, clock)
+    passed = 0
+    for step in steps:
+        clock.now += step
+        passed += allowed(counted)
+    assert passed <= 5 + 2 * clock.now + 1e-6
+
+
+def test_memory_is_bounded_and_the_busy_are_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(limits, "BUCKETS", 3)
+    counted = Limits({"M": Rate(1, 1)}, Clock(0.0))
+    for number in range(10):
+        allowed(counted, caller="busy")
+        allowed(counted, caller=str(number))
+    assert len(counted) == 3
+    assert not allowed(counted, caller="busy")
+
+
+def test_a_well_behaved_site_stays_below() -> None:
+    assert RATES["Heartbeat"].per_second >= 2 / HEARTBEAT_SECONDS

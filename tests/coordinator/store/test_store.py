@@ -1,3 +1,5 @@
+"""The store: what is kept, when, and how it grows old."""
+
 from __future__ import annotations
 
 import asyncio
@@ -12,11 +14,12 @@ from coordinator.cases import ALICE, BOB, CAROL, NOW, Ticket, note, open_store, 
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pier_coordinator.store import invites, reports
+from pier_coordinator.store import sites
 from pier_coordinator.store.facts import Fact
 from pier_coordinator.store.refusals import Refused, Stranger
 from pier_coordinator.store.rows import REPLICA, Standing
-from pier_coordinator.store.store import LOG_NAME, Store
+from pier_coordinator.store.sites import STREAMS, Report
+from pier_coordinator.store.store import DAY, LOG_NAME, MIGRATIONS, SPAN, Store, Thinning, migrate
 from pier_node.base.errors import PierError
 
 
@@ -265,7 +268,7 @@ async def test_an_order_for_all_holds_for_sites_to_come_and_not_for_those_revoke
 
 
 async def test_there_is_an_end_to_open_invites(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(invites, "OPEN_INVITES", 2)
+    monkeypatch.setattr(sites, "OPEN_INVITES", 2)
     first, second, third = (Ticket.make(name) for name in ("first", "second", "third"))
     await store.add_invite(first.row(hours=1))
     await store.add_invite(second.row())
@@ -280,9 +283,9 @@ async def test_there_is_an_end_to_open_invites(store: Store, monkeypatch: pytest
 # --- reports ---------------------------------------------------------------------------------------
 
 
-def report(first: int, count: int, stream: bytes = b"s", dropped: int = 0) -> reports.Report:
+def report(first: int, count: int, stream: bytes = b"s", dropped: int = 0) -> Report:
     facts = [note(str(number)) for number in range(first, first + count)]
-    return reports.Report(ALICE.node, stream, first, facts, dropped)
+    return Report(ALICE.node, stream, first, facts, dropped)
 
 
 @settings(max_examples=40, deadline=None)
@@ -314,8 +317,102 @@ async def test_what_a_site_lost_is_said_once(store: Store) -> None:
 
 
 async def test_streams_are_apart_and_old_ones_are_forgotten(store: Store) -> None:
-    for number in range(reports.STREAMS + 1):
+    for number in range(STREAMS + 1):
         assert await store.take_report(report(0, 1, stream=bytes([number])), NOW) == 1
-    assert store._connection.execute("SELECT count(*) FROM streams").fetchone()[0] == reports.STREAMS
+    assert store._connection.execute("SELECT count(*) FROM streams").fetchone()[0] == STREAMS
     assert await store.take_report(report(0, 1, stream=b"\x10"), NOW) == 1
-    assert len(texts(store)) == reports.STREAMS + 1
+    assert len(texts(store)) == STREAMS + 1
+
+
+def sample(time: float, node: str) -> Fact:
+    return Fact(time, "sample", node, {"loss": 1.0})
+
+
+async def test_of_old_samples_one_of_a_site_and_five_minutes_stays(tmp_path: Path) -> None:
+    store = open_store(tmp_path)
+    begin = NOW - NOW % SPAN
+    for step in range(0, 1800, 10):
+        await store.add_facts([sample(begin + step, site.node) for site in (ALICE, BOB)])
+    await store.add_facts([note("stays")])
+    thinning = Thinning(store)
+    assert await thinning.run(begin + DAY) == 0
+    gone = await thinning.run(begin + 600 + DAY)
+    assert gone == 2 * (60 - 2)
+    left = [(fact.time - begin, fact.node) for fact in store.facts(kinds=["sample"]) if fact.time < begin + 600]
+    assert left == [(0, ALICE.node), (0, BOB.node), (300, ALICE.node), (300, BOB.node)]
+    assert await thinning.run(begin + 1800 + DAY) == 2 * (120 - 4)
+    assert [fact.body["text"] for fact in store.facts(kinds=["note"])] == ["stays"]
+    assert await Thinning(store).run(begin + 1800 + DAY) == 0
+    assert len((tmp_path / LOG_NAME).read_text().splitlines()) == 361
+    await store.close()
+
+
+async def test_numbers_are_not_given_again_when_the_newest_facts_are_gone(tmp_path: Path) -> None:
+    store = open_store(tmp_path)
+    await store.add_facts([sample(NOW, ALICE.node), sample(NOW + 1, ALICE.node)])
+    assert await Thinning(store).run(NOW + 2 * DAY) == 1
+    await store.close()
+    again = open_store(tmp_path)
+    (added,) = await again.add_facts([note("next")])
+    assert added.number == 3
+    await again.close()
+
+
+PATH = Path("run.db")
+ONE, TWO = "CREATE TABLE first (a)", "ALTER TABLE first ADD COLUMN b DEFAULT 7; CREATE TABLE second (c)"
+
+
+@pytest.fixture
+def connection() -> sqlite3.Connection:
+    return sqlite3.connect(":memory:", isolation_level=None)
+
+
+def version(connection: sqlite3.Connection) -> int:
+    return int(connection.execute("PRAGMA user_version").fetchone()[0])
+
+
+def test_a_database_of_version_1_keeps_what_it_holds(connection: sqlite3.Connection) -> None:
+    migrate(connection, PATH, (ONE,))
+    connection.execute("INSERT INTO first VALUES (1)")
+    migrate(connection, PATH, (ONE, TWO))
+    assert connection.execute("SELECT a, b FROM first").fetchall() == [(1, 7)]
+    assert version(connection) == 2
+    migrate(connection, PATH, (ONE, TWO))
+    assert version(connection) == 2
+
+
+def test_a_step_that_fails_leaves_the_version_before_it(connection: sqlite3.Connection) -> None:
+    with pytest.raises(sqlite3.OperationalError):
+        migrate(connection, PATH, (ONE, "CREATE TABLE half (a); CREATE TABLE first (a)"))
+    connection.rollback()
+    assert version(connection) == 1
+    assert connection.execute("SELECT name FROM sqlite_master").fetchall() == [("first",)]
+
+
+def test_all_steps_make_the_present_tables(connection: sqlite3.Connection) -> None:
+    migrate(connection, PATH)
+    tables = {name for (name,) in connection.execute("SELECT name FROM sqlite_master WHERE type = 'table'")}
+    assert tables >= {"facts", "sites", "invites", "streams", "orders", "meta", "expert_plans", "expert_jobs"}
+    assert version(connection) == len(MIGRATIONS)
+
+
+def test_a_database_that_has_revoked_sites_gets_a_version_of_their_list(connection: sqlite3.Connection) -> None:
+    migrate(connection, PATH, MIGRATIONS[:2])
+    sites = [("a", None), ("b", 1000.5), ("c", 999.0)]
+    connection.executemany(
+        "INSERT INTO sites (node, name, enrolled_at, invite, revoked_at) VALUES (?1, ?1, 0, '', ?2)", sites
+    )
+    migrate(connection, PATH)
+    assert connection.execute("SELECT * FROM meta").fetchall() == [("revocations", "1000500")]
+
+
+def test_a_database_without_revoked_sites_gets_none(connection: sqlite3.Connection) -> None:
+    migrate(connection, PATH)
+    assert connection.execute("SELECT * FROM meta").fetchall() == []
+
+
+async def test_a_database_of_a_newer_version_is_left_alone(tmp_path: Path) -> None:
+    with sqlite3.connect(tmp_path / "run.db") as connection:
+        connection.execute("PRAGMA user_version = 99")
+    with pytest.raises(PierError, match=r"written by a newer Pier \(version 99 .*\n.*Upgrade Pier here"):
+        open_store(tmp_path)

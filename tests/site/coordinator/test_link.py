@@ -35,7 +35,7 @@ async def test_heartbeats_go_on_over_one_stream(run: Running) -> None:
     lease = (await link.register(register_request(ALICE), ANSWER)).lease
     for _ in range(3):
         assert (await link.heartbeat(beat(lease), ANSWER)).order == 1
-    await run.coordinator.pause([ALICE.node])
+    await run.coordinator.order("pause", [ALICE.node])
     assert (await link.heartbeat(beat(lease), ANSWER)).order == 2
     await link.close()
 

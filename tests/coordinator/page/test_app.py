@@ -10,7 +10,7 @@ import pytest
 from coordinator.page_cases import serving
 from coordinator.played import LABS, Played, Replayed, node
 
-from pier_coordinator.runs.drawing import Drawing
+from pier_coordinator.runs.pipeline import Drawing
 from pier_coordinator.runs.read_model import ReadModel
 from pier_coordinator.store.facts import Fact
 

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from coordinator.cases import ALICE, AUTHORITY, BOB, CONFIG, OWN, TOKEN, Running, register_request
 from coordinator.expert_cases import DONE, accepted_job, accepted_plan, said
-from coordinator.experts.test_run import numbers, ordered, two_sites
+from coordinator.experts.test_execution import numbers, ordered, two_sites
 
 from pier_coordinator.experts.checkpoints import PIECE
 from pier_coordinator.runs.registry import LEASE_SECONDS

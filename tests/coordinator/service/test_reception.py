@@ -1,12 +1,18 @@
+"""What is wrong with a call of a site, and what its records become."""
+
 from __future__ import annotations
 
+import json
+import math
 from typing import Any
 
 import pytest
-from coordinator.cases import ALICE, CONFIG, NOW, Ticket, register_request
+from coordinator.cases import ALICE, BOB, CONFIG, NOW, STREAM, Ticket, register_request
 
-from pier_coordinator.service.reception import CLOCK, clock, enrolment, registration
+from pier_coordinator.service.reception import CLOCK, clock, enrolment, fact, facts_of_report, registration
+from pier_coordinator.store.facts import Fact
 from pier_node.wire.carrier import PROTOCOL
+from pier_proto.v1.coordinator_pb2 import LinkRecord, Note, Record, ReportRequest, RoundRecord, Sample
 
 SET_IT = "the coordinator's: set it (timedatectl set-ntp true) and start again"
 
@@ -65,3 +71,46 @@ def test_an_enrolment_needs_the_protocol_and_a_clock() -> None:
     assert enrolment(ticket.request(ALICE), NOW) == ""
     assert "protocol" in enrolment(ticket.request(ALICE, protocol=0), NOW)
     assert "your clock" in enrolment(ticket.request(ALICE, time=0.0), NOW)
+
+
+def test_a_record_becomes_a_fact_of_its_kind() -> None:
+    sample = Sample(inner_step=1, tokens=2, tokens_per_second=3.5, loss=math.nan, utilisation=0.5, memory=5)
+    assert fact(ALICE.node, Record(time=NOW, sample=sample), NOW) == Fact(
+        NOW,
+        "sample",
+        ALICE.node,
+        {
+            "inner_step": 1,
+            "tokens": 2,
+            "tokens_per_second": 3.5,
+            "loss": None,
+            "utilisation": 0.5,
+            "bytes_sent": 0,
+            "memory": 5,
+        },
+    )
+    link = fact(ALICE.node, Record(time=NOW, link=LinkRecord(peer=BOB.node, round_trip=0.5)), NOW)
+    assert (link.kind, link.body["peer"], link.body["round_trip"]) == ("link", BOB.node, 0.5)
+    assert fact(ALICE.node, Record(time=NOW, note=Note(level=30, text="slow")), NOW).body == {
+        "level": 30,
+        "text": "slow",
+    }
+
+
+def test_a_round_can_be_written_as_json() -> None:
+    body = RoundRecord(round=3, digest=b"\xab" * 32, members=[ALICE.node, BOB.node], validation_loss=math.nan)
+    made = fact(ALICE.node, Record(time=NOW, round=body), NOW)
+    assert (made.body["digest"], made.body["members"]) == ("ab" * 32, [ALICE.node, BOB.node])
+    assert made.body["validation_loss"] is None
+    assert json.loads(made.line())["body"] == made.body
+
+
+def test_nothing_has_happened_later_than_now() -> None:
+    assert fact(ALICE.node, Record(time=NOW + 1800, note=Note()), NOW).time == NOW
+    assert fact(ALICE.node, Record(time=NOW - 1800, note=Note()), NOW).time == NOW - 1800
+
+
+def test_a_report_keeps_its_numbers() -> None:
+    request = ReportRequest(lease=b"l", stream=STREAM, first=7, records=[Record(note=Note(text="a"))], dropped=2)
+    made = facts_of_report(ALICE.node, request, NOW)
+    assert (made.node, made.stream, made.first, made.dropped, len(made.facts)) == (ALICE.node, STREAM, 7, 2, 1)

@@ -13,8 +13,8 @@ async def test_an_order_is_told_in_words(tmp_path: Path) -> None:
     async with running(tmp_path) as run:
         await run.let_in(ALICE)
         of = run.coordinator
-        for order in (of.resume, of.pause, of.stop):
-            await order()
+        for activity in ("train", "pause", "stop"):
+            await of.order(activity)
         async with run.site(ALICE) as alice:
             await alice.register(ALICE, starting=True)
         await of.assign(REPLICA, [ALICE.node])

@@ -12,7 +12,8 @@ from coordinator.played import LABS, START, Played, Replayed, node, pulse
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pier_coordinator.runs.read_model import EVENTS, FEW_SITES, MOST_SITES, POINTS, ReadModel
+from pier_coordinator.runs import read_model as module
+from pier_coordinator.runs.read_model import EVENTS, FEW_SITES, MOST_SITES, POINTS, WINDOW, Latest, Links, ReadModel
 from pier_coordinator.runs.sites import SILENT_AFTER
 from pier_coordinator.store.facts import Fact, Kind
 
@@ -314,3 +315,101 @@ def test_a_plan_of_experts_is_told_when_it_has_changed() -> None:
     assert board.changes(seen["stamp"])["experts"] is None
     board.planned({**plan, "rows": [{"domain": "topics", "done": 2, "loss": None}]})
     assert board.changes(seen["stamp"])["experts"]["rows"][0]["done"] == 2
+
+
+def taken(*told: tuple[str, float, float]) -> Latest:
+    latest = Latest()
+    for node, time, value in told:
+        latest.take(node, time, value)
+    return latest
+
+
+def test_the_latest_values_of_all_sites_are_added() -> None:
+    assert taken(("a", 0.0, 10.5)).sum == 10.5
+    assert taken(("a", 0.0, 10.5), ("b", 1.0, 20.0)).sum == 30.5
+    assert taken(("a", 0.0, 10.5), ("b", 1.0, 20.0), ("a", 2.0, 11.0)).sum == 31.0
+
+
+def test_the_mean_is_that_of_all_sites_whoever_told_last() -> None:
+    assert taken(("a", 0.0, 2.394), ("b", 0.5, 2.337), ("c", 1.0, 2.608)).mean == pytest.approx(2.446333)
+    assert taken(("a", 0.0, 2.394), ("c", 1.0, 2.608), ("b", 9.5, 2.337)).mean == pytest.approx(2.446333)
+
+
+def test_a_site_that_says_nothing_is_not_counted_any_more() -> None:
+    told = ("a", 0.0, 10.0), ("b", WINDOW, 20.0), ("b", WINDOW + 1, 20.0)
+    assert (taken(*told).sum, taken(*told).mean) == (20.0, 20.0)
+
+
+def test_a_site_that_has_gone_is_forgotten_at_once() -> None:
+    latest = taken(("a", 0.0, 10.0), ("b", 1.0, 20.0))
+    assert (latest.forget("a"), latest.forget("a"), latest.sum, latest.mean) == (True, False, 20.0, 20.0)
+
+
+@given(st.lists(st.tuples(st.sampled_from("abc"), st.floats(0, 1e4), st.floats(0, 1e9)), min_size=1))
+def test_the_sum_does_not_drift(told: list[tuple[str, float, float]]) -> None:
+    latest = taken(*told)
+    assert latest.sum >= told[-1][2] - 1e-6
+    for node in "abc":
+        latest.take(node, 2e4, 0.0)
+    latest.take("a", 2e4, 1.0)
+    assert latest.sum == pytest.approx(1.0)
+
+
+def test_the_newest_measurement_of_a_link_counts() -> None:
+    links = Links()
+    links.take("a", {"peer": "b", "round_trip": 0.1, "bandwidth": 1e6, "bytes_sent": 5}, 1)
+    links.take("a", {"peer": "b", "round_trip": 0.2, "bandwidth": 2e6, "bytes_sent": 9}, 2)
+    assert links.rows() == [
+        {"node": "a", "peer": "b", "round_trip": 0.2, "bandwidth": 2e6, "bytes_sent": 9, "stamp": 2}
+    ]
+
+
+def test_a_bandwidth_of_zero_is_not_known() -> None:
+    links = Links()
+    links.take("a", {"peer": "b", "round_trip": 0.1, "bandwidth": 0}, 1)
+    assert links.rows()[0]["bandwidth"] is None
+    assert links.uplink("a") is None
+
+
+def test_a_bandwidth_lasts_until_it_is_measured_again() -> None:
+    links = Links()
+    for bandwidth in (3e6, 0):
+        links.take("a", {"peer": "b", "bandwidth": bandwidth}, 1)
+    assert (links.rows()[0]["bandwidth"], links.uplink("a")) == (3e6, 3e6)
+
+
+def test_the_uplink_is_the_best_way_out() -> None:
+    links = Links()
+    links.take("a", {"peer": "b", "bandwidth": 1e6}, 1)
+    links.take("a", {"peer": "c", "bandwidth": 8e6}, 2)
+    links.take("c", {"peer": "a", "bandwidth": 99e6}, 3)
+    assert links.uplink("a") == 8e6
+
+
+def test_links_are_chosen_by_stamp_and_by_site() -> None:
+    links = Links()
+    for stamp, (node, peer) in enumerate([("a", "b"), ("b", "c"), ("c", "a")], start=1):
+        links.take(node, {"peer": peer}, stamp)
+    assert [link["node"] for link in links.rows(since=2)] == ["c"]
+    assert [link["node"] for link in links.rows(node="a")] == ["a", "c"]
+    assert len(links.rows(most=2)) == 2
+
+
+def test_a_revoked_site_has_no_links_nor_gets_any() -> None:
+    links = Links()
+    for stamp, (node, peer) in enumerate([("a", "b"), ("b", "c"), ("c", "a")], start=1):
+        links.take(node, {"peer": peer, "bandwidth": 1e6}, stamp)
+    links.revoke("b")
+    links.take("c", {"peer": "b", "bandwidth": 9e6}, 4)
+    links.take("b", {"peer": "c"}, 5)
+    assert [(link["node"], link["peer"]) for link in links.rows()] == [("c", "a")]
+    assert (links.uplink("a"), links.uplink("c")) == (None, 1e6)
+
+
+def test_the_oldest_links_are_forgotten() -> None:
+    links = Links()
+    for peer in range(module.MOST_LINKS + 10):
+        links.take("a", {"peer": str(peer), "bandwidth": float(peer + 1)}, peer)
+    assert len(links) == module.MOST_LINKS
+    assert links.rows()[0]["peer"] == "10"
+    assert links.uplink("a") == module.MOST_LINKS + 10
