@@ -1,4 +1,5 @@
-"""Checkpoints between a site and its coordinator, which is played; over the wire: coordinator/experts/test_execution_checkpoints.py."""
+"""Checkpoints between a site and its coordinator, which is played. Over the wire:
+coordinator/experts/test_execution_checkpoints.py."""
 
 from __future__ import annotations
 

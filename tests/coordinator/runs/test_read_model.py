@@ -319,8 +319,8 @@ def test_a_plan_of_experts_is_told_when_it_has_changed() -> None:
 
 def taken(*told: tuple[str, float, float]) -> Latest:
     latest = Latest()
-    for node, time, value in told:
-        latest.take(node, time, value)
+    for who, time, value in told:
+        latest.take(who, time, value)
     return latest
 
 
@@ -349,8 +349,8 @@ def test_a_site_that_has_gone_is_forgotten_at_once() -> None:
 def test_the_sum_does_not_drift(told: list[tuple[str, float, float]]) -> None:
     latest = taken(*told)
     assert latest.sum >= told[-1][2] - 1e-6
-    for node in "abc":
-        latest.take(node, 2e4, 0.0)
+    for who in "abc":
+        latest.take(who, 2e4, 0.0)
     latest.take("a", 2e4, 1.0)
     assert latest.sum == pytest.approx(1.0)
 
@@ -388,8 +388,8 @@ def test_the_uplink_is_the_best_way_out() -> None:
 
 def test_links_are_chosen_by_stamp_and_by_site() -> None:
     links = Links()
-    for stamp, (node, peer) in enumerate([("a", "b"), ("b", "c"), ("c", "a")], start=1):
-        links.take(node, {"peer": peer}, stamp)
+    for stamp, (who, peer) in enumerate([("a", "b"), ("b", "c"), ("c", "a")], start=1):
+        links.take(who, {"peer": peer}, stamp)
     assert [link["node"] for link in links.rows(since=2)] == ["c"]
     assert [link["node"] for link in links.rows(node="a")] == ["a", "c"]
     assert len(links.rows(most=2)) == 2
@@ -397,8 +397,8 @@ def test_links_are_chosen_by_stamp_and_by_site() -> None:
 
 def test_a_revoked_site_has_no_links_nor_gets_any() -> None:
     links = Links()
-    for stamp, (node, peer) in enumerate([("a", "b"), ("b", "c"), ("c", "a")], start=1):
-        links.take(node, {"peer": peer, "bandwidth": 1e6}, stamp)
+    for stamp, (who, peer) in enumerate([("a", "b"), ("b", "c"), ("c", "a")], start=1):
+        links.take(who, {"peer": peer, "bandwidth": 1e6}, stamp)
     links.revoke("b")
     links.take("c", {"peer": "b", "bandwidth": 9e6}, 4)
     links.take("b", {"peer": "c"}, 5)
