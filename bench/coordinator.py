@@ -33,6 +33,7 @@ from bench.coordinator_load import Answers, Member, load
 from pier_coordinator.commands.start import Settings, run_coordinator
 from pier_coordinator.identity.home import DAEMON_FILE, RUN_FILE, Home
 from pier_coordinator.store.rows import InviteRow
+from pier_coordinator.store.sites import add_invite, enrol
 from pier_coordinator.store.store import LOG_NAME, Store
 from pier_node.base.address import parse_address
 from pier_node.identity.certificates import credentials
@@ -80,9 +81,9 @@ async def let_in(home: Home, nodes: list[str]) -> None:
     """Make the database, with these sites in it."""
     store = Store(home.database, lambda _: None)
     now = time.time()
-    await store.add_invite(InviteRow("bench", None, now + HOUR, len(nodes), home.credentials().cert_pem, now))
+    await store.do(add_invite, InviteRow("bench", None, now + HOUR, len(nodes), home.credentials().cert_pem, now))
     for number, node in enumerate(nodes):
-        await store.enrol(node, f"lab-{number}", "bench", now)
+        await store.do(enrol, node, f"lab-{number}", "bench", now)
     await store.close()
 
 

@@ -20,6 +20,7 @@ from pier_coordinator.runs.coordinator import Coordinator
 from pier_coordinator.service.service import SERVICE, CoordinatorService, Limits
 from pier_coordinator.store.facts import Fact
 from pier_coordinator.store.rows import InviteRow, Registration
+from pier_coordinator.store.sites import enrol
 from pier_coordinator.store.store import Store
 from pier_node.config.run import RunConfig, RunSection
 from pier_node.identity.certificates import Credentials, credentials
@@ -198,7 +199,7 @@ class Running:
             ticket = Ticket.make(f"for-{site.node}")
             await self.coordinator.invite(ticket.row())
             self.coordinator.stands(
-                await self.coordinator.store.enrol(site.node, f"lab-{number}", ticket.id, self.wall())
+                await self.coordinator.store.do(enrol, site.node, f"lab-{number}", ticket.id, self.wall())
             )
 
 

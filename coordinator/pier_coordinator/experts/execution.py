@@ -20,9 +20,8 @@ from pier_coordinator.experts.expert_sites import ExpertSites
 from pier_coordinator.experts.replan import Chain, OpenWork, replanned
 from pier_coordinator.experts.scheduling import Limits, NoPlaceError
 from pier_coordinator.experts.scoring import Evaluation
-from pier_coordinator.store.experts import RESULT, AcceptedPlan, Expert
-from pier_coordinator.store.facts import amount, number, text, whole
-from pier_coordinator.store.rows import event
+from pier_coordinator.store.experts import RESULT, AcceptedPlan, Expert, put_experts
+from pier_coordinator.store.facts import amount, event, number, text, whole
 from pier_node.experts.sheet import ScoredDomain
 from pier_node.site.coordinator.expert_messages import job_fields
 from pier_proto.v1.coordinator_pb2 import ScoreSheet
@@ -310,7 +309,7 @@ class PlanExecution:
 
     async def _put(self, jobs: Iterable[Expert]) -> None:
         changed = [*jobs]
-        await self._of.store.put_experts(self.plan.id, changed)
+        await self._of.store.do(put_experts, self.plan.id, changed)
         self.plan = self.plan.updated(changed)
         await asyncio.to_thread(self.tidy, [job.number for job in changed])
         self.evaluation.follow(changed)

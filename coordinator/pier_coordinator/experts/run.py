@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pier_coordinator.experts.execution import PlanExecution
-from pier_coordinator.store.experts import AcceptedPlan
+from pier_coordinator.store.experts import AcceptedPlan, accept_experts
 from pier_coordinator.store.facts import Fact, text
 from pier_coordinator.store.refusals import Refused
 from pier_node.experts.resume import Kept
@@ -52,7 +52,7 @@ class ExpertRun:
         if unknown := sorted({site.name for site in plan.sites} - names.keys()):
             raise Refused(f"there is no site {unknown[0]} in this run: plan with those that are (no [[sites]])")
         begun, now = plan.updated(each.accepted_at(names[each.site]) for each in plan.jobs), self._of.wall()
-        await self._of.store.accept_experts(begun, now)
+        await self._of.store.do(accept_experts, begun, now)
         self._current = PlanExecution(self._of, begun, now)
         await self._current.begin()
 

@@ -18,7 +18,18 @@ from pier_coordinator.runs.registry import Presence, Registry
 from pier_coordinator.store.facts import Fact
 from pier_coordinator.store.refusals import Refused
 from pier_coordinator.store.rows import Activity, InviteRow, OrderRow, SiteRow, Standing
-from pier_coordinator.store.sites import OPERATOR, REVOCATIONS, member, trusted
+from pier_coordinator.store.sites import (
+    OPERATOR,
+    REVOCATIONS,
+    add_invite,
+    member,
+    note_presence,
+    put_meta,
+    revoke,
+    revoke_invite,
+    set_order,
+    trusted,
+)
 from pier_coordinator.store.store import Store, Thinning
 from pier_node.base.errors import PierError
 from pier_node.config.run import RunConfig, config_changes
@@ -143,7 +154,7 @@ class Coordinator:
         """Store the run's configuration, or check that it is the one in the database. Raises PierError."""
         known = self.store.meta(CONFIG)
         if known is None:
-            await self.store.put_meta(CONFIG, self.config.canonical())
+            await self.store.do(put_meta, CONFIG, self.config.canonical())
             await self.store.add_facts([run_fact(self.config, self.wall())])
         elif known != self.config.canonical():
             raise PierError(
@@ -179,7 +190,7 @@ class Coordinator:
     async def expire(self) -> None:
         """Record the sites that have fallen silent."""
         if events := self.registry.expire():
-            await self.store.note_presence(True, events)
+            await self.store.do(note_presence, True, events)
 
     # --- the operator's actions ----------------------------------------------------------------
 
@@ -204,7 +215,7 @@ class Coordinator:
     async def revoke(self, site: str) -> SiteRow:
         """Revoke a site, by name or node id, for good, and the invite that it joined with. Raises Refused."""
         (node,) = self._nodes([site])
-        revoked = self.sites[node] = await self.store.revoke(node, self.wall())
+        revoked = self.sites[node] = await self.store.do(revoke, node, self.wall())
         self.revoked.append(node)
         self.revocations = int(self.store.meta(REVOCATIONS) or 0)
         self.registry.remove(node)
@@ -213,12 +224,12 @@ class Coordinator:
 
     async def invite(self, invite: InviteRow) -> None:
         """Add an invite. Raises Refused: too many invites are open, or one for a site of this name is."""
-        await self.store.add_invite(invite)
+        await self.store.do(add_invite, invite)
         self.look_at_invites()
 
     async def revoke_invite(self, invite: str) -> InviteRow:
         """Revoke an invite. Raises Refused."""
-        revoked = await self.store.revoke_invite(invite, self.wall())
+        revoked = await self.store.do(revoke_invite, invite, self.wall())
         self.look_at_invites()
         return revoked
 
@@ -249,7 +260,7 @@ class Coordinator:
         by: str,
     ) -> list[OrderRow]:
         nodes = None if sites is None else self._nodes(sites)
-        orders = await self.store.set_order(nodes, activity, assignment, self.wall(), by)
+        orders = await self.store.do(set_order, nodes, activity, assignment, self.wall(), by)
         for order in orders:
             self.orders[order.node] = order
             if presence := self.registry.get(order.node):

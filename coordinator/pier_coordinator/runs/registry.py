@@ -10,9 +10,9 @@ import asyncio
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
-from pier_coordinator.store.facts import Fact
+from pier_coordinator.store.facts import Fact, event
 from pier_coordinator.store.refusals import Superseded, Unregistered
-from pier_coordinator.store.rows import SiteRow, event
+from pier_coordinator.store.rows import SiteRow
 from pier_proto.v1.coordinator_pb2 import Paths
 from pier_proto.v1.peer_pb2 import Phase, Pulse
 

@@ -28,7 +28,7 @@ from pier_coordinator.runs.registry import HEARTBEAT_SECONDS, LEASE_SECONDS
 from pier_coordinator.store.facts import Fact
 from pier_coordinator.store.refusals import Refused
 from pier_coordinator.store.rows import OrderRow, Registration, SiteRow
-from pier_coordinator.store.sites import Report
+from pier_coordinator.store.sites import Report, enrol, note_presence, register, take_report
 from pier_node.base.toml import first_problem
 from pier_node.identity.certificates import Credentials
 from pier_node.identity.node import node_id
@@ -178,7 +178,7 @@ class Reception:
         if problem := enrolment(request, now):
             raise Refused(problem)
         node = node_id(key)
-        self._of.stands(await self._of.store.enrol(node, request.name, invite.id, now))
+        self._of.stands(await self._of.store.do(enrol, node, request.name, invite.id, now))
         self._of.look_at_invites()
         return EnrolReply(
             certificate=self._authority.certify(key),
@@ -197,7 +197,7 @@ class Reception:
         if request.starting and self._of.orders[node].activity == "stop":
             await self._of.order("train", [node], by="being started again")
         await self._of.experts.welcome(node)
-        registered = await self._of.store.register(node, _registration(request), now)
+        registered = await self._of.store.do(register, node, _registration(request), now)
         site = self._of.stands(registered)
         self._of.registry.admit(site)
         return RegisterReply(
@@ -215,7 +215,7 @@ class Reception:
         """Take the heartbeat of a site. Raises Unregistered, Superseded."""
         presence = self._of.registry.holder(node, request.lease)
         if back := self._of.registry.beat(presence, request.pulse, request.order):
-            await self._of.store.note_presence(False, [back])
+            await self._of.store.do(note_presence, False, [back])
         if request.HasField("paths"):
             presence.paths = request.paths
         return HeartbeatReply(order=self._of.orders[node].epoch, revocations=self._news(request.revocations))
@@ -238,7 +238,7 @@ class Reception:
         self._of.registry.holder(node, request.lease)
         now = self._of.wall()
         report = facts_of_report(node, request, now)
-        stored = await self._of.store.take_report(report, now)
+        stored = await self._of.store.do(take_report, report, now)
         await self._of.experts.take(node, report.facts)
         return ReportReply(stored=stored)
 

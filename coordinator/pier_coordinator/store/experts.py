@@ -15,8 +15,7 @@ from typing import Annotated, Any, Self
 
 from pydantic import ConfigDict, Field, model_validator
 
-from pier_coordinator.store.facts import number, text
-from pier_coordinator.store.rows import event
+from pier_coordinator.store.facts import event, number, text
 from pier_coordinator.store.writer import Transaction
 from pier_node.base.toml import Section
 from pier_node.experts.card import Finite
@@ -193,15 +192,15 @@ def _stored(job: Expert, row: sqlite3.Row) -> Expert:
     )
 
 
-def accept(transaction: Transaction, plan: AcceptedPlan, now: float) -> None:
+def accept_experts(transaction: Transaction, plan: AcceptedPlan, now: float) -> None:
     """Make this the current plan. Accepting the same plan again restarts it."""
     transaction.execute("INSERT OR REPLACE INTO expert_plans VALUES (?, ?, ?)", plan.id, now, plan.model_dump_json())
     transaction.execute("DELETE FROM expert_jobs WHERE plan = ?", plan.id)
-    put(transaction, plan.id, plan.jobs)
+    put_experts(transaction, plan.id, plan.jobs)
     transaction.add([event(now, f"the plan {plan.id[:8]} of experts was accepted")])
 
 
-def put(transaction: Transaction, plan: str, jobs: Iterable[Expert]) -> None:
+def put_experts(transaction: Transaction, plan: str, jobs: Iterable[Expert]) -> None:
     """Store the current state of these jobs."""
     for job in jobs:
         values = (job.number, job.node, json.dumps(job.result) if job.result else None, json.dumps(job.declined))

@@ -24,7 +24,8 @@ The functions here that read fields of facts and pulses trust nothing: facts and
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+import sqlite3
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any, Literal, Self, get_args
 
@@ -92,3 +93,41 @@ class Fact:
         if fields["kind"] not in get_args(Kind) or not isinstance(fields["body"], dict):
             raise ValueError(f"a fact of no known kind: {fields['kind']!a}")
         return cls(**fields)
+
+
+def fact_of(row: sqlite3.Row) -> Fact:
+    """Build a fact from its row."""
+    return Fact(row["time"], row["kind"], row["node"], json.loads(row["body"]), row["number"])
+
+
+def insert(connection: sqlite3.Connection, facts: Iterable[Fact]) -> None:
+    """Insert numbered facts into their table. Raises sqlite3.Error, ValueError (a number that JSON cannot hold)."""
+    rows = ((fact.number, fact.time, fact.kind, fact.node, _body(fact)) for fact in facts)
+    connection.executemany("INSERT INTO facts VALUES (?, ?, ?, ?, ?)", rows)
+
+
+def _body(fact: Fact) -> str:
+    return json.dumps(fact.body, separators=(",", ":"), allow_nan=False)
+
+
+def event(now: float, text: str, node: str = "", level: int = 20) -> Fact:
+    """An event that concerns a site, or none; `level` is that of Python's logging."""
+    return Fact(now, "event", node, {"level": level, "text": text})
+
+
+def facts_after(connection: sqlite3.Connection, number: int) -> Iterator[Fact]:
+    """All facts with a greater number, in order."""
+    return map(fact_of, connection.execute("SELECT * FROM facts WHERE number > ? ORDER BY number", (number,)))
+
+
+def lasting_facts(connection: sqlite3.Connection, before: int) -> Iterator[Fact]:
+    """The facts below a number that are needed to understand later ones: run and sites, in order."""
+    kinds = "('run', 'site')"
+    rows = connection.execute(f"SELECT * FROM facts WHERE number < ? AND kind IN {kinds} ORDER BY number", (before,))
+    return map(fact_of, rows)
+
+
+def last_number(connection: sqlite3.Connection) -> int:
+    """Number of the newest fact that the database ever had; 0 if it never had one."""
+    row = connection.execute("SELECT seq FROM sqlite_sequence WHERE name = 'facts'").fetchone()
+    return int(row[0]) if row else 0

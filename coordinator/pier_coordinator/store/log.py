@@ -15,9 +15,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import BinaryIO
 
-from pier_coordinator.store.facts import Fact
-from pier_coordinator.store.reader import facts_after, last_number, lasting_facts
-from pier_coordinator.store.rows import insert
+from pier_coordinator.store.facts import Fact, facts_after, insert, last_number, lasting_facts
 
 LIMIT = 1 << 30
 """Bytes: some months of a run of three sites, half a day of a run of a thousand sites."""

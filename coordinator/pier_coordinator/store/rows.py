@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import sqlite3
-from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any, Literal, get_args
 
@@ -112,23 +111,3 @@ class Standing:
     site: SiteRow
     order: OrderRow
     founder: str
-
-
-def fact_of(row: sqlite3.Row) -> Fact:
-    """Build a fact from its row."""
-    return Fact(row["time"], row["kind"], row["node"], json.loads(row["body"]), row["number"])
-
-
-def insert(connection: sqlite3.Connection, facts: Iterable[Fact]) -> None:
-    """Insert numbered facts into their table. Raises sqlite3.Error, ValueError (a number that JSON cannot hold)."""
-    rows = ((fact.number, fact.time, fact.kind, fact.node, _body(fact)) for fact in facts)
-    connection.executemany("INSERT INTO facts VALUES (?, ?, ?, ?, ?)", rows)
-
-
-def _body(fact: Fact) -> str:
-    return json.dumps(fact.body, separators=(",", ":"), allow_nan=False)
-
-
-def event(now: float, text: str, node: str = "", level: int = 20) -> Fact:
-    """An event that concerns a site, or none; `level` is that of Python's logging."""
-    return Fact(now, "event", node, {"level": level, "text": text})

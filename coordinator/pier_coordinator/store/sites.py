@@ -13,9 +13,9 @@ from collections.abc import Collection, Iterable, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from pier_coordinator.store.facts import Fact
+from pier_coordinator.store.facts import Fact, event
 from pier_coordinator.store.refusals import Refused, Stranger
-from pier_coordinator.store.rows import REPLICA, Activity, InviteRow, OrderRow, Registration, SiteRow, Standing, event
+from pier_coordinator.store.rows import REPLICA, Activity, InviteRow, OrderRow, Registration, SiteRow, Standing
 from pier_coordinator.store.writer import Transaction
 from pier_node.config.run import SITES
 

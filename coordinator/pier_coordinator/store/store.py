@@ -1,5 +1,8 @@
 """The coordinator's store: every method that changes it returns once the change would survive kill -9.
 
+What is read is what is committed. Readers and the writer never wait for each other. The schema of the database is given
+as numbered steps: step n migrates a database from `user_version` n - 1 to n.
+
 Old samples are thinned out: after a day, one sample per site per five minutes remains. The log keeps all of them.
 """
 
@@ -8,29 +11,30 @@ from __future__ import annotations
 import asyncio
 import fcntl
 import sqlite3
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import closing
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import BinaryIO, Concatenate, ParamSpec, TypeVar
 
-from pier_coordinator.store import experts, sites
-from pier_coordinator.store.experts import AcceptedPlan, Expert
-from pier_coordinator.store.facts import Fact
+from pier_coordinator.store.experts import AcceptedPlan, newest
+from pier_coordinator.store.facts import Fact, Kind, fact_of, last_number
 from pier_coordinator.store.log import LogWriter
-from pier_coordinator.store.reader import Reader, last_number, unusable
-from pier_coordinator.store.rows import Activity, InviteRow, OrderRow, Registration, SiteRow, Standing
-from pier_coordinator.store.sites import Report
+from pier_coordinator.store.rows import InviteRow, OrderRow, SiteRow
 from pier_coordinator.store.writer import Told, Transaction, Writer
 from pier_node.base.errors import PierError
 
 LOG_NAME = "events.jsonl"
+PAGE = 1000
+"""Number of facts read at a time, so that no reader blocks the checkpoint of the write-ahead log for long."""
+
+P = ParamSpec("P")
+T = TypeVar("T")
 
 
-class Store(Reader):
+class Store:
     """An open database and the event log beside it. It must be created and used in one running event loop.
 
-    The methods that write raise sqlite3.Error if the database cannot be written (the disk is full). A method that
-    raises has changed nothing. `now` is in seconds since the epoch.
+    Only the thread that created it may use it.
     """
 
     def __init__(self, path: Path, told: Told) -> None:
@@ -44,15 +48,16 @@ class Store(Reader):
             self._connection.execute("PRAGMA wal_autocheckpoint = 0")  # or a commit waits for the disk every second
             migrate(self._connection, path)
             self._log = LogWriter(self._connection, path.with_name(LOG_NAME))
+            self._reading = sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True, isolation_level=None)
+            self._reading.row_factory = sqlite3.Row
         except (OSError, ValueError, sqlite3.Error) as error:
             raise unusable(path, error) from error
-        super().__init__(path)
         self._writer = Writer(self._connection, last_number(self._connection), self._log.write, told)
 
     async def close(self) -> None:
         """Close it after all earlier operations are done."""
         await self._writer.close()
-        self.stop_reading()
+        self._reading.close()
         self._connection.close()
         self._log.close()
         self._lock.close()
@@ -66,77 +71,86 @@ class Store(Reader):
         """Move what was committed from the write-ahead log into the database, in a thread. Call it now and then."""
         await asyncio.to_thread(_checkpoint, self._path)
 
-    # --- facts ---------------------------------------------------------------------------------
+    async def do(self, operation: Callable[Concatenate[Transaction, P], T], *args: P.args, **kwargs: P.kwargs) -> T:
+        """Run one of the operations of sites.py or experts.py in a transaction; return its result.
+
+        Raises:
+            sqlite3.Error: the database cannot be written: the disk is full, or it was closed.
+            Exception: whatever the operation raised; it has then changed nothing.
+        """
+        return await self._writer.do(lambda transaction: operation(transaction, *args, **kwargs))
 
     async def add_facts(self, facts: Iterable[Fact]) -> list[Fact]:
         """Store facts; return them with their numbers. Raises ValueError for a number that JSON cannot hold."""
         return await self._writer.do(lambda transaction: transaction.add(facts))
 
-    async def take_report(self, report: Report, now: float) -> int:
-        """Store the new records of a report. All records of its stream below the returned number are stored or lost."""
-        return await self._writer.do(lambda transaction: sites.take_report(transaction, report, now))
+    # --- reading -------------------------------------------------------------------------------
 
-    async def forget(self, numbers: Iterable[int]) -> None:
-        """Delete facts; the log keeps them."""
+    def facts(self, after: int = 0, limit: int | None = None, kinds: Collection[Kind] | None = None) -> Iterator[Fact]:
+        """At most `limit` facts with numbers above `after`, in order; `kinds` None: of all kinds."""
+        left = limit
+        while left is None or left > 0:
+            page = self._page(after, PAGE if left is None else min(PAGE, left), kinds)
+            yield from page
+            if len(page) < PAGE:
+                return
+            after = page[-1].number
+            left = left and left - len(page)
 
-        def delete(transaction: Transaction) -> None:
-            rows = ((number,) for number in numbers)
-            transaction.connection.executemany("DELETE FROM facts WHERE number = ?", rows)
-
-        await self._writer.do(delete)
-
-    # --- sites ---------------------------------------------------------------------------------
-
-    async def enrol(self, node: str, name: str, invite: str, now: float) -> Standing:
-        """Enrol a site for one use of an invite; a site that is enrolled already costs none. Raises Refused."""
-        return await self._writer.do(lambda transaction: sites.enrol(transaction, node, name, invite, now))
-
-    async def register(self, node: str, registration: Registration, now: float) -> Standing:
-        """Register a site that starts. Raises Stranger, Refused."""
-        return await self._writer.do(lambda transaction: sites.register(transaction, node, registration, now))
-
-    async def note_presence(self, gone: bool, events: Iterable[Fact]) -> None:
-        """Record that sites went silent or came back, with one event per site."""
-        await self._writer.do(lambda transaction: sites.note_presence(transaction, gone, events))
-
-    async def revoke(self, node: str, now: float) -> SiteRow:
-        """Revoke a site for good. Raises Stranger."""
-        return await self._writer.do(lambda transaction: sites.revoke(transaction, node, now))
-
-    # --- what the operator does ----------------------------------------------------------------
-
-    async def set_order(
-        self,
-        nodes: Collection[str] | None,
-        activity: Activity | None,
-        assignment: dict[str, Any] | None,
-        now: float,
-        by: str = sites.OPERATOR,
-    ) -> list[OrderRow]:
-        """Give orders to some sites, or all (`nodes` None); None keeps that part. Return the new orders."""
-        return await self._writer.do(
-            lambda transaction: sites.set_order(transaction, nodes, activity, assignment, now, by)
+    def _page(self, after: int, count: int, kinds: Collection[Kind] | None) -> list[Fact]:
+        chosen = f" AND kind IN ({','.join('?' * len(kinds))})" if kinds is not None else ""
+        rows = self._reading.execute(
+            f"SELECT * FROM facts WHERE number > ?{chosen} ORDER BY number LIMIT ?", (after, *(kinds or ()), count)
         )
+        return [fact_of(row) for row in rows]
 
-    async def add_invite(self, invite: InviteRow) -> None:
-        """Make an invite. Raises Refused: too many invites are open, or one for a site of this name is."""
-        await self._writer.do(lambda transaction: sites.add_invite(transaction, invite))
+    def last(self) -> int:
+        """Number of the newest fact; 0 if there is none."""
+        return last_number(self._reading)
 
-    async def revoke_invite(self, invite: str, now: float) -> InviteRow:
-        """Revoke an invite. Raises Refused: there is no invite with this id."""
-        return await self._writer.do(lambda transaction: sites.revoke_invite(transaction, invite, now))
+    def sites(self) -> list[SiteRow]:
+        """All sites that were ever enrolled, in the order of their enrolment."""
+        return [SiteRow.of(row) for row in self._reading.execute("SELECT * FROM sites ORDER BY enrolled_at, node")]
 
-    async def accept_experts(self, plan: AcceptedPlan, now: float) -> None:
-        """Make this the current plan of experts."""
-        await self._writer.do(lambda transaction: experts.accept(transaction, plan, now))
+    def revoked(self) -> list[str]:
+        """Node ids of the revoked sites, the latest last."""
+        rows = self._reading.execute("SELECT node FROM sites WHERE revoked_at IS NOT NULL ORDER BY revoked_at, node")
+        return [str(row["node"]) for row in rows]
 
-    async def put_experts(self, plan: str, jobs: Collection[Expert]) -> None:
-        """Store the current state of some jobs of a plan."""
-        await self._writer.do(lambda transaction: experts.put(transaction, plan, jobs))
+    def invites(self) -> list[InviteRow]:
+        """All invites, the newest first."""
+        return [InviteRow.of(row) for row in self._reading.execute("SELECT * FROM invites ORDER BY created DESC, id")]
 
-    async def put_meta(self, key: str, value: str | None) -> None:
-        """Store a value under a key; None deletes it."""
-        await self._writer.do(lambda transaction: sites.put_meta(transaction, key, value))
+    def orders(self) -> list[OrderRow]:
+        """The newest order to each site."""
+        return [OrderRow.of(row) for row in self._reading.execute("SELECT * FROM orders ORDER BY node")]
+
+    def experts(self) -> tuple[float, AcceptedPlan] | None:
+        """When the current plan of experts was accepted, in seconds since the epoch, and the plan; None: no plan."""
+        return newest(self._reading)
+
+    def meta(self, key: str) -> str | None:
+        """The value stored under a key; None if there is none."""
+        row = self._reading.execute("SELECT value FROM meta WHERE key = ?", (key,)).fetchone()
+        return None if row is None else str(row[0])
+
+    def samples(self, after: int, before: float, count: int) -> list[tuple[int, float, str]]:
+        """Number, time and site of the next samples, up to the first one that is not older than `before`."""
+        rows = self._reading.execute(
+            "SELECT number, time, node FROM facts WHERE kind = 'sample' AND number > ? ORDER BY number LIMIT ?",
+            (after, count),
+        ).fetchall()
+        young = next((index for index, row in enumerate(rows) if row["time"] >= before), len(rows))
+        return [(row["number"], row["time"], row["node"]) for row in rows[:young]]
+
+
+def unusable(path: Path, error: Exception) -> PierError:
+    """The error to show for a database that cannot be used."""
+    return PierError(
+        f"{path}: {error}",
+        "Make sure that the folder is there, that the disk is not full, and that this user may write to it; "
+        "if the file is broken, restore it from a backup.",
+    )
 
 
 def _checkpoint(path: Path) -> None:
@@ -177,7 +191,7 @@ class Thinning:
         count = 0
         while samples := self._store.samples(self._done, now - DAY, STEP):
             extra = [number for number, time, node in samples if not self._keeps(time, node)]
-            await self._store.forget(extra)
+            await self._store.do(_forget, extra)
             self._done = samples[-1][0]
             count += len(extra)
         return count
@@ -187,6 +201,11 @@ class Thinning:
         fresh = self._kept.get(node) != span
         self._kept[node] = span
         return fresh
+
+
+def _forget(transaction: Transaction, numbers: Iterable[int]) -> None:
+    """Delete facts; the log keeps them."""
+    transaction.connection.executemany("DELETE FROM facts WHERE number = ?", ((number,) for number in numbers))
 
 
 MIGRATIONS = (

@@ -17,8 +17,7 @@ from queue import SimpleQueue
 from threading import Thread
 from typing import Any, TypeVar
 
-from pier_coordinator.store.facts import Fact
-from pier_coordinator.store.rows import insert
+from pier_coordinator.store.facts import Fact, insert
 
 BATCH_SECONDS = 0.005
 """How long a transaction collects operations, so that the first one does not wait long for the last."""

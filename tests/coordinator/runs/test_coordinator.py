@@ -10,6 +10,7 @@ from pier_coordinator.runs.coordinator import Coordinator
 from pier_coordinator.runs.registry import LEASE_SECONDS
 from pier_coordinator.store.invites import trusted
 from pier_coordinator.store.refusals import Refused
+from pier_coordinator.store.sites import enrol, register
 from pier_node.base.errors import PierError
 from pier_node.config.run import RunConfig, RunSection
 from pier_proto.v1.coordinator_pb2 import Paths
@@ -94,8 +95,8 @@ async def test_the_watch_notices_by_itself(tmp_path: Path) -> None:
     coordinator = Coordinator(store, CONFIG, clock=clock)
     ticket = Ticket.make()
     await coordinator.invite(ticket.row(now=coordinator.wall()))
-    coordinator.stands(await store.enrol(ALICE.node, "lab-a", ticket.id, coordinator.wall()))
-    coordinator.registry.admit(coordinator.stands(await store.register(ALICE.node, registration(), 0.0)))
+    coordinator.stands(await store.do(enrol, ALICE.node, "lab-a", ticket.id, coordinator.wall()))
+    coordinator.registry.admit(coordinator.stands(await store.do(register, ALICE.node, registration(), 0.0)))
     clock.now = LEASE_SECONDS
     watch = asyncio.create_task(coordinator.watch_over())
     await asyncio.wait_for(silent.wait(), 30)

@@ -12,6 +12,8 @@ from coordinator.expert_cases import DONE, accepted_job, accepted_plan
 from hypothesis import given
 from hypothesis import strategies as st
 
+from pier_coordinator.store.experts import accept_experts, put_experts
+
 ONE = accepted_job(0, "lab-0").accepted_at("a")
 
 
@@ -48,13 +50,13 @@ async def test_the_store_keeps_node_result_and_who_has_declined(tmp_path: Path) 
     plan = accepted_plan(ONE, accepted_job(1, "lab-1").accepted_at("b"))
     store = open_store(tmp_path)
     assert store.experts() is None
-    await store.accept_experts(plan, NOW)
+    await store.do(accept_experts, plan, NOW)
     changed = [ONE.done(DONE), plan.jobs[1].progressed(7, 1.0).declined_by("b").moved_to("")]
-    await store.put_experts(plan.id, changed)
+    await store.do(put_experts, plan.id, changed)
     await store.close()
     store = open_store(tmp_path)
     assert store.experts() == (NOW, plan.updated(changed))
-    await store.accept_experts(plan, NOW + 1)
+    await store.do(accept_experts, plan, NOW + 1)
     assert store.experts() == (NOW + 1, plan)
     await store.close()
 

@@ -18,7 +18,18 @@ from pier_coordinator.store import sites
 from pier_coordinator.store.facts import Fact
 from pier_coordinator.store.refusals import Refused, Stranger
 from pier_coordinator.store.rows import REPLICA, Standing
-from pier_coordinator.store.sites import STREAMS, Report
+from pier_coordinator.store.sites import (
+    STREAMS,
+    Report,
+    add_invite,
+    enrol,
+    put_meta,
+    register,
+    revoke,
+    revoke_invite,
+    set_order,
+    take_report,
+)
 from pier_coordinator.store.store import DAY, LOG_NAME, MIGRATIONS, SPAN, Store, Thinning, migrate
 from pier_node.base.errors import PierError
 
@@ -32,8 +43,8 @@ async def store(tmp_path: Path) -> AsyncGenerator[Store]:
 
 async def let_in(store: Store, node: str, name: str = "", uses: int = 1) -> Standing:
     ticket = Ticket.make(f"for-{node}")
-    await store.add_invite(ticket.row(uses=uses))
-    return await store.enrol(node, name, ticket.id, NOW)
+    await store.do(add_invite, ticket.row(uses=uses))
+    return await store.do(enrol, node, name, ticket.id, NOW)
 
 
 def texts(store: Store, kind: str = "note") -> list[str]:
@@ -76,7 +87,7 @@ async def test_an_operation_that_fails_takes_nothing_else_along(store: Store) ->
     outcomes = await asyncio.gather(
         store.add_facts([note("a")]),
         store.add_facts([note("x"), bad]),
-        store.register(CAROL.node, registration(), NOW),
+        store.do(register, CAROL.node, registration(), NOW),
         store.add_facts([note("b")]),
         return_exceptions=True,
     )
@@ -97,8 +108,8 @@ async def test_facts_are_read_by_page_and_by_kind(store: Store) -> None:
 
 async def test_all_is_there_again_after_a_restart(store: Store, tmp_path: Path) -> None:
     await let_in(store, ALICE.node, "lab-a")
-    await store.register(ALICE.node, registration(), NOW)
-    await store.put_meta("key", "value")
+    await store.do(register, ALICE.node, registration(), NOW)
+    await store.do(put_meta, "key", "value")
     before = (store.sites(), store.invites(), store.orders(), list(store.facts()), store.meta("key"))
     await store.close()
     again = open_store(tmp_path)
@@ -170,28 +181,28 @@ async def test_a_database_that_somebody_else_locks_refuses(store: Store, tmp_pat
 
 async def test_an_invite_counts_sites_not_attempts(store: Store) -> None:
     ticket = Ticket.make()
-    await store.add_invite(ticket.row(uses=2))
+    await store.do(add_invite, ticket.row(uses=2))
     for node in (ALICE.node, ALICE.node, BOB.node, ALICE.node):
-        await store.enrol(node, f"lab-{node}", ticket.id, NOW)
+        await store.do(enrol, node, f"lab-{node}", ticket.id, NOW)
     assert store.invites()[0].uses_left == 0
     with pytest.raises(Refused, match="this invite was used already"):
-        await store.enrol(CAROL.node, "lab-c", ticket.id, NOW)
+        await store.do(enrol, CAROL.node, "lab-c", ticket.id, NOW)
     assert [site.node for site in store.sites()] == sorted([ALICE.node, BOB.node])
 
 
 async def test_a_site_that_is_in_uses_up_no_other_invite(store: Store) -> None:
     await let_in(store, ALICE.node, "lab-a")
     ticket = Ticket.make("another")
-    await store.add_invite(ticket.row())
-    assert (await store.enrol(ALICE.node, "other", ticket.id, NOW)).site.name == "lab-a"
+    await store.do(add_invite, ticket.row())
+    assert (await store.do(enrol, ALICE.node, "other", ticket.id, NOW)).site.name == "lab-a"
     assert store.invites()[0].uses_left == 1
 
 
 async def test_a_site_has_the_name_it_wants_or_that_of_its_invite_or_its_id(store: Store) -> None:
     ticket = Ticket.make()
-    await store.add_invite(ticket.row("offered", uses=2))
-    assert (await store.enrol(ALICE.node, "wanted", ticket.id, NOW)).site.name == "wanted"
-    assert (await store.enrol(BOB.node, "", ticket.id, NOW)).site.name == "offered"
+    await store.do(add_invite, ticket.row("offered", uses=2))
+    assert (await store.do(enrol, ALICE.node, "wanted", ticket.id, NOW)).site.name == "wanted"
+    assert (await store.do(enrol, BOB.node, "", ticket.id, NOW)).site.name == "offered"
     assert (await let_in(store, CAROL.node)).site.name == CAROL.node
 
 
@@ -200,46 +211,46 @@ async def test_a_name_that_is_taken_costs_no_use(store: Store) -> None:
     with pytest.raises(Refused, match="is called lab already"):
         await let_in(store, BOB.node, "lab")
     assert store.invites()[0].uses_left == 1
-    await store.revoke(ALICE.node, NOW)
-    assert (await store.enrol(BOB.node, "lab", f"for-{BOB.node}", NOW)).site.name == "lab"
+    await store.do(revoke, ALICE.node, NOW)
+    assert (await store.do(enrol, BOB.node, "lab", f"for-{BOB.node}", NOW)).site.name == "lab"
 
 
 async def test_the_first_that_registers_founds_the_run_and_slots_are_the_lowest_free(store: Store) -> None:
     for site in (ALICE, BOB, CAROL):
         await let_in(store, site.node)
-    first = await store.register(BOB.node, registration(), NOW)
-    second = await store.register(ALICE.node, registration(), NOW)
+    first = await store.do(register, BOB.node, registration(), NOW)
+    second = await store.do(register, ALICE.node, registration(), NOW)
     assert (first.founder, first.site.slot, second.founder, second.site.slot) == (BOB.node, 0, BOB.node, 1)
-    await store.revoke(BOB.node, NOW)
-    third = await store.register(CAROL.node, registration(), NOW)
+    await store.do(revoke, BOB.node, NOW)
+    third = await store.do(register, CAROL.node, registration(), NOW)
     assert third.site.slot == 0
-    assert (await store.register(ALICE.node, registration("new name"), NOW)).site.slot == 1
+    assert (await store.do(register, ALICE.node, registration("new name"), NOW)).site.slot == 1
     assert next(site for site in store.sites() if site.node == ALICE.node).name == "new name"
 
 
 async def test_a_revoked_founder_has_an_heir_only_before_the_first_round(store: Store) -> None:
     for site in (ALICE, BOB, CAROL):
         await let_in(store, site.node)
-        await store.register(site.node, registration(), NOW)
-    await store.revoke(ALICE.node, NOW)
-    assert (await store.register(BOB.node, registration(), NOW)).founder == BOB.node
+        await store.do(register, site.node, registration(), NOW)
+    await store.do(revoke, ALICE.node, NOW)
+    assert (await store.do(register, BOB.node, registration(), NOW)).founder == BOB.node
     await store.add_facts([Fact(NOW, "round", BOB.node, {"round": 1})])
-    await store.revoke(BOB.node, NOW)
-    assert (await store.register(CAROL.node, registration(), NOW)).founder == BOB.node
+    await store.do(revoke, BOB.node, NOW)
+    assert (await store.do(register, CAROL.node, registration(), NOW)).founder == BOB.node
 
 
 async def test_who_was_revoked_stays_out(store: Store) -> None:
     await let_in(store, ALICE.node)
-    revoked = await store.revoke(ALICE.node, NOW)
+    revoked = await store.do(revoke, ALICE.node, NOW)
     assert revoked.revoked_at == NOW
     with pytest.raises(Stranger, match="was revoked by the run's operator"):
-        await store.register(ALICE.node, registration(), NOW)
+        await store.do(register, ALICE.node, registration(), NOW)
     with pytest.raises(Stranger):
-        await store.revoke(ALICE.node, NOW)
+        await store.do(revoke, ALICE.node, NOW)
     ticket = Ticket.make()
-    await store.add_invite(ticket.row())
+    await store.do(add_invite, ticket.row())
     with pytest.raises(Refused, match="start with an empty data folder and a new invite"):
-        await store.enrol(ALICE.node, "lab-a", ticket.id, NOW)
+        await store.do(enrol, ALICE.node, "lab-a", ticket.id, NOW)
 
 
 # --- orders and invites ----------------------------------------------------------------------------
@@ -248,36 +259,36 @@ async def test_who_was_revoked_stays_out(store: Store) -> None:
 async def test_orders_grow_in_epoch_and_keep_what_they_do_not_change(store: Store) -> None:
     for site in (ALICE, BOB):
         await let_in(store, site.node)
-    (paused,) = await store.set_order([ALICE.node], "pause", None, NOW)
+    (paused,) = await store.do(set_order, [ALICE.node], "pause", None, NOW)
     assert (paused.node, paused.epoch, paused.activity, paused.assignment) == (ALICE.node, 2, "pause", REPLICA)
-    assigned = await store.set_order(None, None, {"stage": {"index": 1}}, NOW)
+    assigned = await store.do(set_order, None, None, {"stage": {"index": 1}}, NOW)
     assert {order.node: (order.epoch, order.activity) for order in assigned} == {
         ALICE.node: (3, "pause"),
         BOB.node: (2, "train"),
     }
     assert store.orders() == sorted(assigned, key=lambda order: order.node)
     assert [fact.body["epoch"] for fact in store.facts(kinds=["order"]) if fact.node == ALICE.node] == [2, 3]
-    assert await store.set_order([], "stop", None, NOW) == []
+    assert await store.do(set_order, [], "stop", None, NOW) == []
 
 
 async def test_an_order_for_all_holds_for_sites_to_come_and_not_for_those_revoked(store: Store) -> None:
     await let_in(store, ALICE.node)
-    await store.revoke(ALICE.node, NOW)
-    assert await store.set_order(None, "pause", None, NOW) == []
+    await store.do(revoke, ALICE.node, NOW)
+    assert await store.do(set_order, None, "pause", None, NOW) == []
     assert (await let_in(store, BOB.node)).order.activity == "pause"
 
 
 async def test_there_is_an_end_to_open_invites(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sites, "OPEN_INVITES", 2)
     first, second, third = (Ticket.make(name) for name in ("first", "second", "third"))
-    await store.add_invite(first.row(hours=1))
-    await store.add_invite(second.row())
+    await store.do(add_invite, first.row(hours=1))
+    await store.do(add_invite, second.row())
     with pytest.raises(Refused, match="2 invites are open: revoke some"):
-        await store.add_invite(third.row())
-    await store.revoke_invite(second.id, NOW)
-    await store.add_invite(third.row())
+        await store.do(add_invite, third.row())
+    await store.do(revoke_invite, second.id, NOW)
+    await store.do(add_invite, third.row())
     with pytest.raises(Refused, match="there is no invite fourth"):
-        await store.revoke_invite("fourth", NOW)
+        await store.do(revoke_invite, "fourth", NOW)
 
 
 # --- reports ---------------------------------------------------------------------------------------
@@ -299,7 +310,7 @@ def test_each_record_is_stored_once_however_reports_overlap(
         stored = 0
         for back, count in cuts:  # a site sends again from any record that it has sent before, and some new ones
             first = max(stored - back, 0)
-            stored = await store.take_report(report(first, count), NOW)
+            stored = await store.do(take_report, report(first, count), NOW)
             sent |= set(range(first, first + count))
             assert stored == len(sent)
         assert texts(store) == [str(number) for number in sorted(sent)]
@@ -309,18 +320,18 @@ def test_each_record_is_stored_once_however_reports_overlap(
 
 
 async def test_what_a_site_lost_is_said_once(store: Store) -> None:
-    await store.take_report(report(0, 2), NOW)
-    assert await store.take_report(report(10, 1, dropped=8), NOW) == 11
-    await store.take_report(report(10, 2, dropped=8), NOW)
+    await store.do(take_report, report(0, 2), NOW)
+    assert await store.do(take_report, report(10, 1, dropped=8), NOW) == 11
+    await store.do(take_report, report(10, 2, dropped=8), NOW)
     assert texts(store) == ["0", "1", "10", "11"]
     assert texts(store, "event") == ["8 records of this site are lost: it could not hand them over for too long"]
 
 
 async def test_streams_are_apart_and_old_ones_are_forgotten(store: Store) -> None:
     for number in range(STREAMS + 1):
-        assert await store.take_report(report(0, 1, stream=bytes([number])), NOW) == 1
+        assert await store.do(take_report, report(0, 1, stream=bytes([number])), NOW) == 1
     assert store._connection.execute("SELECT count(*) FROM streams").fetchone()[0] == STREAMS
-    assert await store.take_report(report(0, 1, stream=b"\x10"), NOW) == 1
+    assert await store.do(take_report, report(0, 1, stream=b"\x10"), NOW) == 1
     assert len(texts(store)) == STREAMS + 1
 
 
