@@ -1,9 +1,10 @@
-"""Executes a plan of experts: which site trains which expert, what is done, and which site takes over after a change.
+"""Executes plans of experts: which site trains which expert, what is done, and which site takes over after a change.
 
-The sites get their jobs as orders. Jobs and orders are stored one after the other; a coordinator that is killed in
-between, or whose disk is full, gives the orders later: it notes which sites need one before the jobs change, and the
-first look after a start finds the rest. When a site is lost, joins or deviates from the plan, the remaining work is
-planned again (replan.py).
+The sites get their jobs as orders, and report as facts of the kind "expert". Everything that must outlive the
+coordinator is in its database. Jobs and orders are stored one after the other; a coordinator that is killed in between,
+or whose disk is full, gives the orders later: it notes which sites need one before the jobs change, and the first look
+after a start finds the rest. When a site is lost, joins or deviates from the plan, the remaining work is planned again
+(replan.py).
 """
 
 from __future__ import annotations
@@ -16,8 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pier_coordinator.experts.checkpoints import Checkpoints
-from pier_coordinator.experts.expert_sites import ExpertSites
-from pier_coordinator.experts.replan import Chain, OpenWork, replanned
+from pier_coordinator.experts.replan import Chain, ExpertSites, OpenWork, replanned
 from pier_coordinator.experts.scheduling import Limits, NoPlaceError
 from pier_coordinator.experts.scoring import Evaluation
 from pier_coordinator.store.experts import RESULT, AcceptedPlan, Expert, put_experts
@@ -28,64 +28,105 @@ from pier_proto.v1.coordinator_pb2 import ScoreSheet
 
 if TYPE_CHECKING:
     from pier_coordinator.runs.coordinator import Coordinator
+from collections.abc import AsyncIterator
 
+from pier_coordinator.store.experts import accept_experts
+from pier_coordinator.store.facts import Fact
+from pier_coordinator.store.refusals import Refused
+from pier_node.experts.resume import Kept
+from pier_node.outer.layout import Layout
+from pier_proto.v1.coordinator_pb2 import CheckpointPart
 
 DECIDED = ("plan", "jobs", "complete")
 """The fields of an order that follow from the jobs. An outdated value of the other fields does no harm."""
-
-
-class ExpertOrders:
-    """The orders of one plan.
-
-    Args:
-        plan: the plan's id.
-        wanted: gives what the order to a site should say now.
-    """
-
-    def __init__(self, coordinator: Coordinator, plan: str, wanted: Callable[[str], dict[str, Any]]) -> None:
-        self._of, self._plan, self._wanted = coordinator, plan, wanted
-        self._owed: set[str] | None = None
-
-    async def give(self, nodes: Iterable[str]) -> None:
-        """Give these sites their current orders."""
-        for node in sorted({*nodes} - {""}):
-            if self._of.sites[node].revoked_at is None:
-                await self._of.assign({"expert": self._wanted(node)}, [node])
-            if self._owed is not None:
-                self._owed.discard(node)
-
-    def owe(self, nodes: Iterable[str]) -> None:
-        """Note that these sites are about to need another order."""
-        if self._owed is not None:
-            self._owed |= {*nodes}
-
-    async def pay(self, involved: Callable[[], Iterable[str]]) -> bool:
-        """Give the orders that are owed; return whether there were any.
-
-        The first call after a start finds them: the involved sites whose order is not what it should be.
-        """
-        if self._owed is None:
-            self._owed = {node for node in involved() if self._is_behind(node)}
-        late = bool(self._owed)
-        await self.give(self._owed)
-        return late
-
-    def holders(self) -> set[str]:
-        """Node ids of the sites whose order is of this plan."""
-        return {node for node, order in self._of.orders.items() if _expert(order.assignment).get("plan") == self._plan}
-
-    def _is_behind(self, node: str) -> bool:
-        known, wanted = _expert(self._of.orders[node].assignment), self._wanted(node)
-        return any(known.get(key) != wanted[key] for key in DECIDED)
-
-
-def _expert(assignment: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The expert part of an assignment; {}: it is of another kind."""
-    return dict(assignment.get("expert", {}))
-
-
 LIMITS = Limits(seconds=2.0, gap=0.1)
 """Solver limits for replanning; speeds are not known more accurately than this gap."""
+START = "pier-coordinator experts start"
+
+
+class ExpertRun:
+    """Accepts plans of experts and runs the current one."""
+
+    def __init__(self, coordinator: Coordinator) -> None:
+        self._of = coordinator
+        self._current: PlanExecution | None = None
+        if known := coordinator.store.experts():
+            accepted, plan = known
+            self._current = PlanExecution(coordinator, plan, accepted)
+
+    async def accept(self, plan: AcceptedPlan) -> None:
+        """Accept a plan and give the sites their jobs. Raises Refused."""
+        if self._current and self._current.goes_on:
+            raise Refused(f"the plan {self._current.plan.id[:8]} is not complete: its experts are being trained")
+        names = {site.name: site.node for site in self._of.sites.values() if site.revoked_at is None}
+        if unknown := sorted({site.name for site in plan.sites} - names.keys()):
+            raise Refused(f"there is no site {unknown[0]} in this run: plan with those that are (no [[sites]])")
+        begun, now = plan.updated(each.accepted_at(names[each.site]) for each in plan.jobs), self._of.wall()
+        await self._of.store.do(accept_experts, begun, now)
+        self._current = PlanExecution(self._of, begun, now)
+        await self._current.begin()
+
+    async def welcome(self, node: str) -> None:
+        """Take in a site that registers. One that joined after the plan was accepted may train experts as well."""
+        if self._current:
+            await self._current.welcome(node)
+
+    async def take(self, node: str, facts: Iterable[Fact]) -> None:
+        """Take in what a site reports about its experts; the facts are already stored."""
+        for fact in facts:
+            if fact.kind == "expert" and self._current and text(fact.body, "plan") == self._current.plan.id:
+                await self._current.heard(node, fact.body)
+
+    async def look(self, now: float) -> None:
+        """Look for sites that are lost, new, slow or idle; `now` is in seconds on any monotonic clock."""
+        if self._current:
+            await self._current.look(now)
+
+    async def evaluate(self, extra: Sequence[ScoredDomain], rows: int, patience: float, folder: Path) -> None:
+        """Let the sites score the experts, each as soon as it is done; see Evaluation. Raises Refused."""
+        if self._current is None:
+            raise Refused(f"no plan of experts was accepted: {START}")
+        await self._current.evaluate(extra, rows, patience, folder)
+
+    async def delivered(self, node: str, sheet: ScoreSheet, content: bytes) -> None:
+        """Take a score sheet, or the reason why there is none. Raises Refused."""
+        if self._current is None:
+            raise Refused("no plan of experts was accepted")
+        await self._current.delivered(node, sheet, content)
+
+    async def give_checkpoint(self, node: str, plan: str, kept: Kept, parts: AsyncIterator[CheckpointPart]) -> None:
+        """Take the checkpoint of a job from its site. Raises Refused."""
+        current = self._concerned(node, plan, kept.job)
+        job = current.plan.jobs[kept.job].job
+        if kept.step > job.steps:
+            raise Refused(f"that expert has {job.steps} steps")
+        length = Layout.of(job.run(self._of.config).model).length
+        await current.checkpoints.take(node, kept, length, parts, lambda: not current.is_over(kept.job))
+        current.tidy([kept.job])  # its chain may be done by now; if the job has moved, it continues from here
+
+    def fetch_checkpoint(self, node: str, plan: str, job: int) -> AsyncIterator[CheckpointPart]:
+        """Yield the parts of the checkpoint of one of this site's jobs. Raises Refused."""
+        return self._concerned(node, plan, job).checkpoints.parts(job)
+
+    def told(self) -> dict[str, Any]:
+        """The plan and its progress, for people and scripts."""
+        return self._current.told() if self._current else {"plan": None, "experts": []}
+
+    def shown(self) -> dict[str, Any] | None:
+        """The plan and its progress, for the page; None: there is no plan."""
+        return self._current.shown() if self._current else None
+
+    def scoring_told(self) -> dict[str, Any]:
+        """The progress of the evaluation; {}: there is none."""
+        return self._current.evaluation.told() if self._current else {}
+
+    def _concerned(self, node: str, plan: str, job: int) -> PlanExecution:
+        """The current plan, if a checkpoint of this job from or for this site is useful. Raises Refused."""
+        if self._current is None or self._current.plan.id != plan:
+            raise Refused("that plan of experts does not hold any more")
+        if not self._current.needs_checkpoint(node, job):
+            raise Refused("that expert is not trained by this site")
+        return self._current
 
 
 class PlanExecution:
@@ -361,3 +402,53 @@ class PlanExecution:
             "parent_loss": result.get("parent_loss"),
             "error": result.get("standard_error"),
         }
+
+
+class ExpertOrders:
+    """The orders of one plan.
+
+    Args:
+        plan: the plan's id.
+        wanted: gives what the order to a site should say now.
+    """
+
+    def __init__(self, coordinator: Coordinator, plan: str, wanted: Callable[[str], dict[str, Any]]) -> None:
+        self._of, self._plan, self._wanted = coordinator, plan, wanted
+        self._owed: set[str] | None = None
+
+    async def give(self, nodes: Iterable[str]) -> None:
+        """Give these sites their current orders."""
+        for node in sorted({*nodes} - {""}):
+            if self._of.sites[node].revoked_at is None:
+                await self._of.assign({"expert": self._wanted(node)}, [node])
+            if self._owed is not None:
+                self._owed.discard(node)
+
+    def owe(self, nodes: Iterable[str]) -> None:
+        """Note that these sites are about to need another order."""
+        if self._owed is not None:
+            self._owed |= {*nodes}
+
+    async def pay(self, involved: Callable[[], Iterable[str]]) -> bool:
+        """Give the orders that are owed; return whether there were any.
+
+        The first call after a start finds them: the involved sites whose order is not what it should be.
+        """
+        if self._owed is None:
+            self._owed = {node for node in involved() if self._is_behind(node)}
+        late = bool(self._owed)
+        await self.give(self._owed)
+        return late
+
+    def holders(self) -> set[str]:
+        """Node ids of the sites whose order is of this plan."""
+        return {node for node, order in self._of.orders.items() if _expert(order.assignment).get("plan") == self._plan}
+
+    def _is_behind(self, node: str) -> bool:
+        known, wanted = _expert(self._of.orders[node].assignment), self._wanted(node)
+        return any(known.get(key) != wanted[key] for key in DECIDED)
+
+
+def _expert(assignment: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The expert part of an assignment; {}: it is of another kind."""
+    return dict(assignment.get("expert", {}))

@@ -63,12 +63,6 @@ def makespan(problem: Problem, places: Places) -> float:
     return float(loads(problem, places).max(initial=0.0))
 
 
-def is_valid(problem: Problem, places: Places) -> bool:
-    """Whether every job is where it may be and no site works beyond its window."""
-    allowed = problem.eligible[np.arange(len(places)), np.array(places, dtype=np.intp)].all()
-    return bool(allowed) and bool((loads(problem, places) <= problem.windows * (1 + 1e-9)).all())
-
-
 def order(problem: Problem, places: Places, site: int) -> list[int]:
     """The jobs of a site in the order of training: the shortest first, so that experts are done early."""
     own = [job for job, place in enumerate(places) if place == site]

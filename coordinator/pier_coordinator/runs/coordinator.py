@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable, Collection
 from typing import Any
 
-from pier_coordinator.experts.run import ExpertRun
+from pier_coordinator.experts.execution import ExpertRun
 from pier_coordinator.runs.registry import Presence, Registry
 from pier_coordinator.store.facts import Fact
 from pier_coordinator.store.refusals import Refused

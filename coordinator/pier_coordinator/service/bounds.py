@@ -34,39 +34,7 @@ from pier_node.wire.rules import (
     size,
     text,
 )
-from pier_proto.v1.coordinator_pb2 import (
-    Assignment,
-    CheckpointPart,
-    DeliverReply,
-    DeliverRequest,
-    EnrolReply,
-    EnrolRequest,
-    Expert,
-    ExpertCheckpoint,
-    ExpertJob,
-    ExpertRecord,
-    FetchCheckpointRequest,
-    GiveCheckpointReply,
-    HeartbeatReply,
-    HeartbeatRequest,
-    LinkRecord,
-    Note,
-    Order,
-    Paths,
-    Record,
-    RegisterReply,
-    RegisterRequest,
-    Replica,
-    ReportReply,
-    ReportRequest,
-    RoundRecord,
-    Sample,
-    ScoredDomain,
-    ScoreSheet,
-    Scoring,
-    Stage,
-    WatchRequest,
-)
+from pier_proto.v1 import coordinator_pb2 as pb
 from pier_proto.v1.peer_pb2 import Place, Pulse, Revocations, Site
 
 MESSAGE_BYTES = 256 << 10
@@ -78,7 +46,7 @@ EXPERTS = 256
 DOMAINS = 512
 """Maximum number of domains in an order to score."""
 SHEET_BYTES = 8 << 20
-"""Maximum size of a score sheet, in bytes: no more of a split is scored than the node's experts/domains.py keeps."""
+"""Maximum size of a score sheet, in bytes: no more of a split is scored than the node\'s experts/domains.py keeps."""
 
 M = TypeVar("M", bound=Message)
 
@@ -99,9 +67,9 @@ FIELDS: dict[type[Message], dict[str, Rule]] = {
     Place: peers.FIELDS[Place],
     Pulse: peers.FIELDS[Pulse],
     Revocations: peers.FIELDS[Revocations],
-    EnrolRequest: {"protocol": ANY, "name": NAME, "public_key": size(1, 512), "proof": size(1, 128), "time": TIME},
-    EnrolReply: {"certificate": PEM, "authority": PEM, "run_config": text(RUN_CONFIG), "node": NODE},
-    RegisterRequest: {
+    pb.EnrolRequest: {"protocol": ANY, "name": NAME, "public_key": size(1, 512), "proof": size(1, 128), "time": TIME},
+    pb.EnrolReply: {"certificate": PEM, "authority": PEM, "run_config": text(RUN_CONFIG), "node": NODE},
+    pb.RegisterRequest: {
         "protocol": ANY,
         "run_hash": HASH,
         "site": Part(needed=True),
@@ -111,7 +79,7 @@ FIELDS: dict[type[Message], dict[str, Rule]] = {
         "time": TIME,
         "starting": ANY,
     },
-    RegisterReply: {
+    pb.RegisterReply: {
         "lease": LEASE,
         "lease_seconds": AMOUNT,
         "heartbeat_seconds": AMOUNT,
@@ -121,42 +89,42 @@ FIELDS: dict[type[Message], dict[str, Rule]] = {
         "order": Part(needed=True),
         "revocations": Part(),
     },
-    HeartbeatRequest: {
+    pb.HeartbeatRequest: {
         "lease": LEASE,
         "pulse": Part(needed=True),
         "order": COUNT,
         "paths": Part(),
         "revocations": COUNT,
     },
-    Paths: {"round": COUNT, "content": size(1, MOST_BYTES)},
-    HeartbeatReply: {"order": COUNT, "revocations": Part()},
-    WatchRequest: {"lease": LEASE},
-    Order: {"epoch": COUNT, "activity": one_of(Order.Activity.values()), "assignment": Part(needed=True)},
-    Assignment: {"replica": Part(), "expert": Part(), "stage": Part()},
-    Stage: {"number": STAGE},
-    Replica: {},
-    Expert: {
+    pb.Paths: {"round": COUNT, "content": size(1, MOST_BYTES)},
+    pb.HeartbeatReply: {"order": COUNT, "revocations": Part()},
+    pb.WatchRequest: {"lease": LEASE},
+    pb.Order: {"epoch": COUNT, "activity": one_of(pb.Order.Activity.values()), "assignment": Part(needed=True)},
+    pb.Assignment: {"replica": Part(), "expert": Part(), "stage": Part()},
+    pb.Stage: {"number": STAGE},
+    pb.Replica: {},
+    pb.Expert: {
         "plan": PLAN,
         "jobs": Many(Part(), EXPERTS),
         "complete": ANY,
         "scoring": Part(),
         "checkpoints": Many(Part(), EXPERTS),
     },
-    ExpertCheckpoint: {"job": below(EXPERTS), "step": COUNT, "size": COUNT, "digest": WEIGHTS},
-    Scoring: {
+    pb.ExpertCheckpoint: {"job": below(EXPERTS), "step": COUNT, "size": COUNT, "digest": WEIGHTS},
+    pb.Scoring: {
         "id": PLAN,
         "experts": Many(PLAN, EXPERTS),
         "domains": Many(Part(), DOMAINS),
         "rows": below(1 << 31),
     },
-    ScoredDomain: {
+    pb.ScoredDomain: {
         "name": NAME,
         "source": SOURCE,
         "path": text(4096),
         "text_field": text(256),
         "domain_hash": or_empty(PLAN),
     },
-    ExpertJob: {
+    pb.ExpertJob: {
         "number": below(EXPERTS),
         "domain": NAME,
         "source": SOURCE,
@@ -175,16 +143,16 @@ FIELDS: dict[type[Message], dict[str, Rule]] = {
         "after": below(EXPERTS + 1),
         "flops": AMOUNT,
     },
-    ReportRequest: {
+    pb.ReportRequest: {
         "lease": LEASE,
         "stream": size(1, 32),
         "first": COUNT,
         "records": Many(Part(), RECORDS),
         "dropped": COUNT,
     },
-    ReportReply: {"stored": COUNT},
-    Record: {"time": TIME, "sample": Part(), "round": Part(), "link": Part(), "note": Part(), "expert": Part()},
-    Sample: {
+    pb.ReportReply: {"stored": COUNT},
+    pb.Record: {"time": TIME, "sample": Part(), "round": Part(), "link": Part(), "note": Part(), "expert": Part()},
+    pb.Sample: {
         "inner_step": COUNT,
         "tokens": COUNT,
         "tokens_per_second": AMOUNT,
@@ -193,7 +161,7 @@ FIELDS: dict[type[Message], dict[str, Rule]] = {
         "bytes_sent": COUNT,
         "memory": COUNT,
     },
-    RoundRecord: {
+    pb.RoundRecord: {
         "round": COUNT,
         "digest": or_empty(HASH),
         "members": NODES,
@@ -207,9 +175,9 @@ FIELDS: dict[type[Message], dict[str, Rule]] = {
         "loss": LOSS,
         "validation_loss": LOSS,
     },
-    LinkRecord: {"peer": NODE, "round_trip": AMOUNT, "bandwidth": AMOUNT, "bytes_sent": COUNT},
-    Note: {"level": below(101), "text": TEXT},
-    ExpertRecord: {
+    pb.LinkRecord: {"peer": NODE, "round_trip": AMOUNT, "bandwidth": AMOUNT, "bytes_sent": COUNT},
+    pb.Note: {"level": below(101), "text": TEXT},
+    pb.ExpertRecord: {
         "plan": PLAN,
         "job": below(EXPERTS),
         "name": or_empty(PLAN),
@@ -227,30 +195,35 @@ FIELDS: dict[type[Message], dict[str, Rule]] = {
         "problem": TEXT,
         "weights": or_empty(WEIGHTS),
     },
-    DeliverRequest: {
+    pb.DeliverRequest: {
         "lease": or_empty(LEASE),
         "sheet": Part(),
         "size": below(SHEET_BYTES + 1),
         "digest": or_empty(HASH),
         "piece": size(0, PIECE),
     },
-    ScoreSheet: {"scoring": PLAN, "expert": PLAN, "domain": NAME, "problem": TEXT},
-    DeliverReply: {},
-    CheckpointPart: {"lease": or_empty(LEASE), "plan": or_empty(PLAN), "checkpoint": Part(), "piece": size(0, PIECE)},
-    GiveCheckpointReply: {},
-    FetchCheckpointRequest: {"lease": LEASE, "plan": PLAN, "job": below(EXPERTS)},
+    pb.ScoreSheet: {"scoring": PLAN, "expert": PLAN, "domain": NAME, "problem": TEXT},
+    pb.DeliverReply: {},
+    pb.CheckpointPart: {
+        "lease": or_empty(LEASE),
+        "plan": or_empty(PLAN),
+        "checkpoint": Part(),
+        "piece": size(0, PIECE),
+    },
+    pb.GiveCheckpointReply: {},
+    pb.FetchCheckpointRequest: {"lease": LEASE, "plan": PLAN, "job": below(EXPERTS)},
 }
 
 
-def _record(record: Record) -> str:
+def _record(record: pb.Record) -> str:
     return "" if record.WhichOneof("body") else "records nothing that this version knows"
 
 
-def _assignment(assignment: Assignment) -> str:
+def _assignment(assignment: pb.Assignment) -> str:
     return "" if assignment.WhichOneof("kind") else "assigns nothing that this version knows"
 
 
-RULES = Rules(FIELDS, {Record: _record, Assignment: _assignment})
+RULES = Rules(FIELDS, {pb.Record: _record, pb.Assignment: _assignment})
 
 
 def parse(kind: type[M], raw: bytes) -> M:

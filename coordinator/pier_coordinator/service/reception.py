@@ -36,37 +36,19 @@ from pier_node.identity.tls import der
 from pier_node.site.coordinator.expert_messages import kept
 from pier_node.wire.carrier import PROTOCOL, BadMessage
 from pier_node.wire.rules import REVOKED
-from pier_proto.v1.coordinator_pb2 import (
-    Assignment,
-    CheckpointPart,
-    DeliverReply,
-    DeliverRequest,
-    EnrolReply,
-    EnrolRequest,
-    FetchCheckpointRequest,
-    GiveCheckpointReply,
-    HeartbeatReply,
-    HeartbeatRequest,
-    Order,
-    Record,
-    RegisterReply,
-    RegisterRequest,
-    ReportReply,
-    ReportRequest,
-    WatchRequest,
-)
+from pier_proto.v1 import coordinator_pb2 as pb
 from pier_proto.v1.peer_pb2 import Revocations, Site
 
 CLOCK = 3600.0
 """Seconds by which a site's clock may differ: beyond that, its reports would be misplaced in every chart."""
 
 
-def registration(request: RegisterRequest, run_hash: bytes, now: float) -> str:
+def registration(request: pb.RegisterRequest, run_hash: bytes, now: float) -> str:
     """What is wrong with a registration. Names are not checked here but where they are assigned (store/sites.py)."""
     return _first((protocol(request.protocol), configuration(request.run_hash, run_hash), clock(request.time, now)))
 
 
-def enrolment(request: EnrolRequest, now: float) -> str:
+def enrolment(request: pb.EnrolRequest, now: float) -> str:
     """What is wrong with an enrolment, apart from its invite."""
     return _first((protocol(request.protocol), clock(request.time, now)))
 
@@ -113,13 +95,13 @@ def _first(problems: Iterable[str]) -> str:
     return next((problem for problem in problems if problem), "")
 
 
-def facts_of_report(node: str, request: ReportRequest, now: float) -> Report:
+def facts_of_report(node: str, request: pb.ReportRequest, now: float) -> Report:
     """Convert a report into the form that is stored."""
     facts = [fact(node, record, now) for record in request.records]
     return Report(node, request.stream, request.first, facts, request.dropped)
 
 
-def fact(node: str, record: Record, now: float) -> Fact:
+def fact(node: str, record: pb.Record, now: float) -> Fact:
     """Convert a record into a fact. A time in the future, by a fast clock of the site, becomes `now`."""
     kind = record.WhichOneof("body")
     assert kind is not None
@@ -144,9 +126,9 @@ FIRST = 60.0
 """Maximum wait for the first part of a checkpoint, in seconds."""
 
 _ACTIVITIES = {
-    "train": Order.ACTIVITY_TRAIN,
-    "pause": Order.ACTIVITY_PAUSE,
-    "stop": Order.ACTIVITY_STOP,
+    "train": pb.Order.ACTIVITY_TRAIN,
+    "pause": pb.Order.ACTIVITY_PAUSE,
+    "stop": pb.Order.ACTIVITY_STOP,
 }
 
 
@@ -167,7 +149,7 @@ class Reception:
         self._revocations = Revocations()
         self._delivering: set[str] = set()
 
-    async def enrol(self, certificate: bytes, request: EnrolRequest) -> EnrolReply:
+    async def enrol(self, certificate: bytes, request: pb.EnrolRequest) -> pb.EnrolReply:
         """Enrol a site that calls with an invite's certificate (PEM). Raises Refused, BadMessage."""
         invite = self._of.invites.get(der(certificate))
         if invite is None:
@@ -180,14 +162,14 @@ class Reception:
         node = node_id(key)
         self._of.stands(await self._of.store.do(enrol, node, request.name, invite.id, now))
         self._of.look_at_invites()
-        return EnrolReply(
+        return pb.EnrolReply(
             certificate=self._authority.certify(key),
             authority=self._certificate,
             run_config=self._of.config.canonical(),
             node=self._node,
         )
 
-    async def register(self, node: str, request: RegisterRequest) -> RegisterReply:
+    async def register(self, node: str, request: pb.RegisterRequest) -> pb.RegisterReply:
         """Register a site that starts, and begin its lease. Raises Refused, Stranger, BadMessage."""
         now = self._of.wall()
         if request.site.node != node:
@@ -200,7 +182,7 @@ class Reception:
         registered = await self._of.store.do(register, node, _registration(request), now)
         site = self._of.stands(registered)
         self._of.registry.admit(site)
-        return RegisterReply(
+        return pb.RegisterReply(
             lease=site.lease,
             lease_seconds=LEASE_SECONDS,
             heartbeat_seconds=HEARTBEAT_SECONDS,
@@ -211,16 +193,16 @@ class Reception:
             revocations=self._news(0),
         )
 
-    async def heartbeat(self, node: str, request: HeartbeatRequest) -> HeartbeatReply:
+    async def heartbeat(self, node: str, request: pb.HeartbeatRequest) -> pb.HeartbeatReply:
         """Take the heartbeat of a site. Raises Unregistered, Superseded."""
         presence = self._of.registry.holder(node, request.lease)
         if back := self._of.registry.beat(presence, request.pulse, request.order):
             await self._of.store.do(note_presence, False, [back])
         if request.HasField("paths"):
             presence.paths = request.paths
-        return HeartbeatReply(order=self._of.orders[node].epoch, revocations=self._news(request.revocations))
+        return pb.HeartbeatReply(order=self._of.orders[node].epoch, revocations=self._news(request.revocations))
 
-    async def watch(self, node: str, request: WatchRequest) -> AsyncIterator[Order]:
+    async def watch(self, node: str, request: pb.WatchRequest) -> AsyncIterator[pb.Order]:
         """Yield a site's order, now and whenever it changes. Ends with Stranger, Unregistered, Superseded."""
         told = 0
         mine = self._of.registry.holder(node, request.lease).watch()
@@ -233,16 +215,16 @@ class Reception:
                 yield order(newest)
             await changed.wait()
 
-    async def report(self, node: str, request: ReportRequest) -> ReportReply:
+    async def report(self, node: str, request: pb.ReportRequest) -> pb.ReportReply:
         """Store the records of a report. Raises Unregistered, Superseded."""
         self._of.registry.holder(node, request.lease)
         now = self._of.wall()
         report = facts_of_report(node, request, now)
         stored = await self._of.store.do(take_report, report, now)
         await self._of.experts.take(node, report.facts)
-        return ReportReply(stored=stored)
+        return pb.ReportReply(stored=stored)
 
-    async def deliver(self, node: str, pieces: AsyncIterator[DeliverRequest]) -> DeliverReply:
+    async def deliver(self, node: str, pieces: AsyncIterator[pb.DeliverRequest]) -> pb.DeliverReply:
         """Take a score sheet. Raises Unregistered, Superseded, Refused, BadMessage."""
         if node in self._delivering:
             raise Refused("another delivery of this site is under way")
@@ -256,9 +238,9 @@ class Reception:
             self._delivering.discard(node)
         self._of.registry.holder(node, first.lease)
         await self._of.experts.delivered(node, first.sheet, content)
-        return DeliverReply()
+        return pb.DeliverReply()
 
-    async def give_checkpoint(self, node: str, parts: AsyncIterator[CheckpointPart]) -> GiveCheckpointReply:
+    async def give_checkpoint(self, node: str, parts: AsyncIterator[pb.CheckpointPart]) -> pb.GiveCheckpointReply:
         """Take the checkpoint of an expert. Raises Unregistered, Superseded, Refused, BadMessage."""
         try:
             async with asyncio.timeout(FIRST):
@@ -272,9 +254,9 @@ class Reception:
             raise BadMessage(f"CheckpointPart.checkpoint: {first_problem(error)}") from error
         self._of.registry.holder(node, first.lease)
         await self._of.experts.give_checkpoint(node, first.plan, about, parts)
-        return GiveCheckpointReply()
+        return pb.GiveCheckpointReply()
 
-    async def fetch_checkpoint(self, node: str, request: FetchCheckpointRequest) -> AsyncIterator[CheckpointPart]:
+    async def fetch_checkpoint(self, node: str, request: pb.FetchCheckpointRequest) -> AsyncIterator[pb.CheckpointPart]:
         """Yield the parts of the checkpoint kept for a site's job. Raises Unregistered, Superseded, Refused."""
         self._of.registry.holder(node, request.lease)
         async for part in self._of.experts.fetch_checkpoint(node, request.plan, request.job):
@@ -296,9 +278,9 @@ class Reception:
         return Site(node=site.node, name=site.name, address=site.address, slot=self._slot(site))
 
 
-async def whole(pieces: AsyncIterator[DeliverRequest]) -> tuple[DeliverRequest, bytes]:
+async def whole(pieces: AsyncIterator[pb.DeliverRequest]) -> tuple[pb.DeliverRequest, bytes]:
     """The first message of a delivery, and its pieces joined. Raises BadMessage."""
-    first: DeliverRequest | None = None
+    first: pb.DeliverRequest | None = None
     content = bytearray()
     async for message in pieces:
         first = first or message
@@ -312,10 +294,10 @@ async def whole(pieces: AsyncIterator[DeliverRequest]) -> tuple[DeliverRequest, 
     return first, bytes(content)
 
 
-def order(row: OrderRow) -> Order:
+def order(row: OrderRow) -> pb.Order:
     """Convert an order into a message."""
-    assignment = ParseDict(row.assignment, Assignment())
-    return Order(epoch=row.epoch, activity=_ACTIVITIES[row.activity], assignment=assignment)
+    assignment = ParseDict(row.assignment, pb.Assignment())
+    return pb.Order(epoch=row.epoch, activity=_ACTIVITIES[row.activity], assignment=assignment)
 
 
 def public_key(raw: bytes) -> ec.EllipticCurvePublicKey:
@@ -337,7 +319,7 @@ def prove(key: ec.EllipticCurvePublicKey, proof: bytes, invite: bytes) -> None:
         raise BadMessage("EnrolRequest.proof is not this invite, signed by that key") from error
 
 
-def _registration(request: RegisterRequest) -> Registration:
+def _registration(request: pb.RegisterRequest) -> Registration:
     site = request.site
     lease = secrets.token_bytes(16)
     return Registration(site.name, site.address, request.transport, request.version, request.workers, lease)

@@ -28,17 +28,7 @@ from pier_node.identity.certificates import Credentials, node_id_of_certificate
 from pier_node.identity.tls import Trust, caller_certificate, der
 from pier_node.wire.carrier import BadMessage
 from pier_node.wire.grpc.reasons import brief
-from pier_proto.v1.coordinator_pb2 import (
-    CheckpointPart,
-    DeliverRequest,
-    EnrolRequest,
-    FetchCheckpointRequest,
-    GiveCheckpointReply,
-    HeartbeatRequest,
-    RegisterRequest,
-    ReportRequest,
-    WatchRequest,
-)
+from pier_proto.v1 import coordinator_pb2 as pb
 
 SERVICE = "pier.v1.Coordinator"
 CALLS = 4096
@@ -147,15 +137,15 @@ class CoordinatorService(grpc.GenericRpcHandler):  # type: ignore[type-arg]
         self._server: grpc.aio.Server | None = None
         self._methods: dict[str, grpc.RpcMethodHandler[Any, Any]] = {
             "Enrol": grpc.unary_unary_rpc_method_handler(self._enrol),
-            "Register": self._member_method("Register", RegisterRequest, self._reception.register),
+            "Register": self._member_method("Register", pb.RegisterRequest, self._reception.register),
             "Heartbeat": grpc.stream_stream_rpc_method_handler(self._heartbeats),
-            "Report": self._member_method("Report", ReportRequest, self._reception.report),
+            "Report": self._member_method("Report", pb.ReportRequest, self._reception.report),
             "Deliver": grpc.stream_unary_rpc_method_handler(self._deliver),
             "GiveCheckpoint": grpc.stream_stream_rpc_method_handler(self._give_checkpoint),
             "FetchCheckpoint": self._giving_method(
-                "FetchCheckpoint", FetchCheckpointRequest, self._reception.fetch_checkpoint
+                "FetchCheckpoint", pb.FetchCheckpointRequest, self._reception.fetch_checkpoint
             ),
-            "Watch": self._giving_method("Watch", WatchRequest, self._reception.watch),
+            "Watch": self._giving_method("Watch", pb.WatchRequest, self._reception.watch),
         }
 
     def service(self, details: grpc.HandlerCallDetails) -> grpc.RpcMethodHandler[Any, Any] | None:
@@ -185,7 +175,7 @@ class CoordinatorService(grpc.GenericRpcHandler):  # type: ignore[type-arg]
     async def _enrol(self, raw: bytes, context: Context) -> bytes:
         async def answer() -> bytes:
             self._limits.count(_host(context.peer()), "Enrol")
-            reply = await self._reception.enrol(_certificate(context), parse(EnrolRequest, raw))
+            reply = await self._reception.enrol(_certificate(context), parse(pb.EnrolRequest, raw))
             return reply.SerializeToString()
 
         return await _answered(answer(), context)
@@ -209,7 +199,7 @@ class CoordinatorService(grpc.GenericRpcHandler):  # type: ignore[type-arg]
         try:
             while isinstance(raw := await context.read(), bytes):
                 node = self._member(context, "Heartbeat")
-                reply = await self._reception.heartbeat(node, parse(HeartbeatRequest, raw))
+                reply = await self._reception.heartbeat(node, parse(pb.HeartbeatRequest, raw))
                 await context.write(reply.SerializeToString())
         except Exception as error:
             await _refuse(context, error)
@@ -217,16 +207,16 @@ class CoordinatorService(grpc.GenericRpcHandler):  # type: ignore[type-arg]
     async def _deliver(self, _requests: AsyncIterator[bytes], context: Context) -> bytes:
         async def answer() -> bytes:
             node = self._member(context, "Deliver")
-            return (await self._reception.deliver(node, _received(DeliverRequest, context))).SerializeToString()
+            return (await self._reception.deliver(node, _received(pb.DeliverRequest, context))).SerializeToString()
 
         return await _answered(answer(), context)
 
     async def _give_checkpoint(self, _requests: AsyncIterator[bytes], context: Context) -> None:
-        async def parts() -> AsyncIterator[CheckpointPart]:
-            coming = _received(CheckpointPart, context)
+        async def parts() -> AsyncIterator[pb.CheckpointPart]:
+            coming = _received(pb.CheckpointPart, context)
             async for first in coming:
                 yield first
-                await context.write(GiveCheckpointReply().SerializeToString())  # asks for the other parts
+                await context.write(pb.GiveCheckpointReply().SerializeToString())  # asks for the other parts
                 break
             async for part in coming:
                 yield part

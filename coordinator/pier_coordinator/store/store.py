@@ -11,13 +11,13 @@ from __future__ import annotations
 import asyncio
 import fcntl
 import sqlite3
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import closing
 from pathlib import Path
 from typing import BinaryIO, Concatenate, ParamSpec, TypeVar
 
 from pier_coordinator.store.experts import AcceptedPlan, newest
-from pier_coordinator.store.facts import Fact, Kind, fact_of, last_number
+from pier_coordinator.store.facts import Fact, fact_of, last_number
 from pier_coordinator.store.log import LogWriter
 from pier_coordinator.store.rows import InviteRow, OrderRow, SiteRow
 from pier_coordinator.store.writer import Told, Transaction, Writer
@@ -86,27 +86,13 @@ class Store:
 
     # --- reading -------------------------------------------------------------------------------
 
-    def facts(self, after: int = 0, limit: int | None = None, kinds: Collection[Kind] | None = None) -> Iterator[Fact]:
-        """At most `limit` facts with numbers above `after`, in order; `kinds` None: of all kinds."""
-        left = limit
-        while left is None or left > 0:
-            page = self._page(after, PAGE if left is None else min(PAGE, left), kinds)
-            yield from page
-            if len(page) < PAGE:
-                return
-            after = page[-1].number
-            left = left and left - len(page)
-
-    def _page(self, after: int, count: int, kinds: Collection[Kind] | None) -> list[Fact]:
-        chosen = f" AND kind IN ({','.join('?' * len(kinds))})" if kinds is not None else ""
-        rows = self._reading.execute(
-            f"SELECT * FROM facts WHERE number > ?{chosen} ORDER BY number LIMIT ?", (after, *(kinds or ()), count)
-        )
-        return [fact_of(row) for row in rows]
-
-    def last(self) -> int:
-        """Number of the newest fact; 0 if there is none."""
-        return last_number(self._reading)
+    def facts(self, after: int = 0) -> Iterator[Fact]:
+        """The facts with numbers above `after`, in order."""
+        while page := self._reading.execute(
+            "SELECT * FROM facts WHERE number > ? ORDER BY number LIMIT ?", (after, PAGE)
+        ).fetchall():
+            yield from map(fact_of, page)
+            after = page[-1]["number"]
 
     def sites(self) -> list[SiteRow]:
         """All sites that were ever enrolled, in the order of their enrolment."""

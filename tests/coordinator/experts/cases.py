@@ -6,7 +6,7 @@ import numpy as np
 
 from pier_coordinator.experts.allocation import Fits
 from pier_coordinator.experts.difficulty import Curves, Difficulty, Gain, size_gain, step_gain
-from pier_coordinator.experts.problem import Problem
+from pier_coordinator.experts.problem import Places, Problem, loads
 from pier_coordinator.experts.task import Domain, Site, Size, Task
 
 TERA = 1e12
@@ -59,3 +59,9 @@ def difficulty(asked: Task, law: Curves, noise: float = 0.0) -> Difficulty:
         gains.append(Gain(value, value * (1 + noise * random.standard_normal((50, len(value))))))
     loss = law.loss(asked.choice.parameters[0], asked.choice.tokens[1])
     return Difficulty(law, loss, *gains)
+
+
+def is_valid(problem: Problem, places: Places) -> bool:
+    """Whether every job is where it may be and no site works beyond its window."""
+    allowed = problem.eligible[np.arange(len(places)), np.array(places, dtype=np.intp)].all()
+    return bool(allowed) and bool((loads(problem, places) <= problem.windows * (1 + 1e-9)).all())

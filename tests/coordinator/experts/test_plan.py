@@ -6,13 +6,13 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from coordinator.experts.cases import FLOPS, SITES, SIZES, STEP, TERA, curves, difficulty, task
+from coordinator.experts.cases import FLOPS, SITES, SIZES, STEP, TERA, curves, difficulty, is_valid, task
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pier_coordinator.experts.allocation import BudgetError
 from pier_coordinator.experts.plan import Plan, UnplacedError, compared, planned, steps_until, stretched
-from pier_coordinator.experts.problem import is_valid, loads
+from pier_coordinator.experts.problem import loads
 from pier_coordinator.experts.recipe import MODES, Mode, Recipe, fitting, jobs, problem
 from pier_coordinator.experts.scheduling import Limits
 from pier_coordinator.experts.task import Domain, Site

@@ -1,9 +1,9 @@
 from __future__ import annotations
 
 import numpy as np
-from coordinator.experts.cases import job, uniform
+from coordinator.experts.cases import is_valid, job, uniform
 
-from pier_coordinator.experts.problem import Problem, is_valid, loads, makespan, order
+from pier_coordinator.experts.problem import Problem, loads, makespan, order
 
 
 def test_loads_and_makespan_are_of_the_places() -> None:

@@ -7,11 +7,11 @@ from itertools import product
 
 import numpy as np
 import pytest
-from coordinator.experts.cases import job, uniform
+from coordinator.experts.cases import is_valid, job, uniform
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pier_coordinator.experts.problem import Places, Problem, is_valid, makespan
+from pier_coordinator.experts.problem import Places, Problem, makespan
 from pier_coordinator.experts.scheduling import (
     Limits,
     NoPlaceError,
