@@ -8,9 +8,8 @@ from coordinator.cases import ALICE, BOB, CAROL, CONFIG, NOW, Clock, Ticket, ope
 
 from pier_coordinator.runs.coordinator import Coordinator
 from pier_coordinator.runs.registry import LEASE_SECONDS
-from pier_coordinator.store.invites import trusted
 from pier_coordinator.store.refusals import Refused
-from pier_coordinator.store.sites import enrol, register
+from pier_coordinator.store.sites import enrol, register, trusted
 from pier_node.base.errors import PierError
 from pier_node.config.run import RunConfig, RunSection
 from pier_proto.v1.coordinator_pb2 import Paths
@@ -169,7 +168,7 @@ async def test_what_a_site_is_to_a_pipeline_is_in_the_table(tmp_path: Path) -> N
 
 
 def test_open_invites_come_before_those_that_are_only_told_what_is_wrong(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("pier_coordinator.store.invites.OPEN_INVITES", 3)
+    monkeypatch.setattr("pier_coordinator.store.sites.OPEN_INVITES", 3)
     used = [Ticket.make(f"used-{number}").row(uses=0, now=float(number)) for number in range(3)]
     still_open = [Ticket.make(f"open-{number}").row(now=0.0) for number in range(2)]
     assert [invite.id for invite in trusted([*used, *still_open], 1.0)] == ["open-0", "open-1", "used-2"]
