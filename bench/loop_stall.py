@@ -24,10 +24,10 @@ from pier_node.identity.node import Identity
 from pier_node.identity.signing import Signer
 from pier_node.outer.layout import Entry, Layout
 from pier_node.outer.state import ANCHOR, MOMENTUM, OuterState
-from pier_node.rounds.checkpoint import Checkpoint
 from pier_node.rounds.progress import Progress
 from pier_node.rounds.proofs import PROOFS_FILE, Proofs
 from pier_node.rounds.roster import Roster
+from pier_node.rounds.state_store import Checkpoint
 from pier_node.rounds.statements import SignedStatements
 from pier_node.site.agreement import OfAll, Peers
 from pier_node.site.loop import run_work

@@ -14,8 +14,8 @@ from pier_node.base.shared import SharedVector
 from pier_node.cli import main
 from pier_node.config.run import RunConfig
 from pier_node.outer.state import ANCHOR, MOMENTUM, OuterState
-from pier_node.rounds.checkpoint import Checkpoint, CheckpointStore
 from pier_node.rounds.folder import SiteRecord, save_run
+from pier_node.rounds.state_store import Checkpoint, StateStore
 from pier_node.trainer.model.initial import initial_weights
 
 TABLES = {
@@ -56,8 +56,8 @@ def save_round(folder: Path, number: int) -> OuterState:
     tensors = {name: SharedVector(len(flat)) for name in (ANCHOR, MOMENTUM)}
     tensors[ANCHOR].array[:] = flat.numpy()
     state = OuterState(number, ("a" * 16,), tensors, {"a" * 16: 5})
-    checkpoint = Checkpoint(state, None, None, 0, 10 * number, 1000 * number, None, ())
-    CheckpointStore(folder / "checkpoints", CONFIG.hash()).save(checkpoint)
+    checkpoint = Checkpoint(state, inner_step=10 * number, tokens=1000 * number)
+    StateStore(folder / "checkpoints", CONFIG.hash()).save(checkpoint)
     return state
 
 

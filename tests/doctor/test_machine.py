@@ -40,7 +40,7 @@ from pier_node.identity.certificates import credentials
 from pier_node.identity.node import Identity
 from pier_node.outer.layout import Layout
 from pier_node.outer.state import ADAM_M, ADAM_V, ANCHOR, MOMENTUM, OuterState
-from pier_node.rounds.checkpoint import KEEP, Checkpoint, CheckpointStore
+from pier_node.rounds.state_store import KEEP, Checkpoint, StateStore
 from pier_node.site.daemon import Daemon
 from pier_node.site.settings import Settings
 from pier_node.site.training import Training
@@ -63,7 +63,7 @@ def test_a_checkpoint_is_as_large_as_is_said(tmp_path: Path, sync: bool) -> None
     names = (ANCHOR, MOMENTUM, ADAM_M, ADAM_V) if sync else (ANCHOR, MOMENTUM)
     state = OuterState(1, ("a",), {name: vector() for name in names}, {"a": 1}, int(sync))
     first, second = (None, None) if sync else (vector(), vector())
-    folder = CheckpointStore(tmp_path, bytes(32)).save(Checkpoint(state, first, second, 1, 1, 1, vector(), (1,)))
+    folder = StateStore(tmp_path, bytes(32)).save(Checkpoint(state, first, second, 1, 1, 1, vector(), (1,)))
     size = sum(file.stat().st_size for file in folder.iterdir())
     assert size == pytest.approx(CHECKPOINT_BYTES * MILLION, rel=0.01)
 

@@ -13,7 +13,7 @@ from bench.pipeline_figures import stepped
 from pier_node.pipeline import vote_state
 from pier_node.pipeline.paths_file import PATHS_FILE, Drawn, read_paths
 from pier_node.pipeline.stage_state import StageState
-from pier_node.rounds.checkpoint import CheckpointStore
+from pier_node.rounds.state_store import StateStore
 from pier_node.site.pipeline import TALLIES
 
 FIVE = {"a": 100.0, "b": 50.0, "c": 30.0, "d": 50.0, "e": 50.0}
@@ -93,7 +93,7 @@ def replicas_are_equal(run: World) -> None:
     """Kill all; sites of a stage have the same bits of it on their disks."""
     run.kill()
     config, held = run.config, dict[int, list[StageState]]()
-    tallies = [CheckpointStore(site.folder / TALLIES, config.hash()).newest_state() for site in run.sites.values()]
+    tallies = [StateStore(site.folder / TALLIES, config.hash()).newest_state() for site in run.sites.values()]
     versions = min((vote_state.standing(state) for state in tallies if state), key=lambda it: it.steps).versions
     for site in run.sites.values():
         stage_state = StageState(site.folder, config)

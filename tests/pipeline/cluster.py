@@ -28,11 +28,11 @@ from pier_node.pipeline.planning.search import search
 from pier_node.pipeline.stage import gather
 from pier_node.pipeline.stage_state import StageState
 from pier_node.rounds.attempt import Tools as RoundTools
-from pier_node.rounds.checkpoint import Checkpoint
 from pier_node.rounds.fetch import shadow_fetcher
 from pier_node.rounds.member import Rounds
 from pier_node.rounds.progress import Progress
 from pier_node.rounds.roster import Roster
+from pier_node.rounds.state_store import Checkpoint
 from pier_node.site.loop import run_work
 from pier_node.site.orders import Orders
 from pier_node.site.pipeline_training import PipelineTraining

@@ -12,7 +12,7 @@ from processes.site import Site
 
 from pier_node.config.run import load
 from pier_node.outer.schedule import total_rounds
-from pier_node.rounds.checkpoint import CheckpointStore
+from pier_node.rounds.state_store import StateStore
 from pier_node.rounds.weights import newest_weights
 from pier_node.trainer.model.initial import initial_weights
 
@@ -36,7 +36,7 @@ def joined(run: Run) -> list[np.ndarray]:
     """The whole models that sites of the first stage have made."""
     folders = [site.folder for site in run.sites if (site.folder / "checkpoints").exists()]
     hashed = load(run.path).hash()
-    return [state.anchor for it in folders if (state := CheckpointStore(it / "checkpoints", hashed).newest_state())]
+    return [state.anchor for it in folders if (state := StateStore(it / "checkpoints", hashed).newest_state())]
 
 
 @pytest.mark.parametrize(

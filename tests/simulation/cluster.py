@@ -30,13 +30,13 @@ from pier_node.outer.schedule import synced, total_rounds
 from pier_node.outer.state import ANCHOR, MOMENTUM, OuterState
 from pier_node.outer.weights import weighing
 from pier_node.rounds.attempt import Tools
-from pier_node.rounds.checkpoint import Checkpoint
 from pier_node.rounds.commitments import Commitments
 from pier_node.rounds.fetch import shadow_fetcher
 from pier_node.rounds.member import Rounds
 from pier_node.rounds.progress import Progress
 from pier_node.rounds.quorum import has_quorum
 from pier_node.rounds.roster import Roster
+from pier_node.rounds.state_store import Checkpoint
 from pier_node.site.agreement import Agreement, InPairs, OfAll, Peers
 from pier_node.site.loop import run_work
 from pier_node.site.orders import Orders

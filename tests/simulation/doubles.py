@@ -20,9 +20,9 @@ from pier_node.config.run import RunConfig
 from pier_node.gossip.pairs import Pairs
 from pier_node.outer.layout import Layout
 from pier_node.outer.state import ANCHOR, MOMENTUM, OuterState
-from pier_node.rounds.checkpoint import Checkpoint
 from pier_node.rounds.folder import SiteRecord
 from pier_node.rounds.member import Rounds
+from pier_node.rounds.state_store import Checkpoint
 from pier_node.site.daemon import Daemon
 from pier_node.site.join import GREETING, Membership
 from pier_node.site.member import pairs_of_two, rounds_of_all
@@ -154,7 +154,7 @@ def watched_pairs(*parts: Any) -> Pairs:
 def beginning(_config: RunConfig, layout: Layout, node: str, _weights: Any = None) -> Checkpoint:
     """Round 0, of weights that are zero."""
     tensors = {ANCHOR: SharedVector(layout.length), MOMENTUM: SharedVector(layout.length)}
-    return Checkpoint(OuterState(0, (node,), tensors, {}), None, None, 0, 0, 0, None, ())
+    return Checkpoint(OuterState(0, (node,), tensors, {}))
 
 
 async def find_run(settings: Settings) -> Membership:

@@ -18,8 +18,7 @@ from simulation.doubles import HuntDaemon, HuntSettings
 from simulation.process import HERE, Process
 
 from pier_node.outer.state import OuterState
-from pier_node.rounds.checkpoint import CheckpointStore
-from pier_node.rounds.kept_state import KeptStates
+from pier_node.rounds.state_store import StateStore
 from pier_node.site.settings import Settings
 
 if TYPE_CHECKING:
@@ -132,8 +131,8 @@ class Machine:
         """What it would go on from: in memory while it runs, and on its disk."""
         folder, run = self.folder, self.world.config.hash()
         live = self.now.rounds.state if self.up and self.now and self.now.rounds else None
-        saved = CheckpointStore(folder / "checkpoints", run).newest_state()
-        kept = KeptStates(folder / "states", run).after(-1)
+        saved = StateStore(folder / "checkpoints", run).newest_state()
+        kept = StateStore(folder / "states", run).after(-1)
         return [state for state in (live, saved, kept) if state is not None]
 
     def damage(self, how: str) -> None:

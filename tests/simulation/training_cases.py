@@ -18,8 +18,8 @@ from pier_node.config.run import RunConfig
 from pier_node.outer.state import OuterState
 from pier_node.outer.times import Times
 from pier_node.outer.update import Update
-from pier_node.rounds.checkpoint import Checkpoint
 from pier_node.rounds.progress import Progress
+from pier_node.rounds.state_store import Checkpoint
 from pier_node.site.agreement import OfAll, Peers
 from pier_node.site.loop import run_work
 from pier_node.site.orders import Orders

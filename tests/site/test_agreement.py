@@ -18,10 +18,9 @@ from pier_node.outer.advance import advance_pair
 from pier_node.outer.state import OuterState
 from pier_node.outer.times import Times
 from pier_node.outer.update import Update
-from pier_node.rounds import catch_up
-from pier_node.rounds.checkpoint import Checkpoint
 from pier_node.rounds.fetch import Fetched
 from pier_node.rounds.progress import Progress
+from pier_node.rounds.state_store import Checkpoint
 from pier_node.site.agreement import InPairs, OfAll, Peers
 from pier_node.site.loop import run_work
 from pier_node.site.orders import Orders
@@ -154,11 +153,11 @@ def test_training_that_went_astray_brings_the_anchor() -> None:
 def test_another_state_is_taken_when_it_has_to_be(monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[list[str]] = []
 
-    async def fetch(carrier: Any, peers: list[str], **more: Any) -> Fetched:
+    async def fetch(carrier: Any, peers: list[str], *_: Any) -> Fetched:
         asked.append(peers)
         return Fetched(outer_state(["other"], round=2, anchor=[50.0] * LENGTH), None, None, 0)
 
-    monkeypatch.setattr(catch_up, "fetch_state", fetch)
+    monkeypatch.setattr("pier_node.rounds.fetch.fetch_state", fetch)
     pulses = {"other": Pulse(phase=Phase.PHASE_TRAINING, round=2, digest=b"d" * 32, inner_step=8)}
     site = Site(local(3), Pairs(begin()), Roster(pulses=pulses))
     site.pairs.follow = [["other"], ["other"]]

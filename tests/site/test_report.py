@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import math
+from pathlib import Path
 
 import pytest
 from simulation.cluster import Disk
@@ -14,6 +16,7 @@ from pier_node.base.shared import SharedVector
 from pier_node.config.run import RunConfig
 from pier_node.outer.state import ANCHOR, MOMENTUM, OuterState
 from pier_node.rounds.attempt import Tools
+from pier_node.rounds.folder import EVENTS_FILE
 from pier_node.rounds.member import Rounds
 from pier_node.rounds.progress import Progress
 from pier_node.rounds.roster import Roster
@@ -117,3 +120,18 @@ def test_the_spread_of_a_run_is_the_mean_of_what_live_sites_saw() -> None:
 def test_phases_are_words() -> None:
     assert [phase_name(phase) for phase in (Phase.PHASE_STARTING, Phase.PHASE_LEAVING)] == ["starting", "leaving"]
     assert phase_name(Phase.PHASE_CATCHING_UP) == "catching up"
+
+
+def test_a_committed_round_leaves_a_line(tmp_path: Path) -> None:
+    async def main() -> None:
+        carrier = Network(1, Weather()).join("a")
+        reporter = Reporter(CONFIG, Site(node="a", name="lab"), carrier, Progress(inner_step=71))
+        state = OuterState(4, ("a", "b"), {ANCHOR: SharedVector(4), MOMENTUM: SharedVector(4)}, {})
+        reporter.note(tmp_path, state, Roster(carrier, reporter.pulse))
+        (line,) = (tmp_path / EVENTS_FILE).read_text().splitlines()
+        event = json.loads(line)
+        assert (event["round"], event["digest"], event["members"]) == (4, state.digest.hex(), ["a", "b"])
+        assert (event["inner_step"], event["loss"]) == (71, None), "what the site is at, and JSON has no NaN"
+        assert "peers" not in event
+
+    run(main())

@@ -9,7 +9,8 @@ from typing import Any
 import aiohttp
 import pytest
 
-from pier_node.site.status import METRICS, StatusServer, finite
+from pier_node.site.report import finite
+from pier_node.site.status import METRICS, StatusServer
 
 STATUS: dict[str, Any] = {
     "run": "try",

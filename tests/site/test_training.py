@@ -18,9 +18,8 @@ from pier_node.base.errors import PierError
 from pier_node.config.run import RunConfig
 from pier_node.outer.state import ADAM_M, ADAM_V, OuterState
 from pier_node.outer.update import Update
-from pier_node.rounds import catch_up
-from pier_node.rounds.checkpoint import Checkpoint
-from pier_node.rounds.fetch import Fetched
+from pier_node.rounds.fetch import Fetched, Tries, Wanted
+from pier_node.rounds.state_store import Checkpoint
 from pier_node.rounds.suspects import Behind
 from pier_node.wire.carrier import PeerLost
 from pier_proto.v1.peer_pb2 import Phase, Pulse
@@ -65,14 +64,14 @@ def caught_up_with(monkeypatch: pytest.MonkeyPatch, *outcomes: Any) -> list[dict
     """Let fetch_state hand over these states, one after the other, or fail."""
     asked: list[dict[str, Any]] = []
 
-    async def fetch(carrier: Any, peers: list[str], **more: Any) -> Fetched:
-        asked.append({"peers": peers, **more})
+    async def fetch(carrier: Any, peers: list[str], wanted: Wanted, tries: Tries, _: Any) -> Fetched:
+        asked.append({"peers": peers, "tries": tries, **vars(wanted)})
         outcome = outcomes[len(asked) - 1]
         if isinstance(outcome, Exception):
             raise outcome
         return outcome if isinstance(outcome, Fetched) else Fetched(outcome, None, None, 0)
 
-    monkeypatch.setattr(catch_up, "fetch_state", fetch)
+    monkeypatch.setattr("pier_node.rounds.fetch.fetch_state", fetch)
     return asked
 
 
@@ -124,7 +123,7 @@ def test_a_failed_transfer_is_tried_again_with_what_has_arrived(monkeypatch: pyt
     site = Site(local(2), Rounds(begin()), Roster([["other"]] * 4, AHEAD))
     site.run()
     assert len(asked) == 2
-    assert asked[0]["partial"] is asked[1]["partial"]
+    assert asked[0]["tries"] is asked[1]["tries"]
     assert [job.first_step for job in site.trainer.jobs] == [4]
 
 

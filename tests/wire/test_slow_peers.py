@@ -12,9 +12,9 @@ from wire.state_cases import PIECE, Site, moments, outer_state, same_bits
 
 from pier_node.outer import state as states
 from pier_node.rounds import fetch as transfer
-from pier_node.rounds.fetch import PATIENCE, SILENCE, Fetched, Tries, fetch_state
+from pier_node.rounds.fetch import PATIENCE, SILENCE, Fetched, Tries, Wanted, fetch_state
 from pier_node.wire.carrier import PeerLost
-from pier_node.wire.partial import RUN
+from pier_node.wire.manifest import RUN
 from pier_proto.v1.peer_pb2 import Chunk
 
 LENGTH = 100 * PIECE + 3
@@ -40,17 +40,7 @@ def network(**held: states.OuterState) -> tuple[MemoryNet, dict[str, Site]]:
 
 
 async def fetch(net: MemoryNet, peers: Iterable[str], tries: Tries, moments: bool = False) -> Fetched:
-    asked = tries.order(peers)
-    async with tries.another(asked[0]) as patience:
-        return await fetch_state(
-            net.join("z"),
-            asked,
-            length=LENGTH,
-            timeout=SILENCE,
-            moments=moments,
-            patience=patience,
-            partial=tries.partial,
-        )
+    return await fetch_state(net.join("z"), tries.order(peers), Wanted(LENGTH, moments=moments), tries)
 
 
 def now() -> float:
@@ -106,7 +96,7 @@ def test_a_state_that_comes_at_the_least_rate_may_take_as_long_as_it_takes(monke
 def test_pieces_that_are_here_are_not_fetched_again_and_patience_doubles() -> None:
     async def main() -> None:
         net, _ = network(a=STATE, b=ANOTHER)
-        tries, ends = Tries(), list[float]()
+        tries, ends = Tries(others=True), list[float]()
         for _ in range(2):
             with pytest.raises(PeerLost):
                 await fetch(net, "a", tries)
@@ -137,7 +127,7 @@ def test_moments_of_another_peer_are_taken_then() -> None:
 def test_who_has_nobody_else_to_ask_is_patient() -> None:
     async def main() -> None:
         net, _ = network(a=STATE)
-        fetched = await fetch_state(net.join("z"), ["a"], length=LENGTH, timeout=SILENCE)
+        fetched = await fetch_state(net.join("z"), ["a"], Wanted(LENGTH))
         assert same_bits(fetched.state, STATE)
         assert now() == pytest.approx(2 * 101 * PACE)
 

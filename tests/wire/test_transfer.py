@@ -14,9 +14,8 @@ from wire.state_cases import PIECE, Site, moments, outer_state, same_bits
 
 from pier_node.outer import state as states
 from pier_node.outer.state import OuterState
-from pier_node.rounds.fetch import Fetched, fetch_state
+from pier_node.rounds.fetch import Fetched, Tries, Wanted, fetch_state
 from pier_node.wire.carrier import PeerLost
-from pier_node.wire.partial import Partial
 from pier_proto.v1.peer_pb2 import Chunk
 
 LENGTH = 100 * PIECE + 3
@@ -30,8 +29,10 @@ def small_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
 
 async def fetch(net: MemoryNet, peers: str, **wanted: object) -> Fetched:
     """Fetch for a newcomer, `z`, from peers with one-letter names."""
-    parameters: dict[str, object] = {"length": LENGTH, "timeout": 60.0, **wanted}
-    return await fetch_state(net.join("z"), list(peers), **parameters)  # type: ignore[arg-type]
+    how = {name: wanted.pop(name) for name in ("tries", "progress", "timeout") if name in wanted}
+    parameters: dict[str, object] = {"length": LENGTH, **wanted}
+    given = {"timeout": 60.0, **how}
+    return await fetch_state(net.join("z"), list(peers), Wanted(**parameters), **given)  # type: ignore[arg-type]
 
 
 def network(state: OuterState, nodes: str) -> tuple[MemoryNet, dict[str, Site]]:
@@ -160,19 +161,19 @@ async def test_resuming_fetches_only_the_rest() -> None:
     state = outer_state(LENGTH)
     net, _ = network(state, "abc")
     net.spoils = {"a": on_chunk(30, die), "b": on_chunk(50, die)}
-    partial, seen = Partial(), list[tuple[int, int]]()
+    tries, seen = Tries(), list[tuple[int, int]]()
     with pytest.raises(PeerLost, match=r"nobody is left .*a: connection reset; b: connection reset") as lost:
-        await fetch(net, "ab", partial=partial, progress=lambda here, total: seen.append((here, total)))
+        await fetch(net, "ab", tries=tries, progress=lambda here, total: seen.append((here, total)))
     assert lost.value.node == "b"
     assert seen[-1] == (4 * 80 * PIECE, 4 * 2 * LENGTH)
-    assert same_bits((await fetch(net, "c", partial=partial)).state, state)
+    assert same_bits((await fetch(net, "c", tries=tries)).state, state)
     assert pieces_from(net, "c") == PIECES - 80
 
 
 async def test_a_cancelled_transfer_can_be_resumed() -> None:
     state = outer_state(LENGTH)
     net, _ = network(state, "ab")
-    reached, partial = asyncio.Event(), Partial()
+    reached, tries = asyncio.Event(), Tries()
 
     async def stop(chunk: Chunk) -> Chunk:
         reached.set()
@@ -180,12 +181,12 @@ async def test_a_cancelled_transfer_can_be_resumed() -> None:
         return chunk
 
     net.spoils["a"] = stop
-    task = asyncio.create_task(fetch(net, "a", partial=partial))
+    task = asyncio.create_task(fetch(net, "a", tries=tries))
     await reached.wait()
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
         await task
-    assert same_bits((await fetch(net, "b", partial=partial)).state, state)
+    assert same_bits((await fetch(net, "b", tries=tries)).state, state)
 
 
 async def test_another_digest_than_the_wanted_one_is_refused() -> None:
@@ -207,7 +208,7 @@ async def test_peers_with_another_state_of_that_round_do_not_help() -> None:
 
 async def test_an_absurd_manifest_costs_no_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     net, _ = network(outer_state(LENGTH + 1), "a")
-    monkeypatch.setattr("pier_node.wire.partial.SharedVector", None)
+    monkeypatch.setattr("pier_node.wire.manifest.SharedVector", None)
     with pytest.raises(PeerLost, match=f"anchor has {LENGTH + 1} elements, this run's model has {LENGTH}"):
         await fetch(net, "a")
 

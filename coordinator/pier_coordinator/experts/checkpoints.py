@@ -7,24 +7,21 @@ leaves either it or the one before it. Files of other plans and of chains that a
 from __future__ import annotations
 
 import asyncio
-import hashlib
 import re
 import shutil
 from collections.abc import AsyncIterator, Callable, Iterable
 from contextlib import suppress
-from io import BufferedReader
 from pathlib import Path
 
 from pier_coordinator.store.refusals import Refused
 from pier_node.base import durable
 from pier_node.experts.resume import Kept, check, most_bytes
+from pier_node.wire.files import pieces_of, receive, size_and_digest
 from pier_proto.v1.coordinator_pb2 import CheckpointPart, ExpertCheckpoint
 
 FOLDER = "checkpoints"
 NAME = re.compile(r"([0-9]{1,3})-([0-9]{1,10})-([0-9a-f]{64})[.]safetensors")
 PART = ".part"
-PIECE = 128 << 10
-"""Maximum number of bytes of a checkpoint in one message."""
 
 
 class Checkpoints:
@@ -82,7 +79,9 @@ class Checkpoints:
         part = self._folder / f"{kept.job}-{node}{PART}"
         try:
             async with asyncio.timeout(kept.deadline):
-                await self._receive(part, kept, parts)
+                part.parent.mkdir(parents=True, exist_ok=True)
+                with part.open("wb") as file:
+                    await receive((each.piece async for each in parts), file, kept.size, bytes.fromhex(kept.digest))
                 await asyncio.to_thread(check, part, length, kept.step)
             if not wanted() or kept.step <= self.step(kept.job):
                 raise Refused("that checkpoint is not needed any more")
@@ -107,10 +106,10 @@ class Checkpoints:
         except OSError as error:
             raise self._lost(kept, error.strerror or "") from error
         with file:  # the open file stays readable if a later one replaces it
-            if await asyncio.to_thread(_digest, file) != kept.digest:
+            if (await size_and_digest(file))[1].hex() != kept.digest:
                 raise self._lost(kept, "it is damaged")
             yield CheckpointPart(checkpoint=ExpertCheckpoint(**kept.model_dump()))
-            while piece := await asyncio.to_thread(file.read, PIECE):
+            async for piece in pieces_of(file):
                 yield CheckpointPart(piece=piece)
 
     def drop(self, job: int) -> None:
@@ -135,25 +134,9 @@ class Checkpoints:
                 return
         _delete(path)
 
-    async def _receive(self, path: Path, kept: Kept, parts: AsyncIterator[CheckpointPart]) -> None:
-        """Write the parts to a file. Raises ValueError: they are not what the site said."""
-        path.parent.mkdir(parents=True, exist_ok=True)
-        size, digest = 0, hashlib.sha256()
-        with path.open("wb") as file:
-            async for part in parts:
-                size += len(part.piece)
-                if size > kept.size:
-                    raise ValueError(f"more than the {kept.size} bytes that it was to have")
-                digest.update(part.piece)
-                await asyncio.to_thread(file.write, part.piece)
-        if size != kept.size or digest.hexdigest() != kept.digest:
-            raise ValueError(f"its hash is not that of the {size} bytes that came")
-
     def _put(self, part: Path, kept: Kept) -> None:
         """Replace the job's previous checkpoint by this one."""
-        durable.sync(part)
-        part.replace(self._path(kept))
-        durable.sync(self._folder)
+        durable.put(part, self._path(kept))
         self.drop(kept.job)
         self._kept[kept.job] = kept
 
@@ -169,10 +152,3 @@ class Checkpoints:
 def _delete(path: Path) -> None:
     with suppress(OSError):  # what cannot be deleted now is deleted with its plan
         path.unlink()
-
-
-def _digest(file: BufferedReader) -> str:
-    """SHA-256 of a file, hex; rewinds the file to its beginning."""
-    digest = hashlib.file_digest(file, "sha256").hexdigest()
-    file.seek(0)
-    return digest

@@ -8,12 +8,12 @@ from typing import TypeVar
 
 from google.protobuf.message import DecodeError, Message
 
-from pier_coordinator.experts.checkpoints import PIECE
 from pier_node.config.run import SITES
 from pier_node.pipeline.paths_file import MOST_BYTES
 from pier_node.wire import bounds as peers
 from pier_node.wire.bounds import STAGE
 from pier_node.wire.carrier import BadMessage
+from pier_node.wire.files import PIECE
 from pier_node.wire.rules import (
     AMOUNT,
     ANY,

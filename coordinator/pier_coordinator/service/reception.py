@@ -8,10 +8,10 @@ message and None in a fact.
 from __future__ import annotations
 
 import asyncio
-import hashlib
 import math
 import secrets
 from collections.abc import AsyncIterator, Iterable
+from io import BytesIO
 from typing import Any
 
 from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
@@ -35,6 +35,7 @@ from pier_node.identity.node import node_id
 from pier_node.identity.tls import der
 from pier_node.site.coordinator.expert_messages import kept
 from pier_node.wire.carrier import PROTOCOL, BadMessage
+from pier_node.wire.files import receive
 from pier_node.wire.rules import REVOKED
 from pier_proto.v1 import coordinator_pb2 as pb
 from pier_proto.v1.peer_pb2 import Revocations, Site
@@ -280,18 +281,20 @@ class Reception:
 
 async def whole(pieces: AsyncIterator[pb.DeliverRequest]) -> tuple[pb.DeliverRequest, bytes]:
     """The first message of a delivery, and its pieces joined. Raises BadMessage."""
-    first: pb.DeliverRequest | None = None
-    content = bytearray()
-    async for message in pieces:
-        first = first or message
-        content += message.piece
-        if len(content) > first.size:
-            raise BadMessage(f"a delivery of more than the {first.size} bytes that it was to have")
+    first, content = await anext(pieces, None), BytesIO()
     if first is None or not first.HasField("sheet"):
         raise BadMessage("a delivery that does not say what it is")
-    if len(content) != first.size or hashlib.sha256(content).digest() != first.digest:
-        raise BadMessage(f"DeliverRequest.digest is not that of the {len(content)} bytes that came")
-    return first, bytes(content)
+
+    async def parts() -> AsyncIterator[bytes]:
+        yield first.piece
+        async for message in pieces:
+            yield message.piece
+
+    try:
+        await receive(parts(), content, first.size, first.digest)
+    except ValueError as error:
+        raise BadMessage(f"a delivery: {error}") from error
+    return first, content.getvalue()
 
 
 def order(row: OrderRow) -> pb.Order:

@@ -30,11 +30,16 @@ def replace(path: Path, data: bytes) -> None:
     temporary = path.with_name(f"{path.name}.tmp")
     try:
         temporary.write_bytes(data)
-        sync(temporary)
-        temporary.replace(path)
+        put(temporary, path)
     except OSError:
         temporary.unlink(missing_ok=True)
         raise
+
+
+def put(written: Path, path: Path) -> None:
+    """Give a file that is written its name, as `replace` does. Raises OSError."""
+    sync(written)
+    written.replace(path)
     sync(path.parent)
 
 

@@ -17,7 +17,7 @@ from pier_node.config.run import RunConfig
 from pier_node.doctor.finding import THIS_SITE, Finding, Verdict
 from pier_node.gossip.prefetch import HELD
 from pier_node.outer.noloco import needs_anchors
-from pier_node.rounds.checkpoint import KEEP
+from pier_node.rounds.state_store import KEEP
 from pier_node.trainer.model.cost import STATE
 
 CHECKPOINT_BYTES = 20

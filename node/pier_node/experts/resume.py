@@ -71,9 +71,7 @@ class ResumeState:
             save_file({key: getattr(self, key) for key in TENSORS}, temporary, metadata)
         except SafetensorError as error:  # a system error that the library wraps
             raise OSError(f"{temporary}: {error}") from error
-        durable.sync(temporary)
-        temporary.replace(folder / FILE)
-        durable.sync(folder)
+        durable.put(temporary, folder / FILE)
 
     @classmethod
     def load(cls, folder: Path, name: str, length: int) -> ResumeState | None:

@@ -196,9 +196,7 @@ def write_private(path: Path, data: bytes) -> None:
     temporary.unlink(missing_ok=True)
     with os.fdopen(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
         file.write(data)
-    durable.sync(temporary)
-    temporary.replace(path)
-    durable.sync(path.parent)
+    durable.put(temporary, path)
 
 
 def _unusable(path: Path, error: OSError) -> PierError:

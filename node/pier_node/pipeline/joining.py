@@ -16,8 +16,8 @@ from pier_node.pipeline.context import Tools, holders
 from pier_node.pipeline.stage import gather, stage_layout
 from pier_node.pipeline.stage_state import StageState, made
 from pier_node.pipeline.vote_state import Standing, standing
-from pier_node.rounds.checkpoint import Checkpoint
-from pier_node.rounds.fetch import SILENCE, fetch_state
+from pier_node.rounds.fetch import Wanted, fetch_state
+from pier_node.rounds.state_store import Checkpoint
 from pier_node.wire.carrier import PeerLost
 
 PATIENCE = 30.0
@@ -43,7 +43,7 @@ async def joined(config: RunConfig, state: OuterState, stage_state: StageState, 
     await asyncio.to_thread(gather, config.model, config.pipeline.stages, parts, whole.array)
     tensors = {ANCHOR: whole, MOMENTUM: SharedVector(len(whole.array))}
     model = OuterState(state.round, state.members, tensors, state.ledger)
-    return Checkpoint(model, None, None, 0, now.steps, 0, None, ())
+    return Checkpoint(model, inner_step=now.steps)
 
 
 async def _part(config: RunConfig, now: Standing, stage: int, stage_state: StageState, tools: Tools) -> Vector:
@@ -54,5 +54,5 @@ async def _part(config: RunConfig, now: Standing, stage: int, stage_state: Stage
         return await asyncio.to_thread(made, config, stage)
     length = stage_layout(config.model, config.pipeline.stages, stage).length
     peers = await holders(tools, stage, version, PATIENCE)
-    got = await fetch_state(tools.carrier, peers, length=length, timeout=SILENCE, round=version, stage=stage + 1)
+    got = await fetch_state(tools.carrier, peers, Wanted(length, version, stage=stage + 1))
     return got.state.anchor

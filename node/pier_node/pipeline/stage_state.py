@@ -31,8 +31,8 @@ from pier_node.outer.update import norm_limit
 from pier_node.pipeline.outer_step import OuterStep, Tensors
 from pier_node.pipeline.stage import stage_layout
 from pier_node.pipeline.vote_state import Standing, round_of
-from pier_node.rounds.fetch import SILENCE, fetch_state
-from pier_node.rounds.kept_state import KeptStates
+from pier_node.rounds.fetch import Wanted, fetch_state
+from pier_node.rounds.state_store import StateStore
 from pier_node.trainer.model.initial import initial_weights
 from pier_node.wire.carrier import Carrier
 from pier_proto.v1.peer_pb2 import Total
@@ -51,7 +51,7 @@ class Own:
     """
 
     def __init__(self, folder: Path, run_hash: bytes) -> None:
-        self._disk = KeptStates(folder, run_hash)
+        self._disk = StateStore(folder, run_hash)
         self.state: OuterState | None = None
         self._open: dict[int, OuterState] = {}
 
@@ -71,7 +71,7 @@ class Own:
 
     def keep(self, state: OuterState) -> None:
         """Keep a step on disk until it is known whether it counts. Blocks. Raises PierError."""
-        self._disk.save(state, beside=self.state.round if self.state else None)
+        self._disk.keep(state, beside=self.state.round if self.state else None)
         self._open[state.round] = state
 
     def settle(self, known: Collection[int], counted: int, decided: int) -> bool:
@@ -154,7 +154,7 @@ class StageState:
         """Hold a stage from now on, with its initial weights. Blocks. Raises PierError."""
         self.stage = stage
         self.state = self._made()
-        self._disk.save(self.state)
+        self._disk.keep(self.state)
 
     def load(self, version: int) -> bool:
         """Load a version from disk. Returns whether this site has it. Blocks."""
@@ -172,11 +172,9 @@ class StageState:
         Raises PeerLost: none had it.
         """
         assert self.stage is not None
-        length, stage = self._layout.length, self.stage + 1
-        got = await fetch_state(
-            carrier, peers, length=length, timeout=SILENCE, round=version, stage=stage, moments=True
-        )
-        await asyncio.to_thread(self._disk.save, got.state)
+        wanted = Wanted(self._layout.length, version, stage=self.stage + 1, moments=True)
+        got = await fetch_state(carrier, peers, wanted)
+        await asyncio.to_thread(self._disk.keep, got.state)
         self.state = got.state
         if got.adam_m and got.adam_v and ADAM_M not in got.state.tensors and _are_moments(got.adam_m, got.adam_v):
             tensors = {ANCHOR: got.state.tensors[ANCHOR], ADAM_M: got.adam_m, ADAM_V: got.adam_v}
@@ -202,7 +200,7 @@ class StageState:
         if MOMENTUM in self.state.tensors:
             tensors[MOMENTUM] = self._warmed(self.state, tensors[ANCHOR].array, step)
         self._staged = state = OuterState(version, (), tensors, {}, self.state.adam_step + 1)
-        self._disk.save(state, beside=self.state.round)
+        self._disk.keep(state, beside=self.state.round)
         return state
 
     def step_apart(self, gradient: Vector, total: Total, step: int, version: int, microbatches: int) -> None:
@@ -236,7 +234,7 @@ class StageState:
         if moments:
             self.own.keep(OuterState(version, (), {ANCHOR: tensors[ANCHOR], **moments}, ledger, before.adam_step))
         self._staged = OuterState(version, (), tensors, {})
-        self._disk.save(self._staged, beside=self.state.round)
+        self._disk.keep(self._staged, beside=self.state.round)
 
     def settle(self, standing: Standing, decided: int) -> bool:
         """Take the staged state that counts. Returns whether the weights have changed. Blocks. Raises PierError.
@@ -273,8 +271,8 @@ class StageState:
         return stage_layout(self._config.model, self._config.pipeline.stages, self.stage)
 
     @property
-    def _disk(self) -> KeptStates:
-        return KeptStates(self._folder / f"stage-{self.stage}", self._config.hash())
+    def _disk(self) -> StateStore:
+        return StateStore(self._folder / f"stage-{self.stage}", self._config.hash())
 
     def _made(self) -> OuterState:
         assert self.stage is not None

@@ -2,11 +2,14 @@
 
 One peer describes the state; its manifest proves the digest. Then all peers that hold that state are asked for runs of
 pieces until every piece is here: a faster peer asks for its next run sooner. A peer that fails, or sends a piece that
-does not match its hash, is dropped and named in the log, and other peers send what it owed.
+does not match its hash, is dropped and named in the log, and other peers send what it owed. What has arrived outlives a
+failed try, and the next one continues where it stopped.
 
 A peer must send a piece within SILENCE seconds. A peer that barely manages this delays nobody while others have the
 same state. If not all peers have a state, it must arrive soon, or at a minimum rate; otherwise another state is
 requested, and the next try may take twice as long.
+
+On a slow link a state takes minutes or hours, so the log says how much of it has arrived.
 """
 
 from __future__ import annotations
@@ -14,6 +17,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
+import time
 from collections import Counter, deque
 from collections.abc import (
     AsyncGenerator,
@@ -28,26 +32,53 @@ from collections.abc import (
 from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass
 
+from pier_node.base.faults import Faults
 from pier_node.base.shared import SharedVector
+from pier_node.base.units import age, amount, rate
+from pier_node.outer.deadline import Backoff
 from pier_node.outer.state import ADAM_M, ADAM_V, OuterState
 from pier_node.rounds.progress_checks import Trust
+from pier_node.rounds.roster import Roster
 from pier_node.wire.carrier import DESCRIBE, BadMessage, Carrier, PeerLost, PeerRefused
-from pier_node.wire.manifest import Description, Moments, examine
-from pier_node.wire.partial import Partial, Piece
+from pier_node.wire.manifest import Description, Moments, Partial, Piece, examine
 from pier_proto.v1.peer_pb2 import Chunk, FetchRequest, Link, StateRequest, Value
 
 SILENCE = 20.0
 """Seconds for which a peer may be silent."""
-
-log = logging.getLogger(__name__)
-
 PATIENCE = 600.0
 """Seconds that the first try may take for a state that not all peers have, if others offer a different state."""
 LEAST = 2.0**20
 """Bytes per second; at this rate or above, a try may take longer than PATIENCE."""
+EVERY = 15.0
+"""Seconds between two lines in the log about what has arrived."""
 
 Progress = Callable[[int, int], None]
 """Called after every piece with (bytes that are here, bytes in all)."""
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """What to fetch.
+
+    Attributes:
+        length: parameters of the run's model, or of the stage; every vector must have this many.
+        round: number of the state; 0 means the newest state of the first peer that answers.
+        shadow: the staged result of `round`, not its state.
+        stage: pipeline stage, counted from 1, whose state of version `round` is wanted; 0 means the state of the run.
+        digest: refuse any state with another digest; None accepts every state that `trust` admits.
+        trust: refuse a peer's newest state without proof that it was committed; None trusts the first peer.
+        moments: fetch AdamW moments too.
+    """
+
+    length: int
+    round: int = 0
+    shadow: bool = False
+    stage: int = 0
+    digest: bytes | None = None
+    trust: Trust | None = None
+    moments: bool = False
 
 
 @dataclass(frozen=True)
@@ -59,21 +90,25 @@ class Fetched:
     """
 
     state: OuterState
-    adam_m: SharedVector | None
-    adam_v: SharedVector | None
-    adam_step: int
+    adam_m: SharedVector | None = None
+    adam_v: SharedVector | None = None
+    adam_step: int = 0
     proof: Sequence[Link] = ()
 
 
 class Tries:
     """What one try at fetching a state leaves for the next.
 
+    Args:
+        others: whether peers other than those asked may have a newer state, so that even a single peer must be fast.
+
     Attributes:
         partial: pieces that are here already, so that the same state's pieces are not fetched twice.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, others: bool = False) -> None:
         self.partial = Partial()
+        self._others = others
         self._failures = Counter[str]()
         self._patience = PATIENCE
 
@@ -82,115 +117,164 @@ class Tries:
         return sorted(peers, key=self._failures.__getitem__)
 
     @asynccontextmanager
-    async def another(self, first: str) -> AsyncIterator[float]:
-        """A try that asks this peer first; yields its patience, in seconds, for a state that not all peers have."""
+    async def another(self, peers: Sequence[str]) -> AsyncIterator[float]:
+        """A try that asks these peers; yields its patience, in seconds, for a state that not all of them have."""
         loop = asyncio.get_running_loop()
         began = loop.time()
         try:
-            yield self._patience
+            yield self._patience if self._others or len(peers) > 1 else math.inf
         except PeerLost as lost:
-            self._failures.update({first, lost.node})
+            self._failures.update({peers[0], lost.node})
             if loop.time() - began > self._patience:
                 self._patience *= 2
             raise
 
 
+class Arrival:
+    """Logs a fetch's progress; it is called after every piece with the bytes that are here and the bytes in all."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._began = self._told = clock()
+        self._before: int | None = None  # bytes that were here before a peer was lost
+
+    def __call__(self, arrived: int, total: int) -> None:
+        """Log the progress now and then."""
+        now = self._clock()
+        if self._before is None:
+            self._began, self._before = now, arrived
+        if now - self._told < EVERY or arrived == total or now == self._began:
+            return
+        self._told, speed = now, (arrived - self._before) / (now - self._began)
+        left = f", {age((total - arrived) / speed)} left" if speed else ""
+        log.info("%s of %s of the run's state are here, at %s%s", amount(arrived), amount(total), rate(speed), left)
+
+
+class CatchUp:
+    """Fetches the newest states, of `length` parameters, from sites ahead of this one, for as long as it takes."""
+
+    def __init__(self, carrier: Carrier, roster: Roster, faults: Faults, length: int) -> None:
+        self._carrier, self._roster, self._faults, self._length = carrier, roster, faults, length
+
+    async def newest(
+        self, sources: Callable[[], list[str]], moments: bool, trust: Callable[[], Trust] | None = None
+    ) -> Fetched | None:
+        """Fetch the state of the first source; None once there are no sources.
+
+        Args:
+            sources: returns the live peers whose states this site should continue from, as of now.
+            moments: whether to fetch some site's AdamW moments with it.
+            trust: returns what this site trusts; None in runs whose sites meet in pairs, where each has its own state.
+        """
+        # In runs of pairs, `sources` names a different peer each time.
+        backoff, tries, told = Backoff(), Tries(others=trust is None), ""
+        while peers := tries.order(sources()):
+            try:
+                return await self._fetch(peers, moments, tries, trust() if trust else None)
+            except PeerLost as lost:
+                if lost.reason != told:
+                    log.warning("cannot catch up yet: %s", lost.reason)
+                told = lost.reason
+                await asyncio.sleep(backoff.seconds())
+        return None
+
+    async def _fetch(self, peers: list[str], moments: bool, tries: Tries, trust: Trust | None) -> Fetched:
+        pulse = self._roster.pulse_of(peers[0])
+        if pulse is None:
+            raise PeerLost(peers[0], "nobody who is ahead answers")
+        await self._faults.reach(pulse.round, "fetching")
+        if trust:
+            wanted = Wanted(self._length, trust=trust, moments=moments)
+        else:
+            wanted = Wanted(self._length, pulse.round, digest=pulse.digest, moments=moments)
+        return await fetch_state(self._carrier, peers, wanted, tries, Arrival())
+
+
+def shadow_fetcher(
+    carrier: Carrier, length: int, timeout: float = SILENCE
+) -> Callable[[Collection[str], int, Value], Awaitable[OuterState]]:
+    """What a member needs to finish a result that it lacks: (holders, round, value) -> the staged state."""
+
+    async def fetch(holders: Collection[str], number: int, value: Value) -> OuterState:
+        wanted = Wanted(length, number, shadow=True, digest=value.digest)
+        return (await fetch_state(carrier, list(holders), wanted, timeout=timeout)).state
+
+    return fetch
+
+
 async def fetch_state(
     carrier: Carrier,
     peers: Sequence[str],
-    *,
-    length: int,
-    timeout: float,
-    round: int = 0,
-    shadow: bool = False,
-    stage: int = 0,
-    digest: bytes | None = None,
-    trust: Trust | None = None,
-    moments: bool = False,
-    patience: float = math.inf,
-    partial: Partial | None = None,
-    progress: Progress | None = None,
+    wanted: Wanted,
+    tries: Tries | None = None,
+    progress: Progress = lambda _arrived, _total: None,
+    timeout: float = SILENCE,
 ) -> Fetched:
     """Fetch a state from peers.
 
     Args:
         carrier: this site's end of the wire.
         peers: node ids to ask, the preferred one first.
-        length: parameters of the run's model; every vector must have this many.
-        timeout: seconds for which a peer may be silent before it is dropped.
-        round: number of the state to fetch; 0 means the newest state of the first peer that answers.
-        shadow: fetch the staged result of `round`.
-        stage: pipeline stage, counted from 1, whose state of version `round` is fetched; 0 means the state of the run.
-        digest: refuse any state with another digest; None accepts every state that `trust` admits.
-        trust: refuse a peer's newest state without proof that it was committed; None trusts the first peer.
-        moments: fetch AdamW moments too.
-        patience: seconds for a state that not all peers have, unless it arrives at the minimum rate; for moments, four
-            times as long as the state took from each of its peers, if that is longer.
-        partial: keep it and pass it again after PeerLost, so that the same state's pieces are not fetched twice.
+        tries: earlier tries, whose pieces are not fetched again; None: there is one try, however slow its peers are.
         progress: called as the state arrives.
+        timeout: seconds for which a peer may be silent before it is dropped.
 
     Raises:
         PeerLost: no peer is left; `reason` says what happened to each, `node` is the last one.
     """
-    transfer = _Transfer(carrier, peers, length, timeout, patience)
-    target = await transfer.choose(StateRequest(round=round, shadow=shadow, stage=stage), digest, trust)
-    pinned = StateRequest(round=target.round, shadow=shadow, stage=stage)
-    tensors = await transfer.fetch(pinned, target, partial or Partial(), progress or _untold)
-    state = target.build(tensors)
-    proof = trust.links if trust else ()
-    await asyncio.to_thread(lambda: state.norm)
-    if ADAM_M in tensors:
-        return Fetched(state, tensors[ADAM_M], tensors[ADAM_V], state.adam_step, proof)
-    found = await transfer.fetch_moments(stage) if moments and target.round else None  # there are none before round 1
-    if found:
-        return Fetched(state, found.adam_m, found.adam_v, found.step, proof)
-    return Fetched(state, None, None, 0, proof)
-
-
-def shadow_fetcher(
-    carrier: Carrier, length: int, timeout: float
-) -> Callable[[Collection[str], int, Value], Awaitable[OuterState]]:
-    """What a member needs to finish a result that it lacks: (holders, round, value) -> the staged state."""
-
-    async def fetch(holders: Collection[str], number: int, value: Value) -> OuterState:
-        fetched = await fetch_state(
-            carrier, list(holders), length=length, timeout=timeout, round=number, shadow=True, digest=value.digest
-        )
-        return fetched.state
-
-    return fetch
+    if tries is None:
+        return await _Transfer(carrier, peers, wanted, timeout, math.inf).run(Partial(), progress)
+    async with tries.another(peers) as patience:
+        return await _Transfer(carrier, peers, wanted, timeout, patience).run(tries.partial, progress)
 
 
 class _Transfer:
-    """The peers of one transfer, and why some of them were dropped."""
+    """The peers of one transfer, and why some of them were dropped.
 
-    def __init__(self, carrier: Carrier, peers: Sequence[str], length: int, timeout: float, patience: float) -> None:
-        self._carrier = carrier
-        self._length = length
-        self._timeout = timeout
-        self._patience = patience
+    Args:
+        patience: seconds for a state that not all peers have, unless it arrives at the minimum rate; for moments, four
+            times as long as the state took from each of its peers, if that is longer.
+    """
+
+    def __init__(self, carrier: Carrier, peers: Sequence[str], wanted: Wanted, timeout: float, patience: float) -> None:
+        self._carrier, self._wanted = carrier, wanted
+        self._timeout, self._patience = timeout, patience
         self._peers = list(dict.fromkeys(peers))
         self._all_have_it = len(self._peers) > 1
         self._mark: tuple[float, int] | None = None
         self._lost: dict[str, PeerLost] = {}
 
-    async def choose(self, request: StateRequest, digest: bytes | None, trust: Trust | None) -> Description:
+    async def run(self, partial: Partial, progress: Progress) -> Fetched:
+        """Fetch the state, and moments if they are wanted. Raises PeerLost."""
+        trust = self._wanted.trust
+        target = await self._choose()
+        tensors = await self._state(target, partial, progress)
+        state = target.build(tensors)
+        proof = trust.links if trust else ()
+        await asyncio.to_thread(lambda: state.norm)
+        if ADAM_M in tensors:
+            return Fetched(state, tensors[ADAM_M], tensors[ADAM_V], state.adam_step, proof)
+        there_are_some = self._wanted.moments and target.round  # there are none before round 1
+        if there_are_some and (found := await self._moments()):
+            return Fetched(state, found.adam_m, found.adam_v, found.step, proof)
+        return Fetched(state, proof=proof)
+
+    async def _choose(self) -> Description:
         """Choose the state to fetch: the first good description. Raises PeerLost."""
+        trust = self._wanted.trust
         for peer in list(self._peers):
             try:
                 if trust:
                     await trust.led_by(peer, self._carrier)
-                return await self._described(peer, request, digest, trust)
+                return await self._described(peer, self._request(self._wanted.round), self._wanted.digest, trust)
             except PeerLost as error:
                 self._drop(peer, error)
         raise self._nobody()
 
-    async def fetch(
-        self, request: StateRequest, target: Description, partial: Partial, progress: Progress
-    ) -> dict[str, SharedVector]:
+    async def _state(self, target: Description, partial: Partial, progress: Progress) -> dict[str, SharedVector]:
         """Pull a whole state from all peers that hold it. Raises PeerLost."""
-        partial.aim(target.state, self._length)
-        loop, givers = asyncio.get_running_loop(), len(self._peers)
+        partial.aim(target.state, self._wanted.length)
+        loop, givers, request = asyncio.get_running_loop(), len(self._peers), self._request(target.round)
         began = loop.time()
 
         async def work(peer: str) -> None:
@@ -206,12 +290,12 @@ class _Transfer:
         self._patience = max(self._patience, 4 * givers * (loop.time() - began))
         return partial.hand_over()
 
-    async def fetch_moments(self, stage: int) -> Moments | None:
+    async def _moments(self) -> Moments | None:
         """Moments of the first peer that gives all of them; None, with a warning, if no peer does."""
         moved_on = [peer for peer, error in self._lost.items() if isinstance(error, PeerRefused)]
         for peer in [*self._peers, *moved_on]:
             try:
-                moments = await self._moments_of(peer, stage)
+                moments = await self._moments_of(peer)
             except PeerLost as error:
                 self._drop(peer, error)
                 continue
@@ -220,16 +304,21 @@ class _Transfer:
         log.warning("state transfer: no peer gave its AdamW moments, so AdamW starts without any here")
         return None
 
-    async def _moments_of(self, peer: str, stage: int) -> Moments | None:
+    async def _moments_of(self, peer: str) -> Moments | None:
+        stage = self._wanted.stage
         described = await self._described(peer, StateRequest(moments=True, stage=stage), None)
         if not described.moments:
             return None
         partial = Partial()
-        partial.aim(described.moments, self._length)
+        partial.aim(described.moments, self._wanted.length)
         self._all_have_it, self._mark = False, None
-        await self._pull_runs(peer, StateRequest(round=described.round, stage=stage), partial, _untold)
+        request = StateRequest(round=described.round, stage=stage)
+        await self._pull_runs(peer, request, partial, lambda _arrived, _total: None)
         tensors = partial.hand_over()
         return Moments(tensors[ADAM_M], tensors[ADAM_V], described.adam_step)
+
+    def _request(self, round: int) -> StateRequest:
+        return StateRequest(round=round, shadow=self._wanted.shadow, stage=self._wanted.stage)
 
     async def _described(
         self, peer: str, request: StateRequest, digest: bytes | None, trust: Trust | None = None
@@ -239,7 +328,7 @@ class _Transfer:
             request = StateRequest(moments=request.moments, trusted=trust.state.round + 1)
         manifest = await self._carrier.call(peer, DESCRIBE, request, self._timeout)
         try:
-            described = examine(manifest, self._length)
+            described = examine(manifest, self._wanted.length)
             if trust:
                 trust.admit(manifest)
         except BadMessage as error:
@@ -333,7 +422,3 @@ async def _until_complete(partial: Partial, works: Iterable[Coroutine[None, None
         for task in pending:
             task.cancel()
         await asyncio.gather(*pending, return_exceptions=True)
-
-
-def _untold(_arrived: int, _total: int) -> None:
-    """Ignore the progress."""

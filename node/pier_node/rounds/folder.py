@@ -9,6 +9,8 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import IO, Any, Self
 
+from pydantic import TypeAdapter
+
 from pier_node.base import durable
 from pier_node.base.errors import PierError
 from pier_node.config.run import RunConfig, from_canonical
@@ -79,12 +81,8 @@ class SiteRecord:
             fields = durable.read_sealed(folder / SITE_FILE)
         except durable.Torn as torn:
             raise PierError(f"{folder}: {torn}", "Delete it and start with --peers and --token again.") from torn
-        peers = tuple(_peer(_site(peer)) for peer in fields["peers"])
-        told: dict[str, Any] = {
-            key: str(fields.get(key, "")) for key in ("name", "listen", "advertise", "dataset", "founded_by")
-        }
-        told |= {"version": int(fields.get("version", 0)), "shared_data": bool(fields.get("shared_data", False))}
-        return cls(bool(fields["founder"]), int(fields["slot"]), peers, fields.get("transport", "grpc"), **told)
+        peers = [_peer(_site(peer)) for peer in fields["peers"]]
+        return TypeAdapter(cls).validate_python({**fields, "peers": peers})
 
 
 def _peer(site: Site) -> Peer:

@@ -12,8 +12,8 @@ from pier_node.base.errors import PierError
 from pier_node.config.run import ModelSection, RunConfig
 from pier_node.outer.layout import Layout
 from pier_node.outer.state import OuterState
-from pier_node.rounds.checkpoint import CheckpointStore
 from pier_node.rounds.folder import load_run, require_folder
+from pier_node.rounds.state_store import CHECKPOINTS, StateStore
 from pier_node.trainer.data.tokens import Tokenizer, open_tokenizer
 from pier_node.trainer.model.decoder import Decoder
 from pier_node.trainer.model.export import import_weights
@@ -62,7 +62,7 @@ def site_config(folder: Path) -> RunConfig:
 
 def newest_state(folder: Path, config: RunConfig) -> OuterState:
     """The state of the newest checkpoint in a data folder. Raises PierError if there is none."""
-    state = CheckpointStore(folder / "checkpoints", config.hash()).newest_state()
+    state = StateStore(folder / CHECKPOINTS, config.hash()).newest_state()
     if state is None and config.pipeline.stages > 1:
         raise PierError(
             f"{folder} has no whole model: its site holds one stage of it",

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import math
 from collections.abc import Callable, Sequence
 
 from pier_node.base.shared import SharedVector, Vector
@@ -11,12 +10,11 @@ from pier_node.config.run import RunConfig
 from pier_node.outer.layout import Layout
 from pier_node.outer.schedule import start_steps
 from pier_node.outer.state import ANCHOR, MOMENTUM, OuterState
-from pier_node.rounds.catch_up import Arrival
 from pier_node.rounds.certificate import Trusted
-from pier_node.rounds.checkpoint import Checkpoint
-from pier_node.rounds.fetch import SILENCE, Tries, fetch_state
+from pier_node.rounds.fetch import Arrival, Fetched, Tries, Wanted, fetch_state
 from pier_node.rounds.progress_checks import Trust
 from pier_node.rounds.roster import Roster
+from pier_node.rounds.state_store import Checkpoint
 from pier_node.rounds.statements import Statements
 from pier_node.wire.carrier import Carrier, PeerLost
 from pier_proto.v1.peer_pb2 import Link
@@ -34,7 +32,7 @@ def beginning(config: RunConfig, layout: Layout, node: str, weights: Vector | No
         tensors[ANCHOR].array[:] = initial_weights(config.model, config.run.seed).numpy()
     else:
         tensors[ANCHOR].array[:] = weights
-    return at_rest(OuterState(0, (node,), tensors, {}))
+    return Checkpoint(OuterState(0, (node,), tensors, {}))
 
 
 def first_trust(fingerprint: str, founder: str, statements: Statements) -> Trust | None:
@@ -63,40 +61,28 @@ async def from_peers(
     Args:
         trust: returns what this site trusts; None: it accepts any state.
     """
-    first, tries, told = _first_round(config), Tries(), False
+    solo = start_steps(config) // config.outer.inner_steps if config.outer.start == "solo" else 0
+    fetched = await first_state(carrier, roster, lambda: Wanted(layout.length, trust=trust(), moments=True), solo)
+    return Checkpoint(fetched.state, fetched.adam_m, fetched.adam_v, fetched.adam_step), fetched.proof
+
+
+async def first_state(carrier: Carrier, roster: Roster, wanted: Callable[[], Wanted], first: int = 0) -> Fetched:
+    """Fetch the newest state of the run, as soon as any site has one.
+
+    Args:
+        wanted: returns what to fetch, and what this site trusts.
+        first: the earliest round to join; the one site that makes the rounds before it is left alone.
+    """
+    tries, told = Tries(), False
     while True:
         peers = [node for node in roster.ahead(-1) if (pulse := roster.pulse_of(node)) and pulse.digest]
         ready = tries.order(node for node in peers if (pulse := roster.pulse_of(node)) and pulse.round >= first)
         if ready:
             try:
-                async with tries.another(ready[0]) as patience:
-                    fetched = await fetch_state(
-                        carrier,
-                        ready,
-                        length=layout.length,
-                        timeout=SILENCE,
-                        trust=trust(),
-                        moments=True,
-                        patience=patience if len(ready) > 1 else math.inf,
-                        partial=tries.partial,
-                        progress=Arrival(),
-                    )
-                rest = at_rest(fetched.state)
-                moments = fetched.adam_m, fetched.adam_v, fetched.adam_step
-                return Checkpoint(fetched.state, *moments, rest.inner_step, 0, None, ()), fetched.proof
+                return await fetch_state(carrier, ready, wanted(), tries, Arrival())
             except PeerLost as lost:
                 log.warning("cannot fetch the run's state yet: %s", lost.reason)
         elif peers and not told:
             log.info("one site makes the run's start alone; this one joins at round %d", first + 1)
             told = True
         await roster.changed.wait(1.0)
-
-
-def _first_round(config: RunConfig) -> int:
-    solo = config.outer.start == "solo"
-    return start_steps(config) // config.outer.inner_steps if solo else 0
-
-
-def at_rest(state: OuterState) -> Checkpoint:
-    """A checkpoint that holds only the state."""
-    return Checkpoint(state, None, None, 0, 0, 0, None, ())

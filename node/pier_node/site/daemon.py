@@ -20,6 +20,7 @@ from pier_node.base.tasks import Background
 from pier_node.base.toml import read_toml, validated
 from pier_node.config.run import RunConfig
 from pier_node.engine.program import Program
+from pier_node.engine.supervisor import Moments
 from pier_node.gossip.pairs import Pairs
 from pier_node.identity.node import Token
 from pier_node.identity.signing import Signer
@@ -28,7 +29,6 @@ from pier_node.outer.layout import Layout
 from pier_node.outer.schedule import total_rounds
 from pier_node.outer.state import ANCHOR, OuterState
 from pier_node.rounds.certificate import alone
-from pier_node.rounds.checkpoint import Checkpoint
 from pier_node.rounds.double_votes import Convicted
 from pier_node.rounds.folder import DAEMON_FILE, SiteRecord, claim, unwritable
 from pier_node.rounds.member import Rounds
@@ -36,10 +36,10 @@ from pier_node.rounds.progress import Progress
 from pier_node.rounds.progress_checks import Trust
 from pier_node.rounds.proofs import PROOFS_FILE, Proofs
 from pier_node.rounds.roster import Roster, sign_entry
+from pier_node.rounds.state_store import CHECKPOINTS, Checkpoint, StateStore
 from pier_node.rounds.statements import SignedStatements
 from pier_node.site.agreement import Agreement, InPairs, OfAll, Peers
-from pier_node.site.archive import Archive
-from pier_node.site.bootstrap import at_rest, beginning, first_trust, from_peers
+from pier_node.site.bootstrap import beginning, first_trust, from_peers
 from pier_node.site.coordinator.coordination import Coordination
 from pier_node.site.join import Reception, check_start, find_run, free_slot
 from pier_node.site.leave import Leave, linger
@@ -66,6 +66,8 @@ LAST_ATTEMPT = 4.0
 """Seconds that a running attempt gets to finish when this site is told to stop."""
 FOLLOW_SECONDS = 30.0
 """How long a program's daemon waits for the one before it to leave the folder."""
+STATES = "states"
+"""Folder of the committed states that other sites rely on."""
 GOSSIP = 15.0
 """Seconds between two rounds of hellos, which synchronise rosters."""
 
@@ -302,17 +304,18 @@ class Daemon:
         if self._program:
             await starting  # a founder begins with its weights
         await asyncio.to_thread(get_ready, config)
-        self._archive = Archive(folder, config.hash(), self._saved, self.status)
         key = f"{config.hash().hex()[:16]}-{node}"
         self._trackers = Trackers.of(folder, Who(config.run.name, self._site.name, key))
         stack.push_async_callback(asyncio.to_thread, self._trackers.close)
+        self._states = StateStore(folder / STATES, config.hash())
+        self._checkpoints = StateStore(folder / CHECKPOINTS, config.hash(), shares=self._states)
         await self._roster.settled()
-        checkpoint = await self._archive.newest()
+        checkpoint = await asyncio.to_thread(self._checkpoints.newest)
         how = "Resuming" if checkpoint else "Starting"
         if checkpoint is None:
             checkpoint = await self._first(layout)
-            await self._archive.keep(checkpoint.state)
-        kept = await asyncio.to_thread(self._archive.kept_after, checkpoint.state.round)
+            await self._keep(checkpoint.state)
+        kept = await asyncio.to_thread(self._states.after, checkpoint.state.round)
         state = kept or checkpoint.state
         self._roster.keep(state.members)
         await asyncio.to_thread(lambda: (state.digest, state.norm))
@@ -320,16 +323,16 @@ class Daemon:
         await starting
         if checkpoint.state.round == 0 and config.inner.eval_every:
             await training.validate(checkpoint.state)
-            self._archive.note(checkpoint.state)
+            self._note(checkpoint.state)
         self._say(f"{how} at round {checkpoint.state.round} as {self._site.name} ({node}).")
         return training
 
     async def _first(self, layout: Layout) -> Checkpoint:
         """The first checkpoint of a site that has none on disk."""
         config = self._member.config
-        kept = await asyncio.to_thread(self._archive.kept_after, -1)
+        kept = await asyncio.to_thread(self._states.after, -1)
         if kept:
-            return at_rest(kept)
+            return Checkpoint(kept)
         if self._record.founder:
             weights = await asyncio.to_thread(self._given_weights)
             checkpoint = await asyncio.to_thread(beginning, config, layout, self._carrier.node, weights)
@@ -381,7 +384,7 @@ class Daemon:
     ) -> Training:
         """Build the site's part in the run from `state`: the checkpoint's, or a later one kept without a checkpoint."""
         settings, statements = self._settings, self._statements
-        config, keep = self._member.config, self._archive.keep
+        config, keep = self._member.config, self._keep
         disk = settings.folder, self._proofs
         site = Footing(config, self._carrier, self._roster, statements, *disk, self._convict, settings.faults)
         of_all = rounds_of_all(site, keep, layout.length, state)
@@ -400,7 +403,7 @@ class Daemon:
         self._leave_politely(stack, None if in_pairs else of_all)
         training = Training(config, layout, agreement, self._workers, self._progress, self._committed)
         await asyncio.to_thread(training.restore, checkpoint)
-        self._workers.recover_moments = self._archive.moments
+        self._workers.recover_moments = self._saved_moments
         stack.push_async_callback(asyncio.to_thread, self._save_rest, training)
         return training
 
@@ -426,7 +429,9 @@ class Daemon:
     # --- running -------------------------------------------------------------------------------
 
     async def _committed(self, checkpoint: Checkpoint) -> None:
-        await self._archive.commit(checkpoint)
+        await asyncio.to_thread(self._checkpoints.save, checkpoint)
+        self._saved(checkpoint.state)
+        self._note(checkpoint.state)
         if self._coordination:
             self._coordination.committed(checkpoint.state)
         self._roster.keep(checkpoint.state.members)
@@ -435,7 +440,13 @@ class Daemon:
         self._trackers.told(self._progress, self.status())
         log.info("round %d committed by %d%s", state.round, len(state.members), loss if fresh else "")
 
+    async def _keep(self, state: OuterState) -> None:
+        """Store a committed state, before this site announces that it has it. Raises PierError."""
+        await asyncio.to_thread(self._states.keep, state)
+        self._saved(state)
+
     def _saved(self, state: OuterState) -> None:
+        """Take note that from now on this state would survive a power cut."""
         if isinstance(self._rounds, Pairs):
             self._rounds.saved = max(self._rounds.saved, state.round)
 
@@ -444,8 +455,17 @@ class Daemon:
         if not training.resting:
             return
         rest = training.snapshot()
-        if self._progress.phase != Phase.PHASE_DONE or not self._archive.has(rest.state.round):
-            self._archive.save(rest)
+        newest = self._checkpoints.peek()
+        if self._progress.phase != Phase.PHASE_DONE or newest is None or newest[1]["round"] != rest.state.round:
+            self._checkpoints.save(rest)
+
+    def _saved_moments(self) -> Moments | None:
+        """AdamW's moments in the newest checkpoint."""
+        saved = self._checkpoints.newest()
+        return saved.moments if saved else None
+
+    def _note(self, state: OuterState) -> None:
+        self._reporter.note(self._settings.folder, state, self._roster)
 
     def status(self) -> Status:
         """Everything that `pier-node status` shows."""

@@ -9,7 +9,6 @@ starts from the beginning.
 from __future__ import annotations
 
 import asyncio
-import hashlib
 import logging
 import time
 from collections.abc import AsyncGenerator, Awaitable, Callable, Collection
@@ -24,6 +23,7 @@ from pier_node.outer.deadline import Backoff
 from pier_node.site.coordinator.expert_messages import kept as kept_of
 from pier_node.site.coordinator.expert_messages import note_record
 from pier_node.site.coordinator.link import NoLease, Refused, Unreachable
+from pier_node.wire.files import receive, size_and_digest
 from pier_proto.v1.coordinator_pb2 import CheckpointPart, Record
 
 SHARE = 0.05
@@ -58,7 +58,7 @@ class ExpertCheckpoints:
     """
 
     def __init__(self, line: Line, tell: Callable[[Record], None], clock: Callable[[], float] = time.monotonic) -> None:
-        self._line, self._tell, self.clock = line, tell, clock
+        self.line, self._tell, self.clock = line, tell, clock
         self._due = -float("inf")
         self._giving: asyncio.Task[None] | None = None
         self._last: list[asyncio.Task[None]] = []
@@ -80,29 +80,6 @@ class ExpertCheckpoints:
         """Send this checkpoint in the background after earlier ones, and retry until the coordinator has answered."""
         self._last = [task for task in self._last if not task.done()]
         self._last.append(asyncio.create_task(self._give_until([*self._last], plan, job, step, path.open("rb"))))
-
-    async def fetch(self, plan: str, kept: Kept, name: str, length: int, folder: Path, steps: int) -> int:
-        """Fetch the coordinator's checkpoint into the expert's folder. Returns the step after which it was made.
-
-        Args:
-            steps: number of steps of the expert.
-
-        Raises:
-            NoLease, Refused, Unreachable: it cannot be fetched.
-            ValueError: it does not match its description, or is not of the expert of that name with that many
-                parameters.
-            OSError: it cannot be written.
-        """
-        path = folder / f"{FILE}.fetched"
-        try:
-            found = await self._write(plan, kept, path, most_bytes(length))
-            if found.step > steps:
-                raise ValueError(f"it is after {found.step} steps, of {steps} in all")
-            await asyncio.to_thread(check, path, length, found.step, name)
-            path.replace(folder / FILE)
-        finally:
-            path.unlink(missing_ok=True)
-        return found.step
 
     def note(self, level: int, text: str) -> None:
         """Log a message here and at the coordinator."""
@@ -145,11 +122,9 @@ class ExpertCheckpoints:
         """Send the checkpoint once. Returns why the coordinator has not taken it; None: it has."""
         began, self._sends = self.clock(), True
         try:
-            file.seek(0)
-            digest = await asyncio.to_thread(hashlib.file_digest, file, "sha256")
-            kept = Kept(job=job, step=step, size=file.tell(), digest=digest.hexdigest())
-            file.seek(0)
-            await self._line.give_checkpoint(plan, kept, file)
+            size, digest = await size_and_digest(file)
+            kept = Kept(job=job, step=step, size=size, digest=digest.hex())
+            await self.line.give_checkpoint(plan, kept, file)
         except Refused as refused:
             log.warning("the coordinator does not keep a checkpoint at step %d: %s", step, refused)
             return refused
@@ -160,22 +135,6 @@ class ExpertCheckpoints:
             now, self._sends = self.clock(), False
             self._due = now + (now - began) * (1 / SHARE - 1)
         return None
-
-    async def _write(self, plan: str, kept: Kept, path: Path, most: int) -> Kept:
-        found, size, digest = kept, 0, hashlib.sha256()
-        with path.open("wb") as file:
-            async with aclosing(self._line.fetch_checkpoint(plan, kept)) as parts:
-                async for part in parts:
-                    if not size and part.HasField("checkpoint"):
-                        found = kept_of(part.checkpoint)
-                    size += len(part.piece)
-                    if size > min(most, found.size):
-                        raise ValueError("more came than it has")
-                    digest.update(part.piece)
-                    await asyncio.to_thread(file.write, part.piece)
-        if size != found.size or digest.hexdigest() != found.digest:
-            raise ValueError(f"the {size} bytes that came are not those that were meant")
-        return found
 
 
 class JobCheckpoints:
@@ -216,12 +175,38 @@ class JobCheckpoints:
         backoff, until = Backoff(first=0.25, last=8.0), self._site.clock() + PATIENCE
         while True:
             try:
-                return await self._site.fetch(self._plan, kept, name, length, folder, self._job.steps)
+                return await self._fetch(kept, folder, name, length)
             except (NoLease, Unreachable) as problem:
                 log.info("a checkpoint cannot be fetched yet: %s", problem)
                 if self._site.clock() >= until:
                     raise
             await asyncio.sleep(backoff.seconds())
+
+    async def _fetch(self, kept: Kept, folder: Path, name: str, length: int) -> int:
+        """Fetch the coordinator's checkpoint into the expert's folder. Returns the step after which it was made.
+
+        Raises:
+            NoLease, Refused, Unreachable: it cannot be fetched.
+            ValueError: it does not match its description, or is not of the expert of that name with that many
+                parameters.
+            OSError: it cannot be written.
+        """
+        path = folder / f"{FILE}.fetched"
+        try:
+            async with aclosing(self._site.line.fetch_checkpoint(self._plan, kept)) as parts:
+                first = await anext(parts, CheckpointPart())
+                found = kept_of(first.checkpoint)  # the one of the order, or a later one
+                if found.step > self._job.steps:
+                    raise ValueError(f"it is after {found.step} steps, of {self._job.steps} in all")
+                if found.size > most_bytes(length):
+                    raise ValueError(f"{found.size} bytes: one of that expert has {most_bytes(length)} at most")
+                with path.open("wb") as file:
+                    await receive((part.piece async for part in parts), file, found.size, bytes.fromhex(found.digest))
+            await asyncio.to_thread(check, path, length, found.step, name)
+            path.replace(folder / FILE)
+        finally:
+            path.unlink(missing_ok=True)
+        return found.step
 
 
 async def _cancelled(*tasks: asyncio.Task[None]) -> None:

@@ -18,7 +18,7 @@ from pier_node.outer.schedule import synced, total_rounds
 from pier_node.outer.state import OuterState
 from pier_node.outer.weights import ONE_EACH, weighing
 from pier_node.rounds.attempt import Tools
-from pier_node.rounds.fetch import SILENCE, shadow_fetcher
+from pier_node.rounds.fetch import shadow_fetcher
 from pier_node.rounds.member import Rounds
 from pier_node.rounds.proofs import Proofs
 from pier_node.rounds.roster import Roster
@@ -56,7 +56,7 @@ def rounds_of_all(site: Footing, keep: Keep, length: int, state: OuterState) -> 
     In a pipeline, rounds decide about iterations: they take `length` elements unchanged (pipeline/vote_state.py).
     """
     config, carrier = site.config, site.carrier
-    fetch = shadow_fetcher(carrier, length, SILENCE)
+    fetch = shadow_fetcher(carrier, length)
     piped = config.pipeline.stages > 1
     alike = piped or config.outer.algorithm == "noloco"
     codec_name = "none" if alike else config.outer.codec

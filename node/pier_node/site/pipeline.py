@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from concurrent.futures import Executor, Future
 from contextlib import AsyncExitStack, suppress
 from dataclasses import dataclass
@@ -27,17 +27,15 @@ from pier_node.pipeline import vote_state
 from pier_node.pipeline.context import Rows, Tools
 from pier_node.pipeline.paths_file import PATHS_FILE, LatestPaths
 from pier_node.pipeline.stage_state import StageState
-from pier_node.rounds.catch_up import Arrival
 from pier_node.rounds.certificate import alone
-from pier_node.rounds.checkpoint import Checkpoint, CheckpointStore
-from pier_node.rounds.fetch import SILENCE, fetch_state
+from pier_node.rounds.fetch import Wanted
 from pier_node.rounds.folder import SiteRecord
 from pier_node.rounds.member import Rounds
 from pier_node.rounds.proofs import Proofs
 from pier_node.rounds.roster import Roster
+from pier_node.rounds.state_store import CHECKPOINTS, Checkpoint, StateStore
 from pier_node.rounds.statements import Statements
-from pier_node.site.archive import Archive
-from pier_node.site.bootstrap import first_trust
+from pier_node.site.bootstrap import first_state, first_trust
 from pier_node.site.member import Footing, rounds_of_all
 from pier_node.site.orders import Orders
 from pier_node.site.pipeline_training import PipelineTraining, lines
@@ -46,8 +44,8 @@ from pier_node.site.settings import Settings
 from pier_node.trainer import devices
 from pier_node.trainer.data.corpus import SiteData, Windows, open_corpus
 from pier_node.trainer.data.tokens import check_vocab
-from pier_node.wire.carrier import Carrier, PeerLost
-from pier_proto.v1.peer_pb2 import DoubleVote, Link, Phase
+from pier_node.wire.carrier import Carrier
+from pier_proto.v1.peer_pb2 import DoubleVote, Phase
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -123,8 +121,8 @@ class Ground:
 class PipelineSite:
     """A site of a pipeline; `rounds` decide about its iterations."""
 
-    def __init__(self, ground: Ground, state: OuterState, archive: Archive) -> None:
-        self._ground, self._archive = ground, archive
+    def __init__(self, ground: Ground, state: OuterState, tallies: StateStore) -> None:
+        self._ground, self._tallies = ground, tallies
         config, progress = ground.config, ground.reporter.progress
         length = vote_state.length(config.pipeline.stages)
         settings = ground.settings
@@ -152,19 +150,19 @@ class PipelineSite:
         await asyncio.to_thread(self._thread.shutdown, cancel_futures=True)
 
     async def _keep(self, state: OuterState) -> None:
-        await asyncio.to_thread(self._archive.save, at_rest(state, self._ground.reporter.progress.tokens))
+        await asyncio.to_thread(self._tallies.save, at_rest(state, self._ground.reporter.progress.tokens))
 
     async def _committed(self, state: OuterState) -> None:
         ground = self._ground
-        self._archive.note(state)
+        ground.reporter.note(ground.settings.folder, state, ground.roster)
         ground.roster.keep(state.members)
         ground.committed(state, lines(self._pace.transfers(), ground.roster.round_trips(), self._tensor_bytes))
         now = vote_state.standing(state)
         log.info("round %d: step %d, loss %.4f, %d sites", state.round, now.steps, now.loss, len(state.members))
 
     async def _ended(self, model: Checkpoint) -> None:
-        store = CheckpointStore(self._ground.settings.folder / "checkpoints", self._ground.config.hash())
-        await asyncio.to_thread(store.save, model)
+        checkpoints = StateStore(self._ground.settings.folder / CHECKPOINTS, self._ground.config.hash())
+        await asyncio.to_thread(checkpoints.save, model)
 
     def _rows(self, step: int, place: int) -> Rows:
         size = self._ground.config.inner.batch_size
@@ -187,13 +185,10 @@ async def prepare(ground: Ground, stack: AsyncExitStack) -> PipelineSite:
     config, reporter = ground.config, ground.reporter
     devices.share_cores(1)
 
-    def status() -> dict[str, object]:
-        return reporter.status(ground.roster)
-
-    archive = Archive(ground.settings.folder, config.hash(), lambda _: None, status, TALLIES)
+    tallies = StateStore(ground.settings.folder / TALLIES, config.hash())
     await ground.roster.settled()
     proofs = ground.proofs
-    found = await archive.newest()
+    found = await asyncio.to_thread(tallies.newest)
     if found:
         state, reporter.progress.tokens = found.state, found.tokens
     elif ground.record.founder:
@@ -201,30 +196,18 @@ async def prepare(ground: Ground, stack: AsyncExitStack) -> PipelineSite:
         await asyncio.to_thread(proofs.add, [alone(state, b"", ground.statements)])
     else:
         reporter.progress.phase = Phase.PHASE_CATCHING_UP
-        state, proof = await _from_peers(ground)
-        await asyncio.to_thread(proofs.add, proof)
+        length = vote_state.length(config.pipeline.stages)
+        of_run = ground.settings.trust, ground.record.founded_by, ground.statements
+        fetched = await first_state(ground.carrier, ground.roster, lambda: Wanted(length, trust=first_trust(*of_run)))
+        await asyncio.to_thread(proofs.add, fetched.proof)
+        state = fetched.state
     ground.roster.keep(state.members)
-    await asyncio.to_thread(archive.save, at_rest(state, reporter.progress.tokens))
-    site = PipelineSite(ground, state, archive)
+    await asyncio.to_thread(tallies.save, at_rest(state, reporter.progress.tokens))
+    site = PipelineSite(ground, state, tallies)
     stack.push_async_callback(site.close)
     return site
 
 
-async def _from_peers(ground: Ground) -> tuple[OuterState, Sequence[Link]]:
-    """Fetch the state of the run and its proof, as soon as any site has one."""
-    carrier, roster, length = ground.carrier, ground.roster, vote_state.length(ground.config.pipeline.stages)
-    while True:
-        peers = [node for node in roster.ahead(-1) if (pulse := roster.pulse_of(node)) and pulse.digest]
-        try:
-            if peers:
-                trust = first_trust(ground.settings.trust, ground.record.founded_by, ground.statements)
-                got = await fetch_state(carrier, peers, length=length, timeout=SILENCE, trust=trust, progress=Arrival())
-                return got.state, got.proof
-        except PeerLost as lost:
-            log.warning("cannot fetch the run's state yet: %s", lost.reason)
-        await roster.changed.wait(1.0)
-
-
 def at_rest(state: OuterState, tokens: int) -> Checkpoint:
     """The run's state as a checkpoint of a site that has trained on that many tokens."""
-    return Checkpoint(state, None, None, 0, vote_state.standing(state).steps, tokens, None, ())
+    return Checkpoint(state, inner_step=vote_state.standing(state).steps, tokens=tokens)

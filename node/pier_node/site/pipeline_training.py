@@ -38,10 +38,10 @@ from pier_node.pipeline.search_process import search_apart
 from pier_node.pipeline.stage import Stage
 from pier_node.pipeline.stage_state import StageState
 from pier_node.pipeline.vote_state import Turn, turn_of
-from pier_node.rounds.catch_up import CatchUp
-from pier_node.rounds.checkpoint import Checkpoint
+from pier_node.rounds.fetch import CatchUp
 from pier_node.rounds.member import Rounds
 from pier_node.rounds.progress import Progress
+from pier_node.rounds.state_store import Checkpoint
 from pier_node.rounds.suspects import Behind, Suspicion
 from pier_node.site.orders import Orders
 from pier_node.wire.carrier import PeerLost

@@ -7,18 +7,23 @@ people which sites must be started before this one can continue, since it cannot
 from __future__ import annotations
 
 import asyncio
+import json
 import logging
 import math
+import os
 import re
 import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import Any
 
 from pier_node.config.run import RunConfig
 from pier_node.gossip.pairs import Pairs
 from pier_node.outer.schedule import total_rounds
+from pier_node.outer.state import OuterState
 from pier_node.rounds.certificate import Trusted
+from pier_node.rounds.folder import EVENTS_FILE
 from pier_node.rounds.member import Rounds
 from pier_node.rounds.progress import Progress
 from pier_node.rounds.quorum import has_quorum
@@ -159,6 +164,14 @@ class Reporter:
         told = {"message": message, "mean_spread": self._mean_spread(roster)}
         return {**self._run(), **self._site(), **told, "peers": peers}
 
+    def note(self, folder: Path, state: OuterState, roster: Roster) -> None:
+        """Append the status after a committed round to events.jsonl. With overlap the site may be at a later state."""
+        told = {"round": state.round, "digest": state.digest.hex(), "members": list(state.members)}
+        event = {"time": time.time(), "pid": os.getpid(), **self.status(roster), **told}
+        event.pop("peers")
+        with (folder / EVENTS_FILE).open("a") as file:
+            file.write(json.dumps(finite(event)) + "\n")
+
     def _mean_spread(self, roster: Roster) -> float:
         """Mean over the last reports of live sites: each one sees one partner per round, together they see the run."""
         known = [pulse.spread for pulse in roster.participants().values() if math.isfinite(pulse.spread)]
@@ -232,6 +245,15 @@ def _peer(roster: Roster, node: str) -> Status:
 def _finite(loss: float) -> float:
     """A diverged loss is reported as NaN: peers reject infinite numbers."""
     return loss if math.isfinite(loss) else math.nan
+
+
+def finite(value: Any) -> Any:
+    """The value with each non-finite number replaced by None, because JSON has no NaN."""
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, dict):
+        return {key: finite(item) for key, item in value.items()}
+    return [finite(item) for item in value] if isinstance(value, list) else value
 
 
 def phase_name(phase: Phase.ValueType) -> str:

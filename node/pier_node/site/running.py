@@ -91,10 +91,10 @@ def on_disk(folder: Path) -> dict[str, Any]:
     if config is None:
         return {**found, "command": "pier-node start --run run.toml"}
     from pier_node.outer.schedule import total_rounds
-    from pier_node.rounds.checkpoint import CheckpointStore
+    from pier_node.rounds.state_store import CHECKPOINTS, StateStore
 
     found |= {"run": config.run.name, "run_hash": config.hash().hex(), "rounds": total_rounds(config)}
-    newest = CheckpointStore(folder / "checkpoints", config.hash()).peek()
+    newest = StateStore(folder / CHECKPOINTS, config.hash()).peek()
     if newest is None:
         return found
     path, record = newest

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import Any
 
 from aiohttp import web
 from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, Gauge, generate_latest
 
 from pier_node.base.http import under_known_names
-from pier_node.site.report import Status
+from pier_node.site.report import Status, finite
 
 METRICS = {
     "round": "last committed outer round",
@@ -71,12 +70,3 @@ class StatusServer:
             value = status.get(name)
             gauge.labels(status["run"], status["name"]).set(math.nan if value is None else value)
         return web.Response(body=generate_latest(self._registry), headers={"Content-Type": CONTENT_TYPE_LATEST})
-
-
-def finite(value: Any) -> Any:
-    """The value with each non-finite number replaced by None, because JSON has no NaN."""
-    if isinstance(value, float):
-        return value if math.isfinite(value) else None
-    if isinstance(value, dict):
-        return {key: finite(item) for key, item in value.items()}
-    return [finite(item) for item in value] if isinstance(value, list) else value

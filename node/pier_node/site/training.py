@@ -25,9 +25,9 @@ from pier_node.outer.schedule import Kind, RoundPlan, entry, round_plan, total_r
 from pier_node.outer.state import ADAM_M, ADAM_V, ANCHOR, OuterState
 from pier_node.outer.update import Update, worth_sending
 from pier_node.rounds.attempt import Advance
-from pier_node.rounds.checkpoint import Checkpoint
 from pier_node.rounds.commitments import to_the_end
 from pier_node.rounds.progress import Progress
+from pier_node.rounds.state_store import Checkpoint
 from pier_node.site.agreement import Agreement
 from pier_node.site.local_steps import InnerSteps, Trainer, steps_worth_doing
 from pier_node.site.unsent import Pending

@@ -135,15 +135,10 @@ class StateServer:
         live = self._moments()
         if live is None:
             return None
-        copy = Moments(_copy(live[0]), _copy(live[1]), live[2])
+        copy = Moments(SharedVector(len(live[0].array)), SharedVector(len(live[1].array)), live[2])
+        copy.adam_m.array[:], copy.adam_v.array[:] = live[0].array, live[1].array
         again = self._moments()
         if again is None or again[2] != copy.step:
             return None
         _ = copy.hashes  # computed here, away from the event loop; the state's hashes were computed when it was staged
         return copy
-
-
-def _copy(vector: SharedVector) -> SharedVector:
-    copy = SharedVector(len(vector.array))
-    copy.array[:] = vector.array
-    return copy

@@ -13,7 +13,6 @@ from coordinator.cases import ALICE, AUTHORITY, BOB, CONFIG, OWN, TOKEN, Running
 from coordinator.expert_cases import DONE, accepted_job, accepted_plan, said
 from coordinator.experts.test_execution import numbers, ordered, two_sites
 
-from pier_coordinator.experts.checkpoints import PIECE
 from pier_coordinator.runs.registry import LEASE_SECONDS
 from pier_coordinator.service import reception
 from pier_coordinator.store.refusals import Refused
@@ -23,6 +22,7 @@ from pier_node.identity.node import Identity
 from pier_node.outer.layout import Layout
 from pier_node.site.coordinator.link import Link, Unreachable
 from pier_node.site.coordinator.link import Refused as RefusedThere
+from pier_node.wire.files import PIECE
 from pier_proto.v1.coordinator_pb2 import CheckpointPart, ExpertCheckpoint, FetchCheckpointRequest
 
 PLAN = accepted_plan(accepted_job(0, "lab-0"), accepted_job(1, "lab-1"), accepted_job(2, "lab-0", flops=3e9))

@@ -14,7 +14,6 @@ from coordinator.cases import ALICE, BOB, OWN, TOKEN, Running, register_request,
 from coordinator.expert_cases import DONE, WEIGHTS, accepted_job, accepted_plan, said, sheet
 from coordinator.experts.test_execution import ordered, two_sites
 
-from pier_coordinator.experts.checkpoints import PIECE
 from pier_coordinator.experts.scoring import ScoredExpert, Scoring, scoring_id
 from pier_coordinator.runs.registry import LEASE_SECONDS
 from pier_coordinator.service import reception
@@ -24,6 +23,7 @@ from pier_node.experts.sheet import ScoredDomain, Sheet, load_sheet
 from pier_node.identity.certificates import credentials
 from pier_node.site.coordinator.link import Link, Unreachable
 from pier_node.site.coordinator.link import Refused as RefusedThere
+from pier_node.wire.files import PIECE
 from pier_proto.v1.coordinator_pb2 import DeliverRequest, ScoreSheet
 
 ID, A, B = "ab" * 16, "alice", "bob"
@@ -250,9 +250,9 @@ async def test_sheets_come_over_the_wire_and_the_sites_may_go(tmp_path: Path) ->
 @pytest.mark.parametrize(
     ("changed", "said_so"),
     [
-        ({"digest": bytes(32)}, "digest is not that of"),
+        ({"digest": bytes(32)}, "hash is not that of"),
         ({"size": 10}, "more than the 10 bytes"),
-        ({"size": 7 << 20}, "digest is not that of"),
+        ({"size": 7 << 20}, "hash is not that of"),
         ({"sheet": None}, "does not say what it is"),
         ({"sheet": ScoreSheet(scoring="00" * 16, expert=FIRST)}, "no such evaluation"),
         ({"sheet": ScoreSheet(scoring="00" * 16, expert="../x")}, "DeliverRequest.sheet.expert"),

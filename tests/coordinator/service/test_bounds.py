@@ -10,11 +10,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from wire.samples import REVOCATIONS, changed
 
-from pier_coordinator.experts.checkpoints import PIECE
 from pier_coordinator.service.bounds import DOMAINS, EXPERTS, FIELDS, MESSAGE_BYTES, RECORDS, SHEET_BYTES, parse
 from pier_node.config.run import SITES
 from pier_node.pipeline.paths_file import MOST_BYTES
 from pier_node.wire.carrier import BadMessage
+from pier_node.wire.files import PIECE
 from pier_node.wire.rules import REVOKED
 from pier_proto.v1 import coordinator_pb2
 from pier_proto.v1.coordinator_pb2 import (

@@ -14,10 +14,11 @@ from simulation.virtual_time import run
 from pier_node.base.errors import PierError
 from pier_node.experts.resume import Kept
 from pier_node.rounds.revocations import Revoked
-from pier_node.site.coordinator.client import PIECE, CoordinatorClient
+from pier_node.site.coordinator.client import CoordinatorClient
 from pier_node.site.coordinator.link import NoLease, Refused, Unreachable
 from pier_node.site.coordinator.records import Reports
 from pier_node.site.orders import Orders
+from pier_node.wire.files import PIECE
 from pier_proto.v1.coordinator_pb2 import (
     Assignment,
     CheckpointPart,
@@ -288,9 +289,9 @@ def test_a_score_sheet_is_sent_in_pieces_and_waits_for_a_coordinator_that_is_awa
 
     (pieces,) = meanwhile(story).coordinator.delivered
     assert b"".join(piece.piece for piece in pieces) == content
-    assert (len(pieces), pieces[0].size, pieces[0].sheet.expert) == (2, len(content), "e")
+    assert (pieces[0].size, pieces[0].sheet.expert) == (len(content), "e")
     assert pieces[0].digest == hashlib.sha256(content).digest()
-    assert pieces[1] == DeliverRequest(piece=b"end")
+    assert pieces[1:] == [DeliverRequest(piece=content[:PIECE]), DeliverRequest(piece=b"end")]
 
 
 def test_a_score_sheet_that_nobody_wants_is_not_sent_again() -> None:

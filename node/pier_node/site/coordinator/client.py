@@ -12,7 +12,7 @@ import logging
 import random
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable
 from contextlib import aclosing, suppress
-from io import BufferedReader
+from io import BufferedReader, BytesIO
 
 from pier_node.base.errors import PierError
 from pier_node.experts.resume import Kept
@@ -22,6 +22,7 @@ from pier_node.site.coordinator.expert_messages import experts
 from pier_node.site.coordinator.link import Link, NoLease, Refused, Unreachable
 from pier_node.site.coordinator.records import Reports
 from pier_node.site.orders import Orders
+from pier_node.wire.files import pieces_of
 from pier_proto.v1.coordinator_pb2 import (
     CheckpointPart,
     DeliverRequest,
@@ -41,8 +42,8 @@ ANSWER = 10.0
 """Timeout of a request, in seconds."""
 FLUSH = 2.0
 """Longest delay in seconds before a record is sent."""
-DELIVERY, PIECE = 300.0, 128 << 10
-"""Timeout of delivering a score sheet, in seconds; size in bytes of one piece of a sheet or of a checkpoint."""
+DELIVERY = 300.0
+"""Timeout of delivering a score sheet, in seconds."""
 FAREWELL = 1.0
 """Seconds that a stopping site allows for its last messages to the coordinator."""
 JITTER = 0.5
@@ -252,17 +253,15 @@ class CoordinatorClient:
 
 
 async def _pieces(lease: bytes, sheet: ScoreSheet, content: bytes) -> AsyncIterator[DeliverRequest]:
-    parts = [content[start : start + PIECE] for start in range(0, len(content), PIECE)] or [b""]
-    digest = hashlib.sha256(content).digest()
-    yield DeliverRequest(lease=lease, sheet=sheet, size=len(content), digest=digest, piece=parts[0])
-    for part in parts[1:]:
-        yield DeliverRequest(piece=part)
+    yield DeliverRequest(lease=lease, sheet=sheet, size=len(content), digest=hashlib.sha256(content).digest())
+    async for piece in pieces_of(BytesIO(content)):
+        yield DeliverRequest(piece=piece)
 
 
 async def _parts(lease: bytes, plan: str, kept: Kept, file: BufferedReader) -> AsyncIterator[CheckpointPart]:
     about = ExpertCheckpoint(job=kept.job, step=kept.step, size=kept.size, digest=kept.digest)
     yield CheckpointPart(lease=lease, plan=plan, checkpoint=about)
-    while piece := await asyncio.to_thread(file.read, PIECE):
+    async for piece in pieces_of(file):
         yield CheckpointPart(piece=piece)
 
 

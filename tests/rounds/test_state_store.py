@@ -11,12 +11,13 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from rounds.cases import outer_state
 
-from pier_node.base.durable import seal
+from pier_node.base.durable import read_sealed, seal
 from pier_node.base.errors import PierError
 from pier_node.base.shared import SharedVector
 from pier_node.outer.state import PIECE, OuterState
-from pier_node.rounds.checkpoint import Checkpoint, CheckpointStore
+from pier_node.rounds.state_store import Checkpoint, StateStore
 
 RUN = bytes(range(32))
 
@@ -59,21 +60,21 @@ def names(folder: Path) -> list[str]:
 @pytest.mark.parametrize("length", [0, 1, 1000, PIECE + 1])
 def test_what_is_saved_is_loaded(tmp_path: Path, sync: bool, pending: bool, length: int) -> None:
     saved = checkpoint(length=length, sync=sync, pending=pending)
-    path = CheckpointStore(tmp_path / "checkpoints", RUN).save(saved)
+    path = StateStore(tmp_path / "checkpoints", RUN).save(saved)
     assert path == tmp_path / "checkpoints" / "round-00000042"
     assert names(path) == ["checkpoint.json", "local.safetensors", "state.safetensors"]
-    loaded = CheckpointStore(tmp_path / "checkpoints", RUN).newest()
+    loaded = StateStore(tmp_path / "checkpoints", RUN).newest()
     assert loaded
     assert bits(loaded) == bits(saved)
 
 
 def test_nothing_saved_is_nothing_loaded(tmp_path: Path) -> None:
-    assert CheckpointStore(tmp_path / "checkpoints", RUN).newest() is None
+    assert StateStore(tmp_path / "checkpoints", RUN).newest() is None
 
 
 @pytest.mark.parametrize("keep", [1, 2, 3])
 def test_rotation_keeps_the_newest(tmp_path: Path, keep: int) -> None:
-    store = CheckpointStore(tmp_path, RUN, keep)
+    store = StateStore(tmp_path, RUN, keep)
     for round in (9, 10, 99_999_999, 100_000_000):
         store.save(checkpoint(round))
     assert names(tmp_path) == sorted(["round-00000010", "round-99999999", "round-100000000"][3 - keep :])
@@ -83,14 +84,14 @@ def test_rotation_keeps_the_newest(tmp_path: Path, keep: int) -> None:
 
 
 def test_rotation_never_takes_what_was_just_saved(tmp_path: Path) -> None:
-    store = CheckpointStore(tmp_path, RUN, keep=1)
+    store = StateStore(tmp_path, RUN, keep=1)
     store.save(checkpoint(50))
     store.save(checkpoint(41))
     assert names(tmp_path) == ["round-00000041"]
 
 
 def test_a_round_can_be_saved_again(tmp_path: Path) -> None:
-    store = CheckpointStore(tmp_path, RUN)
+    store = StateStore(tmp_path, RUN)
     for saved in (checkpoint(41), checkpoint(42, pending=False), checkpoint(42)):
         store.save(saved)
     assert names(tmp_path) == ["round-00000041", "round-00000042"]
@@ -122,7 +123,7 @@ def flip(path: Path) -> None:
 def test_a_damaged_checkpoint_is_named_and_the_one_before_is_used(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, damage: object, file: str
 ) -> None:
-    store = CheckpointStore(tmp_path, RUN)
+    store = StateStore(tmp_path, RUN)
     store.save(checkpoint(41))
     path = store.save(checkpoint(42))
     assert callable(damage)
@@ -136,7 +137,7 @@ def test_a_damaged_checkpoint_is_named_and_the_one_before_is_used(
 
 
 def test_local_files_of_two_checkpoints_are_not_mixed(tmp_path: Path) -> None:
-    store = CheckpointStore(tmp_path, RUN)
+    store = StateStore(tmp_path, RUN)
     one, other = store.save(checkpoint(41)), store.save(checkpoint(42, pending=False))
     shutil.copy(one / "local.safetensors", other / "local.safetensors")
     loaded = store.newest()
@@ -151,7 +152,7 @@ def test_local_files_of_two_checkpoints_are_not_mixed(tmp_path: Path) -> None:
     value=st.sampled_from(b'\x00\xff019"[') | st.integers(0, 255),
 )
 def test_no_damage_goes_unnoticed_or_crashes(tmp_path: Path, file: str, position: int, value: int) -> None:
-    store = CheckpointStore(tmp_path, RUN)
+    store = StateStore(tmp_path, RUN)
     saved = checkpoint(length=20)
     path = store.save(saved) / file
     data = bytearray(path.read_bytes())
@@ -162,7 +163,7 @@ def test_no_damage_goes_unnoticed_or_crashes(tmp_path: Path, file: str, position
 
 
 def test_all_damaged_is_nothing_loaded(tmp_path: Path) -> None:
-    store = CheckpointStore(tmp_path, RUN)
+    store = StateStore(tmp_path, RUN)
     for _ in range(2):
         (store.save(checkpoint()) / "checkpoint.json").write_text("{")
         assert store.newest() is None
@@ -170,20 +171,20 @@ def test_all_damaged_is_nothing_loaded(tmp_path: Path) -> None:
 
 
 def test_a_checkpoint_of_another_run_is_an_error(tmp_path: Path) -> None:
-    CheckpointStore(tmp_path, RUN).save(checkpoint())
+    StateStore(tmp_path, RUN).save(checkpoint())
     with pytest.raises(PierError, match="belongs to another run") as error:
-        CheckpointStore(tmp_path, bytes(32)).newest()
+        StateStore(tmp_path, bytes(32)).newest()
     assert "--data" in error.value.remedy
     assert names(tmp_path) == ["round-00000042"]
 
 
 def test_a_checkpoint_of_a_newer_pier_is_an_error(tmp_path: Path) -> None:
-    record = CheckpointStore(tmp_path, RUN).save(checkpoint()) / "checkpoint.json"
+    record = StateStore(tmp_path, RUN).save(checkpoint()) / "checkpoint.json"
     fields = json.loads(record.read_text())
     del fields["checksum"]
     record.write_bytes(seal({**fields, "format": 2}))
     with pytest.raises(PierError, match="format 2, this Pier reads 1"):
-        CheckpointStore(tmp_path, RUN).newest()
+        StateStore(tmp_path, RUN).newest()
 
 
 def test_everything_is_on_the_disk_before_it_gets_the_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -194,9 +195,9 @@ def test_everything_is_on_the_disk_before_it_gets_the_name(tmp_path: Path, monke
         synced.append(f"{path.name} -> {target.name}")
         return rename(path, target)
 
-    monkeypatch.setattr("pier_node.rounds.checkpoint.sync", lambda path: synced.append(path.name))
+    monkeypatch.setattr("pier_node.rounds.state_store.sync", lambda path: synced.append(path.name))
     monkeypatch.setattr(Path, "rename", watch)
-    path = CheckpointStore(tmp_path, RUN).save(checkpoint())
+    path = StateStore(tmp_path, RUN).save(checkpoint())
     temporary = f"{path.name}.tmp"
     assert set(synced[:3]) == set(names(path))
     assert synced[3:] == [temporary, f"{temporary} -> {path.name}", tmp_path.name]
@@ -205,10 +206,10 @@ def test_everything_is_on_the_disk_before_it_gets_the_name(tmp_path: Path, monke
 SAVE = """
 import resource, sys
 from pathlib import Path
-from pier_node.rounds.checkpoint import CheckpointStore
-from test_checkpoint import RUN, checkpoint
+from pier_node.rounds.state_store import StateStore
+from test_state_store import RUN, checkpoint
 from pier_node.base.errors import PierError
-store = CheckpointStore(Path(sys.argv[1]), RUN)
+store = StateStore(Path(sys.argv[1]), RUN)
 store.save(checkpoint(41, length=10))
 """
 
@@ -223,7 +224,7 @@ except PierError as error:
 
 DIE = """
 import os, signal
-from pier_node.rounds import checkpoint as saving
+from pier_node.rounds import state_store as saving
 count = 0
 def die_at(*_):
     global count
@@ -250,7 +251,7 @@ def test_a_disk_that_is_full_costs_nothing_but_the_new_checkpoint(tmp_path: Path
     assert done.stdout.startswith(f"cannot save a checkpoint in {tmp_path}: ")
     assert "File too large" in done.stdout
     assert names(tmp_path) == ["round-00000041"]
-    loaded = CheckpointStore(tmp_path, RUN).newest()
+    loaded = StateStore(tmp_path, RUN).newest()
     assert loaded
     assert bits(loaded) == bits(checkpoint(41, length=10))
 
@@ -262,7 +263,7 @@ def test_wherever_it_is_killed_a_whole_checkpoint_is_left(
     """Two saves of one round have 13 steps: a file, a folder or a name goes to the disk in each."""
     died = in_process(DIE, tmp_path, point)
     assert died.returncode == -9, died.stderr
-    store = CheckpointStore(tmp_path, RUN)
+    store = StateStore(tmp_path, RUN)
     loaded = store.newest()
     assert loaded
     assert bits(loaded) in [bits(checkpoint(41, length=10)), *(bits(checkpoint(42, length=n)) for n in (10, 20))]
@@ -276,5 +277,163 @@ def test_wherever_it_is_killed_a_whole_checkpoint_is_left(
 def test_a_round_whose_saving_was_cut_off_can_be_saved_again(tmp_path: Path) -> None:
     in_process(DIE, tmp_path, 13)
     assert names(tmp_path) == ["round-00000041", "round-00000042", "round-00000042.old"]
-    CheckpointStore(tmp_path, RUN).save(checkpoint(42))
+    StateStore(tmp_path, RUN).save(checkpoint(42))
     assert names(tmp_path) == ["round-00000041", "round-00000042"]
+
+
+# --- what keeps no checkpoints: committed states, and the versions of a pipeline's stages --------
+
+
+def state(round: int, tag: float = 2.0) -> OuterState:
+    return outer_state(["a1", "b2"], round=round, anchor=[round, tag], a1=7)
+
+
+@pytest.fixture
+def kept(tmp_path: Path) -> StateStore:
+    return StateStore(tmp_path / "states", RUN)
+
+
+def test_nothing_kept_is_nothing_found(kept: StateStore) -> None:
+    assert kept.after(0) is None
+    assert kept.rounds() == []
+
+
+def test_the_newest_state_comes_back_whole(kept: StateStore) -> None:
+    for round in (1, 2, 3):
+        kept.keep(state(round))
+    found = kept.after(2)
+    assert found is not None
+    assert (found.round, found.digest, found.ledger) == (3, state(3).digest, {"a1": 7})
+    assert kept.after(3) is None
+
+
+def test_two_states_are_kept(kept: StateStore, tmp_path: Path) -> None:
+    for round in range(1, 12):
+        kept.keep(state(round))
+    assert names(tmp_path / "states") == ["round-00000010", "round-00000011"]
+
+
+def test_a_state_that_counts_is_kept_however_many_come_after_it(kept: StateStore) -> None:
+    for round in range(1, 6):
+        kept.keep(state(round), beside=2)
+    assert kept.rounds() == [5, 4, 2]
+
+
+def test_a_state_that_was_just_kept_is_there_whatever_its_number(kept: StateStore) -> None:
+    for round in (5, 6, 3):
+        kept.keep(state(round))
+    assert kept.of(3)
+    assert kept.rounds() == [6, 3]
+
+
+def test_of_two_states_of_one_round_the_last_is_kept(kept: StateStore) -> None:
+    kept.keep(state(4))
+    kept.keep(state(4, tag=9.0))
+    found = kept.of(4)
+    assert found
+    assert found.digest == state(4, tag=9.0).digest
+
+
+def test_what_earlier_versions_left_unfinished_is_removed(kept: StateStore, tmp_path: Path) -> None:
+    (tmp_path / "states" / "unfinished").mkdir(parents=True)
+    kept.keep(state(4))
+    assert names(tmp_path / "states") == ["round-00000004"]
+
+
+@pytest.mark.parametrize("file", ["checkpoint.json", "state.safetensors"])
+def test_a_damaged_state_is_passed_over(kept: StateStore, tmp_path: Path, file: str) -> None:
+    kept.keep(state(4))
+    kept.keep(state(5))
+    truncate(tmp_path / "states" / "round-00000005" / file)
+    found = kept.after(0)
+    assert found is not None
+    assert found.round == 4
+
+
+def test_states_of_another_run_are_not_used(kept: StateStore, tmp_path: Path) -> None:
+    kept.keep(state(4))
+    assert StateStore(tmp_path / "states", bytes(31) + b"1").after(0) is None
+
+
+def test_a_disk_that_fails_is_told(kept: StateStore, tmp_path: Path) -> None:
+    kept.keep(state(4))
+    shutil.rmtree(tmp_path / "states")
+    (tmp_path / "states").touch()
+    with pytest.raises(PierError, match="cannot keep the state of round 5"):
+        kept.keep(state(5))
+
+
+def test_a_state_can_be_dropped_also_twice(kept: StateStore) -> None:
+    kept.keep(state(4))
+    kept.keep(state(5))
+    assert kept.rounds() == [5, 4]
+    for _ in range(2):
+        kept.drop(5)
+        assert kept.rounds() == [4]
+    assert kept.of(5) is None
+
+
+def test_a_checkpoint_shares_the_file_of_its_state(kept: StateStore, tmp_path: Path) -> None:
+    kept.keep(state(4))
+    kept.keep(state(5))
+    store = StateStore(tmp_path / "checkpoints", RUN, shares=kept)
+    inodes = {(store.save(Checkpoint(it)) / "state.safetensors").stat().st_ino for it in (state(4), state(5, tag=9.0))}
+    files = {round: tmp_path / "states" / f"round-0000000{round}" / "state.safetensors" for round in (4, 5)}
+    assert files[4].stat().st_ino in inodes
+    assert files[5].stat().st_ino not in inodes, "that is another state of that round"
+    for round in (6, 7):
+        kept.keep(state(round))
+    assert not files[4].exists()
+    loaded = store.newest()
+    assert loaded
+    assert loaded.state.digest == state(5, tag=9.0).digest
+
+
+def test_moments_are_those_that_are_not_in_the_state() -> None:
+    assert checkpoint(sync=True).moments is None
+    moments = checkpoint().moments
+    assert moments
+    assert (moments[0].tolist(), moments[2]) == (vector(1000, 10).array.tolist(), 2100)
+
+
+# --- reading beside the daemon that saves: pier-node export, evaluate, generate, status ----------
+
+
+def test_the_newest_whole_state_is_read_and_nothing_is_changed(tmp_path: Path) -> None:
+    store, reader = StateStore(tmp_path, RUN), StateStore(tmp_path, RUN)
+    assert reader.peek() is None
+    assert reader.newest_state() is None
+    store.save(checkpoint(7))
+    store.save(checkpoint(8))
+    peeked = reader.peek()
+    assert peeked
+    assert (peeked[0].name, peeked[1]["round"]) == ("round-00000008", 8)
+    (tmp_path / "round-00000008" / "state.safetensors").write_bytes(b"torn")
+    found = reader.newest_state()
+    assert found
+    assert found.digest == checkpoint(7).state.digest
+    assert names(tmp_path) == ["round-00000007", "round-00000008"]
+
+
+def test_another_runs_checkpoint_is_refused(tmp_path: Path) -> None:
+    StateStore(tmp_path, RUN).save(checkpoint(7))
+    for read in (StateStore(tmp_path, bytes(32)).peek, StateStore(tmp_path, bytes(32)).newest_state):
+        with pytest.raises(PierError, match="another run"):
+            read()
+
+
+def test_the_folder_is_listed_again_when_the_daemon_overtook_the_reader(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store, read = StateStore(tmp_path, RUN, keep=1), read_sealed
+    store.save(checkpoint(7))
+
+    def overtaken(path: Path) -> dict[str, object]:
+        if path.parent.name == "round-00000007":
+            store.save(checkpoint(8))
+        return read(path)
+
+    monkeypatch.setattr("pier_node.rounds.state_store.read_sealed", overtaken)
+    found = StateStore(tmp_path, RUN).newest_state()
+    assert found
+    assert found.round == 8
