@@ -16,9 +16,8 @@ from bench.hdee_setting import BASE, SIZES, Arms, modes
 from bench.hdee_train import SEED_MODEL, cell_of, sheets
 from bench.hdee_verdict import OF_TWO, Gap, best_of_two, gap, sign_test
 from pier_coordinator.experts.difficulty import steadiness
-from pier_node.experts.comparison import losses
+from pier_node.experts.comparison import gather, losses
 from pier_node.experts.mixture import Array
-from pier_node.experts.report import gather
 from pier_node.experts.sheet import ENDING, load_sheet
 
 METHOD = "decay"

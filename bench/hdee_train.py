@@ -22,9 +22,8 @@ from torch import Tensor
 from bench.hdee_setting import SIZES, Arms, Setting
 from pier_node.config.run import ModelSection, RunConfig
 from pier_node.experts.config import DomainSection
-from pier_node.experts.domains import HeldOut, read_held_out, rows_of
+from pier_node.experts.domains import HeldOut, judging, read_held_out, rows_of
 from pier_node.experts.job import ExpertJob
-from pier_node.experts.reading import judging
 from pier_node.experts.scoring import log_probs, spread
 from pier_node.experts.sheet import ENDING, Rows, Sheet, Subject, load_sheet, row_hashes
 from pier_node.experts.trainer import Verdict, judged

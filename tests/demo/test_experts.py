@@ -14,8 +14,7 @@ from rich.console import Console
 from pier_node.base.errors import PierError
 from pier_node.demo import experts
 from pier_node.demo.experts import DOMAINS, show_ensemble
-from pier_node.experts.card import load_card
-from pier_node.experts.ensemble import load_ensemble
+from pier_node.experts.card import load_card, load_ensemble
 
 pytestmark = pytest.mark.processes
 

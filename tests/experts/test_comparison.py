@@ -1,8 +1,9 @@
-"""Properties 2, 5, 6 and 7 of spec/hdee.md on what is reported, and the order of its table 5.4."""
+"""Properties 2, 5, 6 and 7 of spec/hdee.md on what is reported, and the order of its table 5.4; sheets put together."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import replace
 
 import numpy as np
@@ -10,9 +11,27 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pier_node.experts.comparison import GEOMETRIC, ROWS_OF_PRIOR, SINGLE, Scored, compare, disjoint, losses, standings
-from pier_node.experts.mixture import Array
-from pier_node.experts.sheet import HASH, Hashes
+from pier_node.base.errors import PierError
+from pier_node.experts.comparison import (
+    GEOMETRIC,
+    ROWS_OF_PRIOR,
+    SINGLE,
+    Scored,
+    chosen,
+    compare,
+    disjoint,
+    evaluated,
+    even,
+    experts_of,
+    fitted,
+    floored,
+    gather,
+    losses,
+    standings,
+)
+from pier_node.experts.mixture import Array, Kind, rule, score
+from pier_node.experts.sheet import HASH, Hashes, Sheet, Subject, row_hashes
+from pier_node.trainer.data.sources import Split
 
 GOLDEN = np.log([[0.5, 0.2, 0.4], [0.1, 0.6, 0.3]])[:, None]  # [experts, 1 row, 3 tokens]
 BITS = 3 * math.log(2)
@@ -172,3 +191,137 @@ def test_on_text_that_switches_bayes_is_locked_and_fixed_share_is_not() -> None:
     found = toy("switch")
     assert found["fixed-share"] < found["decay"] < found["bayes"]
     assert found["fixed-share"] < found["uniform"] < found[SINGLE]
+
+
+PRIORS = st.lists(st.floats(0.001, 1), min_size=1, max_size=9).map(lambda parts: np.array(parts) / sum(parts))
+
+
+def rows(seed: int, gap: float, experts: int = 2, count: int = 100, tokens: int = 64) -> Array:
+    """Rows in which expert 0 is better by `gap` nats a token, [experts, rows, tokens]."""
+    drawn = np.random.default_rng(seed).normal(-2.0, 0.5, (experts, count, tokens))
+    drawn[0] += gap
+    return np.minimum(drawn, -0.01)
+
+
+KINDS: list[Kind] = ["decay", "bayes", "fixed-share"]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_equals_share_the_prior(kind: Kind) -> None:
+    """Where the update of HDEE's code ends at [1, 0] or [0, 1], as luck will have it."""
+    priors = np.array([fitted(rule(kind), rows(seed, 0.0))[0] for seed in range(50)])
+    assert np.mean((priors >= 0.05) & (priors <= 0.95)) >= 0.98
+
+
+def test_who_is_better_has_more_and_the_others_a_rest() -> None:
+    prior = fitted(rule("bayes"), rows(3, 0.5, experts=3))
+    assert prior[0] > 0.9
+    assert prior[1:].min() >= 0.01 / 3
+    assert prior.sum() == pytest.approx(1)
+
+
+@given(PRIORS, st.floats(0, 0.5))
+@settings(max_examples=25, deadline=None)
+def test_a_floor_leaves_something_to_all_and_costs_little(prior: Array, floor: float) -> None:
+    lifted = floored(prior, floor)
+    assert lifted.sum() == pytest.approx(1)
+    assert lifted.min() >= floor / len(prior)
+    text = np.random.default_rng(len(prior)).uniform(-9, -0.1, (len(prior), 30))
+    before, after = (-score(rule("bayes"), each, text).sum() for each in (prior, lifted))
+    assert after - before <= math.log(1 / (1 - floor)) + 1e-9
+
+
+@given(PRIORS, st.integers(0, 12))
+@settings(max_examples=25, deadline=None)
+def test_the_chosen_are_the_likeliest(prior: Array, most: int) -> None:
+    indices, weights = chosen(prior, most)
+    assert len(indices) == (min(most, len(prior)) or len(prior))
+    assert weights.sum() == pytest.approx(1)
+    assert sorted(indices) == [*indices]
+    assert prior[indices].min() >= np.delete(prior, indices).max(initial=0.0)
+    assert weights == pytest.approx(prior[indices] / prior[indices].sum())
+
+
+def test_among_equals_the_first_are_chosen() -> None:
+    assert chosen(even(4), 2)[0].tolist() == [0, 1]
+
+
+@given(st.integers(0, 1000), st.integers(1, 5))
+@settings(max_examples=25, deadline=None)
+def test_regret_of_few_is_of_the_few_and_of_the_prior(seed: int, most: int) -> None:
+    random = np.random.default_rng(seed)
+    prior, text = random.dirichlet(np.ones(5)), random.uniform(-9, -0.1, (5, 40))
+    indices, weights = chosen(prior, most)
+    loss = -score(rule("bayes"), weights, text[indices]).sum()
+    assert loss <= np.min(-text[indices].sum(axis=1) - np.log(weights)) + 1e-9
+
+
+def sheet(expert: str, domain: str, split: Split, value: float, rows: int = 4, weights: str = "a") -> Sheet:
+    texts = np.arange(rows * 9, dtype=np.uint8).reshape(rows, 9) + (100 if split == "prior" else 0)
+    subject = Subject(expert=expert, weights=weights * 64, domain=domain, split=split)
+    return Sheet(subject, np.full((rows, 8), value, dtype=np.float32), row_hashes(texts))
+
+
+def sheets() -> list[Sheet]:
+    """Each expert is better on its own domain; nobody has one for "other"."""
+    values = {("a", "a"): -1.0, ("a", "b"): -4.0, ("b", "a"): -3.0, ("b", "b"): -2.0}
+    splits: tuple[Split, Split] = ("prior", "test")
+    return [
+        sheet(expert, domain, split, values.get((expert, domain), -3.5), weights=expert)
+        for expert in "ab"
+        for domain in ("a", "b", "other")
+        for split in splits
+    ]
+
+
+def test_experts_are_in_the_order_in_which_they_come() -> None:
+    assert experts_of(sheets()) == ["a", "b"]
+    assert experts_of(sheets()[::-1]) == ["b", "a"]
+
+
+def test_every_domain_has_what_all_experts_gave_it() -> None:
+    found = gather(sheets())
+    assert list(found) == ["a", "b", "other"]
+    assert found["b"].test.shape == (2, 4, 8)
+    assert found["b"].test[:, 0, 0].tolist() == [-4.0, -2.0]
+    assert found["b"].test_rows.tolist() != found["b"].prior_rows.tolist()
+
+
+Change = Callable[[list[Sheet]], list[Sheet]]
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (lambda all_of: all_of[:-1], "the expert of b was not scored on test rows of other"),
+        (lambda all_of: [each for each in all_of if each.subject.split != "prior"], "not scored on prior rows of a"),
+        (lambda all_of: [*all_of[:-1], sheet("b", "other", "test", -3.5, 5, "b")], "unlike test rows of other"),
+        (lambda all_of: [*all_of, sheet("a", "c", "test", -1.0, weights="f")], "two experts of a were scored"),
+    ],
+)
+def test_what_does_not_fit_together_is_said(change: Change, said: str) -> None:
+    with pytest.raises(PierError, match=said):
+        evaluated(change(sheets()))
+
+
+def test_a_report_has_every_domain_and_their_mean() -> None:
+    report = evaluated(sheets())
+    assert report.experts == ["a", "b"]
+    own = {domain: result.experts for domain, result in report.domains.items()}
+    assert own["a"] == pytest.approx([1 / np.log(2), 3 / np.log(2)])
+    assert [report.domains[domain].single for domain in "ab"] == [0, 1]
+    names = list(report.mean)
+    assert names == [
+        "decay",
+        "fixed-share",
+        "bayes",
+        "uniform",
+        "top-1",
+        "top-2",
+        "single",
+        "geometric",
+    ]
+    for name, standing in report.mean.items():
+        each = [result.standings[name].bits_per_byte for result in report.domains.values()]
+        assert standing.bits_per_byte == pytest.approx(np.mean(each))
+    assert list(evaluated(sheets(), top_k=2).mean)[4:] == ["top-2", "single", "geometric"]

@@ -1,23 +1,32 @@
-"""Experts trained by real workers: spec/hdee.md section 6, properties 1, 8 and 9."""
+"""Experts trained by real workers (spec/hdee.md section 6, properties 1, 8 and 9), their verdict, and their end."""
 
 from __future__ import annotations
 
 import asyncio
 import dataclasses
+import math
+import threading
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from coordinator.expert_cases import accepted_job
+from hypothesis import given
+from hypothesis import strategies as st
 from safetensors.numpy import load_file
 
 from pier_node.base.errors import PierError
+from pier_node.config.run import RunConfig
 from pier_node.engine.messages import Progress
+from pier_node.experts import trainer
 from pier_node.experts.card import Card, load_card
+from pier_node.experts.domains import Text
 from pier_node.experts.job import ExpertJob
-from pier_node.experts.resume import FILE, check
-from pier_node.experts.trainer import Parent, Shop, export_parent, train_expert
+from pier_node.experts.resume import FILE, ResumeState, check
+from pier_node.experts.trainer import WORST, Parent, Shop, Verdict, export_parent, judged, train_expert
 from pier_node.trainer.model.cost import flops_per_token
 from pier_node.trainer.model.export import import_weights
 
@@ -198,3 +207,80 @@ async def test_another_text_than_the_planned_one_is_refused(make_job: MakeJob, p
 async def test_more_epochs_than_allowed_are_refused(make_job: MakeJob, parent: Parent, shop: Shop) -> None:
     with pytest.raises(PierError, match="epochs; allowed: 4"):
         await trained(make_job(steps=100_000), parent, shop)
+
+
+PARENT = np.array([1.0, 2.0, 3.0, 2.0, 1.0, 2.0, 3.0, 2.0]) * math.log(2)
+
+
+def test_losses_are_bits_per_byte_and_the_gain_is_paired() -> None:
+    verdict = judged(PARENT - 0.1 * math.log(2), PARENT)
+    assert (verdict.loss, verdict.parent_loss) == pytest.approx((1.9, 2.0))
+    assert verdict.standard_error == pytest.approx(0.0, abs=1e-12)  # each row gains as much, however hard it is
+    assert verdict.accepted
+
+
+def test_the_standard_error_is_that_of_a_mean() -> None:
+    gains = np.array([0.0, 0.2] * 50) * math.log(2)
+    verdict = judged(2.0 - gains, np.full(100, 2.0))
+    assert verdict.standard_error == pytest.approx(0.1 / math.sqrt(100), rel=0.1)
+    assert verdict.accepted
+
+
+@pytest.mark.parametrize("losses", [PARENT, PARENT + 0.01, np.where(PARENT > 2, PARENT - 0.9, PARENT + 0.28)])
+def test_an_expert_that_is_not_better_by_more_than_chance_is_refused(losses: np.ndarray) -> None:
+    assert not judged(losses, PARENT).accepted
+
+
+def test_a_model_that_ran_away_is_refused_and_its_loss_is_a_number() -> None:
+    verdict = judged(np.full(8, np.nan), PARENT)
+    assert (verdict.loss, verdict.accepted) == (WORST, False)
+
+
+@given(st.lists(st.floats(0, 10), min_size=2, max_size=20), st.integers(0, 2**31))
+def test_nobody_is_better_than_itself(losses: list[float], seed: int) -> None:
+    assert not judged(np.array(losses), np.array(losses), seed).accepted
+
+
+JOB, RUN = accepted_job(0, "lab-0").job, RunConfig()
+NOTHING = np.zeros(4, dtype=np.float32)
+
+
+async def read(_job: Any, _context: int, folder: Path) -> Text:
+    return Text(1000, folder / "dev.npy")
+
+
+async def trained_at_once(_self: Any) -> tuple[ResumeState, Verdict]:
+    return ResumeState(100, 100, NOTHING, NOTHING, NOTHING), Verdict(1.0, 2.0, 0.1)
+
+
+class Export:
+    """Writes a model, and takes its time."""
+
+    def __init__(self) -> None:
+        self.begun, self.may_end = threading.Event(), threading.Event()
+
+    def __call__(self, _model: Any, _weights: Any, folder: Path, shard_bytes: int) -> Path:
+        folder.mkdir()
+        self.begun.set()
+        assert self.may_end.wait(30.0)
+        (folder / "model.safetensors").write_bytes(b"weights")
+        return folder
+
+
+async def test_a_model_that_is_being_written_is_there_before_anything_else_begins(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    export = Export()
+    for name, played in {"read_text": read, "export": export}.items():
+        monkeypatch.setattr(trainer, name, played)
+    monkeypatch.setattr(trainer._Training, "run", trained_at_once)
+    shop, parent = Shop(RUN, tmp_path), Parent("cd" * 32, RUN.model, NOTHING)
+    training = asyncio.create_task(train_expert(JOB, parent, shop, lambda _: None))
+    assert await asyncio.to_thread(export.begun.wait, 30.0)
+    training.cancel()
+    ended, _ = await asyncio.wait([training], timeout=0.05)
+    assert not ended
+    export.may_end.set()
+    await asyncio.wait([training])
+    card = await train_expert(JOB, parent, shop, lambda _: None)
+    assert shop.place(card.name).exists()

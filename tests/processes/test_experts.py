@@ -17,10 +17,9 @@ from pier_coordinator.commands.client import Client
 from pier_coordinator.identity.home import PLAN_FILE
 from pier_coordinator.store.experts import AcceptedPlan, AcceptedSite, Expert
 from pier_node.config.run import load
-from pier_node.experts.card import load_card
+from pier_node.experts.card import load_card, load_ensemble
 from pier_node.experts.config import DomainSection
 from pier_node.experts.domains import read_held_out
-from pier_node.experts.ensemble import load_ensemble
 from pier_node.experts.job import ExpertJob
 
 pytestmark = pytest.mark.processes

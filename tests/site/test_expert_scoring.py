@@ -1,4 +1,4 @@
-"""A site's part in an evaluation; how it scores is played here, and tested in experts/test_scoring_process.py."""
+"""A site's part in an evaluation; how it scores is played here, and tested in experts/test_scoring.py."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 
 from pier_node.base.errors import PierError
 from pier_node.experts.config import DomainSection
-from pier_node.experts.scoring_process import Said
+from pier_node.experts.scoring import Said
 from pier_node.experts.sheet import ScoredDomain, ScoringOrder
 from pier_node.site import experts
 from pier_node.site.coordinator.link import Refused

@@ -15,7 +15,7 @@ from pier_coordinator.commands.client import Answer, Client
 from pier_coordinator.identity.home import SCORES
 from pier_node.base.errors import PierError
 from pier_node.commands.ensemble import sections_of, show
-from pier_node.experts.report import distinct, evaluated
+from pier_node.experts.comparison import distinct, evaluated
 from pier_node.experts.sheet import ENDING, Sheet, load_sheet
 
 MOST_SHEETS = 20_000

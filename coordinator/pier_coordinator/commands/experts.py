@@ -27,8 +27,7 @@ from pier_node.base.units import amount
 from pier_node.config.commented import DECIDES, Notes, commented
 from pier_node.config.run import ModelSection
 from pier_node.experts.config import DomainSection, ExpertsConfig, SiteSection, load
-from pier_node.experts.domains import DomainText, read_domains
-from pier_node.experts.reading import MOST as MOST_ROWS
+from pier_node.experts.domains import MOST_ROWS, DomainText, read_domains
 from pier_node.outer.layout import Layout
 from pier_node.trainer.data.sources import HELD_OUT as HELD_OUT_PART
 from pier_node.trainer.data.sources import SPLITS

@@ -22,9 +22,8 @@ from pier_node.base import durable
 from pier_node.base.errors import PierError
 from pier_node.base.units import UNKNOWN, number, span
 from pier_node.config.run import RunConfig
-from pier_node.experts.card import load_card
+from pier_node.experts.card import ENSEMBLE_FILE, Ensemble, Member, load_card
 from pier_node.experts.config import ExpertsConfig, load
-from pier_node.experts.ensemble import ENSEMBLE_FILE, Ensemble, Member
 
 COLUMNS = ("domain", "size", "steps", "site", "done", "planned", "took", "bits/byte before", "after", "± error", "")
 

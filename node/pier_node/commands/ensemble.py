@@ -28,11 +28,10 @@ from pier_node.base.address import format_address, parse_address
 from pier_node.base.errors import PierError
 from pier_node.base.tasks import until_stopped
 from pier_node.base.units import amount, count
-from pier_node.experts.comparison import UNRANKED, Standing
+from pier_node.experts.card import ENSEMBLE_FILE, load_ensemble
+from pier_node.experts.comparison import UNRANKED, Report, Standing, evaluated
 from pier_node.experts.config import DomainSection, load
-from pier_node.experts.ensemble import ENSEMBLE_FILE, load_ensemble
 from pier_node.experts.mixture import Kind, rule
-from pier_node.experts.report import Report, evaluated
 from pier_node.experts.scoring import Parents, expert_in, parent_of, sheets_of, texts_of
 from pier_node.experts.serving.app import make_app
 from pier_node.experts.serving.models import Pool, read_shelf

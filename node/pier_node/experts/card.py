@@ -1,24 +1,26 @@
-"""An expert's card, `expert.json` next to an exported model: what it is, how it was made and how good it is.
+"""Experts on disk: the card of each expert, and the ensemble to which several belong.
 
-Its name is a hash of everything that decides its weights, so two plans never write to the same path. In HDEE's
-reference code, one expert overwrote another.
+A card, `expert.json` next to an exported model, says what an expert is, how it was made and how good it is. Its name is
+a hash of everything that decides its weights, so two plans never write to the same path. In HDEE's reference code, one
+expert overwrote another. An ensemble is a folder whose `ensemble.json` names the expert of each domain and its
+subfolder.
 """
 
 from __future__ import annotations
 
 import hashlib
-from pathlib import Path
-from typing import Annotated, Literal
+from pathlib import Path, PurePosixPath
+from typing import Annotated, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
 from pier_node.base import durable
 from pier_node.base.errors import PierError
 from pier_node.base.toml import first_problem
-from pier_node.experts.config import Name
+from pier_node.experts.config import MOST_DOMAINS, Name
 
 CARD_FILE, WEIGHTS_FILE = "expert.json", "model.safetensors"
-MOST_BYTES = 1 << 16
+MOST_BYTES_OF_CARD = 1 << 16
 """Maximum size of a card, in bytes."""
 PICKLES = ("*.bin", "*.pt", "*.pth", "*.pkl", "*.pickle", "*.ckpt")
 """Model files that could run arbitrary code when loaded."""
@@ -91,7 +93,7 @@ def load_card(folder: Path) -> Card:
     refuse_pickles(folder)
     try:
         with path.open("rb") as file:
-            card = Card.model_validate_json(file.read(MOST_BYTES))
+            card = Card.model_validate_json(file.read(MOST_BYTES_OF_CARD))
         digest = digest_of(folder)
     except OSError as error:
         raise PierError(f"{error.filename}: {error.strerror}", TRAIN_AGAIN) from error
@@ -111,3 +113,77 @@ def refuse_pickles(folder: Path) -> None:
     for pattern in PICKLES:
         for found in folder.glob(pattern):
             raise PierError(f"{found}: a pickle can run code, and is not read", "Remove it: weights are safetensors.")
+
+
+ENSEMBLE_FILE = "ensemble.json"
+MOST_BYTES_OF_ENSEMBLE = 1 << 20
+COLLECT = "Collect the experts again: pier-coordinator experts collect"
+
+
+class Member(BaseModel):
+    """One expert of the ensemble.
+
+    Attributes:
+        domain: the domain of the expert.
+        folder: folder of an exported model, relative to the ensemble's folder and inside it.
+        stands_in: it is the parent of an expert that was refused. It has a card only if it is itself an expert.
+    """
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    domain: Name
+    folder: Annotated[str, Field(min_length=1, max_length=255)]
+    stands_in: bool = False
+
+    @field_validator("folder")
+    @classmethod
+    def check_inside(cls, folder: str) -> str:
+        """Refuse a path that leads out of the folder."""
+        path = PurePosixPath(folder)
+        if path.is_absolute() or ".." in path.parts or "\\" in folder or "\0" in folder:
+            raise ValueError(f"{folder!r} is not a folder inside the ensemble's")
+        return folder
+
+
+class Ensemble(BaseModel):
+    """All members, one per domain, in the order of the plan."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    members: Annotated[tuple[Member, ...], Field(min_length=1, max_length=MOST_DOMAINS)]
+
+    @model_validator(mode="after")
+    def check_domains(self) -> Self:
+        """No domain may have two experts."""
+        names = [member.domain for member in self.members]
+        if len({*names}) < len(names):
+            raise ValueError("a domain has two experts")
+        return self
+
+    def save(self, folder: Path) -> None:
+        """Write ensemble.json. Raises OSError."""
+        durable.replace(folder / ENSEMBLE_FILE, f"{self.model_dump_json(indent=1)}\n".encode())
+
+
+def load_ensemble(folder: Path) -> Ensemble:
+    """The ensemble in a folder. Each member has a model there, which is not read yet (`load_card` checks one).
+
+    Raises:
+        PierError: there is none, it is not valid, or a member's folder is missing or holds no model.
+    """
+    path = folder / ENSEMBLE_FILE
+    try:
+        with path.open("rb") as file:
+            ensemble = Ensemble.model_validate_json(file.read(MOST_BYTES_OF_ENSEMBLE))
+    except OSError as error:
+        raise PierError(f"{path}: {error.strerror}", COLLECT) from error
+    except ValidationError as error:
+        raise PierError(f"{path}: not an ensemble: {first_problem(error, 'members')}", COLLECT) from error
+    for member in ensemble.members:
+        inside = (folder / member.folder).resolve()
+        if not inside.is_relative_to(folder.resolve()):
+            raise PierError(f"{path}: {member.folder} leads out of the folder", COLLECT)
+        refuse_pickles(inside)
+        if not (inside / WEIGHTS_FILE).is_file():
+            raise PierError(f"{inside}: there is no {WEIGHTS_FILE}, the expert of {member.domain}", COLLECT)
+    return ensemble

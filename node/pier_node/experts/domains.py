@@ -1,16 +1,25 @@
-"""The text of a domain: how much there is to train on, its hash, and samples to measure it with."""
+"""The text of a domain: how much there is to train on, its hash, samples to measure it with, and held-out rows.
+
+`python -m pier_node.experts.domains JOB CONTEXT FOLDER` reads the text of a job in a separate process. Reading may take
+minutes. Meanwhile the site's daemon stays responsive, and the process ends with the daemon.
+"""
 
 from __future__ import annotations
 
 import hashlib
+import json
+import sys
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
 
 from pier_node.base.errors import PierError
+from pier_node.base.processes import answer, die_with_parent
 from pier_node.experts.config import DomainSection
+from pier_node.experts.job import ExpertJob
 from pier_node.trainer.data.sources import HELD_OUT, SPLITS, VALIDATION, Document, Split, open_source, part_of
 
 SCORED = 1 << 18
@@ -143,3 +152,85 @@ class _Sample:
     def text(self) -> bytes:
         """The sample."""
         return b"".join(self._kept)[: self._most]
+
+
+ROWS_FILE = "dev.npy"
+FEWEST_ROWS, MOST_ROWS = 2, 256
+"""Minimum number of rows for a standard error, and maximum number of rows used, sampled from the whole dev split."""
+
+
+@dataclass(frozen=True)
+class Text:
+    """The text that was read.
+
+    Attributes:
+        tokens: number of tokens to train on.
+        rows: file of the rows that evaluate the expert, [rows, context + 1].
+    """
+
+    tokens: int
+    rows: Path
+
+
+async def read_text(job: ExpertJob, context: int, folder: Path) -> Text:
+    """Read the text in another process, which ends when this is cancelled.
+
+    Raises:
+        PierError: the text cannot be read, is not the one of the plan, or is too short.
+    """
+    words = job.model_dump_json(), str(context), str(folder)
+    told = await answer(__name__, *words, start_new_session=True)  # Ctrl+C in the daemon's terminal must not reach it
+    if told.code:
+        said = told.errors.strip().splitlines()[-1:]
+        raise PierError(f"domain {job.domain.name} cannot be read: {' '.join(said) or f'exit {told.code}'}")
+    found = json.loads(told.output)
+    if "problem" in found:
+        raise PierError(found["problem"], found["remedy"])
+    return Text(found["tokens"], folder / ROWS_FILE)
+
+
+def checked_text(job: ExpertJob, context: int, folder: Path) -> Text:
+    """Read the text in this process; see `read_text`."""
+    text = read_held_out(job.domain)
+    if text.digest != job.domain_hash:
+        raise PierError(
+            f"domain {job.domain.name}: the text here is not the one that was planned with",
+            "Give this site the same files; of a built-in domain, the same Python version.",
+        )
+    tokens = job.steps * job.batch_size * context
+    if tokens > job.max_epochs * text.tokens + job.batch_size * context:  # steps are whole
+        raise PierError(
+            f"domain {job.domain.name}: {job.steps} steps are {tokens / text.tokens:.1f} epochs; "
+            f"allowed: {job.max_epochs:g}",
+            "Plan fewer steps, or raise experts.max_epochs.",
+        )
+    rows = judging(text, context)
+    if len(rows) < FEWEST_ROWS:
+        raise PierError(
+            f"domain {job.domain.name}: {len(text.texts['dev'])} bytes of held-out text do not tell a good expert",
+            f"Give it more text: two rows of {context} bytes at least, of a tenth of it in three parts.",
+        )
+    np.save(folder / ROWS_FILE, rows)
+    return Text(text.tokens, folder / ROWS_FILE)
+
+
+def judging(text: HeldOut, context: int) -> npt.NDArray[np.uint8]:
+    """The rows of a domain on which its expert is evaluated, [rows, context + 1]."""
+    rows = rows_of(text.texts["dev"], context)
+    return np.asarray(rows[np.linspace(0, len(rows) - 1, min(len(rows), MOST_ROWS)).astype(int)])
+
+
+def main() -> None:
+    """Print the result for `read_text`."""
+    die_with_parent()
+    job, context, folder = sys.argv[1:]
+    try:
+        found = checked_text(ExpertJob.model_validate_json(job), int(context), Path(folder))
+    except PierError as error:
+        print(json.dumps({"problem": error.problem, "remedy": error.remedy}))
+    else:
+        print(json.dumps({"tokens": found.tokens}))
+
+
+if __name__ == "__main__":
+    main()

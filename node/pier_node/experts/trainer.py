@@ -26,9 +26,9 @@ from pier_node.base.shared import SharedVector, Vector
 from pier_node.config.run import ModelSection, RunConfig
 from pier_node.engine.messages import Progress
 from pier_node.experts.card import CARD_FILE, Card, digest_of, load_card
+from pier_node.experts.domains import Text, read_text
 from pier_node.experts.job import ExpertJob
 from pier_node.experts.mixture import Array
-from pier_node.experts.reading import Text, read
 from pier_node.experts.resume import FILE, ResumeState
 from pier_node.outer.layout import Layout
 from pier_node.trainer.data.corpus import SiteData
@@ -140,7 +140,7 @@ async def train_expert(
         return await asyncio.to_thread(load_card, done)
     work = done.with_name(f"{name}.work")
     work.mkdir(parents=True, exist_ok=True)
-    text = await read(job, shop.run.model.context, work)
+    text = await read_text(job, shop.run.model.context, work)
     training = _Training(job, parent, shop, text, work, told, custody)
     stand, verdict = await training.run()
     finishing = asyncio.create_task(asyncio.to_thread(_finish, training, stand, verdict))

@@ -22,7 +22,7 @@ from pier_node.config.run import RunConfig
 from pier_node.engine.messages import Progress as Step
 from pier_node.experts.card import Card
 from pier_node.experts.job import SEED, ExpertJob
-from pier_node.experts.scoring_process import Said, scored
+from pier_node.experts.scoring import Said, scored
 from pier_node.experts.sheet import ScoringOrder
 from pier_node.experts.trainer import Parent, Shop, export_parent, train_expert
 from pier_node.outer.state import OuterState

@@ -17,9 +17,8 @@ from pier_coordinator.commands.experts_run import check_seed
 from pier_coordinator.store.experts import AcceptedPlan
 from pier_node.base.errors import PierError
 from pier_node.config.run import ModelSection, RunConfig
-from pier_node.experts.card import Card, artefact_name, digest_of
+from pier_node.experts.card import Card, artefact_name, digest_of, load_ensemble
 from pier_node.experts.config import ExpertsConfig
-from pier_node.experts.ensemble import load_ensemble
 from pier_node.trainer.model.export import export
 from pier_node.trainer.model.initial import initial_weights
 

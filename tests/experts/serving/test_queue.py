@@ -12,12 +12,13 @@ import numpy as np
 import pytest
 import torch
 from experts.serving.ensembles import GB, NAMES, make_ensemble, opened
+from hypothesis import given
+from hypothesis import strategies as st
 from torch.utils.flop_counter import FlopCounterMode
 
 from pier_node.base.errors import PierError
 from pier_node.config.run import ModelSection
-from pier_node.experts.serving.answer import Answer
-from pier_node.experts.serving.queue import Asking, Limits
+from pier_node.experts.serving.queue import Answer, Asking, Limits, Telling, Token, pick, top
 from pier_node.experts.serving.request import CompletionRequest, Refusal
 from pier_node.outer.layout import Layout
 from pier_node.trainer.model.export import byte_tokenizer, export
@@ -214,3 +215,95 @@ def test_one_that_cannot_be_read_at_all_is_left_out(folder: Path, caplog: pytest
     assert [expert.name for expert in asking.experts] == ["encodings", "network"]
     assert "the expert of topics is left out" in caplog.text
     assert asking.experts[0].size == 4 * Layout.of(asking.experts[0].config).length
+
+
+LOGS = np.log([0.1, 0.5, 0.15, 0.25])
+
+
+def counts(temperature: float, top_p: float, draws: int = 4000) -> list[float]:
+    random = np.random.default_rng(1)
+    drawn = [pick(LOGS, temperature, top_p, random) for _ in range(draws)]
+    return [float(share) for share in np.bincount(drawn, minlength=4) / draws]
+
+
+def test_temperature_one_draws_as_the_distribution_says() -> None:
+    assert counts(1.0, 1.0) == pytest.approx([0.1, 0.5, 0.15, 0.25], abs=0.03)
+
+
+def test_half_the_temperature_squares_the_chances() -> None:
+    squares = np.array([0.01, 0.25, 0.0225, 0.0625])
+    assert counts(0.5, 1.0) == pytest.approx(squares / squares.sum(), abs=0.03)
+
+
+@pytest.mark.parametrize(
+    ("top_p", "left"), [(0.0, [1]), (0.5, [1]), (0.51, [1, 3]), (0.75, [1, 3]), (0.8, [1, 2, 3]), (0.95, [0, 1, 2, 3])]
+)
+def test_top_p_leaves_the_fewest_tokens_that_have_so_much(top_p: float, left: list[int]) -> None:
+    assert [token for token, share in enumerate(counts(1.0, top_p, 500)) if share] == left
+
+
+@given(
+    seed=st.integers(0, 1000),
+    temperature=st.floats(0, 2, allow_subnormal=True),
+    top_p=st.floats(0, 1),
+    spread=st.sampled_from([0.0, 1.0, 300.0]),
+)
+def test_any_setting_gives_a_token_that_is_there(seed: int, temperature: float, top_p: float, spread: float) -> None:
+    random = np.random.default_rng(seed)
+    logs = random.normal(size=9) * spread
+    assert 0 <= pick(logs, temperature, top_p, random) < 9
+
+
+def test_temperature_zero_takes_the_first_of_the_likeliest() -> None:
+    assert pick(np.array([-3.0, -1.0, -1.0]), 0.0, 1.0, np.random.default_rng(0)) == 1
+
+
+def test_the_top_tokens_come_in_order() -> None:
+    assert top(LOGS, 3) == [1, 3, 2]
+    assert top(LOGS, 9) == [1, 3, 2, 0]
+
+
+TEXTS = st.text("ab", max_size=3)
+STOPS = st.lists(st.text("ab", min_size=1, max_size=4), max_size=4)
+
+
+def first(text: str, stops: list[str]) -> int:
+    return min([at for stop in stops if (at := text.find(stop)) >= 0], default=-1)
+
+
+@given(pieces=st.lists(TEXTS, max_size=12), stops=STOPS)
+def test_what_is_told_is_the_text_before_the_first_stop(pieces: list[str], stops: list[str]) -> None:
+    telling, told, made = Telling(stops), "", ""
+    for piece in pieces:
+        made += piece
+        told += "".join(token.text for token in telling.push(Token(piece)))
+        if telling.stopped:
+            break
+        assert made.startswith(told)
+        assert first(made, stops) < 0
+    cut = first(made, stops)
+    assert telling.stopped == (cut >= 0)
+    told += "".join(token.text for token in telling.end())
+    assert told == (made if cut < 0 else made[:cut])
+
+
+@given(pieces=st.lists(TEXTS, max_size=12))
+def test_without_stops_every_token_is_told_at_once(pieces: list[str]) -> None:
+    telling = Telling()
+    assert all(telling.push(Token(piece)) == [Token(piece)] for piece in pieces)
+    assert telling.end() == []
+
+
+def test_only_what_may_become_a_stop_is_held() -> None:
+    telling = Telling(["end."])
+    assert [token.text for token in telling.push(Token("the "))] == ["the "]
+    assert telling.push(Token("en")) == []
+    assert [token.text for token in telling.push(Token("t"))] == ["en", "t"]
+
+
+def test_a_token_in_which_a_stop_begins_is_cut_and_keeps_what_it_was() -> None:
+    telling = Telling(["\n"])
+    assert telling.push(Token("a\nb", -1.5, {"x": -1.0}, {"topics": 1.0})) == [
+        Token("a", -1.5, {"x": -1.0}, {"topics": 1.0})
+    ]
+    assert telling.stopped

@@ -16,7 +16,7 @@ from torch import Tensor
 from pier_node.base.errors import PierError
 from pier_node.config.presets import PRESETS
 from pier_node.config.run import ModelSection
-from pier_node.experts.serving.mixture_decoder import Reader
+from pier_node.experts.serving.models import Reader
 from pier_node.outer.layout import Layout
 from pier_node.trainer.model.decoder import Decoder, stream
 from pier_node.trainer.model.export import (

@@ -19,8 +19,7 @@ from typing import Any
 from aiohttp import web
 
 from pier_node.base.http import add_headers, is_from_elsewhere
-from pier_node.experts.serving.answer import Answer, Token
-from pier_node.experts.serving.queue import Asking
+from pier_node.experts.serving.queue import Answer, Asking, Token
 from pier_node.experts.serving.request import CompletionRequest, Refusal, parse
 
 Json = dict[str, Any]
