@@ -311,16 +311,7 @@ def test_a_report_has_every_domain_and_their_mean() -> None:
     assert own["a"] == pytest.approx([1 / np.log(2), 3 / np.log(2)])
     assert [report.domains[domain].single for domain in "ab"] == [0, 1]
     names = list(report.mean)
-    assert names == [
-        "decay",
-        "fixed-share",
-        "bayes",
-        "uniform",
-        "top-1",
-        "top-2",
-        "single",
-        "geometric",
-    ]
+    assert names == ["decay", "fixed-share", "bayes", "uniform", "top-1", "top-2", "single", "geometric"]
     for name, standing in report.mean.items():
         each = [result.standings[name].bits_per_byte for result in report.domains.values()]
         assert standing.bits_per_byte == pytest.approx(np.mean(each))

@@ -96,10 +96,7 @@ async def test_rows_and_tokens_come_from_another_process(make_job: MakeJob, tmp_
 
 @pytest.mark.parametrize(
     ("changed", "why"),
-    [
-        ({"domain_hash": "0" * 32}, "not the one that was planned"),
-        ({"steps": 100_000}, "epochs; allowed: 4"),
-    ],
+    [({"domain_hash": "0" * 32}, "not the one that was planned"), ({"steps": 100_000}, "epochs; allowed: 4")],
 )
 async def test_problems_come_back_in_words(
     make_job: MakeJob, tmp_path: Path, changed: dict[str, object], why: str

@@ -72,14 +72,7 @@ def expert(folder: Path, domain: str, number: int, accepted: bool = True) -> str
     name = artefact_name(parent, DIGEST, "M", number + 1, 1)
     place = make_expert(folder / name, number)
     losses = {"loss": 1.0, "parent_loss": 2.0, "standard_error": 0.1, "accepted": accepted, "digest": digest_of(place)}
-    about = {
-        "name": name,
-        "domain": domain,
-        "domain_hash": DIGEST,
-        "parent": parent,
-        "size": "M",
-        "steps": number + 1,
-    }
+    about = {"name": name, "domain": domain, "domain_hash": DIGEST, "parent": parent, "size": "M", "steps": number + 1}
     Card.model_validate({**about, **losses, "seed": 1, "tokens": 1, "flops": 1.0, "epochs": 1.0}).save(place)
     return name
 

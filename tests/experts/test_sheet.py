@@ -95,8 +95,7 @@ def test_other_shapes_and_kinds_are_refused(changed: dict[str, Any], said: str) 
 
 
 @pytest.mark.parametrize(
-    ("field", "value"),
-    [("expert", "../x"), ("weights", "z" * 64), ("split", "train"), ("domain", ""), ("extra", 1)],
+    ("field", "value"), [("expert", "../x"), ("weights", "z" * 64), ("split", "train"), ("domain", ""), ("extra", 1)]
 )
 def test_what_it_is_about_is_checked(field: str, value: Any) -> None:
     with pytest.raises(ValueError, match=field):

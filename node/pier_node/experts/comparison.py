@@ -240,11 +240,7 @@ def _bits(nats: Array, tokens: int) -> float:
 
 
 def experts_of(sheets: Iterable[Sheet]) -> list[str]:
-    """Names of the experts, in order of appearance.
-
-    Raises:
-        PierError: one name stands for two sets of weights.
-    """
+    """Names of the experts, in order of appearance. Raises PierError: one name stands for two sets of weights."""
     weights: dict[str, str] = {}
     for sheet in sheets:
         about = sheet.subject
@@ -267,15 +263,13 @@ def gather(sheets: Sequence[Sheet]) -> dict[str, Scored]:
     """
     experts = experts_of(sheets)
     found = {(each.subject.domain, each.subject.split, each.subject.expert): each for each in sheets}
-    domains = dict.fromkeys(sheet.subject.domain for sheet in sheets)
-    return {domain: _scored(found, domain, experts) for domain in domains}
-
-
-def _scored(found: dict[tuple[str, Split, str], Sheet], domain: str, experts: Sequence[str]) -> Scored:
-    test, test_rows = _stacked(found, domain, "test", experts)
-    prior, prior_rows = _stacked(found, domain, "prior", experts)
-    parents = [found[domain, "test", expert].parent for expert in experts]
-    return Scored(test, prior, test_rows, prior_rows, parents)
+    scores = {}
+    for domain in dict.fromkeys(sheet.subject.domain for sheet in sheets):
+        test, test_rows = _stacked(found, domain, "test", experts)
+        prior, prior_rows = _stacked(found, domain, "prior", experts)
+        parents = [found[domain, "test", expert].parent for expert in experts]
+        scores[domain] = Scored(test, prior, test_rows, prior_rows, parents)
+    return scores
 
 
 def _stacked(

@@ -30,10 +30,11 @@ from pier_node.experts.card import CARD_FILE, WEIGHTS_FILE, digest_of, load_card
 from pier_node.experts.config import DomainSection
 from pier_node.experts.domains import read_held_out, rows_of
 from pier_node.experts.sheet import SCORED, LogProbs, Parent, Rows, ScoringOrder, Sheet, Subject, row_hashes
-from pier_node.rounds.weights import exported_weights
+from pier_node.rounds.weights import exported_weights, pick_device
 from pier_node.trainer.data.sources import Split
 from pier_node.trainer.data.tokens import FileTokenizer
 from pier_node.trainer.model.evaluate import token_losses
+from pier_node.trainer.model.export import read_config
 
 BATCH = 32
 """Rows per batch."""
@@ -164,18 +165,13 @@ def sheets_of(
     Raises:
         PierError: there is no model with bytes as tokens.
     """
-    _check_tokenizer(place)
+    if FileTokenizer(place / "tokenizer.json").encode(BYTES).tolist() != list(BYTES.encode()):
+        raise PierError(f"{place}: its tokens are not bytes", "Experts are trained and scored on bytes.")
     model, digest = exported_weights(place).model(device), digest_of(place)
     for (name, split), rows in texts.items():
         about = Subject(expert=domain, weights=digest, domain=name, split=split)
         found, hashes = log_probs(model, rows, done), row_hashes(rows)
         yield Sheet(about, found, hashes, parents.of(place, name) if split == "test" else None)
-
-
-def _check_tokenizer(place: Path) -> None:
-    """Raise PierError unless tokens are bytes, as the rows are."""
-    if FileTokenizer(place / "tokenizer.json").encode(BYTES).tolist() != list(BYTES.encode()):
-        raise PierError(f"{place}: its tokens are not bytes", "Experts are trained and scored on bytes.")
 
 
 @dataclass(frozen=True)
@@ -196,8 +192,14 @@ class Said:
 
 async def scored(order: ScoringOrder, folder: Path, out: Path) -> AsyncGenerator[Said]:
     """Score in another process, which ends when this generator is closed. Raises PierError: it failed."""
-    file = await asyncio.to_thread(_written, order, out)
-    words = (sys.executable, "-m", __name__, str(file), str(folder), str(out))
+
+    def written() -> str:
+        out.mkdir(parents=True, exist_ok=True)
+        file = out / "order.json"
+        file.write_text(order.model_dump_json())
+        return str(file)
+
+    words = (sys.executable, "-m", __name__, await asyncio.to_thread(written), str(folder), str(out))
     process = await asyncio.create_subprocess_exec(
         *words,
         stdin=asyncio.subprocess.DEVNULL,
@@ -218,10 +220,6 @@ async def scored(order: ScoringOrder, folder: Path, out: Path) -> AsyncGenerator
 
 def said(order: ScoringOrder, folder: Path, out: Path) -> Iterator[Said]:
     """Score; the sheets are written to `out`."""
-    from pier_node.experts.scoring import Parents, expert_in, sheets_of, texts_of
-    from pier_node.rounds.weights import pick_device
-    from pier_node.trainer.model.export import read_config
-
     places: dict[str, tuple[str, Path]] = {}
     for name in order.experts:
         try:
@@ -243,13 +241,6 @@ def said(order: ScoringOrder, folder: Path, out: Path) -> Iterator[Said]:
                 yield Said(name, sheet.subject.domain, str(sheet.save(out)))
         except PierError as error:
             yield Said(name, problem=error.problem)
-
-
-def _written(order: ScoringOrder, out: Path) -> Path:
-    out.mkdir(parents=True, exist_ok=True)
-    file = out / "order.json"
-    file.write_text(order.model_dump_json())
-    return file
 
 
 def main() -> None:

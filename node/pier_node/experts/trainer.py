@@ -123,13 +123,13 @@ class CheckpointSink(Protocol):
 
 
 async def train_expert(
-    job: ExpertJob, parent: Parent, shop: Shop, told: Told, custody: CheckpointSink | None = None
+    job: ExpertJob, parent: Parent, shop: Shop, told: Told, elsewhere: CheckpointSink | None = None
 ) -> Card:
     """Train an expert and return its card; its model is stored next to it. A finished expert is not trained again.
 
     Args:
         told: called with the progress, a few times per second.
-        custody: where else its checkpoints are kept; None: only here.
+        elsewhere: where else its checkpoints are kept; None: only here.
 
     Raises:
         PierError: the text is not the one of the plan or is too short, or the workers cannot continue.
@@ -141,9 +141,9 @@ async def train_expert(
     work = done.with_name(f"{name}.work")
     work.mkdir(parents=True, exist_ok=True)
     text = await read_text(job, shop.run.model.context, work)
-    training = _Training(job, parent, shop, text, work, told, custody)
-    stand, verdict = await training.run()
-    finishing = asyncio.create_task(asyncio.to_thread(_finish, training, stand, verdict))
+    training = _Training(job, parent, shop, text, work, told, elsewhere)
+    state, verdict = await training.run()
+    finishing = asyncio.create_task(asyncio.to_thread(_finish, training, state, verdict))
     try:
         card = await asyncio.shield(finishing)
     finally:  # the thread continues in any case: nothing else may start in this folder meanwhile
@@ -172,24 +172,20 @@ def export_parent(parent: Parent, shop: Shop) -> Path:
     return folder
 
 
+@dataclass
 class _Training:
     """The training from the parent to the last step."""
 
-    def __init__(
-        self,
-        job: ExpertJob,
-        parent: Parent,
-        shop: Shop,
-        text: Text,
-        work: Path,
-        told: Told,
-        custody: CheckpointSink | None,
-    ) -> None:
-        self._custody = custody
-        self.job, self.parent, self.shop, self.text, self.work = job, parent, shop, text, work
-        self.config = job.run(shop.run)
-        self.name = job.name(parent.name, shop.run)
-        self._told = told
+    job: ExpertJob
+    parent: Parent
+    shop: Shop
+    text: Text
+    work: Path
+    told: Told
+    elsewhere: CheckpointSink | None
+
+    def __post_init__(self) -> None:
+        self.config, self.name = self.job.run(self.shop.run), self.job.name(self.parent.name, self.shop.run)
         self._weights = SharedVector(Layout.of(self.config.model).length)
 
     async def run(self) -> tuple[ResumeState, Verdict]:
@@ -200,9 +196,9 @@ class _Training:
             await workers.start()
             self._weights.array[:] = await asyncio.to_thread(self._branched)
             before = await workers.rate(self._weights, self.text.rows)
-            stand = await self._train(workers)
+            state = await self._train(workers)
             after = await workers.rate(self._weights, self.text.rows)
-        return stand, judged(after, before)
+        return state, judged(after, before)
 
     def _branched(self) -> Vector:
         import torch
@@ -215,65 +211,65 @@ class _Training:
 
     async def _train(self, workers: Workers) -> ResumeState:
         """The last state, whose weights are in `self._weights`."""
-        moments, length = (workers.adam_m.array, workers.adam_v.array), len(self._weights.array)
-        stand = await self._stood(length)
-        if stand is None:
-            stand = ResumeState(0, 0, self._weights.array, *moments)
-        else:
-            self._weights.array[:], moments[0][:], moments[1][:] = stand.weights, stand.adam_m, stand.adam_v
-            log.info("the expert of %s goes on at step %d", self.job.domain.name, stand.step)
-            stand = replace(stand, weights=self._weights.array, adam_m=moments[0], adam_v=moments[1])
+        vectors = self._weights.array, workers.adam_m.array, workers.adam_v.array
+        state, kept = ResumeState(0, 0, *vectors), await self._newest_checkpoint()
+        if kept is not None:
+            for vector, found in zip(vectors, (kept.weights, kept.adam_m, kept.adam_v), strict=True):
+                vector[:] = found
+            log.info("the expert of %s goes on at step %d", self.job.domain.name, kept.step)
+            state = replace(kept, weights=vectors[0], adam_m=vectors[1], adam_v=vectors[2])
         steps = PROBE
-        while stand.step < self.job.steps:
-            stand, seconds = await self._chunk(workers, stand, min(steps, self.job.steps - stand.step))
+        while state.step < self.job.steps:
+            state, seconds = await self._train_to_checkpoint(workers, state, min(steps, self.job.steps - state.step))
             steps = max(1, int(steps * self.shop.checkpoint_seconds / max(seconds, 1e-3)))
-        return stand
+        return state
 
-    async def _stood(self, length: int) -> ResumeState | None:
+    async def _newest_checkpoint(self) -> ResumeState | None:
         """The latest checkpoint available here or elsewhere."""
+        length = len(self._weights.array)
         own = await asyncio.to_thread(ResumeState.load, self.work, self.name, length)
         step = own.step if own else 0
-        if self._custody is None or not await self._custody.fetched(self.work, self.name, length, step):
+        if self.elsewhere is None or not await self.elsewhere.fetched(self.work, self.name, length, step):
             return own
         return await asyncio.to_thread(ResumeState.load, self.work, self.name, length)
 
-    async def _chunk(self, workers: Workers, stand: ResumeState, steps: int) -> tuple[ResumeState, float]:
+    async def _train_to_checkpoint(self, workers: Workers, state: ResumeState, steps: int) -> tuple[ResumeState, float]:
         """Train that many steps and save a checkpoint. Returns the state and the seconds taken."""
         done = await workers.run(
-            first_step=stand.step,
+            first_step=state.step,
             steps=steps,
             sequences=self.job.batch_size,
             payload="weights",
             load=self._weights,
-            adam_step=stand.step,
-            on_progress=self._told,
+            adam_step=state.step,
+            on_progress=self.told,
         )
         self._weights.array[:] = workers.outbox.array
-        stand = replace(stand, step=stand.step + steps, tokens=stand.tokens + done.tokens)
-        await asyncio.to_thread(stand.save, self.work, self.name)
-        if self._custody is not None:
-            self._custody.saved(self.work / FILE, stand.step)
-        return stand, done.seconds
+        state = replace(state, step=state.step + steps, tokens=state.tokens + done.tokens)
+        await asyncio.to_thread(state.save, self.work, self.name)
+        if self.elsewhere is not None:
+            self.elsewhere.saved(self.work / FILE, state.step)
+        return state, done.seconds
 
 
-def _finish(training: _Training, stand: ResumeState, verdict: Verdict) -> Card:
+def _finish(training: _Training, state: ResumeState, verdict: Verdict) -> Card:
     """Write the model and the card. They appear together under their name."""
     import torch
 
     job, model = training.job, training.config.model
-    made = export(model, torch.from_numpy(stand.weights), training.work / "model", shard_bytes=ONE_FILE)
+    made = export(model, torch.from_numpy(state.weights), training.work / "model", shard_bytes=ONE_FILE)
     card = Card(
         name=training.name,
         domain=job.domain.name,
         domain_hash=job.domain_hash,
         parent=training.parent.name,
         size=job.size,
-        steps=stand.step,
+        steps=state.step,
         seed=job.seed,
         recipe=job.recipe(training.shop.run),
-        tokens=stand.tokens,
-        flops=flops_per_token(model) * stand.tokens,
-        epochs=stand.tokens / training.text.tokens,
+        tokens=state.tokens,
+        flops=flops_per_token(model) * state.tokens,
+        epochs=state.tokens / training.text.tokens,
         digest=digest_of(made),
         loss=verdict.loss,
         parent_loss=verdict.parent_loss,

@@ -227,8 +227,8 @@ class ExpertTraining:
         log.info("training the expert of %s: %s, %d steps", job.domain.name, job.size, job.steps)
         try:
             parent = await asyncio.to_thread(self._parent, plan, job)
-            custody = self._custody(plan, job)
-            card = await train_expert(job, parent, self._shop, lambda step: self._stepped(plan, job, step), custody)
+            elsewhere = self._job_checkpoints(plan, job)
+            card = await train_expert(job, parent, self._shop, lambda step: self._stepped(plan, job, step), elsewhere)
             await self._keep_parent(card, parent)
         except (PierError, OSError, ValueError) as error:  # the disk is full, say, or a checkpoint gives no card
             log.error("this site cannot train the expert of %s: %s", job.domain.name, error)
@@ -252,7 +252,7 @@ class ExpertTraining:
                 raise
             log.warning("what the expert of %s forgets will not be known: %s", card.domain, error)
 
-    def _custody(self, plan: str, job: ExpertJob) -> JobCheckpoints:
+    def _job_checkpoints(self, plan: str, job: ExpertJob) -> JobCheckpoints:
         """The job's checkpoints, with the one that the coordinator keeps."""
         wanted = self._orders.experts
         kept = next((kept for kept in wanted.checkpoints if kept.job == job.number), None) if wanted else None

@@ -35,23 +35,20 @@ class Form:
     """
 
     def __init__(self, model: str, logprobs: bool) -> None:
-        self._head = {"id": f"cmpl-{secrets.token_hex(12)}", "object": "text_completion", "created": int(time.time())}
-        self._model, self._logprobs = model, logprobs
-        self._offset = 0
+        self._head = {
+            "id": f"cmpl-{secrets.token_hex(12)}",
+            "object": "text_completion",
+            "created": int(time.time()),
+            "model": model,
+        }
+        self._logprobs, self._offset = logprobs, 0
 
     def whole(self, tokens: Sequence[Token], answer: Answer) -> Json:
         """The complete answer."""
-        return {**self._told(tokens, answer), "usage": usage(answer), "flops_per_token": answer.flops_per_token}
+        return {**self.part(tokens, answer), "usage": usage(answer), "flops_per_token": answer.flops_per_token}
 
     def part(self, tokens: Sequence[Token], answer: Answer) -> Json:
         """A part of the answer; the last one contains the finish reason."""
-        return self._told(tokens, answer)
-
-    def counts(self, answer: Answer) -> Json:
-        """The end of a stream, if its usage was requested."""
-        return {**self._head, "model": self._model, "choices": [], "usage": usage(answer)}
-
-    def _told(self, tokens: Sequence[Token], answer: Answer) -> Json:
         choice: Json = {
             "index": 0,
             "text": "".join(token.text for token in tokens),
@@ -60,7 +57,11 @@ class Form:
         }
         if answer.finish:
             choice["posterior"] = answer.posterior
-        return {**self._head, "model": self._model, "choices": [choice]}
+        return {**self._head, "choices": [choice]}
+
+    def counts(self, answer: Answer) -> Json:
+        """The end of a stream, if its usage was requested."""
+        return {**self._head, "choices": [], "usage": usage(answer)}
 
     def _logs(self, tokens: Sequence[Token]) -> Json:
         offsets = []

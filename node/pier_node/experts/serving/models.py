@@ -19,7 +19,6 @@ from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
 
 import numpy as np
 import torch
@@ -43,24 +42,9 @@ FP32 = 4
 log = logging.getLogger(__name__)
 
 
-class Entry(Protocol):
-    """What a pool needs to know about an expert."""
-
-    @property
-    def name(self) -> str:
-        """The expert's name for people."""
-
-    @property
-    def size(self) -> int:
-        """Bytes of its weights in memory."""
-
-    def load(self) -> Decoder:
-        """Load its model. Raises PierError and any error of reading files."""
-
-
 @dataclass(frozen=True)
 class Expert:
-    """An expert on disk; see `Entry`.
+    """An expert on disk.
 
     Attributes:
         domains: the domains that it is for: several if it is the parent that stands in for their experts.
@@ -73,7 +57,7 @@ class Expert:
 
     @property
     def name(self) -> str:
-        """Its domain, or all of them."""
+        """Its name for people: its domain, or all of them."""
         return "+".join(self.domains)
 
     @property
@@ -143,17 +127,17 @@ class Pool:
     """Experts by index, of which as many are in memory as fit.
 
     Args:
-        entries: all experts.
+        experts: all of them.
         memory: bytes for weights; 0: no limit.
 
     Attributes:
         lost: the experts that cannot be asked any more.
     """
 
-    def __init__(self, entries: Sequence[Entry], memory: int = 0) -> None:
+    def __init__(self, experts: Sequence[Expert], memory: int = 0) -> None:
         self.lost: set[int] = set()
-        self._entries, self._memory = entries, memory
-        self._sizes = [entry.size for entry in entries]
+        self._experts, self._memory = experts, memory
+        self._sizes = [expert.size for expert in experts]
         self._models: OrderedDict[int, Decoder] = OrderedDict()  # the least recently asked first
         self._users: Counter[int] = Counter()
         self._changed = Signal()
@@ -161,7 +145,7 @@ class Pool:
     @property
     def alive(self) -> list[int]:
         """The experts that can be asked."""
-        return [index for index in range(len(self._entries)) if index not in self.lost]
+        return [index for index in range(len(self._experts)) if index not in self.lost]
 
     def check_room(self, most: int) -> None:
         """Raise PierError unless any `most` experts fit together (0: all)."""
@@ -190,17 +174,17 @@ class Pool:
         Raises:
             Lost: it cannot be read; it is not tried again.
         """
-        entry = self._entries[index]
+        expert = self._experts[index]
         if index in self.lost:
-            raise Lost(entry.name)
+            raise Lost(expert.name)
         if index not in self._models:
-            self._make_room(entry)
+            self._make_room(expert)
             try:
-                self._models[index] = entry.load()
+                self._models[index] = expert.load()
             except Exception as error:  # whatever is wrong with one expert, the others continue
                 self.lose(index, error)
-                raise Lost(entry.name) from error
-            log.info("the expert of %s was read: %s", entry.name, amount(entry.size))
+                raise Lost(expert.name) from error
+            log.info("the expert of %s was read: %s", expert.name, amount(expert.size))
         self._models.move_to_end(index)
         return self._models[index]
 
@@ -208,7 +192,7 @@ class Pool:
         """Stop using an expert."""
         self.lost.add(index)
         self._models.pop(index, None)
-        log.warning("the expert of %s drops out: %s", self._entries[index].name, str(why).splitlines()[0])
+        log.warning("the expert of %s drops out: %s", self._experts[index].name, str(why).splitlines()[0])
 
     @property
     def resident(self) -> list[int]:
@@ -219,15 +203,15 @@ class Pool:
         used = experts | {index for index, users in self._users.items() if users > 0}
         return not self._memory or sum(self._sizes[index] for index in used) <= self._memory
 
-    def _make_room(self, entry: Entry) -> None:
+    def _make_room(self, expert: Expert) -> None:
         held = sum(self._sizes[index] for index in self._models)
         for index in self.resident:
-            if not self._memory or held + entry.size <= self._memory:
+            if not self._memory or held + expert.size <= self._memory:
                 return
             if self._users[index] <= 0:
                 del self._models[index]
                 held -= self._sizes[index]
-                log.info("the expert of %s makes room for that of %s", self._entries[index].name, entry.name)
+                log.info("the expert of %s makes room for that of %s", self._experts[index].name, expert.name)
 
 
 class Reader:
