@@ -22,8 +22,7 @@ from rich.table import Table
 
 from bench.paths_instances import Instance, instances
 from pier_node.pipeline.planning.bounds import lower_bounds
-from pier_node.pipeline.planning.check import violations
-from pier_node.pipeline.planning.plan import worst_intra
+from pier_node.pipeline.planning.plan import violations, worst_intra
 from pier_node.pipeline.planning.policies import full_pipeline
 from pier_node.pipeline.planning.problem import Problem
 from pier_node.pipeline.planning.search import search

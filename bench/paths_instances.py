@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from pier_node.pipeline.planning.plan import Path as Way
-from pier_node.pipeline.planning.plan import Plan, problem_from_json, worst_intra
-from pier_node.pipeline.planning.problem import Problem
+from pier_node.pipeline.planning.plan import Plan, worst_intra
+from pier_node.pipeline.planning.problem import Problem, problem_from_json
 
 FILE = Path(__file__).with_name("paths_instances.json")
 

@@ -53,7 +53,7 @@ def measure(policy: str, sites: int, count: int, forward: float = FORWARD, warm:
 
 def known(watched: Watched) -> list[Iteration]:
     """The iterations so far."""
-    from pier_node.pipeline.planning.simulate import makespan
+    from pier_node.pipeline.planning.simulator import makespan
 
     events = watched.events()
     predicted = {number: makespan(it.problem, it.plan) for number, it in watched.drawn.items()}

@@ -154,4 +154,4 @@ def _held(config: RunConfig, stage: int) -> Held:
 
 async def _searched(problem: Problem, seed: int, seconds: float, current: paths.Plan, stay: bool) -> paths.Plan:
     """To its end, however busy the machine is, so that a seed gives the same paths."""
-    return search(problem, seed, seconds, current if stay else None, deadline=math.inf, stages_stay=stay).plan
+    return search(problem, seed, seconds, current if stay else None, deadline=math.inf).plan

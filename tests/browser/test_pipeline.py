@@ -20,7 +20,7 @@ from pier_coordinator.runs.read_model import ReadModel
 from pier_node.pipeline.planning.gantt import gantt_svg
 from pier_node.pipeline.planning.plan import Plan
 from pier_node.pipeline.planning.problem import Problem, Site
-from pier_node.pipeline.planning.simulate import Schedule, Task
+from pier_node.pipeline.planning.simulator import Schedule, Task
 
 if TYPE_CHECKING:
     from playwright.async_api import Browser

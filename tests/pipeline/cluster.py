@@ -197,4 +197,4 @@ def _length(config: RunConfig) -> int:
 
 
 async def _searched(problem: Problem, seed: int, seconds: float, current: paths.Plan, stay: bool) -> paths.Plan:
-    return search(problem, seed, seconds, current if stay else None, stages_stay=stay).plan
+    return search(problem, seed, seconds, current if stay else None).plan

@@ -1,23 +1,30 @@
-"""An attempt against one process that runs the same skipped graph, in any order of arrival; what is refused."""
+"""An attempt against one process that runs the same skipped graph; the order of a site's tasks; what is refused."""
 
 from __future__ import annotations
 
 import asyncio
+import random
+from collections.abc import AsyncIterator, Callable
+from typing import Any
 
 import numpy as np
 import pytest
-from pipeline.cases import config, iteration_plan, outcomes, reference, workers, worths
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from pipeline.cases import BATCH, CONTEXT, Worker, config, iteration_plan, outcomes, reference, workers, worths
 from pipeline.planning.cases import problem
 from simulation.network import Weather
 from simulation.virtual_time import run
+from torch import Tensor
 
-from pier_node.pipeline.activations import Activations
-from pier_node.pipeline.attempt import Worth
+from pier_node.pipeline.attempt import Activations, MicrobatchQueue, Worth, activation_of, pieces
 from pier_node.pipeline.iteration_plan import Plan
 from pier_node.pipeline.joint import Totals
-from pier_node.pipeline.planning.routing import random_routes
+from pier_node.pipeline.planning.plan import random_routes
 from pier_node.rounds.suspects import Suspicion
-from pier_proto.v1.peer_pb2 import Total
+from pier_node.wire.carrier import BadMessage, PeerRefused
+from pier_proto.v1.peer_pb2 import Activation, Chunk, Total
 
 SIX = [0, 0, 1, 1, 2, 3]
 """Stages of the sites a to f."""
@@ -105,3 +112,193 @@ def test_a_tensor_that_cannot_be_sent_ends_the_attempt(
 
     assert all("no buffer space" in str(it) for it in run(main()))
     assert "a tensor could not be sent" in caplog.text
+
+
+RUN = config(stages=2, layers=2)
+PLAN = Plan.read(iteration_plan([0, 1], [[0, 1], [0, 1]]), 2)
+RIGHT = torch.zeros(BATCH, CONTEXT, RUN.model.dim)
+
+
+def stream(tensor: Tensor, name: bytes = PLAN.name, microbatch: int = 0, hop: int = 1) -> list[Chunk]:
+    return [*pieces(activation_of(name, microbatch, hop, tensor), tensor, 1)]
+
+
+def cut(chunks: list[Chunk]) -> list[Chunk]:
+    chunks[-1].data = chunks[-1].data[:-4]
+    return chunks
+
+
+def twice(chunks: list[Chunk]) -> list[Chunk]:
+    return [*chunks, chunks[-1]]
+
+
+REFUSED: dict[str, tuple[Callable[[], list[Chunk]], str]] = {
+    "shape": (lambda: stream(RIGHT[:, :-1]), "a tensor of shape"),
+    "dtype": (lambda: stream(RIGHT.bfloat16()), "a tensor of DTYPE_BF16, expected torch.float32"),
+    "not finite": (lambda: stream(RIGHT * float("nan")), "a tensor that is not finite"),
+    "no such microbatch": (lambda: stream(RIGHT, microbatch=2), "microbatch 2, hop 1: the plan has none"),
+    "no such hop": (lambda: stream(RIGHT, hop=5), "microbatch 0, hop 5: the plan has none"),
+    "another's route": (lambda: stream(RIGHT, hop=2), "the plan leads from b to a, not from a to b"),
+    "too short": (lambda: cut(stream(RIGHT)), "bytes, expected"),
+    "too long": (lambda: twice(stream(RIGHT)), "a chunk at 0"),
+    "ends early": (lambda: stream(RIGHT)[:1], "a stream that ends after 0 of"),
+}
+
+
+async def sent(worker: Worker, chunks: list[Chunk], to: str = "b") -> str:
+    """How a stream was refused; "" if it was taken."""
+
+    async def all_of_it() -> AsyncIterator[Chunk]:
+        for chunk in chunks:
+            yield chunk
+
+    try:
+        await worker.carrier.push(to, all_of_it())
+    except PeerRefused as refused:
+        return refused.reason
+    return ""
+
+
+@pytest.mark.parametrize("kind", REFUSED)
+def test_what_is_not_as_planned_is_refused_and_harmless(kind: str) -> None:
+    chunks, reason = REFUSED[kind]
+
+    async def main() -> tuple[str, Any, Any]:
+        plain = await worths(await workers(RUN, PLAN))
+        made = await workers(RUN, PLAN)
+        said = await sent(made[0], chunks())
+        return said, plain, await worths(made)
+
+    said, plain, found = run(main())
+    assert reason in said
+    for node, worth in plain.items():
+        assert np.array_equal(worth.gradient, found[node].gradient)
+
+
+def test_what_comes_again_or_late_is_refused() -> None:
+    async def main() -> tuple[str, str]:
+        made = await workers(RUN, PLAN)
+        assert await sent(made[0], stream(RIGHT)) == ""
+        again = await sent(made[0], stream(RIGHT))
+        for worker in made:
+            await worker.roster.stop()
+        made = await workers(RUN, PLAN)
+        await worths(made)
+        return again, await sent(made[0], stream(RIGHT))
+
+    again, late = run(main())
+    assert "it is here already" in again
+    assert "late: that attempt is over" in late
+
+
+@pytest.mark.parametrize(
+    ("stages", "path", "reason"),
+    [
+        ([0, 1], [0, 2], "sites that take no part"),
+        ([0, 1], [1, 0], "must begin at 0"),
+        ([0, 1, 1], [0, 1, 2], "each once"),
+    ],
+)
+def test_plans_that_are_none(stages: list[int], path: list[int], reason: str) -> None:
+    with pytest.raises(BadMessage, match=reason):
+        Plan.read(iteration_plan(stages, [path]), 2)
+
+
+def test_a_plan_for_another_model_is_refused() -> None:
+    with pytest.raises(BadMessage, match="a model of 2 does not have"):
+        Plan.read(iteration_plan([0, 2], [[0, 1]]), 2)
+    with pytest.raises(BadMessage, match="with microbatches"):
+        Plan.read(iteration_plan([0, 1], [[0, 1]], meet=True), 4)
+    with pytest.raises(BadMessage, match="without microbatches"):
+        Plan.read(iteration_plan([0, 1], []), 2)
+
+
+def test_bf16_travels_as_it_is() -> None:
+    values = torch.randn(3, 5, 7).bfloat16()
+    first, *rest = pieces(activation_of(bytes(32), 1, 2, values), values, 1)
+    assert first.activation.dtype == Activation.DTYPE_BF16
+    assert [*first.activation.shape] == [3, 5, 7]
+    raw = b"".join(chunk.data for chunk in rest)
+    assert raw == values.view(torch.uint8).numpy().tobytes()
+
+
+TWO = Plan.read(iteration_plan([0, 1], [[0, 1]] * 4, [2, 2]), 2)
+"""Four microbatches of a in two waves, through b. Hops: 0 at a, 1 at b, 2 loss at a, 3 at b, 4 at a."""
+
+
+def test_own_new_microbatches_come_last() -> None:
+    desk = MicrobatchQueue(TWO, "a", memory=3)
+    assert desk.next() == (0, 0)
+    desk.done((0, 0))
+    desk.arrive((0, 2))
+    assert desk.next() == (0, 2)
+    desk.done((0, 2))
+    assert [desk.next(), desk.next(), desk.next()] == [(1, 0), (2, 0), None]
+    desk.arrive((0, 4))
+    assert desk.next() == (0, 4)
+    desk.done((0, 4))
+    assert desk.next() == (3, 0)
+
+
+def test_paths_that_swap_stages_keep_waves_apart() -> None:
+    swapped = Plan.read(iteration_plan([0, 1, 2], [[0, 2, 1], [0, 1, 2], [0, 1, 2]], [2, 1]), 3)
+    desk = MicrobatchQueue(swapped, "a", memory=3)
+    assert [desk.next(), desk.next(), desk.next()] == [(0, 0), (1, 0), None]
+    desk.done((0, 0))
+    desk.arrive((0, 6))
+    assert desk.next() == (0, 6)
+    desk.done((0, 6))
+    assert desk.next() == (2, 0), "the one in its place of the wave before is over"
+
+
+def test_earlier_waves_go_first() -> None:
+    desk = MicrobatchQueue(TWO, "b", memory=3)
+    for task in ((2, 1), (1, 1), (0, 1)):
+        desk.arrive(task)
+    assert [desk.next(), desk.next(), desk.next()] == [(1, 1), (0, 1), (2, 1)]
+
+
+def test_what_came_first_goes_first() -> None:
+    desk = MicrobatchQueue(TWO, "b", memory=3)
+    for task in ((1, 1), (0, 1), (1, 3)):
+        desk.arrive(task)
+    assert [desk.next(), desk.next(), desk.next()] == [(1, 1), (0, 1), (1, 3)]
+
+
+def test_a_forward_waits_for_a_free_place_and_a_backward_does_not() -> None:
+    desk = MicrobatchQueue(TWO, "b", memory=1)
+    desk.arrive((0, 1))
+    assert desk.next() == (0, 1)
+    desk.done((0, 1))
+    desk.arrive((1, 1))
+    assert desk.next() is None
+    desk.arrive((0, 3))
+    assert desk.next() == (0, 3)
+    desk.done((0, 3))
+    assert desk.next() == (1, 1)
+
+
+def test_what_is_awaited_is_what_has_not_come() -> None:
+    desk = MicrobatchQueue(TWO, "b", memory=2)
+    desk.arrive((0, 1))
+    assert (0, 1) not in desk.awaited
+    assert (1, 1) in desk.awaited
+
+
+@given(st.integers(1, 4), st.randoms(use_true_random=False))
+def test_every_task_is_done_once_whatever_the_order_of_arrival(memory: int, dice: random.Random) -> None:
+    desks = {node: MicrobatchQueue(TWO, node, memory) for node in "ab"}
+    under_way, held, seen = list[tuple[int, int]](), {"a": 0, "b": 0}, list[tuple[int, int]]()
+    while not all(desk.finished for desk in desks.values()):
+        for node, desk in desks.items():
+            while (task := desk.next()) is not None:
+                seen.append(task)
+                held[node] += (task[1] < 2) - (task[1] > 2)
+                assert held[node] <= memory
+                desk.done(task)
+                if task[1] < 4:
+                    under_way.append((task[0], task[1] + 1))
+        if under_way:
+            task = under_way.pop(dice.randrange(len(under_way)))
+            desks[TWO.ways[task[0]][task[1]]].arrive(task)
+    assert sorted(seen) == sorted({*TWO.tasks("a"), *TWO.tasks("b")})

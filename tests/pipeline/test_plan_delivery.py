@@ -1,4 +1,4 @@
-"""Whom the planner waits for: a site that fetches its stage, until it has it or has failed."""
+"""Whom the planner waits for: a site that fetches its stage; and whom it leaves out, and for how long."""
 
 from __future__ import annotations
 
@@ -9,12 +9,13 @@ from unittest.mock import Mock
 from simulation.virtual_time import run
 
 from pier_node.base.tasks import Signal
-from pier_node.pipeline.plan_delivery import CATCHING_UP, Routing
+from pier_node.pipeline.plan_delivery import CATCHING_UP, MOST, Routing, Suspects
 from pier_node.pipeline.vote_state import Standing
 from pier_proto.v1.peer_pb2 import Phase, Place, Pulse
 
 AT, OLD, NEW = 7, 6 << 24, 7 << 24
-STANDING = Standing(7, 3.0, (NEW, NEW))
+POSITION: Any = Mock(coming=AT + 1, standing=Standing(7, 3.0, (NEW, NEW)))
+POSITION.config.pipeline.stages = 2
 
 
 def pulse(version: int, training_for: int, phase: Phase.ValueType, round: int = AT) -> Pulse:
@@ -24,7 +25,7 @@ def pulse(version: int, training_for: int, phase: Phase.ValueType, round: int = 
 async def awaited(*said: tuple[float, Pulse]) -> list[bool]:
     """Whether a site is waited for that says these, each after so many seconds."""
     roster: Any = Mock()
-    routing = Routing(Mock(), roster, Mock(), Mock(), 2, lambda: AT + 1, lambda: STANDING, lambda: False, Signal())
+    routing = Routing(Mock(roster=roster), Mock(), Mock(), POSITION, Signal())
     answers = []
     for seconds, each in said:
         await asyncio.sleep(seconds)
@@ -62,10 +63,35 @@ def test_a_site_that_holds_a_stage_which_the_run_has_not_is_nobody() -> None:
     mine, odd = pulse(NEW, AT + 1, Phase.PHASE_WAITING), pulse(OLD, AT, Phase.PHASE_EXCHANGING)
     odd.place.stage = 900
     roster.pulses.return_value = roster.participants.return_value = {"a": mine, "b": odd}
-    carrier: Any = Mock(node="a")
-    routing = Routing(carrier, roster, Mock(), Mock(), 2, lambda: AT + 1, lambda: STANDING, lambda: False, Signal())
+    tools: Any = Mock(roster=roster)
+    tools.carrier.node = "a"
+    routing = Routing(tools, Mock(), Mock(), POSITION, Signal())
 
     async def main() -> tuple[bool, set[str]]:
         return routing._awaits(), {*routing._here()}
 
     assert run(main()) == (False, {"a"})
+
+
+def test_a_site_is_left_out_once_and_twice_as_long_each_time_it_fails_again() -> None:
+    suspects, number, spans = Suspects(), 1, list[int]()
+    for _ in range(5):
+        suspects.add("b", number)
+        began = number
+        while "b" in suspects.of(number):
+            number += 1
+        spans.append(number - began)
+    assert spans == [1, 2, 4, 8, MOST]
+
+
+def test_who_takes_part_in_what_counts_is_no_suspect_any_more() -> None:
+    suspects = Suspects()
+    for number in (1, 2, 3):
+        suspects.add("b", number)
+    suspects.add("c", 3)
+    assert suspects.of(3) == {"b", "c"}
+    suspects.clear(["a", "b"])
+    assert suspects.of(3) == {"c"}
+    suspects.add("b", 9)
+    assert suspects.of(9) == {"b"}
+    assert suspects.of(10) == set()

@@ -13,8 +13,8 @@ import pytest
 from pier_node.config.run import PipelineSection
 from pier_node.pipeline.iteration_plan import Plan
 from pier_node.pipeline.planner import Lacking, Planner
-from pier_node.pipeline.planning.check import violations
 from pier_node.pipeline.planning.plan import Plan as Paths
+from pier_node.pipeline.planning.plan import violations
 from pier_node.pipeline.planning.problem import Problem
 from pier_node.pipeline.vote_state import Standing
 from pier_proto.v1.peer_pb2 import IterationPlan, Place, Pulse, Site
@@ -97,7 +97,7 @@ async def test_a_plan_stays_until_sites_or_their_pace_change() -> None:
 
 
 async def test_iterations_go_on_while_paths_for_another_pace_are_sought(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("pier_node.pipeline.planner.REST", 0.0)
+    monkeypatch.setattr("pier_node.pipeline.path_search.REST", 0.0)
     asked, slow = Asked(), pulses(SIX, forward=1.0, backward=2.0)
     first = await asked.plan_of(slow)
     slow["e"].place.forward = 5.0
@@ -123,7 +123,7 @@ async def test_sites_do_not_wait_long_for_paths_over_others_than_before(monkeypa
 
 async def test_a_search_is_followed_by_a_rest_unless_sites_come_or_go(monkeypatch: pytest.MonkeyPatch) -> None:
     asked, slow = Asked(), pulses(SIX, forward=5.0, backward=2.0)
-    monkeypatch.setattr("pier_node.pipeline.planner.REST", 1e12)
+    monkeypatch.setattr("pier_node.pipeline.path_search.REST", 1e12)
     await asked.plan_of(pulses(SIX, forward=1.0, backward=2.0))
     await asked.plan_of(slow)
     assert len(asked.searches) == 1

@@ -18,7 +18,7 @@ from pier_node.pipeline.planner import Planner
 from pier_node.pipeline.planning.plan import Plan as Paths
 from pier_node.pipeline.planning.problem import Problem
 from pier_node.pipeline.planning.search import search
-from pier_node.pipeline.planning.simulate import makespan
+from pier_node.pipeline.planning.simulator import makespan
 from pier_node.pipeline.vote_state import Standing
 from pier_proto.v1.peer_pb2 import IterationPlan, Place, Pulse, Site
 
@@ -44,7 +44,7 @@ async def planned(tables: Any, there: dict[str, Place]) -> tuple[IterationPlan, 
     told = list[tuple[Problem, Paths]]()
 
     async def searched(problem: Problem, seed: int, _seconds: float, current: Paths, stay: bool) -> Paths:
-        return search(problem, seed, 0.05, current, stages_stay=stay).plan
+        return search(problem, seed, 0.05, current if stay else None).plan
 
     planner = Planner(tables, 1, lambda _, *found: told.append(found), searched)
     pulses = {node: Pulse(site=Site(node=node), place=place) for node, place in there.items()}

@@ -12,6 +12,7 @@ import torch
 from pipeline.cases import config, rows
 from pipeline.cluster import PipelineCluster
 from simulation.virtual_time import run
+from torch import Tensor
 from torch.nn import functional
 
 from pier_node.base.shared import Vector
@@ -19,11 +20,11 @@ from pier_node.config.run import RunConfig
 from pier_node.outer.adamw import step_vectors
 from pier_node.outer.layout import Layout
 from pier_node.outer.schedule import lr_at, momentum_at, total_rounds
-from pier_node.outer.state import ANCHOR, MOMENTUM
+from pier_node.outer.state import ANCHOR, MOMENTUM, OuterState
 from pier_node.outer.update import Update
 from pier_node.pipeline import vote_state
 from pier_node.pipeline.iteration_plan import Plan
-from pier_node.pipeline.stage import gather, scatter, stage_blocks, stage_layout
+from pier_node.pipeline.stage import Stage, gather, scatter, stage_blocks, stage_layout
 from pier_node.pipeline.stage_state import made
 from pier_node.trainer.model.decoder import Decoder
 from pier_proto.v1.peer_pb2 import Total
@@ -313,3 +314,39 @@ def test_a_site_of_a_pair_that_comes_back_goes_on(tmp_path: Path, round: int, ph
     run(cluster.run())
     assert cluster.struck == [("c", round, phase)]
     finished(cluster)
+
+
+LOADED: dict[int, Vector] = {}
+
+
+class Checked(PipelineCluster):
+    """After an outer round every stage has the weights of its stage_state."""
+
+    checks = 0
+
+    async def committed(self, name: str, state: OuterState) -> None:
+        await super().committed(name, state)
+        node = self.nodes[name]
+        if state.round == 3 and node.training._stage:
+            assert np.array_equal(LOADED[id(node.training._stage)], node.stage_state.working.anchor)
+            self.checks += 1
+
+
+def test_after_an_outer_round_of_nothing_a_stage_has_the_weights_that_are_left(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    load = Stage.load
+
+    def noted(stage: Stage, weights: Tensor) -> None:
+        LOADED[id(stage)] = weights.numpy().copy()
+        load(stage, weights)
+
+    monkeypatch.setattr(Stage, "load", noted)
+    monkeypatch.setattr("pier_node.pipeline.stage_state.norm_limit", lambda _: 0.0)
+    tables = config(2, layers=2, paths="full", microbatches=2).model_dump(mode="json")
+    tables["inner"]["total_steps"] = 4
+    tables["outer"] = {"algorithm": "pier", "start": "none", "inner_steps": 2}
+    cluster = Checked(RunConfig.model_validate(tables), tmp_path)
+    run(cluster.run())
+    assert cluster.checks == 2
+    assert {it.stage_state.version for it in cluster.nodes.values()} == {0}

@@ -1,20 +1,24 @@
-"""When a round counts as a step, and what it says then; golden numbers of versions."""
+"""When a round counts as a step, and what it says then; golden numbers of versions; which rounds are outer ones."""
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import reduce
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from pipeline.cases import iteration_plan
+from pipeline.cases import config, iteration_plan
 
+from pier_node.config.run import RunConfig
 from pier_node.outer.mean import weighted_mean
+from pier_node.outer.schedule import total_rounds
 from pier_node.outer.state import OuterState
 from pier_node.outer.update import Update, norm_limit
 from pier_node.pipeline import vote_state
 from pier_node.pipeline.iteration_plan import Plan
+from pier_node.pipeline.vote_state import Standing, Turn, turn_of
 from pier_proto.v1.peer_pb2 import Total
 
 PLAN = Plan.read(iteration_plan([0, 1, 3], [[0, 1], [0, 2]]), 4)
@@ -90,3 +94,27 @@ def test_a_mean_of_equal_names_is_exact_for_any_number_of_sites(sites: int, nois
 def test_no_vector_is_longer_than_a_round_allows() -> None:
     longest = reduce(max, (vote_state.ready(PLAN, Total(loss=20.0, square=it), 4).norm for it in range(50)))
     assert longest < norm_limit(BEGIN.norm) / 3
+
+
+RUNS = {
+    "tttttt": None,
+    "aamaamaam": {"algorithm": "pier", "inner_steps": 2, "start": "none"},
+    "ttaamaam": {"algorithm": "pier", "inner_steps": 2},
+    "aaaamaam": {"algorithm": "diloco", "inner_steps": 4},
+    "aaaaaam": {"algorithm": "diloco"},
+    "amamamamamam": {"algorithm": "diloco", "inner_steps": 1},
+}
+
+
+@pytest.mark.parametrize("rounds", RUNS)
+def test_a_run_is_these_rounds(rounds: str) -> None:
+    tables = config().model_dump(mode="json", exclude={"outer"})
+    outer = RUNS[rounds]
+    run = RunConfig.model_validate(tables | ({"outer": outer} if outer else {}))
+    found, standing = "", Standing(0, 0.0, ())
+    while turn := turn_of(run, standing):
+        found += turn.value[0]
+        steps = standing.steps + (turn is not Turn.MEET)
+        standing = replace(standing, steps=steps, met=standing.met if turn is Turn.APART else steps)
+    assert found == rounds
+    assert total_rounds(run) == len(rounds)

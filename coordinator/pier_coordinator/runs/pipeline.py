@@ -238,9 +238,9 @@ def drawn(content: str, names: Mapping[str, str]) -> dict[str, Any]:
         PierError, ValueError, KeyError, TypeError: these are no paths, or paths that are not allowed.
     """
     from pier_node.pipeline.paths_file import parse_paths
-    from pier_node.pipeline.planning.check import violations
     from pier_node.pipeline.planning.gantt import gantt_svg
-    from pier_node.pipeline.planning.simulate import simulate
+    from pier_node.pipeline.planning.plan import violations
+    from pier_node.pipeline.planning.simulator import simulate
 
     found = parse_paths(content.encode(), {})
     problem, plan = found.problem, found.plan

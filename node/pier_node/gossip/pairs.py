@@ -27,7 +27,7 @@ from pier_node.outer.noloco import PairRun, needs_anchors
 from pier_node.outer.state import OuterState
 from pier_node.outer.times import Times
 from pier_node.outer.update import Update
-from pier_node.rounds.attempt import EARLY, Advance, check_finite
+from pier_node.rounds.attempt import Advance, check_finite, heard_of
 from pier_node.rounds.commitments import to_the_end
 from pier_node.rounds.suspects import Suspicion
 from pier_node.wire.carrier import SETTLE, BadMessage, PeerLost
@@ -333,11 +333,7 @@ class Pairs:
                 first.round
             )
 
-        try:
-            async with asyncio.timeout(EARLY):
-                await self._tools.news.until(settled)
-        except TimeoutError as error:
-            raise BadMessage("no such meeting") from error
+        await heard_of("meeting", self._tools.news, settled)
         if self._pair_commit is None or self._pair_commit.name != first.meeting:
             raise BadMessage("that meeting is over")
         return self._pair_commit

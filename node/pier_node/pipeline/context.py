@@ -1,4 +1,4 @@
-"""The tools and measurements that a site's attempts share."""
+"""What the parts of a pipelined site share: its tools and measurements, and the position of the run."""
 
 from __future__ import annotations
 
@@ -6,18 +6,20 @@ import asyncio
 import logging
 from collections.abc import Callable
 from concurrent.futures import Executor
-from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from torch import Tensor
 
 from pier_node.base.faults import NO_FAULTS, Faults
+from pier_node.config.run import RunConfig
 from pier_node.outer.times import Pace, Silence
+from pier_node.pipeline.vote_state import Standing, Turn, standing, turn_of
+from pier_node.rounds.member import Rounds
 from pier_node.rounds.progress import Progress
 from pier_node.rounds.roster import Roster
 from pier_node.rounds.suspects import Suspicion
-from pier_node.wire.carrier import Carrier, PeerLost
+from pier_node.wire.carrier import Carrier
 from pier_proto.v1.peer_pb2 import Phase
 
 T = TypeVar("T")
@@ -103,20 +105,23 @@ class Tools:
             log.info("computing has ended: this site goes on")
 
 
-async def holders(tools: Tools, stage: int, version: int, patience: float) -> list[str]:
-    """Live peers that have a version of a stage, according to pulses that may be a moment old.
+class Position:
+    """The position of the run, as this site knows it."""
 
-    Raises PeerLost: there were none for `patience` seconds.
-    """
+    def __init__(self, config: RunConfig, rounds: Rounds) -> None:
+        self.config, self._rounds = config, rounds
 
-    def found() -> list[str]:
-        places = {node: it.place for node, it in tools.roster.pulses().items() if it.HasField("place")}
-        has = [node for node, it in places.items() if it.stage == stage and it.version == version]
-        return [node for node in has if node != tools.carrier.node]
+    @property
+    def coming(self) -> int:
+        """The number of the next round."""
+        return self._rounds.coming()
 
-    with suppress(TimeoutError):
-        async with asyncio.timeout(patience):
-            await tools.roster.changed.until(lambda: bool(found()))
-    if not (peers := found()):
-        raise PeerLost("", f"no site that has stage {stage} like that is here")
-    return peers
+    @property
+    def standing(self) -> Standing:
+        """The steps taken, and the versions that count."""
+        return standing(self._rounds.state)
+
+    @property
+    def turn(self) -> Turn | None:
+        """The kind of the next round; None: the run is over."""
+        return turn_of(self.config, self.standing)

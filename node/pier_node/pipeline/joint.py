@@ -8,6 +8,9 @@ The mean over the replicas of a stage, of gradients or of what they did apart, i
 reduce-scatter and all-gather of the outer rounds (rounds/reduce.py) within one attempt, so that any replica can give
 its stage to a returning site. Gradients are not clipped here: they are clipped for all stages together, by the global
 norm.
+
+`Dispatch` gives incoming streams and requests to the running attempt, or to the round. They may arrive shortly before
+this site knows of its attempt. They then wait, for a limited time.
 """
 
 from __future__ import annotations
@@ -17,7 +20,7 @@ import hashlib
 import logging
 import time
 from abc import ABC, abstractmethod
-from collections.abc import AsyncIterator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
@@ -34,10 +37,11 @@ from pier_node.outer.update import Update
 from pier_node.pipeline.context import Tools
 from pier_node.pipeline.iteration_plan import Plan
 from pier_node.rounds import plan as outer
+from pier_node.rounds.attempt import heard_of
 from pier_node.rounds.reduce import Reduction
 from pier_node.rounds.suspects import NOBODY, Suspicion
 from pier_node.wire.carrier import DROP, TALLY, BadMessage, Carrier, PeerLost, PeerRefused
-from pier_proto.v1.peer_pb2 import Ballot, Chunk, Dropped, Share, Total, Worked
+from pier_proto.v1.peer_pb2 import Ack, Ballot, Chunk, Dropped, Share, Total, Worked
 
 log = logging.getLogger(__name__)
 
@@ -70,35 +74,6 @@ class StagePlan(outer.Plan):
     def message(self, stage: Chunk.Stage.ValueType, offset: int, data: bytes) -> Chunk:
         """A chunk of this attempt."""
         return Chunk(round=self.round, stage=stage, offset=offset, data=data, meeting=self.name)
-
-
-def reduction(
-    carrier: Carrier,
-    plan: Plan,
-    nodes: Sequence[str],
-    weights: Mapping[str, int],
-    own: Vector,
-    mean: Vector,
-    silence: float,
-    faults: Faults,
-) -> Reduction | None:
-    """This site's part in the reduction; None if it is the only site.
-
-    Args:
-        nodes: the sites that average, this one included.
-        weights: of the replicas' vectors, by node id; vectors of weight 0 are not sent.
-        own: this site's vector.
-        mean: receives the mean; same length as `own`.
-    """
-    if len(nodes) == 1:
-        return None
-    parts = split(len(mean), [1.0] * len(nodes))
-    shares = [
-        Share(node=node, tokens=weights[node], norm=LONGEST, offset=offset, length=length)
-        for node, (offset, length) in zip(nodes, parts, strict=True)
-    ]
-    named = StagePlan(plan.round, Ballot(), shares, LONGEST, silence, name=plan.name)
-    return Reduction(carrier, named, Update(own, weights[carrier.node]), mean, Plain(), faults)
 
 
 def square(gradient: Vector) -> float:
@@ -245,14 +220,26 @@ class Joint(ABC, Generic[T_co]):
         """This site's work. Raises Suspicion."""
 
     async def _reduce(self, weights: Mapping[str, int], own: Vector, mean: Vector, faults: Faults = NO_FAULTS) -> None:
-        """Average over the replicas that this site meets; without any, the mean is its own vector."""
-        carrier, silence, began = self._tools.carrier, self._patience.seconds(), asyncio.get_running_loop().time()
+        """Average over the replicas that this site meets; without any, the mean is its own vector.
+
+        Args:
+            weights: of the replicas' vectors, by node id; vectors of weight 0 are not sent.
+            mean: receives the mean; same length as `own`.
+        """
+        silence, began = self._patience.seconds(), asyncio.get_running_loop().time()
         nodes = self.plan.group(self._node, self._pairs)
-        self._reduction = reduction(carrier, self.plan, nodes, weights, own, mean, silence, faults)
-        if self._reduction is None:
+        if len(nodes) == 1:
             mean[:] = own
-        self._open()
-        if self._reduction:
+            self._open()
+        else:
+            parts = zip(nodes, split(len(mean), [1.0] * len(nodes)), strict=True)
+            shares = [
+                Share(node=it, tokens=weights[it], norm=LONGEST, offset=at, length=size) for it, (at, size) in parts
+            ]
+            plan = StagePlan(self.plan.round, Ballot(), shares, LONGEST, silence, name=self.plan.name)
+            update = Update(own, weights[self._node])
+            self._reduction = Reduction(self._tools.carrier, plan, update, mean, Plain(), faults)
+            self._open()
             with self._waiting(silence):
                 await self._reduction.run()
             self._patience.saw(self._reduction.longest_wait)
@@ -279,7 +266,7 @@ class Joint(ABC, Generic[T_co]):
         return Worked(attempt=name, round=round, square=square, loss=loss, digest=digest)
 
     async def _total(self, worked: Worked) -> Total:
-        """The totals over all stages, from the aggregator."""
+        """The totals over all stages, from the aggregator. Raises Suspicion, also if they do not fit this plan."""
         patience, began = self._patience.seconds(), asyncio.get_running_loop().time()
         try:
             with self._waiting(patience):
@@ -296,15 +283,11 @@ class Joint(ABC, Generic[T_co]):
             raise Suspicion(NOBODY, str(error) or f"some have not done their part after {patience:.0f} s") from error
         self.spans.total = asyncio.get_running_loop().time() - began
         self._patience.saw(self.spans.total)
-        self._check(total)
-        return total
-
-    def _check(self, total: Total) -> None:
-        """Raises Suspicion: the aggregator's totals do not fit this plan."""
         if not {*total.moved} <= {*self.plan.stages.values()}:
             raise Suspicion(self._aggregator, "has told of stages that nobody of the plan holds")
         if len(total.digests) != len(total.moved):
             raise Suspicion(self._aggregator, "has told other stages than bits of them")
+        return total
 
     # --- the end ---------------------------------------------------------------------------------
 
@@ -326,3 +309,70 @@ class Joint(ABC, Generic[T_co]):
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
+
+
+Push = Callable[[str, AsyncIterator[Chunk]], Awaitable[None]]
+
+
+class Dispatch:
+    """Serves streams, tallies and drops on a carrier.
+
+    Args:
+        rounds: receives the streams of rounds.
+        attempt: returns the running attempt.
+        begun: returns the name of the last attempt that this site has taken part in.
+        committed: returns the last round that this site knows to be decided.
+        news: notified when one of these changes.
+    """
+
+    def __init__(
+        self,
+        carrier: Carrier,
+        rounds: Push,
+        attempt: Callable[[], Joint[object] | None],
+        begun: Callable[[], bytes],
+        committed: Callable[[], int],
+        news: Signal,
+    ) -> None:
+        self._rounds, self._attempt, self._committed, self._news = rounds, attempt, committed, news
+        self._begun = begun
+        carrier.serve_push(self._take)
+        carrier.serve(TALLY, self._tally)
+        carrier.serve(DROP, self._drop)
+
+    async def _take(self, sender: str, chunks: AsyncIterator[Chunk]) -> None:
+        first = await anext(chunks, None)
+        if first is None:
+            raise BadMessage("an empty stream")
+        if first.stage == Chunk.STAGE_ACTIVATION:
+            name = bytes(first.activation.attempt)
+        elif first.stage in (Chunk.STAGE_SCATTER, Chunk.STAGE_GATHER) and first.meeting:
+            name = bytes(first.meeting)
+        else:
+            await self._rounds(sender, _again(first, chunks))
+            return
+        attempt = await self._named(name, first.round)
+        await attempt.take(sender, first, chunks)
+
+    async def _tally(self, sender: str, worked: Worked) -> Total:
+        attempt = await self._named(bytes(worked.attempt), worked.round)
+        return await attempt.tally(sender, worked)
+
+    async def _drop(self, sender: str, dropped: Dropped) -> Ack:
+        attempt = self._attempt()
+        if attempt and attempt.plan.name == dropped.attempt and sender in attempt.plan.stages:
+            attempt.drop(Suspicion(dropped.suspect, f"{sender} gave up: {dropped.reason}"))
+        return Ack()
+
+    async def _named(self, name: bytes, round: int) -> Joint[object]:
+        await heard_of("attempt", self._news, lambda: self._begun() == name or self._committed() >= round)
+        attempt = self._attempt()
+        if attempt is None or attempt.plan.name != name:
+            raise BadMessage("late: that attempt is over")
+        return attempt
+
+
+async def _again(first: Chunk, rest: AsyncIterator[Chunk]) -> AsyncIterator[Chunk]:
+    yield first
+    async for chunk in rest:
+        yield chunk

@@ -1,15 +1,22 @@
-"""The outer step of a stage: what its replicas contribute and what results. Pure functions.
+"""The outer step of a stage: what its replicas contribute, what results, and the round in which they take it.
 
 `MeanStep` is Pier's step (outer/pier.py) on the mean of the replicas' Δ = φ − θ, weighted by the number of microbatches
 w that each has seen since the last outer step. No replica knows the others' w beforehand. So each sends w·Δ followed by
 w, and all divide by the mean of w. `PairStep` is NoLoCo's step (outer/noloco.py): pairs of replicas take the plain mean
 of their θ, and of their φ if γ ≠ β, and each one steps from its own φ and δ. A weighted mean of φ would shift the mean
 over all replicas.
+
+A `ReplicaRound` results in the stage's next state and a digest on which all replicas that met agree. The name of the
+attempt covers the digest, so the deciding round is about exactly these bits. A site without another replica takes the
+step alone, because the loss of a replica must not change what a step of its stage is.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import asyncio
+import hashlib
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import Protocol
 
 import numpy as np
@@ -20,7 +27,11 @@ from pier_node.outer.noloco import needs_anchors, noloco_step
 from pier_node.outer.pier import outer_step, pseudo_gradient
 from pier_node.outer.schedule import lr_at, momentum_at
 from pier_node.outer.state import ANCHOR, MOMENTUM, OuterState
+from pier_node.pipeline.context import Tools
+from pier_node.pipeline.iteration_plan import Plan
+from pier_node.pipeline.joint import Diverged, Joint
 from pier_node.rounds.suspects import NOBODY, Suspicion
+from pier_proto.v1.peer_pb2 import Total
 
 Tensors = Mapping[str, SharedVector]
 ROUNDING = 1e-5
@@ -118,3 +129,54 @@ def step_of(outer: OuterSection, done: float) -> OuterStep:
 
 def _tensors(base: OuterState) -> dict[str, SharedVector]:
     return {name: SharedVector.scratch(len(base.anchor)) for name in (ANCHOR, MOMENTUM)}
+
+
+@dataclass(frozen=True)
+class Met:
+    """The result: the stage's tensors, empty if it did not move, and the totals of all stages."""
+
+    tensors: Tensors
+    total: Total
+
+
+class ReplicaRound(Joint[Met]):
+    """This site's part in the outer round.
+
+    Args:
+        step: the outer step to take.
+        base: the state of the stage at this replica.
+        brought: returns the vector that this replica sends. It blocks.
+    """
+
+    def __init__(
+        self, tools: Tools, plan: Plan, step: OuterStep, base: OuterState, brought: Callable[[], Vector]
+    ) -> None:
+        super().__init__(tools, plan, step.pairs)
+        self._step, self._base, self._brought = step, base, brought
+
+    async def _work(self) -> Met:
+        own = await asyncio.to_thread(self._brought)
+        mean = np.zeros(len(own), np.float32)
+        equal = dict.fromkeys(self.plan.stages, 1)
+        await self._reduce(equal, own, mean, self._tools.faults)
+        if not self._step.pairs:
+            demand_weight(mean, own, len(self.plan.group(self._node, pairs=False)))
+        tensors = await asyncio.to_thread(self._step.after, self._base, mean)
+        digest = await asyncio.to_thread(self._digest, mean, tensors)
+        await self._tools.faults.reach(self.plan.round, "summed")
+        total = await self._total(self._worked(digest=digest))
+        told = dict(zip(total.moved, total.digests))
+        if not self._step.pairs and told.get(self.plan.stages[self._node], b"") != digest:
+            raise Suspicion(self._aggregator, "has told other bits of this stage than these")
+        return Met(tensors, total)
+
+    def _digest(self, mean: Vector, tensors: Tensors) -> bytes:
+        """Digest of what the sites that met share after the step; empty: the stage did not move.
+
+        Blocks. Raises Diverged.
+        """
+        if not all(bool(np.isfinite(vector.array).all()) for vector in tensors.values()):
+            raise Diverged("the outer step")
+        if self._step.pairs:
+            return hashlib.sha256(mean.tobytes()).digest()
+        return OuterState(0, (), tensors, {}).digest if tensors else b""

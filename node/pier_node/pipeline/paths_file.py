@@ -8,16 +8,12 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from pier_node.base import durable
+from pier_node.pipeline.planning.plan import Plan, plan_from_dict, plan_to_dict
+from pier_node.pipeline.planning.problem import Problem, problem_from_json, problem_to_json
 from pier_node.pipeline.problem import drifted
 from pier_proto.v1.coordinator_pb2 import Paths
-
-if TYPE_CHECKING:
-    from pier_node.pipeline.planning.plan import Plan
-    from pier_node.pipeline.planning.problem import Problem
-
 
 MOST_BYTES = 128 << 10
 """Largest size sent to the coordinator, in bytes: about sixty sites. Larger plans are not drawn there."""
@@ -87,8 +83,6 @@ class Drawn:
 
 def paths_json(round: int, problem: Problem, plan: Plan) -> bytes:
     """The JSON that `parse_paths` reads."""
-    from pier_node.pipeline.planning.plan import plan_to_dict, problem_to_json
-
     body = {"round": round, "problem": problem_to_json(problem), "plan": plan_to_dict(problem, plan)}
     return json.dumps(body).encode()
 
@@ -108,8 +102,6 @@ def parse_paths(content: bytes, names: Mapping[str, str]) -> Drawn:
 
     Raises PierError; ValueError, KeyError or TypeError for content of a different form.
     """
-    from pier_node.pipeline.planning.plan import plan_from_dict, problem_from_json
-
     body = json.loads(content)
     problem = problem_from_json(body["problem"])
     sites = tuple(replace(site, name=names.get(site.name, site.name)) for site in problem.sites)

@@ -15,13 +15,13 @@ from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 
 from pier_node.base.tasks import Signal
+from pier_node.pipeline.context import Position, Tools
 from pier_node.pipeline.iteration_plan import Plan
 from pier_node.pipeline.joint import drop
 from pier_node.pipeline.planner import Lacking, Planner
 from pier_node.pipeline.stage_state import StageState
-from pier_node.pipeline.vote_state import Standing
-from pier_node.rounds.roster import Roster
-from pier_node.wire.carrier import ROUTE, BadMessage, Carrier, PeerLost
+from pier_node.pipeline.vote_state import Standing, Turn
+from pier_node.wire.carrier import ROUTE, BadMessage, PeerLost
 from pier_proto.v1.peer_pb2 import Ack, IterationPlan, Phase, Pulse
 
 MOST = 8
@@ -70,9 +70,6 @@ class Routing:
     """This site's side of routing.
 
     Args:
-        coming: returns the number of the round for which a plan is needed.
-        standing: returns the position of the run.
-        meets: returns whether the next round is an outer round of the replicas.
         news: notified when a plan has arrived.
 
     Attributes:
@@ -81,26 +78,17 @@ class Routing:
     """
 
     def __init__(
-        self,
-        carrier: Carrier,
-        roster: Roster,
-        planner: Planner,
-        stage_state: StageState,
-        stages: int,
-        coming: Callable[[], int],
-        standing: Callable[[], Standing],
-        meets: Callable[[], bool],
-        news: Signal,
+        self, tools: Tools, planner: Planner, stage_state: StageState, position: Position, news: Signal
     ) -> None:
-        self._carrier, self._roster, self._planner, self._stage_state = carrier, roster, planner, stage_state
-        self._stages, self._coming, self._standing, self._news = stages, coming, standing, news
-        self._meets = meets
+        self._carrier, self._roster, self._planner = tools.carrier, tools.roster, planner
+        self._stage_state, self._position, self._news = stage_state, position, news
+        self._stages = position.config.pipeline.stages
         self._taken: dict[int, Plan] = {}
         self._open, self._closed, self._late_after = 0, 0, 0.0
         self._behind: dict[str, float] = {}
         self.suspect, self.lacking = "", ""
         self._suspects, self._tried = Suspects(), (0, list[str]())
-        carrier.serve(ROUTE, self._take)
+        self._carrier.serve(ROUTE, self._take)
 
     async def plan(self, least: int, needless: Callable[[], bool]) -> Plan | None:
         """The plan of the next round; None: there is none and the round will be empty.
@@ -109,7 +97,7 @@ class Routing:
             least: number of sites that must be present before the first plan.
             needless: returns whether others are at a later round, or this site should pause.
         """
-        loop, number = asyncio.get_running_loop(), self._coming()
+        loop, number = asyncio.get_running_loop(), self._position.coming
         self._open, self._late_after = number, loop.time() + LATE
         self._news.notify()
         deadline = loop.time() + PATIENCE
@@ -137,9 +125,14 @@ class Routing:
             if self._others_work(plan.round):
                 deadline = loop.time() + PATIENCE
 
+    @property
+    def _meets(self) -> bool:
+        """Whether the next round is an outer round of the replicas."""
+        return self._position.turn is Turn.MEET
+
     def _here(self, late: bool = False) -> dict[str, Pulse]:
         """Live sites that have the round before the next one; `late`: also those that will have it in a moment."""
-        at, waits = self._coming() - 1, late and asyncio.get_running_loop().time() < self._late_after
+        at, waits = self._position.coming - 1, late and asyncio.get_running_loop().time() < self._late_after
         found = self._possible(self._roster.participants()).items()
         return {
             node: it for node, it in found if it.round == at or node == self._carrier.node or (waits and it.round < at)
@@ -154,7 +147,8 @@ class Routing:
 
         A site that waits for the next round without its stage could not get it. The planner waits for it again later.
         """
-        now, at, versions = asyncio.get_running_loop().time(), self._coming() - 1, self._standing().versions
+        now, at = asyncio.get_running_loop().time(), self._position.coming - 1
+        versions = self._position.standing.versions
         pulses = {node: it for node, it in self._possible(self._roster.pulses()).items() if it.HasField("place")}
         for node, it in pulses.items():
             if it.place.version == versions[it.place.stage]:
@@ -189,12 +183,12 @@ class Routing:
 
     async def _offer(self, number: int) -> bool:
         """Plan and send the plan to all sites. Returns whether there was a plan to send."""
-        pulses, standing = self._here(), self._standing()
+        pulses, standing = self._here(), self._position.standing
         self._learn(number, standing.steps)
         for node in self._suspects.of(number):
             pulses.pop(node, None)
         try:
-            message = await self._planner.plan(number, standing, pulses, self._roster.round_trips(), self._meets())
+            message = await self._planner.plan(number, standing, pulses, self._roster.round_trips(), self._meets)
         except Lacking as lacking:
             if str(lacking) != self.lacking:
                 log.warning("round %d waits: %s", number, lacking)
@@ -202,7 +196,7 @@ class Routing:
             self._suspects.clear(self._suspects.of(number))
             return False
         self.lacking, self._tried = "", (standing.steps, [*message.nodes])
-        if self._coming() != number:
+        if self._position.coming != number:
             return True
         told = [*message.nodes, *message.candidates]
         results = await asyncio.gather(*(self._tell(node, message) for node in told))
@@ -246,10 +240,10 @@ class Routing:
         with suppress(TimeoutError):
             async with asyncio.timeout(LATE):  # a plan may arrive just before this site has finished the last round
                 await self._news.until(lambda: self._open >= plan.round)
-        number, standing = self._open, self._standing()
+        number, standing = self._open, self._position.standing
         if plan.round != number or message.step != standing.steps:
             raise BadMessage(f"a plan of round {plan.round} after {message.step} steps: this site is at {number}")
-        if plan.message.meet != self._meets():
+        if plan.message.meet != self._meets:
             raise BadMessage(f"an iteration where replicas meet, or the reverse, in round {plan.round}")
         if number in self._taken or number <= self._closed:
             raise BadMessage("this site has a plan for that round already, or has done without one")

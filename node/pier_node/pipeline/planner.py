@@ -10,81 +10,22 @@ at a time, for the latest problem. A pause follows each search, because it takes
 
 from __future__ import annotations
 
-import asyncio
 import logging
 from collections import Counter
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from dataclasses import dataclass, field, replace
 
 from pier_node.base.errors import PierError
 from pier_node.config.run import PipelineSection
+from pier_node.pipeline.path_search import Search, Searching, search_apart
+from pier_node.pipeline.planning.plan import Plan, random_routes
+from pier_node.pipeline.planning.problem import Problem
 from pier_node.pipeline.problem import TRIES, drawn, drifted, posed, with_times
-from pier_node.pipeline.search_process import search_apart
 from pier_node.pipeline.vote_state import Standing
 from pier_proto.v1.peer_pb2 import IterationPlan, Path, Place, Pulse
 
-if TYPE_CHECKING:
-    from pier_node.pipeline.planning.plan import Plan
-    from pier_node.pipeline.planning.problem import Problem
-
-
-Search = Callable[["Problem", int, float, "Plan", bool], Awaitable["Plan"]]
-"""(problem, seed, seconds, a valid plan, whether stages stay) -> a better plan."""
-REST = 5.0
-"""Length of the pause after a search, in multiples of the search's duration.
-
-In the pause, changed times of sites start no new search.
-"""
-
-
-class Searching:
-    """The running search, if any."""
-
-    def __init__(self, search: Search) -> None:
-        self._search = search
-        self._task: asyncio.Task[Plan] | None = None
-        self._rested = 0.0
-
-    @property
-    def idle(self) -> bool:
-        """Whether no search is running and the pause after the last one is over."""
-        return self._task is None and asyncio.get_running_loop().time() >= self._rested
-
-    async def begin(self, problem: Problem, seed: int, seconds: float, current: Plan) -> None:
-        """Start a search for paths over the same stages, and stop the previous one."""
-        await self.close()
-        self._task = asyncio.create_task(self._timed(problem, seed, seconds, current))
-
-    async def wait(self, seconds: float) -> None:
-        """Return once the search is over, or after that many seconds."""
-        if self._task:
-            await asyncio.wait({self._task}, timeout=seconds)
-
-    def found(self) -> Plan | None:
-        """The plan that a finished search has found; each plan is returned once."""
-        if self._task is None or not self._task.done():
-            return None
-        plan, self._task = self._task.result(), None
-        return plan
-
-    async def close(self) -> None:
-        """Stop the running search."""
-        if self._task:
-            self._task.cancel()
-            await asyncio.gather(self._task, return_exceptions=True)
-        self._task = None
-
-    async def _timed(self, problem: Problem, seed: int, seconds: float, current: Plan) -> Plan:
-        now = asyncio.get_running_loop().time
-        began = now()
-        plan = await self._search(problem, seed, seconds, current, True)
-        self._rested = now() + REST * (now() - began)
-        return plan
-
-
-Told = Callable[[int, "Problem", "Plan"], None]
+Told = Callable[[int, Problem, Plan], None]
 PROMPT = 3.0
 """Seconds, beyond those of the search, that all sites wait for paths when the set of sites has changed."""
 
@@ -97,11 +38,23 @@ class Lacking(Exception):
 
 @dataclass(frozen=True)
 class Crew:
-    """The sites of a plan in node-id order. `stages`: for each stage that has sites, their indices in `nodes`."""
+    """The sites of a plan, with what is known of them. Crews are equal if the same sites hold the same stages.
 
-    nodes: tuple[str, ...]
-    numbers: tuple[int, ...]
-    stages: tuple[tuple[int, ...], ...]
+    Attributes:
+        held: the stage of each site, by node id, in the order of node ids.
+        places: of the same sites.
+        round_trips: seconds from the planner to other sites, by node id.
+    """
+
+    held: Mapping[str, int]
+    places: Mapping[str, Place] = field(compare=False)
+    round_trips: Mapping[str, float] = field(compare=False)
+
+    @property
+    def stages(self) -> tuple[tuple[int, ...], ...]:
+        """For each stage that has sites, their positions in `held`."""
+        held = [*self.held.values()]
+        return tuple(tuple(site for site, it in enumerate(held) if it == stage) for stage in sorted({*held}))
 
 
 class Planner:
@@ -147,9 +100,11 @@ class Planner:
         given = self._given([*strangers], well, wanted)
         fresh = {node: stage for node, stage in given.items() if standing.versions[stage] == 0}
         well |= {node: Place(stage=stage, memory=self._section.memory) for node, stage in fresh.items()}
-        crew = self._crew(well, places, meet)
-        plan = None if meet else (await self._planned(round, standing.steps, crew, well, round_trips))[1]
-        message = _message(round, standing.steps, crew, plan)
+        self._require_enough(well, places, meet)
+        well = dict(sorted(well.items()))
+        crew = Crew({node: place.stage for node, place in well.items()}, well, round_trips)
+        plan = None if meet else await self._planned(round, standing.steps, crew)
+        message = _message(round, standing.steps, crew.held, plan.waves if plan else ())
         _admit(message, {node: stage for node, stage in given.items() if node not in fresh})
         return message
 
@@ -167,67 +122,58 @@ class Planner:
         else:
             plan = await self._search(problem, self.seed, section.plan_seconds, plan, False)
         held = plan.stage_of()
-        used = [index for index in range(len(nodes)) if index in held]
-        place = {index: position for position, index in enumerate(used)}
-        crew = _crew_of({nodes[index]: held[index] for index in used})
-        waves = [[tuple(place[site] for site in path) for path in wave] for wave in plan.waves]
-        message = _message(round, standing.steps, crew, _plan(crew, waves))
-        idle = [node for index, node in enumerate(nodes) if index not in held]
-        _admit(message, self._given(idle, dict(zip(crew.nodes, (Place(stage=it) for it in message.stages))), {}))
+        number = {site: position for position, site in enumerate(sorted(held))}
+        stages = {nodes[site]: held[site] for site in number}
+        waves = [[[number[site] for site in path] for path in wave] for wave in plan.waves]
+        message = _message(round, standing.steps, stages, waves)
+        idle = [node for node in nodes if node not in stages]
+        _admit(message, self._given(idle, {node: Place(stage=stage) for node, stage in stages.items()}, {}))
         return message
 
-    def _crew(self, well: Mapping[str, Place], places: Mapping[str, Place], meet: bool) -> Crew:
-        """The sites that take part. Raises Lacking."""
+    def _require_enough(self, well: Mapping[str, Place], places: Mapping[str, Place], meet: bool) -> None:
+        """Raise Lacking unless the sites that have the last step of their stages are enough for a plan."""
         section, there = self._section, {place.stage for place in well.values()}
         if (there and meet) or (0 in there and len(there) >= section.path_length):
-            return _crew_of({node: place.stage for node, place in well.items()})
+            return
         absent = sorted(set(range(section.stages)) - there)
         behind = [node for node, place in places.items() if node not in well and place.stage in absent]
         who = f", among them {', '.join(behind)}, which must catch up first" if behind else ""
         raise Lacking(f"stages {', '.join(map(str, absent))} have no site{who}: start those that held them")
 
-    async def _planned(
-        self, round: int, step: int, crew: Crew, well: Mapping[str, Place], round_trips: Mapping[str, float]
-    ) -> tuple[Problem, Plan]:
-        section, there = self._section, {node: well[node] for node in crew.nodes}
-        if section.paths == "random":
-            problem, plan = self._anew(round, crew, there, round_trips)
+    async def _planned(self, round: int, step: int, crew: Crew) -> Plan:
+        if self._section.paths == "random":
+            problem, plan = self._anew(round, crew)
             problem, plan = _permuted(problem, plan.stages, self.seed, step)
         else:
-            problem, plan = await self._sought(round, crew, there, round_trips)
+            problem, plan = await self._sought(round, crew)
         self._told(round, problem, plan)
-        return problem, plan
+        return plan
 
-    async def _sought(
-        self, round: int, crew: Crew, there: Mapping[str, Place], round_trips: Mapping[str, float]
-    ) -> tuple[Problem, Plan]:
+    async def _sought(self, round: int, crew: Crew) -> tuple[Problem, Plan]:
         """The best paths known. If the sites' times have changed, a search for better ones begins."""
         seconds = self._section.plan_seconds
         if self._last is None or self._last[0] != crew:
-            problem, plan = self._anew(round, crew, there, round_trips)
+            problem, plan = self._anew(round, crew)
             await self.searching.begin(problem, self.seed, seconds, plan)
             await self.searching.wait(seconds + PROMPT)
             self._last = crew, problem, self.searching.found() or plan
-            log.info("round %d: paths over %d sites, planned anew", round, len(crew.nodes))
+            log.info("round %d: paths over %d sites, planned anew", round, len(crew.held))
             return self._last[1:]
         _, searched, plan = self._last
-        problem = with_times(searched, there, round_trips)
+        problem = with_times(searched, crew.places, crew.round_trips)
         if better := self.searching.found():
             self._last = crew, searched, better
-            log.info("round %d: better paths over %d sites", round, len(crew.nodes))
+            log.info("round %d: better paths over %d sites", round, len(crew.held))
             return problem, better
         if self.searching.idle and drifted(searched, problem):
             self._last = crew, problem, plan
             await self.searching.begin(problem, self.seed, seconds, plan)
         return problem, plan
 
-    def _anew(
-        self, round: int, crew: Crew, there: Mapping[str, Place], round_trips: Mapping[str, float]
-    ) -> tuple[Problem, Plan]:
+    def _anew(self, round: int, crew: Crew) -> tuple[Problem, Plan]:
         """The problem of a crew, with any valid plan."""
-        sizes = tuple(len(sites) for sites in crew.stages)
-        length = min(self._section.path_length, len(sizes))
-        return drawn(self._section, sizes, length, there, round_trips, crew.stages, self.seed + TRIES * round)
+        sizes, seed = tuple(len(sites) for sites in crew.stages), self.seed + TRIES * round
+        return drawn(self._section, sizes, crew.places, crew.round_trips, crew.stages, seed)
 
     def _given(self, strangers: Sequence[str], well: Mapping[str, Place], wanted: Mapping[str, int]) -> dict[str, int]:
         """A stage for each site without one: the stage that the operator wants, or else the one with fewest sites."""
@@ -246,36 +192,26 @@ def _admit(message: IterationPlan, given: Mapping[str, int]) -> None:
     message.newcomers.extend(given.values())
 
 
-def _crew_of(held: Mapping[str, int]) -> Crew:
-    nodes = tuple(sorted(held))
-    numbers = tuple(sorted({*held.values()}))
-    stages = tuple(tuple(index for index, node in enumerate(nodes) if held[node] == number) for number in numbers)
-    return Crew(nodes, numbers, stages)
+def _message(round: int, step: int, held: Mapping[str, int], waves: Sequence[Sequence[Sequence[int]]]) -> IterationPlan:
+    """A plan's message.
 
-
-def _plan(crew: Crew, waves: Sequence[Sequence[Sequence[int]]]) -> Plan:
-    from pier_node.pipeline.planning.plan import Plan
-
-    return Plan(crew.stages, tuple(tuple(tuple(path) for path in wave) for wave in waves))
-
-
-def _message(round: int, step: int, crew: Crew, plan: Plan | None) -> IterationPlan:
-    held = {site: crew.numbers[index] for index, sites in enumerate(crew.stages) for site in sites}
+    Args:
+        held: the stage of each site, by node id.
+        waves: the paths of each wave, over positions in `held`; none if it is an outer round of the replicas.
+    """
     return IterationPlan(
         round=round,
         step=step,
-        nodes=crew.nodes,
-        stages=[held[index] for index in range(len(crew.nodes))],
-        paths=[Path(sites=path) for path in plan.paths] if plan else (),
-        waves=[len(wave) for wave in plan.waves] if plan else (),
-        meet=plan is None,
+        nodes=[*held],
+        stages=[*held.values()],
+        paths=[Path(sites=path) for wave in waves for path in wave],
+        waves=[len(wave) for wave in waves],
+        meet=not waves,
     )
 
 
 def _permuted(problem: Problem, stages: tuple[tuple[int, ...], ...], seed: int, step: int) -> tuple[Problem, Plan]:
     """Random paths in as few waves as memory allows. With one microbatch per wave, any memory is enough."""
-    from pier_node.pipeline.planning.routing import random_routes
-
     for waves in range(1, problem.microbatches):
         with suppress(PierError):
             wider = replace(problem, waves=waves)

@@ -10,16 +10,12 @@ import random
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from statistics import median
-from typing import TYPE_CHECKING
 
 from pier_node.base.errors import PierError
 from pier_node.config.run import PipelineSection
+from pier_node.pipeline.planning.plan import Plan, random_plan, random_waves
+from pier_node.pipeline.planning.problem import Problem, Rules, Site, stage_sizes
 from pier_proto.v1.peer_pb2 import Place
-
-if TYPE_CHECKING:
-    from pier_node.pipeline.planning.plan import Plan
-    from pier_node.pipeline.planning.problem import Problem, Site
-
 
 UNKNOWN = Place(forward=0.1, backward=0.2, loss=0.03)
 """Assumed seconds of tasks until some are measured. Only their ratios matter until then."""
@@ -46,8 +42,6 @@ def with_times(problem: Problem, places: Mapping[str, Place], round_trips: Mappi
 
 def sites_of(places: Mapping[str, Place]) -> tuple[Site, ...]:
     """Sites with their times. A site without measurements gets the median of the others."""
-    from pier_node.pipeline.planning.problem import Site
-
     known = [place for place in places.values() if place.forward and place.backward]
     like = UNKNOWN
     if known:
@@ -106,16 +100,13 @@ def posed(
     Raises:
         PierError: too few sites, or too little memory.
     """
-    from pier_node.pipeline.planning.problem import stage_sizes
-
     sizes = stage_sizes(len(places), section.stages, section.path_length)
-    return drawn(section, sizes, section.path_length, places, round_trips, None, seed)
+    return drawn(section, sizes, places, round_trips, None, seed)
 
 
 def drawn(
     section: PipelineSection,
     sizes: tuple[int, ...],
-    length: int,
     places: Mapping[str, Place],
     round_trips: Mapping[str, float],
     stages: tuple[tuple[int, ...], ...] | None,
@@ -125,11 +116,7 @@ def drawn(
 
     Raises PierError: no number of waves is enough.
     """
-    from pier_node.pipeline.planning.plan import Plan
-    from pier_node.pipeline.planning.problem import Problem, Rules
-    from pier_node.pipeline.planning.start import random_plan, random_waves
-
-    apart = ((0.0,) * len(places),) * len(places)
+    length, apart = min(section.path_length, len(sizes)), ((0.0,) * len(places),) * len(places)
     rules = Rules(max_swaps=section.swaps, max_jump=max(len(sizes) - 1, 1))
     for waves in range(1, section.microbatches + 1):
         blank = Problem(sites_of(places), apart, sizes, length, section.microbatches, waves, rules)

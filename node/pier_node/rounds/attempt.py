@@ -384,6 +384,19 @@ EARLY = 30.0
 """Seconds for which a stream of an attempt that we have not heard of yet may wait for us."""
 
 
+async def heard_of(what: str, news: Signal, settled: Callable[[], bool]) -> None:
+    """Return once `settled()` holds: a stream may arrive a moment before we know what it belongs to.
+
+    Raises:
+        BadMessage: it does not hold after EARLY seconds, so there is no such attempt or meeting.
+    """
+    try:
+        async with asyncio.timeout(EARLY):
+            await news.until(settled)
+    except TimeoutError as error:
+        raise BadMessage(f"no such {what}") from error
+
+
 class Streams:
     """Receives the streams that members push.
 
@@ -405,11 +418,7 @@ class Streams:
         await reduction.take(sender, first, chunks)
 
     async def _reduction_of(self, first: Chunk) -> Reduction:
-        try:
-            async with asyncio.timeout(EARLY):
-                await self._news.until(lambda: self._is_stale(first) or self._current(first) is not None)
-        except TimeoutError as error:
-            raise BadMessage("no such attempt") from error
+        await heard_of("attempt", self._news, lambda: self._is_stale(first) or self._current(first) is not None)
         reduction = self._current(first)
         if reduction is None:
             raise BadMessage("that attempt is over")

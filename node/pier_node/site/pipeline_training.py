@@ -14,6 +14,7 @@ import math
 from collections.abc import Awaitable, Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 
@@ -25,19 +26,17 @@ from pier_node.outer.times import Spans, Times
 from pier_node.outer.update import Update
 from pier_node.pipeline import vote_state
 from pier_node.pipeline.attempt import Attempt, Worth
-from pier_node.pipeline.context import Tools, holders
-from pier_node.pipeline.dispatch import Dispatch, States
+from pier_node.pipeline.context import Position, Tools
 from pier_node.pipeline.iteration_plan import Plan
-from pier_node.pipeline.joining import joined
-from pier_node.pipeline.joint import Diverged, Joint
-from pier_node.pipeline.outer_step import step_of
+from pier_node.pipeline.joint import Dispatch, Diverged, Joint
+from pier_node.pipeline.outer_step import Met, ReplicaRound, step_of
+from pier_node.pipeline.path_search import Search, search_apart
 from pier_node.pipeline.plan_delivery import Routing
-from pier_node.pipeline.planner import Planner, Search, Told
-from pier_node.pipeline.replica_round import Met, ReplicaRound
-from pier_node.pipeline.search_process import search_apart
+from pier_node.pipeline.planner import Planner, Told
 from pier_node.pipeline.stage import Stage
+from pier_node.pipeline.stage_sharing import StateSharing, holders, joined
 from pier_node.pipeline.stage_state import StageState
-from pier_node.pipeline.vote_state import Turn, turn_of
+from pier_node.pipeline.vote_state import Turn
 from pier_node.rounds.fetch import CatchUp
 from pier_node.rounds.member import Rounds
 from pier_node.rounds.progress import Progress
@@ -140,17 +139,11 @@ class PipelineTraining:
         self._account = Account(progress, self._carrier.node, config.inner.batch_size * config.model.context)
         self._news, stages = Signal(), config.pipeline.stages
         self._planner = Planner(config.pipeline, config.run.seed, on_plan, search)
-        run = rounds.coming, self._standing, lambda: self._turn() is Turn.MEET, self._news
-        self._routing = Routing(self._carrier, self._roster, self._planner, stage_state, stages, *run)
+        self._position = Position(config, rounds)
+        self._routing = Routing(tools, self._planner, stage_state, self._position, self._news)
         under_way, over = (lambda: self._attempt), lambda: self._rounds.state.round
         Dispatch(self._carrier, rounds.streams.take, under_way, lambda: self._begun_last, over, self._news)
-        States(
-            self._carrier,
-            rounds.offer,
-            lambda: (stage_state.stage, stage_state.state),
-            stage_state.moments,
-            rounds.prove,
-        )
+        StateSharing(self._carrier, rounds, stage_state)
         self._catch_up = CatchUp(self._carrier, self._roster, tools.faults, vote_state.length(stages))
 
     def place(self) -> Place | None:
@@ -159,7 +152,7 @@ class PipelineTraining:
         if stage_state.stage is None:
             return None
         times = {kind: pace[kind] for kind in ("forward", "backward", "loss")}
-        memory, counts = self._config.pipeline.memory, self._standing().versions[stage_state.stage]
+        memory, counts = self._config.pipeline.memory, self._position.standing.versions[stage_state.stage]
         return Place(
             stage=stage_state.stage,
             version=stage_state.version_of(counts),
@@ -180,7 +173,7 @@ class PipelineTraining:
 
     def due(self) -> bool:
         """Whether there is another iteration."""
-        return self._turn() is not None
+        return self._position.turn is not None
 
     def behind(self) -> bool:
         """Whether other sites are ahead, and their state can be taken now."""
@@ -216,12 +209,6 @@ class PipelineTraining:
         """End the search for paths."""
         await self._planner.searching.close()
 
-    def _standing(self) -> vote_state.Standing:
-        return vote_state.standing(self._rounds.state)
-
-    def _turn(self) -> Turn | None:
-        return turn_of(self._config, self._standing())
-
     # --- one round -------------------------------------------------------------------------------
 
     async def _round(self) -> None:
@@ -245,7 +232,7 @@ class PipelineTraining:
 
     def _book(self, began: float, worked: float, ended: float) -> None:
         """Book a round that is decided and known here."""
-        tried, counted = self._tried, self._version and self._version == self._standing().counted
+        tried, counted = self._tried, self._version and self._version == self._position.standing.counted
         self.progress.round_time = ended - worked
         self._account.book(ended - began, self.progress.spans if tried else None, tried if counted else None)
 
@@ -258,7 +245,7 @@ class PipelineTraining:
         if self._carrier.node not in plan.stages:
             await self._routing.over(plan, lambda: bool(self._rounds.sources()))
             return vote_state.not_ready(stages)
-        apart = self._turn() is Turn.APART
+        apart = self._position.turn is Turn.APART
         try:
             worth = await self._attempted(plan, apart)
         except Diverged as diverged:
@@ -281,7 +268,7 @@ class PipelineTraining:
     def _dealt(self) -> bool:
         """Whether any site is known to have a stage. Before that, rounds may be empty, because of a pause."""
         places = any(it.HasField("place") for it in self._roster.pulses().values())
-        return places or self._stage_state.stage is not None or any(self._standing().versions)
+        return places or self._stage_state.stage is not None or any(self._position.standing.versions)
 
     async def _attempted(self, plan: Plan, apart: bool) -> Worth | Met:
         attempt = self._attempt = self._begun(plan, await self._built(), apart)
@@ -297,8 +284,9 @@ class PipelineTraining:
     def _begun(self, plan: Plan, stage: Stage, apart: bool) -> Joint[Worth | Met]:
         if not plan.message.meet:
             return Attempt(self._tools, plan, stage, apart)
-        step = step_of(self._config.outer, plan.message.step / self._config.inner.total_steps)
-        return ReplicaRound(self._tools, plan, self._stage_state, step)
+        step, base = step_of(self._config.outer, plan.message.step / self._config.inner.total_steps), self._stage_state
+        assert base.state
+        return ReplicaRound(self._tools, plan, step, base.state, partial(base.brought, step))
 
     async def _built(self) -> Stage:
         """The stage to compute with, loaded with the weights of its state."""
@@ -341,13 +329,13 @@ class PipelineTraining:
 
     async def _settle(self) -> None:
         """After a round: take the stored step if it counts."""
-        moved = await asyncio.to_thread(self._stage_state.settle, self._standing(), self._rounds.state.round)
+        moved = await asyncio.to_thread(self._stage_state.settle, self._position.standing, self._rounds.state.round)
         if moved or (self._tried and self._tried.message.meet):  # before an outer round, forget diverged weights
             await self._load()
         self._tell_progress()
 
     def _tell_progress(self) -> None:
-        standing = self._standing()
+        standing = self._position.standing
         self.progress.inner_step, self.progress.loss = standing.steps, standing.loss if standing.steps else math.nan
 
     # --- left behind -----------------------------------------------------------------------------
@@ -357,7 +345,7 @@ class PipelineTraining:
         stage_state = self._stage_state
         if stage_state.stage is None:
             return
-        wanted = self._standing().versions[stage_state.stage]
+        wanted = self._position.standing.versions[stage_state.stage]
         if stage_state.state and stage_state.version == wanted:
             return
         if not await asyncio.to_thread(stage_state.load, wanted):

@@ -18,8 +18,8 @@ from pier_coordinator.cli import main
 from pier_coordinator.commands.client import Client
 from pier_coordinator.commands.paths import MOST_LINES, Measured
 from pier_node.config.run import PipelineSection
-from pier_node.pipeline.planning.check import violations
-from pier_node.pipeline.planning.plan import plan_from_dict, problem_to_json
+from pier_node.pipeline.planning.plan import plan_from_dict, violations
+from pier_node.pipeline.planning.problem import problem_to_json
 from pier_node.pipeline.problem import posed
 
 IT = problem(link_s=1.0)

@@ -23,7 +23,7 @@ from pier_node.base.errors import PierError
 from pier_node.config.run import SITES
 from pier_node.pipeline.paths_file import paths_json
 from pier_node.pipeline.planning.plan import Plan
-from pier_node.pipeline.planning.simulate import makespan
+from pier_node.pipeline.planning.simulator import makespan
 from pier_proto.v1.coordinator_pb2 import Paths
 
 A, B, C = ("aa" * 8, "bb" * 8, "cc" * 8)

@@ -11,7 +11,7 @@ from bench.paths_instances import Instance, instances
 from pier_node.pipeline.planning.bounds import lower_bounds
 from pier_node.pipeline.planning.plan import Plan
 from pier_node.pipeline.planning.problem import Problem
-from pier_node.pipeline.planning.simulate import makespan
+from pier_node.pipeline.planning.simulator import makespan
 
 BOUNDED = [it for it in instances() if it.bounds]
 

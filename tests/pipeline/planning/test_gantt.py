@@ -7,8 +7,8 @@ from xml.etree import ElementTree
 from pipeline.planning.cases import problem
 
 from pier_node.pipeline.planning.gantt import colour, gantt_svg
-from pier_node.pipeline.planning.simulate import simulate
-from pier_node.pipeline.planning.start import random_plan
+from pier_node.pipeline.planning.plan import random_plan
+from pier_node.pipeline.planning.simulator import simulate
 
 IT = problem(link_s=2.0)
 PLAN = random_plan(IT, 1)

@@ -9,9 +9,8 @@ import pytest
 from pipeline.planning.plain import Plain
 
 from bench.paths_instances import Instance, instances, waves
-from pier_node.pipeline.planning.check import violations
-from pier_node.pipeline.planning.plan import Plan
-from pier_node.pipeline.planning.simulate import makespan
+from pier_node.pipeline.planning.plan import Plan, violations
+from pier_node.pipeline.planning.simulator import makespan
 
 KNOWN = [(it, form) for it in instances() for form in it.known]
 TIED = ("geo9_25", "joint_waves_differ")

@@ -13,12 +13,10 @@ from pipeline.planning.cases import even, problem, problems, site
 from bench.paths_instances import instances
 from pier_node.base.errors import PierError
 from pier_node.pipeline.planning.bounds import lower_bounds
-from pier_node.pipeline.planning.check import violations
-from pier_node.pipeline.planning.plan import Plan, sync_seconds, worst_intra
+from pier_node.pipeline.planning.plan import Plan, random_plan, sync_seconds, violations, worst_intra
 from pier_node.pipeline.planning.problem import Matrix, Problem
 from pier_node.pipeline.planning.search import search
-from pier_node.pipeline.planning.simulate import makespan
-from pier_node.pipeline.planning.start import random_plan
+from pier_node.pipeline.planning.simulator import makespan
 
 QUICK: dict[str, Any] = {"seconds": 0.001, "deadline": 600.0}
 
@@ -97,6 +95,7 @@ def test_replanning_goes_on_from_the_current_plan() -> None:
     plan = random_plan(it, 5)
     found = search(it, 1, current=plan, **QUICK)
     assert violations(it, found.plan) == []
+    assert found.plan.stages == plan.stages
     assert found.makespan_s <= makespan(it, plan)
 
 

@@ -13,10 +13,9 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from pier_node.pipeline.planning.compiled import compiled
-from pier_node.pipeline.planning.kernel import Ints
 from pier_node.pipeline.planning.plan import Plan
 from pier_node.pipeline.planning.problem import Problem
+from pier_node.pipeline.planning.simulator import Ints, compiled
 
 Floats = NDArray[np.float64]
 Bools = NDArray[np.bool_]

@@ -8,7 +8,7 @@ from html import escape
 
 from pier_node.pipeline.planning.plan import Plan
 from pier_node.pipeline.planning.problem import Problem
-from pier_node.pipeline.planning.simulate import BACKWARD, LOSS, Schedule, Task, Transfer
+from pier_node.pipeline.planning.simulator import Schedule, Task, Transfer
 
 GOLDEN = 0.618033988749895
 """Turns of the colour wheel from one microbatch to the next, so that neighbours look different."""
@@ -85,10 +85,11 @@ def _labels(problem: Problem, plan: Plan, top: dict[int, int]) -> Iterator[str]:
 
 def _task(task: Task, y: int, makespan: float) -> Iterator[str]:
     x, end, came = (_x(it, makespan) for it in (task.start_s, task.end_s, task.arrival_s))
-    drawn = 'class="loss"' if task.kind == LOSS else f'fill="{colour(task.microbatch, darker=task.kind == BACKWARD)}"'
+    fill = colour(task.microbatch, darker=task.kind == "backward")
+    drawn = 'class="loss"' if task.kind == "loss" else f'fill="{fill}"'
     if x - came > 0.5:
         middle = y + BAR / 2
-        line = "loss wait" if task.kind == LOSS else "wait"
+        line = "loss wait" if task.kind == "loss" else "wait"
         stroke = colour(task.microbatch)
         yield f'<line class="{line}" x1="{came:.1f}" x2="{x:.1f}" y1="{middle}" y2="{middle}" stroke="{stroke}"/>'
     said = f"{task.kind} of microbatch {task.microbatch}: {task.start_s:.2f} to {task.end_s:.2f} s"
@@ -100,7 +101,7 @@ def _task(task: Task, y: int, makespan: float) -> Iterator[str]:
 
 def _transfer(it: Transfer, y: int, makespan: float) -> str:
     x, end = _x(it.start_s, makespan), _x(it.end_s, makespan)
-    fill = colour(it.microbatch, darker=it.kind == BACKWARD)
+    fill = colour(it.microbatch, darker=it.kind == "backward")
     return (
         f'<rect x="{x:.1f}" y="{y + BAR + 3}" width="{end - x:.1f}" height="{LINE}" fill="{fill}" opacity="0.45">'
         f"<title>microbatch {it.microbatch} on its way, {it.end_s - it.start_s:.2f} s</title></rect>"

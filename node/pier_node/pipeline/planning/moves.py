@@ -2,7 +2,8 @@
 
 Most moves keep the load of every site: two microbatches exchange a site or the tails of their paths, or two sites swap
 places everywhere, possibly across stages. If sites have spare memory, one may take over a visit from another. The
-validity checks here are compiled; pipeline/planning/check.py implements the same rules independently.
+validity checks here are compiled; pipeline/planning/plan.py implements the same rules independently. The random numbers
+are splitmix64: the same on every machine and with every library version.
 """
 
 from __future__ import annotations
@@ -10,10 +11,34 @@ from __future__ import annotations
 from typing import NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
-from pier_node.pipeline.planning.compiled import Dice, below, compiled, uniform
-from pier_node.pipeline.planning.kernel import MEMORY, Ints
 from pier_node.pipeline.planning.problem import Problem
+from pier_node.pipeline.planning.simulator import MEMORY, Ints, compiled
+
+Dice = NDArray[np.uint64]
+
+
+def dice(seed: int) -> Dice:
+    """A random stream for each seed."""
+    return np.array([seed % 2**64], np.uint64)
+
+
+@compiled
+def uniform(dice: Dice) -> float:
+    """A random number from 0 up to, but not including, 1."""
+    dice[0] += np.uint64(0x9E3779B97F4A7C15)
+    z = dice[0]
+    z = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    z = (z ^ (z >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return float((z ^ (z >> np.uint64(31))) >> np.uint64(11)) * 2.0**-53
+
+
+@compiled
+def below(dice: Dice, count: int) -> int:
+    """A random integer from 0 to count - 1."""
+    return int(uniform(dice) * count)
+
 
 MAX_SWAPS, MAX_DISTANCE, MAX_TOTAL, MAX_JUMP = range(4)
 

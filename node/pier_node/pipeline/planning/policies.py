@@ -13,11 +13,10 @@ from typing import Literal
 
 from pier_node.base.errors import PierError
 from pier_node.pipeline.planning.bounds import Bounds, lower_bounds
+from pier_node.pipeline.planning.plan import random_plan, random_routes
 from pier_node.pipeline.planning.problem import Problem, Rules, stage_sizes
-from pier_node.pipeline.planning.routing import random_routes
 from pier_node.pipeline.planning.search import Found, search
-from pier_node.pipeline.planning.simulate import Schedule, simulate
-from pier_node.pipeline.planning.start import random_plan
+from pier_node.pipeline.planning.simulator import Schedule, simulate
 
 Policy = Literal["full", "skip", "random"]
 

@@ -1,19 +1,22 @@
-"""The planning problem: sites, links, stages and the rules of a path (SkipPipe, arXiv 2502.19913)."""
+"""The planning problem: sites, links, stages and the rules of a path (SkipPipe, arXiv 2502.19913); also as JSON."""
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field, fields
 from functools import cached_property
 from typing import Any, ClassVar
+
+from pydantic import TypeAdapter, ValidationError
 
 from pier_node.base.errors import PierError
 from pier_node.base.units import several
 
 Matrix = tuple[tuple[float, ...], ...]
 FORBID: dict[str, Any] = {"extra": "forbid"}
-"""For pydantic, which reads these classes from JSON (pipeline/planning/plan.py): no unknown keys."""
+"""For pydantic, which reads these classes from JSON: no unknown keys."""
 LONGEST = 1e6
 """Upper limit of every time in a problem, in seconds, which keeps an iteration well below 2^63 ns."""
 MOST_SITES, MOST_MICROBATCHES = 1000, 10_000
@@ -102,6 +105,19 @@ class Problem:
         return even_parts(self.microbatches, self.waves)
 
 
+def problem_from_json(text: str | bytes) -> Problem:
+    """Parse a problem. Raises PierError: which key is wrong, and how."""
+    try:
+        return TypeAdapter(Problem).validate_json(text)
+    except ValidationError as error:
+        raise _refused(error) from error
+
+
+def problem_to_json(problem: Problem) -> str:
+    """The JSON that `problem_from_json` reads."""
+    return json.dumps(asdict(problem), indent=1)
+
+
 def even_parts(total: int, parts: int) -> tuple[int, ...]:
     """Split a total into parts that are equal within one, larger parts first."""
     return tuple(total // parts + (index < total % parts) for index in range(parts))
@@ -180,3 +196,12 @@ def _square(key: str, matrix: Matrix, count: int) -> None:
     _demand(len(matrix) == count, f"{key} has {len(matrix)} rows for {count} sites", "One for each site.")
     for index, row in enumerate(matrix):
         _row(f"{key}[{index}]", row, count)
+
+
+def _refused(error: ValidationError) -> PierError:
+    first = error.errors(include_url=False)[0]
+    key = ".".join(str(part) for part in first["loc"]) or "the file"
+    if first["type"] == "unexpected_keyword_argument":
+        known = ", ".join(field.name for field in fields(Problem))
+        return PierError(f"the problem has a key that means nothing: {key}", f"There are: {known}.")
+    return PierError(f"the problem cannot be read: {key}: {first['msg']}", "docs/paths.md describes every key.")

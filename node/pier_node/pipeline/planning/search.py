@@ -1,6 +1,8 @@
 """Finds a plan: assigns sites to stages and plans all paths together, by two annealings in a thread each.
 
-Work is counted in steps. So a seed gives the same plan on every machine that is fast enough for the deadline.
+The acceptance of a change (pipeline/planning/moves.py) is drawn before the change is simulated, as a limit on its cost.
+A simulation that is certain to exceed the limit stops early, and most do. Work is counted in steps. So a seed gives the
+same plan on every machine that is fast enough for the deadline.
 """
 
 from __future__ import annotations
@@ -9,13 +11,235 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from itertools import pairwise
+from typing import NamedTuple
+
+import numpy as np
 
 from pier_node.base.errors import PierError
-from pier_node.pipeline.planning.anneal import Chain, Course
-from pier_node.pipeline.planning.plan import Plan, sync_seconds, worst_intra
+from pier_node.pipeline.planning.moves import Dice, Ground, State, change_paths, change_sites, dice, laws, uniform
+from pier_node.pipeline.planning.plan import Plan, random_plan, stage_loads, sync_seconds, worst_intra
 from pier_node.pipeline.planning.problem import Problem
-from pier_node.pipeline.planning.simulate import makespan
-from pier_node.pipeline.planning.start import random_plan
+from pier_node.pipeline.planning.simulator import (
+    END,
+    NEVER,
+    Ints,
+    Scratch,
+    Tables,
+    compiled,
+    makespan,
+    makespan_ns,
+    rows,
+    scratch,
+    tables,
+    ticks,
+)
+
+MEAN = 0.1
+"""Weight of the mean end time of microbatches next to the makespan: many plans have the same makespan."""
+SURE = 0.95
+"""Fraction of that mean which is assumed while a change is simulated."""
+OUTSIDE = 20
+"""Cost of each second by which replicas are further apart than allowed."""
+
+
+class Apart(NamedTuple):
+    """Costs of distance: `transfer`, `gradient` [N, N] in ns, or [0, 0]; `sizes` [S + 1]; `limits` [2]: cap, fine."""
+
+    transfer: Ints
+    gradient: Ints
+    sizes: Ints
+    limits: Ints
+
+
+class Course(NamedTuple):
+    """A slice of an annealing: steps `start` to `stop` of `total`.
+
+    `hot` and `cold` are the first and the last temperature, as fractions of the best cost so far. `joint` is the
+    fraction of steps that move sites. `tied`: all waves repeat the same paths.
+    """
+
+    start: int
+    stop: int
+    total: int
+    hot: float
+    cold: float
+    joint: float
+    tied: bool
+
+
+@compiled
+def anneal(
+    t: Tables, d: Scratch, g: Ground, apart: Apart, c: Course, now: State, trial: State, best: State, dice: Dice
+) -> int:
+    """Continue an annealing. Returns the number of plans that were simulated.
+
+    Args:
+        now, best: the current state, and the cheapest plan seen; `trial` is scratch.
+    """
+    extra = overhead(apart, now.stage)
+    now.cost[0] = cost(t, d, now, extra, int(NEVER))
+    if now.cost[0] < best.cost[0]:
+        copy(now, best)
+    mean, simulated = mean_end(d.cases), 0
+    for step in range(c.start, c.stop):
+        copy(now, trial)
+        moves_sites = uniform(dice) < c.joint
+        if not (change_sites(g, trial, dice) if moves_sites else change_paths(g, trial, dice, c.tied)):
+            continue
+        heat = best.cost[0] * c.hot * (c.cold / c.hot) ** (step / c.total)
+        limit = now.cost[0] - heat * np.log(1.0 - uniform(dice))
+        after = overhead(apart, trial.stage) if moves_sites else extra
+        simulated += 1
+        trial.cost[0] = cost(t, d, trial, after, int(limit - MEAN * SURE * mean))
+        if trial.cost[0] > limit:
+            continue
+        extra, mean = after, mean_end(d.cases)
+        trial.last[0] = last_origin(d.cases, trial.paths)
+        copy(trial, now)
+        if now.cost[0] < best.cost[0]:
+            copy(now, best)
+    return simulated
+
+
+@compiled
+def cost(t: Tables, d: Scratch, s: State, extra: int, limit: int) -> int:
+    """The cost of a plan; NEVER if the simulation is abandoned."""
+    end = makespan_ns(t, d, s.paths, limit - extra)
+    if end == NEVER:
+        return NEVER
+    return end + extra + int(MEAN * mean_end(d.cases))
+
+
+@compiled
+def overhead(apart: Apart, stage: Ints) -> int:
+    """Time to sync the replicas of the slowest stage, plus a fine for replicas that are too far apart."""
+    worst, sync = 0, 0
+    for x in range(apart.transfer.shape[0]):
+        for y in range(apart.transfer.shape[0]):
+            size = apart.sizes[stage[x]]
+            if x != y and stage[x] == stage[y] and size > 0:
+                worst = max(worst, apart.transfer[x, y])
+                sync = max(sync, 2 * (size - 1) * apart.gradient[x, y] // size)
+    beyond = worst - apart.limits[0]
+    return sync + (OUTSIDE * beyond + apart.limits[1] if beyond > 0 else 0)
+
+
+@compiled
+def copy(source: State, target: State) -> None:
+    """Copy one state to another."""
+    for row in range(source.paths.shape[0]):
+        for index in range(source.paths.shape[1]):
+            target.paths[row, index] = source.paths[row, index]
+    for site in range(len(source.stage)):
+        target.stage[site] = source.stage[site]
+    target.cost[0], target.last[0] = source.cost[0], source.last[0]
+
+
+@compiled
+def mean_end(cases: Ints) -> float:
+    """Mean end time of the microbatches."""
+    total = 0
+    for it in range(cases.shape[1]):
+        total += cases[END, it]
+    return float(total / cases.shape[1])
+
+
+@compiled
+def last_origin(cases: Ints, paths: Ints) -> int:
+    """The site whose microbatch ends last."""
+    last = 0
+    for it in range(cases.shape[1]):
+        if cases[END, it] > cases[END, last]:
+            last = it
+    return int(paths[last, 0])
+
+
+FINE = 0.1
+"""Minimum fine for replicas that are too far apart, as a fraction of the first plan's makespan."""
+
+
+@dataclass
+class Chain:
+    """The state of an annealing; `best` is the cheapest plan so far."""
+
+    problem: Problem
+    times: Tables
+    room: Scratch
+    ground: Ground
+    apart: Apart
+    now: State
+    trial: State
+    best: State
+    dice: Dice
+    simulated: int = 0
+
+    @classmethod
+    def of(cls, problem: Problem, plan: Plan, seed: int) -> Chain:
+        """A chain that starts from a valid plan."""
+        paths, wave = rows(plan)
+        times, room = tables(problem), scratch(len(problem.sites), wave)
+        first = np.searchsorted(wave, np.arange(problem.waves + 1)).astype(np.int64)
+        load = np.zeros(len(problem.sites) + problem.stages, np.int64)
+        near = np.argsort(times.wire + times.wire.T, axis=1, kind="stable")
+        ground = Ground(laws(problem), times.times, first, load, _room(problem), near)
+        fine = int(FINE * makespan_ns(times, room, paths, NEVER))
+        now, trial, best = (_state(problem, plan, paths) for _ in range(3))
+        return cls(problem, times, room, ground, _apart(problem, fine), now, trial, best, dice(seed))
+
+    def run(self, course: Course) -> None:
+        """Continue an annealing; a new one starts from the best plan so far, if any. Unequal waves are not tied."""
+        if course.start == 0 and self.simulated:
+            for mine, best in zip(self.now, self.best, strict=True):
+                mine[:] = best
+        course = course._replace(tied=course.tied and len({*self.problem.wave_sizes}) == 1)
+        if course.tied and course.start == 0:
+            self.now.paths[:] = np.tile(self.now.paths[: self.problem.wave_sizes[0]], (self.problem.waves, 1))
+        self.simulated += anneal(
+            self.times, self.room, self.ground, self.apart, course, self.now, self.trial, self.best, self.dice
+        )
+
+    @property
+    def cost_s(self) -> float:
+        """Cost of the best plan in seconds: about its makespan, its sync and a tenth of the mean end time."""
+        return float(self.best.cost[0]) / 1e9
+
+    @property
+    def plan(self) -> Plan:
+        """The best plan so far."""
+        sites = self.best.stage.tolist()
+        stages = tuple(
+            tuple(index for index, stage in enumerate(sites) if stage == it) for it in range(self.problem.stages)
+        )
+        paths = [tuple(path) for path in self.best.paths.tolist()]
+        ends = self.ground.first.tolist()
+        return Plan(stages, tuple(tuple(paths[a:b]) for a, b in pairwise(ends)))
+
+
+def _state(problem: Problem, plan: Plan, paths: Ints) -> State:
+    stage = np.full(len(problem.sites), problem.stages, np.int64)
+    for site, it in plan.stage_of().items():
+        stage[site] = it
+    return State(paths.copy(), stage, np.array([NEVER], np.int64), np.zeros(1, np.int64))
+
+
+def _apart(problem: Problem, fine: int) -> Apart:
+    count = len(problem.sites)
+    counts = problem.max_intra_s is not None or bool(problem.gradient_s)
+    transfer = ticks(problem.transfer_s) if counts else np.zeros((0, 0), np.int64)
+    gradient = ticks(problem.gradient_s) if problem.gradient_s else np.zeros((count, count), np.int64)
+    cap = int(ticks([problem.max_intra_s])[0]) if problem.max_intra_s is not None else NEVER
+    sizes = np.array([*problem.stage_sizes, 0], np.int64)
+    return Apart(transfer, gradient, sizes, np.array([cap, fine], np.int64))
+
+
+def _room(problem: Problem) -> bool:
+    """Whether any site could take a visit over from another without giving one back."""
+    loads = stage_loads(problem, problem.wave_sizes[0])
+    memory = {site.memory for site in problem.sites}
+    places = [max(memory) * size for size in problem.stage_sizes]
+    return len(memory) > 1 or any(load != place for load, place in zip(loads, places, strict=True))
+
 
 SLICES = 100
 SPEED, FIXED_COST = 1.2e9, 30
@@ -38,9 +262,8 @@ class Phase:
 
 TIED_FIRST = (Phase(0.5, 0.02, 0.002, 0.3, True), Phase(0.5, 0.006, 0.0005, 0.15, False))
 FREE = (Phase(1.0, 0.01, 0.0005, 0.2, False),)
-AGAIN = (Phase(1.0, 0.006, 0.0005, 0.1, False),)
 PATHS_ONLY = (Phase(1.0, 0.006, 0.0005, 0.0, False),)
-FROM_ANYWHERE, FROM_CURRENT, STAGES_STAY = (TIED_FIRST, FREE), (AGAIN, AGAIN), (PATHS_ONLY, PATHS_ONLY)
+FROM_ANYWHERE, STAGES_STAY = (TIED_FIRST, FREE), (PATHS_ONLY, PATHS_ONLY)
 """The phases of each thread. The first thread begins with repeating waves, which is better with many sites."""
 
 
@@ -68,29 +291,32 @@ def search(
     current: Plan | None = None,
     told: Progress | None = None,
     deadline: float | None = None,
-    stages_stay: bool = False,
 ) -> Found:
     """The best plan that can be found in that many seconds.
 
     Args:
         seconds: sets the number of steps, as many as fit on an ordinary machine.
-        current: a valid plan to improve; None: start from anywhere.
+        current: a valid plan whose sites keep their stages: only its paths are improved; None: start from anywhere.
         told: called from time to time, in the caller's thread.
-        stages_stay: the sites of `current` keep their stages; only its paths are improved.
         deadline: seconds after which the search ends on a slow machine; None: `seconds`.
 
     Raises:
         PierError: no plan is valid, or no replicas are close enough to each other.
     """
     began = time.monotonic()
-    ways = FROM_ANYWHERE if current is None else STAGES_STAY if stages_stay else FROM_CURRENT
+    ways = FROM_ANYWHERE if current is None else STAGES_STAY
     seeds = [seed * len(ways) + it for it in range(len(ways))]
     chains = [Chain.of(problem, current or random_plan(problem, it), it) for it in seeds]
     tasks = problem.microbatches * (2 * problem.path_length + 1)
     steps = max(LEAST, int(seconds * SPEED / tasks / (FIXED_COST + len(problem.sites))))
-    complete = _anneal(chains, [[*_courses(way, steps)] for way in ways], began + (deadline or seconds), told)
+    complete = _run(chains, [[*_courses(way, steps)] for way in ways], began + (deadline or seconds), told)
     plan = min(chains, key=lambda it: it.cost_s).plan
-    _near_enough(problem, plan)
+    cap, worst = problem.max_intra_s, worst_intra(problem.transfer_s, plan)
+    if cap is not None and worst > cap:
+        raise PierError(
+            f"no stages found whose sites are at most {cap:g} s apart (max_intra_s); the nearest: {worst:.3g} s",
+            "Allow more, or search longer.",
+        )
     simulated, took = sum(it.simulated for it in chains), time.monotonic() - began
     return Found(plan, makespan(problem, plan), sync_seconds(problem, plan), simulated, took, complete)
 
@@ -104,9 +330,7 @@ def _courses(way: Sequence[Phase], steps: int) -> Iterator[Course]:
             yield Course(start, stop, total, phase.hot, phase.cold, phase.joint, phase.tied)
 
 
-def _anneal(
-    chains: Sequence[Chain], courses: Sequence[Sequence[Course]], deadline: float, told: Progress | None
-) -> bool:
+def _run(chains: Sequence[Chain], courses: Sequence[Sequence[Course]], deadline: float, told: Progress | None) -> bool:
     """Run all chains in parallel, slice by slice. Returns whether they completed."""
     with ThreadPoolExecutor(len(chains)) as pool:
         for done, parts in enumerate(zip(*courses, strict=True), 1):
@@ -116,12 +340,3 @@ def _anneal(
             if time.monotonic() > deadline:
                 return done == SLICES
     return True
-
-
-def _near_enough(problem: Problem, plan: Plan) -> None:
-    cap, worst = problem.max_intra_s, worst_intra(problem.transfer_s, plan)
-    if cap is not None and worst > cap:
-        raise PierError(
-            f"no stages found whose sites are at most {cap:g} s apart (max_intra_s); the nearest: {worst:.3g} s",
-            "Allow more, or search longer.",
-        )

@@ -1,24 +1,66 @@
-"""The compiled core of the event simulator, in whole nanoseconds, so that nothing depends on rounding.
+"""Simulates an iteration of a plan: the tasks of every site and the transfers between sites, with their times.
 
 A site serves one task at a time. Among the tasks that have arrived, earlier waves come first, then earlier arrivals;
 new microbatches of the site itself come last. A forward needs a free memory slot, which the end of its backward frees.
 After each task the site idles for a gap. So a slot is free before its site is, and the arrivals that a task causes come
 after its own start. It is therefore enough to process the starts of tasks in the order of time.
 
-The functions take a few plain arrays instead of tuples: compiled code counts references to each array of a tuple, which
-costs more than the simulation.
+The core is compiled by numba and counts whole nanoseconds, so that nothing depends on rounding. numba detects changes
+only in a function's own file, and much code is inlined here. So each version of the sources has its own cache folder,
+and only the first run waits. If the folder is not writable, every process compiles again. Compiled functions take a few
+plain arrays instead of tuples: compiled code counts references to each array of a tuple, which costs more than the
+simulation.
 """
 
 from __future__ import annotations
 
-from typing import NamedTuple
+import hashlib
+import os
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Literal, NamedTuple, ParamSpec, TypeVar
 
+import numba
 import numpy as np
 from numpy.typing import NDArray
 
-from pier_node.pipeline.planning.compiled import compiled, inlined
+from pier_node.base.errors import PierError
+from pier_node.pipeline.planning.plan import Plan
+from pier_node.pipeline.planning.problem import Problem
 
+P = ParamSpec("P")
+R = TypeVar("R")
 Ints = NDArray[np.int64]
+
+
+def _keep() -> bool:
+    sources = b"".join(file.read_bytes() for file in sorted(Path(__file__).parent.glob("*.py")))
+    home = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser()
+    folder = home / "pier" / f"paths-{hashlib.sha256(sources).hexdigest()[:16]}"
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError:
+        return False
+    vars(numba.config)["CACHE_DIR"] = str(folder)
+    return os.access(folder, os.W_OK)
+
+
+_KEPT = _keep()
+
+
+def compiled(function: Callable[P, R]) -> Callable[P, R]:
+    """Compile a function; other threads run while it executes."""
+    made: Callable[P, R] = numba.njit(cache=_KEPT, nogil=True, error_model="numpy")(function)
+    return made
+
+
+def inlined(function: Callable[P, R]) -> Callable[P, R]:
+    """Compile a function into its callers: a call with arrays counts references, which costs more than short work."""
+    made: Callable[P, R] = numba.njit(cache=_KEPT, nogil=True, error_model="numpy", inline="always")(function)
+    return made
+
 
 NEVER = 1 << 62
 """A time that never comes: of a deadlock, or of an abandoned simulation."""
@@ -43,7 +85,7 @@ class Tables(NamedTuple):
     gaps: Ints
 
 
-class Desk(NamedTuple):
+class Scratch(NamedTuple):
     """Arrays of a simulation: `sites` [5, N], `cases` [5, B], `queue` [N, B], `record` [B, 2 L + 1, 4] or empty.
 
     A record has the arrival, start and end of each task, and the departure of its result.
@@ -55,17 +97,17 @@ class Desk(NamedTuple):
     record: Ints
 
 
-def desk(sites: int, wave: Ints, recorded_steps: int = 0) -> Desk:
+def scratch(sites: int, wave: Ints, recorded_steps: int = 0) -> Scratch:
     """Allocate arrays for simulations of microbatches in these waves."""
     count = len(wave)
     cases = np.zeros((5, count), np.int64)
     cases[WAVE_OF] = wave
     record = np.zeros((count if recorded_steps else 0, recorded_steps, 4), np.int64)
-    return Desk(np.zeros((5, sites), np.int64), cases, np.zeros((sites, count), np.int64), record)
+    return Scratch(np.zeros((5, sites), np.int64), cases, np.zeros((sites, count), np.int64), record)
 
 
 @compiled
-def simulate(t: Tables, d: Desk, paths: Ints, limit: int) -> int:
+def makespan_ns(t: Tables, d: Scratch, paths: Ints, limit: int) -> int:
     """The makespan in ns; NEVER for a deadlock by memory, or as soon as it is certain to exceed the limit.
 
     Args:
@@ -197,3 +239,120 @@ def _send(
     sites[WAITING, to] += 1
     if step >= length or sites[PLACES, to] > 0:
         sites[DUE, to] = min(sites[DUE, to], max(sites[FREE, to], cases[ARRIVAL, it]))
+
+
+NANO = 1e9
+
+
+def ticks(seconds: Sequence[float] | Sequence[Sequence[float]]) -> Ints:
+    """Seconds, of any shape, in whole nanoseconds."""
+    return np.rint(np.asarray(seconds, dtype=np.float64) * NANO).astype(np.int64)
+
+
+def tables(problem: Problem) -> Tables:
+    """The times of a problem as arrays."""
+    sites = problem.sites
+    seconds = [[getattr(site, key) for site in sites] for key in ("forward_s", "backward_s", "loss_s")]
+    memory = np.array([[site.memory for site in sites]], np.int64)
+    uplink = ticks([problem.uplink_s or (0.0,) * len(sites)])
+    gaps = ticks([problem.task_gap_s, problem.first_gap_s, problem.wave_s])
+    return Tables(np.concatenate([ticks(seconds), memory, uplink]), ticks(problem.transfer_s), gaps)
+
+
+def rows(plan: Plan) -> tuple[Ints, Ints]:
+    """The paths of all microbatches [B, L], and the wave of each [B]."""
+    numbers = [number for number, wave in enumerate(plan.waves) for _ in wave]
+    return np.array(plan.paths, np.int64), np.array(numbers, np.int64)
+
+
+Kind = Literal["forward", "loss", "backward"]
+Way = Literal["forward", "backward"]
+
+
+@dataclass(frozen=True)
+class Task:
+    """A site's work on a microbatch, which waits there from arrival to start.
+
+    Times in seconds from the iteration's start.
+    """
+
+    site: int
+    microbatch: int
+    kind: Kind
+    arrival_s: float
+    start_s: float
+    end_s: float
+
+
+@dataclass(frozen=True)
+class Transfer:
+    """An activation, or on the way back a gradient, sent between two sites."""
+
+    source: int
+    target: int
+    microbatch: int
+    kind: Way
+    start_s: float
+    end_s: float
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """An iteration. Microbatches are numbered wave by wave, like the plan's paths."""
+
+    sites: int
+    tasks: tuple[Task, ...]
+    transfers: tuple[Transfer, ...]
+
+    @cached_property
+    def makespan_s(self) -> float:
+        """Seconds until the last backward is done."""
+        return max(task.end_s for task in self.tasks)
+
+    @cached_property
+    def utilisation(self) -> tuple[float, ...]:
+        """The fraction of the iteration in which each site computes."""
+        busy = [0.0] * self.sites
+        for task in self.tasks:
+            busy[task.site] += task.end_s - task.start_s
+        return tuple(seconds / self.makespan_s for seconds in busy)
+
+    @cached_property
+    def waiting_s(self) -> tuple[float, ...]:
+        """Total seconds that microbatches waited at each site."""
+        waited = [0.0] * self.sites
+        for task in self.tasks:
+            waited[task.site] += task.start_s - task.arrival_s
+        return tuple(waited)
+
+
+def simulate(problem: Problem, plan: Plan) -> Schedule:
+    """Simulate an iteration of a valid plan. Raises PierError: microbatches deadlock on each other's memory."""
+    paths, wave = rows(plan)
+    length = paths.shape[1]
+    room = scratch(len(problem.sites), wave, recorded_steps=2 * length + 1)
+    if makespan_ns(tables(problem), room, paths, NEVER) == NEVER:
+        raise PierError(
+            "this plan never ends: microbatches wait for each other's memory",
+            "Allow no swaps (rules.max_swaps = 0), which rules that out, or give the sites more memory.",
+        )
+    return _schedule(len(problem.sites), paths, room.record / NANO)
+
+
+def makespan(problem: Problem, plan: Plan) -> float:
+    """Seconds of an iteration. Raises PierError, as `simulate` does."""
+    return simulate(problem, plan).makespan_s
+
+
+def _schedule(sites: int, paths: Ints, record: NDArray[np.float64]) -> Schedule:
+    tasks, transfers = [], []
+    length = paths.shape[1]
+    for number, (path, times) in enumerate(zip(paths.tolist(), record.tolist(), strict=True)):
+        way = [*path, path[0], *reversed(path)]
+        for step, (arrival, start, end, departure) in enumerate(times):
+            kind: Kind = "forward" if step < length else "loss" if step == length else "backward"
+            tasks.append(Task(way[step], number, kind, arrival, start, end))
+            if step < 2 * length:
+                sent: Way = "forward" if step < length else "backward"
+                transfers.append(Transfer(way[step], way[step + 1], number, sent, departure, times[step + 1][0]))
+    return Schedule(sites, tuple(sorted(tasks, key=lambda it: it.start_s)), tuple(transfers))

@@ -1,14 +1,21 @@
-"""The totals of an attempt: replicas count by their microbatches, strangers not at all."""
+"""The totals of an attempt, its end, and what comes a moment before a site has begun it, or after it."""
 
 from __future__ import annotations
 
+import asyncio
+import logging
+from types import SimpleNamespace
+from typing import Any
+
 import pytest
 from pipeline.cases import iteration_plan
+from wire.memory_carrier import MemoryNet
 
+from pier_node.base.tasks import Signal
 from pier_node.pipeline.iteration_plan import Plan
-from pier_node.pipeline.joint import Totals
-from pier_node.wire.carrier import BadMessage
-from pier_proto.v1.peer_pb2 import Worked
+from pier_node.pipeline.joint import Dispatch, Totals, drop
+from pier_node.wire.carrier import DROP, TALLY, BadMessage
+from pier_proto.v1.peer_pb2 import Ack, Dropped, Total, Worked
 
 PLAN = Plan.read(iteration_plan([0, 1, 1, 2], [[0, 1], [0, 2], [0, 1]]), 3)
 OUTER = Plan.read(iteration_plan([0, 1, 1], [], [], meet=True), 3)
@@ -73,3 +80,68 @@ def test_pairs_are_drawn_with_the_seed_of_the_run() -> None:
         seed: tuple(Plan.read(message, 1, seed).group(node, pairs=True)[0] for node in "abcdefgh") for seed in range(9)
     }
     assert len({*drawn.values()}) > 5
+
+
+async def test_all_are_told_but_those_who_cannot_be_reached(caplog: pytest.LogCaptureFixture) -> None:
+    net, told = MemoryNet(), dict[str, Dropped]()
+    for node in ("beta", "gamma"):
+
+        async def hear(peer: str, notice: Dropped, node: str = node) -> Ack:
+            told[node] = notice
+            return Ack()
+
+        net.join(node).serve(DROP, hear)
+    caplog.set_level(logging.INFO)
+    await drop(net.join("alpha"), ("beta", "lost", "gamma"), b"7", "lost", "x" * 5000, 1.0)
+    assert told == dict.fromkeys(("beta", "gamma"), Dropped(attempt=b"7", suspect="lost", reason="x" * 1000))
+    assert "could not tell lost" in caplog.text
+
+
+NAME = b"7" * 32
+
+
+class Here:
+    """A site that has begun nothing yet."""
+
+    def __init__(self) -> None:
+        self.attempt: Any = None
+        self.begun, self.committed, self.news = b"", 2, Signal()
+        self._handlers: dict[Any, Any] = {}
+        carrier: Any = SimpleNamespace(serve=self._handlers.__setitem__, serve_push=lambda _: None)
+        state = (lambda: self.attempt), (lambda: self.begun), (lambda: self.committed)
+        Dispatch(carrier, self._streams, *state, self.news)
+
+    async def _streams(self, _sender: str, _chunks: Any) -> None:
+        raise AssertionError("no stream comes here")
+
+    def begin(self) -> None:
+        async def tally(sender: str, worked: Worked) -> Total:
+            return Total(loss=3.5)
+
+        self.attempt, self.begun = SimpleNamespace(plan=SimpleNamespace(name=NAME), tally=tally), NAME
+        self.news.notify()
+
+    async def tell(self) -> Any:
+        return await self._handlers[TALLY]("beta", Worked(attempt=NAME, round=3))
+
+
+async def test_a_site_that_is_faster_than_this_one_is_answered() -> None:
+    here = Here()
+    told = asyncio.create_task(here.tell())
+    for _ in range(5):
+        await asyncio.sleep(0)
+    assert not told.done()
+    here.begin()
+    assert (await told).loss == 3.5
+
+
+@pytest.mark.parametrize("begun", [True, False])
+async def test_what_is_over_is_refused(begun: bool) -> None:
+    here = Here()
+    if begun:
+        here.begin()
+        here.attempt = None
+    else:
+        here.committed = 3
+    with pytest.raises(BadMessage, match="that attempt is over"):
+        await here.tell()

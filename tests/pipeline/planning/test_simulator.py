@@ -15,10 +15,9 @@ from pipeline.planning.cases import SOME, even, problem, problems, site
 from pipeline.planning.plain import Plain
 
 from pier_node.base.errors import PierError
-from pier_node.pipeline.planning.plan import Plan
+from pier_node.pipeline.planning.plan import Plan, random_plan
 from pier_node.pipeline.planning.problem import Problem, Rules
-from pier_node.pipeline.planning.simulate import Schedule, Task, makespan, simulate
-from pier_node.pipeline.planning.start import random_plan
+from pier_node.pipeline.planning.simulator import Schedule, Task, makespan, simulate
 
 
 @SOME
