@@ -28,7 +28,7 @@ from pier_node.pipeline.planning.search import search
 from pier_node.pipeline.stage import gather
 from pier_node.pipeline.stage_state import StageState
 from pier_node.rounds.attempt import Tools as RoundTools
-from pier_node.rounds.fetch import shadow_fetcher
+from pier_node.rounds.catch_up import shadow_fetcher
 from pier_node.rounds.member import Rounds
 from pier_node.rounds.progress import Progress
 from pier_node.rounds.roster import Roster

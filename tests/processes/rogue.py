@@ -23,9 +23,9 @@ from pier_node.outer.schedule import round_plan
 from pier_node.outer.state import ANCHOR, MOMENTUM, OuterState
 from pier_node.outer.update import Update
 from pier_node.rounds.attempt import Advance, Tools
+from pier_node.rounds.catch_up import CatchUp
 from pier_node.rounds.certificate import alone
 from pier_node.rounds.double_votes import Convicted
-from pier_node.rounds.fetch import CatchUp
 from pier_node.rounds.member import Rounds
 from pier_node.rounds.proofs import PROOFS_FILE, Proofs
 from pier_node.rounds.roster import Roster, sign_entry

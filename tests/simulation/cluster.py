@@ -30,8 +30,8 @@ from pier_node.outer.schedule import synced, total_rounds
 from pier_node.outer.state import ANCHOR, MOMENTUM, OuterState
 from pier_node.outer.weights import weighing
 from pier_node.rounds.attempt import Tools
+from pier_node.rounds.catch_up import shadow_fetcher
 from pier_node.rounds.commitments import Commitments
-from pier_node.rounds.fetch import shadow_fetcher
 from pier_node.rounds.member import Rounds
 from pier_node.rounds.progress import Progress
 from pier_node.rounds.quorum import has_quorum

@@ -18,7 +18,7 @@ from pier_node.outer.advance import advance_pair
 from pier_node.outer.state import OuterState
 from pier_node.outer.times import Times
 from pier_node.outer.update import Update
-from pier_node.rounds.fetch import Fetched
+from pier_node.rounds.catch_up import Fetched
 from pier_node.rounds.progress import Progress
 from pier_node.rounds.state_store import Checkpoint
 from pier_node.site.agreement import InPairs, OfAll, Peers
@@ -157,7 +157,7 @@ def test_another_state_is_taken_when_it_has_to_be(monkeypatch: pytest.MonkeyPatc
         asked.append(peers)
         return Fetched(outer_state(["other"], round=2, anchor=[50.0] * LENGTH), None, None, 0)
 
-    monkeypatch.setattr("pier_node.rounds.fetch.fetch_state", fetch)
+    monkeypatch.setattr("pier_node.rounds.catch_up.fetch_state", fetch)
     pulses = {"other": Pulse(phase=Phase.PHASE_TRAINING, round=2, digest=b"d" * 32, inner_step=8)}
     site = Site(local(3), Pairs(begin()), Roster(pulses=pulses))
     site.pairs.follow = [["other"], ["other"]]

@@ -18,7 +18,7 @@ from pier_node.base.errors import PierError
 from pier_node.config.run import RunConfig
 from pier_node.outer.state import ADAM_M, ADAM_V, OuterState
 from pier_node.outer.update import Update
-from pier_node.rounds.fetch import Fetched, Tries, Wanted
+from pier_node.rounds.catch_up import Fetched, Tries, Wanted
 from pier_node.rounds.state_store import Checkpoint
 from pier_node.rounds.suspects import Behind
 from pier_node.wire.carrier import PeerLost
@@ -71,7 +71,7 @@ def caught_up_with(monkeypatch: pytest.MonkeyPatch, *outcomes: Any) -> list[dict
             raise outcome
         return outcome if isinstance(outcome, Fetched) else Fetched(outcome, None, None, 0)
 
-    monkeypatch.setattr("pier_node.rounds.fetch.fetch_state", fetch)
+    monkeypatch.setattr("pier_node.rounds.catch_up.fetch_state", fetch)
     return asked
 
 

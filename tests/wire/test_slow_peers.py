@@ -11,8 +11,8 @@ from wire.memory_carrier import MemoryNet
 from wire.state_cases import PIECE, Site, moments, outer_state, same_bits
 
 from pier_node.outer import state as states
-from pier_node.rounds import fetch as transfer
-from pier_node.rounds.fetch import PATIENCE, SILENCE, Fetched, Tries, Wanted, fetch_state
+from pier_node.rounds import catch_up as transfer
+from pier_node.rounds.catch_up import PATIENCE, SILENCE, Fetched, Tries, Wanted, fetch_state
 from pier_node.wire.carrier import PeerLost
 from pier_node.wire.manifest import RUN
 from pier_proto.v1.peer_pb2 import Chunk

@@ -14,7 +14,7 @@ from wire.state_cases import PIECE, Site, moments, outer_state, same_bits
 
 from pier_node.outer import state as states
 from pier_node.outer.state import OuterState
-from pier_node.rounds.fetch import Fetched, Tries, Wanted, fetch_state
+from pier_node.rounds.catch_up import Fetched, Tries, Wanted, fetch_state
 from pier_node.wire.carrier import PeerLost
 from pier_proto.v1.peer_pb2 import Chunk
 

@@ -1,7 +1,8 @@
 """The plan of each outer round: its inner steps, its fragment, its momentum μ and its outer learning rate η.
 
 A plan is a pure function of the configuration and the round's number, so all members agree on it without communication.
-The schedules of μ (momentum decay) and η are those of Pier: Fan and Zhang, arXiv 2511.17849.
+A site that is slow or late does fewer of the inner steps: see site/adaptive_steps.py. The schedules of μ (momentum
+decay) and η are those of Pier: Fan and Zhang, arXiv 2511.17849. The inner learning rate is in learning_rate.py.
 
 Fragments are contiguous parts of the model that are synced in turn, so that a round sends only one of them. Source:
 Douillard et al., "Streaming DiLoCo with overlapping communication", arXiv 2501.18512, section 2.2. Here a fragment is a

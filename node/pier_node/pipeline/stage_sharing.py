@@ -19,7 +19,7 @@ from pier_node.pipeline.context import Tools
 from pier_node.pipeline.stage import gather, stage_layout
 from pier_node.pipeline.stage_state import StageState, made
 from pier_node.pipeline.vote_state import Standing, standing
-from pier_node.rounds.fetch import Wanted, fetch_state
+from pier_node.rounds.catch_up import Wanted, fetch_state
 from pier_node.rounds.member import Rounds
 from pier_node.rounds.state_store import Checkpoint
 from pier_node.wire.carrier import DESCRIBE, BadMessage, Carrier, PeerLost

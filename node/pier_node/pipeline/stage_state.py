@@ -31,7 +31,7 @@ from pier_node.outer.update import norm_limit
 from pier_node.pipeline.outer_step import OuterStep, Tensors
 from pier_node.pipeline.stage import stage_layout
 from pier_node.pipeline.vote_state import Standing, round_of
-from pier_node.rounds.fetch import Wanted, fetch_state
+from pier_node.rounds.catch_up import Wanted, fetch_state
 from pier_node.rounds.state_store import StateStore
 from pier_node.trainer.model.initial import initial_weights
 from pier_node.wire.carrier import Carrier

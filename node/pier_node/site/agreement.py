@@ -18,7 +18,7 @@ from pier_node.outer.schedule import RoundPlan
 from pier_node.outer.state import OuterState
 from pier_node.outer.update import Update
 from pier_node.rounds.attempt import Advance
-from pier_node.rounds.fetch import CatchUp, Fetched
+from pier_node.rounds.catch_up import CatchUp, Fetched
 from pier_node.rounds.member import Rounds
 from pier_node.rounds.progress import Progress
 from pier_node.rounds.roster import Roster

@@ -99,7 +99,7 @@ class Daemon:
         return self._stopping.is_set()
 
     def stop(self) -> None:
-        """Leave the run and end `run` within seconds. Ctrl+C and SIGTERM call it: see commands/start.py."""
+        """Leave the run and end `run` within seconds. Ctrl+C and SIGTERM call it: see commands/daemon.py."""
         self._stopping.set()
 
     async def run(self) -> None:

@@ -2,6 +2,8 @@
 
 As long as the site has taken part in no round, a command may name another run for its data folder. Founders often find
 mistakes in run.toml in the first minutes, and must be able to correct them without a new folder.
+
+How a site comes back after it missed rounds is in rounds/catch_up.py.
 """
 
 from __future__ import annotations

@@ -18,7 +18,7 @@ from pier_node.outer.schedule import synced, total_rounds
 from pier_node.outer.state import OuterState
 from pier_node.outer.weights import ONE_EACH, weighing
 from pier_node.rounds.attempt import Tools
-from pier_node.rounds.fetch import shadow_fetcher
+from pier_node.rounds.catch_up import shadow_fetcher
 from pier_node.rounds.member import Rounds
 from pier_node.rounds.proofs import Proofs
 from pier_node.rounds.roster import Roster

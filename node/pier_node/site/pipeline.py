@@ -27,8 +27,8 @@ from pier_node.pipeline import vote_state
 from pier_node.pipeline.context import Rows, Tools
 from pier_node.pipeline.paths_file import PATHS_FILE, LatestPaths
 from pier_node.pipeline.stage_state import StageState
+from pier_node.rounds.catch_up import Wanted
 from pier_node.rounds.certificate import alone
-from pier_node.rounds.fetch import Wanted
 from pier_node.rounds.folder import SiteRecord
 from pier_node.rounds.member import Rounds
 from pier_node.rounds.proofs import Proofs

@@ -37,7 +37,7 @@ from pier_node.pipeline.stage import Stage
 from pier_node.pipeline.stage_sharing import StateSharing, holders, joined
 from pier_node.pipeline.stage_state import StageState
 from pier_node.pipeline.vote_state import Turn
-from pier_node.rounds.fetch import CatchUp
+from pier_node.rounds.catch_up import CatchUp
 from pier_node.rounds.member import Rounds
 from pier_node.rounds.progress import Progress
 from pier_node.rounds.state_store import Checkpoint

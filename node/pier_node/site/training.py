@@ -28,8 +28,9 @@ from pier_node.rounds.attempt import Advance
 from pier_node.rounds.commitments import to_the_end
 from pier_node.rounds.progress import Progress
 from pier_node.rounds.state_store import Checkpoint
+from pier_node.site.adaptive_steps import steps_worth_doing
 from pier_node.site.agreement import Agreement
-from pier_node.site.local_steps import InnerSteps, Trainer, steps_worth_doing
+from pier_node.site.inner_steps import InnerSteps, Trainer
 from pier_node.site.unsent import Pending
 from pier_proto.v1.peer_pb2 import Phase
 

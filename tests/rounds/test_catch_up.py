@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from pier_node.rounds.fetch import EVERY, Arrival
+from pier_node.rounds.catch_up import EVERY, Arrival
 
 GB = 10**9
 

@@ -1,4 +1,4 @@
-"""State transfer, the receiving side: a whole OuterState from all peers that have it, checked before it is trusted.
+"""Catching up after missed rounds: a whole OuterState from all peers that have it, checked before it is trusted.
 
 One peer describes the state; its manifest proves the digest. Then all peers that hold that state are asked for runs of
 pieces until every piece is here: a faster peer asks for its next run sooner. A peer that fails, or sends a piece that

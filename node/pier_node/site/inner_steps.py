@@ -1,21 +1,19 @@
-"""The inner steps of a site: the interface to its workers, how many steps to do before a round, and AdamW's moments.
+"""The inner steps of a site: the interface to its workers, the accounting of their jobs, and AdamW's moments.
 
-The workers are those of trainer/workers.py, or a test double in a simulation. A site does all inner steps of a round,
-fewer if it is slow, and only the remaining ones if it is late. Sites of unequal speed finish together if each does
-steps in proportion to its speed; the mean of their updates is weighted by tokens.
+The workers are those of trainer/workers.py, or a test double in a simulation. How many steps a site does before a round
+is in adaptive_steps.py.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable
 from functools import partial
 from typing import Any, Literal, Protocol
 
 from pier_node.base.shared import SharedVector, Vector
-from pier_node.config.run import OuterSection, RunConfig
+from pier_node.config.run import RunConfig
 from pier_node.outer.schedule import Kind, RoundPlan
 from pier_node.rounds.progress import Progress
-from pier_proto.v1.peer_pb2 import Pulse
 
 
 class Step(Protocol):
@@ -75,44 +73,6 @@ class Trainer(Protocol):
 
     async def evaluate(self, weights: SharedVector) -> float:
         """Validation loss of these weights, in nats per token."""
-
-
-ALIKE = 0.85
-"""Sites with at least this fraction of the fastest site's speed do all steps: smaller differences are noise."""
-LEAST = 1 / 8
-"""Fraction of the steps that even the slowest site does: a site that learns nothing costs more than it contributes."""
-
-
-def steps_worth_doing(
-    plan: RoundPlan, outer: OuterSection, progress: Progress, others: Collection[Pulse], late: bool
-) -> int:
-    """Number of inner steps to do before the round of `plan`.
-
-    Args:
-        progress: this site's progress. Steps that it has already done were offered to a round that is not decided: what
-            that round takes of this site's update must be all of it.
-        others: the pulses of the other participants.
-        late: this site has just caught up. It does as many steps as the furthest of the other sites has left.
-    """
-    if plan.kind in (Kind.SOLO, Kind.SYNC):
-        return plan.steps
-    done = progress.inner_step - plan.first_step
-    if late:
-        done = max(done, *(pulse.inner_step - plan.first_step for pulse in others), 0)
-    share = pace(progress.tokens_per_second, others) if outer.adaptive_steps else 1.0
-    return min(max(plan.steps - done, 0), max(int(share * plan.steps), 1))  # better early than late
-
-
-def pace(speed: float, others: Collection[Pulse]) -> float:
-    """This site's speed as a fraction of the fastest site's, from LEAST to 1; 1 as long as it is not known.
-
-    Args:
-        speed: of this site, in tokens per second.
-    """
-    fastest = max((pulse.tokens_per_second for pulse in others), default=0.0)
-    if not speed or not fastest or speed >= ALIKE * fastest:
-        return 1.0
-    return max(speed / fastest, LEAST)
 
 
 class InnerSteps:
