@@ -6,7 +6,8 @@ import pytest
 from rounds.cases import Memory, ballot, outer_state, value
 from simulation.statements import PlainStatements
 
-from pier_node.rounds.commitments import Cast, Commitments, Promises, Superseded, to_the_end
+from pier_node.base.tasks import run_to_end
+from pier_node.rounds.commitments import Cast, Commitments, Promises, Superseded
 from pier_proto.v1.peer_pb2 import Handover, Ready
 
 X = value("x", "abc")
@@ -115,7 +116,7 @@ async def test_what_was_written_counts_though_its_writer_is_cancelled() -> None:
         written.append(1)
 
     written = list[int]()
-    task = asyncio.create_task(to_the_end(write()))
+    task = asyncio.create_task(run_to_end(write()))
     for _ in range(3):
         await asyncio.sleep(0)
         task.cancel()

@@ -1,4 +1,8 @@
-"""Asyncio helpers: a signal that wakes waiting tasks, background tasks, and running until stopped.
+"""Asyncio helpers: races, work that must not be cut off, signals that wake waiting tasks, and background tasks.
+
+`first_of` waits for the first of several pieces of work and ends the others, `run_to_end` finishes one piece whatever
+happens, and `cancel_and_wait` ends tasks. None of them leaves a task behind, loses an error, or swallows a
+cancellation from outside.
 
 A Signal wakes the tasks that wait now, and remembers nothing. A Hearing is one with errors and patience. Background
 runs tasks beside a site's main work and makes sure that no error in them is lost. `until_stopped` serves until Ctrl+C
@@ -8,11 +12,87 @@ or SIGTERM ends the work; a second one ends the process at once.
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
 import signal
-from collections.abc import Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine, Iterable
 from contextlib import AsyncExitStack
-from typing import Any
+from typing import Any, TypeVar
+
+T = TypeVar("T")
+
+log = logging.getLogger(__name__)
+
+
+async def first_of(*works: Awaitable[T]) -> T:
+    """The result of the first work to end; the others are cancelled, and have ended when this returns.
+
+    If several have ended, the one that is named first counts. An error in it is raised; so is an error with which
+    another one ends, unless the first has already raised one. A future (not a coroutine) is cancelled like a task:
+    give `asyncio.shield(future)` if it must outlive the race.
+    """
+    tasks = [asyncio.ensure_future(work) for work in works]
+    try:
+        await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+    except BaseException:
+        await cancel_and_wait(*tasks)
+        raise
+    first = next(task for task in tasks if task.done())
+    others = [task for task in tasks if task is not first]
+    if first.cancelled() or first.exception():
+        await cancel_and_wait(*others)
+        return first.result()
+    for task in others:
+        task.cancel()
+    await _all_ended(others)
+    for error in map(_error, others):
+        if error is not None:
+            raise error
+    return first.result()
+
+
+async def run_to_end(work: Coroutine[Any, Any, T]) -> T:
+    """The result of the work, which is finished even if we are cancelled; the cancellation is raised afterwards."""
+    task = asyncio.create_task(work)
+    try:
+        await _all_ended([task])
+    except asyncio.CancelledError:
+        _log_error(task)
+        raise
+    return task.result()
+
+
+async def cancel_and_wait(*tasks: asyncio.Future[Any]) -> None:
+    """Cancel tasks, and return once they have ended; errors with which they end are logged."""
+    running = [task for task in tasks if not task.done()]
+    for task in running:
+        task.cancel()
+    try:
+        await _all_ended(running)
+    finally:
+        for task in running:
+            _log_error(task)
+
+
+async def _all_ended(tasks: Iterable[asyncio.Future[Any]]) -> None:
+    """Return once tasks have ended; if we are cancelled meanwhile, raise that only then."""
+    cancelled: asyncio.CancelledError | None = None
+    while running := [task for task in tasks if not task.done()]:
+        try:
+            await asyncio.wait(running)
+        except asyncio.CancelledError as error:
+            cancelled = error
+    if cancelled:
+        raise cancelled
+
+
+def _error(task: asyncio.Future[Any]) -> BaseException | None:
+    return None if task.cancelled() else task.exception()
+
+
+def _log_error(task: asyncio.Future[Any]) -> None:
+    if error := _error(task):
+        log.info("no longer needed, and ended with an error: %r", error)
 
 
 class Signal:
@@ -90,14 +170,7 @@ class Background:
 
     async def guard(self, work: Coroutine[Any, Any, None]) -> None:
         """Do the main work; an error in the background ends it too, and is raised."""
-        main = asyncio.create_task(work)
-        try:
-            done, _ = await asyncio.wait([main, *self._tasks], return_when=asyncio.FIRST_COMPLETED)
-            for task in done:
-                task.result()
-        finally:
-            main.cancel()
-            await asyncio.wait([main])
+        await first_of(*map(asyncio.shield, self._tasks), work)
 
 
 async def until_stopped(work: Coroutine[Any, Any, None]) -> None:

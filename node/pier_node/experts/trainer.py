@@ -23,6 +23,7 @@ from typing import Protocol
 import numpy as np
 
 from pier_node.base.shared import SharedVector, Vector
+from pier_node.base.tasks import run_to_end
 from pier_node.config.run import ModelSection, RunConfig
 from pier_node.engine.messages import Progress
 from pier_node.experts.card import CARD_FILE, Card, digest_of, load_card
@@ -143,11 +144,8 @@ async def train_expert(
     text = await read_text(job, shop.run.model.context, work)
     training = _Training(job, parent, shop, text, work, told, elsewhere)
     state, verdict = await training.run()
-    finishing = asyncio.create_task(asyncio.to_thread(_finish, training, state, verdict))
-    try:
-        card = await asyncio.shield(finishing)
-    finally:  # the thread continues in any case: nothing else may start in this folder meanwhile
-        await asyncio.wait([finishing])
+    # The thread continues in any case: nothing else may start in this folder meanwhile.
+    card = await run_to_end(asyncio.to_thread(_finish, training, state, verdict))
     log.info(
         "the expert of %s is %s: %.4f bits per byte, its parent %.4f (± %.4f)",
         *(job.domain.name, "accepted" if card.accepted else "refused, its parent stands in"),

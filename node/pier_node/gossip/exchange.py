@@ -11,12 +11,13 @@ import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, TypeVar
+from typing import NoReturn, TypeVar
 
 import numpy as np
 
 from pier_node.base.faults import NO_FAULTS, Faults
 from pier_node.base.shared import Vector
+from pier_node.base.tasks import first_of
 from pier_node.outer.codec import BadCode, Codec
 from pier_node.rounds.plan import CHUNK
 from pier_node.rounds.reduce import NO_DATA, Meter, send
@@ -107,30 +108,22 @@ class Swap:
 
     async def run(self) -> None:
         """Swap all vectors; after that the means are complete. Raises Suspicion."""
-        data = asyncio.create_task(self._swap())
-        watch = asyncio.create_task(self._watch())
-        ends: list[asyncio.Future[Any]] = [data, watch, self._broken]
         try:
-            await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
-            if data.done():
-                data.result()
-            elif self._broken.done():
-                raise self._broken.result()
-            else:
-                watch.result()
+            await first_of(self._swap(), self._until_broken(), self._watch())
         finally:
             self._over = True
-            for task in (data, watch):
-                task.cancel()
-            await asyncio.gather(data, watch, return_exceptions=True)
 
     async def _swap(self) -> None:
         await send(self._carrier, self._plan.partner, self._outgoing())
         if any(lane.held is None for lane in self._lanes):
             await self._received.wait()
 
-    async def _watch(self) -> None:
-        """Raise Suspicion if nothing has moved for too long."""
+    async def _until_broken(self) -> NoReturn:
+        """Raise Suspicion once the partner's stream has failed."""
+        raise await asyncio.shield(self._broken)
+
+    async def _watch(self) -> NoReturn:
+        """Raise Suspicion once nothing has moved for too long."""
         loop, plan = asyncio.get_running_loop(), self._plan
         began = loop.time()
         while True:
@@ -177,10 +170,11 @@ class Swap:
             [(number, *it) for number, lane in enumerate(self._lanes) if lane.held is None for it in self._ranges]
         )
         async for chunk in rest:
+            number, start, end = next(owed, (0, 0, 0))
+            part = await self._checked(chunk, number, start, end)
             if self._over:  # the next swap may be using the means
                 raise BadMessage("that meeting is over")
-            number, start, end = next(owed, (0, 0, 0))
-            self._merge(number, start, await self._checked(chunk, number, start, end))
+            self._merge(number, start, part)
             self._moved.set()
             await self._faults.reach(self._plan.round, "exchanging")
         if next(owed, None) is not None:

@@ -13,8 +13,10 @@ import logging
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from typing import NoReturn
 
 from pier_node.base.shared import SharedVector, Vector
+from pier_node.base.tasks import first_of
 from pier_node.outer.state import ANCHOR, MOMENTUM, OuterState
 from pier_node.outer.update import Update
 from pier_node.rounds.member import Rounds
@@ -50,16 +52,12 @@ class Merge:
     async def run(self) -> OuterState | None:
         """The merged state; None (logged) if there is none. Raises Behind if others have merged without us."""
         await self._rounds.begin(replace(self._state, members=(self._node,), ledger={}), MERGE)
-        rounds = asyncio.create_task(self._rounds.run())
         try:
-            return await self._merged(await self._members())
+            return await first_of(self._merge(), self._rounds.run())
         except TimeoutError:
             reason = self._rounds.last_error or "nobody came"
             log.warning("the sites' models are not merged: %s; pier-node export writes each of them", reason)
             return None
-        finally:
-            rounds.cancel()
-            await asyncio.wait([rounds])
 
     async def _members(self) -> Sequence[str]:
         """The sites that are here once all live sites have taken the last round, or after PATIENCE seconds."""
@@ -75,7 +73,8 @@ class Merge:
     def _behind(self, last: int) -> list[str]:
         return [node for node, pulse in self._roster.pulses().items() if pulse.round < last]
 
-    async def _merged(self, members: Sequence[str]) -> OuterState | None:
+    async def _merge(self) -> OuterState | None:
+        members = await self._members()
         if peers := self._roster.ahead(self._state.round):
             raise Behind(peers)
         if len(members) < 2:
@@ -83,19 +82,17 @@ class Merge:
             return None
         rounds = self._rounds
         await rounds.begin(replace(rounds.state, members=tuple(members)), MERGE)
-        work = asyncio.create_task(rounds.commit(Update(self._state.anchor, 1), merged))
-        try:
-            idle = 0.0
-            while not work.done():
-                await asyncio.wait([work], timeout=LOOK)
-                idle = 0.0 if rounds.exchanging else idle + LOOK
-                if idle > PATIENCE:
-                    raise TimeoutError
-            self.members_loss = self._mean_loss(work.result().members)  # each told its own loss before it came
-            return work.result()
-        finally:
-            work.cancel()
-            await asyncio.wait([work])
+        state = await first_of(rounds.commit(Update(self._state.anchor, 1), merged), self._until_idle())
+        self.members_loss = self._mean_loss(state.members)  # each told its own loss before it came
+        return state
+
+    async def _until_idle(self) -> NoReturn:
+        """Raise TimeoutError once no attempt has been under way for PATIENCE seconds."""
+        idle = 0.0
+        while idle <= PATIENCE:
+            await asyncio.sleep(LOOK)
+            idle = 0.0 if self._rounds.exchanging else idle + LOOK
+        raise TimeoutError
 
     def _mean_loss(self, members: Sequence[str]) -> float:
         pulses = [pulse for node in members if (pulse := self._roster.pulse_of(node))]

@@ -13,16 +13,16 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Coroutine, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import Any, Protocol, TypeVar
+from typing import Protocol, TypeVar
 
 import numpy as np
 
 from pier_node.base.faults import NO_FAULTS, Faults
 from pier_node.base.shared import Vector
-from pier_node.base.tasks import Signal
+from pier_node.base.tasks import Signal, first_of, run_to_end
 from pier_node.config.run import NolocoSection
 from pier_node.gossip.exchange import Lane, Swap, SwapPlan
 from pier_node.gossip.rendezvous import Met, meeting_name
@@ -34,7 +34,6 @@ from pier_node.outer.state import OuterState, piece_hashes, state_digest
 from pier_node.outer.update import Update, norm_limit
 from pier_node.outer.weights import Weighing
 from pier_node.rounds.attempt import check_finite
-from pier_node.rounds.commitments import to_the_end
 from pier_node.rounds.plan import CHUNK
 from pier_node.rounds.roster import Roster
 from pier_node.rounds.suspects import Suspicion
@@ -146,7 +145,7 @@ class PairTools:
 
     async def keep(self, records: Records) -> None:
         """Write the records durably. Raises PierError."""
-        await to_the_end(self._kept(records))
+        await run_to_end(self._kept(records))
 
     async def _kept(self, records: Records) -> None:
         await asyncio.to_thread(self.journal.keep, records)
@@ -204,7 +203,7 @@ class PairCommit:
                 self._decided(Outcome.OUTCOME_REFUSED)
         if not self._decides:
             await self._ask(digest)
-        await _through(self._take(shadow, commit))
+        await run_to_end(self._take(shadow, commit))  # it must have on disk what it tells others
 
     async def answer(self, request: SettleRequest) -> Outcome.ValueType:
         """Receive the partner's vote, and tell it how the meeting ends if that is decided soon."""
@@ -233,7 +232,7 @@ class PairCommit:
         await tools.faults.reach(self.round, "met")
         await self.swap.run()
         tools.silence.saw(self.swap.longest_wait)
-        shadow, digest = await to_the_end(asyncio.to_thread(self._computed))
+        shadow, digest = await run_to_end(asyncio.to_thread(self._computed))
         try:
             await check_finite(shadow)
         except Suspicion:
@@ -297,15 +296,10 @@ class PairCommit:
     async def _outcome_at_decider(self, digest: bytes) -> Outcome.ValueType:
         """Ask until there is an answer; UNDECIDED if the roster drops the decider first."""
         request = SettleRequest(round=self.round, meeting=self.name, yes=True, digest=digest, at=self._state.round)
-        roster, answer = self._tools.roster, asyncio.create_task(self._insist(request))
-        gone = asyncio.create_task(roster.changed.until(lambda: not roster.alive(self.partner)))
-        try:
-            await asyncio.wait((answer, gone), timeout=PATIENCE, return_when=asyncio.FIRST_COMPLETED)
-            return answer.result() if answer.done() else Outcome.OUTCOME_UNDECIDED
-        finally:
-            for task in (answer, gone):
-                task.cancel()
-            await asyncio.wait((answer, gone))
+        roster = self._tools.roster
+        gone = roster.changed.until(lambda: not roster.alive(self.partner))
+        outcome = await first_of(self._insist(request), gone, asyncio.sleep(PATIENCE))
+        return Outcome.OUTCOME_UNDECIDED if outcome is None else outcome
 
     async def _insist(self, request: SettleRequest) -> Outcome.ValueType:
         backoff = Backoff()
@@ -318,16 +312,6 @@ class PairCommit:
                 continue
             if reply.outcome != Outcome.OUTCOME_UNDECIDED:
                 return reply.outcome
-
-
-async def _through(work: Coroutine[Any, Any, None]) -> None:
-    """Finish the work, then be cancelled: a decider that stops must have on disk what it tells others."""
-    task = asyncio.create_task(work)
-    try:
-        await asyncio.shield(task)
-    except asyncio.CancelledError:
-        await asyncio.wait([task])
-        raise
 
 
 def merged(told: Mapping[str, Mapping[str, int]], weighing: Weighing) -> dict[str, int]:

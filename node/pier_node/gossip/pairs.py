@@ -19,6 +19,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 
 from pier_node.base.errors import PierError
 from pier_node.base.shared import Vector
+from pier_node.base.tasks import run_to_end
 from pier_node.gossip.pair_commit import Doubt, Outcome, PairCommit, PairTools, Records
 from pier_node.gossip.prefetch import Prefetch
 from pier_node.gossip.rendezvous import Met, Rendezvous
@@ -28,7 +29,6 @@ from pier_node.outer.state import OuterState
 from pier_node.outer.times import Times
 from pier_node.outer.update import Update
 from pier_node.rounds.attempt import Advance, check_finite, heard_of
-from pier_node.rounds.commitments import to_the_end
 from pier_node.rounds.suspects import Suspicion
 from pier_node.wire.carrier import SETTLE, BadMessage, PeerLost
 from pier_proto.v1.peer_pb2 import Chunk, MeetRequest, SettleReply, SettleRequest
@@ -222,7 +222,7 @@ class Pairs:
     async def commit_alone(self, update: Update, advance: Advance) -> OuterState:
         """Commit a round of the run's solo start."""
         state, tokens = self.state, {self.node: update.tokens}
-        shadow: OuterState = await to_the_end(asyncio.to_thread(advance, state, update.vector, tokens))
+        shadow: OuterState = await run_to_end(asyncio.to_thread(advance, state, update.vector, tokens))
         await self._commit_own(shadow, _nothing)
         return shadow
 
@@ -303,7 +303,7 @@ class Pairs:
         if update.error is not None:  # left by a failed meeting; now nothing is dropped
             update.error.fill(0)
         step = asyncio.to_thread(advance_pair, state, number, [self.node], means, ledger, rates)
-        shadow = await to_the_end(step)
+        shadow = await run_to_end(step)
         await self._commit_own(shadow, saved)
 
     def _ledger_with(self, update: Update, number: int) -> dict[str, int]:
@@ -352,7 +352,7 @@ class Pairs:
                 f"round {shadow.round}: training diverged: the weights are not finite any more",
                 "Found a new run with a lower inner.lr; this one's last checkpoint is as it was.",
             ) from error
-        await to_the_end(asyncio.to_thread(lambda: shadow.digest))
+        await run_to_end(asyncio.to_thread(lambda: shadow.digest))
         await self._commit(shadow, saved)
 
     async def _commit(self, shadow: OuterState, saved: Saved) -> None:

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from pier_node.base.shared import Vector
+from pier_node.base.tasks import cancel_and_wait
 from pier_node.outer.codec import BadCode, Codec
 from pier_node.outer.state import OuterState
 from pier_node.outer.update import norm_limit
@@ -74,8 +75,7 @@ class Prefetch:
     async def end(self) -> None:
         """Stop sending: the round has come."""
         if self._sending is not None:
-            self._sending.cancel()
-            await asyncio.wait([self._sending])
+            await cancel_and_wait(self._sending)
             self._sending = None
 
     async def _send(self, number: int, state: OuterState) -> None:

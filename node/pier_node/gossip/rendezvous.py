@@ -15,7 +15,7 @@ import logging
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from pier_node.base.tasks import Signal
+from pier_node.base.tasks import Signal, first_of
 from pier_node.outer.deadline import Deadline
 from pier_node.outer.noloco import partner
 from pier_node.rounds.roster import Roster
@@ -125,26 +125,18 @@ class Rendezvous:
             self._news.notify()
             if here.met or not here.wanted:
                 return
-            verdict = await self._first_of(here)
+            verdict = await self._verdict(here)
             if here.met or verdict == MeetReply.VERDICT_OVER:
                 return
             if verdict == MeetReply.VERDICT_OTHER:
                 disagreements += 1
                 await self._roster.changed.wait(PAUSE)
 
-    async def _first_of(self, here: _Here) -> MeetReply.Verdict.ValueType | None:
+    async def _verdict(self, here: _Here) -> MeetReply.Verdict.ValueType | None:
         """Wait for the first of: the partner's verdict, its own question, or a roster that changes the partner."""
-        ask = asyncio.create_task(self._ask(here))
-        met = asyncio.create_task(self._news.until(lambda: here.met is not None))
-        change = asyncio.create_task(self._roster.changed.until(lambda: self.expected(here.round) != here.wanted))
-        tasks = (ask, met, change)
-        try:
-            await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
-        finally:
-            for task in tasks:
-                task.cancel()
-            await asyncio.wait(tasks)
-        return None if ask.cancelled() else ask.result()
+        met = self._news.until(lambda: here.met is not None)
+        changed = self._roster.changed.until(lambda: self.expected(here.round) != here.wanted)
+        return await first_of(self._ask(here), met, changed)
 
     async def _ask(self, here: _Here) -> MeetReply.Verdict.ValueType:
         """Ask until there is a verdict. A lost partner is asked again: the roster says when it is gone."""

@@ -19,13 +19,13 @@ import asyncio
 import logging
 from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from pier_node.base.shared import Vector
+from pier_node.base.tasks import cancel_and_wait
 from pier_node.pipeline.context import Tools
 from pier_node.pipeline.iteration_plan import Plan, Task
 from pier_node.pipeline.joint import Diverged, Joint, square
@@ -378,6 +378,7 @@ class Attempt(Joint[Worth]):
             await self._reduce(self.plan.weights, gradient.numpy(), self._mean, faults)
         self._open()
 
-    async def _close(self, *tasks: asyncio.Task[Any]) -> None:
+    async def _close(self) -> None:
         self._activations.closed = True
-        await super()._close(*tasks, *self._sending)
+        await super()._close()
+        await cancel_and_wait(*self._sending)

@@ -23,13 +23,13 @@ from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, Generic, TypeVar
+from typing import Generic, NoReturn, TypeVar
 
 import numpy as np
 
 from pier_node.base.faults import NO_FAULTS, Faults
 from pier_node.base.shared import Vector
-from pier_node.base.tasks import Signal
+from pier_node.base.tasks import Signal, first_of
 from pier_node.outer.codec.plain import Plain
 from pier_node.outer.mean import split
 from pier_node.outer.times import Spans
@@ -163,20 +163,13 @@ class Joint(ABC, Generic[T_co]):
 
     async def run(self) -> T_co:
         """Do this site's part. Raises Suspicion, after the other sites of the attempt are told."""
-        work, watch = asyncio.create_task(self._work()), asyncio.create_task(self._watch())
         try:
-            ends: set[asyncio.Future[Any]] = {work, watch, self._broken}
-            await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
-            if self._broken.done():
-                raise self._broken.result()
-            if watch.done():
-                watch.result()  # it ends only by raising
-            return work.result()
+            return await first_of(self._until_broken(), self._watch(), self._work())
         except Suspicion as suspicion:
             await self._tell(suspicion)
             raise
         finally:
-            await self._close(work, watch)
+            await self._close()
 
     # --- requests of other sites -------------------------------------------------------------------
 
@@ -291,7 +284,11 @@ class Joint(ABC, Generic[T_co]):
 
     # --- the end ---------------------------------------------------------------------------------
 
-    async def _watch(self) -> None:
+    async def _until_broken(self) -> NoReturn:
+        """Raises Suspicion once the attempt is dropped."""
+        raise await asyncio.shield(self._broken)
+
+    async def _watch(self) -> NoReturn:
         """Raises Suspicion once a site of the plan is gone."""
         roster = self._tools.roster
         while True:
@@ -304,11 +301,8 @@ class Joint(ABC, Generic[T_co]):
         others = [node for node in self.plan.stages if node not in (self._node, suspicion.node)]
         await drop(self._tools.carrier, others, self.plan.name, suspicion.node, str(suspicion), TELL_TIMEOUT)
 
-    async def _close(self, *tasks: asyncio.Task[Any]) -> None:
+    async def _close(self) -> None:
         self.drop(Suspicion(NOBODY, "it is over"))
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
 
 
 Push = Callable[[str, AsyncIterator[Chunk]], Awaitable[None]]

@@ -15,6 +15,7 @@ from collections.abc import Awaitable, Callable
 
 from pier_node.base.errors import PierError
 from pier_node.base.processes import answer
+from pier_node.base.tasks import cancel_and_wait
 from pier_node.pipeline.planning.plan import Plan, plan_from_dict, plan_to_dict
 from pier_node.pipeline.planning.problem import Problem, problem_from_json, problem_to_json
 
@@ -66,8 +67,7 @@ class Searching:
     async def close(self) -> None:
         """Stop the running search."""
         if self._task:
-            self._task.cancel()
-            await asyncio.gather(self._task, return_exceptions=True)
+            await cancel_and_wait(self._task)
         self._task = None
 
     async def _timed(self, problem: Problem, seed: int, seconds: float, current: Plan) -> Plan:

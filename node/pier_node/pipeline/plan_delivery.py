@@ -14,7 +14,7 @@ import logging
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 
-from pier_node.base.tasks import Signal
+from pier_node.base.tasks import Signal, first_of
 from pier_node.pipeline.context import Position, Tools
 from pier_node.pipeline.iteration_plan import Plan
 from pier_node.pipeline.joint import drop
@@ -171,13 +171,7 @@ class Routing:
 
     async def _heard(self) -> None:
         """Return on any news, or after LOOK seconds."""
-        waits = [asyncio.create_task(it.wait(LOOK)) for it in (self._news, self._roster.changed)]
-        try:
-            await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
-        finally:
-            for task in waits:
-                task.cancel()
-            await asyncio.gather(*waits, return_exceptions=True)
+        await first_of(self._news.wait(LOOK), self._roster.changed.wait(LOOK))
 
     # --- at the planner --------------------------------------------------------------------------
 

@@ -10,13 +10,13 @@ import asyncio
 import logging
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Coroutine, Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, TypeVar
+from typing import Any, NoReturn, TypeVar
 
 import numpy as np
 
 from pier_node.base.faults import NO_FAULTS, Faults
 from pier_node.base.shared import Vector
-from pier_node.base.tasks import Signal
+from pier_node.base.tasks import Signal, first_of, run_to_end
 from pier_node.config.run import SITES
 from pier_node.outer.codec.interface import Codec
 from pier_node.outer.codec.plain import Plain
@@ -26,7 +26,7 @@ from pier_node.outer.state import ANCHOR, OuterState, distance, l2_norm
 from pier_node.outer.update import Update, norm_limit
 from pier_node.outer.weights import Weighing
 from pier_node.rounds.certificate import plan_name
-from pier_node.rounds.commitments import BallotName, Cast, Journal, Promises, to_the_end
+from pier_node.rounds.commitments import BallotName, Cast, Journal, Promises
 from pier_node.rounds.double_votes import contradict, remembers
 from pier_node.rounds.handovers import needed
 from pier_node.rounds.plan import CHUNK, Plan
@@ -203,7 +203,7 @@ class Attempt:
             value = Value(origin=adopted.origin, digest=adopted.digest, members=known)
         else:
             step = asyncio.to_thread(advance, self._state, mean, self._tokens)
-            shadow = await to_the_end(step)  # otherwise the next attempt would use `mean` at the same time
+            shadow = await run_to_end(step)  # otherwise the next attempt would use `mean` at the same time
             await check_finite(shadow)
             value = Value(origin=self.ballot, digest=shadow.digest, members=shadow.members)
         await self._tools.faults.reach(shadow.round, "staged")
@@ -353,20 +353,12 @@ class Attempt:
         )
 
     async def _unless_aborted(self, work: Coroutine[Any, Any, T]) -> T:
-        task = asyncio.create_task(work)
-        watch = asyncio.create_task(self._tools.news.until(lambda: self._aborted is not None))
-        try:
-            await asyncio.wait([task, watch], return_when=asyncio.FIRST_COMPLETED)
-            if task.done():
-                return task.result()
-            assert self._aborted
-            raise self._aborted
-        finally:
-            watch.cancel()
-            task.cancel()
-            await asyncio.wait([task])
-            if not task.cancelled():
-                task.exception()  # it may have failed just as the others gave up
+        return await first_of(work, self._until_aborted())
+
+    async def _until_aborted(self) -> NoReturn:
+        await self._tools.news.until(lambda: self._aborted is not None)
+        assert self._aborted
+        raise self._aborted
 
 
 async def check_finite(shadow: OuterState) -> None:

@@ -34,6 +34,7 @@ from dataclasses import dataclass
 
 from pier_node.base.faults import Faults
 from pier_node.base.shared import SharedVector
+from pier_node.base.tasks import cancel_and_wait
 from pier_node.base.units import age, amount, rate
 from pier_node.outer.deadline import Backoff
 from pier_node.outer.state import ADAM_M, ADAM_V, OuterState
@@ -419,6 +420,4 @@ async def _until_complete(partial: Partial, works: Iterable[Coroutine[None, None
             for task in done:
                 task.result()
     finally:
-        for task in pending:
-            task.cancel()
-        await asyncio.gather(*pending, return_exceptions=True)
+        await cancel_and_wait(*pending)

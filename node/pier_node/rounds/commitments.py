@@ -12,11 +12,11 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Collection, Coroutine, Iterable
-from contextlib import suppress
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass, replace
-from typing import Any, Protocol, Self, TypeVar
+from typing import Protocol, Self, TypeVar
 
+from pier_node.base.tasks import run_to_end
 from pier_node.outer.state import OuterState
 from pier_node.rounds.statements import Statements
 from pier_proto.v1.peer_pb2 import Ballot, Handover, Ready, Signed, Value
@@ -234,25 +234,10 @@ class Promises:
         async with self._one_at_a_time:
             changed = change(self.now)
             if changed != self.now:
-                await to_the_end(self._write(changed, shadow))
+                await run_to_end(self._write(changed, shadow))
 
     async def _write(self, changed: Commitments, shadow: OuterState | None) -> None:
         await asyncio.to_thread(self._journal.keep, changed)
         self.now = changed
         if shadow or not changed.vote:
             self.shadow = shadow
-
-
-async def to_the_end(work: Coroutine[Any, Any, T]) -> T:
-    """Finish the work even if we are cancelled: what is on disk and what we believe must agree."""
-    task = asyncio.create_task(work)
-    try:
-        await asyncio.wait([task])
-    except asyncio.CancelledError:
-        while not task.done():
-            with suppress(asyncio.CancelledError):
-                await asyncio.wait([task])
-        if not task.cancelled() and (error := task.exception()):
-            log.info("not done, and not wanted any more: %s", error)
-        raise
-    return task.result()

@@ -13,13 +13,14 @@ import math
 import secrets
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 
+from pier_node.base.tasks import first_of, run_to_end
 from pier_node.outer.deadline import Backoff, Deadline
 from pier_node.outer.state import OuterState
 from pier_node.outer.times import Times
 from pier_node.outer.update import Update
 from pier_node.rounds.attempt import Advance, Attempt, Streams, Tools, check_finite
 from pier_node.rounds.certificate import Trusted, alone
-from pier_node.rounds.commitments import Promises, Superseded, to_the_end
+from pier_node.rounds.commitments import Promises, Superseded
 from pier_node.rounds.disputes import Disputes
 from pier_node.rounds.leader import BUSY, POLL, Leader, Standing, read_announcement, waiting_level
 from pier_node.rounds.progress_checks import ProgressChecks, Trust
@@ -105,18 +106,12 @@ class Rounds:
         self.times = Times()
         self.renew()
         while True:
-            task = asyncio.create_task(self._try_once(update, advance))
-            decided = asyncio.create_task(self._roster.changed.until(lambda: bool(self.sources())))
+            decided = self._roster.changed.until(lambda: bool(self.sources()))
             try:
-                await asyncio.wait([task, decided], return_when=asyncio.FIRST_COMPLETED)
+                await first_of(self._try_once(update, advance), decided)
             finally:
-                decided.cancel()
-                task.cancel()
-                await asyncio.wait([task])
                 self._attempt = None
                 self._tools.news.notify()
-            if not task.cancelled():
-                task.result()
             if self.state.round > last or await self._confirmed():
                 await self._faults.reach(self.state.round, "committed")
                 self._roster.tell()
@@ -336,7 +331,7 @@ class Rounds:
 
     async def _settle(self, state: OuterState, proof: Sequence[Link]) -> None:
         """Commit this state. We say so only once a power cut cannot undo it. Raises PierError."""
-        await to_the_end(self._settled(state, proof))
+        await run_to_end(self._settled(state, proof))
 
     async def _settled(self, state: OuterState, proof: Sequence[Link]) -> None:
         await asyncio.to_thread(self._tools.proofs.add, proof)

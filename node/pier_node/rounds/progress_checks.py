@@ -13,6 +13,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from pier_node.base.errors import PierError
+from pier_node.base.tasks import cancel_and_wait
 from pier_node.rounds.certificate import Trusted, follow
 from pier_node.rounds.roster import Roster
 from pier_node.rounds.statements import Statements
@@ -132,8 +133,7 @@ class ProgressChecks:
                 self._ask()
                 await self._roster.changed.wait(LOOK)
         finally:
-            for task in self._asked.values():
-                task.cancel()
+            await cancel_and_wait(*self._asked.values())
 
     def _ask(self) -> None:
         now, here = asyncio.get_running_loop().time(), self.here()

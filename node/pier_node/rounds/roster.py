@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterable
 from contextlib import suppress
 from dataclasses import dataclass, field
 
-from pier_node.base.tasks import Signal
+from pier_node.base.tasks import Signal, cancel_and_wait
 from pier_node.config.run import SITES
 from pier_node.identity.signing import Signer
 from pier_node.outer.deadline import Deadline
@@ -329,9 +329,7 @@ class Roster:
         """Cancel all questions in flight."""
         tasks = [contact.task for contact in self.contacts.values() if contact.task]
         tasks += [self._telling] if self._telling else []
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        await cancel_and_wait(*tasks)
 
     # --- beats ---------------------------------------------------------------------------------
 

@@ -16,7 +16,7 @@ from typing import IO, TYPE_CHECKING
 from pier_node.base import durable
 from pier_node.base.errors import PierError
 from pier_node.base.shared import Vector
-from pier_node.base.tasks import Background
+from pier_node.base.tasks import Background, first_of
 from pier_node.base.toml import read_toml, validated
 from pier_node.config.run import RunConfig
 from pier_node.engine.program import Program
@@ -107,23 +107,13 @@ class Daemon:
 
         Raises PierError when the site cannot continue.
         """
-        work = asyncio.create_task(self._live())
-        stop = asyncio.create_task(self._stopping.wait())
-        await asyncio.wait([work, stop], return_when=asyncio.FIRST_COMPLETED)
-        stop.cancel()
-        await self._end_of_attempt(work)
-        work.cancel()
-        await asyncio.wait([work])
-        if not work.cancelled():
-            work.result()
+        await first_of(self._live(), self._until_it_may_leave())
 
-    async def _end_of_attempt(self, work: asyncio.Task[None]) -> None:
-        """Wait for a running attempt to end before leaving: other members rely on this site in it."""
-        if self._rounds is None or work.done():
-            return
-        rest = asyncio.create_task(self._rounds.at_rest())
-        await asyncio.wait([work, rest], timeout=LAST_ATTEMPT, return_when=asyncio.FIRST_COMPLETED)
-        rest.cancel()
+    async def _until_it_may_leave(self) -> None:
+        """Return once `stop` was called and no attempt is under way: other members rely on this site in it."""
+        await self._stopping.wait()
+        if self._rounds is not None:
+            await first_of(self._rounds.at_rest(), asyncio.sleep(LAST_ATTEMPT))
 
     async def _live(self) -> None:
         async with AsyncExitStack() as stack:

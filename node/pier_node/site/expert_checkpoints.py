@@ -17,6 +17,7 @@ from io import BufferedReader
 from pathlib import Path
 from typing import Protocol
 
+from pier_node.base.tasks import cancel_and_wait
 from pier_node.experts.job import ExpertJob
 from pier_node.experts.resume import FILE, Kept, check, most_bytes
 from pier_node.outer.deadline import Backoff
@@ -90,11 +91,11 @@ class ExpertCheckpoints:
     async def drop(self) -> None:
         """Cancel the checkpoint being sent, unless a last one waits for it."""
         if self._giving is not None and all(task.done() for task in self._last):
-            await _cancelled(self._giving)
+            await cancel_and_wait(self._giving)
 
     async def end(self) -> None:
         """Cancel everything."""
-        await _cancelled(*([self._giving] if self._giving else []), *self._last)
+        await cancel_and_wait(*([self._giving] if self._giving else []), *self._last)
 
     async def _give_once(self, plan: str, job: int, step: int, file: BufferedReader) -> None:
         try:
@@ -207,10 +208,3 @@ class JobCheckpoints:
         finally:
             path.unlink(missing_ok=True)
         return found.step
-
-
-async def _cancelled(*tasks: asyncio.Task[None]) -> None:
-    for task in tasks:
-        task.cancel()
-    if tasks:
-        await asyncio.wait(tasks)

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from pier_node.base.errors import PierError
+from pier_node.base.tasks import first_of
 from pier_node.config.run import RunConfig
 from pier_node.engine.messages import Progress as Step
 from pier_node.experts.card import Card
@@ -209,18 +210,10 @@ class ExpertTraining:
     async def _while_wanted(self, doing: Coroutine[Any, Any, None], wanted: Callable[[], bool]) -> None:
         """Run a coroutine until it ends, this site is no longer asked for it, or training is paused."""
         self.progress.phase = Phase.PHASE_TRAINING
-        work = asyncio.create_task(doing)
-        change = asyncio.create_task(self._orders.changed.until(lambda: self._orders.paused or not wanted()))
         try:
-            await asyncio.wait([work, change], return_when=asyncio.FIRST_COMPLETED)
+            await first_of(doing, self._orders.changed.until(lambda: self._orders.paused or not wanted()))
         finally:
-            change.cancel()
             self.progress.expert = ""
-            stopped = not work.done()
-            work.cancel()
-            await asyncio.wait([work, change])
-        if not stopped:
-            work.result()
 
     async def _train(self, plan: str, job: ExpertJob) -> None:
         self._began = self._told = time.monotonic()

@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from functools import partial
 
 from pier_node.base.shared import SharedVector
+from pier_node.base.tasks import cancel_and_wait, run_to_end
 from pier_node.config.run import RunConfig
 from pier_node.outer.advance import advance
 from pier_node.outer.layout import Layout
@@ -25,7 +26,6 @@ from pier_node.outer.schedule import Kind, RoundPlan, entry, round_plan, total_r
 from pier_node.outer.state import ADAM_M, ADAM_V, ANCHOR, OuterState
 from pier_node.outer.update import Update, worth_sending
 from pier_node.rounds.attempt import Advance
-from pier_node.rounds.commitments import to_the_end
 from pier_node.rounds.progress import Progress
 from pier_node.rounds.state_store import Checkpoint
 from pier_node.site.adaptive_steps import steps_worth_doing
@@ -280,9 +280,8 @@ class Training:
             return
         flight, self._flight = self._flight, None
         if flight.work is not None:
-            flight.work.cancel()
-            await asyncio.wait([flight.work])
-        await to_the_end(asyncio.to_thread(self._carry, flight.before))
+            await cancel_and_wait(flight.work)
+        await run_to_end(asyncio.to_thread(self._carry, flight.before))
 
     async def _settled(self, checkpoint: Checkpoint) -> None:
         """Finish a committed round: validate it when due, and save it."""

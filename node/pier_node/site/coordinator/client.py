@@ -15,6 +15,7 @@ from contextlib import aclosing, suppress
 from io import BufferedReader, BytesIO
 
 from pier_node.base.errors import PierError
+from pier_node.base.tasks import cancel_and_wait
 from pier_node.experts.resume import Kept
 from pier_node.outer.deadline import Backoff
 from pier_node.rounds.revocations import Revoked
@@ -112,8 +113,7 @@ class CoordinatorClient:
             except Refused as refused:
                 raise _refused(refused) from refused
             finally:
-                watch.cancel()
-                await asyncio.wait([watch])
+                await cancel_and_wait(watch)
             self._lease = RegisterReply()
 
     async def flush(self) -> None:

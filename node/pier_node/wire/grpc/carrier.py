@@ -16,6 +16,7 @@ import grpc.aio
 from google.protobuf.message import Message
 
 from pier_node.base.address import format_address, parse_address
+from pier_node.base.tasks import first_of
 from pier_node.identity import tls
 from pier_node.identity.certificates import Credentials
 from pier_node.wire.bounds import parse
@@ -66,7 +67,8 @@ class Link:
         call = self._streams.stream_stream(_path(EXCHANGE), None, None)(None, metadata=_metadata(headers))
         answer, whole = _retrieved(call.read()), False
         with self._under_way(call):
-            await _first(call.wait_for_connection(), answer)
+            with self._losses(self._streams):  # grpc.aio reports an early cancellation only to readers
+                await first_of(call.wait_for_connection(), asyncio.wait([answer]))
             async for chunk in chunks:
                 if answer.done():  # the peer does not want the rest; the status says why
                     break
@@ -183,15 +185,6 @@ def _retrieved(work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
     task = asyncio.create_task(work)
     task.add_done_callback(lambda done: done.cancelled() or done.exception())
     return task
-
-
-async def _first(work: Coroutine[Any, Any, None], ended: asyncio.Task[Any]) -> None:
-    """Wait for work on a call or for the call's end: grpc.aio reports an early cancellation only to readers."""
-    task = _retrieved(work)
-    try:
-        await asyncio.wait({task, ended}, return_when=asyncio.FIRST_COMPLETED)
-    finally:
-        task.cancel()
 
 
 class GrpcCarrier(LinkedCarrier):

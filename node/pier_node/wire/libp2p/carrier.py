@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING
 
 from pier_node.base.address import format_address, parse_address
 from pier_node.base.errors import PierError
+from pier_node.base.tasks import cancel_and_wait
 from pier_node.identity.certificates import Credentials
 from pier_node.wire.carrier import PROBE, PROTOCOL, Carrier, PeerLost
 from pier_node.wire.interfaces import Choice, choose_address
@@ -147,9 +148,8 @@ class HivemindCarrier(LinkedCarrier):
 
     async def stop(self) -> None:
         """Close all connections and stop listening within two seconds; all calls in progress fail."""
-        for task in self._helpers:
-            task.cancel()
-        await asyncio.gather(super().stop(), *self._helpers, return_exceptions=True)
+        await cancel_and_wait(*self._helpers)
+        await super().stop()
         await self._host.stop()
 
     async def _ready(self, p2p: P2P) -> None:

@@ -5,10 +5,11 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from contextlib import asynccontextmanager, suppress
-from typing import Any, TypeVar
+from typing import NoReturn, TypeVar
 
 from google.protobuf.message import Message
 
+from pier_node.base.tasks import cancel_and_wait, first_of
 from pier_node.wire.bounds import parse
 from pier_node.wire.carrier import DESCRIBE, BadMessage, Method, PeerLost
 from pier_node.wire.grpc.options import EXCHANGE, FETCH, MANIFEST_BYTES, MESSAGE_BYTES, REPLY_BYTES
@@ -67,7 +68,7 @@ class Link:
                 whole = await _poured(chunks, stream, verdict, count)
                 kind, reason = await verdict
             finally:
-                verdict.cancel()
+                await cancel_and_wait(verdict)
             if kind in (Kind.REFUSED, Kind.FAILED):
                 raise ending(kind, reason, self._name)
         if not whole:
@@ -91,24 +92,22 @@ class Link:
         self._lose(CLOSED)
         if not self._closed.done():
             self._closed.set_result(None)
-        work = {*self._helpers, *({self._line} if self._line else set())}
-        for task in work:
-            task.cancel()
-        await asyncio.gather(*work, return_exceptions=True)
+        await cancel_and_wait(*self._helpers, *([self._line] if self._line else []))
 
     # --- the line ------------------------------------------------------------------------------
 
     async def _connected(self) -> tuple[str, bytes]:
         """The node and its peer id, once a line to it is open. Raises PeerLost within CONNECT_SECONDS."""
+        if self._closed.done():
+            raise self._lost(CLOSED)
         if self._line is None or (self._line.done() and (self._line.cancelled() or self._line.exception())):
             self._line = asyncio.create_task(self._opened())
             self._line.add_done_callback(lambda done: done.cancelled() or done.exception())
-        line = self._line
-        either: set[asyncio.Future[Any]] = {line, self._closed}
-        await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
-        if self._closed.done():
-            raise self._lost(CLOSED)
-        return await line
+        return await first_of(self._until_closed(), asyncio.shield(self._line))
+
+    async def _until_closed(self) -> NoReturn:
+        await asyncio.shield(self._closed)
+        raise self._lost(CLOSED)
 
     async def _opened(self) -> tuple[str, bytes]:
         try:

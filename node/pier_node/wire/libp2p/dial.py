@@ -13,6 +13,7 @@ import socket
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from pier_node.base.tasks import cancel_and_wait
 from pier_node.wire.grpc.reasons import brief
 from pier_node.wire.multiaddr import Route
 
@@ -97,9 +98,7 @@ async def _ways(routes: Sequence[Route]) -> list[object]:
         if waiting:
             await asyncio.wait(waiting, timeout=DIRECT_SECONDS)
     finally:
-        for task in trying:
-            task.cancel()
-        await asyncio.gather(*trying, return_exceptions=True)
+        await cancel_and_wait(*trying)
     results = [(route, task.result()) for task, route in trying.items() if not task.cancelled()]
     ways = [_encoded(route, way) for route, way in results if isinstance(way, tuple)]
     if not ways:

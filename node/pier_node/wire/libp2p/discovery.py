@@ -29,6 +29,7 @@ from hivemind.dht.routing import DHTID
 from hivemind.dht.validation import RecordValidatorBase
 from hivemind.utils.auth import AuthorizerBase
 
+from pier_node.base.tasks import cancel_and_wait
 from pier_node.identity.certificates import Credentials, node_id_of_certificate
 from pier_node.wire.multiaddr import are_routes
 from pier_proto.v1.stream_pb2 import IdentityProof
@@ -222,10 +223,7 @@ class Discovery:
 
     async def stop(self) -> None:
         """Give up all questions, after p2pd has ended."""
-        work = {*self._questions, *({self._publishing} if self._publishing else set())}
-        for task in work:
-            task.cancel()
-        await asyncio.gather(*work, return_exceptions=True)
+        await cancel_and_wait(*self._questions, *([self._publishing] if self._publishing else []))
 
     def _begin(self, question: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
         """Ask, and do not cancel before the answer: see UNANSWERED."""

@@ -23,6 +23,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 
 from pier_node.base.errors import PierError
 from pier_node.base.processes import SocketFolder
+from pier_node.base.tasks import cancel_and_wait
 from pier_node.identity.node import write_private
 
 if TYPE_CHECKING:
@@ -102,8 +103,7 @@ class P2pd:
     async def stop(self) -> None:
         """End p2pd and remove its sockets."""
         if self._keeping is not None:
-            self._keeping.cancel()
-            await asyncio.wait({self._keeping})
+            await cancel_and_wait(self._keeping)
         await self._end()
         self._folder.remove()
 

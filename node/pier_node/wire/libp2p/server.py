@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Coroutine
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
 from contextlib import nullcontext, suppress
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any, NoReturn, TypeVar
 
 from google.protobuf.message import Message
 
 from pier_node.base.address import format_address
+from pier_node.base.tasks import first_of
 from pier_node.wire.bounds import parse
 from pier_node.wire.carrier import HELLO, BadMessage, Handler, Method, PeerLost
 from pier_node.wire.grpc.options import EXCHANGE, FETCH, MESSAGE_BYTES
@@ -75,7 +76,7 @@ class PeerServer:
             request = parse(method.request, await _message(stream, MESSAGE_BYTES))
             if isinstance(request, ProbeRequest):
                 request.seen_as = caller.seen_as
-            reply = await _while_there(_awaited(handler(caller.node, request)), stream)
+            reply = await first_of(handler(caller.node, request), _until_gone(stream))
             if isinstance(reply, HelloReply):
                 reply.seen_as = caller.seen_as
             await stream.send(Kind.MESSAGE, reply.SerializeToString())
@@ -99,7 +100,7 @@ class PeerServer:
 
         async def give(caller: Caller, stream: Stream) -> None:
             request = parse(FetchRequest, await _message(stream, MESSAGE_BYTES))
-            await _while_there(self._given(caller.node, handler(caller.node, request), stream), stream)
+            await first_of(self._given(caller.node, handler(caller.node, request), stream), _until_gone(stream))
             await stream.send(Kind.END)
 
         self._answers[FETCH] = give
@@ -222,22 +223,10 @@ async def _chunks(sender: str, stream: Stream) -> AsyncGenerator[Chunk]:
         yield parse(Chunk, body)
 
 
-async def _while_there(work: Coroutine[Any, Any, T], stream: Stream) -> T:
-    """The result of work. If the caller goes away first, end the work and raise CutOff."""
-    task, gone = asyncio.create_task(work), asyncio.create_task(stream.gone())
-    try:
-        await asyncio.wait({task, gone}, return_when=asyncio.FIRST_COMPLETED)
-        if task.done():
-            return task.result()
-        raise CutOff
-    finally:
-        task.cancel()
-        gone.cancel()
-        await asyncio.gather(task, gone, return_exceptions=True)
-
-
-async def _awaited(work: Awaitable[T]) -> T:
-    return await work
+async def _until_gone(stream: Stream) -> NoReturn:
+    """Raises CutOff once the caller has gone away."""
+    await stream.gone()
+    raise CutOff
 
 
 def _told(error: Exception) -> tuple[Kind, bytes]:
