@@ -6,8 +6,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pier_node.wire.carrier import BadMessage
-from pier_node.wire.rules import Many, Only, Part, Rule, Rules, Table, increasing
-from pier_proto.v1.peer_pb2 import Ballot, LeaveRequest, Manifest, Value
+from pier_node.wire.rules import Many, Only, Part, Rule, Rules, Table, complete, increasing
+from pier_proto.v1.peer_pb2 import AbortNotice, Ballot, LeaveRequest, Manifest, MeetReply, SettleRequest, Value
 
 SHORT = Only("at most 3 letters", lambda value: len(value) <= 3)
 SMALL = Only("below 10", lambda value: value < 10)
@@ -78,3 +78,32 @@ def test_maps_are_checked_on_both_sides() -> None:
 @given(st.lists(st.integers(0, 5), max_size=5))
 def test_increasing_is_sorted_without_repeats(values: list[int]) -> None:
     assert increasing(values) == (values == sorted(set(values)))
+
+
+def test_booleans_enumerations_and_parts_need_no_rule_of_their_own() -> None:
+    fields = complete({MeetReply: {"other": SHORT}})[MeetReply]
+    assert [*fields] == ["verdict", "partner", "other"]
+    all_rules = Rules({MeetReply: fields}, {})
+    all_rules.check(MeetReply(verdict=MeetReply.VERDICT_OVER))
+    assert refusal(all_rules, MeetReply(verdict=99)) == (  # type: ignore[arg-type]
+        "MeetReply.verdict = 99: must be one that this version knows"
+    )
+    given = {"round": SMALL, "meeting": SHORT, "digest": SHORT, "at": SMALL}
+    Rules(complete({SettleRequest: given}), {}).check(SettleRequest(yes=True))
+
+
+@pytest.mark.parametrize(
+    ("given", "problem"),
+    [
+        ({"node": SHORT, "round": SMALL, "suspect": SHORT}, "AbortNotice.reason has no rule"),
+        ({"node": SHORT, "round": SMALL, "suspect": SHORT, "reason": SHORT, "why": SHORT}, "AbortNotice has no why"),
+    ],
+)
+def test_every_other_field_needs_a_rule_and_every_rule_a_field(given: dict[str, Rule], problem: str) -> None:
+    with pytest.raises(ValueError, match=problem):
+        complete({AbortNotice: given})
+
+
+def test_lists_need_a_rule() -> None:
+    with pytest.raises(ValueError, match=r"LeaveRequest\.handovers has no rule"):
+        complete({LeaveRequest: {"node": SHORT, "asks": SHORT}})

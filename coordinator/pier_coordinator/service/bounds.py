@@ -6,34 +6,16 @@ import math
 import re
 from typing import TypeVar
 
-from google.protobuf.message import DecodeError, Message
+from google.protobuf.message import Message
 
 from pier_node.config.run import SITES
 from pier_node.pipeline.paths_file import MOST_BYTES
 from pier_node.wire import bounds as peers
+from pier_node.wire import rules
 from pier_node.wire.bounds import STAGE
 from pier_node.wire.carrier import BadMessage
 from pier_node.wire.files import PIECE
-from pier_node.wire.rules import (
-    AMOUNT,
-    ANY,
-    COUNT,
-    HASH,
-    LOSS,
-    NODE,
-    NODES,
-    RUN_CONFIG,
-    Many,
-    Only,
-    Part,
-    Rule,
-    Rules,
-    below,
-    one_of,
-    or_empty,
-    size,
-    text,
-)
+from pier_node.wire.rules import AMOUNT, ANY, COUNT, HASH, LOSS, NODE, Many, Only, Part, below, or_empty, size, text
 from pier_proto.v1 import coordinator_pb2 as pb
 from pier_proto.v1.peer_pb2 import Place, Pulse, Revocations, Site
 
@@ -46,7 +28,7 @@ EXPERTS = 256
 DOMAINS = 512
 """Maximum number of domains in an order to score."""
 SHEET_BYTES = 8 << 20
-"""Maximum size of a score sheet, in bytes: no more of a split is scored than the node\'s experts/domains.py keeps."""
+"""Maximum size of a score sheet, in bytes: no more of a split is scored than the node's experts/domains.py keeps."""
 
 M = TypeVar("M", bound=Message)
 
@@ -62,157 +44,156 @@ TRANSPORT = Only("grpc or hivemind", lambda value: value in ("grpc", "hivemind")
 SOURCE = Only("a source of text", lambda value: value in ("builtin", "text", "jsonl", "parquet"))
 WEIGHTS = Only("64 hex digits", lambda value: re.fullmatch("[0-9a-f]{64}", value) is not None)
 
-FIELDS: dict[type[Message], dict[str, Rule]] = {
-    Site: {**peers.FIELDS[Site], "name": NAME},
-    Place: peers.FIELDS[Place],
-    Pulse: peers.FIELDS[Pulse],
-    Revocations: peers.FIELDS[Revocations],
-    pb.EnrolRequest: {"protocol": ANY, "name": NAME, "public_key": size(1, 512), "proof": size(1, 128), "time": TIME},
-    pb.EnrolReply: {"certificate": PEM, "authority": PEM, "run_config": text(RUN_CONFIG), "node": NODE},
-    pb.RegisterRequest: {
-        "protocol": ANY,
-        "run_hash": HASH,
-        "site": Part(needed=True),
-        "transport": TRANSPORT,
-        "version": NAME,
-        "workers": below(1 << 16),
-        "time": TIME,
-        "starting": ANY,
-    },
-    pb.RegisterReply: {
-        "lease": LEASE,
-        "lease_seconds": AMOUNT,
-        "heartbeat_seconds": AMOUNT,
-        "founder": NODE,
-        "slot": below(SITES),
-        "roster": Many(Part(), SITES),
-        "order": Part(needed=True),
-        "revocations": Part(),
-    },
-    pb.HeartbeatRequest: {
-        "lease": LEASE,
-        "pulse": Part(needed=True),
-        "order": COUNT,
-        "paths": Part(),
-        "revocations": COUNT,
-    },
-    pb.Paths: {"round": COUNT, "content": size(1, MOST_BYTES)},
-    pb.HeartbeatReply: {"order": COUNT, "revocations": Part()},
-    pb.WatchRequest: {"lease": LEASE},
-    pb.Order: {"epoch": COUNT, "activity": one_of(pb.Order.Activity.values()), "assignment": Part(needed=True)},
-    pb.Assignment: {"replica": Part(), "expert": Part(), "stage": Part()},
-    pb.Stage: {"number": STAGE},
-    pb.Replica: {},
-    pb.Expert: {
-        "plan": PLAN,
-        "jobs": Many(Part(), EXPERTS),
-        "complete": ANY,
-        "scoring": Part(),
-        "checkpoints": Many(Part(), EXPERTS),
-    },
-    pb.ExpertCheckpoint: {"job": below(EXPERTS), "step": COUNT, "size": COUNT, "digest": WEIGHTS},
-    pb.Scoring: {
-        "id": PLAN,
-        "experts": Many(PLAN, EXPERTS),
-        "domains": Many(Part(), DOMAINS),
-        "rows": below(1 << 31),
-    },
-    pb.ScoredDomain: {
-        "name": NAME,
-        "source": SOURCE,
-        "path": text(4096),
-        "text_field": text(256),
-        "domain_hash": or_empty(PLAN),
-    },
-    pb.ExpertJob: {
-        "number": below(EXPERTS),
-        "domain": NAME,
-        "source": SOURCE,
-        "path": text(4096),
-        "text_field": text(256),
-        "domain_hash": PLAN,
-        "size": Only("S, M or L", lambda value: value in ("S", "M", "L")),
-        "ffn_dim": below(1 << 24),
-        "steps": COUNT,
-        "seed": ANY,
-        "batch_size": below(1 << 20),
-        "lr": AMOUNT,
-        "min_lr": AMOUNT,
-        "warmup_steps": COUNT,
-        "max_epochs": AMOUNT,
-        "after": below(EXPERTS + 1),
-        "flops": AMOUNT,
-    },
-    pb.ReportRequest: {
-        "lease": LEASE,
-        "stream": size(1, 32),
-        "first": COUNT,
-        "records": Many(Part(), RECORDS),
-        "dropped": COUNT,
-    },
-    pb.ReportReply: {"stored": COUNT},
-    pb.Record: {"time": TIME, "sample": Part(), "round": Part(), "link": Part(), "note": Part(), "expert": Part()},
-    pb.Sample: {
-        "inner_step": COUNT,
-        "tokens": COUNT,
-        "tokens_per_second": AMOUNT,
-        "loss": LOSS,
-        "utilisation": FRACTION,
-        "bytes_sent": COUNT,
-        "memory": COUNT,
-    },
-    pb.RoundRecord: {
-        "round": COUNT,
-        "digest": or_empty(HASH),
-        "members": NODES,
-        "compute": AMOUNT,
-        "waiting": AMOUNT,
-        "exchange": AMOUNT,
-        "retry": AMOUNT,
-        "steps": COUNT,
-        "tokens": COUNT,
-        "bytes_sent": COUNT,
-        "loss": LOSS,
-        "validation_loss": LOSS,
-    },
-    pb.LinkRecord: {"peer": NODE, "round_trip": AMOUNT, "bandwidth": AMOUNT, "bytes_sent": COUNT},
-    pb.Note: {"level": below(101), "text": TEXT},
-    pb.ExpertRecord: {
-        "plan": PLAN,
-        "job": below(EXPERTS),
-        "name": or_empty(PLAN),
-        "step": COUNT,
-        "training_loss": LOSS,
-        "tokens": COUNT,
-        "flops": AMOUNT,
-        "seconds": AMOUNT,
-        "done": ANY,
-        "loss": AMOUNT,
-        "parent_loss": AMOUNT,
-        "standard_error": AMOUNT,
-        "epochs": AMOUNT,
-        "accepted": ANY,
-        "problem": TEXT,
-        "weights": or_empty(WEIGHTS),
-    },
-    pb.DeliverRequest: {
-        "lease": or_empty(LEASE),
-        "sheet": Part(),
-        "size": below(SHEET_BYTES + 1),
-        "digest": or_empty(HASH),
-        "piece": size(0, PIECE),
-    },
-    pb.ScoreSheet: {"scoring": PLAN, "expert": PLAN, "domain": NAME, "problem": TEXT},
-    pb.DeliverReply: {},
-    pb.CheckpointPart: {
-        "lease": or_empty(LEASE),
-        "plan": or_empty(PLAN),
-        "checkpoint": Part(),
-        "piece": size(0, PIECE),
-    },
-    pb.GiveCheckpointReply: {},
-    pb.FetchCheckpointRequest: {"lease": LEASE, "plan": PLAN, "job": below(EXPERTS)},
-}
+FIELDS = rules.complete(
+    {
+        Site: {**peers.FIELDS[Site], "name": NAME},
+        Place: peers.FIELDS[Place],
+        Pulse: peers.FIELDS[Pulse],
+        Revocations: peers.FIELDS[Revocations],
+        pb.EnrolRequest: {
+            "protocol": ANY,
+            "name": NAME,
+            "public_key": size(1, 512),
+            "proof": size(1, 128),
+            "time": TIME,
+        },
+        pb.EnrolReply: {"certificate": PEM, "authority": PEM, "run_config": text(rules.RUN_CONFIG), "node": NODE},
+        pb.RegisterRequest: {
+            "protocol": ANY,
+            "run_hash": HASH,
+            "site": Part(needed=True),
+            "transport": TRANSPORT,
+            "version": NAME,
+            "workers": below(1 << 16),
+            "time": TIME,
+        },
+        pb.RegisterReply: {
+            "lease": LEASE,
+            "lease_seconds": AMOUNT,
+            "heartbeat_seconds": AMOUNT,
+            "founder": NODE,
+            "slot": below(SITES),
+            "roster": Many(Part(), SITES),
+            "order": Part(needed=True),
+        },
+        pb.HeartbeatRequest: {
+            "lease": LEASE,
+            "pulse": Part(needed=True),
+            "order": COUNT,
+            "revocations": COUNT,
+        },
+        pb.Paths: {"round": COUNT, "content": size(1, MOST_BYTES)},
+        pb.HeartbeatReply: {
+            "order": COUNT,
+        },
+        pb.WatchRequest: {"lease": LEASE},
+        pb.Order: {"epoch": COUNT, "assignment": Part(needed=True)},
+        pb.Assignment: {},
+        pb.Stage: {"number": STAGE},
+        pb.Replica: {},
+        pb.Expert: {
+            "plan": PLAN,
+            "jobs": Many(Part(), EXPERTS),
+            "checkpoints": Many(Part(), EXPERTS),
+        },
+        pb.ExpertCheckpoint: {"job": below(EXPERTS), "step": COUNT, "size": COUNT, "digest": WEIGHTS},
+        pb.Scoring: {
+            "id": PLAN,
+            "experts": Many(PLAN, EXPERTS),
+            "domains": Many(Part(), DOMAINS),
+            "rows": below(1 << 31),
+        },
+        pb.ScoredDomain: {
+            "name": NAME,
+            "source": SOURCE,
+            "path": text(4096),
+            "text_field": text(256),
+            "domain_hash": or_empty(PLAN),
+        },
+        pb.ExpertJob: {
+            "number": below(EXPERTS),
+            "domain": NAME,
+            "source": SOURCE,
+            "path": text(4096),
+            "text_field": text(256),
+            "domain_hash": PLAN,
+            "size": Only("S, M or L", lambda value: value in ("S", "M", "L")),
+            "ffn_dim": below(1 << 24),
+            "steps": COUNT,
+            "seed": ANY,
+            "batch_size": below(1 << 20),
+            "lr": AMOUNT,
+            "min_lr": AMOUNT,
+            "warmup_steps": COUNT,
+            "max_epochs": AMOUNT,
+            "after": below(EXPERTS + 1),
+            "flops": AMOUNT,
+        },
+        pb.ReportRequest: {
+            "lease": LEASE,
+            "stream": size(1, 32),
+            "first": COUNT,
+            "records": Many(Part(), RECORDS),
+            "dropped": COUNT,
+        },
+        pb.ReportReply: {"stored": COUNT},
+        pb.Record: {
+            "time": TIME,
+        },
+        pb.Sample: {
+            "inner_step": COUNT,
+            "tokens": COUNT,
+            "tokens_per_second": AMOUNT,
+            "loss": LOSS,
+            "utilisation": FRACTION,
+            "bytes_sent": COUNT,
+            "memory": COUNT,
+        },
+        pb.RoundRecord: {
+            "round": COUNT,
+            "digest": or_empty(HASH),
+            "members": rules.NODES,
+            "compute": AMOUNT,
+            "waiting": AMOUNT,
+            "exchange": AMOUNT,
+            "retry": AMOUNT,
+            "steps": COUNT,
+            "tokens": COUNT,
+            "bytes_sent": COUNT,
+            "loss": LOSS,
+            "validation_loss": LOSS,
+        },
+        pb.LinkRecord: {"peer": NODE, "round_trip": AMOUNT, "bandwidth": AMOUNT, "bytes_sent": COUNT},
+        pb.Note: {"level": below(101), "text": TEXT},
+        pb.ExpertRecord: {
+            "plan": PLAN,
+            "job": below(EXPERTS),
+            "name": or_empty(PLAN),
+            "step": COUNT,
+            "training_loss": LOSS,
+            "tokens": COUNT,
+            "flops": AMOUNT,
+            "seconds": AMOUNT,
+            "loss": AMOUNT,
+            "parent_loss": AMOUNT,
+            "standard_error": AMOUNT,
+            "epochs": AMOUNT,
+            "problem": TEXT,
+            "weights": or_empty(WEIGHTS),
+        },
+        pb.DeliverRequest: {
+            "lease": or_empty(LEASE),
+            "size": below(SHEET_BYTES + 1),
+            "digest": or_empty(HASH),
+            "piece": size(0, PIECE),
+        },
+        pb.ScoreSheet: {"scoring": PLAN, "expert": PLAN, "domain": NAME, "problem": TEXT},
+        pb.DeliverReply: {},
+        pb.CheckpointPart: {"lease": or_empty(LEASE), "plan": or_empty(PLAN), "piece": size(0, PIECE)},
+        pb.GiveCheckpointReply: {},
+        pb.FetchCheckpointRequest: {"lease": LEASE, "plan": PLAN, "job": below(EXPERTS)},
+    }
+)
 
 
 def _record(record: pb.Record) -> str:
@@ -223,16 +204,11 @@ def _assignment(assignment: pb.Assignment) -> str:
     return "" if assignment.WhichOneof("kind") else "assigns nothing that this version knows"
 
 
-RULES = Rules(FIELDS, {pb.Record: _record, pb.Assignment: _assignment})
+RULES = rules.Rules(FIELDS, {pb.Record: _record, pb.Assignment: _assignment})
 
 
 def parse(kind: type[M], raw: bytes) -> M:
     """Parse a message of this kind and check its bounds. Raises BadMessage."""
     if len(raw) > MESSAGE_BYTES:
         raise BadMessage(f"a {kind.__name__} of {len(raw)} bytes: at most {MESSAGE_BYTES} are taken")
-    try:
-        message = kind.FromString(raw)
-    except DecodeError as error:
-        raise BadMessage(f"{len(raw)} bytes that are no {kind.__name__}") from error
-    RULES.check(message)
-    return message
+    return RULES.parse(kind, raw)

@@ -10,9 +10,10 @@ import re
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Any
+from typing import Any, TypeVar
 
-from google.protobuf.message import Message
+from google.protobuf.descriptor import FieldDescriptor
+from google.protobuf.message import DecodeError, Message
 
 from pier_node.base.address import is_address
 from pier_node.config.run import SITES
@@ -55,6 +56,36 @@ class Table:
 
 
 Rule = Only | Part | Many | Table
+M = TypeVar("M", bound=Message)
+
+
+def complete(fields: Mapping[type[Message], Mapping[str, Rule]]) -> dict[type[Message], dict[str, Rule]]:
+    """A rule for every field of these messages, in their order.
+
+    Fields without a rule of their own: a boolean may be anything, an enumeration must be one of the values that this
+    version knows, and a message may be left out.
+
+    Raises:
+        ValueError: a field of another kind has no rule, or a rule is for no field.
+    """
+    for kind, given in fields.items():
+        if unknown := given.keys() - kind.DESCRIPTOR.fields_by_name.keys():
+            raise ValueError(f"{kind.__name__} has no {', '.join(sorted(unknown))}")
+    return {
+        kind: {field.name: given.get(field.name) or _usual(field) for field in kind.DESCRIPTOR.fields}
+        for kind, given in fields.items()
+    }
+
+
+def _usual(field: FieldDescriptor) -> Rule:
+    if not field.is_repeated:
+        if field.type == FieldDescriptor.TYPE_BOOL:
+            return ANY
+        if field.type == FieldDescriptor.TYPE_ENUM:
+            return one_of(field.enum_type.values_by_number)
+        if field.type == FieldDescriptor.TYPE_MESSAGE:
+            return Part()
+    raise ValueError(f"{field.full_name} has no rule")
 
 
 @dataclass(frozen=True)
@@ -72,6 +103,15 @@ class Rules:
     def check(self, message: Message) -> None:
         """Raise BadMessage, naming the field, its value and what is allowed, unless all rules hold."""
         self._message(message, type(message).__name__)
+
+    def parse(self, kind: type[M], raw: bytes) -> M:
+        """Parse and check a message of this kind. Raises BadMessage."""
+        try:
+            message = kind.FromString(raw)
+        except DecodeError as error:
+            raise BadMessage(f"{len(raw)} bytes that are no {kind.__name__}") from error
+        self.check(message)
+        return message
 
     def _message(self, message: Message, where: str) -> None:
         for field, rule in self.fields[type(message)].items():
