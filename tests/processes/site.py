@@ -19,8 +19,8 @@ from processes.program import Program
 from pier_node.base.address import parse_address
 from pier_node.identity.node import Identity
 from pier_node.rounds.folder import EVENTS_FILE, read_events
+from pier_node.wire.addresses import Route
 from pier_node.wire.libp2p.p2pd import KEY_FILE, make_key
-from pier_node.wire.multiaddr import Route
 from pier_node.wire.transport import Transport
 
 PROGRAM = HERE.command("pier-node")[0]

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 from simulation.network import Network, SimCarrier, _copy
 
+from pier_node.wire.addresses import Choice
 from pier_node.wire.carrier import BEAT, HELLO, BadMessage, Method, PeerLost, PeerRefused, Q, R
-from pier_node.wire.interfaces import Choice
 from pier_proto.v1.peer_pb2 import Chunk, FetchRequest, HelloReply, HelloRequest
 
 if TYPE_CHECKING:

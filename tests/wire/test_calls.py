@@ -4,11 +4,11 @@ from contextlib import ExitStack
 
 import pytest
 
-from pier_node.wire.links import CALLS_PER_PEER, Busy, Calls
+from pier_node.wire.links import CALLS_PER_PEER, Answers, Busy
 
 
 def test_a_peer_has_so_many_places_and_no_other_peer_loses_one() -> None:
-    calls = Calls()
+    calls = Answers()
     with ExitStack() as stack:
         for _ in range(CALLS_PER_PEER):
             stack.enter_context(calls.place("alice"))
@@ -21,7 +21,7 @@ def test_a_peer_has_so_many_places_and_no_other_peer_loses_one() -> None:
 
 
 def test_a_call_that_fails_gives_its_place_back() -> None:
-    calls = Calls()
+    calls = Answers()
     for _ in range(CALLS_PER_PEER + 1):
         with pytest.raises(ZeroDivisionError), calls.place("alice"):
             raise ZeroDivisionError

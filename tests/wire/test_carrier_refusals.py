@@ -24,11 +24,19 @@ from wire.sites import (
 
 from pier_node.base.errors import PierError
 from pier_node.wire import links
-from pier_node.wire.carrier import BEAT, DESCRIBE, LEAVE, PROBE, PROTOCOL, PeerLost, PeerRefused
-from pier_node.wire.grpc.options import MESSAGE_BYTES
+from pier_node.wire.addresses import first_hop
+from pier_node.wire.carrier import (
+    BEAT,
+    DESCRIBE,
+    LEAVE,
+    MESSAGE_BYTES,
+    PROBE,
+    PROTOCOL,
+    PeerLost,
+    PeerRefused,
+    SiteCarrier,
+)
 from pier_node.wire.metadata import CallMetadata
-from pier_node.wire.multiaddr import first_hop
-from pier_node.wire.transport import SiteCarrier
 from pier_proto.v1.peer_pb2 import (
     Ack,
     Chunk,

@@ -40,8 +40,8 @@ from pier_node.wire.carrier import (
     Method,
     PeerLost,
     PeerRefused,
+    SiteCarrier,
 )
-from pier_node.wire.transport import SiteCarrier
 from pier_proto.v1.peer_pb2 import (
     AbortNotice,
     Ack,

@@ -11,7 +11,7 @@ import pytest
 
 from pier_node.base.address import parse_address
 from pier_node.base.errors import PierError
-from pier_node.wire.interfaces import choose_address
+from pier_node.wire.addresses import choose_address
 
 
 def addresses_here() -> set[str]:
@@ -90,7 +90,7 @@ def two_networks() -> Iterator[str]:
 @pytest.mark.netns
 def test_of_two_networks_the_peers_one_is_advertised(two_networks: str) -> None:
     script = (
-        "from pier_node.wire.interfaces import choose_address as choose\n"
+        "from pier_node.wire.addresses import choose_address as choose\n"
         "for peers in (['10.98.2.9:7700'], ['10.98.1.9:7700'], ['172.16.0.1:7700'], []):\n"
         "    choice = choose(peers, None, '0.0.0.0:7700')\n"
         "    print(choice.address, choice.interface)\n"

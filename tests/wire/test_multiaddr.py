@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pier_node.wire.multiaddr import ROUTES, Route, are_routes, first_hop, parse_routes
+from pier_node.wire.addresses import ROUTES, Route, are_routes, first_hop, parse_routes
 
 ME, RELAY = "QmYyQSo1c1Ym7orWxLYvCrM2EmxFTANf8wXmmE7DWjhx5N", "12D3KooWGF3ugU4NqbKjzmao9ve8YPpWtnESKysP54eENKzGgQeS"
 

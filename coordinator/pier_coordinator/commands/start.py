@@ -29,7 +29,7 @@ from pier_node.base.address import format_address, parse_address
 from pier_node.base.errors import PierError
 from pier_node.base.tasks import until_stopped
 from pier_node.commands.init import init as write_run
-from pier_node.wire.interfaces import choose_address
+from pier_node.wire.addresses import choose_address
 
 GLANCE = 0.5
 """Seconds between two transfers of the sites' pulses and the experts' progress to the page's board."""

@@ -28,7 +28,7 @@ from pier_node.doctor.finding import THIS_SITE, Finding, Verdict
 from pier_node.outer.codec import codec
 from pier_node.rounds.plan import CHUNK
 from pier_node.wire.carrier import CHUNK_BYTES, PROBE, PROTOCOL, Carrier, PeerLost
-from pier_node.wire.multiaddr import first_hop
+from pier_node.wire.addresses import first_hop
 from pier_proto.v1.peer_pb2 import HelloReply, HelloRequest, ProbeReply, ProbeRequest, Site
 
 PINGS = 5

@@ -101,6 +101,25 @@ def check_issued(certificate_pem: bytes, authority_pem: bytes, identity: Identit
         raise ValueError("the certificate is not signed by the run's authority") from error
 
 
+@lru_cache(maxsize=2048)
+def certified_key(authority_pem: bytes, certificate_pem: bytes) -> ec.EllipticCurvePublicKey:
+    """The key that the run's authority certified. Raises ValueError if it did not, or not for this time."""
+    shown = x509.load_pem_x509_certificate(certificate_pem)
+    try:
+        shown.verify_directly_issued_by(x509.load_pem_x509_certificate(authority_pem))
+    except (InvalidSignature, ValueError, TypeError) as error:
+        raise ValueError("its certificate is of another run: the tokens differ") from error
+    now = datetime.now(UTC)
+    if now < shown.not_valid_before_utc:
+        raise ValueError("its certificate is not valid yet: the clocks of the two sites differ by more than a day")
+    if now > shown.not_valid_after_utc:
+        raise ValueError("its certificate has expired: set the clock there, or restart that node")
+    key = shown.public_key()
+    if not isinstance(key, ec.EllipticCurvePublicKey):
+        raise ValueError("the certificate's key is not of the kind P-256")
+    return key
+
+
 def self_signed(key: ec.EllipticCurvePrivateKey, subject: str) -> bytes:
     """A certificate that proves only its key, PEM; the same key and subject give the same bytes."""
     certificate = (

@@ -32,8 +32,8 @@ from pier_node.site.coordinator.enrolment import Enrolment, enrol_patiently
 from pier_node.site.journal import Journal
 from pier_node.site.settings import Settings
 from pier_node.trainer.data.corpus import check_data
-from pier_node.wire.carrier import PROTOCOL, BadMessage, PeerLost, PeerRefused
-from pier_node.wire.transport import SiteCarrier, Transport, check_address, make_carrier
+from pier_node.wire.carrier import PROTOCOL, BadMessage, PeerLost, PeerRefused, SiteCarrier
+from pier_node.wire.transport import Transport, check_address, make_carrier
 from pier_proto.v1.peer_pb2 import HelloReply, HelloRequest, Site
 
 STATES = ("checkpoints", "states")

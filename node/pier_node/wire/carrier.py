@@ -6,39 +6,23 @@ for anything that keeps a peer from answering. It neither retries nor interprets
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Generic, Protocol, TypeVar
 
 from google.protobuf.message import Message
 
-from pier_proto.v1.peer_pb2 import (
-    AbortNotice,
-    Ack,
-    Chunk,
-    Dropped,
-    FetchRequest,
-    HelloReply,
-    HelloRequest,
-    IterationPlan,
-    LeaveRequest,
-    Manifest,
-    MeetReply,
-    MeetRequest,
-    ProbeReply,
-    ProbeRequest,
-    Proposal,
-    Pulse,
-    SettleReply,
-    SettleRequest,
-    Signed,
-    StateRequest,
-    Total,
-    Worked,
-)
+from pier_node.wire.addresses import Choice
+from pier_proto.v1 import peer_pb2 as pb
 
 PROTOCOL = 4
 CHUNK_BYTES = 1 << 20
+MESSAGE_BYTES = CHUNK_BYTES + (64 << 10)
+"""Largest message in bytes: a chunk with the fields that name it."""
+REPLY_BYTES = 2 << 20
+"""Largest answer in bytes except Describe's: a Hello with a roster of 1024 sites and the run's configuration."""
+MANIFEST_BYTES = 16 << 20
+"""Largest answer to Describe, in bytes."""
 
 Q = TypeVar("Q", bound=Message)
 R = TypeVar("R", bound=Message)
@@ -63,26 +47,29 @@ class BadMessage(Exception):
 
 @dataclass(frozen=True)
 class Method(Generic[Q, R]):
-    """One question and its answer."""
+    """One question and its answer, of at most `most` bytes."""
 
     name: str
     request: type[Q]
     reply: type[R]
+    most: int = REPLY_BYTES
 
 
-HELLO = Method("Hello", HelloRequest, HelloReply)
-BEAT = Method("Beat", Pulse, Pulse)
-LEAVE = Method("Leave", LeaveRequest, Ack)
-GATHER = Method("Gather", Signed, Proposal)
-VOTE = Method("CastVote", Signed, Ack)
-ABORT = Method("Abort", AbortNotice, Ack)
-MEET = Method("Meet", MeetRequest, MeetReply)
-SETTLE = Method("Settle", SettleRequest, SettleReply)
-ROUTE = Method("Route", IterationPlan, Ack)
-TALLY = Method("Tally", Worked, Total)
-DROP = Method("Drop", Dropped, Ack)
-DESCRIBE = Method("Describe", StateRequest, Manifest)
-PROBE = Method("Probe", ProbeRequest, ProbeReply)
+HELLO = Method("Hello", pb.HelloRequest, pb.HelloReply)
+BEAT = Method("Beat", pb.Pulse, pb.Pulse)
+LEAVE = Method("Leave", pb.LeaveRequest, pb.Ack)
+GATHER = Method("Gather", pb.Signed, pb.Proposal)
+VOTE = Method("CastVote", pb.Signed, pb.Ack)
+ABORT = Method("Abort", pb.AbortNotice, pb.Ack)
+MEET = Method("Meet", pb.MeetRequest, pb.MeetReply)
+SETTLE = Method("Settle", pb.SettleRequest, pb.SettleReply)
+ROUTE = Method("Route", pb.IterationPlan, pb.Ack)
+TALLY = Method("Tally", pb.Worked, pb.Total)
+DROP = Method("Drop", pb.Dropped, pb.Ack)
+DESCRIBE = Method("Describe", pb.StateRequest, pb.Manifest, MANIFEST_BYTES)
+PROBE = Method("Probe", pb.ProbeRequest, pb.ProbeReply)
+EXCHANGE, FETCH = "Exchange", "Fetch"
+"""The two kinds of streams: pushed to a peer, and pulled from it."""
 
 Handler = Callable[[str, Q], Awaitable[R]]
 """Answers a question; its first argument is the authenticated node id of the asker."""
@@ -99,26 +86,47 @@ class Carrier(Protocol):
     def forget(self, node: str) -> None:
         """Close the connections to a peer that will not be asked again."""
 
-    async def greet(self, address: str, request: HelloRequest, timeout: float) -> HelloReply:
+    async def greet(self, address: str, request: pb.HelloRequest, timeout: float) -> pb.HelloReply:
         """Say hello to the node that listens at an address. Raises PeerLost."""
 
     async def call(self, peer: str, method: Method[Q, R], request: Q, timeout: float) -> R:
         """Ask a peer. Raises PeerLost if no answer comes within `timeout` seconds, PeerRefused if the peer says no."""
 
-    async def push(self, peer: str, chunks: AsyncIterator[Chunk]) -> None:
+    async def push(self, peer: str, chunks: AsyncIterator[pb.Chunk]) -> None:
         """Stream chunks to a peer (Exchange) with back-pressure; return once it took them all. Raises PeerLost."""
 
-    def pull(self, peer: str, request: FetchRequest) -> AsyncGenerator[Chunk]:
+    def pull(self, peer: str, request: pb.FetchRequest) -> AsyncGenerator[pb.Chunk]:
         """Stream a piece of a peer's state (Fetch). The iterator raises PeerLost."""
 
     def serve(self, method: Method[Q, R], handler: Handler[Q, R]) -> None:
         """Answer a method. The handler raises BadMessage to refuse."""
 
-    def serve_push(self, handler: Callable[[str, AsyncIterator[Chunk]], Awaitable[None]]) -> None:
+    def serve_push(self, handler: Callable[[str, AsyncIterator[pb.Chunk]], Awaitable[None]]) -> None:
         """Receive the streams that peers push."""
 
-    def serve_pull(self, handler: Callable[[str, FetchRequest], AsyncIterator[Chunk]]) -> None:
+    def serve_pull(self, handler: Callable[[str, pb.FetchRequest], AsyncIterator[pb.Chunk]]) -> None:
         """Serve the streams that peers pull."""
 
     def bytes_sent(self) -> int:
         """Payload bytes that this site has sent so far, over all streams."""
+
+
+class SiteCarrier(Carrier, Protocol):
+    """A carrier that a site starts and stops."""
+
+    async def listen(self, at: str, advertise: str | None, peers: Sequence[str]) -> Choice:
+        """Listen at HOST:PORT, and choose the address to tell others. Raises PierError.
+
+        Args:
+            advertise: HOST or HOST:PORT that the user wants; None to choose one.
+            peers: addresses of sites to join; may be empty.
+        """
+
+    def refuse(self, nodes: Iterable[str], why: str) -> None:
+        """Refuse all contact with these nodes from now on and tell them why; their calls in progress fail."""
+
+    def bytes_sent_to(self, peer: str) -> int:
+        """Payload bytes sent to one peer so far."""
+
+    async def stop(self) -> None:
+        """Close all connections and stop listening within two seconds; all calls in progress fail."""

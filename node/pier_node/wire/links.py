@@ -1,6 +1,8 @@
-"""What both carriers share: a link to each peer, a server with handlers, limits on calls, and the memory of chunks.
+"""What both carriers share: the calls that a node answers, and a link to each peer.
 
-`Calls` limits the calls that a node answers at once, so that no peer takes all of its capacity.
+A carrier has a Link to each peer that it asks, and a server for its network. Answers holds the handlers, and does for
+both servers what does not depend on the network: it checks what arrives, counts what is sent, and limits the calls of a
+peer, so that none takes all of this node's capacity.
 
 `keep_chunk_memory` keeps freed chunks in the process. glibc returns a freed block of CHUNK_BYTES to the kernel, and a
 chunk takes several such blocks on its way; faulting that memory in again costs half as much processor time on top. See
@@ -11,17 +13,19 @@ from __future__ import annotations
 
 import asyncio
 import ctypes
+from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterable, Iterator
 from contextlib import aclosing, contextmanager
 from functools import partial
-from typing import Protocol, TypeVar
+from typing import Any, Protocol, TypeVar
 
 from google.protobuf.message import Message
 
-from pier_node.wire.carrier import CHUNK_BYTES, HELLO, Handler, Method, PeerLost
+from pier_node.wire.bounds import parse
+from pier_node.wire.carrier import CHUNK_BYTES, EXCHANGE, FETCH, HELLO, BadMessage, Handler, Method, PeerLost
 from pier_node.wire.metadata import CallMetadata
-from pier_proto.v1.peer_pb2 import Chunk, FetchRequest, HelloReply, HelloRequest
+from pier_proto.v1.peer_pb2 import Chunk, FetchRequest, HelloReply, HelloRequest, ProbeRequest
 
 _TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3
 
@@ -36,17 +40,50 @@ def keep_chunk_memory() -> None:
 
 CALLS = 4096
 CALLS_PER_PEER = 64
+PATIENCE = 10.0
+"""Seconds that a caller gets to end a refused stream."""
+GRACE = 0.5
+"""Seconds that calls in progress get to end by themselves when the node stops or their caller is gone."""
+
+Q = TypeVar("Q", bound=Message)
+R = TypeVar("R", bound=Message)
+Push = Callable[[str, AsyncIterator[Chunk]], Awaitable[None]]
+Pull = Callable[[str, FetchRequest], AsyncIterator[Chunk]]
 
 
 class Busy(Exception):
     """A peer has as many calls in progress as a peer may have."""
 
 
-class Calls:
-    """The calls in progress, by peer."""
+class Answers:
+    """The calls that a node answers. Its server says who the caller is.
+
+    Attributes:
+        sent: payload bytes sent, by peer.
+    """
 
     def __init__(self) -> None:
+        self.sent: Counter[str] = Counter()
         self._under_way: Counter[str] = Counter()
+        self._handlers: dict[str, tuple[Method[Any, Any], Handler[Any, Any]]] = {}
+        self._push: Push = _not_yet
+        self._pull: Pull | None = None
+
+    def serve(self, method: Method[Q, R], handler: Handler[Q, R]) -> None:
+        """Answer a method. The handler raises BadMessage to refuse, and is cancelled when the caller goes away."""
+        self._handlers[method.name] = method, handler
+
+    def serve_push(self, handler: Push) -> None:
+        """Receive the streams that peers push; one that is cut off raises PeerLost in the handler."""
+        self._push = handler
+
+    def serve_pull(self, handler: Pull) -> None:
+        """Serve the streams that peers pull. A handler whose caller is gone is cancelled."""
+        self._pull = handler
+
+    def knows(self, name: str) -> bool:
+        """Whether a method or stream of this name is answered."""
+        return name in self._handlers or name == EXCHANGE or (name == FETCH and self._pull is not None)
 
     @contextmanager
     def place(self, caller: str) -> Iterator[None]:
@@ -61,9 +98,49 @@ class Calls:
             if not self._under_way[caller]:
                 del self._under_way[caller]
 
+    async def answer(self, name: str, caller: str, raw: bytes, seen_as: str) -> bytes:
+        """The answer to a request of a method that is known. Raises BadMessage.
 
-Q = TypeVar("Q", bound=Message)
-R = TypeVar("R", bound=Message)
+        Args:
+            seen_as: HOST:PORT that the caller is connected from; "" if it is not known.
+        """
+        method, handler = self._handlers[name]
+        request = parse(method.request, raw)
+        if isinstance(request, ProbeRequest):
+            request.seen_as = seen_as
+        reply = await handler(caller, request)
+        if isinstance(reply, HelloReply):
+            reply.seen_as = seen_as
+        answer: bytes = reply.SerializeToString()
+        return answer
+
+    async def take(self, caller: str, messages: AsyncIterator[bytes]) -> None:
+        """Receive a pushed stream to its end. Raises BadMessage, and what `messages` raises."""
+        chunks = _parsed(messages)
+        await self._push(caller, chunks)
+        async for _ in chunks:
+            raise BadMessage("more chunks than were expected")
+
+    async def give(self, caller: str, raw: bytes) -> AsyncGenerator[bytes]:
+        """The messages of a pulled stream. Raises BadMessage."""
+        assert self._pull
+        chunks = self._pull(caller, parse(FetchRequest, raw))
+        try:
+            async for chunk in chunks:
+                yield chunk.SerializeToString()
+                self.sent[caller] += len(chunk.data)
+        finally:
+            if isinstance(chunks, AsyncGenerator):
+                await chunks.aclose()
+
+
+async def _not_yet(_caller: str, _chunks: AsyncIterator[Chunk]) -> None:
+    raise BadMessage("no streams are taken here yet")
+
+
+async def _parsed(messages: AsyncIterator[bytes]) -> AsyncGenerator[Chunk]:
+    async for raw in messages:
+        yield parse(Chunk, raw)
 
 
 class Link(Protocol):
@@ -84,62 +161,39 @@ class Link(Protocol):
         """Close the link; all calls in progress raise PeerLost."""
 
 
-class Server(Protocol):
-    """Serves the handlers that it is given."""
-
-    def serve(self, method: Method[Q, R], handler: Handler[Q, R]) -> None:
-        """Answer a method."""
-
-    def serve_push(self, handler: Callable[[str, AsyncIterator[Chunk]], Awaitable[None]]) -> None:
-        """Receive streams."""
-
-    def serve_pull(self, handler: Callable[[str, FetchRequest], AsyncIterator[Chunk]]) -> None:
-        """Serve streams."""
-
-    async def stop(self) -> None:
-        """End all calls in progress."""
-
-
-class Tally:
-    """Payload bytes, counted by the peer that they went to."""
-
-    def __init__(self) -> None:
-        self.by_peer: Counter[str] = Counter()
-
-    def add(self, peer: str, size: int) -> None:
-        """Add to a peer's count."""
-        self.by_peer[peer] += size
-
-
-class LinkedCarrier:
-    """A Carrier made of links and a server.
+class LinkedCarrier(Answers, ABC):
+    """A carrier made of a link to each peer that it asks, and of a server for the calls that it answers.
 
     Args:
         metadata: this node's metadata, which the links and the server show.
-        connect: creates a link to a node at an address; None as the node means whichever node listens there.
-        sent: counts the server's payload bytes.
     """
 
-    def __init__(
-        self, metadata: CallMetadata, connect: Callable[[str | None, str], Link], server: Server, sent: Tally
-    ) -> None:
+    def __init__(self, metadata: CallMetadata) -> None:
+        super().__init__()
         self.node, self._metadata = metadata.node, metadata
-        self._connect, self._answers, self._sent = connect, server, sent
         self._links: dict[str, Link] = {}
         self._closing: set[asyncio.Task[None]] = set()
         self._stopped = False
 
+    @abstractmethod
+    def connect(self, node: str | None, address: str) -> Link:
+        """A link to a node at an address; None as the node means whichever node listens there."""
+
+    @abstractmethod
+    async def stop_answering(self) -> None:
+        """Stop listening, and end all calls that are being answered."""
+
     async def stop(self) -> None:
         """Close all connections and stop listening within two seconds; all calls in progress fail."""
         self._stopped = True
-        await asyncio.gather(self._answers.stop(), *(link.close() for link in self._links.values()), *self._closing)
+        await asyncio.gather(self.stop_answering(), *(link.close() for link in self._links.values()), *self._closing)
 
     def introduce(self, node: str, address: str) -> None:
         """Remember (or change) the address of a peer."""
         known = self._links.get(node)
         if known is not None and known.address == address:
             return
-        self._links[node] = self._connect(node, address)
+        self._links[node] = self.connect(node, address)
         if known is not None:
             self._close(known)
 
@@ -156,7 +210,7 @@ class LinkedCarrier:
 
     async def greet(self, address: str, request: HelloRequest, timeout: float) -> HelloReply:
         """Say hello to the node that listens at an address. Raises PeerLost."""
-        link = self._connect(None, address)
+        link = self.connect(None, address)
         try:
             node, reply = await link.ask(HELLO, request, timeout)
         finally:
@@ -176,7 +230,7 @@ class LinkedCarrier:
         There is no deadline while the connection is alive; a silent connection is given up after 40 s. The caller sets
         a limit.
         """
-        await self._link(peer).push(chunks, partial(self._sent.add, peer))
+        await self._link(peer).push(chunks, partial(self._count, peer))
 
     async def pull(self, peer: str, request: FetchRequest) -> AsyncGenerator[Chunk]:
         """Stream a piece of a peer's state. The iterator raises PeerLost; like `push`, it has no deadline."""
@@ -184,25 +238,16 @@ class LinkedCarrier:
             async for chunk in chunks:
                 yield chunk
 
-    def serve(self, method: Method[Q, R], handler: Handler[Q, R]) -> None:
-        """Answer a method. The handler raises BadMessage to refuse, and is cancelled when the caller goes away."""
-        self._answers.serve(method, handler)
-
-    def serve_push(self, handler: Callable[[str, AsyncIterator[Chunk]], Awaitable[None]]) -> None:
-        """Receive the streams that peers push; one that is cut off raises PeerLost in the handler."""
-        self._answers.serve_push(handler)
-
-    def serve_pull(self, handler: Callable[[str, FetchRequest], AsyncIterator[Chunk]]) -> None:
-        """Serve the streams that peers pull."""
-        self._answers.serve_pull(handler)
-
     def bytes_sent(self) -> int:
         """Payload bytes that this site has sent so far, over all streams."""
-        return self._sent.by_peer.total()
+        return self.sent.total()
 
     def bytes_sent_to(self, peer: str) -> int:
         """Payload bytes sent to one peer so far."""
-        return self._sent.by_peer[peer]
+        return self.sent[peer]
+
+    def _count(self, peer: str, size: int) -> None:
+        self.sent[peer] += size
 
     def _close(self, link: Link) -> None:
         task = asyncio.create_task(link.close())

@@ -18,8 +18,8 @@ from google.protobuf.message import DecodeError, Message
 from pier_node.base.address import is_address
 from pier_node.config.run import SITES
 from pier_node.outer.state import ADAM_M, ADAM_V, ANCHOR, MOMENTUM
+from pier_node.wire.addresses import are_routes
 from pier_node.wire.carrier import CHUNK_BYTES, BadMessage
-from pier_node.wire.multiaddr import are_routes
 
 
 @dataclass(frozen=True)
@@ -77,7 +77,7 @@ def complete(fields: Mapping[type[Message], Mapping[str, Rule]]) -> dict[type[Me
     }
 
 
-def _usual(field: FieldDescriptor) -> Rule:
+def _usual(field: Any) -> Rule:  # a FieldDescriptor: protobuf has two
     if not field.is_repeated:
         if field.type == FieldDescriptor.TYPE_BOOL:
             return ANY

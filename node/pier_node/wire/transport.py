@@ -2,39 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import importlib.util
 from pathlib import Path
-from typing import Literal, Protocol
+from typing import Literal
 
 from pier_node.base.address import parse_address
 from pier_node.base.errors import PierError
 from pier_node.identity.certificates import Credentials
-from pier_node.wire.carrier import Carrier
-from pier_node.wire.interfaces import Choice
-from pier_node.wire.multiaddr import are_routes, parse_routes
+from pier_node.wire.addresses import are_routes, parse_routes
+from pier_node.wire.carrier import SiteCarrier
 
 Transport = Literal["grpc", "hivemind"]
-
-
-class SiteCarrier(Carrier, Protocol):
-    """A carrier that a site starts and stops."""
-
-    async def listen(self, at: str, advertise: str | None, peers: Sequence[str]) -> Choice:
-        """Listen at HOST:PORT, and choose the address to tell others. Raises PierError.
-
-        Args:
-            advertise: HOST or HOST:PORT that the user wants; None to choose one.
-            peers: addresses of sites to join; may be empty.
-        """
-
-    def refuse(self, nodes: Iterable[str], why: str) -> None:
-        """Refuse all contact with these nodes from now on and tell them why; their calls in progress fail."""
-
-    def bytes_sent_to(self, peer: str) -> int:
-        """Payload bytes sent to one peer so far."""
-
-    async def stop(self) -> None:
-        """Close all connections and stop listening within two seconds; all calls in progress fail."""
 
 
 def check_address(transport: Transport, address: str) -> None:
@@ -69,6 +47,11 @@ def make_carrier(
         from pier_node.wire.grpc.carrier import GrpcCarrier
 
         return GrpcCarrier(node, run_hash, credentials)
+    if importlib.util.find_spec("hivemind") is None:
+        raise PierError(
+            "--transport hivemind needs hivemind, which is not installed",
+            "In the clone of Pier: scripts/install hivemind",
+        )
     from pier_node.wire.libp2p.carrier import HivemindCarrier
 
     return HivemindCarrier(node, run_hash, credentials, folder)

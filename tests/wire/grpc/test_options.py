@@ -2,8 +2,8 @@ from __future__ import annotations
 
 import json
 
-from pier_node.wire.carrier import CHUNK_BYTES, DESCRIBE
-from pier_node.wire.grpc.options import CHANNEL_OPTIONS, MANIFEST_BYTES, MESSAGE_BYTES, SERVER_OPTIONS, SERVICE
+from pier_node.wire.carrier import CHUNK_BYTES, DESCRIBE, MANIFEST_BYTES, MESSAGE_BYTES
+from pier_node.wire.grpc.options import CHANNEL_OPTIONS, SERVER_OPTIONS, SERVICE
 
 SERVER, CHANNEL = dict(SERVER_OPTIONS), dict(CHANNEL_OPTIONS)
 

@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 from wire.sites import ALICE, BOB, QUICK, Sites, port_of
 
-from pier_node.wire.libp2p import dial as hivemind_dial
+from pier_node.wire.addresses import Route, parse_routes
+from pier_node.wire.libp2p import host as hivemind_dial
 from pier_node.wire.libp2p.carrier import HivemindCarrier
-from pier_node.wire.libp2p.dial import NoWay, _encoded, _ways, dial
-from pier_node.wire.multiaddr import Route, parse_routes
+from pier_node.wire.libp2p.host import NoWay, _encoded, _ways, dial
 
 PEER = "QmYyQSo1c1Ym7orWxLYvCrM2EmxFTANf8wXmmE7DWjhx5N"
 SITES = Sites(secure=False, transport="hivemind")

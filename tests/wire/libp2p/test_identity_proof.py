@@ -6,10 +6,10 @@ from typing import Any
 import pytest
 from wire.sites import ALICE, BOB, OTHER_TOKEN, TOKEN, impostor
 
+from pier_node.identity import certificates
 from pier_node.identity.certificates import credentials
 from pier_node.identity.node import Identity, Token
-from pier_node.wire.libp2p import discovery
-from pier_node.wire.libp2p.discovery import bearer, issue
+from pier_node.wire.libp2p.host import bearer, issue
 from pier_proto.v1.stream_pb2 import IdentityProof
 
 CA = credentials(ALICE, TOKEN).ca_pem
@@ -66,6 +66,6 @@ def test_clocks_that_are_far_off_are_noticed(monkeypatch: pytest.MonkeyPatch, da
         def now(cls, tz: Any = None) -> Any:
             return datetime.now(UTC) + timedelta(days=days)
 
-    monkeypatch.setattr(discovery, "datetime", Clock)
+    monkeypatch.setattr(certificates, "datetime", Clock)
     with pytest.raises(ValueError, match=words):
         shown(document)

@@ -4,8 +4,8 @@ from pathlib import Path
 
 from wire.sites import ALICE, Sites
 
+from pier_node.wire.addresses import parse_routes
 from pier_node.wire.libp2p.p2pd import KEY_FILE, make_key
-from pier_node.wire.multiaddr import parse_routes
 
 SITES = Sites(secure=False, transport="hivemind")
 

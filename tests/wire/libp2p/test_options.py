@@ -4,8 +4,7 @@ import subprocess
 
 import pytest
 
-from pier_node.wire.libp2p.p2pd import _program
-from pier_node.wire.libp2p.relay import ASKING, listening
+from pier_node.wire.libp2p.p2pd import ASKING, _program, listening
 
 
 def test_p2pd_has_all_these_options() -> None:

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from pier_node.wire.libp2p.carrier import find_unreached
+from pier_node.wire.libp2p.relay import find_unreached
 from pier_proto.v1.peer_pb2 import HelloReply, HelloRequest, ProbeReply, ProbeRequest, Site
 
 REACHED = ProbeReply(reached=True)

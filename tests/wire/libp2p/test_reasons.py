@@ -6,7 +6,7 @@ import socket
 
 import pytest
 
-from pier_node.wire.libp2p.dial import of_error, of_p2pd
+from pier_node.wire.libp2p.host import of_error, of_p2pd
 
 
 @pytest.mark.parametrize(

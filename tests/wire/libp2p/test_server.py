@@ -13,14 +13,13 @@ from wire import samples
 from wire.sites import ALICE, BOB, LEAVING, QUICK, RUN, TOKEN, Sites, ack, endless, take_all
 
 from pier_node.identity.certificates import credentials
+from pier_node.wire.addresses import parse_routes
 from pier_node.wire.bounds import parse
 from pier_node.wire.carrier import BEAT, LEAVE, PROTOCOL, PeerRefused
 from pier_node.wire.libp2p import server
 from pier_node.wire.libp2p.carrier import HivemindCarrier
-from pier_node.wire.libp2p.discovery import issue
-from pier_node.wire.libp2p.host import Host
+from pier_node.wire.libp2p.host import Host, issue
 from pier_node.wire.libp2p.stream import LINE, CutOff, Kind, Stream
-from pier_node.wire.multiaddr import parse_routes
 from pier_proto.v1.peer_pb2 import Pulse
 from pier_proto.v1.stream_pb2 import IdentityProof, Opening
 

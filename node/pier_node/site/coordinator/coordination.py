@@ -24,8 +24,7 @@ from pier_node.site.coordinator.records import Noting, Recorder, Reports, memory
 from pier_node.site.orders import Orders
 from pier_node.site.report import Names, Reporter
 from pier_node.site.settings import Settings
-from pier_node.wire.carrier import PROTOCOL
-from pier_node.wire.transport import SiteCarrier
+from pier_node.wire.carrier import PROTOCOL, SiteCarrier
 from pier_proto.v1.coordinator_pb2 import CheckpointPart, Record, RegisterRequest, ScoreSheet
 from pier_proto.v1.peer_pb2 import Site
 

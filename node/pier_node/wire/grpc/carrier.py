@@ -19,15 +19,14 @@ from pier_node.base.address import format_address, parse_address
 from pier_node.base.tasks import first_of
 from pier_node.identity import tls
 from pier_node.identity.certificates import Credentials
+from pier_node.wire.addresses import Choice, choose_address, first_hop
 from pier_node.wire.bounds import parse
-from pier_node.wire.carrier import BadMessage, Method, PeerLost
-from pier_node.wire.grpc.options import CHANNEL_OPTIONS, END, EXCHANGE, FETCH, SERVICE
+from pier_node.wire.carrier import EXCHANGE, FETCH, BadMessage, Method, PeerLost
+from pier_node.wire.grpc.options import CHANNEL_OPTIONS, END, SERVICE
 from pier_node.wire.grpc.reasons import Circumstances, lost
 from pier_node.wire.grpc.server import PeerServer
-from pier_node.wire.interfaces import Choice, choose_address
-from pier_node.wire.links import LinkedCarrier, Tally, keep_chunk_memory
+from pier_node.wire.links import LinkedCarrier, keep_chunk_memory
 from pier_node.wire.metadata import CallMetadata, Headers
-from pier_node.wire.multiaddr import first_hop
 from pier_proto.v1.peer_pb2 import Chunk, FetchRequest
 
 M = TypeVar("M", bound=Message)
@@ -197,10 +196,17 @@ class GrpcCarrier(LinkedCarrier):
     """
 
     def __init__(self, node: str, run_hash: bytes, credentials: Credentials | None) -> None:
-        metadata = CallMetadata(node, run_hash, credentials.key if credentials else None)
-        sent = Tally()
-        self._server = PeerServer(metadata, credentials, sent.add)
-        super().__init__(metadata, lambda peer, address: Link(metadata, credentials, peer, address), self._server, sent)
+        super().__init__(CallMetadata(node, run_hash, credentials.key if credentials else None))
+        self._credentials = credentials
+        self._server = PeerServer(self, self._metadata, credentials)
+
+    def connect(self, node: str | None, address: str) -> Link:
+        """A link to a node at an address; None as the node means whichever node listens there."""
+        return Link(self._metadata, self._credentials, node, address)
+
+    async def stop_answering(self) -> None:
+        """Stop listening, and end all calls that are being answered."""
+        await self._server.stop()
 
     async def start(self, host: str, port: int) -> int:
         """Listen and return the port; the system chooses one if `port` is 0. Raises PierError."""

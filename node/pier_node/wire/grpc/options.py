@@ -7,19 +7,12 @@ from __future__ import annotations
 
 import json
 
-from pier_node.wire.carrier import CHUNK_BYTES, DESCRIBE
+from pier_node.wire.carrier import DESCRIBE, MANIFEST_BYTES, MESSAGE_BYTES, REPLY_BYTES
 
 SERVICE = "pier.v1.Peer"
-EXCHANGE, FETCH = "Exchange", "Fetch"
 END = b""
 """Closes a pushed stream. The receiver's library cannot tell a stream that was cut off from a complete one."""
 
-MESSAGE_BYTES = CHUNK_BYTES + (64 << 10)
-"""Largest message in bytes: a chunk with the fields that name it."""
-REPLY_BYTES = 2 << 20
-"""Largest answer in bytes except Describe's: a Hello with a roster of 1024 sites and the run's configuration."""
-MANIFEST_BYTES = 16 << 20
-"""Largest answer to Describe, in bytes."""
 CALLS_PER_CONNECTION = 64
 
 _BOTH: dict[str, int] = {

@@ -5,106 +5,72 @@ from __future__ import annotations
 import asyncio
 import logging
 import socket
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager, suppress
-from typing import Any, NoReturn, TypeVar
+from collections.abc import AsyncGenerator, AsyncIterator, Coroutine
+from contextlib import aclosing, asynccontextmanager, suppress
+from typing import Any, NoReturn
 from urllib.parse import unquote
 
 import grpc
 import grpc.aio
-from google.protobuf.message import Message
 
 from pier_node.base.address import format_address
 from pier_node.base.errors import PierError
 from pier_node.identity import tls
 from pier_node.identity.certificates import Credentials
-from pier_node.wire.bounds import parse
-from pier_node.wire.carrier import BadMessage, Handler, Method, PeerLost
-from pier_node.wire.grpc.options import END, EXCHANGE, FETCH, SERVER_OPTIONS, SERVICE
+from pier_node.wire.carrier import EXCHANGE, FETCH, BadMessage, PeerLost
+from pier_node.wire.grpc.options import END, SERVER_OPTIONS, SERVICE
 from pier_node.wire.grpc.reasons import brief
-from pier_node.wire.links import CALLS, Busy, Calls
+from pier_node.wire.links import CALLS, GRACE, PATIENCE, Answers, Busy
 from pier_node.wire.metadata import CallMetadata, Headers, NotAdmitted
-from pier_proto.v1.peer_pb2 import Ack, Chunk, FetchRequest, HelloReply, ProbeRequest
+from pier_proto.v1.peer_pb2 import Ack
 
 ACK = Ack().SerializeToString()
 
-PATIENCE = 10.0
-"""Seconds that a caller gets to end a refused stream."""
-GRACE = 0.5
-"""Seconds that calls in progress get to end by themselves when the node stops or their caller is gone."""
-
-Q = TypeVar("Q", bound=Message)
-R = TypeVar("R", bound=Message)
 Context = grpc.aio.ServicerContext[bytes, bytes]
 
 log = logging.getLogger(__name__)
 
 
 class PeerServer(grpc.GenericRpcHandler):  # type: ignore[type-arg]
-    """Serves the handlers that it is given.
+    """Serves a node's answers over gRPC.
 
     Args:
+        answers: what is served.
         metadata: this node's own metadata.
         credentials: this node's credentials; None serves without TLS.
-        count: called with the peer and the payload bytes of every chunk that the peer pulled.
     """
 
-    def __init__(
-        self, metadata: CallMetadata, credentials: Credentials | None, count: Callable[[str, int], None]
-    ) -> None:
-        self._metadata = metadata
-        self._credentials = credentials
-        self._count = count
-        self._methods: dict[str, grpc.RpcMethodHandler[Any, Any]] = {}
-        self._calls = Calls()
+    def __init__(self, answers: Answers, metadata: CallMetadata, credentials: Credentials | None) -> None:
+        self._answers, self._metadata, self._credentials = answers, metadata, credentials
         self._server: grpc.aio.Server | None = None
-        self.serve_push(_not_yet)
 
     # --- what is served ------------------------------------------------------------------------
-
-    def serve(self, method: Method[Q, R], handler: Handler[Q, R]) -> None:
-        """Answer a method."""
-
-        async def answer(raw: bytes, context: Context) -> bytes:
-            async with self._admitted(method.name, context) as caller:
-                request = parse(method.request, raw)
-                if isinstance(request, ProbeRequest):
-                    request.seen_as = _seen_as(context.peer())
-                reply = await handler(caller, request)
-                if isinstance(reply, HelloReply):
-                    reply.seen_as = _seen_as(context.peer())
-                return reply.SerializeToString()
-
-        self._methods[method.name] = grpc.unary_unary_rpc_method_handler(answer)
-
-    def serve_push(self, handler: Callable[[str, AsyncIterator[Chunk]], Awaitable[None]]) -> None:
-        """Receive streams. A handler whose caller is gone gets PeerLost from the stream, or is cancelled soon after."""
-
-        async def take(stream: AsyncIterator[bytes], context: Context) -> None:
-            async with self._admitted(EXCHANGE, context, stream) as caller:
-                chunks = _chunks(caller, stream)
-                await _outliving_the_call(handler(caller, chunks))
-                async for _ in chunks:
-                    raise BadMessage("more chunks than were expected")
-                await context.write(ACK)
-
-        self._methods[EXCHANGE] = grpc.stream_stream_rpc_method_handler(take)
-
-    def serve_pull(self, handler: Callable[[str, FetchRequest], AsyncIterator[Chunk]]) -> None:
-        """Serve streams. A handler whose caller is gone is cancelled."""
-
-        async def give(raw: bytes, context: Context) -> None:
-            async with self._admitted(FETCH, context) as caller:
-                async for chunk in handler(caller, parse(FetchRequest, raw)):
-                    await context.write(chunk.SerializeToString())
-                    self._count(caller, len(chunk.data))
-
-        self._methods[FETCH] = grpc.unary_stream_rpc_method_handler(give)
 
     def service(self, details: grpc.HandlerCallDetails) -> grpc.RpcMethodHandler[Any, Any] | None:
         """Find a method for gRPC."""
         service, _, name = details.method.removeprefix("/").partition("/")
-        return self._methods.get(name) if service == SERVICE else None
+        if service != SERVICE or not self._answers.knows(name):
+            return None
+        if name == EXCHANGE:
+            return grpc.stream_stream_rpc_method_handler(self._take)
+        if name == FETCH:
+            return grpc.unary_stream_rpc_method_handler(self._give)
+
+        async def answer(raw: bytes, context: Context) -> bytes:
+            async with self._admitted(name, context) as caller:
+                return await self._answers.answer(name, caller, raw, _seen_as(context.peer()))
+
+        return grpc.unary_unary_rpc_method_handler(answer)
+
+    async def _take(self, stream: AsyncIterator[bytes], context: Context) -> None:
+        async with self._admitted(EXCHANGE, context, stream) as caller:
+            await _outliving_the_call(self._answers.take(caller, _messages(caller, stream)))
+            await context.write(ACK)
+
+    async def _give(self, raw: bytes, context: Context) -> None:
+        async with self._admitted(FETCH, context) as caller, aclosing(self._answers.give(caller, raw)) as messages:
+            async for message in messages:
+                await context.write(message)
 
     # --- start and stop ------------------------------------------------------------------------
 
@@ -140,7 +106,7 @@ class PeerServer(grpc.GenericRpcHandler):  # type: ignore[type-arg]
         try:
             headers: Headers = dict(context.invocation_metadata() or ())
             caller = self._metadata.admit(method, headers, tls.caller_certificate(context))
-            with self._calls.place(caller):
+            with self._answers.place(caller):
                 await context.send_initial_metadata(tuple(self._metadata.answer(caller, headers).items()))
                 yield caller
         except grpc.aio.BaseError:
@@ -154,21 +120,17 @@ class PeerServer(grpc.GenericRpcHandler):  # type: ignore[type-arg]
             await _refuse(context, error)
 
 
-async def _not_yet(_caller: str, _chunks: AsyncIterator[Chunk]) -> None:
-    raise BadMessage("no streams are taken here yet")
-
-
-async def _chunks(sender: str, stream: AsyncIterator[bytes]) -> AsyncGenerator[Chunk]:
+async def _messages(sender: str, stream: AsyncIterator[bytes]) -> AsyncGenerator[bytes]:
     async for raw in stream:
         if raw == END:
             return
-        yield parse(Chunk, raw)
+        yield raw
     raise PeerLost(sender, "its stream was cut off")
 
 
-async def _outliving_the_call(work: Awaitable[None]) -> None:
+async def _outliving_the_call(work: Coroutine[Any, Any, None]) -> None:
     """Wait for work that learns from its stream that the caller is gone; cancel it only if it does not."""
-    task = asyncio.ensure_future(work)
+    task = asyncio.create_task(work)
     try:
         await asyncio.shield(task)
     except asyncio.CancelledError:

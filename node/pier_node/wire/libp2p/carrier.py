@@ -1,91 +1,241 @@
 """The hivemind carrier: libp2p streams through hivemind's P2P, for sites that cannot open a port. See wire/carrier.py.
 
-A site that begins to listen finds out whether others can reach it, and if not, through which relays. libp2p's own test
-(AutoNAT) knows public addresses only. So this site asks sites of the run to call back, as `pier-node doctor` does. It
-asks through a separate libp2p peer, because they must not be connected to the peer that they are to reach.
+Link is the asking side: a line to a peer, a stream for each question, and failures as PeerLost.
 """
 
 from __future__ import annotations
 
 import asyncio
-import importlib.util
 import logging
 import socket
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager, suppress
+from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NoReturn, TypeVar
+
+from google.protobuf.message import Message
 
 from pier_node.base.address import format_address, parse_address
 from pier_node.base.errors import PierError
-from pier_node.base.tasks import cancel_and_wait
+from pier_node.base.tasks import cancel_and_wait, first_of
 from pier_node.identity.certificates import Credentials
-from pier_node.wire.carrier import PROBE, PROTOCOL, Carrier, PeerLost
-from pier_node.wire.interfaces import Choice, choose_address
-from pier_node.wire.libp2p.client import Link
-from pier_node.wire.libp2p.host import STREAM_PROTOCOL, Host
+from pier_node.wire.addresses import Choice, Route, choose_address, first_hop, parse_routes
+from pier_node.wire.bounds import parse
+from pier_node.wire.carrier import EXCHANGE, FETCH, MESSAGE_BYTES, BadMessage, Method, PeerLost
+from pier_node.wire.libp2p.host import STREAM_PROTOCOL, Host, NoWay
 from pier_node.wire.libp2p.p2pd import KEY_FILE
-from pier_node.wire.libp2p.relay import RENEWAL, Places
+from pier_node.wire.libp2p.relay import RENEWAL, Places, find_unreached, relays_enough
 from pier_node.wire.libp2p.server import PeerServer
-from pier_node.wire.links import LinkedCarrier, Tally, keep_chunk_memory
+from pier_node.wire.libp2p.stream import LINE, CutOff, Kind, Stream, answer, ending, held, opening, shown
+from pier_node.wire.links import LinkedCarrier, keep_chunk_memory
 from pier_node.wire.metadata import CallMetadata
-from pier_node.wire.multiaddr import ROUTES, Route, are_routes, first_hop, parse_routes
-from pier_proto.v1.peer_pb2 import HelloReply, HelloRequest, ProbeReply, ProbeRequest, Site
+from pier_proto.v1.peer_pb2 import Chunk, FetchRequest
 
 if TYPE_CHECKING:
     from hivemind.p2p import P2P
 
+CONNECT_SECONDS = 20.0
+CLOSED = "this node closed the connection"
+CUT_OFF = "the connection was cut off"
 
-ASKED = 4
-"""Number of sites that are asked."""
-ANSWER = 12.0
-"""Seconds for an answer: more than a failed call back takes."""
-
-
-@dataclass(frozen=True)
-class Unreached:
-    """The answer of a site that does not reach this one, and the sites that could relay for this one."""
-
-    reason: str
-    relays: list[Route]
+Q = TypeVar("Q", bound=Message)
+R = TypeVar("R", bound=Message)
 
 
-async def find_unreached(asker: Carrier, address: str, peers: Sequence[str], run_hash: bytes) -> Unreached | None:
-    """Ask sites of the run to call an address of this node; None if all that answer reach it.
+class Link:
+    """The way to one peer or, with `node` None, to whichever node listens at an address: a line, opened on demand.
 
     Args:
-        asker: a carrier with this node's id that does not listen.
+        address: multiaddrs of the peer; any other text raises PeerLost at the first use.
     """
-    answers = await asyncio.gather(*(_called_back(asker, address, peer, run_hash) for peer in peers[:ASKED]))
-    told = [answer for answer in answers if answer is not None]
-    tried = [reply for reply, _ in told if not reply.declined]
-    # Nobody tries an address that no call comes from, such as an address of the network behind a router.
-    reasons = [reply.detail or "no connection" for reply in tried or [reply for reply, _ in told] if not reply.reached]
-    if not reasons:
-        return None
-    direct: dict[str, Route] = {}
-    for _, hello in told:
-        for site in [hello.site, *hello.roster]:
-            routes = parse_routes(site.address) if are_routes(site.address) and site.node != asker.node else []
-            direct |= {route.peer: route for route in routes if len(routes) == 1}  # sites with more have no open port
-    return Unreached(reasons[0], list(direct.values())[: ROUTES - 1])
+
+    def __init__(self, host: Host, node: str | None, address: str) -> None:
+        self.node, self.address = node, address
+        self._host = host
+        self._why = ""
+        self._line: asyncio.Task[tuple[str, bytes]] | None = None
+        self._streams: set[Stream] = set()
+        self._helpers: set[asyncio.Task[None]] = set()
+        self._closed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+    async def ask(self, method: Method[Q, R], request: Q, timeout: float) -> tuple[str, R]:
+        """The node that answered, and its answer. Raises PeerLost."""
+        node = ""
+        try:
+            async with asyncio.timeout(timeout):
+                node, peer = await self._connected()
+                async with self._stream(peer, method.name) as stream:
+                    await stream.send(Kind.MESSAGE, request.SerializeToString())
+                    return node, parse(method.reply, await answer(stream, self._name, method.most))
+        except TimeoutError:
+            no_answer = f"no answer within {timeout:.3g} s"
+            no_connection = f"no connection within {timeout:.3g} s: it is down, or behind a firewall"
+            raise self._lost(no_answer if node else no_connection) from None
+
+    async def push(self, chunks: AsyncIterator[Chunk], count: Callable[[int], None]) -> None:
+        """Stream chunks, and `count` their payload bytes; return once the peer took them all. Raises PeerLost."""
+        _, peer = await self._connected()
+        async with self._stream(peer, EXCHANGE) as stream:
+            verdict = asyncio.create_task(stream.receive(0))
+            verdict.add_done_callback(lambda done: done.cancelled() or done.exception())
+            try:
+                whole = await _poured(chunks, stream, verdict, count)
+                kind, reason = await verdict
+            finally:
+                await cancel_and_wait(verdict)
+            if kind in (Kind.REFUSED, Kind.FAILED):
+                raise ending(kind, reason, self._name)
+        if not whole:
+            raise self._lost("it took only a part of the stream")
+
+    async def pull(self, request: FetchRequest) -> AsyncGenerator[Chunk]:
+        """Stream what the peer sends. Raises PeerLost."""
+        _, peer = await self._connected()
+        async with self._stream(peer, FETCH) as stream:
+            await stream.send(Kind.MESSAGE, request.SerializeToString())
+            while True:
+                kind, body = await stream.receive(MESSAGE_BYTES)
+                if kind is Kind.END:
+                    return
+                if kind is not Kind.MESSAGE:
+                    raise ending(kind, body, self._name)
+                yield parse(Chunk, body)
+
+    async def close(self) -> None:
+        """Close the line; all calls in progress raise PeerLost."""
+        self._lose(CLOSED)
+        if not self._closed.done():
+            self._closed.set_result(None)
+        await cancel_and_wait(*self._helpers, *([self._line] if self._line else []))
+
+    # --- the line ------------------------------------------------------------------------------
+
+    async def _connected(self) -> tuple[str, bytes]:
+        """The node and its peer id, once a line to it is open. Raises PeerLost within CONNECT_SECONDS."""
+        if self._closed.done():
+            raise self._lost(CLOSED)
+        if self._line is None or (self._line.done() and (self._line.cancelled() or self._line.exception())):
+            self._line = asyncio.create_task(self._opened())
+            self._line.add_done_callback(lambda done: done.cancelled() or done.exception())
+        return await first_of(self._until_closed(), asyncio.shield(self._line))
+
+    async def _until_closed(self) -> NoReturn:
+        await asyncio.shield(self._closed)
+        raise self._lost(CLOSED)
+
+    async def _opened(self) -> tuple[str, bytes]:
+        try:
+            async with asyncio.timeout(CONNECT_SECONDS):
+                peer = await self._found()
+                async with self._translated():
+                    stream = await self._host.stream(peer, LINE)
+                    try:
+                        node = await self._met(stream, peer)
+                    except BaseException:
+                        stream.close()
+                        raise
+        except NoWay as error:
+            raise self._lost(str(error)) from error
+        except ValueError as error:
+            raise self._lost(f"this node is on libp2p and knows no way there: {error}") from error
+        except TimeoutError:
+            raise self._lost("no connection: it is down, or behind a firewall") from None
+        self._why = ""
+        self._host.discovery.meet(peer)
+        holder = asyncio.create_task(self._hold(stream))
+        self._helpers.add(holder)
+        holder.add_done_callback(self._helpers.discard)
+        return node, peer
+
+    async def _found(self) -> bytes:
+        """Connect to the peer's last known or newly published address; return its peer id. Raises NoWay."""
+        try:
+            return await self._host.connect(parse_routes(self.address))
+        except NoWay:
+            moved = await self._host.discovery.find(self.node) if self.node else ""
+            if moved in ("", self.address):
+                raise
+            return await self._host.connect(parse_routes(moved))
+
+    async def _met(self, stream: Stream, peer: bytes) -> str:
+        host = self._host
+        await stream.send(Kind.MESSAGE, opening(host.metadata, self.node, host.identity_proof).SerializeToString())
+        identity_proof = await shown(stream, self._name)
+        try:
+            node = host.bearer(identity_proof, peer)
+        except ValueError as error:
+            raise self._lost(f"whoever answers there does not prove who it is: {error}") from error
+        if self.node not in (None, node):
+            raise self._lost(f"node {node} answers there")
+        return node
+
+    async def _hold(self, line: Stream) -> None:
+        try:
+            self._lose(await held(line))
+        finally:
+            line.close()
+
+    def _lose(self, why: str) -> None:
+        self._why = self._why or why
+        if self._line is not None and self._line.done():
+            self._line = None
+        for stream in self._streams:
+            stream.close()
+
+    # --- a stream ------------------------------------------------------------------------------
+
+    @asynccontextmanager
+    async def _stream(self, peer: bytes, name: str) -> AsyncGenerator[Stream]:
+        async with self._translated():
+            try:
+                async with asyncio.timeout(CONNECT_SECONDS):
+                    stream = await self._host.stream(peer, name)
+            except TimeoutError:
+                raise self._lost("the connection went silent") from None
+            self._streams.add(stream)
+            try:
+                yield stream
+            finally:
+                self._streams.discard(stream)
+                stream.close()
+
+    @asynccontextmanager
+    async def _translated(self) -> AsyncGenerator[None]:
+        try:
+            yield
+        except CutOff as error:
+            self._lose(CUT_OFF)  # otherwise p2pd would dial in vain, and then not again for seconds
+            raise self._lost(self._why) from error
+        except NoWay as error:
+            raise self._lost(str(error)) from error
+        except BadMessage as error:
+            raise self._lost(f"its answer is not valid: {error}") from error
+
+    def _lost(self, reason: str) -> PeerLost:
+        return PeerLost(self._name, f"{self.address}: {reason}")
+
+    @property
+    def _name(self) -> str:
+        return self.node or self.address
 
 
-async def _called_back(
-    asker: Carrier, address: str, peer: str, run_hash: bytes
-) -> tuple[ProbeReply, HelloReply] | None:
-    """Whether a site reaches the address, and what that site knows; None if it cannot be asked."""
-    try:
-        hello = await asker.greet(peer, _hello(asker, run_hash), ANSWER)
-        asker.introduce(hello.site.node, peer)
-        reply = await asker.call(hello.site.node, PROBE, ProbeRequest(call_back=address), ANSWER)
-    except PeerLost:
-        return None
-    return reply, hello
-
-
-def _hello(asker: Carrier, run_hash: bytes) -> HelloRequest:
-    return HelloRequest(protocol=PROTOCOL, run_hash=run_hash, site=Site(node=asker.node))
+async def _poured(
+    chunks: AsyncIterator[Chunk],
+    stream: Stream,
+    verdict: asyncio.Task[tuple[Kind, bytes]],
+    count: Callable[[int], None],
+) -> bool:
+    """Send chunks until the peer has answered; return whether all of them were sent."""
+    with suppress(CutOff):  # the verdict says why
+        async for chunk in chunks:
+            if verdict.done():
+                return False
+            await stream.send(Kind.MESSAGE, chunk.SerializeToString())
+            count(len(chunk.data))
+        await stream.send(Kind.END)
+        return True
+    return False
 
 
 class HivemindCarrier(LinkedCarrier):
@@ -96,28 +246,31 @@ class HivemindCarrier(LinkedCarrier):
         run_hash: hash of the run's configuration; b"" while it is not known, when only `greet` works.
         credentials: prove that this node belongs to the run; None takes names as given.
         folder: keeps the libp2p key of a node that listens; None creates a new key each time.
-
-    Raises:
-        PierError: hivemind is not installed.
     """
 
     def __init__(self, node: str, run_hash: bytes, credentials: Credentials | None, folder: Path | None) -> None:
-        _require_hivemind()
+        _use_hivemind()
+        super().__init__(CallMetadata(node, run_hash, credentials.key if credentials else None))
         self._run_hash, self._credentials, self._folder = run_hash, credentials, folder
-        self._host = Host(
-            CallMetadata(node, run_hash, credentials.key if credentials else None), credentials, self._ready
-        )
+        self._host = Host(self._metadata, credentials, self._ready)
+        self._server = PeerServer(self, self._host)
         self._helpers: list[asyncio.Task[None]] = []
-        sent = Tally()
-        self._server = PeerServer(self._host, sent.add)
-        super().__init__(self._host.metadata, lambda peer, address: Link(self._host, peer, address), self._server, sent)
+
+    def connect(self, node: str | None, address: str) -> Link:
+        """A link to a node at an address; None as the node means whichever node listens there."""
+        return Link(self._host, node, address)
+
+    async def stop_answering(self) -> None:
+        """Stop listening, and end all calls that are being answered."""
+        await self._server.stop()
 
     async def listen(self, at: str, advertise: str | None, peers: Sequence[str]) -> Choice:
         """Listen at HOST:PORT, and choose the address to tell others; see wire/interfaces.py. Raises PierError."""
         keep_chunk_memory()
         host, port = parse_address(at)
         port = _free_port(host, port)
-        p2p = await self._host.start(self._folder / KEY_FILE if self._folder else None, host, port)
+        key = self._folder / KEY_FILE if self._folder else None
+        p2p = await self._host.start(key, host, port, lambda p2p: relays_enough(p2p, host, port))
         choice = choose_address([first_hop(peer) for peer in peers], advertise, format_address(host, port))
         direct = Route(*parse_address(choice.address), str(p2p.peer_id))
         choice = replace(choice, address=str(direct), why=choice.why.replace(choice.address, str(direct), 1))
@@ -156,12 +309,7 @@ class HivemindCarrier(LinkedCarrier):
         await p2p.add_binary_stream_handler(STREAM_PROTOCOL, self._server.handle)
 
 
-def _require_hivemind() -> None:
-    if importlib.util.find_spec("hivemind") is None:
-        raise PierError(
-            "--transport hivemind needs hivemind, which is not installed",
-            "In the clone of Pier: scripts/install hivemind",
-        )
+def _use_hivemind() -> None:
     from hivemind.utils.logging import use_hivemind_log_handler
 
     use_hivemind_log_handler("nowhere")

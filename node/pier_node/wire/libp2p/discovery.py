@@ -3,10 +3,6 @@
 What the DHT says is only a hint: the node at an address proves its identity on the connection itself. Every site knows
 every other, so lookups are short; hivemind's own DHTNode leaves tasks behind that asyncio warns about.
 
-libp2p proves that the other end of a connection holds the key of its peer id, and nothing else. An identity proof binds
-that peer id to a node: it is the node's certificate, which only a holder of the run's token can issue, and a signature
-of the peer id by the certificate's key. It is worthless to anyone but that peer, so it may be shown to everyone.
-
 `Holders` decides who may take part in the run's DHT, and `Records` what the DHT keeps. hivemind's DHT unpacks
 MessagePack, never a pickle.
 """
@@ -16,11 +12,8 @@ from __future__ import annotations
 import asyncio
 import secrets
 from collections.abc import Coroutine
-from datetime import UTC, datetime
-from functools import lru_cache
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from cryptography import x509
 from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives import hashes
 from cryptography.hazmat.primitives.asymmetric import ec
@@ -30,9 +23,8 @@ from hivemind.dht.validation import RecordValidatorBase
 from hivemind.utils.auth import AuthorizerBase
 
 from pier_node.base.tasks import cancel_and_wait
-from pier_node.identity.certificates import Credentials, node_id_of_certificate
-from pier_node.wire.multiaddr import are_routes
-from pier_proto.v1.stream_pb2 import IdentityProof
+from pier_node.identity.certificates import Credentials, certified_key
+from pier_node.wire.addresses import are_routes
 
 if TYPE_CHECKING:
     from hivemind.dht.protocol import DHTProtocol
@@ -40,55 +32,6 @@ if TYPE_CHECKING:
 
 
 _ALGORITHM = ec.ECDSA(hashes.SHA256())
-
-
-def issue(node: str, credentials: Credentials | None, peer: bytes) -> IdentityProof:
-    """A node's identity proof for its libp2p peer id; without credentials it holds only a name."""
-    if credentials is None:
-        return IdentityProof(node=node)
-    proof = credentials.key.sign(_signed(peer), _ALGORITHM)
-    return IdentityProof(node=node, certificate=credentials.cert_pem, proof=proof)
-
-
-@lru_cache(maxsize=2048)
-def bearer(ca: bytes, certificate: bytes, proof: bytes, peer: bytes) -> str:
-    """The node id of a libp2p peer that shows this proof.
-
-    Args:
-        ca: certificate of the run's authority (PEM).
-
-    Raises:
-        ValueError: the proof belongs to another run, node or peer, is forged, or is not valid now.
-    """
-    node = node_id_of_certificate(certificate)
-    try:
-        certified(ca, certificate).verify(proof, _signed(peer), _ALGORITHM)
-    except InvalidSignature as error:
-        raise ValueError("its identity_proof is of another libp2p peer") from error
-    return node
-
-
-@lru_cache(maxsize=2048)
-def certified(ca: bytes, certificate: bytes) -> ec.EllipticCurvePublicKey:
-    """The key that the run's authority certified (both PEM). Raises ValueError if it did not, or not for this time."""
-    shown = x509.load_pem_x509_certificate(certificate)
-    try:
-        shown.verify_directly_issued_by(x509.load_pem_x509_certificate(ca))
-    except (InvalidSignature, ValueError, TypeError) as error:
-        raise ValueError("its certificate is of another run: the tokens differ") from error
-    now = datetime.now(UTC)
-    if now < shown.not_valid_before_utc:
-        raise ValueError("its certificate is not valid yet: the clocks of the two sites differ by more than a day")
-    if now > shown.not_valid_after_utc:
-        raise ValueError("its certificate has expired: set the clock there, or restart that node")
-    key = shown.public_key()
-    if not isinstance(key, ec.EllipticCurvePublicKey):
-        raise ValueError("the certificate's key is not of the kind P-256")
-    return key
-
-
-def _signed(peer: bytes) -> bytes:
-    return b"pier identity_proof\0" + peer
 
 
 RECORD_BYTES = 2048
@@ -130,7 +73,7 @@ class Holders(AuthorizerBase):  # type: ignore[misc]
         signature = message.auth.signature
         message.auth.signature = b""
         try:
-            key = certified(self._credentials.ca_pem, certificate)
+            key = certified_key(self._credentials.ca_pem, certificate)
             key.verify(signature, message.SerializeToString(deterministic=True), _ALGORITHM)
         except (ValueError, InvalidSignature):
             return False
@@ -197,7 +140,6 @@ class Discovery:
     async def join(self, p2p: P2P) -> None:
         """Take part through a p2pd that has just come up."""
         from hivemind.dht.protocol import DHTProtocol
-        from hivemind.dht.routing import DHTID
 
         holders = Holders(self._credentials) if self._credentials else None
         self._dht = await DHTProtocol.create(

@@ -5,13 +5,17 @@ machine, and its death goes unnoticed. So this module starts p2pd and tells hive
 
 The libp2p key of a site is an ECDSA key on P-256 in libp2p's format, in a file of the data folder. The peer id in a
 site's multiaddrs is the hash of this key, so they stay the same as long as the key is kept.
+
+The settings of p2pd are here, each with its reason; `p2pd --help` lists them all.
 """
 
 from __future__ import annotations
 
 import asyncio
+import ipaddress
 import logging
 import os
+import socket
 import sys
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
@@ -53,6 +57,45 @@ PAUSES = (0.0, 0.5, 2.0, 10.0)
 """Seconds before a restart: after the first death, the second, ..."""
 LASTING = 60.0
 """Seconds of running after which a p2pd that dies counts as having been healthy."""
+
+_ALWAYS = [
+    "-tls=1",
+    "-noise=0",  # TLS only: half as fast again, since processors accelerate AES
+    "-natPortMap=0",  # a site does not open ports of routers unasked
+    "-autonat=0",
+    "-relay=1",
+    "-connManager=1",
+    "-connLo=1536",  # more than there are sites, so that no connection is dropped
+    "-connHi=2048",
+    f"-persistentConnMaxMsgSize={1 << 18}",  # most bytes that the DHT may send in a message
+]
+
+ASKING = [*_ALWAYS, "-noListenAddrs=1", "-dhtClient=1"]
+"""Settings of a node that only asks and that nobody asks anything."""
+
+
+def listening(host: str, port: int) -> list[str]:
+    """Settings of a node that others reach, and that relays for unreachable sites. Raises OSError: no such host."""
+    return [
+        *_ALWAYS,
+        f"-hostAddrs={_multiaddr(host, port)}",
+        "-dhtServer=1",
+        "-forceReachabilityPublic=1",  # libp2p's test knows public addresses only; without this it relays little
+        "-relayService=1",
+        "-relayBufferSize=1048576",
+        "-relayMaxCircuits=256",
+        f"-relayDataLimit={1 << 44}",
+        "-relayTimeLimit=8760h",
+    ]
+
+
+def _multiaddr(host: str, port: int) -> str:
+    try:
+        address = ipaddress.ip_address(host)
+    except ValueError:
+        address = ipaddress.ip_address(socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][4][0])
+    return f"/ip{address.version}/{address}/tcp/{port}"
+
 
 _ENVIRONMENT = {
     "GOLOG_LOG_LEVEL": "error",

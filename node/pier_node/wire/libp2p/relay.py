@@ -3,67 +3,30 @@
 p2pd can look for relays itself, but it waits for minutes, and for an hour after it lost one. So this module requests a
 place at a relay again and again, which also keeps the connection that the relay needs.
 
-It also holds the settings of p2pd, each with its reason; `p2pd --help` lists them all.
+A site that begins to listen asks other sites of the run to call back, as `pier-node doctor` does, since libp2p's own
+test (AutoNAT) knows public addresses only. It asks through a separate libp2p peer, because they must not be connected
+to the peer that they are to reach.
 """
 
 from __future__ import annotations
 
 import asyncio
-import ipaddress
 import logging
-import socket
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from google.protobuf.message import DecodeError
 
-from pier_node.wire.libp2p.dial import NoWay, dial, of_p2pd
-from pier_node.wire.libp2p.p2pd import P2pd
-from pier_node.wire.multiaddr import Route
+from pier_node.wire.addresses import ROUTES, Route, are_routes, parse_routes
+from pier_node.wire.carrier import PROBE, PROTOCOL, Carrier, PeerLost
+from pier_node.wire.libp2p.host import NoWay, dial, of_p2pd
+from pier_node.wire.libp2p.p2pd import ASKING, P2pd
 from pier_proto.v1.circuit_pb2 import CircuitLimit, HopMessage
+from pier_proto.v1.peer_pb2 import HelloReply, HelloRequest, ProbeReply, ProbeRequest, Site
 
 if TYPE_CHECKING:
     from hivemind.p2p import P2P
-
-
-_ALWAYS = [
-    "-tls=1",
-    "-noise=0",  # TLS only: half as fast again, since processors accelerate AES
-    "-natPortMap=0",  # a site does not open ports of routers unasked
-    "-autonat=0",
-    "-relay=1",
-    "-connManager=1",
-    "-connLo=1536",  # more than there are sites, so that no connection is dropped
-    "-connHi=2048",
-    f"-persistentConnMaxMsgSize={1 << 18}",  # most bytes that the DHT may send in a message
-]
-
-ASKING = [*_ALWAYS, "-noListenAddrs=1", "-dhtClient=1"]
-"""Settings of a node that only asks and that nobody asks anything."""
-
-
-def listening(host: str, port: int) -> list[str]:
-    """Settings of a node that others reach, and that relays for unreachable sites. Raises OSError: no such host."""
-    return [
-        *_ALWAYS,
-        f"-hostAddrs={_multiaddr(host, port)}",
-        "-dhtServer=1",
-        "-forceReachabilityPublic=1",  # libp2p's test knows public addresses only; without this it relays little
-        "-relayService=1",
-        "-relayBufferSize=1048576",
-        "-relayMaxCircuits=256",
-        f"-relayDataLimit={1 << 44}",
-        "-relayTimeLimit=8760h",
-    ]
-
-
-def _multiaddr(host: str, port: int) -> str:
-    try:
-        address = ipaddress.ip_address(host)
-    except ValueError:
-        address = ipaddress.ip_address(socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][4][0])
-    return f"/ip{address.version}/{address}/tcp/{port}"
 
 
 HOP = "/libp2p/circuit/relay/0.2.0/hop"
@@ -132,8 +95,8 @@ class Places:
         return [replace(relay, peer=peer, relay=relay.peer) for relay in self.relays]
 
 
-async def relays_enough(relay: Route) -> bool:
-    """Whether a p2pd that has just started relays as configured.
+async def relays_enough(p2p: P2P, host: str, port: int) -> bool:
+    """Whether a p2pd that has just started to listen relays as configured; on loopback this does not matter.
 
     Each p2pd starts two relays, one of them with libp2p's limits (128 KiB per circuit). Which of the two others meet is
     a matter of chance: in one case out of four or five it is the right one (hivemind 1.1.12).
@@ -142,9 +105,12 @@ async def relays_enough(relay: Route) -> bool:
     async def nothing(_p2p: P2P) -> None:
         pass
 
+    if host == "127.0.0.1":
+        return True
+    here = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)
     asker = P2pd(None, ASKING, nothing)
     try:
-        limit = await reserve(await asker.start(), relay)
+        limit = await reserve(await asker.start(), Route(here, port, str(p2p.peer_id)))
     except NoWay as error:
         log.warning("cannot see how p2pd relays: %s", error)
         return True
@@ -159,3 +125,55 @@ async def _problem(p2p: P2P, relay: Route) -> str:
     except NoWay as error:
         return str(error)
     return ""
+
+
+ASKED = 4
+"""Number of sites that are asked."""
+CALLED_BACK = 12.0
+"""Seconds for an answer: more than a failed call back takes."""
+
+
+@dataclass(frozen=True)
+class Unreached:
+    """The answer of a site that does not reach this one, and the sites that could relay for this one."""
+
+    reason: str
+    relays: list[Route]
+
+
+async def find_unreached(asker: Carrier, address: str, peers: Sequence[str], run_hash: bytes) -> Unreached | None:
+    """Ask sites of the run to call an address of this node; None if all that answer reach it.
+
+    Args:
+        asker: a carrier with this node's id that does not listen.
+    """
+    answers = await asyncio.gather(*(_called_back(asker, address, peer, run_hash) for peer in peers[:ASKED]))
+    told = [answer for answer in answers if answer is not None]
+    tried = [reply for reply, _ in told if not reply.declined]
+    # Nobody tries an address that no call comes from, such as an address of the network behind a router.
+    reasons = [reply.detail or "no connection" for reply in tried or [reply for reply, _ in told] if not reply.reached]
+    if not reasons:
+        return None
+    direct: dict[str, Route] = {}
+    for _, hello in told:
+        for site in [hello.site, *hello.roster]:
+            routes = parse_routes(site.address) if are_routes(site.address) and site.node != asker.node else []
+            direct |= {route.peer: route for route in routes if len(routes) == 1}  # sites with more have no open port
+    return Unreached(reasons[0], list(direct.values())[: ROUTES - 1])
+
+
+async def _called_back(
+    asker: Carrier, address: str, peer: str, run_hash: bytes
+) -> tuple[ProbeReply, HelloReply] | None:
+    """Whether a site reaches the address, and what that site knows; None if it cannot be asked."""
+    try:
+        hello = await asker.greet(peer, _hello(asker, run_hash), CALLED_BACK)
+        asker.introduce(hello.site.node, peer)
+        reply = await asker.call(hello.site.node, PROBE, ProbeRequest(call_back=address), CALLED_BACK)
+    except PeerLost:
+        return None
+    return reply, hello
+
+
+def _hello(asker: Carrier, run_hash: bytes) -> HelloRequest:
+    return HelloRequest(protocol=PROTOCOL, run_hash=run_hash, site=Site(node=asker.node))

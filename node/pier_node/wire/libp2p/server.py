@@ -4,30 +4,21 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
-from contextlib import nullcontext, suppress
+from collections.abc import AsyncGenerator
+from contextlib import aclosing, suppress
 from dataclasses import dataclass
-from typing import Any, NoReturn, TypeVar
-
-from google.protobuf.message import Message
+from typing import Any, NoReturn
 
 from pier_node.base.address import format_address
 from pier_node.base.tasks import first_of
 from pier_node.wire.bounds import parse
-from pier_node.wire.carrier import HELLO, BadMessage, Handler, Method, PeerLost
-from pier_node.wire.grpc.options import EXCHANGE, FETCH, MESSAGE_BYTES
+from pier_node.wire.carrier import EXCHANGE, FETCH, HELLO, MESSAGE_BYTES, BadMessage, PeerLost
 from pier_node.wire.grpc.reasons import brief
-from pier_node.wire.grpc.server import GRACE, PATIENCE
 from pier_node.wire.libp2p.host import Host
 from pier_node.wire.libp2p.stream import KEEPALIVE, LINE, NAME_BYTES, OPENING_BYTES, CutOff, Kind, Stream, headers
-from pier_node.wire.links import CALLS, Busy, Calls
+from pier_node.wire.links import CALLS, GRACE, PATIENCE, Answers, Busy
 from pier_node.wire.metadata import Headers, NotAdmitted
-from pier_proto.v1.peer_pb2 import Chunk, FetchRequest, HelloReply, ProbeRequest
 from pier_proto.v1.stream_pb2 import Opening
-
-Q = TypeVar("Q", bound=Message)
-R = TypeVar("R", bound=Message)
-T = TypeVar("T")
 
 STRANGERS = 256
 """Most streams of peers that have no line yet: one each, to open it."""
@@ -52,67 +43,17 @@ class Caller:
 
 
 class PeerServer:
-    """Serves the handlers that it is given.
+    """Serves a node's answers over libp2p.
 
     Args:
-        count: called with the peer and the payload bytes of every chunk that the peer pulled.
+        answers: what is served.
     """
 
-    def __init__(self, host: Host, count: Callable[[str, int], None]) -> None:
-        self._host, self._count = host, count
-        self._answers: dict[str, Callable[[Caller, Stream], Awaitable[None]]] = {LINE: self._hold_line}
+    def __init__(self, answers: Answers, host: Host) -> None:
+        self._answers, self._host = answers, host
         self._callers: dict[bytes, list[Caller]] = {}
-        self._calls = Calls()
         self._tasks: set[asyncio.Task[Any]] = set()
         self._strangers: set[asyncio.Task[Any]] = set()
-        self.serve_push(_not_yet)
-
-    # --- what is served ------------------------------------------------------------------------
-
-    def serve(self, method: Method[Q, R], handler: Handler[Q, R]) -> None:
-        """Answer a method."""
-
-        async def answer(caller: Caller, stream: Stream) -> None:
-            request = parse(method.request, await _message(stream, MESSAGE_BYTES))
-            if isinstance(request, ProbeRequest):
-                request.seen_as = caller.seen_as
-            reply = await first_of(handler(caller.node, request), _until_gone(stream))
-            if isinstance(reply, HelloReply):
-                reply.seen_as = caller.seen_as
-            await stream.send(Kind.MESSAGE, reply.SerializeToString())
-
-        self._answers[method.name] = answer
-
-    def serve_push(self, handler: Callable[[str, AsyncIterator[Chunk]], Awaitable[None]]) -> None:
-        """Receive streams. A handler whose caller is gone gets PeerLost from the stream."""
-
-        async def take(caller: Caller, stream: Stream) -> None:
-            chunks = _chunks(caller.node, stream)
-            await handler(caller.node, chunks)
-            async for _ in chunks:
-                raise BadMessage("more chunks than were expected")
-            await stream.send(Kind.END)
-
-        self._answers[EXCHANGE] = take
-
-    def serve_pull(self, handler: Callable[[str, FetchRequest], AsyncIterator[Chunk]]) -> None:
-        """Serve streams. A handler whose caller is gone is cancelled."""
-
-        async def give(caller: Caller, stream: Stream) -> None:
-            request = parse(FetchRequest, await _message(stream, MESSAGE_BYTES))
-            await first_of(self._given(caller.node, handler(caller.node, request), stream), _until_gone(stream))
-            await stream.send(Kind.END)
-
-        self._answers[FETCH] = give
-
-    async def _given(self, peer: str, chunks: AsyncIterator[Chunk], stream: Stream) -> None:
-        try:
-            async for chunk in chunks:
-                await stream.send(Kind.MESSAGE, chunk.SerializeToString())
-                self._count(peer, len(chunk.data))
-        finally:
-            if isinstance(chunks, AsyncGenerator):
-                await chunks.aclose()
 
     # --- a stream ------------------------------------------------------------------------------
 
@@ -139,11 +80,10 @@ class PeerServer:
         method = ""
         try:
             method = (await _message(stream, NAME_BYTES, PATIENCE)).decode(errors="replace")
-            caller = await self._meet(info, stream) if method == LINE else self._known(info.peer_id, method)
-            if method not in self._answers:
-                raise BadMessage("it does not answer that, or not yet")
-            with nullcontext() if method == LINE else self._calls.place(caller.node):  # a line stays open
-                await self._answers[method](caller, stream)
+            if method == LINE:
+                await self._hold_line(await self._meet(info, stream), stream)
+            else:
+                await self._serve(method, self._known(info.peer_id, method), stream)
         except CutOff:
             return  # the caller is gone
         except Exception as error:
@@ -155,6 +95,28 @@ class PeerServer:
         with suppress(TimeoutError):
             async with asyncio.timeout(PATIENCE):
                 await stream.gone()  # the asker closes the stream; otherwise the last frame might not arrive
+
+    async def _serve(self, method: str, caller: Caller, stream: Stream) -> None:
+        """Answer a call. Its handler is cancelled when the caller goes away; a pushed stream says so itself."""
+        if not self._answers.knows(method):
+            raise BadMessage("it does not answer that, or not yet")
+        with self._answers.place(caller.node):
+            if method == EXCHANGE:
+                await self._answers.take(caller.node, _messages(caller.node, stream))
+                await stream.send(Kind.END)
+                return
+            raw = await _message(stream, MESSAGE_BYTES)
+            if method == FETCH:
+                await first_of(self._give(caller.node, raw, stream), _until_gone(stream))
+                await stream.send(Kind.END)
+                return
+            answer = self._answers.answer(method, caller.node, raw, caller.seen_as)
+            await stream.send(Kind.MESSAGE, await first_of(answer, _until_gone(stream)))
+
+    async def _give(self, caller: str, raw: bytes, stream: Stream) -> None:
+        async with aclosing(self._answers.give(caller, raw)) as messages:
+            async for message in messages:
+                await stream.send(Kind.MESSAGE, message)
 
     # --- who is there --------------------------------------------------------------------------
 
@@ -194,10 +156,6 @@ class PeerServer:
                 del self._callers[caller.peer]
 
 
-async def _not_yet(_caller: str, _chunks: AsyncIterator[Chunk]) -> None:
-    raise BadMessage("no streams are taken here yet")
-
-
 async def _message(stream: Stream, most: int, seconds: float = 2 * KEEPALIVE) -> bytes:
     """The message that must come next. Raises BadMessage, CutOff."""
     try:
@@ -210,7 +168,7 @@ async def _message(stream: Stream, most: int, seconds: float = 2 * KEEPALIVE) ->
     return body
 
 
-async def _chunks(sender: str, stream: Stream) -> AsyncGenerator[Chunk]:
+async def _messages(sender: str, stream: Stream) -> AsyncGenerator[bytes]:
     while True:
         try:
             kind, body = await stream.receive(MESSAGE_BYTES)
@@ -220,7 +178,7 @@ async def _chunks(sender: str, stream: Stream) -> AsyncGenerator[Chunk]:
             return
         if kind is not Kind.MESSAGE:
             raise BadMessage(f"a frame of kind {kind.name} where a chunk belongs")
-        yield parse(Chunk, body)
+        yield body
 
 
 async def _until_gone(stream: Stream) -> NoReturn:
