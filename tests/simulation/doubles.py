@@ -69,7 +69,7 @@ class HuntDaemon(Daemon):
 
 
 class Ordered:
-    """Stands for site/coordinator/coordination.py: there are orders, and nothing else."""
+    """Stands for Coordination in site/coordinator/client.py: there are orders, and nothing else."""
 
     def __init__(self, orders: Orders) -> None:
         self.orders, self.revoked = orders, None

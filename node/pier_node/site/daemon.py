@@ -40,7 +40,7 @@ from pier_node.rounds.state_store import CHECKPOINTS, Checkpoint, StateStore
 from pier_node.rounds.statements import SignedStatements
 from pier_node.site.agreement import Agreement, InPairs, OfAll, Peers
 from pier_node.site.bootstrap import beginning, first_trust, from_peers
-from pier_node.site.coordinator.coordination import Coordination
+from pier_node.site.coordinator.client import Coordination
 from pier_node.site.join import Reception, check_start, find_run, free_slot
 from pier_node.site.leave import Leave, linger
 from pier_node.site.loop import run_work
@@ -197,7 +197,7 @@ class Daemon:
         self._background.start(stack, self._gossip(reception, peers))
         self._background.start(stack, tell_of_missing(self._reporter, self._roster))
         if self._coordination:
-            self._background.start(stack, self._coordination.run())
+            self._background.start(stack, self._coordination.client.run())
             self._background.start(stack, self._coordination.sample())
         if self._record.founder and member.enrolment is None:
             kept = None if self._on_terminal else Token.path(settings.folder).absolute()
@@ -359,7 +359,7 @@ class Daemon:
         """Prepare a site that holds a stage of the model: see site/pipeline.py."""
         from pier_node.site.pipeline import Ground, prepare  # it computes in this process: PyTorch comes with it
 
-        committed = self._coordination.committed if self._coordination else lambda _state, _lines: None
+        committed = self._coordination.recorder.round if self._coordination else lambda _state, _lines: None
         of_site = self._roster, self._reporter, self._record, self._orders, committed, self._proofs, self._convict
         site = await prepare(
             Ground(self._member.config, self._settings, self._carrier, self._statements, *of_site), stack
@@ -423,7 +423,7 @@ class Daemon:
         self._saved(checkpoint.state)
         self._note(checkpoint.state)
         if self._coordination:
-            self._coordination.committed(checkpoint.state)
+            self._coordination.recorder.round(checkpoint.state)
         self._roster.keep(checkpoint.state.members)
         loss, state = f", validation loss {self._progress.validation_loss:.4f}", checkpoint.state
         fresh = self._progress.validated_round == state.round

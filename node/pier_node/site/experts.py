@@ -29,7 +29,7 @@ from pier_node.experts.trainer import Parent, Shop, export_parent, train_expert
 from pier_node.outer.state import OuterState
 from pier_node.rounds.progress import Progress
 from pier_node.rounds.roster import Roster
-from pier_node.site.coordinator.coordination import Coordination
+from pier_node.site.coordinator.client import Coordination
 from pier_node.site.coordinator.expert_messages import card_record, problem_record, progress_record
 from pier_node.site.coordinator.link import Refused
 from pier_node.site.expert_checkpoints import ExpertCheckpoints, JobCheckpoints
@@ -108,10 +108,10 @@ async def train_experts(
     """Train what the coordinator orders, from the run's last state. Returns the folder of this site's experts."""
     shop = Shop(config, settings.folder, settings.workers)
     parent = Parent(seed.digest.hex(), config.model, seed.anchor)
-    scoring = ExpertScoring(settings.folder, coordination.deliver)
-    checkpoints = ExpertCheckpoints(coordination, coordination.tell)
+    scoring = ExpertScoring(settings.folder, coordination.client.deliver)
+    checkpoints = ExpertCheckpoints(coordination.client, coordination.reports.add)
     orders = coordination.orders
-    work = ExpertTraining(shop, parent, orders, progress, coordination.tell, scoring, checkpoints)
+    work = ExpertTraining(shop, parent, orders, progress, coordination.reports.add, scoring, checkpoints)
     await run_work(work, roster, orders)
     return shop.place("")
 

@@ -127,15 +127,23 @@ class Here:
     def __init__(self) -> None:
         self.coordinator, self.orders, self.reports = Played(), Orders(), Reports()
         self.stopped, self.barred, self.met = 0, Barred(), list[str]()
-        self.paths: Paths | None = None
+        self.planned: Paths | None = None
         link: Any = self.coordinator
-        told, ends = (RegisterRequest, Pulse, lambda: self.paths), (self._stop, self.barred, self._meet)
-        self.client = CoordinatorClient(link, *told, self.orders, self.reports, *ends)
+        self.client = CoordinatorClient(link, self, self.orders, self.reports, self.barred)
 
-    def _meet(self, sites: Iterable[Site]) -> None:
+    def registration(self) -> RegisterRequest:
+        return RegisterRequest()
+
+    def pulse(self) -> Pulse:
+        return Pulse()
+
+    def paths(self) -> Paths | None:
+        return self.planned
+
+    def meet(self, sites: Iterable[Site]) -> None:
         self.met += [site.node for site in sites]
 
-    def _stop(self) -> None:
+    def stop(self) -> None:
         self.stopped += 1
 
 
@@ -173,10 +181,10 @@ def test_a_site_says_that_it_is_here_and_takes_orders() -> None:
 def test_paths_are_told_once_and_again_to_a_coordinator_that_was_away() -> None:
     async def story(site: Here) -> None:
         await asyncio.sleep(2.0)
-        site.paths = Paths(round=3, content=b"three")
+        site.planned = Paths(round=3, content=b"three")
         await asyncio.sleep(5.0)
         assert site.coordinator.paths == [3]
-        site.paths = Paths(round=4, content=b"four")
+        site.planned = Paths(round=4, content=b"four")
         await asyncio.sleep(5.0)
         site.coordinator.problem = Unreachable("connection refused")
         await asyncio.sleep(5.0)

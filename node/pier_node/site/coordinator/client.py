@@ -2,6 +2,8 @@
 
 The coordinator may be unreachable for days. Training continues, the client keeps records until it can send them, and it
 retries with pauses that grow and are randomised, so that sites do not retry together.
+
+Coordination is all that a site does with its coordinator, assembled for the daemon; CoordinatorClient does the talking.
 """
 
 from __future__ import annotations
@@ -10,34 +12,35 @@ import asyncio
 import hashlib
 import logging
 import random
+import time
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable
 from contextlib import aclosing, suppress
+from dataclasses import replace
 from io import BufferedReader, BytesIO
+from types import TracebackType
+from typing import TYPE_CHECKING, Protocol
 
+from pier_node import __version__
 from pier_node.base.errors import PierError
 from pier_node.base.tasks import cancel_and_wait
 from pier_node.experts.resume import Kept
 from pier_node.outer.deadline import Backoff
-from pier_node.rounds.revocations import Revoked
+from pier_node.rounds.folder import SiteRecord
+from pier_node.rounds.revocations import REVOKED, Revoked
+from pier_node.rounds.roster import Roster
 from pier_node.site.coordinator.expert_messages import experts
 from pier_node.site.coordinator.link import Link, NoLease, Refused, Unreachable
-from pier_node.site.coordinator.records import Reports
+from pier_node.site.coordinator.records import Noting, Recorder, Reports, memory_held
 from pier_node.site.orders import Orders
+from pier_node.site.report import Names, Reporter
+from pier_node.site.settings import Settings
+from pier_node.wire.carrier import PROTOCOL, SiteCarrier
+from pier_proto.v1 import coordinator_pb2 as pb
 from pier_node.wire.files import pieces_of
-from pier_proto.v1.coordinator_pb2 import (
-    CheckpointPart,
-    DeliverRequest,
-    ExpertCheckpoint,
-    FetchCheckpointRequest,
-    HeartbeatRequest,
-    Order,
-    Paths,
-    RegisterReply,
-    RegisterRequest,
-    ScoreSheet,
-    WatchRequest,
-)
 from pier_proto.v1.peer_pb2 import Pulse, Site
+
+if TYPE_CHECKING:
+    from pier_node.site.join import Membership
 
 ANSWER = 10.0
 """Timeout of a request, in seconds."""
@@ -53,40 +56,43 @@ JITTER = 0.5
 log = logging.getLogger(__name__)
 
 
+class Here(Protocol):
+    """What a site tells the coordinator about itself, and does at its wish."""
+
+    def registration(self) -> pb.RegisterRequest:
+        """A registration with current values."""
+
+    def pulse(self) -> Pulse:
+        """This site's current pulse."""
+
+    def paths(self) -> pb.Paths | None:
+        """The latest paths that this site planned for a pipeline: the same object until there are new ones."""
+
+    def stop(self) -> None:
+        """Leave the run: the operator wants it."""
+
+    def meet(self, sites: Iterable[Site]) -> None:
+        """Learn of the other sites of the run, as the coordinator knows them."""
+
+
 class CoordinatorClient:
     """The coordinator client of one site.
 
     Args:
-        request: returns a registration with current values.
-        pulse: returns this site's current pulse.
-        paths: returns the latest paths that this site planned for a pipeline, or None if it planned none. It returns
-            the same object until there are new paths.
-        stop: called when the operator wants this site to leave the run.
+        here: the site.
+        orders: receives the operator's orders.
+        reports: records to send.
         revoked: receives the list of revoked sites.
-        met: called with the other sites of the run, as the coordinator knows them.
     """
 
-    def __init__(
-        self,
-        link: Link,
-        request: Callable[[], RegisterRequest],
-        pulse: Callable[[], Pulse],
-        paths: Callable[[], Paths | None],
-        orders: Orders,
-        reports: Reports,
-        stop: Callable[[], None],
-        revoked: Revoked,
-        met: Callable[[Iterable[Site]], None],
-    ) -> None:
-        self._link, self._request, self._pulse, self._paths = link, request, pulse, paths
-        self._orders, self._reports, self._stop = orders, reports, stop
-        self._revoked, self._met = revoked, met
-        self._lease = RegisterReply()
+    def __init__(self, link: Link, here: Here, orders: Orders, reports: Reports, revoked: Revoked) -> None:
+        self._link, self._here, self._orders, self._reports, self._revoked = link, here, orders, reports, revoked
+        self._lease = pb.RegisterReply()
         self._backoff = Backoff(first=0.25, last=30.0)
         self._away = False
         self._flushed = 0.0
 
-    async def enter(self, patience: float) -> RegisterReply | None:
+    async def enter(self, patience: float) -> pb.RegisterReply | None:
         """Register for the first time. `run` registers again once the site knows its own address.
 
         Returns:
@@ -98,7 +104,7 @@ class CoordinatorClient:
         with suppress(TimeoutError):
             async with asyncio.timeout(patience):
                 await self._register()
-        reply, self._lease = self._lease, RegisterReply()
+        reply, self._lease = self._lease, pb.RegisterReply()
         return reply if reply.lease else None
 
     async def run(self) -> None:
@@ -114,7 +120,7 @@ class CoordinatorClient:
                 raise _refused(refused) from refused
             finally:
                 await cancel_and_wait(watch)
-            self._lease = RegisterReply()
+            self._lease = pb.RegisterReply()
 
     async def flush(self) -> None:
         """Send the stored records, as long as the coordinator answers."""
@@ -123,7 +129,7 @@ class CoordinatorClient:
             self._reports.stored(reply.stored)
         self._flushed = asyncio.get_running_loop().time()
 
-    async def deliver(self, sheet: ScoreSheet, content: bytes) -> None:
+    async def deliver(self, sheet: pb.ScoreSheet, content: bytes) -> None:
         """Send a score sheet. Returns once the coordinator has it, however long the coordinator is unreachable.
 
         Raises:
@@ -143,13 +149,13 @@ class CoordinatorClient:
         """Send the checkpoint in an open file to the coordinator. Raises NoLease, Refused, Unreachable."""
         await self._link.give_checkpoint(_parts(self._leased(), plan, kept, file), kept.deadline)
 
-    async def fetch_checkpoint(self, plan: str, kept: Kept) -> AsyncGenerator[CheckpointPart]:
+    async def fetch_checkpoint(self, plan: str, kept: Kept) -> AsyncGenerator[pb.CheckpointPart]:
         """Yield the parts of the checkpoint that the coordinator now holds for a job: the one in `kept` or a later one.
 
         Raises:
             NoLease, Refused, Unreachable: the coordinator no longer has it, or does not answer.
         """
-        request = FetchCheckpointRequest(lease=self._leased(), plan=plan, job=kept.job)
+        request = pb.FetchCheckpointRequest(lease=self._leased(), plan=plan, job=kept.job)
         async with aclosing(self._link.fetch_checkpoint(request, kept.deadline)) as parts:
             async for part in parts:
                 yield part
@@ -162,7 +168,7 @@ class CoordinatorClient:
         with suppress(NoLease, Refused, Unreachable, TimeoutError):
             async with asyncio.timeout(FAREWELL):
                 if not self._lease.lease:
-                    self._lease = await self._link.register(self._request(), ANSWER)
+                    self._lease = await self._link.register(self._here.registration(), ANSWER)
                 await self.flush()
                 await self._link.heartbeat(self._heartbeat(), ANSWER)
         await self._link.close()
@@ -172,10 +178,10 @@ class CoordinatorClient:
             raise Unreachable("the coordinator is away")
         return self._lease.lease
 
-    def _heartbeat(self, paths: Paths | None = None) -> HeartbeatRequest:
-        return HeartbeatRequest(
+    def _heartbeat(self, paths: pb.Paths | None = None) -> pb.HeartbeatRequest:
+        return pb.HeartbeatRequest(
             lease=self._lease.lease,
-            pulse=self._pulse(),
+            pulse=self._here.pulse(),
             order=self._orders.epoch,
             paths=paths,
             revocations=self._revoked.version,
@@ -184,7 +190,7 @@ class CoordinatorClient:
     async def _register(self) -> None:
         while True:
             try:
-                self._lease = await self._link.register(self._request(), ANSWER)
+                self._lease = await self._link.register(self._here.registration(), ANSWER)
             except Refused as refused:
                 raise _refused(refused) from refused
             except (NoLease, Unreachable) as problem:
@@ -192,15 +198,15 @@ class CoordinatorClient:
                 continue
             self._heard()
             self._revoked.take(self._lease.revocations)
-            self._met(self._lease.roster)
+            self._here.meet(self._lease.roster)
             self._take(self._lease.order)
             return
 
     async def _beat(self) -> None:
         loop = asyncio.get_running_loop()
-        told: Paths | None = None
+        told: pb.Paths | None = None
         while True:
-            paths = self._paths()
+            paths = self._here.paths()
             try:
                 reply = await self._link.heartbeat(self._heartbeat(None if paths is told else paths), ANSWER)
                 told = paths
@@ -219,7 +225,7 @@ class CoordinatorClient:
         backoff = Backoff(first=0.25, last=30.0)
         while True:
             try:
-                async for order in self._link.watch(WatchRequest(lease=lease)):
+                async for order in self._link.watch(pb.WatchRequest(lease=lease)):
                     self._take(order)
             except Unreachable:
                 pass
@@ -227,10 +233,10 @@ class CoordinatorClient:
                 return
             await asyncio.sleep(_spread(backoff.seconds()))
 
-    def _take(self, order: Order) -> None:
-        if order.activity == Order.ACTIVITY_STOP:
+    def _take(self, order: pb.Order) -> None:
+        if order.activity == pb.Order.ACTIVITY_STOP:
             log.info("the run's operator wants this site to leave")
-            self._stop()
+            self._here.stop()
         kind = order.assignment.WhichOneof("kind") or "replica"
         try:
             wanted = experts(order.assignment.expert) if kind == "expert" else None
@@ -238,7 +244,7 @@ class CoordinatorClient:
             log.error("an order of the coordinator cannot be followed: %s", error)
             return
         stage = order.assignment.stage.number if kind == "stage" else None
-        self._orders.take(order.epoch, order.activity == Order.ACTIVITY_PAUSE, kind, wanted, stage)
+        self._orders.take(order.epoch, order.activity == pb.Order.ACTIVITY_PAUSE, kind, wanted, stage)
 
     def _heard(self) -> None:
         if self._away:
@@ -252,17 +258,17 @@ class CoordinatorClient:
         await asyncio.sleep(_spread(self._backoff.seconds()))
 
 
-async def _pieces(lease: bytes, sheet: ScoreSheet, content: bytes) -> AsyncIterator[DeliverRequest]:
-    yield DeliverRequest(lease=lease, sheet=sheet, size=len(content), digest=hashlib.sha256(content).digest())
+async def _pieces(lease: bytes, sheet: pb.ScoreSheet, content: bytes) -> AsyncIterator[pb.DeliverRequest]:
+    yield pb.DeliverRequest(lease=lease, sheet=sheet, size=len(content), digest=hashlib.sha256(content).digest())
     async for piece in pieces_of(BytesIO(content)):
-        yield DeliverRequest(piece=piece)
+        yield pb.DeliverRequest(piece=piece)
 
 
-async def _parts(lease: bytes, plan: str, kept: Kept, file: BufferedReader) -> AsyncIterator[CheckpointPart]:
-    about = ExpertCheckpoint(job=kept.job, step=kept.step, size=kept.size, digest=kept.digest)
-    yield CheckpointPart(lease=lease, plan=plan, checkpoint=about)
+async def _parts(lease: bytes, plan: str, kept: Kept, file: BufferedReader) -> AsyncIterator[pb.CheckpointPart]:
+    about = pb.ExpertCheckpoint(job=kept.job, step=kept.step, size=kept.size, digest=kept.digest)
+    yield pb.CheckpointPart(lease=lease, plan=plan, checkpoint=about)
     async for piece in pieces_of(file):
-        yield CheckpointPart(piece=piece)
+        yield pb.CheckpointPart(piece=piece)
 
 
 def _spread(seconds: float) -> float:
@@ -274,3 +280,117 @@ def _refused(refused: Refused) -> PierError:
         f"the coordinator does not have this site in the run: {refused}",
         "If it was revoked, it comes back as another: with an empty --data folder, and a new invite.",
     )
+
+
+SAMPLE = 10.0
+"""Seconds between two samples of the training."""
+PATIENCE = 10.0
+"""Seconds that a site which already knows its peers waits for the coordinator before it continues without it."""
+FOR_EVER = 1e9
+
+
+class Coordination:
+    """One site's dealings with its coordinator.
+
+    Args:
+        member: this site's membership; it must have an enrolment.
+        stop: makes the site leave the run.
+
+    Attributes:
+        client: the connection to the coordinator.
+        orders: the operator's orders for this site.
+        revoked: the sites that were revoked from the run.
+        reports: records to send.
+        recorder: writes the records of this site.
+    """
+
+    def __init__(
+        self,
+        member: Membership,
+        settings: Settings,
+        reporter: Reporter,
+        carrier: SiteCarrier,
+        roster: Roster,
+        stop: Callable[[], None],
+    ) -> None:
+        enrolment = member.enrolment
+        assert enrolment is not None
+        self.orders = Orders()
+        self.revoked = Revoked(settings.folder, enrolment.authority.encode(), member.config.hash(), self._bar)
+        self._reporter, self._carrier, self._roster = reporter, carrier, roster
+        self._transport, self._workers, self._starting = member.transport, settings.workers, True
+        self.stop = stop
+        self.reports = Reports()
+        self.recorder = Recorder(self.reports, reporter.progress, carrier, roster)
+        link = Link(enrolment.address, enrolment.node, enrolment.credentials(member.identity))
+        self.client = CoordinatorClient(link, self, self.orders, self.reports, self.revoked)
+        self._noting = Noting(self.recorder)
+        self._noting.addFilter(Names(roster.called))
+
+    async def enter(self, record: SiteRecord | None) -> SiteRecord | None:
+        """Register. Returns the site's own record, updated with what the coordinator knows of this site's place.
+
+        From here on this site refuses all contact with the sites that it knows to be revoked.
+
+        Raises:
+            PierError: the coordinator refuses this site.
+        """
+        self.revoked.restore()
+        logging.getLogger("pier_node").addHandler(self._noting)
+        reply = await self.client.enter(PATIENCE if record else FOR_EVER)
+        self._starting = False
+        if reply is None:
+            return record
+        first = reply.founder == self._carrier.node
+        place = record or SiteRecord(first, reply.slot, transport=self._transport)
+        peers = {site.node: site for site in [*place.sites(), *reply.roster] if site.address}
+        return replace(place, slot=reply.slot, founded_by=reply.founder).with_peers(peers.values())
+
+    async def sample(self) -> None:
+        """Sample the training periodically until cancelled."""
+        while True:
+            self.recorder.sample(await asyncio.to_thread(memory_held))
+            await asyncio.sleep(SAMPLE)
+
+    async def close(
+        self,
+        _kind: type[BaseException] | None = None,
+        error: BaseException | None = None,
+        _trace: TracebackType | None = None,
+    ) -> None:
+        """Send the remaining records and, if an error ends this site, a note of that error; then disconnect."""
+        if isinstance(error, PierError | OSError):
+            self.recorder.note(logging.ERROR, f"pier-node ends here: {error}")
+        logging.getLogger("pier_node").removeHandler(self._noting)
+        await self.client.close()
+
+    def registration(self) -> pb.RegisterRequest:
+        """A registration with current values."""
+        return pb.RegisterRequest(
+            protocol=PROTOCOL,
+            run_hash=self._reporter.config.hash(),
+            site=self._reporter.site,
+            transport=self._transport,
+            version=__version__,
+            workers=self._workers,
+            time=time.time(),
+            starting=self._starting,
+        )
+
+    def pulse(self) -> Pulse:
+        """This site's current pulse."""
+        return self._reporter.pulse()
+
+    def paths(self) -> pb.Paths | None:
+        """The latest paths that this site planned for a pipeline: the same object until there are new ones."""
+        return self._reporter.paths()
+
+    def meet(self, sites: Iterable[Site]) -> None:
+        """Learn of the other sites of the run, as the coordinator knows them."""
+        for site in sites:
+            if site.address:
+                self._roster.add(site)
+
+    def _bar(self, nodes: Iterable[str]) -> None:
+        self._roster.bar(nodes, REVOKED)
+        self._carrier.refuse(nodes, REVOKED)

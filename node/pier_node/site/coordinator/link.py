@@ -14,23 +14,7 @@ from pier_node.identity import tls
 from pier_node.identity.certificates import Credentials
 from pier_node.wire.grpc.options import CHANNEL_OPTIONS
 from pier_node.wire.grpc.reasons import Circumstances, lost
-from pier_proto.v1.coordinator_pb2 import (
-    CheckpointPart,
-    DeliverReply,
-    DeliverRequest,
-    EnrolReply,
-    EnrolRequest,
-    FetchCheckpointRequest,
-    GiveCheckpointReply,
-    HeartbeatReply,
-    HeartbeatRequest,
-    Order,
-    RegisterReply,
-    RegisterRequest,
-    ReportReply,
-    ReportRequest,
-    WatchRequest,
-)
+from pier_proto.v1 import coordinator_pb2 as pb
 
 SERVICE = "pier.v1.Coordinator"
 NO_PROBES = ("grpc.http2.bdp_probe", 0)
@@ -72,15 +56,15 @@ class Link:
         self._channel = tls.channel(address, node, own, [*CHANNEL_OPTIONS, NO_PROBES])
         self._beats: grpc.aio.StreamStreamCall[bytes, bytes] | None = None
 
-    async def enrol(self, request: EnrolRequest, timeout: float) -> EnrolReply:
+    async def enrol(self, request: pb.EnrolRequest, timeout: float) -> pb.EnrolReply:
         """Call Enrol. Raises Refused, Unreachable."""
-        return await self._ask("Enrol", request, EnrolReply, timeout)
+        return await self._ask("Enrol", request, pb.EnrolReply, timeout)
 
-    async def register(self, request: RegisterRequest, timeout: float) -> RegisterReply:
+    async def register(self, request: pb.RegisterRequest, timeout: float) -> pb.RegisterReply:
         """Call Register. Raises Refused, Unreachable."""
-        return await self._ask("Register", request, RegisterReply, timeout)
+        return await self._ask("Register", request, pb.RegisterReply, timeout)
 
-    async def heartbeat(self, request: HeartbeatRequest, timeout: float) -> HeartbeatReply:
+    async def heartbeat(self, request: pb.HeartbeatRequest, timeout: float) -> pb.HeartbeatReply:
         """Send one heartbeat and return the reply; not reentrant. Raises NoLease, Refused, Unreachable."""
         beats = self._beats = self._beats or self._channel.stream_stream(f"/{SERVICE}/Heartbeat", None, None)(None)
         try:
@@ -88,7 +72,7 @@ class Link:
                 await beats.write(request.SerializeToString())
                 raw = await beats.read()
             if isinstance(raw, bytes):
-                return _parsed(HeartbeatReply, raw)
+                return _parsed(pb.HeartbeatReply, raw)
             problem: Exception = Unreachable("it ended the stream of heartbeats")
         except grpc.aio.AioRpcError as error:
             problem = self._problem(error, timeout)
@@ -100,20 +84,20 @@ class Link:
         beats.cancel()
         raise problem
 
-    async def report(self, request: ReportRequest, timeout: float) -> ReportReply:
+    async def report(self, request: pb.ReportRequest, timeout: float) -> pb.ReportReply:
         """Call Report. Raises NoLease, Refused, Unreachable."""
-        return await self._ask("Report", request, ReportReply, timeout)
+        return await self._ask("Report", request, pb.ReportReply, timeout)
 
-    async def deliver(self, pieces: AsyncIterator[DeliverRequest], timeout: float) -> DeliverReply:
+    async def deliver(self, pieces: AsyncIterator[pb.DeliverRequest], timeout: float) -> pb.DeliverReply:
         """Call Deliver. Raises NoLease, Refused, Unreachable."""
         raw = (piece.SerializeToString() async for piece in pieces)
         try:
             call = self._channel.stream_unary(f"/{SERVICE}/Deliver", None, None)
-            return _parsed(DeliverReply, await call(raw, timeout=timeout))
+            return _parsed(pb.DeliverReply, await call(raw, timeout=timeout))
         except grpc.aio.AioRpcError as error:
             raise self._problem(error, timeout) from error
 
-    async def give_checkpoint(self, parts: AsyncIterator[CheckpointPart], timeout: float) -> GiveCheckpointReply:
+    async def give_checkpoint(self, parts: AsyncIterator[pb.CheckpointPart], timeout: float) -> pb.GiveCheckpointReply:
         """Send a checkpoint.
 
         The first part describes it. The other parts are sent only if the coordinator wants it. Raises NoLease, Refused,
@@ -134,27 +118,29 @@ class Link:
         finally:
             call.cancel()
         if isinstance(answer, bytes):
-            return _parsed(GiveCheckpointReply, answer)
+            return _parsed(pb.GiveCheckpointReply, answer)
         raise Unreachable("it ended the stream")
 
-    async def fetch_checkpoint(self, request: FetchCheckpointRequest, timeout: float) -> AsyncGenerator[CheckpointPart]:
+    async def fetch_checkpoint(
+        self, request: pb.FetchCheckpointRequest, timeout: float
+    ) -> AsyncGenerator[pb.CheckpointPart]:
         """Yield the parts of a checkpoint as they arrive. Raises NoLease, Refused, Unreachable."""
         method = self._channel.unary_stream(f"/{SERVICE}/FetchCheckpoint", None, None)
         call = method(request.SerializeToString(), timeout=timeout)
         try:
             async for raw in call:
-                yield _parsed(CheckpointPart, raw)
+                yield _parsed(pb.CheckpointPart, raw)
         except grpc.aio.AioRpcError as error:
             raise self._problem(error, timeout) from error
         finally:
             call.cancel()
 
-    async def watch(self, request: WatchRequest) -> AsyncGenerator[Order]:
+    async def watch(self, request: pb.WatchRequest) -> AsyncGenerator[pb.Order]:
         """Yield orders as they arrive, the current one first. Raises NoLease, Refused, Unreachable."""
         call = self._channel.unary_stream(f"/{SERVICE}/Watch", None, None)(request.SerializeToString())
         try:
             async for raw in call:
-                yield _parsed(Order, raw)
+                yield _parsed(pb.Order, raw)
         except grpc.aio.AioRpcError as error:
             raise self._problem(error, None) from error
         finally:
