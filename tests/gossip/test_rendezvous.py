@@ -12,8 +12,9 @@ from simulation.network import Network, SimCarrier
 from simulation.virtual_time import run
 
 from pier_node.base.tasks import Signal
-from pier_node.gossip.rendezvous import POLL, Met, Rendezvous, meeting_name
+from pier_node.gossip.rendezvous import Met, Rendezvous, meeting_name
 from pier_node.outer.noloco import groups
+from pier_node.rounds.leader import POLL
 from pier_node.rounds.roster import Roster
 from pier_node.wire.carrier import MEET
 from pier_proto.v1.peer_pb2 import MeetReply, MeetRequest, Phase, Pulse, Site

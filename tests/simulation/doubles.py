@@ -24,13 +24,13 @@ from pier_node.rounds.folder import SiteRecord
 from pier_node.rounds.member import Rounds
 from pier_node.rounds.state_store import Checkpoint
 from pier_node.site.daemon import Daemon
-from pier_node.site.join import GREETING, Membership
+from pier_node.site.join import Membership
 from pier_node.site.member import pairs_of_two, rounds_of_all
 from pier_node.site.orders import Orders
 from pier_node.site.settings import Settings
 from pier_node.site.training import Training
 from pier_node.trainer.data.corpus import SiteData
-from pier_node.wire.carrier import PROTOCOL, PeerLost
+from pier_node.wire.carrier import GREETING, PROTOCOL, PeerLost
 from pier_proto.v1.peer_pb2 import HelloRequest, Site
 
 LAYOUT = Layout.laid([("weights", (LENGTH,))])

@@ -27,6 +27,7 @@ from pier_coordinator.store.facts import Fact
 from pier_coordinator.store.store import Store
 from pier_node.base.address import format_address, parse_address
 from pier_node.base.errors import PierError
+from pier_node.base.http import GOODBYE
 from pier_node.base.tasks import until_stopped
 from pier_node.commands.init import init as write_run
 from pier_node.wire.addresses import choose_address
@@ -40,8 +41,6 @@ COLLECTIONS = (50_000, 20, 20)
 collection takes 0.1 s, during which no call is answered."""
 SWITCH = 0.0001
 """Seconds after which a thread yields: the one that writes to the database waits for its turn at every statement."""
-GOODBYE = 2.0
-"""Seconds that open pages get to close."""
 
 
 def init(folder: Path, preset: str) -> str:

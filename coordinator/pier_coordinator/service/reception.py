@@ -34,6 +34,7 @@ from pier_node.identity.certificates import Credentials
 from pier_node.identity.node import node_id
 from pier_node.identity.tls import der
 from pier_node.site.coordinator.expert_messages import kept
+from pier_node.site.coordinator.link import DELIVERY
 from pier_node.wire.carrier import PROTOCOL, BadMessage
 from pier_node.wire.files import receive
 from pier_node.wire.rules import REVOKED
@@ -121,8 +122,6 @@ def _plain(value: Any) -> Any:
     return value if isinstance(value, int | str) else list(value)
 
 
-DELIVERY = 300.0
-"""Maximum duration of a delivery, in seconds."""
 FIRST = 60.0
 """Maximum wait for the first part of a checkpoint, in seconds."""
 

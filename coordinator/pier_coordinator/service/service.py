@@ -27,25 +27,13 @@ from pier_node.base.errors import PierError
 from pier_node.identity.certificates import Credentials, node_id_of_certificate
 from pier_node.identity.tls import Trust, caller_certificate, der
 from pier_node.wire.carrier import BadMessage
+from pier_node.wire.grpc.options import NO_PROBES, server_options
 from pier_node.wire.grpc.reasons import brief
+from pier_node.wire.links import GRACE
 from pier_proto.v1 import coordinator_pb2 as pb
 
 SERVICE = "pier.v1.Coordinator"
 CALLS = 4096
-GRACE = 0.5
-"""Seconds that calls in progress get to finish when the coordinator stops."""
-OPTIONS = (
-    ("grpc.so_reuseport", 0),  # a port in use must be an error: a second coordinator would take half of the calls
-    ("grpc.max_receive_message_length", MESSAGE_BYTES),
-    ("grpc.max_concurrent_streams", 64),
-    ("grpc.http2.bdp_probe", 0),  # probes of the bandwidth for large messages would cost two pings per small one
-    # A NAT forgets a connection after a minute of silence; the pings also detect a site that has vanished.
-    ("grpc.keepalive_time_ms", 20_000),
-    ("grpc.keepalive_timeout_ms", 20_000),
-    ("grpc.keepalive_permit_without_calls", 1),
-    ("grpc.http2.min_ping_interval_without_data_ms", 5_000),
-    ("grpc.http2.max_ping_strikes", 0),
-)
 PUSHBACK = "grpc-retry-pushback-ms"
 BUCKETS = 8192
 """Maximum number of buckets kept. The least recently used one is dropped: it would be full again by then."""
@@ -155,7 +143,9 @@ class CoordinatorService(grpc.GenericRpcHandler):  # type: ignore[type-arg]
 
     async def start(self, host: str, port: int) -> int:
         """Listen; return the port, which the system chooses if `port` is 0. Raises PierError."""
-        self._server = grpc.aio.server(options=OPTIONS, maximum_concurrent_rpcs=CALLS)
+        self._server = grpc.aio.server(
+            options=[*server_options(MESSAGE_BYTES), NO_PROBES], maximum_concurrent_rpcs=CALLS
+        )
         self._server.add_generic_rpc_handlers((self,))
         address = format_address(host, port)
         try:

@@ -26,6 +26,7 @@ from rich.table import Table
 
 from pier_node.base.address import format_address, parse_address
 from pier_node.base.errors import PierError
+from pier_node.base.http import GOODBYE
 from pier_node.base.tasks import until_stopped
 from pier_node.base.units import amount, count
 from pier_node.experts.card import ENSEMBLE_FILE, load_ensemble
@@ -42,8 +43,6 @@ from pier_node.trainer.model.export import read_config
 
 PORT = 7720
 GB = 1_000_000_000
-GOODBYE = 2.0
-"""Seconds that answers get to finish."""
 
 log = logging.getLogger(__name__)
 

@@ -27,8 +27,8 @@ from pier_node.config.run import RunConfig
 from pier_node.doctor.finding import THIS_SITE, Finding, Verdict
 from pier_node.outer.codec import codec
 from pier_node.rounds.plan import CHUNK
-from pier_node.wire.carrier import CHUNK_BYTES, PROBE, PROTOCOL, Carrier, PeerLost
 from pier_node.wire.addresses import first_hop
+from pier_node.wire.carrier import CHUNK_BYTES, GREETING, PROBE, PROTOCOL, Carrier, PeerLost
 from pier_proto.v1.peer_pb2 import HelloReply, HelloRequest, ProbeReply, ProbeRequest, Site
 
 PINGS = 5
@@ -157,8 +157,6 @@ def _first(reason: str, signs: tuple[tuple[str, str], ...], otherwise: str) -> s
     return text[0].upper() + text[1:]
 
 
-GREETING = 10.0
-"""Timeout of a hello, in seconds."""
 ANSWER = 30.0
 """Timeout of a probe, in seconds: 64 KiB on a line of 20 kbit/s, or a failing call back."""
 CLOCKS = 10.0

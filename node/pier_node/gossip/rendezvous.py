@@ -18,12 +18,11 @@ from dataclasses import dataclass, field
 from pier_node.base.tasks import Signal, first_of
 from pier_node.outer.deadline import Deadline
 from pier_node.outer.noloco import partner
+from pier_node.rounds.leader import POLL
 from pier_node.rounds.roster import Roster
 from pier_node.wire.carrier import MEET, Carrier, PeerLost
 from pier_proto.v1.peer_pb2 import MeetReply, MeetRequest
 
-POLL = 10.0
-"""Seconds for which a question is held open; then the asker asks again."""
 PAUSE = 1.0
 """Longest pause in seconds before a partner that wanted another site is asked again; roster news end it early."""
 DISAGREEMENTS = 3

@@ -21,6 +21,7 @@ from pier_node.pipeline.joint import drop
 from pier_node.pipeline.planner import Lacking, Planner
 from pier_node.pipeline.stage_state import StageState
 from pier_node.pipeline.vote_state import Standing, Turn
+from pier_node.rounds.roster import LATE
 from pier_node.wire.carrier import ROUTE, BadMessage, PeerLost
 from pier_proto.v1.peer_pb2 import Ack, IterationPlan, Phase, Pulse
 
@@ -53,8 +54,6 @@ TELL_TIMEOUT = 60.0
 """Seconds that a site has to create its stage and accept a plan."""
 PATIENCE = 120.0
 """Seconds to wait for a plan. The first search is compiled, which may take that long on a slow machine."""
-LATE = 10.0
-"""Seconds after a round within which every healthy site also has its result."""
 CATCHING_UP = 100.0
 """Seconds that the planner waits for a site that fetches its stage.
 

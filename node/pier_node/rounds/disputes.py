@@ -15,15 +15,13 @@ from dataclasses import dataclass
 
 from pier_node.rounds.certificate import follow
 from pier_node.rounds.double_votes import double_votes
-from pier_node.rounds.progress_checks import ProgressChecks
+from pier_node.rounds.progress_checks import TIMEOUT, ProgressChecks
 from pier_node.rounds.proofs import Proofs
 from pier_node.rounds.roster import Roster
 from pier_node.rounds.statements import Statements
 from pier_node.wire.carrier import DESCRIBE, BadMessage, Carrier, PeerLost
 from pier_proto.v1.peer_pb2 import DoubleVote, Link, Pulse, StateRequest
 
-TIMEOUT = 10.0
-"""Seconds within which a peer must show a link."""
 FIRST_PAUSE, LAST_PAUSE = 5.0, 600.0
 """Seconds until a site is asked again: the first pause, and the longest."""
 LOOK = 5.0

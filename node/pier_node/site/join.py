@@ -32,7 +32,7 @@ from pier_node.site.coordinator.enrolment import Enrolment, enrol_patiently
 from pier_node.site.journal import Journal
 from pier_node.site.settings import Settings
 from pier_node.trainer.data.corpus import check_data
-from pier_node.wire.carrier import PROTOCOL, BadMessage, PeerLost, PeerRefused, SiteCarrier
+from pier_node.wire.carrier import GREETING, PROTOCOL, BadMessage, PeerLost, PeerRefused, SiteCarrier
 from pier_node.wire.transport import Transport, check_address, make_carrier
 from pier_proto.v1.peer_pb2 import HelloReply, HelloRequest, Site
 
@@ -71,8 +71,6 @@ def forget_run(folder: Path) -> None:
 
 PATIENCE = 300.0
 """Seconds to keep trying peers that do not answer."""
-GREETING = 10.0
-"""Timeout of a hello, in seconds."""
 GREETINGS = 16
 """Number of concurrent hellos."""
 

@@ -24,6 +24,11 @@ REPLY_BYTES = 2 << 20
 MANIFEST_BYTES = 16 << 20
 """Largest answer to Describe, in bytes."""
 
+GREETING = 10.0
+"""Seconds for the answer to a hello."""
+KEEPALIVE = 20.0
+"""Seconds between pings on an idle connection, and for the answer to each."""
+
 Q = TypeVar("Q", bound=Message)
 R = TypeVar("R", bound=Message)
 

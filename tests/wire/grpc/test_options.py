@@ -3,9 +3,9 @@ from __future__ import annotations
 import json
 
 from pier_node.wire.carrier import CHUNK_BYTES, DESCRIBE, MANIFEST_BYTES, MESSAGE_BYTES
-from pier_node.wire.grpc.options import CHANNEL_OPTIONS, SERVER_OPTIONS, SERVICE
+from pier_node.wire.grpc.options import CHANNEL_OPTIONS, SERVICE, server_options
 
-SERVER, CHANNEL = dict(SERVER_OPTIONS), dict(CHANNEL_OPTIONS)
+SERVER, CHANNEL = dict(server_options(MESSAGE_BYTES)), dict(CHANNEL_OPTIONS)
 
 
 def test_idle_connections_are_kept_alive_from_both_ends() -> None:

@@ -29,14 +29,14 @@ from pier_node.rounds.folder import SiteRecord
 from pier_node.rounds.revocations import REVOKED, Revoked
 from pier_node.rounds.roster import Roster
 from pier_node.site.coordinator.expert_messages import experts
-from pier_node.site.coordinator.link import Link, NoLease, Refused, Unreachable
+from pier_node.site.coordinator.link import DELIVERY, Link, NoLease, Refused, Unreachable
 from pier_node.site.coordinator.records import Noting, Recorder, Reports, memory_held
 from pier_node.site.orders import Orders
 from pier_node.site.report import Names, Reporter
 from pier_node.site.settings import Settings
 from pier_node.wire.carrier import PROTOCOL, SiteCarrier
-from pier_proto.v1 import coordinator_pb2 as pb
 from pier_node.wire.files import pieces_of
+from pier_proto.v1 import coordinator_pb2 as pb
 from pier_proto.v1.peer_pb2 import Pulse, Site
 
 if TYPE_CHECKING:
@@ -46,8 +46,6 @@ ANSWER = 10.0
 """Timeout of a request, in seconds."""
 FLUSH = 2.0
 """Longest delay in seconds before a record is sent."""
-DELIVERY = 300.0
-"""Timeout of delivering a score sheet, in seconds."""
 FAREWELL = 1.0
 """Seconds that a stopping site allows for its last messages to the coordinator."""
 JITTER = 0.5

@@ -12,13 +12,13 @@ from google.protobuf.message import DecodeError, Message
 
 from pier_node.identity import tls
 from pier_node.identity.certificates import Credentials
-from pier_node.wire.grpc.options import CHANNEL_OPTIONS
+from pier_node.wire.grpc.options import CHANNEL_OPTIONS, NO_PROBES
 from pier_node.wire.grpc.reasons import Circumstances, lost
 from pier_proto.v1 import coordinator_pb2 as pb
 
 SERVICE = "pier.v1.Coordinator"
-NO_PROBES = ("grpc.http2.bdp_probe", 0)
-"""Turns off gRPC's bandwidth probes: they serve large messages and would add two pings to each small message here."""
+DELIVERY = 300.0
+"""Longest duration of delivering a score sheet, in seconds."""
 _NO = frozenset(
     {
         grpc.StatusCode.FAILED_PRECONDITION,

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 
-from pier_node.wire.carrier import DESCRIBE, MANIFEST_BYTES, MESSAGE_BYTES, REPLY_BYTES
+from pier_node.wire.carrier import DESCRIBE, KEEPALIVE, MANIFEST_BYTES, REPLY_BYTES
 
 SERVICE = "pier.v1.Peer"
 END = b""
@@ -17,14 +17,13 @@ CALLS_PER_CONNECTION = 64
 
 _BOTH: dict[str, int] = {
     # A NAT or firewall silently forgets an idle connection after about a minute.
-    "grpc.keepalive_time_ms": 20_000,
-    "grpc.keepalive_timeout_ms": 20_000,
+    "grpc.keepalive_time_ms": int(1000 * KEEPALIVE),
+    "grpc.keepalive_timeout_ms": int(1000 * KEEPALIVE),
     "grpc.keepalive_permit_without_calls": 1,
     "grpc.http2.max_pings_without_data": 0,
 }
 _SERVER: dict[str, int] = {
     "grpc.so_reuseport": 0,  # a port in use is an error, not a second server that takes half of the calls
-    "grpc.max_receive_message_length": MESSAGE_BYTES,
     "grpc.max_concurrent_streams": CALLS_PER_CONNECTION,
     "grpc.http2.min_ping_interval_without_data_ms": 5_000,  # otherwise the pings of idle peers are "too many"
     "grpc.http2.max_ping_strikes": 0,
@@ -52,7 +51,12 @@ _CLIENT: dict[str, int | str] = {
     "grpc.dns_min_time_between_resolutions_ms": 1_000,
 }
 
-SERVER_OPTIONS = [*_BOTH.items(), *_SERVER.items()]
-"""Options of a node's server."""
+NO_PROBES = ("grpc.http2.bdp_probe", 0)
+"""Turns off gRPC's bandwidth probes: they serve large messages, and would add two pings to each small one."""
 CHANNEL_OPTIONS = [*_BOTH.items(), *_CLIENT.items()]
 """Options of a channel to a peer."""
+
+
+def server_options(most: int) -> list[tuple[str, int]]:
+    """Options of a server that takes messages of `most` bytes."""
+    return [*_BOTH.items(), *_SERVER.items(), ("grpc.max_receive_message_length", most)]

@@ -17,8 +17,8 @@ from pier_node.base.address import format_address
 from pier_node.base.errors import PierError
 from pier_node.identity import tls
 from pier_node.identity.certificates import Credentials
-from pier_node.wire.carrier import EXCHANGE, FETCH, BadMessage, PeerLost
-from pier_node.wire.grpc.options import END, SERVER_OPTIONS, SERVICE
+from pier_node.wire.carrier import EXCHANGE, FETCH, MESSAGE_BYTES, BadMessage, PeerLost
+from pier_node.wire.grpc.options import END, SERVICE, server_options
 from pier_node.wire.grpc.reasons import brief
 from pier_node.wire.links import CALLS, GRACE, PATIENCE, Answers, Busy
 from pier_node.wire.metadata import CallMetadata, Headers, NotAdmitted
@@ -76,7 +76,7 @@ class PeerServer(grpc.GenericRpcHandler):  # type: ignore[type-arg]
 
     async def start(self, host: str, port: int) -> int:
         """Listen and return the port; the system chooses one if `port` is 0. Raises PierError."""
-        self._server = grpc.aio.server(options=SERVER_OPTIONS, maximum_concurrent_rpcs=CALLS)
+        self._server = grpc.aio.server(options=server_options(MESSAGE_BYTES), maximum_concurrent_rpcs=CALLS)
         self._server.add_generic_rpc_handlers((self,))
         address = format_address(host, port)
         try:

@@ -12,10 +12,10 @@ from typing import Any, NoReturn
 from pier_node.base.address import format_address
 from pier_node.base.tasks import first_of
 from pier_node.wire.bounds import parse
-from pier_node.wire.carrier import EXCHANGE, FETCH, HELLO, MESSAGE_BYTES, BadMessage, PeerLost
+from pier_node.wire.carrier import EXCHANGE, FETCH, HELLO, KEEPALIVE, MESSAGE_BYTES, BadMessage, PeerLost
 from pier_node.wire.grpc.reasons import brief
 from pier_node.wire.libp2p.host import Host
-from pier_node.wire.libp2p.stream import KEEPALIVE, LINE, NAME_BYTES, OPENING_BYTES, CutOff, Kind, Stream, headers
+from pier_node.wire.libp2p.stream import LINE, NAME_BYTES, OPENING_BYTES, CutOff, Kind, Stream, headers
 from pier_node.wire.links import CALLS, GRACE, PATIENCE, Answers, Busy
 from pier_node.wire.metadata import Headers, NotAdmitted
 from pier_proto.v1.stream_pb2 import Opening

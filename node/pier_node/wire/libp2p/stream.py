@@ -17,7 +17,7 @@ from contextlib import suppress
 from enum import IntEnum
 
 from pier_node.wire.bounds import parse
-from pier_node.wire.carrier import BadMessage, PeerLost, PeerRefused
+from pier_node.wire.carrier import KEEPALIVE, BadMessage, PeerLost, PeerRefused
 from pier_node.wire.metadata import FROM, PROTOCOL_KEY, RUN, TO, CallMetadata, Headers
 from pier_proto.v1.stream_pb2 import IdentityProof, Opening
 
@@ -95,8 +95,6 @@ LINE = "Line"
 """The first frame of each stream names its purpose: this, or a method."""
 NAME_BYTES = 64
 OPENING_BYTES = 8192
-KEEPALIVE = 20.0
-"""Seconds between pings, and for the answer to each."""
 
 
 def opening(metadata: CallMetadata, to: str | None, identity_proof: IdentityProof) -> Opening:
