@@ -8,7 +8,6 @@ restarted). Slow readers miss ticks but no changes.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import json
 from collections.abc import AsyncIterator, Callable, Collection
 from pathlib import Path
@@ -21,6 +20,7 @@ from pier_coordinator.page.metrics import Metrics
 from pier_coordinator.runs.alerts import Watch
 from pier_coordinator.runs.read_model import EVENTS, ReadModel
 from pier_node.base.http import add_headers, under_known_names
+from pier_node.base.tasks import cancel_and_wait
 
 STATIC = Path(__file__).parent / "static"
 LARGEST_BODY = 16 * 1024
@@ -200,9 +200,7 @@ class Stream:
     async def stop(self) -> None:
         """Stop ticking."""
         if self._pulse:
-            self._pulse.cancel()
-            with contextlib.suppress(asyncio.CancelledError):
-                await self._pulse
+            await cancel_and_wait(self._pulse)
 
     async def _beat(self) -> None:
         while True:
