@@ -69,10 +69,11 @@ class HuntDaemon(Daemon):
 
 
 class Ordered:
-    """Stands for Coordination in site/coordinator/client.py: there are orders, and nothing else."""
+    """Stands for Coordination in site/coordinator/client.py, with its client and recorder: there are orders only."""
 
     def __init__(self, orders: Orders) -> None:
         self.orders, self.revoked = orders, None
+        self.client = self.recorder = self
 
     async def run(self) -> None:
         """The client never ends."""
@@ -80,7 +81,7 @@ class Ordered:
 
     sample = run
 
-    def committed(self, state: OuterState) -> None:
+    def round(self, state: OuterState) -> None:
         """A round is told."""
 
 
