@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import logging
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import suppress
@@ -64,6 +65,21 @@ async def test_the_first_named_counts_if_several_have_ended() -> None:
     assert await first_of(value("a"), value("b")) == "a"
     with pytest.raises(OSError, match="full"):
         await first_of(fail("full"), value("b"))
+
+
+async def test_errors_of_others_that_have_ended_too_are_logged_and_nobody_misses_them(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    missed: list[dict[str, object]] = []
+    asyncio.get_running_loop().set_exception_handler(lambda _loop, context: missed.append(context))
+    with caplog.at_level(logging.INFO):
+        assert await first_of(value("a"), fail("a full disk")) == "a"
+        with pytest.raises(OSError, match="torn"):
+            await first_of(fail("torn"), fail("a full disk"))
+    gc.collect()
+    await turns()
+    assert missed == []
+    assert caplog.text.count("a full disk") == 2
 
 
 async def test_an_error_of_the_first_is_raised_after_the_others_have_ended(caplog: pytest.LogCaptureFixture) -> None:

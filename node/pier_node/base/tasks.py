@@ -27,9 +27,9 @@ log = logging.getLogger(__name__)
 async def first_of(*works: Awaitable[T]) -> T:
     """The result of the first work to end; the others are cancelled, and have ended when this returns.
 
-    If several have ended, the one that is named first counts. An error in it is raised; so is an error with which
-    another one ends, unless the first has already raised one. A future (not a coroutine) is cancelled like a task:
-    give `asyncio.shield(future)` if it must outlive the race.
+    If several have ended, the one that is named first counts, and errors in the others are logged. An error in the
+    first is raised; so is an error with which a cancelled one ends, unless the first has already raised one. A future
+    (not a coroutine) is cancelled like a task: give `asyncio.shield(future)` if it must outlive the race.
     """
     tasks = [asyncio.ensure_future(work) for work in works]
     try:
@@ -38,14 +38,17 @@ async def first_of(*works: Awaitable[T]) -> T:
         await cancel_and_wait(*tasks)
         raise
     first = next(task for task in tasks if task.done())
-    others = [task for task in tasks if task is not first]
+    late = [task for task in tasks if not task.done()]
+    for task in tasks:
+        if task is not first and task.done():
+            _log_error(task)
     if first.cancelled() or first.exception():
-        await cancel_and_wait(*others)
+        await cancel_and_wait(*late)
         return first.result()
-    for task in others:
+    for task in late:
         task.cancel()
-    await _all_ended(others)
-    for error in map(_error, others):
+    await _all_ended(late)
+    for error in map(_error, late):
         if error is not None:
             raise error
     return first.result()
