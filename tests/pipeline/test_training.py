@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections import Counter
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -19,9 +20,10 @@ from pier_node.config.run import RunConfig
 from pier_node.outer.adamw import take_step
 from pier_node.outer.layout import Layout
 from pier_node.outer.state import OuterState
-from pier_node.pipeline import vote_state
+from pier_node.pipeline import stage_sharing, vote_state
 from pier_node.trainer.model.decoder import Decoder
 from pier_node.trainer.model.initial import initial_weights
+from pier_node.wire.carrier import PeerLost
 from pier_proto.v1.peer_pb2 import Phase
 
 LONG = 40
@@ -53,6 +55,26 @@ def test_the_joined_model_is_that_of_one_process_that_takes_the_same_steps(tmp_p
     (data_node,) = (name for name, node in cluster.nodes.items() if node.stage_state.stage == 0)
     expected = trained(tables, data_node)
     np.testing.assert_allclose(cluster.joined(), expected, rtol=1e-3, atol=2e-6)
+    ends = [node.whole for node in cluster.nodes.values() if node.whole is not None]
+    assert [np.array_equal(end, cluster.joined()) for end in ends] == [True]
+
+
+def test_a_stage_whose_holder_has_not_taken_its_last_step_yet_is_asked_for_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its pulse counts the step as soon as it is stored, and its answer names the state that it has."""
+    real, refused = stage_sharing.fetch_state, list[str]()
+
+    async def fetch(carrier: Any, peers: Any, wanted: Any) -> Any:
+        if len(refused) < 3:
+            refused.append(carrier.node)
+            raise PeerLost(peers[0], "the state is not held here")
+        return await real(carrier, peers, wanted)
+
+    monkeypatch.setattr(stage_sharing, "fetch_state", fetch)
+    cluster = PipelineCluster(config(paths="full", microbatches=2), tmp_path)
+    run(cluster.run())
+    assert len(refused) == 3
     ends = [node.whole for node in cluster.nodes.values() if node.whole is not None]
     assert [np.array_equal(end, cluster.joined()) for end in ends] == [True]
 

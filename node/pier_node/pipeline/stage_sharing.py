@@ -106,6 +106,12 @@ async def _part(config: RunConfig, now: Standing, stage: int, stage_state: Stage
     if version == 0:
         return await asyncio.to_thread(made, config, stage)
     length = stage_layout(config.model, config.pipeline.stages, stage).length
-    peers = await holders(tools, stage, version, PATIENCE)
-    got = await fetch_state(tools.carrier, peers, Wanted(length, version, stage=stage + 1))
-    return got.state.anchor
+    wanted, deadline = Wanted(length, version, stage=stage + 1), asyncio.get_running_loop().time() + PATIENCE
+    while True:
+        peers = await holders(tools, stage, version, PATIENCE)
+        try:
+            return (await fetch_state(tools.carrier, peers, wanted)).state.anchor
+        except PeerLost:  # a pulse counts a step that is stored there and not taken yet
+            if asyncio.get_running_loop().time() > deadline:
+                raise
+            await tools.roster.changed.wait(1.0)
