@@ -4,7 +4,7 @@
 
 Sites are simulated in one process on the text of the standard library; all methods see the same windows. `start` is a
 synchronous start of a tenth of the run, `warmup` the momentum that is gathered in it; pier has both. The gap ratio of
-a method is (its loss - sync) / (diloco - sync), of means over seeds: spec/pier.md, property 8, wants 0.6 for pier.
+a method is (its loss - sync) / (diloco - sync), of means over seeds: the goal for pier is 0.6.
 All of the table `bandwidth` are diloco with such a start; what they lose is measured against `none`.
 """
 

@@ -4,7 +4,7 @@
 
 The first expert, of half the steps, tells speed and setup, as the seed's training and `experts.setup_s` do for a plan.
 From these follow the times of all the others, which are trained one after the other as a site does it, by real workers.
-Property 11 of spec/hdee.md wants the last one to be done within 10 % of plan, on a site where nothing else runs: the
+The last one should be done within 10 % of plan, on a site where nothing else runs: the
 load of the machine is shown.
 """
 

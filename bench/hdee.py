@@ -31,7 +31,7 @@ loses if both lose. The hypothesis is supported if best of two wins more domains
 shown as well; among three equal arms it would come to 2/3 of the domains by luck. The same rule holds for auto and
 dense, each alone. For the mean over domains: better or worse if the interval has no 0 in it and all seeds agree.
 
-**Sizes permuted** (spec/hdee.md section 6, difficulty (c)): for the domains where size pays least, middling and most as
+**Sizes permuted** (as a control): for the domains where size pays least, middling and most as
 estimated, all six ways of giving them S, M and L; own experts, 300 steps. Wanted: the way that is predicted to be best
 is within 1 % of the best in mean bits per byte, and better than the mean of six.
 """

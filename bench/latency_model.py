@@ -1,4 +1,4 @@
-"""What waiting costs: a tree all-reduce against pairs, and pairs against a barrier (spec/noloco.md section 5).
+"""What waiting costs: a tree all-reduce against pairs, and pairs against a barrier (arXiv 2506.10911, section 5).
 
 Monte Carlo, vectorised; all times of a simulation are in one unit, seconds where bytes are in play.
 """

@@ -2,7 +2,7 @@
 
     python -m bench.latency_sim [--quick] [--json FILE] [--plot FILE.png]
 
-The first two tables are those of the paper (arXiv 2506.10911, Fig. 5; spec/noloco.md section 5), which leave bytes
+The first two tables are those of the paper (arXiv 2506.10911, Fig. 5), which leave bytes
 out. The third adds them: every site has one line of the same bandwidth each way, an all-reduce is bandwidth-bound
 (2P(N − 1)/N, pipelined), a pair swaps P both ways at once, and steps take as unequally long as in the second table.
 """

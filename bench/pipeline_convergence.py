@@ -3,7 +3,7 @@
     python -m bench.pipeline_convergence [--quick] [--folder FOLDER] [--plot FILE.png] [--show]
 
 One model is trained as a pipeline whose microbatches visit all stages, or three quarters, two thirds or half of them,
-in order or with a swap in each path that the planner wants one in (arXiv 2502.19913; spec/skippipe.md section 6). All
+in order or with a swap in each path that the planner wants one in (arXiv 2502.19913). All
 see the same windows. Then stages are left out of each model: any quarter, third or half of them, and the last ones.
 A cell, an arm with a seed, is a file in the folder, and is not computed again: the command can be stopped and repeated.
 """

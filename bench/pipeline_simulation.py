@@ -2,7 +2,7 @@
 
 Replicas of a stage hold the same bits, so one of each is enough here. A stage's gradient is the mean over the
 microbatches that came to it, clipped by the norm over all stages; one that nobody visited is not stepped
-(spec/skippipe.md section 5). A step's windows depend on nothing but seed and step, so that all paths see the same ones.
+(arXiv 2502.19913). A step's windows depend on nothing but seed and step, so that all paths see the same ones.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """All sites of a run in one process: Pier's own schedule, outer step and model, without daemons and without a network.
 
 Synchronous steps are taken once, on the rows of all sites together: every site would take the same one. Sites then
-part with copies of the weights and of AdamW's moments, as they do after a start (spec/pier.md, section 2). Codecs,
+part with copies of the weights and of AdamW's moments, as they do after a start (arXiv 2511.17849). Codecs,
 overlap and fragments are those of the node: the same pending pseudo-gradients, offered and taken at the same times.
 """
 

@@ -21,6 +21,7 @@ from pier_node.outer.adamw import take_step
 from pier_node.outer.layout import Layout
 from pier_node.outer.state import OuterState
 from pier_node.pipeline import stage_sharing, vote_state
+from pier_node.rounds import catch_up
 from pier_node.trainer.model.decoder import Decoder
 from pier_node.trainer.model.initial import initial_weights
 from pier_node.wire.carrier import PeerLost
@@ -63,7 +64,7 @@ def test_a_stage_whose_holder_has_not_taken_its_last_step_yet_is_asked_for_again
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its pulse counts the step as soon as it is stored, and its answer names the state that it has."""
-    real, refused = stage_sharing.fetch_state, list[str]()
+    real, refused = catch_up.fetch_state, list[str]()
 
     async def fetch(carrier: Any, peers: Any, wanted: Any) -> Any:
         if len(refused) < 3:
