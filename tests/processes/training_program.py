@@ -5,6 +5,7 @@ KIND says how its ranks share the model: plain, ddp, fsdp, tp or 2x2. It prints 
 
 from __future__ import annotations
 
+import math
 import os
 import sys
 import time
@@ -51,11 +52,12 @@ def main() -> None:
     # Ranks that hold parts of one replica must see the same batch.
     generator = torch.Generator().manual_seed(0 if kind == "tp" else int(os.environ.get("RANK", "0")) // 2)
     with site:
+        diverges_at = float(os.environ.get("NAN_STEP", "inf"))
         while True:
             inputs = torch.randn(16, 6, generator=generator)
             loss = (model(inputs) - inputs.sum(1, keepdim=True)).square().mean()
-            if site.step_index == int(os.environ.get("NAN_STEP", "-1")):
-                loss = loss * torch.nan
+            if site.step_index >= diverges_at:  # a site that is slow or late leaves steps out
+                loss, diverges_at = loss * torch.nan, math.inf
             optimizer.zero_grad()
             loss.backward()
             time.sleep(float(os.environ.get("STEP_SECONDS", "0")))
