@@ -35,6 +35,9 @@ async def first_of(*works: Awaitable[T]) -> T:
     try:
         await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
     except BaseException:
+        for task in tasks:
+            if task.done():
+                _log_error(task)
         await cancel_and_wait(*tasks)
         raise
     first = next(task for task in tasks if task.done())
