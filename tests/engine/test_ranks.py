@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import signal
 import subprocess
@@ -17,8 +18,9 @@ import sys, time
 from pier_node.engine.ranks import STEPS, enter
 row = enter(sys.argv[1], int(sys.argv[2]), int(sys.argv[3]))
 row[STEPS] = int(sys.argv[4])
-print("here", flush=True)
-def waits_for_data(): time.sleep(600)
+def waits_for_data():
+    print("here", flush=True)
+    time.sleep(600)
 waits_for_data()
 """
 
@@ -61,6 +63,7 @@ def test_a_rank_that_is_behind_is_named(ranks: list[Ranks]) -> None:
 def test_a_stopped_rank_is_named_before_one_that_is_behind_and_a_dead_one_too(ranks: list[Ranks]) -> None:
     ranks.append(group := Ranks(3, 4, 4))
     group.processes[1].send_signal(signal.SIGSTOP)
+    os.waitpid(group.processes[1].pid, os.WUNTRACED)  # a signal takes effect when its process is next scheduled
     group.processes[2].kill()
     group.processes[2].wait()
     dead = group.table.dead()
