@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import base64
+import zlib
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -28,6 +30,26 @@ def test_the_last_one_is_found_again(tmp_path: Path) -> None:
     for key in ("weights", "adam_m", "adam_v"):
         assert np.array_equal(getattr(found, key), getattr(stand(4), key))
     assert [path.name for path in tmp_path.iterdir()] == [FILE]
+
+
+EARLIER = zlib.decompress(
+    base64.b64decode(
+        "eNoTYGQAg2ql+Pjc1JLElMSSxPh4JatqpbzE3FQlK6XEJPxQSUepJD87Na8YqNbYAMgrLkktALGVanWUgMblxueCTEspqSwAGedmbARSk5EI"
+        "4kWbxuoogW3MT0srTi0BmhFtoGNkEAvTWkaSViMDHROw3vLUzPQMkBAJmk0MdMyAmmsVIAASKgwODAwNQHwAiBkcoUJQvgCQ7wAVa7CHqHUA"
+        "qwcAzttcQg=="
+    )
+)
+"""`stand(3)` of the expert abab…, as version 0.1.0 wrote it before it shared code with the state store."""
+
+
+def test_a_file_of_an_earlier_version_is_read(tmp_path: Path) -> None:
+    (tmp_path / FILE).write_bytes(EARLIER)
+    found = ResumeState.load(tmp_path, NAME, 5)
+    assert found is not None
+    assert (found.step, found.tokens) == (3, 30)
+    for key in ("weights", "adam_m", "adam_v"):
+        assert np.array_equal(getattr(found, key), getattr(stand(3), key))
+    check(tmp_path / FILE, 5, 3, NAME)
 
 
 def test_there_may_be_none(tmp_path: Path) -> None:

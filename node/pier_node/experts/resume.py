@@ -15,13 +15,14 @@ from typing import Annotated, Any
 import numpy as np
 from pydantic import Field
 from safetensors import SafetensorError, safe_open
-from safetensors.numpy import save_file
 
 from pier_node.base import durable
+from pier_node.base.errors import PierError
 from pier_node.base.shared import Vector
 from pier_node.base.toml import Section
 from pier_node.experts.card import Digest
 from pier_node.experts.config import MOST_DOMAINS
+from pier_node.rounds.state_store import load_tensors, save_tensors
 
 FILE = "checkpoint.safetensors"
 TENSORS = ("weights", "adam_m", "adam_v")
@@ -66,11 +67,8 @@ class ResumeState:
     def save(self, folder: Path, name: str) -> None:
         """Replace the last checkpoint, completely or not at all. Raises OSError."""
         temporary = folder / f"{FILE}.tmp"
-        metadata = {"name": name, "step": str(self.step), "tokens": str(self.tokens)}
-        try:
-            save_file({key: getattr(self, key) for key in TENSORS}, temporary, metadata)
-        except SafetensorError as error:  # a system error that the library wraps
-            raise OSError(f"{temporary}: {error}") from error
+        vectors = {key: getattr(self, key) for key in TENSORS}
+        save_tensors(temporary, vectors, {"name": name, "step": str(self.step), "tokens": str(self.tokens)})
         durable.put(temporary, folder / FILE)
 
     @classmethod
@@ -80,13 +78,11 @@ class ResumeState:
         if not path.exists():
             return None
         try:
-            with safe_open(path, framework="numpy") as file:
-                known = file.metadata() or {}
-                vectors = {key: np.asarray(file.get_tensor(key)) for key in TENSORS}
-            if known["name"] != name or any(each.shape != (length,) for each in vectors.values()):
+            vectors, known = load_tensors(path)
+            if known["name"] != name or any(len(vectors[key].array) != length for key in TENSORS):
                 raise ValueError("it is of another expert")
-            return cls(int(known["step"]), int(known["tokens"]), **vectors)
-        except (OSError, SafetensorError, KeyError, ValueError) as error:
+            return cls(int(known["step"]), int(known["tokens"]), *(vectors[key].array for key in TENSORS))
+        except (PierError, durable.Torn, KeyError, ValueError) as error:
             log.warning("%s cannot be used, this expert begins again: %s", path, error)
             return None
 

@@ -156,7 +156,7 @@ class StateStore:
             self._write(temporary, state, checkpoint)
             self._swap_in(temporary, final)
             self._rotate(final, beside)
-        except (OSError, SafetensorError) as error:
+        except OSError as error:
             shutil.rmtree(temporary, ignore_errors=True)
             raise PierError(f"{problem}: {error}", "Free some space there and start again.") from error
         return final
@@ -167,7 +167,7 @@ class StateStore:
         try:
             os.link(shared or "", folder / STATE)
         except OSError:  # there is no such file, it was rotated away just now, or the file system has no hard links
-            _save_tensors(folder / STATE, state.tensors)
+            save_tensors(folder / STATE, _arrays(state.tensors))
         record = {
             "format": FORMAT,
             "run_hash": self._run_hash,
@@ -178,7 +178,7 @@ class StateStore:
             "digest": state.digest.hex(),
         }
         if checkpoint:
-            _save_tensors(folder / LOCAL, checkpoint.local)
+            save_tensors(folder / LOCAL, _arrays(checkpoint.local))
             record |= {
                 "adam_step": checkpoint.adam_step,
                 "inner_step": checkpoint.inner_step,
@@ -301,7 +301,7 @@ def _round(folder: Path) -> int:
 
 def _read_state(folder: Path, record: dict[str, Any]) -> OuterState:
     """The state that a record describes. Raises Torn."""
-    tensors = _load_tensors(folder / STATE)
+    tensors, _ = load_tensors(folder / STATE)
     members, ledger = tuple(record["members"]), record["ledger"]
     state = OuterState(record["round"], members, tensors, ledger, record["outer_adam_step"])
     if state.digest.hex() != record["digest"]:
@@ -311,7 +311,7 @@ def _read_state(folder: Path, record: dict[str, Any]) -> OuterState:
 
 def _read(folder: Path, record: dict[str, Any]) -> Checkpoint:
     state = _read_state(folder, record)
-    local = _load_tensors(folder / LOCAL)
+    local, _ = load_tensors(folder / LOCAL)
     if _local_digest(state, record["adam_step"], local) != record["local_digest"]:
         raise Torn(f"{LOCAL} does not match its digest")
     return Checkpoint(
@@ -332,15 +332,30 @@ def _local_digest(state: OuterState, adam_step: int, local: Mapping[str, SharedV
     return state_digest(state.round, state.members, state.ledger, adam_step, hashes).hex()
 
 
-def _save_tensors(path: Path, tensors: Mapping[str, SharedVector]) -> None:
-    save_file({name: vector.array for name, vector in tensors.items()}, path)
+def _arrays(vectors: Mapping[str, SharedVector]) -> dict[str, Vector]:
+    return {name: vector.array for name, vector in vectors.items()}
+
+
+def save_tensors(path: Path, tensors: Mapping[str, Vector], metadata: Mapping[str, str] | None = None) -> None:
+    """Write vectors into a safetensors file; return once it is on disk. Raises OSError."""
+    try:
+        save_file(dict(tensors), path, dict(metadata) if metadata else None)
+    except SafetensorError as error:  # a system error that the library wraps
+        raise OSError(f"{path}: {error}") from error
     sync(path)
 
 
-def _load_tensors(path: Path) -> dict[str, SharedVector]:
+def load_tensors(path: Path) -> tuple[dict[str, SharedVector], dict[str, str]]:
+    """The vectors of a safetensors file, and its metadata.
+
+    Raises:
+        Torn: the file is missing or damaged.
+        PierError: this user may not read it.
+    """
     try:
         with safe_open(path, "np") as file:
-            return {name: _vector(file.get_slice(name)) for name in file.keys()}  # noqa: SIM118 (not a dict)
+            vectors = {name: _vector(file.get_slice(name)) for name in file.keys()}  # noqa: SIM118 (not a dict)
+            return vectors, file.metadata() or {}
     except PermissionError as error:
         raise forbidden(path, error) from error
     except (OSError, SafetensorError, ValueError, TypeError) as error:
