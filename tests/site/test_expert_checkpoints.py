@@ -39,21 +39,29 @@ class Played:
         self.seconds = 0.0
         self.problems: list[Exception] = []
         self.has, self.asked = b"", 0
+        self.breaks_after, self.starts = 1 << 40, list[int]()
         self.about = Kept(job=1, step=1, size=1, digest="0" * 64)
 
     async def give_checkpoint(self, plan: str, kept: Kept, file: BufferedReader) -> None:
         await asyncio.sleep(self.seconds)
         if self.problems:
             raise self.problems.pop(0)
+        file.seek(0)
         self.given.append((plan, kept, file.read()))
 
-    async def fetch_checkpoint(self, plan: str, kept: Kept) -> AsyncGenerator[CheckpointPart]:
+    async def fetch_checkpoint(
+        self, plan: str, kept: Kept, digest: str = "", offset: int = 0
+    ) -> AsyncGenerator[CheckpointPart]:
         self.asked += 1
         if self.problems:
             raise self.problems.pop(0)
-        yield CheckpointPart(checkpoint=ExpertCheckpoint(**self.about.model_dump()))
-        for start in range(0, len(self.has), 64):
-            yield CheckpointPart(piece=self.has[start : start + 64])
+        start = offset if digest == self.about.digest else 0
+        self.starts.append(start)
+        yield CheckpointPart(checkpoint=ExpertCheckpoint(**self.about.model_dump()), offset=start)
+        for at in range(start, len(self.has), 64):
+            if at - start >= self.breaks_after:
+                raise Unreachable("the line broke")
+            yield CheckpointPart(piece=self.has[at : at + 64])
 
     def keeps(self, path: Path, step: int) -> Kept:
         """Another site gave it this one, and that is what the order said."""
@@ -243,6 +251,58 @@ def test_a_job_from_elsewhere_goes_on_from_its_checkpoint(tmp_path: Path) -> Non
     assert found is not None
     assert found.step == 30
     assert site.notes == ["the expert of network resumed at step 30 from its checkpoint"]
+    assert [path.name for path in here.iterdir()] == [FILE]
+
+
+def test_one_that_is_interrupted_goes_on_where_it_stopped_for_as_long_as_it_gets_further(tmp_path: Path) -> None:
+    site, here = Site(), tmp_path / "here"
+    kept = site.coordinator.keeps(saved(tmp_path / "there", 30), 30)
+    site.coordinator.breaks_after = 64
+    here.mkdir()
+
+    async def story() -> None:
+        assert await site.of(kept).fetched(here, NAME, LENGTH, 0)
+
+    run(story())
+    assert site.coordinator.starts == [*range(0, kept.size, 64)]
+    assert (here / FILE).read_bytes() == site.coordinator.has
+    assert [path.name for path in here.iterdir()] == [FILE]
+
+
+def test_one_that_another_has_replaced_meanwhile_is_fetched_from_its_beginning(tmp_path: Path) -> None:
+    site, here = Site(), tmp_path / "here"
+    site.coordinator.breaks_after = 128
+    here.mkdir()
+
+    async def story() -> None:
+        kept = site.coordinator.keeps(saved(tmp_path / "there", 30), 30)
+        fetching = asyncio.create_task(site.of(kept).fetched(here, NAME, LENGTH, 0))
+        await asyncio.sleep(0.1)
+        site.coordinator.keeps(saved(tmp_path / "there", 40, 2.0), 40)
+        assert await fetching
+
+    run(story())
+    assert site.coordinator.starts[:3] == [0, 0, 128]
+    assert (here / FILE).read_bytes() == site.coordinator.has
+
+
+def test_a_site_that_was_stopped_has_what_had_arrived(tmp_path: Path) -> None:
+    site, here = Site(), tmp_path / "here"
+    kept = site.coordinator.keeps(saved(tmp_path / "there", 30), 30)
+    here.mkdir()
+
+    async def story() -> None:
+        site.coordinator.breaks_after = 192
+        fetching = asyncio.create_task(site.of(kept).fetched(here, NAME, LENGTH, 0))
+        await asyncio.sleep(0.1)
+        fetching.cancel()
+        await asyncio.wait([fetching])
+        assert not (here / FILE).exists()
+        site.coordinator.breaks_after = 1 << 40
+        assert await Site.of(site, kept).fetched(here, NAME, LENGTH, 0)
+
+    run(story())
+    assert site.coordinator.starts == [0, 192]
     assert [path.name for path in here.iterdir()] == [FILE]
 
 

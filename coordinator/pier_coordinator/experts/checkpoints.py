@@ -1,7 +1,8 @@
 """Checkpoints of experts in training, on the coordinator's disk: each job's latest, so another site can continue it.
 
 A file's name holds all that is known about it. A file gets this name only once it is complete and checked, so kill -9
-leaves either it or the one before it. Files of other plans and of chains that are done are deleted.
+leaves either it or the one before it, and a part of it that its site completes later. Files of other plans and of
+chains that are done are deleted.
 """
 
 from __future__ import annotations
@@ -13,15 +14,17 @@ from collections.abc import AsyncIterator, Callable, Iterable
 from contextlib import suppress
 from pathlib import Path
 
+from pier_coordinator.store.inbox import Inbox
 from pier_coordinator.store.refusals import Refused
 from pier_node.base import durable
 from pier_node.experts.resume import Kept, check, most_bytes
-from pier_node.wire.files import pieces_of, receive, size_and_digest
+from pier_node.wire.files import PART, pieces_of, size_and_digest
 from pier_proto.v1.coordinator_pb2 import CheckpointPart, ExpertCheckpoint
 
 FOLDER = "checkpoints"
 NAME = re.compile(r"([0-9]{1,3})-([0-9]{1,10})-([0-9a-f]{64})[.]safetensors")
-PART = ".part"
+PARTIAL = re.compile(rf"[0-9a-f]+-[0-9a-f]{{64}}{re.escape(PART)}")
+"""Name of a checkpoint that has arrived in part: see Inbox."""
 
 
 class Checkpoints:
@@ -35,7 +38,7 @@ class Checkpoints:
     def __init__(self, folder: Path, plan: str) -> None:
         self._all = folder / FOLDER
         self._folder = self._all / plan
-        self._coming: set[str] = set()
+        self.inbox = Inbox(self._folder, "checkpoint")
         self._kept: dict[int, Kept] = {}
         for path in self._folder.glob("*"):
             self._find(path)
@@ -55,7 +58,13 @@ class Checkpoints:
         return f"from its checkpoint at step {step}" if step else "from the start"
 
     async def take(
-        self, node: str, kept: Kept, length: int, parts: AsyncIterator[CheckpointPart], wanted: Callable[[], bool]
+        self,
+        node: str,
+        kept: Kept,
+        length: int,
+        parts: AsyncIterator[CheckpointPart],
+        wanted: Callable[[], bool],
+        offset: int = 0,
     ) -> None:
         """Receive a checkpoint from a site and keep it.
 
@@ -65,6 +74,7 @@ class Checkpoints:
             length: number of parameters of the model.
             parts: the parts of the checkpoint.
             wanted: returns whether it is still needed.
+            offset: bytes of it that are here already; the parts are what follows.
 
         Raises:
             Refused: it is not what the site says, it is invalid, or one that is as late is kept already.
@@ -73,31 +83,28 @@ class Checkpoints:
             raise Refused(f"a checkpoint after step {self.step(kept.job)} of that expert is kept")
         if kept.size > most_bytes(length):
             raise Refused(f"a checkpoint of {kept.size} bytes: one of that expert has {most_bytes(length)} at most")
-        if node in self._coming:
-            raise Refused("another checkpoint of this site is on its way")
-        self._coming.add(node)
-        part = self._folder / f"{kept.job}-{node}{PART}"
+        pieces = (part.piece async for part in parts)
         try:
-            async with asyncio.timeout(kept.deadline):
-                part.parent.mkdir(parents=True, exist_ok=True)
-                with part.open("wb") as file:
-                    await receive((each.piece async for each in parts), file, kept.size, bytes.fromhex(kept.digest))
-                await asyncio.to_thread(check, part, length, kept.step)
-            if not wanted() or kept.step <= self.step(kept.job):
-                raise Refused("that checkpoint is not needed any more")
-            await asyncio.to_thread(self._put, part, kept)
-        except TimeoutError as error:
-            raise Refused(f"the checkpoint has taken longer than {kept.deadline:.0f} s") from error
+            async with self.inbox.receive(node, kept.size, kept.digest, pieces, offset, kept.deadline) as path:
+                await asyncio.to_thread(check, path, length, kept.step)
+                if not wanted() or kept.step <= self.step(kept.job):
+                    raise Refused("that checkpoint is not needed any more")
+                await asyncio.to_thread(self._put, path, kept)
         except ValueError as error:
             raise Refused(f"not a checkpoint of that expert: {error}") from error
         except OSError as error:
             raise Refused(f"the coordinator cannot keep it: {error.strerror}") from error
-        finally:
-            self._coming.discard(node)
-            _delete(part)
 
-    async def parts(self, job: int) -> AsyncIterator[CheckpointPart]:
-        """Yield a job's checkpoint in parts. Raises Refused: there is none, or it is damaged."""
+    async def parts(self, job: int, digest: str = "", offset: int = 0) -> AsyncIterator[CheckpointPart]:
+        """Yield a job's checkpoint in parts.
+
+        Args:
+            digest, offset: the site has this many bytes of the checkpoint with this digest, and does not get them again
+                if that is still the checkpoint.
+
+        Raises:
+            Refused: there is none, or it is damaged.
+        """
         kept = self.of(job)
         if kept is None:
             raise Refused("no checkpoint of that expert is kept")
@@ -108,8 +115,9 @@ class Checkpoints:
         with file:  # the open file stays readable if a later one replaces it
             if (await size_and_digest(file))[1].hex() != kept.digest:
                 raise self._lost(kept, "it is damaged")
-            yield CheckpointPart(checkpoint=ExpertCheckpoint(**kept.model_dump()))
-            async for piece in pieces_of(file):
+            start = offset if digest == kept.digest and offset <= kept.size else 0
+            yield CheckpointPart(checkpoint=ExpertCheckpoint(**kept.model_dump()), offset=start)
+            async for piece in pieces_of(file, start):
                 yield CheckpointPart(piece=piece)
 
     def drop(self, job: int) -> None:
@@ -124,6 +132,8 @@ class Checkpoints:
 
     def _find(self, path: Path) -> None:
         """Take in a file left from an earlier start; of two for one job, keep the later."""
+        if PARTIAL.fullmatch(path.name):
+            return
         found = NAME.fullmatch(path.name)
         with suppress(ValueError, OSError):
             number, step, digest = found.groups() if found else ("", "", "")

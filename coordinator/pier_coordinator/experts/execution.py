@@ -12,7 +12,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -20,22 +20,17 @@ from pier_coordinator.experts.checkpoints import Checkpoints
 from pier_coordinator.experts.replan import Chain, ExpertSites, OpenWork, replanned
 from pier_coordinator.experts.scheduling import Limits, NoPlaceError
 from pier_coordinator.experts.scoring import Evaluation
-from pier_coordinator.store.experts import RESULT, AcceptedPlan, Expert, put_experts
-from pier_coordinator.store.facts import amount, event, number, text, whole
+from pier_coordinator.store.experts import RESULT, AcceptedPlan, Expert, accept_experts, put_experts
+from pier_coordinator.store.facts import Fact, amount, event, number, text, whole
+from pier_coordinator.store.refusals import Refused
+from pier_node.experts.resume import Kept
 from pier_node.experts.sheet import ScoredDomain
+from pier_node.outer.layout import Layout
 from pier_node.site.coordinator.expert_messages import job_fields
-from pier_proto.v1.coordinator_pb2 import ScoreSheet
+from pier_proto.v1.coordinator_pb2 import CheckpointPart, FetchCheckpointRequest, ScoreSheet
 
 if TYPE_CHECKING:
     from pier_coordinator.runs.coordinator import Coordinator
-from collections.abc import AsyncIterator
-
-from pier_coordinator.store.experts import accept_experts
-from pier_coordinator.store.facts import Fact
-from pier_coordinator.store.refusals import Refused
-from pier_node.experts.resume import Kept
-from pier_node.outer.layout import Layout
-from pier_proto.v1.coordinator_pb2 import CheckpointPart
 
 DECIDED = ("plan", "jobs", "complete")
 """The fields of an order that follow from the jobs. An outdated value of the other fields does no harm."""
@@ -94,19 +89,26 @@ class ExpertRun:
             raise Refused("no plan of experts was accepted")
         await self._current.delivered(node, sheet, content)
 
-    async def give_checkpoint(self, node: str, plan: str, kept: Kept, parts: AsyncIterator[CheckpointPart]) -> None:
-        """Take the checkpoint of a job from its site. Raises Refused."""
+    async def give_checkpoint(
+        self, node: str, plan: str, kept: Kept, parts: AsyncIterator[CheckpointPart], offset: int = 0
+    ) -> None:
+        """Take the checkpoint of a job from its site, after the `offset` bytes that are here. Raises Refused."""
         current = self._concerned(node, plan, kept.job)
         job = current.plan.jobs[kept.job].job
         if kept.step > job.steps:
             raise Refused(f"that expert has {job.steps} steps")
         length = Layout.of(job.run(self._of.config).model).length
-        await current.checkpoints.take(node, kept, length, parts, lambda: not current.is_over(kept.job))
+        await current.checkpoints.take(node, kept, length, parts, lambda: not current.is_over(kept.job), offset)
         current.tidy([kept.job])  # its chain may be done by now; if the job has moved, it continues from here
 
-    def fetch_checkpoint(self, node: str, plan: str, job: int) -> AsyncIterator[CheckpointPart]:
+    def fetch_checkpoint(self, node: str, request: FetchCheckpointRequest) -> AsyncIterator[CheckpointPart]:
         """Yield the parts of the checkpoint of one of this site's jobs. Raises Refused."""
-        return self._concerned(node, plan, job).checkpoints.parts(job)
+        checkpoints = self._concerned(node, request.plan, request.job).checkpoints
+        return checkpoints.parts(request.job, request.digest, request.offset)
+
+    def arrived(self, node: str, digest: str) -> int:
+        """Number of bytes that are here of the checkpoint with this SHA-256 (hex) from this site."""
+        return self._current.checkpoints.inbox.arrived(node, digest) if self._current else 0
 
     def told(self) -> dict[str, Any]:
         """The plan and its progress, for people and scripts."""

@@ -186,12 +186,26 @@ FIELDS = rules.complete(
             "size": below(SHEET_BYTES + 1),
             "digest": or_empty(HASH),
             "piece": size(0, PIECE),
+            "offset": below(SHEET_BYTES + 1),
         },
         pb.ScoreSheet: {"scoring": PLAN, "expert": PLAN, "domain": NAME, "problem": TEXT},
         pb.DeliverReply: {},
-        pb.CheckpointPart: {"lease": or_empty(LEASE), "plan": or_empty(PLAN), "piece": size(0, PIECE)},
+        pb.ArrivedRequest: {"lease": LEASE, "digest": HASH},
+        pb.ArrivedReply: {"offset": COUNT},
+        pb.CheckpointPart: {
+            "lease": or_empty(LEASE),
+            "plan": or_empty(PLAN),
+            "piece": size(0, PIECE),
+            "offset": COUNT,
+        },
         pb.GiveCheckpointReply: {},
-        pb.FetchCheckpointRequest: {"lease": LEASE, "plan": PLAN, "job": below(EXPERTS)},
+        pb.FetchCheckpointRequest: {
+            "lease": LEASE,
+            "plan": PLAN,
+            "job": below(EXPERTS),
+            "digest": or_empty(WEIGHTS),
+            "offset": COUNT,
+        },
     }
 )
 

@@ -11,8 +11,7 @@ import asyncio
 import math
 import secrets
 from collections.abc import AsyncIterator, Iterable
-from io import BytesIO
-from typing import Any
+from typing import Any, TypeVar
 
 from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
 from cryptography.hazmat.primitives import hashes
@@ -26,6 +25,7 @@ from pier_coordinator.identity.home import Authority
 from pier_coordinator.runs.coordinator import Coordinator
 from pier_coordinator.runs.registry import HEARTBEAT_SECONDS, LEASE_SECONDS
 from pier_coordinator.store.facts import Fact
+from pier_coordinator.store.inbox import Inbox
 from pier_coordinator.store.refusals import Refused
 from pier_coordinator.store.rows import OrderRow, Registration, SiteRow
 from pier_coordinator.store.sites import Report, enrol, note_presence, register, take_report
@@ -36,7 +36,6 @@ from pier_node.identity.tls import der
 from pier_node.site.coordinator.expert_messages import kept
 from pier_node.site.coordinator.link import DELIVERY
 from pier_node.wire.carrier import PROTOCOL, BadMessage
-from pier_node.wire.files import receive
 from pier_node.wire.rules import REVOKED
 from pier_proto.v1 import coordinator_pb2 as pb
 from pier_proto.v1.peer_pb2 import Revocations, Site
@@ -123,7 +122,11 @@ def _plain(value: Any) -> Any:
 
 
 FIRST = 60.0
-"""Maximum wait for the first part of a checkpoint, in seconds."""
+"""Maximum wait for the first message about a file, in seconds."""
+SHEETS = "deliveries"
+"""Folder of the score sheets that have arrived in part, in the run's folder."""
+
+M = TypeVar("M", bound=Message)
 
 _ACTIVITIES = {
     "train": pb.Order.ACTIVITY_TRAIN,
@@ -147,7 +150,7 @@ class Reception:
         self._node = node
         self._authority = authority
         self._revocations = Revocations()
-        self._delivering: set[str] = set()
+        self._sheets = Inbox(coordinator.store.folder / SHEETS, "delivery")
 
     async def enrol(self, certificate: bytes, request: pb.EnrolRequest) -> pb.EnrolReply:
         """Enrol a site that calls with an invite's certificate (PEM). Raises Refused, BadMessage."""
@@ -224,42 +227,52 @@ class Reception:
         await self._of.experts.take(node, report.facts)
         return pb.ReportReply(stored=stored)
 
+    async def arrived(self, node: str, request: pb.ArrivedRequest) -> pb.ArrivedReply:
+        """Say how much is here of a file whose transfer was interrupted. Raises Unregistered, Superseded."""
+        self._of.registry.holder(node, request.lease)
+        digest = request.digest.hex()
+        return pb.ArrivedReply(offset=self._sheets.arrived(node, digest) or self._of.experts.arrived(node, digest))
+
     async def deliver(self, node: str, pieces: AsyncIterator[pb.DeliverRequest]) -> pb.DeliverReply:
         """Take a score sheet. Raises Unregistered, Superseded, Refused, BadMessage."""
-        if node in self._delivering:
-            raise Refused("another delivery of this site is under way")
-        self._delivering.add(node)
-        try:
-            async with asyncio.timeout(DELIVERY):
-                first, content = await whole(pieces)
-        except TimeoutError as error:
-            raise Refused(f"the delivery has taken longer than {DELIVERY:.0f} s") from error
-        finally:
-            self._delivering.discard(node)
+        first = await _first_of(pieces)
+        if first is None or not first.HasField("sheet"):
+            raise BadMessage("a delivery that does not say what it is")
         self._of.registry.holder(node, first.lease)
-        await self._of.experts.delivered(node, first.sheet, content)
+
+        async def content() -> AsyncIterator[bytes]:
+            yield first.piece
+            async for message in pieces:
+                yield message.piece
+
+        whole = first.size, first.digest.hex()
+        try:
+            async with self._sheets.receive(node, *whole, content(), first.offset, DELIVERY) as path:
+                sheet = await asyncio.to_thread(path.read_bytes)
+        except ValueError as error:
+            raise BadMessage(f"a delivery: {error}") from error
+        except OSError as error:
+            raise Refused(f"the coordinator cannot keep it: {error.strerror}") from error
+        await self._of.experts.delivered(node, first.sheet, sheet)
         return pb.DeliverReply()
 
     async def give_checkpoint(self, node: str, parts: AsyncIterator[pb.CheckpointPart]) -> pb.GiveCheckpointReply:
         """Take the checkpoint of an expert. Raises Unregistered, Superseded, Refused, BadMessage."""
+        first = await _first_of(parts)
+        if first is None or not first.HasField("checkpoint"):
+            raise BadMessage("a checkpoint that does not say which it is")
         try:
-            async with asyncio.timeout(FIRST):
-                first = await anext(parts, None)
-            if first is None or not first.HasField("checkpoint"):
-                raise BadMessage("a checkpoint that does not say which it is")
             about = kept(first.checkpoint)
-        except TimeoutError as error:
-            raise Refused(f"nothing has come for {FIRST:.0f} s") from error
         except ValidationError as error:
             raise BadMessage(f"CheckpointPart.checkpoint: {first_problem(error)}") from error
         self._of.registry.holder(node, first.lease)
-        await self._of.experts.give_checkpoint(node, first.plan, about, parts)
+        await self._of.experts.give_checkpoint(node, first.plan, about, parts, first.offset)
         return pb.GiveCheckpointReply()
 
     async def fetch_checkpoint(self, node: str, request: pb.FetchCheckpointRequest) -> AsyncIterator[pb.CheckpointPart]:
         """Yield the parts of the checkpoint kept for a site's job. Raises Unregistered, Superseded, Refused."""
         self._of.registry.holder(node, request.lease)
-        async for part in self._of.experts.fetch_checkpoint(node, request.plan, request.job):
+        async for part in self._of.experts.fetch_checkpoint(node, request):
             yield part
 
     def _news(self, known: int) -> Revocations | None:
@@ -278,22 +291,13 @@ class Reception:
         return Site(node=site.node, name=site.name, address=site.address, slot=self._slot(site))
 
 
-async def whole(pieces: AsyncIterator[pb.DeliverRequest]) -> tuple[pb.DeliverRequest, bytes]:
-    """The first message of a delivery, and its pieces joined. Raises BadMessage."""
-    first, content = await anext(pieces, None), BytesIO()
-    if first is None or not first.HasField("sheet"):
-        raise BadMessage("a delivery that does not say what it is")
-
-    async def parts() -> AsyncIterator[bytes]:
-        yield first.piece
-        async for message in pieces:
-            yield message.piece
-
+async def _first_of(messages: AsyncIterator[M]) -> M | None:
+    """The first message of a stream; None: there is none. Raises Refused."""
     try:
-        await receive(parts(), content, first.size, first.digest)
-    except ValueError as error:
-        raise BadMessage(f"a delivery: {error}") from error
-    return first, content.getvalue()
+        async with asyncio.timeout(FIRST):
+            return await anext(messages, None)
+    except TimeoutError as error:
+        raise Refused(f"nothing has come for {FIRST:.0f} s") from error
 
 
 def order(row: OrderRow) -> pb.Order:

@@ -61,6 +61,7 @@ RATES: Mapping[str, Rate] = {
     "Heartbeat": Rate(4, 20),
     "Watch": Rate(0.5, 10),
     "Deliver": Rate(20, 200),  # one sheet per expert, domain and split
+    "Arrived": Rate(20, 200),  # before each of them, and each checkpoint
     "GiveCheckpoint": Rate(0.5, 20),
     "FetchCheckpoint": Rate(0.5, 20),
     "Report": Rate(10, 60),  # records that a site kept while the coordinator was down come in a burst
@@ -129,6 +130,7 @@ class CoordinatorService(grpc.GenericRpcHandler):  # type: ignore[type-arg]
             "Heartbeat": grpc.stream_stream_rpc_method_handler(self._heartbeats),
             "Report": self._member_method("Report", pb.ReportRequest, self._reception.report),
             "Deliver": grpc.stream_unary_rpc_method_handler(self._deliver),
+            "Arrived": self._member_method("Arrived", pb.ArrivedRequest, self._reception.arrived),
             "GiveCheckpoint": grpc.stream_stream_rpc_method_handler(self._give_checkpoint),
             "FetchCheckpoint": self._giving_method(
                 "FetchCheckpoint", pb.FetchCheckpointRequest, self._reception.fetch_checkpoint

@@ -20,7 +20,7 @@ class Superseded(Exception):
 
 
 class TooFast(Exception):
-    """The caller has exceeded its rate limit; it may call again after `seconds`."""
+    """The caller has exceeded its rate limit, or another such call of it is under way; it may retry after `seconds`."""
 
     def __init__(self, text: str, seconds: float) -> None:
         super().__init__(text)

@@ -24,18 +24,16 @@ from pier_node.outer.deadline import Backoff
 from pier_node.site.coordinator.expert_messages import kept as kept_of
 from pier_node.site.coordinator.expert_messages import note_record
 from pier_node.site.coordinator.link import NoLease, Refused, Unreachable
-from pier_node.wire.files import receive, size_and_digest
+from pier_node.wire.files import Arriving, size_and_digest
 from pier_proto.v1.coordinator_pb2 import CheckpointPart, Record
 
 SHARE = 0.05
 """Largest fraction of the time spent on sending checkpoints, from the second one on."""
 REFUSALS = 3
-"""Refusals after which a last checkpoint is not retried.
-
-The coordinator also refuses while it believes that a transfer that broke off is still running.
-"""
+"""Refusals after which a last checkpoint is not retried: what the coordinator has of it may be damaged once."""
 PATIENCE = 60.0
-"""Seconds to wait for a coordinator that does not answer before an expert starts over needlessly."""
+"""Seconds to wait for a coordinator that does not answer before an expert starts over needlessly; a transfer that makes
+progress may be interrupted for as long again."""
 
 log = logging.getLogger(__name__)
 
@@ -46,8 +44,12 @@ class Line(Protocol):
     def give_checkpoint(self, plan: str, kept: Kept, file: BufferedReader) -> Awaitable[None]:
         """Send a checkpoint. Raises NoLease, Refused, Unreachable."""
 
-    def fetch_checkpoint(self, plan: str, kept: Kept) -> AsyncGenerator[CheckpointPart]:
-        """Yield the parts of a checkpoint. Raises NoLease, Refused, Unreachable."""
+    def fetch_checkpoint(
+        self, plan: str, kept: Kept, digest: str = "", offset: int = 0
+    ) -> AsyncGenerator[CheckpointPart]:
+        """Yield the parts of a checkpoint, without the `offset` bytes of it that are here if it is the one with that
+        digest. Raises NoLease, Refused, Unreachable.
+        """
 
 
 class ExpertCheckpoints:
@@ -155,12 +157,14 @@ class JobCheckpoints:
         """
         if self._kept is None or self._kept.step <= own:
             return False
-        called = f"the expert of {self._job.domain.name}"
+        called, arriving = f"the expert of {self._job.domain.name}", Arriving(folder, FILE)
         try:
-            step = await self._patiently(self._kept, folder, name, length)
+            step, path = await self._patiently(self._kept, arriving, name, length)
+            path.replace(folder / FILE)
         except (NoLease, Refused, Unreachable, ValueError, OSError) as problem:
             begins = f"goes on at step {own}" if own else "begins again"
             self._site.note(logging.WARNING, f"{called} {begins}: its checkpoint cannot be used: {problem}")
+            arriving.drop()
             return False
         self._site.note(logging.INFO, f"{called} resumed at step {step} from its checkpoint")
         return True
@@ -172,19 +176,25 @@ class JobCheckpoints:
         elif self._followed:
             self._site.give_last(self._plan, self._job.number, step, path)
 
-    async def _patiently(self, kept: Kept, folder: Path, name: str, length: int) -> int:
+    async def _patiently(self, kept: Kept, arriving: Arriving, name: str, length: int) -> tuple[int, Path]:
+        """Fetch the checkpoint in as many transfers as it takes, see `_fetch`."""
         backoff, until = Backoff(first=0.25, last=8.0), self._site.clock() + PATIENCE
         while True:
+            here = arriving.here()
             try:
-                return await self._fetch(kept, folder, name, length)
+                return await self._fetch(kept, arriving, name, length)
             except (NoLease, Unreachable) as problem:
                 log.info("a checkpoint cannot be fetched yet: %s", problem)
-                if self._site.clock() >= until:
+                if arriving.here() != here:
+                    backoff, until = Backoff(first=0.25, last=8.0), self._site.clock() + PATIENCE
+                elif self._site.clock() >= until:
                     raise
             await asyncio.sleep(backoff.seconds())
 
-    async def _fetch(self, kept: Kept, folder: Path, name: str, length: int) -> int:
-        """Fetch the coordinator's checkpoint into the expert's folder. Returns the step after which it was made.
+    async def _fetch(self, kept: Kept, arriving: Arriving, name: str, length: int) -> tuple[int, Path]:
+        """Fetch what is not here yet of the coordinator's checkpoint, and check it.
+
+        Returns the step after which it was made, and where it is.
 
         Raises:
             NoLease, Refused, Unreachable: it cannot be fetched.
@@ -192,19 +202,14 @@ class JobCheckpoints:
                 parameters.
             OSError: it cannot be written.
         """
-        path = folder / f"{FILE}.fetched"
-        try:
-            async with aclosing(self._site.line.fetch_checkpoint(self._plan, kept)) as parts:
-                first = await anext(parts, CheckpointPart())
-                found = kept_of(first.checkpoint)  # the one of the order, or a later one
-                if found.step > self._job.steps:
-                    raise ValueError(f"it is after {found.step} steps, of {self._job.steps} in all")
-                if found.size > most_bytes(length):
-                    raise ValueError(f"{found.size} bytes: one of that expert has {most_bytes(length)} at most")
-                with path.open("wb") as file:
-                    await receive((part.piece async for part in parts), file, found.size, bytes.fromhex(found.digest))
-            await asyncio.to_thread(check, path, length, found.step, name)
-            path.replace(folder / FILE)
-        finally:
-            path.unlink(missing_ok=True)
-        return found.step
+        async with aclosing(self._site.line.fetch_checkpoint(self._plan, kept, *arriving.here())) as parts:
+            first = await anext(parts, CheckpointPart())
+            found = kept_of(first.checkpoint)  # the one of the order, or a later one
+            if found.step > self._job.steps:
+                raise ValueError(f"it is after {found.step} steps, of {self._job.steps} in all")
+            if found.size > most_bytes(length):
+                raise ValueError(f"{found.size} bytes: one of that expert has {most_bytes(length)} at most")
+            pieces = (part.piece async for part in parts)
+            path = await arriving.receive(pieces, found.size, found.digest, first.offset)
+        await asyncio.to_thread(check, path, length, found.step, name)
+        return found.step, path

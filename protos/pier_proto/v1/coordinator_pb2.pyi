@@ -984,12 +984,15 @@ class DeliverRequest(_message.Message):
     SIZE_FIELD_NUMBER: _builtins.int
     DIGEST_FIELD_NUMBER: _builtins.int
     PIECE_FIELD_NUMBER: _builtins.int
+    OFFSET_FIELD_NUMBER: _builtins.int
     lease: _builtins.bytes
     size: _builtins.int
-    """bytes of all pieces"""
+    """bytes of the whole file"""
     digest: _builtins.bytes
-    """SHA-256 of them"""
+    """SHA-256 of it"""
     piece: _builtins.bytes
+    offset: _builtins.int
+    """bytes that the coordinator has already; the pieces are those after them"""
     @_builtins.property
     def sheet(self) -> Global___ScoreSheet:
         """what it is"""
@@ -1002,10 +1005,11 @@ class DeliverRequest(_message.Message):
         size: _builtins.int = ...,
         digest: _builtins.bytes = ...,
         piece: _builtins.bytes = ...,
+        offset: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["sheet", b"sheet"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["digest", b"digest", "lease", b"lease", "piece", b"piece", "sheet", b"sheet", "size", b"size"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["digest", b"digest", "lease", b"lease", "offset", b"offset", "piece", b"piece", "sheet", b"sheet", "size", b"size"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1060,6 +1064,51 @@ class DeliverReply(_message.Message):
 Global___DeliverReply: _TypeAlias = DeliverReply  # noqa: Y015
 
 @_typing.final
+class ArrivedRequest(_message.Message):
+    """Asks how much of a file has arrived from this site, in this session or an earlier one."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    LEASE_FIELD_NUMBER: _builtins.int
+    DIGEST_FIELD_NUMBER: _builtins.int
+    lease: _builtins.bytes
+    digest: _builtins.bytes
+    """SHA-256 of the whole file"""
+    def __init__(
+        self,
+        *,
+        lease: _builtins.bytes = ...,
+        digest: _builtins.bytes = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["digest", b"digest", "lease", b"lease"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ArrivedRequest: _TypeAlias = ArrivedRequest  # noqa: Y015
+
+@_typing.final
+class ArrivedReply(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    OFFSET_FIELD_NUMBER: _builtins.int
+    offset: _builtins.int
+    """bytes that are here"""
+    def __init__(
+        self,
+        *,
+        offset: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["offset", b"offset"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ArrivedReply: _TypeAlias = ArrivedReply  # noqa: Y015
+
+@_typing.final
 class CheckpointPart(_message.Message):
     """A part of a checkpoint, to the coordinator or from it; the first one says which it is, the others have only a piece."""
 
@@ -1069,11 +1118,14 @@ class CheckpointPart(_message.Message):
     PLAN_FIELD_NUMBER: _builtins.int
     CHECKPOINT_FIELD_NUMBER: _builtins.int
     PIECE_FIELD_NUMBER: _builtins.int
+    OFFSET_FIELD_NUMBER: _builtins.int
     lease: _builtins.bytes
     """of the site that gives it"""
     plan: _builtins.str
     """hex"""
     piece: _builtins.bytes
+    offset: _builtins.int
+    """in the first part: bytes that the receiver has already; the pieces are those after them"""
     @_builtins.property
     def checkpoint(self) -> Global___ExpertCheckpoint: ...
     def __init__(
@@ -1083,10 +1135,11 @@ class CheckpointPart(_message.Message):
         plan: _builtins.str = ...,
         checkpoint: Global___ExpertCheckpoint | None = ...,
         piece: _builtins.bytes = ...,
+        offset: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["checkpoint", b"checkpoint"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["checkpoint", b"checkpoint", "lease", b"lease", "piece", b"piece", "plan", b"plan"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["checkpoint", b"checkpoint", "lease", b"lease", "offset", b"offset", "piece", b"piece", "plan", b"plan"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1116,21 +1169,29 @@ class FetchCheckpointRequest(_message.Message):
     LEASE_FIELD_NUMBER: _builtins.int
     PLAN_FIELD_NUMBER: _builtins.int
     JOB_FIELD_NUMBER: _builtins.int
+    DIGEST_FIELD_NUMBER: _builtins.int
+    OFFSET_FIELD_NUMBER: _builtins.int
     lease: _builtins.bytes
     plan: _builtins.str
     """hex"""
     job: _builtins.int
     """its number"""
+    digest: _builtins.str
+    """of a checkpoint of which the site has a part: its SHA-256, hex"""
+    offset: _builtins.int
+    """bytes that the site has of it"""
     def __init__(
         self,
         *,
         lease: _builtins.bytes = ...,
         plan: _builtins.str = ...,
         job: _builtins.int = ...,
+        digest: _builtins.str = ...,
+        offset: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["job", b"job", "lease", b"lease", "plan", b"plan"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["digest", b"digest", "job", b"job", "lease", b"lease", "offset", b"offset", "plan", b"plan"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

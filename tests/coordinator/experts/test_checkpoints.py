@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from pier_coordinator.experts.checkpoints import FOLDER, Checkpoints
-from pier_coordinator.store.refusals import Refused
+from pier_coordinator.store.refusals import Refused, TooFast
 from pier_node.experts.resume import FILE, Kept, ResumeState, most_bytes
 from pier_proto.v1.coordinator_pb2 import CheckpointPart
 
@@ -68,7 +68,7 @@ async def test_the_latest_of_each_job_is_kept_and_given_as_it_came(tmp_path: Pat
         await give(kept, first, 3)
 
 
-async def test_they_outlast_the_coordinator_and_what_was_on_its_way_does_not(tmp_path: Path) -> None:
+async def test_they_outlast_the_coordinator_and_what_is_of_no_use_does_not(tmp_path: Path) -> None:
     before = Checkpoints(tmp_path, PLAN)
     raw = content(tmp_path, 3)
     await give(before, raw, 3)
@@ -106,12 +106,12 @@ async def test_what_is_not_what_was_meant_is_refused(
     tmp_path: Path, spoilt: Callable[[bytes], bytes], said: str
 ) -> None:
     kept = Checkpoints(tmp_path, PLAN)
-    await give(kept, content(tmp_path, 2), 2)
-    raw = content(tmp_path, 3)
+    last, raw = content(tmp_path, 2), content(tmp_path, 3)
+    await give(kept, last, 2)
     with pytest.raises(Refused, match=said):
         await kept.take(NODE, meant(raw, 3), LENGTH, pieces(spoilt(raw)), lambda: True)
     assert kept.step(0) == 2
-    assert len(files(tmp_path)) == 1, "the last one is as it was"
+    assert await got(kept) == (2, last), "the last one is as it was"
 
 
 @pytest.mark.parametrize(
@@ -158,16 +158,84 @@ async def test_a_site_sends_one_at_a_time_and_not_for_ever(tmp_path: Path, monke
 
     first = asyncio.create_task(kept.take(NODE, meant(raw, 3), LENGTH, stuck(), lambda: True))
     await reached.wait()
-    with pytest.raises(Refused, match="another checkpoint of this site is on its way"):
+    with pytest.raises(TooFast, match="another checkpoint of this site is on its way"):
         await give(kept, raw, 3)
     first.cancel()
     await asyncio.wait([first])
     monkeypatch.setattr(Kept, "deadline", 0.05)
     with pytest.raises(Refused, match="longer than"):
         await kept.take(NODE, meant(raw, 3), LENGTH, stuck(), lambda: True)
-    assert files(tmp_path) == []
+    assert len(files(tmp_path)) == 1, "what has come"
     monkeypatch.setattr(Kept, "deadline", 60.0)
     await give(kept, raw, 3)
+
+
+async def test_one_that_was_interrupted_goes_on_where_it_stopped_even_after_a_restart(tmp_path: Path) -> None:
+    kept, raw = Checkpoints(tmp_path, PLAN), content(tmp_path, 3)
+    about, digest = meant(raw, 3), hashlib.sha256(raw).hexdigest()
+
+    async def broken() -> AsyncIterator[CheckpointPart]:
+        yield CheckpointPart(piece=raw[:100])
+        raise ConnectionError("the line broke")
+
+    with pytest.raises(Refused, match="cannot keep it"):
+        await kept.take(NODE, about, LENGTH, broken(), lambda: True)
+    assert kept.inbox.arrived(NODE, digest) == 0, "the disk is to blame for an error of the system"
+
+    await interrupted(kept, raw, 100)
+    again = Checkpoints(tmp_path, PLAN)
+    assert again.inbox.arrived(NODE, digest) == 100
+    assert again.inbox.arrived(NODE, "0" * 64) == again.inbox.arrived("f" * 16, digest) == 0
+    await again.take(NODE, about, LENGTH, pieces(raw[100:]), lambda: True, offset=100)
+    assert await got(again) == (3, raw)
+    assert len(files(tmp_path)) == 1
+    assert again.inbox.arrived(NODE, digest) == 0
+
+
+async def interrupted(kept: Checkpoints, raw: bytes, after: int) -> None:
+    """The site's connection breaks after so many bytes."""
+    reached = asyncio.Event()
+
+    async def parts() -> AsyncIterator[CheckpointPart]:
+        yield CheckpointPart(piece=raw[:after])
+        reached.set()
+        await asyncio.Event().wait()
+
+    giving = asyncio.create_task(kept.take(NODE, meant(raw, 3), LENGTH, parts(), lambda: True))
+    await reached.wait()
+    giving.cancel()
+    await asyncio.wait([giving])
+
+
+@pytest.mark.parametrize(("offset", "said"), [(101, "continues at byte 101, and 100 bytes are here"), (99, "hash")])
+async def test_one_that_goes_on_elsewhere_than_it_stopped_is_refused_and_begins_again(
+    tmp_path: Path, offset: int, said: str
+) -> None:
+    kept, raw = Checkpoints(tmp_path, PLAN), content(tmp_path, 3)
+    await interrupted(kept, raw, 100)
+    with pytest.raises(Refused, match=said):
+        await kept.take(NODE, meant(raw, 3), LENGTH, pieces(raw[100:]), lambda: True, offset)
+    await give(kept, raw, 3)
+    assert await got(kept) == (3, raw)
+
+
+async def test_there_is_a_part_of_one_at_most_from_each_site(tmp_path: Path) -> None:
+    kept = Checkpoints(tmp_path, PLAN)
+    for step in (3, 4, 5):
+        await interrupted(kept, content(tmp_path, step), 100)
+    assert len(files(tmp_path)) == 1
+
+
+async def test_a_site_that_has_a_part_gets_what_follows(tmp_path: Path) -> None:
+    kept, raw = Checkpoints(tmp_path, PLAN), content(tmp_path, 3)
+    digest = hashlib.sha256(raw).hexdigest()
+    await give(kept, raw, 3)
+    for known, offset, start in ((digest, 100, 100), (digest, len(raw), len(raw)), (digest, len(raw) + 1, 0)):
+        first, *rest = [part async for part in kept.parts(0, known, offset)]
+        assert first.offset == start
+        assert b"".join(part.piece for part in rest) == raw[start:]
+    first, *rest = [part async for part in kept.parts(0, "0" * 64, 100)]
+    assert (first.offset, b"".join(part.piece for part in rest)) == (0, raw)
 
 
 async def test_a_damaged_one_is_not_given_and_makes_room(tmp_path: Path) -> None:

@@ -18,6 +18,8 @@ from pier_node.wire.files import PIECE
 from pier_node.wire.rules import REVOKED
 from pier_proto.v1 import coordinator_pb2
 from pier_proto.v1.coordinator_pb2 import (
+    ArrivedReply,
+    ArrivedRequest,
     Assignment,
     CheckpointPart,
     DeliverRequest,
@@ -107,6 +109,9 @@ SAMPLES: list[Message] = [
     CheckpointPart(lease=b"l", plan="ab" * 16, checkpoint=CHECKPOINT),
     CheckpointPart(piece=bytes(PIECE)),
     FetchCheckpointRequest(lease=b"l", plan="ab" * 16, job=3),
+    FetchCheckpointRequest(lease=b"l", plan="ab" * 16, job=3, digest="ef" * 32, offset=1 << 40),
+    ArrivedRequest(lease=b"l", digest=bytes(32)),
+    ArrivedReply(offset=1 << 40),
     REPORT,
     ReportReply(stored=9),
 ]
@@ -184,6 +189,12 @@ BEYOND = [
     (changed(DELIVERY, size=SHEET_BYTES + 1), "DeliverRequest.size"),
     (changed(DELIVERY, digest=b"x"), "DeliverRequest.digest = 1 bytes: must be 32 bytes, or empty"),
     (changed(DELIVERY, piece=bytes(PIECE + 1)), "DeliverRequest.piece = 131073 bytes: must be 0 to 131072 bytes"),
+    (changed(DELIVERY, offset=SHEET_BYTES + 1), "DeliverRequest.offset"),
+    (CheckpointPart(offset=1 << 53), "CheckpointPart.offset"),
+    (FetchCheckpointRequest(lease=b"l", plan="ab" * 16, digest="../x"), "FetchCheckpointRequest.digest"),
+    (FetchCheckpointRequest(lease=b"l", plan="ab" * 16, offset=1 << 53), "FetchCheckpointRequest.offset"),
+    (ArrivedRequest(digest=bytes(32)), "ArrivedRequest.lease"),
+    (ArrivedRequest(lease=b"l"), "ArrivedRequest.digest = 0 bytes: must be 32 bytes"),
     (changed(CHECKPOINT, digest="ef"), "ExpertCheckpoint.digest = 'ef': must be 64 hex digits"),
     (changed(CHECKPOINT, job=EXPERTS), "ExpertCheckpoint.job"),
     (Expert(plan="ab" * 16, checkpoints=[CHECKPOINT] * (EXPERTS + 1)), "Expert.checkpoints has 257 items"),

@@ -20,6 +20,8 @@ from pier_node.site.coordinator.records import Reports
 from pier_node.site.orders import Orders
 from pier_node.wire.files import PIECE
 from pier_proto.v1.coordinator_pb2 import (
+    ArrivedReply,
+    ArrivedRequest,
     Assignment,
     CheckpointPart,
     DeliverReply,
@@ -55,6 +57,8 @@ class Played:
         self.leases = 0
         self.delivered: list[list[DeliverRequest]] = []
         self.checkpoint: list[CheckpointPart] = []
+        self.has: dict[str, int] | None = {}
+        self.damaged = 0
         self.revoked = Revocations()
         self.paths: list[int] = []
         self.orders: asyncio.Queue[Order] = asyncio.Queue()
@@ -84,9 +88,18 @@ class Played:
         self.stored += [record.note.text for record in request.records]
         return ReportReply(stored=request.first + len(request.records))
 
+    async def arrived(self, request: ArrivedRequest, timeout: float) -> ArrivedReply:
+        self._ask("arrived")
+        if self.has is None:
+            raise Refused("no such method")
+        return ArrivedReply(offset=self.has.pop(request.digest.hex(), 0))
+
     async def deliver(self, pieces: AsyncIterator[DeliverRequest], timeout: float) -> DeliverReply:
         self._ask("deliver")
         self.delivered.append([piece async for piece in pieces])
+        if self.damaged:
+            self.damaged -= 1
+            raise Refused("its hash is not that of the bytes that came")
         return DeliverReply()
 
     async def give_checkpoint(self, parts: AsyncIterator[CheckpointPart], timeout: float) -> GiveCheckpointReply:
@@ -300,6 +313,58 @@ def test_a_score_sheet_is_sent_in_pieces_and_waits_for_a_coordinator_that_is_awa
     assert (pieces[0].size, pieces[0].sheet.expert) == (len(content), "e")
     assert pieces[0].digest == hashlib.sha256(content).digest()
     assert pieces[1:] == [DeliverRequest(piece=content[:PIECE]), DeliverRequest(piece=b"end")]
+
+
+CONTENT = bytes(range(256)) * (3 * PIECE // 256) + b"end"
+DIGEST = hashlib.sha256(CONTENT).hexdigest()
+
+
+def sheets_of(played: Played) -> list[tuple[int, bytes]]:
+    """Offset and content of each transfer of a sheet."""
+    return [(pieces[0].offset, b"".join(piece.piece for piece in pieces)) for pieces in played.delivered]
+
+
+@pytest.mark.parametrize("has", [None, {}, {"0f" * 32: 100}, {DIGEST: len(CONTENT) + 1}])
+def test_a_score_sheet_is_sent_whole_if_the_coordinator_has_nothing_of_it_or_is_of_an_earlier_version(
+    has: dict[str, int] | None,
+) -> None:
+    async def story(site: Here) -> None:
+        await asyncio.sleep(1.0)
+        site.coordinator.has = has
+        await site.client.deliver(ScoreSheet(), CONTENT)
+
+    assert sheets_of(meanwhile(story).coordinator) == [(0, CONTENT)]
+
+
+def test_a_score_sheet_goes_on_where_it_was_interrupted() -> None:
+    async def story(site: Here) -> None:
+        await asyncio.sleep(1.0)
+        site.coordinator.has = {DIGEST: PIECE + 5}
+        await site.client.deliver(ScoreSheet(), CONTENT)
+
+    assert sheets_of(meanwhile(story).coordinator) == [(PIECE + 5, CONTENT[PIECE + 5 :])]
+
+
+def test_a_score_sheet_of_which_the_coordinator_had_something_else_is_sent_again() -> None:
+    async def story(site: Here) -> None:
+        await asyncio.sleep(1.0)
+        site.coordinator.has, site.coordinator.damaged = {DIGEST: PIECE}, 1
+        await site.client.deliver(ScoreSheet(), CONTENT)
+
+    assert sheets_of(meanwhile(story).coordinator) == [(PIECE, CONTENT[PIECE:]), (0, CONTENT)]
+
+
+def test_a_checkpoint_goes_on_where_it_was_interrupted() -> None:
+    kept = Kept(job=3, step=40, size=len(CONTENT), digest=DIGEST)
+
+    async def story(site: Here) -> None:
+        await asyncio.sleep(1.0)
+        site.coordinator.has = {DIGEST: 2 * PIECE}
+        await site.client.give_checkpoint("plan", kept, BufferedReader(BytesIO(CONTENT)))
+
+    first, *rest = meanwhile(story).coordinator.checkpoint
+    assert (first.offset, first.checkpoint.digest) == (2 * PIECE, DIGEST)
+    assert b"".join(part.piece for part in rest) == CONTENT[2 * PIECE :]
 
 
 def test_a_score_sheet_that_nobody_wants_is_not_sent_again() -> None:

@@ -13,7 +13,7 @@ import hashlib
 import logging
 import random
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterable
 from contextlib import aclosing, suppress
 from dataclasses import replace
 from io import BufferedReader, BytesIO
@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Protocol
 from pier_node import __version__
 from pier_node.base.errors import PierError
 from pier_node.base.tasks import cancel_and_wait
+from pier_node.base.units import amount
 from pier_node.experts.resume import Kept
 from pier_node.outer.deadline import Backoff
 from pier_node.rounds.folder import SiteRecord
@@ -35,7 +36,7 @@ from pier_node.site.orders import Orders
 from pier_node.site.report import Names, Reporter
 from pier_node.site.settings import Settings
 from pier_node.wire.carrier import PROTOCOL, SiteCarrier
-from pier_node.wire.files import pieces_of
+from pier_node.wire.files import PIECE, pieces_of
 from pier_proto.v1 import coordinator_pb2 as pb
 from pier_proto.v1.peer_pb2 import Pulse, Site
 
@@ -134,10 +135,16 @@ class CoordinatorClient:
             Refused: the coordinator does not want it.
         """
         backoff = Backoff(first=0.25, last=30.0)
+        digest = hashlib.sha256(content).digest()
+
+        async def send(lease: bytes, offset: int) -> None:
+            about = pb.DeliverRequest(lease=lease, sheet=sheet, size=len(content), digest=digest, offset=offset)
+            await self._link.deliver(_delivery(about, BytesIO(content)), DELIVERY)
+
         while True:
-            if lease := self._lease.lease:
+            if self._lease.lease:
                 try:
-                    await self._link.deliver(_pieces(lease, sheet, content), DELIVERY)
+                    await self._resume(send, len(content), digest)
                     return
                 except (NoLease, Unreachable) as problem:
                     log.info("score sheets wait: %s", problem)
@@ -145,15 +152,28 @@ class CoordinatorClient:
 
     async def give_checkpoint(self, plan: str, kept: Kept, file: BufferedReader) -> None:
         """Send the checkpoint in an open file to the coordinator. Raises NoLease, Refused, Unreachable."""
-        await self._link.give_checkpoint(_parts(self._leased(), plan, kept, file), kept.deadline)
 
-    async def fetch_checkpoint(self, plan: str, kept: Kept) -> AsyncGenerator[pb.CheckpointPart]:
+        async def send(lease: bytes, offset: int) -> None:
+            about = pb.ExpertCheckpoint(job=kept.job, step=kept.step, size=kept.size, digest=kept.digest)
+            first = pb.CheckpointPart(lease=lease, plan=plan, checkpoint=about, offset=offset)
+            await self._link.give_checkpoint(_parts(first, file), kept.deadline)
+
+        await self._resume(send, kept.size, bytes.fromhex(kept.digest))
+
+    async def fetch_checkpoint(
+        self, plan: str, kept: Kept, digest: str = "", offset: int = 0
+    ) -> AsyncGenerator[pb.CheckpointPart]:
         """Yield the parts of the checkpoint that the coordinator now holds for a job: the one in `kept` or a later one.
+
+        Args:
+            digest, offset: this many bytes of the checkpoint with this digest (hex) are here. If the coordinator still
+                has that one, it leaves them out and says so in the first part.
 
         Raises:
             NoLease, Refused, Unreachable: the coordinator no longer has it, or does not answer.
         """
-        request = pb.FetchCheckpointRequest(lease=self._leased(), plan=plan, job=kept.job)
+        lease = self._leased()
+        request = pb.FetchCheckpointRequest(lease=lease, plan=plan, job=kept.job, digest=digest, offset=offset)
         async with aclosing(self._link.fetch_checkpoint(request, kept.deadline)) as parts:
             async for part in parts:
                 yield part
@@ -170,6 +190,28 @@ class CoordinatorClient:
                 await self.flush()
                 await self._link.heartbeat(self._heartbeat(), ANSWER)
         await self._link.close()
+
+    async def _resume(self, send: Callable[[bytes, int], Awaitable[None]], size: int, digest: bytes) -> None:
+        """Send a file with `send(lease, offset)`, from where its last transfer was interrupted.
+
+        If the coordinator then refuses it, what it had of the file may have been damaged: it gets the whole file.
+
+        Args:
+            size, digest: of the whole file; the digest is its SHA-256.
+
+        Raises:
+            NoLease, Refused, Unreachable: the coordinator does not take it.
+        """
+        lease, offset = self._leased(), 0
+        if size > PIECE:
+            with suppress(Refused):  # an earlier version, which does not know the question
+                offset = (await self._link.arrived(pb.ArrivedRequest(lease=lease, digest=digest), ANSWER)).offset
+        if 0 < offset <= size:
+            log.info("%s of %s are there already", amount(offset), amount(size))
+            with suppress(Refused):
+                await send(lease, offset)
+                return
+        await send(lease, 0)
 
     def _leased(self) -> bytes:
         if not self._lease.lease:
@@ -256,16 +298,15 @@ class CoordinatorClient:
         await asyncio.sleep(_spread(self._backoff.seconds()))
 
 
-async def _pieces(lease: bytes, sheet: pb.ScoreSheet, content: bytes) -> AsyncIterator[pb.DeliverRequest]:
-    yield pb.DeliverRequest(lease=lease, sheet=sheet, size=len(content), digest=hashlib.sha256(content).digest())
-    async for piece in pieces_of(BytesIO(content)):
+async def _delivery(first: pb.DeliverRequest, file: BytesIO) -> AsyncIterator[pb.DeliverRequest]:
+    yield first
+    async for piece in pieces_of(file, first.offset):
         yield pb.DeliverRequest(piece=piece)
 
 
-async def _parts(lease: bytes, plan: str, kept: Kept, file: BufferedReader) -> AsyncIterator[pb.CheckpointPart]:
-    about = pb.ExpertCheckpoint(job=kept.job, step=kept.step, size=kept.size, digest=kept.digest)
-    yield pb.CheckpointPart(lease=lease, plan=plan, checkpoint=about)
-    async for piece in pieces_of(file):
+async def _parts(first: pb.CheckpointPart, file: BufferedReader) -> AsyncIterator[pb.CheckpointPart]:
+    yield first
+    async for piece in pieces_of(file, first.offset):
         yield pb.CheckpointPart(piece=piece)
 
 

@@ -97,6 +97,10 @@ class Link:
         except grpc.aio.AioRpcError as error:
             raise self._problem(error, timeout) from error
 
+    async def arrived(self, request: pb.ArrivedRequest, timeout: float) -> pb.ArrivedReply:
+        """Call Arrived. Raises NoLease, Refused, Unreachable."""
+        return await self._ask("Arrived", request, pb.ArrivedReply, timeout)
+
     async def give_checkpoint(self, parts: AsyncIterator[pb.CheckpointPart], timeout: float) -> pb.GiveCheckpointReply:
         """Send a checkpoint.
 
