@@ -12,7 +12,7 @@ docs/program.md is the tutorial, docs/engine.md the contract between program and
 from pier.checkpoint import load
 from pier.simulation import simulate
 from pier_node.base.errors import PierError
-from pier_node.engine.client import Site, StopTraining
+from pier_node.engine.client import Site, State, StopTraining
 from pier_node.engine.join import join
 
-__all__ = ["PierError", "Site", "StopTraining", "join", "load", "simulate"]
+__all__ = ["PierError", "Site", "State", "StopTraining", "join", "load", "simulate"]

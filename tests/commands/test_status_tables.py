@@ -46,6 +46,7 @@ STATUS = {
     "validation_loss": None,
     "spread": None,
     "expert": "",
+    "metrics": {},
     "mean_spread": None,
     "bytes_sent": 98_700_000,
     "round_seconds": 1.234,

@@ -9,7 +9,9 @@ import time
 from collections.abc import Iterator, Sequence
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -17,9 +19,21 @@ from torch import nn
 from pier_node.base.errors import PierError
 from pier_node.base.shared import SharedVector
 from pier_node.engine import client
-from pier_node.engine.client import Link, Site, StopTraining
+from pier_node.engine.client import Link, Site, State, StopTraining
 from pier_node.engine.machines import Ranks
-from pier_node.engine.messages import Attached, Done, Message, Over, Progress, Publishing, Ready, Train, decode, encode
+from pier_node.engine.messages import (
+    Attached,
+    Done,
+    Logged,
+    Message,
+    Over,
+    Progress,
+    Publishing,
+    Ready,
+    Train,
+    decode,
+    encode,
+)
 from pier_node.engine.parameters import Vectors
 from pier_node.engine.ranks import COLUMNS
 
@@ -31,7 +45,7 @@ class Scene:
         self.model = nn.Linear(2, 1, bias=False)
         self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=0.1)
         self.outbox, self.anchor, self.table = SharedVector(2), SharedVector(2), SharedVector(COLUMNS)
-        self._folder = folder
+        self._folder, self.logged = folder, list[tuple[int, dict[str, float | str]]]()
         self._ours, self._theirs = socket.socketpair()
         self._ours.settimeout(10)
         self._lines = self._ours.makefile("rb")
@@ -43,7 +57,7 @@ class Scene:
         return decode(self._lines.readline())
 
     def train(self, steps: int, first: int = 0, forget: bool = False) -> Train:
-        return Train(first + 1, first, steps, self.anchor.path, forget)
+        return Train(first + 1, first, steps, self.anchor.path, forget, round=0, sites=1, losses={})
 
     def joined(self, first: Message) -> Site:
         """The site, which has heard what to do first."""
@@ -68,7 +82,9 @@ class Scene:
     def done(self) -> Done:
         """What the program says at the end of its steps; what it says before is left out."""
         while not isinstance(said := self.hear(), Done):
-            assert isinstance(said, Progress | Publishing)
+            assert isinstance(said, Progress | Publishing | Logged)
+            if isinstance(said, Logged):
+                self.logged.append((said.step, said.metrics))
         return said
 
     def end(self) -> None:
@@ -122,6 +138,54 @@ def test_an_optimizer_that_is_to_forget_begins_without_a_state(scene: Scene) -> 
     scene.step(site)
     (state,) = scene.optimizer.state.values()
     assert state["step"] == 1
+
+
+def test_the_state_is_that_at_the_beginning_of_the_round(scene: Scene) -> None:
+    first = Train(1, 20, 4, scene.anchor.path, forget=False, round=2, sites=3, losses={"lab-b": 2.5})
+    site = scene.joined(first)
+    assert site.state == State(round=2, step=20, sites=3, slot=0, losses={"lab-b": 2.5})
+    scene.steps(site, [None, None], then=scene.train(2, first=24))
+    assert (site.state.round, site.state.step, site.state.sites) == (2, 22, 3)
+
+
+def test_what_is_logged_is_told_by_the_end_of_the_round_the_last_value_of_each_name(scene: Scene) -> None:
+    site = scene.joined(scene.train(4, first=20))
+    scene.step(site)
+    site.log({"accuracy": torch.tensor(0.25), "stage": "warm"})
+    scene.steps(site, [None, None], then=scene.train(4, first=24))
+    site.log({"accuracy": np.float32(0.5), "steps": 3})
+    scene.step(site)
+    scene.done()
+    told: dict[str, float | str] = {}
+    for _, metrics in scene.logged:
+        told |= metrics
+    assert told == {"accuracy": 0.5, "stage": "warm", "steps": 3.0}
+    assert scene.logged[-1][0] == 23
+
+
+def test_what_is_logged_last_is_told_when_the_site_is_closed(scene: Scene) -> None:
+    site = scene.joined(Over(""))
+    site.log({"accuracy": 1.0})
+    assert isinstance(scene.hear(), Ready)
+    site.close()
+    assert scene.hear() == Logged(site.total_steps, {"accuracy": 1.0})
+
+
+def test_what_does_not_fit_is_left_out_with_one_warning_a_name(scene: Scene, caplog: pytest.LogCaptureFixture) -> None:
+    site = scene.joined(Over(""))
+    assert isinstance(scene.hear(), Ready)
+    wrong: dict[str, Any] = {"loss": math.nan, "text": "x" * 201, "list": [1.0], "two": torch.zeros(2), "a\n": 1.0}
+    wrong |= {"lone": "\ud800", "": 1.0, "a/b/c/d/e": 1.0, "\u00b2": 1.0}
+    with caplog.at_level(logging.WARNING):
+        for _ in range(3):
+            site.log({**wrong, "right": 1})
+    site.log({f"name {index}": index for index in range(100)})
+    site.close()
+    told = scene.hear()
+    assert isinstance(told, Logged)
+    assert [*told.metrics] == [f"name {index}" for index in range(36, 100)]
+    assert caplog.text.count("site.log leaves out") == len(wrong)
+    assert "site.log leaves out 'loss': nan" in caplog.text
 
 
 def test_ranks_look_for_a_stop_once_a_second(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,9 +9,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pier_node.base.errors import PierError
-from pier_node.engine.messages import LINE_LIMIT, Evaluated, Failed, Message, Progress, decode, encode
+from pier_node.engine.messages import LINE_LIMIT, Evaluated, Failed, Logged, Message, Progress, decode, encode
+from pier_node.engine.metrics import NAME, WORDS
 
-MESSAGES = st.one_of([st.from_type(kind) for kind in get_args(Message)])
+NAMES = st.from_regex(NAME, fullmatch=True).filter(lambda name: not name.endswith("\n"))
+METRICS = st.dictionaries(NAMES, st.floats(allow_nan=False, allow_infinity=False) | st.text(max_size=WORDS), max_size=8)
+MESSAGES = st.one_of(
+    [st.from_type(kind) for kind in get_args(Message) if kind is not Logged]
+    + [st.builds(Logged, step=st.integers(), metrics=METRICS)]
+)
 
 
 @given(MESSAGES)

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import json
+import math
 import os
 import signal
 import sys
 import time
 from collections.abc import AsyncIterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -21,6 +24,7 @@ from pier_node.engine.messages import (
     Attach,
     Attached,
     Done,
+    Logged,
     Message,
     Progress,
     Publishing,
@@ -29,7 +33,7 @@ from pier_node.engine.messages import (
     decode,
     encode,
 )
-from pier_node.engine.program import VERSION, Patience, Program
+from pier_node.engine.program import VERSION, Patience, Program, Standing
 from pier_node.engine.ranks import PID, STEPS, enter
 
 TENSORS = ["weight 2x3"]
@@ -42,6 +46,7 @@ CONFIG = validated(
     RunConfig,
     "a test",
 )
+STANDING = Standing(3, 2, {"lab-b": 2.5})
 
 
 class Actor:
@@ -52,6 +57,9 @@ class Actor:
 
     def say(self, message: Message) -> None:
         self._writer.write(encode(message))
+
+    def write(self, line: bytes) -> None:
+        self._writer.write(line)
 
     async def hear(self) -> Message | None:
         line = await asyncio.wait_for(self._reader.readline(), 10)
@@ -64,6 +72,7 @@ class Scene:
     def __init__(self, folder: Path) -> None:
         self.folder, self.program = folder, Program(folder / "socket", "")
         self.training: asyncio.Task[Done] | None = None
+        self.logged: list[Logged] = []
 
     async def enter(self, patience: float, ranks: int = 1) -> tuple[Actor, Attached]:
         """A program that attaches, and is ready to train."""
@@ -72,7 +81,7 @@ class Scene:
         actor.say(Attach(VERSION, TENSORS, 8, "", ranks, patience))
         await listening
         self.program.check(CONFIG)
-        self.program.place(CONFIG, 0, self.folder)
+        self.program.place(CONFIG, 0, self.folder, lambda: STANDING, self.logged.append)
         starting = asyncio.create_task(self.program.start())
         place = await actor.hear()
         assert isinstance(place, Attached)
@@ -148,6 +157,44 @@ async def test_a_rank_that_dies_alone_is_named_within_seconds(scene: Scene) -> N
         await training
 
 
+async def test_a_program_hears_how_the_run_stands_and_may_log_metrics(scene: Scene) -> None:
+    actor, _ = await scene.enter(patience=600)
+    training = scene.train()
+    train = await actor.hear()
+    assert isinstance(train, Train)
+    assert (train.round, train.sites, train.losses) == (3, 2, {"lab-b": 2.5})
+    told = Logged(7, {"accuracy": 0.5, "stage": "warm"})
+    actor.say(told)
+    actor.say(Done(train.id, 8, 2.0, 0, 0.5, 0))
+    assert (await training).tokens == 8
+    assert scene.logged == [told]
+
+
+@pytest.mark.parametrize(
+    "metrics",
+    [
+        {"accuracy": math.nan},
+        {"accuracy": math.inf},
+        {"stage": "x" * 201},
+        {"a name": [1.0]},
+        {"../name": 1.0},
+        {"name\n": 1.0},
+        {"x" * 65: 1.0},
+        {f"name {index}": 1.0 for index in range(65)},
+    ],
+)
+async def test_a_program_that_logs_more_than_it_may_ends_its_site_with_words(
+    scene: Scene, metrics: dict[str, Any]
+) -> None:
+    actor, _ = await scene.enter(patience=600)
+    training = scene.train()
+    assert isinstance(await actor.hear(), Train)
+    actor.write(json.dumps({"kind": "Logged", "step": 1, "metrics": metrics}).encode() + b"\n")
+    with pytest.raises(PierError, match="broke the protocol"):
+        await training
+    assert not scene.logged
+
+
 def silent(doing: Message, gaps: list[float], monkeypatch: pytest.MonkeyPatch, floor: float = 1.0) -> Patience:
     """After `gaps` seconds between messages like `doing`."""
     clock = [0.0]
@@ -192,7 +239,7 @@ async def test_a_hung_command_is_ended_and_started_again(tmp_path: Path, monkeyp
     monkeypatch.setenv("HANG_ONCE", str(tmp_path / "hung"))
     try:
         await program.attached()
-        program.place(CONFIG, 0, tmp_path)
+        program.place(CONFIG, 0, tmp_path, lambda: STANDING, lambda _: None)
         await program.start()
         done = await asyncio.wait_for(program.run(0, 12, 1, "weights", SharedVector(6)), 60)
     finally:

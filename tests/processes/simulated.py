@@ -1,6 +1,9 @@
-"""A training function for pier.simulate."""
+"""Training functions for pier.simulate."""
 
 from __future__ import annotations
+
+import time
+from typing import Any
 
 import torch
 from torch import nn
@@ -25,3 +28,27 @@ def train(steps: int, fails_at: int = -1) -> tuple[int, float]:
                 raise RuntimeError("as the test wants it")
             optimizer.step()
     return site.slot, sum(float(parameter.detach().double().sum()) for parameter in model.parameters())
+
+
+def train_and_log(steps: int) -> list[pier.State]:
+    """How the run stood at the beginning of each round here. Logs two metrics before every step."""
+    model = nn.Linear(4, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
+    config = {"inner": {"total_steps": steps, "eval_every": 0}, "outer": {"algorithm": "diloco", "inner_steps": 5}}
+    site = pier.join(model, optimizer, step_tokens=8, config=config)
+    states = []
+    try:
+        while True:
+            if site.step_index % 5 == 0:
+                states.append(site.state)
+            optimizer.zero_grad()
+            loss = (model(torch.ones(8, 4)) - 1).square().mean()
+            torch.autograd.backward(loss)
+            optimizer.step()
+            metrics: dict[str, Any] = {"own/loss": loss, "own/step": site.step_index, "stage": "warm"}
+            site.log(metrics)
+            time.sleep(0.02)
+            site.step(loss=loss)
+    except pier.StopTraining:
+        site.close()
+    return states

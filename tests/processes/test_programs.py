@@ -16,12 +16,13 @@ import pytest
 from processes.place import HERE
 from processes.program import ENVIRONMENT, Program
 from processes.run import check_sites, toml
-from processes.simulated import train
+from processes.simulated import train, train_and_log
 from processes.site import Site, wait_until
 from raw_pytorch import Model
 
 import pier
 from bench.ports import free_port
+from pier_node.rounds.folder import EVENTS_FILE, read_events
 
 pytestmark = pytest.mark.processes
 
@@ -300,6 +301,33 @@ def test_three_sites_on_one_machine_end_with_one_model(tmp_path: Path) -> None:
     results = pier.simulate(train, 20, sites=3, folder=tmp_path)
     assert sorted(slot for slot, _ in results) == [0, 1, 2]
     assert len({total for _, total in results}) == 1
+
+
+def test_a_program_hears_how_others_fare_and_what_it_logs_is_in_trackers_and_reports(tmp_path: Path) -> None:
+    for number in range(2):
+        folder = tmp_path / f"site-{number}"
+        folder.mkdir()
+        (folder / "site.toml").write_text(f'[log]\ntensorboard = "{tmp_path / "board"}-{number}"\n')
+    for number, states in enumerate(pier.simulate(train_and_log, 300, sites=2, folder=tmp_path)):
+        assert [state.step for state in states] == [5 * state.round for state in states]
+        assert {state.slot for state in states} == {number}
+        assert states[-1].sites == 2
+        assert len(states[-1].losses) == 1
+        events = read_events((tmp_path / f"site-{number}" / EVENTS_FILE).read_bytes())
+        assert len(events) == 60
+        assert [event["metrics"]["own/step"] for event in events] == [5 * event["round"] - 1 for event in events]
+        assert events[-1]["metrics"]["stage"] == "warm"
+        points = tensorboard_points(next((tmp_path / f"board-{number}").iterdir()), "program/own/step")
+        assert points
+        assert all(step == value for step, value in points)
+
+
+def tensorboard_points(folder: Path, name: str) -> list[tuple[int, float]]:
+    """The points of a metric: step and value of each."""
+    accumulator = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
+    written = accumulator.EventAccumulator(str(folder))
+    written.Reload()
+    return [(event.step, event.tensor_proto.float_val[0]) for event in written.Tensors(name)]
 
 
 def test_of_a_simulation_the_site_that_failed_is_named(tmp_path: Path) -> None:

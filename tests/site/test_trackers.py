@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import math
+import threading
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -74,6 +75,32 @@ def test_wandb_writes_offline(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     assert [*tmp_path.glob("wandb/offline-run-*/run-*.wandb")]
 
 
+def test_tensorboard_has_what_the_program_logged_but_for_texts(tmp_path: Path) -> None:
+    pytest.importorskip("tensorboard")
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    feed = site(tmp_path, f'[log]\ntensorboard = "{tmp_path}"\n')
+    feed.logged({"accuracy": 0.5, "stage": "warm"}, 7)
+    feed.close()
+    written = EventAccumulator(str(tmp_path / "tiny-site-a"))
+    written.Reload()
+    assert written.Tags()["tensors"] == ["program/accuracy"]
+    assert [event.step for event in written.Tensors("program/accuracy")] == [7]
+
+
+def test_mlflow_has_what_the_program_logged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    mlflow = pytest.importorskip("mlflow")
+    monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")
+    uri = (tmp_path / "mlruns").as_uri()
+    feed = site(tmp_path, f'[log]\nmlflow = "{uri}"\n')
+    feed.logged({"valid/accuracy of: a.b-c": 0.5, "stage": "warm"}, 7)
+    feed.close()
+    client = mlflow.MlflowClient(uri)
+    (run,) = client.search_runs([client.get_experiment_by_name("tiny").experiment_id])
+    assert run.data.metrics == {"program/valid/accuracy of: a.b-c": 0.5}
+    assert run.data.tags["program/stage"] == "warm"
+
+
 def test_without_site_toml_nothing_is_fed(tmp_path: Path) -> None:
     told(Trackers.of(tmp_path, WHO), 2)
 
@@ -106,6 +133,21 @@ def test_a_tracker_that_fails_is_left_out_with_a_warning(
     assert caplog.text.count("wandb gets no more metrics of this site: no route to host") == 1
     assert len(points) == 1
     assert all(map(math.isfinite, points[0].values()))
+
+
+def test_what_a_slow_tracker_misses_is_said(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, back_end: Callable[[Any], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(trackers, "CLOSE_SECONDS", 0.01)
+    release = threading.Event()
+    back_end(lambda where, who: (lambda metrics, step: release.wait(30) and None, lambda: None))
+    feed = site(tmp_path, '[log]\nwandb = "a-project"\n')
+    with caplog.at_level(logging.WARNING):
+        for step in range(trackers.WAITING + 2):
+            feed.logged({"accuracy": 0.5}, step)
+    assert f"trackers are slow: they miss what was logged at step {trackers.WAITING + 1}" in caplog.text
+    release.set()
+    feed.close()
 
 
 def test_a_tracker_that_is_not_installed_is_named(

@@ -13,10 +13,11 @@ import math
 import select
 import socket
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Self, SupportsFloat
 
 import numpy as np
 import torch
@@ -29,6 +30,7 @@ from pier_node.engine.messages import (
     Attached,
     Done,
     Failed,
+    Logged,
     Message,
     Over,
     Progress,
@@ -38,6 +40,7 @@ from pier_node.engine.messages import (
     decode,
     encode,
 )
+from pier_node.engine.metrics import Waiting
 from pier_node.engine.parameters import Vectors
 from pier_node.engine.ranks import COLUMNS, STEPS, enter
 
@@ -53,6 +56,25 @@ log = logging.getLogger(__name__)
 
 class StopTraining(Exception):
     """Raised by `Site.step` when there is nothing more to train. `Site.finished` says whether the run is over."""
+
+
+@dataclass(frozen=True)
+class State:
+    """How a run stood when the site began its current inner steps, which it does once a round.
+
+    Attributes:
+        round: the last outer round that was committed; 0: none yet.
+        step: index in the whole run of the next inner step, now.
+        sites: live sites of the run, this one included.
+        slot: this site's part of data that all sites share; see `Site.shard`.
+        losses: the last training loss of other sites, by the site's name; sites that have told none are missing.
+    """
+
+    round: int
+    step: int
+    sites: int
+    slot: int
+    losses: Mapping[str, float]
 
 
 class Link:
@@ -182,6 +204,7 @@ class Site:
         self._weights = Weights(vectors, ranks)
         self._step_tokens, self._steps, self._kept_at = step_tokens, _Steps(), time.monotonic()
         self._hooks: list[Any] = []
+        self._logged = Waiting()
         self.finished = self._closed = False
         atexit.register(self.close)  # a program that ends without it must not leave its daemon waiting
         place = link.receive()
@@ -195,7 +218,7 @@ class Site:
         self._publish()
         link.send(Ready())
         self._over = ""
-        self._job = Train(0, self.total_steps, 0, "", forget=False)
+        self._job = Train(0, self.total_steps, 0, "", forget=False, round=0, sites=1, losses={})
         with contextlib.suppress(StopTraining):  # `step` raises it again
             self._next()
 
@@ -203,6 +226,11 @@ class Site:
     def step_index(self) -> int:
         """Index in the whole run of the next inner step. It jumps when other sites were ahead."""
         return self._job.first_step + self._steps.done
+
+    @property
+    def state(self) -> State:
+        """How the run stands: round, step, sites, slot, and the losses of other sites."""
+        return State(self._job.round, self.step_index, self._job.sites, self.slot, self._job.losses)
 
     def step(self, tokens: int | None = None, loss: float | Tensor | None = None) -> None:
         """An inner step is done: the optimizer has changed the weights. Every H-th call is an outer round.
@@ -225,6 +253,8 @@ class Site:
             steps.saw(loss)
         if last or tell:
             steps.read(self._job.first_step)
+        if last or tell:
+            self._tell_logged()
         if last:
             self._exchange()
             return
@@ -238,6 +268,19 @@ class Site:
             if news:
                 self._next()
 
+    def log(self, metrics: Mapping[str, str | SupportsFloat]) -> None:
+        """Note metrics of your own, such as `{"accuracy": 0.5}`: the site's trackers and its status show them.
+
+        They are told with the steps, twice a second at most, and when the site is closed; of a name that is logged more
+        often the last value counts. Ranks but 0 log nothing. What does not fit is left out, with a warning.
+
+        Args:
+            metrics: by name, at most 64 of them: finite numbers, or texts of at most 200 characters. Names may have up
+                to 64 characters between slashes, which group them: "valid/accuracy".
+        """
+        if self._ranks.own == 0:
+            self._logged.add(metrics, self.step_index)
+
     def shard(self, data: Sequence[Any]) -> list[Any]:
         """This site's part of data that all sites have in the same order: every `slots`-th, from `slot` on."""
         return [data[index] for index in range(self.slot, len(data), self.slots)]
@@ -249,6 +292,8 @@ class Site:
         self._closed = True
         for hook in self._hooks:
             hook.remove()
+        with contextlib.suppress(PierError):  # the daemon has gone first
+            self._tell_logged()
         self._link.close()
         self._left()
 
@@ -279,6 +324,10 @@ class Site:
         diverged = 2 * finite < losses
         self._link.send(Done(job.id, int(tokens), mean, 0, seconds=seconds, peak_bytes=0, diverged=diverged))
         self._next()
+
+    def _tell_logged(self) -> None:
+        if metrics := self._logged.take():
+            self._link.send(Logged(self._logged.step, metrics))
 
     def _publish(self) -> None:
         self._weights.store(self._place.outbox)

@@ -13,6 +13,7 @@ from pydantic import ConfigDict, ValidationError
 from pydantic.dataclasses import dataclass
 
 from pier_node.base.errors import PierError
+from pier_node.engine.metrics import Metrics
 
 LINE_LIMIT = 1 << 20
 """Maximum length of a line in bytes, including its end."""
@@ -202,6 +203,20 @@ class Train:
     load: str
     forget: bool
     """The optimizer begins without a state: training diverged."""
+    round: int
+    """The last round that was committed."""
+    sites: int
+    """Live sites of the run, this one included."""
+    losses: dict[str, float]
+    """The last training loss of other sites, by name."""
+
+
+@dataclass(frozen=True, config=_STRICT)
+class Logged:
+    """Program: metrics of its own, after `step` inner steps of the run."""
+
+    step: int
+    metrics: Metrics
 
 
 @dataclass(frozen=True, config=_STRICT)
@@ -216,6 +231,7 @@ Message = (
     | Attached
     | Ready
     | Train
+    | Logged
     | Over
     | Setup
     | Job
@@ -238,6 +254,7 @@ _KINDS: dict[str, type[Message]] = {
         Attached,
         Ready,
         Train,
+        Logged,
         Over,
         Setup,
         Job,

@@ -20,7 +20,7 @@ import shutil
 import sys
 import time
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
 
@@ -36,6 +36,7 @@ from pier_node.engine.messages import (
     Attached,
     Done,
     Failed,
+    Logged,
     Message,
     Over,
     Progress,
@@ -50,7 +51,7 @@ from pier_node.engine.supervisor import Moments, end
 from pier_node.outer.deadline import Deadline
 from pier_node.outer.layout import Layout
 
-VERSION = 2
+VERSION = 3
 """Of the messages between daemon and program."""
 ENGINE_VARIABLE = "PIER_ENGINE"
 """Environment variable that tells a program where its daemon listens."""
@@ -125,6 +126,20 @@ def _silent(fault: str, seconds: float) -> PierError:
     return PierError(f"the training program {fault} for {seconds:.0f} seconds", "Its own output says more.")
 
 
+@dataclass(frozen=True)
+class Standing:
+    """How the run stands, for a program that asks.
+
+    Attributes:
+        round: the last round that was committed; `sites`: live sites, this one included.
+        losses: the last training loss of other sites, by name.
+    """
+
+    round: int
+    sites: int
+    losses: dict[str, float]
+
+
 class Program:
     """The program of one site.
 
@@ -150,6 +165,8 @@ class Program:
         self._request: Train | Over | None = None
         self._answer: Done | Ready | None = None
         self._on_progress: Callable[[Progress], None] | None = None
+        self._standing: Callable[[], Standing] = lambda: Standing(0, 1, {})
+        self._on_log: Callable[[Logged], None] = lambda _: None
         self._writer: asyncio.StreamWriter | None = None
         self._patience = Patience(0.0)
         self._table = RankTable(0)
@@ -192,8 +209,22 @@ class Program:
                 "Build the model with the same code and settings as at the other sites.",
             )
 
-    def place(self, config: RunConfig, slot: int, folder: Path) -> None:
-        """Settle the program's place in a run that `check` has accepted; `folder` is the site's."""
+    def place(
+        self,
+        config: RunConfig,
+        slot: int,
+        folder: Path,
+        standing: Callable[[], Standing],
+        on_log: Callable[[Logged], None],
+    ) -> None:
+        """Settle the program's place in a run that `check` has accepted.
+
+        Args:
+            folder: the site's.
+            standing: returns how the run stands, which the program may ask.
+            on_log: called with metrics of the program's own.
+        """
+        self._standing, self._on_log = standing, on_log
         length, kept = Layout.of_run(config).length, folder / "program"
         kept.mkdir(parents=True, exist_ok=True)
         self.outbox, slots = SharedVector(length), config.run.sites
@@ -238,7 +269,10 @@ class Program:
         if payload != "weights":
             raise PierError("a program publishes weights, not gradients")
         forget, self._diverged = self._diverged or adam_step == 0, False
-        request = Train(next(self._ids), first_step, steps, load.path, forget)
+        run = self._standing()
+        request = Train(
+            next(self._ids), first_step, steps, load.path, forget, round=run.round, sites=run.sites, losses=run.losses
+        )
         self._running = asyncio.create_task(self._train(request, load, on_progress))
         return await asyncio.shield(self._running)
 
@@ -378,7 +412,7 @@ class Program:
                 self._lost()
 
     def _hear(self, message: Message, writer: asyncio.StreamWriter) -> None:
-        if writer is self._writer:
+        if writer is self._writer and not isinstance(message, Logged):
             self._patience.said(message)
         match message:
             case Attach():
@@ -391,6 +425,8 @@ class Program:
                     self._say(self._request)
             case Progress() if self._on_progress is not None:
                 self._on_progress(message)
+            case Logged() if writer is self._writer and self._ready:
+                self._on_log(message)
             case Done() if isinstance(self._request, Train) and message.job == self._request.id:
                 self._answer, self._productive = message, True
             case Failed():

@@ -23,6 +23,7 @@ class Progress:
         expert: the expert that this site trains and its progress, in words; "" if none.
         members_loss: mean validation loss of the models that were merged at the end.
         training_for: the round that the current inner steps count for; `steps`: how many steps (fewer at a slow site).
+        metrics: what the site's program has logged last, by name: see engine/metrics.py.
         spread: standard deviation between replicas in this site's last pair; not known where all replicas are equal.
     """
 
@@ -43,3 +44,4 @@ class Progress:
     spread: float = math.nan
     members_loss: float = math.nan
     expert: str = ""
+    metrics: dict[str, float | str] = field(default_factory=dict)

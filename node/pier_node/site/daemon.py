@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import replace
+from functools import partial
 from typing import IO, TYPE_CHECKING
 
 from pier_node.base import durable
@@ -19,6 +20,8 @@ from pier_node.base.shared import Vector
 from pier_node.base.tasks import Background, first_of
 from pier_node.base.toml import read_toml, validated
 from pier_node.config.run import RunConfig
+from pier_node.engine.messages import Logged
+from pier_node.engine.metrics import newest
 from pier_node.engine.program import Program
 from pier_node.engine.supervisor import Moments
 from pier_node.gossip.pairs import Pairs
@@ -283,9 +286,13 @@ class Daemon:
         """Start the workers and load or fetch the state. From here on this site is a member."""
         config, folder, node = self._member.config, self._settings.folder, self._carrier.node
         layout = Layout.of_run(config)
+        key = f"{config.hash().hex()[:16]}-{node}"
+        self._trackers = Trackers.of(folder, Who(config.run.name, self._site.name, key))
+        stack.push_async_callback(asyncio.to_thread, self._trackers.close)
         if self._program:
             self._workers = self._program
-            self._program.place(config, self._site.slot, folder)
+            standing = partial(self._reporter.standing, self._roster)
+            self._program.place(config, self._site.slot, folder, standing, self._log)
         else:
             self._workers = Workers(config, node, self._data, folder, self._settings.workers)
             stack.push_async_callback(self._workers.stop)
@@ -294,9 +301,6 @@ class Daemon:
         if self._program:
             await starting  # a founder begins with its weights
         await asyncio.to_thread(get_ready, config)
-        key = f"{config.hash().hex()[:16]}-{node}"
-        self._trackers = Trackers.of(folder, Who(config.run.name, self._site.name, key))
-        stack.push_async_callback(asyncio.to_thread, self._trackers.close)
         self._states = StateStore(folder / STATES, config.hash())
         self._checkpoints = StateStore(folder / CHECKPOINTS, config.hash(), shares=self._states)
         await self._roster.settled()
@@ -429,6 +433,11 @@ class Daemon:
         fresh = self._progress.validated_round == state.round
         self._trackers.told(self._progress, self.status())
         log.info("round %d committed by %d%s", state.round, len(state.members), loss if fresh else "")
+
+    def _log(self, logged: Logged) -> None:
+        """Take note of metrics of the program's own."""
+        self._progress.metrics = newest(self._progress.metrics, logged.metrics)
+        self._trackers.logged(logged.metrics, logged.step)
 
     async def _keep(self, state: OuterState) -> None:
         """Store a committed state, before this site announces that it has it. Raises PierError."""

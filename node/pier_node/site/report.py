@@ -13,12 +13,14 @@ import math
 import os
 import re
 import time
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 from pier_node.config.run import RunConfig
+from pier_node.engine.program import Standing
 from pier_node.gossip.pairs import Pairs
 from pier_node.outer.schedule import total_rounds
 from pier_node.outer.state import OuterState
@@ -66,6 +68,8 @@ def name_in_logs(called: Called) -> None:
 PATIENCE = 15.0
 """Seconds that sites must be silent before they are reported: a restart is not worth a message."""
 LOOK = 1.0
+MOST_OTHERS = 256
+"""Most sites whose losses a program is told."""
 
 log = logging.getLogger(__name__)
 
@@ -156,6 +160,17 @@ class Reporter:
             wanted_stage=self.wanted(),
         )
 
+    def standing(self, roster: Roster) -> Standing:
+        """How the run stands, for a program of the site's owner."""
+        others = {node: pulse for node, pulse in roster.participants().items() if node != self.carrier.node}
+        known = [(node, pulse) for node, pulse in others.items() if math.isfinite(pulse.loss)][:MOST_OTHERS]
+        names = Counter(pulse.site.name for _, pulse in known)
+        losses = {
+            pulse.site.name if pulse.site.name and names[pulse.site.name] == 1 else roster.called(node): pulse.loss
+            for node, pulse in known
+        }
+        return Standing(self.rounds.state.round if self.rounds else 0, len(others) + 1, losses)
+
     def status(self, roster: Roster) -> Status:
         """Everything that `pier-node status` shows. Numbers that are not known yet are NaN."""
         peers = [_peer(roster, node) for node in sorted(roster.contacts)]
@@ -212,6 +227,7 @@ class Reporter:
             "members_loss": progress.members_loss,
             "spread": progress.spread,
             "expert": progress.expert,
+            "metrics": dict(progress.metrics),
             "bytes_sent": pulse.bytes_sent,
             "round_seconds": progress.round_time,
             "round_steps": progress.steps,

@@ -31,7 +31,10 @@ WAITING = 100
 """Most points that wait for a slow tracker; further ones are dropped."""
 CLOSE_SECONDS = 10.0
 
-Metrics = Mapping[str, float]
+PREFIX = "program/"
+"""Of the names of what a site's program has logged itself."""
+
+Metrics = Mapping[str, float | str]
 Log = Callable[[Metrics, int], None]
 """Takes metrics, and the inner step that they belong to."""
 Close = Callable[[], None]
@@ -74,7 +77,8 @@ def _tensorboard(folder: str, who: Who) -> tuple[Log, Close]:
 
     def told(metrics: Metrics, step: int) -> None:
         for name, value in metrics.items():
-            writer.add_scalar(name, value, step)
+            if not isinstance(value, str):  # its own writer has nothing for texts
+                writer.add_scalar(name, value, step)
         writer.flush()
 
     return told, writer.close
@@ -91,7 +95,10 @@ def _mlflow(uri: str, who: Who) -> tuple[Log, Close]:
 
     def told(metrics: Metrics, step: int) -> None:
         for name, value in metrics.items():
-            client.log_metric(run.info.run_id, name, value, step=step)
+            if isinstance(value, str):
+                client.set_tag(run.info.run_id, name, value)
+            else:
+                client.log_metric(run.info.run_id, name, value, step=step)
 
     return told, lambda: client.set_terminated(run.info.run_id)
 
@@ -100,7 +107,14 @@ def _wandb(project: str, who: Who) -> tuple[Log, Close]:
     import wandb
 
     run = wandb.init(project=project, group=who.run, name=who.site, id=who.key, resume="allow")
-    return lambda metrics, step: run.log(dict(metrics), step=step), run.finish
+    newest = 0
+
+    def told(metrics: Metrics, step: int) -> None:
+        nonlocal newest  # it drops what is of an earlier step; with overlap a round's point comes after the next steps
+        newest = max(newest, step)
+        run.log(dict(metrics), step=newest)
+
+    return told, run.finish
 
 
 BACK_ENDS: dict[str, Callable[[str, Who], tuple[Log, Close]]] = {
@@ -146,11 +160,18 @@ class Trackers:
             "members": len(status["members"]),
         }
         finite = {name: float(value) for name, value in metrics.items() if math.isfinite(value)}
+        self._add(finite, progress.inner_step, f"round {status['round']}")
+
+    def logged(self, metrics: Metrics, step: int) -> None:
+        """The site's program has logged metrics of its own."""
+        self._add({PREFIX + name: value for name, value in metrics.items()}, step, f"what was logged at step {step}")
+
+    def _add(self, metrics: Metrics, step: int, what: str) -> None:
         if self._thread.is_alive():
             try:
-                self._points.put_nowait((finite, progress.inner_step))
+                self._points.put_nowait((metrics, step))
             except queue.Full:
-                log.warning("trackers are slow: they miss round %d", status["round"])
+                log.warning("trackers are slow: they miss %s", what)
 
     def close(self) -> None:
         """Tell the trackers that this is all, within seconds."""
