@@ -31,12 +31,14 @@ from pier_node.rounds.state_store import Checkpoint
 from pier_node.rounds.statements import SignedStatements
 from pier_node.site.agreement import OfAll, Peers
 from pier_node.site.loop import run_work
-from pier_node.site.member import Footing, rounds_of_all
+from pier_node.site.member import Joined, rounds_of_all
 from pier_node.site.orders import Orders
+from pier_node.site.report import Reporter
+from pier_node.site.settings import Settings
 from pier_node.site.training import Training
 from pier_node.wire.grpc.carrier import GrpcCarrier
 from pier_node.wire.state_server import StateServer
-from pier_proto.v1.peer_pb2 import Pulse, Site
+from pier_proto.v1.peer_pb2 import Site
 
 TICK = 0.001
 HOST = "127.0.0.1"
@@ -62,20 +64,15 @@ async def site(config: RunConfig, folder: Path, node: str, met: list[Site], stat
     statements = SignedStatements(Signer(Identity(ec.generate_private_key(ec.SECP256R1())), config.hash()))
     me = Site(node=node, name=node, address=f"{HOST}:{await carrier.start(HOST, 0)}")
 
-    def pulse() -> Pulse:
-        now = rounds.state
-        return Pulse(
-            site=me, phase=progress.phase, round=now.round, digest=now.digest, training_for=progress.training_for
-        )
-
     async def nothing(_state: OuterState | Checkpoint) -> None:
         """No disk."""
 
     length = len(state.anchor)
-    roster = Roster(carrier, pulse)
-    rounds = rounds_of_all(
-        Footing(config, carrier, roster, statements, folder, Proofs(folder / PROOFS_FILE)), nothing, length, state
-    )
+    reporter = Reporter(config, me, carrier, progress)
+    roster = Roster(carrier, reporter.pulse)
+    proofs = Proofs(folder / PROOFS_FILE)
+    site = Joined(config, Settings(folder), carrier, roster, statements, proofs, reporter)
+    rounds = reporter.rounds = rounds_of_all(site, nothing, length, state)
     StateServer(carrier, rounds.offer, lambda: None)
     keeping = asyncio.create_task(rounds.run())
     for other in met:  # the second one makes itself known by its beats

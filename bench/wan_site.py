@@ -33,12 +33,14 @@ from pier_node.rounds.state_store import Checkpoint
 from pier_node.rounds.statements import SignedStatements
 from pier_node.site.agreement import Agreement, InPairs, OfAll, Peers
 from pier_node.site.loop import run_work
-from pier_node.site.member import Footing, pairs_of_two, rounds_of_all
+from pier_node.site.member import Joined, pairs_of_two, rounds_of_all
 from pier_node.site.orders import Orders
+from pier_node.site.report import Reporter
+from pier_node.site.settings import Settings
 from pier_node.site.training import Training
 from pier_node.wire.grpc.carrier import GrpcCarrier
 from pier_node.wire.state_server import StateServer, no_proof
-from pier_proto.v1.peer_pb2 import Pulse, Site
+from pier_proto.v1.peer_pb2 import Site
 
 PORT = 7800
 
@@ -117,23 +119,14 @@ async def _train(rank: int, task: Task, folder: Path, say: Callable[[Mark], None
     carrier, progress = GrpcCarrier(own.node, config.hash(), credentials(own, token)), Progress()
     sites = [Site(node=node, name=node, address=f"{host}:{PORT}") for node, host in zip(nodes, HOSTS, strict=True)]
 
-    def pulse() -> Pulse:
-        state = rounds.state
-        return Pulse(
-            site=sites[rank],
-            phase=progress.phase,
-            round=state.round,
-            digest=state.digest,
-            inner_step=progress.inner_step,
-            training_for=progress.training_for,
-        )
-
     def begins() -> None:
         say(Mark(time.monotonic(), carrier.bytes_sent(), progress.round_time))
 
-    roster, state = Roster(carrier, pulse), _beginning(nodes, task.parameters)
+    reporter = Reporter(config, sites[rank], carrier, progress)
+    roster, state = Roster(carrier, reporter.pulse), _beginning(nodes, task.parameters)
     signed, here = SignedStatements(Signer(own, config.hash())), folder / str(rank)
-    rounds = _rounds(task, Footing(config, carrier, roster, signed, here, Proofs(here / PROOFS_FILE)), state)
+    site = Joined(config, Settings(here), carrier, roster, signed, Proofs(here / PROOFS_FILE), reporter)
+    rounds = reporter.rounds = _rounds(task, site, state)
     StateServer(carrier, rounds.offer, lambda: None, no_proof if isinstance(rounds, Pairs) else rounds.prove)
     keeping = asyncio.create_task(rounds.run()) if isinstance(rounds, Rounds) else None
     await carrier.start(HOSTS[rank], PORT)
@@ -160,7 +153,7 @@ async def _on_no_disk(state: OuterState) -> None:
     """What is measured is the network."""
 
 
-def _rounds(task: Task, site: Footing, state: OuterState) -> Rounds | Pairs:
+def _rounds(task: Task, site: Joined, state: OuterState) -> Rounds | Pairs:
     if site.config.outer.algorithm == "noloco":
         return pairs_of_two(site, state)
     return rounds_of_all(site, _on_no_disk, task.parameters, state)

@@ -7,7 +7,6 @@ import subprocess
 import tracemalloc
 import weakref
 from collections import defaultdict
-from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any
 
@@ -41,9 +40,10 @@ from pier_node.identity.node import Identity
 from pier_node.outer.layout import Layout
 from pier_node.outer.state import ADAM_M, ADAM_V, ANCHOR, MOMENTUM, OuterState
 from pier_node.rounds.state_store import KEEP, Checkpoint, StateStore
+from pier_node.site import daemon as daemon_module
+from pier_node.site import replica
 from pier_node.site.daemon import Daemon
 from pier_node.site.settings import Settings
-from pier_node.site.training import Training
 from pier_node.wire.carrier import DESCRIBE
 from pier_node.wire.grpc.carrier import GrpcCarrier
 from pier_proto.v1.peer_pb2 import StateRequest
@@ -191,11 +191,11 @@ class Meter:
         self.now -= length
 
 
-class Measured(Daemon):
+class Measured:
     """A daemon in this process, whose private vectors are counted after each round; a newcomer asks it at `ask_at`."""
 
     def __init__(self, settings: Settings, run: Run, meter: Meter, ask_at: int) -> None:
-        super().__init__(settings, lambda _: None)
+        self._daemon = Daemon(settings, lambda _: None)
         self._run, self._meter, self._ask_at = run, meter, ask_at
         self.length = Layout.of(load(run.path).model).length
         self.usual, self.private = 0.0, 0
@@ -205,16 +205,33 @@ class Measured(Daemon):
         """The most vectors that it has held."""
         return self.private + self._meter.peak / self.length
 
-    async def _prepare(self, stack: AsyncExitStack) -> Training:
-        training = await super()._prepare(stack)
-        tracemalloc.start()
-        return training
+    async def run(self, patched: pytest.MonkeyPatch) -> None:
+        """See Daemon."""
+        measured = self
 
-    async def _committed(self, checkpoint: Checkpoint) -> None:
+        class MeasuredReplica(replica.Replica):
+            async def committed(self, checkpoint: Checkpoint) -> None:
+                measured.count()
+                await super().committed(checkpoint)
+                await measured.saved(checkpoint.state.round)
+
+        async def prepare(*parts: Any) -> replica.Replica:
+            made = await replica.prepare(*parts)
+            tracemalloc.start()
+            return made
+
+        patched.setattr(replica, "Replica", MeasuredReplica)
+        patched.setattr(daemon_module, "prepare", prepare)
+        await self._daemon.run()
+
+    def count(self) -> None:
+        """Count the vectors that are no shared ones."""
         sizes = [trace.size for trace in tracemalloc.take_snapshot().traces]
         self.private = max(self.private, sizes.count(FLOAT * self.length))
-        await super()._committed(checkpoint)
-        if checkpoint.state.round == self._ask_at:
+
+    async def saved(self, round: int) -> None:
+        """A round's checkpoint is on disk."""
+        if round == self._ask_at:
             self.usual = self.most
             await self._be_asked()
 
@@ -253,14 +270,16 @@ def settings(run: Run) -> Settings:
         {"algorithm": "diloco", "codec": "int4", "overlap": True},
     ],
 )
-async def test_a_daemon_holds_what_is_said(tmp_path: Path, meter: Meter, outer: dict[str, Any]) -> None:
+async def test_a_daemon_holds_what_is_said(
+    tmp_path: Path, meter: Meter, monkeypatch: pytest.MonkeyPatch, outer: dict[str, Any]
+) -> None:
     """Exactly that in every round, and no more when somebody joins."""
     run = Run(tmp_path, 1, inner={"total_steps": 40}, outer={"start_fraction": 0.2, **outer})
     said = vectors(load(run.path))
     ask_at = 4 if outer.get("overlap") else 2  # at the end nothing is under way that is not kept yet
     daemon = Measured(settings(run), run, meter, ask_at)
     try:
-        await asyncio.wait_for(daemon.run(), 60)
+        await asyncio.wait_for(daemon.run(monkeypatch), 60)
     finally:
         tracemalloc.stop()
     if outer.get("overlap"):  # what is there when a round is saved depends on how far the next one is

@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Callable
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 from simulation.cluster import LENGTH, FakeTrainer
 from simulation.keys import IDENTITIES, NODES
@@ -23,12 +23,13 @@ from pier_node.outer.state import ANCHOR, MOMENTUM, OuterState
 from pier_node.rounds.folder import SiteRecord
 from pier_node.rounds.member import Rounds
 from pier_node.rounds.state_store import Checkpoint
+from pier_node.site import daemon, replica
 from pier_node.site.daemon import Daemon
 from pier_node.site.join import Membership
 from pier_node.site.member import pairs_of_two, rounds_of_all
 from pier_node.site.orders import Orders
+from pier_node.site.replica import Replica
 from pier_node.site.settings import Settings
-from pier_node.site.training import Training
 from pier_node.trainer.data.corpus import SiteData
 from pier_node.wire.carrier import GREETING, PROTOCOL, PeerLost
 from pier_proto.v1.peer_pb2 import HelloRequest, Site
@@ -55,17 +56,23 @@ class HuntDaemon(Daemon):
         super().__init__(settings, here.say)
         self._here = here
 
-    async def _place(self, stack: AsyncExitStack) -> SiteRecord | None:
-        self._coordination = cast(Any, Ordered(self._here.orders))
-        return self._member.record
+    def _coordination(self, _entrance: Any) -> Any:
+        return Ordered(self._here.orders)
 
-    async def _member_of_rounds(self, *parts: Any) -> Training:
-        self._here.training = await super()._member_of_rounds(*parts)
-        return self._here.training
 
-    def _saved(self, state: OuterState) -> None:
-        super()._saved(state)
-        self._here.world.saved(self._here, state)
+class HuntReplica(Replica):
+    """The replica, which shows what it is made of."""
+
+    async def begin(self, stack: AsyncExitStack, checkpoint: Checkpoint) -> None:
+        """See Replica."""
+        await super().begin(stack, checkpoint)
+        this_process().training = self.training
+
+    def saved(self, state: OuterState) -> None:
+        """See Replica."""
+        super().saved(state)
+        here = this_process()
+        here.world.saved(here, state)
 
 
 class Ordered:
@@ -81,7 +88,14 @@ class Ordered:
 
     sample = run
 
-    def round(self, state: OuterState) -> None:
+    async def enter(self, record: SiteRecord | None) -> SiteRecord | None:
+        """The site is as it says."""
+        return record
+
+    async def close(self, *_error: Any) -> None:
+        """Nobody waits for its last words."""
+
+    def round(self, state: OuterState, lines: Any) -> None:
         """A round is told."""
 
 
@@ -208,18 +222,23 @@ class _Nothing:
         pass
 
 
-DOUBLES: dict[str, Any] = {
-    "check_start": lambda _settings: None,
-    "find_run": find_run,
-    "make_carrier": make_carrier,
-    "StatusServer": _Nothing,
-    "ProbeServer": _Nothing,
-    "Workers": HuntWorkers,
-    "Layout": _OneLayout,
-    "beginning": beginning,
-    "claim": _Nothing,
-    "name_in_logs": lambda _called: None,
-    "rounds_of_all": watched_rounds,
-    "pairs_of_two": watched_pairs,
+DOUBLES: dict[Any, dict[str, Any]] = {
+    daemon: {
+        "check_start": lambda _settings: None,
+        "find_run": find_run,
+        "make_carrier": make_carrier,
+        "StatusServer": _Nothing,
+        "ProbeServer": _Nothing,
+        "claim": _Nothing,
+        "name_in_logs": lambda _called: None,
+    },
+    replica: {
+        "Replica": HuntReplica,
+        "Workers": HuntWorkers,
+        "Layout": _OneLayout,
+        "beginning": beginning,
+        "rounds_of_all": watched_rounds,
+        "pairs_of_two": watched_pairs,
+    },
 }
-"""What the module `pier_node.site.daemon` finds under these names."""
+"""What these modules of `pier_node.site` find under these names."""

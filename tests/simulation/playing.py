@@ -24,7 +24,7 @@ from simulation.world import World
 
 from pier_node.config.run import RunConfig
 from pier_node.outer.schedule import synced
-from pier_node.site import daemon, member
+from pier_node.site import member
 
 T = TypeVar("T")
 MEMORY = Path("/dev/shm")
@@ -114,8 +114,9 @@ def _doubled(world: World, level: int) -> Iterator[None]:
     root, handler = logging.getLogger(), _Told(world, level)
     before = root.level, root.handlers
     with ExitStack() as stack:
-        for name, double in DOUBLES.items():
-            stack.enter_context(patch.object(daemon, name, double))
+        for module, doubles in DOUBLES.items():
+            for name, double in doubles.items():
+                stack.enter_context(patch.object(module, name, double))
         stack.enter_context(patch.object(secrets, "token_bytes", lambda count=32: dice.randbytes(count)))
         stack.enter_context(patch.object(time, "time", world.clock))
         stack.enter_context(patch.object(RunConfig, "canonical", lambda _config: canonical))

@@ -12,18 +12,29 @@ from simulation.network import Network
 from simulation.statements import MemoryProofs, PlainStatements
 from simulation.virtual_time import run
 
+from pier_node.config.run import RunConfig
 from pier_node.gossip.pair_commit import Doubt, Records
 from pier_node.outer.state import OuterState
 from pier_node.rounds.commitments import Commitments
+from pier_node.rounds.progress import Progress
 from pier_node.rounds.roster import Roster
 from pier_node.site.journal import Journal, PairJournal
-from pier_node.site.member import Footing, pairs_of_two, rounds_of_all
+from pier_node.site.member import Joined, pairs_of_two, rounds_of_all
+from pier_node.site.report import Reporter
+from pier_node.site.settings import Settings
+from pier_proto.v1.peer_pb2 import Site
 
 AT_REST = outer_state(["a", "b"], round=4)
 
 
 def roster_of(carrier: Any) -> Roster:
     return Roster(carrier, lambda: None)  # type: ignore[arg-type, return-value]
+
+
+def joined(run_config: RunConfig, carrier: Any, folder: Path) -> Joined:
+    reporter = Reporter(run_config, Site(node="a"), carrier, Progress())
+    shared = roster_of(carrier), PlainStatements("a"), MemoryProofs(), reporter
+    return Joined(run_config, Settings(folder), carrier, *shared)
 
 
 async def nowhere(state: OuterState) -> None:
@@ -35,8 +46,7 @@ def test_rounds_of_all_remember_what_binds_them(tmp_path: Path, bound: Commitmen
     async def main() -> None:
         carrier, layout = Network(1, CALM).join("a"), TinyLayout()
         Journal(tmp_path / "journal.json").keep(bound)
-        footing = Footing(config(), carrier, roster_of(carrier), PlainStatements("a"), tmp_path, MemoryProofs())
-        rounds = rounds_of_all(footing, nowhere, layout.length, AT_REST)
+        rounds = rounds_of_all(joined(config(), carrier, tmp_path), nowhere, layout.length, AT_REST)
         assert rounds.promises.now == bound
         assert rounds.state is AT_REST
 
@@ -52,9 +62,7 @@ def test_pairs_remember_their_doubts(tmp_path: Path) -> None:
         run_config = config(
             run={"seed": 7}, inner={"total_steps": 100}, algorithm="noloco", inner_steps=10, noloco={"gamma": 0.3}
         )
-        pairs = pairs_of_two(
-            Footing(run_config, carrier, roster_of(carrier), PlainStatements("a"), tmp_path, MemoryProofs()), AT_REST
-        )
+        pairs = pairs_of_two(joined(run_config, carrier, tmp_path), AT_REST)
         assert pairs._tools.records == records
         assert (pairs._run.seed, pairs._run.last, pairs._tools.rates.gamma) == (7, 10, 0.3)
         assert (pairs.state, pairs.saved) == (AT_REST, 4)

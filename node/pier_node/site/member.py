@@ -1,13 +1,14 @@
-"""Builds a site's part in outer rounds from its run and its disk: Rounds of all sites, or Pairs."""
+"""A site that has joined its run, and its part in outer rounds: Rounds of all sites, or Pairs."""
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
-from functools import partial
-from pathlib import Path
+from collections.abc import Awaitable, Callable, Mapping
+from contextlib import AsyncExitStack
+from dataclasses import dataclass, field
+from functools import cached_property, partial
+from typing import TYPE_CHECKING
 
-from pier_node.base.faults import NO_FAULTS, Faults
+from pier_node.base.tasks import Background
 from pier_node.config.run import RunConfig
 from pier_node.gossip.pair_commit import PairTools
 from pier_node.gossip.pairs import Pairs
@@ -19,38 +20,101 @@ from pier_node.outer.state import OuterState
 from pier_node.outer.weights import ONE_EACH, weighing
 from pier_node.rounds.attempt import Tools
 from pier_node.rounds.catch_up import shadow_fetcher
+from pier_node.rounds.folder import SiteRecord
 from pier_node.rounds.member import Rounds
+from pier_node.rounds.progress import Progress
+from pier_node.rounds.progress_checks import Trust
 from pier_node.rounds.proofs import Proofs
 from pier_node.rounds.roster import Roster
 from pier_node.rounds.statements import Statements
+from pier_node.site.bootstrap import first_trust
 from pier_node.site.journal import Journal, PairJournal
+from pier_node.site.leave import Leave
+from pier_node.site.orders import Orders
+from pier_node.site.report import Reporter
+from pier_node.site.settings import Settings
+from pier_node.trainer.data.corpus import SiteData
 from pier_node.wire.carrier import Carrier
-from pier_proto.v1.peer_pb2 import DoubleVote
+from pier_proto.v1.peer_pb2 import DoubleVote, Phase
+
+if TYPE_CHECKING:
+    from pier_node.site.coordinator.client import Coordination
 
 
 @dataclass(frozen=True)
-class Footing:
-    """What a site's rounds are built from. Its journal is in `folder`.
+class Joined:
+    """A site that has joined its run: what its rounds and its training are built from.
 
     Attributes:
+        settings: its folder has the journal, among other things.
+        record: the site's record at the time when it joined.
         convict: removes the node that a double vote convicts.
+        background: tasks of the site; an error in one of them ends the site.
+        coordination: None: the run has no coordinator.
+        say: prints a message for the user.
     """
 
     config: RunConfig
+    settings: Settings
     carrier: Carrier
     roster: Roster
     statements: Statements
-    folder: Path
     proofs: Proofs
+    reporter: Reporter
+    record: SiteRecord = field(default_factory=lambda: SiteRecord(founder=True, slot=0))
     convict: Callable[[DoubleVote], None] = lambda _: None
-    faults: Faults = NO_FAULTS
+    background: Background = field(default_factory=Background)
+    coordination: Coordination | None = None
+    say: Callable[[str], None] = print
+
+    @cached_property
+    def orders(self) -> Orders:
+        """The operator's orders; without a coordinator there are none."""
+        return self.coordination.orders if self.coordination else Orders()
+
+    @property
+    def progress(self) -> Progress:
+        """The site's progress, which others and people are told."""
+        return self.reporter.progress
+
+    @property
+    def data(self) -> SiteData:
+        """The site's part of the training data."""
+        return SiteData.of(self.config, self.record.slot, self.settings.data, self.settings.shared_data)
+
+    def first_trust(self) -> Trust | None:
+        """What this site trusts before it has a state. None in a run of pairs, where each site has its own state."""
+        in_pairs = self.config.outer.algorithm == "noloco"
+        return None if in_pairs else first_trust(self.settings.trust, self.record.founded_by, self.statements)
+
+    def note(self, state: OuterState, lines: Mapping[str, float] | None = None) -> None:
+        """Note a round that was committed here, for people and for the coordinator.
+
+        Args:
+            lines: bandwidth to other sites in bytes per second, by node; None: not measured.
+        """
+        self.reporter.note(self.settings.folder, state, self.roster)
+        self.roster.keep(state.members)
+        if self.coordination:
+            self.coordination.recorder.round(state, lines)
+
+    def leave_politely(self, stack: AsyncExitStack, rounds: Rounds | None) -> None:
+        """When the stack is closed before the run is done, leave the run: see Leave."""
+        leave = Leave(self.carrier, self.roster, rounds)
+
+        async def end() -> None:
+            if self.progress.phase != Phase.PHASE_DONE:
+                self.progress.phase = Phase.PHASE_LEAVING
+                await leave.leave()
+
+        stack.push_async_callback(end)
 
 
 Keep = Callable[[OuterState], Awaitable[None]]
 """Returns once a committed state would survive a power cut. Raises PierError."""
 
 
-def rounds_of_all(site: Footing, keep: Keep, length: int, state: OuterState) -> Rounds:
+def rounds_of_all(site: Joined, keep: Keep, length: int, state: OuterState) -> Rounds:
     """Rounds of all sites, with what binds this site; in a run of pairs, the rounds of the final merge.
 
     In a pipeline, rounds decide about iterations: they take `length` elements unchanged (pipeline/vote_state.py).
@@ -61,17 +125,17 @@ def rounds_of_all(site: Footing, keep: Keep, length: int, state: OuterState) -> 
     alike = piped or config.outer.algorithm == "noloco"
     codec_name = "none" if alike else config.outer.codec
     mean = trimmed_mean if config.outer.robust == "trimmed" and not piped else weighted_mean
-    journal = Journal(site.folder / "journal.json")
+    journal = Journal(site.settings.folder / "journal.json")
     weighs = (lambda _: ONE_EACH) if alike else partial(weighing, config)
     disk = journal, site.proofs, keep
-    tools = Tools(carrier, site.roster, site.statements, *disk, fetch, site.faults, convict=site.convict)
+    tools = Tools(carrier, site.roster, site.statements, *disk, fetch, site.settings.faults, convict=site.convict)
     tools.codec, tools.mean, tools.weighing = codec(codec_name), mean, weighs
     return Rounds(tools, state, lambda number: length if piped else synced(config, number, length))
 
 
-def pairs_of_two(site: Footing, state: OuterState) -> Pairs:
+def pairs_of_two(site: Joined, state: OuterState) -> Pairs:
     """Pairs, with the pairs that this site has stored."""
-    journal, outer = PairJournal(site.folder / "pairs.json"), site.config.outer
-    tools = PairTools(site.carrier, site.roster, journal, outer.noloco, codec(outer.codec), site.faults)
+    journal, outer = PairJournal(site.settings.folder / "pairs.json"), site.config.outer
+    tools = PairTools(site.carrier, site.roster, journal, outer.noloco, codec(outer.codec), site.settings.faults)
     tools.weighing = partial(weighing, site.config)
     return Pairs(tools, PairRun(site.config.run.seed, total_rounds(site.config)), state)

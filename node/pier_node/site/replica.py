@@ -1,0 +1,225 @@
+"""A site that trains a replica of the whole model: its states on disk, its workers, its part in rounds or pairs."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Sequence
+from contextlib import AsyncExitStack
+from functools import partial
+from typing import NamedTuple
+
+from pier_node.base.shared import Vector
+from pier_node.engine.messages import Logged
+from pier_node.engine.metrics import newest
+from pier_node.engine.program import Program
+from pier_node.engine.supervisor import Moments
+from pier_node.gossip.pairs import Pairs
+from pier_node.outer.advance import get_ready
+from pier_node.outer.layout import Layout
+from pier_node.outer.state import ANCHOR, OuterState
+from pier_node.rounds.certificate import alone
+from pier_node.rounds.progress import Progress
+from pier_node.rounds.state_store import CHECKPOINTS, Checkpoint, StateStore
+from pier_node.site.agreement import Agreement, InPairs, OfAll, Peers
+from pier_node.site.bootstrap import beginning, from_peers
+from pier_node.site.member import Joined, pairs_of_two, rounds_of_all
+from pier_node.site.trackers import Trackers, Who
+from pier_node.site.training import Training
+from pier_node.trainer.workers import Workers
+from pier_node.wire.state_server import StateServer
+from pier_proto.v1.peer_pb2 import Link, Phase
+
+STATES = "states"
+"""Folder of the committed states that other sites rely on."""
+
+log = logging.getLogger(__name__)
+
+
+class Stores(NamedTuple):
+    """A replica's committed states and its checkpoints, on disk."""
+
+    states: StateStore
+    checkpoints: StateStore
+
+
+class Replica:
+    """A replica, from `state` on: its newest checkpoint's, or a later one that was kept without a checkpoint.
+
+    Args:
+        trainer: Pier's workers, or the program of the site's owner.
+
+    Attributes:
+        training: its part in the run, for the site's loop.
+        rounds: its rounds of all sites, or its pairs.
+    """
+
+    def __init__(
+        self,
+        joined: Joined,
+        trainer: Workers | Program,
+        stores: Stores,
+        trackers: Trackers,
+        layout: Layout,
+        state: OuterState,
+    ) -> None:
+        self._joined, self._trainer, self._trackers = joined, trainer, trackers
+        self._states, self._checkpoints = stores
+        config = joined.config
+        self._of_all = rounds_of_all(joined, self._keep, layout.length, state)
+        peers = Peers(joined.carrier, joined.roster, layout.length, joined.settings.faults)
+        agreement: Agreement
+        if config.outer.algorithm == "noloco":
+            merging = self._of_all if config.outer.final_merge else None
+            agreement = InPairs(pairs_of_two(joined, state), peers, joined.progress, self._keep, merging)
+        else:
+            agreement = OfAll(self._of_all, peers)
+        self.rounds = joined.reporter.rounds = agreement.rounds
+        StateServer(joined.carrier, self._offer, trainer.moments, self._of_all.prove)
+        self.training = Training(config, layout, agreement, trainer, joined.progress, self.committed)
+
+    async def begin(self, stack: AsyncExitStack, checkpoint: Checkpoint) -> None:
+        """Become a member, and continue from the checkpoint. When the stack is closed, save the rest and leave."""
+        if isinstance(self.rounds, Pairs):
+            stack.push_async_callback(self.rounds.stop)
+            self._joined.leave_politely(stack, None)
+        else:
+            self._joined.background.start(stack, self.rounds.run())
+            self._joined.leave_politely(stack, self.rounds)
+        await asyncio.to_thread(self.training.restore, checkpoint)
+        self._trainer.recover_moments = self._saved_moments
+        stack.push_async_callback(asyncio.to_thread, self._save_rest)
+
+    async def finish(self) -> None:
+        """Save what is left, and hand the model to the owner's program."""
+        await asyncio.to_thread(self._save_rest)
+        if isinstance(self._trainer, Program):
+            await self._trainer.finish(self.rounds.state.tensors[ANCHOR])
+
+    async def train_experts(self) -> None:
+        """Train experts from the run's last state, if they are ordered."""
+        joined = self._joined
+        if joined.coordination is None or joined.orders.experts is None:
+            return
+        from pier_node.site.experts import train_experts  # with torch, which a daemon does without otherwise
+
+        await self._trainer.stop()
+        of_site = joined.coordination, joined.progress, joined.roster
+        folder = await train_experts(joined.config, joined.settings, self.training.snapshot().state, *of_site)
+        joined.say(f"The experts are trained. This site's experts are in {folder}.")
+
+    def _offer(self, number: int, shadow: bool) -> OuterState | None:
+        """What peers may fetch. In a run of pairs each site has its own state; only the merged model is voted on."""
+        return (self._of_all if shadow else self.rounds).offer(number, shadow)
+
+    async def committed(self, checkpoint: Checkpoint) -> None:
+        """Save a checkpoint after a round, and tell of the round. Raises PierError."""
+        state, progress = checkpoint.state, self._joined.progress
+        await asyncio.to_thread(self._checkpoints.save, checkpoint)
+        self.saved(state)
+        self._joined.note(state)
+        fresh = progress.validated_round == state.round
+        self._trackers.told(progress, self._joined.reporter.status(self._joined.roster))
+        loss = f", validation loss {progress.validation_loss:.4f}" if fresh else ""
+        log.info("round %d committed by %d%s", state.round, len(state.members), loss)
+
+    async def _keep(self, state: OuterState) -> None:
+        """Store a committed state, before this site announces that it has it. Raises PierError."""
+        await asyncio.to_thread(self._states.keep, state)
+        self.saved(state)
+
+    def saved(self, state: OuterState) -> None:
+        """Take note that from now on this state would survive a power cut."""
+        if isinstance(self.rounds, Pairs):
+            self.rounds.saved = max(self.rounds.saved, state.round)
+
+    def _save_rest(self) -> None:
+        """Save what stopping would lose: the unsent update, and a state that was just committed or fetched."""
+        if not self.training.resting:
+            return
+        rest, newest = self.training.snapshot(), self._checkpoints.peek()
+        done = self._joined.progress.phase == Phase.PHASE_DONE
+        if not done or newest is None or newest[1]["round"] != rest.state.round:
+            self._checkpoints.save(rest)
+
+    def _saved_moments(self) -> Moments | None:
+        """AdamW's moments in the newest checkpoint."""
+        saved = self._checkpoints.newest()
+        return saved.moments if saved else None
+
+
+async def prepare(joined: Joined, program: Program | None, stack: AsyncExitStack) -> Replica:
+    """Start the workers and load or fetch the state. From here on this site is a member. Raises PierError."""
+    config, folder, node = joined.config, joined.settings.folder, joined.carrier.node
+    layout, name = Layout.of_run(config), joined.reporter.site.name
+    trackers = Trackers.of(folder, Who(config.run.name, name, f"{config.hash().hex()[:16]}-{node}"))
+    stack.push_async_callback(asyncio.to_thread, trackers.close)
+    trainer: Workers | Program
+    if program:
+        trainer = program
+        standing = partial(joined.reporter.standing, joined.roster)
+        program.place(config, joined.record.slot, folder, standing, partial(_log, joined.progress, trackers))
+    else:
+        trainer = Workers(config, node, joined.data, folder, joined.settings.workers)
+        stack.push_async_callback(trainer.stop)
+    starting = asyncio.create_task(trainer.start())
+    stack.callback(starting.cancel)
+    if program:
+        await starting  # a founder begins with its weights
+    await asyncio.to_thread(get_ready, config)
+    states = StateStore(folder / STATES, config.hash())
+    stores = Stores(states, StateStore(folder / CHECKPOINTS, config.hash(), shares=states))
+    await joined.roster.settled()
+    checkpoint = await asyncio.to_thread(stores.checkpoints.newest)
+    how = "Resuming" if checkpoint else "Starting"
+    if checkpoint is None:
+        checkpoint = await _first(joined, layout, states, program)
+        await asyncio.to_thread(states.keep, checkpoint.state)
+    state = await asyncio.to_thread(states.after, checkpoint.state.round) or checkpoint.state
+    joined.roster.keep(state.members)
+    await asyncio.to_thread(lambda: (state.digest, state.norm))
+    replica = Replica(joined, trainer, stores, trackers, layout, state)
+    await replica.begin(stack, checkpoint)
+    await starting
+    if checkpoint.state.round == 0 and config.inner.eval_every:
+        await replica.training.validate(checkpoint.state)
+        joined.reporter.note(folder, checkpoint.state, joined.roster)
+    joined.say(f"{how} at round {checkpoint.state.round} as {name} ({node}).")
+    return replica
+
+
+def _log(progress: Progress, trackers: Trackers, logged: Logged) -> None:
+    """Take note of metrics of the program's own."""
+    progress.metrics = newest(progress.metrics, logged.metrics)
+    trackers.logged(logged.metrics, logged.step)
+
+
+async def _first(joined: Joined, layout: Layout, states: StateStore, program: Program | None) -> Checkpoint:
+    """The first checkpoint of a site that has none on disk."""
+    kept = await asyncio.to_thread(states.after, -1)
+    if kept:
+        return Checkpoint(kept)
+    config, carrier = joined.config, joined.carrier
+    proof: Sequence[Link]
+    if joined.record.founder:
+        weights = program.outbox.array if program else await asyncio.to_thread(_given_weights, joined)
+        checkpoint = await asyncio.to_thread(beginning, config, layout, carrier.node, weights)
+        proof = [alone(checkpoint.state, b"", joined.statements)]
+    else:
+        joined.progress.phase = Phase.PHASE_CATCHING_UP
+        checkpoint, proof = await from_peers(config, layout, carrier, joined.roster, joined.first_trust)
+    await asyncio.to_thread(joined.proofs.add, proof)
+    return checkpoint
+
+
+def _given_weights(joined: Joined) -> Vector | None:
+    """The weights to found a run from, if they are not those of its seed. Raises PierError."""
+    folder = joined.settings.weights
+    if folder is None:
+        return None
+    from pier_node.trainer.model.export import import_weights  # with torch, which the daemon otherwise avoids
+
+    _, flat = import_weights(folder)
+    joined.say(f"The run starts from the weights in {folder}.")
+    weights: Vector = flat.numpy()
+    return weights
