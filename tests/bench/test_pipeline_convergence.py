@@ -34,7 +34,7 @@ def test_an_arm_is_what_its_name_says(arm: str) -> None:
 
 
 def test_sites_are_equally_busy() -> None:
-    """spec/skippipe.md section 2, constraint 4: sizes n_0 (L - 1) = (S - 1) n_s."""
+    """The load of SkipPipe (arXiv 2502.19913): sizes n_0 (L - 1) = (S - 1) n_s."""
     for (stages, length), sites in SITES.items():
         first = sites // length
         assert first * length == sites

@@ -44,7 +44,7 @@ def simulate(cache: Path, **outer: Any) -> tuple[Simulation, list[Point]]:
 def test_start_is_plain_synchronous_training(cache: Path) -> None:
     _, sync = simulate(cache, sites=2, algorithm="sync", start="none")
     _, pier = simulate(cache, sites=2, algorithm="pier", start="sync", start_fraction=0.5)
-    assert pier[:3] == sync[:3], "bit-identical through the start (spec/pier.md, property 4)"
+    assert pier[:3] == sync[:3], "bit-identical through the start"
     assert pier[3:] != sync[3:]
 
 
@@ -80,7 +80,7 @@ def in_pairs(cache: Path, sites: int, **outer: Any) -> tuple[PairSimulation, lis
 
 
 def test_two_sites_in_pairs_are_diloco_with_heavy_ball(cache: Path) -> None:
-    """Without momentum it is DiLoCo's own step: spec/noloco.md section 3.1."""
+    """Without momentum it is DiLoCo's own step (arXiv 2506.10911)."""
     pairs, curve = in_pairs(cache, 2, noloco={"alpha": 0.0, "beta": 0.7, "gamma": 0.7})
     _, diloco = simulate(cache, sites=2, algorithm="diloco", momentum=0.0, lr=0.7)
     assert pairs.spreads == [0.0] * (STEPS // EVERY)

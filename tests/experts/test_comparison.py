@@ -1,4 +1,4 @@
-"""Properties 2, 5, 6 and 7 of spec/hdee.md on what is reported, and the order of its table 5.4; sheets put together."""
+"""What holds for all that is reported of an ensemble, and its order; sheets put together."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What no expert trains on, in three splits: spec/hdee.md sections 2.1 and 2.7."""
+"""What no expert trains on, in three splits: docs/experts.md, "From a run to an ensemble", 6."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Properties 2-6 of spec/hdee.md, its golden values, and every rule against its definition, written out."""
+"""What holds for every mixture, golden values, and every rule against its definition, written out."""
 
 from __future__ import annotations
 

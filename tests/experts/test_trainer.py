@@ -1,4 +1,4 @@
-"""Experts trained by real workers (spec/hdee.md section 6, properties 1, 8 and 9), their verdict, and their end."""
+"""Experts trained by real workers (HDEE, arXiv 2502.19385), their verdict, and their end."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The merge at the end of a run in pairs (spec/noloco.md, property 13), by whole simulated runs."""
+"""The merge at the end of a run in pairs (docs/noloco.md, "The end"), by whole simulated runs."""
 
 from __future__ import annotations
 

@@ -70,7 +70,7 @@ def test_a_group_of_all_keeps_its_replicas_equal() -> None:
 
 
 def test_messages_are_as_many_however_many_sites_there_are() -> None:
-    """spec/noloco.md, property 11, counted at the carrier, heartbeats left out; bytes are those of θ, or of θ and φ."""
+    """docs/noloco.md, "Messages", counted at the carrier, heartbeats left out; bytes are those of θ, or of θ and φ."""
     counts: dict[tuple[int, float], tuple[int, float]] = {}
 
     async def play(network: Network, sites: dict[str, PairMember]) -> None:

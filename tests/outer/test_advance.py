@@ -1,4 +1,4 @@
-"""From one state to the next: spec/pier.md section 5, properties 1, 4 and 5, on whole states."""
+"""From one state to the next: what Pier equals in its special cases, on whole states."""
 
 from __future__ import annotations
 

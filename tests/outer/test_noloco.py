@@ -1,4 +1,4 @@
-"""NoLoCo's step: golden values, special cases, the mean, Monte Carlo (spec/noloco.md, properties 1 to 6)."""
+"""NoLoCo's step: golden values, special cases, the mean, Monte Carlo (arXiv 2506.10911; docs/noloco.md, "The step")."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Pairing: spec/noloco.md, property 8."""
+"""Pairing: docs/noloco.md, "Who meets whom"."""
 
 from __future__ import annotations
 

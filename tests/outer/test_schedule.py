@@ -127,7 +127,7 @@ def test_rounds_cover_every_step_once_and_start_once(
 
 
 def test_noloco_at_the_size_of_its_paper() -> None:
-    """spec/noloco.md, property 12: 500 rounds, at the inner steps 50, 100, … 25 000, and the paper's inner rates."""
+    """NoLoCo (arXiv 2506.10911): 500 rounds, at the inner steps 50, 100, … 25 000, and the paper's inner rates."""
     inner = {"total_steps": 25_000, "warmup_steps": 1000, "lr": 6e-4, "min_lr": 6e-5}
     run = config(inner=inner, algorithm="noloco")
     plans = [round_plan(run, number) for number in range(1, total_rounds(run) + 1)]

@@ -144,7 +144,7 @@ def test_random_paths_are_others_in_each_step_and_the_same_when_one_is_tried_aga
 
 
 def test_random_paths_without_skips_load_all_replicas_equally() -> None:
-    """spec/noloco.md section 3.3; from the first attempt on."""
+    """As in NoLoCo (arXiv 2506.10911), from the first attempt on."""
     held = dict(zip("abcdef", (0, 0, 1, 1, 2, 2), strict=True))
     there = {"stages": 3, "paths": "random", "skip": 0.0}
     standing = Standing(5, 3.0, (7 << 24,) * 3)

@@ -23,7 +23,7 @@ def section(**keys: object) -> PipelineSection:
 
 
 def test_it_is_that_of_the_run_with_what_its_sites_measured() -> None:
-    """spec/skippipe.md section 2.1: n_0 : n = 3 : 2 for paths of 3 of 4 stages, as near as six sites come."""
+    """SkipPipe (arXiv 2502.19913): n_0 : n = 3 : 2 for paths of 3 of 4 stages, as near as six sites come."""
     problem, plan = posed(section(), SIX, {}, seed=1)
     assert (problem.stage_sizes, problem.path_length, problem.microbatches) == ((2, 2, 1, 1), 3, 6)
     assert [site.name for site in problem.sites] == [*"abcdef"]

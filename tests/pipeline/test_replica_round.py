@@ -123,7 +123,7 @@ class OneProcess:
 
 
 class Pairs(OneProcess):
-    """The same with NoLoCo's steps (spec/noloco.md section 2.2): each replica has a φ and a δ of its own."""
+    """The same with NoLoCo's steps (arXiv 2506.10911): each replica has a φ and a δ of its own."""
 
     def __init__(self, tables: RunConfig) -> None:
         super().__init__(tables)

@@ -121,7 +121,7 @@ def both_or_neither(cluster: PairCluster) -> None:
 
 
 def conserved(cluster: PairCluster) -> None:
-    """The sum over a pair moves as if both had gone alone: δ' = α·Σδ − β·ΣΔ (spec/noloco.md, property 3)."""
+    """The sum over a pair moves as if both had gone alone: δ' = α·Σδ − β·ΣΔ (NoLoCo, arXiv 2506.10911)."""
     rates = cluster.config.outer.noloco
     for name, by_round in cluster.steps.items():
         for number, step in by_round.items():

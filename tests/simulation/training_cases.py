@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -136,16 +136,20 @@ class Site:
         self.trainer, self.rounds, self.roster = Trainer(), rounds, roster or Roster()
         rounds.roster = self.roster
         self.saved: list[Checkpoint] = []
+        self.on_commit: Callable[[Checkpoint], Awaitable[None]] = self.save
         self.orders = Orders()
         layout: Any = TinyLayout()
         carrier: Any = Carrier()
         crowd: Any = self.roster
         played: Any = rounds
         agreement = OfAll(played, Peers(carrier, crowd, LENGTH))
-        self.training = Training(run_config, layout, agreement, self.trainer, Progress(), self.save)
+        self.training = Training(run_config, layout, agreement, self.trainer, Progress(), self._committed)
 
     async def save(self, checkpoint: Checkpoint) -> None:
         self.saved.append(checkpoint)
+
+    async def _committed(self, checkpoint: Checkpoint) -> None:
+        await self.on_commit(checkpoint)
 
     def run(self) -> None:
         run(self.work())

@@ -79,7 +79,11 @@ class Site:
         played: Any = pairs
         progress, peers = Progress(), Peers(carrier, crowd, LENGTH)
         agreement = InPairs(played, peers, progress, self.keep, None)
-        self.training = Training(run_config, layout, agreement, self.trainer, progress, self.save)
+        self.on_commit: Callable[[Checkpoint], Awaitable[None]] = self.save
+        self.training = Training(run_config, layout, agreement, self.trainer, progress, self._committed)
+
+    async def _committed(self, checkpoint: Checkpoint) -> None:
+        await self.on_commit(checkpoint)
 
     async def keep(self, state: OuterState) -> None:
         self.pairs.order.append(f"kept {state.round}")
@@ -115,8 +119,7 @@ def test_a_step_is_kept_before_the_partner_is_answered() -> None:
 def test_the_first_round_waits_for_all_sites() -> None:
     site = Site(local(2, sites=5), Pairs(begin()))
     sites: list[int] = []
-    site.save = lambda checkpoint: _note(sites, site.pairs.sites)  # type: ignore[method-assign]
-    site.training._on_commit = site.save
+    site.on_commit = lambda checkpoint: _note(sites, site.pairs.sites)
     site.run()
     assert sites == [5, 1]
 
@@ -144,7 +147,7 @@ def test_training_that_went_astray_brings_the_anchor() -> None:
     async def heal(checkpoint: Checkpoint) -> None:
         site.trainer.lands = None
 
-    site.training._on_commit = heal
+    site.on_commit = heal
     site.run()
     assert site.pairs.heard == [(1, 100.0, 0), (2, 96.0, 40)]
     assert (site.trainer.jobs[1].adam_step, site.trainer.jobs[1].adam_m) == (0, 0.0)

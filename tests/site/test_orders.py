@@ -30,7 +30,7 @@ def test_a_paused_site_begins_no_other_round_until_it_may() -> None:
         if checkpoint.state.round == 1:
             orders.take(1, True, "replica")
 
-    site.training._on_commit = save
+    site.on_commit = save
 
     async def operator() -> None:
         work = asyncio.create_task(site.work())

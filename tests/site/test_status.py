@@ -9,8 +9,7 @@ from typing import Any
 import aiohttp
 import pytest
 
-from pier_node.site.report import finite
-from pier_node.site.status import METRICS, StatusServer
+from pier_node.site.report import METRICS, StatusServer, finite
 
 STATUS: dict[str, Any] = {
     "run": "try",

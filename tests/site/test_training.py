@@ -47,8 +47,7 @@ def test_the_first_exchange_waits_for_all_sites() -> None:
     needed: list[int] = []
     rounds = Rounds(begin())
     site = Site(run_config, rounds)
-    site.save = lambda checkpoint: _note(needed, rounds.sites)  # type: ignore[method-assign]
-    site.training._on_commit = site.save
+    site.on_commit = lambda checkpoint: _note(needed, rounds.sites)
     site.run()
     assert needed == [5, 1]
 
@@ -155,7 +154,7 @@ def test_a_stop_between_a_commit_and_its_checkpoint_keeps_the_commit() -> None:
     async def stop(_checkpoint: Checkpoint) -> None:
         raise asyncio.CancelledError
 
-    site.training._on_commit = stop
+    site.on_commit = stop
     with pytest.raises(asyncio.CancelledError):
         site.run()
     last = site.training.snapshot()
@@ -232,7 +231,7 @@ def test_an_update_that_others_would_refuse_contributes_nothing(lands: float) ->
     async def heal(checkpoint: Checkpoint) -> None:
         site.trainer.lands = None
 
-    site.training._on_commit = heal
+    site.on_commit = heal
     site.run()
     assert site.rounds.heard == [(0.0, 0), (4.0, 40)]
     second = site.trainer.jobs[1]

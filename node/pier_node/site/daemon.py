@@ -38,9 +38,8 @@ from pier_node.site.leave import linger
 from pier_node.site.loop import run_work
 from pier_node.site.member import Joined
 from pier_node.site.replica import Replica, prepare
-from pier_node.site.report import Reporter, name_in_logs, tell_of_missing
+from pier_node.site.report import Reporter, StatusServer, name_in_logs, tell_of_missing
 from pier_node.site.settings import Settings
-from pier_node.site.status import StatusServer
 from pier_node.wire.carrier import HELLO
 from pier_node.wire.probe import ProbeServer
 from pier_node.wire.transport import make_carrier

@@ -1,7 +1,8 @@
 """What a site reports: the pulse for other sites, the status for people and programs, and which sites are missing.
 
 The protocol identifies sites by node id, people by name: this module adds names to what people read. It also tells
-people which sites must be started before this one can continue, since it cannot start them itself.
+people which sites must be started before this one can continue, since it cannot start them itself. StatusServer serves
+the status on this machine, read-only: /healthz, /status (JSON), /metrics (Prometheus).
 """
 
 from __future__ import annotations
@@ -19,6 +20,10 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from aiohttp import web
+from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, Gauge, generate_latest
+
+from pier_node.base.http import under_known_names
 from pier_node.config.run import RunConfig
 from pier_node.engine.program import Standing
 from pier_node.gossip.pairs import Pairs
@@ -275,3 +280,64 @@ def finite(value: Any) -> Any:
 def phase_name(phase: Phase.ValueType) -> str:
     """PHASE_CATCHING_UP -> "catching up"."""
     return Phase.Name(phase).removeprefix("PHASE_").replace("_", " ").lower()
+
+
+METRICS = {
+    "round": "last committed outer round",
+    "inner_step": "inner steps done",
+    "tokens": "tokens trained on by this site",
+    "tokens_per_second": "speed of the inner training",
+    "loss": "last training loss, nats a token",
+    "validation_loss": "last validation loss, nats a token",
+    "spread": "standard deviation between replicas, as the last pair saw it (noloco)",
+    "bytes_sent": "payload bytes sent to other sites",
+    "round_seconds": "duration of the last outer round",
+    "utilisation": "fraction of the time spent in inner steps",
+}
+
+
+class StatusServer:
+    """Serves a status on 127.0.0.1.
+
+    Args:
+        status: returns the current status; see report.py.
+    """
+
+    def __init__(self, status: Callable[[], Status]) -> None:
+        self._status = status
+        self._runner: web.AppRunner | None = None
+        self._registry = CollectorRegistry()
+        self._gauges = {
+            name: Gauge(f"pier_{name}", text, ["run", "site"], registry=self._registry)
+            for name, text in METRICS.items()
+        }
+
+    async def start(self, port: int) -> int:
+        """Start listening. Returns the port."""
+        app = web.Application(middlewares=[under_known_names()])
+        app.add_routes(
+            [web.get("/healthz", self._healthz), web.get("/status", self._json), web.get("/metrics", self._metrics)]
+        )
+        self._runner = web.AppRunner(app, access_log=None)
+        await self._runner.setup()
+        site = web.TCPSite(self._runner, "127.0.0.1", port)
+        await site.start()
+        return int(self._runner.addresses[0][1])
+
+    async def stop(self) -> None:
+        """Stop listening."""
+        if self._runner:
+            await self._runner.cleanup()
+
+    async def _healthz(self, _request: web.Request) -> web.Response:
+        return web.json_response({"ok": True, "phase": self._status()["phase"]})
+
+    async def _json(self, _request: web.Request) -> web.Response:
+        return web.json_response(finite(self._status()))
+
+    async def _metrics(self, _request: web.Request) -> web.Response:
+        status = self._status()
+        for name, gauge in self._gauges.items():
+            value = status.get(name)
+            gauge.labels(status["run"], status["name"]).set(math.nan if value is None else value)
+        return web.Response(body=generate_latest(self._registry), headers={"Content-Type": CONTENT_TYPE_LATEST})

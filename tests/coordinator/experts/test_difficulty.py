@@ -1,4 +1,4 @@
-"""Checks (a), (b) and (c) of spec/hdee.md, section 6."""
+"""What sizes and steps a difficulty deserves, checked three ways: docs/experts.md, "How it is planned"."""
 
 from __future__ import annotations
 

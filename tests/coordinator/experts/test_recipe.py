@@ -1,4 +1,4 @@
-"""Table 5.2 of spec/hdee.md, and property 1: what compared recipes cost."""
+"""What the recipes that HDEE compares (arXiv 2502.19385) cost, and that they cost the same."""
 
 from __future__ import annotations
 

@@ -10,10 +10,10 @@ import aiohttp
 from coordinator.page_cases import serving
 from coordinator.played import LABS, Played, Replayed, node
 
-from pier_coordinator.page.metrics import RUN, SITE
+from pier_coordinator.page.app import RUN, SITE
 from pier_coordinator.runs.read_model import ReadModel
 from pier_coordinator.store.facts import Fact
-from pier_node.site.status import METRICS
+from pier_node.site.report import METRICS
 
 DOCKER = Path(__file__).parents[3] / "docker"
 OURS = {

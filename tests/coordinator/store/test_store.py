@@ -328,10 +328,11 @@ async def test_what_a_site_lost_is_said_once(store: Store) -> None:
     assert texts(store, "event") == ["8 records of this site are lost: it could not hand them over for too long"]
 
 
-async def test_streams_are_apart_and_old_ones_are_forgotten(store: Store) -> None:
+async def test_streams_are_apart_and_old_ones_are_forgotten(store: Store, tmp_path: Path) -> None:
     for number in range(STREAMS + 1):
         assert await store.do(take_report, report(0, 1, stream=bytes([number])), NOW) == 1
-    assert store._connection.execute("SELECT count(*) FROM streams").fetchone()[0] == STREAMS
+    with closing(sqlite3.connect(tmp_path / "run.db")) as file:
+        assert file.execute("SELECT count(*) FROM streams").fetchone()[0] == STREAMS
     assert await store.do(take_report, report(0, 1, stream=b"\x10"), NOW) == 1
     assert len(texts(store)) == STREAMS + 1
 

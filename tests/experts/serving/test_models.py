@@ -1,4 +1,4 @@
-"""Property 12 of spec/hdee.md, and that what is served is the mixture of section 2.6."""
+"""What a cache of models may hold, and that what is served is the mixture of docs/serving.md."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Who answers, at what cost, and within which bounds (property 12 of spec/hdee.md)."""
+"""Who answers, at what cost, and within which bounds."""
 
 from __future__ import annotations
 

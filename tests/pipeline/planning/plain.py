@@ -1,4 +1,4 @@
-"""The event simulator again, in plain Python, written from spec/skippipe.md section 3 and not from the compiled one.
+"""The event simulator again, in plain Python, written from docs/paths.md and not from the compiled one.
 
 With `gated` a slot's next wave waits until its last one has finished, and who has a lower slot goes first: that is how
 the reference's own simulator comes to the check values of section 3. Ours does not gate, as the best known do not.

@@ -1,4 +1,4 @@
-"""The bounds of spec/skippipe.md section 4: against its figures, and against all plans where they can be counted."""
+"""The lower bounds of an iteration: against golden figures, and against all plans where they can be counted."""
 
 from __future__ import annotations
 

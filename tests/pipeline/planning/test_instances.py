@@ -1,4 +1,4 @@
-"""Golden figures of spec/skippipe.md: what known plans take, and what the reference's own do.
+"""Golden figures: what known plans take, and what the reference's own do.
 
 The plans whose waves differ keep the load of sites over an iteration, but not in every wave, as constraint 5 has it.
 """

@@ -1,6 +1,6 @@
-"""Each constraint of spec/skippipe.md section 2, broken alone; first plans; and random routing.
+"""Each constraint of SkipPipe (arXiv 2502.19913), broken alone; first plans; and random routing.
 
-Routing: equal load, all pairs, the same for everybody (spec/noloco.md section 3.3).
+Routing: equal load, all pairs, the same for everybody (NoLoCo, arXiv 2506.10911).
 """
 
 from __future__ import annotations
@@ -184,7 +184,7 @@ def test_unequal_replicas_and_skips_are_evenly_loaded(it: Problem, seed: int, st
 
 
 def test_names_of_sites_count_and_not_their_order() -> None:
-    """spec/skippipe.md section 7, property 6: other numbers for the same sites, the same paths."""
+    """Other numbers for the same sites, the same paths."""
     it, turned = equal(), [8, 7, 6, 5, 4, 3, 2, 1, 0]
     other = replace(it, sites=tuple(it.sites[site] for site in turned))
     stages = tuple(tuple(turned.index(site) for site in sites) for sites in NINE_SITES)

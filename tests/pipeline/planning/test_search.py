@@ -72,7 +72,7 @@ def test_the_best_of_all_full_pipelines_is_found() -> None:
 
 
 def test_slow_sites_get_less_where_memory_allows() -> None:
-    """Property 7 of spec/skippipe.md: no worse than the best with equal loads, which is a plan of less memory."""
+    """No worse than the best with equal loads, which is a plan of less memory."""
     speeds = (1.0, 1.0, 1.0, 1.0, 4.0, 1.0)
     slow = tuple(site(f"s{at}", speed, memory=4) for at, speed in enumerate(speeds))
     it = problem(sites=slow, microbatches=8, waves=2)

@@ -30,7 +30,7 @@ def test_golden(preset: str, flops: float) -> None:
     ],
 )
 def test_experts_of_hdee(width: int, vocabulary: int, giga: float) -> None:
-    """spec/hdee.md section 4, with head and attention."""
+    """Experts as wide as those of HDEE (arXiv 2502.19385), with head and attention."""
     sizes = {"dim": 768, "layers": 12, "heads": 12, "kv_heads": 12, "ffn_dim": width, "context": 1024}
     model = ModelSection.model_validate({**sizes, "vocab_size": vocabulary, "tie_embeddings": False})
     assert flops_per_token(model) / 1e9 == pytest.approx(giga, abs=5e-4)
@@ -63,7 +63,7 @@ def test_predicting_without_learning_costs_a_third(config: ModelSection) -> None
 
 @pytest.mark.parametrize(("width", "sent", "state"), [(2304, 577, 4.6), (3072, 620, 5.0), (3840, 662, 5.3)])
 def test_hdee_small_close(width: int, sent: int, state: float) -> None:
-    """spec/hdee.md section 5.1: an expert in bf16, its state, and the logits of a sequence."""
+    """An expert in bf16, its state, and the logits of a sequence."""
     sizes = {"dim": 768, "layers": 12, "heads": 12, "kv_heads": 12, "ffn_dim": width, "context": 1024}
     model = ModelSection.model_validate({**sizes, "vocab_size": 128_002, "tie_embeddings": False})
     assert round(sent_bytes(model) / 1e6) == sent
