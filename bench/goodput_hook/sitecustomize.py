@@ -46,7 +46,7 @@ def wait_for_all() -> None:
     vars(training)["round_plan"] = patient
 
 
-if "pier_node.trainer.worker" in sys.orig_argv:
+if sys.orig_argv[1:3] == ["-m", "pier_node.trainer.worker"]:
     from pier_node.trainer.replica import Replica as OfWorker
 
     pace(OfWorker, float(os.environ["PIER_BENCH_PACE"]))

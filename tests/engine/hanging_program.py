@@ -8,8 +8,8 @@ import socket
 import time
 from pathlib import Path
 
-from pier_node.engine.messages import Attach, Attached, Done, Progress, Ready, Train, decode, encode
-from pier_node.engine.program import ENGINE_VARIABLE, VERSION
+from pier_node.engine.messages import VERSION, Attach, Attached, Done, Progress, Ready, Train, decode, encode
+from pier_node.engine.process import ENGINE_VARIABLE
 from pier_node.engine.ranks import enter
 
 
@@ -17,7 +17,7 @@ def main() -> None:
     stream = socket.socket(socket.AF_UNIX)
     stream.connect(os.environ[ENGINE_VARIABLE])
     lines = stream.makefile("rb")
-    stream.sendall(encode(Attach(VERSION, ["weight 2x3"], 8, "", 1, 0.2)))
+    stream.sendall(encode(Attach(VERSION, ["weight 2x3"], 8, "", 1, 0.2, [])))
     place = decode(lines.readline())
     assert isinstance(place, Attached)
     enter(place.table, 1, 0)

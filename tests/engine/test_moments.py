@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from pier_node.engine.supervisor import Moments, SharedMoments
+from pier_node.engine.moments import Moments, SharedMoments
 
 
 def test_torn_moments_are_recovered() -> None:
@@ -12,7 +12,7 @@ def test_torn_moments_are_recovered() -> None:
     moments.restore()
     assert moments.first.array.tolist() == [2.0, 2.0, 2.0]
     assert moments.second.array.tolist() == [4.0, 4.0, 4.0]
-    assert (moments.step, moments.torn) == (7, False)
+    assert (moments.step, moments.torn, moments.due()) == (7, False, 7)
 
 
 def test_with_nothing_to_recover_from_they_begin_anew() -> None:
@@ -23,3 +23,12 @@ def test_with_nothing_to_recover_from_they_begin_anew() -> None:
     assert not moments.first.array.any()
     assert not moments.second.array.any()
     assert (moments.step, moments.torn) == (0, False)
+
+
+def test_a_program_loads_moments_once_and_when_somebody_else_has_changed_them() -> None:
+    moments = SharedMoments(3, lambda: None)
+    assert moments.due() == 0
+    moments.accept(5)
+    assert moments.due() is None
+    moments.accept(40, changed=True)
+    assert (moments.due(), moments.due()) == (40, None)

@@ -1,39 +1,53 @@
-"""The daemon's end of a program: programs that hang, and what follows. The programs are played by the test."""
+"""The daemon's end of a program: what it is asked for, programs that die or hang. They are played by the test."""
 
 from __future__ import annotations
 
 import asyncio
 import json
+import logging
 import math
 import os
 import signal
 import sys
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import psutil
 import pytest
 
 from pier_node.base.errors import PierError
 from pier_node.base.shared import SharedVector
 from pier_node.base.toml import validated
 from pier_node.config.run import RunConfig
+from pier_node.engine import process
 from pier_node.engine import program as module
 from pier_node.engine.messages import (
+    LINE_LIMIT,
+    VERSION,
+    Ability,
     Attach,
     Attached,
     Done,
+    Evaluate,
+    Evaluated,
+    Failed,
     Logged,
     Message,
     Progress,
     Publishing,
+    Rate,
+    Rated,
     Ready,
     Train,
     decode,
     encode,
 )
-from pier_node.engine.program import VERSION, Patience, Program, Standing
+from pier_node.engine.moments import Moments
+from pier_node.engine.process import Command
+from pier_node.engine.program import Patience, Program, Standing
 from pier_node.engine.ranks import PID, STEPS, enter
 
 TENSORS = ["weight 2x3"]
@@ -62,39 +76,47 @@ class Actor:
         self._writer.write(line)
 
     async def hear(self) -> Message | None:
-        line = await asyncio.wait_for(self._reader.readline(), 10)
+        try:
+            line = await asyncio.wait_for(self._reader.readline(), 60)
+        except ConnectionResetError:
+            return None
         return decode(line) if line else None
+
+    def die(self) -> None:
+        self._writer.close()
+
+
+async def connected(folder: Path) -> Actor:
+    """A program that has connected."""
+    while True:
+        try:
+            return Actor(*await asyncio.open_unix_connection(folder / "socket"))
+        except OSError:
+            await asyncio.sleep(0.01)
 
 
 class Scene:
     """A daemon's end of a program that has been started by somebody else."""
 
     def __init__(self, folder: Path) -> None:
-        self.folder, self.program = folder, Program(folder / "socket", "")
+        self.folder, self.program = folder, Program(folder / "socket", None)
         self.training: asyncio.Task[Done] | None = None
         self.logged: list[Logged] = []
 
     async def enter(self, patience: float, ranks: int = 1) -> tuple[Actor, Attached]:
         """A program that attaches, and is ready to train."""
         listening = asyncio.create_task(self.program.attached())
-        actor = await self._connected()
-        actor.say(Attach(VERSION, TENSORS, 8, "", ranks, patience))
+        actor = await connected(self.folder)
+        actor.say(Attach(VERSION, TENSORS, 8, "", ranks, patience, []))
         await listening
         self.program.check(CONFIG)
-        self.program.place(CONFIG, 0, self.folder, lambda: STANDING, self.logged.append)
+        self.program.place(CONFIG, 0, 1, self.folder, lambda: STANDING, self.logged.append)
         starting = asyncio.create_task(self.program.start())
         place = await actor.hear()
         assert isinstance(place, Attached)
         actor.say(Ready())
         await starting
         return actor, place
-
-    async def _connected(self) -> Actor:
-        while True:
-            try:
-                return Actor(*await asyncio.open_unix_connection(self.folder / "socket"))
-            except OSError:
-                await asyncio.sleep(0.01)
 
     def train(self) -> asyncio.Task[Done]:
         self.training = asyncio.create_task(self.program.run(0, 100, 1, "weights", SharedVector(6)))
@@ -233,13 +255,14 @@ def test_no_time_counts_while_the_daemon_has_the_turn(monkeypatch: pytest.Monkey
 
 
 async def test_a_hung_command_is_ended_and_started_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("LOOK_SECONDS", "DUMP_SECONDS", "RESTART_SECONDS", "LEAVE_SECONDS"):
+    for name in ("LOOK_SECONDS", "DUMP_SECONDS", "LEAVE_SECONDS"):
         monkeypatch.setattr(module, name, 0.02)
-    program = Program(None, f"{sys.executable} {Path(__file__).with_name('hanging_program.py')}")
+    monkeypatch.setattr(process, "RESTART_SECONDS", 0.02)
+    program = Program(None, Command((sys.executable, str(Path(__file__).with_name("hanging_program.py")))))
     monkeypatch.setenv("HANG_ONCE", str(tmp_path / "hung"))
     try:
         await program.attached()
-        program.place(CONFIG, 0, tmp_path, lambda: STANDING, lambda _: None)
+        program.place(CONFIG, 0, 1, tmp_path)
         await program.start()
         done = await asyncio.wait_for(program.run(0, 12, 1, "weights", SharedVector(6)), 60)
     finally:
@@ -248,3 +271,292 @@ async def test_a_hung_command_is_ended_and_started_again(tmp_path: Path, monkeyp
     first = int((tmp_path / "hung").read_text())
     with pytest.raises(ProcessLookupError):
         os.kill(first, signal.SIGCONT)
+
+
+async def test_a_program_that_keeps_its_optimizer_is_not_asked_for_more(scene: Scene, tmp_path: Path) -> None:
+    actor, _ = await scene.enter(patience=600)
+    assert math.isnan(await scene.program.evaluate(SharedVector(6)))
+    assert scene.program.moments() is None
+    with pytest.raises(PierError, match="not gradients"):
+        await scene.program.run(0, 1, 1, "gradient", SharedVector(6))
+    with pytest.raises(PierError, match="cannot rate"):
+        await scene.program.rate(SharedVector(6), tmp_path / "rows.npy")
+    actor.die()
+
+
+async def test_a_second_program_is_refused(scene: Scene) -> None:
+    first, _ = await scene.enter(patience=600)
+    second = await connected(scene.folder)
+    second.say(Attach(VERSION, TENSORS, 8, "", 1, 600, []))
+    failed = await second.hear()
+    assert isinstance(failed, Failed)
+    assert "another program is attached" in failed.problem
+    scene.train()
+    assert isinstance(await first.hear(), Train)
+
+
+async def test_a_program_of_another_version_is_refused(scene: Scene) -> None:
+    listening = asyncio.create_task(scene.program.attached())
+    (await connected(scene.folder)).say(Attach(VERSION - 1, TENSORS, 8, "", 1, 600, []))
+    with pytest.raises(PierError, match=f"version {VERSION - 1}, this daemon {VERSION}"):
+        await listening
+
+
+# --- a program that can do all: Pier's own trainer ---------------------------------------------
+
+OWN = RunConfig.model_validate({"model": {"preset": "llama-tiny"}})
+ALL: list[Ability] = ["gradient", "moments", "evaluate", "rate"]
+JOB = Train(1, 0, 5, "", forget=False, round=0, sites=1, losses={}, sequences=4, moments=0)
+
+
+def _done(id: int, adam_step: int) -> Done:
+    return Done(id, 100, 2.0, adam_step, 0.5, 0)
+
+
+class Own:
+    """A daemon's end of a program that it starts; what starts does nothing, and the program is played by the test."""
+
+    def __init__(self, folder: Path, saved: Moments | None) -> None:
+        self.folder = folder
+        command = Command(("sh", "-c", "echo no driver; exec sleep 600"), log=folder / "logs" / "workers.log")
+        self.program = Program(folder / "socket", command)
+        self.program.place(OWN, 0, 1, folder)
+        self.program.recover_moments = lambda: saved
+        self.load = SharedVector(len(self.program.outbox.array))
+
+    async def start(self) -> Actor:
+        """The first program, which is ready."""
+        starting = asyncio.create_task(self.program.start())
+        actor = await self.enter()
+        await starting
+        return actor
+
+    async def enter(self) -> Actor:
+        """Another program, which is ready."""
+        actor = await connected(self.folder)
+        await self.attach(actor)
+        return actor
+
+    async def attach(self, actor: Actor) -> None:
+        actor.say(Attach(VERSION, ["weight 2x3"], 8, "", 1, 600, ALL))
+        place = await actor.hear()
+        assert isinstance(place, Attached)
+        assert place.adam_m == self.program.adam_m.path
+        actor.say(Ready())
+
+    def ask(self, adam_step: int | None = None, told: Any = None, publish: Any = "weights") -> asyncio.Task[Done]:
+        return asyncio.create_task(self.program.run(0, 5, 4, publish, self.load, adam_step, told))
+
+    def train(self, id: int, moments: int | None) -> Train:
+        """What the program hears."""
+        return Train(id, 0, 5, self.load.path, forget=False, round=0, sites=1, losses={}, sequences=4, moments=moments)
+
+    async def started(self) -> psutil.Process:
+        """What the daemon has started."""
+        log = self.folder / "logs" / "workers.log"
+        async with asyncio.timeout(60):
+            while not (log.exists() and log.read_text()):  # noqa: ASYNC110 - a file tells nobody
+                await asyncio.sleep(0.02)
+        (child,) = psutil.Process().children()
+        return child
+
+
+Play = Callable[..., Own]
+
+
+@pytest.fixture
+async def play(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Play]:
+    monkeypatch.setattr(module, "CLOSE_SECONDS", 0.02)
+    monkeypatch.setattr(process, "RESTART_SECONDS", 0.02)
+    monkeypatch.setattr(process, "GIVE_UP_SECONDS", 0.02)
+    scenes: list[Own] = []
+
+    def begin(saved: Moments | None = None) -> Own:
+        scenes.append(Own(tmp_path, saved))
+        return scenes[-1]
+
+    yield begin
+    for scene in scenes:
+        await scene.program.stop()
+
+
+async def test_requests_are_answered(play: Play, tmp_path: Path) -> None:
+    scene, reports = play(), list[Progress]()
+    actor = await scene.start()
+    answer = scene.ask(told=reports.append)
+    assert await actor.hear() == scene.train(1, moments=0)
+    for message in (STEP, Publishing(1), _done(1, 5)):
+        actor.say(message)
+    assert await answer == _done(1, 5)
+    assert reports == [STEP]
+    assert scene.program.moments() == (scene.program.adam_m, scene.program.adam_v, 5)
+    evaluation = asyncio.create_task(scene.program.evaluate(scene.load))
+    assert await actor.hear() == Evaluate(2, scene.load.path)
+    actor.say(Evaluated(2, 1.25))
+    assert await evaluation == 1.25
+    rating = asyncio.create_task(scene.program.rate(scene.load, tmp_path / "rows.npy"))
+    assert await actor.hear() == Rate(3, scene.load.path, str(tmp_path / "rows.npy"))
+    actor.say(Rated(3, [1.0, 2.0]))
+    assert (await rating).tolist() == [1.0, 2.0]
+
+
+async def test_moments_are_loaded_once_and_when_the_caller_changed_them(play: Play) -> None:
+    scene = play()
+    actor, given = await scene.start(), list[int | None]()
+    for adam_step in (None, None, 40, None):
+        answer, before = scene.ask(adam_step), scene.program.moments()
+        train = await actor.hear()
+        assert isinstance(train, Train)
+        given.append(train.moments)
+        actor.say(_done(train.id, (adam_step or (before[2] if before else 0)) + 5))
+        await answer
+    assert given == [0, None, 40, None]
+
+
+async def test_a_gradient_needs_no_moments(play: Play) -> None:
+    scene = play()
+    actor = await scene.start()
+    answer = scene.ask(7, publish="gradient")
+    train = await actor.hear()
+    assert isinstance(train, Train)
+    assert (train.publish, train.moments) == ("gradient", None)
+    actor.say(Publishing(1))
+    actor.say(_done(1, 0))
+    await answer
+    moments = scene.program.moments()
+    assert moments
+    assert moments[2] == 7
+    scene.ask()
+    assert await actor.hear() == scene.train(2, moments=7)
+
+
+async def test_after_a_death_the_steps_begin_again(play: Play, caplog: pytest.LogCaptureFixture) -> None:
+    scene = play()
+    first = await scene.start()
+    answer = scene.ask()
+    await first.hear()
+    first.say(_done(1, 5))
+    await answer
+    answer = scene.ask()
+    assert await first.hear() == scene.train(2, moments=None)
+    first.die()
+    with caplog.at_level(logging.WARNING):
+        second = await scene.enter()
+    assert await second.hear() == scene.train(2, moments=5)
+    second.say(_done(2, 10))
+    assert await answer == _done(2, 10)
+    assert "a worker died" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("saved", "step", "first"),
+    [((np.float32(2.0), np.float32(0.0), 4), 4, 2.0), (None, 0, 0.0)],
+)
+async def test_torn_moments_are_restored_before_the_steps_begin_again(
+    play: Play, caplog: pytest.LogCaptureFixture, saved: Any, step: int, first: float
+) -> None:
+    scene = play(saved)
+    actor = await scene.start()
+    scene.ask()
+    await actor.hear()
+    scene.program.adam_m.array[:2] = 99.0
+    actor.say(Publishing(1))
+    actor.die()
+    with caplog.at_level(logging.ERROR):
+        second = await scene.enter()
+        assert await second.hear() == scene.train(1, moments=step)
+    assert (scene.program.adam_m.array == first).all()
+    assert "writing AdamW's moments" in caplog.text
+
+
+async def test_the_last_words_of_a_program_come_before_the_next_one(play: Play) -> None:
+    scene = play()
+    old = await scene.start()
+    answer = scene.ask()
+    await old.hear()
+    new = await connected(scene.folder)
+    entering = asyncio.create_task(scene.attach(new))
+    await asyncio.sleep(0.1)
+    old.say(_done(1, 5))
+    old.die()
+    assert await answer == _done(1, 5)
+    await entering
+    scene.ask()
+    assert await new.hear() == scene.train(2, moments=5)
+
+
+async def test_a_late_answer_to_an_earlier_request_is_none(play: Play) -> None:
+    scene = play()
+    actor = await scene.start()
+    answer = scene.ask()
+    await actor.hear()
+    for message in (_done(0, 3), Evaluated(1, 1.0), _done(1, 5)):
+        actor.say(message)
+    assert await answer == _done(1, 5)
+
+
+async def test_an_error_of_a_program_is_the_callers(play: Play) -> None:
+    scene = play()
+    actor = await scene.start()
+    answer = scene.ask()
+    actor.say(Failed("no text in corpus/", "Add some."))
+    with pytest.raises(PierError, match="no text") as caught:
+        await answer
+    assert caught.value.remedy == "Add some."
+
+
+@pytest.mark.parametrize("line", [b"nonsense\n", b"x" * (LINE_LIMIT + 2)])
+async def test_a_program_that_breaks_the_protocol_is_reported(play: Play, line: bytes) -> None:
+    scene = play()
+    actor = await scene.start()
+    answer = scene.ask()
+    await actor.hear()
+    actor.write(line)
+    with pytest.raises(PierError, match="broke the protocol"):
+        await answer
+    assert await actor.hear() is None
+
+
+async def test_what_the_daemon_started_is_started_again(play: Play) -> None:
+    scene = play()
+    actor = await scene.start()
+    answer = scene.ask()
+    await actor.hear()
+    (await scene.started()).kill()
+    actor.die()
+    second = await scene.enter()
+    assert await second.hear() == scene.train(1, moments=0)
+    second.say(_done(1, 5))
+    await answer
+
+
+async def test_a_program_that_dies_too_often_is_given_up(
+    play: Play, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(process, "MAX_RESTARTS", 1)
+    scene = play()
+    actor = await scene.start()
+    await scene.started()
+    answer = scene.ask()
+    actor.die()
+    (await scene.enter()).die()
+    with pytest.raises(PierError, match="ends again and again") as caught:
+        await answer
+    assert str(tmp_path / "logs" / "workers.log") in caught.value.problem
+    assert "no driver" in caught.value.problem
+
+
+async def test_silence_has_an_end(play: Play, monkeypatch: pytest.MonkeyPatch) -> None:
+    scene = play()
+    actor = await scene.start()
+    monkeypatch.setattr(module, "FIRST_SECONDS", 0.2)
+    with pytest.raises(PierError, match="has said nothing for 0 seconds"):
+        await scene.program.evaluate(scene.load)
+    assert isinstance(await actor.hear(), Evaluate)
+
+
+async def test_stopping_closes_the_connection(play: Play) -> None:
+    scene = play()
+    actor = await scene.start()
+    await scene.program.stop()
+    assert await actor.hear() is None

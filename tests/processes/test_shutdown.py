@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import socket
+from contextlib import suppress
 from pathlib import Path
 from signal import SIGINT
 
@@ -19,8 +20,11 @@ SHARED_MEMORY = Path("/dev/shm")
 
 def belongings(site: Site) -> set[Path]:
     """Folders outside its data folder that its processes were told to use."""
-    words = [word for process in site.family() for word in process.cmdline() if word.startswith(f"{TEMPORARY}/pier-")]
-    return {Path(word).parent for word in words}
+    words = set[str]()
+    for process in site.family():
+        with suppress(psutil.Error):  # it has ended, or has just been forked
+            words |= {*process.cmdline(), *process.environ().values()}
+    return {Path(word).parent for word in words if word.startswith(f"{TEMPORARY}/pier-")}
 
 
 def listens(address: str) -> bool:

@@ -100,7 +100,7 @@ class Ordered:
 
 
 class HuntWorkers(FakeTrainer):
-    """Stands for trainer/workers.py."""
+    """Stands for Pier's own trainer: trainer/command.py."""
 
     def __init__(self, config: RunConfig, node: str, data: SiteData, folder: Path, count: int) -> None:
         here = this_process()
@@ -126,7 +126,7 @@ class HuntWorkers(FakeTrainer):
         return report
 
     def moments(self) -> tuple[SharedVector, SharedVector, int] | None:
-        """See Workers."""
+        """See Program."""
         return (self.adam_m, self.adam_v, self.adam_step) if self.adam_step else None
 
 
@@ -234,7 +234,7 @@ DOUBLES: dict[Any, dict[str, Any]] = {
     },
     replica: {
         "Replica": HuntReplica,
-        "Workers": HuntWorkers,
+        "own_trainer": HuntWorkers,
         "Layout": _OneLayout,
         "beginning": beginning,
         "rounds_of_all": watched_rounds,

@@ -16,9 +16,8 @@ def _show(monkeypatch: pytest.MonkeyPatch, cuda_devices: int) -> None:
 def test_a_machine_without_cuda_has_one_worker_on_its_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
     _show(monkeypatch, 0)
     assert devices.count() == 1
-    assert devices.pick(3) == torch.device("cpu")
-    assert devices.describe(devices.pick(0)) == "cpu"
-    assert devices.peak_bytes(devices.pick(0)) == 0
+    assert devices.pick(3, 4) == torch.device("cpu")
+    assert devices.peak_bytes(devices.pick(0, 1)) == 0
 
 
 def test_each_cuda_device_has_a_worker(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -26,14 +25,14 @@ def test_each_cuda_device_has_a_worker(monkeypatch: pytest.MonkeyPatch) -> None:
     chosen: list[torch.device] = []
     monkeypatch.setattr(torch.cuda, "set_device", chosen.append)
     assert devices.count() == 4
-    assert devices.pick(2) == torch.device("cuda", 2)
+    assert devices.pick(2, 4) == torch.device("cuda", 2)
     assert chosen == [torch.device("cuda", 2)]
 
 
 def test_more_workers_than_devices_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     _show(monkeypatch, 2)
     with pytest.raises(PierError, match="2 CUDA device") as caught:
-        devices.pick(2)
+        devices.pick(0, 3)
     assert "--workers 2" in caught.value.remedy
 
 

@@ -17,56 +17,65 @@ import torch.distributed as dist
 
 from pier_node.base.shared import SharedVector
 from pier_node.config.run import RunConfig
+from pier_node.engine.client import Link
+from pier_node.engine.machines import Ranks
 from pier_node.engine.messages import (
+    Attach,
+    Attached,
     Done,
     Evaluate,
     Evaluated,
     Failed,
-    Hello,
-    Job,
     Message,
     Progress,
     Publishing,
-    Setup,
+    Ready,
+    Train,
     decode,
     encode,
 )
+from pier_node.engine.process import ENGINE_VARIABLE
+from pier_node.engine.ranks import COLUMNS
+from pier_node.trainer.command import Setup
 from pier_node.trainer.data.corpus import Windows
 from pier_node.trainer.model.decoder import Decoder
 from pier_node.trainer.replica import Replica
-from pier_node.trainer.worker import WORKER, Link, Place, Worker, open_data
+from pier_node.trainer.worker import WORKER, Place, Worker
 
 BATCH, CONTEXT = 4, 16
 
 
 @dataclass
 class Rig:
-    """A real worker process, alone in its site, its launcher, and the test as its daemon."""
+    """The real program of a site, which is started by the test as its daemon, and set up."""
 
     folder: Path
     setup: Setup
+    place: Attached
     vectors: dict[str, SharedVector]
+    attach: Attach = field(init=False)
     process: subprocess.Popen[str] = field(init=False)
     connection: socket.socket = field(init=False)
-    others: list[socket.socket] = field(init=False)
 
     def start(self, workers: int = 1) -> None:
-        path = self.folder / "s"
-        listener = socket.socket(socket.AF_UNIX)
-        listener.bind(str(path))
-        listener.listen()
-        listener.settimeout(60)
-        command = [sys.executable, "-m", "pier_node.trainer.worker", "--socket", str(path), "--workers", str(workers)]
-        self.process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
-        self.others = [listener.accept()[0] for _ in range(workers - 1)]
-        for other in self.others:
-            other.sendall(encode(self.setup))
-        self.connection, _ = listener.accept()
+        path = str(self.folder / "s")
+        self._listener = socket.socket(socket.AF_UNIX)
+        self._listener.bind(path)
+        self._listener.listen()
+        self._listener.settimeout(60)
+        self.process = launch(path, self.setup, workers)
+        self.enter()
+
+    def enter(self) -> None:
+        """A program comes, is told its place, and is ready."""
+        self.connection, _ = self._listener.accept()
         self.connection.settimeout(60)
         self._lines = self.connection.makefile("rb")
-        hello = self.hear()
-        assert workers > 1 or hello == Hello(0, 1, 0, "cpu")
-        self.say(self.setup)
+        attach = self.hear()
+        assert isinstance(attach, Attach)
+        self.attach = attach
+        self.say(self.place)
+        assert self.hear() == Ready()
 
     def say(self, message: Message) -> None:
         self.connection.sendall(encode(message))
@@ -80,26 +89,38 @@ class Rig:
             heard.append(self.hear())
         return heard
 
+    def leave(self) -> int:
+        """The daemon closes its end; returns the exit code of the program."""
+        self._listener.close()
+        self.connection.shutdown(socket.SHUT_RDWR)
+        return self.process.wait(60)
 
-def _setup(config: RunConfig, folder: Path, vectors: dict[str, SharedVector]) -> Setup:
-    paths = {name: vectors[name].path for name in ("outbox", "adam_m", "adam_v")}
-    length = len(vectors["outbox"].array)
-    return Setup(config.canonical(), "node-a", 0, 1, None, str(folder / "cache"), **paths, length=length)
+    def workers(self) -> list[psutil.Process]:
+        """The processes of the workers, by rank."""
+        return psutil.Process(self.process.pid).children(recursive=True)
+
+
+def launch(path: str, setup: Setup, workers: int) -> subprocess.Popen[str]:
+    command = [sys.executable, "-m", "pier_node.trainer.worker", "--workers", str(workers)]
+    environment = {**os.environ, **setup.environment(), ENGINE_VARIABLE: path}
+    return subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=environment)
 
 
 @pytest.fixture
 def rig(config: RunConfig, weights: SharedVector, tmp_path: Path) -> Iterator[Rig]:
-    length = len(weights.array)
-    vectors = {name: SharedVector(length) for name in ("outbox", "adam_m", "adam_v")} | {"anchor": weights}
-    made = Rig(tmp_path, _setup(config, tmp_path, vectors), vectors)
+    length, own = len(weights.array), ("outbox", "adam_m", "adam_v")
+    vectors = {name: SharedVector(length) for name in own} | {"anchor": weights, "table": SharedVector(2 * COLUMNS)}
+    paths = {name: vectors[name].path for name in (*own, "table")}
+    place = Attached(**paths, slot=0, slots=1, total_steps=100, folder=str(tmp_path / "cache"), daemon=os.getpid())
+    made = Rig(tmp_path, Setup(config.canonical(), "node-a", None), place, vectors)
     yield made
     if hasattr(made, "process"):
         made.process.kill()
         made.process.communicate()
 
 
-def _job(rig: Rig, **changes: Any) -> Job:
-    job = Job(1, 0, 3, BATCH, "weights", rig.vectors["anchor"].path, load_adam=True, adam_step=0)
+def _job(rig: Rig, **changes: Any) -> Train:
+    job = Train(1, 0, 3, rig.vectors["anchor"].path, forget=False, round=0, sites=1, losses={}, sequences=BATCH, moments=0)
     return replace(job, **changes)
 
 
@@ -127,7 +148,7 @@ def test_jobs_through_shared_memory_have_the_bits_of_a_straight_run(
     assert done.loss == pytest.approx(sum(losses[:3]) / 3)
     rig.vectors["anchor"].array[:] = rig.vectors["outbox"].array
     rig.vectors["outbox"].array[:] = 0.0
-    rig.say(_job(rig, id=2, first_step=3, adam_step=3))
+    rig.say(_job(rig, id=2, first_step=3, moments=3))
     assert isinstance(rig.hear_until(Done)[-1], Done)
     for name, row in zip(("outbox", "adam_m", "adam_v"), expected):
         assert torch.equal(_tensor(rig, name), row)
@@ -138,7 +159,7 @@ def test_a_gradient_job_publishes_what_autograd_gives(rig: Rig, replica: Replica
     expected = torch.empty(replica.layout.length)
     replica.store_gradient(expected)
     rig.start()
-    rig.say(_job(rig, payload="gradient", first_step=8, steps=1, load_adam=False))
+    rig.say(_job(rig, publish="gradient", first_step=8, steps=1, moments=None))
     rig.hear_until(Done)
     assert torch.equal(_tensor(rig, "outbox"), expected)
     assert not rig.vectors["adam_m"].array.any()
@@ -165,8 +186,7 @@ def test_evaluation_computes_no_more_rows_at_once_than_training(
     configure: Callable[..., RunConfig], rig: Rig, replica: Replica, windows: Windows
 ) -> None:
     said, rows = Said(), list[int]()
-    setup = replace(rig.setup, config=configure(micro_batch=3).canonical())
-    worker = Worker(cast(Link, said), Place(0, 1, 0), torch.device("cpu"), setup, open_data(setup, cast(Link, said)))
+    worker = Worker(cast(Link, said), Ranks(), rig.place, configure(micro_batch=3), windows)
 
     def count(module: torch.nn.Module, inputs: tuple[torch.Tensor, ...]) -> None:
         if isinstance(module, Decoder):
@@ -189,34 +209,40 @@ def _without_data(rig: Rig, configure: Callable[..., RunConfig]) -> Setup:
 def _with_a_small_vocabulary(rig: Rig, configure: Callable[..., RunConfig]) -> Setup:
     config = configure()
     small = config.model_copy(update={"model": config.model.model_copy(update={"vocab_size": 128})})
-    return _setup(small, rig.folder, rig.vectors)
+    return replace(rig.setup, config=small.canonical())
 
 
+@pytest.mark.parametrize("workers", [1, 2])
 @pytest.mark.parametrize(
     ("spoil", "words"), [(_without_data, "/nowhere"), (_with_a_small_vocabulary, "vocab_size = 256")]
 )
 def test_what_no_restart_mends_is_told_and_the_worker_waits(
-    rig: Rig, configure: Callable[..., RunConfig], spoil: Callable[[Rig, Callable[..., RunConfig]], Setup], words: str
+    rig: Rig,
+    configure: Callable[..., RunConfig],
+    spoil: Callable[[Rig, Callable[..., RunConfig]], Setup],
+    words: str,
+    workers: int,
 ) -> None:
     rig.setup = spoil(rig, configure)
-    rig.start()
+    rig.start(workers)
     failed = rig.hear()
     assert isinstance(failed, Failed)
     assert words in failed.problem + failed.remedy
     assert rig.process.poll() is None
-    rig.connection.shutdown(socket.SHUT_RDWR)
-    assert rig.process.wait(10) == 0
+    assert rig.leave() == 0
 
 
-def test_workers_join_only_when_the_data_is_there(rig: Rig, configure: Callable[..., RunConfig]) -> None:
-    """Once they have joined, a wait of ten minutes is taken for a death."""
+def test_one_worker_tokenizes_and_the_others_wait(rig: Rig, configure: Callable[..., RunConfig]) -> None:
     os.mkfifo(tokenizer := rig.folder / "tokenizer.json")
     config = configure()
     slow = config.model_copy(update={"data": config.data.model_copy(update={"tokenizer": str(tokenizer)})})
     rig.setup = replace(rig.setup, config=slow.canonical())
     rig.start(workers=2)
-    with tokenizer.open("w"):  # returns when a worker reads it, which then waits for what is written
-        assert not list(rig.folder.glob("s.group-*"))
+    with tokenizer.open("w") as file:  # returns when a worker reads it, which then waits for what is written
+        file.write("nonsense")
+    failed = rig.hear()
+    assert isinstance(failed, Failed)
+    assert "tokenizer" in failed.problem
 
 
 def test_an_empty_batch_is_refused(rig: Rig) -> None:
@@ -231,152 +257,92 @@ def test_a_worker_leaves_in_mid_job_when_its_daemon_is_gone(rig: Rig) -> None:
     rig.start()
     rig.say(_job(rig, steps=1_000_000))
     assert isinstance(rig.hear(), Progress)
-    [worker] = psutil.Process(rig.process.pid).children()
+    [worker] = rig.workers()
     worker.send_signal(signal.SIGINT)  # Ctrl+C is not for workers
     assert isinstance(rig.hear(), Progress)
-    rig.connection.shutdown(socket.SHUT_RDWR)
-    assert rig.process.wait(10) == 0
+    assert rig.leave() == 0
+
+
+def test_workers_that_wait_leave_when_their_daemon_is_gone(rig: Rig) -> None:
+    rig.start(workers=2)
+    workers = rig.workers()
+    listening = {
+        connection.laddr.ip
+        for process in (psutil.Process(rig.process.pid), *workers)
+        for connection in process.net_connections("inet")
+        if connection.status == psutil.CONN_LISTEN
+    }
+    assert listening <= {"127.0.0.1"}  # nothing of a site can be reached from outside
+    assert rig.leave() == 0
+    assert psutil.wait_procs(workers, timeout=30)[1] == []
+
+
+def test_a_program_says_what_it_is_and_can_do(rig: Rig, replica: Replica) -> None:
+    rig.start()
+    assert rig.attach.ranks == 1
+    assert [*rig.attach.can] == ["gradient", "moments", "evaluate", "rate"]
+    assert rig.attach.tensors[0] == "embedding.weight 256x32"
+    assert len(rig.attach.tensors) == len(replica.layout.entries)
 
 
 def test_sigterm_ends_a_worker(rig: Rig) -> None:
     rig.start()
     rig.say(_job(rig, steps=1_000_000))
     assert isinstance(rig.hear(), Progress)
-    [worker] = psutil.Process(rig.process.pid).children()
+    [worker] = rig.workers()
     assert worker.name() == WORKER
     worker.terminate()
-    assert rig.process.wait(10) == 1
+    rig.enter()
+    assert rig.leave() == 0
     assert rig.process.stderr
     assert "worker 0 was killed by SIGTERM" in rig.process.stderr.read()
 
 
 def test_a_lone_worker_joins_nothing() -> None:
-    Place(rank=0, world=1, attempt=0).join(torch.device("cpu"), "/nowhere/socket")
+    Place(rank=0, world=1, attempt=0).join("/nowhere/socket")
     assert not dist.is_initialized()
 
 
-ECHO = """
-import sys, time
-from pier_node.trainer.worker import Link
-from pier_node.engine.messages import Evaluated
-link = Link(sys.argv[1])
-request = link.receive()
-link.send(Evaluated(request.id, 0.5))
-print("sent", flush=True)
-if sys.argv[2] == "compute":
-    while True:
-        pass
-link.receive()
-"""
+def test_a_worker_that_comes_too_late_leaves_in_peace(rig: Rig) -> None:
+    rig.process = launch(str(rig.folder / "nothing"), rig.setup, 1)
+    assert rig.process.wait(60) == 0
 
 
-def _start(path: Path, then: str) -> subprocess.Popen[str]:
-    return subprocess.Popen(
-        [sys.executable, "-c", ECHO, str(path), then], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-    )
+def test_what_is_no_message_is_told(rig: Rig) -> None:
+    rig.start()
+    rig.connection.sendall(b"nonsense\n")
+    failed = rig.hear()
+    assert isinstance(failed, Failed)
+    assert "is no message" in failed.problem
+    assert rig.leave() == 0
 
 
-@pytest.fixture
-def server(tmp_path: Path) -> socket.socket:
-    listener = socket.socket(socket.AF_UNIX)
-    listener.bind(str(tmp_path / "socket"))
-    listener.listen()
-    listener.settimeout(30)
-    return listener
+def test_all_workers_are_restarted_when_one_dies_until_it_is_too_often(rig: Rig) -> None:
+    rig.start(workers=2)
+    for victim in (0, 1, 1):
+        before = rig.workers()
+        assert len(before) == 2
+        before[victim].kill()
+        rig.enter()
+        assert rig.attach.ranks == 2
+        assert psutil.wait_procs(before, timeout=30)[1] == []
+    last = rig.workers()
+    last[0].kill()
+    assert rig.process.wait(60) == 1
+    assert psutil.wait_procs(last, timeout=30)[1] == []
 
 
-@pytest.mark.parametrize("then", ["wait", "compute"])
-def test_a_worker_leaves_in_peace_when_its_daemon_is_gone(server: socket.socket, tmp_path: Path, then: str) -> None:
-    worker = _start(tmp_path / "socket", then)
-    connection, _ = server.accept()
-    connection.sendall(encode(Evaluate(7, "vector")))
-    assert decode(connection.makefile("rb").readline()) == Evaluated(7, 0.5)
-    assert worker.stdout is not None
-    assert worker.stdout.readline() == "sent\n"
-    connection.shutdown(socket.SHUT_RDWR)
-    assert worker.wait(10) == 0
-
-
-def test_a_worker_that_comes_too_late_leaves_in_peace(tmp_path: Path) -> None:
-    assert _start(tmp_path / "socket", "wait").wait(30) == 0
-
-
-def test_what_is_no_message_ends_the_worker_with_a_reason(server: socket.socket, tmp_path: Path) -> None:
-    worker = _start(tmp_path / "socket", "wait")
-    connection, _ = server.accept()
-    connection.sendall(b"nonsense\n")
-    _, errors = worker.communicate(timeout=30)
-    assert "PierError: a line between daemon and worker is no message" in errors
-    assert worker.returncode == 1
-
-
-class Site:
-    """A real launcher with two workers that have connected and wait."""
-
-    def __init__(self, folder: Path, max_restarts: int) -> None:
-        self.folder = folder
-        self.listener = socket.socket(socket.AF_UNIX)
-        self.listener.bind(str(folder / "s"))
-        self.listener.listen()
-        self.listener.settimeout(60)
-        options = ["--socket", str(folder / "s"), "--workers", "2", "--max-restarts", str(max_restarts)]
-        command = [sys.executable, "-m", "pier_node.trainer.worker", *options]
-        self.process = subprocess.Popen(command, stderr=subprocess.DEVNULL)
-        self.connections: list[socket.socket] = []
-
-    def gather(self) -> list[Hello]:
-        """What the two workers that come next say, by rank."""
-        self.connections = [self.listener.accept()[0] for _ in range(2)]
-        hellos = [decode(connection.makefile("rb").readline()) for connection in self.connections]
-        return sorted((hello for hello in hellos if isinstance(hello, Hello)), key=lambda hello: hello.rank)
-
-    def workers(self) -> list[psutil.Process]:
-        return psutil.Process(self.process.pid).children(recursive=True)
-
-
-@pytest.fixture
-def site(tmp_path: Path) -> Iterator[Site]:
-    made = Site(tmp_path, max_restarts=1)
-    assert made.gather() == [Hello(0, 2, 0, "cpu"), Hello(1, 2, 0, "cpu")]
-    yield made
-    made.process.kill()
-    made.process.wait()
-
-
-def test_all_workers_are_restarted_when_one_dies_until_it_is_too_often(site: Site) -> None:
-    first = site.workers()
-    first[0].kill()
-    assert site.gather() == [Hello(0, 2, 1, "cpu"), Hello(1, 2, 1, "cpu")]
-    assert psutil.wait_procs(first, timeout=10)[1] == []
-    second = site.workers()
-    second[1].kill()
-    assert site.process.wait(30) == 1
-    assert psutil.wait_procs(second, timeout=10)[1] == []
-
-
-def test_nothing_is_left_of_a_killed_launcher(site: Site) -> None:
-    workers = site.workers()
+def test_nothing_is_left_of_a_killed_launcher(rig: Rig) -> None:
+    rig.start(workers=2)
+    workers = rig.workers()
     assert len(workers) == 2
-    site.process.kill()
-    assert psutil.wait_procs(workers, timeout=10)[1] == []
+    rig.process.kill()
+    assert psutil.wait_procs(workers, timeout=30)[1] == []
 
 
-def test_when_the_daemon_closes_its_sockets_all_end_in_peace(site: Site) -> None:
-    listening = {
-        connection.laddr.ip
-        for process in (psutil.Process(site.process.pid), *site.workers())
-        for connection in process.net_connections("inet")
-        if connection.status == psutil.CONN_LISTEN
-    }
-    assert listening <= {"127.0.0.1"}  # nothing of a site can be reached from outside
-    site.listener.close()
-    for connection in site.connections:
-        connection.shutdown(socket.SHUT_RDWR)
-    assert site.process.wait(30) == 0
-
-
-def test_sigterm_ends_a_launcher_and_its_workers(site: Site) -> None:
-    workers = site.workers()
-    os.kill(site.process.pid, signal.SIGTERM)
-    assert site.process.wait(30) != 0
-    assert psutil.wait_procs(workers, timeout=10)[1] == []
+def test_sigterm_ends_a_launcher_and_its_workers(rig: Rig) -> None:
+    rig.start(workers=2)
+    workers = rig.workers()
+    rig.process.terminate()
+    assert rig.process.wait(60) != 0
+    assert psutil.wait_procs(workers, timeout=30)[1] == []

@@ -145,7 +145,7 @@ def steps_within(seconds: float, sites: int, algorithm: str, pace: Pace) -> int:
 
 def measure(sites: int, seconds: float = 1.5) -> Pace:
     """Train on noise for `seconds`, as each of `sites` sites will train on text, and return the speed."""
-    model, device = ModelSection.model_validate({"preset": PRESET}), devices.pick(0)
+    model, device = ModelSection.model_validate({"preset": PRESET}), devices.pick()
     torch.set_num_threads(threads_for(sites))
     config = RunConfig(model=model, inner=InnerSection(batch_size=BATCH))
     replica = Replica(config, device, workers=1)

@@ -140,7 +140,7 @@ async def _listen(here: Standpoint, config: RunConfig, carrier: SiteCarrier) -> 
 
 def _of_this_machine(here: Standpoint, config: RunConfig, around: Surroundings) -> list[Finding]:
     parameters, folder = Layout.of_run(config).length, here.settings.folder
-    on_cpu = devices.pick(0).type == "cpu" and here.daemon is None
+    on_cpu = devices.pick().type == "cpu" and here.daemon is None
     held = held_memory(here.daemon.pid) if here.daemon else 0
     speed, measured = here.status.get("tokens_per_second") or 0.0, here.status.get("utilisation")
     return [

@@ -1,1 +1,1 @@
-"""The interface between the daemon and its worker processes: their messages and their supervisor."""
+"""The contract between the daemon and the program that trains, and both of its ends: see docs/engine.md."""

@@ -17,7 +17,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self, SupportsFloat
+from typing import TYPE_CHECKING, Any, Self, SupportsFloat
 
 import numpy as np
 import torch
@@ -41,8 +41,10 @@ from pier_node.engine.messages import (
     encode,
 )
 from pier_node.engine.metrics import Waiting
-from pier_node.engine.parameters import Vectors
 from pier_node.engine.ranks import COLUMNS, STEPS, enter
+
+if TYPE_CHECKING:  # it loads DTensor, which Pier's own trainer does without
+    from pier_node.engine.parameters import Vectors
 
 TOLD_SECONDS = 0.5
 """How often the daemon hears how far the inner steps are."""

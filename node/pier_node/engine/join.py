@@ -24,9 +24,9 @@ from pier_node.base.processes import SocketFolder, outlive_parent
 from pier_node.base.toml import read_toml
 from pier_node.engine.client import Link, Site
 from pier_node.engine.machines import Ranks
-from pier_node.engine.messages import Attach
+from pier_node.engine.messages import VERSION, Attach
 from pier_node.engine.parameters import Vectors
-from pier_node.engine.program import ENGINE_VARIABLE, VERSION
+from pier_node.engine.process import ENGINE_VARIABLE
 
 JOIN_VARIABLE = "PIER_JOIN"
 """Environment variable that settles which site of a simulation a process is (pier/simulation.py), as JSON."""
@@ -122,7 +122,7 @@ def join(
         stream = daemon.connect()
     link = Link(stream, ranks)
     tables = "" if config is None else json.dumps(_read(config))
-    link.send(Attach(VERSION, list(vectors.tensors), step_tokens, tables, ranks.count, float(patience)))
+    link.send(Attach(VERSION, list(vectors.tensors), step_tokens, tables, ranks.count, float(patience), can=[]))
 
     def left() -> None:
         if daemon is not None:

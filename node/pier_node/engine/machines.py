@@ -11,7 +11,7 @@ import socket
 from collections.abc import Iterator
 from datetime import timedelta
 from pathlib import Path
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -19,7 +19,9 @@ from torch import Tensor
 
 from pier_node.base.errors import PierError
 from pier_node.base.shared import attach
-from pier_node.engine.parameters import Vectors
+
+if TYPE_CHECKING:  # it loads DTensor, which Pier's own trainer does without
+    from pier_node.engine.parameters import Vectors
 
 HOST_VARIABLE = "PIER_HOST"
 """Environment variable: ranks in which it differs share no memory, wherever they run."""

@@ -1,4 +1,4 @@
-"""The messages between the daemon and its workers: one JSON object per line, over a Unix socket.
+"""The messages between the daemon and the program that trains: one JSON object per line, over a Unix socket.
 
 Large data (weights, moments, gradients) is in shared memory; a message refers to it by path.
 """
@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import asdict
-from typing import Literal
+from typing import Literal, get_args
 
 from pydantic import ConfigDict, ValidationError
 from pydantic.dataclasses import dataclass
@@ -15,148 +15,21 @@ from pydantic.dataclasses import dataclass
 from pier_node.base.errors import PierError
 from pier_node.engine.metrics import Metrics
 
+VERSION = 4
+"""Of these messages. A program that speaks another version is refused."""
 LINE_LIMIT = 1 << 20
 """Maximum length of a line in bytes, including its end."""
 
 _STRICT = ConfigDict(extra="forbid", strict=True)
 
 
-@dataclass(frozen=True, config=_STRICT)
-class Setup:
-    """From the daemon: the run, this site's part of it, and the shared vectors of `length` fp32 values."""
-
-    config: str
-    """RunConfig in its canonical form."""
-    node: str
-    slot: int
-    slots: int
-    data_path: str | None
-    cache: str
-    outbox: str
-    adam_m: str
-    adam_v: str
-    length: int
-
-
-@dataclass(frozen=True, config=_STRICT)
-class Job:
-    """From the daemon: do inner steps and publish weights and moments, or compute and publish one step's gradient."""
-
-    id: int
-    first_step: int
-    """Index of the first step in the whole run."""
-    steps: int
-    sequences: int
-    """Sequences that the site trains on per step."""
-    payload: Literal["weights", "gradient"]
-    load: str
-    """The vector to load the weights from."""
-    load_adam: bool
-    """Whether to load AdamW's moments from adam_m and adam_v, which are `adam_step` steps old."""
-    adam_step: int
-
-
-@dataclass(frozen=True, config=_STRICT)
-class Evaluate:
-    """From the daemon: compute the validation loss of the weights in a vector.
-
-    Jobs are unaffected: each loads its own.
-    """
-
-    id: int
-    weights: str
-
-
-@dataclass(frozen=True, config=_STRICT)
-class Rate:
-    """From the daemon: compute the loss of each row of a file (.npy, [rows, context + 1]) with a vector's weights."""
-
-    id: int
-    weights: str
-    rows: str
-
-
-@dataclass(frozen=True, config=_STRICT)
-class Hello:
-    """From a worker: it has connected. `attempt` counts the restarts of the group."""
-
-    rank: int
-    world: int
-    attempt: int
-    device: str
-
-
-@dataclass(frozen=True, config=_STRICT)
-class Tokenizing:
-    """From a worker: it is tokenizing the site's text; bytes of text read so far, and bytes of the files."""
-
-    read: int
-    size: int
-
-
-@dataclass(frozen=True, config=_STRICT)
-class Progress:
-    """From worker 0: step `step` is done.
-
-    `loss` is the site's at that step; tokens and seconds count from the job's start.
-    """
-
-    step: int
-    loss: float
-    tokens: int
-    seconds: float
-
-
-@dataclass(frozen=True, config=_STRICT)
-class Publishing:
-    """From worker 0: until `Done`, the shared vectors that the job publishes are torn."""
-
-    job: int
-
-
-@dataclass(frozen=True, config=_STRICT)
-class Done:
-    """From worker 0: the job is finished and published."""
-
-    job: int
-    tokens: int
-    loss: float
-    """Mean over the job's steps; of a program that of the last step, or NaN if it tells none."""
-    adam_step: int
-    seconds: float
-    peak_bytes: int
-    """Peak device memory of worker 0 in bytes; 0 on a CPU."""
-    diverged: bool = False
-    """Most losses were not finite. Only a program says so: the daemon sees it in the weights too, but maybe later."""
-
-
-@dataclass(frozen=True, config=_STRICT)
-class Evaluated:
-    """From worker 0: the validation loss in nats per token."""
-
-    id: int
-    loss: float
-
-
-@dataclass(frozen=True, config=_STRICT)
-class Rated:
-    """From worker 0: the mean loss of each row in nats per token."""
-
-    id: int
-    losses: list[float]
-
-
-@dataclass(frozen=True, config=_STRICT)
-class Failed:
-    """From a worker: an error that a restart cannot fix, with the texts of PierError."""
-
-    problem: str
-    remedy: str
+Ability = Literal["gradient", "moments", "evaluate", "rate"]
+"""What a program may be able to do besides its inner steps. Pier's own trainer can do all of it: see docs/engine.md."""
 
 
 @dataclass(frozen=True, config=_STRICT)
 class Attach:
-    """Program: a training program of the site's owner is here, with this model; see engine/program.py."""
+    """Program: it is here, with this model."""
 
     version: int
     tensors: list[str]
@@ -169,6 +42,7 @@ class Attach:
     """Processes that train the model together."""
     patience: float
     """Seconds that may pass between two steps, at least, before the program counts as hung."""
+    can: list[Ability]
 
 
 @dataclass(frozen=True, config=_STRICT)
@@ -185,11 +59,17 @@ class Attached:
     """Where the program may keep what only it understands: its optimizer's state."""
     daemon: int
     """The daemon's process id: a program that it has started ends with it."""
+    adam_m: str = ""
+    adam_v: str = ""
+    """The shared vectors of AdamW's moments, for a program that announces "moments"."""
 
 
 @dataclass(frozen=True, config=_STRICT)
 class Ready:
-    """Program: its weights are in the outbox; or, after `Over`, it has loaded the last ones."""
+    """Program: its weights are in the outbox; or, after `Over`, it has loaded the last ones.
+
+    A program that announces "moments" has its first weights from the daemon: it is ready for requests.
+    """
 
 
 @dataclass(frozen=True, config=_STRICT)
@@ -209,6 +89,63 @@ class Train:
     """Live sites of the run, this one included."""
     losses: dict[str, float]
     """The last training loss of other sites, by name."""
+    sequences: int = 0
+    """Sequences that the site trains on per step; a program that makes its own batches need not look at it."""
+    publish: Literal["weights", "gradient"] = "weights"
+    """"gradient", for a program that announces it: compute one step's, publish it, and leave the weights alone."""
+    moments: int | None = None
+    """For a program that announces "moments": load AdamW's first, which are that many steps old; None: its own."""
+
+
+@dataclass(frozen=True, config=_STRICT)
+class Evaluate:
+    """Daemon, to a program that announces "evaluate": compute the validation loss of the weights in a vector.
+
+    Inner steps are unaffected: each `Train` names the weights that it begins with.
+    """
+
+    id: int
+    weights: str
+
+
+@dataclass(frozen=True, config=_STRICT)
+class Rate:
+    """Daemon, to a program that announces "rate": compute the loss of each row of a file with a vector's weights.
+
+    The file is .npy, [rows, context + 1] token ids.
+    """
+
+    id: int
+    weights: str
+    rows: str
+
+
+@dataclass(frozen=True, config=_STRICT)
+class Over:
+    """Daemon: there is nothing more to train. `load`: the model of the finished run; "": this site leaves before."""
+
+    load: str
+
+
+@dataclass(frozen=True, config=_STRICT)
+class Tokenizing:
+    """Program: it is tokenizing the site's text; bytes of text read so far, and bytes of the files."""
+
+    read: int
+    size: int
+
+
+@dataclass(frozen=True, config=_STRICT)
+class Progress:
+    """Program: step `step` is done.
+
+    `loss` is the site's at that step; tokens and seconds count from `Train`.
+    """
+
+    step: int
+    loss: float
+    tokens: int
+    seconds: float
 
 
 @dataclass(frozen=True, config=_STRICT)
@@ -220,10 +157,51 @@ class Logged:
 
 
 @dataclass(frozen=True, config=_STRICT)
-class Over:
-    """Daemon: there is nothing more to train. `load`: the model of the finished run; "": this site leaves before."""
+class Publishing:
+    """Program: until `Done`, the shared vectors that it publishes are torn."""
 
-    load: str
+    job: int
+
+
+@dataclass(frozen=True, config=_STRICT)
+class Done:
+    """Program: the inner steps are finished, and their result is published."""
+
+    job: int
+    tokens: int
+    loss: float
+    """Of the last step, or the mean over all steps; NaN if the program tells none."""
+    adam_step: int
+    """Number of AdamW steps behind the published moments; 0 if it keeps its optimizer to itself."""
+    seconds: float
+    peak_bytes: int
+    """Peak device memory of rank 0 in bytes; 0 on a CPU, or if the program does not tell."""
+    diverged: bool = False
+    """Most losses were not finite. The daemon sees it in the weights too, but maybe later."""
+
+
+@dataclass(frozen=True, config=_STRICT)
+class Evaluated:
+    """Program: the validation loss in nats per token."""
+
+    id: int
+    loss: float
+
+
+@dataclass(frozen=True, config=_STRICT)
+class Rated:
+    """Program: the mean loss of each row in nats per token."""
+
+    id: int
+    losses: list[float]
+
+
+@dataclass(frozen=True, config=_STRICT)
+class Failed:
+    """Either: an error that a restart cannot fix, with the texts of PierError."""
+
+    problem: str
+    remedy: str
 
 
 Message = (
@@ -231,15 +209,12 @@ Message = (
     | Attached
     | Ready
     | Train
-    | Logged
-    | Over
-    | Setup
-    | Job
     | Evaluate
     | Rate
-    | Hello
+    | Over
     | Tokenizing
     | Progress
+    | Logged
     | Publishing
     | Done
     | Evaluated
@@ -247,29 +222,7 @@ Message = (
     | Failed
 )
 
-_KINDS: dict[str, type[Message]] = {
-    kind.__name__: kind
-    for kind in (
-        Attach,
-        Attached,
-        Ready,
-        Train,
-        Logged,
-        Over,
-        Setup,
-        Job,
-        Evaluate,
-        Rate,
-        Hello,
-        Tokenizing,
-        Progress,
-        Publishing,
-        Done,
-        Evaluated,
-        Rated,
-        Failed,
-    )
-}
+_KINDS: dict[str, type[Message]] = {kind.__name__: kind for kind in get_args(Message)}
 
 
 def encode(message: Message) -> bytes:

@@ -1,10 +1,10 @@
-"""A training program of the site's owner, as its daemon sees it: any model and any loop, attached by `import pier`.
+"""What trains at a site, as its daemon sees it: a program of the site's owner, or Pier's own trainer.
 
-The program connects to a Unix socket and says what its model is (`Attach`). From then on the daemon drives it as it
-drives Pier's own workers (trainer/workers.py): it names a vector to load and a number of inner steps (`Train`), and the
-program publishes its weights in shared memory (`Done`). The optimizer stays in the program and never enters the
-protocol. A program that died is handed the same steps again when it is back, from the same weights; docs/engine.md
-has the states and what each failure means.
+The program connects to a Unix socket and says what its model is and what it can do (`Attach`). From then on the daemon
+drives it: it names a vector to load and a number of inner steps (`Train`), and the program publishes its weights in
+shared memory (`Done`). A program of the owner (any model and any loop, attached by `import pier`) keeps its optimizer
+to itself; Pier's own trainer publishes AdamW's moments too, and can do what the abilities of `Attach` name. A program
+that died is handed the same request again when it is back; docs/engine.md has the states and what each failure means.
 """
 
 from __future__ import annotations
@@ -15,50 +15,57 @@ import itertools
 import logging
 import math
 import os
-import shlex
-import shutil
-import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal, TypeVar
+
+import numpy as np
+import numpy.typing as npt
 
 from pier_node.base.errors import PierError
 from pier_node.base.processes import SocketFolder
 from pier_node.base.shared import SharedVector
 from pier_node.base.tasks import Hearing
+from pier_node.base.units import amount
 from pier_node.config.program import first_difference
 from pier_node.config.run import RunConfig
 from pier_node.engine.messages import (
     LINE_LIMIT,
+    VERSION,
+    Ability,
     Attach,
     Attached,
     Done,
+    Evaluate,
+    Evaluated,
     Failed,
     Logged,
     Message,
     Over,
     Progress,
     Publishing,
+    Rate,
+    Rated,
     Ready,
+    Tokenizing,
     Train,
     decode,
     encode,
 )
+from pier_node.engine.moments import Moments, SharedMoments
+from pier_node.engine.process import Command, TrainingProcess
 from pier_node.engine.ranks import RankTable
-from pier_node.engine.supervisor import Moments, end
 from pier_node.outer.deadline import Deadline
 from pier_node.outer.layout import Layout
 
-VERSION = 3
-"""Of the messages between daemon and program."""
-ENGINE_VARIABLE = "PIER_ENGINE"
-"""Environment variable that tells a program where its daemon listens."""
 ATTACH_SECONDS = 600.0
 """How long a program may take to attach, at first and after each restart."""
 FIRST_SECONDS = 1800.0
 """How long a program may say nothing while it is not known how long its steps take: torch.compile may be at work."""
+FOLLOW_SECONDS = 3.0
+"""What a program that has died may take to lose its connection after the next one has attached."""
 DEAD_SECONDS = 5.0
 """How long a program may live on without one of its ranks: torchrun ends it within less."""
 LOOK_SECONDS = 1.0
@@ -67,11 +74,14 @@ DUMP_SECONDS = 1.0
 """What a hung program gets to print where it is, and then to end on SIGTERM."""
 LEAVE_SECONDS = 10.0
 """What a program gets to load the last weights and to end by itself."""
+CLOSE_SECONDS = 3.0
+"""What a program that keeps nothing to itself gets to end."""
 END_SECONDS = 3600
 """What a program that this daemon has started gets to save its result after the run."""
-RESTART_SECONDS = 1.0
-MAX_RESTARTS = 3
-"""A command that ends more often than this without finishing its inner steps is not started again."""
+
+Request = Train | Evaluate | Rate | Over
+Answer = Done | Evaluated | Rated | Ready
+T = TypeVar("T")
 
 log = logging.getLogger(__name__)
 
@@ -122,10 +132,6 @@ class Patience:
         return self._learned.setdefault(doing, Deadline(FIRST_SECONDS, self._floor))
 
 
-def _silent(fault: str, seconds: float) -> PierError:
-    return PierError(f"the training program {fault} for {seconds:.0f} seconds", "Its own output says more.")
-
-
 @dataclass(frozen=True)
 class Standing:
     """How the run stands, for a program that asks.
@@ -140,57 +146,76 @@ class Standing:
     losses: dict[str, float]
 
 
+def alone() -> Standing:
+    """How a run stands of which nothing is known."""
+    return Standing(0, 1, {})
+
+
 class Program:
     """The program of one site.
 
     Args:
         socket: where it connects; None: in a folder of this process, for a program that `command` starts.
-        command: starts it; "": whoever started this daemon is the program, or will be.
+        command: starts it; None: whoever started this daemon is the program, or will be.
 
     Attributes:
-        attach: what the program has said of its model; None: it is not there yet.
-        outbox: the weights that the program published last, shape [parameters].
-        adam_m, adam_v: empty; a program's optimizer is its own.
+        attach: what the program has said of itself; None: it is not there yet.
+        outbox: what the program published last, weights or a mean gradient, shape [parameters].
+        recover_moments: called in a thread when a program died while it wrote moments; if it returns None: zeros.
     """
 
-    def __init__(self, socket: Path | None, command: str) -> None:
-        self._folder = None if socket else SocketFolder("program")
-        self._socket = socket or self._folder_path()
-        self._command = command
+    def __init__(self, socket: Path | None, command: Command | None) -> None:
+        self._folder: SocketFolder | None = None
+        if socket is None:
+            self._folder = SocketFolder("program")
+            socket = self._folder.path / "socket"
+        self._socket = socket
+        self._process = TrainingProcess(command, socket, self._fail) if command else None
         self.attach: Attach | None = None
-        self.outbox = self.adam_m = self.adam_v = SharedVector(0)
+        self.outbox = SharedVector(0)
         self.recover_moments: Callable[[], Moments | None] = lambda: None
+        self._moments = SharedMoments(0, lambda: None)
         self._place: Attached | None = None
-        self._ready = False
-        self._request: Train | Over | None = None
-        self._answer: Done | Ready | None = None
+        self._placed = self._ready = False
+        self._request: Request | None = None
+        self._answer: Answer | None = None
         self._on_progress: Callable[[Progress], None] | None = None
-        self._standing: Callable[[], Standing] = lambda: Standing(0, 1, {})
+        self._standing: Callable[[], Standing] = alone
         self._on_log: Callable[[Logged], None] = lambda _: None
         self._writer: asyncio.StreamWriter | None = None
         self._patience = Patience(0.0)
         self._table = RankTable(0)
-        self._productive, self._diverged = True, False
+        self._diverged = self._over = self._stopping = False
         self._hearing = Hearing()
-        self._over = False
         self._ids, self._turn = itertools.count(1), asyncio.Lock()
         self._server: asyncio.Server | None = None
-        self._process: asyncio.subprocess.Process | None = None
-        self._keeping: asyncio.Task[None] | None = None
-        self._running: asyncio.Task[Done] | None = None
-        self._ending: asyncio.Task[None] | None = None
+        self._tasks: set[asyncio.Task[Any]] = set()
 
-    def _folder_path(self) -> Path:
-        assert self._folder is not None
-        return self._folder.path / "socket"
+    @property
+    def adam_m(self) -> SharedVector:
+        """AdamW's first moments as the program published them, initially zeros; empty: it keeps its optimizer."""
+        return self._moments.first
+
+    @property
+    def adam_v(self) -> SharedVector:
+        """The second moments, as `adam_m`."""
+        return self._moments.second
+
+    def moments(self) -> tuple[SharedVector, SharedVector, int] | None:
+        """AdamW's moments, and the number of steps behind them; None: none yet, or the program keeps them to itself."""
+        return (self.adam_m, self.adam_v, self._moments.step) if self._moments.step else None
+
+    def can(self, ability: Ability) -> bool:
+        """Whether the program has announced an ability."""
+        return self.attach is not None and ability in self.attach.can
 
     # --- coming and going ----------------------------------------------------------------------
 
     async def attached(self) -> Attach:
         """Listen, start the command if there is one, and wait until the program is there. Raises PierError."""
         self._server = await asyncio.start_unix_server(self._accept, path=self._socket, limit=LINE_LIMIT)
-        if self._command:
-            self._keeping = asyncio.create_task(self._keep_running())
+        if self._process is not None:
+            self._process.start()
         await self._expect(lambda: self.attach is not None, ATTACH_SECONDS, "has not called pier.join")
         assert self.attach is not None
         return self.attach
@@ -213,73 +238,162 @@ class Program:
         self,
         config: RunConfig,
         slot: int,
+        slots: int,
         folder: Path,
-        standing: Callable[[], Standing],
-        on_log: Callable[[Logged], None],
+        standing: Callable[[], Standing] = alone,
+        on_log: Callable[[Logged], None] = lambda _: None,
     ) -> None:
-        """Settle the program's place in a run that `check` has accepted.
+        """Settle the program's place in a run.
 
         Args:
-            folder: the site's.
+            slot, slots: it trains on part `slot` of `slots` of the data.
+            folder: where it may keep files.
             standing: returns how the run stands, which the program may ask.
             on_log: called with metrics of the program's own.
         """
         self._standing, self._on_log = standing, on_log
-        length, kept = Layout.of_run(config).length, folder / "program"
-        kept.mkdir(parents=True, exist_ok=True)
-        self.outbox, slots = SharedVector(length), config.run.sites
+        length = Layout.of_run(config).length
+        self.outbox = SharedVector(length)
+        if config.program is None:
+            self._moments = SharedMoments(length, lambda: self.recover_moments())
         self._place = Attached(
             outbox=self.outbox.path,
             table=self._table.path,
-            slot=slot % slots,
+            slot=slot,
             slots=slots,
             total_steps=config.inner.total_steps,
-            folder=str(kept),
+            folder=str(folder),
             daemon=os.getpid(),
         )
 
     async def start(self) -> None:
-        """Give the program its place; its weights are in `outbox` afterwards. Raises PierError."""
-        self._say(self._place)
+        """Give the program its place, and start it if it is not there. Raises PierError.
+
+        Afterwards the weights of a program of the site's owner are in `outbox`.
+        """
+        if self._server is None:
+            await self.attached()
+        self._enter()
         await self._expect(lambda: self._ready, ATTACH_SECONDS, "has not published its weights")
+
+    async def finish(self, weights: SharedVector) -> None:
+        """Hand the program the model of the finished run, and let it end as it likes. Raises PierError."""
+        async with self._turn:
+            if self._process is not None:
+                self._process.over = True
+            await self._ask(Over(weights.path), ATTACH_SECONDS, "has not loaded the finished model")
+        self._over = True
+        if self._process is not None:
+            log.info("the run is over; the training program has %d minutes to end", END_SECONDS // 60)
+            await self._process.ended(END_SECONDS)
+
+    def refuse(self, error: PierError) -> None:
+        """Tell the program why its site cannot go on."""
+        self._say(Failed(error.problem, error.remedy))
+
+    async def stop(self) -> None:
+        """End the program, or let it go if it is not ours, within seconds. Requests in progress are cancelled."""
+        for task in self._tasks:
+            task.cancel()
+        self._stopping, keeps_state = True, not self.can("moments")
+        if self._process is not None:
+            self._process.over = True
+        if keeps_state and not self._over:
+            self._say(Over(""))
+            with contextlib.suppress(TimeoutError):  # it keeps its optimizer's state, and goes
+                await asyncio.wait_for(self._hearing.until(lambda: self._writer is None), LEAVE_SECONDS)
+        if self._writer is not None:
+            self._writer.close()
+        if self._process is not None:
+            await self._process.stop(LEAVE_SECONDS if keeps_state and self.attach else CLOSE_SECONDS)
+        if self._server is not None:
+            self._server.close()
+        if self._folder is not None:
+            self._folder.remove()
+        else:
+            self._socket.unlink(missing_ok=True)
+
+    # --- what it is asked for ------------------------------------------------------------------
 
     async def run(
         self,
         first_step: int,
         steps: int,
-        sequences: int,  # noqa: ARG002 - a program makes its own batches
+        sequences: int,
         payload: Literal["weights", "gradient"],
         load: SharedVector,
         adam_step: int | None = None,
         on_progress: Callable[[Progress], None] | None = None,
     ) -> Done:
-        """Have the program do inner steps; its weights are in `outbox` afterwards.
+        """Have the program do inner steps; their result is in `outbox` afterwards, and in `adam_m` and `adam_v`.
 
-        Cancelling this does not stop the program, whose result still comes; the next steps begin after it.
+        Cancelling this does not stop the program, whose result still comes; the next request begins after it.
 
         Args:
             first_step: index in the whole run of the first inner step.
-            load: weights to begin with, shape [parameters].
-            adam_step: 0: the program's optimizer forgets its state; None: it does not.
+            steps: number of inner steps; 1 for a gradient.
+            sequences: number that the site trains on per step, if the program does not make its own batches.
+            payload: what to publish. With "gradient" no step is taken: neither weights nor moments change.
+            load: weights to begin with, shape [parameters]; not `outbox`, because the steps may have to begin again.
+            adam_step: begin with the moments now in `adam_m` and `adam_v`, which are that many steps old; 0: a
+                program that keeps its optimizer to itself forgets its state. None: go on with those that it has.
             on_progress: called with what is done, a few times a second.
 
         Raises:
-            PierError: the program cannot do them, or ended too often.
+            PierError: the program cannot do them, or died too often; says why.
         """
-        if payload != "weights":
+        if payload == "gradient" and not self.can("gradient"):
             raise PierError("a program publishes weights, not gradients")
         forget, self._diverged = self._diverged or adam_step == 0, False
-        run = self._standing()
         request = Train(
-            next(self._ids), first_step, steps, load.path, forget, round=run.round, sites=run.sites, losses=run.losses
+            id=next(self._ids),
+            first_step=first_step,
+            steps=steps,
+            load=load.path,
+            forget=forget,
+            **vars(self._standing()),
+            sequences=sequences,
+            publish=payload,
         )
-        self._running = asyncio.create_task(self._train(request, load, on_progress))
-        return await asyncio.shield(self._running)
+        return await self._shielded(self._train(request, load, adam_step, on_progress))
 
-    async def _train(self, request: Train, _load: SharedVector, told: Callable[[Progress], None] | None) -> Done:
+    async def evaluate(self, weights: SharedVector) -> float:
+        """Validation loss of these weights in nats per token; NaN: the program validates for itself.
+
+        Raises PierError as `run` does.
+        """
+        if not self.can("evaluate"):
+            return math.nan
+        evaluated = await self._shielded(self._judge(Evaluate(next(self._ids), weights.path), weights))
+        assert isinstance(evaluated, Evaluated)
+        return evaluated.loss
+
+    async def rate(self, weights: SharedVector, rows: Path) -> npt.NDArray[np.float64]:
+        """Mean loss of each row of a file with these weights in nats per token, [rows]. Raises PierError as `run` does.
+
+        Args:
+            rows: .npy, [rows, context + 1] token ids.
+        """
+        if not self.can("rate"):
+            raise PierError("the training program cannot rate texts")
+        rated = await self._shielded(self._judge(Rate(next(self._ids), weights.path, str(rows)), weights))
+        assert isinstance(rated, Rated)
+        return np.array(rated.losses)
+
+    async def _shielded(self, work: Coroutine[Any, Any, T]) -> T:
+        task = asyncio.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        return await asyncio.shield(task)
+
+    async def _train(
+        self, request: Train, _load: SharedVector, adam_step: int | None, told: Callable[[Progress], None] | None
+    ) -> Done:
         # `_load` stays in memory for as long as the steps may have to be handed out again.
         async with self._turn:
             self._on_progress = told
+            if adam_step is not None:
+                self._moments.accept(adam_step, changed=True)
             watching = asyncio.create_task(self._watch())
             try:
                 done = await self._ask(request, math.inf, "")
@@ -296,6 +410,11 @@ class Program:
         )
         return replace(done, tokens=0)
 
+    async def _judge(self, request: Evaluate | Rate, _weights: SharedVector) -> Answer:
+        # `_weights` stay in memory for as long as the request may have to be handed out again.
+        async with self._turn:
+            return await self._ask(request, FIRST_SECONDS, "has said nothing")
+
     async def _watch(self) -> None:
         """End a program that hangs, or the site of one that is not ours to end."""
         died_at, now = math.inf, asyncio.get_running_loop().time
@@ -303,7 +422,7 @@ class Program:
             await asyncio.sleep(LOOK_SECONDS)
             if self._writer is None or not self._ready:
                 if self._patience.silent > ATTACH_SECONDS:
-                    self._fail(_silent("has not called pier.join", ATTACH_SECONDS))
+                    self._fail(self._silent("has not called pier.join", ATTACH_SECONDS))
                 continue
             dead = self._table.dead()
             died_at = min(died_at, now()) if dead else math.inf
@@ -315,94 +434,79 @@ class Program:
     async def _end_hung(self, why: str) -> None:
         problem = f"the training program hangs: {why}"
         self._table.dump()
-        process, self._ready = self._process, False
-        if process is None:
+        self._ready = False
+        if self._process is None:
             remedy = "End it and start it again. If it was only busy, give pier.join a longer `patience`."
             self._fail(PierError(problem, remedy))
             return
         self._patience.double()
         log.error("%s; it is ended and started again", problem)
-        ending = self._ending = asyncio.create_task(end(process, DUMP_SECONDS))
-        await asyncio.shield(ending)
-
-    async def evaluate(self, _weights: SharedVector) -> float:
-        """NaN: a program validates for itself."""
-        return math.nan
-
-    def moments(self) -> None:
-        """A program keeps its optimizer to itself."""
-        return
-
-    async def finish(self, weights: SharedVector) -> None:
-        """Hand the program the model of the finished run, and let it end as it likes. Raises PierError."""
-        async with self._turn:
-            await self._ask(Over(weights.path), ATTACH_SECONDS, "has not loaded the finished model")
-        self._over = True
-        if self._process is not None and self._process.returncode is None:
-            log.info("the run is over; the training program has %d minutes to end", END_SECONDS // 60)
-            with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._process.wait(), END_SECONDS)
-
-    def refuse(self, error: PierError) -> None:
-        """Tell the program why its site cannot go on."""
-        self._say(Failed(error.problem, error.remedy))
-
-    async def stop(self) -> None:
-        """End the program, or let it go if it is not ours, within seconds."""
-        if self._running is not None:
-            self._running.cancel()
-        if self._keeping is not None:
-            self._keeping.cancel()
-        if not self._over:
-            self._say(Over(""))
-            with contextlib.suppress(TimeoutError):  # it keeps its optimizer's state, and goes
-                await asyncio.wait_for(self._hearing.until(lambda: self._writer is None), LEAVE_SECONDS)
-        if self._process is not None:
-            await end(self._process, LEAVE_SECONDS)
-        if self._writer is not None:
-            self._writer.close()
-        if self._server is not None:
-            self._server.close()
-        if self._folder is not None:
-            self._folder.remove()
-        else:
-            self._socket.unlink(missing_ok=True)
+        await self._process.restart(DUMP_SECONDS)
 
     # --- the conversation ----------------------------------------------------------------------
 
-    async def _ask(self, request: Train | Over, patience: float, fault: str) -> Done | Ready:
+    async def _ask(self, request: Request, patience: float, fault: str) -> Answer:
         self._request, self._answer = request, None
         try:
             if self._ready:  # otherwise it is handed out with the next Ready
-                self._say(request)
+                self._hand_out(request)
             await self._expect(lambda: self._answer is not None, patience, fault)
         finally:
             self._request = None
         assert self._answer is not None
         return self._answer
 
-    async def _expect(self, seen: Callable[[], bool], patience: float, fault: str) -> None:
-        await self._hearing.expect(seen, patience, lambda: _silent(fault, patience))
+    def _hand_out(self, request: Request) -> None:
+        if isinstance(request, Train) and request.publish == "weights" and self.can("moments"):
+            request = replace(request, moments=self._moments.due())
+        self._say(request)
 
-    def _fail(self, error: PierError) -> None:
+    async def _expect(self, seen: Callable[[], bool], patience: float, fault: str) -> None:
+        await self._hearing.expect(seen, patience, lambda: self._silent(fault, patience))
+
+    def _silent(self, fault: str, seconds: float) -> PierError:
+        problem, remedy = f"the training program {fault} for {seconds:.0f} seconds", "Its own output says more."
+        return self._process.command.explained(problem, remedy) if self._process else PierError(problem, remedy)
+
+    def _fail(self, error: Exception) -> None:
         """Raise an error to whoever waits, unless there was one before."""
         self._hearing.error = self._hearing.error or error
         self._hearing.hear()
 
-    def _say(self, message: Message | None) -> None:
-        if self._writer is not None and message is not None:
+    def _say(self, message: Message) -> None:
+        if self._writer is not None:
             self._writer.write(encode(message))
             self._patience.said(message)
 
+    def _enter(self) -> None:
+        """Tell the program its place, as soon as it is settled, and once."""
+        if self._place is None or self._placed:
+            return
+        self._placed = True
+        place = replace(self._place, table=self._table.path)
+        if self.can("moments"):
+            place = replace(place, adam_m=self.adam_m.path, adam_v=self.adam_v.path)
+        self._say(place)
+
     async def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        if self._stopping:
+            writer.close()
         try:
             while line := await reader.readline():
-                self._hear(decode(line), writer)
+                match decode(line):
+                    case Attach() as attach:
+                        await self._welcome(attach, writer)
+                    case message if writer is self._writer:
+                        self._hear(message)
+                    case _:
+                        pass  # it has been refused
                 self._hearing.hear()
         except (PierError, ValueError) as error:  # ValueError: a line longer than LINE_LIMIT
             self._fail(PierError(f"the training program broke the protocol: {error}"))
-        except ConnectionResetError:
-            pass
+        except ConnectionError:
+            pass  # it died with unread data
+        except Exception as error:
+            self._fail(error)
         finally:
             writer.close()
             if writer is self._writer:
@@ -411,79 +515,75 @@ class Program:
                 self._hearing.hear()
                 self._lost()
 
-    def _hear(self, message: Message, writer: asyncio.StreamWriter) -> None:
-        if writer is self._writer and not isinstance(message, Logged):
+    def _hear(self, message: Message) -> None:
+        if not isinstance(message, Logged):
             self._patience.said(message)
-        match message:
-            case Attach():
-                self._welcome(message, writer)
-            case Ready() if writer is self._writer:
+        match message, self._request:
+            case Ready(), Over() if self._ready:
+                self._answer = message
+            case Ready(), request:
                 self._ready = True
-                if isinstance(self._request, Over):
-                    self._answer = message
-                elif self._request is not None:
-                    self._say(self._request)
-            case Progress() if self._on_progress is not None:
+                if request is not None:
+                    self._hand_out(request)
+            case Tokenizing(), _:
+                log.info("tokenizing: %s of text read; the files have %s", amount(message.read), amount(message.size))
+            case Progress(), _ if self._on_progress is not None:
                 self._on_progress(message)
-            case Logged() if writer is self._writer and self._ready:
+            case Logged(), _ if self._ready:
                 self._on_log(message)
-            case Done() if isinstance(self._request, Train) and message.job == self._request.id:
-                self._answer, self._productive = message, True
-            case Failed():
+            case Publishing(), Train(publish="weights") as train if message.job == train.id:
+                self._moments.torn = self.can("moments")
+            case Done(), Train() as train if message.job == train.id:
+                if train.publish == "weights":
+                    self._moments.accept(message.adam_step)
+                self._answer = message
+                if self._process is not None:
+                    self._process.progressed()
+            case Evaluated(), Evaluate() as request if message.id == request.id:
+                self._answer = message
+            case Rated(), Rate() as request if message.id == request.id:
+                self._answer = message
+            case Failed(), _:
                 self._hearing.error = PierError(message.problem, message.remedy)
-            case _:
-                pass
 
-    def _welcome(self, attach: Attach, writer: asyncio.StreamWriter) -> None:
+    async def _welcome(self, attach: Attach, writer: asyncio.StreamWriter) -> None:
         if attach.version != VERSION:
             raise PierError(f"it speaks version {attach.version}, this daemon {VERSION}: install one version of Pier")
         if self.attach is not None and attach.tensors != self.attach.tensors:
             raise PierError("it came back with another model")
+        if self._process is not None:  # it may have been started again before the end of the last one was seen here
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._hearing.until(lambda: self._writer is None), FOLLOW_SECONDS)
         if self._writer is not None:
             more = "Under torchrun every rank calls pier.join, after torch.distributed.init_process_group()."
             writer.write(encode(Failed("another program is attached to this daemon already", more)))
             writer.close()
             return
+        self._writer, self._placed, self._ready = writer, False, False
+        if self._moments.torn:
+            log.error("a worker died while it was writing AdamW's moments: they are restored, or begin at zero")
+            await asyncio.to_thread(self._moments.restore)
         if self.attach is not None:
-            log.warning("the training program is back, and does the inner steps of this round again")
-        self.attach, self._writer, self._ready = attach, writer, False
+            self._tell_that_it_is_back()
+        self.attach, self._moments.changed = attach, True
         self._patience.forget(attach.patience)
         self._table = RankTable(attach.ranks)
-        if self._place is not None:
-            self._place = replace(self._place, table=self._table.path)
-        self._say(self._place)
+        if self._process is not None:
+            self._process.came()
+        self._enter()
+
+    def _tell_that_it_is_back(self) -> None:
+        if self._process is not None and self._process.command.log is not None:
+            logfile = self._process.command.log
+            log.warning("a worker died: this site's workers were started again; %s says why", logfile)
+        else:
+            log.warning("the training program is back, and does the inner steps of this round again")
 
     def _lost(self) -> None:
-        if self._command or self._over or isinstance(self._request, Over) or self._hearing.error:
+        if self._process is not None:
+            self._process.died()
+            return
+        if self._stopping or self._over or isinstance(self._request, Over) or self._hearing.error:
             return
         why = "".join(f": {who}" for who in self._table.dead(1)[:1])  # torchrun ends rank 0 with any other
         self._fail(PierError(f"the training program has ended{why}", "Start it again: it goes on from its last round."))
-
-    # --- a command -----------------------------------------------------------------------------
-
-    async def _keep_running(self) -> None:
-        restarts = 0
-        while True:
-            environment = {**os.environ, ENGINE_VARIABLE: str(self._socket)}
-            try:
-                program, *words = shlex.split(self._command)
-                found = shutil.which(program) or program
-                self._process = await asyncio.create_subprocess_exec(
-                    *(sys.executable, "-m", "pier_node.base.processes", found, *words),  # ends with this daemon
-                    stdin=asyncio.subprocess.DEVNULL,
-                    env=environment,
-                    start_new_session=True,  # Ctrl+C in the daemon's terminal is the daemon's to decide about
-                )
-            except (OSError, ValueError) as error:
-                self._fail(PierError(f"--exec: {self._command}: {error}", "Give a command that can be run here."))
-                return
-            self._productive = False
-            code = await self._process.wait()
-            if self._over or isinstance(self._request, Over):
-                return
-            restarts = 0 if self._productive else restarts + 1
-            if restarts > MAX_RESTARTS:
-                self._fail(PierError(f"the training program ends again and again (exit code {code})", self._command))
-                return
-            log.warning("the training program ended with exit code %d; it is started again", code)
-            await asyncio.sleep(RESTART_SECONDS)

@@ -26,16 +26,17 @@ from pier_node.base.shared import SharedVector, Vector
 from pier_node.base.tasks import run_to_end
 from pier_node.config.run import ModelSection, RunConfig
 from pier_node.engine.messages import Progress
+from pier_node.engine.program import Program
 from pier_node.experts.card import CARD_FILE, Card, digest_of, load_card
 from pier_node.experts.domains import Text, read_text
 from pier_node.experts.job import ExpertJob
 from pier_node.experts.mixture import Array
 from pier_node.experts.resume import FILE, ResumeState
 from pier_node.outer.layout import Layout
+from pier_node.trainer.command import own_trainer
 from pier_node.trainer.data.corpus import SiteData
 from pier_node.trainer.model.cost import flops_per_token
 from pier_node.trainer.model.export import export
-from pier_node.trainer.workers import Workers
 
 DRAWS = 1000
 ERRORS = 2.0
@@ -189,13 +190,13 @@ class _Training:
     async def run(self) -> tuple[ResumeState, Verdict]:
         async with AsyncExitStack() as stack:
             # The seed and the text decide the order of the rows, not the site.
-            workers = Workers(self.config, self.job.domain_hash, SiteData(), self.shop.folder, self.shop.workers)
-            stack.push_async_callback(workers.stop)
-            await workers.start()
+            trainer = own_trainer(self.config, self.job.domain_hash, SiteData(), self.shop.folder, self.shop.workers)
+            stack.push_async_callback(trainer.stop)
+            await trainer.start()
             self._weights.array[:] = await asyncio.to_thread(self._branched)
-            before = await workers.rate(self._weights, self.text.rows)
-            state = await self._train(workers)
-            after = await workers.rate(self._weights, self.text.rows)
+            before = await trainer.rate(self._weights, self.text.rows)
+            state = await self._train(trainer)
+            after = await trainer.rate(self._weights, self.text.rows)
         return state, judged(after, before)
 
     def _branched(self) -> Vector:
@@ -207,9 +208,9 @@ class _Training:
         made: Vector = widened(self.parent.model, self.config.model, flat, self.job.seed).numpy()
         return made
 
-    async def _train(self, workers: Workers) -> ResumeState:
+    async def _train(self, trainer: Program) -> ResumeState:
         """The last state, whose weights are in `self._weights`."""
-        vectors = self._weights.array, workers.adam_m.array, workers.adam_v.array
+        vectors = self._weights.array, trainer.adam_m.array, trainer.adam_v.array
         state, kept = ResumeState(0, 0, *vectors), await self._newest_checkpoint()
         if kept is not None:
             for vector, found in zip(vectors, (kept.weights, kept.adam_m, kept.adam_v), strict=True):
@@ -218,7 +219,7 @@ class _Training:
             state = replace(kept, weights=vectors[0], adam_m=vectors[1], adam_v=vectors[2])
         steps = PROBE
         while state.step < self.job.steps:
-            state, seconds = await self._train_to_checkpoint(workers, state, min(steps, self.job.steps - state.step))
+            state, seconds = await self._train_to_checkpoint(trainer, state, min(steps, self.job.steps - state.step))
             steps = max(1, int(steps * self.shop.checkpoint_seconds / max(seconds, 1e-3)))
         return state
 
@@ -231,9 +232,9 @@ class _Training:
             return own
         return await asyncio.to_thread(ResumeState.load, self.work, self.name, length)
 
-    async def _train_to_checkpoint(self, workers: Workers, state: ResumeState, steps: int) -> tuple[ResumeState, float]:
+    async def _train_to_checkpoint(self, trainer: Program, state: ResumeState, steps: int) -> tuple[ResumeState, float]:
         """Train that many steps and save a checkpoint. Returns the state and the seconds taken."""
-        done = await workers.run(
+        done = await trainer.run(
             first_step=state.step,
             steps=steps,
             sequences=self.job.batch_size,
@@ -242,7 +243,7 @@ class _Training:
             adam_step=state.step,
             on_progress=self.told,
         )
-        self._weights.array[:] = workers.outbox.array
+        self._weights.array[:] = trainer.outbox.array
         state = replace(state, step=state.step + steps, tokens=state.tokens + done.tokens)
         await asyncio.to_thread(state.save, self.work, self.name)
         if self.elsewhere is not None:

@@ -21,6 +21,7 @@ from pier_node.base.errors import PierError
 from pier_node.base.tasks import Background, first_of
 from pier_node.base.toml import read_toml, validated
 from pier_node.config.run import RunConfig
+from pier_node.engine.process import Command
 from pier_node.engine.program import Program
 from pier_node.identity.node import Token
 from pier_node.identity.signing import Signer
@@ -158,7 +159,8 @@ class Daemon:
     async def _attach_program(self, stack: AsyncExitStack) -> Settings:
         """Wait for the training program; with the run that it founds, if it does. Raises PierError."""
         settings = self._settings
-        program = self._program = Program(settings.program_socket, settings.command)
+        command = Command.parse(settings.command) if settings.command else None
+        program = self._program = Program(settings.program_socket, command)
         stack.push_async_callback(program.stop)
         attach = await program.attached()
         given = "" if settings.peers or settings.coordinator else attach.config  # then it is not for it to say

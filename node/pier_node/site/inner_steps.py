@@ -1,7 +1,7 @@
-"""The inner steps of a site: the interface to its workers, the accounting of their jobs, and AdamW's moments.
+"""The inner steps of a site: the interface to what trains, the accounting of its jobs, and AdamW's moments.
 
-The workers are those of trainer/workers.py, or a test double in a simulation. How many steps a site does before a round
-is in adaptive_steps.py.
+What trains is the program of engine/program.py, or a test double in a simulation. How many steps a site does before a
+round is in adaptive_steps.py.
 """
 
 from __future__ import annotations
@@ -53,11 +53,19 @@ class Report(Protocol):
 
 
 class Trainer(Protocol):
-    """The workers of this site: see trainer/workers.py."""
+    """What trains at this site: see engine/program.py."""
 
-    outbox: SharedVector
-    adam_m: SharedVector
-    adam_v: SharedVector
+    @property
+    def outbox(self) -> SharedVector:
+        """What it published last: weights, or a mean gradient; shape [parameters]."""
+
+    @property
+    def adam_m(self) -> SharedVector:
+        """AdamW's first moments as it published them; empty if it keeps its optimizer to itself."""
+
+    @property
+    def adam_v(self) -> SharedVector:
+        """The second moments, as `adam_m`."""
 
     async def run(
         self,

@@ -99,7 +99,7 @@ class PipelineSite:
         self._thread = ComputeThread()
         own = self._thread, self._rows, config.pipeline.memory, shape, settings.faults, lambda: self._windows
         tools = Tools(joined.carrier, joined.roster, *own)
-        stage_state, device = StageState(settings.folder, config), devices.pick(0)
+        stage_state, device = StageState(settings.folder, config), devices.pick()
         self._tensor_bytes = math.prod(shape) * (2 if devices.uses_bf16(device, config.inner.precision) else 4)
         self._pace = tools.pace
         paths = LatestPaths(settings.folder / PATHS_FILE)

@@ -12,8 +12,8 @@ from typing import NamedTuple
 from pier_node.base.shared import Vector
 from pier_node.engine.messages import Logged
 from pier_node.engine.metrics import newest
+from pier_node.engine.moments import Moments
 from pier_node.engine.program import Program
-from pier_node.engine.supervisor import Moments
 from pier_node.gossip.pairs import Pairs
 from pier_node.outer.advance import get_ready
 from pier_node.outer.layout import Layout
@@ -26,7 +26,7 @@ from pier_node.site.bootstrap import beginning, from_peers
 from pier_node.site.member import Joined, pairs_of_two, rounds_of_all
 from pier_node.site.trackers import Trackers, Who
 from pier_node.site.training import Training
-from pier_node.trainer.workers import Workers
+from pier_node.trainer.command import own_trainer
 from pier_node.wire.state_server import StateServer
 from pier_proto.v1.peer_pb2 import Link, Phase
 
@@ -47,7 +47,7 @@ class Replica:
     """A replica, from `state` on: its newest checkpoint's, or a later one that was kept without a checkpoint.
 
     Args:
-        trainer: Pier's workers, or the program of the site's owner.
+        trainer: Pier's own, or the program of the site's owner.
 
     Attributes:
         training: its part in the run, for the site's loop.
@@ -57,7 +57,7 @@ class Replica:
     def __init__(
         self,
         joined: Joined,
-        trainer: Workers | Program,
+        trainer: Program,
         stores: Stores,
         trackers: Trackers,
         layout: Layout,
@@ -93,7 +93,7 @@ class Replica:
     async def finish(self) -> None:
         """Save what is left, and hand the model to the owner's program."""
         await asyncio.to_thread(self._save_rest)
-        if isinstance(self._trainer, Program):
+        if self._joined.config.program:
             await self._trainer.finish(self.rounds.state.tensors[ANCHOR])
 
     async def train_experts(self) -> None:
@@ -154,13 +154,13 @@ async def prepare(joined: Joined, program: Program | None, stack: AsyncExitStack
     layout, name = Layout.of_run(config), joined.reporter.site.name
     trackers = Trackers.of(folder, Who(config.run.name, name, f"{config.hash().hex()[:16]}-{node}"))
     stack.push_async_callback(asyncio.to_thread, trackers.close)
-    trainer: Workers | Program
     if program:
-        trainer = program
+        trainer, slots = program, config.run.sites
         standing = partial(joined.reporter.standing, joined.roster)
-        program.place(config, joined.record.slot, folder, standing, partial(_log, joined.progress, trackers))
+        on_log = partial(_log, joined.progress, trackers)
+        program.place(config, joined.record.slot % slots, slots, folder / "program", standing, on_log)
     else:
-        trainer = Workers(config, node, joined.data, folder, joined.settings.workers)
+        trainer = own_trainer(config, node, joined.data, folder, joined.settings.workers)
         stack.push_async_callback(trainer.stop)
     starting = asyncio.create_task(trainer.start())
     stack.callback(starting.cancel)

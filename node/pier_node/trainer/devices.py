@@ -14,24 +14,19 @@ def count() -> int:
     return torch.cuda.device_count() or 1
 
 
-def pick(local_rank: int) -> torch.device:
-    """The device of the worker `local_rank`. Raises PierError when there are more workers than CUDA devices."""
+def pick(rank: int = 0, workers: int = 1) -> torch.device:
+    """The device of worker `rank`. Raises PierError, at each, when there are more workers than CUDA devices."""
     available = torch.cuda.device_count()
     if not available:
         return torch.device("cpu")
-    if local_rank >= available:
+    if workers > available:
         raise PierError(
-            f"this machine shows {available} CUDA device(s), but worker {local_rank} needs one of its own",
+            f"this machine shows {available} CUDA device(s), but each of {workers} workers needs one of its own",
             f"Start the node with --workers {available}, or look at CUDA_VISIBLE_DEVICES.",
         )
-    device = torch.device("cuda", local_rank)
+    device = torch.device("cuda", rank)
     torch.cuda.set_device(device)
     return device
-
-
-def describe(device: torch.device) -> str:
-    """A description of a device, for the status."""
-    return f"{device} {torch.cuda.get_device_name(device)}" if device.type == "cuda" else "cpu"
 
 
 def uses_bf16(device: torch.device, precision: str) -> bool:

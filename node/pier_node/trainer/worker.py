@@ -1,11 +1,12 @@
-"""A site's workers: processes, one per device, that do the inner steps their daemon requests; and their launcher.
+"""Pier's own training program: processes, one per device, that do the inner steps their daemon requests; a launcher.
 
 The daemon runs the launcher as `python -m pier_node.trainer.worker`. It loads PyTorch once and forks the workers, which
 can then start and restart without loading it. When one worker dies, all of them are restarted. The launcher ends when
-all workers end normally, when they have died too often, or with its daemon.
+a worker ends normally, when they have died too often, or with its daemon.
 
-The workers of a site find each other on the loopback interface, through a file. Each has a socket to the daemon. When
-the daemon is gone, the worker ends at once, even in the middle of a step.
+The workers of a site find each other on the loopback interface, through a file. Rank 0 talks to the daemon, and the
+others hear from it what the daemon says: engine/client.py, docs/engine.md. When the daemon closes the connection, rank
+0 ends at once, even in the middle of a step, and the launcher ends the others.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import os
-import queue
+import select
 import signal
 import socket
 import sys
@@ -25,7 +26,7 @@ from datetime import UTC, datetime, timedelta
 from multiprocessing import connection, get_context
 from multiprocessing.context import ForkProcess
 from pathlib import Path
-from typing import Any
+from typing import get_args
 
 import numpy as np
 import torch
@@ -35,107 +36,66 @@ from torch import Tensor
 from pier_node.base.errors import PierError
 from pier_node.base.processes import call_process, die_with_parent, spin_little
 from pier_node.base.shared import attach
-from pier_node.config.run import from_canonical
+from pier_node.config.program import described
+from pier_node.config.run import RunConfig, from_canonical
+from pier_node.engine.client import Link
+from pier_node.engine.machines import Ranks
 from pier_node.engine.messages import (
-    LINE_LIMIT,
+    VERSION,
+    Ability,
+    Attach,
+    Attached,
     Done,
     Evaluate,
     Evaluated,
     Failed,
-    Hello,
-    Job,
     Message,
     Progress,
     Publishing,
     Rate,
     Rated,
-    Setup,
+    Ready,
     Tokenizing,
-    decode,
-    encode,
+    Train,
 )
+from pier_node.engine.process import ENGINE_VARIABLE
+from pier_node.engine.ranks import STEPS, enter
+from pier_node.outer.layout import Layout
 from pier_node.trainer import devices
+from pier_node.trainer.command import Setup
 from pier_node.trainer.data.corpus import Batch, Corpus, Windows, open_corpus, share
 from pier_node.trainer.data.tokens import check_vocab
 from pier_node.trainer.replica import Replica
 
 COLLECTIVE_TIMEOUT = timedelta(minutes=10)
-"""A worker that waits this long for another gives up, and the site's workers are restarted."""
+"""A worker that waits this long for another in a step gives up, and the site's workers are restarted."""
+PATIENCE = 300.0
+"""Seconds between two steps, at least, before the workers count as hung."""
 
 
 @dataclass(frozen=True)
 class Place:
-    """Which worker this is: rank of world, in the group's restart number `attempt`."""
+    """Which worker this is: rank of world, in the launcher's restart number `attempt`."""
 
     rank: int
     world: int
     attempt: int
 
-    def join(self, device: torch.device, socket: str) -> None:
+    def join(self, socket: str) -> None:
         """Create the site's process group, stored in a file next to the daemon's socket; nothing for one worker."""
         if self.world == 1:
             return
         dist.init_process_group(
-            "nccl" if device.type == "cuda" else "gloo",
-            init_method=f"file://{socket}.group-{self.attempt}",
+            "nccl" if torch.cuda.device_count() else "gloo",
+            init_method=f"file://{socket}.group-{os.getppid()}-{self.attempt}",
             rank=self.rank,
             world_size=self.world,
             timeout=COLLECTIVE_TIMEOUT,
         )
 
 
-class Link:
-    """A connection to the daemon. The process ends with code 0 as soon as the daemon closes its end.
-
-    Args:
-        path: the daemon's Unix socket.
-    """
-
-    def __init__(self, path: str) -> None:
-        self._socket = socket.socket(socket.AF_UNIX)
-        try:
-            self._socket.connect(path)
-        except (FileNotFoundError, ConnectionRefusedError):
-            _leave()
-        self._received: queue.SimpleQueue[Message | PierError] = queue.SimpleQueue()
-        threading.Thread(target=self._read, daemon=True).start()
-
-    def send(self, message: Message) -> None:
-        """Send a message to the daemon."""
-        try:
-            self._socket.sendall(encode(message))
-        except (BrokenPipeError, ConnectionResetError):
-            _leave()
-
-    def receive(self) -> Message:
-        """The daemon's next message; waits for it as long as the daemon lives.
-
-        Raises PierError: it is not a message.
-        """
-        received = self._received.get()
-        if isinstance(received, PierError):
-            raise received
-        return received
-
-    def _read(self) -> None:
-        with contextlib.suppress(ConnectionResetError), self._socket.makefile("rb") as lines:
-            while line := lines.readline(LINE_LIMIT):
-                self._received.put(_decoded(line))
-        _leave()
-
-
-def _decoded(line: bytes) -> Message | PierError:
-    try:
-        return decode(line)
-    except PierError as error:
-        return error
-
-
-def _leave() -> None:
-    # The main thread may be inside a kernel or a collective for seconds: only this ends it immediately.
-    os._exit(0)
-
-
+FAILED_SECONDS = 60.0
+"""What the daemon gets to end this program after it was told why it cannot train."""
 REPORT_INTERVAL = 0.2
 """Minimum seconds between progress reports: each makes the device wait until its queue is empty."""
 
@@ -145,24 +105,24 @@ class Worker:
 
     Args:
         link: to the daemon.
-        place: among the workers of the site, which have joined.
-        device: its own.
-        setup: the daemon's first message.
-        corpus: the site's corpus, which `setup` names.
+        ranks: the workers of the site, which have joined.
+        place: the site's in the run.
+        config: of the run.
+        windows: of the site's corpus.
     """
 
-    def __init__(self, link: Link, place: Place, device: torch.device, setup: Setup, corpus: Corpus) -> None:
-        config = from_canonical(setup.config)
-        self._link, self._place, self._device, self._inner = link, place, device, config.inner
-        self._windows = Windows(corpus, config.model.context, config.run.seed, setup.node)
-        self._replica = Replica(config, device, place.world)
+    def __init__(self, link: Link, ranks: Ranks, place: Attached, config: RunConfig, windows: Windows) -> None:
+        self._link, self._ranks, self._inner, self._windows = link, ranks, config.inner, windows
+        self._device = devices.pick(ranks.own, ranks.count)
+        self._replica = Replica(config, self._device, ranks.count)
         self._length = self._replica.layout.length
-        self._outbox, self._adam_m, self._adam_v = map(self._attach, (setup.outbox, setup.adam_m, setup.adam_v))
+        self._outbox, self._adam_m, self._adam_v = map(self._attach, (place.outbox, place.adam_m, place.adam_v))
+        self._row = enter(place.table, ranks.count, ranks.own)
 
     def obey(self, message: Message) -> None:
         """Execute a request of the daemon."""
         match message:
-            case Job():
+            case Train():
                 self._work(message)
             case Evaluate():
                 self._evaluate(message)
@@ -171,117 +131,142 @@ class Worker:
             case _:
                 raise PierError(f"a worker cannot obey {message}")
 
-    def _work(self, job: Job) -> None:
+    def _work(self, job: Train) -> None:
         started, reported = time.monotonic(), 0.0
-        self._load(job)
+        self._replica.load_weights(self._attach(job.load))
+        if job.moments is not None:
+            self._replica.load_moments(self._adam_m, self._adam_v, job.moments)
         total = torch.zeros((), dtype=torch.float64, device=self._device)
         for index in range(job.steps):
             loss = self._step(job, job.first_step + index)
             total += loss
+            self._row[STEPS] += 1
             seconds = time.monotonic() - started
-            if self._place.rank == 0 and (index == 0 or seconds - reported > REPORT_INTERVAL):
+            if self._ranks.own == 0 and (index == 0 or seconds - reported > REPORT_INTERVAL):
                 reported = seconds
                 self._link.send(Progress(job.first_step + index, loss.item(), self._tokens(job, index + 1), seconds))
-        if self._place.rank == 0:
+        if self._ranks.own == 0:
             self._publish(job)
             peak, seconds = devices.peak_bytes(self._device), time.monotonic() - started
             tokens, loss_mean = self._tokens(job, job.steps), total.item() / job.steps
             self._link.send(Done(job.id, tokens, loss_mean, self._replica.adam_step, seconds, peak))
 
-    def _load(self, job: Job) -> None:
-        self._replica.load_weights(self._attach(job.load))
-        if job.load_adam:
-            self._replica.load_moments(self._adam_m, self._adam_v, job.adam_step)
-
-    def _step(self, job: Job, step: int) -> Tensor:
+    def _step(self, job: Train, step: int) -> Tensor:
         rows = self._rows(step, job.sequences)
-        if job.payload == "gradient":
+        if job.publish == "gradient":
             return self._replica.gradient(rows, job.sequences)
         return self._replica.train(step, rows, job.sequences)
 
-    def _publish(self, job: Job) -> None:
+    def _publish(self, job: Train) -> None:
         self._link.send(Publishing(job.id))
-        if job.payload == "gradient":
+        if job.publish == "gradient":
             self._replica.store_gradient(self._outbox)
             return
         self._replica.store_weights(self._outbox)
         self._replica.store_moments(self._adam_m, self._adam_v)
 
     def _evaluate(self, request: Evaluate) -> None:
-        inner, place = self._inner, self._place
-        own = self._windows.validation(inner.eval_batches, inner.batch_size, self._at_once, place.rank, place.world)
-        loss = self._replica.evaluate(self._attach(request.weights), own)
-        if place.rank == 0:
-            self._link.send(Evaluated(request.id, loss))
+        inner, ranks = self._inner, self._ranks
+        own = self._windows.validation(inner.eval_batches, inner.batch_size, self._at_once, ranks.own, ranks.count)
+        self._link.send(Evaluated(request.id, self._replica.evaluate(self._attach(request.weights), own)))
 
     def _rate(self, request: Rate) -> None:
-        if self._place.rank != 0:
+        if self._ranks.own != 0:
             return
         losses = self._replica.rate(self._attach(request.weights), np.load(request.rows), self._at_once)
         self._link.send(Rated(request.id, losses.tolist()))
 
     def _rows(self, step: int, sequences: int) -> Batch:
-        world = self._place.world
+        world = self._ranks.count
         if sequences < world:
             raise PierError(
                 f"a batch of {sequences} sequence(s) cannot be dealt to the {world} workers of this site",
                 f"Raise inner.batch_size to {world} or more, or start this node with --workers {sequences}.",
             )
-        return self._windows.rows(step, *share(sequences, self._place.rank, world))
+        return self._windows.rows(step, *share(sequences, self._ranks.own, world))
 
     @property
     def _at_once(self) -> int:
         """Maximum number of sequences that this worker computes together in a step: its memory suffices for them."""
-        own = max(1, self._inner.batch_size // self._place.world)
+        own = max(1, self._inner.batch_size // self._ranks.count)
         return min(own, self._inner.micro_batch or own)
 
-    def _tokens(self, job: Job, steps: int) -> int:
+    def _tokens(self, job: Train, steps: int) -> int:
         return steps * job.sequences * self._replica.context
 
     def _attach(self, path: str) -> Tensor:
         return torch.from_numpy(attach(path, self._length))
 
 
-def open_data(setup: Setup, link: Link) -> Corpus:
-    """The tokens of the site. One of its workers creates them if necessary, and reports progress to the daemon."""
-    config = from_canonical(setup.config)
-
-    def told(read: int, size: int) -> None:
-        link.send(Tokenizing(read, size))
-
-    corpus = open_corpus(config.data, setup.slot, setup.slots, setup.data_path, Path(setup.cache), told)
-    check_vocab(corpus.vocab_size, config.model.vocab_size)
-    return corpus
-
-
-def serve(socket: str, place: Place) -> None:
-    """Serve the daemon that listens at a socket until it is gone, which ends this process."""
+def serve(place: Place) -> None:
+    """Train for the daemon that has started this program until it is gone, which ends this process."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the daemon decides about Ctrl+C
-    link = Link(socket)
-    try:
-        _serve(link, place, socket)
-    except PierError as error:
-        # A restart would meet the same error. The daemon ends this process after reporting it.
-        link.send(Failed(error.problem, error.remedy))
-        while True:
-            link.receive()
-
-
-def _serve(link: Link, place: Place, socket: str) -> None:
+    setup, path = Setup.of_environment(), os.environ[ENGINE_VARIABLE]
+    stream = _connected(path) if place.rank == 0 else None
     devices.share_cores(place.world)
-    device = devices.pick(place.rank)
-    link.send(Hello(place.rank, place.world, place.attempt, devices.describe(device)))
-    setup = link.receive()
-    if not isinstance(setup, Setup):
-        raise PierError(f"a worker is set up before anything else, but the daemon sent {setup}")
-    # Before the workers join: after that they give each other up after COLLECTIVE_TIMEOUT.
-    corpus = open_data(setup, link)
-    place.join(device, socket)
-    worker = Worker(link, place, device, setup, corpus)
+    place.join(path)
+    link = Link(stream, ranks := Ranks())
+    try:
+        _serve(link, ranks, setup)
+    except PierError as error:
+        # A restart would meet the same error, and so do all ranks. The daemon ends this program after reporting it.
+        with contextlib.suppress(PierError):
+            link.send(Failed(error.problem, error.remedy))
+        time.sleep(FAILED_SECONDS)
+        raise
+
+
+def _connected(path: str) -> socket.socket:
+    stream = socket.socket(socket.AF_UNIX)
+    try:
+        stream.connect(path)
+    except (FileNotFoundError, ConnectionRefusedError):
+        os._exit(0)
+
+    def leave() -> None:
+        poll = select.poll()
+        poll.register(stream, select.POLLRDHUP)
+        poll.poll()
+        # The main thread may be inside a kernel or a collective for seconds: only this ends it immediately.
+        os._exit(0)
+
+    threading.Thread(target=leave, daemon=True).start()
+    return stream
+
+
+def _serve(link: Link, ranks: Ranks, setup: Setup) -> None:
+    config = from_canonical(setup.config)
+    tensors = described((entry.name, entry.shape) for entry in Layout.of(config.model).entries)
+    step_tokens, abilities = config.inner.batch_size * config.model.context, [*get_args(Ability)]
+    link.send(Attach(VERSION, [*tensors], step_tokens, "", ranks.count, PATIENCE, abilities))
+    place = link.receive()
+    if not isinstance(place, Attached):
+        raise PierError(f"a worker is given its place before anything else, but the daemon sent {place}")
+    link.send(Ready())
+    if ranks.own != 0:
+        ranks.meet()  # rank 0 tokenizes the text if necessary, however long that takes
+    corpus = open_data(config, setup, place, link)
+    if ranks.own == 0:
+        ranks.meet()
+    windows = Windows(corpus, config.model.context, config.run.seed, setup.node)
+    worker = Worker(link, ranks, place, config, windows)
     while True:
         worker.obey(link.receive())
 
 
+def open_data(config: RunConfig, setup: Setup, place: Attached, link: Link) -> Corpus:
+    """The tokens of the site, which are created if necessary; the daemon hears of the progress."""
+
+    def told(read: int, size: int) -> None:
+        link.send(Tokenizing(read, size))
+
+    corpus = open_corpus(config.data, place.slot, place.slots, setup.data_path, Path(place.folder), told)
+    check_vocab(corpus.vocab_size, config.model.vocab_size)
+    return corpus
+
+
+MAX_RESTARTS = 3
+"""The launcher ends when workers have died more often; its daemon decides whether it is started again."""
 WORKER = "pier-worker"
 """Name of a worker in `top` and `ps -o comm`."""
 
@@ -290,28 +275,22 @@ _FORK = get_context("fork")
 
 def main() -> None:
     """Run the workers. Exit code 1: they died too often."""
-    die_with_parent()
-    arguments = _arguments()
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--workers", type=int, default=0, help="0: one for each device")
+    workers = parser.parse_args().workers
     _set_environment()
-    world = arguments.workers or _count()
-    for attempt in range(arguments.max_restarts + 1):
-        team = [_FORK.Process(target=_work, args=(arguments.socket, Place(i, world, attempt))) for i in range(world)]
+    world = workers or _count()
+    for attempt in range(MAX_RESTARTS + 1):
+        team = [_FORK.Process(target=_work, args=(Place(rank, world, attempt),)) for rank in range(world)]
         if _in_peace(team):
             return
     sys.exit(1)
 
 
-def _arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--socket", required=True, help="where the daemon listens")
-    parser.add_argument("--workers", type=int, default=0, help="0: one for each device")
-    parser.add_argument("--max-restarts", type=int, default=0)
-    return parser.parse_args()
-
-
 def _set_environment() -> None:
     for library in ("GLOO", "NCCL"):
         os.environ.setdefault(f"{library}_SOCKET_IFNAME", "lo")
+    os.environ.pop("WORLD_SIZE", None)  # of what has started the daemon
     spin_little()
 
 
@@ -320,44 +299,35 @@ def _count() -> int:
         return pool.apply(devices.count)
 
 
-def _work(socket: str, place: Place) -> None:
+def _work(place: Place) -> None:
     die_with_parent()
     call_process(WORKER)
-    serve(socket, place)
+    serve(place)
 
 
 def _in_peace(team: Sequence[ForkProcess]) -> bool:
-    """Run the workers until all have ended normally, or one has failed and all are killed.
-
-    Returns whether all ended normally.
-    """
+    """Run the workers until one has ended; then end the others. Returns whether it ended normally: its daemon left."""
     for worker in team:
         worker.start()
-    running: dict[Any, ForkProcess] = {worker.sentinel: worker for worker in team}
-    while running:
-        for sentinel in connection.wait([*running]):
-            worker = running.pop(sentinel)
-            worker.join()
-            if worker.exitcode != 0:
-                _tell(f"worker {team.index(worker)} {_end_of(worker.exitcode)}")
-                _end(team)
-                return False
-    return True
-
-
-def _end_of(code: int | None) -> str:
-    return f"was killed by {signal.Signals(-code).name}" if code and code < 0 else f"failed with exit code {code}"
-
-
-def _tell(what: str) -> None:
-    print(datetime.now(UTC).isoformat(timespec="seconds"), what, file=sys.stderr, flush=True)
-
-
-def _end(team: Sequence[ForkProcess]) -> None:
+    ready = connection.wait([worker.sentinel for worker in team])
+    ended = [rank for rank, worker in enumerate(team) if worker.sentinel in ready]
+    for rank in ended:
+        team[rank].join()
+        if code := team[rank].exitcode:
+            _tell(f"worker {rank} {_end_of(code)}")
     for worker in team:
         worker.kill()
     for worker in team:
         worker.join()
+    return any(team[rank].exitcode == 0 for rank in ended)
+
+
+def _end_of(code: int) -> str:
+    return f"was killed by {signal.Signals(-code).name}" if code < 0 else f"failed with exit code {code}"
+
+
+def _tell(what: str) -> None:
+    print(datetime.now(UTC).isoformat(timespec="seconds"), what, file=sys.stderr, flush=True)
 
 
 if __name__ == "__main__":

@@ -1,0 +1,197 @@
+"""Tends the command that trains at a site: starts it, starts it again when it dies, and ends it within seconds."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+import shlex
+import shutil
+import sys
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Self
+
+import psutil
+
+from pier_node.base.errors import PierError
+
+ENGINE_VARIABLE = "PIER_ENGINE"
+"""Environment variable that tells a program where its daemon listens."""
+RESTART_SECONDS = 1.0
+MAX_RESTARTS = 3
+"""A program that dies more often than this without finishing its inner steps is not started again."""
+GIVE_UP_SECONDS = 3.0
+"""What a program that has died too often gets to end by itself, and then on SIGTERM."""
+TAIL_BYTES = 3000
+"""Bytes of the log that an error message shows."""
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Command:
+    """How a training program is started.
+
+    Attributes:
+        words: the program and its arguments.
+        environment: variables besides those of the daemon.
+        log: file for its output; None: the daemon's own.
+    """
+
+    words: tuple[str, ...]
+    environment: Mapping[str, str] = field(default_factory=dict)
+    log: Path | None = None
+
+    @classmethod
+    def parse(cls, line: str) -> Self:
+        """The command in a line as a shell would read it. Raises PierError."""
+        try:
+            words = tuple(shlex.split(line))
+        except ValueError as error:
+            raise _not_runnable(line, error) from error
+        if not words:
+            raise _not_runnable(line, ValueError("there is no command"))
+        return cls(words)
+
+    def explained(self, problem: str, remedy: str) -> PierError:
+        """An error with the end of the log, or with `remedy` if the output is not in a log."""
+        if self.log is None:
+            return PierError(problem, remedy)
+        tail = self.log.read_bytes()[-TAIL_BYTES:].decode(errors="replace") if self.log.exists() else ""
+        return PierError(f"{problem}; {self.log} ends with:\n{tail}", "Mend what it shows, then start the node again.")
+
+
+def _not_runnable(line: str, error: Exception) -> PierError:
+    return PierError(f"--exec: {line}: {error}", "Give a command that can be run here.")
+
+
+class TrainingProcess:
+    """A command that trains, and that is started again when it dies.
+
+    A program may also restart what trains in it (torchrun, Pier's own launcher): it has died then as well, which its
+    daemon sees by the lost connection.
+
+    Args:
+        socket: where the daemon listens.
+        fail: called with the error when the command cannot be started, or has died too often.
+
+    Attributes:
+        over: the command may end: it is not started again.
+    """
+
+    def __init__(self, command: Command, socket: Path, fail: Callable[[PierError], None]) -> None:
+        self.command, self._socket, self._fail = command, socket, fail
+        self.over = False
+        self._deaths, self._alive = 0, False
+        self._child: asyncio.subprocess.Process | None = None
+        self._keeping: asyncio.Task[None] | None = None
+        self._ending: asyncio.Task[None] | None = None
+
+    def start(self) -> None:
+        """Start the command, and start it again whenever it ends."""
+        self._keeping = asyncio.create_task(self._keep_running())
+
+    def came(self) -> None:
+        """What trains has connected."""
+        self._alive = True
+
+    def progressed(self) -> None:
+        """It has finished inner steps: deaths before count no more."""
+        self._deaths = 0
+
+    def died(self) -> None:
+        """The command has ended, or what trains has left the daemon alone; each death counts once."""
+        if not self._alive or self.over:
+            return
+        self._alive, self._deaths = False, self._deaths + 1
+        if self._deaths > MAX_RESTARTS and self._child is not None:
+            self._ending = asyncio.create_task(end(self._child, GIVE_UP_SECONDS))
+
+    async def restart(self, patience: float) -> None:
+        """End the command, which is then started again; see `end`."""
+        if self._child is not None:
+            self._ending = asyncio.create_task(end(self._child, patience))
+            await asyncio.shield(self._ending)
+
+    async def ended(self, patience: float) -> None:
+        """Return when the command has ended by itself, or after `patience` seconds."""
+        if self._child is not None and self._child.returncode is None:
+            await _ended(self._child, patience)
+
+    async def stop(self, patience: float) -> None:
+        """End the command for good; see `end`."""
+        self.over = True
+        if self._keeping is not None:
+            self._keeping.cancel()
+        if self._child is not None:
+            await end(self._child, patience)
+
+    async def _keep_running(self) -> None:
+        while True:
+            try:
+                self._child = await self._started()
+            except (OSError, ValueError) as error:
+                self._fail(_not_runnable(shlex.join(self.command.words), error))
+                return
+            self._alive = True
+            code = await self._child.wait()
+            if self.over:
+                return
+            self.died()
+            if self._deaths > MAX_RESTARTS:
+                problem = f"the training program ends again and again (exit code {code})"
+                self._fail(self.command.explained(problem, shlex.join(self.command.words)))
+                return
+            log.warning("the training program ended with exit code %d; it is started again", code)
+            await asyncio.sleep(RESTART_SECONDS)
+
+    async def _started(self) -> asyncio.subprocess.Process:
+        program, *words = self.command.words
+        with contextlib.ExitStack() as stack:
+            output = None
+            if self.command.log is not None:
+                self.command.log.parent.mkdir(parents=True, exist_ok=True)
+                output = stack.enter_context(self.command.log.open("ab"))
+            return await asyncio.create_subprocess_exec(
+                *(sys.executable, "-m", "pier_node.base.processes", shutil.which(program) or program, *words),
+                stdin=asyncio.subprocess.DEVNULL,
+                stdout=output,
+                stderr=output,
+                env={**os.environ, **self.command.environment, ENGINE_VARIABLE: str(self._socket)},
+                start_new_session=True,  # Ctrl+C in the daemon's terminal is the daemon's to decide about
+            )
+
+
+async def end(process: asyncio.subprocess.Process, patience: float) -> None:
+    """End a child: let it end by itself, then send SIGTERM, then SIGKILL to it and its descendants.
+
+    Args:
+        patience: seconds that each of the first two steps may take.
+    """
+    family = _family(process.pid) if process.returncode is None else []
+    if not await _ended(process, patience):
+        with contextlib.suppress(ProcessLookupError):
+            process.terminate()
+        await _ended(process, patience)
+    for relative in family:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            relative.kill()
+    await process.wait()
+
+
+async def _ended(process: asyncio.subprocess.Process, patience: float) -> bool:
+    with contextlib.suppress(TimeoutError):
+        await asyncio.wait_for(process.wait(), patience)
+    return process.returncode is not None
+
+
+def _family(pid: int) -> list[psutil.Process]:
+    """A process and its descendants, also those in sessions of their own, as torchrun's workers are."""
+    try:
+        parent = psutil.Process(pid)
+        return [*parent.children(recursive=True), parent]
+    except psutil.NoSuchProcess:
+        return []

@@ -1,0 +1,57 @@
+"""Pier's own trainer as a program of a site: how its daemon starts it, and what it is told then."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Self
+
+from pier_node.config.run import RunConfig
+from pier_node.engine.process import Command
+from pier_node.engine.program import Program
+from pier_node.trainer.data.corpus import SiteData
+
+SETUP_VARIABLE = "PIER_TRAINER"
+"""Environment variable: the trainer's Setup, as JSON."""
+
+
+@dataclass(frozen=True)
+class Setup:
+    """What the trainer has to know before it attaches.
+
+    Attributes:
+        config: RunConfig in its canonical form.
+        node: decides, with the seed of the run, the order of the rows.
+        data_path: see SiteData.
+    """
+
+    config: str
+    node: str
+    data_path: str | None
+
+    @classmethod
+    def of_environment(cls) -> Self:
+        """That of this process."""
+        return cls(**json.loads(os.environ[SETUP_VARIABLE]))
+
+    def environment(self) -> dict[str, str]:
+        """The variables of a process with this setup."""
+        return {SETUP_VARIABLE: json.dumps(asdict(self))}
+
+
+def own_trainer(config: RunConfig, node: str, data: SiteData, folder: Path, count: int) -> Program:
+    """Pier's own trainer at a site, with its place in the run; it is not started yet.
+
+    Args:
+        node: this site's node id.
+        folder: this node's folder; receives `logs/workers.log` and `cache`.
+        count: number of workers to start; 0: one per device.
+    """
+    setup = Setup(config.canonical(), node, data.path)
+    words = (sys.executable, "-m", "pier_node.trainer.worker", "--workers", str(count))
+    program = Program(None, Command(words, setup.environment(), folder / "logs" / "workers.log"))
+    program.place(config, data.slot, data.slots, folder / "cache")
+    return program

@@ -1,0 +1,129 @@
+from __future__ import annotations
+
+import asyncio
+import sys
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+
+import psutil
+import pytest
+
+from pier_node.base.errors import PierError
+from pier_node.base.tasks import Hearing
+from pier_node.engine import process
+from pier_node.engine.process import ENGINE_VARIABLE, Command, TrainingProcess
+
+STUBBORN = """
+import signal, subprocess, sys, time
+signal.signal(signal.SIGTERM, signal.SIG_IGN)
+child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"], start_new_session=True)
+print(child.pid, flush=True)
+time.sleep(600)
+"""
+TELL = "import os; print(os.environ['PIER_ENGINE'], os.environ['WORD'], flush=True); raise SystemExit(3)"
+
+
+class Scene:
+    """A command with a log, and what has gone wrong with it."""
+
+    def __init__(self, folder: Path, *words: str) -> None:
+        self.log, self.heard = folder / "logs" / "log", Hearing()
+        command = Command(words, {"WORD": "mole"}, self.log)
+        self.tended = TrainingProcess(command, folder / "socket", self._failed)
+        self.tended.start()
+
+    def _failed(self, error: PierError) -> None:
+        self.heard.error = error
+        self.heard.hear()
+
+    async def error(self) -> PierError:
+        """What the daemon is told in the end."""
+        await asyncio.wait_for(self.heard.until(lambda: self.heard.error is not None), 60)
+        assert isinstance(self.heard.error, PierError)
+        return self.heard.error
+
+    async def said(self, seen: Callable[[str], bool]) -> str:
+        """The log, as soon as it has what is looked for."""
+        async with asyncio.timeout(60):
+            while not (self.log.exists() and seen(self.log.read_text())):  # noqa: ASYNC110 - a file tells nobody
+                await asyncio.sleep(0.02)
+        return self.log.read_text()
+
+
+Play = Callable[..., Scene]
+
+
+@pytest.fixture
+async def play(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Play]:
+    monkeypatch.setattr(process, "RESTART_SECONDS", 0.02)
+    scenes: list[Scene] = []
+
+    def begin(*words: str) -> Scene:
+        scenes.append(Scene(tmp_path, *words))
+        return scenes[-1]
+
+    yield begin
+    for scene in scenes:
+        await scene.tended.stop(0.02)
+
+
+async def test_a_command_that_ends_again_and_again_is_explained_with_its_log(play: Play, tmp_path: Path) -> None:
+    error = await play(sys.executable, "-c", TELL).error()
+    assert "the training program ends again and again (exit code 3)" in error.problem
+    assert str(tmp_path / "logs" / "log") in error.problem
+    assert error.problem.count(f"{tmp_path / 'socket'} mole") == 1 + process.MAX_RESTARTS
+
+
+async def test_a_command_that_cannot_be_run_is_named(play: Play) -> None:
+    error = await play("/nowhere/program").error()
+    assert "ends again and again" in error.problem
+    assert "No such file" in error.problem
+    with pytest.raises(PierError, match="--exec: torchrun 'x: "):
+        Command.parse("torchrun 'x")
+    with pytest.raises(PierError, match="there is no command"):
+        Command.parse("")
+    assert Command.parse("python 'my train.py'").words == ("python", "my train.py")
+
+
+async def test_without_a_log_the_remedy_is_the_callers() -> None:
+    error = Command(("a",)).explained("it is broken", "Mend it.")
+    assert (error.problem, error.remedy) == ("it is broken", "Mend it.")
+
+
+async def test_deaths_count_once_and_since_the_last_progress(
+    play: Play, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(process, "MAX_RESTARTS", 1)
+    monkeypatch.setattr(process, "GIVE_UP_SECONDS", 0.02)
+    scene = play("sh", "-c", "echo here; sleep 600")
+    await scene.said(lambda text: "here" in text)
+    for _ in range(3):
+        scene.tended.came()
+        scene.tended.died()
+        scene.tended.died()
+        scene.tended.progressed()
+    assert scene.heard.error is None
+    for _ in range(2):  # what it has started dies twice
+        scene.tended.came()
+        scene.tended.died()
+    assert "ends again and again" in (await scene.error()).problem
+
+
+async def test_a_command_that_may_end_is_not_started_again(play: Play) -> None:
+    scene = play("sh", "-c", "echo here")
+    scene.tended.over = True
+    await scene.said(lambda text: "here" in text)
+    await scene.tended.ended(60)
+    await asyncio.sleep(0.1)
+    assert scene.log.read_text() == "here\n"
+
+
+async def test_stopping_ends_what_ignores_sigterm_and_its_children(play: Play) -> None:
+    scene = play(sys.executable, "-c", STUBBORN)
+    child = psutil.Process(int(await scene.said(lambda text: text.endswith("\n"))))
+    parent = child.parent()
+    assert parent is not None
+    assert ENGINE_VARIABLE in parent.environ()
+    await scene.tended.stop(0.2)
+    _, alive = psutil.wait_procs([child, parent], timeout=30)
+    assert alive == []
