@@ -306,7 +306,6 @@ async def test_a_program_of_another_version_is_refused(scene: Scene) -> None:
 
 OWN = RunConfig.model_validate({"model": {"preset": "llama-tiny"}})
 ALL: list[Ability] = ["gradient", "moments", "evaluate", "rate"]
-JOB = Train(1, 0, 5, "", forget=False, round=0, sites=1, losses={}, sequences=4, moments=0)
 
 
 def _done(id: int, adam_step: int) -> Done:

@@ -120,7 +120,7 @@ def rig(config: RunConfig, weights: SharedVector, tmp_path: Path) -> Iterator[Ri
 
 
 def _job(rig: Rig, **changes: Any) -> Train:
-    job = Train(1, 0, 3, rig.vectors["anchor"].path, forget=False, round=0, sites=1, losses={}, sequences=BATCH, moments=0)
+    job = Train(1, 0, 3, rig.vectors["anchor"].path, False, round=0, sites=1, losses={}, sequences=BATCH, moments=0)
     return replace(job, **changes)
 
 
