@@ -6,7 +6,6 @@ It observes them from outside, as any program could: GET /status, and the lines 
 from __future__ import annotations
 
 import asyncio
-import json
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
@@ -19,7 +18,7 @@ from pier_node.config.run import RunConfig
 from pier_node.demo.sites import Site
 from pier_node.outer.layout import Layout
 from pier_node.outer.schedule import start_steps, total_rounds
-from pier_node.rounds.folder import EVENTS_FILE
+from pier_node.rounds.folder import EVENTS_FILE, read_events
 
 TIMEOUT = 2.0
 """Seconds that a site may take to answer; a busy site is asked again."""
@@ -215,9 +214,8 @@ class Watch:
         with path.open("rb") as file:
             file.seek(self._read[site.name])
             new = file.read()
-        whole = new[: new.rfind(b"\n") + 1]
-        self._read[site.name] += len(whole)
-        return [json.loads(line) for line in whole.splitlines()]
+        self._read[site.name] += new.rfind(b"\n") + 1
+        return read_events(new)
 
 
 @asynccontextmanager

@@ -10,6 +10,7 @@ whatever order microbatches return. What a backward needs is kept from the forwa
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 
 import numpy as np
 import torch
@@ -68,6 +69,26 @@ def _is_held(name: str, blocks: range, ends: bool) -> bool:
 Gradients = dict[str, Tensor]
 
 
+@dataclass
+class _Iteration:
+    """What a stage has computed of the microbatches of one iteration.
+
+    Attributes:
+        order: the microbatches whose gradients are not in `total` yet, in the order of summing.
+        inputs, outputs: what a microbatch's backward needs.
+        kept: gradients of microbatches that are not in `total`; of those in `done` they are complete.
+        total: sum of the gradients of `summed` microbatches.
+    """
+
+    order: list[int]
+    inputs: dict[int, Tensor] = field(default_factory=dict)
+    outputs: dict[int, Tensor] = field(default_factory=dict)
+    kept: dict[int, Gradients] = field(default_factory=dict)
+    done: set[int] = field(default_factory=set)
+    total: Gradients = field(default_factory=dict)
+    summed: int = 0
+
+
 class Stage:
     """The blocks of one stage on a device. Its weights are undefined until `load`.
 
@@ -87,7 +108,7 @@ class Stage:
         memory = {it.name: torch.empty(it.shape, device=device) for it in self.layout.entries}
         self._model.load_state_dict(memory, assign=True)
         self._parameters = dict(self._model.named_parameters())
-        self.begin(())
+        self._now = _Iteration([])
 
     def load(self, flat: Tensor) -> None:
         """Load the weights from a vector, shape [parameters of the stage]."""
@@ -95,13 +116,12 @@ class Stage:
 
     def begin(self, microbatches: Sequence[int]) -> None:
         """Reset. These microbatches will arrive, and their gradients are summed in this order."""
-        self._order = [*microbatches]
-        self._inputs: dict[int, Tensor] = {}
-        self._outputs: dict[int, Tensor] = {}
-        self._kept: dict[int, Gradients] = {}
-        self._done: set[int] = set()
-        self._sum: Gradients = {}
-        self.summed = 0
+        self._now = _Iteration([*microbatches])
+
+    @property
+    def summed(self) -> int:
+        """Number of microbatches whose gradients are in the sum."""
+        return self._now.summed
 
     def embed(self, microbatch: int, tokens: Tensor) -> Tensor:
         """Forward of a new microbatch at stage 0: [sequences, time] token ids -> [sequences, time, dim]."""
@@ -127,9 +147,9 @@ class Stage:
 
         Completes this stage's gradient of it.
         """
-        output, taken = self._outputs.pop(microbatch), self._inputs.pop(microbatch, None)
+        output, taken = self._now.outputs.pop(microbatch), self._now.inputs.pop(microbatch, None)
         back = self._pull(microbatch, output, taken, gradient.to(self._device, output.dtype))
-        self._done.add(microbatch)
+        self._now.done.add(microbatch)
         self._add_up()
         return back if taken is not None else None
 
@@ -137,14 +157,14 @@ class Stage:
         """Write the mean over the microbatches of this site to a vector, shape [parameters of the stage]."""
         out.zero_()
         if self.summed:
-            self.layout.store({name: total / self.summed for name, total in self._sum.items()}, out)
+            self.layout.store({name: total / self.summed for name, total in self._now.total.items()}, out)
 
     def _taken(self, microbatch: int, x: Tensor) -> Tensor:
-        taken = self._inputs[microbatch] = x.to(self._device, torch.float32).requires_grad_()
+        taken = self._now.inputs[microbatch] = x.to(self._device, torch.float32).requires_grad_()
         return taken
 
     def _sent(self, microbatch: int, output: Tensor) -> Tensor:
-        self._outputs[microbatch] = output
+        self._now.outputs[microbatch] = output
         return output.detach().to("cpu", self.dtype)
 
     def _pull(self, microbatch: int, output: Tensor, taken: Tensor | None, gradient: Tensor | None) -> Tensor:
@@ -152,7 +172,7 @@ class Stage:
         names, parameters = [*self._parameters], [*self._parameters.values()]
         wanted = [*parameters, *([taken] if taken is not None else [])]
         found = torch.autograd.grad(output, wanted, gradient, allow_unused=True)
-        kept = self._kept.setdefault(microbatch, {})
+        kept = self._now.kept.setdefault(microbatch, {})
         for name, part in zip(names, found):
             if part is not None:
                 kept[name] = kept[name] + part if name in kept else part
@@ -160,10 +180,11 @@ class Stage:
         return torch.empty(0) if back is None else back.to("cpu", self.dtype)
 
     def _add_up(self) -> None:
-        while self._order and self._order[0] in self._done:
-            for name, part in self._kept.pop(self._order.pop(0)).items():
-                self._sum[name] = self._sum[name].add_(part) if name in self._sum else part.clone()
-            self.summed += 1
+        now = self._now
+        while now.order and now.order[0] in now.done:
+            for name, part in now.kept.pop(now.order.pop(0)).items():
+                now.total[name] = now.total[name].add_(part) if name in now.total else part.clone()
+            now.summed += 1
 
     def _autocast(self) -> torch.autocast:
         return torch.autocast(self._device.type, torch.bfloat16, enabled=self._bf16)

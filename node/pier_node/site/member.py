@@ -120,22 +120,35 @@ def rounds_of_all(site: Joined, keep: Keep, length: int, state: OuterState) -> R
     In a pipeline, rounds decide about iterations: they take `length` elements unchanged (pipeline/vote_state.py).
     """
     config, carrier = site.config, site.carrier
-    fetch = shadow_fetcher(carrier, length)
     piped = config.pipeline.stages > 1
     alike = piped or config.outer.algorithm == "noloco"
-    codec_name = "none" if alike else config.outer.codec
-    mean = trimmed_mean if config.outer.robust == "trimmed" and not piped else weighted_mean
-    journal = Journal(site.settings.folder / "journal.json")
-    weighs = (lambda _: ONE_EACH) if alike else partial(weighing, config)
-    disk = journal, site.proofs, keep
-    tools = Tools(carrier, site.roster, site.statements, *disk, fetch, site.settings.faults, convict=site.convict)
-    tools.codec, tools.mean, tools.weighing = codec(codec_name), mean, weighs
+    tools = Tools(
+        carrier=carrier,
+        roster=site.roster,
+        statements=site.statements,
+        journal=Journal(site.settings.folder / "journal.json"),
+        proofs=site.proofs,
+        keep=keep,
+        fetch_shadow=shadow_fetcher(carrier, length),
+        faults=site.settings.faults,
+        codec=codec("none" if alike else config.outer.codec),
+        mean=trimmed_mean if config.outer.robust == "trimmed" and not piped else weighted_mean,
+        weighing=(lambda _: ONE_EACH) if alike else partial(weighing, config),
+        convict=site.convict,
+    )
     return Rounds(tools, state, lambda number: length if piped else synced(config, number, length))
 
 
 def pairs_of_two(site: Joined, state: OuterState) -> Pairs:
     """Pairs, with the pairs that this site has stored."""
-    journal, outer = PairJournal(site.settings.folder / "pairs.json"), site.config.outer
-    tools = PairTools(site.carrier, site.roster, journal, outer.noloco, codec(outer.codec), site.settings.faults)
-    tools.weighing = partial(weighing, site.config)
-    return Pairs(tools, PairRun(site.config.run.seed, total_rounds(site.config)), state)
+    config = site.config
+    tools = PairTools(
+        carrier=site.carrier,
+        roster=site.roster,
+        journal=PairJournal(site.settings.folder / "pairs.json"),
+        rates=config.outer.noloco,
+        codec=codec(config.outer.codec),
+        faults=site.settings.faults,
+        weighing=partial(weighing, config),
+    )
+    return Pairs(tools, PairRun(config.run.seed, total_rounds(config)), state)

@@ -97,15 +97,31 @@ class PipelineSite:
         self.rounds: Rounds = rounds_of_all(joined, self._keep, length, state)
         shape = (config.inner.batch_size, config.model.context, config.model.dim)
         self._thread = ComputeThread()
-        own = self._thread, self._rows, config.pipeline.memory, shape, settings.faults, lambda: self._windows
-        tools = Tools(joined.carrier, joined.roster, *own)
+        tools = Tools(
+            carrier=joined.carrier,
+            roster=joined.roster,
+            thread=self._thread,
+            rows=self._rows,
+            memory=config.pipeline.memory,
+            shape=shape,
+            faults=settings.faults,
+            open_data=lambda: self._windows,
+        )
         stage_state, device = StageState(settings.folder, config), devices.pick()
         self._tensor_bytes = math.prod(shape) * (2 if devices.uses_bf16(device, config.inner.precision) else 4)
         self._pace = tools.pace
         paths = LatestPaths(settings.folder / PATHS_FILE)
-        ends = self._committed, self._ended, paths.planned
         self.training = PipelineTraining(
-            config, self.rounds, stage_state, tools, joined.progress, device, *ends, joined.orders
+            config,
+            self.rounds,
+            stage_state,
+            tools,
+            joined.progress,
+            device,
+            on_commit=self._committed,
+            on_end=self._ended,
+            on_plan=paths.planned,
+            orders=joined.orders,
         )
         reporter.rounds, reporter.place = self.rounds, self.training.place
         reporter.paths, reporter.wanted = (lambda: paths.message), (lambda: joined.orders.stage)

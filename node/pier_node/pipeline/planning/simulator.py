@@ -317,14 +317,6 @@ class Schedule:
             busy[task.site] += task.end_s - task.start_s
         return tuple(seconds / self.makespan_s for seconds in busy)
 
-    @cached_property
-    def waiting_s(self) -> tuple[float, ...]:
-        """Total seconds that microbatches waited at each site."""
-        waited = [0.0] * self.sites
-        for task in self.tasks:
-            waited[task.site] += task.start_s - task.arrival_s
-        return tuple(waited)
-
 
 def simulate(problem: Problem, plan: Plan) -> Schedule:
     """Simulate an iteration of a valid plan. Raises PierError: microbatches deadlock on each other's memory."""
