@@ -7,6 +7,7 @@ import re
 import shlex
 import sys
 from collections.abc import Callable, Iterator
+from importlib.util import find_spec
 from pathlib import Path
 from signal import SIGKILL
 from typing import Any
@@ -275,8 +276,12 @@ def test_two_programs_that_call_join_train_one_model(two: Callable[..., list[Joi
     assert pier.load(Model(), run[1].folder) == 8
 
 
-@pytest.mark.parametrize("example", ["hf_trainer", "lightning_module", "accelerate_loop", "lora", "fsdp_tp"])
+@pytest.mark.parametrize(
+    "example", ["hf_trainer", "lightning_module", "accelerate_loop", "lora", "fsdp_tp", "torchtitan_trainer"]
+)
 def test_every_example_trains_across_sites(two: Callable[..., list[Joined]], example: str) -> None:
+    if example == "torchtitan_trainer" and not find_spec("torchtitan"):
+        pytest.skip("torchtitan is not installed: its example is NOT tested")
     both_finish(two((example, example), 20), 2)
 
 
