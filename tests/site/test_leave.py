@@ -247,6 +247,5 @@ async def test_a_handover_is_taken_once_though_later_ones_are_shown_with_it(netw
         leave, rounds = sites[giver].leave, sites[giver].rounds
         if giver == "c":  # not the votes that it has, but its own alone: as if it had inherited after its gift
             continue
-        assert await leave._hand_to(heir, rounds)
-        leave._leaving = False
+        assert await leave.hand_to(heir, rounds)
     assert [sites[name].votes for name in NAMES] == [set(), set(), {"a", "b", "c"}]

@@ -44,7 +44,7 @@ class Leave:
         self._leaving = True
         others = [node for node in self._roster.participants() if node != self._carrier.node]
         for heir in others:
-            if self._rounds is None or await self._hand_to(heir, self._rounds):
+            if self._rounds is None or await self.hand_to(heir, self._rounds):
                 break
         for node in others:
             try:
@@ -52,8 +52,8 @@ class Leave:
             except PeerLost as lost:
                 log.info("could not say goodbye to %s: %s", node, lost.reason)
 
-    async def _hand_to(self, heir: str, rounds: Rounds) -> bool:
-        """Returns whether the search for an heir is over.
+    async def hand_to(self, heir: str, rounds: Rounds) -> bool:
+        """Hand all votes to an heir. Returns whether the search for an heir is over.
 
         A signed handover cannot be withdrawn, so the heir is asked first.
         """
