@@ -31,6 +31,8 @@ PROGRAM = Path(__file__).with_name("training_program.py")
 EXAMPLES = Path(__file__).parents[2] / "examples"
 RUNNERS = {"fsdp_tp": ["-m", "torch.distributed.run", "--nproc-per-node", "2"]}
 PYTHON = sys.executable
+IMPORTS = 800.0
+"""Seconds within which a program trains that imports Lightning (14 seconds of a core), on a very busy machine."""
 Found = Callable[..., list[Site]]
 
 
@@ -248,7 +250,7 @@ def two(tmp_path: Path) -> Iterator[Callable[..., list[Joined]]]:
         second = Joined(tmp_path / "b", examples[1], "--peers", first.address, "--token-file", str(token))
         made.extend((first, second))
         first.start()
-        wait_until("a token", lambda: token.exists() or not first.running)
+        wait_until("a token", lambda: token.exists() or not first.running, IMPORTS)
         second.start()
         return made
 
@@ -259,7 +261,7 @@ def two(tmp_path: Path) -> Iterator[Callable[..., list[Joined]]]:
 
 def both_finish(run: list[Joined], rounds: int) -> None:
     for program in run:
-        assert program.ended() == 0
+        assert program.ended(IMPORTS) == 0
         assert "the run is over" in program.output
     first, second = (program.digests() for program in run)
     assert first == second
@@ -267,6 +269,7 @@ def both_finish(run: list[Joined], rounds: int) -> None:
 
 
 @pytest.mark.smoke
+@pytest.mark.timeout(3 * IMPORTS)
 def test_two_programs_that_call_join_train_one_model(two: Callable[..., list[Joined]]) -> None:
     run = two(("raw_pytorch", "raw_pytorch"), 80)
     both_finish(run, 8)
@@ -276,6 +279,7 @@ def test_two_programs_that_call_join_train_one_model(two: Callable[..., list[Joi
     assert pier.load(Model(), run[1].folder) == 8
 
 
+@pytest.mark.timeout(3 * IMPORTS)
 @pytest.mark.parametrize(
     "example", ["hf_trainer", "lightning_module", "accelerate_loop", "lora", "fsdp_tp", "torchtitan_trainer"]
 )
