@@ -1,8 +1,11 @@
-"""What `pier.join` costs a program: tokens a second of the same loop with Pier, one site at H = 50, and without.
+"""What `pier.join` costs a program: the same loop with Pier, one site at H = 50, and without.
 
-`python -m bench.program --steps 400 --repeats 5`: the two take turns in one process tree. It prints the medians, their
-ratio and its range, and the largest difference of a weight at the end: the outer step is the identity
-(DiLoCo with lr 1 and no momentum), but for the rounding of φ − (φ − θ).
+`python -m bench.program --rounds 60`: two copies of one model train in one process and take turns, a round of inner
+steps each, first the one, then the other. Whatever else the machine does meets both alike, and each pair of turns gives
+a ratio of their speeds. It prints the median of these ratios with its quartiles, and what a round costs in ms.
+
+The outer step is the identity (DiLoCo with lr 1 and no momentum), but for the rounding of φ − (φ − θ): the largest
+difference of a weight at the end is printed too.
 """
 
 from __future__ import annotations
@@ -11,78 +14,100 @@ import argparse
 import statistics
 import tempfile
 import time
+from contextlib import suppress
 
 import torch
 import torch.nn.functional as F
-from torch import nn
+from torch import Tensor, nn
 
 import pier
 
-CONTEXT, BATCH, WIDTH = 128, 8, 256
+CONTEXT, STEPS = 128, 50
 
 
-def loop(steps: int, seed: int, joined: bool) -> tuple[float, torch.Tensor]:
-    """Tokens a second, and the weights at the end, shape [parameters]."""
-    torch.manual_seed(seed)
-    model = nn.Sequential(nn.Embedding(256, WIDTH), *_blocks(3), nn.Linear(WIDTH, 256))
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
-    generator = torch.Generator().manual_seed(seed)
-    config = {
-        "inner": {"total_steps": steps, "eval_every": 0},
-        "outer": {"algorithm": "diloco", "inner_steps": 50, "lr": 1.0, "momentum": 0.0},
-    }
-    with tempfile.TemporaryDirectory() as folder:
-        site = None
-        if joined:
-            site = pier.join(
-                model,
-                optimizer,
-                step_tokens=BATCH * CONTEXT,
-                config=config,
+class Loop:
+    """A model of its own and a loop that trains it; all loops of a seed do the same.
+
+    Args:
+        width: of the model, which has 3 · width² + 512 · width parameters, and a few more.
+        batch: sequences of a step.
+        folder: of its site, which founds a run of `rounds` rounds; "": it trains without Pier.
+    """
+
+    def __init__(self, width: int, batch: int, rounds: int, folder: str) -> None:
+        torch.manual_seed(0)
+        parts = [part for _ in range(3) for part in (nn.Linear(width, width), nn.GELU(), nn.LayerNorm(width))]
+        self.model = nn.Sequential(nn.Embedding(256, width), *parts, nn.Linear(width, 256))
+        self._optimizer = torch.optim.AdamW(self.model.parameters(), lr=1e-3)
+        self._generator, self._batch = torch.Generator().manual_seed(0), batch
+        self.site: pier.Site | None = None
+        if folder:
+            self.site = pier.join(
+                self.model,
+                self._optimizer,
+                step_tokens=batch * CONTEXT,
+                config={
+                    "inner": {"total_steps": rounds * STEPS, "eval_every": 0},
+                    "outer": {"algorithm": "diloco", "inner_steps": STEPS, "lr": 1.0, "momentum": 0.0},
+                },
                 folder=folder,
                 listen="127.0.0.1:0",
                 quiet=True,
             )
+
+    def turn(self) -> float:
+        """Train for a round; returns the seconds that it took."""
         began = time.perf_counter()
-        try:
-            for _ in range(steps):
-                rows = torch.randint(256, (BATCH, CONTEXT + 1), generator=generator)
-                loss = F.cross_entropy(model(rows[:, :-1]).flatten(0, 1), rows[:, 1:].flatten())
+        with suppress(pier.StopTraining):
+            for _ in range(STEPS):
+                rows = torch.randint(256, (self._batch, CONTEXT + 1), generator=self._generator)
+                loss = F.cross_entropy(self.model(rows[:, :-1]).flatten(0, 1), rows[:, 1:].flatten())
                 torch.autograd.backward(loss)
-                optimizer.step()
-                optimizer.zero_grad()
-                if site:
-                    site.step(tokens=BATCH * CONTEXT)
-        except pier.StopTraining:
-            pass
-        seconds = time.perf_counter() - began
-        if site:
-            site.close()
-    return steps * BATCH * CONTEXT / seconds, torch.cat([it.detach().flatten() for it in model.parameters()])
+                self._optimizer.step()
+                self._optimizer.zero_grad()
+                if self.site:
+                    self.site.step(tokens=self._batch * CONTEXT)
+        return time.perf_counter() - began
+
+    def weights(self) -> Tensor:
+        """All of them, shape [parameters]."""
+        return torch.cat([parameter.detach().flatten() for parameter in self.model.parameters()])
 
 
-def _blocks(count: int) -> list[nn.Module]:
-    return [part for _ in range(count) for part in (nn.Linear(WIDTH, WIDTH), nn.GELU(), nn.LayerNorm(WIDTH))]
+def quartiles(values: list[float]) -> tuple[float, float, float]:
+    """The lower quartile, the median and the upper one."""
+    lower, middle, upper = statistics.quantiles(values, n=4)
+    return lower, middle, upper
 
 
 def main() -> None:
     """Print the comparison."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--steps", type=int, default=400)
-    parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--rounds", type=int, default=60, help="pairs of turns; the first is not counted")
+    parser.add_argument("--width", type=int, default=256, help="of the model")
+    parser.add_argument("--batch", type=int, default=8, help="sequences of a step")
     options = parser.parse_args()
-    speeds: dict[bool, list[float]] = {False: [], True: []}
-    apart = 0.0
-    for seed in range(options.repeats):
-        ends = []
-        for joined in (False, True) if seed % 2 else (True, False):
-            speed, weights = loop(options.steps, seed, joined)
-            speeds[joined].append(speed)
-            ends.append(weights)
-        apart = max(apart, float((ends[0] - ends[1]).abs().max()))
-    ratios = sorted(with_pier / plain for with_pier, plain in zip(speeds[True], speeds[False]))
-    print(f"without Pier {statistics.median(speeds[False]):,.0f} tokens/s, with {statistics.median(speeds[True]):,.0f}")
-    print(f"ratio {statistics.median(ratios):.3f} ({ratios[0]:.3f} to {ratios[-1]:.3f}), {len(ratios)} pairs")
+    plain: list[float] = []
+    joined: list[float] = []
+    with tempfile.TemporaryDirectory() as folder:
+        with_pier = Loop(options.width, options.batch, options.rounds, folder)
+        without = Loop(options.width, options.batch, options.rounds, "")
+        for index in range(options.rounds):
+            turns = [(with_pier, joined), (without, plain)]
+            for loop, seconds in turns if index % 2 else reversed(turns):
+                seconds.append(loop.turn())
+        assert with_pier.site
+        with_pier.site.close()
+    del plain[0], joined[0]
+    tokens = STEPS * options.batch * CONTEXT
+    speeds = (tokens / statistics.median(plain), tokens / statistics.median(joined))
+    print(f"{len(without.weights()):,} parameters, {1000 * statistics.median(plain) / STEPS:.1f} ms a step")
+    print(f"without Pier {speeds[0]:,.0f} tokens/s, with {speeds[1]:,.0f}")
+    lower, middle, upper = quartiles([before / after for before, after in zip(plain, joined)])
+    print(f"ratio {middle:.4f} ({lower:.4f} to {upper:.4f}), {len(plain)} pairs of rounds")
+    lower, middle, upper = quartiles([1000 * (after - before) for before, after in zip(plain, joined)])
+    print(f"a round costs {middle:.0f} ms ({lower:.0f} to {upper:.0f})")
+    apart = float((with_pier.weights() - without.weights()).abs().max())
     print(f"largest difference of a weight at the end: {apart:.3g}")
 
 
