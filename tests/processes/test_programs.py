@@ -298,6 +298,7 @@ def test_a_program_whose_daemon_is_killed_says_so_and_goes_on_when_it_is_started
     daemon.kill()
     assert second.ended() == 1
     assert "Pier's daemon has ended" in second.output
+    assert "Start this site again by the same command" in second.output
     second.start()
     second.rejoin()
     for program in run:

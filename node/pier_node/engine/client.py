@@ -128,7 +128,11 @@ class Link:
 
 
 def _daemon_gone() -> PierError:
-    return PierError("Pier's daemon has ended", "Start the program again: it goes on from the last round of the run.")
+    return PierError(
+        "Pier's daemon has ended",
+        "What it printed last says why; if it was killed, `dmesg` says whether memory ran out. "
+        "Start this site again by the same command: it continues from the last committed round.",
+    )
 
 
 class _Steps:
