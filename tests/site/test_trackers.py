@@ -139,11 +139,18 @@ def test_what_a_slow_tracker_misses_is_said(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, back_end: Callable[[Any], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(trackers, "CLOSE_SECONDS", 0.01)
-    release = threading.Event()
-    back_end(lambda where, who: (lambda metrics, step: release.wait(30) and None, lambda: None))
+    taken, release = threading.Event(), threading.Event()
+
+    def slow(_metrics: Any, _step: int) -> None:
+        taken.set()
+        release.wait(60)
+
+    back_end(lambda where, who: (slow, lambda: None))
     feed = site(tmp_path, '[log]\nwandb = "a-project"\n')
     with caplog.at_level(logging.WARNING):
-        for step in range(trackers.WAITING + 2):
+        feed.logged({"accuracy": 0.5}, 0)
+        assert taken.wait(60), "from here on nothing leaves the queue"
+        for step in range(1, trackers.WAITING + 2):
             feed.logged({"accuracy": 0.5}, step)
     assert f"trackers are slow: they miss what was logged at step {trackers.WAITING + 1}" in caplog.text
     release.set()
