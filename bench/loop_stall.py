@@ -80,7 +80,7 @@ async def site(config: RunConfig, folder: Path, node: str, met: list[Site], stat
     met.append(me)
     trainer = Sleeper(length, 0.5, lambda: None)
     layout = Layout((Entry("vector", (length,), 0),))
-    agreement = OfAll(rounds, Peers(carrier, roster, length))
+    agreement = OfAll(rounds, Peers(carrier, roster, length, config.inner))
     await run_work(Training(config, layout, agreement, trainer, progress, nothing), roster, Orders())
     keeping.cancel()
     await asyncio.sleep(1)  # until the other has heard of the last vote

@@ -141,7 +141,7 @@ async def _train(rank: int, task: Task, folder: Path, say: Callable[[Mark], None
 
     layout = Layout((Entry("vector", (task.parameters,), 0),))
     trainer = Sleeper(task.parameters, task.step_seconds, begins)
-    peers = Peers(carrier, roster, task.parameters)
+    peers = Peers(carrier, roster, task.parameters, config.inner)
     agreement: Agreement
     agreement = InPairs(rounds, peers, progress, saved, None) if isinstance(rounds, Pairs) else OfAll(rounds, peers)
     await run_work(Training(config, layout, agreement, trainer, progress, committed), roster, Orders())

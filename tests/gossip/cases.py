@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 from rounds.cases import CALM, LENGTH, nonces, outer_state
 from simulation.network import Network, SimCarrier, Weather
+from simulation.statements import PlainStatements
 from simulation.virtual_time import run
 
 from pier_node.base.faults import NO_FAULTS, Faults
@@ -16,6 +17,7 @@ from pier_node.base.tasks import Signal
 from pier_node.config.run import NolocoSection
 from pier_node.gossip.pair_commit import PairTools, Records
 from pier_node.gossip.pairs import Pairs
+from pier_node.gossip.standing import Standing
 from pier_node.outer.codec.plain import Plain
 from pier_node.outer.noloco import PairRun
 from pier_node.outer.state import OuterState
@@ -52,18 +54,22 @@ class PairMember:
         rates: NolocoSection | None = None,
         faults: Faults = NO_FAULTS,
         records: Records | None = None,
+        founder: str = "",
     ) -> None:
         self.node, self.phase, self.diary = node, Phase.PHASE_WAITING, list[str]()
         self.carrier: SimCarrier = network.join(node)
         self.roster = Roster(self.carrier, self.pulse)
         self.journal = PairMemory(self.diary)
         self.journal.records = records or Records()
-        self.tools = PairTools(self.carrier, self.roster, self.journal, rates or NolocoSection(), Plain(), faults, 5)
+        standing = Standing(self.roster, founder, PlainStatements(node))
+        place = self.carrier, self.roster, standing, self.journal
+        self.tools = PairTools(*place, rates or NolocoSection(), Plain(), faults, 5)
         self.pairs = Pairs(self.tools, RUN, state or outer_state([node]), nonces(node))
 
     def pulse(self) -> Pulse:
         state = self.pairs.state
-        return Pulse(site=Site(node=self.node), phase=self.phase, round=state.round, digest=state.digest)
+        site, vouches = Site(node=self.node), self.pairs.vouches
+        return Pulse(site=site, phase=self.phase, round=state.round, digest=state.digest, vouches=vouches)
 
     def know(self, *others: str) -> None:
         for node in others:

@@ -19,6 +19,9 @@ from simulation.virtual_time import run
 from pier_node.base.faults import PHASES
 from pier_node.base.shared import Vector
 from pier_node.gossip.merge import PATIENCE, merged
+from pier_node.rounds.roster import Roster
+from pier_node.wire.state_server import StateServer
+from pier_proto.v1.peer_pb2 import Pulse, Site
 
 NAMES = ["a1", "b2", "c3", "d4"]
 ROUNDS = 4
@@ -130,6 +133,31 @@ def test_whoever_comes_back_after_the_merge_takes_its_result() -> None:
 
     run(main())
     assert len(finals(cluster, cluster.names)) == 1
+
+
+@pytest.mark.parametrize("standing", [True, False])
+def test_who_only_says_that_the_models_are_merged_keeps_nobody_from_merging(
+    standing: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Whether or not it has standing: its state has no votes."""
+    names = NAMES[:3]
+    cluster = MergeCluster(config(3, rounds=ROUNDS, final_merge=True), names, seed=2, founder="" if standing else "a1")
+
+    async def main() -> None:
+        carrier = cluster.network.join("z9")
+        invented = outer_state(["z9"], round=ROUNDS + 1, anchor=[9.0] * LENGTH)
+        Roster(carrier, lambda: Pulse(site=Site(node="z9"), round=invented.round, digest=invented.digest))
+        StateServer(carrier, lambda number, shadow: invented, lambda: None)
+        for name in names:
+            cluster.boot(name)
+            cluster.nodes[name].roster.add(Site(node="z9", address="sim"))
+        await cluster.settle(names, 12 * 3600.0)
+
+    run(main())
+    ((number, digest),) = finals(cluster, names)
+    assert number == ROUNDS + 1
+    assert digest != outer_state(["z9"], round=ROUNDS + 1, anchor=[9.0] * LENGTH).digest
+    assert ("z9 says that the models are merged, but" in caplog.text) == standing
 
 
 def weathered(seed: int) -> tuple[int, int]:

@@ -9,10 +9,12 @@ from typing import Any
 import pytest
 from rounds.cases import CALM
 from simulation.network import Network, SimCarrier
+from simulation.statements import PlainStatements
 from simulation.virtual_time import run
 
 from pier_node.base.tasks import Signal
 from pier_node.gossip.rendezvous import Met, Rendezvous, meeting_name
+from pier_node.gossip.standing import Standing
 from pier_node.outer.noloco import groups
 from pier_node.rounds.leader import POLL
 from pier_node.rounds.roster import Roster
@@ -28,7 +30,9 @@ class Seeker:
         self.carrier: SimCarrier = network.join(node)
         self.roster = Roster(self.carrier, self.pulse)
         self.news = Signal()
-        self.meetings = Rendezvous(self.carrier, self.roster, 1, lambda: self.round, self.news)
+        self.meetings = Rendezvous(
+            self.carrier, Standing(self.roster, "", PlainStatements(node)), 1, lambda: self.round, self.news
+        )
 
     def pulse(self) -> Pulse:
         return Pulse(site=Site(node=self.node), phase=self.phase, round=self.round)

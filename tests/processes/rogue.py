@@ -11,7 +11,6 @@ import numpy as np
 from cryptography.hazmat.primitives.asymmetric import ec
 from processes.run import Run
 
-from pier_node.base.faults import NO_FAULTS
 from pier_node.base.shared import SharedVector, Vector
 from pier_node.config.run import load
 from pier_node.identity.certificates import credentials
@@ -23,7 +22,7 @@ from pier_node.outer.schedule import round_plan
 from pier_node.outer.state import ANCHOR, MOMENTUM, OuterState
 from pier_node.outer.update import Update
 from pier_node.rounds.attempt import Advance, Tools
-from pier_node.rounds.catch_up import CatchUp
+from pier_node.rounds.catch_up import Wanted, fetch_state
 from pier_node.rounds.certificate import alone
 from pier_node.rounds.double_votes import Convicted
 from pier_node.rounds.member import Rounds
@@ -73,7 +72,6 @@ class Rogue:
         self.carrier = GrpcCarrier(self.identity.node, config.hash(), credentials(self.identity, run.token))
         self._signer = Signer(self.identity, config.hash())
         self.roster = Roster(self.carrier, self._pulse, signer=self._signer)
-        self._catch_up = CatchUp(self.carrier, self.roster, NO_FAULTS, self.length)
         self._statements = SignedStatements(self._signer)
         proofs = Proofs(folder / PROOFS_FILE)
         convicted = Convicted(folder, self._statements, proofs, self.roster.bar)
@@ -152,8 +150,12 @@ class Rogue:
             return self.roster.ahead(self.rounds.state.round)
 
         await self.roster.changed.until(lambda: bool(ahead()) or self.rounds.state.round > 0)
-        if fetched := await self._catch_up.newest(ahead, moments=False):
-            await self.rounds.adopt(fetched.state, fetched.proof)
+        while peers := ahead():
+            try:
+                fetched = await fetch_state(self.carrier, peers, Wanted(self.length))
+                await self.rounds.adopt(fetched.state, fetched.proof)
+            except PeerLost:
+                await self.roster.changed.wait(1.0)
 
     async def replay(self, node: str, votes: int) -> None:
         """Send a site votes for every round up to its own, and for the next, in ballots that nobody proposed."""

@@ -23,6 +23,7 @@ from pier_node.base.shared import SharedVector
 from pier_node.config.run import RunConfig
 from pier_node.gossip.pair_commit import PairTools, Records
 from pier_node.gossip.pairs import Pairs
+from pier_node.gossip.standing import Standing
 from pier_node.outer.codec import codec
 from pier_node.outer.layout import Layout
 from pier_node.outer.noloco import PairRun
@@ -156,6 +157,8 @@ class Cluster:
     weather: Weather = field(default_factory=Weather)
     fail_at: dict[tuple[str, int, str], str] = field(default_factory=dict)
     """(node, round, phase) -> "stop" for ever or "restart" after a while."""
+    founder: str = ""
+    """Of a run of pairs, in which sites need standing; "": all have it."""
 
     def __post_init__(self) -> None:
         self.network = Network(self.seed, self.weather)
@@ -186,6 +189,7 @@ class Cluster:
                 training_for=progress.training_for,
                 validation_loss=progress.validation_loss,
                 spread=progress.spread,
+                vouches=rounds.vouches if isinstance(rounds, Pairs) else (),
             )
 
         roster = Roster(carrier, pulse)
@@ -206,7 +210,7 @@ class Cluster:
         )
         trainer = FakeTrainer(self.names.index(name), self.paces[name], random.Random(f"{self.seed} {name}"))
         layout: Any = TinyLayout()
-        peers = Peers(carrier, roster, LENGTH, self._faults(name))
+        peers = Peers(carrier, roster, LENGTH, self.config.inner, self._faults(name))
         agreement: Agreement = OfAll(atomic, peers)
         if pairs:
             merging = atomic if self.config.outer.final_merge else None
@@ -227,7 +231,9 @@ class Cluster:
 
     def _pairs_of(self, name: str, carrier: SimCarrier, roster: Roster, state: OuterState) -> Pairs:
         outer, disk = self.config.outer, self.disks[name]
-        tools = PairTools(carrier, roster, PairDisk(disk), outer.noloco, codec(outer.codec), self._faults(name), CHUNK)
+        standing = Standing(roster, self.founder, PlainStatements(name), self.network.random)
+        place = carrier, roster, standing, PairDisk(disk)
+        tools = PairTools(*place, outer.noloco, codec(outer.codec), self._faults(name), CHUNK)
         tools.weighing = partial(weighing, self.config)
         return Pairs(tools, PairRun(self.seed, total_rounds(self.config)), state, self._nonces())
 

@@ -8,9 +8,9 @@ from typing import TypeVar
 
 from pier_node.rounds.proofs import PROOFS_FILE, Proofs
 from pier_node.wire.carrier import BadMessage
-from pier_proto.v1.peer_pb2 import Handover, Ready, Signed, Vote
+from pier_proto.v1.peer_pb2 import Handover, Ready, Signed, Vote, Vouch
 
-M = TypeVar("M", Ready, Vote, Handover)
+M = TypeVar("M", Ready, Vote, Handover, Vouch)
 
 
 class PlainStatements:
@@ -20,7 +20,7 @@ class PlainStatements:
         self._node = node
         self.convicted = set[str]()
 
-    def seal(self, message: Ready | Vote | Handover) -> Signed:
+    def seal(self, message: Ready | Vote | Handover | Vouch) -> Signed:
         statement = message.SerializeToString(deterministic=True)
         return Signed(node=self._node, statement=statement, public=b"key", signature=_signature(self._node, statement))
 

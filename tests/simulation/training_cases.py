@@ -111,18 +111,22 @@ class Rounds:
 class Roster:
     """Says who is ahead, once for every question asked of it; and where the others are."""
 
+    node = ME
     lead: list[list[str]] = field(default_factory=list)
-    pulses: Mapping[str, Pulse] = field(default_factory=dict)
+    said: Mapping[str, Pulse] = field(default_factory=dict)
     changed: Signal = field(default_factory=Signal)
 
     def ahead(self, round: int) -> list[str]:
         return self.lead.pop(0) if self.lead else []
 
     def pulse_of(self, node: str) -> Pulse | None:
-        return self.pulses.get(node)
+        return self.said.get(node)
+
+    def pulses(self) -> Mapping[str, Pulse]:
+        return self.said
 
     def participants(self) -> Mapping[str, Pulse]:
-        return self.pulses
+        return self.said
 
 
 class Carrier:
@@ -142,7 +146,7 @@ class Site:
         carrier: Any = Carrier()
         crowd: Any = self.roster
         played: Any = rounds
-        agreement = OfAll(played, Peers(carrier, crowd, LENGTH))
+        agreement = OfAll(played, Peers(carrier, crowd, LENGTH, run_config.inner))
         self.training = Training(run_config, layout, agreement, self.trainer, Progress(), self._committed)
 
     async def save(self, checkpoint: Checkpoint) -> None:

@@ -10,10 +10,12 @@ import numpy as np
 import pytest
 from rounds.cases import config, outer_state
 from simulation.cluster import LENGTH, TinyLayout
+from simulation.statements import PlainStatements
 from simulation.training_cases import ME, Carrier, Roster, Trainer, begin
 from simulation.virtual_time import run
 
-from pier_node.config.run import RunConfig
+from pier_node.config.run import InnerSection, RunConfig
+from pier_node.gossip.standing import Standing
 from pier_node.outer.advance import advance_pair
 from pier_node.outer.state import OuterState
 from pier_node.outer.times import Times
@@ -38,6 +40,7 @@ class Pairs:
         self.heard: list[tuple[int, float, int]] = []
         self.order: list[str] = []
         self.resolved, self.times = 0, Times()
+        self.standing: Standing | None = None
 
     def coming(self) -> int:
         return self.skips.get(self.state.round, self.state.round + 1)
@@ -77,7 +80,8 @@ class Site:
         crowd: Any = roster or Roster()
         self.roster = crowd
         played: Any = pairs
-        progress, peers = Progress(), Peers(carrier, crowd, LENGTH)
+        progress, peers = Progress(), Peers(carrier, crowd, LENGTH, InnerSection())
+        pairs.standing = Standing(crowd, "", PlainStatements(ME))
         agreement = InPairs(played, peers, progress, self.keep, None)
         self.on_commit: Callable[[Checkpoint], Awaitable[None]] = self.save
         self.training = Training(run_config, layout, agreement, self.trainer, progress, self._committed)
@@ -132,7 +136,7 @@ async def _note(sites: list[int], count: int) -> None:
 def test_an_overtaken_site_does_the_steps_that_those_in_front_have_left(inner_step: int, left: int) -> None:
     """It has taken round 1, and joins them in round 4: inner steps 12 to 16."""
     others = {"other": Pulse(phase=Phase.PHASE_TRAINING, round=3, inner_step=inner_step)}
-    site = Site(local(5), Pairs(begin(), skips={1: 4}), Roster(pulses=others))
+    site = Site(local(5), Pairs(begin(), skips={1: 4}), Roster(said=others))
     site.run()
     jobs = [(job.first_step, job.steps) for job in site.trainer.jobs]
     assert jobs == [(0, 4), *([(16 - left, left)] if left else []), (16, 4)]
@@ -160,12 +164,12 @@ def test_another_state_is_taken_when_it_has_to_be(monkeypatch: pytest.MonkeyPatc
         asked.append(peers)
         return Fetched(outer_state(["other"], round=2, anchor=[50.0] * LENGTH), None, None, 0)
 
-    monkeypatch.setattr("pier_node.rounds.catch_up.fetch_state", fetch)
+    monkeypatch.setattr("pier_node.gossip.catch_up.fetch_state", fetch)
     pulses = {"other": Pulse(phase=Phase.PHASE_TRAINING, round=2, digest=b"d" * 32, inner_step=8)}
-    site = Site(local(3), Pairs(begin()), Roster(pulses=pulses))
+    site = Site(local(3), Pairs(begin()), Roster(said=pulses))
     site.pairs.follow = [["other"], ["other"]]
     site.run()
-    assert asked == [["other"]]
+    assert asked == [["other", "other"]], "and whoever has the same state"
     assert [job.start for job in site.trainer.jobs] == [50.0]
     assert site.pairs.heard == [(3, 46.0, 40)]
 
@@ -195,10 +199,10 @@ OTHER = b"?" * 32
 
 
 def report(*nodes: str, round: int = 3, digest: bytes = OTHER) -> None:
-    roster: Any = Roster(pulses={node: Pulse(round=round, digest=digest) for node in nodes})
+    roster: Any = Roster(said={node: Pulse(round=round, digest=digest) for node in nodes})
     carrier: Any = Carrier()
     rounds: Any = Pairs(STATE)
-    OfAll(rounds, Peers(carrier, roster, LENGTH)).compare(STATE)
+    OfAll(rounds, Peers(carrier, roster, LENGTH, InnerSection())).compare(STATE)
 
 
 def test_equal_bits_and_other_rounds_are_not_reported(caplog: pytest.LogCaptureFixture) -> None:
@@ -218,3 +222,17 @@ def test_what_others_say_of_their_bits_is_an_error_once_each_and_stops_nobody(
     for node, record in zip(nodes, caplog.records, strict=True):
         assert f"round 3: {node} says that its state differs" in record.getMessage()
         assert STATE.digest.hex()[:12] in record.getMessage()
+
+
+# --- who counts ------------------------------------------------------------------------------------
+
+
+def test_what_strangers_claim_slows_nobody_down() -> None:
+    said = {node: Pulse(phase=Phase.PHASE_TRAINING, round=3, tokens_per_second=1e12) for node in ("a", "stranger")}
+    roster: Any = Roster(said=said)
+    carrier: Any = Carrier()
+    rounds: Any = Pairs(STATE)
+    assert OfAll(rounds, Peers(carrier, roster, LENGTH, InnerSection())).others() == [said["a"]]
+    rounds.standing = Standing(roster, "a", PlainStatements(ME))
+    pairs = InPairs(rounds, Peers(carrier, roster, LENGTH, InnerSection()), Progress(), rounds.adopt, None)
+    assert pairs.others() == [said["a"]], "the founder"

@@ -41,7 +41,8 @@ class Founder:
         self.state = self._at(0)
         self.roster = Roster(self.carrier, self.pulse)
         moments = SharedVector(LENGTH), SharedVector(LENGTH), 20
-        moments[0].array[:] = 3
+        moments[0].array[:] = 0.03
+        moments[1].array[:] = 0.001
         StateServer(
             self.carrier, lambda number, _: self.state if number in (0, self.state.round) else None, lambda: moments
         )
@@ -76,7 +77,7 @@ def test_a_newcomer_waits_for_the_end_of_a_solo_start() -> None:
         assert checkpoint.state.digest == founder.state.digest
         assert checkpoint.adam_step == 20
         assert checkpoint.adam_m is not None
-        assert checkpoint.adam_m.array.tolist() == [3.0] * LENGTH
+        assert checkpoint.adam_m.array.tolist() == [np.float32(0.03)] * LENGTH
         await roster.stop()
 
     run(main())

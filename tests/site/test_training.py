@@ -88,7 +88,7 @@ def test_what_a_round_did_not_take_goes_into_the_next_one(monkeypatch: pytest.Mo
     site.run()
     assert [job.start for job in site.trainer.jobs] == [100.0, 50.0 - 4.0]
     assert site.rounds.heard == [(4.0, 40), (8.0, 80)]
-    assert (asked[0]["peers"], asked[0]["round"], asked[0]["digest"]) == (["other"], 1, b"d" * 32)
+    assert (asked[0]["peers"], asked[0]["round"]) == (["other"], 0), "the newest that it can prove"
     assert site.saved[-1].pending is None
 
 
@@ -310,13 +310,13 @@ def test_moments_are_fetched_by_who_has_none(monkeypatch: pytest.MonkeyPatch) ->
     site = Site(local(3), Rounds(begin()), Roster([["other"], ["other"], [], ["other"], ["other"]], AHEAD))
     site.rounds.fates = [Behind(["other"])]
     site.run()
-    assert [question["moments"] for question in asked] == [True, False]
+    assert [bool(question["moments"]) for question in asked] == [True, False]
     assert (site.trainer.jobs[0].adam_step, site.trainer.jobs[0].adam_m) == (77, 3.0)
 
 
 def test_another_that_says_it_holds_other_bits_stops_nobody(caplog: pytest.LogCaptureFixture) -> None:
     others = {"other": Pulse(phase=Phase.PHASE_TRAINING, round=1, digest=b"!" * 32)}
-    site = Site(local(2), Rounds(begin(), "out"), Roster(pulses=others))
+    site = Site(local(2), Rounds(begin(), "out"), Roster(said=others))
     site.run()
     assert site.rounds.state.round == 2
     assert [it.getMessage()[:31] for it in caplog.records if it.levelname == "ERROR"] == [

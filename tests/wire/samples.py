@@ -43,6 +43,7 @@ from pier_proto.v1.peer_pb2 import (
     Total,
     Value,
     Vote,
+    Vouch,
     Worked,
 )
 from pier_proto.v1.stream_pb2 import IdentityProof, Opening
@@ -59,6 +60,7 @@ SHARES = [
 ]
 SIGNED = [Signed(node=node, statement=b"said", public=bytes(91), signature=bytes(72)) for node in (ALICE, BOB)]
 HANDOVER = Handover(node=CAROL, heir=BOB, round=4, base=HASH, votes=[BOB, CAROL])
+VOUCH = Vouch(node=ALICE, partner=BOB, round=5)
 VOTE = Vote(node=ALICE, round=5, ballot=BALLOT, digest=HASH, plan=HASH[::-1], prior=BALLOT, prior_digest=HASH)
 LINK = Link(round=5, digest=HASH, base=HASH, ballot=BALLOT, members=[ALICE, BOB], votes=SIGNED, handovers=SIGNED)
 REVOCATIONS = Revocations(version=1_800_000_000_000, nodes=[BOB, CAROL], signature=bytes(70))
@@ -166,6 +168,7 @@ SAMPLES: tuple[Message, ...] = (
     PULSE,
     *SIGNED,
     HANDOVER,
+    VOUCH,
     LeaveRequest(node=ALICE, handovers=SIGNED, asks=HASH),
     BALLOT,
     VALUE,

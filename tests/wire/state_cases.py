@@ -6,6 +6,7 @@ import numpy as np
 from wire.memory_carrier import MemoryNet
 
 from pier_node.base.shared import SharedVector
+from pier_node.config.run import InnerSection
 from pier_node.outer.state import ADAM_M, ADAM_V, ANCHOR, MOMENTUM, OuterState
 from pier_node.wire.state_server import StateServer
 
@@ -19,10 +20,14 @@ def vector(length: int, seed: int) -> SharedVector:
     return shared
 
 
+UNCLIPPED = InnerSection(clip_norm=0)
+"""Of a run that does not bound second moments."""
+
+
 def moments(length: int, seed: int) -> tuple[SharedVector, SharedVector, int]:
     """Of AdamW, after `seed` steps."""
     first, second = vector(length, seed), vector(length, seed + 1)
-    second.array[:] **= 2
+    second.array[:] = first.array**2 + second.array**2
     return first, second, seed
 
 

@@ -8,7 +8,7 @@ from collections.abc import Iterable
 import pytest
 from simulation.virtual_time import run
 from wire.memory_carrier import MemoryNet
-from wire.state_cases import PIECE, Site, moments, outer_state, same_bits
+from wire.state_cases import PIECE, UNCLIPPED, Site, moments, outer_state, same_bits
 
 from pier_node.outer import state as states
 from pier_node.rounds import catch_up as transfer
@@ -40,7 +40,8 @@ def network(**held: states.OuterState) -> tuple[MemoryNet, dict[str, Site]]:
 
 
 async def fetch(net: MemoryNet, peers: Iterable[str], tries: Tries, moments: bool = False) -> Fetched:
-    return await fetch_state(net.join("z"), tries.order(peers), Wanted(LENGTH, moments=moments), tries)
+    wanted = Wanted(LENGTH, moments=UNCLIPPED if moments else None)
+    return await fetch_state(net.join("z"), tries.order(peers), wanted, tries)
 
 
 def now() -> float:

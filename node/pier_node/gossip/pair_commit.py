@@ -15,7 +15,7 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Protocol, TypeVar
 
 import numpy as np
@@ -26,6 +26,7 @@ from pier_node.base.tasks import Signal, first_of, run_to_end
 from pier_node.config.run import NolocoSection
 from pier_node.gossip.exchange import Lane, Swap, SwapPlan
 from pier_node.gossip.rendezvous import Met, meeting_name
+from pier_node.gossip.standing import Chain, Standing
 from pier_node.outer.advance import advance_pair
 from pier_node.outer.codec import Codec
 from pier_node.outer.deadline import Backoff, Deadline
@@ -37,8 +38,8 @@ from pier_node.rounds.attempt import check_finite
 from pier_node.rounds.plan import CHUNK
 from pier_node.rounds.roster import Roster
 from pier_node.rounds.suspects import Suspicion
-from pier_node.wire.carrier import SETTLE, Carrier, PeerLost
-from pier_proto.v1.peer_pb2 import SettleReply, SettleRequest
+from pier_node.wire.carrier import SETTLE, BadMessage, Carrier, PeerLost
+from pier_proto.v1.peer_pb2 import SettleReply, SettleRequest, Signed
 
 T = TypeVar("T")
 
@@ -63,22 +64,27 @@ class Doubt:
 
 @dataclass(frozen=True)
 class Records:
-    """By round: the partner that its step was taken with, and open doubts. A round in neither was taken alone."""
+    """By round: the partner that its step was taken with, and open doubts. A round in neither was taken alone.
+
+    Attributes:
+        vouches: the chain that gives this site its standing (gossip/standing.py).
+    """
 
     partners: Mapping[int, str] = field(default_factory=dict)
     doubts: Mapping[int, Doubt] = field(default_factory=dict)
+    vouches: Chain = ()
 
     def voted(self, doubt: Doubt) -> Records:
         """Records with a yes that has no answer yet."""
-        return Records(self.partners, _newest({**self.doubts, doubt.round: doubt}))
+        return replace(self, doubts=_newest({**self.doubts, doubt.round: doubt}))
 
     def took(self, round: int, partner: str) -> Records:
         """Records with a step that was taken with a partner; this ends any doubt about that round."""
-        return Records(_newest({**self.partners, round: partner}), self._without(round))
+        return replace(self, partners=_newest({**self.partners, round: partner}), doubts=self._without(round))
 
     def learnt(self, round: int) -> Records:
         """Records without the doubt about a round, however that round ended."""
-        return Records(self.partners, self._without(round))
+        return replace(self, doubts=self._without(round))
 
     def _without(self, round: int) -> dict[int, Doubt]:
         return {number: doubt for number, doubt in self.doubts.items() if number != round}
@@ -116,6 +122,7 @@ class PairTools:
     """What a meeting works with.
 
     Attributes:
+        standing: which sites count.
         news: notified when a question, a vote or a new meeting arrives.
         silence: learns how long partners keep each other waiting.
         weighing: how many tokens a site can have in the ledger after a round, by round number.
@@ -123,6 +130,7 @@ class PairTools:
 
     carrier: Carrier
     roster: Roster
+    standing: Standing
     journal: PairLog
     rates: NolocoSection
     codec: Codec
@@ -188,6 +196,7 @@ class PairCommit:
         )
         self.swap = Swap(tools.carrier, plan, lanes, tools.codec, tools.faults)
         self._vote: SettleRequest | None = None
+        self._vouch: Signed | None = None
         self._outcome: Outcome.ValueType = Outcome.OUTCOME_UNDECIDED
 
     async def run(self, commit: Commit) -> None:
@@ -209,6 +218,7 @@ class PairCommit:
         """Receive the partner's vote, and tell it how the meeting ends if that is decided soon."""
         if self._vote is None:
             self._vote = request
+            self._vouch = request.vouch if request.HasField("vouch") else None
             self._tools.news.notify()
         with suppress(TimeoutError):
             async with asyncio.timeout(ANSWER):
@@ -217,8 +227,17 @@ class PairCommit:
 
     async def _take(self, shadow: OuterState, commit: Commit) -> None:
         await commit(shadow)
-        await self._tools.keep(self._tools.records.took(self.round, self.partner))
+        records = self._tools.records.took(self.round, self.partner)
+        await self._tools.keep(replace(records, vouches=self._chain() or records.vouches))
         self._decided(Outcome.OUTCOME_COMMITTED)
+
+    def _chain(self) -> Chain | None:
+        """The chain that the partner's vouch makes, if it is better than this site's."""
+        try:
+            return self._tools.standing.better(self.partner, self._vouch) if self._vouch else None
+        except BadMessage as bad:
+            log.info("round %d: %s", self.round, bad)
+            return None
 
     def _decided(self, outcome: Outcome.ValueType) -> None:
         self._outcome = outcome
@@ -295,8 +314,10 @@ class PairCommit:
 
     async def _outcome_at_decider(self, digest: bytes) -> Outcome.ValueType:
         """Ask until there is an answer; UNDECIDED if the roster drops the decider first."""
-        request = SettleRequest(round=self.round, meeting=self.name, yes=True, digest=digest, at=self._state.round)
-        roster = self._tools.roster
+        roster, vouch = self._tools.roster, self._tools.standing.vouch(self.partner, self.round)
+        request = SettleRequest(
+            round=self.round, meeting=self.name, yes=True, digest=digest, at=self._state.round, vouch=vouch
+        )
         gone = roster.changed.until(lambda: not roster.alive(self.partner))
         outcome = await first_of(self._insist(request), gone, asyncio.sleep(PATIENCE))
         return Outcome.OUTCOME_UNDECIDED if outcome is None else outcome
@@ -311,6 +332,7 @@ class PairCommit:
                 await self._tools.roster.changed.wait(backoff.seconds())
                 continue
             if reply.outcome != Outcome.OUTCOME_UNDECIDED:
+                self._vouch = reply.vouch if reply.HasField("vouch") else None
                 return reply.outcome
 
 

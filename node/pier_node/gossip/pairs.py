@@ -16,13 +16,15 @@ import logging
 import math
 import secrets
 from collections.abc import AsyncIterator, Awaitable, Callable
+from dataclasses import replace
 
 from pier_node.base.errors import PierError
 from pier_node.base.shared import Vector
 from pier_node.base.tasks import run_to_end
-from pier_node.gossip.pair_commit import Doubt, Outcome, PairCommit, PairTools, Records
+from pier_node.gossip.pair_commit import Doubt, Outcome, PairCommit, PairTools
 from pier_node.gossip.prefetch import Prefetch
 from pier_node.gossip.rendezvous import Met, Rendezvous
+from pier_node.gossip.standing import Chain
 from pier_node.outer.advance import advance_pair
 from pier_node.outer.noloco import PairRun, needs_anchors
 from pier_node.outer.state import OuterState
@@ -65,7 +67,7 @@ class Outcomes:
     def forget(self) -> None:
         """Continue from another site's state: the outcomes of this site's own meetings no longer matter."""
         self._source, self._until = "", 0.0
-        self._tools.records = Records(self._tools.records.partners)
+        self._tools.records = replace(self._tools.records, doubts={})
 
     async def resolve(self) -> None:
         """Ask deciders that are back how the meetings ended whose outcome this site does not know."""
@@ -98,7 +100,8 @@ class Outcomes:
             outcome = await pair_commit.answer(request)
         else:
             outcome = Outcome.OUTCOME_COMMITTED if self._took(request.round, sender) else Outcome.OUTCOME_REFUSED
-        reply = SettleReply(outcome=outcome, at=self._here()[0].round)
+        vouch = self._tools.standing.vouch(sender, request.round) if outcome == Outcome.OUTCOME_COMMITTED else None
+        reply = SettleReply(outcome=outcome, at=self._here()[0].round, vouch=vouch)
         if request.left and outcome == Outcome.OUTCOME_COMMITTED and request.at > reply.at:
             self._follow(request.round, sender)
         return reply
@@ -115,7 +118,7 @@ class Outcomes:
 
 
 STALE = 8
-"""A site more than this many rounds behind the furthest takes a state, so as not to pull its partner back."""
+"""A site more than this many rounds behind the run takes a state, so as not to pull its partner back."""
 
 
 Saved = Callable[[], Awaitable[None]]
@@ -129,6 +132,7 @@ class Pairs:
         nonce: returns a fresh name for an announcement.
 
     Attributes:
+        standing: which sites count.
         saved: the round of the newest state that is on disk, here or where it was fetched.
         sites: number of sites that must be there before this site's coming round begins.
         last_error: why the last meeting did not end in a common step, in words.
@@ -152,7 +156,8 @@ class Pairs:
         self.times = Times()
         self._tools, self._run, self._nonce = tools, run, nonce
         self._roster, self._carrier = tools.roster, tools.carrier
-        self._rendezvous = Rendezvous(self._carrier, self._roster, run.seed, lambda: self.state.round, tools.news)
+        self.standing = tools.standing
+        self._rendezvous = Rendezvous(self._carrier, tools.standing, run.seed, lambda: self.state.round, tools.news)
         self._ahead = Prefetch(
             self._carrier, self._roster, self._rendezvous.expected, lambda: self.state, tools.codec, tools.chunk
         )
@@ -160,6 +165,11 @@ class Pairs:
         self._since = asyncio.get_running_loop().time()
         self._outcomes = Outcomes(tools, lambda: (self.state, self.saved), lambda: self._pair_commit)
         self._carrier.serve_push(self._take_stream)
+
+    @property
+    def vouches(self) -> Chain:
+        """The chain that gives this site its standing, for its pulse."""
+        return self._tools.records.vouches
 
     @property
     def exchanging(self) -> bool:
@@ -188,30 +198,21 @@ class Pairs:
         return self._reachable(self.state.round + 1)
 
     def _reachable(self, number: int) -> int:
-        """A round in which this site will meet another: this one, or if it was overtaken, the next of those in front.
+        """A round in which this site will meet another: this one, or if the run has overtaken it, the run's next one.
 
         Rounds differ a little between sites, and a site that is behind meets others that are. But if its partner has
-        moved on and some sites have overtaken it by more than a round, it would be alone forever if it took one round
-        after another.
+        moved on and half of the others have overtaken it by more than a round, it would be alone forever if it took one
+        round after another.
         """
-        furthest, pulse = self._furthest(), self._roster.pulse_of(self._rendezvous.expected(number))
+        reached, pulse = self.standing.reached(), self._roster.pulse_of(self._rendezvous.expected(number))
         waits = pulse is not None and pulse.round < number
-        return number if furthest <= number or waits else min(furthest + 1, self._run.last)
+        return number if reached <= number or waits else min(reached + 1, self._run.last)
 
     def sources(self) -> list[str]:
-        """The site, if any, whose state this site should take before it continues.
-
-        States differ, so one peer must give a whole state: a different peer every second, until one does.
-        """
+        """The sites from whose states this site should continue, if there are any: see gossip/catch_up.py."""
         if source := self._outcomes.source:
             return [source]
-        ahead = self._roster.ahead(self.state.round + STALE)
-        return ahead[int(asyncio.get_running_loop().time()) % len(ahead) :][:1] if ahead else []
-
-    def _furthest(self) -> int:
-        ahead = self._roster.ahead(self.state.round)
-        pulse = self._roster.pulse_of(ahead[0]) if ahead else None
-        return pulse.round if pulse else self.state.round
+        return self.standing.beyond(self.state.round + STALE)
 
     async def resolve(self) -> None:
         """Ask deciders that are back how the meetings ended whose outcome this site does not know."""
@@ -261,8 +262,7 @@ class Pairs:
 
     def _is_open(self, number: int) -> bool:
         """Whether enough sites are here for a round, or some site was seen beyond it."""
-        pulses = [contact.pulse for contact in self._roster.contacts.values()]
-        begun = any(pulse.round >= number for pulse in pulses if pulse)
+        begun = any(pulse.round >= number for pulse in self.standing.peers().values())
         return begun or len(self._roster.participants()) >= self.sites
 
     async def _together(self, met: Met, update: Update, held: Vector | None, saved: Saved) -> bool:

@@ -14,12 +14,13 @@ import json
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import Self
 
 from pier_node.base.tasks import Signal, first_of
+from pier_node.gossip.standing import Standing
 from pier_node.outer.deadline import Deadline
-from pier_node.outer.noloco import partner
+from pier_node.outer.noloco import groups, partner
 from pier_node.rounds.leader import POLL
-from pier_node.rounds.roster import Roster
 from pier_node.wire.carrier import MEET, Carrier, PeerLost
 from pier_proto.v1.peer_pb2 import MeetReply, MeetRequest
 
@@ -42,12 +43,14 @@ class Met:
 
 @dataclass
 class _Here:
-    """This site is ready for a round: whom it wants to meet, whom it has met, and whether it has continued alone."""
+    """This site is ready for a round: whom it asks, or whether it hosts strangers; whom it has met; and whether it has
+    continued alone."""
 
     round: int
     describe: Callable[[str], MeetRequest]
     told: dict[str, MeetRequest] = field(default_factory=dict)
     wanted: str = ""
+    hosts: bool = False
     met: Met | None = None
     gone: bool = False
 
@@ -63,29 +66,65 @@ class _Here:
             self.met = Met(node, said, self.tell(node))
 
 
+@dataclass(frozen=True)
+class _Pairing:
+    """Whom this site meets in a round.
+
+    Sites with standing are paired with each other. If there are strangers, the site that is left over is their host;
+    if none is, the last pair are hosts, in every other round. A host meets the first stranger that asks it. So those
+    that never come take nobody's partner.
+
+    Attributes:
+        of: the round, the sites with standing, and the strangers.
+        partner: whom this site asks.
+        hosts: whether this site asks nobody, but meets a stranger that asks it.
+    """
+
+    of: tuple[int, list[str], list[str]]
+    partner: str = ""
+    hosts: bool = False
+
+    @classmethod
+    def drawn(cls, seed: int, round: int, known: list[str], strangers: list[str], node: str) -> Self:
+        pairs, of = groups(seed, round, known or strangers), (round, known, strangers)
+        hosts = pairs[-1] if known and strangers and (len(pairs[-1]) == 1 or round % 2) else ()
+        if node in hosts:
+            return cls(of, hosts=True)
+        if known and node in strangers:
+            return cls(of, hosts[strangers.index(node) % len(hosts)] if hosts else "")
+        return cls(of, partner(seed, round, known or strangers, node) or "")
+
+
 class Rendezvous:
     """One site's side of the rendezvous.
 
     Args:
+        standing: says which sites may be paired.
         seed: seed of the run.
         committed: returns the last round that this site has taken.
         news: notified when something here changes.
     """
 
-    def __init__(self, carrier: Carrier, roster: Roster, seed: int, committed: Callable[[], int], news: Signal) -> None:
-        self._carrier, self._roster, self._seed, self._committed = carrier, roster, seed, committed
+    def __init__(
+        self, carrier: Carrier, standing: Standing, seed: int, committed: Callable[[], int], news: Signal
+    ) -> None:
+        self._carrier, self._standing, self._roster = carrier, standing, standing.roster
+        self._seed, self._committed = seed, committed
         self._news = news
         self._here: _Here | None = None
-        self._pairs: tuple[int, list[str], str] = (0, [], "")
+        self._pairing = _Pairing((0, [], []))
         self.deadline = Deadline(initial=300.0, floor=5.0)
         carrier.serve(MEET, self._answer)
 
     def expected(self, round: int) -> str:
-        """The site that this site would meet in a round, by what it knows now; "" if there is none."""
-        members = sorted({*self._roster.participants(), self._carrier.node})
-        if self._pairs[:2] != (round, members):
-            self._pairs = round, members, partner(self._seed, round, members, self._carrier.node) or ""
-        return self._pairs[2]
+        """The site that this site would ask for a meeting in a round, by what it knows now; "" if there is none."""
+        return self._pairing_of(round).partner
+
+    def _pairing_of(self, round: int) -> _Pairing:
+        known, strangers = self._standing.participants()
+        if self._pairing.of != (round, known, strangers):
+            self._pairing = _Pairing.drawn(self._seed, round, known, strangers, self._carrier.node)
+        return self._pairing
 
     async def find(self, round: int, describe: Callable[[str], MeetRequest], allowance: float) -> Met | None:
         """Meet the partner of this round; None means go alone. `leave` must be called in either case.
@@ -120,9 +159,10 @@ class Rendezvous:
     async def _find(self, here: _Here) -> None:
         disagreements = 0
         while disagreements < DISAGREEMENTS:
-            here.wanted = self.expected(here.round)
+            pairing = self._pairing_of(here.round)
+            here.wanted, here.hosts = pairing.partner, pairing.hosts
             self._news.notify()
-            if here.met or not here.wanted:
+            if here.met or not (here.wanted or here.hosts):
                 return
             verdict = await self._verdict(here)
             if here.met or verdict == MeetReply.VERDICT_OVER:
@@ -133,9 +173,14 @@ class Rendezvous:
 
     async def _verdict(self, here: _Here) -> MeetReply.Verdict.ValueType | None:
         """Wait for the first of: the partner's verdict, its own question, or a roster that changes the partner."""
+
+        def is_redrawn() -> bool:
+            pairing = self._pairing_of(here.round)
+            return (pairing.partner, pairing.hosts) != (here.wanted, here.hosts)
+
         met = self._news.until(lambda: here.met is not None)
-        changed = self._roster.changed.until(lambda: self.expected(here.round) != here.wanted)
-        return await first_of(self._ask(here), met, changed)
+        ways = met, self._roster.changed.until(is_redrawn)
+        return await (first_of(*ways) if here.hosts else first_of(self._ask(here), *ways))
 
     async def _ask(self, here: _Here) -> MeetReply.Verdict.ValueType:
         """Ask until there is a verdict. A lost partner is asked again: the roster says when it is gone."""
@@ -167,7 +212,7 @@ class Rendezvous:
         here = self._here
         if here is None or self.is_over(request.round):
             return MeetReply(verdict=MeetReply.VERDICT_OVER)
-        if here.wanted == sender:
+        if here.wanted == sender or (here.hosts and not self._standing.has(sender)):
             here.meet(sender, request)
             self._news.notify()
         if here.met and (here.met.node, here.met.said.nonce) == (sender, request.nonce):

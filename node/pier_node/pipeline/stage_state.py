@@ -172,11 +172,11 @@ class StageState:
         Raises PeerLost: none had it.
         """
         assert self.stage is not None
-        wanted = Wanted(self._layout.length, version, stage=self.stage + 1, moments=True)
+        wanted = Wanted(self._layout.length, version, stage=self.stage + 1, moments=self._config.inner)
         got = await fetch_state(carrier, peers, wanted)
         await asyncio.to_thread(self._disk.keep, got.state)
         self.state = got.state
-        if got.adam_m and got.adam_v and ADAM_M not in got.state.tensors and _are_moments(got.adam_m, got.adam_v):
+        if got.adam_m and got.adam_v and ADAM_M not in got.state.tensors:
             tensors = {ANCHOR: got.state.tensors[ANCHOR], ADAM_M: got.adam_m, ADAM_V: got.adam_v}
             self.own.state = OuterState(version, (), tensors, {BASE: version, MICROBATCHES: 0}, got.adam_step)
 
@@ -311,8 +311,3 @@ def made(config: RunConfig, stage: int) -> Vector:
     """The initial weights of a stage: those of the whole model, bit for bit."""
     layout = stage_layout(config.model, config.pipeline.stages, stage)
     return initial_weights(config.model, config.run.seed, layout).numpy()
-
-
-def _are_moments(first: SharedVector, second: SharedVector) -> bool:
-    """Whether AdamW can continue with moments that came from another site."""
-    return bool(np.isfinite(first.array).all() and np.isfinite(second.array).all() and (second.array >= 0).all())

@@ -36,7 +36,9 @@ from pier_node.base.faults import Faults
 from pier_node.base.shared import SharedVector
 from pier_node.base.tasks import cancel_and_wait
 from pier_node.base.units import age, amount, rate
+from pier_node.config.run import InnerSection
 from pier_node.outer.deadline import Backoff
+from pier_node.outer.moment_bounds import implausible
 from pier_node.outer.state import ADAM_M, ADAM_V, OuterState
 from pier_node.rounds.progress_checks import Trust
 from pier_node.rounds.roster import Roster
@@ -70,7 +72,7 @@ class Wanted:
         stage: pipeline stage, counted from 1, whose state of version `round` is wanted; 0 means the state of the run.
         digest: refuse any state with another digest; None accepts every state that `trust` admits.
         trust: refuse a peer's newest state without proof that it was committed; None trusts the first peer.
-        moments: fetch AdamW moments too.
+        moments: fetch AdamW moments too, of a run with these inner steps; None: do not.
     """
 
     length: int
@@ -79,7 +81,7 @@ class Wanted:
     stage: int = 0
     digest: bytes | None = None
     trust: Trust | None = None
-    moments: bool = False
+    moments: InnerSection | None = None
 
 
 @dataclass(frozen=True)
@@ -154,24 +156,24 @@ class Arrival:
 class CatchUp:
     """Fetches the newest states, of `length` parameters, from sites ahead of this one, for as long as it takes."""
 
-    def __init__(self, carrier: Carrier, roster: Roster, faults: Faults, length: int) -> None:
-        self._carrier, self._roster, self._faults, self._length = carrier, roster, faults, length
+    def __init__(self, carrier: Carrier, roster: Roster, faults: Faults, length: int, inner: InnerSection) -> None:
+        self._carrier, self._roster, self._faults = carrier, roster, faults
+        self._length, self._inner = length, inner
 
     async def newest(
-        self, sources: Callable[[], list[str]], moments: bool, trust: Callable[[], Trust] | None = None
+        self, sources: Callable[[], list[str]], moments: bool, trust: Callable[[], Trust]
     ) -> Fetched | None:
         """Fetch the state of the first source; None once there are no sources.
 
         Args:
             sources: returns the live peers whose states this site should continue from, as of now.
             moments: whether to fetch some site's AdamW moments with it.
-            trust: returns what this site trusts; None in runs whose sites meet in pairs, where each has its own state.
+            trust: returns what this site trusts.
         """
-        # In runs of pairs, `sources` names a different peer each time.
-        backoff, tries, told = Backoff(), Tries(others=trust is None), ""
+        backoff, tries, told = Backoff(), Tries(), ""
         while peers := tries.order(sources()):
             try:
-                return await self._fetch(peers, moments, tries, trust() if trust else None)
+                return await self._fetch(peers, moments, tries, trust())
             except PeerLost as lost:
                 if lost.reason != told:
                     log.warning("cannot catch up yet: %s", lost.reason)
@@ -179,15 +181,12 @@ class CatchUp:
                 await asyncio.sleep(backoff.seconds())
         return None
 
-    async def _fetch(self, peers: list[str], moments: bool, tries: Tries, trust: Trust | None) -> Fetched:
+    async def _fetch(self, peers: list[str], moments: bool, tries: Tries, trust: Trust) -> Fetched:
         pulse = self._roster.pulse_of(peers[0])
         if pulse is None:
             raise PeerLost(peers[0], "nobody who is ahead answers")
         await self._faults.reach(pulse.round, "fetching")
-        if trust:
-            wanted = Wanted(self._length, trust=trust, moments=moments)
-        else:
-            wanted = Wanted(self._length, pulse.round, digest=pulse.digest, moments=moments)
+        wanted = Wanted(self._length, trust=trust, moments=self._inner if moments else None)
         return await fetch_state(self._carrier, peers, wanted, tries, Arrival())
 
 
@@ -292,7 +291,8 @@ class _Transfer:
         return partial.hand_over()
 
     async def _moments(self) -> Moments | None:
-        """Moments of the first peer that gives all of them; None, with a warning, if no peer does."""
+        """Moments of the first peer that gives all of them, if training can have led to them; None, with a warning, if
+        no peer does."""
         moved_on = [peer for peer, error in self._lost.items() if isinstance(error, PeerRefused)]
         for peer in [*self._peers, *moved_on]:
             try:
@@ -316,7 +316,12 @@ class _Transfer:
         request = StateRequest(round=described.round, stage=stage)
         await self._pull_runs(peer, request, partial, lambda _arrived, _total: None)
         tensors = partial.hand_over()
-        return Moments(tensors[ADAM_M], tensors[ADAM_V], described.adam_step)
+        moments = Moments(tensors[ADAM_M], tensors[ADAM_V], described.adam_step)
+        assert self._wanted.moments
+        of = moments.adam_m.array, moments.adam_v.array, self._wanted.moments
+        if wrong := await asyncio.to_thread(implausible, *of):
+            raise PeerLost(peer, f"no training leads to its AdamW moments: {wrong}")
+        return moments
 
     def _request(self, round: int) -> StateRequest:
         return StateRequest(round=round, shadow=self._wanted.shadow, stage=self._wanted.stage)

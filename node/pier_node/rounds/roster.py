@@ -107,6 +107,9 @@ class Roster:
         pulse: returns what this site says of itself now.
         interval: seconds between two questions to a peer.
         signer: verifies entries; with None, the roster accepts nothing that a peer says of others.
+
+    Attributes:
+        barred: sites that no longer belong to the run.
     """
 
     def __init__(
@@ -118,7 +121,7 @@ class Roster:
         self._interval = interval
         self._signer = signer
         self.contacts: dict[str, Contact] = {}
-        self._barred: set[str] = set()
+        self.barred: set[str] = set()
         self._members: frozenset[str] = frozenset()
         self._silent = asyncio.Semaphore(2 * SILENT_DIALS)
         self._telling: asyncio.Task[None] | None = None
@@ -146,7 +149,7 @@ class Roster:
         new = []
         for site in sites:
             known = self.contacts.get(site.node)
-            if not site.address or site.node in self._barred or site.node == self._carrier.node:
+            if not site.address or site.node in self.barred or site.node == self._carrier.node:
                 continue
             if known is not None and site.version <= known.site.version:
                 continue
@@ -178,7 +181,7 @@ class Roster:
 
     def _take(self, site: Site, told_by: str) -> Contact | None:
         """Create or update the contact of a site; None if there is no room for it or it is barred."""
-        if site.node == self._carrier.node or site.node in self._barred:
+        if site.node == self._carrier.node or site.node in self.barred:
             return None
         contact = self.contacts.get(site.node)
         if contact is None:
@@ -221,8 +224,8 @@ class Roster:
 
     def bar(self, nodes: Iterable[str], why: str) -> None:
         """Forget these sites for good: they no longer belong to the run."""
-        for node in set(nodes) - self._barred:
-            self._barred.add(node)
+        for node in set(nodes) - self.barred:
+            self.barred.add(node)
             if contact := self.contacts.get(node):
                 log.warning("%s %s", _called(contact.site), why)
                 self._forget(contact)

@@ -1,4 +1,4 @@
-"""Statements: announcements, votes and handovers, signed by the node that makes them, so that nobody can forge one.
+"""Statements: announcements, votes, handovers and vouches, signed by their nodes, so that nobody can forge one.
 
 A leader shows every member the announcements of all of them, and a committed state comes with its votes
 (certificate.py). Others can pass a statement on, but cannot change it.
@@ -11,9 +11,9 @@ from typing import Protocol, TypeVar
 from pier_node.identity.signing import Signer
 from pier_node.wire.bounds import parse
 from pier_node.wire.carrier import BadMessage
-from pier_proto.v1.peer_pb2 import Handover, Ready, Signed, Vote
+from pier_proto.v1.peer_pb2 import Handover, Ready, Signed, Vote, Vouch
 
-M = TypeVar("M", Ready, Vote, Handover)
+M = TypeVar("M", Ready, Vote, Handover, Vouch)
 
 
 class Statements(Protocol):
@@ -25,7 +25,7 @@ class Statements(Protocol):
 
     convicted: set[str]
 
-    def seal(self, message: Ready | Vote | Handover) -> Signed:
+    def seal(self, message: Ready | Vote | Handover | Vouch) -> Signed:
         """Sign a statement in this node's name."""
 
     def read(self, kind: type[M], signed: Signed) -> M:
@@ -39,7 +39,7 @@ class SignedStatements:
         self._signer = signer
         self.convicted = set[str]()
 
-    def seal(self, message: Ready | Vote | Handover) -> Signed:
+    def seal(self, message: Ready | Vote | Handover | Vouch) -> Signed:
         """See Statements."""
         statement, by = message.SerializeToString(deterministic=True), self._signer
         signature = by.sign(type(message).__name__, statement)

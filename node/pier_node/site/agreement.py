@@ -12,6 +12,8 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 
 from pier_node.base.faults import NO_FAULTS, Faults
+from pier_node.config.run import InnerSection
+from pier_node.gossip.catch_up import CatchUpInPairs
 from pier_node.gossip.merge import Merge
 from pier_node.gossip.pairs import Pairs
 from pier_node.outer.schedule import RoundPlan
@@ -37,11 +39,13 @@ class Peers:
 
     Attributes:
         length: number of parameters of the model.
+        inner: how the run trains.
     """
 
     carrier: Carrier
     roster: Roster
     length: int
+    inner: InnerSection
     faults: Faults = NO_FAULTS
 
 
@@ -55,11 +59,15 @@ class Agreement(ABC):
     def __init__(self, rounds: Rounds | Pairs, peers: Peers) -> None:
         self.rounds, self.node, self.faults = rounds, peers.carrier.node, peers.faults
         self._carrier, self._roster = peers.carrier, peers.roster
-        self._catch_up = CatchUp(peers.carrier, peers.roster, peers.faults, peers.length)
 
     def others(self) -> list[Pulse]:
-        """The last pulses of the other sites that take part."""
-        return [pulse for node, pulse in self._roster.participants().items() if node != self.node]
+        """The last pulses of the other sites that take part and count: what a stranger claims slows nobody down."""
+        taking_part = self._roster.participants().items()
+        return [pulse for node, pulse in taking_part if node != self.node and self._counts(node)]
+
+    @abstractmethod
+    def _counts(self, node: str) -> bool:
+        """Whether the others have accepted a site."""
 
     @abstractmethod
     async def decide(self, plan: RoundPlan, update: Update, advance: Advance, fetch: Fetch) -> bool:
@@ -92,6 +100,10 @@ class OfAll(Agreement):
     def __init__(self, rounds: Rounds, peers: Peers) -> None:
         super().__init__(rounds, peers)
         self._atomic = rounds
+        self._catch_up = CatchUp(peers.carrier, peers.roster, peers.faults, peers.length, peers.inner)
+
+    def _counts(self, node: str) -> bool:
+        return node in self._atomic.state.members
 
     async def decide(self, plan: RoundPlan, update: Update, advance: Advance, fetch: Fetch) -> bool:
         """See Agreement."""
@@ -147,6 +159,10 @@ class InPairs(Agreement):
     ) -> None:
         super().__init__(pairs, peers)
         self._pairs, self._progress, self._keep, self._merging = pairs, progress, keep, merging
+        self._catch_up = CatchUpInPairs(peers.carrier, pairs.standing, peers.length, peers.inner, peers.faults)
+
+    def _counts(self, node: str) -> bool:
+        return self._pairs.standing.has(node)
 
     async def decide(self, plan: RoundPlan, update: Update, advance: Advance, fetch: Fetch) -> bool:  # noqa: ARG002
         """See Agreement. A pair takes its own step: see outer/noloco.py."""
@@ -157,8 +173,8 @@ class InPairs(Agreement):
         return True
 
     async def fetch(self, moments: bool) -> Fetched | None:
-        """See Agreement. A state of pairs has no proof: any state of another site will do."""
-        fetched = await self._catch_up.newest(self._pairs.sources, moments)
+        """See Agreement."""
+        fetched = await self._catch_up.state(self._pairs.sources, self._pairs.state, moments)
         if fetched is not None:
             await self._take(fetched.state)
         return fetched
@@ -181,11 +197,8 @@ class InPairs(Agreement):
         if self._merging is None:
             return False
         await self._roster.announce()
-        merge = Merge(self._carrier, self._roster, self._pairs.state, self._merging)
-        try:
-            state = await merge.run()
-        except Behind as behind:
-            state = await self._merged_by(behind)
+        merge = Merge(self._carrier, self._pairs.standing, self._pairs.state, self._merging)
+        state = await merge.run()
         if state is None:
             return False
         await self._take(state)
@@ -196,11 +209,3 @@ class InPairs(Agreement):
             *(len(state.members), self._progress.validation_loss, merge.members_loss),
         )
         return True
-
-    async def _merged_by(self, behind: Behind) -> OuterState | None:
-        log.info("the others have merged their models: fetching theirs: %s", behind)
-        last = self._pairs.state.round
-        fetched = await self._catch_up.newest(lambda: self._roster.ahead(last), moments=False)
-        if fetched is None:
-            log.warning("this site's model stays as it is, and is not in theirs: nobody who has it is there any more")
-        return fetched.state if fetched else None

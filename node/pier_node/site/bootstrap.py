@@ -7,6 +7,8 @@ from collections.abc import Callable, Sequence
 
 from pier_node.base.shared import SharedVector, Vector
 from pier_node.config.run import RunConfig
+from pier_node.gossip.catch_up import CatchUpInPairs
+from pier_node.gossip.standing import Standing
 from pier_node.outer.layout import Layout
 from pier_node.outer.schedule import start_steps
 from pier_node.outer.state import ANCHOR, MOMENTUM, OuterState
@@ -61,9 +63,36 @@ async def from_peers(
     Args:
         trust: returns what this site trusts; None: it accepts any state.
     """
-    solo = start_steps(config) // config.outer.inner_steps if config.outer.start == "solo" else 0
-    fetched = await first_state(carrier, roster, lambda: Wanted(layout.length, trust=trust(), moments=True), solo)
+    first, length = _first_to_join(config), layout.length
+    fetched = await first_state(carrier, roster, lambda: Wanted(length, trust=trust(), moments=config.inner), first)
     return Checkpoint(fetched.state, fetched.adam_m, fetched.adam_v, fetched.adam_step), fetched.proof
+
+
+async def from_pairs(config: RunConfig, length: int, carrier: Carrier, standing: Standing) -> Checkpoint:
+    """Fetch a state of a run of pairs, with one peer's AdamW moments, from sites that have standing there."""
+    first, told = _first_to_join(config), ""
+    catch_up = CatchUpInPairs(carrier, standing, length, config.inner)
+    while True:
+        fetched = await catch_up.state(lambda: standing.beyond(first - 1), None, moments=True)
+        if fetched:
+            return Checkpoint(fetched.state, fetched.adam_m, fetched.adam_v, fetched.adam_step)
+        if (why := _nothing_to_take(standing, first)) != told:
+            log.info("%s", why)
+            told = why
+        await standing.roster.changed.wait(1.0)
+
+
+def _nothing_to_take(standing: Standing, first: int) -> str:
+    if standing.peers():
+        return f"one site makes the run's start alone; this one joins at round {first + 1}"
+    if any(pulse.digest for pulse in standing.roster.pulses().values()):
+        return "the sites here have not met the run's founder, nor a site that has: waiting for one of those"
+    return "no site that has a state is here yet"
+
+
+def _first_to_join(config: RunConfig) -> int:
+    """The earliest round whose state others may take: a solo start is left to the site that makes it."""
+    return start_steps(config) // config.outer.inner_steps if config.outer.start == "solo" else 0
 
 
 async def first_state(carrier: Carrier, roster: Roster, wanted: Callable[[], Wanted], first: int = 0) -> Fetched:

@@ -16,7 +16,7 @@ from pier_node.base.durable import Torn, read_sealed, replace, seal
 from pier_node.base.errors import PierError
 from pier_node.gossip.pair_commit import Doubt, Records
 from pier_node.rounds.commitments import BallotName, Cast, Commitments, Gift
-from pier_proto.v1.peer_pb2 import Ballot, Value
+from pier_proto.v1.peer_pb2 import Ballot, Signed, Value
 
 log = logging.getLogger(__name__)
 
@@ -115,16 +115,19 @@ class PairJournal:
 
     def load(self) -> Records:
         """The records stored last; empty if the file is damaged, which is logged."""
-        fields = _read(self._path) or {"partners": [], "doubts": []}
+        fields = {"partners": [], "doubts": [], "vouches": [], **(_read(self._path) or {})}
         doubts = [
             Doubt(number, node, bytes.fromhex(name), bytes.fromhex(it)) for number, node, name, it in fields["doubts"]
         ]
-        return Records(dict(fields["partners"]), {doubt.round: doubt for doubt in doubts})
+        vouches = tuple(Signed.FromString(bytes.fromhex(vouch)) for vouch in fields["vouches"])
+        return Records(dict(fields["partners"]), {doubt.round: doubt for doubt in doubts}, vouches)
 
     def keep(self, records: Records) -> None:
         """Return once they would survive a power cut. Raises PierError: they cannot be written."""
         doubts = [[it.round, it.decider, it.meeting.hex(), it.digest.hex()] for it in records.doubts.values()]
-        fields = {"partners": [[number, node] for number, node in records.partners.items()], "doubts": doubts}
+        partners = [[number, node] for number, node in records.partners.items()]
+        vouches = [vouch.SerializeToString().hex() for vouch in records.vouches]
+        fields = {"partners": partners, "doubts": doubts, "vouches": vouches}
         _write(self._path, fields, "records of pairs")
 
 

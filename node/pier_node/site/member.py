@@ -12,6 +12,7 @@ from pier_node.base.tasks import Background
 from pier_node.config.run import RunConfig
 from pier_node.gossip.pair_commit import PairTools
 from pier_node.gossip.pairs import Pairs
+from pier_node.gossip.standing import Standing
 from pier_node.outer.codec import codec
 from pier_node.outer.mean import trimmed_mean, weighted_mean
 from pier_node.outer.noloco import PairRun
@@ -82,10 +83,14 @@ class Joined:
         """The site's part of the training data."""
         return SiteData.of(self.config, self.record.slot, self.settings.data, self.settings.shared_data)
 
+    @cached_property
+    def standing(self) -> Standing:
+        """The standing of the sites, in a run of pairs."""
+        return Standing(self.roster, self.record.founded_by, self.statements)
+
     def first_trust(self) -> Trust | None:
-        """What this site trusts before it has a state. None in a run of pairs, where each site has its own state."""
-        in_pairs = self.config.outer.algorithm == "noloco"
-        return None if in_pairs else first_trust(self.settings.trust, self.record.founded_by, self.statements)
+        """What this site trusts before it has a state."""
+        return first_trust(self.settings.trust, self.record.founded_by, self.statements)
 
     def note(self, state: OuterState, lines: Mapping[str, float] | None = None) -> None:
         """Note a round that was committed here, for people and for the coordinator.
@@ -145,6 +150,7 @@ def pairs_of_two(site: Joined, state: OuterState) -> Pairs:
     tools = PairTools(
         carrier=site.carrier,
         roster=site.roster,
+        standing=site.standing,
         journal=PairJournal(site.settings.folder / "pairs.json"),
         rates=config.outer.noloco,
         codec=codec(config.outer.codec),

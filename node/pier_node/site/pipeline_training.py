@@ -144,7 +144,8 @@ class PipelineTraining:
         under_way, over = (lambda: self._attempt), lambda: self._rounds.state.round
         Dispatch(self._carrier, rounds.streams.take, under_way, lambda: self._begun_last, over, self._news)
         StateSharing(self._carrier, rounds, stage_state)
-        self._catch_up = CatchUp(self._carrier, self._roster, tools.faults, vote_state.length(stages))
+        length = vote_state.length(stages)
+        self._catch_up = CatchUp(self._carrier, self._roster, tools.faults, length, config.inner)
 
     def place(self) -> Place | None:
         """This site's place in the pipeline, for its pulse."""

@@ -22,7 +22,7 @@ from pier_node.rounds.certificate import alone
 from pier_node.rounds.progress import Progress
 from pier_node.rounds.state_store import CHECKPOINTS, Checkpoint, StateStore
 from pier_node.site.agreement import Agreement, InPairs, OfAll, Peers
-from pier_node.site.bootstrap import beginning, from_peers
+from pier_node.site.bootstrap import beginning, from_pairs, from_peers
 from pier_node.site.member import Joined, pairs_of_two, rounds_of_all
 from pier_node.site.trackers import Trackers, Who
 from pier_node.site.training import Training
@@ -67,7 +67,7 @@ class Replica:
         self._states, self._checkpoints = stores
         config = joined.config
         self._of_all = rounds_of_all(joined, self._keep, layout.length, state)
-        peers = Peers(joined.carrier, joined.roster, layout.length, joined.settings.faults)
+        peers = Peers(joined.carrier, joined.roster, layout.length, config.inner, joined.settings.faults)
         agreement: Agreement
         if config.outer.algorithm == "noloco":
             merging = self._of_all if config.outer.final_merge else None
@@ -207,6 +207,8 @@ async def _first(joined: Joined, layout: Layout, states: StateStore, program: Pr
         proof = [alone(checkpoint.state, b"", joined.statements)]
     else:
         joined.progress.phase = Phase.PHASE_CATCHING_UP
+        if config.outer.algorithm == "noloco":
+            return await from_pairs(config, layout.length, carrier, joined.standing)
         checkpoint, proof = await from_peers(config, layout, carrier, joined.roster, joined.first_trust)
     await asyncio.to_thread(joined.proofs.add, proof)
     return checkpoint

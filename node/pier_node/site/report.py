@@ -163,6 +163,7 @@ class Reporter:
             spread=_finite(progress.spread),
             place=self.place(),
             wanted_stage=self.wanted(),
+            vouches=rounds.vouches if isinstance(rounds, Pairs) else (),
         )
 
     def standing(self, roster: Roster) -> Standing:

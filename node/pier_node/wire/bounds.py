@@ -30,6 +30,8 @@ SECONDS = rules.Only("from 0 to 1e6", lambda value: 0 <= value <= 1e6)
 STATEMENT = 96 << 10
 """Most bytes of a signed statement: an announcement that names all sites of a large run several times."""
 LINKS = 1 << 14
+VOUCHES = 8
+"""Most steps from the founder of a run in pairs to a site that has standing there."""
 DOUBLE_VOTES = 64
 """Most nodes that are excluded for double votes: more than can have been members one after another."""
 HANDOVERS = Many(Part(), 64)
@@ -77,6 +79,7 @@ FIELDS = rules.complete(
             "training_for": COUNT,
             "spread": LOSS,
             "wanted_stage": STAGE,
+            "vouches": Many(Part(), VOUCHES),
         },
         peer.Signed: {
             "node": NODE,
@@ -132,6 +135,7 @@ FIELDS = rules.complete(
             "suspect": or_empty(NODE),
             "reason": REASON,
         },
+        peer.Vouch: {"node": NODE, "partner": NODE, "round": COUNT},
         peer.MeetRequest: {
             "round": COUNT,
             "nonce": rules.NONCE,

@@ -273,6 +273,7 @@ class Pulse(_message.Message):
     TRAINING_FOR_FIELD_NUMBER: _builtins.int
     PLACE_FIELD_NUMBER: _builtins.int
     WANTED_STAGE_FIELD_NUMBER: _builtins.int
+    VOUCHES_FIELD_NUMBER: _builtins.int
     phase: Global___Phase.ValueType
     round: _builtins.int
     """last committed round"""
@@ -301,6 +302,10 @@ class Pulse(_message.Message):
     def place(self) -> Global___Place:
         """in a pipeline; not set: it has no stage"""
 
+    @_builtins.property
+    def vouches(self) -> _containers.RepeatedCompositeFieldContainer[Global___Signed]:
+        """NoLoCo: a chain of Vouch from the run's founder to this site; empty: it has none"""
+
     def __init__(
         self,
         *,
@@ -319,10 +324,11 @@ class Pulse(_message.Message):
         training_for: _builtins.int = ...,
         place: Global___Place | None = ...,
         wanted_stage: _builtins.int | None = ...,
+        vouches: _abc.Iterable[Global___Signed] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_wanted_stage", b"_wanted_stage", "place", b"place", "site", b"site", "wanted_stage", b"wanted_stage"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_wanted_stage", b"_wanted_stage", "bytes_sent", b"bytes_sent", "digest", b"digest", "inner_step", b"inner_step", "loss", b"loss", "phase", b"phase", "place", b"place", "round", b"round", "site", b"site", "spread", b"spread", "time", b"time", "tokens", b"tokens", "tokens_per_second", b"tokens_per_second", "training_for", b"training_for", "validation_loss", b"validation_loss", "wanted_stage", b"wanted_stage"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_wanted_stage", b"_wanted_stage", "bytes_sent", b"bytes_sent", "digest", b"digest", "inner_step", b"inner_step", "loss", b"loss", "phase", b"phase", "place", b"place", "round", b"round", "site", b"site", "spread", b"spread", "time", b"time", "tokens", b"tokens", "tokens_per_second", b"tokens_per_second", "training_for", b"training_for", "validation_loss", b"validation_loss", "vouches", b"vouches", "wanted_stage", b"wanted_stage"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__wanted_stage: _TypeAlias = _typing.Literal["wanted_stage"]  # noqa: Y015
     _WhichOneofArgType__wanted_stage: _TypeAlias = _typing.Literal["_wanted_stage", b"_wanted_stage"]  # noqa: Y015
@@ -426,7 +432,9 @@ Global___Place: _TypeAlias = Place  # noqa: Y015
 
 @_typing.final
 class Signed(_message.Message):
-    """What a node says and others pass on or keep as proof: a serialized Ready, Vote or Handover (rounds/statements.py)."""
+    """What a node says and others pass on or keep as proof: a serialized Ready, Vote, Handover or Vouch
+    (rounds/statements.py).
+    """
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -920,9 +928,39 @@ class AbortNotice(_message.Message):
 Global___AbortNotice: _TypeAlias = AbortNotice  # noqa: Y015
 
 @_typing.final
-class MeetRequest(_message.Message):
-    """--- a pair (NoLoCo: docs/noloco.md) -----------------------------------------------------------"""
+class Vouch(_message.Message):
+    """--- a pair (NoLoCo: docs/noloco.md) -----------------------------------------------------------
 
+    A site has met another for a step: see gossip/standing.py.
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NODE_FIELD_NUMBER: _builtins.int
+    PARTNER_FIELD_NUMBER: _builtins.int
+    ROUND_FIELD_NUMBER: _builtins.int
+    node: _builtins.str
+    """who says it"""
+    partner: _builtins.str
+    """whom it has met"""
+    round: _builtins.int
+    def __init__(
+        self,
+        *,
+        node: _builtins.str = ...,
+        partner: _builtins.str = ...,
+        round: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["node", b"node", "partner", b"partner", "round", b"round"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Vouch: _TypeAlias = Vouch  # noqa: Y015
+
+@_typing.final
+class MeetRequest(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     @_typing.final
@@ -1046,6 +1084,7 @@ class SettleRequest(_message.Message):
     DIGEST_FIELD_NUMBER: _builtins.int
     LEFT_FIELD_NUMBER: _builtins.int
     AT_FIELD_NUMBER: _builtins.int
+    VOUCH_FIELD_NUMBER: _builtins.int
     round: _builtins.int
     meeting: _builtins.bytes
     """name of the pair's meeting"""
@@ -1056,6 +1095,10 @@ class SettleRequest(_message.Message):
     """the asker did not wait for the answer: it went on without this step"""
     at: _builtins.int
     """the asker's last committed round"""
+    @_builtins.property
+    def vouch(self) -> Global___Signed:
+        """a Vouch for the decider; not set: the asker has no standing itself"""
+
     def __init__(
         self,
         *,
@@ -1065,10 +1108,11 @@ class SettleRequest(_message.Message):
         digest: _builtins.bytes = ...,
         left: _builtins.bool = ...,
         at: _builtins.int = ...,
+        vouch: Global___Signed | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["vouch", b"vouch"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["at", b"at", "digest", b"digest", "left", b"left", "meeting", b"meeting", "round", b"round", "yes", b"yes"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["at", b"at", "digest", b"digest", "left", b"left", "meeting", b"meeting", "round", b"round", "vouch", b"vouch", "yes", b"yes"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1103,18 +1147,24 @@ class SettleReply(_message.Message):
 
     OUTCOME_FIELD_NUMBER: _builtins.int
     AT_FIELD_NUMBER: _builtins.int
+    VOUCH_FIELD_NUMBER: _builtins.int
     outcome: Global___SettleReply.Outcome.ValueType
     at: _builtins.int
     """the decider's last committed round"""
+    @_builtins.property
+    def vouch(self) -> Global___Signed:
+        """a Vouch for the asker, with COMMITTED; not set: the decider has no standing itself"""
+
     def __init__(
         self,
         *,
         outcome: Global___SettleReply.Outcome.ValueType = ...,
         at: _builtins.int = ...,
+        vouch: Global___Signed | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["vouch", b"vouch"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["at", b"at", "outcome", b"outcome"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["at", b"at", "outcome", b"outcome", "vouch", b"vouch"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
