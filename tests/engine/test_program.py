@@ -47,7 +47,7 @@ from pier_node.engine.messages import (
 )
 from pier_node.engine.moments import Moments
 from pier_node.engine.process import Command
-from pier_node.engine.program import Patience, Program, Standing
+from pier_node.engine.program import Patience, Program, RunView
 from pier_node.engine.ranks import PID, STEPS, enter
 
 TENSORS = ["weight 2x3"]
@@ -60,7 +60,7 @@ CONFIG = validated(
     RunConfig,
     "a test",
 )
-STANDING = Standing(3, 2, {"lab-b": 2.5})
+VIEW = RunView(3, 2, {"lab-b": 2.5})
 
 
 class Actor:
@@ -110,7 +110,7 @@ class Scene:
         actor.say(Attach(VERSION, TENSORS, 8, "", ranks, patience, []))
         await listening
         self.program.check(CONFIG)
-        self.program.place(CONFIG, 0, 1, self.folder, lambda: STANDING, self.logged.append)
+        self.program.place(CONFIG, 0, 1, self.folder, lambda: VIEW, self.logged.append)
         starting = asyncio.create_task(self.program.start())
         place = await actor.hear()
         assert isinstance(place, Attached)

@@ -133,7 +133,7 @@ class Patience:
 
 
 @dataclass(frozen=True)
-class Standing:
+class RunView:
     """How the run stands, for a program that asks.
 
     Attributes:
@@ -146,9 +146,9 @@ class Standing:
     losses: dict[str, float]
 
 
-def alone() -> Standing:
+def alone() -> RunView:
     """How a run stands of which nothing is known."""
-    return Standing(0, 1, {})
+    return RunView(0, 1, {})
 
 
 class Program:
@@ -180,7 +180,7 @@ class Program:
         self._request: Request | None = None
         self._answer: Answer | None = None
         self._on_progress: Callable[[Progress], None] | None = None
-        self._standing: Callable[[], Standing] = alone
+        self._view: Callable[[], RunView] = alone
         self._on_log: Callable[[Logged], None] = lambda _: None
         self._writer: asyncio.StreamWriter | None = None
         self._patience = Patience(0.0)
@@ -240,7 +240,7 @@ class Program:
         slot: int,
         slots: int,
         folder: Path,
-        standing: Callable[[], Standing] = alone,
+        view: Callable[[], RunView] = alone,
         on_log: Callable[[Logged], None] = lambda _: None,
     ) -> None:
         """Settle the program's place in a run.
@@ -248,10 +248,10 @@ class Program:
         Args:
             slot, slots: it trains on part `slot` of `slots` of the data.
             folder: where it may keep files.
-            standing: returns how the run stands, which the program may ask.
+            view: returns how the run stands, which the program may ask.
             on_log: called with metrics of the program's own.
         """
-        self._standing, self._on_log = standing, on_log
+        self._view, self._on_log = view, on_log
         length = Layout.of_run(config).length
         self.outbox = SharedVector(length)
         if config.program is None:
@@ -351,7 +351,7 @@ class Program:
             steps=steps,
             load=load.path,
             forget=forget,
-            **vars(self._standing()),
+            **vars(self._view()),
             sequences=sequences,
             publish=payload,
         )

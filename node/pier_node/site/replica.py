@@ -156,9 +156,9 @@ async def prepare(joined: Joined, program: Program | None, stack: AsyncExitStack
     stack.push_async_callback(asyncio.to_thread, trackers.close)
     if program:
         trainer, slots = program, config.run.sites
-        standing = partial(joined.reporter.standing, joined.roster)
+        view = partial(joined.reporter.view, joined.roster)
         on_log = partial(_log, joined.progress, trackers)
-        program.place(config, joined.record.slot % slots, slots, folder / "program", standing, on_log)
+        program.place(config, joined.record.slot % slots, slots, folder / "program", view, on_log)
     else:
         trainer = own_trainer(config, node, joined.data, folder, joined.settings.workers)
         stack.push_async_callback(trainer.stop)

@@ -25,7 +25,7 @@ from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, Gauge, gen
 
 from pier_node.base.http import under_known_names
 from pier_node.config.run import RunConfig
-from pier_node.engine.program import Standing
+from pier_node.engine.program import RunView
 from pier_node.gossip.pairs import Pairs
 from pier_node.outer.schedule import total_rounds
 from pier_node.outer.state import OuterState
@@ -166,7 +166,7 @@ class Reporter:
             vouches=rounds.vouches if isinstance(rounds, Pairs) else (),
         )
 
-    def standing(self, roster: Roster) -> Standing:
+    def view(self, roster: Roster) -> RunView:
         """How the run stands, for a program of the site's owner."""
         others = {node: pulse for node, pulse in roster.participants().items() if node != self.carrier.node}
         known = [(node, pulse) for node, pulse in others.items() if math.isfinite(pulse.loss)][:MOST_OTHERS]
@@ -175,7 +175,7 @@ class Reporter:
             pulse.site.name if pulse.site.name and names[pulse.site.name] == 1 else roster.called(node): pulse.loss
             for node, pulse in known
         }
-        return Standing(self.rounds.state.round if self.rounds else 0, len(others) + 1, losses)
+        return RunView(self.rounds.state.round if self.rounds else 0, len(others) + 1, losses)
 
     def status(self, roster: Roster) -> Status:
         """Everything that `pier-node status` shows. Numbers that are not known yet are NaN."""

@@ -1065,7 +1065,7 @@ Global___DeliverReply: _TypeAlias = DeliverReply  # noqa: Y015
 
 @_typing.final
 class ArrivedRequest(_message.Message):
-    """Asks how much of a file has arrived from this site, in this session or an earlier one."""
+    """Asks how much of a file has arrived from this site so far."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
