@@ -112,14 +112,8 @@ def join(
         config = None if "peers" in simulated else _with_sites(config, simulated["sites"])
         peers, token, token_file = simulated.get("peers", ()), None, simulated.get("token_file")
         folder, options = simulated["folder"], {"listen": simulated["listen"], "name": Path(simulated["folder"]).name}
-    daemon, stream = None, None
-    if ranks.own == 0 and ENGINE_VARIABLE in os.environ:
-        stream = socket.socket(socket.AF_UNIX)
-        stream.connect(os.environ[ENGINE_VARIABLE])
-    elif ranks.own == 0:
-        secret = {"PIER_TOKEN": token} if token else {}
-        daemon = Daemon(["--data", str(folder), *_words(peers, token_file, options)], secret)
-        stream = daemon.connect()
+    words = ["--data", str(folder), *_words(peers, token_file, options)]
+    daemon, stream = _connected(words, token) if ranks.own == 0 else (None, None)
     link = Link(stream, ranks)
     tables = "" if config is None else json.dumps(_read(config))
     link.send(Attach(VERSION, list(vectors.tensors), step_tokens, tables, ranks.count, float(patience), can=[]))
@@ -138,6 +132,16 @@ def join(
     if ENGINE_VARIABLE in os.environ and ranks.here:
         end_with(site.daemon)
     return site
+
+
+def _connected(words: Sequence[str], token: str | None) -> tuple[Daemon | None, socket.socket]:
+    """The daemon that this program starts with these options, unless one has started it; and the connection to it."""
+    if ENGINE_VARIABLE not in os.environ:
+        daemon = Daemon(words, {"PIER_TOKEN": token} if token else {})
+        return daemon, daemon.connect()
+    stream = socket.socket(socket.AF_UNIX)
+    stream.connect(os.environ[ENGINE_VARIABLE])
+    return None, stream
 
 
 def end_with(daemon: int) -> None:
