@@ -14,11 +14,11 @@ from hypothesis import strategies as st
 from rounds.cases import CALM, outer_state
 from simulation.network import Network
 from simulation.pair_cluster import PairCluster, config
-from simulation.statements import PlainStatements
+from simulation.statements import M, PlainStatements
 from simulation.virtual_time import run
 
 from pier_node.gossip.pairs import Pairs
-from pier_node.gossip.standing import leads
+from pier_node.gossip.standing import Standing, leads
 from pier_node.rounds.roster import Roster
 from pier_node.wire.bounds import VOUCHES
 from pier_node.wire.carrier import BadMessage
@@ -152,6 +152,35 @@ def test_whoever_was_vouched_for_by_a_site_that_is_put_out_loses_its_standing() 
     run(main())
 
 
+class Counting(PlainStatements):
+    """Counts what it reads."""
+
+    reads = 0
+
+    def read(self, kind: type[M], signed: Signed) -> M:
+        self.reads += 1
+        return super().read(kind, signed)
+
+
+def test_a_chain_that_changes_all_the_time_is_read_once_a_second() -> None:
+    async def main() -> None:
+        sites = members(Network(1, CALM), "ab", founder="z")
+        await acquainted(sites)
+        contact, statements = sites["a"].roster.contacts["b"], Counting("a")
+        standing = Standing(sites["a"].roster, "z", statements)
+        for number in range(100):
+            contact.pulse = stranger("b")
+            contact.pulse.vouches.extend([vouch("z", "x", number), vouch("y", "b", number)])
+            assert not standing.has("b")
+        assert statements.reads == 2
+        await asyncio.sleep(2.0)
+        contact.pulse = stranger("b")
+        contact.pulse.vouches.append(vouch("z", "b"))
+        assert standing.has("b")
+
+    run(main())
+
+
 def test_without_a_founder_all_have_standing() -> None:
     async def main() -> None:
         sites = members(Network(1, CALM), "ab", founder="")
@@ -195,16 +224,15 @@ def test_strangers_that_claim_the_last_round_move_nobody(caplog: pytest.LogCaptu
             for node in strangers:
                 cluster.nodes[name].roster.add(Site(node=node, address="sim"))
         await cluster.settle(cluster.names, 6 * 3600.0)
+        pairs = cluster.nodes["a1"].rounds
+        assert isinstance(pairs, Pairs)
+        assert all(map(pairs.standing.has, cluster.names))
+        assert not any(map(pairs.standing.has, strangers))
 
     caplog.set_level(logging.CRITICAL)
     run(main())
     assert not cluster.adopted
     for name in cluster.names:
         assert [*cluster.steps[name]][:4] == [1, 2, 3, 4]
-    pairs = cluster.nodes["a1"].rounds
-    assert isinstance(pairs, Pairs)
-    standing = pairs.standing
-    assert all(map(standing.has, cluster.names))
-    assert not any(map(standing.has, strangers))
     steps = [step for by_round in cluster.steps.values() for number, step in by_round.items() if number > 4]
     assert sum(len(step.after.members) == 2 for step in steps) >= len(steps) / 2

@@ -235,4 +235,8 @@ def test_what_strangers_claim_slows_nobody_down() -> None:
     assert OfAll(rounds, Peers(carrier, roster, LENGTH, InnerSection())).others() == [said["a"]]
     rounds.standing = Standing(roster, "a", PlainStatements(ME))
     pairs = InPairs(rounds, Peers(carrier, roster, LENGTH, InnerSection()), Progress(), rounds.adopt, None)
-    assert pairs.others() == [said["a"]], "the founder"
+
+    async def main() -> None:
+        assert pairs.others() == [said["a"]], "the founder"
+
+    run(main())

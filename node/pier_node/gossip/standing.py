@@ -10,11 +10,13 @@ A site with standing may lie too. So the run is as far as half of the others are
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import random
 from collections.abc import Sequence
+from dataclasses import dataclass
 
-from pier_node.rounds.roster import Roster
+from pier_node.rounds.roster import CONTACTS, Roster
 from pier_node.rounds.statements import Statements
 from pier_node.wire.bounds import VOUCHES
 from pier_node.wire.carrier import BadMessage
@@ -25,6 +27,8 @@ STRANGERS = 3
 
 AHEAD = 8
 """A site that says it is further ahead of the run than this is not asked for its state."""
+
+READ_SECONDS = 1.0
 
 log = logging.getLogger(__name__)
 
@@ -46,14 +50,14 @@ class Standing:
     def __init__(self, roster: Roster, founder: str, statements: Statements, draw: random.Random | None = None) -> None:
         self.node, self.roster, self._founder, self._statements = roster.node, roster, founder, statements
         self._draw = draw or random.SystemRandom()
-        self._read: dict[str, tuple[list[bytes], bool]] = {}
+        self._read: dict[str, _Read] = {}
 
     def has(self, node: str) -> bool:
-        """Whether a site has standing."""
+        """Whether a site has standing: a chain leads from the founder to it, over none that was put out."""
         if node == self._founder or not self._founder:
             return True
         pulse = self.roster.pulse_of(node)
-        return pulse is not None and self._proves(node, pulse.vouches)
+        return pulse is not None and self._reading(node, pulse).leads and self._holds(pulse.vouches)
 
     def peers(self) -> dict[str, Pulse]:
         """The other live sites that have standing and a state, with what each last said of itself."""
@@ -79,9 +83,9 @@ class Standing:
 
     def participants(self) -> tuple[list[str], list[str]]:
         """The sites that take part in rounds, this one included, in node-id order: with standing, and strangers."""
-        nodes = sorted({*self.roster.participants(), self.node})
-        known = [node for node in nodes if self.has(node)]
-        return known, [node for node in nodes if node not in known]
+        nodes = {*self.roster.participants(), self.node}
+        known = {node for node in nodes if self.has(node)}
+        return sorted(known), sorted(nodes - known)
 
     def vouch(self, partner: str, round: int) -> Signed | None:
         """This site's vouch for a partner; None if it has no standing, or at the end of too long a chain."""
@@ -102,7 +106,7 @@ class Standing:
         chain = [*(pulse.vouches if pulse and partner != self._founder else ()), vouch]
         if self.has(node) and len(chain) >= len(own):
             return None
-        if not self._proves(node, chain):
+        if not (leads(self._founder, node, chain, self._statements) and self._holds(chain)):
             raise BadMessage(f"a vouch of {partner} that gives no standing")
         return chain
 
@@ -110,13 +114,32 @@ class Standing:
         pulse = self.roster.pulse_of(self.node)
         return pulse.vouches if pulse else ()
 
-    def _proves(self, node: str, chain: Chain) -> bool:
-        """Whether a chain leads from the founder to a site, over none that was put out. It is read once."""
-        raw = [signed.SerializeToString(deterministic=True) for signed in chain]
-        read = self._read.get(node)
-        if read is None or read[0] != raw:
-            read = self._read[node] = raw, leads(self._founder, node, chain, self._statements)
-        return read[1] and not self.roster.barred.intersection(signed.node for signed in chain[1:])
+    def _holds(self, chain: Chain) -> bool:
+        return not self.roster.barred.intersection(signed.node for signed in chain[1:])
+
+    def _reading(self, node: str, pulse: Pulse) -> _Read:
+        """What a site's chain proves. Signatures are read when the chain changes, at most once in READ_SECONDS."""
+        now, read = asyncio.get_running_loop().time(), self._read.get(node)
+        just_read = read is not None and node != self.node and now < read.at + READ_SECONDS
+        if read is not None and (just_read or read.pulse is pulse):
+            return read
+        raw = b"".join(signed.SerializeToString(deterministic=True) for signed in pulse.vouches)
+        same = read is not None and read.raw == raw
+        proven = read.leads if read and same else leads(self._founder, node, pulse.vouches, self._statements)
+        if len(self._read) > 2 * CONTACTS:  # of sites that are forgotten
+            self._read = {it: known for it, known in self._read.items() if it in self.roster.contacts}
+        found = self._read[node] = _Read(pulse, now, raw, proven)
+        return found
+
+
+@dataclass(frozen=True)
+class _Read:
+    """What was found in a pulse: whether its chain leads from the founder to its site."""
+
+    pulse: Pulse
+    at: float
+    raw: bytes
+    leads: bool
 
 
 def leads(founder: str, node: str, chain: Chain, statements: Statements) -> bool:
