@@ -317,7 +317,7 @@ class Own:
 
     def __init__(self, folder: Path, saved: Moments | None) -> None:
         self.folder = folder
-        command = Command(("sh", "-c", "echo no driver; exec sleep 600"), log=folder / "logs" / "workers.log")
+        command = Command(("sh", "-c", "echo no driver for $$; exec sleep 600"), log=folder / "logs" / "workers.log")
         self.program = Program(folder / "socket", command)
         self.program.place(OWN, 0, 1, folder)
         self.program.recover_moments = lambda: saved
@@ -354,10 +354,9 @@ class Own:
         """What the daemon has started."""
         log = self.folder / "logs" / "workers.log"
         async with asyncio.timeout(60):
-            while not (log.exists() and log.read_text()):  # noqa: ASYNC110 - a file tells nobody
+            while not (log.exists() and log.read_text().endswith("\n")):  # noqa: ASYNC110 - a file tells nobody
                 await asyncio.sleep(0.02)
-        (child,) = psutil.Process().children()
-        return child
+        return psutil.Process(int(log.read_text().split()[-1]))
 
 
 Play = Callable[..., Own]
