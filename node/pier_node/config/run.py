@@ -128,6 +128,9 @@ log = logging.getLogger(__name__)
 
 SITES = 1024
 """Most sites of a run."""
+LATER = "later"
+"""Marks a key that was added when there were runs already. While it has its default, the canonical form does without
+it, so that the hash of a run that does not use it stays what it was."""
 
 
 class RunSection(Section):
@@ -374,7 +377,7 @@ class RunConfig(Section):
     inner: InnerSection = InnerSection()
     outer: OuterSection = Field(default_factory=OuterSection)
     pipeline: PipelineSection = PipelineSection()
-    program: ProgramSection | None = None
+    program: Annotated[ProgramSection | None, LATER] = None
 
     @model_validator(mode="before")
     @classmethod
@@ -413,15 +416,23 @@ class RunConfig(Section):
         return self
 
     def canonical(self) -> str:
-        """The one JSON text of this configuration: all defaults filled in, keys sorted, no spaces."""
-        tables = self.model_dump(mode="json")
-        if self.program is None:  # the hash of such a run is what it was before there were programs
-            del tables["program"]
-        return json.dumps(tables, sort_keys=True, separators=(",", ":"))
+        """The one JSON text of this configuration: defaults filled in, but for keys marked LATER; sorted, no spaces."""
+        return json.dumps(_canonical(self), sort_keys=True, separators=(",", ":"))
 
     def hash(self) -> bytes:
         """SHA-256 of the canonical form: sites with equal hashes are in the same run."""
         return hashlib.sha256(self.canonical().encode()).digest()
+
+
+def _canonical(section: Section) -> dict[str, Any]:
+    tables: dict[str, Any] = section.model_dump(mode="json")
+    for key, info in type(section).model_fields.items():
+        value = getattr(section, key)
+        if LATER in info.metadata and value == info.get_default():
+            del tables[key]
+        elif isinstance(value, Section):
+            tables[key] = _canonical(value)
+    return tables
 
 
 def load(path: Path) -> RunConfig:
