@@ -42,9 +42,9 @@ def test_the_median_lies_in_the_middle_whatever_the_order(
 class Scene:
     """A site that catches up from others which have these states."""
 
-    def __init__(self, network: Network, own: OuterState | None, **states: OuterState) -> None:
-        self.members = {node: PairMember(network, node, state) for node, state in states.items()}
-        self.me = PairMember(network, "me", own)
+    def __init__(self, network: Network, own: OuterState | None, founder: str = "", **states: OuterState) -> None:
+        self.members = {node: PairMember(network, node, state, founder=founder) for node, state in states.items()}
+        self.me = PairMember(network, "me", own, founder=founder)
         for member in self.members.values():
             pairs = member.pairs
             StateServer(member.carrier, lambda number, shadow, pairs=pairs: pairs.offer(number, shadow), lambda: None)  # type: ignore[misc]
@@ -118,5 +118,14 @@ def test_nobody_to_take_a_state_from() -> None:
     async def main() -> None:
         scene = Scene(Network(1, CALM), None)
         assert await scene.catch_up.state(list, None, moments=False) is None
+
+    run(main())
+
+
+def test_a_site_that_is_named_need_not_have_standing() -> None:
+    async def main() -> None:
+        scene = Scene(Network(1, CALM), at(1.0, "me", 3), founder="f", a=at(3.0, "a", 4))
+        assert not scene.me.tools.standing.has("a")
+        assert (await scene.state("a")).round == 4, "this site has met it, and does not know how that ended"
 
     run(main())

@@ -9,7 +9,6 @@ itself and finds only two others is the third. Two sites that offer the same bit
 from __future__ import annotations
 
 import asyncio
-import logging
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 
@@ -19,16 +18,13 @@ from pier_node.base.faults import NO_FAULTS, Faults
 from pier_node.base.shared import SharedVector
 from pier_node.config.run import InnerSection
 from pier_node.gossip.standing import Standing
-from pier_node.outer.deadline import Backoff
 from pier_node.outer.state import PIECE, OuterState
 from pier_node.outer.update import norm_limit
-from pier_node.rounds.catch_up import Arrival, Fetched, Tries, Wanted, fetch_state
+from pier_node.rounds.catch_up import Arrival, Fetched, Tries, Wanted, fetch_state, persist
 from pier_node.wire.carrier import Carrier, PeerLost
 
 ENOUGH = 3
 """States of which one may be a liar's."""
-
-log = logging.getLogger(__name__)
 
 
 class CatchUpInPairs:
@@ -45,20 +41,12 @@ class CatchUpInPairs:
 
         Args:
             sources: returns the sites from whose states to continue, as of now, in the order in which to ask them.
+                They are taken as they are: whether they have standing is for the caller to say.
             own: this site's state.
             moments: whether to fetch some site's AdamW moments with it.
         """
-        backoff, told = Backoff(), ""
         tries: dict[str, Tries] = defaultdict(lambda: Tries(others=True))
-        while givers := sources():
-            try:
-                return await self._middle(givers, own, moments, tries)
-            except PeerLost as lost:
-                if lost.reason != told:
-                    log.warning("cannot catch up yet: %s", lost.reason)
-                told = lost.reason
-                await asyncio.sleep(backoff.seconds())
-        return None
+        return await persist(sources, lambda givers: self._middle(givers, own, moments, tries))
 
     async def _middle(
         self, givers: Sequence[str], own: OuterState | None, moments: bool, tries: dict[str, Tries]
@@ -87,8 +75,8 @@ class CatchUpInPairs:
         return Fetched(state, found[0].adam_m, found[0].adam_v, found[0].adam_step)
 
     async def _fetch(self, node: str, own: OuterState | None, moments: bool, tries: Tries) -> Fetched:
-        pulse = self._standing.peers().get(node)
-        if pulse is None:
+        pulse = self._standing.roster.pulses().get(node)
+        if pulse is None or not pulse.digest:
             raise PeerLost(node, "it is gone")
         await self._faults.reach(pulse.round, "fetching")
         inner = self._inner if moments else None

@@ -22,9 +22,6 @@ from pier_node.wire.bounds import VOUCHES
 from pier_node.wire.carrier import BadMessage
 from pier_proto.v1.peer_pb2 import Pulse, Signed, Vouch
 
-STRANGERS = 3
-"""Sites without standing that may be paired in a round, or half as many as there are sites with it, if that is more."""
-
 AHEAD = 8
 """A site that says it is further ahead of the run than this is not asked for its state."""
 

@@ -170,16 +170,8 @@ class CatchUp:
             moments: whether to fetch some site's AdamW moments with it.
             trust: returns what this site trusts.
         """
-        backoff, tries, told = Backoff(), Tries(), ""
-        while peers := tries.order(sources()):
-            try:
-                return await self._fetch(peers, moments, tries, trust())
-            except PeerLost as lost:
-                if lost.reason != told:
-                    log.warning("cannot catch up yet: %s", lost.reason)
-                told = lost.reason
-                await asyncio.sleep(backoff.seconds())
-        return None
+        tries = Tries()
+        return await persist(lambda: tries.order(sources()), lambda peers: self._fetch(peers, moments, tries, trust()))
 
     async def _fetch(self, peers: list[str], moments: bool, tries: Tries, trust: Trust) -> Fetched:
         pulse = self._roster.pulse_of(peers[0])
@@ -188,6 +180,20 @@ class CatchUp:
         await self._faults.reach(pulse.round, "fetching")
         wanted = Wanted(self._length, trust=trust, moments=self._inner if moments else None)
         return await fetch_state(self._carrier, peers, wanted, tries, Arrival())
+
+
+async def persist(sources: Callable[[], list[str]], fetch: Callable[[list[str]], Awaitable[Fetched]]) -> Fetched | None:
+    """Fetch from the sources of the moment, for as long as it takes; None once there are none."""
+    backoff, told = Backoff(), ""
+    while peers := sources():
+        try:
+            return await fetch(peers)
+        except PeerLost as lost:
+            if lost.reason != told:
+                log.warning("cannot catch up yet: %s", lost.reason)
+            told = lost.reason
+            await asyncio.sleep(backoff.seconds())
+    return None
 
 
 def shadow_fetcher(
