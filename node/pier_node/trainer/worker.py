@@ -243,24 +243,23 @@ def _serve(link: Link, ranks: Ranks, setup: Setup) -> None:
     if not isinstance(place, Attached):
         raise PierError(f"a worker is given its place before anything else, but the daemon sent {place}")
     link.send(Ready())
-    if ranks.own != 0:
-        ranks.meet()  # rank 0 tokenizes the text if necessary, however long that takes
-    corpus = open_data(config, setup, place, link)
-    if ranks.own == 0:
-        ranks.meet()
+    corpus = open_data(config, setup, place, link, ranks.own)
     windows = Windows(corpus, config.model.context, config.run.seed, setup.node)
     worker = Worker(link, ranks, place, config, windows)
     while True:
         worker.obey(link.receive())
 
 
-def open_data(config: RunConfig, setup: Setup, place: Attached, link: Link) -> Corpus:
-    """The tokens of the site, which are created if necessary; the daemon hears of the progress."""
+def open_data(config: RunConfig, setup: Setup, place: Attached, link: Link, rank: int) -> Corpus:
+    """The tokens of the site. Rank 0 creates them if necessary, and the daemon hears of the progress.
+
+    That may take hours, so the other ranks wait for the files, not in a collective, which has a deadline.
+    """
 
     def told(read: int, size: int) -> None:
         link.send(Tokenizing(read, size))
 
-    corpus = open_corpus(config.data, place.slot, place.slots, setup.data_path, Path(place.folder), told)
+    corpus = open_corpus(config.data, place.slot, place.slots, setup.data_path, Path(place.folder), told, rank == 0)
     check_vocab(corpus.vocab_size, config.model.vocab_size)
     return corpus
 

@@ -170,6 +170,17 @@ def test_of_several_processes_one_tokenizes_and_the_others_wait(
     folder_of(cache)
 
 
+def test_one_that_does_not_tokenize_waits_for_the_tokens(data: Path, tmp_path: Path) -> None:
+    cache, section = tmp_path / "cache", DataSection(source="text", path=str(data), validation=0.2)
+    with ThreadPoolExecutor() as pool:
+        waiting = pool.submit(open_corpus, section, 0, 3, None, cache, tokenizes=False)
+        with pytest.raises(TimeoutError):
+            waiting.result(0.3)
+        assert not cache.exists()
+        first = open_slot(data, cache)
+        assert bytes(waiting.result(60).train) == bytes(first.train)
+
+
 def test_what_a_killed_process_left_half_made_is_removed(data: Path, tmp_path: Path) -> None:
     left = tmp_path / "cache" / "building-abc"
     left.mkdir(parents=True)
@@ -248,6 +259,7 @@ def scratch(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("tokens") / "some.npy"
 
 
+@settings(deadline=None)
 @given(st.lists(st.lists(st.integers(0, 255))), st.sampled_from([np.uint8, np.uint16, np.uint32]))
 def test_what_is_appended_is_read(scratch: Path, parts: list[list[int]], kind: type[np.unsignedinteger]) -> None:
     writer = TokenWriter(scratch, np.dtype(kind))

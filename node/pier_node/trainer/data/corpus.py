@@ -140,6 +140,8 @@ BUILDING = "building-"
 """Prefix of the folder of an unfinished corpus."""
 TELL = 30.0
 """Seconds between two progress reports of tokenizing."""
+LOOK = 0.2
+"""Seconds between two looks for tokens that another process makes."""
 
 Told = Callable[[int, int], None]
 """(bytes of text read so far, bytes of the files): see `open_corpus`."""
@@ -202,7 +204,15 @@ def _log(read: int, size: int) -> None:
     log.info("tokenizing: %s of text read; the files have %s", amount(read), amount(size))
 
 
-def open_corpus(config: DataSection, slot: int, slots: int, path: str | None, cache: Path, told: Told = _log) -> Corpus:
+def open_corpus(
+    config: DataSection,
+    slot: int,
+    slots: int,
+    path: str | None,
+    cache: Path,
+    told: Told = _log,
+    tokenizes: bool = True,
+) -> Corpus:
     """The corpus of a site: part `slot` modulo `slots` of the data at `path`, or of the data that [data] names.
 
     The first call reads and tokenizes everything and caches the tokens in the folder `cache`; later calls map them. If
@@ -210,6 +220,7 @@ def open_corpus(config: DataSection, slot: int, slots: int, path: str | None, ca
 
     Args:
         told: called every TELL seconds while this process tokenizes.
+        tokenizes: False: wait for another process to do so.
 
     Raises:
         PierError: the data or the tokenizer cannot be used, or `cache` cannot be written.
@@ -217,8 +228,11 @@ def open_corpus(config: DataSection, slot: int, slots: int, path: str | None, ca
     tokenizer = open_tokenizer(config.tokenizer)
     dealing = _Dealing(config, open_source(config, path), tokenizer, slot % slots, slots, told)
     folder = cache / f"corpus-{dealing.key()}"
-    if not folder.exists() or not _is_whole(folder):
-        _build(dealing, folder)
+    while not folder.exists() or not _is_whole(folder):
+        if tokenizes:
+            _build(dealing, folder)
+        else:
+            time.sleep(LOOK)
     train, validation = (np.load(folder / name, mmap_mode="r") for name in (TRAIN, HELD_OUT))
     return Corpus(train, validation, tokenizer.vocab_size)
 
