@@ -27,7 +27,7 @@ from rich.console import Console
 from rich.table import Table
 
 from bench.codecs_peers import Peer, peers
-from bench.convergence import METHODS, QUICK, Setting
+from bench.convergence_grid import METHODS, SETTINGS, Setting
 from bench.simulation import Trainer
 from pier_node.base.shared import Vector
 from pier_node.outer.pier import pseudo_gradient
@@ -54,7 +54,7 @@ class Result:
 
 def pseudo_gradient_of(setting: Setting, rounds: int, cache: Path) -> Vector:
     """Of a site that trains alone, in the last of some outer rounds: shape [parameters]."""
-    config = replace(setting, sites=1).config(METHODS["diloco"], seed=1)
+    config = replace(setting, sites=1).config(METHODS["diloco"], {"lr": 2e-3}, seed=1)
     windows = Windows(open_corpus(config.data, 0, 1, None, cache), config.model.context, 1, "site-0")
     trainer = Trainer(config, [windows], initial_weights(config.model, 1).numpy())
     for number in range(1, rounds + 1):
@@ -68,7 +68,7 @@ def pseudo_gradient_of(setting: Setting, rounds: int, cache: Path) -> Vector:
 def samples(quick: bool) -> dict[str, Vector]:
     """One vector of each kind."""
     rng = np.random.default_rng(1)
-    setting, rounds = (QUICK, 2) if quick else (Setting(), 12)
+    setting, rounds = (SETTINGS["quick"], 2) if quick else (SETTINGS["short"], 12)
     with tempfile.TemporaryDirectory() as cache:
         delta = pseudo_gradient_of(setting, rounds, Path(cache))
     return {

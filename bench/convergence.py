@@ -1,211 +1,213 @@
-"""Does the loss stay where it should be? Final validation loss of methods, or of codecs and overlap, at equal tokens.
+"""How close to the loss of synchronous training, at how many bytes? Methods, codecs and overlap, at equal tokens.
 
-    python -m bench.convergence [--table methods|bandwidth] [--quick] [--json FILE] [--plot FILE.png]
+    python -m bench.convergence run [--table NAME] [--budget MINUTES]     what is missing, in order of value
+    python -m bench.convergence cell NAME                                one cell again, compared with its file
+    python -m bench.convergence show [--table NAME] [--plot FILE.png]     tables of the cells that exist
 
-Sites are simulated in one process on the text of the standard library; all methods see the same windows. `start` is a
-synchronous start of a tenth of the run, `warmup` the momentum that is gathered in it; pier has both. The gap ratio of
-a method is (its loss - sync) / (diloco - sync), of means over seeds: the goal for pier is 0.6.
-All of the table `bandwidth` are diloco with such a start; what they lose is measured against `none`.
+Sites are simulated in one process (bench/simulation.py) on the text of the standard library; all methods see the same
+windows. What is compared, and how each method is tuned, is in bench/convergence_grid.py. A cell is a file in
+docs/results/convergence, written when it is complete, so `run` can be stopped and started at any time.
 """
 
 from __future__ import annotations
 
 import json
-import tempfile
-from dataclasses import asdict, dataclass
+import time
 from pathlib import Path
+from statistics import fmean, stdev
 from typing import Any
 
 import click
-import numpy as np
 import torch
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
-from bench.pair_simulation import simulation_of
-from bench.simulation import Point
-from pier_node.config.run import RunConfig
+from bench.convergence_grid import METHODS, REPORTED, SETTINGS, TABLES, TUNING, Cell, Found, Values, named
+from bench.simulation import PairSimulation, ddp_bytes, simulation_of
+from pier_node.base import durable
 
-START = {"start": "sync", "start_fraction": 0.1}
-Methods = dict[str, dict[str, Any]]
-METHODS: Methods = {
-    "sync": {"algorithm": "sync", "start": "none"},
-    "diloco": {"algorithm": "diloco"},
-    "diloco, start": {"algorithm": "diloco", **START},
-    "diloco, start, warmup": {"algorithm": "diloco", **START, "momentum_warmup": True},
-    "pier, staged": {"algorithm": "pier", **START, "schedule": "staged"},
-    "pier, cosine": {"algorithm": "pier", **START, "schedule": "cosine"},
-    "noloco": {"algorithm": "noloco"},
-    "noloco, start": {"algorithm": "noloco", "start": "solo", "start_fraction": 0.1},
-    "noloco, start, γ 0.3": {"algorithm": "noloco", "start": "solo", "start_fraction": 0.1, "noloco": {"gamma": 0.3}},
-}
-WAYS: Methods = {
-    "none": {},
-    "bf16": {"codec": "bf16"},
-    "int8": {"codec": "int8"},
-    "int4": {"codec": "int4"},
-    "topk": {"codec": "topk"},
-    "topk2": {"codec": "topk2"},
-    "overlap": {"overlap": True},
-    "4 fragments": {"fragments": 4},
-    "int4, overlap": {"codec": "int4", "overlap": True},
-    "int4, overlap, 4 fragments": {"codec": "int4", "overlap": True, "fragments": 4},
-}
-TABLES: dict[str, Methods] = {
-    "methods": METHODS,
-    "bandwidth": {name: {"algorithm": "diloco", **START, **way} for name, way in WAYS.items()},
-}
-WANTED = 0.6
-"""Property 8: the most that pier's gap to sync may be, as a part of diloco's."""
-
-Curves = dict[str, dict[int, list[Point]]]
-"""Method -> seed -> validation losses."""
+FOLDER = Path("docs/results/convergence")
+CACHE = Path("build/convergence")
+"""Tokens of the text."""
+BASELINE = "sync"
 
 
-@dataclass(frozen=True)
-class Setting:
-    """What all methods have in common."""
-
-    sites: int = 4
-    dim: int = 80
-    layers: int = 3
-    ffn_dim: int = 216
-    context: int = 64
-    batch_size: int = 4
-    total_steps: int = 2000
-    inner_steps: int = 20
-    lr: float = 2e-3
-    warmup_steps: int = 100
-    eval_steps: int = 100
-    eval_batches: int = 8
-    seeds: tuple[int, ...] = (1, 2, 3)
-
-    def config(self, outer: dict[str, Any], seed: int) -> RunConfig:
-        """The run of one method with one seed."""
-        model = {"dim": self.dim, "layers": self.layers, "heads": 4, "ffn_dim": self.ffn_dim, "context": self.context}
-        inner = {key: getattr(self, key) for key in ("batch_size", "total_steps", "lr", "warmup_steps", "eval_batches")}
-        tables = {
-            "run": {"name": "convergence", "seed": seed, "sites": self.sites},
-            "model": {"preset": "llama-1m", **model},
-            "inner": {**inner, "min_lr": self.lr / 10, "precision": "fp32"},
-            "outer": {"inner_steps": self.inner_steps, **outer},
-        }
-        return RunConfig.model_validate(tables)
+def measure(cell: Cell) -> dict[str, Any]:
+    """Train one cell."""
+    config, setting = cell.config(), SETTINGS[cell.setting]
+    simulation = simulation_of(config, CACHE, setting.domains)
+    began = time.process_time()
+    curve = simulation.run(setting.eval_steps, lambda _: None)
+    return {
+        "setting": cell.setting,
+        "method": cell.method,
+        "values": cell.values,
+        "seed": cell.seed,
+        "loss": curve[-1].loss,
+        "curve": [[point.step, round(point.loss, 5)] for point in curve],
+        **({"merged": simulation.merged_loss()} if isinstance(simulation, PairSimulation) else {}),
+        "parameters": len(simulation.anchor),
+        "sent_bytes": round(simulation.sent),
+        "ddp_bytes": round(ddp_bytes(config)),
+        "cpu_seconds": round(time.process_time() - began, 1),
+        "torch": torch.__version__,
+    }
 
 
-QUICK = Setting(
-    dim=32, layers=2, ffn_dim=64, context=32, batch_size=2, total_steps=200, inner_steps=10, warmup_steps=10,
-    eval_steps=20, eval_batches=2,
-)  # fmt: skip
+def written(values: Values) -> str:
+    """Hyperparameters for people."""
+    signs = {"mu": "μ", "eta": "η", "alpha": "α", "beta": "β", "gamma": "γ"}
+    return ", ".join(f"{signs.get(key, key)} {value:g}" for key, value in values.items())
 
 
-def measure(methods: Methods, setting: Setting, console: Console) -> Curves:
-    """Train with every method and seed, one after the other."""
-    curves: Curves = {method: {} for method in methods}
-    columns = TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn()
-    steps = setting.total_steps * len(methods) * len(setting.seeds)
-    with tempfile.TemporaryDirectory() as cache, Progress(*columns, console=console) as progress:
-        bar = progress.add_task("", total=steps)
-        for seed in setting.seeds:
-            for method, outer in methods.items():
-                progress.update(bar, description=f"seed {seed}: {method}")
-                simulation = simulation_of(setting.config(outer, seed), Path(cache))
-                curves[method][seed] = simulation.run(setting.eval_steps, lambda done: progress.advance(bar, done))
-                progress.console.print(f"seed {seed}  {method:28}{curves[method][seed][-1].loss:8.4f}")
-    return curves
-
-
-def finals(curves: Curves, method: str) -> np.ndarray[Any, np.dtype[np.float64]]:
-    """Final validation losses, [seeds]."""
-    return np.array([points[-1].loss for points in curves[method].values()])
-
-
-def reference(curves: Curves) -> tuple[str, float]:
-    """What all others are compared with: the first method, and its mean loss."""
-    first = next(iter(curves))
-    return first, float(finals(curves, first).mean())
-
-
-def gap_ratio(curves: Curves, method: str) -> float:
-    """(method - sync) / (diloco - sync), of means over seeds."""
-    _, sync = reference(curves)
-    return float((finals(curves, method).mean() - sync) / (finals(curves, "diloco").mean() - sync))
-
-
-def table(curves: Curves, setting: Setting) -> Table:
-    """The losses of every method."""
-    rounds = setting.total_steps // setting.inner_steps
-    title = f"Final validation loss, nats a byte: {setting.sites} sites, {rounds} intervals, {len(setting.seeds)} seeds"
-    shown, (first, level) = Table("method", title=title), reference(curves)
-    for heading in ("mean", "std", "min", "max", f"to {first}", *(["gap ratio"] if "diloco" in curves else [])):
+def table_of(name: str, found: Found) -> Table:
+    """Tuned values and final losses of the methods of a table, against the first of them."""
+    setting, methods = TABLES[name]
+    what = SETTINGS[setting]
+    rounds = what.total_steps // what.inner_steps
+    shown = Table(title=f"{name}: final validation loss, nats a byte; {what.sites} sites, {rounds} rounds ({setting})")
+    shown.add_column("method")
+    shown.add_column("tuned to")
+    for heading in ("seeds", "mean", "std", f"to {BASELINE}", "fewer bytes", "CPU s"):
         shown.add_column(heading, justify="right")
-    for method in curves:
-        losses = finals(curves, method)
-        spread = (losses.mean(), losses.std(ddof=1), losses.min(), losses.max())
-        ratio = [f"{gap_ratio(curves, method):.2f}"] if "diloco" in curves else []
-        shown.add_row(method, *(f"{value:.4f}" for value in spread), f"{losses.mean() - level:+.4f}", *ratio)
+    level = mean_loss(found, setting, BASELINE)
+    for method in methods:
+        cells = reported(found, setting, method)
+        if not cells:
+            shown.add_row(method, written(found.tuned(setting, method)), "0", *5 * ["not run"])
+            continue
+        losses, one = [cell["loss"] for cell in cells], cells[0]
+        shown.add_row(
+            method, written(found.tuned(setting, method)), str(len(cells)), f"{fmean(losses):.4f}",
+            f"{stdev(losses):.4f}" if len(losses) > 1 else "", f"{fmean(losses) / level - 1:+.2%}" if level else "",
+            f"{fewer(one):.0f}x", f"{fmean(cell['cpu_seconds'] for cell in cells):.0f}",
+        )  # fmt: skip
     return shown
 
 
-def report(curves: Curves, setting: Setting) -> dict[str, Any]:
-    """All that was measured, ready for JSON."""
-    methods = {
-        method: {
-            "mean": finals(curves, method).mean(),
-            "std": finals(curves, method).std(ddof=1),
-            "min": finals(curves, method).min(),
-            "max": finals(curves, method).max(),
-            "curves": {str(seed): [list(point) for point in points] for seed, points in seeds.items()},
-        }
-        for method, seeds in curves.items()
-    }
-    return {"setting": asdict(setting), "torch": torch.__version__, "methods": methods}
+def sweep_of(name: str, found: Found) -> Table:
+    """All that was tried to tune the methods of a table."""
+    setting, methods = TABLES[name]
+    where = SETTINGS[setting].tuned_at or setting
+    shown = Table(title=f"{name}: how the methods were tuned, final validation loss by seed ({where})")
+    shown.add_column("method")
+    shown.add_column("values")
+    for seed in TUNING:
+        shown.add_column(str(seed), justify="right")
+    for method in dict.fromkeys(METHODS[method].like or method for method in methods):
+        for values in (values for candidates in found.trials(where, method) for values in candidates):
+            losses = found.losses(where, method, values, TUNING)
+            chosen = " *" if values == found.tuned(where, method) else ""
+            if losses:
+                shown.add_row(
+                    method, written(values) + chosen, *(f"{losses[s]:.4f}" if s in losses else "" for s in TUNING)
+                )
+    return shown
 
 
-def plot(curves: Curves, file: Path) -> None:
-    """Validation loss over inner steps: a line for the mean of the seeds, a band from the least to the most."""
+def reported(found: Found, setting: str, method: str) -> list[dict[str, Any]]:
+    """The cells of the reported seeds with the values that were chosen, as far as they exist."""
+    values = found.tuned(setting, method)
+    cells = (found.get(Cell(setting, method, values, seed)) for seed in REPORTED)
+    return [cell for cell in cells if cell]
+
+
+def mean_loss(found: Found, setting: str, method: str) -> float:
+    """Mean over the reported seeds; 0 if there are none."""
+    losses = [cell["loss"] for cell in reported(found, setting, method)]
+    return fmean(losses) if losses else 0.0
+
+
+def fewer(cell: dict[str, Any]) -> float:
+    """How many times fewer bytes a site sends than in synchronous training in fp32."""
+    return float(cell["ddp_bytes"] / max(cell["sent_bytes"], 1))
+
+
+def plot(found: Found, setting: str, file: Path) -> None:
+    """Loss against bytes, one point a method, with a line from the least to the greatest seed."""
     import matplotlib
 
     matplotlib.use("agg")
     from matplotlib import pyplot
 
-    figure, (whole, end) = pyplot.subplots(1, 2, figsize=(13, 5), width_ratios=(1, 1))
-    for method, seeds in curves.items():
-        steps = [point.step for point in next(iter(seeds.values()))]
-        losses = np.array([[point.loss for point in points] for points in seeds.values()])  # [seeds, points]
-        for axes in (whole, end):
-            axes.plot(steps, losses.mean(axis=0), label=method)
-            axes.fill_between(steps, losses.min(axis=0), losses.max(axis=0), alpha=0.15)
-            axes.set_xlabel("inner step")
-    lowest = min(finals(curves, method).min() for method in curves)
-    later = [points[len(points) // 2].loss for seeds in curves.values() for points in seeds.values()]
-    end.set_xlim(left=steps[len(steps) // 2])
-    end.set_ylim(lowest - 0.02, max(later) + 0.02)
-    whole.set_ylabel("validation loss, nats a byte")
-    whole.legend()
+    figure, axes = pyplot.subplots(figsize=(9, 6))
+    level = mean_loss(found, setting, BASELINE)
+    for method in METHODS:
+        cells = reported(found, setting, method)
+        if cells and level:
+            over = [100 * (cell["loss"] / level - 1) for cell in cells]
+            axes.plot([fewer(cells[0])] * len(over), over, marker="_", color="gray")
+            axes.plot(fewer(cells[0]), fmean(over), "o")
+            axes.annotate(method, (fewer(cells[0]), fmean(over)), xytext=(6, 3), textcoords="offset points", fontsize=8)
+    axes.axhline(0, color="gray", linewidth=0.8)
+    axes.set_xscale("log")
+    axes.set_xlabel("times fewer bytes sent by a site than in synchronous training in fp32")
+    axes.set_ylabel(f"validation loss above tuned {BASELINE}, %")
+    axes.set_title(f"Loss against bytes ({setting}: {SETTINGS[setting].sites} sites)")
     figure.tight_layout()
-    figure.savefig(file, dpi=120)
+    figure.savefig(file, dpi=110)
 
 
-@click.command(help=__doc__)
-@click.option("--table", "what", type=click.Choice([*TABLES]), default="methods", help="What to compare.")
-@click.option("--quick", is_flag=True, help="A tiny model and few steps: under a minute, and no evidence.")
-@click.option("--json", "json_file", type=click.Path(dir_okay=False, path_type=Path), help="Write all numbers here.")
-@click.option("--plot", "plot_file", type=click.Path(dir_okay=False, path_type=Path), help="Draw the curves here.")
-def main(what: str, quick: bool, json_file: Path | None, plot_file: Path | None) -> None:
-    """Compare the methods of a table; of `methods`, say whether property 8 holds."""
+@click.group(help=__doc__)
+@click.option("--folder", type=click.Path(file_okay=False, path_type=Path), default=FOLDER, help="Where cells are.")
+@click.pass_context
+def main(context: click.Context, folder: Path) -> None:
+    """Cells that exist are what all commands start from."""
     torch.set_num_threads(1)
-    console, setting = Console(), QUICK if quick else Setting()
-    curves = measure(TABLES[what], setting, console)
-    console.print(table(curves, setting))
-    for method in ("pier, staged", "pier, cosine") if what == "methods" else ():
-        ratio = gap_ratio(curves, method)
-        console.print(f"{method}: gap ratio {ratio:.2f}, wanted {WANTED} at most: {'yes' if ratio <= WANTED else 'no'}")
-    if json_file:
-        json_file.write_text(json.dumps(report(curves, setting), indent=1) + "\n")
-    if plot_file:
-        plot(curves, plot_file)
+    context.obj = Found(folder)
+
+
+tables = click.option("--table", "names", multiple=True, type=click.Choice([*TABLES]), help="Only this table.")
+
+
+@main.command("run")
+@tables
+@click.option("--budget", type=float, default=float("inf"), help="Minutes after which no cell is begun.")
+@click.option("--list", "only_list", is_flag=True, help="Say what is missing, and run nothing.")
+@click.pass_obj
+def run(found: Found, names: tuple[str, ...], budget: float, only_list: bool) -> None:
+    """Run the missing cells in order of value; the choice of values follows from cells as they come."""
+    until = time.monotonic() + 60 * budget
+    if only_list:
+        for name in dict.fromkeys(cell.name for cell in found.missing(names or [*TABLES])):
+            click.echo(name)
+        return
+    while time.monotonic() < until and (cell := next(found.missing(names or [*TABLES]), None)):
+        result = keep(found, cell)
+        click.echo(f"{time.strftime('%H:%M:%S')} {cell.name} {result['loss']:.4f} in {result['cpu_seconds']:.0f} s")
+
+
+def keep(found: Found, cell: Cell) -> dict[str, Any]:
+    """Measure a cell and write its file."""
+    result = measure(cell)
+    found.folder.mkdir(parents=True, exist_ok=True)
+    durable.replace(found.folder / f"{cell.name}.json", (json.dumps(result) + "\n").encode())
+    return result
+
+
+@main.command("cell")
+@click.argument("name")
+@click.pass_obj
+def again(found: Found, name: str) -> None:
+    """Train one cell again; if it has no file yet, write it."""
+    cell = named(name)
+    before = found.get(cell)
+    result = measure(cell) if before else keep(found, cell)
+    told = f"; its file says {before['loss']:.4f}" if before else ""
+    click.echo(f"{cell.name}: {result['loss']:.4f}, {fewer(result):.0f}x fewer bytes{told}")
+
+
+@main.command("show")
+@tables
+@click.option("--plot", "file", type=click.Path(dir_okay=False, path_type=Path), help="Draw loss against bytes here.")
+@click.pass_obj
+def show(found: Found, names: tuple[str, ...], file: Path | None) -> None:
+    """Print tables, sweeps among them."""
+    console = Console(width=None if Console().is_terminal else 140)
+    for name in names or TABLES:
+        console.print(table_of(name, found), sweep_of(name, found))
+    if file:
+        plot(found, TABLES[names[0]][0] if names else "short", file)
 
 
 if __name__ == "__main__":

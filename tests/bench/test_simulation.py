@@ -8,9 +8,13 @@ import numpy as np
 import pytest
 import torch
 
-from bench.pair_simulation import PairSimulation, simulation_of
-from bench.simulation import Point, Simulation
+from bench.simulation import PairSimulation, Point, Simulation, Sites, Trainer, ddp_bytes, simulation_of
 from pier_node.config.run import RunConfig
+from pier_node.outer.codec import CODECS
+from pier_node.outer.layout import Layout
+from pier_node.outer.schedule import round_plan
+from pier_node.trainer.data.corpus import Windows, open_corpus
+from pier_node.trainer.model.initial import initial_weights
 
 STEPS, EVERY = 24, 4
 
@@ -99,3 +103,37 @@ def test_a_solo_start_before_pairs_is_plain_synchronous_training(cache: Path) ->
     _, pairs = in_pairs(cache, 3, start="solo", start_fraction=0.5)
     assert pairs[:3] == sync[:3]
     assert pairs[3:] != sync[3:]
+
+
+def test_sites_in_one_batch_are_sites_one_by_one(cache: Path) -> None:
+    plans = [round_plan(config(3), number) for number in (1, 2, 3)]
+    windows = [Windows(open_corpus(config(3).data, slot, 3, None, cache), 16, 1, f"site-{slot}") for slot in range(3)]
+    weights = initial_weights(config(3).model, 1).numpy()
+    alone = [Trainer(config(3), [each], weights) for each in windows]
+    together = Sites(config(3), windows, Trainer(config(3), [], weights).replica)
+    for plan in plans:
+        together.train(plan)
+        for trainer in alone:
+            trainer.train(plan)
+    for found, trainer in zip(together.weights(), alone, strict=True):
+        np.testing.assert_allclose(found, trainer.weights(), atol=1e-5)
+        assert np.abs(found - weights).mean() > 1e-2
+    together.load([weights] * 3)
+    assert all((found == weights).all() for found in together.weights())
+
+
+def test_sites_on_domains_of_their_own(cache: Path) -> None:
+    simulation = simulation_of(config(2, algorithm="diloco"), cache, domains=True)
+    assert simulation.run(EVERY, lambda _: None)[-1].loss < np.log(256)
+
+
+def test_what_a_site_sends(cache: Path) -> None:
+    """Half of the vector twice in each of three rounds; a state of 16 bytes a weight to one of two sites."""
+    length = Layout.of(config(2).model).length
+    assert ddp_bytes(config(2)) == STEPS * 4 * length
+    sync, _ = simulate(cache, sites=2, algorithm="sync", start="none")
+    assert sync.sent == STEPS * 4 * length
+    ours, _ = simulate(cache, sites=2, algorithm="diloco", codec="int4", start="solo", start_fraction=0.5)
+    assert ours.sent == 3 * CODECS["int4"].size(length) + 8 * length
+    pairs, _ = simulate(cache, sites=3, algorithm="noloco", noloco={"gamma": 0.3})
+    assert pairs.sent == 6 * 8 * length * 2 / 3
