@@ -31,6 +31,7 @@ from pier_node.commands.options import (
     dataset,
     explained,
     preset,
+    with_parallel,
     with_token,
 )
 
@@ -202,6 +203,7 @@ def init(file: Path, preset: str, weights: Path | None, force: bool) -> None:
 @click.option(
     "--workers", type=click.IntRange(0), default=0, help="Number of training processes. [default: one per GPU]"
 )
+@with_parallel
 @click.option(
     "--http", type=click.IntRange(0, 65535), default=0, help="Status port on 127.0.0.1. [default: any free port]"
 )

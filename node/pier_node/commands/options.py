@@ -9,7 +9,7 @@ import os
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import click
 
@@ -17,6 +17,7 @@ from pier_node.base.address import with_port
 from pier_node.base.errors import PierError
 from pier_node.config.presets import PRESETS
 from pier_node.identity.node import TOKEN_VARIABLE
+from pier_node.trainer.parallel import Checkpointing, Mode, Parallel
 
 FORBIDDEN = (errno.EACCES, errno.EPERM, errno.EROFS)
 
@@ -54,6 +55,29 @@ _TOKEN_FILE = click.option(
     "--token-file",
     type=click.Path(path_type=Path, dir_okay=False),
     help="File to read the token from. [default: as for --token]",
+)
+_PARALLEL = (
+    click.option(
+        "--parallel",
+        "mode",
+        type=click.Choice(get_args(Mode)),
+        default="auto",
+        help="What each worker has of the model. ddp: all; fsdp: a part of every tensor; hsdp: a part of one of two "
+        "copies. [default: chosen by the number and memory of the GPUs]",
+    ),
+    click.option(
+        "--tensor",
+        type=click.IntRange(1),
+        default=1,
+        help="Number of workers that compute each matrix together. [default: each computes all of it]",
+    ),
+    click.option(
+        "--checkpointing",
+        type=click.Choice(get_args(Checkpointing)),
+        default="none",
+        help="Save GPU memory by computing again. selective: keep only products of matrices; full: keep only the input "
+        "of each block. [default: keep all activations]",
+    ),
 )
 LISTEN = click.option(
     "--listen",
@@ -114,6 +138,18 @@ def with_token(command: Callable[..., Any]) -> Callable[..., Any]:
         return command(*args, token=_given(token, token_file), **options)
 
     return _TOKEN(_TOKEN_FILE(run))
+
+
+def with_parallel(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Add the options for how a site spreads the model over its workers; the command gets them as `parallel`."""
+
+    @functools.wraps(command)
+    def run(*args: Any, mode: Any, tensor: int, checkpointing: Any, **options: Any) -> Any:
+        return command(*args, parallel=Parallel(mode, tensor, checkpointing), **options)
+
+    for option in reversed(_PARALLEL):
+        run = option(run)
+    return run
 
 
 def _given(token: str | None, file: Path | None) -> str | None:

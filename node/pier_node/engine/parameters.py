@@ -7,19 +7,21 @@ slice: nothing is gathered.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from typing import TYPE_CHECKING, TypeGuard
 
 import torch
 from torch import Tensor, nn
-from torch.distributed.tensor import DTensor
-from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 from torch.nn.parallel import DataParallel, DistributedDataParallel
 
 from pier_node.base.errors import PierError
 from pier_node.base.shared import Vector, attach
 from pier_node.config.program import described
 from pier_node.outer.layout import Layout
+
+if TYPE_CHECKING:
+    from torch.distributed.tensor import DTensor
 
 WRAPPERS = ("_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module")
 """What torch.compile, FSDP and activation checkpointing put into the names of parameters."""
@@ -86,22 +88,33 @@ class Vectors:
         """Take this rank's part of the weights from a shared vector."""
         self.take(attach(path, self.length))
 
-    def take(self, weights: Vector) -> None:
-        """Take this rank's part of the weights from a vector, shape [length]."""
+    def take(self, vector: Vector, tensors: Mapping[str, Tensor] | None = None) -> None:
+        """Take this rank's part from a vector, shape [length].
+
+        Args:
+            tensors: what to fill; None: the weights. Each is named, shaped and sharded like a parameter: an optimizer's
+                moments, gradients.
+        """
         with torch.no_grad():
-            for part, place in self.places(weights, self.parts):
-                self.local(part).copy_(place)
+            for part, place in self.places(vector, self.parts):
+                self.local(part, tensors).copy_(place)
 
     def store(self, path: str) -> None:
         """Write this rank's part of the weights to a shared vector, unless a lower rank has the same."""
-        for part, place in self.places(attach(path, self.length), self.parts):
-            if part.first:
-                place.copy_(self.local(part))
+        self.put(attach(path, self.length))
 
-    def local(self, part: Part) -> Tensor:
+    def put(self, vector: Vector, tensors: Mapping[str, Tensor] | None = None) -> None:
+        """Write this rank's part of the weights, or of such `tensors`, to a vector, unless a lower rank has the same.
+
+        Places of which `tensors` has nothing stay as they are.
+        """
+        for part, place in self.places(vector, self.parts):
+            if part.first and (tensors is None or part.name in tensors):
+                place.copy_(self.local(part, tensors))
+
+    def local(self, part: Part, tensors: Mapping[str, Tensor] | None = None) -> Tensor:
         """This rank's tensor of a part, shape `sizes`, wherever and in whatever type it is."""
-        data = self._parameters[part.name].data
-        return data.to_local() if isinstance(data, DTensor) else data
+        return local((self._parameters if tensors is None else tensors)[part.name].detach())
 
     def places(self, weights: Vector, parts: Iterable[Part]) -> Iterator[tuple[Part, Tensor]]:
         """Parts, of any rank, and their places in a vector, shape [length]."""
@@ -113,9 +126,21 @@ class Vectors:
             yield part, place
 
 
+def is_sharded(tensor: Tensor) -> TypeGuard[DTensor]:
+    """Whether this is a DTensor. Asking does not load DTensor, which takes a second: whoever has one has loaded it."""
+    return hasattr(tensor, "device_mesh")
+
+
+def local(tensor: Tensor) -> Tensor:
+    """What this rank has of a tensor, which may be a DTensor."""
+    return tensor.to_local() if is_sharded(tensor) else tensor
+
+
 def _part(name: str, data: Tensor, rank: int) -> Part:
-    if not isinstance(data, DTensor):
+    if not is_sharded(data):
         return Part(name, (0,) * data.dim(), tuple(data.shape), first=rank == 0)
+    from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
+
     sizes, starts = compute_local_shape_and_global_offset(data.shape, data.device_mesh, data.placements)
     starts = tuple(start if size else 0 for start, size in zip(starts, sizes))
     place = tuple(data.device_mesh.get_coordinate() or ())

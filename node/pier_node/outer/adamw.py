@@ -11,6 +11,7 @@ start.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -44,11 +45,11 @@ def take_step(
         names = [name for name, parameter in parameters.items() if is_decayed(parameter.shape) is decayed]
         if not names:
             continue
-        chosen = [parameters[name] for name in names]
+        chosen = [_own(parameters[name]) for name in names]
         steps = torch.full((len(names),), float(adam_step), device=chosen[0].device)
         adamw(
-            list[Tensor](chosen),
-            [parameter.grad for parameter in chosen if parameter.grad is not None],
+            chosen,
+            [_own(parameters[name].grad) for name in names if parameters[name].grad is not None],
             [first[name] for name in names],
             [second[name] for name in names],
             [],
@@ -62,6 +63,11 @@ def take_step(
             eps=EPSILON,
             maximize=False,
         )
+
+
+def _own(tensor: Any) -> Any:
+    """What this process has of a tensor, which may be a DTensor."""
+    return tensor.to_local() if hasattr(tensor, "to_local") else tensor
 
 
 def step_vectors(

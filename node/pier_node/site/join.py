@@ -170,7 +170,9 @@ def check_needs(config: RunConfig, settings: Settings) -> None:
         return
     check_weights(config, settings)
     batch = config.inner.batch_size
-    if settings.workers > batch:
+    if settings.workers:
+        settings.parallel.check(config, settings.workers)
+    if settings.workers // settings.parallel.tensor > batch:
         raise PierError(
             f"--workers {settings.workers} is more than inner.batch_size = {batch}: some workers would be idle",
             f"Start this site with --workers {batch} or fewer, or raise inner.batch_size before the run begins.",

@@ -160,7 +160,8 @@ async def prepare(joined: Joined, program: Program | None, stack: AsyncExitStack
         on_log = partial(_log, joined.progress, trackers)
         program.place(config, joined.record.slot % slots, slots, folder / "program", view, on_log)
     else:
-        trainer = own_trainer(config, node, joined.data, folder, joined.settings.workers)
+        settings = joined.settings
+        trainer = own_trainer(config, node, joined.data, folder, settings.workers, settings.parallel)
         stack.push_async_callback(trainer.stop)
     starting = asyncio.create_task(trainer.start())
     stack.callback(starting.cancel)

@@ -9,6 +9,7 @@ from typing import Self
 from pier_node.base.faults import NO_FAULTS, Faults, kill_at
 from pier_node.config.run import RunConfig
 from pier_node.rounds.folder import SiteRecord
+from pier_node.trainer.parallel import AUTO, Parallel
 from pier_node.wire.transport import Transport
 
 LISTEN = "0.0.0.0:7700"
@@ -25,6 +26,7 @@ class Settings:
         data: this site's own text, instead of data.path of run.toml; None: as before.
         shared_data: `data` holds the same text as at the other sites: see trainer/data/corpus.py.
         workers: number of worker processes; 0: one per device.
+        parallel: how they share the model.
         transport: None: the one that this site used before, or gRPC.
         http: port of the status page on 127.0.0.1; 0: any.
         trust: fingerprint of a committed state that a newcomer trusts; empty: it trusts the founder.
@@ -45,6 +47,7 @@ class Settings:
     data: str | None = None
     shared_data: bool = False
     workers: int = 0
+    parallel: Parallel = AUTO
     http: int = 0
     insecure: bool = False
     transport: Transport | None = None

@@ -13,6 +13,7 @@ from pier_node.config.run import RunConfig
 from pier_node.engine.process import Command
 from pier_node.engine.program import Program
 from pier_node.trainer.data.corpus import SiteData
+from pier_node.trainer.parallel import DDP, Parallel
 
 SETUP_VARIABLE = "PIER_TRAINER"
 """Environment variable: the trainer's Setup, as JSON."""
@@ -26,31 +27,37 @@ class Setup:
         config: RunConfig in its canonical form.
         node: decides, with the seed of the run, the order of the rows.
         data_path: see SiteData.
+        parallel: how the workers share the model.
     """
 
     config: str
     node: str
     data_path: str | None
+    parallel: Parallel = DDP
 
     @classmethod
     def of_environment(cls) -> Self:
         """That of this process."""
-        return cls(**json.loads(os.environ[SETUP_VARIABLE]))
+        keys = json.loads(os.environ[SETUP_VARIABLE])
+        return cls(**{**keys, "parallel": Parallel(**keys["parallel"])})
 
     def environment(self) -> dict[str, str]:
         """The variables of a process with this setup."""
         return {SETUP_VARIABLE: json.dumps(asdict(self))}
 
 
-def own_trainer(config: RunConfig, node: str, data: SiteData, folder: Path, count: int) -> Program:
+def own_trainer(
+    config: RunConfig, node: str, data: SiteData, folder: Path, count: int, parallel: Parallel = DDP
+) -> Program:
     """Pier's own trainer at a site, with its place in the run; it is not started yet.
 
     Args:
         node: this site's node id.
         folder: this node's folder; receives `logs/workers.log` and `cache`.
         count: number of workers to start; 0: one per device.
+        parallel: how they share the model.
     """
-    setup = Setup(config.canonical(), node, data.path)
+    setup = Setup(config.canonical(), node, data.path, parallel)
     words = (sys.executable, "-m", "pier_node.trainer.worker", "--workers", str(count))
     program = Program(None, Command(words, setup.environment(), folder / "logs" / "workers.log"))
     program.place(config, data.slot, data.slots, folder / "cache")

@@ -12,52 +12,98 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from contextlib import AbstractContextManager, nullcontext
-from functools import cached_property
+from dataclasses import dataclass
+from functools import cached_property, partial
 
 import numpy as np
 import numpy.typing as npt
 import torch
 import torch.distributed as dist
-import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
+from torch.utils.checkpoint import checkpoint, create_selective_checkpoint_contexts, noop_context_fn
 
 from pier_node.config.run import ModelSection, RunConfig
+from pier_node.engine.parameters import Vectors, is_sharded, local, trained
 from pier_node.outer.adamw import take_step
 from pier_node.outer.layout import Layout
 from pier_node.trainer import devices
 from pier_node.trainer.data.corpus import Batch
 from pier_node.trainer.model.decoder import Decoder
-from pier_node.trainer.model.evaluate import Losses, row_losses, summed_losses
+from pier_node.trainer.model.evaluate import NO_TOKEN, Losses, row_losses, summed_loss, summed_losses
+from pier_node.trainer.parallel import DDP, Checkpointing, Parallel
+
+
+@dataclass(frozen=True)
+class Shares:
+    """Among how many the site's batch is dealt.
+
+    Attributes:
+        own: which of them this worker is.
+        group: all of them; None: all workers.
+        sharded: none of them has the whole model.
+    """
+
+    count: int = 1
+    own: int = 0
+    group: dist.ProcessGroup | None = None
+    sharded: bool = False
+
+    def sum(self, value: Tensor) -> Tensor:
+        """The sum over all of them, in place."""
+        if self.count > 1:
+            dist.all_reduce(value, group=self.group)
+        return value
+
+
+ALONE = Shares()
+
+
+PRODUCTS = [
+    torch.ops.aten.mm.default,
+    torch.ops.aten.addmm.default,
+    torch.ops.aten._scaled_dot_product_flash_attention.default,
+    torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default,
+    torch.ops.aten._scaled_dot_product_efficient_attention.default,
+    torch.ops.aten._scaled_dot_product_cudnn_attention.default,
+]
+"""What selective checkpointing keeps: it takes most of the time of a block."""
 
 
 def mean_gradient(
-    model: nn.Module, inputs: Tensor, targets: Tensor, sequences: int, micro_batch: int, bf16: bool
+    model: nn.Module,
+    inputs: Tensor,
+    targets: Tensor,
+    sequences: int,
+    micro_batch: int,
+    bf16: bool,
+    shares: Shares = ALONE,
 ) -> Tensor:
     """Leave the gradient of the site's mean loss in every parameter's `grad`; return that loss, a scalar on the device.
 
     Args:
-        model: the decoder, or DistributedDataParallel around it.
+        model: the decoder, DistributedDataParallel around it, or spread by FSDP2 or tensor parallelism.
         inputs: this worker's rows, [rows, context] token ids.
         targets: their next tokens, [rows, context].
         sequences: number of rows of the whole site.
         micro_batch: number of rows to compute at once; 0: all.
         bf16: compute under autocast to bfloat16.
+        shares: of the batch.
     """
-    world = dist.get_world_size() if isinstance(model, DistributedDataParallel) else 1
     tokens = sequences * inputs.shape[1]
     model.zero_grad(set_to_none=True)
     loss = torch.zeros((), device=inputs.device)
     size = micro_batch or len(inputs)
-    pieces = list(zip(torch.split(inputs, size), torch.split(targets, size)))
+    pieces = [*zip(torch.split(inputs, size), torch.split(targets, size))]
+    if shares.sharded:  # all compute the same number of pieces, because they gather blocks together
+        most = -(-sequences // shares.count)
+        pieces += [(inputs[:1], torch.full_like(targets[:1], NO_TOKEN))] * (-(-most // size) - len(pieces))
     for index, (some_inputs, some_targets) in enumerate(pieces):
         with _reduced(model, index == len(pieces) - 1):
             part = _summed_loss(model, some_inputs, some_targets, bf16) / tokens
-            torch.autograd.backward(part * world)  # DistributedDataParallel divides by the number of workers
+            torch.autograd.backward(part * shares.count)  # the gradient is averaged over the shares
         loss += part.detach()
-    if world > 1:
-        dist.all_reduce(loss)
-    return loss
+    return shares.sum(loss)
 
 
 def _reduced(model: nn.Module, now: bool) -> AbstractContextManager[None]:
@@ -67,64 +113,90 @@ def _reduced(model: nn.Module, now: bool) -> AbstractContextManager[None]:
 def _summed_loss(model: nn.Module, inputs: Tensor, targets: Tensor, bf16: bool) -> Tensor:
     with torch.autocast(inputs.device.type, torch.bfloat16, enabled=bf16):
         logits = model(inputs)  # [rows, context, vocab]
-    return F.cross_entropy(logits.flatten(0, 1).float(), targets.flatten(), reduction="sum")
+    return summed_loss(logits, targets)
 
 
 class Replica:
-    """One worker's copy of the model. Its weights are undefined until `load_weights`.
+    """One worker's copy of the model, or its part of it. Its weights are undefined until `load_weights`.
 
     Args:
         config: the run.
         device: the device that holds the model.
-        workers: number of replicas in the site; if there are several, the default process group connects them.
+        workers: number of workers in the site; if there are several, the default process group connects them.
+        parallel: how they share the model; not auto.
+
+    Attributes:
+        shares: of the site's batch.
     """
 
-    def __init__(self, config: RunConfig, device: torch.device, workers: int) -> None:
+    def __init__(self, config: RunConfig, device: torch.device, workers: int, parallel: Parallel = DDP) -> None:
         self.layout = Layout.of(config.model)
         self.adam_step = 0
         self.context = config.model.context
         self._inner, self._device = config.inner, device
         self._bf16 = devices.uses_bf16(device, config.inner.precision)
-        self._model = _undefined(config.model, self.layout, device)
-        self._parameters = dict(self._model.named_parameters())
+        own = dist.get_rank() if workers > 1 else 0
+        self.shares = Shares(workers, own)
+        if parallel.shards(workers):
+            from pier_node.trainer.sharding import spread
+
+            with torch.device("meta"):
+                self._model = Decoder(config.model)
+            mesh = spread(self._model, parallel, workers, device, self._bf16)
+            self.shares = Shares(mesh.size(), mesh.get_local_rank(), mesh.get_group(), sharded=True)
+        else:
+            self._model = _undefined(config.model, self.layout, device)
+        if parallel.checkpointing != "none":
+            _checkpoint(self._model, parallel.checkpointing)
+        self._parameters = trained(self._model)
+        self._vectors = Vectors(self._model, own)
         if config.inner.compile:
             self._model.compile()
-        self._trained = _joined(self._model) if workers > 1 else self._model
+        self._trained = _joined(self._model) if workers > 1 and not self.shares.sharded else self._model
 
     def load_weights(self, flat: Tensor) -> None:
-        """Load the weights from a vector, shape [parameters]."""
-        self.layout.load(self._model, flat)
+        """Load this worker's part of the weights from a vector, shape [parameters]."""
+        if reshard := getattr(self._model, "reshard", None):
+            reshard()  # after an evaluation FSDP2 still has the outermost parameters, and would not gather them again
+        self._vectors.take(flat.numpy())
 
     def load_moments(self, first: Tensor, second: Tensor, step: int) -> None:
         """Load AdamW's moments from two vectors, shape [parameters], with `step` steps behind them."""
         self.adam_step = step
         for moment, flat in zip(self._moments, (first, second)):
-            for name, view in self.layout.views(flat).items():
-                moment[name].copy_(view)
+            self._vectors.take(flat.numpy(), moment)
 
     def store_weights(self, flat: Tensor) -> None:
-        """Write the weights to a vector."""
-        self.layout.store(self._parameters, flat)
+        """Write this worker's part of the weights to a vector, unless another writes the same."""
+        self._vectors.put(flat.numpy())
 
     def store_moments(self, first: Tensor, second: Tensor) -> None:
-        """Write AdamW's moments to two vectors."""
+        """Write this worker's part of AdamW's moments to two vectors, unless another writes the same."""
         for moment, flat in zip(self._moments, (first, second)):
-            self.layout.store(moment, flat)
+            self._vectors.put(flat.numpy(), moment)
 
     def store_gradient(self, flat: Tensor) -> None:
-        """Write the gradient of the last call of `gradient` to a vector."""
+        """Write this worker's part of the gradient of the last call of `gradient`, unless another writes the same."""
         gradients = ((name, parameter.grad) for name, parameter in self._parameters.items())
-        self.layout.store({name: gradient for name, gradient in gradients if gradient is not None}, flat)
+        self._vectors.put(flat.numpy(), {name: gradient for name, gradient in gradients if gradient is not None})
 
     def gradient(self, rows: Batch, sequences: int) -> Tensor:
         """Compute the gradient of the mean loss over the site's `sequences`; return the loss, on the device.
 
         Args:
-            rows: this worker's part of the site's batch.
+            rows: this worker's share of the site's batch.
             sequences: size of the site's batch.
         """
         inputs, targets = (torch.from_numpy(part).to(self._device) for part in rows)
-        return mean_gradient(self._trained, inputs, targets, sequences, self._inner.micro_batch, self._bf16)
+        inner = self._inner
+        loss = mean_gradient(self._trained, inputs, targets, sequences, inner.micro_batch, self._bf16, self.shares)
+        for parameter in self._parameters.values():
+            gradient = parameter.grad
+            if gradient is None or not is_sharded(parameter) or not is_sharded(gradient):
+                continue
+            if gradient.placements != parameter.placements:
+                parameter.grad = gradient.redistribute(placements=parameter.placements)  # norms of divided positions
+        return loss
 
     def train(self, step: int, rows: Batch, sequences: int) -> Tensor:
         """Do inner step `step`, counted over the whole run; returns what `gradient` returns."""
@@ -140,11 +212,19 @@ class Replica:
             windows: this worker's. All of several workers must call this, and get the mean over all windows.
         """
         self.load_weights(flat)
+        if self.shares.sharded:
+            windows = self._as_many([*windows])
         sums = torch.tensor(summed_losses(self._model, windows, self._bf16), dtype=torch.float64, device=self._device)
-        if self._trained is not self._model:
-            dist.all_reduce(sums)
-        total, count = sums.tolist()
+        total, count = self.shares.sum(sums).tolist()
         return float(total / count)
+
+    def _as_many(self, windows: list[Batch]) -> list[Batch]:
+        """The windows, and empty ones up to the largest number of a worker: all gather blocks together."""
+        most = torch.tensor(len(windows), device=self._device)
+        if self.shares.count > 1:
+            dist.all_reduce(most, dist.ReduceOp.MAX, group=self.shares.group)
+        row = np.zeros((1, self.context), dtype=np.int64)
+        return windows + [(row, row + NO_TOKEN)] * (int(most) - len(windows))
 
     def rate(self, flat: Tensor, rows: npt.NDArray[np.uint8], at_once: int) -> Losses:
         """Mean loss of each row with the weights in a vector, which stay loaded: see `row_losses`."""
@@ -154,7 +234,8 @@ class Replica:
     @cached_property
     def _moments(self) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
         # Created when first needed: a worker that only computes gradients has none.
-        first, second = ({name: torch.zeros_like(it) for name, it in self._parameters.items()} for _ in range(2))
+        mine = {name: local(parameter.detach()) for name, parameter in self._parameters.items()}
+        first, second = ({name: torch.zeros_like(it) for name, it in mine.items()} for _ in range(2))
         return first, second
 
 
@@ -165,6 +246,13 @@ def _undefined(config: ModelSection, layout: Layout, device: torch.device) -> De
     memory = {entry.name: torch.empty(entry.shape, device=device) for entry in layout.entries}
     model.load_state_dict(memory, assign=True)
     return model
+
+
+def _checkpoint(model: Decoder, kind: Checkpointing) -> None:
+    contexts = partial(create_selective_checkpoint_contexts, PRODUCTS) if kind == "selective" else noop_context_fn
+    for block in model.blocks.values():
+        forward = partial(checkpoint, block.forward, use_reentrant=False, context_fn=contexts)
+        setattr(block, "forward", forward)  # noqa: B010 - a method, for mypy
 
 
 def _joined(model: nn.Module) -> nn.Module:

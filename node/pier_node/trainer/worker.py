@@ -23,6 +23,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
+from importlib import import_module
 from multiprocessing import connection, get_context
 from multiprocessing.context import ForkProcess
 from pathlib import Path
@@ -65,6 +66,7 @@ from pier_node.trainer import devices
 from pier_node.trainer.command import Setup
 from pier_node.trainer.data.corpus import Batch, Corpus, Windows, open_corpus, share
 from pier_node.trainer.data.tokens import check_vocab
+from pier_node.trainer.parallel import DDP, Parallel
 from pier_node.trainer.replica import Replica
 
 COLLECTIVE_TIMEOUT = timedelta(minutes=10)
@@ -109,12 +111,21 @@ class Worker:
         place: the site's in the run.
         config: of the run.
         windows: of the site's corpus.
+        parallel: how the workers share the model; not auto.
     """
 
-    def __init__(self, link: Link, ranks: Ranks, place: Attached, config: RunConfig, windows: Windows) -> None:
+    def __init__(
+        self,
+        link: Link,
+        ranks: Ranks,
+        place: Attached,
+        config: RunConfig,
+        windows: Windows,
+        parallel: Parallel = DDP,
+    ) -> None:
         self._link, self._ranks, self._inner, self._windows = link, ranks, config.inner, windows
         self._device = devices.pick(ranks.own, ranks.count)
-        self._replica = Replica(config, self._device, ranks.count)
+        self._replica = Replica(config, self._device, ranks.count, parallel)
         self._length = self._replica.layout.length
         self._outbox, self._adam_m, self._adam_v = map(self._attach, (place.outbox, place.adam_m, place.adam_v))
         self._row = enter(place.table, ranks.count, ranks.own)
@@ -145,8 +156,8 @@ class Worker:
             if self._ranks.own == 0 and (index == 0 or seconds - reported > REPORT_INTERVAL):
                 reported = seconds
                 self._link.send(Progress(job.first_step + index, loss.item(), self._tokens(job, index + 1), seconds))
+        self._publish(job)
         if self._ranks.own == 0:
-            self._publish(job)
             peak, seconds = devices.peak_bytes(self._device), time.monotonic() - started
             tokens, loss_mean = self._tokens(job, job.steps), total.item() / job.steps
             self._link.send(Done(job.id, tokens, loss_mean, self._replica.adam_step, seconds, peak))
@@ -159,15 +170,17 @@ class Worker:
 
     def _publish(self, job: Train) -> None:
         self._link.send(Publishing(job.id))
+        self._ranks.meet()  # nobody writes before the daemon was told; all have written before it is told of the end
         if job.publish == "gradient":
             self._replica.store_gradient(self._outbox)
-            return
-        self._replica.store_weights(self._outbox)
-        self._replica.store_moments(self._adam_m, self._adam_v)
+        else:
+            self._replica.store_weights(self._outbox)
+            self._replica.store_moments(self._adam_m, self._adam_v)
+        self._ranks.meet()
 
     def _evaluate(self, request: Evaluate) -> None:
-        inner, ranks = self._inner, self._ranks
-        own = self._windows.validation(inner.eval_batches, inner.batch_size, self._at_once, ranks.own, ranks.count)
+        inner, shares = self._inner, self._replica.shares
+        own = self._windows.validation(inner.eval_batches, inner.batch_size, self._at_once, shares.own, shares.count)
         self._link.send(Evaluated(request.id, self._replica.evaluate(self._attach(request.weights), own)))
 
     def _rate(self, request: Rate) -> None:
@@ -177,18 +190,18 @@ class Worker:
         self._link.send(Rated(request.id, losses.tolist()))
 
     def _rows(self, step: int, sequences: int) -> Batch:
-        world = self._ranks.count
-        if sequences < world:
+        shares = self._replica.shares
+        if sequences < shares.count:
             raise PierError(
-                f"a batch of {sequences} sequence(s) cannot be dealt to the {world} workers of this site",
-                f"Raise inner.batch_size to {world} or more, or start this node with --workers {sequences}.",
+                f"a batch of {sequences} sequence(s) cannot be dealt to the {shares.count} workers of this site",
+                f"Raise inner.batch_size to {shares.count} or more, or start this node with --workers {sequences}.",
             )
-        return self._windows.rows(step, *share(sequences, self._ranks.own, world))
+        return self._windows.rows(step, *share(sequences, shares.own, shares.count))
 
     @property
     def _at_once(self) -> int:
         """Maximum number of sequences that this worker computes together in a step: its memory suffices for them."""
-        own = max(1, self._inner.batch_size // self._ranks.count)
+        own = max(1, self._inner.batch_size // self._replica.shares.count)
         return min(own, self._inner.micro_batch or own)
 
     def _tokens(self, job: Train, steps: int) -> int:
@@ -245,7 +258,9 @@ def _serve(link: Link, ranks: Ranks, setup: Setup) -> None:
     link.send(Ready())
     corpus = open_data(config, setup, place, link, ranks.own)
     windows = Windows(corpus, config.model.context, config.run.seed, setup.node)
-    worker = Worker(link, ranks, place, config, windows)
+    parallel = setup.parallel.chosen()
+    parallel.check(config, ranks.count)
+    worker = Worker(link, ranks, place, config, windows, parallel)
     while True:
         worker.obey(link.receive())
 
@@ -279,6 +294,8 @@ def main() -> None:
     workers = parser.parse_args().workers
     _set_environment()
     world = workers or _count()
+    if Setup.of_environment().parallel.chosen().shards(world):
+        import_module("pier_node.trainer.sharding")  # once for all workers and their restarts
     for attempt in range(MAX_RESTARTS + 1):
         team = [_FORK.Process(target=_work, args=(Place(rank, world, attempt),)) for rank in range(world)]
         if _in_peace(team):

@@ -86,6 +86,7 @@ class Decoder(nn.Module):
         self.config = config
         self.embeds = 0 in blocks if ends is None else ends
         self.predicts = config.layers - 1 in blocks if ends is None else ends
+        self.sequence_parts = 1  # trainer/sharding.py divides the positions between blocks among workers
         if self.embeds or (self.predicts and config.tie_embeddings):
             self.embedding = _embedding(config.vocab_size, config.dim)
         if self.embeds and config.form == "gpt2":
@@ -108,7 +109,9 @@ class Decoder(nn.Module):
     def embed(self, tokens: Tensor, start: int = 0) -> Tensor:
         """[batch, time] token ids -> [batch, time, dim]; `start`: number of tokens before them."""
         x: Tensor = self.embedding(tokens)
-        return x + self.positions.weight[start : start + tokens.shape[1]] if self.config.form == "gpt2" else x
+        if self.config.form == "gpt2":
+            x = x + self.positions(torch.arange(start, start + tokens.shape[1], device=tokens.device))
+        return x
 
     def through(self, x: Tensor, without: Collection[int] = (), past: Past | None = None, start: int = 0) -> Tensor:
         """The blocks, except `without`: [batch, time, dim] -> [batch, time, dim]; `start`: positions before them."""
@@ -127,7 +130,8 @@ class Decoder(nn.Module):
         head_dim = self.config.dim // self.config.heads
         even = torch.arange(0, head_dim, 2, device=x.device, dtype=torch.float32)
         speed = 1.0 / self.config.rope_theta ** (even / head_dim)  # [head_dim / 2]
-        places = torch.arange(start, start + x.shape[1], device=x.device, dtype=torch.float32)
+        end = start + x.shape[1] * self.sequence_parts
+        places = torch.arange(start, end, device=x.device, dtype=torch.float32)
         angle = torch.outer(places, speed).repeat(1, 2)
         return angle.cos(), angle.sin()  # [time, head_dim] each
 

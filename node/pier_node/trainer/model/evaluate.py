@@ -17,11 +17,14 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from pier_node.engine.parameters import local
 from pier_node.trainer.model.decoder import Decoder
 
 Tokens = npt.NDArray[np.int64]
 Rows = npt.NDArray[np.integer[Any]]
 Losses = npt.NDArray[np.float64]
+NO_TOKEN = -100
+"""Stands for a target that does not count."""
 
 
 def validation_loss(model: nn.Module, windows: Iterable[tuple[Tokens, Tokens]], bf16: bool = False) -> float:
@@ -44,9 +47,17 @@ def summed_losses(model: nn.Module, windows: Iterable[tuple[Tokens, Tokens]], bf
     for inputs, targets in windows:
         with torch.autocast(device.type, torch.bfloat16, enabled=bf16):
             logits = model(torch.from_numpy(inputs).to(device))  # [sequences, context, vocab]
-        total += _summed_loss(logits, torch.from_numpy(targets).to(device)).cpu()
-        count += targets.size
+        total += summed_loss(logits, torch.from_numpy(targets).to(device)).cpu()
+        count += int((targets != NO_TOKEN).sum())
     return total.item(), count
+
+
+def summed_loss(logits: Tensor, targets: Tensor) -> Tensor:
+    """Sum of the cross-entropy in nats of [rows, context, vocab] logits, except where the target is NO_TOKEN."""
+    loss = functional.cross_entropy(
+        logits.flatten(0, 1).float(), targets.flatten(), ignore_index=NO_TOKEN, reduction="sum"
+    )
+    return local(loss)
 
 
 def row_losses(model: nn.Module, rows: Rows, at_once: int, bf16: bool = False) -> Losses:
@@ -75,10 +86,6 @@ def token_losses(model: nn.Module, rows: Rows, at_once: int, bf16: bool = False)
 def bits_per_byte(loss: float, bytes_per_token: float = 1.0) -> float:
     """A loss in nats per token as bits per byte of text, which is comparable between tokenizers."""
     return loss / math.log(2) / bytes_per_token
-
-
-def _summed_loss(logits: Tensor, targets: Tensor) -> Tensor:
-    return functional.cross_entropy(logits.flatten(0, 1).float(), targets.flatten(), reduction="sum")
 
 
 MOST = 64

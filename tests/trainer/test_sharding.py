@@ -1,0 +1,128 @@
+"""Workers that share the model train it as one that has all of it: through the trainer's own launcher, over gloo."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable, Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+import torch.distributed as dist
+from torch.testing._internal.distributed.fake_pg import FakeStore
+
+from pier_node.base.errors import PierError
+from pier_node.base.shared import SharedVector
+from pier_node.config.run import RunConfig
+from pier_node.engine.parameters import local
+from pier_node.engine.program import Program
+from pier_node.trainer.command import own_trainer
+from pier_node.trainer.data.corpus import SiteData, Windows
+from pier_node.trainer.model.decoder import Decoder
+from pier_node.trainer.parallel import Parallel
+from pier_node.trainer.replica import Replica
+from pier_node.trainer.sharding import spread
+
+BATCH, STEPS = 5, 10
+Configure = Callable[..., RunConfig]
+Start = Callable[[RunConfig, int, Parallel], Program]
+
+
+@pytest.fixture
+async def start(tmp_path: Path) -> AsyncIterator[Start]:
+    started: list[Program] = []
+
+    def build(config: RunConfig, workers: int, parallel: Parallel) -> Program:
+        started.append(own_trainer(config, "node-a", SiteData(), tmp_path / "node", workers, parallel))
+        return started[-1]
+
+    yield build
+    for trainer in started:
+        await trainer.stop()
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize(
+    ("workers", "parallel"),
+    [(2, Parallel("fsdp")), (2, Parallel(tensor=2)), (4, Parallel("fsdp", 2, "full")), (4, Parallel("hsdp"))],
+    ids=["fsdp", "tensor", "fsdp and tensor", "hsdp"],
+)
+async def test_workers_that_share_the_model_do_what_one_does(
+    workers: int, parallel: Parallel, configure: Configure, start: Start, weights: SharedVector, windows: Windows
+) -> None:
+    config = configure(micro_batch=2)
+    alone = Replica(config, torch.device("cpu"), 1)
+    alone.load_weights(torch.from_numpy(weights.array))
+    validated = alone.evaluate(torch.from_numpy(weights.array), windows.validation(2, 4))
+    trainer = start(config, workers, parallel)
+    await trainer.start()
+    assert await trainer.evaluate(weights) == pytest.approx(validated, rel=1e-5)
+    await trainer.run(0, 1, BATCH, "gradient", weights)
+    alone.gradient(windows.batch(0, BATCH), BATCH)
+    gradient = torch.empty(alone.layout.length)
+    alone.store_gradient(gradient)
+    np.testing.assert_allclose(trainer.outbox.array, gradient.numpy(), rtol=1e-3, atol=1e-6)
+
+    for first in (0, STEPS):
+        losses = [alone.train(step, windows.batch(step, BATCH), BATCH).item() for step in range(first, first + STEPS)]
+        done = await trainer.run(first, STEPS, BATCH, "weights", weights)
+        assert done.loss == pytest.approx(sum(losses) / STEPS, abs=1e-5)
+        weights.array[:] = trainer.outbox.array
+    state = torch.empty(3, alone.layout.length)
+    alone.store_weights(state[0])
+    alone.store_moments(state[1], state[2])
+    for ours, theirs in zip(state, (trainer.outbox, trainer.adam_m, trainer.adam_v)):
+        np.testing.assert_allclose(theirs.array, ours.numpy(), rtol=0, atol=1e-5)
+
+    # What they published is a checkpoint for one worker, and the other way round.
+    alone.load_weights(torch.from_numpy(trainer.outbox.array))
+    alone.load_moments(torch.from_numpy(trainer.adam_m.array), torch.from_numpy(trainer.adam_v.array), done.adam_step)
+    alone.train(2 * STEPS, windows.batch(2 * STEPS, BATCH), BATCH)
+    trainer.adam_m.array[:], trainer.adam_v.array[:] = state[1].numpy(), state[2].numpy()
+    weights.array[:] = state[0].numpy()
+    await trainer.run(2 * STEPS, 1, BATCH, "weights", weights, 2 * STEPS)
+    alone.store_weights(state[0])
+    np.testing.assert_allclose(trainer.outbox.array, state[0].numpy(), rtol=0, atol=1e-5)
+
+
+@pytest.fixture
+def group() -> Iterator[Callable[[int], None]]:
+    """Joins as worker 0 of so many, of which the others are not there."""
+    yield lambda workers: dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=workers)
+    dist.destroy_process_group()
+
+
+@pytest.mark.parametrize(
+    ("workers", "parallel", "part"),
+    [
+        (2, Parallel("fsdp"), 0.5),
+        (2, Parallel("ddp", 2), 0.5),
+        (4, Parallel("fsdp", 2), 0.25),
+        (4, Parallel("hsdp"), 0.5),
+    ],
+)
+def test_each_worker_holds_its_part(
+    workers: int, parallel: Parallel, part: float, config: RunConfig, group: Callable[[int], None]
+) -> None:
+    group(workers)
+    with torch.device("meta"):
+        model = Decoder(config.model)
+    whole = sum(parameter.numel() for parameter in model.parameters())
+    shares = spread(model, parallel, workers, torch.device("cpu"), bf16=False)
+    own = sum(local(parameter).numel() for parameter in model.parameters())
+    assert own / whole == pytest.approx(part, rel=0.02)
+    assert shares.size() == workers // parallel.tensor
+
+
+@pytest.mark.parametrize(
+    ("workers", "parallel", "words"),
+    [
+        (3, Parallel(tensor=2), "cannot form groups"),
+        (4, Parallel(tensor=4), "heads = 2"),
+        (4, Parallel("ddp", 2), "--parallel ddp"),
+        (3, Parallel("hsdp"), "hsdp needs 2 equal parts"),
+    ],
+)
+def test_what_workers_cannot_do_is_refused(workers: int, parallel: Parallel, words: str, config: RunConfig) -> None:
+    with pytest.raises(PierError, match=words):
+        parallel.check(config, workers)
