@@ -27,7 +27,7 @@ from pier_node.experts.job import ExpertJob
 from pier_node.experts.scoring import log_probs, spread
 from pier_node.experts.sheet import ENDING, Rows, Sheet, Subject, load_sheet, row_hashes
 from pier_node.experts.trainer import Verdict, judged
-from pier_node.rounds.weights import Weights
+from pier_node.rounds.saved_model import Weights
 from pier_node.trainer.data.corpus import Corpus, Windows, open_corpus
 from pier_node.trainer.data.sources import Split
 from pier_node.trainer.model.cost import flops_per_token

@@ -27,7 +27,7 @@ from pier_node.pipeline.planner import Planner
 from pier_node.pipeline.planning.search import search
 from pier_node.pipeline.stage import Stage, gather
 from pier_node.pipeline.stage_state import NAMES, made, take_stage_step
-from pier_node.pipeline.vote_state import Standing
+from pier_node.pipeline.vote_state import VoteState
 from pier_node.trainer.data.corpus import Batch, Windows, open_corpus
 from pier_node.trainer.model.decoder import Decoder
 from pier_node.trainer.model.evaluate import validation_loss
@@ -50,7 +50,7 @@ class Routes:
         self._planner = Planner(section, config.run.seed, lambda *_: None, _searched)
         self._stages = section.stages
         strangers = {f"{site:03}": Pulse(site=Site(node=f"{site:03}")) for site in range(config.run.sites)}
-        dealt = asyncio.run(self._planner.plan(1, Standing(0, 0.0, (0,) * section.stages), strangers, {}))
+        dealt = asyncio.run(self._planner.plan(1, VoteState(0, 0.0, (0,) * section.stages), strangers, {}))
         self._pulses = {
             node: Pulse(site=Site(node=node), place=Place(stage=stage, version=VERSION, memory=section.memory))
             for node, stage in zip(dealt.nodes, dealt.stages, strict=True)
@@ -58,8 +58,8 @@ class Routes:
 
     def of(self, step: int) -> list[tuple[int, ...]]:
         """The stages that each microbatch visits, in their order."""
-        standing = Standing(step, 0.0, (VERSION,) * self._stages)
-        message = asyncio.run(self._planner.plan(2 + step, standing, self._pulses, {}))
+        voted = VoteState(step, 0.0, (VERSION,) * self._stages)
+        message = asyncio.run(self._planner.plan(2 + step, voted, self._pulses, {}))
         plan = Plan.read(message, self._stages)
         return [tuple(plan.stages[node] for node in way[: len(way) // 2]) for way in plan.ways]
 

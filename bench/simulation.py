@@ -2,7 +2,7 @@
 
 Synchronous steps are taken once, on the rows of all sites together: every site would take the same one. Sites then
 part with copies of the weights and of AdamW's moments, as they do after a start (arXiv 2511.17849). Codecs, overlap and
-fragments are those of the node: the same pending pseudo-gradients, offered and taken at the same times. In a run of
+fragments are those of the node: the same unsent pseudo-gradients, offered and taken at the same times. In a run of
 pairs (NoLoCo) each site has an anchor and a momentum of its own.
 
 Sites that are apart are computed in one batch: every parameter is a stack, [sites, ...], and a layer is one batched
@@ -34,7 +34,7 @@ from pier_node.outer.noloco import groups, needs_anchors, noloco_step
 from pier_node.outer.pier import accumulate, outer_step, pseudo_gradient
 from pier_node.outer.schedule import Kind, RoundPlan, round_plan, total_rounds
 from pier_node.outer.update import Update
-from pier_node.site.unsent import Pending
+from pier_node.site.error_feedback import UnsentUpdate
 from pier_node.trainer.data.corpus import Batch, Windows, open_corpus
 from pier_node.trainer.data.sources import FAMILIES
 from pier_node.trainer.model.decoder import EPSILON, Decoder
@@ -213,7 +213,7 @@ class Simulation:
         self._starts: list[Vector] = []
         self._flight: tuple[RoundPlan, list[Update]] | None = None
         self._codec = codec(config.outer.codec)
-        self._pending = [Pending(len(self.anchor), config.outer.fragments, self._codec.lossy) for _ in range(sites)]
+        self._unsent = [UnsentUpdate(len(self.anchor), config.outer.fragments, self._codec.lossy) for _ in range(sites)]
         self.momentum = np.zeros_like(self.anchor)
         self.sent = 0.0
 
@@ -272,10 +272,10 @@ class Simulation:
         sites.load(starts)
         sites.train(plan)
         self._land()
-        for weights, start, pending in zip(sites.weights(), starts, self._pending, strict=True):
-            pending.learn(start, weights, plan.steps)
+        for weights, start, unsent in zip(sites.weights(), starts, self._unsent, strict=True):
+            unsent.learn(start, weights, plan.steps)
         part = plan.span(len(self.anchor))
-        offers = [(pending.offer(part), pending.tokens[plan.fragment]) for pending in self._pending]
+        offers = [(unsent.offer(part), unsent.tokens[plan.fragment]) for unsent in self._unsent]
         self._flight = plan, [Update(vector, tokens, error) for (vector, error), tokens in offers]
         self._starts = self._beginnings()
         if not self._config.outer.overlap:
@@ -283,7 +283,7 @@ class Simulation:
 
     def _beginnings(self) -> list[Vector]:
         """Where each site goes on: φ less what no round has taken."""
-        starts = [pending.start(self.anchor) for pending in self._pending]
+        starts = [unsent.start(self.anchor) for unsent in self._unsent]
         return [self.anchor if start is None else start.array for start in starts]
 
     def _land(self) -> None:
@@ -297,8 +297,8 @@ class Simulation:
         step = self.anchor[part], self.momentum[part], mean, plan.momentum, plan.lr, anchor[part], momentum[part]
         outer_step(*step)
         self.anchor, self.momentum = anchor, momentum
-        for pending in self._pending:
-            pending.taken(plan.fragment)
+        for unsent in self._unsent:
+            unsent.taken(plan.fragment)
 
 
 class PairSimulation(Simulation):

@@ -33,7 +33,7 @@ from pier_node.rounds.state_store import Checkpoint
 from pier_node.rounds.statements import SignedStatements
 from pier_node.site.agreement import Agreement, InPairs, OfAll, Peers
 from pier_node.site.loop import run_work
-from pier_node.site.member import Joined, pairs_of_two, rounds_of_all
+from pier_node.site.membership import Joined, pairs_of_two, rounds_of_all
 from pier_node.site.orders import Orders
 from pier_node.site.report import Reporter
 from pier_node.site.settings import Settings

@@ -9,7 +9,7 @@ from torch import nn
 from pier_node.base.errors import PierError
 from pier_node.config.program import first_difference
 from pier_node.engine.parameters import Vectors
-from pier_node.rounds.weights import newest_state, site_config
+from pier_node.rounds.saved_model import newest_state, site_config
 
 
 def load(model: nn.Module, folder: str | Path = "pier-data") -> int:

@@ -21,7 +21,7 @@ from pier_node.experts.config import DomainSection
 from pier_node.experts.domains import read_held_out, rows_of
 from pier_node.experts.scoring import log_probs, spread
 from pier_node.experts.sheet import load_sheet, row_hashes
-from pier_node.rounds.weights import exported_weights
+from pier_node.rounds.saved_model import exported_weights
 
 Call = Callable[..., Result]
 CPU = torch.device("cpu")

@@ -18,7 +18,7 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 from pier_node.commands.model import bytes_per_token, pieces, printable
 from pier_node.config.run import RunConfig
 from pier_node.rounds.folder import save_run
-from pier_node.rounds.weights import newest_weights
+from pier_node.rounds.saved_model import newest_weights
 from pier_node.trainer.data.tokens import BROKEN, LONGEST, ByteTokenizer, FileTokenizer
 from pier_node.trainer.model.export import byte_tokenizer, export, import_weights
 

@@ -8,7 +8,14 @@ import torch
 from commands.conftest import CONFIG, save_round
 
 from pier_node.base.errors import PierError
-from pier_node.rounds.weights import Weights, exported_weights, find_weights, newest_weights, pick_device, site_config
+from pier_node.rounds.saved_model import (
+    Weights,
+    exported_weights,
+    find_weights,
+    newest_weights,
+    pick_device,
+    site_config,
+)
 from pier_node.trainer.model.export import export
 from pier_node.trainer.model.initial import initial_weights
 

@@ -19,7 +19,7 @@ from pier_node.experts.config import DomainSection
 from pier_node.experts.domains import read_held_out, rows_of
 from pier_node.experts.scoring import BATCH, Said, log_probs, said, scored, spread
 from pier_node.experts.sheet import ScoredDomain, ScoringOrder, load_sheet
-from pier_node.rounds.weights import Weights, exported_weights
+from pier_node.rounds.saved_model import Weights, exported_weights
 from pier_node.trainer.model.decoder import Decoder
 
 CONFIG = ModelSection(preset="llama-tiny", context=16)

@@ -19,8 +19,8 @@ from pier_node.gossip.pairs import STALE
 from pier_node.outer.advance import advance_pair
 from pier_node.outer.noloco import groups, partner
 from pier_node.outer.state import OuterState
+from pier_node.outer.token_weights import LIMIT
 from pier_node.outer.update import Update
-from pier_node.outer.weights import LIMIT
 from pier_node.wire.carrier import PeerRefused
 from pier_proto.v1.peer_pb2 import Chunk
 

@@ -94,7 +94,7 @@ def replicas_are_equal(run: World) -> None:
     run.kill()
     config, held = run.config, dict[int, list[StageState]]()
     tallies = [StateStore(site.folder / TALLIES, config.hash()).newest_state() for site in run.sites.values()]
-    versions = min((vote_state.standing(state) for state in tallies if state), key=lambda it: it.steps).versions
+    versions = min((vote_state.vote_state_of(state) for state in tallies if state), key=lambda it: it.steps).versions
     for site in run.sites.values():
         stage_state = StageState(site.folder, config)
         assert stage_state.stage is not None

@@ -150,7 +150,7 @@ class PipelineCluster:
         self.states[name] = state
 
     async def committed(self, name: str, state: OuterState) -> None:
-        self.counted.add(vote_state.standing(state).counted)
+        self.counted.add(vote_state.vote_state_of(state).counted)
 
     def faults(self, name: str) -> Faults:
         async def strike(round: int, phase: str) -> None:
@@ -169,13 +169,15 @@ class PipelineCluster:
     def planned(self, _round: int, problem: Problem, plan: paths.Plan) -> None:
         self.problems.append(problem)
 
-    def standing(self) -> vote_state.Standing:
+    def voted(self) -> vote_state.VoteState:
         """Of the site that is furthest."""
-        return vote_state.standing(max((node.rounds.state for node in self.nodes.values()), key=lambda it: it.round))
+        return vote_state.vote_state_of(
+            max((node.rounds.state for node in self.nodes.values()), key=lambda it: it.round)
+        )
 
     def joined(self, name: str = "") -> Vector:
         """The whole model, of the stages as they count; replicas hold the same bits."""
-        versions, parts = self.standing().versions, dict[int, Vector]()
+        versions, parts = self.voted().versions, dict[int, Vector]()
         for node in self.nodes.values():
             stage_state = node.stage_state
             if (

@@ -37,7 +37,7 @@ def test_an_outer_round_is_done_that_takes_much_longer_than_iterations(
     monkeypatch.setattr(SimCarrier, "_feed", slow(seconds, SimCarrier._feed))
     cluster = PipelineCluster(apart(3), tmp_path)
     run(cluster.run(within=1800.0))
-    assert (cluster.standing().steps, cluster.standing().met) == (INTERVAL, INTERVAL)
+    assert (cluster.voted().steps, cluster.voted().met) == (INTERVAL, INTERVAL)
     assert max(cluster.digests) == rounds, "longer than the first patience costs an attempt"
 
 
@@ -64,7 +64,7 @@ def test_who_takes_no_part_does_not_end_a_round_that_others_work_on(
     monkeypatch.setattr(SimCarrier, "_feed", slow(seconds, SimCarrier._feed))
     cluster = OneIsLeftOut(apart(4), tmp_path)
     run(cluster.run(within=1800.0))
-    assert (cluster.standing().steps, cluster.standing().met) == (INTERVAL, INTERVAL)
+    assert (cluster.voted().steps, cluster.voted().met) == (INTERVAL, INTERVAL)
     assert max(cluster.digests) == INTERVAL + 1, "nothing is done twice"
     assert cluster.took_part == set("abc")
 
@@ -86,7 +86,7 @@ def test_a_planner_that_is_back_leaves_the_others_to_what_they_work_on(
     monkeypatch.setattr(SimCarrier, "_feed", slow(45.0, SimCarrier._feed))
     cluster = PlannerIsBack(apart(4), tmp_path)
     run(cluster.run(within=1800.0))
-    assert (cluster.standing().steps, cluster.standing().met) == (INTERVAL, INTERVAL)
+    assert (cluster.voted().steps, cluster.voted().met) == (INTERVAL, INTERVAL)
     assert max(cluster.digests) == INTERVAL + 1
     assert "the plan is dropped" not in caplog.text
 

@@ -10,11 +10,11 @@ from simulation.virtual_time import run
 
 from pier_node.base.tasks import Signal
 from pier_node.pipeline.plan_delivery import CATCHING_UP, MOST, Routing, Suspects
-from pier_node.pipeline.vote_state import Standing
+from pier_node.pipeline.vote_state import VoteState
 from pier_proto.v1.peer_pb2 import Phase, Place, Pulse
 
 AT, OLD, NEW = 7, 6 << 24, 7 << 24
-POSITION: Any = Mock(coming=AT + 1, standing=Standing(7, 3.0, (NEW, NEW)))
+POSITION: Any = Mock(coming=AT + 1, voted=VoteState(7, 3.0, (NEW, NEW)))
 POSITION.config.pipeline.stages = 2
 
 

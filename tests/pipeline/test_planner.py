@@ -16,11 +16,11 @@ from pier_node.pipeline.planner import Lacking, Planner
 from pier_node.pipeline.planning.plan import Plan as Paths
 from pier_node.pipeline.planning.plan import violations
 from pier_node.pipeline.planning.problem import Problem
-from pier_node.pipeline.vote_state import Standing
+from pier_node.pipeline.vote_state import VoteState
 from pier_proto.v1.peer_pb2 import IterationPlan, Place, Pulse, Site
 
-NEW = Standing(0, 0.0, (0, 0, 0, 0))
-LATER = Standing(5, 3.0, (7 << 24, 7 << 24, 7 << 24, 7 << 24))
+NEW = VoteState(0, 0.0, (0, 0, 0, 0))
+LATER = VoteState(5, 3.0, (7 << 24, 7 << 24, 7 << 24, 7 << 24))
 SIX = dict(zip("abcdef", (0, 0, 1, 1, 2, 3), strict=True))
 
 
@@ -46,8 +46,8 @@ class Asked:
             raise
         return self.better(current)
 
-    def plan(self, standing: Standing, pulses: dict[str, Pulse], round: int = 8) -> IterationPlan:
-        return asyncio.run(self.planner.plan(round, standing, pulses, {}))
+    def plan(self, voted: VoteState, pulses: dict[str, Pulse], round: int = 8) -> IterationPlan:
+        return asyncio.run(self.planner.plan(round, voted, pulses, {}))
 
     async def plan_of(self, pulses: dict[str, Pulse]) -> IterationPlan:
         return await self.planner.plan(8, LATER, pulses, {})
@@ -147,11 +147,11 @@ def test_random_paths_without_skips_load_all_replicas_equally() -> None:
     """As in NoLoCo (arXiv 2506.10911), from the first attempt on."""
     held = dict(zip("abcdef", (0, 0, 1, 1, 2, 2), strict=True))
     there = {"stages": 3, "paths": "random", "skip": 0.0}
-    standing = Standing(5, 3.0, (7 << 24,) * 3)
+    voted = VoteState(5, 3.0, (7 << 24,) * 3)
     new = {node: Pulse(site=Site(node=node)) for node in "abcdef"}
     for message in (
-        Asked(**there).plan(standing, pulses(held)),
-        Asked(**there).plan(Standing(0, 0.0, (0, 0, 0)), new, round=1),
+        Asked(**there).plan(voted, pulses(held)),
+        Asked(**there).plan(VoteState(0, 0.0, (0, 0, 0)), new, round=1),
     ):
         visits = Counter(site for path in message.paths for site in path.sites)
         assert [*visits.values()] == [3] * 6, "6 microbatches, 2 replicas a stage"

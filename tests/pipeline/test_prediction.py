@@ -19,11 +19,11 @@ from pier_node.pipeline.planning.plan import Plan as Paths
 from pier_node.pipeline.planning.problem import Problem
 from pier_node.pipeline.planning.search import search
 from pier_node.pipeline.planning.simulator import makespan
-from pier_node.pipeline.vote_state import Standing
+from pier_node.pipeline.vote_state import VoteState
 from pier_proto.v1.peer_pb2 import IterationPlan, Place, Pulse, Site
 
 HELD = {6: (0, 0, 1, 1, 2, 3), 9: (0, 0, 0, 1, 1, 2, 2, 3, 3)}
-STANDING = Standing(5, 3.0, (7 << 24,) * 4)
+VOTED = VoteState(5, 3.0, (7 << 24,) * 4)
 KINDS = {"embed": "forward", "forward": "forward", "loss": "loss", "backward": "backward"}
 
 
@@ -48,7 +48,7 @@ async def planned(tables: Any, there: dict[str, Place]) -> tuple[IterationPlan, 
 
     planner = Planner(tables, 1, lambda _, *found: told.append(found), searched)
     pulses = {node: Pulse(site=Site(node=node), place=place) for node, place in there.items()}
-    message = await planner.plan(1, STANDING, pulses, {})
+    message = await planner.plan(1, VOTED, pulses, {})
     return message, makespan(*told[-1])
 
 

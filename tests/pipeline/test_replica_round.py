@@ -184,7 +184,7 @@ def first(tables: RunConfig) -> Vector:
 def check(cluster: PipelineCluster, whole: bool = True) -> None:
     """All steps are taken, no two sites differ, nothing is broken; `whole`: every stage has a site."""
     total = cluster.config.inner.total_steps
-    assert (cluster.standing().steps, cluster.standing().met) == (total, total)
+    assert (cluster.voted().steps, cluster.voted().met) == (total, total)
     assert np.isfinite(cluster.joined()).all() == whole
     assert all(len(found) == 1 for found in cluster.digests.values())
 
@@ -249,7 +249,7 @@ def test_a_site_that_comes_back_takes_its_stage_again(tmp_path: Path, round: int
     check(cluster)
     back = cluster.nodes["c"].stage_state
     assert back.stage is not None
-    assert back.version == cluster.standing().versions[back.stage]
+    assert back.version == cluster.voted().versions[back.stage]
 
 
 def test_the_only_site_of_a_stage_goes_on_from_its_own_steps(tmp_path: Path, plans: dict[int, Plan]) -> None:
@@ -270,7 +270,7 @@ def test_a_start_averages_at_every_step_and_gathers_momentum(tmp_path: Path) -> 
 
 def finished(cluster: PipelineCluster) -> None:
     """All steps are taken, and all sites have the versions that count, of finite numbers."""
-    now, total = cluster.standing(), cluster.config.inner.total_steps
+    now, total = cluster.voted(), cluster.config.inner.total_steps
     assert (now.steps, now.met) == (total, total)
     assert all(len(found) == 1 for found in cluster.digests.values())
     for node in cluster.nodes.values():

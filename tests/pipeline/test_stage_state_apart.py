@@ -13,7 +13,7 @@ from pier_node.config.run import RunConfig
 from pier_node.outer.state import ADAM_M, ANCHOR, MOMENTUM
 from pier_node.pipeline.outer_step import MeanStep
 from pier_node.pipeline.stage_state import BASE, MICROBATCHES, StageState, made
-from pier_node.pipeline.vote_state import Standing, version
+from pier_node.pipeline.vote_state import VoteState, version
 from pier_proto.v1.peer_pb2 import Total
 
 RUN = RunConfig.model_validate(config().model_dump(mode="json") | {"outer": {"algorithm": "pier", "start": "none"}})
@@ -21,8 +21,8 @@ STEP = MeanStep(0.9, 0.7)
 FIRST, SECOND, OUTER = version(1, 7), version(2, 7), version(3, 7)
 
 
-def standing(counted: int, stage: int = 0) -> Standing:
-    return Standing(2, 3.0, (0, stage, 0, 0), counted=counted)
+def voted(counted: int, stage: int = 0) -> VoteState:
+    return VoteState(2, 3.0, (0, stage, 0, 0), counted=counted)
 
 
 def gradient(seed: int, length: int) -> Vector:
@@ -37,7 +37,7 @@ def stage_state(tmp_path: Path) -> StageState:
     for number, (name, microbatches) in enumerate(((FIRST, 3), (SECOND, 2))):
         length = len(made(RUN, 1))
         found.step_apart(gradient(number, length), Total(square=1.0), number, name, microbatches)
-        assert found.settle(standing(name), number + 1)
+        assert found.settle(voted(name), number + 1)
     return found
 
 
@@ -67,7 +67,7 @@ def test_after_an_outer_round_it_goes_on_from_the_common_state_with_its_own_mome
     moments = stage_state.working.tensors[ADAM_M].array.copy()
     anchor = met(stage_state)
     assert stage_state.version == 0
-    assert stage_state.settle(standing(OUTER, OUTER), 3)
+    assert stage_state.settle(voted(OUTER, OUTER), 3)
     assert stage_state.state is not None
     assert (stage_state.version, {*stage_state.state.tensors}) == (OUTER, {ANCHOR, MOMENTUM})
     assert np.array_equal(stage_state.working.anchor, anchor)
@@ -79,7 +79,7 @@ def test_after_an_outer_round_it_goes_on_from_the_common_state_with_its_own_mome
 def test_an_outer_round_that_does_not_count_changes_nothing(stage_state: StageState, tmp_path: Path) -> None:
     before = stage_state.working.anchor.copy()
     met(stage_state)
-    assert not stage_state.settle(standing(SECOND), 3)
+    assert not stage_state.settle(voted(SECOND), 3)
     assert stage_state.version == 0
     assert np.array_equal(stage_state.working.anchor, before)
     back = StageState(tmp_path, RUN)
@@ -92,7 +92,7 @@ def test_after_a_start_the_version_decides_what_it_goes_on_from(stage_state: Sta
     anchor = met(stage_state)
     back = StageState(tmp_path, RUN)
     back.own.resume(2)
-    back.settle(standing(OUTER, OUTER), 3)
+    back.settle(voted(OUTER, OUTER), 3)
     assert back.load(OUTER)
     assert np.array_equal(back.working.anchor, anchor)
     assert back.working.adam_step == 2

@@ -40,7 +40,7 @@ def six(paths: str = "random", steps: int = 6) -> RunConfig:
 def test_a_run_takes_all_its_steps_and_replicas_stay_equal(tmp_path: Path) -> None:
     cluster = PipelineCluster(six(), tmp_path)
     run(cluster.run())
-    assert cluster.standing().steps == 6
+    assert cluster.voted().steps == 6
     assert max(cluster.digests) == 6
     assert all(len(found) == 1 for found in cluster.digests.values())
     assert np.isfinite(cluster.joined()).all()
@@ -90,7 +90,7 @@ def test_a_site_that_dies_costs_one_attempt_at_most(tmp_path: Path, victim: str,
     run(cluster.run())
     assert cluster.struck == [(victim, 3, phase)]
     assert victim not in cluster.nodes
-    assert cluster.standing().steps == 6
+    assert cluster.voted().steps == 6
     assert max(cluster.digests) <= 6 + 2  # the attempt under way, and one more in which it was not yet missed
     assert all(len(found) == 1 for found in cluster.digests.values())
 
@@ -100,10 +100,10 @@ def test_a_site_that_comes_back_takes_its_stage_again(tmp_path: Path, phase: str
     cluster = PipelineCluster(six(steps=LONG), tmp_path, fail_at={("c", 2, phase): "restart"})
     run(cluster.run())
     assert cluster.struck == [("c", 2, phase)]
-    assert cluster.standing().steps == LONG
+    assert cluster.voted().steps == LONG
     back = cluster.nodes["c"].stage_state
     assert back.stage is not None
-    assert back.version == cluster.standing().versions[back.stage]
+    assert back.version == cluster.voted().versions[back.stage]
     assert np.isfinite(cluster.joined()).all()
     assert all(len(found) == 1 for found in cluster.digests.values())
 
@@ -111,14 +111,14 @@ def test_a_site_that_comes_back_takes_its_stage_again(tmp_path: Path, phase: str
 def test_the_only_site_of_a_stage_is_waited_for_where_all_stages_must_be_visited(tmp_path: Path) -> None:
     cluster = PipelineCluster(config(paths="full", microbatches=2), tmp_path, fail_at={("d", 2, "forward"): "restart"})
     run(cluster.run())
-    assert cluster.standing().steps == 6
+    assert cluster.voted().steps == 6
     assert np.isfinite(cluster.joined()).all()
 
 
 def test_planned_paths_lead_through_the_sites_that_are_left(tmp_path: Path) -> None:
     cluster = PipelineCluster(six("skip"), tmp_path, fail_at={("e", 3, "backward"): "stop"})
     run(cluster.run())
-    assert cluster.standing().steps == 6
+    assert cluster.voted().steps == 6
     assert {site.name for site in cluster.problems[-1].sites} == set("abcdf")
 
 
@@ -155,7 +155,7 @@ class OnePauses(PipelineCluster):
 def test_a_paused_site_is_planned_around_and_takes_its_stage_again(tmp_path: Path) -> None:
     cluster = OnePauses(six(steps=LONG), tmp_path)
     run(cluster.run())
-    assert cluster.standing().steps == LONG
+    assert cluster.voted().steps == LONG
     sizes = [len(problem.sites) for problem in cluster.problems]
     assert (min(sizes), sizes[-1]) == (5, 6)
     assert np.isfinite(cluster.joined()).all()
@@ -180,7 +180,7 @@ def test_a_run_that_was_paused_before_its_first_plan_begins_with_all_its_sites(t
             await asyncio.gather(*(node.main for node in cluster.nodes.values()))
 
     run(main())
-    assert cluster.standing().steps == 6
+    assert cluster.voted().steps == 6
     assert max(cluster.digests) > 6, "a round was empty"
 
 
@@ -221,7 +221,7 @@ class OneHangs(PipelineCluster):
             asyncio.get_running_loop().call_later(self.seconds, self._over)
 
     def _over(self) -> None:
-        self.steps_when_over = self.standing().steps
+        self.steps_when_over = self.voted().steps
 
 
 @pytest.mark.parametrize(("victim", "seconds"), [("a", 22.0), ("a", 300.0), ("f", 300.0)])
@@ -229,12 +229,12 @@ def test_the_others_go_on_and_it_comes_back_when_it_can(tmp_path: Path, victim: 
     cluster = OneHangs(six(steps=STEPS), tmp_path)
     cluster.victim, cluster.seconds = victim, seconds
     run(cluster.run())
-    assert cluster.standing().steps == STEPS
+    assert cluster.voted().steps == STEPS
     assert max(cluster.digests) <= STEPS + 2
     assert all(len(found) == 1 for found in cluster.digests.values())
     back = cluster.nodes[victim].stage_state
     assert back.stage is not None
-    assert back.version == cluster.standing().versions[back.stage]
+    assert back.version == cluster.voted().versions[back.stage]
     assert np.isfinite(cluster.joined()).all()
     if seconds > 100:
         assert cluster.steps_when_over == STEPS, "nobody waits for it"
@@ -251,7 +251,7 @@ def test_one_that_never_ends_is_named_and_takes_no_part(tmp_path: Path, caplog: 
             await asyncio.gather(*(node.main for name, node in cluster.nodes.items() if name != cluster.victim))
 
     run(main())
-    assert vote_state.standing(cluster.nodes["b"].rounds.state).steps == STEPS
+    assert vote_state.vote_state_of(cluster.nodes["b"].rounds.state).steps == STEPS
     assert cluster.nodes[cluster.victim].progress.phase == Phase.PHASE_PAUSED
     assert "a: has computed for 20 s without an end" in caplog.text
     assert "computing hangs: this site takes no part until it ends" in caplog.text

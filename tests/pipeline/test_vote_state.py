@@ -18,7 +18,7 @@ from pier_node.outer.state import OuterState
 from pier_node.outer.update import Update, norm_limit
 from pier_node.pipeline import vote_state
 from pier_node.pipeline.iteration_plan import Plan
-from pier_node.pipeline.vote_state import Standing, Turn, turn_of
+from pier_node.pipeline.vote_state import Turn, VoteState, turn_of
 from pier_proto.v1.peer_pb2 import Total
 
 PLAN = Plan.read(iteration_plan([0, 1, 3], [[0, 1], [0, 2]]), 4)
@@ -36,7 +36,7 @@ def decided(state: OuterState, **brought: Update) -> OuterState:
 
 def test_a_step_is_taken_when_all_of_the_plan_are_ready() -> None:
     state = decided(BEGIN, a=READY, b=READY, c=READY, d=NOT)
-    found = vote_state.standing(state)
+    found = vote_state.vote_state_of(state)
     version = 1 << 24 | vote_state.tag_of(vote_state.name_of(PLAN, TOTAL))
     assert (found.steps, found.loss, found.met, found.counted) == (1, 3.5, 1, version)
     assert found.versions == (version, version, 0, version)
@@ -49,14 +49,14 @@ def test_replicas_that_step_apart_keep_their_versions_until_they_meet() -> None:
     state = decided(decided(BEGIN, a=READY, b=READY, c=READY), a=apart, b=apart, c=apart)
     before, found = (
         vote_state.version(1, vote_state.tag_of(vote_state.name_of(PLAN, TOTAL))),
-        vote_state.standing(state),
+        vote_state.vote_state_of(state),
     )
     assert (found.steps, found.met, found.versions) == (2, 1, (before, before, 0, before))
     assert vote_state.round_of(found.counted) == 2
     plan = Plan.read(iteration_plan([0, 1, 3], [], meet=True), 4)
     total = Total(moved=[0, 3], digests=[b"0" * 32, b"3" * 32])
     outer = vote_state.ready(plan, total, 4)
-    met = vote_state.standing(decided(state, a=outer, b=outer, c=outer))
+    met = vote_state.vote_state_of(decided(state, a=outer, b=outer, c=outer))
     version = 3 << 24 | vote_state.tag_of(vote_state.name_of(plan, total))
     assert (met.steps, met.met, met.loss, met.counted) == (2, 2, 3.5, version)
     assert met.versions == (version, before, 0, version)
@@ -78,8 +78,8 @@ OTHER = vote_state.ready(PLAN, Total(square=2.0, loss=3.25), 4)
 def test_anything_else_is_an_empty_round(brought: dict[str, Update]) -> None:
     state = decided(decided(BEGIN, a=READY, b=READY, c=READY), **brought)
     assert state.round == 2
-    assert vote_state.standing(state).steps == 1
-    assert vote_state.standing(state).versions[0] >> 24 == 1
+    assert vote_state.vote_state_of(state).steps == 1
+    assert vote_state.vote_state_of(state).versions[0] >> 24 == 1
 
 
 @given(st.integers(1, 1024), st.binary(min_size=32, max_size=32))
@@ -111,10 +111,10 @@ def test_a_run_is_these_rounds(rounds: str) -> None:
     tables = config().model_dump(mode="json", exclude={"outer"})
     outer = RUNS[rounds]
     run = RunConfig.model_validate(tables | ({"outer": outer} if outer else {}))
-    found, standing = "", Standing(0, 0.0, ())
-    while turn := turn_of(run, standing):
+    found, voted = "", VoteState(0, 0.0, ())
+    while turn := turn_of(run, voted):
         found += turn.value[0]
-        steps = standing.steps + (turn is not Turn.MEET)
-        standing = replace(standing, steps=steps, met=standing.met if turn is Turn.APART else steps)
+        steps = voted.steps + (turn is not Turn.MEET)
+        voted = replace(voted, steps=steps, met=voted.met if turn is Turn.APART else steps)
     assert found == rounds
     assert total_rounds(run) == len(rounds)

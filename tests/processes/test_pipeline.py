@@ -12,8 +12,8 @@ from processes.site import Site
 
 from pier_node.config.run import load
 from pier_node.outer.schedule import total_rounds
+from pier_node.rounds.saved_model import newest_weights
 from pier_node.rounds.state_store import StateStore
-from pier_node.rounds.weights import newest_weights
 from pier_node.trainer.model.initial import initial_weights
 
 pytestmark = pytest.mark.processes

@@ -18,7 +18,7 @@ STATE = b"s" * 32
 
 
 class Stops:
-    """Sites after round 4 that stop and come back, as site/leave.py and rounds/commitments.py do; answers get lost."""
+    """Sites after round 4 that stop and come back (site/shutdown.py, rounds/commitments.py); answers get lost."""
 
     def __init__(self, members: str) -> None:
         self.bound = {node: Commitments.fresh(4, node) for node in members}

@@ -13,7 +13,7 @@ from simulation.virtual_time import run
 from pier_node.base.tasks import Signal
 from pier_node.config.run import SITES
 from pier_node.outer.deadline import Deadline
-from pier_node.rounds.leader import BUSY, COMING, POLL, Leader, Standing
+from pier_node.rounds.leader import BUSY, COMING, POLL, Leader, LeaderView
 from pier_node.wire.carrier import BadMessage
 from pier_proto.v1.peer_pb2 import Handover, Phase, Proposal, Ready, Signed
 
@@ -48,9 +48,9 @@ class Desk:
     def __init__(self, node: str = "a", present: str = "abc", base: str = "abc", sites: int = 1) -> None:
         self.roll = Roll(node, present)
         roster: Any = self.roll
-        self.standing = Standing(4, 0.0, tuple(base), STATE, 0, LENGTH, sites)
+        self.view = LeaderView(4, 0.0, tuple(base), STATE, 0, LENGTH, sites)
         self.patience = Deadline(PATIENCE, 1.0)
-        self.leader = Leader(roster, PlainStatements(node), lambda: self.standing, self.patience)
+        self.leader = Leader(roster, PlainStatements(node), lambda: self.view, self.patience)
 
     def ask(self, announced: Ready, sender: str = "") -> asyncio.Task[Proposal]:
         return asyncio.create_task(self.leader.gather(sender or announced.node, sealed(announced)))
@@ -120,7 +120,7 @@ def test_who_says_that_it_waits_but_does_not_come_is_waited_for_once() -> None:
     async def scene(desk: Desk) -> None:
         spent = []
         for number, phase in enumerate(("WAITING", "WAITING", "TRAINING", "WAITING", "WAITING"), start=5):
-            desk.standing = replace(desk.standing, committed=number - 1)
+            desk.view = replace(desk.view, committed=number - 1)
             desk.roll.phases["c"] = Phase.Value(f"PHASE_{phase}")
             began = now()
             answers = await asyncio.gather(*(desk.ask_until_told(ready(node, number)) for node in "ab"))
@@ -135,7 +135,7 @@ def test_who_comes_after_all_is_waited_for_again() -> None:
     async def scene(desk: Desk) -> None:
         desk.roll.phases["c"] = Phase.PHASE_WAITING
         await asyncio.gather(*(desk.ask_until_told(ready(node)) for node in "ab"))
-        desk.standing = replace(desk.standing, committed=5)
+        desk.view = replace(desk.view, committed=5)
         late = await desk.ask(ready("c"))
         assert late.verdict == Proposal.VERDICT_BEHIND
         began = now()
@@ -381,7 +381,7 @@ def test_a_new_round_starts_from_nothing() -> None:
     async def scene(desk: Desk) -> None:
         old = desk.ask(ready("b"))
         await asyncio.sleep(1)
-        desk.standing = replace(desk.standing, committed=5)
+        desk.view = replace(desk.view, committed=5)
         desk.roll.changed.notify()
         assert (await old).verdict == Proposal.VERDICT_BEHIND
         answers = await asyncio.gather(*(desk.ask(ready(node, 6)) for node in "abc"))

@@ -210,11 +210,11 @@ def test_nobody_waits_for_who_said_goodbye() -> None:
         roster = sites["a"].roster
         waiting = asyncio.create_task(roster.changed.until(lambda: [*roster.participants()] == ["a", "c"]))
         await asyncio.sleep(0)
-        roster.farewell("b")
+        roster.goodbye("b")
         await asyncio.sleep(0)
         await asyncio.sleep(0)
         assert waiting.done()
-        roster.farewell("unheard of")
+        roster.goodbye("unheard of")
 
     friends(scene)
 

@@ -29,7 +29,7 @@ from pier_node.outer.layout import Layout
 from pier_node.outer.noloco import PairRun
 from pier_node.outer.schedule import synced, total_rounds
 from pier_node.outer.state import ANCHOR, MOMENTUM, OuterState
-from pier_node.outer.weights import weighing
+from pier_node.outer.token_weights import weighing
 from pier_node.rounds.attempt import Tools
 from pier_node.rounds.catch_up import shadow_fetcher
 from pier_node.rounds.commitments import Commitments

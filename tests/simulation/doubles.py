@@ -26,7 +26,7 @@ from pier_node.rounds.state_store import Checkpoint
 from pier_node.site import daemon, replica
 from pier_node.site.daemon import Daemon
 from pier_node.site.join import Membership
-from pier_node.site.member import pairs_of_two, rounds_of_all
+from pier_node.site.membership import pairs_of_two, rounds_of_all
 from pier_node.site.orders import Orders
 from pier_node.site.replica import Replica
 from pier_node.site.settings import Settings

@@ -104,7 +104,7 @@ def check(cluster: PairCluster, survivors: Iterable[str], rounds: int) -> None:
 
 
 def _learnt(node: Node, name: str) -> int:
-    return node.rounds.state.ledger.get(name, 0) + node.training._pending.tokens[0]
+    return node.rounds.state.ledger.get(name, 0) + node.training._unsent.tokens[0]
 
 
 def both_or_neither(cluster: PairCluster) -> None:

@@ -24,7 +24,7 @@ from simulation.world import World
 
 from pier_node.config.run import RunConfig
 from pier_node.outer.schedule import synced
-from pier_node.site import member
+from pier_node.site import membership
 
 T = TypeVar("T")
 MEMORY = Path("/dev/shm")
@@ -120,7 +120,7 @@ def _doubled(world: World, level: int) -> Iterator[None]:
         stack.enter_context(patch.object(secrets, "token_bytes", lambda count=32: dice.randbytes(count)))
         stack.enter_context(patch.object(time, "time", world.clock))
         stack.enter_context(patch.object(RunConfig, "canonical", lambda _config: canonical))
-        stack.enter_context(patch.object(member, "synced", synced_once))
+        stack.enter_context(patch.object(membership, "synced", synced_once))
         stack.enter_context(under(disk))
         root.handlers = [handler]
         root.setLevel(level)

@@ -41,7 +41,7 @@ def check(cluster: Cluster, survivors: list[str]) -> None:
     for name in survivors:
         node = cluster.nodes[name]
         assert node.rounds.state.round == total_rounds(cluster.config)
-        for fragment, tokens in enumerate(node.training._pending.tokens):
+        for fragment, tokens in enumerate(node.training._unsent.tokens):
             if name not in cluster.crashed:
                 taken = node.rounds.state.ledger.get(entry(name, fragment), 0)
                 assert taken + tokens == node.trainer.steps_done, f"seed {cluster.seed}: {name} lost steps"

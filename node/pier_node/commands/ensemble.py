@@ -38,7 +38,7 @@ from pier_node.experts.serving.app import make_app
 from pier_node.experts.serving.models import Pool, read_shelf
 from pier_node.experts.serving.queue import Asking
 from pier_node.experts.sheet import Sheet
-from pier_node.rounds.weights import pick_device
+from pier_node.rounds.saved_model import pick_device
 from pier_node.trainer.model.export import read_config
 
 PORT = 7720

@@ -20,7 +20,7 @@ from pier_node.base.errors import PierError
 from pier_node.config.run import RunConfig
 from pier_node.pipeline.stage import stage_blocks
 from pier_node.rounds.folder import SiteRecord
-from pier_node.rounds.weights import Weights, find_weights, newest_weights, pick_device, site_config
+from pier_node.rounds.saved_model import Weights, find_weights, newest_weights, pick_device, site_config
 from pier_node.site.settings import Settings
 from pier_node.trainer.data.corpus import Batch, SiteData, Windows, open_corpus
 from pier_node.trainer.data.tokens import BROKEN, Spelling, Tokenizer, check_vocab, open_tokenizer

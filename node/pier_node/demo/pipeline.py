@@ -19,7 +19,7 @@ from pier_node.demo.replicas import sample
 from pier_node.demo.runner import MODEL_FOLDER, RUN_FILE, Demo, claimed
 from pier_node.outer.schedule import total_rounds
 from pier_node.pipeline.paths_file import PATHS_FILE, Drawn, read_paths
-from pier_node.rounds.weights import newest_weights
+from pier_node.rounds.saved_model import newest_weights
 from pier_node.trainer.model.initial import initial_weights
 
 SITES, STAGES, SKIP = 6, 4, 0.25

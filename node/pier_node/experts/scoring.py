@@ -30,7 +30,7 @@ from pier_node.experts.card import CARD_FILE, WEIGHTS_FILE, digest_of, load_card
 from pier_node.experts.config import DomainSection
 from pier_node.experts.domains import read_held_out, rows_of
 from pier_node.experts.sheet import SCORED, LogProbs, Parent, Rows, ScoringOrder, Sheet, Subject, row_hashes
-from pier_node.rounds.weights import exported_weights, pick_device
+from pier_node.rounds.saved_model import exported_weights, pick_device
 from pier_node.trainer.data.sources import Split
 from pier_node.trainer.data.tokens import FileTokenizer
 from pier_node.trainer.model.evaluate import token_losses

@@ -32,8 +32,8 @@ from pier_node.outer.codec import Codec
 from pier_node.outer.deadline import Backoff, Deadline
 from pier_node.outer.noloco import needs_anchors
 from pier_node.outer.state import OuterState, piece_hashes, state_digest
+from pier_node.outer.token_weights import Weighing
 from pier_node.outer.update import Update, norm_limit
-from pier_node.outer.weights import Weighing
 from pier_node.rounds.attempt import check_finite
 from pier_node.rounds.plan import CHUNK
 from pier_node.rounds.roster import Roster

@@ -320,12 +320,12 @@ class Pairs:
         if first.stage == Chunk.STAGE_ANCHOR and needs_anchors(self._tools.rates):
             await self._ahead.take(sender, first, chunks)
         elif first.stage == Chunk.STAGE_SWAP:
-            pair_commit = await self._deal_of(first)
+            pair_commit = await self._commit_of(first)
             await pair_commit.swap.take(sender, first, chunks)
         else:
             raise BadMessage("a stream that pairs do not send")
 
-    async def _deal_of(self, first: Chunk) -> PairCommit:
+    async def _commit_of(self, first: Chunk) -> PairCommit:
         """The meeting that a stream belongs to; a stream may arrive a moment before we know that we have met."""
 
         def settled() -> bool:

@@ -18,7 +18,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from pier_node.outer.weights import usual_tokens
+from pier_node.outer.token_weights import usual_tokens
 
 LONGEST = 3.0
 """Limit as a multiple of the median norm, for members with no more tokens than the median."""

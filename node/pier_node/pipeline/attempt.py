@@ -1,23 +1,14 @@
 """One attempt at an iteration, at one site: its microbatches, the mean gradient of its stage, and the global norm.
 
 The attempt ends with the gradient for the site's step. Activations are sent and received while the stage computes, in a
-thread of its own, one task at a time.
-
-Tasks run in the order of the planner's simulator (pipeline/planning/simulator.py): earlier waves first, then earlier
-arrivals, and the site's own new microbatches last. A forward needs a free memory slot, which its backward frees. If
-paths return to an earlier stage, microbatches could wait for each other's slots in a cycle. In that case a new
-microbatch waits until the one at its position in the previous wave is finished.
-
-A site accepts an activation, or its gradient, if the plan says that it arrives at this site at this hop from this
-sender, if it arrives once and in the expected shape and dtype, and if it is finite. Every other tensor is refused with
-a reason and changes nothing. Tensors travel as little-endian fp32 or bf16.
+thread of its own, one task at a time: pipeline/microbatches.py.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncIterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -29,210 +20,12 @@ from pier_node.base.tasks import cancel_and_wait
 from pier_node.pipeline.context import Tools
 from pier_node.pipeline.iteration_plan import Plan, Task
 from pier_node.pipeline.joint import Diverged, Joint, square
+from pier_node.pipeline.microbatches import Activations, MicrobatchQueue
 from pier_node.pipeline.stage import Stage
-from pier_node.rounds.reduce import send
 from pier_node.rounds.suspects import NOBODY, Suspicion
-from pier_node.wire.carrier import CHUNK_BYTES, BadMessage, Carrier, PeerLost
-from pier_proto.v1.peer_pb2 import Activation, Chunk, Total
+from pier_proto.v1.peer_pb2 import Chunk, Total
 
 log = logging.getLogger(__name__)
-
-
-class MicrobatchQueue:
-    """The tasks of one site in one attempt.
-
-    Args:
-        memory: number of microbatches in flight that the site can hold.
-    """
-
-    def __init__(self, plan: Plan, node: str, memory: int) -> None:
-        self._plan, self._memory = plan, memory
-        self._waiting: list[Task] = []
-        self._held: set[int] = set()
-        self._left = {*plan.tasks(node)}
-        self._wave = {microbatch: number for number, wave in enumerate(plan.waves) for microbatch in wave}
-        self._new = [[it for it in wave if plan.ways[it][0] == node] for wave in plan.waves]
-        self._over: set[int] = set()
-
-    @property
-    def finished(self) -> bool:
-        """Whether all tasks are done."""
-        return not self._left
-
-    @property
-    def awaited(self) -> set[Task]:
-        """Tasks whose input has not arrived yet."""
-        return {task for task in self._left if task[1] > 0 and task not in self._waiting}
-
-    def arrive(self, task: Task) -> None:
-        """Queue a task whose input has arrived."""
-        self._waiting.append(task)
-        self._waiting.sort(key=lambda it: self._wave[it[0]])
-
-    def next(self) -> Task | None:
-        """Take the task to do now; None: nothing can be done."""
-        for task in self._waiting:
-            if not self._is_forward(task) or len(self._held) < self._memory:
-                self._waiting.remove(task)
-                return self._taken(task)
-        fresh = self._fresh()
-        return None if fresh is None or len(self._held) >= self._memory else self._taken((fresh, 0))
-
-    def done(self, task: Task) -> None:
-        """Mark a task as done."""
-        microbatch, hop = task
-        if hop > self._plan.length(microbatch):
-            self._held.discard(microbatch)
-        if hop == 2 * self._plan.length(microbatch):
-            self._over.add(microbatch)
-        self._left.discard(task)
-
-    def _taken(self, task: Task) -> Task:
-        if self._is_forward(task):
-            self._held.add(task[0])
-        return task
-
-    def _is_forward(self, task: Task) -> bool:
-        return task[1] < self._plan.length(task[0])
-
-    def _fresh(self) -> int | None:
-        """The next microbatch of this site to begin with."""
-        before: list[int] = []
-        for wave in self._new:
-            for place, microbatch in enumerate(wave):
-                begun = (microbatch, 0) not in self._left or microbatch in self._held
-                if not begun:
-                    free = self._plan.ascends or place >= len(before) or before[place] in self._over
-                    return microbatch if free else None
-            before = wave
-        return None
-
-
-DTYPES = {Activation.DTYPE_FP32: torch.float32, Activation.DTYPE_BF16: torch.bfloat16}
-CODES = {dtype: code for code, dtype in DTYPES.items()}
-
-
-def pieces(activation: Activation, tensor: Tensor, round: int) -> Iterator[Chunk]:
-    """Split a tensor into a stream: an empty chunk that identifies the tensor, then its values.
-
-    `offset` counts elements.
-    """
-    flat = tensor.contiguous().view(-1).view(torch.uint8).numpy()
-    size, step = tensor.element_size(), CHUNK_BYTES
-    yield Chunk(round=round, stage=Chunk.STAGE_ACTIVATION, activation=activation)
-    for start in range(0, len(flat), step):
-        data = flat[start : start + step].tobytes()
-        yield Chunk(round=round, stage=Chunk.STAGE_ACTIVATION, offset=start // size, data=data)
-
-
-def activation_of(attempt: bytes, microbatch: int, hop: int, tensor: Tensor) -> Activation:
-    """The description that identifies a tensor in transit."""
-    shape, dtype = [*tensor.shape], CODES[tensor.dtype]
-    return Activation(attempt=attempt, microbatch=microbatch, hop=hop, shape=shape, dtype=dtype)
-
-
-class Arriving:
-    """A tensor whose chunks arrive one after the other.
-
-    Raises BadMessage, which says what is wrong with a chunk or with the whole tensor.
-    """
-
-    def __init__(self, activation: Activation, shape: Sequence[int], dtype: torch.dtype) -> None:
-        if [*activation.shape] != [*shape]:
-            raise BadMessage(f"a tensor of shape {[*activation.shape]}, expected {[*shape]}")
-        if DTYPES.get(activation.dtype) is not dtype:
-            raise BadMessage(f"a tensor of {Activation.Dtype.Name(activation.dtype)}, expected {dtype}")
-        self._tensor = torch.empty(*shape, dtype=dtype)
-        self._bytes = self._tensor.view(-1).view(torch.uint8).numpy()
-        self._size = self._tensor.element_size()
-        self._arrived = 0
-
-    def add(self, chunk: Chunk) -> None:
-        """Add the next chunk. Chunks must be complete, in order and without repeats."""
-        start, end = self._arrived, self._arrived + len(chunk.data)
-        expected = min(CHUNK_BYTES, len(self._bytes) - start)
-        if chunk.offset * self._size != start or len(chunk.data) != expected or not expected:
-            raise BadMessage(f"a chunk at {chunk.offset} of {len(chunk.data)} bytes, expected {expected} at {start}")
-        self._bytes[start:end] = memoryview(chunk.data)
-        self._arrived = end
-
-    def whole(self) -> Tensor:
-        """The complete tensor."""
-        if self._arrived < len(self._bytes):
-            raise BadMessage(f"a stream that ends after {self._arrived} of {len(self._bytes)} bytes")
-        if not bool(torch.isfinite(self._tensor).all()):
-            raise BadMessage("a tensor that is not finite")
-        return self._tensor
-
-
-class Activations:
-    """This site's end of an attempt's streams.
-
-    Args:
-        shape: of every tensor that travels, [sequences, time, dim].
-    """
-
-    def __init__(self, carrier: Carrier, plan: Plan, shape: Sequence[int], dtype: torch.dtype) -> None:
-        self._carrier, self._plan = carrier, plan
-        self._shape, self._dtype = [*shape], dtype
-        self._taking: set[Task] = set()
-        self._here: dict[Task, Tensor] = {}
-        self.closed = False
-
-    def put(self, task: Task, tensor: Tensor) -> None:
-        """Store the input of a task that this site produced itself."""
-        self._taking.add(task)
-        self._here[task] = tensor
-
-    def pop(self, task: Task) -> Tensor:
-        """Remove and return the input of a task."""
-        return self._here.pop(task)
-
-    async def send(self, task: Task, tensor: Tensor) -> None:
-        """Send the input of a task to the site that does the task. Raises Suspicion."""
-        microbatch, hop = task
-        node = self._plan.ways[microbatch][hop]
-        chunks = _stream(activation_of(self._plan.name, microbatch, hop, tensor), tensor, self._plan.round)
-        await send(self._carrier, node, chunks)
-
-    async def take(self, sender: str, activation: Activation, rest: AsyncIterator[Chunk]) -> Task:
-        """Receive a tensor that a site streams. Raises BadMessage, PeerLost."""
-        task = self._expected(sender, activation)
-        arriving = Arriving(activation, self._shape, self._dtype)
-        self._taking.add(task)
-        try:
-            async for chunk in rest:
-                arriving.add(chunk)
-            tensor = arriving.whole()
-            if self.closed:
-                raise BadMessage("late: that attempt is over")
-        except (BadMessage, PeerLost):
-            self._taking.discard(task)
-            raise
-        self._here[task] = tensor
-        return task
-
-    def _expected(self, sender: str, activation: Activation) -> Task:
-        """The task that a tensor is for. Raises BadMessage: it is for no task of this site, or not from this sender."""
-        microbatch, hop = activation.microbatch, activation.hop
-        if self.closed:
-            raise BadMessage("late: that attempt is over")
-        if microbatch >= len(self._plan.ways) or not 0 < hop < len(self._plan.ways[microbatch]):
-            raise BadMessage(f"microbatch {microbatch}, hop {hop}: the plan has none")
-        way = self._plan.ways[microbatch]
-        if way[hop] != self._carrier.node or way[hop - 1] != sender:
-            raise BadMessage(
-                f"microbatch {microbatch}, hop {hop}: the plan leads from {way[hop - 1]} to {way[hop]}, "
-                f"not from {sender} to {self._carrier.node}"
-            )
-        if (microbatch, hop) in self._taking:
-            raise BadMessage(f"microbatch {microbatch}, hop {hop}: it is here already")
-        return microbatch, hop
-
-
-async def _stream(activation: Activation, tensor: Tensor, round: int) -> AsyncGenerator[Chunk]:
-    for chunk in pieces(activation, tensor, round):
-        yield chunk
 
 
 @dataclass(frozen=True)
@@ -254,7 +47,7 @@ class Attempt(Joint[Worth]):
         super().__init__(tools, plan)
         self._stage, self._apart = stage, apart
         self._activations = Activations(tools.carrier, plan, tools.shape, stage.dtype)
-        self._desk = MicrobatchQueue(plan, self._node, tools.memory)
+        self._queue = MicrobatchQueue(plan, self._node, tools.memory)
         self._own = [number for number, way in enumerate(plan.ways) if way[0] == self._node]
         self._targets: dict[int, Tensor] = {}
         self._losses: dict[int, float] = {}
@@ -268,20 +61,20 @@ class Attempt(Joint[Worth]):
             await super().take(sender, first, rest)
             return
         task = await self._activations.take(sender, first.activation, rest)
-        self._desk.arrive(task)
+        self._queue.arrive(task)
         self._news.notify()
 
     async def _work(self) -> Worth:
         tools, stage, now = self._tools, self._stage, asyncio.get_running_loop().time
         began = now()
         await tools.compute(lambda: stage.begin(self.plan.visitors(self._node)))
-        while not self._desk.finished:
-            task = self._desk.next()
+        while not self._queue.finished:
+            task = self._queue.next()
             if task is None:
                 await self._await_arrival()
                 continue
             await self._do(task)
-            self._desk.done(task)
+            self._queue.done(task)
         await self._news.until(lambda: not self._sending)
         self.spans.tasks = now() - began
         tools.pace.over()
@@ -335,7 +128,7 @@ class Attempt(Joint[Worth]):
         microbatch, hop = task
         if self.plan.ways[microbatch][hop] == self._node:
             self._activations.put(task, tensor)
-            self._desk.arrive(task)
+            self._queue.arrive(task)
             return
         sending = asyncio.create_task(self._push(task, tensor))
         self._sending.add(sending)
@@ -363,7 +156,7 @@ class Attempt(Joint[Worth]):
         waited = asyncio.get_running_loop().time() - began
         if waited >= silence:
             self._tools.silence.late()
-            microbatch, hop = min(self._desk.awaited, default=(0, 1))
+            microbatch, hop = min(self._queue.awaited, default=(0, 1))
             raise Suspicion(self.plan.ways[microbatch][hop - 1], f"sent nothing for {silence:.0f} s")
         self._tools.silence.saw(waited)
 

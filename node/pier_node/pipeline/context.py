@@ -14,7 +14,7 @@ from torch import Tensor
 from pier_node.base.faults import NO_FAULTS, Faults
 from pier_node.config.run import RunConfig
 from pier_node.outer.times import Pace, Silence
-from pier_node.pipeline.vote_state import Standing, Turn, standing, turn_of
+from pier_node.pipeline.vote_state import Turn, VoteState, turn_of, vote_state_of
 from pier_node.rounds.member import Rounds
 from pier_node.rounds.progress import Progress
 from pier_node.rounds.roster import Roster
@@ -117,11 +117,11 @@ class Position:
         return self._rounds.coming()
 
     @property
-    def standing(self) -> Standing:
+    def voted(self) -> VoteState:
         """The steps taken, and the versions that count."""
-        return standing(self._rounds.state)
+        return vote_state_of(self._rounds.state)
 
     @property
     def turn(self) -> Turn | None:
         """The kind of the next round; None: the run is over."""
-        return turn_of(self.config, self.standing)
+        return turn_of(self.config, self.voted)

@@ -20,7 +20,7 @@ from pier_node.pipeline.iteration_plan import Plan
 from pier_node.pipeline.joint import drop
 from pier_node.pipeline.planner import Lacking, Planner
 from pier_node.pipeline.stage_state import StageState
-from pier_node.pipeline.vote_state import Standing, Turn
+from pier_node.pipeline.vote_state import Turn, VoteState
 from pier_node.rounds.roster import LATE
 from pier_node.wire.carrier import ROUTE, BadMessage, PeerLost
 from pier_proto.v1.peer_pb2 import Ack, IterationPlan, Phase, Pulse
@@ -147,7 +147,7 @@ class Routing:
         A site that waits for the next round without its stage could not get it. The planner waits for it again later.
         """
         now, at = asyncio.get_running_loop().time(), self._position.coming - 1
-        versions = self._position.standing.versions
+        versions = self._position.voted.versions
         pulses = {node: it for node, it in self._possible(self._roster.pulses()).items() if it.HasField("place")}
         for node, it in pulses.items():
             if it.place.version == versions[it.place.stage]:
@@ -176,19 +176,19 @@ class Routing:
 
     async def _offer(self, number: int) -> bool:
         """Plan and send the plan to all sites. Returns whether there was a plan to send."""
-        pulses, standing = self._here(), self._position.standing
-        self._learn(number, standing.steps)
+        pulses, voted = self._here(), self._position.voted
+        self._learn(number, voted.steps)
         for node in self._suspects.of(number):
             pulses.pop(node, None)
         try:
-            message = await self._planner.plan(number, standing, pulses, self._roster.round_trips(), self._meets)
+            message = await self._planner.plan(number, voted, pulses, self._roster.round_trips(), self._meets)
         except Lacking as lacking:
             if str(lacking) != self.lacking:
                 log.warning("round %d waits: %s", number, lacking)
             self.lacking = str(lacking)
             self._suspects.clear(self._suspects.of(number))
             return False
-        self.lacking, self._tried = "", (standing.steps, [*message.nodes])
+        self.lacking, self._tried = "", (voted.steps, [*message.nodes])
         if self._position.coming != number:
             return True
         told = [*message.nodes, *message.candidates]
@@ -233,8 +233,8 @@ class Routing:
         with suppress(TimeoutError):
             async with asyncio.timeout(LATE):  # a plan may arrive just before this site has finished the last round
                 await self._news.until(lambda: self._open >= plan.round)
-        number, standing = self._open, self._position.standing
-        if plan.round != number or message.step != standing.steps:
+        number, voted = self._open, self._position.voted
+        if plan.round != number or message.step != voted.steps:
             raise BadMessage(f"a plan of round {plan.round} after {message.step} steps: this site is at {number}")
         if plan.message.meet != self._meets:
             raise BadMessage(f"an iteration where replicas meet, or the reverse, in round {plan.round}")
@@ -244,16 +244,16 @@ class Routing:
         stage = given.get(self._carrier.node)
         if stage is None:
             raise BadMessage("this site has no place in that plan")
-        await self._hold(stage, standing, taking_part=self._carrier.node in plan.stages)
+        await self._hold(stage, voted, taking_part=self._carrier.node in plan.stages)
         if self._taken.setdefault(number, plan) is not plan:
             raise BadMessage("this site has just taken another plan for that round")
         self._news.notify()
         return Ack()
 
-    async def _hold(self, stage: int, standing: Standing, taking_part: bool) -> None:
+    async def _hold(self, stage: int, voted: VoteState, taking_part: bool) -> None:
         """Hold the stage that the plan assigns. Raises BadMessage: this site holds another stage or version."""
         stage_state = self._stage_state
         if stage_state.stage is None:
             await asyncio.to_thread(stage_state.hold, stage)
-        if stage_state.stage != stage or (taking_part and stage_state.version != standing.versions[stage]):
+        if stage_state.stage != stage or (taking_part and stage_state.version != voted.versions[stage]):
             raise BadMessage(f"this site holds stage {stage_state.stage} in version {stage_state.version}")

@@ -22,7 +22,7 @@ from pier_node.pipeline.path_search import Search, Searching, search_apart
 from pier_node.pipeline.planning.plan import Plan, random_routes
 from pier_node.pipeline.planning.problem import Problem
 from pier_node.pipeline.problem import TRIES, drawn, drifted, posed, with_times
-from pier_node.pipeline.vote_state import Standing
+from pier_node.pipeline.vote_state import VoteState
 from pier_proto.v1.peer_pb2 import IterationPlan, Path, Place, Pulse
 
 Told = Callable[[int, Problem, Plan], None]
@@ -75,7 +75,7 @@ class Planner:
     async def plan(
         self,
         round: int,
-        standing: Standing,
+        voted: VoteState,
         pulses: Mapping[str, Pulse],
         round_trips: Mapping[str, float],
         meet: bool = False,
@@ -94,22 +94,22 @@ class Planner:
         places = {node: pulse.place for node, pulse in sorted(pulses.items()) if pulse.HasField("place")}
         strangers = {node: pulse for node, pulse in sorted(pulses.items()) if node not in places}
         wanted = {node: it.wanted_stage for node, it in strangers.items() if it.HasField("wanted_stage")}
-        if not places and not wanted and not any(standing.versions):
-            return await self._first(round, standing, [*strangers], round_trips)
-        well = {node: it for node, it in places.items() if it.version == standing.versions[it.stage]}
+        if not places and not wanted and not any(voted.versions):
+            return await self._first(round, voted, [*strangers], round_trips)
+        well = {node: it for node, it in places.items() if it.version == voted.versions[it.stage]}
         given = self._given([*strangers], well, wanted)
-        fresh = {node: stage for node, stage in given.items() if standing.versions[stage] == 0}
+        fresh = {node: stage for node, stage in given.items() if voted.versions[stage] == 0}
         well |= {node: Place(stage=stage, memory=self._section.memory) for node, stage in fresh.items()}
         self._require_enough(well, places, meet)
         well = dict(sorted(well.items()))
         crew = Crew({node: place.stage for node, place in well.items()}, well, round_trips)
-        plan = None if meet else await self._planned(round, standing.steps, crew)
-        message = _message(round, standing.steps, crew.held, plan.waves if plan else ())
+        plan = None if meet else await self._planned(round, voted.steps, crew)
+        message = _message(round, voted.steps, crew.held, plan.waves if plan else ())
         _admit(message, {node: stage for node, stage in given.items() if node not in fresh})
         return message
 
     async def _first(
-        self, round: int, standing: Standing, nodes: Sequence[str], round_trips: Mapping[str, float]
+        self, round: int, voted: VoteState, nodes: Sequence[str], round_trips: Mapping[str, float]
     ) -> IterationPlan:
         """The first plan: all sites are new and are assigned to stages, too."""
         section = self._section
@@ -118,14 +118,14 @@ class Planner:
         blank = {node: Place(memory=section.memory) for node in nodes}
         problem, plan = posed(section, blank, round_trips, self.seed)
         if section.paths == "random":
-            problem, plan = _permuted(problem, plan.stages, self.seed, standing.steps)
+            problem, plan = _permuted(problem, plan.stages, self.seed, voted.steps)
         else:
             plan = await self._search(problem, self.seed, section.plan_seconds, plan, False)
         held = plan.stage_of()
         number = {site: position for position, site in enumerate(sorted(held))}
         stages = {nodes[site]: held[site] for site in number}
         waves = [[[number[site] for site in path] for path in wave] for wave in plan.waves]
-        message = _message(round, standing.steps, stages, waves)
+        message = _message(round, voted.steps, stages, waves)
         idle = [node for node in nodes if node not in stages]
         _admit(message, self._given(idle, {node: Place(stage=stage) for node, stage in stages.items()}, {}))
         return message

@@ -18,7 +18,7 @@ from pier_node.outer.state import ANCHOR, MOMENTUM, OuterState
 from pier_node.pipeline.context import Tools
 from pier_node.pipeline.stage import gather, stage_layout
 from pier_node.pipeline.stage_state import StageState, made
-from pier_node.pipeline.vote_state import Standing, standing
+from pier_node.pipeline.vote_state import VoteState, vote_state_of
 from pier_node.rounds.catch_up import Wanted, fetch_state
 from pier_node.rounds.member import Rounds
 from pier_node.rounds.state_store import Checkpoint
@@ -83,7 +83,7 @@ async def joined(config: RunConfig, state: OuterState, stage_state: StageState, 
         state: the state of the run.
         stage_state: the stage that this site holds.
     """
-    now, whole = standing(state), SharedVector(Layout.of(config.model).length)
+    now, whole = vote_state_of(state), SharedVector(Layout.of(config.model).length)
     parts: dict[int, Vector] = {}
     for stage in range(config.pipeline.stages):
         try:
@@ -99,7 +99,7 @@ async def joined(config: RunConfig, state: OuterState, stage_state: StageState, 
     return Checkpoint(model, inner_step=now.steps)
 
 
-async def _part(config: RunConfig, now: Standing, stage: int, stage_state: StageState, tools: Tools) -> Vector:
+async def _part(config: RunConfig, now: VoteState, stage: int, stage_state: StageState, tools: Tools) -> Vector:
     version = now.versions[stage]
     if stage_state.stage == stage and stage_state.state and stage_state.version == version:
         return stage_state.state.anchor

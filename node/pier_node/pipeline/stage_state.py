@@ -30,7 +30,7 @@ from pier_node.outer.state import ADAM_M, ADAM_V, ANCHOR, MOMENTUM, OuterState, 
 from pier_node.outer.update import norm_limit
 from pier_node.pipeline.outer_step import OuterStep, Tensors
 from pier_node.pipeline.stage import stage_layout
-from pier_node.pipeline.vote_state import Standing, round_of
+from pier_node.pipeline.vote_state import VoteState, round_of
 from pier_node.rounds.catch_up import Wanted, fetch_state
 from pier_node.rounds.state_store import StateStore
 from pier_node.trainer.model.initial import initial_weights
@@ -236,19 +236,19 @@ class StageState:
         self._staged = OuterState(version, (), tensors, {})
         self._disk.keep(self._staged, beside=self.state.round)
 
-    def settle(self, standing: Standing, decided: int) -> bool:
+    def settle(self, voted: VoteState, decided: int) -> bool:
         """Take the staged state that counts. Returns whether the weights have changed. Blocks. Raises PierError.
 
         Args:
-            standing: of the run after the round `decided`.
+            voted: of the run after the round `decided`.
         """
         if self.stage is None:
             return False
         staged, self._staged = self._staged, None
-        wanted = standing.versions[self.stage]
+        wanted = voted.versions[self.stage]
         if moved := staged is not None and staged.round == wanted:
             self.state = staged
-        return self.own.settle({standing.counted, wanted}, standing.counted, decided) or moved
+        return self.own.settle({voted.counted, wanted}, voted.counted, decided) or moved
 
     def _after_adamw(self, before: OuterState, gradient: Vector, total: Total, step: int) -> dict[str, SharedVector]:
         tensors = {name: SharedVector.scratch(len(gradient)) for name in NAMES}

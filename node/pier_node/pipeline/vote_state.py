@@ -40,7 +40,7 @@ BASE, MOST_SITES = 16, 1024
 
 
 @dataclass(frozen=True)
-class Standing:
+class VoteState:
     """The position of a run.
 
     Attributes:
@@ -69,12 +69,12 @@ def beginning(stages: int, node: str) -> OuterState:
     return OuterState(0, (node,), tensors, {})
 
 
-def standing(state: OuterState) -> Standing:
+def vote_state_of(state: OuterState) -> VoteState:
     """The position of the run in a state."""
     anchor, end = state.anchor, VERSIONS + len(state.anchor) - MOVED
     names = anchor[COUNTED:end].reshape(-1, 2).astype(np.int64)
     counted, *versions = (version(int(round), int(tag)) for round, tag in names)
-    return Standing(int(anchor[STEPS]), float(anchor[LAST_LOSS]), tuple(versions), int(anchor[MET]), counted)
+    return VoteState(int(anchor[STEPS]), float(anchor[LAST_LOSS]), tuple(versions), int(anchor[MET]), counted)
 
 
 def version(round: int, tag: int) -> int:
@@ -154,10 +154,10 @@ class Turn(Enum):
     """No iteration: the replicas of each stage take an outer step with the mean of what they did apart."""
 
 
-def turn_of(config: RunConfig, standing: Standing) -> Turn | None:
+def turn_of(config: RunConfig, voted: VoteState) -> Turn | None:
     """The kind of the round after a state; None: the run is over."""
-    steps, total = standing.steps, config.inner.total_steps
-    apart = steps - standing.met
+    steps, total = voted.steps, config.inner.total_steps
+    apart = steps - voted.met
     if apart and (steps >= total or apart >= config.outer.inner_steps):
         return Turn.MEET
     if steps >= total:

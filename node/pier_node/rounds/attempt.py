@@ -23,8 +23,8 @@ from pier_node.outer.codec.plain import Plain
 from pier_node.outer.deadline import Deadline
 from pier_node.outer.mean import Mean, weighted_mean
 from pier_node.outer.state import ANCHOR, OuterState, distance, l2_norm
+from pier_node.outer.token_weights import Weighing
 from pier_node.outer.update import Update, norm_limit
-from pier_node.outer.weights import Weighing
 from pier_node.rounds.certificate import plan_name
 from pier_node.rounds.commitments import BallotName, Cast, Journal, Promises
 from pier_node.rounds.double_votes import contradict, remembers

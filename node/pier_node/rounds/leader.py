@@ -46,7 +46,7 @@ log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
-class Standing:
+class LeaderView:
     """Where a node stands: what the leader needs to know about the coming round."""
 
     committed: int
@@ -86,11 +86,11 @@ class Leader:
     """
 
     def __init__(
-        self, roster: Roster, statements: Statements, standing: Callable[[], Standing], patience: Deadline
+        self, roster: Roster, statements: Statements, view: Callable[[], LeaderView], patience: Deadline
     ) -> None:
         self._node, self._roster = roster.node, roster
         self._statements = statements
-        self._standing = standing
+        self._view = view
         self._patience = patience
         self._arrivals: dict[str, Arrival] = {}
         self._round = 0
@@ -104,15 +104,15 @@ class Leader:
     async def gather(self, sender: str, signed: Signed) -> Proposal:
         """Answer a member that is ready, once there is an answer."""
         announced = read_announcement(signed, self._statements)
-        ready, standing = announced.ready, self._standing()
+        ready, view = announced.ready, self._view()
         if ready.node != sender:
             raise BadMessage(f"an announcement in the name of {ready.node}")
         self._absent.discard(sender)
         if refusal := self._refuse(ready, self._abreast()):
             return refusal
-        if ready.base != standing.digest:
-            raise BadMessage(f"after round {standing.committed} it holds different bits than this site")
-        if ready.seen.number > standing.seen + LEAP // 2:
+        if ready.base != view.digest:
+            raise BadMessage(f"after round {view.committed} it holds different bits than this site")
+        if ready.seen.number > view.seen + LEAP // 2:
             raise BadMessage(f"ballot {ready.seen.number} is far above all proposed ballots")
         if self._last.round == ready.round and self._answered.get(ready.node) == ready.nonce:
             return self._last
@@ -132,16 +132,16 @@ class Leader:
             await self._roster.changed.wait(self._close_if_due())
 
     def _abreast(self) -> list[str]:
-        standing = self._standing()
-        return self._roster.abreast(standing.committed, standing.at)
+        view = self._view()
+        return self._roster.abreast(view.committed, view.at)
 
     def _refuse(self, ready: Ready, abreast: Sequence[str]) -> Proposal | None:
-        committed = self._standing().committed
+        committed = self._view().committed
         if ready.round <= committed:
             return Proposal(verdict=Proposal.VERDICT_BEHIND, round=committed, other=self._node)
         if ready.round > committed + 1:
             return _not_leader(ready, "", BUSY)
-        better = leader_of({self._node} | {*abreast} - {*ready.suspects}, self._standing().base)
+        better = leader_of({self._node} | {*abreast} - {*ready.suspects}, self._view().base)
         return None if better == self._node else _not_leader(ready, better, "another site leads this round")
 
     def _admit(self, announced: Announcement, signed: Signed) -> Arrival:
@@ -158,7 +158,7 @@ class Leader:
         """When this announcement first arrived: a member keeps asking with the same one."""
         nonce, at = self._since.pop(ready.node, (b"", now))
         if len(self._since) >= SITES:
-            base = self._standing().base
+            base = self._view().base
             strangers = (node for node in self._since if node not in base)
             del self._since[next(strangers, next(iter(self._since)))]
         at = at if nonce == ready.nonce else now
@@ -176,28 +176,28 @@ class Leader:
 
     def _close_if_due(self) -> float | None:
         """Close the group if it is time. Return seconds until the next look, or None to wait for a change."""
-        standing, now = self._standing(), asyncio.get_running_loop().time()
+        view, now = self._view(), asyncio.get_running_loop().time()
         self._send_on()
-        if self._round != standing.committed + 1 or not self._arrivals:
+        if self._round != view.committed + 1 or not self._arrivals:
             return None
         readies = {node: arrival.ready for node, arrival in self._arrivals.items()}
         voters = self._voters(readies)
         group = choose_group(readies, voters)
-        if self._lacking(group, standing):
+        if self._lacking(group, view):
             group = frozenset(readies)
         if self._last.round == self._round:  # that attempt failed: a site that comes only now may make each one fail
             known = group & {*voters, *(share.node for share in self._last.shares)}
-            group = group if self._lacking(known, standing) else known
+            group = group if self._lacking(known, view) else known
         waited = now - min(arrival.at for arrival in self._arrivals.values())
-        if problem := self._lacking(group, standing):
+        if problem := self._lacking(group, view):
             return self._tell(problem, waited)
         if (left := self._patience_left(readies, waited)) > 0:
             return left
-        self._propose(group, readies, standing)
+        self._propose(group, readies, view)
         return None
 
     def _voters(self, nodes: Collection[str]) -> frozenset[str]:
-        return voters_of({node: self._arrivals[node].announced for node in nodes}, self._standing().base)
+        return voters_of({node: self._arrivals[node].announced for node in nodes}, self._view().base)
 
     def _patience_left(self, readies: Mapping[str, Ready], waited: float) -> float:
         """Seconds to wait for members that may still arrive.
@@ -211,7 +211,7 @@ class Leader:
         idle = {node for node in awaited | self._absent if self._roster.waits(node)}
         self._absent &= idle
         awaited -= self._absent
-        strangers = awaited - {*self._standing().base}
+        strangers = awaited - {*self._view().base}
         patience = self._patience.seconds() if awaited - idle - strangers else min(self._patience.seconds(), COMING)
         if awaited and waited < patience:
             return patience - waited
@@ -220,21 +220,21 @@ class Leader:
             self._tardy.add(node, self._round)
         return 0.0
 
-    def _lacking(self, group: frozenset[str], standing: Standing) -> str:
+    def _lacking(self, group: frozenset[str], view: LeaderView) -> str:
         """Why this group cannot start, in words; empty if it can."""
         votes = votes_of({node: self._arrivals[node].announced for node in group})
-        if not has_quorum(votes, standing.base, self._statements.convicted):
-            absent = ", ".join(sorted(set(standing.base) - votes - {*self._roster.participants()}))
+        if not has_quorum(votes, view.base, self._statements.convicted):
+            absent = ", ".join(sorted(set(view.base) - votes - {*self._roster.participants()}))
             return f"no majority of the last round's members is here; absent: {absent}" if absent else BUSY
         readies = [self._arrivals[node].ready for node in group]
         decision = choose_value(readies, self._voters(group), self._statements.convicted)
         if isinstance(decision, Blocked):
             return f"a result may have been committed by sites that are not here: {', '.join(decision.missing)}"
-        if isinstance(decision, Fresh) and len(group) < standing.sites:
-            return f"waiting for {standing.sites - len(group)} more of the run's {standing.sites} sites"
+        if isinstance(decision, Fresh) and len(group) < view.sites:
+            return f"waiting for {view.sites - len(group)} more of the run's {view.sites} sites"
         return ""
 
-    def _propose(self, group: frozenset[str], readies: dict[str, Ready], standing: Standing) -> None:
+    def _propose(self, group: frozenset[str], readies: dict[str, Ready], view: LeaderView) -> None:
         members = sorted(group)
         chosen = [readies[node] for node in members]
         proposal = Proposal(
@@ -244,7 +244,7 @@ class Leader:
             shares=[
                 _share(ready, offset, length)
                 for ready, (offset, length) in zip(
-                    chosen, split(standing.length, self._bandwidths(chosen, standing)), strict=True
+                    chosen, split(view.length, self._bandwidths(chosen, view)), strict=True
                 )
             ],
             readies=[self._arrivals[node].signed for node in members],
@@ -257,9 +257,9 @@ class Leader:
         self._tardy.forgive(group)
         self._answer(group, proposal)
 
-    def _bandwidths(self, readies: Sequence[Ready], standing: Standing) -> list[float]:
+    def _bandwidths(self, readies: Sequence[Ready], view: LeaderView) -> list[float]:
         """Announced uplinks; 0 (unknown) for sites that were not members, as a shard's owner could forge its mean."""
-        return [ready.bandwidth if ready.node in standing.base else 0.0 for ready in readies]
+        return [ready.bandwidth if ready.node in view.base else 0.0 for ready in readies]
 
     def _answer(self, group: frozenset[str], proposal: Proposal) -> None:
         first = min(arrival.at for arrival in self._arrivals.values())
@@ -277,7 +277,7 @@ class Leader:
         if waited < UNREMARKABLE:
             return UNREMARKABLE - waited
         if problem not in (BUSY, self._told):
-            log.log(waiting_level(self._standing().sites), "round %d waits: %s", self._round, problem)
+            log.log(waiting_level(self._view().sites), "round %d waits: %s", self._round, problem)
         self._told = problem
         return None
 

@@ -22,7 +22,7 @@ from pier_node.rounds.attempt import Advance, Attempt, Streams, Tools, check_fin
 from pier_node.rounds.certificate import Trusted, alone
 from pier_node.rounds.commitments import Promises, Superseded
 from pier_node.rounds.disputes import Disputes
-from pier_node.rounds.leader import BUSY, POLL, Leader, Standing, read_announcement, waiting_level
+from pier_node.rounds.leader import BUSY, POLL, Leader, LeaderView, read_announcement, waiting_level
 from pier_node.rounds.progress_checks import ProgressChecks, Trust
 from pier_node.rounds.proposal import Base, flaw
 from pier_node.rounds.quorum import has_quorum, leader_of, order
@@ -67,7 +67,7 @@ class Rounds:
         self._mine = Ready()
         self._attempt: Attempt | None = None
         self.statements = tools.statements
-        self.leader = Leader(tools.roster, self.statements, self._standing, Deadline(initial=300.0, floor=5.0))
+        self.leader = Leader(tools.roster, self.statements, self._leader_view, Deadline(initial=300.0, floor=5.0))
         self.claims = ProgressChecks(self._carrier, self._roster, self.statements, self._trusted)
         self.disputes = Disputes(self._carrier, self._roster, tools.proofs, self.statements, tools.convict, self.claims)
         self._carrier.serve(GATHER, self.leader.gather)
@@ -345,8 +345,8 @@ class Rounds:
         self._tools.news.notify()
         self._roster.changed.notify()
 
-    def _standing(self) -> Standing:
+    def _leader_view(self) -> LeaderView:
         state = self.state
         length = self._length(self.coming())
         seen = self.promises.now.promised[0]
-        return Standing(state.round, self._committed_at, state.members, self.base, seen, length, self.sites)
+        return LeaderView(state.round, self._committed_at, state.members, self.base, seen, length, self.sites)

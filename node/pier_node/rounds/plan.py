@@ -9,7 +9,7 @@ import numpy as np
 
 from pier_node.outer.clip import EXACT, LOSSY, clip_factors, longest_mean
 from pier_node.outer.mean import relative_weights
-from pier_node.outer.weights import Weighing, capped
+from pier_node.outer.token_weights import Weighing, capped
 from pier_node.wire.carrier import CHUNK_BYTES
 from pier_proto.v1.peer_pb2 import Ballot, Chunk, Share
 

@@ -230,7 +230,7 @@ class Roster:
                 log.warning("%s %s", _called(contact.site), why)
                 self._forget(contact)
 
-    def farewell(self, node: str) -> None:
+    def goodbye(self, node: str) -> None:
         """Note that a site says it stops, instead of waiting for it to fall silent."""
         if (contact := self.contacts.get(node)) and contact.failures < FAILURES:
             log.info("%s has left", _called(contact.site))

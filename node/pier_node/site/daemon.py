@@ -35,12 +35,12 @@ from pier_node.rounds.roster import Roster, sign_entry
 from pier_node.rounds.statements import SignedStatements
 from pier_node.site.coordinator.client import Coordination
 from pier_node.site.join import Membership, Reception, check_start, find_run, free_slot
-from pier_node.site.leave import linger
 from pier_node.site.loop import run_work
-from pier_node.site.member import Joined
+from pier_node.site.membership import Joined
 from pier_node.site.replica import Replica, prepare
 from pier_node.site.report import Reporter, StatusServer, name_in_logs, tell_of_missing
 from pier_node.site.settings import Settings
+from pier_node.site.shutdown import wait_for_unfinished
 from pier_node.wire.carrier import HELLO
 from pier_node.wire.probe import ProbeServer
 from pier_node.wire.transport import make_carrier
@@ -107,7 +107,7 @@ class Daemon:
                 else:
                     site = await prepare(joined, self._program, stack)
                 await joined.background.guard(self._work(joined, site))
-                await linger(joined.config, joined.roster)
+                await wait_for_unfinished(joined.config, joined.roster)
             except PierError as error:
                 if self._program:
                     self._program.refuse(error)

@@ -30,7 +30,7 @@ from pier_node.rounds.certificate import alone
 from pier_node.rounds.member import Rounds
 from pier_node.rounds.state_store import CHECKPOINTS, Checkpoint, StateStore
 from pier_node.site.bootstrap import first_state
-from pier_node.site.member import Joined, rounds_of_all
+from pier_node.site.membership import Joined, rounds_of_all
 from pier_node.site.pipeline_training import PipelineTraining, lines
 from pier_node.trainer import devices
 from pier_node.trainer.data.corpus import Windows, open_corpus
@@ -136,7 +136,7 @@ class PipelineSite:
     async def _committed(self, state: OuterState) -> None:
         trips = self._joined.roster.round_trips()
         self._joined.note(state, lines(self._pace.transfers(), trips, self._tensor_bytes))
-        now = vote_state.standing(state)
+        now = vote_state.vote_state_of(state)
         log.info("round %d: step %d, loss %.4f, %d sites", state.round, now.steps, now.loss, len(state.members))
 
     async def _ended(self, model: Checkpoint) -> None:
@@ -190,4 +190,4 @@ async def prepare(joined: Joined, stack: AsyncExitStack) -> PipelineSite:
 
 def at_rest(state: OuterState, tokens: int) -> Checkpoint:
     """The run's state as a checkpoint of a site that has trained on that many tokens."""
-    return Checkpoint(state, inner_step=vote_state.standing(state).steps, tokens=tokens)
+    return Checkpoint(state, inner_step=vote_state.vote_state_of(state).steps, tokens=tokens)

@@ -153,7 +153,7 @@ class PipelineTraining:
         if stage_state.stage is None:
             return None
         times = {kind: pace[kind] for kind in ("forward", "backward", "loss")}
-        memory, counts = self._config.pipeline.memory, self._position.standing.versions[stage_state.stage]
+        memory, counts = self._config.pipeline.memory, self._position.voted.versions[stage_state.stage]
         return Place(
             stage=stage_state.stage,
             version=stage_state.version_of(counts),
@@ -233,7 +233,7 @@ class PipelineTraining:
 
     def _book(self, began: float, worked: float, ended: float) -> None:
         """Book a round that is decided and known here."""
-        tried, counted = self._tried, self._version and self._version == self._position.standing.counted
+        tried, counted = self._tried, self._version and self._version == self._position.voted.counted
         self.progress.round_time = ended - worked
         self._account.book(ended - began, self.progress.spans if tried else None, tried if counted else None)
 
@@ -269,7 +269,7 @@ class PipelineTraining:
     def _dealt(self) -> bool:
         """Whether any site is known to have a stage. Before that, rounds may be empty, because of a pause."""
         places = any(it.HasField("place") for it in self._roster.pulses().values())
-        return places or self._stage_state.stage is not None or any(self._position.standing.versions)
+        return places or self._stage_state.stage is not None or any(self._position.voted.versions)
 
     async def _attempted(self, plan: Plan, apart: bool) -> Worth | Met:
         attempt = self._attempt = self._begun(plan, await self._built(), apart)
@@ -330,14 +330,14 @@ class PipelineTraining:
 
     async def _settle(self) -> None:
         """After a round: take the stored step if it counts."""
-        moved = await asyncio.to_thread(self._stage_state.settle, self._position.standing, self._rounds.state.round)
+        moved = await asyncio.to_thread(self._stage_state.settle, self._position.voted, self._rounds.state.round)
         if moved or (self._tried and self._tried.message.meet):  # before an outer round, forget diverged weights
             await self._load()
         self._tell_progress()
 
     def _tell_progress(self) -> None:
-        standing = self._position.standing
-        self.progress.inner_step, self.progress.loss = standing.steps, standing.loss if standing.steps else math.nan
+        voted = self._position.voted
+        self.progress.inner_step, self.progress.loss = voted.steps, voted.loss if voted.steps else math.nan
 
     # --- left behind -----------------------------------------------------------------------------
 
@@ -346,7 +346,7 @@ class PipelineTraining:
         stage_state = self._stage_state
         if stage_state.stage is None:
             return
-        wanted = self._position.standing.versions[stage_state.stage]
+        wanted = self._position.voted.versions[stage_state.stage]
         if stage_state.state and stage_state.version == wanted:
             return
         if not await asyncio.to_thread(stage_state.load, wanted):

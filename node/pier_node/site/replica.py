@@ -23,7 +23,7 @@ from pier_node.rounds.progress import Progress
 from pier_node.rounds.state_store import CHECKPOINTS, Checkpoint, StateStore
 from pier_node.site.agreement import Agreement, InPairs, OfAll, Peers
 from pier_node.site.bootstrap import beginning, from_pairs, from_peers
-from pier_node.site.member import Joined, pairs_of_two, rounds_of_all
+from pier_node.site.membership import Joined, pairs_of_two, rounds_of_all
 from pier_node.site.trackers import Trackers, Who
 from pier_node.site.training import Training
 from pier_node.trainer.command import own_trainer

@@ -30,8 +30,8 @@ from pier_node.rounds.progress import Progress
 from pier_node.rounds.state_store import Checkpoint
 from pier_node.site.adaptive_steps import steps_worth_doing
 from pier_node.site.agreement import Agreement
+from pier_node.site.error_feedback import UnsentUpdate
 from pier_node.site.inner_steps import InnerSteps, Trainer
-from pier_node.site.unsent import Pending
 from pier_proto.v1.peer_pb2 import Phase
 
 
@@ -75,7 +75,7 @@ class Training:
         self._config, self._layout, self._agreement = config, layout, agreement
         self._rounds, self.progress, self._on_commit = agreement.rounds, progress, on_commit
         self._inner = InnerSteps(config, trainer, progress)
-        self._pending = Pending(layout.length, config.outer.fragments, config.outer.codec != "none")
+        self._unsent = UnsentUpdate(layout.length, config.outer.fragments, config.outer.codec != "none")
         self._start = NOWHERE
         self._flight: Flight | None = None
         self._late = False
@@ -90,7 +90,7 @@ class Training:
         if ADAM_M in state.tensors:
             self._inner.take_moments(state.tensors[ADAM_M], state.tensors[ADAM_V], state.adam_step)
         self.progress.inner_step, self.progress.tokens = checkpoint.inner_step, checkpoint.tokens
-        self._pending.restore(checkpoint.pending, checkpoint.pending_tokens, checkpoint.residual)
+        self._unsent.restore(checkpoint.pending, checkpoint.pending_tokens, checkpoint.residual)
         if self._was_overlapped(checkpoint.state):
             self._start = self._beginning(checkpoint.state)
             self._flight = Flight(round_plan(self._config, state.round), checkpoint.state, None)
@@ -116,7 +116,7 @@ class Training:
 
     def snapshot(self) -> Checkpoint:
         """A checkpoint of this site at rest."""
-        state, pending, inner = self._rounds.state, self._pending, self._inner
+        state, pending, inner = self._rounds.state, self._unsent, self._inner
         own = ADAM_M not in state.tensors and inner.adam_step > 0
         adam_m, adam_v = inner.moments if own else (None, None)
         return Checkpoint(
@@ -184,7 +184,7 @@ class Training:
         tokens = await self._train(plan)
         landed = await self._land()
         if tokens and plan.kind in APART:
-            await asyncio.to_thread(self._pending.learn, self._start.array, self._inner.weights, tokens)
+            await asyncio.to_thread(self._unsent.learn, self._start.array, self._inner.weights, tokens)
         self._start = NOWHERE
         checkpoint, number = self.snapshot(), self._rounds.coming()
         if number <= total_rounds(self._config):
@@ -196,7 +196,7 @@ class Training:
 
     def _beginning(self, state: OuterState) -> SharedVector:
         """φ − Δ, the weights from which training continues."""
-        return self._pending.start(state.anchor) or state.tensors[ANCHOR]
+        return self._unsent.start(state.anchor) or state.tensors[ANCHOR]
 
     async def _train(self, plan: RoundPlan) -> int:
         """Do the inner steps of the round. Returns the number of tokens trained on."""
@@ -215,7 +215,7 @@ class Training:
         self._flight = Flight(plan, self._rounds.state, asyncio.create_task(self._exchange(plan, update)))
 
     def _update(self, plan: RoundPlan, tokens: int) -> Update:
-        outbox, anchor, pending = self._inner.weights, self._rounds.state.anchor, self._pending
+        outbox, anchor, pending = self._inner.weights, self._rounds.state.anchor, self._unsent
         part = plan.span(len(anchor))
         if plan.kind is Kind.SOLO:
             return worth_sending(plan, Update(outbox, tokens), anchor)
@@ -238,7 +238,7 @@ class Training:
             "without its state",
             *(plan.first_step, plan.first_step + plan.steps - 1),
         )
-        self._pending.forget()
+        self._unsent.forget()
         if plan.kind in APART:
             self._inner.forget_moments()
 
@@ -320,4 +320,4 @@ class Training:
         for fragment in range(self._config.outer.fragments):
             key = entry(self._agreement.node, fragment)
             if state.ledger.get(key, 0) > before.ledger.get(key, 0):
-                self._pending.taken(fragment)
+                self._unsent.taken(fragment)

@@ -31,7 +31,7 @@ from pier_node.config.run import ModelSection
 from pier_node.experts.card import CARD_FILE, load_card, load_ensemble
 from pier_node.experts.mixture import Array, Mixture, Rule, mixed, normalised
 from pier_node.outer.layout import Layout
-from pier_node.rounds.weights import exported_weights
+from pier_node.rounds.saved_model import exported_weights
 from pier_node.trainer.data.tokens import FileTokenizer, Tokenizer
 from pier_node.trainer.model.cost import forward_flops_per_token
 from pier_node.trainer.model.decoder import Decoder, Past

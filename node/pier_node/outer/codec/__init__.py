@@ -1,6 +1,7 @@
 """Codecs: they shrink the vectors that sites exchange. Each module holds a few codecs; this one finds them by name.
 
-What a lossy codec drops is kept and sent later (error feedback): rounds/reduce.py computes it, site/unsent.py keeps it.
+What a lossy codec drops is kept and sent later (error feedback): rounds/reduce.py computes it, and
+site/error_feedback.py keeps it.
 """
 
 from __future__ import annotations

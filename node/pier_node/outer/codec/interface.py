@@ -4,8 +4,8 @@ The exchange encodes one chunk at a time, in worker threads: codecs hold no stat
 time in NumPy, outside the interpreter's lock. Decoding is bit-identical on every machine: every operation rounds once,
 nothing is fused, and no arithmetic yields a denormal, so a process that flushes denormals to zero gives the same bits.
 
-Error feedback is not here: what a codec drops of an update is the residual in site/unsent.py, and rounds/reduce.py
-computes it. Which codec a run uses is `outer.codec`; site/member.py looks it up.
+Error feedback is not here: what a codec drops of an update is the residual in site/error_feedback.py, and
+rounds/reduce.py computes it. Which codec a run uses is `outer.codec`; site/membership.py looks it up.
 """
 
 from __future__ import annotations

@@ -1,4 +1,7 @@
-"""Leaving a run: a stopping site hands its votes to a staying one, and a finished site waits for those that need it.
+"""How a site stops, on Ctrl+C too: it hands its votes to a site that stays. A finished one waits for those behind it.
+
+`base/tasks.py` turns the signal into the end of the daemon's work (site/daemon.py), which then leaves as this
+file says.
 
 The handover lets the other members keep a quorum. At any time a vote is held by one site, durably: the giver drops it
 on disk before it sends it, and the heir stores it before it answers. If the answer is lost, it is not known which of
@@ -83,7 +86,7 @@ class Leave:
             return Ack()
         if rounds and request.handovers:
             await self._inherit(sender, request, rounds)
-        self._roster.farewell(sender)
+        self._roster.goodbye(sender)
         return Ack()
 
     async def _inherit(self, sender: str, request: LeaveRequest, rounds: Rounds) -> None:
@@ -108,12 +111,12 @@ class Leave:
             raise BadMessage(f"it cannot write them down: {error.problem}") from error
 
 
-LINGER = 120.0
+UNFINISHED_SECONDS = 120.0
 """Seconds that a finished site waits for others that still need its last state."""
 
 
-async def linger(config: RunConfig, roster: Roster) -> None:
-    """Return once all live sites are done, or after LINGER seconds; log the sites that are not done."""
+async def wait_for_unfinished(config: RunConfig, roster: Roster) -> None:
+    """Return once all live sites are done, or after UNFINISHED_SECONDS seconds; log the sites that are not done."""
     last, piped = total_rounds(config), config.pipeline.stages > 1
 
     def unfinished(pulse: Pulse) -> bool:
@@ -124,7 +127,7 @@ async def linger(config: RunConfig, roster: Roster) -> None:
         return sorted(node for node, pulse in pulses.items() if pulse is not None and unfinished(pulse))
 
     with suppress(TimeoutError):
-        async with asyncio.timeout(LINGER):
+        async with asyncio.timeout(UNFINISHED_SECONDS):
             await roster.changed.until(lambda: not any(map(roster.alive, behind())))
     if left := behind():
         names = ", ".join(map(roster.called, left))

@@ -19,7 +19,7 @@ from pier_node.rounds.commitments import Commitments
 from pier_node.rounds.progress import Progress
 from pier_node.rounds.roster import Roster
 from pier_node.site.journal import Journal, PairJournal
-from pier_node.site.member import Joined, pairs_of_two, rounds_of_all
+from pier_node.site.membership import Joined, pairs_of_two, rounds_of_all
 from pier_node.site.report import Reporter
 from pier_node.site.settings import Settings
 from pier_proto.v1.peer_pb2 import Site

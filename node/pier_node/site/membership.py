@@ -18,7 +18,7 @@ from pier_node.outer.mean import trimmed_mean, weighted_mean
 from pier_node.outer.noloco import PairRun
 from pier_node.outer.schedule import synced, total_rounds
 from pier_node.outer.state import OuterState
-from pier_node.outer.weights import ONE_EACH, weighing
+from pier_node.outer.token_weights import ONE_EACH, weighing
 from pier_node.rounds.attempt import Tools
 from pier_node.rounds.catch_up import shadow_fetcher
 from pier_node.rounds.folder import SiteRecord
@@ -30,10 +30,10 @@ from pier_node.rounds.roster import Roster
 from pier_node.rounds.statements import Statements
 from pier_node.site.bootstrap import first_trust
 from pier_node.site.journal import Journal, PairJournal
-from pier_node.site.leave import Leave
 from pier_node.site.orders import Orders
 from pier_node.site.report import Reporter
 from pier_node.site.settings import Settings
+from pier_node.site.shutdown import Leave
 from pier_node.trainer.data.corpus import SiteData
 from pier_node.wire.carrier import Carrier
 from pier_proto.v1.peer_pb2 import DoubleVote, Phase

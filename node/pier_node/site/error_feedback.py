@@ -14,7 +14,7 @@ from pier_node.outer.schedule import span
 from pier_node.outer.state import PIECE
 
 
-class Pending:
+class UnsentUpdate:
     """The unsent pseudo-gradient Δ, which is in no anchor yet, and the residual of error feedback.
 
     Args:

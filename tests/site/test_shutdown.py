@@ -22,7 +22,7 @@ from pier_node.rounds.handovers import carried
 from pier_node.rounds.member import Rounds
 from pier_node.rounds.roster import Roster
 from pier_node.site.journal import Journal
-from pier_node.site.leave import Leave
+from pier_node.site.shutdown import Leave
 from pier_node.wire.carrier import LEAVE, PeerRefused
 from pier_proto.v1.peer_pb2 import Ballot, Handover, LeaveRequest, Phase, Pulse, Site
 

@@ -9,7 +9,7 @@ from simulation.virtual_time import run
 from pier_node.base.tasks import Signal
 from pier_node.config.run import RunConfig
 from pier_node.outer.schedule import total_rounds
-from pier_node.site.leave import LINGER, linger
+from pier_node.site.shutdown import UNFINISHED_SECONDS, wait_for_unfinished
 from pier_proto.v1.peer_pb2 import Phase, Pulse
 
 WHOLE = RunConfig.model_validate({"run": {"name": "lake", "sites": 2}, "model": {"preset": "llama-tiny"}})
@@ -47,7 +47,7 @@ def stayed(config: RunConfig, roll: Roll, then: Pulse | None = None, gone: bool 
 
         roster: Any = roll
         began, changing = asyncio.get_running_loop().time(), asyncio.create_task(change())
-        await linger(config, roster)
+        await wait_for_unfinished(config, roster)
         took = asyncio.get_running_loop().time() - began
         changing.cancel()
         return took
@@ -79,5 +79,5 @@ def test_when_all_are_done_nothing_is_said(caplog: pytest.LogCaptureFixture) -> 
 
 
 def test_nobody_is_waited_for_for_ever(caplog: pytest.LogCaptureFixture) -> None:
-    assert stayed(WHOLE, Roll(Pulse(round=1))) == pytest.approx(LINGER)
+    assert stayed(WHOLE, Roll(Pulse(round=1))) == pytest.approx(UNFINISHED_SECONDS)
     assert "not finished: bob (0123)." in caplog.text

@@ -14,7 +14,7 @@ from simulation.network import Network
 
 from pier_node.config.run import RunConfig
 from pier_node.outer.schedule import total_rounds
-from pier_node.outer.weights import LIMIT, ONE_EACH, Weighing, capped, usual_tokens, weighing
+from pier_node.outer.token_weights import LIMIT, ONE_EACH, Weighing, capped, usual_tokens, weighing
 
 COUNTS = st.integers(0, 2**63)
 

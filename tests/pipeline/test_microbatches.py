@@ -18,9 +18,10 @@ from simulation.network import Weather
 from simulation.virtual_time import run
 from torch import Tensor
 
-from pier_node.pipeline.attempt import Activations, MicrobatchQueue, Worth, activation_of, pieces
+from pier_node.pipeline.attempt import Worth
 from pier_node.pipeline.iteration_plan import Plan
 from pier_node.pipeline.joint import Totals
+from pier_node.pipeline.microbatches import Activations, MicrobatchQueue, activation_of, pieces
 from pier_node.pipeline.planning.plan import random_routes
 from pier_node.rounds.suspects import Suspicion
 from pier_node.wire.carrier import BadMessage, PeerRefused

@@ -1,0 +1,98 @@
+from __future__ import annotations
+
+import numpy as np
+from hypothesis import given
+from hypothesis import strategies as st
+from rounds.cases import fp32, shared
+
+from pier_node.outer.schedule import span
+from pier_node.site.error_feedback import UnsentUpdate
+
+LENGTH = 7
+
+
+def constant(value: float) -> np.ndarray[tuple[int], np.dtype[np.float32]]:
+    return np.full(LENGTH, value, np.float32)
+
+
+def test_nothing_at_first() -> None:
+    unsent = UnsentUpdate(LENGTH, 1, lossy=False)
+    assert not unsent
+    assert unsent.start(constant(5)) is None
+
+
+def test_what_is_learnt_adds_up_and_training_goes_on_from_it() -> None:
+    unsent = UnsentUpdate(LENGTH, 1, lossy=False)
+    unsent.learn(constant(5), constant(3), 40)
+    unsent.learn(constant(3), constant(2), 20)
+    assert (unsent.delta.array.tolist(), unsent.tokens) == ([3.0] * LENGTH, [60])
+    start = unsent.start(constant(10))
+    assert start is not None
+    assert start.array.tolist() == [7.0] * LENGTH
+    unsent.taken(0)
+    assert not unsent
+
+
+def test_a_fragment_is_taken_by_itself() -> None:
+    unsent = UnsentUpdate(LENGTH, 3, lossy=False)
+    unsent.learn(constant(1), constant(0), 10)
+    unsent.taken(1)
+    unsent.learn(constant(1), constant(0), 10)
+    assert unsent.tokens == [20, 10, 20]
+    assert [float(unsent.delta.array[span(LENGTH, 3, index)][0]) for index in range(3)] == [2.0, 1.0, 2.0]
+    vector, error = unsent.offer(span(LENGTH, 3, 1))
+    assert (vector.tolist(), error) == ([1.0, 1.0], None)
+
+
+def test_what_a_codec_lost_is_offered_again_once_the_rest_was_taken() -> None:
+    unsent = UnsentUpdate(LENGTH, 2, lossy=True)
+    unsent.learn(constant(4), constant(0), 10)
+    part = span(LENGTH, 2, 1)
+    vector, error = unsent.offer(part)
+    assert error is not None
+    error[:] = vector - 3
+    again, error = unsent.offer(part)
+    assert again.tolist() == [4.0] * 4, "an attempt that failed has changed nothing"
+    assert error is not None
+    error[:] = 1.5
+    unsent.taken(1)
+    unsent.taken(0)
+    assert unsent.residual is not None
+    assert unsent.residual.array.tolist() == [0.0] * 3 + [1.5] * 4
+    unsent.learn(constant(2), constant(0), 10)
+    assert unsent.offer(part)[0].tolist() == [3.5] * 4
+    assert unsent.offer(slice(0, LENGTH), constant(1))[0].tolist() == [1.0] * 3 + [2.5] * 4
+
+
+def test_a_restored_one_is_as_it_was() -> None:
+    unsent = UnsentUpdate(3, 2, lossy=True)
+    unsent.restore(shared([1, 2, 3]), (5, 6), shared([7, 8, 9]))
+    assert unsent.tokens == [5, 6]
+    assert unsent.offer(slice(0, 3))[0].tolist() == [8.0, 10.0, 12.0]
+    plain = UnsentUpdate(3, 1, lossy=False)
+    plain.restore(None, (), shared([7, 8, 9]))
+    assert (bool(plain), plain.residual) == (False, None)
+
+
+def test_forgetting() -> None:
+    unsent = UnsentUpdate(2, 1, lossy=True)
+    unsent.restore(shared([1, np.nan]), (5,), shared([np.inf, 0]))
+    unsent.forget()
+    assert not unsent
+    assert unsent.offer(slice(0, 2))[0].tolist() == [0.0, 0.0]
+
+
+@given(st.lists(st.tuples(st.integers(0, 3), st.integers(1, 9)), max_size=20))
+def test_anchor_and_pending_hold_all_that_was_learnt(rounds: list[tuple[int, int]]) -> None:
+    """With rounds that take the fragments in any order the site's weights are what plain training makes of them."""
+    unsent, anchor, weights = UnsentUpdate(LENGTH, 4, lossy=False), constant(0), 0
+    for fragment, step in rounds:
+        start = unsent.start(anchor)
+        now = anchor if start is None else start.array
+        assert now.tolist() == [float(weights)] * LENGTH
+        unsent.learn(now, now - np.float32(step), step)
+        weights -= step
+        part = span(LENGTH, 4, fragment)
+        anchor[part] -= unsent.offer(part)[0]
+        unsent.taken(fragment)
+    assert fp32(*(anchor - unsent.delta.array)).tolist() == [float(weights)] * LENGTH
