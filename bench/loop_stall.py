@@ -23,6 +23,7 @@ from pier_node.config.run import RunConfig
 from pier_node.identity.node import Identity
 from pier_node.identity.signing import Signer
 from pier_node.outer.layout import Entry, Layout
+from pier_node.outer.moment_bounds import MomentBounds
 from pier_node.outer.state import ANCHOR, MOMENTUM, OuterState
 from pier_node.rounds.progress import Progress
 from pier_node.rounds.proofs import PROOFS_FILE, Proofs
@@ -80,7 +81,7 @@ async def site(config: RunConfig, folder: Path, node: str, met: list[Site], stat
     met.append(me)
     trainer = Sleeper(length, 0.5, lambda: None)
     layout = Layout((Entry("vector", (length,), 0),))
-    agreement = OfAll(rounds, Peers(carrier, roster, length, config.inner))
+    agreement = OfAll(rounds, Peers(carrier, roster, length, MomentBounds(config.inner)))
     await run_work(Training(config, layout, agreement, trainer, progress, nothing), roster, Orders())
     keeping.cancel()
     await asyncio.sleep(1)  # until the other has heard of the last vote

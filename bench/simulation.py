@@ -26,8 +26,8 @@ from torch.nn import functional
 from bench.exchange import exchanged
 from pier_node.base.shared import Vector
 from pier_node.config.run import ModelSection, RunConfig
-from pier_node.outer.adamw import take_step
 from pier_node.outer.codec import codec
+from pier_node.outer.inner_optimizer import Moments, take_step
 from pier_node.outer.layout import Layout
 from pier_node.outer.mean import relative_weights, weighted_mean
 from pier_node.outer.noloco import groups, needs_anchors, noloco_step
@@ -120,7 +120,7 @@ class Sites:
             self._gradient(inputs, targets)
             for site, parameters in enumerate(self._sites):
                 first, second = ({name: it[site] for name, it in kind.items()} for kind in (self._first, self._second))
-                take_step(parameters, first, second, self._adam_step, step, self._config.inner)
+                take_step(parameters, Moments(first, second, self._adam_step), step, self._config.inner)
             self._adam_step += 1
 
     def _gradient(self, inputs: Tensor, targets: Tensor) -> None:

@@ -24,6 +24,7 @@ from pier_node.identity.certificates import credentials
 from pier_node.identity.node import Identity, Token
 from pier_node.identity.signing import Signer
 from pier_node.outer.layout import Entry, Layout
+from pier_node.outer.moment_bounds import MomentBounds
 from pier_node.outer.state import ANCHOR, MOMENTUM, OuterState
 from pier_node.rounds.member import Rounds
 from pier_node.rounds.progress import Progress
@@ -141,7 +142,7 @@ async def _train(rank: int, task: Task, folder: Path, say: Callable[[Mark], None
 
     layout = Layout((Entry("vector", (task.parameters,), 0),))
     trainer = Sleeper(task.parameters, task.step_seconds, begins)
-    peers = Peers(carrier, roster, task.parameters, config.inner)
+    peers = Peers(carrier, roster, task.parameters, MomentBounds(config.inner))
     agreement: Agreement
     agreement = InPairs(rounds, peers, progress, saved, None) if isinstance(rounds, Pairs) else OfAll(rounds, peers)
     await run_work(Training(config, layout, agreement, trainer, progress, committed), roster, Orders())

@@ -12,6 +12,7 @@ from collections.abc import Generator
 from pathlib import Path
 
 import pytest
+from hypothesis import settings
 from rotation import Part, in_part
 
 SLOW = ("processes", "netns", "browser", "multisite", "thorough")
@@ -32,6 +33,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure() -> None:
+    settings.register_profile("busy", deadline=None)  # a fifth of a second is no time on a busy machine
+    settings.load_profile("busy")
     # Where a script starts pytest in the background, Ctrl+C is ignored, also by the programs that tests start.
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)

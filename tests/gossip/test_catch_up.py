@@ -16,6 +16,7 @@ from simulation.virtual_time import run
 
 from pier_node.config.run import InnerSection
 from pier_node.gossip.catch_up import CatchUpInPairs, median
+from pier_node.outer.moment_bounds import MomentBounds
 from pier_node.outer.state import OuterState
 from pier_node.wire.state_server import StateServer
 
@@ -51,7 +52,7 @@ class Scene:
             member.know("me", *self.members)
         self.me.know(*self.members)
         self.own = own
-        self.catch_up = CatchUpInPairs(self.me.carrier, self.me.tools.standing, LENGTH, InnerSection())
+        self.catch_up = CatchUpInPairs(self.me.carrier, self.me.tools.standing, LENGTH, MomentBounds(InnerSection()))
 
     async def state(self, *nodes: str) -> OuterState:
         await acquainted({**self.members, "me": self.me})

@@ -10,8 +10,8 @@ import torch
 
 from pier_node.base.shared import SharedVector, Vector
 from pier_node.config.run import RunConfig
-from pier_node.outer.adamw import take_step
 from pier_node.outer.advance import advance
+from pier_node.outer.inner_optimizer import Moments, take_step
 from pier_node.outer.layout import Layout
 from pier_node.outer.schedule import Kind, RoundPlan, round_plan
 from pier_node.outer.state import ADAM_M, ADAM_V, ANCHOR, MOMENTUM, OuterState
@@ -97,7 +97,7 @@ def test_a_synchronous_start_is_adamw_to_the_last_bit_and_gathers_what_it_moved_
         gradient = rng.normal(size=LAYOUT.length).astype(np.float32)
         for name, view in LAYOUT.views(torch.from_numpy(gradient.copy())).items():
             own[name].grad = view
-        take_step(own, first, second, number - 1, number - 1, CONFIG.inner)
+        take_step(own, Moments(first, second, number - 1), number - 1, CONFIG.inner)
         now = advance(now, gradient, {"a": 1}, round_plan(CONFIG, number), LAYOUT, CONFIG.inner)
         if number % 4 == 0:
             boundaries.append(now.anchor.copy())

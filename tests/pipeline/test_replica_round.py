@@ -17,7 +17,7 @@ from torch.nn import functional
 
 from pier_node.base.shared import Vector
 from pier_node.config.run import RunConfig
-from pier_node.outer.adamw import step_vectors
+from pier_node.outer.inner_optimizer import step_vectors
 from pier_node.outer.layout import Layout
 from pier_node.outer.schedule import lr_at, momentum_at, total_rounds
 from pier_node.outer.state import ANCHOR, MOMENTUM, OuterState

@@ -17,7 +17,7 @@ from torch.nn import functional
 
 from pier_node.base.shared import Vector
 from pier_node.config.run import RunConfig
-from pier_node.outer.adamw import take_step
+from pier_node.outer.inner_optimizer import Moments, take_step
 from pier_node.outer.layout import Layout
 from pier_node.outer.state import OuterState
 from pier_node.pipeline import stage_sharing, vote_state
@@ -196,7 +196,7 @@ def trained(tables: RunConfig, data_node: str) -> Vector:
         parts = [rows(data_node, step, place) for place in range(tables.pipeline.microbatches)]
         losses = [functional.cross_entropy(model(x).flatten(0, 1), y.flatten()) for x, y in parts]
         torch.autograd.backward(torch.stack(losses).mean())
-        take_step(parameters, first, second, step, step, inner)
+        take_step(parameters, Moments(first, second, step), step, inner)
     flat = torch.empty(layout.length)
     layout.store(parameters, flat)
     return flat.numpy()

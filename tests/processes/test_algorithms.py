@@ -15,7 +15,7 @@ from safetensors.numpy import load_file
 
 from pier_node.base.shared import Vector
 from pier_node.config.run import load
-from pier_node.outer.adamw import take_step
+from pier_node.outer.inner_optimizer import Moments, take_step
 from pier_node.outer.layout import Layout
 from pier_node.trainer.data.corpus import Windows, open_corpus
 from pier_node.trainer.model.decoder import Decoder
@@ -84,7 +84,7 @@ def trained_in_one_process(run: Run, cache: Path) -> Vector:
             inputs, targets = (torch.from_numpy(part) for part in site.batch(step, config.inner.batch_size))
             loss = F.cross_entropy(model(inputs).flatten(0, 1), targets.flatten())
             torch.autograd.backward(loss / len(windows))
-        take_step(parameters, first, second, step, step, config.inner)
+        take_step(parameters, Moments(first, second, step), step, config.inner)
     weights = torch.empty(layout.length)
     layout.store(parameters, weights)
     return weights.numpy()

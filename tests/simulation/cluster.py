@@ -26,6 +26,7 @@ from pier_node.gossip.pairs import Pairs
 from pier_node.gossip.standing import Standing
 from pier_node.outer.codec import codec
 from pier_node.outer.layout import Layout
+from pier_node.outer.moment_bounds import MomentBounds
 from pier_node.outer.noloco import PairRun
 from pier_node.outer.schedule import synced, total_rounds
 from pier_node.outer.state import ANCHOR, MOMENTUM, OuterState
@@ -210,7 +211,7 @@ class Cluster:
         )
         trainer = FakeTrainer(self.names.index(name), self.paces[name], random.Random(f"{self.seed} {name}"))
         layout: Any = TinyLayout()
-        peers = Peers(carrier, roster, LENGTH, self.config.inner, self._faults(name))
+        peers = Peers(carrier, roster, LENGTH, MomentBounds(self.config.inner), self._faults(name))
         agreement: Agreement = OfAll(atomic, peers)
         if pairs:
             merging = atomic if self.config.outer.final_merge else None

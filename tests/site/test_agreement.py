@@ -17,6 +17,7 @@ from simulation.virtual_time import run
 from pier_node.config.run import InnerSection, RunConfig
 from pier_node.gossip.standing import Standing
 from pier_node.outer.advance import advance_pair
+from pier_node.outer.moment_bounds import MomentBounds
 from pier_node.outer.state import OuterState
 from pier_node.outer.times import Times
 from pier_node.outer.update import Update
@@ -80,7 +81,7 @@ class Site:
         crowd: Any = roster or Roster()
         self.roster = crowd
         played: Any = pairs
-        progress, peers = Progress(), Peers(carrier, crowd, LENGTH, InnerSection())
+        progress, peers = Progress(), Peers(carrier, crowd, LENGTH, MomentBounds(InnerSection()))
         pairs.standing = Standing(crowd, "", PlainStatements(ME))
         agreement = InPairs(played, peers, progress, self.keep, None)
         self.on_commit: Callable[[Checkpoint], Awaitable[None]] = self.save
@@ -202,7 +203,7 @@ def report(*nodes: str, round: int = 3, digest: bytes = OTHER) -> None:
     roster: Any = Roster(said={node: Pulse(round=round, digest=digest) for node in nodes})
     carrier: Any = Carrier()
     rounds: Any = Pairs(STATE)
-    OfAll(rounds, Peers(carrier, roster, LENGTH, InnerSection())).compare(STATE)
+    OfAll(rounds, Peers(carrier, roster, LENGTH, MomentBounds(InnerSection()))).compare(STATE)
 
 
 def test_equal_bits_and_other_rounds_are_not_reported(caplog: pytest.LogCaptureFixture) -> None:
@@ -232,9 +233,10 @@ def test_what_strangers_claim_slows_nobody_down() -> None:
     roster: Any = Roster(said=said)
     carrier: Any = Carrier()
     rounds: Any = Pairs(STATE)
-    assert OfAll(rounds, Peers(carrier, roster, LENGTH, InnerSection())).others() == [said["a"]]
+    assert OfAll(rounds, Peers(carrier, roster, LENGTH, MomentBounds(InnerSection()))).others() == [said["a"]]
     rounds.standing = Standing(roster, "a", PlainStatements(ME))
-    pairs = InPairs(rounds, Peers(carrier, roster, LENGTH, InnerSection()), Progress(), rounds.adopt, None)
+    peers = Peers(carrier, roster, LENGTH, MomentBounds(InnerSection()))
+    pairs = InPairs(rounds, peers, Progress(), rounds.adopt, None)
 
     async def main() -> None:
         assert pairs.others() == [said["a"]], "the founder"

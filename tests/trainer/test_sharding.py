@@ -43,14 +43,26 @@ async def start(tmp_path: Path) -> AsyncIterator[Start]:
 
 @pytest.mark.processes
 @pytest.mark.parametrize(
-    ("workers", "parallel"),
-    [(2, Parallel("fsdp")), (2, Parallel(tensor=2)), (4, Parallel("fsdp", 2, "full")), (4, Parallel("hsdp"))],
-    ids=["fsdp", "tensor", "fsdp and tensor", "hsdp"],
+    ("workers", "parallel", "optimizer"),
+    [
+        (2, Parallel("fsdp"), "adamw"),
+        (2, Parallel(tensor=2), "adamw"),
+        (4, Parallel("fsdp", 2, "full"), "adamw"),
+        (4, Parallel("fsdp", 2), "muon"),
+        (4, Parallel("hsdp"), "adamw"),
+    ],
+    ids=["fsdp", "tensor", "fsdp and tensor", "fsdp and tensor with muon", "hsdp"],
 )
 async def test_workers_that_share_the_model_do_what_one_does(
-    workers: int, parallel: Parallel, configure: Configure, start: Start, weights: SharedVector, windows: Windows
+    workers: int,
+    parallel: Parallel,
+    optimizer: str,
+    configure: Configure,
+    start: Start,
+    weights: SharedVector,
+    windows: Windows,
 ) -> None:
-    config = configure(micro_batch=2)
+    config = configure(micro_batch=2, optimizer=optimizer)
     alone = Replica(config, torch.device("cpu"), 1)
     alone.load_weights(torch.from_numpy(weights.array))
     validated = alone.evaluate(torch.from_numpy(weights.array), windows.validation(2, 4))

@@ -7,6 +7,7 @@ from wire.memory_carrier import MemoryNet
 
 from pier_node.base.shared import SharedVector
 from pier_node.config.run import InnerSection
+from pier_node.outer.moment_bounds import MomentBounds
 from pier_node.outer.state import ADAM_M, ADAM_V, ANCHOR, MOMENTUM, OuterState
 from pier_node.wire.state_server import StateServer
 
@@ -20,7 +21,7 @@ def vector(length: int, seed: int) -> SharedVector:
     return shared
 
 
-UNCLIPPED = InnerSection(clip_norm=0)
+UNCLIPPED = MomentBounds(InnerSection(clip_norm=0))
 """Of a run that does not bound second moments."""
 
 

@@ -230,6 +230,9 @@ class InnerSection(Section):
     """Sequences that a site trains on in one inner step, over all its workers."""
     micro_batch: Annotated[int, Field(ge=0)] = 0
     """Sequences that a worker computes at once; 0: its whole share (no gradient accumulation)."""
+    optimizer: Annotated[Literal["adamw", "muon", "sgd"], LATER] = "adamw"
+    """How weights follow gradients. muon: Muon for the matrices inside the blocks, AdamW for all other parameters, with
+    one learning rate for both, as large as AdamW's. sgd: stochastic gradient descent with momentum."""
     lr: Annotated[float, Field(gt=0)] = 1e-3
     """Peak learning rate, after the warmup."""
     min_lr: Annotated[float, Field(ge=0)] = 1e-4
@@ -237,11 +240,13 @@ class InnerSection(Section):
     warmup_steps: Annotated[int, Field(ge=0)] = 50
     """Number of inner steps over which the learning rate rises from 0."""
     weight_decay: Annotated[float, Field(ge=0)] = 0.1
-    """Weight decay of AdamW, applied to matrices only."""
+    """Decoupled weight decay, applied to matrices only."""
     beta1: Fraction = 0.9
     """Decay rate of AdamW's first moment."""
     beta2: Fraction = 0.999
     """Decay rate of AdamW's second moment."""
+    momentum: Annotated[Fraction, LATER] = 0.95
+    """Decay rate of the momentum of Muon and of sgd; adamw ignores it."""
     clip_norm: Annotated[float, Field(ge=0)] = 1.0
     """The global gradient norm is clipped to this; 0: never."""
     precision: Literal["auto", "fp32", "bf16"] = "auto"

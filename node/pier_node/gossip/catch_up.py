@@ -16,8 +16,8 @@ import numpy as np
 
 from pier_node.base.faults import NO_FAULTS, Faults
 from pier_node.base.shared import SharedVector
-from pier_node.config.run import InnerSection
 from pier_node.gossip.standing import Standing
+from pier_node.outer.moment_bounds import MomentBounds
 from pier_node.outer.state import PIECE, OuterState
 from pier_node.outer.update import norm_limit
 from pier_node.rounds.catch_up import Arrival, Fetched, Tries, Wanted, fetch_state, persist
@@ -28,13 +28,13 @@ ENOUGH = 3
 
 
 class CatchUpInPairs:
-    """Fetches states of a run of pairs, of `length` parameters, whose inner steps are those of `inner`."""
+    """Fetches states of a run of pairs, of `length` parameters, whose optimizer's state keeps `bounds`."""
 
     def __init__(
-        self, carrier: Carrier, standing: Standing, length: int, inner: InnerSection, faults: Faults = NO_FAULTS
+        self, carrier: Carrier, standing: Standing, length: int, bounds: MomentBounds, faults: Faults = NO_FAULTS
     ) -> None:
         self._carrier, self._standing, self._faults = carrier, standing, faults
-        self._length, self._inner = length, inner
+        self._length, self._bounds = length, bounds
 
     async def state(self, sources: Callable[[], list[str]], own: OuterState | None, moments: bool) -> Fetched | None:
         """A state to continue from, for as long as it takes; None once there are no sources.
@@ -79,8 +79,8 @@ class CatchUpInPairs:
         if pulse is None or not pulse.digest:
             raise PeerLost(node, "it is gone")
         await self._faults.reach(pulse.round, "fetching")
-        inner = self._inner if moments else None
-        wanted = Wanted(self._length, pulse.round, digest=pulse.digest, moments=inner)
+        bounds = self._bounds if moments else None
+        wanted = Wanted(self._length, pulse.round, digest=pulse.digest, moments=bounds)
         givers = [node, *self._standing.holders(pulse.digest)]
         fetched = await fetch_state(self._carrier, givers, wanted, tries, Arrival())
         if own is not None and fetched.state.norm > (limit := norm_limit(own.norm)):

@@ -21,7 +21,7 @@ from pier_node.outer.state import ADAM_M, ADAM_V, ANCHOR, MOMENTUM, OuterState
 def get_ready(config: RunConfig) -> None:
     """Import PyTorch, which takes seconds, if the run has synchronous rounds: otherwise the other sites would wait."""
     if "sync" in (config.outer.algorithm, config.outer.start):
-        import pier_node.outer.adamw  # noqa: F401
+        import pier_node.outer.inner_optimizer  # noqa: F401
 
 
 def advance(
@@ -83,10 +83,10 @@ def _solo(
 def _sync(
     state: OuterState, mean: Vector, plan: RoundPlan, layout: Layout, inner: InnerSection
 ) -> dict[str, SharedVector]:
-    """Take one AdamW step on the anchor itself. Over an interval, M accumulates φ_first − φ_last step by step."""
+    """Take one inner step on the anchor itself. Over an interval, M accumulates φ_first − φ_last step by step."""
     import torch
 
-    from pier_node.outer.adamw import step_vectors
+    from pier_node.outer.inner_optimizer import step_vectors
 
     names = (ANCHOR, ADAM_M, ADAM_V)
     next_state = {name: SharedVector.scratch(len(mean)) for name in (*names, MOMENTUM)}

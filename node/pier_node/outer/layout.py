@@ -125,6 +125,15 @@ class Layout:
             views[name].copy_(tensor.detach())
 
 
+OUTSIDE = ("embedding.weight", "positions.weight", "head.weight")
+"""Matrices that map to or from tokens and positions."""
+
+
+def is_hidden_matrix(name: str, shape: Sequence[int]) -> bool:
+    """Whether a parameter maps one hidden vector to another: those are what Muon is for."""
+    return len(shape) == 2 and name not in OUTSIDE
+
+
 def is_decayed(shape: Sequence[int]) -> bool:
     """Whether weight decay applies to a parameter of this shape: to matrices, not to norms and biases."""
     return len(shape) >= 2

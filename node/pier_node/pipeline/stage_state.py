@@ -22,8 +22,9 @@ import torch
 
 from pier_node.base.shared import SharedVector, Vector
 from pier_node.config.run import InnerSection, RunConfig
-from pier_node.outer.adamw import step_vectors
+from pier_node.outer.inner_optimizer import step_vectors
 from pier_node.outer.layout import Layout
+from pier_node.outer.moment_bounds import MomentBounds
 from pier_node.outer.pier import accumulate
 from pier_node.outer.schedule import round_plan
 from pier_node.outer.state import ADAM_M, ADAM_V, ANCHOR, MOMENTUM, OuterState, l2_norm
@@ -172,7 +173,8 @@ class StageState:
         Raises PeerLost: none had it.
         """
         assert self.stage is not None
-        wanted = Wanted(self._layout.length, version, stage=self.stage + 1, moments=self._config.inner)
+        bounds = MomentBounds.of(self._config.inner, self._layout)
+        wanted = Wanted(self._layout.length, version, stage=self.stage + 1, moments=bounds)
         got = await fetch_state(carrier, peers, wanted)
         await asyncio.to_thread(self._disk.keep, got.state)
         self.state = got.state

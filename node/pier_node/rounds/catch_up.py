@@ -36,9 +36,8 @@ from pier_node.base.faults import Faults
 from pier_node.base.shared import SharedVector
 from pier_node.base.tasks import cancel_and_wait
 from pier_node.base.units import age, amount, rate
-from pier_node.config.run import InnerSection
 from pier_node.outer.deadline import Backoff
-from pier_node.outer.moment_bounds import implausible
+from pier_node.outer.moment_bounds import MomentBounds
 from pier_node.outer.state import ADAM_M, ADAM_V, OuterState
 from pier_node.rounds.progress_checks import Trust
 from pier_node.rounds.roster import Roster
@@ -72,7 +71,7 @@ class Wanted:
         stage: pipeline stage, counted from 1, whose state of version `round` is wanted; 0 means the state of the run.
         digest: refuse any state with another digest; None accepts every state that `trust` admits.
         trust: refuse a peer's newest state without proof that it was committed; None trusts the first peer.
-        moments: fetch AdamW moments too, of a run with these inner steps; None: do not.
+        moments: fetch AdamW moments too, which keep these bounds; None: do not.
     """
 
     length: int
@@ -81,7 +80,7 @@ class Wanted:
     stage: int = 0
     digest: bytes | None = None
     trust: Trust | None = None
-    moments: InnerSection | None = None
+    moments: MomentBounds | None = None
 
 
 @dataclass(frozen=True)
@@ -156,9 +155,9 @@ class Arrival:
 class CatchUp:
     """Fetches the newest states, of `length` parameters, from sites ahead of this one, for as long as it takes."""
 
-    def __init__(self, carrier: Carrier, roster: Roster, faults: Faults, length: int, inner: InnerSection) -> None:
+    def __init__(self, carrier: Carrier, roster: Roster, faults: Faults, length: int, bounds: MomentBounds) -> None:
         self._carrier, self._roster, self._faults = carrier, roster, faults
-        self._length, self._inner = length, inner
+        self._length, self._bounds = length, bounds
 
     async def newest(
         self, sources: Callable[[], list[str]], moments: bool, trust: Callable[[], Trust]
@@ -178,7 +177,7 @@ class CatchUp:
         if pulse is None:
             raise PeerLost(peers[0], "nobody who is ahead answers")
         await self._faults.reach(pulse.round, "fetching")
-        wanted = Wanted(self._length, trust=trust, moments=self._inner if moments else None)
+        wanted = Wanted(self._length, trust=trust, moments=self._bounds if moments else None)
         return await fetch_state(self._carrier, peers, wanted, tries, Arrival())
 
 
@@ -324,8 +323,8 @@ class _Transfer:
         tensors = partial.hand_over()
         moments = Moments(tensors[ADAM_M], tensors[ADAM_V], described.adam_step)
         assert self._wanted.moments
-        of = moments.adam_m.array, moments.adam_v.array, self._wanted.moments
-        if wrong := await asyncio.to_thread(implausible, *of):
+        of = moments.adam_m.array, moments.adam_v.array
+        if wrong := await asyncio.to_thread(self._wanted.moments.flaw, *of):
             raise PeerLost(peer, f"no training leads to its AdamW moments: {wrong}")
         return moments
 

@@ -12,10 +12,10 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 
 from pier_node.base.faults import NO_FAULTS, Faults
-from pier_node.config.run import InnerSection
 from pier_node.gossip.catch_up import CatchUpInPairs
 from pier_node.gossip.merge import Merge
 from pier_node.gossip.pairs import Pairs
+from pier_node.outer.moment_bounds import MomentBounds
 from pier_node.outer.schedule import RoundPlan
 from pier_node.outer.state import OuterState
 from pier_node.outer.update import Update
@@ -39,13 +39,13 @@ class Peers:
 
     Attributes:
         length: number of parameters of the model.
-        inner: how the run trains.
+        bounds: of an optimizer's state.
     """
 
     carrier: Carrier
     roster: Roster
     length: int
-    inner: InnerSection
+    bounds: MomentBounds
     faults: Faults = NO_FAULTS
 
 
@@ -100,7 +100,7 @@ class OfAll(Agreement):
     def __init__(self, rounds: Rounds, peers: Peers) -> None:
         super().__init__(rounds, peers)
         self._atomic = rounds
-        self._catch_up = CatchUp(peers.carrier, peers.roster, peers.faults, peers.length, peers.inner)
+        self._catch_up = CatchUp(peers.carrier, peers.roster, peers.faults, peers.length, peers.bounds)
 
     def _counts(self, node: str) -> bool:
         return node in self._atomic.state.members
@@ -159,7 +159,7 @@ class InPairs(Agreement):
     ) -> None:
         super().__init__(pairs, peers)
         self._pairs, self._progress, self._keep, self._merging = pairs, progress, keep, merging
-        self._catch_up = CatchUpInPairs(peers.carrier, pairs.standing, peers.length, peers.inner, peers.faults)
+        self._catch_up = CatchUpInPairs(peers.carrier, pairs.standing, peers.length, peers.bounds, peers.faults)
 
     def _counts(self, node: str) -> bool:
         return self._pairs.standing.has(node)

@@ -10,6 +10,7 @@ from pier_node.config.run import RunConfig
 from pier_node.gossip.catch_up import CatchUpInPairs
 from pier_node.gossip.standing import Standing
 from pier_node.outer.layout import Layout
+from pier_node.outer.moment_bounds import MomentBounds
 from pier_node.outer.schedule import start_steps
 from pier_node.outer.state import ANCHOR, MOMENTUM, OuterState
 from pier_node.rounds.catch_up import Arrival, Fetched, Tries, Wanted, fetch_state
@@ -63,15 +64,15 @@ async def from_peers(
     Args:
         trust: returns what this site trusts; None: it accepts any state.
     """
-    first, length = _first_to_join(config), layout.length
-    fetched = await first_state(carrier, roster, lambda: Wanted(length, trust=trust(), moments=config.inner), first)
+    first, length, bounds = _first_to_join(config), layout.length, MomentBounds.of(config.inner, layout)
+    fetched = await first_state(carrier, roster, lambda: Wanted(length, trust=trust(), moments=bounds), first)
     return Checkpoint(fetched.state, fetched.adam_m, fetched.adam_v, fetched.adam_step), fetched.proof
 
 
-async def from_pairs(config: RunConfig, length: int, carrier: Carrier, standing: Standing) -> Checkpoint:
+async def from_pairs(config: RunConfig, layout: Layout, carrier: Carrier, standing: Standing) -> Checkpoint:
     """Fetch a state of a run of pairs, with one peer's AdamW moments, from sites that have standing there."""
     first, told = _first_to_join(config), ""
-    catch_up = CatchUpInPairs(carrier, standing, length, config.inner)
+    catch_up = CatchUpInPairs(carrier, standing, layout.length, MomentBounds.of(config.inner, layout))
     while True:
         fetched = await catch_up.state(lambda: standing.beyond(first - 1), None, moments=True)
         if fetched:

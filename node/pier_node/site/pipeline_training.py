@@ -21,6 +21,7 @@ import torch
 from pier_node.base.errors import PierError
 from pier_node.base.tasks import Signal
 from pier_node.config.run import RunConfig
+from pier_node.outer.moment_bounds import MomentBounds
 from pier_node.outer.state import OuterState
 from pier_node.outer.times import Spans, Times
 from pier_node.outer.update import Update
@@ -145,7 +146,7 @@ class PipelineTraining:
         Dispatch(self._carrier, rounds.streams.take, under_way, lambda: self._begun_last, over, self._news)
         StateSharing(self._carrier, rounds, stage_state)
         length = vote_state.length(stages)
-        self._catch_up = CatchUp(self._carrier, self._roster, tools.faults, length, config.inner)
+        self._catch_up = CatchUp(self._carrier, self._roster, tools.faults, length, MomentBounds(config.inner))
 
     def place(self) -> Place | None:
         """This site's place in the pipeline, for its pulse."""

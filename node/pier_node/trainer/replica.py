@@ -25,7 +25,7 @@ from torch.utils.checkpoint import checkpoint, create_selective_checkpoint_conte
 
 from pier_node.config.run import ModelSection, RunConfig
 from pier_node.engine.parameters import Vectors, is_sharded, local, trained
-from pier_node.outer.adamw import take_step
+from pier_node.outer.inner_optimizer import Moments, take_step
 from pier_node.outer.layout import Layout
 from pier_node.trainer import devices
 from pier_node.trainer.data.corpus import Batch
@@ -201,7 +201,7 @@ class Replica:
     def train(self, step: int, rows: Batch, sequences: int) -> Tensor:
         """Do inner step `step`, counted over the whole run; returns what `gradient` returns."""
         loss = self.gradient(rows, sequences)
-        take_step(self._parameters, *self._moments, self.adam_step, step, self._inner)
+        take_step(self._parameters, Moments(*self._moments, self.adam_step), step, self._inner)
         self.adam_step += 1
         return loss
 

@@ -1,0 +1,222 @@
+"""The step of `inner.optimizer` for every part of a site: on named tensors, or on flat vectors. Pure.
+
+AdamW: Loshchilov and Hutter, arXiv 1711.05101. SGD is torch.optim.SGD's, with decoupled weight decay. Muon: Jordan et
+al. 2024, as torch.optim.Muon has it. The momentum of each hidden matrix is orthogonalised, and scaled by 0.2 ·
+√(max(rows, columns)), so that its root mean square is that of AdamW's steps and one learning rate serves both (Liu et
+al., arXiv 2502.16982, section 2.2). All other parameters take AdamW's step.
+
+Whatever the optimizer, its state is two vectors: AdamW's moments; or Muon's momentum (for hidden matrices) or SGD's in
+the first vector, and zeros in the second.
+
+In synchronous training every daemon takes the step itself, and all must get the same bits. On a CPU, PyTorch's fused
+AdamW gives the same bits for separate tensors and for views of one flat vector, with any number of threads. A product
+of matrices does not: its order of summation depends on the machine. So `step_vectors` orthogonalises on a grid on which
+all sums are exact: see `_orthogonal_exactly`.
+
+PyTorch's kernel is called as a function: creating a `torch.optim.Optimizer` imports the compiler, which costs every
+process a second at its start.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.optim.adamw import adamw
+
+from pier_node.config.run import InnerSection
+from pier_node.outer.layout import Layout, is_decayed, is_hidden_matrix
+from pier_node.outer.learning_rate import learning_rate
+
+EPSILON = 1e-8
+QUINTIC = (3.4445, -4.7750, 2.0315)
+"""Coefficients of Newton and Schulz's iteration by Jordan: σ ← aσ + bσ³ + cσ⁵ brings singular values near 1."""
+ITERATIONS = 5
+SMALLEST = 1e-7
+"""A momentum of a smaller norm counts as having this norm."""
+GRID = 2.0**24
+Named = Mapping[str, Tensor]
+
+
+class Moments(NamedTuple):
+    """The state of the optimizer: two tensors for each parameter, by its name, and the number of steps behind them."""
+
+    first: Named
+    second: Named
+    steps: int
+
+
+@torch.no_grad()
+def take_step(
+    parameters: Mapping[str, nn.Parameter], moments: Moments, step: int, config: InnerSection, exact: bool = False
+) -> None:
+    """Clip the parameters' gradients and take a step, all in place. Only matrices have weight decay.
+
+    Args:
+        parameters: by name, with their gradients in `grad`.
+        moments: changed in place, but for their number of steps.
+        step: index of this inner step in the whole run; it determines the learning rate.
+        config: the [inner] section.
+        exact: take a step that has the same bits on every CPU.
+    """
+    if config.clip_norm:
+        nn.utils.clip_grad_norm_(parameters.values(), config.clip_norm)
+    if config.optimizer == "adamw":
+        _adamw(parameters, moments, step, config)
+        return
+    if config.optimizer == "sgd":
+        _sgd(parameters, moments.first, step, config)
+        return
+    matrices = {name: it for name, it in parameters.items() if is_hidden_matrix(name, it.shape)}
+    _muon(matrices, moments.first, step, config, exact)
+    _adamw({name: it for name, it in parameters.items() if name not in matrices}, moments, step, config)
+
+
+def _adamw(parameters: Mapping[str, nn.Parameter], moments: Moments, step: int, config: InnerSection) -> None:
+    for decayed, decay in ((True, config.weight_decay), (False, 0.0)):
+        names = [name for name, parameter in parameters.items() if is_decayed(parameter.shape) is decayed]
+        if not names:
+            continue
+        chosen = [_own(parameters[name]) for name in names]
+        steps = torch.full((len(names),), float(moments.steps), device=chosen[0].device)
+        adamw(
+            chosen,
+            [_own(parameters[name].grad) for name in names if parameters[name].grad is not None],
+            [moments.first[name] for name in names],
+            [moments.second[name] for name in names],
+            [],
+            list(steps.unbind()),
+            fused=True,
+            amsgrad=False,
+            beta1=config.beta1,
+            beta2=config.beta2,
+            lr=learning_rate(step, config),
+            weight_decay=decay,
+            eps=EPSILON,
+            maximize=False,
+        )
+
+
+def _sgd(parameters: Mapping[str, nn.Parameter], momenta: Named, step: int, config: InnerSection) -> None:
+    rate = learning_rate(step, config)
+    for name, parameter in _with_gradients(parameters):
+        momenta[name].mul_(config.momentum).add_(_own(parameter.grad))
+        if is_decayed(parameter.shape):
+            _own(parameter).mul_(1 - rate * config.weight_decay)
+        _own(parameter).sub_(momenta[name] * rate)
+
+
+def _muon(matrices: Mapping[str, nn.Parameter], momenta: Named, step: int, config: InnerSection, exact: bool) -> None:
+    # One operation at a time: whether two are fused, and so rounded once, depends on the machine.
+    rate, mu, orthogonal = learning_rate(step, config), config.momentum, _orthogonal_exactly if exact else _orthogonal
+    for name, matrix in _with_gradients(matrices):
+        momentum, fresh = momenta[name], _own(matrix.grad) * (1 - mu)
+        momentum.mul_(mu).add_(fresh)
+        update = momentum * mu + fresh  # Nesterov
+        update = _part_of(orthogonal(_whole(update, matrix)), matrix)
+        _own(matrix).mul_(1 - rate * config.weight_decay)
+        _own(matrix).sub_(update * (rate * 0.2 * math.sqrt(max(matrix.shape))))
+
+
+def _with_gradients(parameters: Mapping[str, nn.Parameter]) -> Iterable[tuple[str, nn.Parameter]]:
+    return ((name, it) for name, it in parameters.items() if it.grad is not None)
+
+
+def _own(tensor: Any) -> Any:
+    """What this process has of a tensor, which may be a DTensor."""
+    return tensor.to_local() if hasattr(tensor, "to_local") else tensor
+
+
+def _whole(part: Tensor, like: Any) -> Tensor:
+    """The tensor whose parts the processes have, if `like` is a DTensor: each orthogonalises all of it, for itself."""
+    if not hasattr(like, "to_local"):
+        return part
+    from torch.distributed.tensor import DTensor
+
+    shape = {"shape": like.shape, "stride": like.stride()}
+    return DTensor.from_local(part, like.device_mesh, like.placements, run_check=False, **shape).full_tensor()
+
+
+def _part_of(whole: Tensor, like: Any) -> Tensor:
+    """What this process has of a tensor that is spread like `like`."""
+    if not hasattr(like, "to_local"):
+        return whole
+    from torch.distributed.tensor import DTensor, Replicate
+
+    everywhere = [Replicate()] * like.device_mesh.ndim
+    spread = DTensor.from_local(whole, like.device_mesh, everywhere, run_check=False).redistribute(
+        placements=like.placements
+    )
+    return spread.to_local()
+
+
+def _orthogonal(update: Tensor) -> Tensor:
+    """About U·Vᵀ of the update U·S·Vᵀ, [rows, columns]: Newton and Schulz's iteration, in bfloat16 on a GPU."""
+    a, b, c = QUINTIC
+    x = update.bfloat16() if update.is_cuda else update
+    tall = x.shape[0] > x.shape[1]
+    x = x.mT if tall else x
+    x = x / x.norm().clamp(min=SMALLEST)
+    for _ in range(ITERATIONS):
+        gram = x @ x.mT
+        x = torch.addmm(x, torch.addmm(gram, gram, gram, beta=b, alpha=c), x, beta=a)
+    return (x.mT if tall else x).type_as(update)
+
+
+def _orthogonal_exactly(update: Tensor) -> Tensor:
+    """`_orthogonal`, with the same bits on every machine.
+
+    All factors are multiples of 1 / GRID. So a product of two, and every partial sum of such products, is a multiple of
+    1 / GRID². No such sum exceeds 4, by the inequality of Cauchy and Schwarz: rows of x and columns of the polynomial
+    are shorter than 1.3 and 3. A double holds multiples of 2⁻⁴⁸ up to 32 exactly, in whatever order they are added.
+    """
+    a, b, c = QUINTIC
+    x = update.double()
+    tall = x.shape[0] > x.shape[1]
+    x = _on_grid((x.mT if tall else x) / max(_exact_norm(update), SMALLEST))
+    for _ in range(ITERATIONS):
+        gram = _on_grid(x @ x.mT)
+        polynomial = _on_grid(gram * b + _on_grid(gram @ gram) * c)
+        x = _on_grid(x * a + _on_grid(polynomial @ x))
+    return (x.mT if tall else x).type_as(update)
+
+
+def _on_grid(x: Tensor) -> Tensor:
+    return x.mul_(GRID).round_().div_(GRID).add_(0.0)  # no zero is negative
+
+
+def _exact_norm(matrix: Tensor) -> float:
+    """The Frobenius norm, rounded once: rows of squares of whole numbers below 2¹⁹ add up without rounding."""
+    largest = matrix.abs().max().item()
+    if largest == 0.0:
+        return 0.0
+    whole = (matrix.double() * (2.0**19 / largest)).round_()
+    return largest * 2.0**-19 * math.sqrt(math.fsum(whole.square_().sum(dim=1).tolist()))
+
+
+def step_vectors(
+    layout: Layout,
+    weights: Tensor,
+    moments: tuple[Tensor, Tensor, int],
+    gradient: Tensor,
+    step: int,
+    config: InnerSection,
+) -> None:
+    """`take_step` on flat vectors of shape [parameters]: a daemon's half of synchronous training.
+
+    Args:
+        layout: where each parameter lies in the vectors.
+        weights: changed in place.
+        moments: the optimizer's two vectors, changed in place, and the number of steps that they are made of.
+        gradient: clipped in place.
+        step: index of the step in the whole run.
+        config: the [inner] section.
+    """
+    parameters = {name: nn.Parameter(view) for name, view in layout.views(weights).items()}
+    for name, view in layout.views(gradient).items():
+        parameters[name].grad = view
+    first, second, steps = moments
+    take_step(parameters, Moments(layout.views(first), layout.views(second), steps), step, config, exact=True)
