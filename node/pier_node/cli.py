@@ -281,6 +281,33 @@ def doctor(peers: tuple[str, ...], as_json: bool, **options: Any) -> None:
 
 
 @main.command()
+@click.argument("out", type=click.Path(path_type=Path, file_okay=False))
+@click.option(
+    "--run",
+    type=click.Path(path_type=Path, dir_okay=False, exists=True),
+    default=Path("run.toml"),
+    show_default=True,
+    help="The run.toml whose [data] names the text and the tokenizer.",
+)
+@click.option("--dataset", help="Text to use instead of data.path of run.toml. [default: that of run.toml]")
+@click.option(
+    "--processes", type=click.IntRange(0), default=0, help="Number of processes. [default: one per core, or none]"
+)
+@explained
+def tokenize(run: Path, out: Path, dataset: str | None, processes: int) -> None:
+    """Tokenize the data of a run.
+
+    Writes the folder OUT, which can be copied to all sites; a site reads only its own part of it. After an
+    interruption, the same command continues. Without this command, each site tokenizes its part of the text when it
+    starts.
+    """
+    from pier_node.commands.tokenize import tokenize_run
+
+    for message in tokenize_run(run, out, dataset, processes):
+        click.echo(message)
+
+
+@main.command()
 @FOLDER
 @click.argument("out", type=click.Path(path_type=Path, file_okay=False))
 @click.option("--force", is_flag=True, help="Replace the model in OUT even if Pier did not write it. [default: refuse]")

@@ -27,7 +27,7 @@ def test_every_document_is_trained_on_or_in_one_split(tmp_path: Path) -> None:
     section = domain(tmp_path / "texts", 400)
     found = read_held_out(section)
     corpus = open_corpus(section.data, 0, 1, None, tmp_path / "cache")
-    parts = [bytes(corpus.train), *found.texts.values()]
+    parts = [bytes(np.asarray(corpus.train)), *found.texts.values()]
     assert found.tokens == len(corpus.train)
     assert sum(map(len, found.texts.values())) == len(corpus.validation)
     for number in range(400):

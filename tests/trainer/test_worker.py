@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import fcntl
 import os
 import signal
 import socket
@@ -232,17 +233,16 @@ def test_what_no_restart_mends_is_told_and_the_worker_waits(
     assert rig.leave() == 0
 
 
-def test_one_worker_tokenizes_and_the_others_wait(rig: Rig, configure: Callable[..., RunConfig]) -> None:
-    os.mkfifo(tokenizer := rig.folder / "tokenizer.json")
-    config = configure()
-    slow = config.model_copy(update={"data": config.data.model_copy(update={"tokenizer": str(tokenizer)})})
-    rig.setup = replace(rig.setup, config=slow.canonical())
-    rig.start(workers=2)
-    with tokenizer.open("w") as file:  # returns when a worker reads it, which then waits for what is written
-        file.write("nonsense")
-    failed = rig.hear()
-    assert isinstance(failed, Failed)
-    assert "tokenizer" in failed.problem
+def test_one_worker_tokenizes_and_the_others_wait(rig: Rig) -> None:
+    with (rig.folder / "cache.lock").open("ab") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)  # as if another program were tokenizing
+        rig.start(workers=2)
+        rig.say(Evaluate(5, rig.vectors["anchor"].path))
+        rig.connection.settimeout(1.0)
+        with pytest.raises(TimeoutError):
+            rig.connection.recv(1, socket.MSG_PEEK)
+        rig.connection.settimeout(60)
+    assert isinstance(rig.hear(), Evaluated)
 
 
 def test_an_empty_batch_is_refused(rig: Rig) -> None:

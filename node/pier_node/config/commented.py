@@ -18,6 +18,7 @@ from typing import Any, Literal, get_args, get_origin
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
+from pier_node.base.toml import Section
 from pier_node.config.presets import PRESETS
 from pier_node.config.run import ModelSection, RunConfig
 
@@ -69,7 +70,9 @@ def _section(name: str, section: BaseModel, notes: Notes, title: str = "[{}]") -
         allowed = "one of " + ", ".join(PRESETS) if key == "preset" else _allowed(info)
         about = " ".join([*meaning.split(), *([f"[{allowed}]"] if allowed else [])])
         yield from textwrap.wrap(about, WIDTH, initial_indent="# ", subsequent_indent="#   ", break_on_hyphens=False)
-        yield f"{'#' if key in follows else ''}{key} = {_toml(getattr(section, key))}"
+        value = getattr(section, key)
+        absent = key in follows or value == ()  # tables of a list cannot be added to one that is there
+        yield f"{'#' if absent else ''}{key} = {_toml(value)}"
     yield ""
     for key, part in inside.items():
         yield from _section(f"{name}.{key}", part, notes)
@@ -88,10 +91,12 @@ def _following(name: str, given: BaseModel, notes: Notes) -> set[str]:
 
 def _docstrings(section: type[BaseModel]) -> dict[str, str]:
     """The string after each field, as documentation tools read it."""
-    (definition,) = ast.parse(inspect.getsource(section)).body
-    assert isinstance(definition, ast.ClassDef)
+    kinds = [kind for kind in section.__mro__ if kind not in (*Section.__mro__, *BaseModel.__mro__)]
+    definitions = [ast.parse(inspect.getsource(kind)).body[0] for kind in kinds]
     return {
         field.target.id: str(text.value.value)
+        for definition in definitions
+        if isinstance(definition, ast.ClassDef)
         for field, text in pairwise(definition.body)
         if isinstance(field, ast.AnnAssign) and isinstance(field.target, ast.Name)
         if isinstance(text, ast.Expr) and isinstance(text.value, ast.Constant)

@@ -198,20 +198,23 @@ class ModelSection(Section):
         return self
 
 
-class DataSection(Section):
-    """Section [data]: the text that all sites share and that is split among them. `--dataset` gives a site its own."""
+class SourceSection(Section):
+    """Where text, or tokens, come from."""
 
-    source: Literal["stdlib", "builtin", "text", "jsonl", "parquet"] = "stdlib"
+    source: Literal["stdlib", "builtin", "text", "jsonl", "parquet", "hf", "tokens"] = "stdlib"
     """stdlib: the source of Python's standard library, which every machine has. builtin: see path. text, jsonl,
-    parquet: files in that format."""
+    parquet: files in that format. hf: a data set of the `datasets` library, which is streamed. tokens: what
+    `pier-node tokenize` has written, or files .npy or .bin (nanoGPT, llm.c)."""
     path: str = ""
-    """File or folder; with `builtin`, the name of a domain (trainer/data/sources.py)."""
+    """File or folder; with `builtin`, the name of a domain (trainer/data/sources.py); with `hf`, of a data set."""
     text_field: str = "text"
-    """Field (jsonl) or column (parquet) that holds the text."""
-    tokenizer: str = "bytes"
-    """Either `bytes`, or the path of a tokenizer.json."""
-    validation: Annotated[float, Field(gt=0.0, le=0.5)] = 0.02
-    """Fraction of the documents that no site trains on."""
+    """Field (jsonl) or column (parquet, hf) that holds the text."""
+    subset: Annotated[str, LATER] = ""
+    """With `hf`: the configuration of the data set, if it has several."""
+    split: Annotated[str, LATER] = "train"
+    """With `hf`: the split to read."""
+    limit: Annotated[int, Field(ge=0), LATER] = 0
+    """Documents that a site reads of the source, at most; 0: all."""
 
     @model_validator(mode="after")
     def check_path(self) -> Self:
@@ -219,6 +222,44 @@ class DataSection(Section):
         if self.source != "stdlib" and not self.path:
             raise ValueError(f'source = "{self.source}" needs path = "FILE or FOLDER", or a domain')
         return self
+
+
+class MixtureSection(SourceSection):
+    """Table [[data.mixture]]: one of several sources that are mixed."""
+
+    weight: Annotated[float, Field(gt=0)] = 1.0
+    """Its part of the sequences of a batch, against the weights of the others; they need not add up to 1."""
+
+
+class DataSection(SourceSection):
+    """Section [data]: the text that all sites share and that is split among them. `--dataset` gives a site its own."""
+
+    tokenizer: str = "bytes"
+    """Either `bytes`, or the path of a tokenizer.json."""
+    validation: Annotated[float, Field(gt=0.0, le=0.5)] = 0.02
+    """Fraction of the documents that no site trains on."""
+    dealt: Annotated[bool, LATER] = True
+    """Whether all sites have the same data, of which each trains on its part. false: each site has other data at the
+    same path, and trains on all of it."""
+    mixture: Annotated[tuple[MixtureSection, ...], LATER] = ()
+    """Several sources, mixed by weight, each a table [[data.mixture]]; then source and path are not set here."""
+
+    @model_validator(mode="after")
+    def check_mixture(self) -> Self:
+        """Refuse a source beside those of a mixture."""
+        if self.mixture and (self.source != "stdlib" or self.path):
+            raise ValueError("a mixture names its sources: leave source and path out of [data]")
+        return self
+
+    def parts(self) -> list[tuple[float, DataSection]]:
+        """Each source with its weight, as if it were alone; the weights add up to 1."""
+        if not self.mixture:
+            return [(1.0, self)]
+        total, own = math.fsum(part.weight for part in self.mixture), {"mixture": ()}
+        return [
+            (part.weight / total, self.model_copy(update={**part.model_dump(exclude={"weight"}), **own}))
+            for part in self.mixture
+        ]
 
 
 class InnerSection(Section):

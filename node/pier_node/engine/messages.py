@@ -129,7 +129,7 @@ class Over:
 
 @dataclass(frozen=True, config=_STRICT)
 class Tokenizing:
-    """Program: it is tokenizing the site's text; bytes of text read so far, and bytes of the files."""
+    """Program: it is tokenizing the site's text; bytes of text read so far, and of the files, 0: unknown."""
 
     read: int
     size: int

@@ -526,7 +526,8 @@ class Program:
                 if request is not None:
                     self._hand_out(request)
             case Tokenizing(), _:
-                log.info("tokenizing: %s of text read; the files have %s", amount(message.read), amount(message.size))
+                size = f"the files have {amount(message.size)}" if message.size else "a stream"
+                log.info("tokenizing: %s of text read; %s", amount(message.read), size)
             case Progress(), _ if self._on_progress is not None:
                 self._on_progress(message)
             case Logged(), _ if self._ready:

@@ -5,7 +5,7 @@ import logging
 import os
 from collections import Counter
 from concurrent.futures import Future, ThreadPoolExecutor
-from itertools import chain
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,20 +18,9 @@ from tokenizers import models, pre_tokenizers
 
 from pier_node.base.errors import PierError
 from pier_node.config.run import DataSection, RunConfig
-from pier_node.trainer.data import corpus as module
-from pier_node.trainer.data.corpus import (
-    BLOCK,
-    BLOCKS,
-    Batch,
-    Corpus,
-    SiteData,
-    TokenWriter,
-    Windows,
-    check_data,
-    fingerprint,
-    open_corpus,
-    share,
-)
+from pier_node.trainer.data import tokenizing as module
+from pier_node.trainer.data.corpus import Batch, Corpus, Part, SiteData, Windows, check_data, open_corpus, share
+from pier_node.trainer.data.shards import Manifest, ShardWriter, Stream
 from pier_node.trainer.data.sources import open_source
 
 lines = st.lists(st.text(st.characters(codec="ascii", exclude_characters="\n"), min_size=1), min_size=1, max_size=30)
@@ -51,8 +40,12 @@ def open_slot(data: Path, cache: Path, slot: int = 0, slots: int = 3, **config: 
     return open_corpus(section, slot, slots, None, cache)
 
 
+def text_of(tokens: Any) -> bytes:
+    return bytes(np.asarray(tokens))
+
+
 def parts(tokens: Any) -> list[str]:
-    return bytes(tokens).decode().splitlines()
+    return text_of(tokens).decode().splitlines()
 
 
 def folder_of(cache: Path) -> Path:
@@ -76,9 +69,9 @@ def test_any_documents_are_dealt_once(tmp_path: Path, texts: list[str], slots: i
     path.write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
     config = {"source": "jsonl", "validation": validation}
     corpora = [open_slot(path, tmp_path / "cache", slot, slots, **config) for slot in range(slots)]
-    counted = Counter(bytes(corpora[0].validation))
+    counted = Counter(text_of(corpora[0].validation))
     for corpus in corpora:
-        counted += Counter(bytes(corpus.train))
+        counted += Counter(text_of(corpus.train))
     assert counted == Counter("".join(text + "\n" for text in texts).encode())
 
 
@@ -93,16 +86,16 @@ def test_the_same_data_elsewhere_is_dealt_the_same(data: Path, tmp_path: Path) -
     data.rename(tmp_path / "moved")
     config = DataSection(source="text", path="/nowhere", validation=0.2)
     second = open_corpus(config, 0, 3, str(tmp_path / "moved"), tmp_path / "other")
-    assert bytes(first.train) == bytes(second.train)
-    assert bytes(first.validation) == bytes(second.validation)
+    assert text_of(first.train) == text_of(second.train)
+    assert text_of(first.validation) == text_of(second.validation)
 
 
 def test_a_second_opening_reads_no_document(data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     first = open_slot(data, tmp_path / "cache")
-    monkeypatch.setattr(module, "_tokenize", None)
+    monkeypatch.setattr(module, "tokenize", None)
     second = open_slot(data, tmp_path / "cache")
-    assert isinstance(second.train, np.memmap)
-    assert bytes(second.train) == bytes(first.train)
+    assert all(isinstance(array, np.memmap) for array in second.train.arrays)
+    assert text_of(second.train) == text_of(first.train)
 
 
 @pytest.mark.parametrize(
@@ -120,21 +113,21 @@ def test_whatever_matters_makes_another_cache(data: Path, tmp_path: Path, config
     assert len(list(cache.iterdir())) == 2
 
 
-@pytest.mark.parametrize("name", ["train.npy", "validation.npy", "check.json"])
+@pytest.mark.parametrize("name", ["train-00000.npy", "validation-00000.npy", "manifest.json"])
 @pytest.mark.parametrize("harm", ["cut", "flip", "remove"])
 def test_damage_is_found_and_mended(
     data: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture, name: str, harm: str
 ) -> None:
     cache = tmp_path / "cache"
-    before = bytes(open_slot(data, cache).train)
+    before = text_of(open_slot(data, cache).train)
     path = folder_of(cache) / name
     content = path.read_bytes()
     path.unlink()
     if harm != "remove":
         path.write_bytes(content[:-3] if harm == "cut" else content[:-3] + bytes([content[-3] ^ 1]) + content[-2:])
     with caplog.at_level(logging.WARNING):
-        assert bytes(open_slot(data, cache).train) == before
-    assert "is damaged; it is made anew" in caplog.text
+        assert text_of(open_slot(data, cache).train) == before
+    assert ("is damaged; it is made anew" in caplog.text) == ((name, harm) != ("manifest.json", "remove"))
     assert path.read_bytes() == content
 
 
@@ -143,7 +136,7 @@ def test_a_build_that_fails_leaves_nothing(data: Path, tmp_path: Path, monkeypat
         raise OSError(28, "No space left on device")
 
     cache = tmp_path / "cache"
-    monkeypatch.setattr(TokenWriter, "append", fill_the_disk)
+    monkeypatch.setattr(ShardWriter, "append", fill_the_disk)
     with pytest.raises(PierError, match="No space left on device") as caught:
         open_slot(data, cache)
     assert "Free some space" in caught.value.remedy
@@ -153,19 +146,19 @@ def test_a_build_that_fails_leaves_nothing(data: Path, tmp_path: Path, monkeypat
 def test_of_several_processes_one_tokenizes_and_the_others_wait(
     data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    cache, tokenize, built = tmp_path / "cache", module._tokenize, list[Path]()
+    cache, tokenize, built = tmp_path / "cache", module.tokenize, list[Path]()
     with ThreadPoolExecutor() as pool:
         others: list[Future[Corpus]] = []
 
-        def build(dealing: Any, folder: Path) -> None:
+        def build(text: Any, folder: Path, told: Any) -> Manifest:
             built.append(folder)
             others.extend(pool.submit(open_slot, data, cache) for _ in range(3))
             assert not [other for other in others if other.done()]
-            tokenize(dealing, folder)
+            return tokenize(text, folder, told)
 
-        monkeypatch.setattr(module, "_tokenize", build)
+        monkeypatch.setattr(module, "tokenize", build)
         first = open_slot(data, cache)
-        assert all(bytes(other.result(60).train) == bytes(first.train) for other in others)
+        assert all(text_of(other.result(60).train) == text_of(first.train) for other in others)
     assert len(built) == 1
     folder_of(cache)
 
@@ -178,7 +171,7 @@ def test_one_that_does_not_tokenize_waits_for_the_tokens(data: Path, tmp_path: P
             waiting.result(0.3)
         assert not cache.exists()
         first = open_slot(data, cache)
-        assert bytes(waiting.result(60).train) == bytes(first.train)
+        assert text_of(waiting.result(60).train) == text_of(first.train)
 
 
 def test_what_a_killed_process_left_half_made_is_removed(data: Path, tmp_path: Path) -> None:
@@ -190,7 +183,7 @@ def test_what_a_killed_process_left_half_made_is_removed(data: Path, tmp_path: P
 
 
 def test_it_tells_how_far_it_is(data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "TELL", 0.0)
+    monkeypatch.setattr(module, "tokenize", partial(module.tokenize, tell=0.0))
     told: list[tuple[int, int]] = []
     section = DataSection(source="text", path=str(data), validation=0.2)
     open_corpus(section, 0, 3, None, tmp_path / "cache", lambda *how_far: told.append(how_far))
@@ -229,8 +222,9 @@ def test_tokens_take_as_few_bytes_as_their_ids_need(tmp_path: Path, words: int, 
     tokenizer = word_tokenizer(tmp_path / "tokenizer.json", words)
     (tmp_path / "a.txt").write_text(f"w1 w{words - 2}")
     corpus = open_slot(tmp_path / "a.txt", tmp_path / "cache", 0, 1, tokenizer=tokenizer, validation=1e-9)
-    assert corpus.train.dtype == kind
-    assert corpus.train.tolist() == [1, words - 2, words - 1]
+    [tokens] = corpus.train.arrays
+    assert tokens.dtype == kind
+    assert tokens.tolist() == [1, words - 2, words - 1]
     assert corpus.vocab_size == words
     assert len(corpus.validation) == 0
 
@@ -250,57 +244,8 @@ def test_a_short_file_reaches_every_slot(tmp_path: Path) -> None:
     assert min(len(corpus.train) for corpus in corpora) > 20_000
     assert len(corpora[0].validation) > 4_000
     documents = len(list(open_source(DataSection(source="text", path=str(path))).documents()))
-    separators = sum(bytes(corpus.train).count(b"\n\n") for corpus in corpora)
-    assert 0.8 * documents < separators + bytes(corpora[0].validation).count(b"\n\n") <= documents
-
-
-@pytest.fixture(scope="module")
-def scratch(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tmp_path_factory.mktemp("tokens") / "some.npy"
-
-
-@settings(deadline=None)
-@given(st.lists(st.lists(st.integers(0, 255))), st.sampled_from([np.uint8, np.uint16, np.uint32]))
-def test_what_is_appended_is_read(scratch: Path, parts: list[list[int]], kind: type[np.unsignedinteger]) -> None:
-    writer = TokenWriter(scratch, np.dtype(kind))
-    for part in parts:
-        writer.append(np.array(part, dtype=np.uint32))
-    writer.close()
-    tokens = np.load(scratch, mmap_mode="r")
-    assert tokens.dtype == kind
-    assert tokens.tolist() == list(chain(*parts))
-
-
-def test_the_header_leaves_room_for_any_length(tmp_path: Path) -> None:
-    writer = TokenWriter(tmp_path / "some.npy", np.dtype(np.uint8))
-    empty = writer._file.tell()
-    writer.length = 10**15
-    writer.close()
-    assert (tmp_path / "some.npy").stat().st_size == empty
-
-
-def test_a_fingerprint_tells_any_change_in_a_small_file(tmp_path: Path) -> None:
-    path = tmp_path / "some"
-    prints = set()
-    for data in (b"", b"a", b"b", b"ab", b"ba", b"ab" * BLOCK, b"ab" * BLOCK + b"a", b"ab" * (BLOCK - 1) + b"aa"):
-        path.write_bytes(data)
-        prints.add(fingerprint(path))
-    assert len(prints) == 8
-
-
-def test_a_fingerprint_looks_at_a_whole_file_of_16_mib_and_at_both_ends_of_a_larger_one(tmp_path: Path) -> None:
-    path = tmp_path / "some"
-    for size in (BLOCK * BLOCKS, 3 * BLOCK * BLOCKS + 5):
-        places = [0, BLOCK, size // 2, size - 1] if size == BLOCK * BLOCKS else [0, BLOCK - 1, size - 1]
-        with path.open("wb") as file:
-            file.truncate(size)
-        prints = {fingerprint(path)}
-        for place in places:
-            with path.open("r+b") as file:
-                file.seek(place)
-                file.write(b"x")
-            prints.add(fingerprint(path))
-        assert len(prints) == 1 + len(places), f"of {size} bytes"
+    separators = sum(text_of(corpus.train).count(b"\n\n") for corpus in corpora)
+    assert 0.8 * documents < separators + text_of(corpora[0].validation).count(b"\n\n") <= documents
 
 
 CONFIG = RunConfig.model_validate({"run": {"sites": 3}, "data": {"source": "text", "path": "/text", "validation": 0.1}})
@@ -316,7 +261,7 @@ def test_a_site_trains_on_all_of_its_own_data(tmp_path: Path) -> None:
         (tmp_path / f"{number:03}.txt").write_text(f"text {number}\n")
     own = SiteData.of(CONFIG, 1, str(tmp_path), shared=False)
     corpus = open_corpus(CONFIG.data, own.slot, own.slots, own.path, tmp_path / "cache")
-    trained, held_out = (bytes(part).count(b"text") for part in (corpus.train, corpus.validation))
+    trained, held_out = (text_of(part).count(b"text") for part in (corpus.train, corpus.validation))
     assert trained + held_out == 200
     assert held_out < 40
 
@@ -346,7 +291,13 @@ def test_data_without_text_is_refused(tmp_path: Path) -> None:
 
 
 CONTEXT = 8
-CORPUS = Corpus(np.arange(5000, dtype=np.uint16), np.arange(10_000, 10_100, dtype=np.uint16), 20_000)
+
+
+def corpus_of(train: Any, validation: Any) -> Corpus:
+    return Corpus((Part(Stream([train]), Stream([validation])),), 20_000)
+
+
+CORPUS = corpus_of(np.arange(5000, dtype=np.uint16), np.arange(10_000, 10_100, dtype=np.uint16))
 
 steps = st.integers(0, 2**40)
 
@@ -404,7 +355,7 @@ def test_the_draw_never_changes() -> None:
 
 
 def test_starts_are_spread_over_all_of_the_part() -> None:
-    corpus = Corpus(np.arange(CONTEXT + 10, dtype=np.uint8), CORPUS.validation, 256)
+    corpus = corpus_of(np.arange(CONTEXT + 10, dtype=np.uint8), np.arange(100))
     first = np.concatenate([windows(corpus=corpus).batch(step, 50)[0][:, 0] for step in range(40)])
     counts = np.bincount(first, minlength=10)
     assert len(counts) == 10
@@ -431,7 +382,7 @@ def test_validation_in_small_batches_and_by_several_workers_has_the_same_windows
 
 
 def test_a_corpus_of_one_window_is_enough() -> None:
-    corpus = Corpus(np.arange(CONTEXT + 1, dtype=np.uint8), np.arange(CONTEXT + 1, dtype=np.uint8), 256)
+    corpus = corpus_of(np.arange(CONTEXT + 1), np.arange(CONTEXT + 1))
     inputs, targets = windows(corpus=corpus).batch(5, 2)
     assert inputs.tolist() == [list(range(CONTEXT))] * 2
     assert targets.tolist() == [list(range(1, CONTEXT + 1))] * 2
@@ -449,5 +400,5 @@ def test_a_corpus_of_one_window_is_enough() -> None:
 )
 def test_too_little_text_says_what_to_do(train: int, validation: int, problem: str, remedy: str) -> None:
     with pytest.raises(PierError, match=problem) as caught:
-        windows(corpus=Corpus(np.zeros(train, np.uint8), np.zeros(validation, np.uint8), 256))
+        windows(corpus=corpus_of(np.zeros(train, np.uint8), np.zeros(validation, np.uint8)))
     assert remedy in caught.value.remedy

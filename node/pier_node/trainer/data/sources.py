@@ -7,6 +7,8 @@ data moves no document. The sources:
 - text: any UTF-8 file, cut into documents at line ends so that one file can be divided among many sites.
 - jsonl: one JSON object per line, with the text in one field.
 - parquet: one row per document, with the text in one column. It needs pyarrow, an optional dependency.
+- hf: one row per document of a data set of the `datasets` library, an optional dependency. It is streamed, not
+  downloaded first. If it has enough shards, whole shards are dealt, so that a site reads no others.
 - stdlib: Python's own standard library: source code and the prose of `help()`, about 10 MB. It is the same on two
   machines with the same Python version: tests, parts that distributions package separately, and files that describe
   one machine are left out.
@@ -24,15 +26,16 @@ import json
 import logging
 import os
 import sysconfig
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from functools import partial
 from importlib import import_module
+from itertools import count, islice
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, get_args
 
 from pier_node.base.errors import PierError
-from pier_node.config.run import DataSection
+from pier_node.config.run import SourceSection
 
 
 class Document(NamedTuple):
@@ -351,13 +354,109 @@ class Source:
             except OSError as error:
                 raise PierError(f"{entry.path}: {error.strerror}", "Make the file readable, or remove it.") from error
 
+    def parts(
+        self,
+        validation: float,
+        slot: int,  # noqa: ARG002
+        slots: int,
+        limit: int = 0,
+    ) -> Iterator[tuple[int, Document]]:
+        """Documents with the part that each belongs to: all of `slot` and of VALIDATION, and maybe those of others.
+
+        Args:
+            validation: fraction of documents that no site trains on.
+            limit: only the first so many documents of the data set count; 0: all.
+        """
+        for document in islice(self.documents(), limit or None):
+            yield part_of(document, validation, slots), document
+
+    def size(self) -> int:
+        """Bytes in all files; 0: unknown."""
+        return sum(entry.path.stat().st_size for entry in self.entries)
+
+    def state(self) -> list[Any]:
+        """Differs whenever the data do. Sizes and modification times stand for the content of files."""
+        stats = [(str(entry.path.resolve()), entry.name, entry.path.stat()) for entry in self.entries]
+        return [(path, name, stat.st_size, stat.st_mtime_ns) for path, name, stat in stats]
+
+
+@dataclass(frozen=True)
+class HubSource(Source):
+    """A data set of the `datasets` library; its entries are its shards, which have no path here.
+
+    Attributes:
+        version: differs whenever the data set does.
+    """
+
+    version: str
+
+    def parts(self, validation: float, slot: int, slots: int, limit: int = 0) -> Iterator[tuple[int, Document]]:
+        """See Source. Shards are dealt if there is one for every site, and few enough of them are for validation."""
+        held_out = max(1, round(validation * len(self.entries)))
+        if limit or held_out > 2 * validation * len(self.entries) or len(self.entries) - held_out < slots:
+            yield from super().parts(validation, slot, slots, limit)
+            return
+        for index, entry in enumerate(self.entries):
+            part = VALIDATION if index < held_out else (index - held_out) % slots
+            if part in (VALIDATION, slot):
+                yield from ((part, document) for document in self.read(entry) if document.text)
+
+    def size(self) -> int:
+        """Unknown."""
+        return 0
+
+    def state(self) -> list[Any]:
+        """See Source."""
+        return [self.version]
+
+
+def open_hub(config: SourceSection, path: str) -> HubSource:
+    """A data set of the `datasets` library: a name at its hub, or a folder. Raises PierError."""
+    try:
+        datasets = import_module("datasets")
+    except ImportError as error:
+        raise PierError('data source "hf" needs datasets', "In the clone of Pier: scripts/install datasets") from error
+    where, local = f'data set "{path}"', Path(path).expanduser()
+    try:
+        builder = datasets.load_dataset_builder(str(local) if local.exists() else path, config.subset or None)
+        rows = builder.as_streaming_dataset(split=config.split)
+    except Exception as error:  # the library raises nothing narrower
+        remedy = "Correct [data] path, subset or split. A folder must have files such as .parquet or .jsonl."
+        raise PierError(f"{where}: {str(error).strip() or type(error).__name__}", remedy) from error
+    shards = [Entry(f"{index:05}", Path(path)) for index in range(rows.num_shards)]
+
+    def read(entry: Entry) -> Iterator[Document]:
+        shard = rows.shard(num_shards=len(shards), index=int(entry.name))
+        return _hub_documents(shard, entry.name, config.text_field, where)
+
+    return HubSource(shards, read, f"{path} {config.subset} {config.split} {builder.hash}")
+
+
+def _hub_documents(rows: Iterable[dict[str, Any]], shard: str, field: str, where: str) -> Iterator[Document]:
+    found = iter(rows)
+    for number in count():
+        try:
+            row = next(found)
+        except StopIteration:
+            return
+        except Exception as error:  # of the network, or of a file
+            remedy = "Start again: what is tokenized already is kept."
+            raise PierError(f"{where}, shard {shard}, row {number}: {error}", remedy) from error
+        if field not in row:
+            remedy = f"Set [data] text_field to one of its columns: {', '.join(list(row)[:10])}."
+            raise PierError(f'{where}: no column "{field}"', remedy)
+        if row[field] is not None:
+            if not isinstance(row[field], str):
+                raise PierError(f'{where}: column "{field}" is not text', "Set [data] text_field to another.")
+            yield Document(f"{shard}:{number}", row[field].encode(errors="replace").decode())
+
 
 def no_text() -> PierError:
     """The error of a source without documents."""
     return PierError("the data has no text in it", "Give files with text: [data] path, or --dataset PATH.")
 
 
-def open_source(config: DataSection, path: str | None = None) -> Source:
+def open_source(config: SourceSection, path: str | None = None) -> Source:
     """The source that [data] describes; `path` replaces its path (and the built-in text) at this site.
 
     Raises:
@@ -367,6 +466,8 @@ def open_source(config: DataSection, path: str | None = None) -> Source:
         return Source(stdlib_entries(), read_stdlib)
     if config.source == "builtin" and not path:
         return builtin_source(config.path)
+    if config.source == "hf":
+        return open_hub(config, path or config.path)
     root = Path(path or config.path).expanduser()
     if config.source == "jsonl":
         return Source(find_entries(root, ".jsonl"), partial(read_jsonl, field=config.text_field))
