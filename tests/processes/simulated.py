@@ -36,10 +36,10 @@ def train_and_log(steps: int) -> list[pier.State]:
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
     config = {"inner": {"total_steps": steps, "eval_every": 0}, "outer": {"algorithm": "diloco", "inner_steps": 5}}
     site = pier.join(model, optimizer, step_tokens=8, config=config)
-    states = []
+    states: list[pier.State] = []
     try:
         while True:
-            if site.step_index % 5 == 0:
+            if not states or site.state.round > states[-1].round:
                 states.append(site.state)
             optimizer.zero_grad()
             loss = (model(torch.ones(8, 4)) - 1).square().mean()

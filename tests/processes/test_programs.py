@@ -319,7 +319,7 @@ def test_a_program_hears_how_others_fare_and_what_it_logs_is_in_trackers_and_rep
         folder.mkdir()
         (folder / "site.toml").write_text(f'[log]\ntensorboard = "{tmp_path / "board"}-{number}"\n')
     for number, states in enumerate(pier.simulate(train_and_log, 300, sites=2, folder=tmp_path)):
-        assert [state.step for state in states] == [5 * state.round for state in states]
+        assert all(state.step // 5 == state.round for state in states), "a slow site leaves steps out"
         assert {state.slot for state in states} == {number}
         assert states[-1].sites == 2
         assert len(states[-1].losses) == 1
