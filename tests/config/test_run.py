@@ -52,6 +52,10 @@ ERRORS = {
     "[model]\ndim = 12\nheads = 4": "must be even for rotary positions",
     '[data]\nsource = "text"': 'source = "text" needs path',
     '[data]\nsource = "csv"': "data.source = \"csv\": Input should be 'stdlib', 'builtin', 'text', 'jsonl'",
+    '[data]\nsource = "text"\npath = "a"\n[[data.mixture]]\nweight = 1': "leave source and path out of [data]",
+    '[[data.mixture]]\nsource = "text"': 'source = "text" needs path',
+    "[[data.mixture]]\nweight = 0": "data.mixture.0.weight = 0: Input should be greater than 0",
+    "[[data.mixture]]\nwieght = 1": "data.mixture.0.wieght: no such key; allowed here: source, path",
     "[data]\nvalidation = 0.9": "data.validation = 0.9: Input should be less than or equal to 0.5",
     "[inner]\nlr = -1": "inner.lr = -1: Input should be greater than 0",
     "[inner]\nlr = 1e-5\nmin_lr = 1e-4": "min_lr = 0.0001 must not be above lr = 1e-05",
@@ -322,3 +326,27 @@ def test_the_spread_is_the_fixed_point_of_the_recursion_with_noise(
 def test_all_in_one_group_have_no_spread() -> None:
     assert mixing(16, 16) == 1.0
     assert stationary_spread(0.5, 0.7, 0.7, 16, 16) == 0.0
+
+
+def test_keys_of_data_that_came_later_change_the_hash_only_when_they_are_used() -> None:
+    used: list[dict[str, Any]] = [
+        {},
+        {"dealt": False},
+        {"limit": 5},
+        {"split": "test"},
+        {"mixture": [{}]},
+        {"mixture": [{}, {}]},
+    ]
+    hashes = {RunConfig.model_validate({"data": data}).hash() for data in used}
+    assert len(hashes) == 6
+    assert RunConfig.model_validate({"data": {"dealt": True, "limit": 0, "mixture": []}}).hash() == RunConfig().hash()
+
+
+def test_a_mixture_comes_through_its_canonical_form() -> None:
+    config = RunConfig.model_validate(
+        {"data": {"validation": 0.1, "mixture": [{"weight": 3}, {"path": "a", "source": "hf"}]}}
+    )
+    assert from_canonical(config.canonical()) == config
+    [(first, one), (second, other)] = config.data.parts()
+    assert (first, second) == (0.75, 0.25)
+    assert (one.source, one.validation, other.path, other.mixture) == ("stdlib", 0.1, "a", ())

@@ -6,6 +6,7 @@ import os
 from collections import Counter
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,7 @@ from pier_node.trainer.data import tokenizing as module
 from pier_node.trainer.data.corpus import Batch, Corpus, Part, SiteData, Windows, check_data, open_corpus, share
 from pier_node.trainer.data.shards import Manifest, ShardWriter, Stream
 from pier_node.trainer.data.sources import open_source
+from pier_node.trainer.data.tokenizing import Text, tokenize
 
 lines = st.lists(st.text(st.characters(codec="ascii", exclude_characters="\n"), min_size=1), min_size=1, max_size=30)
 
@@ -402,3 +404,181 @@ def test_too_little_text_says_what_to_do(train: int, validation: int, problem: s
     with pytest.raises(PierError, match=problem) as caught:
         windows(corpus=corpus_of(np.zeros(train, np.uint8), np.zeros(validation, np.uint8)))
     assert remedy in caught.value.remedy
+
+
+def ids(*ends: int) -> Stream:
+    """The ids from each number to the next one, in arrays of their own."""
+    return Stream(np.arange(first, end).astype(np.uint32) for first, end in pairwise(ends))
+
+
+def two_sources(weights: tuple[float, float] = (0.75, 0.25)) -> Corpus:
+    """All ids of the first are below 10,000, those of the second are not."""
+    parts = (
+        Part(ids(0, 5000), ids(0, 100), weights[0], "first"),
+        Part(ids(10_000, 11_000, 12_000), ids(10_000, 10_050), weights[1]),
+    )
+    return Corpus(parts, 20_000)
+
+
+def test_rows_of_a_mixture_come_by_weight() -> None:
+    mixed = windows(corpus=two_sources())
+    first = np.concatenate([mixed.batch(step, 100)[0][:, 0] for step in range(40)])
+    assert 0.72 < (first < 10_000).mean() < 0.78
+    assert (np.diff(mixed.batch(3, 50)[0]) == 1).all(), "no window mixes sources"
+
+
+@settings(deadline=None)
+@given(steps, st.integers(1, 40), st.integers(1, 8))
+def test_a_mixture_is_shared_among_workers_like_one_source(step: int, sequences: int, workers: int) -> None:
+    mixed = windows(corpus=two_sources())
+    parts = [mixed.rows(step, *share(sequences, worker, workers)) for worker in range(workers)]
+    joined = np.concatenate([part[0] for part in parts]), np.concatenate([part[1] for part in parts])
+    assert equal(joined, mixed.batch(step, sequences))
+
+
+@settings(deadline=None)
+@given(st.integers(1, 60), st.floats(0.01, 0.99), st.integers(1, 5))
+def test_validation_of_a_mixture_has_each_weights_fraction(sequences: int, weight: float, workers: int) -> None:
+    mixed = windows(corpus=two_sources((weight, 1 - weight)))
+    rows = np.concatenate([inputs for inputs, _ in mixed.validation(2, sequences)])
+    assert len(rows) == 2 * sequences
+    assert abs((rows[:, 0] < 10_000).sum() - 2 * sequences * weight) <= 1
+    shares = [mixed.validation(2, sequences, 3, worker, workers) for worker in range(workers)]
+    assert (np.concatenate([inputs for own in shares for inputs, _ in own]) == rows).all()
+
+
+def test_a_source_that_is_too_small_is_named() -> None:
+    small = Part(ids(0, 3), ids(0, 100), 0.5, "data.path = /small")
+    with pytest.raises(PierError, match=r"training data \(data\.path = /small\) has 3 tokens"):
+        windows(corpus=Corpus((two_sources().parts[0], small), 20_000))
+
+
+def test_sites_that_come_and_go_and_workers_that_change_leave_a_sites_tokens_as_they_are(
+    data: Path, tmp_path: Path
+) -> None:
+    """A site that resumes at any step, with any number of workers, draws what it would have drawn.
+
+    Its part of the data depends on its slot, which it keeps, and on run.sites, not on which sites there are.
+    """
+
+    def drawn(cache: str, slot: int, node: str, steps: range, workers: int) -> Any:
+        opened = Windows(open_slot(data, tmp_path / cache, slot), CONTEXT, 1, node)
+        own = [opened.rows(step, *share(8, worker, workers))[0] for step in steps for worker in range(workers)]
+        return np.concatenate(own)
+
+    straight = drawn("cache", 1, "b", range(20), 1)
+    drawn("cache", 0, "a", range(5), 1)
+    drawn("cache", 2, "c", range(7), 2)
+    before, after = drawn("cache", 1, "b", range(13), 2), drawn("another disk", 1, "b", range(13, 20), 3)
+    assert np.array_equal(np.concatenate([before, after]), straight)
+    again = drawn("another disk", 1, "b", range(13, 20), 1)
+    assert np.array_equal(again, after), "a round that is trained again has the same tokens"
+
+
+def tokens_of(folder: Path, slot: int, slots: int, **keys: Any) -> Corpus:
+    config = DataSection(**{"source": "tokens", "path": str(folder), "validation": 0.2, **keys})
+    return open_corpus(config, slot, slots, None, folder / "unused")
+
+
+@settings(deadline=None, max_examples=25)
+@given(st.lists(st.integers(1, 50), min_size=1, max_size=6), st.integers(1, 4), st.booleans())
+def test_tokens_are_dealt_by_number_and_once(
+    tmp_path_factory: pytest.TempPathFactory, lengths: list[int], slots: int, held_out: bool
+) -> None:
+    folder, ids = tmp_path_factory.mktemp("tokens"), np.random.default_rng(1).integers(0, 256, sum(lengths), np.uint8)
+    for number, part in enumerate(np.split(ids, np.cumsum(lengths)[:-1])):
+        np.save(folder / f"part{number}.npy", part)
+    if held_out:
+        np.save(folder / "val.npy", np.arange(9, dtype=np.uint8))
+    corpora = [tokens_of(folder, slot, slots) for slot in range(slots)]
+    dealt = np.concatenate([np.asarray(corpus.train) for corpus in corpora])
+    sizes = [len(corpus.train) for corpus in corpora]
+    assert max(sizes) - min(sizes) <= 1
+    for corpus in corpora:
+        last = np.arange(9) if held_out else ids[len(dealt) :]
+        assert np.asarray(corpus.validation).tolist() == last.tolist()
+    assert dealt.tolist() == ids[: len(dealt)].tolist()
+    assert len(dealt) == len(ids) if held_out else len(ids) - len(dealt) == max(1, int(0.2 * len(ids)))
+
+
+def test_a_site_needs_only_the_shards_that_it_reads(
+    data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "SHARD", 100)
+    monkeypatch.setattr(module, "BATCH", 5)
+    config = DataSection(source="text", path=str(data), validation=0.2)
+    manifest = tokenize(Text.of(config, 0, 1, None), tmp_path / "out", lambda *_: None)
+    assert len(manifest.train) >= 4
+    whole = np.asarray(tokens_of(tmp_path / "out", 0, 1).train)
+    (tmp_path / "out" / manifest.train[0].name).unlink()
+    last = tokens_of(tmp_path / "out", 2, 3)
+    assert np.asarray(last.train).tolist() == whole[len(whole) * 2 // 3 :].tolist()
+    with pytest.raises(PierError, match=r"train-00000\.npy: No such file") as caught:
+        tokens_of(tmp_path / "out", 0, 3)
+    assert "Copy this shard here" in caught.value.remedy
+
+
+def test_nanogpts_files_are_read(tmp_path: Path) -> None:
+    train, held_out = np.arange(200, dtype=np.uint16), np.arange(50, 90, dtype=np.uint16)
+    train.tofile(tmp_path / "train.bin")
+    held_out.tofile(tmp_path / "val.bin")
+    (tmp_path / "meta.pkl").write_bytes(b"is not read")
+    corpus = tokens_of(tmp_path, 1, 2)
+    assert np.asarray(corpus.train).tolist() == list(range(100, 200))
+    assert np.asarray(corpus.validation).tolist() == held_out.tolist()
+    check_data(RunConfig.model_validate({"data": {"source": "tokens", "path": str(tmp_path)}}), None)
+
+
+def test_tokens_of_another_tokenizer_are_refused(data: Path, tmp_path: Path) -> None:
+    np.arange(0, 3000, 10, dtype=np.uint16).tofile(tmp_path / "train.bin")
+    with pytest.raises(PierError, match=r"train\.bin has token 2990; the tokenizer has 256 tokens") as caught:
+        tokens_of(tmp_path / "train.bin", 0, 1)
+    assert "[data] tokenizer" in caught.value.remedy
+    tokenize(Text.of(DataSection(source="text", path=str(data)), 0, 1, None), tmp_path / "out", lambda *_: None)
+    with pytest.raises(PierError, match="were made with another tokenizer"):
+        tokens_of(tmp_path / "out", 0, 1, tokenizer=word_tokenizer(tmp_path / "tokenizer.json", 10))
+
+
+@pytest.mark.parametrize(
+    ("spoil", "words"), [("unfinished", "are unfinished"), ("torn", "is not JSON"), ("none", "has no tokens")]
+)
+def test_tokens_that_are_not_there_are_missed_before_the_run(
+    data: Path, tmp_path: Path, spoil: str, words: str
+) -> None:
+    text, out = Text.of(DataSection(source="text", path=str(data)), 0, 1, None), tmp_path / "out"
+    out.mkdir()
+    (out / "README").touch()
+    if spoil != "none":
+        text.nothing_yet().save(out)
+    if spoil == "torn":
+        (out / "manifest.json").write_text("{")
+    with pytest.raises(PierError, match=words):
+        check_data(RunConfig.model_validate({"data": {"source": "tokens", "path": str(out)}}), None)
+
+
+def test_private_data_of_each_site_is_not_divided(tmp_path: Path) -> None:
+    config = RunConfig.model_validate(
+        {"run": {"sites": 3}, "data": {"source": "text", "path": "/own/text", "dealt": False}}
+    )
+    assert SiteData.of(config, 2, None, shared=False) == SiteData(0, 1, None)
+    assert SiteData.of(config, 2, "/other", shared=False) == SiteData(0, 1, "/other")
+    said = SiteData.of(config, 2, None, shared=False).describe(config)
+    assert said.startswith("This site trains on its own data, data.path = /own/text: all except the 2 % validation")
+
+
+def test_a_mixture_is_opened_part_by_part_and_own_data_replace_it(data: Path, tmp_path: Path) -> None:
+    np.arange(200, dtype=np.uint16).tofile(tmp_path / "some.bin")
+    mixture = [
+        {"source": "text", "path": str(data), "weight": 3},
+        {"source": "tokens", "path": str(tmp_path / "some.bin")},
+    ]
+    config = RunConfig.model_validate({"data": {"validation": 0.2, "mixture": mixture}, "run": {"sites": 2}})
+    check_data(config, None)
+    corpus = open_corpus(config.data, 1, 2, None, tmp_path / "cache")
+    assert [part.weight for part in corpus.parts] == [0.75, 0.25]
+    assert np.asarray(corpus.parts[1].train).tolist() == list(range(80, 160))
+    assert "part 2 of 2 of a mixture of 2 sources" in SiteData.of(config, 1, None, shared=False).describe(config)
+    alone = open_corpus(config.data, 0, 1, str(data / "00.txt"), tmp_path / "cache")
+    assert [part.weight for part in alone.parts] == [1.0]
+    with pytest.raises(PierError, match="no such file"):
+        check_data(config, "/nowhere")
