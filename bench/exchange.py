@@ -1,7 +1,7 @@
 """What an exchange makes of the updates of all sites, codec and error feedback included, without a network.
 
 The same arithmetic as node/pier_node/rounds/reduce.py: everybody uses decoded values, and the error of a mean goes to
-the owner of its chunk.
+the owner of its chunk. A mean of sparse codes has no error: the codes themselves are passed on.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from pier_node.base.shared import Vector
-from pier_node.outer.codec import Codec
+from pier_node.outer.codec import Codec, of_means
 from pier_node.outer.mean import relative_weights, weighted_mean
 from pier_node.outer.update import Update
 from pier_node.rounds.plan import CHUNK
@@ -25,11 +25,21 @@ def exchanged(updates: Sequence[Update], codec: Codec) -> Vector:
     return mean
 
 
+def sent_bytes(codec: Codec, members: int, length: int) -> float:
+    """What each of some members sends, in the mean: its update, then the mean of its shard, but nothing to itself."""
+    means = of_means(codec, members, length)
+    mean = means.size(length) if means else members * codec.size(length)
+    return (codec.size(length) + mean) * (1 - 1 / members)
+
+
 def _average(updates: Sequence[Update], part: slice, owner: Update, codec: Codec, mean: Vector) -> None:
     tokens = [update.tokens for update in updates]
     parts = [_sent(update.vector[part], update.error, part, codec) for update in updates]
     weighted_mean(parts, relative_weights(tokens), out=mean[part])
-    decoded = codec.decode(codec.encode(mean[part]), len(mean[part]))
+    means = of_means(codec, len(updates), len(mean[part]))
+    if means is None:
+        return
+    decoded = means.decode(means.encode(mean[part]), len(mean[part]))
     if owner.error is not None:
         owner.error[part] += np.float32(sum(tokens) / owner.tokens) * (mean[part] - decoded)
     mean[part] = decoded

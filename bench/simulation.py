@@ -23,7 +23,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from bench.exchange import exchanged
+from bench.exchange import exchanged, sent_bytes
 from pier_node.base.shared import Vector
 from pier_node.config.run import ModelSection, RunConfig
 from pier_node.outer.codec import codec
@@ -212,8 +212,9 @@ class Simulation:
         self._apart: Sites | None = None
         self._starts: list[Vector] = []
         self._flight: tuple[RoundPlan, list[Update]] | None = None
-        self._codec = codec(config.outer.codec)
-        self._unsent = [UnsentUpdate(len(self.anchor), config.outer.fragments, self._codec.lossy) for _ in range(sites)]
+        self._codec = codec(config.outer.codec, config.outer.density)
+        feedback = len(self.anchor), config.outer.fragments, self._codec.lossy, config.outer.error_decay
+        self._unsent = [UnsentUpdate(*feedback) for _ in range(sites)]
         self.momentum = np.zeros_like(self.anchor)
         self.sent = 0.0
 
@@ -252,7 +253,7 @@ class Simulation:
             accumulate(self.momentum, delta, plan.momentum, out=self.momentum)
         self.anchor = weights
         if plan.kind is Kind.SYNC:
-            self._all_reduced(FP32 * len(weights))
+            self.sent += sent_bytes(codec("none"), len(self._windows), len(weights))
 
     def _sites(self) -> Sites:
         """The sites once they are apart."""
@@ -261,10 +262,6 @@ class Simulation:
             if self._config.outer.start == "solo":
                 self.sent += STATE * FP32 * len(self.anchor) * (1 - 1 / len(self._windows))
         return self._apart
-
-    def _all_reduced(self, code: float) -> None:
-        """Count an all-reduce of a vector with a code of that many bytes: a site sends it twice, but for its shard."""
-        self.sent += 2 * code * (1 - 1 / len(self._windows))
 
     def _train_apart(self, plan: RoundPlan) -> None:
         starts = self._starts if self._flight else self._beginnings()
@@ -292,7 +289,7 @@ class Simulation:
             return
         (plan, updates), self._flight = self._flight, None
         mean, part = exchanged(updates, self._codec), plan.span(len(self.anchor))
-        self._all_reduced(self._codec.size(len(mean)))
+        self.sent += sent_bytes(self._codec, len(updates), len(mean))
         anchor, momentum = self.anchor.copy(), self.momentum.copy()
         step = self.anchor[part], self.momentum[part], mean, plan.momentum, plan.lr, anchor[part], momentum[part]
         outer_step(*step)

@@ -28,7 +28,7 @@ def fill(folder: Path, loss_of: dict[tuple[str, float], float]) -> list[Cell]:
     return cells
 
 
-@pytest.mark.parametrize("method", [name for name in METHODS if "muon" not in name])
+@pytest.mark.parametrize("method", METHODS)
 def test_every_method_has_a_run_and_every_cell_a_name(method: str, tmp_path: Path) -> None:
     cell = Cell("short", method, Found(tmp_path).tuned("short", method), 3)
     config = cell.config()

@@ -350,3 +350,24 @@ def test_a_mixture_comes_through_its_canonical_form() -> None:
     [(first, one), (second, other)] = config.data.parts()
     assert (first, second) == (0.75, 0.25)
     assert (one.source, one.validation, other.path, other.mixture) == ("stdlib", 0.1, "a", ())
+
+
+def test_a_top_k_goes_without_outer_momentum_unless_the_file_says_otherwise(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    for algorithm in ("pier", "diloco"):
+        outer = read(tmp_path, f'[outer]\nalgorithm = "{algorithm}"\ncodec = "topk2"').outer
+        assert (outer.schedule, outer.momentum, outer.lr, outer.momentum_warmup) == ("constant", 0.0, 1.0, False)
+        assert not caplog.messages
+    outer = read(tmp_path, '[outer]\nalgorithm = "diloco"\ncodec = "topk"\nmomentum = 0.9\nlr = 0.7').outer
+    assert (outer.momentum, outer.lr) == (0.9, 0.7)
+    read(tmp_path, '[outer]\ncodec = "topk"\nschedule = "staged"')
+    assert ["trains badly with much outer momentum" in message for message in caplog.messages] == [True, True]
+
+
+def test_keys_of_error_feedback_leave_the_hash_as_it_was(tmp_path: Path) -> None:
+    named = read(tmp_path, "[outer]\ndensity = 64\nerror_decay = 1.0")
+    assert named.hash() == RunConfig().hash()
+    other = read(tmp_path, '[outer]\ncodec = "topk"\ndensity = 128\nerror_decay = 0.95')
+    assert from_canonical(other.canonical()) == other
+    assert other.hash() != read(tmp_path, '[outer]\ncodec = "topk"').hash()

@@ -46,7 +46,7 @@ class Exchange:
         self.network = network or Network(1, CALM)
         self.carriers = {node: self.network.join(node) for node in vectors}
         self.means = {node: np.full(length, np.nan, np.float32) for node in vectors}
-        plan = Plan(5, BALLOT, dealt, norm_limit=limit, silence=SILENCE, chunk=chunk)
+        plan = self.plan = Plan(5, BALLOT, dealt, norm_limit=limit, silence=SILENCE, chunk=chunk)
         self.errors = {node: np.full(length, np.nan, np.float32) for node in vectors}
         self.parts = {
             node: Reduction(

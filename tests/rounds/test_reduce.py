@@ -15,6 +15,8 @@ from simulation.virtual_time import run
 
 from pier_node.base.faults import Faults
 from pier_node.base.shared import Vector
+from pier_node.outer.codec import codec, of_means
+from pier_node.outer.mean import trimmed_mean, weighted_mean
 from pier_node.rounds.suspects import NOBODY, Suspicion
 from pier_node.wire.carrier import BadMessage
 from pier_proto.v1.peer_pb2 import Chunk
@@ -49,6 +51,45 @@ def test_all_end_with_the_same_bits_however_it_is_cut_and_in_whatever_order_it_c
         await exchange.run()
         for mean in exchange.means.values():
             assert mean.tobytes() == expected.tobytes()
+
+    run(main())
+
+
+@given(st.integers(1, 5), st.integers(1, 900), st.sampled_from(["topk", "topk2"]), st.booleans(), st.integers(0, 2**32))
+@settings(max_examples=30, deadline=None)
+def test_of_a_mean_of_sparse_codes_nothing_is_dropped(
+    count: int, length: int, name: str, trimmed: bool, seed: int
+) -> None:
+    """Unless the codes of all are longer than the mean as int8; and all members have the same bits in any case."""
+    dice, names, used = random.Random(seed), "abcde"[:count], codec(name)
+    given, rule = vectors(names, length, seed), trimmed_mean if trimmed else weighted_mean
+    tokens = {node: dice.choice([0, 1, 7]) for node in names} | {dice.choice(names): 3}
+    norms = {"a": 1e3} if dice.random() < 0.5 else {}  # so a's update is clipped, if there are others
+
+    async def main() -> None:
+        exchange = Exchange(
+            given,
+            tokens,
+            None,
+            dice.choice([1, 50, 64, 300]),
+            codec=name,
+            rule="trimmed" if trimmed else "none",
+            norms=norms,
+        )
+        await exchange.run()
+        first, *others = exchange.means.values()
+        assert all(mean.tobytes() == first.tobytes() for mean in others)
+        plan, givers = exchange.plan, [node for node in names if tokens[node]]
+        for start, end in (each for share in plan.shares for each in plan.ranges(share)):
+            if of_means(used, len(givers), end - start):
+                continue
+            sent = {node: used.decode(used.encode(given[node][start:end]), end - start) for node in givers}
+            clipped = [part * np.float32(plan.clips().get(node, 1)) for node, part in sent.items()]
+            expected = np.empty(end - start, np.float32)
+            rule(clipped, plan.weights(), expected)
+            np.testing.assert_array_equal(first[start:end], expected)
+            for node in givers:
+                np.testing.assert_array_equal(exchange.errors[node][start:end], given[node][start:end] - sent[node])
 
     run(main())
 

@@ -13,7 +13,7 @@ from simulation.network import Network
 from simulation.virtual_time import run
 
 from pier_node.base.shared import Vector
-from pier_node.outer.codec.plain import Plain
+from pier_node.outer.codec import codec
 from pier_node.outer.update import Update
 from pier_node.rounds.plan import Plan
 from pier_node.rounds.reduce import Reduction
@@ -32,7 +32,9 @@ ZERO = fp32(0, 0)
 GOOD = [(0, ZERO), (2, ZERO)]
 
 
-async def taken_by_a(chunks: Sequence[Chunk], sender: str = "b", limit: float = 1e6) -> tuple[str, Suspicion]:
+async def taken_by_a(
+    chunks: Sequence[Chunk], sender: str = "b", limit: float = 1e6, name: str = "none"
+) -> tuple[str, Suspicion]:
     """What a tells the sender of a stream (b owes it elements 0..4), and whom it suspects then."""
     dealt = [
         Share(node="a", tokens=1, norm=LONG, offset=0, length=4),
@@ -43,7 +45,7 @@ async def taken_by_a(chunks: Sequence[Chunk], sender: str = "b", limit: float = 
     network.join("b").serve_push(_swallow)
     mean = np.zeros(6, np.float32)
     plan, mine = Plan(5, BALLOT, dealt, limit, SILENCE, 2), Update(np.zeros(6, np.float32), 1)
-    part = Reduction(carrier, plan, mine, mean, Plain())
+    part = Reduction(carrier, plan, mine, mean, codec(name))
     task = carrier.spawn(part.run())
     taking = carrier.spawn(part.take(sender, chunks[0], _stream(chunks[1:])))
     await asyncio.wait([task])
@@ -135,3 +137,14 @@ def test_a_stream_of_an_attempt_that_is_over_writes_nothing() -> None:
         assert exchange.means["a"].tolist() == [7] * 4, "that memory may belong to the next attempt"
 
     run(main())
+
+
+@pytest.mark.parametrize("codes", [0, 1, 3])
+def test_as_many_sparse_codes_as_members_are_owed(codes: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two members, of which b owes the mean of its shard as the codes of both."""
+    monkeypatch.setattr("pier_node.rounds.reduce.of_means", lambda *_: None)
+    opening = Chunk(round=5, ballot=BALLOT, stage=Chunk.STAGE_GATHER)
+    one = codec("topk").encode(fp32(1, 2))
+    told, suspicion = run(taken_by_a([opening, Chunk(offset=4, data=one * codes)], name="topk"))
+    assert f"{codes * len(one)} bytes for 2 codes of 2 values" in told
+    assert suspicion.node == "b"

@@ -96,3 +96,12 @@ def test_anchor_and_pending_hold_all_that_was_learnt(rounds: list[tuple[int, int
         anchor[part] -= unsent.offer(part)[0]
         unsent.taken(fragment)
     assert fp32(*(anchor - unsent.delta.array)).tolist() == [float(weights)] * LENGTH
+
+
+def test_old_errors_fade() -> None:
+    unsent = UnsentUpdate(2, 1, lossy=True, decay=0.5)
+    unsent.restore(shared([1, 1]), (5,), shared([8, 4]))
+    vector, error = unsent.offer(slice(0, 2))
+    assert vector.tolist() == [5.0, 3.0]
+    assert error is not None
+    assert unsent.offer(slice(0, 2))[0].tolist() == [5.0, 3.0], "once, however often it is offered"

@@ -328,6 +328,12 @@ class NolocoSection(Section):
         return self
 
 
+SPARSE = ("topk", "topk2")
+"""Codecs that send a few of the values."""
+MOST_MOMENTUM = 0.5
+"""The most outer momentum with such a codec that gives no warning."""
+
+
 class OuterSection(Section):
     """Section [outer]: the exchange between sites. `algorithm` sets the defaults of the keys after it."""
 
@@ -349,7 +355,12 @@ class OuterSection(Section):
     lr: Annotated[float, Field(gt=0)] = 0.7
     """Outer learning rate η of the constant schedule."""
     codec: Literal["none", "bf16", "int8", "int4", "topk", "topk2"] = "none"
-    """How values are encoded; a site keeps what a lossy codec drops and sends it later (error feedback)."""
+    """How values are encoded; a site keeps what a lossy codec drops and sends it later (error feedback). A top-k sets
+    other defaults: schedule = "constant" with momentum = 0 and lr = 1."""
+    density: Annotated[Literal[16, 32, 64, 128, 256], LATER] = 64
+    """A top-k codec sends one value in this many."""
+    error_decay: Annotated[float, Field(gt=0, le=1), LATER] = 1.0
+    """The part of what a codec dropped that is sent later; below 1, old errors are forgotten."""
     robust: Literal["none", "trimmed"] = "none"
     """With `trimmed`, each place of the mean uses the middle third of the tokens, whatever the others send."""
     max_weight: Annotated[float, Field(ge=1, le=SITES)] = 2.0
@@ -368,12 +379,17 @@ class OuterSection(Section):
     @model_validator(mode="before")
     @classmethod
     def fill_from_algorithm(cls, keys: Any) -> Any:
-        """Take keys that the table does not give from the algorithm (arXiv 2511.17849, 2311.08105, 2506.10911)."""
+        """Take keys that the table does not give from the algorithm (arXiv 2511.17849, 2311.08105, 2506.10911).
+
+        A top-k goes without outer momentum (arXiv 2508.15706).
+        """
         if not isinstance(keys, dict):
             return keys
         paper = keys.get("algorithm", "pier") == "pier"
         start = keys.get("start", "solo" if paper else "none")
-        plain = {} if paper else {"start": "none", "momentum_warmup": False, "schedule": "constant"}
+        plain: dict[str, Any] = {} if paper else {"start": "none", "momentum_warmup": False, "schedule": "constant"}
+        if keys.get("codec") in SPARSE:
+            plain |= {"momentum_warmup": False, "schedule": "constant", "momentum": 0.0, "lr": 1.0}
         return {**plain, "start_fraction": 0.0 if start == "none" else 0.1, **keys}
 
     @model_validator(mode="after")
@@ -409,7 +425,7 @@ class OuterSection(Section):
             raise ValueError(f'robust = "{self.robust}" is for the mean of many sites: noloco meets in pairs')
         if self.fragments > 1:
             raise ValueError("fragments > 1: pairs of noloco swap the whole model; overlap, or a codec, is for them")
-        if self.codec in ("topk", "topk2"):
+        if self.codec in SPARSE:
             raise ValueError(f'codec = "{self.codec}" is for pseudo-gradients: pairs swap weights')
         return self
 
@@ -503,6 +519,12 @@ def _checked(tables: Any, where: str) -> RunConfig:
     config = validated(tables, RunConfig, where)
     if config.outer.algorithm == "noloco" and config.outer.noloco.gamma == 0:
         log.warning("%s: outer.noloco.gamma = 0: nothing pulls the sites' anchors together", where)
+    if config.outer.codec in SPARSE and (config.outer.schedule != "constant" or config.outer.momentum > MOST_MOMENTUM):
+        log.warning(
+            '%s: outer.codec = "%s" trains badly with much outer momentum: leave momentum, lr and schedule out',
+            where,
+            config.outer.codec,
+        )
     return config
 
 

@@ -25,7 +25,7 @@ from pier_node.base.address import parse_address
 from pier_node.base.units import percent, rate, seconds
 from pier_node.config.run import RunConfig
 from pier_node.doctor.finding import THIS_SITE, Finding, Verdict
-from pier_node.outer.codec import codec
+from pier_node.outer.codec import codec, of_means
 from pier_node.rounds.plan import CHUNK
 from pier_node.wire.addresses import first_hop
 from pier_node.wire.carrier import CHUNK_BYTES, GREETING, PROBE, PROTOCOL, Carrier, PeerLost
@@ -278,10 +278,12 @@ CHECK = "utilisation"
 
 def exchange_bytes(config: RunConfig, parameters: int, sites: int) -> float:
     """Bytes that each site sends until the whole model is synced once."""
-    bytes_a_value = codec(config.outer.codec).size(CHUNK) / CHUNK
+    used = codec(config.outer.codec, config.outer.density)
     if config.outer.algorithm == "noloco":
-        return bytes_a_value * parameters
-    return 2 * bytes_a_value * parameters * (sites - 1) / sites
+        return used.size(CHUNK) / CHUNK * parameters
+    means = of_means(used, sites, CHUNK)
+    size = used.size(CHUNK) + (means.size(CHUNK) if means else sites * used.size(CHUNK))
+    return size / CHUNK * parameters * (sites - 1) / sites
 
 
 def share_of_compute(config: RunConfig, compute: float, exchange: float) -> float:

@@ -9,6 +9,9 @@ error. What is dropped of a mean, divided by the owner's share of the weight, is
 update, it moves the mean by exactly what is missing. So errors belong to sites, not to shards, which may change every
 round.
 
+Of a mean of sparse codes nothing is dropped: the owner passes on the members' codes of a chunk, in node-id order, and
+everybody averages them as the owner does, to the same bits (`of_means`; SparseLoCo, arXiv 2508.15706, gathers, too).
+
 `Meter` learns a site's uplink from what the site sent in an exchange. The mean rate over an exchange would not do: all
 members end together, held back by the slowest, and would look alike. The busiest second is the site's own: while it
 still sends to members other than the slowest, its uplink is the limit.
@@ -22,13 +25,13 @@ import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping, Sequence
 from contextlib import aclosing
 from functools import partial
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
 import numpy as np
 
 from pier_node.base.faults import NO_FAULTS, Faults
 from pier_node.base.shared import Vector
-from pier_node.outer.codec.interface import BadCode, Codec
+from pier_node.outer.codec import BadCode, Codec, of_means
 from pier_node.outer.mean import Mean, weighted_mean
 from pier_node.outer.update import Update
 from pier_node.rounds.plan import Plan
@@ -77,6 +80,15 @@ async def send(carrier: Carrier, node: str, chunks: AsyncGenerator[Chunk]) -> No
 
 WINDOW = 4
 T = TypeVar("T")
+
+
+class Part(NamedTuple):
+    """A member's chunk: as it travels, and what it says."""
+
+    data: bytes
+    values: Vector
+
+
 NO_DATA = b""
 
 
@@ -116,7 +128,7 @@ class Reduction:
         self._mine = next(share for share in plan.shares if share.node == carrier.node)
         self._whole = plan.over_weight_of(carrier.node) if self._mine.tokens else 0.0
         self._others = [share for share in plan.shares if share.node != carrier.node]
-        self._senders = {share.node: asyncio.Queue[Vector](WINDOW) for share in self._others if share.tokens}
+        self._senders = {share.node: asyncio.Queue[Part](WINDOW) for share in self._others if share.tokens}
         self._heard = {share.node: asyncio.Event() for share in self._others}
         self._opened: set[tuple[str, int]] = set()
         self._complete: set[str] = set()
@@ -200,14 +212,17 @@ class Reduction:
                 self._reduced = end
                 self._progress.notify_all()
 
-    async def _part_of(self, share: Share, part: slice, squares: dict[str, float]) -> Vector:
+    async def _part_of(self, share: Share, part: slice, squares: dict[str, float]) -> Part:
         return await (self._own(part) if share.node == self._carrier.node else self._next_part(share, squares))
 
-    async def _own(self, part: slice) -> Vector:
+    async def _own(self, part: slice) -> Part:
         """Our own part as the other members would decode it."""
         if not self._codec.lossy:
-            return self._vector[part]
-        return await self._work(lambda: self._codec.decode(self._encoded(part), part.stop - part.start))
+            return Part(NO_DATA, self._vector[part])
+        return await self._work(lambda: self._part(self._encoded(part), part.stop - part.start))
+
+    def _part(self, data: bytes, length: int) -> Part:
+        return Part(data, self._codec.decode(data, length))
 
     def _encoded(self, part: slice) -> bytes:
         values = self._vector[part]
@@ -216,23 +231,45 @@ class Reduction:
             np.subtract(values, self._codec.decode(data, len(values)), out=self._error[part])
         return data
 
-    def _average(self, part: slice, parts: Mapping[str, Vector]) -> None:
-        mean, clips = self._mean[part], self.clips
-        clipped = [it * np.float32(clips[node]) if node in clips else it for node, it in parts.items()]
-        self._rule(clipped, self._weights, mean)
+    def _average(self, part: slice, parts: Mapping[str, Part]) -> None:
+        mean = self._mean[part]
+        self._mean_of({node: it.values for node, it in parts.items()}, mean)
         if not self._codec.lossy:
             return
-        data = self._codes[part.start] = self._codec.encode(mean)
-        decoded = self._codec.decode(data, len(mean))
+        means = of_means(self._codec, len(parts), len(mean))
+        if means is None:
+            self._codes[part.start] = b"".join(it.data for it in parts.values())
+            return
+        data = self._codes[part.start] = means.encode(mean)
+        decoded = means.decode(data, len(mean))
         if self._error is not None and self._mine.tokens:
             self._error[part] += np.float32(self._whole) * (mean - decoded)
         mean[:] = decoded
+
+    def _mean_of(self, parts: Mapping[str, Vector], out: Vector) -> None:
+        clips = self.clips
+        clipped = [it * np.float32(clips[node]) if node in clips else it for node, it in parts.items()]
+        self._rule(clipped, self._weights, out)
+
+    def _decoded_mean(self, data: bytes, length: int) -> Vector:
+        """A chunk of a mean. Raises BadCode."""
+        givers = [share.node for share in self._plan.givers()]
+        means = of_means(self._codec, len(givers), length)
+        if means is not None:
+            return means.decode(data, length)
+        size = self._codec.size(length)
+        if len(data) != size * len(givers):
+            raise BadCode(f"{len(data)} bytes for {len(givers)} codes of {length} values")
+        codes = (data[start : start + size] for start in range(0, len(data), size))
+        mean = np.empty(length, np.float32)
+        self._mean_of({node: self._codec.decode(code, length) for node, code in zip(givers, codes, strict=True)}, mean)
+        return mean
 
     async def _work(self, work: Callable[[], T]) -> T:
         """Run codecs and sorting in a thread, as they take long enough for it; copies and sums do not."""
         return await asyncio.to_thread(work) if self._slow else work()
 
-    async def _next_part(self, share: Share, squares: dict[str, float]) -> Vector:
+    async def _next_part(self, share: Share, squares: dict[str, float]) -> Part:
         node, loop = share.node, asyncio.get_running_loop()
         began = loop.time()
         try:
@@ -241,7 +278,7 @@ class Reduction:
             self.longest_wait = max(self.longest_wait, loop.time() - began)
         except TimeoutError as error:
             raise Suspicion(node, f"sent nothing for {self._plan.silence:.0f} s", mute=True) from error
-        squares[node] += float(np.dot(part, part))
+        squares[node] += float(np.dot(part.values, part.values))
         limit = self._plan.longest(share, self._codec.lossy)
         if not squares[node] <= limit**2:
             raise Suspicion(node, f"its update is not finite, or its norm is above {limit:.3g}")
@@ -264,12 +301,12 @@ class Reduction:
 
     async def _take_scatter(self, share: Share, first: Chunk, rest: AsyncIterator[Chunk]) -> None:
         ranges = self._plan.ranges(self._mine) if share.tokens else []
-        async for part in self._expect(ranges, first, rest):
+        async for part in self._expect(ranges, first, rest, self._part):
             await self._senders[share.node].put(part)
 
     async def _take_gather(self, share: Share, first: Chunk, rest: AsyncIterator[Chunk]) -> None:
         position, squares, limit = share.offset, 0.0, self._plan.longest_mean(self._codec.lossy)
-        async for part in self._expect(self._plan.ranges(share), first, rest):
+        async for part in self._expect(self._plan.ranges(share), first, rest, self._decoded_mean):
             squares += float(np.dot(part, part))
             if not squares <= limit**2:
                 raise BadMessage(f"a mean that is not finite, or of a norm above {limit:.3g}: no mean of this round is")
@@ -281,8 +318,12 @@ class Reduction:
         self._heard[share.node].set()
 
     async def _expect(
-        self, ranges: Sequence[tuple[int, int]], first: Chunk, rest: AsyncIterator[Chunk]
-    ) -> AsyncIterator[Vector]:
+        self,
+        ranges: Sequence[tuple[int, int]],
+        first: Chunk,
+        rest: AsyncIterator[Chunk],
+        decode: Callable[[bytes, int], T],
+    ) -> AsyncIterator[T]:
         """Yield exactly the chunks of these ranges in order; refuse any repeated, missing or differently sized one."""
         if first.data:
             raise BadMessage("a stream opens with an empty chunk that names it")
@@ -292,7 +333,7 @@ class Reduction:
             if chunk.offset != start or start == end:
                 raise BadMessage(f"chunk at {chunk.offset} of {len(chunk.data)} bytes, expected {start}..{end}")
             try:
-                part = await self._work(partial(self._codec.decode, chunk.data, end - start))
+                part = await self._work(partial(decode, chunk.data, end - start))
             except BadCode as bad:
                 raise BadMessage(f"chunk at {start}: {bad}") from bad
             if self._over:  # the next attempt may be using `mean`

@@ -21,6 +21,7 @@ class UnsentUpdate:
         length: number of parameters.
         fragments: number of fragments; each is taken on its own.
         lossy: whether the codec leaves a residual.
+        decay: the part of the residual that is offered again; less than 1 forgets old errors (arXiv 2508.15706).
 
     Attributes:
         delta: Δ, shape [parameters]; zero where there are no tokens.
@@ -28,10 +29,11 @@ class UnsentUpdate:
         residual: what the codec has lost of updates so far, shape [parameters]; None with a lossless codec.
     """
 
-    def __init__(self, length: int, fragments: int, lossy: bool) -> None:
+    def __init__(self, length: int, fragments: int, lossy: bool, decay: float = 1.0) -> None:
         self.delta = SharedVector(length)
         self.tokens = [0] * fragments
         self.residual = SharedVector(length) if lossy else None
+        self._decay = np.float32(decay)
         self._offered: tuple[slice, Vector] | None = None
 
     def restore(self, delta: SharedVector | None, tokens: Sequence[int], residual: SharedVector | None) -> None:
@@ -63,7 +65,7 @@ class UnsentUpdate:
             return source, None
         error = np.zeros_like(source)  # also the residual if a round takes an update that was sent before a restart
         self._offered = part, error
-        return source + self.residual.array[part], error
+        return source + self._decay * self.residual.array[part], error
 
     def taken(self, fragment: int) -> None:
         """Clear this fragment's Δ, which is now in the anchor; keep what the codec lost of it."""

@@ -136,7 +136,7 @@ def rounds_of_all(site: Joined, keep: Keep, length: int, state: OuterState) -> R
         keep=keep,
         fetch_shadow=shadow_fetcher(carrier, length),
         faults=site.settings.faults,
-        codec=codec("none" if alike else config.outer.codec),
+        codec=codec("none" if alike else config.outer.codec, config.outer.density),
         mean=trimmed_mean if config.outer.robust == "trimmed" and not piped else weighted_mean,
         weighing=(lambda _: ONE_EACH) if alike else partial(weighing, config),
         convict=site.convict,

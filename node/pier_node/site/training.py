@@ -75,7 +75,8 @@ class Training:
         self._config, self._layout, self._agreement = config, layout, agreement
         self._rounds, self.progress, self._on_commit = agreement.rounds, progress, on_commit
         self._inner = InnerSteps(config, trainer, progress)
-        self._unsent = UnsentUpdate(layout.length, config.outer.fragments, config.outer.codec != "none")
+        outer = config.outer
+        self._unsent = UnsentUpdate(layout.length, outer.fragments, outer.codec != "none", outer.error_decay)
         self._start = NOWHERE
         self._flight: Flight | None = None
         self._late = False

@@ -7,7 +7,7 @@ from outer.codec.samples import VECTORS, relative_error, vector
 from rounds.cases import fp32
 
 from pier_node.base.shared import Vector
-from pier_node.outer.codec import BadCode, codec
+from pier_node.outer.codec import BadCode, codec, of_means
 from pier_node.outer.codec.topk import BLOCK, largest
 
 topks = pytest.mark.parametrize("name", ["topk", "topk2"])
@@ -90,3 +90,31 @@ def test_bits_behind_the_last_value_are_refused() -> None:
     data[-1] |= 0x80
     with pytest.raises(BadCode, match="bits too many"):
         codec("topk").decode(bytes(data), 1)
+
+
+@topks
+@pytest.mark.parametrize("density", [16, 32, 128, 256])
+@pytest.mark.parametrize("length", [1, 255, 257, 4096, 9000])
+def test_other_densities(name: str, density: int, length: int) -> None:
+    coder, values = codec(name, density), vector("normal", length)
+    code = coder.encode(values)
+    decoded = coder.decode(code, length)
+    assert len(code) == coder.size(length)
+    parts = [slice(start, start + BLOCK) for start in range(0, length, BLOCK)]
+    for part in parts:
+        count = -(-len(values[part]) // density)
+        assert set(np.nonzero(decoded[part])[0]) <= set(np.argsort(-np.abs(values[part]), kind="stable")[:count])
+    with pytest.raises(BadCode):
+        codec(name, 64).decode(code, length) if length > 256 else coder.decode(code + b"\0", length)
+
+
+def test_more_than_500_times_less() -> None:
+    assert 4 * 262_144 / codec("topk2", 256).size(262_144) == pytest.approx(585.1, abs=0.1)
+    assert codec("topk", 64) is codec("topk")
+
+
+def test_a_mean_of_sparse_codes_is_those_codes_or_int8() -> None:
+    assert [of_means(codec("topk"), members, 4096) for members in (1, 4, 40)] == [None] * 3
+    assert of_means(codec("topk"), 42, 4096) is codec("int8")
+    assert of_means(codec("topk"), 0, 4096) is codec("topk"), "nobody has an update, and the mean is zero"
+    assert of_means(codec("int4"), 4, 4096) is codec("int4")

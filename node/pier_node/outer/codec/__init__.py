@@ -10,19 +10,34 @@ from pier_node.base.errors import PierError
 from pier_node.outer.codec.blockwise import Int4, Int8
 from pier_node.outer.codec.interface import BadCode, Codec
 from pier_node.outer.codec.plain import Bf16, Plain
-from pier_node.outer.codec.topk import TopK
+from pier_node.outer.codec.topk import DENSITY, TopK
 
-__all__ = ["CODECS", "BadCode", "Codec", "codec"]
+__all__ = ["CODECS", "BadCode", "Codec", "codec", "of_means"]
 
-CODECS: dict[str, Codec] = {
-    each.name: each for each in (Plain(), Bf16(), Int8(), Int4(), TopK("topk", bits=4), TopK("topk2", bits=2))
-}
+SPARSE = {"topk": 4, "topk2": 2}
+"""Bits of a value that is kept, by codec."""
+_ALL: list[Codec] = [Plain(), Bf16(), Int8(), Int4(), *(TopK(name, bits) for name, bits in SPARSE.items())]
+CODECS = {each.name: each for each in _ALL}
 """Codecs by their name in the configuration; they round to nearest and can be used by several threads."""
 
 
-def codec(name: str) -> Codec:
-    """The codec with this name. Raises PierError."""
+def codec(name: str, density: int = DENSITY) -> Codec:
+    """The codec with this name; a sparse one keeps one value in `density`. Raises PierError."""
+    if name in SPARSE and density != DENSITY:
+        return TopK(name, SPARSE[name], density)
     try:
         return CODECS[name]
     except KeyError:
         raise PierError(f"there is no codec {name!r}", f"Use one of {', '.join(CODECS)}.") from None
+
+
+def of_means(used: Codec, members: int, length: int) -> Codec | None:
+    """How the mean of some members' codes of `length` values travels: the codec, or None for those codes themselves.
+
+    A mean of sparse codes has more values than a sparse codec keeps. Made sparse again it loses most of what its
+    members sent, and error feedback brings that so late that training suffers. So the members' codes are passed on as
+    they came; or, if that takes more bytes, the mean as int8.
+    """
+    if not used.sparse or not members:
+        return used
+    return None if members * used.size(length) <= CODECS["int8"].size(length) else CODECS["int8"]

@@ -81,6 +81,7 @@ class Int8:
 
     name = "int8"
     lossy = True
+    sparse = False
 
     def __init__(self, rng: np.random.Generator | None = None) -> None:
         self._rng = rng
@@ -134,6 +135,7 @@ class Int4:
 
     name = "int4"
     lossy = True
+    sparse = False
 
     def __init__(self, rng: np.random.Generator | None = None) -> None:
         self._rng = rng

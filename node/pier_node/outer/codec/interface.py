@@ -31,10 +31,12 @@ class Codec(Protocol):
     Attributes:
         name: its name in the configuration.
         lossy: whether decoded values differ from the encoded ones, so that error feedback is useful.
+        sparse: whether it keeps a few of the values only, so that a mean must not be encoded by it: see `of_means`.
     """
 
     name: str
     lossy: bool
+    sparse: bool
 
     def encode(self, values: Vector) -> bytes:
         """Encode fp32 values, shape [n >= 1]. Raises ValueError if a value is not finite."""

@@ -18,6 +18,7 @@ class Plain:
 
     name = "none"
     lossy = False
+    sparse = False
 
     def encode(self, values: Vector) -> bytes:
         """See Codec."""
@@ -45,6 +46,7 @@ class Bf16:
 
     name = "bf16"
     lossy = True
+    sparse = False
 
     def encode(self, values: Vector) -> bytes:
         """See Codec."""

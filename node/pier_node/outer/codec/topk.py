@@ -1,15 +1,16 @@
 """Chunked top-k: of every 4096 values it keeps the 64 largest in magnitude, as a sign and a few bits each.
 
 As in SparseLoCo (arXiv 2508.15706), with two differences: an index takes 8 bits instead of 12, and the levels of a
-block start near the smallest value that is kept, not at zero.
+block start near the smallest value that is kept, not at zero. One in 64 is the usual density d; it may be another power
+of two.
 
 Layout, block by block: the levels, then bits: all indices, then the sign and code of each value. A last block of fewer
-than 4096 values keeps one in 64, rounded up.
+than 4096 values keeps one in d, rounded up.
 
-Indices rise, and take 8 bits each in the code of Elias (1974) and Fano (1971) for k indices below 64·k. The lower 6
-bits of an index are written as they are. The upper bits are below k and never fall from one index to the next: they are
-written as 2k bits, of which bit `rank + upper` is set for each index. At k = 64 no code can take less than
-log2 C(4096, 64) / 64 = 7.4 bits per index; a plain index takes 12.
+Indices rise, and take 2 + log2 d bits each in the code of Elias (1974) and Fano (1971) for k indices below d·k. The
+lower log2 d bits of an index are written as they are. The upper bits are below k and never fall from one index to the
+next: they are written as 2k bits, of which bit `rank + upper` is set for each index. At d = k = 64, with 8 bits, no
+code can take less than log2 C(4096, 64) / 64 = 7.4 bits per index; a plain index takes 12.
 
 Levels are evenly spaced, for magnitudes far from zero: `low + code · step`, both bf16, fitted row by row by alternating
 least squares. Given the codes, the best line is a regression of the magnitudes on them; given the line, the best codes
@@ -29,33 +30,38 @@ from pier_node.outer.codec.interface import LARGEST, SMALLEST, BadCode, check_si
 from pier_node.outer.codec.plain import INFINITY, Halves, from_bf16, to_bf16
 
 DENSITY = 64
-"""One value in this many is kept."""
-LOWER = 6
-BITS = 8
-"""Bits of an index in all."""
+"""One value in this many is kept, unless another density is asked for."""
+UNARY = 2
+"""Bits of an index on top of its lower ones."""
 
 Bits = npt.NDArray[np.uint8]
 """One bit in each element."""
 Indices = npt.NDArray[np.int64]
 
 
-def index_bits(indices: Indices) -> Bits:
-    """Encode indices below 64·k, each row rising: [rows, k] to [rows, 8k]."""
+def lower_bits(density: int) -> int:
+    """Bits of an index that are written as they are."""
+    return density.bit_length() - 1
+
+
+def index_bits(indices: Indices, density: int = DENSITY) -> Bits:
+    """Encode indices below d·k, each row rising: [rows, k] to [rows, (2 + log2 d)·k]."""
     rows, count = indices.shape
-    lower = spread((indices % DENSITY).astype(np.uint8), LOWER)
-    unary = np.zeros((rows, (BITS - LOWER) * count), np.uint8)
-    np.put_along_axis(unary, indices // DENSITY + np.arange(count), 1, axis=1)
+    lower = spread((indices % density).astype(np.uint8), lower_bits(density))
+    unary = np.zeros((rows, UNARY * count), np.uint8)
+    np.put_along_axis(unary, indices // density + np.arange(count), 1, axis=1)
     return np.concatenate([lower, unary], axis=1)
 
 
-def read_indices(bits: Bits, length: int) -> Indices:
-    """Decode indices, all below `length`: [rows, 8k] to [rows, k]. Raises BadCode."""
-    count = bits.shape[1] // BITS
-    lower, unary = bits[:, : LOWER * count], bits[:, LOWER * count :]
+def read_indices(bits: Bits, length: int, density: int = DENSITY) -> Indices:
+    """Decode indices, all below `length`: the inverse of `index_bits`. Raises BadCode."""
+    width = lower_bits(density)
+    count = bits.shape[1] // (width + UNARY)
+    lower, unary = bits[:, : width * count], bits[:, width * count :]
     if (np.count_nonzero(unary, axis=1) != count).any():
         raise BadCode("there are more or fewer indices than there should be")
     upper = np.nonzero(unary)[1].reshape(-1, count) - np.arange(count)
-    indices: Indices = upper * DENSITY + collect(lower, LOWER)
+    indices: Indices = upper * density + collect(lower, width)
     if (np.diff(indices, axis=1) <= 0).any() or indices.max() >= length:
         raise BadCode("an index is out of order or out of range")
     return indices
@@ -132,13 +138,16 @@ class TopK:
 
     Args:
         bits: bits per kept value, including its sign.
+        density: one value in this many is kept: a power of two, at most 256.
     """
 
     lossy = True
+    sparse = True
 
-    def __init__(self, name: str, bits: int) -> None:
+    def __init__(self, name: str, bits: int, density: int = DENSITY) -> None:
         self.name = name
-        self._bits = bits
+        self._bits, self._density = bits, density
+        self._index = lower_bits(density) + UNARY
         self._top = (1 << bits - 1) - 1
 
     def encode(self, values: Vector) -> bytes:
@@ -161,27 +170,31 @@ class TopK:
         return sum(blocks * self._size(block) for _, (blocks, block) in _parts(length))
 
     def _size(self, block: int) -> int:
-        return HEAD - (-_kept(block) * (BITS + self._bits) // 8)
+        return HEAD - (-self._kept(block) * (self._index + self._bits) // 8)
+
+    def _kept(self, block: int) -> int:
+        return -(-block // self._density)
 
     def _encode(self, blocks: Vector) -> bytes:
         """The code of values, shape [blocks, block]."""
-        indices = largest(blocks, _kept(blocks.shape[1]))
+        indices = largest(blocks, self._kept(blocks.shape[1]))
         values = np.take_along_axis(blocks, indices, axis=1)
         head, codes = fit(np.abs(values), self._top)
         fields = (codes << 1 | np.signbit(values)).astype(np.uint8)
-        bits = np.concatenate([index_bits(indices), spread(fields, self._bits)], axis=1)
+        bits = np.concatenate([index_bits(indices, self._density), spread(fields, self._bits)], axis=1)
         packed = np.packbits(bits, axis=1, bitorder="little")
         return np.concatenate([head.astype("<u2", copy=False).view(np.uint8), packed], axis=1).tobytes()
 
     def _decode(self, code: npt.NDArray[np.uint8], out: Vector) -> None:
         """Write the kept values of blocks, shape [blocks, block], into zeros."""
-        kept = _kept(out.shape[1])
+        kept = self._kept(out.shape[1])
+        indexed, end = kept * self._index, kept * (self._index + self._bits)
         table = levels(np.ascontiguousarray(code[:, :HEAD]).view("<u2"), self._top)
         bits = np.unpackbits(code[:, HEAD:], axis=1, bitorder="little")
-        if bits[:, kept * (BITS + self._bits) :].any():
+        if bits[:, end:].any():
             raise BadCode("there are bits too many")
-        indices = read_indices(bits[:, : kept * BITS], out.shape[1])
-        fields = collect(bits[:, kept * BITS : kept * (BITS + self._bits)], self._bits)
+        indices = read_indices(bits[:, :indexed], out.shape[1], self._density)
+        fields = collect(bits[:, indexed:end], self._bits)
         values = np.take_along_axis(table, fields.astype(np.intp) >> 1, axis=1)
         np.negative(values, out=values, where=(fields & 1).astype(bool))
         np.put_along_axis(out, indices, values, axis=1)
@@ -210,10 +223,6 @@ def _first_of_equals(magnitudes: Vector, thresholds: Vector, count: int) -> npt.
     room = count - np.count_nonzero(above, axis=1, keepdims=True)
     chosen: npt.NDArray[np.bool_] = above | equal & (np.cumsum(equal, axis=1) <= room)
     return chosen
-
-
-def _kept(block: int) -> int:
-    return -(-block // DENSITY)
 
 
 def _parts(length: int) -> Iterator[tuple[slice, tuple[int, int]]]:
