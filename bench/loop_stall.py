@@ -23,7 +23,6 @@ from pier_node.config.run import RunConfig
 from pier_node.identity.node import Identity
 from pier_node.identity.signing import Signer
 from pier_node.outer.layout import Entry, Layout
-from pier_node.outer.moment_bounds import MomentBounds
 from pier_node.outer.state import ANCHOR, MOMENTUM, OuterState
 from pier_node.rounds.progress import Progress
 from pier_node.rounds.proofs import PROOFS_FILE, Proofs
@@ -74,14 +73,14 @@ async def site(config: RunConfig, folder: Path, node: str, met: list[Site], stat
     proofs = Proofs(folder / PROOFS_FILE)
     site = Joined(config, Settings(folder), carrier, roster, statements, proofs, reporter)
     rounds = reporter.rounds = rounds_of_all(site, nothing, length, state)
-    StateServer(carrier, rounds.offer, lambda: None)
+    StateServer(carrier, rounds.offer)
     keeping = asyncio.create_task(rounds.run())
     for other in met:  # the second one makes itself known by its beats
         roster.add(other)
     met.append(me)
     trainer = Sleeper(length, 0.5, lambda: None)
     layout = Layout((Entry("vector", (length,), 0),))
-    agreement = OfAll(rounds, Peers(carrier, roster, length, MomentBounds(config.inner)))
+    agreement = OfAll(rounds, Peers(carrier, roster, length))
     await run_work(Training(config, layout, agreement, trainer, progress, nothing), roster, Orders())
     keeping.cancel()
     await asyncio.sleep(1)  # until the other has heard of the last vote

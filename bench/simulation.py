@@ -1,8 +1,8 @@
 """All sites of a run in one process: Pier's own schedule, outer step and model, without daemons and without a network.
 
 Synchronous steps are taken once, on the rows of all sites together: every site would take the same one. Sites then
-part with copies of the weights and of AdamW's moments, as they do after a start (arXiv 2511.17849). Codecs, overlap and
-fragments are those of the node: the same unsent pseudo-gradients, offered and taken at the same times. In a run of
+part with copies of the weights, and after a synchronous start of AdamW's moments (arXiv 2511.17849). Codecs, overlap
+and fragments are those of the node: the same unsent pseudo-gradients, offered and taken at the same times. In a run of
 pairs (NoLoCo) each site has an anchor and a momentum of its own.
 
 Sites that are apart are computed in one batch: every parameter is a stack, [sites, ...], and a layer is one batched
@@ -43,8 +43,8 @@ from pier_node.trainer.replica import Replica
 
 VALIDATION_SEQUENCES = 32
 FP32 = 4
-STATE = 4
-"""Vectors of the state that those fetch who join after a solo start: φ, M and AdamW's moments."""
+STATE = 2
+"""Vectors of the state that those fetch who join after a solo start: φ and M."""
 
 
 class Point(NamedTuple):
@@ -81,7 +81,8 @@ class Sites:
     """The replicas of all sites, each with its own weights, moments and rows, computed in one batch.
 
     Args:
-        begin: all sites begin with its weights and moments.
+        begin: all sites begin with its weights; with its moments too after a synchronous start, and after a solo one
+            the site that made it.
     """
 
     def __init__(self, config: RunConfig, windows: Sequence[Windows], begin: Replica) -> None:
@@ -90,7 +91,11 @@ class Sites:
         begin.store_weights(weights)
         begin.store_moments(first, second)
         self._stacks, self._first, self._second = (self._stacked(flat) for flat in (weights, first, second))
-        self._adam_step = begin.adam_step
+        alone = config.outer.start == "solo"
+        self._adam_steps = [0 if alone and site else begin.adam_step for site in range(len(windows))]
+        for site, steps in enumerate(self._adam_steps):
+            for stack in (*self._first.values(), *self._second.values()) if steps == 0 else ():
+                stack[site].zero_()
         self._leaves = {name: stack.detach().requires_grad_() for name, stack in self._stacks.items()}
         for leaf in self._leaves.values():
             leaf.grad = torch.zeros_like(leaf)
@@ -120,8 +125,8 @@ class Sites:
             self._gradient(inputs, targets)
             for site, parameters in enumerate(self._sites):
                 first, second = ({name: it[site] for name, it in kind.items()} for kind in (self._first, self._second))
-                take_step(parameters, Moments(first, second, self._adam_step), step, self._config.inner)
-            self._adam_step += 1
+                take_step(parameters, Moments(first, second, self._adam_steps[site]), step, self._config.inner)
+                self._adam_steps[site] += 1
 
     def _gradient(self, inputs: Tensor, targets: Tensor) -> None:
         """Leave the gradient of each site's mean loss in its parameters; inputs and targets: [sites, rows, context]."""

@@ -24,7 +24,6 @@ from pier_node.identity.certificates import credentials
 from pier_node.identity.node import Identity, Token
 from pier_node.identity.signing import Signer
 from pier_node.outer.layout import Entry, Layout
-from pier_node.outer.moment_bounds import MomentBounds
 from pier_node.outer.state import ANCHOR, MOMENTUM, OuterState
 from pier_node.rounds.member import Rounds
 from pier_node.rounds.progress import Progress
@@ -128,7 +127,7 @@ async def _train(rank: int, task: Task, folder: Path, say: Callable[[Mark], None
     signed, here = SignedStatements(Signer(own, config.hash())), folder / str(rank)
     site = Joined(config, Settings(here), carrier, roster, signed, Proofs(here / PROOFS_FILE), reporter)
     rounds = reporter.rounds = _rounds(task, site, state)
-    StateServer(carrier, rounds.offer, lambda: None, no_proof if isinstance(rounds, Pairs) else rounds.prove)
+    StateServer(carrier, rounds.offer, no_proof if isinstance(rounds, Pairs) else rounds.prove)
     keeping = asyncio.create_task(rounds.run()) if isinstance(rounds, Rounds) else None
     await carrier.start(HOSTS[rank], PORT)
     roster.add(sites[1 - rank])
@@ -142,7 +141,7 @@ async def _train(rank: int, task: Task, folder: Path, say: Callable[[Mark], None
 
     layout = Layout((Entry("vector", (task.parameters,), 0),))
     trainer = Sleeper(task.parameters, task.step_seconds, begins)
-    peers = Peers(carrier, roster, task.parameters, MomentBounds(config.inner))
+    peers = Peers(carrier, roster, task.parameters)
     agreement: Agreement
     agreement = InPairs(rounds, peers, progress, saved, None) if isinstance(rounds, Pairs) else OfAll(rounds, peers)
     await run_work(Training(config, layout, agreement, trainer, progress, committed), roster, Orders())

@@ -128,12 +128,12 @@ def test_sites_on_domains_of_their_own(cache: Path) -> None:
 
 
 def test_what_a_site_sends(cache: Path) -> None:
-    """Half of the vector twice in each of three rounds; a state of 16 bytes a weight to one of two sites."""
+    """Half of the vector twice in each of three rounds; a state of 8 bytes a weight to one of two sites."""
     length = Layout.of(config(2).model).length
     assert ddp_bytes(config(2)) == STEPS * 4 * length
     sync, _ = simulate(cache, sites=2, algorithm="sync", start="none")
     assert sync.sent == STEPS * 4 * length
     ours, _ = simulate(cache, sites=2, algorithm="diloco", codec="int4", start="solo", start_fraction=0.5)
-    assert ours.sent == 3 * CODECS["int4"].size(length) + 8 * length
+    assert ours.sent == 3 * CODECS["int4"].size(length) + 4 * length
     pairs, _ = simulate(cache, sites=3, algorithm="noloco", noloco={"gamma": 0.3})
     assert pairs.sent == 6 * 8 * length * 2 / 3

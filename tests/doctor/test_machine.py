@@ -119,20 +119,20 @@ SYNC = RunConfig.model_validate({"outer": {"algorithm": "sync"}})
 
 
 def test_vectors_of_the_algorithms() -> None:
-    assert (vectors(DILOCO).usual, vectors(DILOCO).most) == (9, 14)
-    assert (vectors(RunConfig()).usual, vectors(RunConfig()).most) == (9, 14)
-    assert (vectors(SYNC).usual, vectors(SYNC).most) == (13, 20)
+    assert (vectors(DILOCO).usual, vectors(DILOCO).most) == (9, 12)
+    assert (vectors(RunConfig()).usual, vectors(RunConfig()).most) == (9, 12)
+    assert (vectors(SYNC).usual, vectors(SYNC).most) == (13, 18)
     pairs = [RunConfig.model_validate({"outer": {"algorithm": "noloco", "noloco": {"gamma": g}}}) for g in (0.7, 0.3)]
-    assert [(vectors(it).usual, vectors(it).most) for it in pairs] == [(9, 14), (10, 17)]
+    assert [(vectors(it).usual, vectors(it).most) for it in pairs] == [(9, 12), (10, 15)]
     synchronous_start = RunConfig.model_validate({"outer": {"start": "sync"}})
     assert vectors(synchronous_start).usual == 13
 
 
 def test_enough_memory() -> None:
-    finding = memory_finding(DILOCO, MILLION, cpu_workers=0, held=0, free=56 * MILLION)
+    finding = memory_finding(DILOCO, MILLION, cpu_workers=0, held=0, free=48 * MILLION)
     assert finding.verdict is Verdict.OK
-    assert finding.detail == "up to 56 MB needed when sites exchange; 56 MB free"
-    assert finding.values["bytes_a_parameter"] == 56
+    assert finding.detail == "up to 48 MB needed when sites exchange; 48 MB free"
+    assert finding.values["bytes_a_parameter"] == 48
 
 
 @pytest.mark.parametrize(
@@ -141,13 +141,13 @@ def test_enough_memory() -> None:
 def test_too_little_memory(free: int, verdict: Verdict) -> None:
     finding = memory_finding(DILOCO, MILLION, cpu_workers=0, held=0, free=free * MILLION)
     assert finding.verdict is verdict
-    assert f"Free {56 - free} MB of memory here" in finding.remedy
+    assert f"Free {48 - free} MB of memory here" in finding.remedy
 
 
 def test_workers_on_the_cpu_need_theirs_and_a_daemon_that_runs_has_some() -> None:
     with_workers = memory_finding(DILOCO, MILLION, cpu_workers=2, held=0, free=10**9)
-    assert with_workers.values["most_bytes"] == (56 + 2 * 16) * MILLION
-    running = memory_finding(DILOCO, MILLION, cpu_workers=0, held=32 * MILLION, free=24 * MILLION)
+    assert with_workers.values["most_bytes"] == (48 + 2 * 16) * MILLION
+    running = memory_finding(DILOCO, MILLION, cpu_workers=0, held=24 * MILLION, free=24 * MILLION)
     assert running.verdict is Verdict.OK
     assert "up to 24 MB more needed" in running.detail
 
@@ -242,12 +242,12 @@ class Measured:
             await self._be_asked()
 
     async def _be_asked(self) -> None:
-        """What a newcomer begins with; it has the state held for it a while, and the moments copied."""
+        """What a newcomer begins with; it has the state held for it a while."""
         newcomer, site = Identity(ec.generate_private_key(ec.SECP256R1())), self._run.sites[0]
         run_hash, proof = load(self._run.path).hash(), credentials(newcomer, self._run.token)
         carrier = GrpcCarrier(newcomer.node, run_hash, proof)
         carrier.introduce(site.node, site.address)
-        await carrier.call(site.node, DESCRIBE, StateRequest(moments=True), 10.0)
+        await carrier.call(site.node, DESCRIBE, StateRequest(), 10.0)
         await carrier.stop()
 
 

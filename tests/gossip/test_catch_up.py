@@ -14,9 +14,7 @@ from rounds.cases import CALM, LENGTH, outer_state
 from simulation.network import Network
 from simulation.virtual_time import run
 
-from pier_node.config.run import InnerSection
 from pier_node.gossip.catch_up import CatchUpInPairs, median
-from pier_node.outer.moment_bounds import MomentBounds
 from pier_node.outer.state import OuterState
 from pier_node.wire.state_server import StateServer
 
@@ -48,19 +46,19 @@ class Scene:
         self.me = PairMember(network, "me", own, founder=founder)
         for member in self.members.values():
             pairs = member.pairs
-            StateServer(member.carrier, lambda number, shadow, pairs=pairs: pairs.offer(number, shadow), lambda: None)  # type: ignore[misc]
+            StateServer(member.carrier, lambda number, shadow, pairs=pairs: pairs.offer(number, shadow))  # type: ignore[misc]
             member.know("me", *self.members)
         self.me.know(*self.members)
         self.own = own
-        self.catch_up = CatchUpInPairs(self.me.carrier, self.me.tools.standing, LENGTH, MomentBounds(InnerSection()))
+        self.catch_up = CatchUpInPairs(self.me.carrier, self.me.tools.standing, LENGTH)
 
     async def state(self, *nodes: str) -> OuterState:
         await acquainted({**self.members, "me": self.me})
         asked = [*(nodes or self.members)]
         async with asyncio.timeout(600):
-            fetched = await self.catch_up.state(lambda: asked, self.own, moments=False)
+            fetched = await self.catch_up.state(lambda: asked, self.own)
         assert fetched
-        return fetched.state
+        return fetched
 
 
 def test_a_liar_among_three_moves_nothing() -> None:
@@ -118,7 +116,7 @@ def test_those_that_cannot_give_theirs_are_passed_over(caplog: pytest.LogCapture
 def test_nobody_to_take_a_state_from() -> None:
     async def main() -> None:
         scene = Scene(Network(1, CALM), None)
-        assert await scene.catch_up.state(list, None, moments=False) is None
+        assert await scene.catch_up.state(list, None) is None
 
     run(main())
 

@@ -147,7 +147,7 @@ def test_who_only_says_that_the_models_are_merged_keeps_nobody_from_merging(
         carrier = cluster.network.join("z9")
         invented = outer_state(["z9"], round=ROUNDS + 1, anchor=[9.0] * LENGTH)
         Roster(carrier, lambda: Pulse(site=Site(node="z9"), round=invented.round, digest=invented.digest))
-        StateServer(carrier, lambda number, shadow: invented, lambda: None)
+        StateServer(carrier, lambda number, shadow: invented)
         for name in names:
             cluster.boot(name)
             cluster.nodes[name].roster.add(Site(node="z9", address="sim"))

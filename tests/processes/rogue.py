@@ -240,7 +240,7 @@ class Rogue:
         tensors = {ANCHOR: SharedVector(self.length), MOMENTUM: SharedVector(self.length)}
         state = self.rounds.state = OuterState(rounds, (self.carrier.node,), tensors, {})
         link = alone(state, bytes(32), self._statements)
-        StateServer(self.carrier, lambda number, _: state if number in (0, rounds) else None, lambda: None, self._shown)
+        StateServer(self.carrier, lambda number, _: state if number in (0, rounds) else None, self._shown)
         self._links = [link]
         self.roster.tell()
         await asyncio.Event().wait()

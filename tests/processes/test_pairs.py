@@ -67,7 +67,6 @@ def test_sites_come_and_go_and_come_back(found: Found) -> None:
         late.start()
         late.take_part()
     late.wait("meets somebody", lambda: has_met(late, 0))
-    assert "no peer gave its AdamW moments" not in late.output
     first = run.sites[0]
     assert first.stop() == 0
     with held([run.sites[1], late]):

@@ -200,7 +200,7 @@ class Member:
         self.statements = PlainStatements(node)
         self.tools = Tools(self.carrier, self.roster, self.statements, *disk, self.fetch_shadow, faults, chunk=2)
         self.rounds = Rounds(self.tools, state, lambda _: LENGTH, nonces(node))
-        StateServer(self.carrier, self.rounds.offer, lambda: None, self.rounds.prove)
+        StateServer(self.carrier, self.rounds.offer, self.rounds.prove)
         self.held: dict[str, OuterState] = {}
 
     def pulse(self) -> Pulse:

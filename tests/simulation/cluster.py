@@ -26,7 +26,6 @@ from pier_node.gossip.pairs import Pairs
 from pier_node.gossip.standing import Standing
 from pier_node.outer.codec import codec
 from pier_node.outer.layout import Layout
-from pier_node.outer.moment_bounds import MomentBounds
 from pier_node.outer.noloco import PairRun
 from pier_node.outer.schedule import synced, total_rounds
 from pier_node.outer.state import ANCHOR, MOMENTUM, OuterState
@@ -206,12 +205,11 @@ class Cluster:
         StateServer(
             carrier,
             lambda number, shadow: (atomic if shadow else rounds).offer(number, shadow),
-            lambda: None,
             atomic.prove,
         )
         trainer = FakeTrainer(self.names.index(name), self.paces[name], random.Random(f"{self.seed} {name}"))
         layout: Any = TinyLayout()
-        peers = Peers(carrier, roster, LENGTH, MomentBounds(self.config.inner), self._faults(name))
+        peers = Peers(carrier, roster, LENGTH, self._faults(name))
         agreement: Agreement = OfAll(atomic, peers)
         if pairs:
             merging = atomic if self.config.outer.final_merge else None

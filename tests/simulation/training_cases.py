@@ -15,7 +15,6 @@ from simulation.virtual_time import run
 from pier_node.base.shared import SharedVector
 from pier_node.base.tasks import Signal
 from pier_node.config.run import RunConfig
-from pier_node.outer.moment_bounds import MomentBounds
 from pier_node.outer.state import OuterState
 from pier_node.outer.times import Times
 from pier_node.outer.update import Update
@@ -147,7 +146,7 @@ class Site:
         carrier: Any = Carrier()
         crowd: Any = self.roster
         played: Any = rounds
-        agreement = OfAll(played, Peers(carrier, crowd, LENGTH, MomentBounds(run_config.inner)))
+        agreement = OfAll(played, Peers(carrier, crowd, LENGTH))
         self.training = Training(run_config, layout, agreement, self.trainer, Progress(), self._committed)
 
     async def save(self, checkpoint: Checkpoint) -> None:

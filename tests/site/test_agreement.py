@@ -14,10 +14,9 @@ from simulation.statements import PlainStatements
 from simulation.training_cases import ME, Carrier, Roster, Trainer, begin
 from simulation.virtual_time import run
 
-from pier_node.config.run import InnerSection, RunConfig
+from pier_node.config.run import RunConfig
 from pier_node.gossip.standing import Standing
 from pier_node.outer.advance import advance_pair
-from pier_node.outer.moment_bounds import MomentBounds
 from pier_node.outer.state import OuterState
 from pier_node.outer.times import Times
 from pier_node.outer.update import Update
@@ -81,7 +80,7 @@ class Site:
         crowd: Any = roster or Roster()
         self.roster = crowd
         played: Any = pairs
-        progress, peers = Progress(), Peers(carrier, crowd, LENGTH, MomentBounds(InnerSection()))
+        progress, peers = Progress(), Peers(carrier, crowd, LENGTH)
         pairs.standing = Standing(crowd, "", PlainStatements(ME))
         agreement = InPairs(played, peers, progress, self.keep, None)
         self.on_commit: Callable[[Checkpoint], Awaitable[None]] = self.save
@@ -163,7 +162,7 @@ def test_another_state_is_taken_when_it_has_to_be(monkeypatch: pytest.MonkeyPatc
 
     async def fetch(carrier: Any, peers: list[str], *_: Any) -> Fetched:
         asked.append(peers)
-        return Fetched(outer_state(["other"], round=2, anchor=[50.0] * LENGTH), None, None, 0)
+        return Fetched(outer_state(["other"], round=2, anchor=[50.0] * LENGTH))
 
     monkeypatch.setattr("pier_node.gossip.catch_up.fetch_state", fetch)
     pulses = {"other": Pulse(phase=Phase.PHASE_TRAINING, round=2, digest=b"d" * 32, inner_step=8)}
@@ -203,7 +202,7 @@ def report(*nodes: str, round: int = 3, digest: bytes = OTHER) -> None:
     roster: Any = Roster(said={node: Pulse(round=round, digest=digest) for node in nodes})
     carrier: Any = Carrier()
     rounds: Any = Pairs(STATE)
-    OfAll(rounds, Peers(carrier, roster, LENGTH, MomentBounds(InnerSection()))).compare(STATE)
+    OfAll(rounds, Peers(carrier, roster, LENGTH)).compare(STATE)
 
 
 def test_equal_bits_and_other_rounds_are_not_reported(caplog: pytest.LogCaptureFixture) -> None:
@@ -233,9 +232,9 @@ def test_what_strangers_claim_slows_nobody_down() -> None:
     roster: Any = Roster(said=said)
     carrier: Any = Carrier()
     rounds: Any = Pairs(STATE)
-    assert OfAll(rounds, Peers(carrier, roster, LENGTH, MomentBounds(InnerSection()))).others() == [said["a"]]
+    assert OfAll(rounds, Peers(carrier, roster, LENGTH)).others() == [said["a"]]
     rounds.standing = Standing(roster, "a", PlainStatements(ME))
-    peers = Peers(carrier, roster, LENGTH, MomentBounds(InnerSection()))
+    peers = Peers(carrier, roster, LENGTH)
     pairs = InPairs(rounds, peers, Progress(), rounds.adopt, None)
 
     async def main() -> None:

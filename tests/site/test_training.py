@@ -68,7 +68,7 @@ def caught_up_with(monkeypatch: pytest.MonkeyPatch, *outcomes: Any) -> list[dict
         outcome = outcomes[len(asked) - 1]
         if isinstance(outcome, Exception):
             raise outcome
-        return outcome if isinstance(outcome, Fetched) else Fetched(outcome, None, None, 0)
+        return outcome if isinstance(outcome, Fetched) else Fetched(outcome)
 
     monkeypatch.setattr("pier_node.rounds.catch_up.fetch_state", fetch)
     return asked
@@ -302,16 +302,6 @@ def test_a_site_that_has_just_caught_up_does_the_steps_that_are_left(
     jobs = [(job.first_step, job.steps) for job in site.trainer.jobs]
     assert jobs == ([(8 - left, left)] if left else []) + [(8, 4)]
     assert site.rounds.heard[0] == (float(left), 10 * left)
-
-
-def test_moments_are_fetched_by_who_has_none(monkeypatch: pytest.MonkeyPatch) -> None:
-    moments = [shared(np.full(LENGTH, level, np.float32)) for level in (3.0, 4.0)]
-    asked = caught_up_with(monkeypatch, Fetched(later(1, 50.0), moments[0], moments[1], 77), later(2, 40.0))
-    site = Site(local(3), Rounds(begin()), Roster([["other"], ["other"], [], ["other"], ["other"]], AHEAD))
-    site.rounds.fates = [Behind(["other"])]
-    site.run()
-    assert [bool(question["moments"]) for question in asked] == [True, False]
-    assert (site.trainer.jobs[0].adam_step, site.trainer.jobs[0].adam_m) == (77, 3.0)
 
 
 def test_another_that_says_it_holds_other_bits_stops_nobody(caplog: pytest.LogCaptureFixture) -> None:

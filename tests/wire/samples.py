@@ -191,7 +191,7 @@ SAMPLES: tuple[Message, ...] = (
     Worked(attempt=HASH, square=2.5, loss=12.0),
     Total(square=3.5, loss=4.5),
     Dropped(attempt=HASH, suspect=BOB, reason="lost"),
-    StateRequest(round=4, shadow=True, moments=True, stage=3, trusted=5, proof_only=True),
+    StateRequest(round=4, shadow=True, stage=3, trusted=5, proof_only=True),
     *MANIFEST.tensors,
     MANIFEST,
     FetchRequest(round=4, shadow=True, tensor="adam_v", offset=4, length=5, stage=3),

@@ -6,8 +6,6 @@ import numpy as np
 from wire.memory_carrier import MemoryNet
 
 from pier_node.base.shared import SharedVector
-from pier_node.config.run import InnerSection
-from pier_node.outer.moment_bounds import MomentBounds
 from pier_node.outer.state import ADAM_M, ADAM_V, ANCHOR, MOMENTUM, OuterState
 from pier_node.wire.state_server import StateServer
 
@@ -19,17 +17,6 @@ def vector(length: int, seed: int) -> SharedVector:
     shared = SharedVector(length)
     shared.array[:] = np.random.default_rng(seed).standard_normal(length)
     return shared
-
-
-UNCLIPPED = MomentBounds(InnerSection(clip_norm=0))
-"""Of a run that does not bound second moments."""
-
-
-def moments(length: int, seed: int) -> tuple[SharedVector, SharedVector, int]:
-    """Of AdamW, after `seed` steps."""
-    first, second = vector(length, seed), vector(length, seed + 1)
-    second.array[:] = first.array**2 + second.array**2
-    return first, second, seed
 
 
 def outer_state(length: int, round: int = 7, seed: int = 1, adam: bool = False) -> OuterState:
@@ -46,8 +33,7 @@ class Site:
     def __init__(self, net: MemoryNet, node: str, state: OuterState, idle: float = 60.0) -> None:
         self.state = state
         self.staged: OuterState | None = None
-        self.moments: tuple[SharedVector, SharedVector, int] | None = None
-        self.server = StateServer(net.join(node), self.offer, lambda: self.moments, idle=idle)
+        self.server = StateServer(net.join(node), self.offer, idle=idle)
 
     def offer(self, round: int, shadow: bool) -> OuterState | None:
         state = self.staged if shadow else self.state

@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from wire.state_cases import PIECE, outer_state, vector
+from wire.state_cases import PIECE, outer_state
 
 from pier_node.outer import state as states
 from pier_node.wire.carrier import BadMessage
-from pier_node.wire.manifest import RUN, Moments, Partial, Piece, describe, examine, pieces
+from pier_node.wire.manifest import RUN, Partial, Piece, describe, examine, pieces
 from pier_proto.v1.peer_pb2 import Chunk, Manifest, Tensor
 
 LENGTH = 5 * PIECE + 1
@@ -30,27 +30,18 @@ def test_pieces_of_a_vector() -> None:
 
 def test_a_description_says_what_the_state_is() -> None:
     state = outer_state(LENGTH)
-    described = examine(describe(state, None), LENGTH)
+    described = examine(describe(state), LENGTH)
     assert (described.round, described.members, described.ledger) == (7, ("a", "b"), {"a": 300, "b": 2**40})
     assert described.digest == state.digest
     assert described.state == state.hashes
-    assert described.moments == {}
     assert described.build(state.tensors) == state
     assert described.build(state.tensors).digest == state.digest
 
 
-def test_moments_come_along_outside_the_digest() -> None:
-    state, moments = outer_state(LENGTH), Moments(vector(LENGTH, 3), vector(LENGTH, 4), 50)
-    described = examine(describe(state, moments), LENGTH)
-    assert described.moments == moments.hashes
-    assert (described.digest, described.adam_step) == (state.digest, 50)
-    assert described.build(state.tensors).adam_step == 0
-
-
 def test_moments_of_a_synchronous_run_are_inside_the_digest() -> None:
     state = outer_state(LENGTH, adam=True)
-    described = examine(describe(state, None), LENGTH)
-    assert (set(described.state), described.moments) == (set(state.tensors), {})
+    described = examine(describe(state), LENGTH)
+    assert set(described.state) == set(state.tensors)
     assert described.build(state.tensors).adam_step == 9
 
 
@@ -122,7 +113,7 @@ def change_round(manifest: Manifest) -> None:
     ],
 )
 def test_a_bad_manifest_is_refused(spoil: Callable[[Manifest], None], complaint: str) -> None:
-    manifest = describe(outer_state(LENGTH), None)
+    manifest = describe(outer_state(LENGTH))
     spoil(manifest)
     with pytest.raises(BadMessage, match=complaint):
         examine(manifest, LENGTH)

@@ -8,7 +8,7 @@ from collections.abc import Iterable
 import pytest
 from simulation.virtual_time import run
 from wire.memory_carrier import MemoryNet
-from wire.state_cases import PIECE, UNCLIPPED, Site, moments, outer_state, same_bits
+from wire.state_cases import PIECE, Site, outer_state, same_bits
 
 from pier_node.outer import state as states
 from pier_node.rounds import catch_up as transfer
@@ -39,9 +39,8 @@ def network(**held: states.OuterState) -> tuple[MemoryNet, dict[str, Site]]:
     return net, {node: Site(net, node, state) for node, state in held.items()}
 
 
-async def fetch(net: MemoryNet, peers: Iterable[str], tries: Tries, moments: bool = False) -> Fetched:
-    wanted = Wanted(LENGTH, moments=UNCLIPPED if moments else None)
-    return await fetch_state(net.join("z"), tries.order(peers), wanted, tries)
+async def fetch(net: MemoryNet, peers: Iterable[str], tries: Tries) -> Fetched:
+    return await fetch_state(net.join("z"), tries.order(peers), Wanted(LENGTH), tries)
 
 
 def now() -> float:
@@ -109,18 +108,6 @@ def test_pieces_that_are_here_are_not_fetched_again_and_patience_doubles() -> No
         net.pulled.clear()
         assert same_bits((await fetch(net, "c", tries)).state, STATE)
         assert sum(-(-request.length // PIECE) for _, request in net.pulled) == 2 * 101 - here
-
-    run(main())
-
-
-def test_moments_of_another_peer_are_taken_then() -> None:
-    async def main() -> None:
-        net, sites = network(a=STATE, b=STATE)
-        for number, site in enumerate(sites.values()):
-            site.moments = moments(LENGTH, 40 + number)
-        fetched = await fetch(net, "ab", Tries(), moments=True)
-        assert fetched.adam_step == 41
-        assert now() < RUN * SILENCE + max(PATIENCE, 4 * 2 * RUN * SILENCE) + SILENCE
 
     run(main())
 

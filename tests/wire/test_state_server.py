@@ -6,9 +6,8 @@ import weakref
 
 import pytest
 from wire.memory_carrier import MemoryNet
-from wire.state_cases import PIECE, Site, outer_state, vector
+from wire.state_cases import PIECE, Site, outer_state
 
-from pier_node.base.shared import SharedVector
 from pier_node.outer import state as states
 from pier_node.wire.carrier import DESCRIBE, PeerRefused
 from pier_node.wire.manifest import examine
@@ -30,9 +29,8 @@ class Asker:
         self.site = Site(net, "a", outer_state(LENGTH), idle)
         self._carrier = net.join("z")
 
-    async def describe(self, round: int = 0, shadow: bool = False, moments: bool = False) -> Manifest:
-        request = StateRequest(round=round, shadow=shadow, moments=moments)
-        return await self._carrier.call("a", DESCRIBE, request, 60.0)
+    async def describe(self, round: int = 0, shadow: bool = False) -> Manifest:
+        return await self._carrier.call("a", DESCRIBE, StateRequest(round=round, shadow=shadow), 60.0)
 
     async def fetch(self, round: int = 7, tensor: str = "anchor", offset: int = 0, length: int = LENGTH) -> bytes:
         request = FetchRequest(round=round, tensor=tensor, offset=offset, length=length)
@@ -101,42 +99,9 @@ async def test_a_newer_staged_result_takes_the_place_of_the_old() -> None:
         assert described.digest == asker.site.staged.digest
 
 
-async def test_moments_are_copied_when_they_are_described() -> None:
-    asker = Asker()
-    live = vector(LENGTH, 3), vector(LENGTH, 4)
-    asker.site.moments = (*live, 50)
-    manifest = await asker.describe(moments=True)
-    before = [each.array.tobytes() for each in live]
-    for each in live:
-        each.array[:] = 0
-    assert manifest.adam_step == 50
-    assert [await asker.fetch(tensor=name) for name in ("adam_m", "adam_v")] == before
-    assert await asker.describe(moments=True) == manifest, "one copy for all who ask while it is held"
-
-
-@pytest.mark.parametrize(("shadow", "moments", "tensors"), [(False, False, 2), (False, True, 4), (True, True, 2)])
-async def test_moments_come_when_they_are_asked_for(shadow: bool, moments: bool, tensors: int) -> None:
-    asker = Asker()
-    asker.site.staged = outer_state(LENGTH)
-    asker.site.moments = vector(LENGTH, 3), vector(LENGTH, 4), 50
-    assert len((await asker.describe(7, shadow, moments)).tensors) == tensors
-
-
-async def test_moments_are_left_out_when_they_change_during_the_copy() -> None:
-    asker = Asker()
-    published = iter([(vector(LENGTH, 3), vector(LENGTH, 4), step) for step in (50, 60)])
-
-    def publish_between() -> tuple[SharedVector, SharedVector, int]:
-        return next(published)
-
-    asker.site.server._moments = publish_between
-    assert len((await asker.describe(moments=True)).tensors) == 2
-
-
 async def test_shared_moments_are_part_of_the_state() -> None:
     asker = Asker()
     asker.site.state = outer_state(LENGTH, adam=True)
-    asker.site.moments = vector(LENGTH, 3), vector(LENGTH, 4), 50
-    described = examine(await asker.describe(moments=True), LENGTH)
+    described = examine(await asker.describe(), LENGTH)
     assert (described.digest, described.adam_step) == (asker.site.state.digest, 9)
     assert await asker.fetch(tensor="adam_v") == asker.site.state.tensors["adam_v"].array.tobytes()

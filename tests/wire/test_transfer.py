@@ -3,14 +3,13 @@ from __future__ import annotations
 import asyncio
 import itertools
 from collections.abc import Callable
-from typing import Literal
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from wire.memory_carrier import MemoryNet, Spoil
-from wire.state_cases import PIECE, UNCLIPPED, Site, moments, outer_state, same_bits
+from wire.state_cases import PIECE, Site, outer_state, same_bits
 
 from pier_node.outer import state as states
 from pier_node.outer.state import OuterState
@@ -70,7 +69,6 @@ async def test_a_state_arrives_bit_for_bit() -> None:
     assert same_bits(fetched.state, state)
     assert fetched.state.digest == state.digest
     assert fetched.state.hashes == OuterState(7, (), fetched.state.tensors, {}).hashes, "hashes of what is in memory"
-    assert (fetched.adam_m, fetched.adam_v, fetched.adam_step) == (None, None, 0)
 
 
 @settings(max_examples=40, deadline=None)
@@ -242,53 +240,11 @@ async def test_a_staged_result_is_fetched_by_its_round() -> None:
         await fetch(net, "a", round=9, shadow=True)
 
 
-async def test_moments_are_those_of_one_site() -> None:
-    net, sites = network(outer_state(LENGTH), "ab")
-    for number, site in enumerate(sites.values()):
-        site.moments = moments(LENGTH, 40 + number)
-    net.spoils["a"] = on_chunk(150, die)
-    fetched = await fetch(net, "ab", moments=UNCLIPPED)
-    assert fetched.adam_m
-    assert fetched.adam_v
-    assert fetched.adam_step in (40, 41)
-    mine = sites["ab"[fetched.adam_step - 40]].moments
-    assert mine
-    assert fetched.adam_m.array.tobytes() == mine[0].array.tobytes()
-    assert fetched.adam_v.array.tobytes() == mine[1].array.tobytes()
-
-
-async def test_moments_of_another_site_when_the_first_fails() -> None:
-    state = outer_state(LENGTH)
-    net, sites = network(state, "ab")
-    for number, site in enumerate(sites.values()):
-        site.moments = moments(LENGTH, 40 + number)
-
-    async def spoil(chunk: Chunk) -> Chunk:
-        asked = net.pulled[-1][1].tensor
-        return flip_bit(chunk) if asked == "adam_v" else chunk
-
-    net.spoils["a"] = spoil
-    fetched = await fetch(net, "ab", moments=UNCLIPPED)
-    assert same_bits(fetched.state, state)
-    assert sites["b"].moments
-    assert fetched.adam_m
-    assert fetched.adam_step == 41
-    assert fetched.adam_m.array.tobytes() == sites["b"].moments[0].array.tobytes()
-
-
-async def test_a_state_without_moments_is_worth_having(caplog: pytest.LogCaptureFixture) -> None:
-    net, _ = network(outer_state(LENGTH), "a")
-    fetched = await fetch(net, "a", moments=UNCLIPPED)
-    assert fetched.adam_m is None
-    assert "no peer gave its AdamW moments" in caplog.text
-
-
 async def test_moments_that_are_part_of_the_state_come_with_it() -> None:
     state = outer_state(LENGTH, adam=True)
     net, _ = network(state, "a")
     fetched = await fetch(net, "a")
     assert same_bits(fetched.state, state)
-    assert (fetched.adam_m, fetched.adam_step) == (fetched.state.tensors["adam_m"], 9)
 
 
 @pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
@@ -306,21 +262,6 @@ async def test_a_state_with_negative_second_moments_is_refused() -> None:
     state.tensors["adam_v"].array[-1] = -1e-30
     with pytest.raises(PeerLost, match="adam_v has negative values"):
         await fetch(network(state, "a")[0], "a")
-
-
-@pytest.mark.parametrize(("place", "value"), [(0, np.nan), (1, np.inf), (1, -1.0), (0, 1e6), (1, 0.0)])
-async def test_moments_that_no_training_leads_to_are_not_taken(
-    place: Literal[0, 1], value: float, caplog: pytest.LogCaptureFixture
-) -> None:
-    """Nothing proves the moments that come beside a state: another peer is asked, or this site has none."""
-    net, sites = network(outer_state(LENGTH), "ab")
-    sites["a"].moments, sites["b"].moments = moments(LENGTH, 40), moments(LENGTH, 41)
-    sites["a"].moments[place].array[70] = value
-    assert (await fetch(net, "ab", moments=UNCLIPPED)).adam_step == 41
-    assert "state transfer: a is left out: " in caplog.text
-    alone = await fetch(net, "a", moments=UNCLIPPED)
-    assert (alone.adam_m, alone.adam_v, alone.adam_step) == (None, None, 0)
-    assert same_bits(alone.state, sites["a"].state)
 
 
 async def test_nobody_to_ask() -> None:

@@ -106,7 +106,7 @@ def vectors(config: RunConfig) -> Vectors:
     anchors = outer.algorithm == "noloco" and needs_anchors(outer.noloco)
     means = 2 if anchors else 1
     always = {"state": state, "shadow": state, "mean": means, "outbox": 1, "AdamW's moments": 2, "pending": 1}
-    at_times = {"state that is served": state, "moments that are served": 2}
+    at_times = {"state that is served": state}
     if anchors:
         at_times["anchors of partners"] = HELD
     (always if outer.overlap or outer.fragments > 1 else at_times)["start from pending"] = 1

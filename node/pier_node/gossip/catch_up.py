@@ -17,10 +17,9 @@ import numpy as np
 from pier_node.base.faults import NO_FAULTS, Faults
 from pier_node.base.shared import SharedVector
 from pier_node.gossip.standing import Standing
-from pier_node.outer.moment_bounds import MomentBounds
 from pier_node.outer.state import PIECE, OuterState
 from pier_node.outer.update import norm_limit
-from pier_node.rounds.catch_up import Arrival, Fetched, Tries, Wanted, fetch_state, persist
+from pier_node.rounds.catch_up import Arrival, Tries, Wanted, fetch_state, persist
 from pier_node.wire.carrier import Carrier, PeerLost
 
 ENOUGH = 3
@@ -30,62 +29,54 @@ ENOUGH = 3
 class CatchUpInPairs:
     """Fetches states of a run of pairs, of `length` parameters, whose optimizer's state keeps `bounds`."""
 
-    def __init__(
-        self, carrier: Carrier, standing: Standing, length: int, bounds: MomentBounds, faults: Faults = NO_FAULTS
-    ) -> None:
+    def __init__(self, carrier: Carrier, standing: Standing, length: int, faults: Faults = NO_FAULTS) -> None:
         self._carrier, self._standing, self._faults = carrier, standing, faults
-        self._length, self._bounds = length, bounds
+        self._length = length
 
-    async def state(self, sources: Callable[[], list[str]], own: OuterState | None, moments: bool) -> Fetched | None:
+    async def state(self, sources: Callable[[], list[str]], own: OuterState | None) -> OuterState | None:
         """A state to continue from, for as long as it takes; None once there are no sources.
 
         Args:
             sources: returns the sites from whose states to continue, as of now, in the order in which to ask them.
                 They are taken as they are: whether they have standing is for the caller to say.
             own: this site's state.
-            moments: whether to fetch some site's AdamW moments with it.
         """
         tries: dict[str, Tries] = defaultdict(lambda: Tries(others=True))
-        return await persist(sources, lambda givers: self._middle(givers, own, moments, tries))
+        return await persist(sources, lambda givers: self._middle(givers, own, tries))
 
-    async def _middle(
-        self, givers: Sequence[str], own: OuterState | None, moments: bool, tries: dict[str, Tries]
-    ) -> Fetched:
-        found: list[Fetched] = []
+    async def _middle(self, givers: Sequence[str], own: OuterState | None, tries: dict[str, Tries]) -> OuterState:
+        found: list[OuterState] = []
         lost = PeerLost("", "nobody is there to fetch a state from")
         for node in givers:
             try:
-                fetched = await self._fetch(node, own, moments and not found, tries[node])
+                fetched = await self._fetch(node, own, tries[node])
             except PeerLost as error:
                 lost = error
                 continue
-            if any(fetched.state.digest == other.state.digest for other in found):
+            if any(fetched.digest == other.digest for other in found):
                 return found[0] if len(found) == 1 else fetched
             found.append(fetched)
             if len(found) == ENOUGH:
                 break
         if not found:
             raise lost
-        states = [it.state for it in found]
         if len(found) == ENOUGH - 1 and own is not None:
-            states.append(own)
-        if len(states) < ENOUGH:
+            found.append(own)
+        if len(found) < ENOUGH:
             return found[0]
-        state = await asyncio.to_thread(median, self._carrier.node, states)
-        return Fetched(state, found[0].adam_m, found[0].adam_v, found[0].adam_step)
+        return await asyncio.to_thread(median, self._carrier.node, found)
 
-    async def _fetch(self, node: str, own: OuterState | None, moments: bool, tries: Tries) -> Fetched:
+    async def _fetch(self, node: str, own: OuterState | None, tries: Tries) -> OuterState:
         pulse = self._standing.roster.pulses().get(node)
         if pulse is None or not pulse.digest:
             raise PeerLost(node, "it is gone")
         await self._faults.reach(pulse.round, "fetching")
-        bounds = self._bounds if moments else None
-        wanted = Wanted(self._length, pulse.round, digest=pulse.digest, moments=bounds)
+        wanted = Wanted(self._length, pulse.round, digest=pulse.digest)
         givers = [node, *self._standing.holders(pulse.digest)]
-        fetched = await fetch_state(self._carrier, givers, wanted, tries, Arrival())
-        if own is not None and fetched.state.norm > (limit := norm_limit(own.norm)):
-            raise PeerLost(node, f"its weights have the norm {fetched.state.norm:.3g}; {limit:.3g} is allowed")
-        return fetched
+        state = (await fetch_state(self._carrier, givers, wanted, tries, Arrival())).state
+        if own is not None and state.norm > (limit := norm_limit(own.norm)):
+            raise PeerLost(node, f"its weights have the norm {state.norm:.3g}; {limit:.3g} is allowed")
+        return state
 
 
 def median(node: str, states: Sequence[OuterState]) -> OuterState:

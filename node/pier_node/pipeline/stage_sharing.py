@@ -35,8 +35,8 @@ class StateSharing:
 
     def __init__(self, carrier: Carrier, rounds: Rounds, stage_state: StageState) -> None:
         self._stage_state = stage_state
-        self._of_stage = StateServer(carrier, self._offer, stage_state.moments)
-        self._of_run = StateServer(carrier, rounds.offer, lambda: None, rounds.prove)
+        self._of_stage = StateServer(carrier, self._offer)
+        self._of_run = StateServer(carrier, rounds.offer, rounds.prove)
         carrier.serve(DESCRIBE, self._describe)
         carrier.serve_pull(self._fetch)
 

@@ -24,7 +24,6 @@ from pier_node.base.shared import SharedVector, Vector
 from pier_node.config.run import InnerSection, RunConfig
 from pier_node.outer.inner_optimizer import step_vectors
 from pier_node.outer.layout import Layout
-from pier_node.outer.moment_bounds import MomentBounds
 from pier_node.outer.pier import accumulate
 from pier_node.outer.schedule import round_plan
 from pier_node.outer.state import ADAM_M, ADAM_V, ANCHOR, MOMENTUM, OuterState, l2_norm
@@ -168,24 +167,11 @@ class StageState:
         return found is not None
 
     async def fetch(self, version: int, carrier: Carrier, peers: list[str]) -> None:
-        """Fetch a version from replicas, with one's moments if replicas have their own.
-
-        Raises PeerLost: none had it.
-        """
+        """Fetch a version from replicas. Raises PeerLost: none had it."""
         assert self.stage is not None
-        bounds = MomentBounds.of(self._config.inner, self._layout)
-        wanted = Wanted(self._layout.length, version, stage=self.stage + 1, moments=bounds)
-        got = await fetch_state(carrier, peers, wanted)
+        got = await fetch_state(carrier, peers, Wanted(self._layout.length, version, stage=self.stage + 1))
         await asyncio.to_thread(self._disk.keep, got.state)
         self.state = got.state
-        if got.adam_m and got.adam_v and ADAM_M not in got.state.tensors:
-            tensors = {ANCHOR: got.state.tensors[ANCHOR], ADAM_M: got.adam_m, ADAM_V: got.adam_v}
-            self.own.state = OuterState(version, (), tensors, {BASE: version, MICROBATCHES: 0}, got.adam_step)
-
-    def moments(self) -> tuple[SharedVector, SharedVector, int] | None:
-        """AdamW's moments, if this replica has its own."""
-        done = self.done
-        return (done.tensors[ADAM_M], done.tensors[ADAM_V], done.adam_step) if done else None
 
     # --- the next step ---------------------------------------------------------------------------
 

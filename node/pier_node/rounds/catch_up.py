@@ -31,18 +31,18 @@ from collections.abc import (
 )
 from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass
+from typing import TypeVar
 
 from pier_node.base.faults import Faults
 from pier_node.base.shared import SharedVector
 from pier_node.base.tasks import cancel_and_wait
 from pier_node.base.units import age, amount, rate
 from pier_node.outer.deadline import Backoff
-from pier_node.outer.moment_bounds import MomentBounds
-from pier_node.outer.state import ADAM_M, ADAM_V, OuterState
+from pier_node.outer.state import OuterState
 from pier_node.rounds.progress_checks import Trust
 from pier_node.rounds.roster import Roster
-from pier_node.wire.carrier import DESCRIBE, BadMessage, Carrier, PeerLost, PeerRefused
-from pier_node.wire.manifest import Description, Moments, Partial, Piece, examine
+from pier_node.wire.carrier import DESCRIBE, BadMessage, Carrier, PeerLost
+from pier_node.wire.manifest import Description, Partial, Piece, examine
 from pier_proto.v1.peer_pb2 import Chunk, FetchRequest, Link, StateRequest, Value
 
 SILENCE = 20.0
@@ -59,6 +59,8 @@ Progress = Callable[[int, int], None]
 
 log = logging.getLogger(__name__)
 
+T = TypeVar("T")
+
 
 @dataclass(frozen=True)
 class Wanted:
@@ -71,7 +73,6 @@ class Wanted:
         stage: pipeline stage, counted from 1, whose state of version `round` is wanted; 0 means the state of the run.
         digest: refuse any state with another digest; None accepts every state that `trust` admits.
         trust: refuse a peer's newest state without proof that it was committed; None trusts the first peer.
-        moments: fetch AdamW moments too, which keep these bounds; None: do not.
     """
 
     length: int
@@ -80,21 +81,17 @@ class Wanted:
     stage: int = 0
     digest: bytes | None = None
     trust: Trust | None = None
-    moments: MomentBounds | None = None
 
 
 @dataclass(frozen=True)
 class Fetched:
-    """A state with AdamW moments: its own, or those of one site; None if they were not requested or not found.
+    """A state.
 
     Attributes:
         proof: links that prove, from the state trusted before, that this state was committed.
     """
 
     state: OuterState
-    adam_m: SharedVector | None = None
-    adam_v: SharedVector | None = None
-    adam_step: int = 0
     proof: Sequence[Link] = ()
 
 
@@ -155,33 +152,29 @@ class Arrival:
 class CatchUp:
     """Fetches the newest states, of `length` parameters, from sites ahead of this one, for as long as it takes."""
 
-    def __init__(self, carrier: Carrier, roster: Roster, faults: Faults, length: int, bounds: MomentBounds) -> None:
+    def __init__(self, carrier: Carrier, roster: Roster, faults: Faults, length: int) -> None:
         self._carrier, self._roster, self._faults = carrier, roster, faults
-        self._length, self._bounds = length, bounds
+        self._length = length
 
-    async def newest(
-        self, sources: Callable[[], list[str]], moments: bool, trust: Callable[[], Trust]
-    ) -> Fetched | None:
+    async def newest(self, sources: Callable[[], list[str]], trust: Callable[[], Trust]) -> Fetched | None:
         """Fetch the state of the first source; None once there are no sources.
 
         Args:
             sources: returns the live peers whose states this site should continue from, as of now.
-            moments: whether to fetch some site's AdamW moments with it.
             trust: returns what this site trusts.
         """
         tries = Tries()
-        return await persist(lambda: tries.order(sources()), lambda peers: self._fetch(peers, moments, tries, trust()))
+        return await persist(lambda: tries.order(sources()), lambda peers: self._fetch(peers, tries, trust()))
 
-    async def _fetch(self, peers: list[str], moments: bool, tries: Tries, trust: Trust) -> Fetched:
+    async def _fetch(self, peers: list[str], tries: Tries, trust: Trust) -> Fetched:
         pulse = self._roster.pulse_of(peers[0])
         if pulse is None:
             raise PeerLost(peers[0], "nobody who is ahead answers")
         await self._faults.reach(pulse.round, "fetching")
-        wanted = Wanted(self._length, trust=trust, moments=self._bounds if moments else None)
-        return await fetch_state(self._carrier, peers, wanted, tries, Arrival())
+        return await fetch_state(self._carrier, peers, Wanted(self._length, trust=trust), tries, Arrival())
 
 
-async def persist(sources: Callable[[], list[str]], fetch: Callable[[list[str]], Awaitable[Fetched]]) -> Fetched | None:
+async def persist(sources: Callable[[], list[str]], fetch: Callable[[list[str]], Awaitable[T]]) -> T | None:
     """Fetch from the sources of the moment, for as long as it takes; None once there are none."""
     backoff, told = Backoff(), ""
     while peers := sources():
@@ -250,19 +243,14 @@ class _Transfer:
         self._lost: dict[str, PeerLost] = {}
 
     async def run(self, partial: Partial, progress: Progress) -> Fetched:
-        """Fetch the state, and moments if they are wanted. Raises PeerLost."""
+        """Fetch the state. Raises PeerLost."""
         trust = self._wanted.trust
         target = await self._choose()
         tensors = await self._state(target, partial, progress)
         state = target.build(tensors)
         proof = trust.links if trust else ()
         await asyncio.to_thread(lambda: state.norm)
-        if ADAM_M in tensors:
-            return Fetched(state, tensors[ADAM_M], tensors[ADAM_V], state.adam_step, proof)
-        there_are_some = self._wanted.moments and target.round  # there are none before round 1
-        if there_are_some and (found := await self._moments()):
-            return Fetched(state, found.adam_m, found.adam_v, found.step, proof)
-        return Fetched(state, proof=proof)
+        return Fetched(state, proof)
 
     async def _choose(self) -> Description:
         """Choose the state to fetch: the first good description. Raises PeerLost."""
@@ -295,39 +283,6 @@ class _Transfer:
         self._patience = max(self._patience, 4 * givers * (loop.time() - began))
         return partial.hand_over()
 
-    async def _moments(self) -> Moments | None:
-        """Moments of the first peer that gives all of them, if training can have led to them; None, with a warning, if
-        no peer does."""
-        moved_on = [peer for peer, error in self._lost.items() if isinstance(error, PeerRefused)]
-        for peer in [*self._peers, *moved_on]:
-            try:
-                moments = await self._moments_of(peer)
-            except PeerLost as error:
-                self._drop(peer, error)
-                continue
-            if moments is not None:
-                return moments
-        log.warning("state transfer: no peer gave its AdamW moments, so AdamW starts without any here")
-        return None
-
-    async def _moments_of(self, peer: str) -> Moments | None:
-        stage = self._wanted.stage
-        described = await self._described(peer, StateRequest(moments=True, stage=stage), None)
-        if not described.moments:
-            return None
-        partial = Partial()
-        partial.aim(described.moments, self._wanted.length)
-        self._all_have_it, self._mark = False, None
-        request = StateRequest(round=described.round, stage=stage)
-        await self._pull_runs(peer, request, partial, lambda _arrived, _total: None)
-        tensors = partial.hand_over()
-        moments = Moments(tensors[ADAM_M], tensors[ADAM_V], described.adam_step)
-        assert self._wanted.moments
-        of = moments.adam_m.array, moments.adam_v.array
-        if wrong := await asyncio.to_thread(self._wanted.moments.flaw, *of):
-            raise PeerLost(peer, f"no training leads to its AdamW moments: {wrong}")
-        return moments
-
     def _request(self, round: int) -> StateRequest:
         return StateRequest(round=round, shadow=self._wanted.shadow, stage=self._wanted.stage)
 
@@ -336,7 +291,7 @@ class _Transfer:
     ) -> Description:
         """A peer's description of a state, checked. Raises PeerLost if anything is wrong with it."""
         if trust:
-            request = StateRequest(moments=request.moments, trusted=trust.state.round + 1)
+            request = StateRequest(trusted=trust.state.round + 1)
         manifest = await self._carrier.call(peer, DESCRIBE, request, self._timeout)
         try:
             described = examine(manifest, self._wanted.length)

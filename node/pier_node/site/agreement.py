@@ -15,12 +15,11 @@ from pier_node.base.faults import NO_FAULTS, Faults
 from pier_node.gossip.catch_up import CatchUpInPairs
 from pier_node.gossip.merge import Merge
 from pier_node.gossip.pairs import Pairs
-from pier_node.outer.moment_bounds import MomentBounds
 from pier_node.outer.schedule import RoundPlan
 from pier_node.outer.state import OuterState
 from pier_node.outer.update import Update
 from pier_node.rounds.attempt import Advance
-from pier_node.rounds.catch_up import CatchUp, Fetched
+from pier_node.rounds.catch_up import CatchUp
 from pier_node.rounds.member import Rounds
 from pier_node.rounds.progress import Progress
 from pier_node.rounds.roster import Roster
@@ -39,13 +38,11 @@ class Peers:
 
     Attributes:
         length: number of parameters of the model.
-        bounds: of an optimizer's state.
     """
 
     carrier: Carrier
     roster: Roster
     length: int
-    bounds: MomentBounds
     faults: Faults = NO_FAULTS
 
 
@@ -78,12 +75,8 @@ class Agreement(ABC):
         """
 
     @abstractmethod
-    async def fetch(self, moments: bool) -> Fetched | None:
-        """The newest state of the other sites, which `rounds` now hold; None: nobody is ahead.
-
-        Args:
-            moments: AdamW's moments are wanted too.
-        """
+    async def fetch(self) -> OuterState | None:
+        """The newest state of the other sites, which `rounds` now hold; None: nobody is ahead."""
 
     @abstractmethod
     def compare(self, state: OuterState) -> None:
@@ -100,7 +93,7 @@ class OfAll(Agreement):
     def __init__(self, rounds: Rounds, peers: Peers) -> None:
         super().__init__(rounds, peers)
         self._atomic = rounds
-        self._catch_up = CatchUp(peers.carrier, peers.roster, peers.faults, peers.length, peers.bounds)
+        self._catch_up = CatchUp(peers.carrier, peers.roster, peers.faults, peers.length)
 
     def _counts(self, node: str) -> bool:
         return node in self._atomic.state.members
@@ -116,12 +109,13 @@ class OfAll(Agreement):
                 await fetch()
         return False
 
-    async def fetch(self, moments: bool) -> Fetched | None:
+    async def fetch(self) -> OuterState | None:
         """See Agreement."""
-        fetched = await self._catch_up.newest(self._atomic.sources, moments, self._atomic.trust)
-        if fetched is not None:
-            await self._atomic.adopt(fetched.state, fetched.proof)
-        return fetched
+        fetched = await self._catch_up.newest(self._atomic.sources, self._atomic.trust)
+        if fetched is None:
+            return None
+        await self._atomic.adopt(fetched.state, fetched.proof)
+        return fetched.state
 
     def compare(self, state: OuterState) -> None:
         """Log an error for each site that claims different bits after the same round.
@@ -159,7 +153,7 @@ class InPairs(Agreement):
     ) -> None:
         super().__init__(pairs, peers)
         self._pairs, self._progress, self._keep, self._merging = pairs, progress, keep, merging
-        self._catch_up = CatchUpInPairs(peers.carrier, pairs.standing, peers.length, peers.bounds, peers.faults)
+        self._catch_up = CatchUpInPairs(peers.carrier, pairs.standing, peers.length, peers.faults)
 
     def _counts(self, node: str) -> bool:
         return self._pairs.standing.has(node)
@@ -172,12 +166,12 @@ class InPairs(Agreement):
         await self._pairs.commit(plan.round, update, self._taken)
         return True
 
-    async def fetch(self, moments: bool) -> Fetched | None:
+    async def fetch(self) -> OuterState | None:
         """See Agreement."""
-        fetched = await self._catch_up.state(self._pairs.sources, self._pairs.state, moments)
-        if fetched is not None:
-            await self._take(fetched.state)
-        return fetched
+        state = await self._catch_up.state(self._pairs.sources, self._pairs.state)
+        if state is not None:
+            await self._take(state)
+        return state
 
     def compare(self, state: OuterState) -> None:
         """Nothing: each site has its own state."""

@@ -10,7 +10,6 @@ from pier_node.config.run import RunConfig
 from pier_node.gossip.catch_up import CatchUpInPairs
 from pier_node.gossip.standing import Standing
 from pier_node.outer.layout import Layout
-from pier_node.outer.moment_bounds import MomentBounds
 from pier_node.outer.schedule import start_steps
 from pier_node.outer.state import ANCHOR, MOMENTUM, OuterState
 from pier_node.rounds.catch_up import Arrival, Fetched, Tries, Wanted, fetch_state
@@ -55,28 +54,27 @@ def first_trust(fingerprint: str, founder: str, statements: Statements) -> Trust
 
 
 async def from_peers(
-    config: RunConfig, layout: Layout, carrier: Carrier, roster: Roster, trust: Callable[[], Trust | None]
+    config: RunConfig, length: int, carrier: Carrier, roster: Roster, trust: Callable[[], Trust | None]
 ) -> tuple[Checkpoint, Sequence[Link]]:
-    """Fetch the newest state of the run, with one peer's AdamW moments, and the proof that the state was committed.
+    """Fetch the newest state of the run, and the proof that the state was committed.
 
     During a solo start there is nothing to join: this waits until the solo start is over.
 
     Args:
         trust: returns what this site trusts; None: it accepts any state.
     """
-    first, length, bounds = _first_to_join(config), layout.length, MomentBounds.of(config.inner, layout)
-    fetched = await first_state(carrier, roster, lambda: Wanted(length, trust=trust(), moments=bounds), first)
-    return Checkpoint(fetched.state, fetched.adam_m, fetched.adam_v, fetched.adam_step), fetched.proof
+    wanted = lambda: Wanted(length, trust=trust())  # noqa: E731
+    fetched = await first_state(carrier, roster, wanted, _first_to_join(config))
+    return Checkpoint(fetched.state), fetched.proof
 
 
-async def from_pairs(config: RunConfig, layout: Layout, carrier: Carrier, standing: Standing) -> Checkpoint:
-    """Fetch a state of a run of pairs, with one peer's AdamW moments, from sites that have standing there."""
+async def from_pairs(config: RunConfig, length: int, carrier: Carrier, standing: Standing) -> Checkpoint:
+    """Fetch a state of a run of pairs from sites that have standing there."""
     first, told = _first_to_join(config), ""
-    catch_up = CatchUpInPairs(carrier, standing, layout.length, MomentBounds.of(config.inner, layout))
+    catch_up = CatchUpInPairs(carrier, standing, length)
     while True:
-        fetched = await catch_up.state(lambda: standing.beyond(first - 1), None, moments=True)
-        if fetched:
-            return Checkpoint(fetched.state, fetched.adam_m, fetched.adam_v, fetched.adam_step)
+        if state := await catch_up.state(lambda: standing.beyond(first - 1), None):
+            return Checkpoint(state)
         if (why := _nothing_to_take(standing, first)) != told:
             log.info("%s", why)
             told = why

@@ -21,7 +21,6 @@ import torch
 from pier_node.base.errors import PierError
 from pier_node.base.tasks import Signal
 from pier_node.config.run import RunConfig
-from pier_node.outer.moment_bounds import MomentBounds
 from pier_node.outer.state import OuterState
 from pier_node.outer.times import Spans, Times
 from pier_node.outer.update import Update
@@ -146,7 +145,7 @@ class PipelineTraining:
         Dispatch(self._carrier, rounds.streams.take, under_way, lambda: self._begun_last, over, self._news)
         StateSharing(self._carrier, rounds, stage_state)
         length = vote_state.length(stages)
-        self._catch_up = CatchUp(self._carrier, self._roster, tools.faults, length, MomentBounds(config.inner))
+        self._catch_up = CatchUp(self._carrier, self._roster, tools.faults, length)
 
     def place(self) -> Place | None:
         """This site's place in the pipeline, for its pulse."""
@@ -184,7 +183,7 @@ class PipelineTraining:
     async def catch_up(self) -> None:
         """Continue from the newest state of the run. The stored step of this site counts if that state says so."""
         self.progress.phase = Phase.PHASE_CATCHING_UP
-        fetched = await self._catch_up.newest(self._rounds.sources, moments=False, trust=self._rounds.trust)
+        fetched = await self._catch_up.newest(self._rounds.sources, self._rounds.trust)
         if fetched is not None:
             await self._rounds.adopt(fetched.state, fetched.proof)
             await self._settle()

@@ -17,7 +17,6 @@ from pier_node.engine.program import Program
 from pier_node.gossip.pairs import Pairs
 from pier_node.outer.advance import get_ready
 from pier_node.outer.layout import Layout
-from pier_node.outer.moment_bounds import MomentBounds
 from pier_node.outer.state import ANCHOR, OuterState
 from pier_node.rounds.certificate import alone
 from pier_node.rounds.progress import Progress
@@ -68,8 +67,7 @@ class Replica:
         self._states, self._checkpoints = stores
         config = joined.config
         self._of_all = rounds_of_all(joined, self._keep, layout.length, state)
-        bounds = MomentBounds.of(config.inner, layout)
-        peers = Peers(joined.carrier, joined.roster, layout.length, bounds, joined.settings.faults)
+        peers = Peers(joined.carrier, joined.roster, layout.length, joined.settings.faults)
         agreement: Agreement
         if config.outer.algorithm == "noloco":
             merging = self._of_all if config.outer.final_merge else None
@@ -77,7 +75,7 @@ class Replica:
         else:
             agreement = OfAll(self._of_all, peers)
         self.rounds = joined.reporter.rounds = agreement.rounds
-        StateServer(joined.carrier, self._offer, trainer.moments, self._of_all.prove)
+        StateServer(joined.carrier, self._offer, self._of_all.prove)
         self.training = Training(config, layout, agreement, trainer, joined.progress, self.committed)
 
     async def begin(self, stack: AsyncExitStack, checkpoint: Checkpoint) -> None:
@@ -211,8 +209,8 @@ async def _first(joined: Joined, layout: Layout, states: StateStore, program: Pr
     else:
         joined.progress.phase = Phase.PHASE_CATCHING_UP
         if config.outer.algorithm == "noloco":
-            return await from_pairs(config, layout, carrier, joined.standing)
-        checkpoint, proof = await from_peers(config, layout, carrier, joined.roster, joined.first_trust)
+            return await from_pairs(config, layout.length, carrier, joined.standing)
+        checkpoint, proof = await from_peers(config, layout.length, carrier, joined.roster, joined.first_trust)
     await asyncio.to_thread(joined.proofs.add, proof)
     return checkpoint
 

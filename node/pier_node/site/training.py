@@ -87,9 +87,7 @@ class Training:
         The state that `rounds` holds may be later, if it was committed before its checkpoint could be taken.
         """
         self._inner.take_moments(checkpoint.adam_m, checkpoint.adam_v, checkpoint.adam_step)
-        state = self._rounds.state
-        if ADAM_M in state.tensors:
-            self._inner.take_moments(state.tensors[ADAM_M], state.tensors[ADAM_V], state.adam_step)
+        self._take_moments_of(state := self._rounds.state)
         self.progress.inner_step, self.progress.tokens = checkpoint.inner_step, checkpoint.tokens
         self._unsent.restore(checkpoint.pending, checkpoint.pending_tokens, checkpoint.residual)
         if self._was_overlapped(checkpoint.state):
@@ -271,8 +269,7 @@ class Training:
         self._late = not took_part
         state = self._rounds.state
         if took_part and flight.plan.kind is Kind.SYNC and state.round < total_rounds(self._config):
-            moments = state.tensors[ADAM_M], state.tensors[ADAM_V], state.adam_step
-            await asyncio.to_thread(self._inner.take_moments, *moments)
+            await asyncio.to_thread(self._take_moments_of, state)
         return took_part
 
     async def _drop_flight(self) -> None:
@@ -306,14 +303,19 @@ class Training:
     async def _fetch(self) -> bool:
         """Continue from the newest state of the other sites, if any is ahead; the unsent update is kept."""
         phase, self.progress.phase = self.progress.phase, Phase.PHASE_CATCHING_UP
-        fetched = await self._agreement.fetch(moments=self._inner.adam_step == 0)
+        state = await self._agreement.fetch()
         if self.progress.phase == Phase.PHASE_CATCHING_UP:
             self.progress.phase = phase
-        if fetched is None:
+        if state is None:
             return False
-        await asyncio.to_thread(self._inner.take_moments, fetched.adam_m, fetched.adam_v, fetched.adam_step)
-        log.info("caught up with round %d", fetched.state.round)
+        await asyncio.to_thread(self._take_moments_of, state)
+        log.info("caught up with round %d", state.round)
         return True
+
+    def _take_moments_of(self, state: OuterState) -> None:
+        """Continue with the moments of a state in the synchronous part of the run; others have none."""
+        if ADAM_M in state.tensors:
+            self._inner.take_moments(state.tensors[ADAM_M], state.tensors[ADAM_V], state.adam_step)
 
     def _carry(self, before: OuterState) -> None:
         """Drop what is in φ_new from the unsent update. The rest stays for a later round, together with new steps."""

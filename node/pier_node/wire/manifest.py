@@ -1,8 +1,7 @@
 """Manifests, which describe a state before it takes any memory, and Partial, the pieces of a state that have arrived.
 
 A state is described by the hashes of its pieces, and its digest is the hash of those hashes: a site that knows the
-digest can take pieces from any peer. AdamW's moments differ between sites. So they may be sent along, but the digest
-covers them only if they are part of the state (synchronous training).
+digest can take pieces from any peer. AdamW's moments are part of a state in synchronous training only.
 
 A Partial outlives a failed transfer, and the next transfer continues where that one stopped. A piece with a value that
 no training leads to is refused, whatever its hash.
@@ -16,7 +15,6 @@ import math
 from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import cached_property
 
 import numpy as np
 
@@ -38,32 +36,12 @@ RUN = 16
 
 
 @dataclass(frozen=True)
-class Moments:
-    """A copy of one site's AdamW moments, shape [parameters] each, after `step` steps."""
-
-    adam_m: SharedVector
-    adam_v: SharedVector
-    step: int
-
-    @property
-    def tensors(self) -> dict[str, SharedVector]:
-        """The moments by their names in a manifest."""
-        return {ADAM_M: self.adam_m, ADAM_V: self.adam_v}
-
-    @cached_property
-    def hashes(self) -> dict[str, list[bytes]]:
-        """SHA-256 of each piece of each tensor."""
-        return {name: states.piece_hashes(vector.array) for name, vector in self.tensors.items()}
-
-
-@dataclass(frozen=True)
 class Description:
     """A manifest that passed every check.
 
     Attributes:
         state: hashes of the tensors that `digest` covers.
-        moments: hashes of the describing site's own moments, which `digest` does not cover; empty if it sends none.
-        adam_step: number of AdamW steps that the moments are made of, in either place.
+        adam_step: number of AdamW steps that the moments are made of, if the state has any.
     """
 
     round: int
@@ -71,7 +49,6 @@ class Description:
     ledger: Mapping[str, int]
     digest: bytes
     state: Hashes
-    moments: Hashes
     adam_step: int
 
     def build(self, tensors: Mapping[str, SharedVector]) -> OuterState:
@@ -82,10 +59,9 @@ class Description:
         return state
 
 
-def describe(state: OuterState, moments: Moments | None) -> Manifest:
+def describe(state: OuterState) -> Manifest:
     """The manifest of a state; hashes whatever was not hashed yet."""
-    hashes = {**(moments.hashes if moments else {}), **state.hashes}
-    vectors = {**(moments.tensors if moments else {}), **state.tensors}
+    hashes, vectors = state.hashes, state.tensors
     return Manifest(
         round=state.round,
         digest=state.digest,
@@ -93,7 +69,7 @@ def describe(state: OuterState, moments: Moments | None) -> Manifest:
         ledger=state.ledger,
         piece_length=states.PIECE,
         tensors=[Tensor(name=name, length=len(vectors[name].array), hashes=hashes[name]) for name in hashes],
-        adam_step=moments.step if moments else state.adam_step,
+        adam_step=state.adam_step,
     )
 
 
@@ -106,13 +82,11 @@ def examine(manifest: Manifest, length: int) -> Description:
     if len(names) != len(manifest.tensors) or names not in _KINDS:
         raise BadMessage(f"it lists the tensors {', '.join(tensor.name for tensor in manifest.tensors) or 'none'}")
     members, ledger = tuple(manifest.members), dict(manifest.ledger)
-    for covered in (names, names - _MOMENTS):
-        state = {name: hashes[name] for name in sorted(covered)}
-        moments = {name: hashes[name] for name in sorted(names - covered)}
-        step = manifest.adam_step if ADAM_M in state else 0
-        if states.state_digest(manifest.round, members, ledger, step, state) == manifest.digest:
-            return Description(manifest.round, members, ledger, manifest.digest, state, moments, manifest.adam_step)
-    raise BadMessage("its digest is not that of the pieces it lists")
+    state = {name: hashes[name] for name in sorted(names)}
+    step = manifest.adam_step if ADAM_M in state else 0
+    if states.state_digest(manifest.round, members, ledger, step, state) != manifest.digest:
+        raise BadMessage("its digest is not that of the pieces it lists")
+    return Description(manifest.round, members, ledger, manifest.digest, state, step)
 
 
 def pieces(length: int) -> int:

@@ -2,7 +2,7 @@
 
 A described state stays unchanged until nobody has fetched from it for a while, even though the node moves on: a held
 state is a reference to memory that never changes. At most HELD states are held, so serving takes the memory of at most
-HELD states and HELD copies of the moments, besides streams that outlive their state's place.
+HELD states, besides streams that outlive their state's place.
 """
 
 from __future__ import annotations
@@ -13,9 +13,9 @@ from dataclasses import dataclass
 
 from pier_node.base.shared import SharedVector
 from pier_node.outer import state as states
-from pier_node.outer.state import ADAM_M, OuterState
+from pier_node.outer.state import OuterState
 from pier_node.wire.carrier import DESCRIBE, BadMessage, Carrier
-from pier_node.wire.manifest import Moments, describe
+from pier_node.wire.manifest import describe
 from pier_proto.v1.peer_pb2 import Chunk, FetchRequest, Link, Manifest, StateRequest
 
 HELD = 2
@@ -26,22 +26,18 @@ IDLE = 60.0
 Offer = Callable[[int, bool], OuterState | None]
 """The state of a round (0 for the newest) or, with True, the staged result of that round; None if it is not held."""
 Prove = Callable[[int], list[Link]]
-LiveMoments = Callable[[], tuple[SharedVector, SharedVector, int] | None]
-"""AdamW's m and v as the workers published them, and their step; None if there are none or they are being written."""
 
 
 @dataclass
 class _Held:
     state: OuterState
-    moments: Moments | None = None
     release: asyncio.TimerHandle | None = None
 
     def tensor(self, name: str) -> SharedVector:
         """One of the vectors. Raises BadMessage."""
-        tensors = {**(self.moments.tensors if self.moments else {}), **self.state.tensors}
-        if name not in tensors:
+        if name not in self.state.tensors:
             raise BadMessage(f"round {self.state.round} has no tensor {name!r} here")
-        return tensors[name]
+        return self.state.tensors[name]
 
 
 def no_proof(_round: int) -> list[Link]:
@@ -50,20 +46,11 @@ def no_proof(_round: int) -> list[Link]:
 
 
 class StateServer:
-    """Answers Describe and Fetch on a carrier; `prove` proves the newest state to a site that trusts a round's state.
+    """Answers Describe and Fetch on a carrier; `prove` proves the newest state to a site that trusts a round of it."""
 
-    Moments are sent on request. They are live memory, so described moments are copied first, and left out if the
-    workers published new ones during the copy.
-    """
-
-    def __init__(
-        self, carrier: Carrier, offer: Offer, moments: LiveMoments, prove: Prove = no_proof, idle: float = IDLE
-    ) -> None:
-        self._offer, self._prove = offer, prove
-        self._moments = moments
-        self._idle = idle
+    def __init__(self, carrier: Carrier, offer: Offer, prove: Prove = no_proof, idle: float = IDLE) -> None:
+        self._offer, self._prove, self._idle = offer, prove, idle
         self._held: dict[tuple[int, bool], _Held] = {}
-        self._copying = asyncio.Lock()
         carrier.serve(DESCRIBE, self.describe)
         carrier.serve_pull(self.fetch)
 
@@ -77,13 +64,9 @@ class StateServer:
             return Manifest(round=newest.round, digest=newest.digest, members=newest.members, proof=proof)
         proof = [] if request.shadow or request.round else self._prove(request.trusted - 1)
         held = self._hold(request.round, request.shadow)
-        if request.moments and not request.shadow and ADAM_M not in held.state.tensors:
-            async with self._copying:
-                held.moments = held.moments or await asyncio.to_thread(self._copy_moments)
-        moments = held.moments if request.moments else None
         if "hashes" not in vars(held.state):
             await asyncio.to_thread(lambda: held.state.hashes)
-        manifest = describe(held.state, moments)
+        manifest = describe(held.state)
         manifest.proof.extend(proof)
         return manifest
 
@@ -130,15 +113,3 @@ class StateServer:
         held = self._held.pop(key, None)
         if held is not None and held.release is not None:
             held.release.cancel()
-
-    def _copy_moments(self) -> Moments | None:
-        live = self._moments()
-        if live is None:
-            return None
-        copy = Moments(SharedVector(len(live[0].array)), SharedVector(len(live[1].array)), live[2])
-        copy.adam_m.array[:], copy.adam_v.array[:] = live[0].array, live[1].array
-        again = self._moments()
-        if again is None or again[2] != copy.step:
-            return None
-        _ = copy.hashes  # computed here, away from the event loop; the state's hashes were computed when it was staged
-        return copy

@@ -1500,7 +1500,6 @@ class StateRequest(_message.Message):
 
     ROUND_FIELD_NUMBER: _builtins.int
     SHADOW_FIELD_NUMBER: _builtins.int
-    MOMENTS_FIELD_NUMBER: _builtins.int
     STAGE_FIELD_NUMBER: _builtins.int
     TRUSTED_FIELD_NUMBER: _builtins.int
     PROOF_ONLY_FIELD_NUMBER: _builtins.int
@@ -1508,8 +1507,6 @@ class StateRequest(_message.Message):
     """0: the newest one"""
     shadow: _builtins.bool
     """the staged result of `round`, to finish an adopted one"""
-    moments: _builtins.bool
-    """AdamW's moments too"""
     stage: _builtins.int
     """0: the state of the run; s + 1: of stage s of a pipeline, `round` is its version"""
     trusted: _builtins.int
@@ -1521,14 +1518,13 @@ class StateRequest(_message.Message):
         *,
         round: _builtins.int = ...,
         shadow: _builtins.bool = ...,
-        moments: _builtins.bool = ...,
         stage: _builtins.int = ...,
         trusted: _builtins.int = ...,
         proof_only: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["moments", b"moments", "proof_only", b"proof_only", "round", b"round", "shadow", b"shadow", "stage", b"stage", "trusted", b"trusted"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["proof_only", b"proof_only", "round", b"round", "shadow", b"shadow", "stage", b"stage", "trusted", b"trusted"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
