@@ -35,7 +35,7 @@ BASELINE = "sync"
 def measure(cell: Cell) -> dict[str, Any]:
     """Train one cell."""
     config, setting = cell.config(), SETTINGS[cell.setting]
-    simulation = simulation_of(config, CACHE, setting.domains)
+    simulation = simulation_of(config, CACHE, setting.domains, METHODS[cell.method].landing)
     began = time.process_time()
     curve = simulation.run(setting.eval_steps, lambda _: None)
     return {
@@ -61,26 +61,26 @@ def written(values: Values) -> str:
 
 
 def table_of(name: str, found: Found) -> Table:
-    """Tuned values and final losses of the methods of a table, against the first of them."""
+    """Tuned values and final losses of the methods of a table, against synchronous training with the same seeds."""
     setting, methods = TABLES[name]
     what = SETTINGS[setting]
     rounds = what.total_steps // what.inner_steps
     shown = Table(title=f"{name}: final validation loss, nats a byte; {what.sites} sites, {rounds} rounds ({setting})")
     shown.add_column("method")
-    shown.add_column("tuned to")
+    shown.add_column("values")
     for heading in ("seeds", "mean", "std", f"to {BASELINE}", "fewer bytes", "CPU s"):
         shown.add_column(heading, justify="right")
-    level = mean_loss(found, setting, BASELINE)
     for method in methods:
-        cells = reported(found, setting, method)
+        cells, over = measured(found, setting, method), excess(found, setting, method)
+        values = written(found.tuned(setting, method))
         if not cells:
-            shown.add_row(method, written(found.tuned(setting, method)), "0", *5 * ["not run"])
+            shown.add_row(method, values, "not run", *5 * [""])
             continue
-        losses, one = [cell["loss"] for cell in cells], cells[0]
+        losses = [cell["loss"] for cell in cells.values()]
         shown.add_row(
-            method, written(found.tuned(setting, method)), str(len(cells)), f"{fmean(losses):.4f}",
-            f"{stdev(losses):.4f}" if len(losses) > 1 else "", f"{fmean(losses) / level - 1:+.2%}" if level else "",
-            f"{fewer(one):.0f}x", f"{fmean(cell['cpu_seconds'] for cell in cells):.0f}",
+            method, values, ", ".join(map(str, cells)), f"{fmean(losses):.4f}",
+            f"{stdev(losses):.4f}" if len(losses) > 1 else "", f"{fmean(over):+.2%}" if over else "",
+            f"{fewer(next(iter(cells.values()))):.0f}x", f"{fmean(cell['cpu_seconds'] for cell in cells.values()):.0f}",
         )  # fmt: skip
     return shown
 
@@ -105,17 +105,21 @@ def sweep_of(name: str, found: Found) -> Table:
     return shown
 
 
-def reported(found: Found, setting: str, method: str) -> list[dict[str, Any]]:
-    """The cells of the reported seeds with the values that were chosen, as far as they exist."""
+def measured(found: Found, setting: str, method: str) -> dict[int, dict[str, Any]]:
+    """Cells by seed with the values that were chosen: of the reported seeds, or of the tuning if there are none yet."""
     values = found.tuned(setting, method)
-    cells = (found.get(Cell(setting, method, values, seed)) for seed in REPORTED)
-    return [cell for cell in cells if cell]
+    for seeds in (REPORTED, TUNING):
+        cells = {seed: found.get(Cell(setting, method, values, seed)) for seed in seeds}
+        if any(cells.values()):
+            return {seed: cell for seed, cell in cells.items() if cell}
+    return {}
 
 
-def mean_loss(found: Found, setting: str, method: str) -> float:
-    """Mean over the reported seeds; 0 if there are none."""
-    losses = [cell["loss"] for cell in reported(found, setting, method)]
-    return fmean(losses) if losses else 0.0
+def excess(found: Found, setting: str, method: str) -> list[float]:
+    """By how much the losses are above those of tuned synchronous training with the same seeds, as a fraction."""
+    cells = measured(found, setting, method)
+    base = found.losses(setting, BASELINE, found.tuned(setting, BASELINE), [*cells])
+    return [cell["loss"] / base[seed] - 1 for seed, cell in cells.items() if seed in base]
 
 
 def fewer(cell: dict[str, Any]) -> float:
@@ -124,26 +128,27 @@ def fewer(cell: dict[str, Any]) -> float:
 
 
 def plot(found: Found, setting: str, file: Path) -> None:
-    """Loss against bytes, one point a method, with a line from the least to the greatest seed."""
+    """Loss against bytes: a point a method, with a mark for each seed; a ring if only tuning seeds have been run."""
     import matplotlib
 
     matplotlib.use("agg")
     from matplotlib import pyplot
 
     figure, axes = pyplot.subplots(figsize=(9, 6))
-    level = mean_loss(found, setting, BASELINE)
     for method in METHODS:
-        cells = reported(found, setting, method)
-        if cells and level:
-            over = [100 * (cell["loss"] / level - 1) for cell in cells]
-            axes.plot([fewer(cells[0])] * len(over), over, marker="_", color="gray")
-            axes.plot(fewer(cells[0]), fmean(over), "o")
-            axes.annotate(method, (fewer(cells[0]), fmean(over)), xytext=(6, 3), textcoords="offset points", fontsize=8)
+        over = [100 * each for each in excess(found, setting, method)]
+        if over:
+            cells = measured(found, setting, method)
+            bytes_less = fewer(next(iter(cells.values())))
+            axes.plot([bytes_less] * len(over), over, marker="_", color="gray")
+            full = REPORTED[0] in cells
+            axes.plot(bytes_less, fmean(over), "o", color="tab:blue", fillstyle="full" if full else "none")
+            axes.annotate(method, (bytes_less, fmean(over)), xytext=(6, 3), textcoords="offset points", fontsize=8)
     axes.axhline(0, color="gray", linewidth=0.8)
     axes.set_xscale("log")
     axes.set_xlabel("times fewer bytes sent by a site than in synchronous training in fp32")
     axes.set_ylabel(f"validation loss above tuned {BASELINE}, %")
-    axes.set_title(f"Loss against bytes ({setting}: {SETTINGS[setting].sites} sites)")
+    axes.set_title(f"Loss against bytes ({setting}: {SETTINGS[setting].sites} sites); rings: tuning has not ended")
     figure.tight_layout()
     figure.savefig(file, dpi=110)
 

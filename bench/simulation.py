@@ -15,6 +15,7 @@ or what a pair swaps; and the state that a solo start hands to each of the other
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
 
@@ -190,22 +191,25 @@ def logits_of(
 class Simulation:
     """The outer rounds of a run with `config.run.sites` sites.
 
+    A node takes a result at the end of the inner steps that overlap with it; `landing` below 1 is what if it did not.
+
     Args:
         cache: folder for tokens.
         domains: every site trains on a domain of its own, of those built in, and the loss is that of all of them.
+        landing: with overlap, the fraction of the next inner steps after which a result is there and is taken.
 
     Attributes:
         sent: bytes that a site has sent so far, in the mean over the sites.
     """
 
-    def __init__(self, config: RunConfig, cache: Path, domains: bool = False) -> None:
+    def __init__(self, config: RunConfig, cache: Path, domains: bool = False, landing: float = 1.0) -> None:
         sites, context, seed = config.run.sites, config.model.context, config.run.seed
         if domains:
             data = [config.data.model_copy(update=_domain(slot)) for slot in range(sites)]
             corpora = [open_corpus(each, 0, 1, None, cache) for each in data]
         else:
             corpora = [open_corpus(config.data, slot, sites, None, cache) for slot in range(sites)]
-        self._config = config
+        self._config, self._landing = config, landing
         self._windows = [Windows(corpus, context, seed, f"site-{slot}") for slot, corpus in enumerate(corpora)]
         count = config.inner.eval_batches
         self._validation: list[Batch] = self._windows[0].validation(count, VALIDATION_SEQUENCES)
@@ -272,8 +276,12 @@ class Simulation:
         starts = self._starts if self._flight else self._beginnings()
         sites = self._sites()
         sites.load(starts)
-        sites.train(plan)
+        early = round(self._landing * plan.steps) if self._flight else plan.steps
+        sites.train(replace(plan, steps=early))
         self._land()
+        if early < plan.steps:
+            starts = self._moved(starts)
+            sites.train(replace(plan, first_step=plan.first_step + early, steps=plan.steps - early))
         for weights, start, unsent in zip(sites.weights(), starts, self._unsent, strict=True):
             unsent.learn(start, weights, plan.steps)
         part = plan.span(len(self.anchor))
@@ -282,6 +290,13 @@ class Simulation:
         self._starts = self._beginnings()
         if not self._config.outer.overlap:
             self._land()
+
+    def _moved(self, starts: list[Vector]) -> list[Vector]:
+        """Sites go on from where the result puts them, with what they have learnt since; returns those places."""
+        sites, places = self._sites(), self._beginnings()
+        weights = sites.weights()
+        sites.load([place - (start - now) for place, start, now in zip(places, starts, weights, strict=True)])
+        return places
 
     def _beginnings(self) -> list[Vector]:
         """Where each site goes on: φ less what no round has taken."""
@@ -310,8 +325,8 @@ class PairSimulation(Simulation):
         spreads: standard deviation between the sites' anchors after each round in pairs.
     """
 
-    def __init__(self, config: RunConfig, cache: Path, domains: bool = False) -> None:
-        super().__init__(config, cache, domains)
+    def __init__(self, config: RunConfig, cache: Path, domains: bool = False, landing: float = 1.0) -> None:
+        super().__init__(config, cache, domains, landing)
         self._names = [f"{slot:016x}" for slot in range(config.run.sites)]
         self._anchors: list[Vector] = []
         self._momenta: list[Vector] = []
@@ -354,9 +369,9 @@ class PairSimulation(Simulation):
             self._anchors[row], self._momenta[row] = anchor, momentum
 
 
-def simulation_of(config: RunConfig, cache: Path, domains: bool = False) -> Simulation:
+def simulation_of(config: RunConfig, cache: Path, domains: bool = False, landing: float = 1.0) -> Simulation:
     """The simulation of a run's algorithm."""
-    return (PairSimulation if config.outer.algorithm == "noloco" else Simulation)(config, cache, domains)
+    return (PairSimulation if config.outer.algorithm == "noloco" else Simulation)(config, cache, domains, landing)
 
 
 def ddp_bytes(config: RunConfig) -> float:

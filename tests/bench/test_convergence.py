@@ -49,7 +49,8 @@ def test_what_is_no_cell_is_refused(name: str) -> None:
 def test_the_best_values_of_the_tuning_are_reported(tmp_path: Path) -> None:
     cells = fill(tmp_path, LOSSES)
     assert len({cell.name for cell in cells}) == len(cells), "nothing is run twice"
-    assert [cell.seed for cell in cells[:4]] == [11] * 4, "tuned before it is reported"
+    assert [cell.seed for cell in cells[:5]] == [11] * 5, "tuned before it is reported"
+    assert len({cell.method for cell in cells[:5]}) == 5, "a first cell of every method"
     found = Found(tmp_path)
     assert found.tuned("short", "sync") == {"lr": 0.004}
     assert {cell.seed for cell in cells if cell.method == "sync" and cell.values == {"lr": 0.004}} == {
@@ -57,13 +58,13 @@ def test_the_best_values_of_the_tuning_are_reported(tmp_path: Path) -> None:
         12,
         *REPORTED,
     }
-    assert {cell.seed for cell in cells if cell.values == {"lr": 0.001}} == {11, 12}, "no reported seed"
+    assert {cell.seed for cell in cells if cell.values == {"lr": 0.008}} == {11, 12}, "no reported seed"
 
 
 def test_every_axis_begins_at_the_best_of_the_one_before(tmp_path: Path) -> None:
-    fill(tmp_path, {("diloco-start", 0.008): 1.0})
+    fill(tmp_path, {("diloco-start", 0.008): 1.0, ("diloco-start", 0.016): 1.1})
     rates, outer = Found(tmp_path).trials("short", "diloco-start")
-    assert {values["lr"] for values in rates} == {0.001, 0.002, 0.004, 0.008}
+    assert {values["lr"] for values in rates} == {0.002, 0.004, 0.008, 0.016}, "one beyond the best"
     assert {values["lr"] for values in outer} == {0.008}
     assert Found(tmp_path).tuned("domains", "int4") == Found(tmp_path).tuned("short", "diloco-start")
 

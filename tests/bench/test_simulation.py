@@ -137,3 +137,17 @@ def test_what_a_site_sends(cache: Path) -> None:
     assert ours.sent == 3 * CODECS["int4"].size(length) + 4 * length
     pairs, _ = simulate(cache, sites=3, algorithm="noloco", noloco={"gamma": 0.3})
     assert pairs.sent == 6 * 8 * length * 2 / 3
+
+
+@pytest.mark.parametrize("fragments", [1, 2])
+@pytest.mark.parametrize("landing", [1.0, 0.5])
+def test_whenever_results_land_one_site_is_plain_training(cache: Path, fragments: int, landing: float) -> None:
+    _, sync = simulate(cache, sites=1, algorithm="sync", start="none")
+    plain: dict[str, Any] = {"algorithm": "diloco", "momentum": 0.0, "lr": 1.0, "overlap": True, "fragments": fragments}
+    curve = Simulation(config(1, **plain), cache, landing=landing).run(EVERY, lambda _: None)
+    assert curve[-1].loss == pytest.approx(sync[-1].loss, rel=1e-4)
+
+
+def test_results_that_land_early_change_what_several_sites_learn(cache: Path) -> None:
+    early, late = (Simulation(config(2, algorithm="diloco", overlap=True), cache, landing=part) for part in (0.5, 1.0))
+    assert early.run(EVERY, lambda _: None) != late.run(EVERY, lambda _: None)
