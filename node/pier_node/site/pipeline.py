@@ -32,6 +32,7 @@ from pier_node.rounds.state_store import CHECKPOINTS, Checkpoint, StateStore
 from pier_node.site.bootstrap import first_state
 from pier_node.site.membership import Joined, rounds_of_all
 from pier_node.site.pipeline_training import PipelineTraining, lines
+from pier_node.site.round_log import RoundLog
 from pier_node.trainer import devices
 from pier_node.trainer.data.corpus import Windows, open_corpus
 from pier_node.trainer.data.tokens import check_vocab
@@ -107,6 +108,7 @@ class PipelineSite:
             faults=settings.faults,
             open_data=lambda: self._windows,
         )
+        self._log = RoundLog(config.inner.total_steps, joined.progress, joined.carrier)
         stage_state, device = StageState(settings.folder, config), devices.pick()
         self._tensor_bytes = math.prod(shape) * (2 if devices.uses_bf16(device, config.inner.precision) else 4)
         self._pace = tools.pace
@@ -136,8 +138,7 @@ class PipelineSite:
     async def _committed(self, state: OuterState) -> None:
         trips = self._joined.roster.round_trips()
         self._joined.note(state, lines(self._pace.transfers(), trips, self._tensor_bytes))
-        now = vote_state.vote_state_of(state)
-        log.info("round %d: step %d, loss %.4f, %d sites", state.round, now.steps, now.loss, len(state.members))
+        self._log.committed(state)
 
     async def _ended(self, model: Checkpoint) -> None:
         checkpoints = StateStore(self._joined.settings.folder / CHECKPOINTS, self._joined.config.hash())

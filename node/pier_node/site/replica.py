@@ -24,6 +24,7 @@ from pier_node.rounds.state_store import CHECKPOINTS, Checkpoint, StateStore
 from pier_node.site.agreement import Agreement, InPairs, OfAll, Peers
 from pier_node.site.bootstrap import beginning, from_pairs, from_peers
 from pier_node.site.membership import Joined, pairs_of_two, rounds_of_all
+from pier_node.site.round_log import RoundLog
 from pier_node.site.trackers import Trackers, Who
 from pier_node.site.training import Training
 from pier_node.trainer.command import own_trainer
@@ -66,6 +67,7 @@ class Replica:
         self._joined, self._trainer, self._trackers = joined, trainer, trackers
         self._states, self._checkpoints = stores
         config = joined.config
+        self._log = RoundLog(config.inner.total_steps, joined.progress, joined.carrier)
         self._of_all = rounds_of_all(joined, self._keep, layout.length, state)
         peers = Peers(joined.carrier, joined.roster, layout.length, joined.settings.faults)
         agreement: Agreement
@@ -118,10 +120,8 @@ class Replica:
         await asyncio.to_thread(self._checkpoints.save, checkpoint)
         self.saved(state)
         self._joined.note(state)
-        fresh = progress.validated_round == state.round
         self._trackers.told(progress, self._joined.reporter.status(self._joined.roster))
-        loss = f", validation loss {progress.validation_loss:.4f}" if fresh else ""
-        log.info("round %d committed by %d%s", state.round, len(state.members), loss)
+        self._log.committed(state)
 
     async def _keep(self, state: OuterState) -> None:
         """Store a committed state, before this site announces that it has it. Raises PierError."""

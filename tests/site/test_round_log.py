@@ -1,0 +1,38 @@
+"""The line for each committed round says how far the run is, how it goes here, and how long it will take."""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+from unittest.mock import Mock
+
+import pytest
+from rounds.cases import outer_state
+
+from pier_node.outer.times import Times
+from pier_node.rounds.progress import Progress
+from pier_node.site.round_log import RoundLog
+
+
+def test_a_round_of_two(caplog: pytest.LogCaptureFixture) -> None:
+    progress, carrier, now = Progress(), Mock(), [0.0]
+    carrier.bytes_sent.return_value = 0
+    told = RoundLog(5000, progress, carrier, clock=lambda: now[0])
+
+    def committed(round: int, **changed: Any) -> str:
+        vars(progress).update(changed)
+        with caplog.at_level(logging.INFO):
+            told.committed(outer_state(["a", "b"], round=round))
+        return caplog.messages[-1]
+
+    assert committed(1, inner_step=50) == "round 1 committed by 2: step 50 of 5,000", "nothing else is known yet"
+    carrier.bytes_sent.return_value = 12_300_000
+    now[0] = 10.0
+    more = {"loss": 3.4121, "validation_loss": 3.5, "validated_round": 2, "tokens_per_second": 12_345.6}
+    said = committed(2, inner_step=100, times=Times(exchange=1.4), **more)
+    assert said == (
+        "round 2 committed by 2: step 100 of 5,000, loss 3.4121, validation loss 3.5000, 12,346 tokens/s, "
+        "1.4 s of exchange, 12.3 MB sent, 16.3 min left"
+    )
+    now[0] = 20.0
+    assert committed(3, inner_step=5000).endswith("12,346 tokens/s"), "validated before, nothing sent, nothing left"
