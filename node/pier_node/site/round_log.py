@@ -1,4 +1,4 @@
-"""The line in a site's log for each committed round: how far the run is, how it goes here, and how long it will take."""
+"""The line in a site's log for each committed round: how far the run is, how it goes here, how long it will take."""
 
 from __future__ import annotations
 
