@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from typing import Literal
 
 import pytest
 import torch
@@ -36,13 +37,36 @@ def test_learning_rate_has_its_golden_values(step: int, rate: float) -> None:
     assert learning_rate(step, SCHEDULE) == pytest.approx(rate, rel=1e-12)
 
 
+@pytest.mark.parametrize(
+    ("step", "rate"),
+    [
+        (4, 5e-4),
+        (9, 1e-3),
+        (10, 1e-3),
+        (87, 1e-3),
+        (88, 1e-3),
+        (93, 1e-4 + 9e-4 * (1 - math.sqrt(5 / 22))),
+        (110, 1e-4),
+    ],
+)
+def test_warmup_stable_decay_has_its_golden_values(step: int, rate: float) -> None:
+    config = SCHEDULE.model_copy(update={"schedule": "wsd", "decay_fraction": 0.2})
+    assert learning_rate(step, config) == pytest.approx(rate, rel=1e-12)
+
+
+def test_a_decay_as_long_as_the_run_begins_after_the_warmup() -> None:
+    config = SCHEDULE.model_copy(update={"schedule": "wsd", "decay_fraction": 1.0})
+    assert learning_rate(10, config) == 1e-3
+    assert learning_rate(35, config) == pytest.approx(1e-4 + 9e-4 / 2, rel=1e-12)
+
+
 def test_without_warmup_the_first_step_has_the_full_rate() -> None:
     assert learning_rate(0, SCHEDULE.model_copy(update={"warmup_steps": 0})) == 1e-3
 
 
-@given(st.integers(0, 500), st.integers(0, 300), st.integers(1, 300))
-def test_rates_stay_within_their_bounds(step: int, warmup: int, total: int) -> None:
-    config = InnerSection(lr=1e-3, min_lr=1e-4, warmup_steps=warmup, total_steps=total)
+@given(st.integers(0, 500), st.integers(0, 300), st.integers(1, 300), st.sampled_from(["cosine", "wsd"]))
+def test_rates_stay_within_their_bounds(step: int, warmup: int, total: int, schedule: Literal["cosine", "wsd"]) -> None:
+    config = InnerSection(lr=1e-3, min_lr=1e-4, warmup_steps=warmup, total_steps=total, schedule=schedule)
     assert 0.0 < learning_rate(step, config) <= 1e-3 * (1 + 1e-12)
     assert step < warmup or learning_rate(step, config) >= 1e-4
 

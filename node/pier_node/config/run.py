@@ -152,7 +152,7 @@ class ModelSection(Section):
     form: Literal["llama", "gpt2"] = "llama"
     """Architecture. Llama: RMSNorm, rotary positions, SwiGLU. GPT-2: LayerNorm, learned positions, GELU."""
     vocab_size: PositiveInt = 256
-    """Vocabulary size of the model: at least that of the tokenizer."""
+    """Vocabulary size of the model: at least that of the tokenizer. GPUs are faster with a multiple of 64."""
     dim: PositiveInt = 128
     """Width of the residual stream. A multiple of heads."""
     layers: PositiveInt = 4
@@ -277,7 +277,12 @@ class InnerSection(Section):
     lr: Annotated[float, Field(gt=0)] = 1e-3
     """Peak learning rate, after the warmup."""
     min_lr: Annotated[float, Field(ge=0)] = 1e-4
-    """Learning rate at the end of the cosine decay."""
+    """Learning rate at the end of the run."""
+    schedule: Annotated[Literal["cosine", "wsd"], LATER] = "cosine"
+    """How the learning rate falls after the warmup. cosine: all the way to the end. wsd (warmup, stable, decay): it
+    stays, and falls in the last part of the run."""
+    decay_fraction: Annotated[float, Field(gt=0, le=1), LATER] = 0.2
+    """With wsd, the part of the run in which the learning rate falls; cosine ignores it."""
     warmup_steps: Annotated[int, Field(ge=0)] = 50
     """Number of inner steps over which the learning rate rises from 0."""
     weight_decay: Annotated[float, Field(ge=0)] = 0.1
@@ -290,6 +295,8 @@ class InnerSection(Section):
     """Decay rate of the momentum of Muon and of sgd; adamw ignores it."""
     clip_norm: Annotated[float, Field(ge=0)] = 1.0
     """The global gradient norm is clipped to this; 0: never."""
+    z_loss: Annotated[float, Field(ge=0), LATER] = 0.0
+    """Coefficient of the z-loss, which keeps logits from drifting; 1e-4 is usual. Validation leaves it out."""
     precision: Literal["auto", "fp32", "bf16"] = "auto"
     """Precision of inner steps. auto: bf16 if the GPU supports it. Weights are always fp32."""
     compile: bool = False

@@ -15,7 +15,6 @@ from dataclasses import dataclass, field
 import numpy as np
 import torch
 from torch import Tensor
-from torch.nn import functional
 
 from pier_node.base.shared import Vector
 from pier_node.config.run import ModelSection, RunConfig
@@ -100,7 +99,7 @@ class Stage:
     def __init__(self, config: RunConfig, stage: int, device: torch.device) -> None:
         stages = config.pipeline.stages
         self.stage, self.layout = stage, stage_layout(config.model, stages, stage)
-        self._device = device
+        self._device, self._z_loss = device, config.inner.z_loss
         self._bf16 = devices.uses_bf16(device, config.inner.precision)
         self.dtype = torch.bfloat16 if self._bf16 else torch.float32
         with torch.device("meta"):
@@ -138,8 +137,7 @@ class Stage:
         """At stage 0: the mean loss in nats per token, and its gradient with respect to x."""
         last = x.to(self._device, torch.float32).requires_grad_()
         with self._autocast():
-            logits = self._model.predict(last)
-        loss = functional.cross_entropy(logits.flatten(0, 1).float(), targets.to(self._device).flatten())
+            loss = self._model.loss(last, targets.to(self._device), self._z_loss) / targets.numel()
         return loss.item(), self._pull(microbatch, loss, last, None)
 
     def backward(self, microbatch: int, gradient: Tensor) -> Tensor | None:

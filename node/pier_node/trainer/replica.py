@@ -23,14 +23,15 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.checkpoint import checkpoint, create_selective_checkpoint_contexts, noop_context_fn
 
-from pier_node.config.run import ModelSection, RunConfig
+from pier_node.config.run import InnerSection, ModelSection, RunConfig
 from pier_node.engine.parameters import Vectors, is_sharded, local, trained
 from pier_node.outer.inner_optimizer import Moments, take_step
 from pier_node.outer.layout import Layout
 from pier_node.trainer import devices
 from pier_node.trainer.data.corpus import Batch
 from pier_node.trainer.model.decoder import Decoder
-from pier_node.trainer.model.evaluate import NO_TOKEN, Losses, row_losses, summed_loss, summed_losses
+from pier_node.trainer.model.evaluate import Losses, row_losses, summed_losses
+from pier_node.trainer.model.loss import NO_TOKEN
 from pier_node.trainer.parallel import DDP, Checkpointing, Parallel
 
 
@@ -75,7 +76,7 @@ def mean_gradient(
     inputs: Tensor,
     targets: Tensor,
     sequences: int,
-    micro_batch: int,
+    inner: InnerSection,
     bf16: bool,
     shares: Shares = ALONE,
 ) -> Tensor:
@@ -86,21 +87,22 @@ def mean_gradient(
         inputs: this worker's rows, [rows, context] token ids.
         targets: their next tokens, [rows, context].
         sequences: number of rows of the whole site.
-        micro_batch: number of rows to compute at once; 0: all.
+        inner: the [inner] section: the number of rows to compute at once, and the z-loss.
         bf16: compute under autocast to bfloat16.
         shares: of the batch.
     """
     tokens = sequences * inputs.shape[1]
     model.zero_grad(set_to_none=True)
     loss = torch.zeros((), device=inputs.device)
-    size = micro_batch or len(inputs)
+    size = inner.micro_batch or len(inputs)
     pieces = [*zip(torch.split(inputs, size), torch.split(targets, size))]
     if shares.sharded:  # all compute the same number of pieces, because they gather blocks together
         most = -(-sequences // shares.count)
         pieces += [(inputs[:1], torch.full_like(targets[:1], NO_TOKEN))] * (-(-most // size) - len(pieces))
     for index, (some_inputs, some_targets) in enumerate(pieces):
         with _reduced(model, index == len(pieces) - 1):
-            part = _summed_loss(model, some_inputs, some_targets, bf16) / tokens
+            with torch.autocast(inputs.device.type, torch.bfloat16, enabled=bf16):
+                part = model(some_inputs, targets=some_targets, z_loss=inner.z_loss) / tokens
             torch.autograd.backward(part * shares.count)  # the gradient is averaged over the shares
         loss += part.detach()
     return shares.sum(loss)
@@ -108,12 +110,6 @@ def mean_gradient(
 
 def _reduced(model: nn.Module, now: bool) -> AbstractContextManager[None]:
     return nullcontext() if now or not isinstance(model, DistributedDataParallel) else model.no_sync()
-
-
-def _summed_loss(model: nn.Module, inputs: Tensor, targets: Tensor, bf16: bool) -> Tensor:
-    with torch.autocast(inputs.device.type, torch.bfloat16, enabled=bf16):
-        logits = model(inputs)  # [rows, context, vocab]
-    return summed_loss(logits, targets)
 
 
 class Replica:
@@ -188,8 +184,7 @@ class Replica:
             sequences: size of the site's batch.
         """
         inputs, targets = (torch.from_numpy(part).to(self._device) for part in rows)
-        inner = self._inner
-        loss = mean_gradient(self._trained, inputs, targets, sequences, inner.micro_batch, self._bf16, self.shares)
+        loss = mean_gradient(self._trained, inputs, targets, sequences, self._inner, self._bf16, self.shares)
         for parameter in self._parameters.values():
             gradient = parameter.grad
             if gradient is None or not is_sharded(parameter) or not is_sharded(gradient):

@@ -102,6 +102,15 @@ def test_rotary_positions_turn_a_pair_by_position_times_speed() -> None:
     torch.testing.assert_close(sin, angles.sin())
 
 
+def test_rotary_positions_are_computed_once() -> None:
+    model = Decoder(ModelSection(preset="llama-tiny"))
+    one, other = (model._rotation(torch.zeros(1, time, 4)) for time in (5, 3))
+    later = model._rotation(torch.zeros(1, 2, 4), start=3)
+    for some, fewer, last in zip(one, other, later):
+        assert some.data_ptr() == fewer.data_ptr()
+        assert torch.equal(some[3:], last)
+
+
 CPU = torch.device("cpu")
 
 

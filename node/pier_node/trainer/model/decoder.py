@@ -16,6 +16,7 @@ from torch.nn import functional
 
 from pier_node.base.errors import PierError
 from pier_node.config.run import ModelSection
+from pier_node.trainer.model.loss import summed_loss
 
 
 class LayerPast:
@@ -86,6 +87,7 @@ class Decoder(nn.Module):
         self.config = config
         self.embeds = 0 in blocks if ends is None else ends
         self.predicts = config.layers - 1 in blocks if ends is None else ends
+        self._angles: dict[torch.device, tuple[Tensor, Tensor]] = {}
         self.sequence_parts = 1  # trainer/sharding.py divides the positions between blocks among workers
         if self.embeds or (self.predicts and config.tie_embeddings):
             self.embedding = _embedding(config.vocab_size, config.dim)
@@ -97,13 +99,18 @@ class Decoder(nn.Module):
         if self.predicts and not config.tie_embeddings:
             self.head = nn.Linear(config.dim, config.vocab_size, bias=False)
 
-    def forward(self, x: Tensor, past: Past | None = None) -> Tensor:
+    def forward(
+        self, x: Tensor, past: Past | None = None, targets: Tensor | None = None, z_loss: float = 0.0
+    ) -> Tensor:
         """[batch, time] token ids, or [batch, time, dim] -> [batch, time, vocab] logits, or [batch, time, dim].
 
-        With a `past`, the tokens follow those in it, which are not computed again; the new ones are added to it.
+        With a `past`, the tokens follow those in it, which are not computed again; the new ones are added to it. With
+        `targets`, [batch, time] token ids, the result is their `summed_loss`.
         """
         start = past.begin(x.shape[1]) if past else 0
         x = self.through(self.embed(x, start) if self.embeds else x, past=past, start=start)
+        if targets is not None:
+            return self.loss(x, targets, z_loss)
         return self.predict(x) if self.predicts else x
 
     def embed(self, tokens: Tensor, start: int = 0) -> Tensor:
@@ -123,17 +130,30 @@ class Decoder(nn.Module):
 
     def predict(self, x: Tensor) -> Tensor:
         """[batch, time, dim] -> [batch, time, vocab] logits."""
-        head = self.embedding if self.config.tie_embeddings else self.head
-        return functional.linear(self.norm(x), head.weight)
+        return functional.linear(self.norm(x), self._head)
+
+    def loss(self, x: Tensor, targets: Tensor, z_loss: float = 0.0) -> Tensor:
+        """What `predict` loses with these targets, [batch, time] token ids: see `summed_loss`."""
+        return summed_loss(self.norm(x), self._head, targets, z_loss)
+
+    @property
+    def _head(self) -> Tensor:
+        return (self.embedding if self.config.tie_embeddings else self.head).weight
 
     def _rotation(self, x: Tensor, start: int = 0) -> tuple[Tensor, Tensor]:
-        head_dim = self.config.dim // self.config.heads
-        even = torch.arange(0, head_dim, 2, device=x.device, dtype=torch.float32)
-        speed = 1.0 / self.config.rope_theta ** (even / head_dim)  # [head_dim / 2]
         end = start + x.shape[1] * self.sequence_parts
-        places = torch.arange(start, end, device=x.device, dtype=torch.float32)
+        if x.device not in self._angles:
+            self._angles[x.device] = self._all_angles(x.device)
+        cos, sin = self._angles[x.device]
+        return cos[start:end], sin[start:end]  # [time, head_dim] each
+
+    def _all_angles(self, device: torch.device) -> tuple[Tensor, Tensor]:
+        head_dim = self.config.dim // self.config.heads
+        even = torch.arange(0, head_dim, 2, device=device, dtype=torch.float32)
+        speed = 1.0 / self.config.rope_theta ** (even / head_dim)  # [head_dim / 2]
+        places = torch.arange(self.config.context, device=device, dtype=torch.float32)
         angle = torch.outer(places, speed).repeat(1, 2)
-        return angle.cos(), angle.sin()  # [time, head_dim] each
+        return angle.cos(), angle.sin()
 
 
 class Block(nn.Module):

@@ -17,14 +17,12 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from pier_node.engine.parameters import local
 from pier_node.trainer.model.decoder import Decoder
+from pier_node.trainer.model.loss import NO_TOKEN
 
 Tokens = npt.NDArray[np.int64]
 Rows = npt.NDArray[np.integer[Any]]
 Losses = npt.NDArray[np.float64]
-NO_TOKEN = -100
-"""Stands for a target that does not count."""
 
 
 def validation_loss(model: nn.Module, windows: Iterable[tuple[Tokens, Tokens]], bf16: bool = False) -> float:
@@ -46,18 +44,10 @@ def summed_losses(model: nn.Module, windows: Iterable[tuple[Tokens, Tokens]], bf
     total, count = torch.zeros((), dtype=torch.float64), 0
     for inputs, targets in windows:
         with torch.autocast(device.type, torch.bfloat16, enabled=bf16):
-            logits = model(torch.from_numpy(inputs).to(device))  # [sequences, context, vocab]
-        total += summed_loss(logits, torch.from_numpy(targets).to(device)).cpu()
+            loss = model(torch.from_numpy(inputs).to(device), targets=torch.from_numpy(targets).to(device))
+        total += loss.cpu()
         count += int((targets != NO_TOKEN).sum())
     return total.item(), count
-
-
-def summed_loss(logits: Tensor, targets: Tensor) -> Tensor:
-    """Sum of the cross-entropy in nats of [rows, context, vocab] logits, except where the target is NO_TOKEN."""
-    loss = functional.cross_entropy(
-        logits.flatten(0, 1).float(), targets.flatten(), ignore_index=NO_TOKEN, reduction="sum"
-    )
-    return local(loss)
 
 
 def row_losses(model: nn.Module, rows: Rows, at_once: int, bf16: bool = False) -> Losses:
@@ -136,6 +126,6 @@ class _Shortened(nn.Module):
         super().__init__()
         self.model, self._missing = model, missing
 
-    def forward(self, tokens: Tensor) -> Tensor:
+    def forward(self, tokens: Tensor, targets: Tensor) -> Tensor:
         model = self.model
-        return model.predict(model.through(model.embed(tokens), without=self._missing))
+        return model.loss(model.through(model.embed(tokens), without=self._missing), targets)
