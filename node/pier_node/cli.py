@@ -145,16 +145,21 @@ main.add_command(serve)
     type=click.Path(path_type=Path, file_okay=False, exists=True),
     help="Train the model in this folder, a Llama or GPT-2 in Hugging Face's format. [default: a new one]",
 )
+@click.option(
+    "--steps",
+    type=click.IntRange(min=1),
+    help="Inner steps of the whole run; how many rounds that makes decides about outer.algorithm. [default: 1000]",
+)
 @FORCE
 @explained
-def init(file: Path, preset: str, weights: Path | None, force: bool) -> None:
+def init(file: Path, preset: str, weights: Path | None, steps: int | None, force: bool) -> None:
     """Write a run.toml with all settings, meanings and defaults.
 
     FILE is the file to write. [default: run.toml]
     """
     from pier_node.commands.init import init
 
-    click.echo(init(file, preset, force, weights=weights))
+    click.echo(init(file, preset, force, weights=weights, steps=steps or 0))
 
 
 @main.command()

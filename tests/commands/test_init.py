@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 from click.testing import Result
 
+from pier_node.config.choice import FEW
 from pier_node.config.run import RunConfig, load
 
 Call = Callable[..., Result]
@@ -16,7 +17,21 @@ def test_it_writes_run_toml_where_one_is(call: Call, tmp_path: Path, monkeypatch
     done = call("init")
     assert done.exit_code == 0
     assert "pier-node start --run run.toml" in done.output
-    assert load(tmp_path / "run.toml") == RunConfig()
+    assert load(tmp_path / "run.toml") == RunConfig.model_validate({"outer": FEW})
+
+
+def test_the_number_of_rounds_chooses_the_algorithm(call: Call, tmp_path: Path) -> None:
+    assert call("init", tmp_path / "long.toml", "--steps", "50000").exit_code == 0
+    assert load(tmp_path / "long.toml") == RunConfig.model_validate({"inner": {"total_steps": 50_000}})
+    assert "for 1,000 rounds" in prose(tmp_path / "long.toml")
+    assert call("init", tmp_path / "short.toml", "--steps", "5000").exit_code == 0
+    short = load(tmp_path / "short.toml").outer
+    assert (short.algorithm, short.start, short.schedule, short.momentum) == ("diloco", "solo", "constant", 0.8)
+    assert "for 100 rounds" in prose(tmp_path / "short.toml")
+
+
+def prose(path: Path) -> str:
+    return " ".join(path.read_text().replace("#   ", "").split())
 
 
 def test_a_preset_is_taken(call: Call, tmp_path: Path) -> None:
@@ -39,7 +54,7 @@ def test_what_exists_is_not_overwritten_unless_forced(call: Call, tmp_path: Path
     assert "--force" in failed.output
     assert path.read_text() == "mine"
     assert call("init", path, "--force").exit_code == 0
-    assert load(path) == RunConfig()
+    assert load(path).outer.algorithm == FEW["algorithm"]
 
 
 def test_a_folder_that_does_not_exist_is_said(call: Call, tmp_path: Path) -> None:
