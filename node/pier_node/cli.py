@@ -23,6 +23,7 @@ from pier_node.commands.options import (
     INSECURE,
     JSON,
     LISTEN,
+    LOG_JSON,
     MODEL,
     PEERS,
     PLOT,
@@ -215,9 +216,10 @@ def init(file: Path, preset: str, weights: Path | None, steps: int | None, force
 @TRANSPORT
 @INSECURE
 @click.option("--quiet", is_flag=True, help="Print only warnings and errors. [default: print progress too]")
+@LOG_JSON
 @click.option("--fail-at", default="", hidden=True)
 @explained
-def start(peers: tuple[str, ...], quiet: bool, **options: Any) -> None:
+def start(peers: tuple[str, ...], quiet: bool, log_json: bool, **options: Any) -> None:
     """Found a run, join one, or resume one.
 
     --run founds a run. --peers or --coordinator joins one. Without these options, the run in --data resumes. Ctrl+C
@@ -226,7 +228,7 @@ def start(peers: tuple[str, ...], quiet: bool, **options: Any) -> None:
     from pier_node.commands.daemon import run_site
     from pier_node.site.settings import Settings
 
-    run_site(Settings(peers=peers, **options), quiet)
+    run_site(Settings(peers=peers, **options), quiet, log_json)
 
 
 @main.command()
