@@ -14,6 +14,7 @@ import json
 import os
 import zlib
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
@@ -130,6 +131,11 @@ class ShardWriter:
         self.manifest.save(self._folder)
         self._open, self.pending = {}, 0
 
+    def abandon(self) -> None:
+        """Close the open shards, which stay unfinished."""
+        for writer in self._open.values():
+            writer.abandon()
+
 
 class TokenWriter:
     """Appends tokens to a new .npy file, which is complete after `close`."""
@@ -152,6 +158,11 @@ class TokenWriter:
         self._file.flush()
         os.fsync(self._file.fileno())
         self._file.close()
+
+    def abandon(self) -> None:
+        """Close the file, which stays unfinished."""
+        with suppress(OSError):
+            self._file.close()
 
     def _write_header(self) -> None:
         description = np.lib.format.dtype_to_descr(self._dtype)

@@ -92,7 +92,7 @@ class Text:
 
     def _unused(self) -> set[str]:
         """Keys that decide nothing here, or that did not exist when the first tokens were cached."""
-        unused = {"dealt", "mixture"}
+        unused = {"dealt", "document_mask", "mixture"}
         return unused | {key for key in ("subset", "split", "limit") if not self._decides(key)}
 
     def _decides(self, key: str) -> bool:
@@ -234,12 +234,15 @@ def tokenize(text: Text, folder: Path, told: Told, processes: int | None = None,
 
 def _write(text: Text, writer: ShardWriter, told: Told, processes: int, tell: float) -> TokenManifest:
     found = batches(text, writer.manifest.documents, told, tell)
-    for batch, tokens in encoded(text, found, processes):
-        for split, some in tokens.items():
-            writer.append(split, some)
-        if writer.pending >= SHARD:
-            writer.commit(batch.documents, batch.read)
-    writer.commit(batch.documents, batch.read, complete=True)
+    try:
+        for batch, tokens in encoded(text, found, processes):
+            for split, some in tokens.items():
+                writer.append(split, some)
+            if writer.pending >= SHARD:
+                writer.commit(batch.documents, batch.read)
+        writer.commit(batch.documents, batch.read, complete=True)
+    finally:
+        writer.abandon()
     return writer.manifest
 
 
