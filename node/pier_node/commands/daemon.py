@@ -155,6 +155,10 @@ def site_table(status: Status) -> RenderableType:
     table.add_row("speed", f"{count(status['tokens_per_second'])} tokens/s; {count(status['tokens'])} tokens so far")
     table.add_row("sent", f"{amount(status['bytes_sent'])}; last outer round {number(status['round_seconds'], 2)} s")
     table.add_row("utilisation", f"{percent(status['utilisation'])} of the time in inner steps")
+    if device := status.get("device"):
+        memory = f"; {amount(status['device_bytes'])} of memory" if status["device_bytes"] else ""
+        mfu = f"; MFU {percent(status['mfu'])}" if status["mfu"] is not None else ""
+        table.add_row("device", escape(f"{device}{memory}{mfu}"))
     if status["metrics"]:
         logged = (f"{name} {it if isinstance(it, str) else number(it, 4)}" for name, it in status["metrics"].items())
         table.add_row("logged", escape(", ".join(logged)))

@@ -177,6 +177,7 @@ async def prepare(joined: Joined, program: Program | None, stack: AsyncExitStack
         settings = joined.settings
         trainer = own_trainer(config, node, joined.data, folder, settings.workers, settings.parallel)
         stack.push_async_callback(trainer.stop)
+    joined.progress.device = trainer.device
     starting = asyncio.create_task(trainer.start())
     stack.callback(starting.cancel)
     if program:
