@@ -23,7 +23,6 @@ from pier_node.commands.options import (
     INSECURE,
     JSON,
     LISTEN,
-    LOG_JSON,
     MODEL,
     PEERS,
     PLOT,
@@ -146,21 +145,16 @@ main.add_command(serve)
     type=click.Path(path_type=Path, file_okay=False, exists=True),
     help="Train the model in this folder, a Llama or GPT-2 in Hugging Face's format. [default: a new one]",
 )
-@click.option(
-    "--steps",
-    type=click.IntRange(min=1),
-    help="Inner steps of the whole run; how many rounds that makes decides about outer.algorithm. [default: 1000]",
-)
 @FORCE
 @explained
-def init(file: Path, preset: str, weights: Path | None, steps: int | None, force: bool) -> None:
+def init(file: Path, preset: str, weights: Path | None, force: bool) -> None:
     """Write a run.toml with all settings, meanings and defaults.
 
     FILE is the file to write. [default: run.toml]
     """
     from pier_node.commands.init import init
 
-    click.echo(init(file, preset, force, weights=weights, steps=steps or 0))
+    click.echo(init(file, preset, force, weights=weights))
 
 
 @main.command()
@@ -206,9 +200,6 @@ def init(file: Path, preset: str, weights: Path | None, steps: int | None, force
     help="Found the run from the weights in this folder, in Hugging Face's format. [default: from the run's seed]",
 )
 @click.option("--program-socket", type=click.Path(path_type=Path), hidden=True)
-@click.option(
-    "--workers", type=click.IntRange(0), default=0, help="Number of training processes. [default: one per GPU]"
-)
 @with_parallel
 @click.option(
     "--http", type=click.IntRange(0, 65535), default=0, help="Status port on 127.0.0.1. [default: any free port]"
@@ -216,10 +207,9 @@ def init(file: Path, preset: str, weights: Path | None, steps: int | None, force
 @TRANSPORT
 @INSECURE
 @click.option("--quiet", is_flag=True, help="Print only warnings and errors. [default: print progress too]")
-@LOG_JSON
 @click.option("--fail-at", default="", hidden=True)
 @explained
-def start(peers: tuple[str, ...], quiet: bool, log_json: bool, **options: Any) -> None:
+def start(peers: tuple[str, ...], quiet: bool, **options: Any) -> None:
     """Found a run, join one, or resume one.
 
     --run founds a run. --peers or --coordinator joins one. Without these options, the run in --data resumes. Ctrl+C
@@ -228,7 +218,7 @@ def start(peers: tuple[str, ...], quiet: bool, log_json: bool, **options: Any) -
     from pier_node.commands.daemon import run_site
     from pier_node.site.settings import Settings
 
-    run_site(Settings(peers=peers, **options), quiet, log_json)
+    run_site(Settings(peers=peers, **options), quiet)
 
 
 @main.command()
@@ -269,6 +259,7 @@ def stop(folder: Path, timeout: float) -> None:
 @FOLDER
 @LISTEN
 @ADVERTISE
+@with_parallel
 @TRANSPORT
 @INSECURE
 @JSON

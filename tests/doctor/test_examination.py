@@ -46,6 +46,7 @@ async def test_a_site_that_could_join(new_site: NewSite) -> None:
         (THIS_SITE, "address"),
         (THIS_SITE, "disk"),
         (THIS_SITE, "memory"),
+        (THIS_SITE, "workers"),
         (THIS_SITE, "utilisation"),
         ("alpha", "reach it"),
         ("alpha", "reached by it"),

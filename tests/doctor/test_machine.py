@@ -16,6 +16,7 @@ import pytest
 from cryptography.hazmat.primitives.asymmetric import ec
 from processes.run import CORPUS, Run
 
+from bench.device_memory import case
 from pier_node.base import shared
 from pier_node.base.shared import SharedVector, Vector
 from pier_node.config.run import RunConfig, load
@@ -34,6 +35,7 @@ from pier_node.doctor.machine import (
     idle_finding,
     memory_finding,
     vectors,
+    workers_finding,
 )
 from pier_node.identity.certificates import credentials
 from pier_node.identity.node import Identity
@@ -44,6 +46,7 @@ from pier_node.site import daemon as daemon_module
 from pier_node.site import replica
 from pier_node.site.daemon import Daemon
 from pier_node.site.settings import Settings
+from pier_node.trainer.parallel import Parallel
 from pier_node.wire.carrier import DESCRIBE
 from pier_node.wire.grpc.carrier import GrpcCarrier
 from pier_proto.v1.peer_pb2 import StateRequest
@@ -175,6 +178,15 @@ def test_a_container_has_less_than_its_machine(tmp_path: Path) -> None:
 
 TABLE = 1024
 """Elements of shared memory that are no vector of the model's: the table of the trainer's ranks."""
+
+
+@pytest.mark.parametrize(("memory", "verdict"), [(80 * 10**9, Verdict.OK), (4 * 10**9, Verdict.PROBLEM)])
+def test_workers_are_told_how_they_share_the_model(memory: int, verdict: Verdict) -> None:
+    config = case("llama-7b", 32, 8)
+    finding = workers_finding(config, Parallel(), 8, memory, True, 10e9)
+    assert finding.verdict is verdict
+    assert "8 with 1/8 of the model each (fsdp, checkpointing" in finding.detail
+    assert finding.values["boundary_seconds"] == pytest.approx(1.35, rel=0.01)
 
 
 class Meter:

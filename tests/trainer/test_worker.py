@@ -76,9 +76,7 @@ class Rig:
         assert isinstance(attach, Attach)
         self.attach = attach
         self.say(self.place)
-        ready = self.hear()
-        assert isinstance(ready, Ready)
-        assert ready.device
+        assert self.hear() == Ready()
 
     def say(self, message: Message) -> None:
         self.connection.sendall(encode(message))

@@ -29,7 +29,6 @@ FOLDER = click.option(
     show_default=True,
     help="Folder of this site, with its identity, checkpoints and logs.",
 )
-LOG_JSON = click.option("--log-json", is_flag=True, help="Print each line as a JSON object. [default: for people]")
 JSON = click.option("--json", "as_json", is_flag=True, help="Print JSON for scripts. [default: print tables]")
 RUN = click.option(
     "--run",
@@ -58,6 +57,9 @@ _TOKEN_FILE = click.option(
     help="File to read the token from. [default: as for --token]",
 )
 _PARALLEL = (
+    click.option(
+        "--workers", type=click.IntRange(0), default=0, help="Number of training processes. [default: one per GPU]"
+    ),
     click.option(
         "--parallel",
         "mode",
@@ -142,7 +144,7 @@ def with_token(command: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def with_parallel(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Add the options for how a site spreads the model over its workers; the command gets them as `parallel`."""
+    """Add the options for a site's workers: the command gets `workers`, and how they share the model as `parallel`."""
 
     @functools.wraps(command)
     def run(*args: Any, mode: Any, tensor: int, checkpointing: Any, **options: Any) -> Any:

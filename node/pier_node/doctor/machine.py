@@ -1,4 +1,4 @@
-"""Checks of this machine: host memory and disk space that a site needs, and a kernel setting for idle connections.
+"""Checks of this machine: memory of devices and host, and disk space, that a site needs, and a kernel setting.
 
 The outer state is in the daemon's memory in fp32, as vectors with one element per parameter; `vectors` counts them. By
 default, Linux forgets the speed of an idle connection (`net.ipv4.tcp_slow_start_after_idle`, see tcp(7)), so each round
@@ -16,9 +16,11 @@ from pier_node.base.units import amount
 from pier_node.config.run import RunConfig
 from pier_node.doctor.finding import THIS_SITE, Finding, Verdict
 from pier_node.gossip.prefetch import HELD
+from pier_node.outer.layout import Layout
 from pier_node.outer.noloco import needs_anchors
 from pier_node.rounds.state_store import KEEP
-from pier_node.trainer.model.cost import STATE
+from pier_node.trainer.model.cost import STATE, USABLE, chosen, device_bytes
+from pier_node.trainer.parallel import Parallel
 
 CHECKPOINT_BYTES = 20
 """Maximum bytes per parameter of a checkpoint: anchor, momentum, AdamW's two moments and the unsent update, in fp32."""
@@ -142,6 +144,40 @@ def memory_finding(config: RunConfig, parameters: int, cpu_workers: int, held: i
         f"copies of it ({FLOAT * copies.most} bytes a parameter)."
     )
     return Finding(THIS_SITE, "memory", verdict, detail, remedy, values)
+
+
+HANDED = 16
+"""Bytes per parameter that workers hand to the daemon after their inner steps, with AdamW's moments, and load again."""
+
+
+def workers_finding(
+    config: RunConfig, parallel: Parallel, workers: int, memory: int, bf16: bool, rate: float
+) -> Finding:
+    """How the workers share the model, whether their devices hold it, and how long they are idle between rounds.
+
+    Args:
+        parallel: what the site is started with.
+        memory: bytes of the smallest device; 0: workers compute on the CPU.
+        bf16: they compute in bfloat16.
+        rate: of copies between host and device, in bytes per second.
+    """
+    way = chosen(parallel, config, workers, memory, bf16)
+    needed, parts = device_bytes(config, way, workers, bf16), way.parts(workers)
+    seconds = HANDED * Layout.of(config.model).length / parts / rate
+    mode = way.mode + (f", tensor {way.tensor}" if way.tensor > 1 else "")
+    room = f"{amount(needed)} of {amount(memory)} on each GPU" if memory else f"{amount(needed)} of memory each"
+    detail = (
+        f"{workers} with 1/{parts} of the model each ({mode}, checkpointing {way.checkpointing}): {room}; "
+        f"about {seconds:.2g} s of a round to hand over weights"
+    )
+    values = {"device_bytes": needed, "boundary_seconds": seconds, "parts": parts}
+    if not memory or needed <= USABLE * memory:
+        return Finding(THIS_SITE, "workers", Verdict.OK, detail, "", values)
+    remedy = (
+        "Start this node with --parallel fsdp and --checkpointing full, on more GPUs, or with --tensor; or lower "
+        "inner.micro_batch before the run begins."
+    )
+    return Finding(THIS_SITE, "workers", Verdict.PROBLEM, detail, remedy, values)
 
 
 def free_memory() -> int:

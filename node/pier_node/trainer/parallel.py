@@ -8,7 +8,7 @@ stream divided by positions, arXiv 2205.05198). trainer/sharding.py does it.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
 from pier_node.base.errors import PierError
@@ -37,9 +37,10 @@ class Parallel:
     tensor: int = 1
     checkpointing: Checkpointing = "none"
 
-    def chosen(self) -> Parallel:
-        """The same, with a mode that is not auto."""
-        return replace(self, mode="ddp" if self.mode == "auto" else self.mode)
+    def parts(self, workers: int) -> int:
+        """Into how many parts so many workers split the model."""
+        shares = workers // self.tensor
+        return self.tensor * {"fsdp": shares, "hsdp": max(1, shares // COPIES)}.get(self.mode, 1)
 
     def shards(self, workers: int) -> bool:
         """Whether any of so many workers has only a part of the model."""

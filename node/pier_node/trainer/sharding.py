@@ -34,11 +34,12 @@ _LOSS.__enter__()  # for the life of this process: a loss of divided logits is c
 
 
 def spread(model: Decoder, parallel: Parallel, workers: int, device: torch.device, bf16: bool) -> DeviceMesh:
-    """Spread a model of the meta device, in place; its weights are undefined then, and on the device.
+    """Spread a model of the meta device, in place, where it stays until `to_empty`.
 
     Args:
         parallel: not ddp, unless all workers compute each matrix together.
         workers: of the site, which have joined.
+        device: on which the model will be.
         bf16: compute in bfloat16.
 
     Returns:
@@ -53,7 +54,6 @@ def spread(model: Decoder, parallel: Parallel, workers: int, device: torch.devic
         _divide(model, mesh["tensor"])
     if shares > 1:
         _shard(model, mesh["copies", "shards"] if copies > 1 else mesh["shards"], bf16)
-    model.to_empty(device=device)
     if parallel.tensor > 1 and shares // copies > 1:
         mesh["shards", "tensor"]._flatten()  # the norm of the gradient is summed over both at once, alike at all
     return mesh["copies", "shards"]._flatten("shares")

@@ -66,7 +66,7 @@ from pier_node.trainer import devices
 from pier_node.trainer.command import Setup
 from pier_node.trainer.data.corpus import Batch, Corpus, Windows, open_corpus, share
 from pier_node.trainer.data.tokens import check_vocab
-from pier_node.trainer.model.cost import flops_per_token
+from pier_node.trainer.model.cost import chosen
 from pier_node.trainer.parallel import DDP, Parallel
 from pier_node.trainer.replica import Replica
 
@@ -78,11 +78,12 @@ PATIENCE = 300.0
 
 @dataclass(frozen=True)
 class Place:
-    """Which worker this is: rank of world, in the launcher's restart number `attempt`."""
+    """Which worker this is: rank of world, in the launcher's restart number `attempt`, and how they share the model."""
 
     rank: int
     world: int
     attempt: int
+    parallel: Parallel = DDP
 
     def join(self, socket: str) -> None:
         """Create the site's process group, stored in a file next to the daemon's socket; nothing for one worker."""
@@ -221,7 +222,7 @@ def serve(place: Place) -> None:
     place.join(path)
     link = Link(stream, ranks := Ranks())
     try:
-        _serve(link, ranks, setup)
+        _serve(link, ranks, setup, place.parallel)
     except PierError as error:
         # A restart would meet the same error, and so do all ranks. The daemon ends this program after reporting it.
         with contextlib.suppress(PierError):
@@ -248,7 +249,7 @@ def _connected(path: str) -> socket.socket:
     return stream
 
 
-def _serve(link: Link, ranks: Ranks, setup: Setup) -> None:
+def _serve(link: Link, ranks: Ranks, setup: Setup, parallel: Parallel) -> None:
     config = from_canonical(setup.config)
     tensors = described((entry.name, entry.shape) for entry in Layout.of(config.model).entries)
     step_tokens, abilities = config.inner.batch_size * config.model.context, [*get_args(Ability)]
@@ -256,21 +257,13 @@ def _serve(link: Link, ranks: Ranks, setup: Setup) -> None:
     place = link.receive()
     if not isinstance(place, Attached):
         raise PierError(f"a worker is given its place before anything else, but the daemon sent {place}")
-    link.send(_ready(config, ranks))
+    link.send(Ready())
     corpus = open_data(config, setup, place, link, ranks.own)
     windows = Windows(corpus, config.model.context, config.run.seed, setup.node)
-    parallel = setup.parallel.chosen()
     parallel.check(config, ranks.count)
     worker = Worker(link, ranks, place, config, windows, parallel)
     while True:
         worker.obey(link.receive())
-
-
-def _ready(config: RunConfig, ranks: Ranks) -> Ready:
-    device, count = devices.pick(ranks.own, ranks.count), ranks.count
-    bf16 = devices.uses_bf16(device, config.inner.precision)
-    full = devices.full_speed(device, count, bf16, flops_per_token(config.model))
-    return Ready(devices.describe(device, count, bf16), full, devices.fallback(device))
 
 
 def open_data(config: RunConfig, setup: Setup, place: Attached, link: Link, rank: int) -> Corpus:
@@ -301,11 +294,12 @@ def main() -> None:
     parser.add_argument("--workers", type=int, default=0, help="0: one for each device")
     workers = parser.parse_args().workers
     _set_environment()
-    world = workers or _count()
-    if Setup.of_environment().parallel.chosen().shards(world):
+    with _FORK.Pool(1) as pool:  # not here: a driver that is loaded before a fork does not work after it
+        world, parallel = pool.apply(_plan, (Setup.of_environment(), workers))
+    if parallel.shards(world):
         import_module("pier_node.trainer.sharding")  # once for all workers and their restarts
     for attempt in range(MAX_RESTARTS + 1):
-        team = [_FORK.Process(target=_work, args=(Place(rank, world, attempt),)) for rank in range(world)]
+        team = [_FORK.Process(target=_work, args=(Place(rank, world, attempt, parallel),)) for rank in range(world)]
         if _in_peace(team):
             return
     sys.exit(1)
@@ -318,9 +312,11 @@ def _set_environment() -> None:
     spin_little()
 
 
-def _count() -> int:
-    with _FORK.Pool(1) as pool:  # not here: a driver that is loaded before a fork does not work after it
-        return pool.apply(devices.count)
+def _plan(setup: Setup, workers: int) -> tuple[int, Parallel]:
+    """The number of workers, and how they share the model."""
+    config, world = from_canonical(setup.config), workers or devices.count()
+    bf16 = devices.uses_bf16(devices.pick(), config.inner.precision)
+    return world, chosen(setup.parallel, config, world, devices.memory(), bf16)
 
 
 def _work(place: Place) -> None:

@@ -4,9 +4,19 @@ import pytest
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
+from bench.device_memory import case, counted
+from pier_node.config.presets import PRESETS
 from pier_node.config.run import ModelSection
-from pier_node.trainer.model.cost import flops_per_token, forward_flops_per_token, sent_bytes, training_bytes
+from pier_node.trainer.model.cost import (
+    chosen,
+    device_bytes,
+    flops_per_token,
+    forward_flops_per_token,
+    sent_bytes,
+    training_bytes,
+)
 from pier_node.trainer.model.decoder import Decoder
+from pier_node.trainer.parallel import Checkpointing, Parallel
 
 
 @pytest.mark.parametrize(
@@ -70,3 +80,32 @@ def test_hdee_small_close(width: int, sent: int, state: float) -> None:
     logits = training_bytes(model, 43) - training_bytes(model, 1)
     assert logits == 42 * 1024 * 128_002 * (2 + 4), "11.0 and 22.0 GB"
     assert (training_bytes(model) - logits / 42) / 1e9 == pytest.approx(state, abs=0.05)
+
+
+@pytest.mark.parametrize("checkpointing", ["none", "full"])
+def test_predicted_bytes_of_a_worker_are_near_to_what_pytorch_counts(checkpointing: Checkpointing) -> None:
+    config, parallel = case("llama-7b", 3, 8), Parallel("fsdp", 1, checkpointing)
+    assert device_bytes(config, parallel, 8, bf16=True) == pytest.approx(counted(config, parallel, 8), rel=0.1)
+
+
+GPU = 80 * 10**9
+
+
+@pytest.mark.parametrize(
+    ("given", "preset", "workers", "memory", "expected"),
+    [
+        (Parallel(), "llama-125m", 8, GPU, Parallel("ddp")),
+        (Parallel(), "llama-7b", 8, GPU, Parallel("fsdp")),
+        (Parallel(), "llama-7b", 8, GPU * 3 // 8, Parallel("fsdp", 1, "selective")),
+        (Parallel(), "llama-7b", 8, GPU // 4, Parallel("fsdp", 1, "full")),
+        (Parallel(tensor=2), "llama-7b", 8, GPU, Parallel("fsdp", 2)),
+        (Parallel(), "llama-7b", 1, GPU, Parallel("ddp", 1, "full")),
+        (Parallel(), "llama-7b", 2, 0, Parallel("ddp")),
+        (Parallel("hsdp", 2, "full"), "llama-125m", 8, GPU, Parallel("hsdp", 2, "full")),
+    ],
+)
+def test_auto_takes_the_first_way_that_fits(
+    given: Parallel, preset: str, workers: int, memory: int, expected: Parallel
+) -> None:
+    config = case(preset, PRESETS[preset]["layers"], workers)
+    assert chosen(given, config, workers, memory, bf16=True) == expected

@@ -8,6 +8,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from pier_node.trainer.model import loss as module
+from pier_node.trainer.model.cost import CHUNK
 from pier_node.trainer.model.loss import NO_TOKEN, summed_loss
 
 ROWS, CONTEXT, DIM, VOCAB = 3, 7, 16, 101
@@ -49,7 +50,7 @@ def test_under_bfloat16_chunks_are_as_exact_as_the_whole(monkeypatch: pytest.Mon
         assert (ours - right).norm() < 1.5 * (theirs - right).norm() + 1e-2
 
 
-@pytest.mark.parametrize("chunk", [module.CHUNK, 4 * VOCAB])
+@pytest.mark.parametrize("chunk", [CHUNK, 4 * VOCAB])
 def test_the_z_loss_is_the_square_of_the_normalizer(chunk: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "CHUNK", chunk)
     hidden, head, targets = _inputs()

@@ -14,7 +14,6 @@ import json
 import os
 import zlib
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
@@ -48,7 +47,7 @@ def fingerprint(path: Path) -> str:
     return f"{size}-{crc:08x}"
 
 
-class TokenShard(Section):
+class Shard(Section):
     """A file of tokens."""
 
     name: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")]
@@ -57,7 +56,7 @@ class TokenShard(Section):
     """Its fingerprint."""
 
 
-class TokenManifest(Section):
+class Manifest(Section):
     """What a folder of tokens has. Shards follow each other in this order."""
 
     key: str
@@ -73,8 +72,8 @@ class TokenManifest(Section):
     """Documents of the source that have been read, also those of other sites; a resumed run continues behind them."""
     read: Annotated[int, Field(ge=0)] = 0
     """Bytes of UTF-8 text in them."""
-    train: tuple[TokenShard, ...] = ()
-    validation: tuple[TokenShard, ...] = ()
+    train: tuple[Shard, ...] = ()
+    validation: tuple[Shard, ...] = ()
 
     @classmethod
     def load(cls, folder: Path) -> Self:
@@ -103,7 +102,7 @@ class TokenManifest(Section):
 class ShardWriter:
     """Appends tokens to new shards in a folder, after those of its manifest."""
 
-    def __init__(self, folder: Path, manifest: TokenManifest) -> None:
+    def __init__(self, folder: Path, manifest: Manifest) -> None:
         self._folder, self.manifest = folder, manifest
         self._dtype = np.min_scalar_type(max(manifest.vocab_size - 1, 0))
         self._open: dict[Split, TokenWriter] = {}
@@ -121,20 +120,15 @@ class ShardWriter:
 
     def commit(self, documents: int, read: int, complete: bool = False) -> None:
         """Close the open shards; return when they and the manifest that names them are on disk. Raises OSError."""
-        shards: dict[str, tuple[TokenShard, ...]] = {}
+        shards: dict[str, tuple[Shard, ...]] = {}
         for split, writer in self._open.items():
             writer.close()
-            shard = TokenShard(name=writer.path.name, tokens=writer.length, check=fingerprint(writer.path))
+            shard = Shard(name=writer.path.name, tokens=writer.length, check=fingerprint(writer.path))
             shards[split] = (*getattr(self.manifest, split), shard)
         update = {"documents": documents, "read": read, "complete": complete, **shards}
         self.manifest = self.manifest.model_copy(update=update)
         self.manifest.save(self._folder)
         self._open, self.pending = {}, 0
-
-    def abandon(self) -> None:
-        """Close the open shards, which stay unfinished."""
-        for writer in self._open.values():
-            writer.abandon()
 
 
 class TokenWriter:
@@ -158,11 +152,6 @@ class TokenWriter:
         self._file.flush()
         os.fsync(self._file.fileno())
         self._file.close()
-
-    def abandon(self) -> None:
-        """Close the file, which stays unfinished."""
-        with suppress(OSError):
-            self._file.close()
 
     def _write_header(self) -> None:
         description = np.lib.format.dtype_to_descr(self._dtype)

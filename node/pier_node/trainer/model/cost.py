@@ -5,8 +5,12 @@ The memory is the minimum that training a model takes, independent of the machin
 
 from __future__ import annotations
 
-from pier_node.config.run import ModelSection
+from dataclasses import dataclass
+from typing import get_args
+
+from pier_node.config.run import ModelSection, RunConfig
 from pier_node.outer.layout import Layout
+from pier_node.trainer.parallel import Checkpointing, Mode, Parallel
 
 
 def flops_per_token(config: ModelSection) -> float:
@@ -29,6 +33,11 @@ STATE = 16
 """Bytes per parameter: fp32 weights, gradients and AdamW's two moments."""
 LOGITS = 6
 """Bytes per logit: 16 bits, plus 32 bits for the loss."""
+FLOAT = 4
+CHUNK = 2**25
+"""Logits that are computed at once, at most, but for one token: 128 MiB of them in fp32. See trainer/model/loss.py."""
+LOSS = 12
+"""Bytes per logit at the loss: fp32 log-probabilities and two gradients."""
 SENT = 2
 """Bytes per parameter for sending weights in bf16."""
 
@@ -41,3 +50,91 @@ def training_bytes(config: ModelSection, sequences: int = 1) -> int:
 def sent_bytes(config: ModelSection) -> int:
     """Bytes of the weights in transit."""
     return SENT * Layout.of(config).length
+
+
+@dataclass(frozen=True)
+class Activations:
+    """Bytes that a worker keeps of one block for its backward pass, and at most of one block at a time."""
+
+    kept: float
+    once: float
+
+
+def activations(model: ModelSection, tokens: int, parallel: Parallel, element: int, residual: int) -> Activations:
+    """Of a block with fused norms and attention.
+
+    Args:
+        tokens: that the worker's group computes at once.
+        element: bytes of an element.
+        residual: bytes of an element of the residual stream.
+    """
+    part = tokens / parallel.tensor
+    keys = 2 * model.kv_heads * model.dim // model.heads
+    hidden, inner = (2, 2) if model.form == "llama" else (1, 1)  # outputs of matrices, and what comes of them
+    stream = residual * part * model.dim
+    normed = element * tokens * model.dim
+    attention = element * part * (2 * model.dim + keys)
+    all_of_it = 2 * stream + 2 * normed + attention + element * part * (hidden + inner) * model.ffn_dim
+    kept = {
+        "none": all_of_it,
+        "selective": stream + attention + element * part * (2 * model.dim + hidden * model.ffn_dim),
+        "full": stream,
+    }
+    return Activations(kept[parallel.checkpointing], all_of_it)
+
+
+def device_bytes(config: RunConfig, parallel: Parallel, workers: int, bf16: bool) -> int:
+    """Peak memory of a worker's device while it trains with AdamW: a prediction, without what PyTorch itself takes.
+
+    The peak is at the loss, at the beginning of the backward pass, or at its end. With FSDP2 two blocks are gathered at
+    a time, and the outermost parameters (embedding, head) all the time.
+    """
+    model, shares = config.model, workers // parallel.tensor
+    layout = Layout.of(model)
+    outermost = sum(entry.size for entry in layout.entries if not entry.name.startswith("blocks.")) / parallel.tensor
+    block = layout.length / parallel.tensor - outermost
+    block /= model.layers
+    gathers = parallel.mode != "ddp" and shares > 1
+    held = layout.length / parallel.parts(workers)
+    element, residual = (2, 2 if gathers else 4) if bf16 else (4, 4)
+    rows = config.inner.micro_batch or -(-config.inner.batch_size // shares)
+    tokens = rows * model.context
+    kept = activations(model, tokens, parallel, element, residual)
+    again = 0.0 if parallel.checkpointing == "none" else kept.once
+    at_loss = LOSS * tokens * model.vocab_size / parallel.tensor
+    if parallel.tensor == 1 and tokens * model.vocab_size > CHUNK:  # its gradients wait for the backward pass
+        at_loss = LOSS * CHUNK + element * tokens * model.dim + 2 * FLOAT * model.vocab_size * model.dim
+    if gathers:
+        state, whole, of_head = FLOAT * held, element * outermost, element * outermost / 2
+        forward = 3 * state + whole + model.layers * kept.kept
+        done = (3 * element + FLOAT) * block - kept.kept  # two blocks, the gradients of one, and their sum on its way
+        begin = forward + of_head + max(done, 3 * element * block + again)
+        end = 4 * state + whole + (element + FLOAT) * outermost + FLOAT * block
+    else:
+        state, whole = FLOAT * held, element * held if bf16 else 0.0  # autocast keeps copies of the weights
+        forward = 3 * state + whole + model.layers * kept.kept
+        begin, end = forward + again, 4 * state + kept.once
+    return int(max(forward + at_loss, begin, end))
+
+
+USABLE = 0.9
+"""Part of a device's memory that a worker may fill: PyTorch's allocator and the driver take the rest."""
+
+
+def chosen(parallel: Parallel, config: RunConfig, workers: int, memory: int, bf16: bool) -> Parallel:
+    """What `auto` stands for: the first way that fits into the devices, or else the one that takes the least memory.
+
+    Args:
+        memory: bytes of the smallest device; 0: it has none of its own, as a CPU.
+    """
+    if parallel.mode != "auto":
+        return parallel
+    shares = workers // parallel.tensor
+    modes: list[Mode] = ["ddp"] if shares == 1 else ["fsdp"] if parallel.tensor > 1 else ["ddp", "fsdp"]
+    stronger = [*get_args(Checkpointing)]
+    for checkpointing in stronger[stronger.index(parallel.checkpointing) :]:
+        for mode in modes:
+            way = Parallel(mode, parallel.tensor, checkpointing)
+            if not memory or device_bytes(config, way, workers, bf16) <= USABLE * memory:
+                return way
+    return way

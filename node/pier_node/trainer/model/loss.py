@@ -16,11 +16,10 @@ from torch import Tensor
 from torch.nn import functional
 
 from pier_node.engine.parameters import is_sharded, local
+from pier_node.trainer.model.cost import CHUNK
 
 NO_TOKEN = -100
 """Stands for a target that does not count."""
-CHUNK = 2**25
-"""Logits that are computed at once, at most, but for one token: 128 MiB of them in fp32."""
 
 
 def summed_loss(hidden: Tensor, head: Tensor, targets: Tensor, z_loss: float = 0.0) -> Tensor:
