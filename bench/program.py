@@ -4,8 +4,8 @@
 steps each, first the one, then the other. Whatever else the machine does meets both alike, and each pair of turns gives
 a ratio of their speeds. It prints the median of these ratios with its quartiles, and what a round costs in ms.
 
-The outer step is the identity (DiLoCo with lr 1 and no momentum), but for the rounding of φ − (φ − θ): the largest
-difference of a weight at the end is printed too.
+The outer step is the identity (DiLoCo with lr 1 and no momentum), so both end with the same bits: the largest
+difference of a weight is printed too.
 """
 
 from __future__ import annotations

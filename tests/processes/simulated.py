@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 from typing import Any
 
@@ -52,3 +53,20 @@ def train_and_log(steps: int) -> list[pier.State]:
     except pier.StopTraining:
         site.close()
     return states
+
+
+def train_alone(steps: int, joins: bool = True) -> list[float]:
+    """The final weights; with Pier, if `joins`, at the only site of a run whose outer step is the identity."""
+    torch.manual_seed(0)
+    model = nn.Linear(4, 1)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.5)
+    generator = torch.Generator().manual_seed(1)
+    identity = {"algorithm": "diloco", "inner_steps": 5, "lr": 1.0, "momentum": 0.0}
+    config = {"inner": {"total_steps": steps, "eval_every": 0}, "outer": identity}
+    with pier.join(model, optimizer, step_tokens=8, config=config) if joins else contextlib.nullcontext():
+        for _ in range(steps):
+            inputs = torch.randn(8, 4, generator=generator)
+            optimizer.zero_grad()
+            torch.autograd.backward((model(inputs) - inputs.sum(1, keepdim=True)).square().mean())
+            optimizer.step()
+    return [float(value) for parameter in model.parameters() for value in parameter.detach().flatten()]

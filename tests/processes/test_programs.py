@@ -17,7 +17,7 @@ import pytest
 from processes.place import HERE
 from processes.program import ENVIRONMENT, Program
 from processes.run import check_sites, toml
-from processes.simulated import train, train_and_log
+from processes.simulated import train, train_alone, train_and_log
 from processes.site import Site, wait_until
 from raw_pytorch import Model
 
@@ -338,6 +338,11 @@ def tensorboard_points(folder: Path, name: str) -> list[tuple[int, float]]:
     written = accumulator.EventAccumulator(str(folder))
     written.Reload()
     return [(event.step, event.tensor_proto.float_val[0]) for event in written.Tensors(name)]
+
+
+def test_a_site_alone_ends_with_the_bits_of_its_loop_if_the_outer_step_is_the_identity(tmp_path: Path) -> None:
+    (found,) = pier.simulate(train_alone, 40, sites=1, folder=tmp_path)
+    assert found == train_alone(40, joins=False)
 
 
 def test_of_a_simulation_the_site_that_failed_is_named(tmp_path: Path) -> None:

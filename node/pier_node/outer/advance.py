@@ -25,7 +25,13 @@ def get_ready(config: RunConfig) -> None:
 
 
 def advance(
-    state: OuterState, mean: Vector, tokens: Mapping[str, int], plan: RoundPlan, layout: Layout, inner: InnerSection
+    state: OuterState,
+    mean: Vector,
+    tokens: Mapping[str, int],
+    plan: RoundPlan,
+    layout: Layout,
+    inner: InnerSection,
+    alone: Vector | None = None,
 ) -> OuterState:
     """The state after a round.
 
@@ -34,9 +40,13 @@ def advance(
             fragment]: the weights (solo), the gradient (sync) or the pseudo-gradient (local); overwritten as scratch
             memory.
         tokens: tokens that each member of the round trained on.
+        alone: weights of the only member, shape [parameters]: if the outer step is the identity, they are the new
+            anchor to the last bit, where φ − (φ − θ) would be rounded.
     """
     step = {Kind.SOLO: _solo, Kind.SYNC: _sync, Kind.LOCAL: _local}[plan.kind]
     tensors = step(state, mean, plan, layout, inner)
+    if alone is not None and plan.kind is Kind.LOCAL and (plan.momentum, plan.lr, plan.fragments) == (0, 1, 1):
+        tensors[ANCHOR].array[:] = alone
     ledger = dict(state.ledger)
     for node, count in tokens.items():
         key = entry(node, plan.fragment)

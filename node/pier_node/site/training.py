@@ -13,11 +13,10 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
-from functools import partial
 
-from pier_node.base.shared import SharedVector
+from pier_node.base.shared import SharedVector, Vector
 from pier_node.base.tasks import cancel_and_wait, run_to_end
 from pier_node.config.run import RunConfig
 from pier_node.outer.advance import advance
@@ -254,7 +253,15 @@ class Training:
             self.progress.round_time = asyncio.get_running_loop().time() - began
 
     def _advance(self, plan: RoundPlan) -> Advance:
-        return partial(advance, plan=plan, layout=self._layout, inner=self._config.inner)
+        # Where the weights stay in the outbox until the round is over, and nothing of them is left for later.
+        whole = not self._config.outer.overlap and self._unsent.residual is None
+
+        def step(state: OuterState, mean: Vector, tokens: Mapping[str, int]) -> OuterState:
+            alone = whole and len(tokens) == 1 and tokens.get(self._agreement.node, 0) > 0
+            weights = self._inner.weights if alone else None
+            return advance(state, mean, tokens, plan, self._layout, self._config.inner, weights)
+
+        return step
 
     async def _land(self) -> bool:
         """Apply the result of the update in flight, if any. Returns whether there is a new state that is not saved."""
