@@ -14,7 +14,7 @@ import click
 
 from pier_node import __version__
 from pier_node.base.errors import PierError
-from pier_node.commands.options import FORCE, JSON, PLOT, explained, preset
+from pier_node.commands.options import FORCE, JSON, LOG_JSON, PLOT, explained, preset
 
 if TYPE_CHECKING:
     from pier_node.pipeline.planning.policies import Policy
@@ -223,13 +223,14 @@ def init(folder: Path, preset: str) -> None:
     "[default: addresses and this machine's name]",
 )
 @click.option("--quiet", is_flag=True, help="Print only warnings and errors. [default: print progress too]")
+@LOG_JSON
 @explained
-def start(folder: Path, listen: str, advertise: str | None, page: str, hosts: tuple[str, ...], quiet: bool) -> None:
+def start(folder: Path, quiet: bool, log_json: bool, **options: Any) -> None:
     """Run the coordinator of FOLDER until Ctrl+C. The sites keep training without it. [default: this folder]"""
     from pier_coordinator.commands.start import Settings, run_coordinator
     from pier_coordinator.identity.home import Home
 
-    run_coordinator(Settings(Home.found(folder), listen, advertise, page, hosts), quiet)
+    run_coordinator(Settings(Home.found(folder), **options), quiet, log_json)
 
 
 @main.command()

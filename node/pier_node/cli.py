@@ -23,6 +23,7 @@ from pier_node.commands.options import (
     INSECURE,
     JSON,
     LISTEN,
+    LOG_JSON,
     MODEL,
     PEERS,
     PLOT,
@@ -145,16 +146,21 @@ main.add_command(serve)
     type=click.Path(path_type=Path, file_okay=False, exists=True),
     help="Train the model in this folder, a Llama or GPT-2 in Hugging Face's format. [default: a new one]",
 )
+@click.option(
+    "--steps",
+    type=click.IntRange(min=1),
+    help="Inner steps of the whole run; how many rounds that makes decides about outer.algorithm. [default: 1000]",
+)
 @FORCE
 @explained
-def init(file: Path, preset: str, weights: Path | None, force: bool) -> None:
+def init(file: Path, preset: str, weights: Path | None, steps: int | None, force: bool) -> None:
     """Write a run.toml with all settings, meanings and defaults.
 
     FILE is the file to write. [default: run.toml]
     """
     from pier_node.commands.init import init
 
-    click.echo(init(file, preset, force, weights=weights))
+    click.echo(init(file, preset, force, weights=weights, steps=steps or 0))
 
 
 @main.command()
@@ -207,9 +213,10 @@ def init(file: Path, preset: str, weights: Path | None, force: bool) -> None:
 @TRANSPORT
 @INSECURE
 @click.option("--quiet", is_flag=True, help="Print only warnings and errors. [default: print progress too]")
+@LOG_JSON
 @click.option("--fail-at", default="", hidden=True)
 @explained
-def start(peers: tuple[str, ...], quiet: bool, **options: Any) -> None:
+def start(peers: tuple[str, ...], quiet: bool, log_json: bool, **options: Any) -> None:
     """Found a run, join one, or resume one.
 
     --run founds a run. --peers or --coordinator joins one. Without these options, the run in --data resumes. Ctrl+C
@@ -218,7 +225,7 @@ def start(peers: tuple[str, ...], quiet: bool, **options: Any) -> None:
     from pier_node.commands.daemon import run_site
     from pier_node.site.settings import Settings
 
-    run_site(Settings(peers=peers, **options), quiet)
+    run_site(Settings(peers=peers, **options), quiet, log_json)
 
 
 @main.command()

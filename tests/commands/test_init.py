@@ -6,7 +6,9 @@ from pathlib import Path
 import pytest
 from click.testing import Result
 
+from pier_node.config.choice import FEW
 from pier_node.config.run import RunConfig, load
+from pier_node.outer.layout import Layout
 
 Call = Callable[..., Result]
 
@@ -16,12 +18,41 @@ def test_it_writes_run_toml_where_one_is(call: Call, tmp_path: Path, monkeypatch
     done = call("init")
     assert done.exit_code == 0
     assert "pier-node start --run run.toml" in done.output
-    assert load(tmp_path / "run.toml") == RunConfig()
+    assert load(tmp_path / "run.toml") == RunConfig.model_validate({"outer": FEW})
+
+
+def test_the_number_of_rounds_chooses_the_algorithm(call: Call, tmp_path: Path) -> None:
+    assert call("init", tmp_path / "long.toml", "--steps", "50000").exit_code == 0
+    assert load(tmp_path / "long.toml") == RunConfig.model_validate({"inner": {"total_steps": 50_000}})
+    assert "for 1,000 rounds" in prose(tmp_path / "long.toml")
+    assert call("init", tmp_path / "short.toml", "--steps", "5000").exit_code == 0
+    short = load(tmp_path / "short.toml").outer
+    assert (short.algorithm, short.start, short.schedule, short.momentum) == ("diloco", "solo", "constant", 0.8)
+    assert "for 100 rounds" in prose(tmp_path / "short.toml")
+
+
+def prose(path: Path) -> str:
+    return " ".join(path.read_text().replace("#   ", "").split())
 
 
 def test_a_preset_is_taken(call: Call, tmp_path: Path) -> None:
     assert call("init", tmp_path / "big.toml", "--preset", "gpt2-xl").exit_code == 0
     assert load(tmp_path / "big.toml").model.layers == 48
+
+
+@pytest.mark.parametrize("preset", ["llama-125m", "llama-1b", "llama-7b", "gpt2-small", "gpt2-xl"])
+def test_a_model_of_some_size_is_trained_as_such_a_model_is(call: Call, tmp_path: Path, preset: str) -> None:
+    done = call("init", tmp_path / "run.toml", "--preset", preset)
+    assert "Put the tokenizer.json of " in done.output
+    config = load(tmp_path / "run.toml")
+    inner, parameters = config.inner, Layout.of(config.model).length
+    assert config.data.tokenizer == "tokenizer.json"
+    assert inner.lr == pytest.approx(inner.min_lr * 10)
+    assert inner.beta2 == 0.95
+    assert inner.lr < RunConfig().inner.lr
+    assert inner.batch_size % inner.micro_batch == 0
+    tokens = inner.total_steps * 4 * inner.batch_size * config.model.context
+    assert tokens == pytest.approx(20 * parameters, rel=0.02)
 
 
 def test_a_preset_that_does_not_exist_is_refused_with_those_that_do(call: Call, tmp_path: Path) -> None:
@@ -39,10 +70,16 @@ def test_what_exists_is_not_overwritten_unless_forced(call: Call, tmp_path: Path
     assert "--force" in failed.output
     assert path.read_text() == "mine"
     assert call("init", path, "--force").exit_code == 0
-    assert load(path) == RunConfig()
+    assert load(path).outer.algorithm == FEW["algorithm"]
 
 
 def test_a_folder_that_does_not_exist_is_said(call: Call, tmp_path: Path) -> None:
     failed = call("init", tmp_path / "no" / "run.toml")
     assert failed.exit_code == 1
     assert "No such file or directory" in failed.output
+
+
+def test_steps_take_the_place_of_a_recipes(call: Call, tmp_path: Path) -> None:
+    assert call("init", tmp_path / "run.toml", "--preset", "llama-7b", "--steps", "500").exit_code == 0
+    inner = load(tmp_path / "run.toml").inner
+    assert (inner.total_steps, inner.warmup_steps, inner.batch_size) == (500, 50, 256)

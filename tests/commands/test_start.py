@@ -34,7 +34,7 @@ def test_a_full_disk_is_said_in_words(tmp_path: Path, monkeypatch: pytest.Monkey
 
 def test_a_coordinator_without_a_port_is_called_at_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[Settings] = []
-    monkeypatch.setattr(daemon, "run_site", lambda settings, _quiet: seen.append(settings))
+    monkeypatch.setattr(daemon, "run_site", lambda settings, *_: seen.append(settings))
     CliRunner().invoke(main, ["start", "--coordinator", "example.org"], catch_exceptions=False)
     assert seen[0].coordinator == "example.org:7790"
 

@@ -56,6 +56,8 @@ ERRORS = {
     '[[data.mixture]]\nsource = "text"': 'source = "text" needs path',
     "[[data.mixture]]\nweight = 0": "data.mixture.0.weight = 0: Input should be greater than 0",
     "[[data.mixture]]\nwieght = 1": "data.mixture.0.wieght: no such key; allowed here: source, path",
+    "[data]\ndocument_mask = true": 'needs a tokenizer with an end-of-text token, not "bytes"',
+    STAGES + '[data]\ntokenizer = "t"\ndocument_mask = true': "data.document_mask is not there for the stages",
     "[data]\nvalidation = 0.9": "data.validation = 0.9: Input should be less than or equal to 0.5",
     "[inner]\nlr = -1": "inner.lr = -1: Input should be greater than 0",
     "[inner]\nlr = 1e-5\nmin_lr = 1e-4": "min_lr = 0.0001 must not be above lr = 1e-05",

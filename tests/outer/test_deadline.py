@@ -1,9 +1,13 @@
 from __future__ import annotations
 
+import asyncio
+
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from simulation.virtual_time import run
 
-from pier_node.outer.deadline import FEW, MEMORY, SPREAD, Backoff, Deadline
+from pier_node.outer.deadline import FEW, MEMORY, SPREAD, Attempts, Backoff, Deadline
 
 WAITS = st.lists(st.floats(0, 1e4), min_size=FEW, max_size=MEMORY)
 
@@ -47,3 +51,17 @@ def test_the_floor_holds_from_the_beginning() -> None:
 def test_pauses_double_up_to_a_bound() -> None:
     backoff = Backoff(0.5, 3.0)
     assert [backoff.seconds() for _ in range(5)] == [0.5, 1.0, 2.0, 3.0, 3.0]
+
+
+def test_the_log_says_every_quarter_of_a_minute_what_is_tried(caplog: pytest.LogCaptureFixture) -> None:
+    async def main() -> int:
+        attempts, failures = Attempts("the run", 60.0), 1
+        while await attempts.failed("10.0.0.1:7700: connection refused"):
+            failures += 1
+        assert 60 < asyncio.get_running_loop().time() < 63
+        return failures
+
+    assert 25 < run(main()) < 45
+    said = [record.getMessage() for record in caplog.records]
+    assert said[0] == "the run does not answer yet: 10.0.0.1:7700: connection refused; trying for 60 s more"
+    assert len(said) == 4, said

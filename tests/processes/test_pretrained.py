@@ -54,7 +54,7 @@ def test_two_sites_go_on_from_a_model_that_only_the_founder_has(tmp_path: Path, 
     assert f"pier-node start --run {run} --from {tmp_path / 'model'}" in said
     text = run.read_text()
     wanted = {"sites": 2, "total_steps": 4, "lr": 1e-9, "min_lr": 1e-10, "weight_decay": 0.0, "batch_size": 2}
-    for key, value in {**wanted, "context": 64, "inner_steps": 2, "algorithm": '"diloco"'}.items():
+    for key, value in {**wanted, "context": 64, "inner_steps": 2, "start": '"none"'}.items():
         text = re.sub(rf"^#?{key} = .*$", f"{key} = {value}", text, count=1, flags=re.MULTILINE)
     run.write_text(text)
     data = "--dataset", str(CORPUS), "--shared-data"

@@ -1,6 +1,8 @@
 from __future__ import annotations
 
 import os
+from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -61,3 +63,44 @@ def test_cores_are_shared_out(monkeypatch: pytest.MonkeyPatch) -> None:
     for workers in (1, 3, 16):
         devices.share_cores(workers)
     assert set_to == [8, 2, 1]
+
+
+@pytest.mark.parametrize(
+    ("name", "peak"),
+    [
+        ("NVIDIA H100 80GB HBM3", 989e12),
+        ("NVIDIA H100 PCIe", 756e12),
+        ("NVIDIA A100-SXM4-80GB", 312e12),
+        ("NVIDIA A10", 125e12),
+        ("NVIDIA L4", 121e12),
+        ("NVIDIA GeForce RTX 4090", 165e12),
+        ("NVIDIA RTX A4000", 0.0),
+        ("Tesla T4", 0.0),
+    ],
+)
+def test_peaks_are_those_of_known_devices(name: str, peak: float) -> None:
+    assert devices.peak_flops(name) == peak
+
+
+def test_a_gpu_is_described_and_its_full_speed_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda _device: "NVIDIA H100 80GB HBM3")
+    memory = SimpleNamespace(total_memory=79 * 2**30)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _device: memory)
+    cuda = torch.device("cuda", 0)
+    assert devices.describe(cuda, 8, bf16=True) == "8 x NVIDIA H100 80GB HBM3 (79 GiB each), bf16"
+    assert devices.full_speed(cuda, 8, True, 1e9) == pytest.approx(8 * 989e3)
+    assert devices.full_speed(cuda, 8, False, 1e9) == 0.0
+    assert devices.fallback(cuda) == ""
+
+
+def test_a_cpu_is_suspicious_where_there_is_a_driver(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    cpu = torch.device("cpu")
+    assert "CPU" in devices.describe(cpu, 1, bf16=False)
+    assert devices.full_speed(cpu, 1, True, 1e9) == 0.0
+    monkeypatch.setattr(devices, "DRIVER", tmp_path / "nvidiactl")
+    monkeypatch.setattr(torch.version, "cuda", None)
+    assert devices.fallback(cpu) == ""
+    monkeypatch.setattr(torch.version, "cuda", "13.0")
+    assert "built for CUDA 13.0, but sees no GPU" in devices.fallback(cpu)
+    (tmp_path / "nvidiactl").touch()
+    assert "does not see it" in devices.fallback(cpu)

@@ -1,10 +1,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
+from tokenizers import Tokenizer
+from tokenizers.models import WordLevel
 from torch import Tensor
 
 from pier_node.base.shared import SharedVector
@@ -64,6 +68,27 @@ def test_loading_moments_replaces_those_that_were_there(replica: Replica, window
     replica.load_moments(start[1], start[2], 0)
     _train(replica, windows, range(2))
     assert torch.equal(_state(replica), straight)
+
+
+def test_with_a_document_mask_training_and_evaluation_keep_documents_apart(
+    config: RunConfig, weights: SharedVector, tmp_path: Path
+) -> None:
+    words = {f"w{number}": number for number in range(255)} | {"</s>": 255}
+    library = Tokenizer(WordLevel(words, unk_token="w0"))
+    library.save(str(tmp_path / "tokenizer.json"))
+    data = {"tokenizer": str(tmp_path / "tokenizer.json"), "document_mask": True}
+    masked = config.model_copy(update={"data": config.data.model_copy(update=data)})
+    flat, (plain, apart) = (
+        torch.from_numpy(weights.array),
+        [Replica(run, torch.device("cpu"), 1) for run in (config, masked)],
+    )
+    rows = np.tile(np.array([*range(8), 255, *range(7), 9]), (BATCH, 1))
+    batch, alone = (rows[:, :-1], rows[:, 1:]), (rows[:, 8:-1], rows[:, 9:])
+    whole = apart.evaluate(flat, [batch])
+    parts = [plain.evaluate(flat, [(batch[0][:, :8], batch[1][:, :8])]), plain.evaluate(flat, [alone])]
+    assert whole == pytest.approx(sum(parts) / 2, rel=1e-4)
+    assert whole != pytest.approx(plain.evaluate(flat, [batch]), rel=1e-4)
+    assert apart.gradient(batch, BATCH).item() == pytest.approx(whole, rel=1e-4)
 
 
 def test_a_gradient_steps_nothing(replica: Replica, windows: Windows) -> None:

@@ -9,6 +9,9 @@ import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
+from tokenizers import Tokenizer
+from tokenizers.models import WordLevel
+from tokenizers.pre_tokenizers import WhitespaceSplit
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from pier_node.base.errors import PierError
@@ -17,7 +20,7 @@ from pier_node.config.run import RunConfig
 from pier_node.engine.parameters import local
 from pier_node.engine.program import Program
 from pier_node.trainer.command import own_trainer
-from pier_node.trainer.data.corpus import SiteData, Windows
+from pier_node.trainer.data.corpus import SiteData, Windows, open_corpus
 from pier_node.trainer.model.decoder import Decoder
 from pier_node.trainer.parallel import Parallel
 from pier_node.trainer.replica import Replica
@@ -41,6 +44,17 @@ async def start(tmp_path: Path) -> AsyncIterator[Start]:
         await trainer.stop()
 
 
+def with_document_mask(config: RunConfig, tokenizer: Path) -> RunConfig:
+    """A run with words for tokens, and another end of a document in most sequences."""
+    library = Tokenizer(WordLevel({word: n for n, word in enumerate(["pier", "anchor", "outer", "</s>"])}, "pier"))
+    library.pre_tokenizer = WhitespaceSplit()
+    library.save(str(tokenizer))
+    data = {"tokenizer": str(tokenizer), "document_mask": True}
+    for number in range(200):
+        (Path(config.data.path) / f"short {number}.txt").write_text("anchor outer pier " * (1 + number % 3))
+    return config.model_copy(update={"data": config.data.model_copy(update=data)})
+
+
 @pytest.mark.processes
 @pytest.mark.parametrize(
     ("workers", "parallel", "optimizer"),
@@ -61,8 +75,12 @@ async def test_workers_that_share_the_model_do_what_one_does(
     start: Start,
     weights: SharedVector,
     windows: Windows,
+    tmp_path: Path,
 ) -> None:
     config = configure(micro_batch=2, optimizer=optimizer)
+    if parallel.checkpointing == "full":
+        config = with_document_mask(config, tmp_path / "tokenizer.json")
+        windows = Windows(open_corpus(config.data, 0, 1, None, tmp_path / "cache"), 16, config.run.seed, "node-a")
     alone = Replica(config, torch.device("cpu"), 1)
     alone.load_weights(torch.from_numpy(weights.array))
     validated = alone.evaluate(torch.from_numpy(weights.array), windows.validation(2, 4))

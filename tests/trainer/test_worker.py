@@ -76,7 +76,9 @@ class Rig:
         assert isinstance(attach, Attach)
         self.attach = attach
         self.say(self.place)
-        assert self.hear() == Ready()
+        ready = self.hear()
+        assert isinstance(ready, Ready)
+        assert ready.device
 
     def say(self, message: Message) -> None:
         self.connection.sendall(encode(message))

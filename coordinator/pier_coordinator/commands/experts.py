@@ -70,7 +70,7 @@ OWN = {
 def experts_toml(preset: str = "") -> str:
     """The text of an experts.toml; values that follow from the preset are in lines that begin with #."""
     config = ExpertsConfig.model_validate({"model": {"preset": preset} if preset else {}})
-    return "\n".join([HEAD, *commented(config, Notes(OWN, DECIDES)), SITES])
+    return "\n".join([HEAD, *commented(config, Notes(OWN, decides=DECIDES)), SITES])
 
 
 TRAIN, HELD_OUT = 1 << 18, 1 << 16

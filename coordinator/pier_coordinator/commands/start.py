@@ -4,17 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import gc
-import logging
 import re
 import sys
 import time
+from collections.abc import Callable
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from pathlib import Path
 
 from aiohttp import web
 from rich.console import Console
-from rich.logging import RichHandler
 
 from pier_coordinator.identity.home import RUN_FILE, Home
 from pier_coordinator.page.actions import Operator
@@ -28,6 +27,7 @@ from pier_coordinator.store.store import Store
 from pier_node.base.address import format_address, parse_address
 from pier_node.base.errors import PierError
 from pier_node.base.http import GOODBYE
+from pier_node.base.log import log_to
 from pier_node.base.tasks import until_stopped
 from pier_node.commands.init import init as write_run
 from pier_node.wire.addresses import choose_address
@@ -84,18 +84,16 @@ class Settings:
     hosts: tuple[str, ...] = ()
 
 
-def run_coordinator(settings: Settings, quiet: bool) -> None:
+def run_coordinator(settings: Settings, quiet: bool, log_json: bool = False) -> None:
     """Run the coordinator until it is stopped. Raises PierError."""
-    console = Console()
-    handler = RichHandler(console=console, show_path=False, show_level=True, log_time_format="[%X]")
-    logging.basicConfig(level=logging.WARNING if quiet else logging.INFO, format="%(message)s", handlers=[handler])
+    say = log_to(Console(), quiet, log_json)
     sys.setswitchinterval(SWITCH)
     gc.set_threshold(*COLLECTIONS)
-    asyncio.run(until_stopped(_run(settings, console)))
-    console.print("Stopped; the sites train on, and report again when it is back.", highlight=False, soft_wrap=True)
+    asyncio.run(until_stopped(_run(settings, say)))
+    say("Stopped; the sites train on, and report again when it is back.")
 
 
-async def _run(settings: Settings, console: Console) -> None:
+async def _run(settings: Settings, say: Callable[[str], None]) -> None:
     home, board = settings.home, ReadModel()
     async with AsyncExitStack() as stack:
         store = Store(home.database, lambda facts: _show(board, facts))
@@ -112,7 +110,7 @@ async def _run(settings: Settings, console: Console) -> None:
         page = await _serve_page(stack, settings, board, Operator(coordinator, home, choice.address))
         home.announce(choice.address, page)
         stack.callback(home.leave)
-        _tell(console, home, choice.why, page)
+        _tell(say, home, choice.why, page)
         await asyncio.gather(coordinator.watch_over(), _glance(coordinator, board), keep_drawn(coordinator, board))
 
 
@@ -151,10 +149,7 @@ async def _serve_page(stack: AsyncExitStack, settings: Settings, board: ReadMode
     return f"http://{format_address('127.0.0.1' if host in ('0.0.0.0', '::') else host, port)}"
 
 
-def _tell(console: Console, home: Home, why: str, page: str) -> None:
-    console.print(
-        why.replace("others reach this site", "Sites reach the coordinator", 1), highlight=False, soft_wrap=True
-    )
-    console.print(f"The page: {page}", highlight=False, soft_wrap=True)
-    invite = f"pier-coordinator invite --data {home.folder} --name NAME"
-    console.print(f"\nInvite a site:\n\n  {invite}\n", highlight=False, soft_wrap=True)
+def _tell(say: Callable[[str], None], home: Home, why: str, page: str) -> None:
+    say(why.replace("others reach this site", "Sites reach the coordinator", 1))
+    say(f"The page: {page}")
+    say(f"\nInvite a site:\n\n  pier-coordinator invite --data {home.folder} --name NAME\n")

@@ -10,24 +10,23 @@ from __future__ import annotations
 import asyncio
 import errno
 import json
-import logging
 import os
 import select
 import signal
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 from rich.console import Console, Group, RenderableType
 from rich.live import Live
-from rich.logging import RichHandler
 from rich.markup import escape
 from rich.table import Table
 
 from pier_node.base.errors import PierError
+from pier_node.base.log import log_to
 from pier_node.base.processes import die_with_parent
 from pier_node.base.units import UNKNOWN, age, amount, count, number, percent
 from pier_node.rounds.folder import DAEMON_FILE, require_folder
@@ -38,20 +37,13 @@ FULL = (errno.ENOSPC, errno.EDQUOT)
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
-def run_site(settings: Settings, quiet: bool) -> None:
+def run_site(settings: Settings, quiet: bool, log_json: bool = False) -> None:
     """Run until the run is finished or the user stops it. Raises PierError."""
-    console = Console()
-    handler = RichHandler(console=console, show_path=False, show_level=True, log_time_format="[%X]")
-    logging.basicConfig(level=logging.WARNING if quiet else logging.INFO, format="%(message)s", handlers=[handler])
-    asyncio.run(_run(settings, console, quiet))
+    asyncio.run(_run(settings, log_to(Console(), quiet, log_json)))
 
 
-async def _run(settings: Settings, console: Console, quiet: bool) -> None:
+async def _run(settings: Settings, say: Callable[[str], None]) -> None:
     from pier_node.site.daemon import Daemon  # it imports PyTorch, which stop and status do not need
-
-    def say(text: str) -> None:
-        if not quiet:
-            console.print(text, highlight=False, soft_wrap=True)  # a command to copy must stay on one line
 
     daemon = Daemon(settings, say, on_terminal=sys.stdout.isatty())
     if settings.program_socket:
@@ -60,7 +52,7 @@ async def _run(settings: Settings, console: Console, quiet: bool) -> None:
     def leave() -> None:
         if daemon.stopping:
             os._exit(130)
-        console.print("Leaving the run; once more to leave at once.")
+        say("Leaving the run; once more to leave at once.")
         daemon.stop()
 
     for wanted in SIGNALS:
@@ -163,6 +155,10 @@ def site_table(status: Status) -> RenderableType:
     table.add_row("speed", f"{count(status['tokens_per_second'])} tokens/s; {count(status['tokens'])} tokens so far")
     table.add_row("sent", f"{amount(status['bytes_sent'])}; last outer round {number(status['round_seconds'], 2)} s")
     table.add_row("utilisation", f"{percent(status['utilisation'])} of the time in inner steps")
+    if device := status.get("device"):
+        memory = f"; {amount(status['device_bytes'])} of memory" if status["device_bytes"] else ""
+        mfu = f"; MFU {percent(status['mfu'])}" if status["mfu"] is not None else ""
+        table.add_row("device", escape(f"{device}{memory}{mfu}"))
     if status["metrics"]:
         logged = (f"{name} {it if isinstance(it, str) else number(it, 4)}" for name, it in status["metrics"].items())
         table.add_row("logged", escape(", ".join(logged)))

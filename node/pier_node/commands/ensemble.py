@@ -19,7 +19,6 @@ from typing import Any
 
 from aiohttp import web
 from rich.console import Console, Group, RenderableType
-from rich.logging import RichHandler
 from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
@@ -27,6 +26,7 @@ from rich.table import Table
 from pier_node.base.address import format_address, parse_address
 from pier_node.base.errors import PierError
 from pier_node.base.http import GOODBYE
+from pier_node.base.log import log_to
 from pier_node.base.tasks import until_stopped
 from pier_node.base.units import amount, count
 from pier_node.experts.card import ENSEMBLE_FILE, load_ensemble
@@ -70,8 +70,7 @@ class ServeOptions:
 def run_server(options: ServeOptions, quiet: bool) -> None:
     """Serve until stopped. Raises PierError."""
     console = Console()
-    handler = RichHandler(console=console, show_path=False, log_time_format="[%X]")
-    logging.basicConfig(level=logging.WARNING if quiet else logging.INFO, format="%(message)s", handlers=[handler])
+    log_to(console, quiet)
     asyncio.run(until_stopped(_serve(open_ensemble(options), options.listen, console)))
     console.print("Stopped.")
 

@@ -3,23 +3,33 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 from pier_node.base.toml import write_new
+from pier_node.config.choice import choice
 from pier_node.config.commented import run_toml
+from pier_node.config.presets import RECIPES, TOKENIZER
+from pier_node.config.run import InnerSection, OuterSection
 
+FAMILY = {"llama": "Llama 2 (32,000 tokens)", "gpt2": "GPT-2 (50,257 tokens)"}
+"""Whose vocabulary a preset has, by the first word of its name."""
 LONGEST = 1024
 """Tokens of a sequence, at most, in the run.toml of a model that was trained on longer ones."""
 
 
-def init(path: Path, preset: str, force: bool, name: str = "", weights: Path | None = None) -> str:
-    """Write the file for a run called `name`. Returns the message for the user.
+def init(path: Path, preset: str, force: bool, name: str = "", weights: Path | None = None, steps: int = 0) -> str:
+    """Write the file for a run called `name`, of `steps` inner steps (0: the default). Returns a message for the user.
 
     Raises:
         PierError: it exists (without `force`), or cannot be written.
     """
-    how = f"  pier-node start --run {path}"
+    how, tables = f"  pier-node start --run {path}", recipe(preset if weights is None else "", steps)
+    outer, why = choice(tables["inner"]["total_steps"], OuterSection().inner_steps)
+    tables["outer"] = outer
+    if name:
+        tables["run"] = {"name": name}
     if weights is None:
-        text = run_toml(preset, name)
+        tables["model"] = {"preset": preset} if preset else {}
     else:
         from pier_node.trainer.model.export import read_config
 
@@ -27,11 +37,33 @@ def init(path: Path, preset: str, force: bool, name: str = "", weights: Path | N
         model = read_config(weights)
         if model.form == "llama":  # rotary positions: a run may train on shorter sequences than the model can read
             model = model.model_copy(update={"context": min(model.context, LONGEST)})
-        text = run_toml("", name, model, str(tokenizer.absolute()) if tokenizer.exists() else "")
+        tables["model"] = model.model_dump()
+        if tokenizer.exists():
+            tables["data"] = {"tokenizer": str(tokenizer.absolute())}
         how += f" --from {weights}"
-    write_new(path, text, force)
+    write_new(path, run_toml(tables, why), force)
     return (
         f"Wrote {path}: every setting of a run, with its meaning.\n"
+        f"{_missing(tables)}"
         "Say in it how many sites there are ([run] sites), then found the run at the first of them:\n\n"
         f"{how}\n"
     )
+
+
+def recipe(preset: str, steps: int = 0) -> dict[str, dict[str, Any]]:
+    """The tables of run.toml in which a preset's size is trained as usual, in `steps` inner steps (0: as usual)."""
+    tables = {section: {**keys} for section, keys in RECIPES.get(preset, {}).items()}
+    inner = tables.setdefault("inner", {"total_steps": InnerSection().total_steps})
+    if steps:
+        inner["total_steps"] = steps
+        if "warmup_steps" in inner:
+            inner["warmup_steps"] = min(inner["warmup_steps"], steps // 10)
+    return tables
+
+
+def _missing(tables: dict[str, dict[str, Any]]) -> str:
+    tokenizer = tables.get("data", {}).get("tokenizer", "bytes")
+    if tokenizer != TOKENIZER:
+        return ""
+    family = FAMILY[tables["model"]["preset"].split("-")[0]]
+    return f"Put the {TOKENIZER} of {family} here, or set another in [data], with text to train on.\n"

@@ -23,7 +23,7 @@ from pier_node.rounds.folder import SiteRecord
 from pier_node.rounds.saved_model import Weights, find_weights, newest_weights, pick_device, site_config
 from pier_node.site.settings import Settings
 from pier_node.trainer.data.corpus import Batch, SiteData, Windows, open_corpus
-from pier_node.trainer.data.tokens import BROKEN, Spelling, Tokenizer, check_vocab, open_tokenizer
+from pier_node.trainer.data.tokens import BROKEN, Spelling, Tokenizer, check_vocab, document_separator, open_tokenizer
 from pier_node.trainer.devices import uses_bf16
 from pier_node.trainer.model import export as writer
 from pier_node.trainer.model.decoder import stream
@@ -120,7 +120,9 @@ def evaluate(data: Path, model: Path | None, batches: int, dataset: str | None, 
 def measure(config: RunConfig, weights: Weights, windows: list[Batch], device: str) -> Score:
     """Predict all windows, as in a worker's own validation."""
     place = pick_device(device)
-    loss = validation_loss(weights.model(place), windows, uses_bf16(place, config.inner.precision))
+    decoder = weights.model(place)
+    decoder.separator = document_separator(config.data)
+    loss = validation_loss(decoder, windows, uses_bf16(place, config.inner.precision))
     width = bytes_per_token(open_tokenizer(config.data.tokenizer), windows)
     tokens = sum(targets.size for _, targets in windows)
     return Score(weights.origin, weights.round, loss, math.exp(loss), bits_per_byte(loss, width), tokens)
@@ -184,6 +186,7 @@ def evaluate_omissions(
     blocks = stage_blocks(weights.config.layers, _stages(config, weights.config.layers))
     count = min(round(skip * len(blocks)), len(blocks) - 1)
     decoder, bf16 = weights.model(place), uses_bf16(place, config.inner.precision)
+    decoder.separator = document_separator(config.data)
     wanted: dict[str, list[tuple[int, ...]]] = {
         "nothing": [()],
         "any": choices(len(blocks), count),

@@ -29,6 +29,7 @@ FOLDER = click.option(
     show_default=True,
     help="Folder of this site, with its identity, checkpoints and logs.",
 )
+LOG_JSON = click.option("--log-json", is_flag=True, help="Print each line as a JSON object. [default: for people]")
 JSON = click.option("--json", "as_json", is_flag=True, help="Print JSON for scripts. [default: print tables]")
 RUN = click.option(
     "--run",

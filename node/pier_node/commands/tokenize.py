@@ -15,7 +15,7 @@ from pier_node.base.durable import Torn
 from pier_node.base.errors import PierError
 from pier_node.base.units import amount, count, several
 from pier_node.config.run import DataSection, load
-from pier_node.trainer.data.shards import MANIFEST, Manifest
+from pier_node.trainer.data.shards import MANIFEST, TokenManifest
 from pier_node.trainer.data.tokenizing import Text, Told, alone, tokenize, whole
 
 TELL = 0.2
@@ -63,7 +63,7 @@ def _unfinished(folder: Path, key: str) -> int:
     """Bytes of text that an earlier run has read. Raises PierError: the folder has something else."""
     found = [path for path in folder.iterdir() if path.name != ".lock"]
     try:
-        manifest = Manifest.load(folder) if folder / MANIFEST in found else None
+        manifest = TokenManifest.load(folder) if folder / MANIFEST in found else None
     except Torn as error:
         raise PierError(f"{folder}: {error}", "Remove the folder, and run the same command again.") from error
     if found and (manifest is None or manifest.key != key):
@@ -72,7 +72,7 @@ def _unfinished(folder: Path, key: str) -> int:
     return manifest.read if manifest and not manifest.complete else 0
 
 
-def _amount(manifest: Manifest) -> str:
+def _amount(manifest: TokenManifest) -> str:
     train, held_out = (sum(shard.tokens for shard in split) for split in (manifest.train, manifest.validation))
     shards = several(len(manifest.train) + len(manifest.validation), "shard")
     return f"{count(train)} tokens to train on and {count(held_out)} for validation, in {shards}"

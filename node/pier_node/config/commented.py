@@ -20,7 +20,7 @@ from pydantic.fields import FieldInfo
 
 from pier_node.base.toml import Section
 from pier_node.config.presets import PRESETS
-from pier_node.config.run import ModelSection, RunConfig
+from pier_node.config.run import RunConfig
 
 WIDTH = 100
 
@@ -31,11 +31,13 @@ class Notes:
 
     Attributes:
         meanings: of keys in place of their docstrings, by "section.key".
-        decides: by section, the key that other keys' defaults follow from, and its possible values.
+        reasons: for the values of keys, after their meanings, by "section.key".
+        decides: by section, the keys that other keys' defaults follow from, and their possible values.
     """
 
     meanings: Mapping[str, str] = field(default_factory=dict)
-    decides: Mapping[str, tuple[str, Sequence[str]]] = field(default_factory=dict)
+    reasons: Mapping[str, str] = field(default_factory=dict)
+    decides: Mapping[str, Mapping[str, Sequence[str]]] = field(default_factory=dict)
 
 
 def commented(config: BaseModel, notes: Notes) -> Iterator[str]:
@@ -67,6 +69,7 @@ def _section(name: str, section: BaseModel, notes: Notes, title: str = "[{}]") -
         if key in inside:
             continue
         meaning = notes.meanings.get(f"{name}.{key}") or docstrings.get(key, "")
+        meaning = f"{meaning} {notes.reasons.get(f'{name}.{key}', '')}"
         allowed = "one of " + ", ".join(PRESETS) if key == "preset" else _allowed(info)
         about = " ".join([*meaning.split(), *([f"[{allowed}]"] if allowed else [])])
         yield from textwrap.wrap(about, WIDTH, initial_indent="# ", subsequent_indent="#   ", break_on_hyphens=False)
@@ -82,10 +85,10 @@ def _following(name: str, given: BaseModel, notes: Notes) -> set[str]:
     """Keys whose default depends on the preset, or on the algorithm, and that have this default."""
     if name not in notes.decides:
         return set()
-    section, (decider, values) = type(given), notes.decides[name]
-    plain = section.model_validate({decider: getattr(given, decider)})
-    variants = [section.model_validate({decider: value}) for value in values]
-    keys = [key for key in section.model_fields if key != decider and getattr(given, key) == getattr(plain, key)]
+    section, decides = type(given), notes.decides[name]
+    plain = section.model_validate({decider: getattr(given, decider) for decider in decides})
+    variants = [section.model_validate({decider: value}) for decider, values in decides.items() for value in values]
+    keys = [key for key in section.model_fields if key not in decides and getattr(given, key) == getattr(plain, key)]
     return {key for key in keys if len({getattr(variant, key) for variant in variants}) > 1}
 
 
@@ -124,23 +127,19 @@ HEAD = """\
 # of its section. Remove the # to change it.
 """
 
-DECIDES: dict[str, tuple[str, Sequence[str]]] = {
-    "model": ("preset", tuple(PRESETS)),
-    "outer": ("algorithm", ("pier", "diloco", "noloco", "sync")),
+DECIDES: dict[str, dict[str, Sequence[str]]] = {
+    "model": {"preset": tuple(PRESETS)},
+    "outer": {"algorithm": ("pier", "diloco", "noloco", "sync"), "codec": ("none", "topk")},
 }
-"""By section, the key that other keys' defaults follow from, and its possible values."""
+"""By section, the keys that other keys' defaults follow from, and their possible values."""
 
 
-def run_toml(preset: str = "", name: str = "", model: ModelSection | None = None, tokenizer: str = "") -> str:
-    """The text of run.toml; keys that follow from the preset (or the algorithm) are in lines that begin with #.
+def run_toml(given: Mapping[str, Any] | None = None, why: str = "") -> str:
+    """The text of run.toml; keys that follow from the preset, algorithm or codec are in lines that begin with #.
 
     Args:
-        model: instead of a preset.
-        tokenizer: path of a tokenizer.json; "": bytes.
+        given: tables with keys that are not to have their defaults.
+        why: the reason for outer.algorithm.
     """
-    given: dict[str, Any] = {"model": {"preset": preset} if preset else {}, "run": {"name": name} if name else {}}
-    if model:
-        given["model"] = model.model_dump()
-    if tokenizer:
-        given["data"] = {"tokenizer": tokenizer}
-    return "\n".join([HEAD, *commented(RunConfig.model_validate(given), Notes(decides=DECIDES))])
+    notes = Notes(reasons={"outer.algorithm": why}, decides=DECIDES)
+    return "\n".join([HEAD, *commented(RunConfig.model_validate(given or {}), notes)])

@@ -1,6 +1,13 @@
-"""Model sizes by name, as plain numbers, so that importing them is cheap.
+"""Model sizes by name, and how each is trained, as plain numbers, so that importing them is cheap.
 
 GPT-2 sizes follow Radford et al. 2019; the 7B size follows Llama 2 (arXiv 2307.09288).
+
+A recipe is what `pier-node init` writes for a size. It is no default: a run.toml that leaves a key out means the same
+with every preset. Learning rate, batch and warmup are those published for a model of about this size: GPT-3 (arXiv
+2005.14165, table 2.1; 375 million tokens of warmup) for GPT-2 sizes and 125M, Pythia (arXiv 2304.01373, table 6; 1 % of
+warmup) for 30M and 1B, Llama 2 (arXiv 2307.09288, section 2.2) for 7B. All of them have β₂ = 0.95, weight decay 0.1,
+clipping at 1, and a cosine to a tenth. The published batch is that of four sites together, and a run sees 20 tokens per
+parameter (Hoffmann et al., arXiv 2203.15556). Sizes below that are for trials, and keep the defaults.
 """
 
 from typing import Any
@@ -31,3 +38,28 @@ PRESETS: dict[str, dict[str, Any]] = {
     "gpt2-large": _gpt2(1280, 36, 20),
     "gpt2-xl": _gpt2(1600, 48, 25),
 }
+
+
+TOKENIZER = "tokenizer.json"
+"""Of a model that reads tokens: a file beside run.toml, which people have to get."""
+
+
+def _recipe(
+    lr: float, batch_size: int, micro_batch: int, warmup_steps: int, total_steps: int, tokenizer: str = TOKENIZER
+) -> dict[str, dict[str, Any]]:
+    rates = {"lr": lr, "min_lr": round(lr / 10, 9), "warmup_steps": warmup_steps, "beta2": 0.95}
+    inner = {"total_steps": total_steps, "batch_size": batch_size, "micro_batch": micro_batch, **rates}
+    return {"inner": inner, "data": {"tokenizer": tokenizer}}
+
+
+RECIPES: dict[str, dict[str, dict[str, Any]]] = {
+    "llama-30m": _recipe(1e-3, 64, 0, 44, 4_400, "bytes"),
+    "llama-125m": _recipe(6e-4, 128, 8, 700, 4_200),
+    "llama-1b": _recipe(3e-4, 256, 4, 75, 7_500),
+    "llama-7b": _recipe(3e-4, 256, 1, 2_000, 32_000),
+    "gpt2-small": _recipe(6e-4, 128, 8, 700, 4_800),
+    "gpt2-medium": _recipe(3e-4, 128, 8, 700, 13_500),
+    "gpt2-large": _recipe(2.5e-4, 128, 4, 700, 29_500),
+    "gpt2-xl": _recipe(2e-4, 256, 4, 360, 29_700),
+}
+"""By preset, keys of run.toml by section."""

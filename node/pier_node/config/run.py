@@ -241,6 +241,9 @@ class DataSection(SourceSection):
     dealt: Annotated[bool, LATER] = True
     """Whether all sites have the same data, of which each trains on its part. false: each site has other data at the
     same path, and trains on all of it."""
+    document_mask: Annotated[bool, LATER] = False
+    """Whether a token sees only its own document in a sequence of several. The tokenizer must have a token that
+    separates documents. Attention takes longer, and memory for context * context numbers per sequence."""
     mixture: Annotated[tuple[MixtureSection, ...], LATER] = ()
     """Several sources, mixed by weight, each a table [[data.mixture]]; then source and path are not set here."""
 
@@ -249,6 +252,13 @@ class DataSection(SourceSection):
         """Refuse a source beside those of a mixture."""
         if self.mixture and (self.source != "stdlib" or self.path):
             raise ValueError("a mixture names its sources: leave source and path out of [data]")
+        return self
+
+    @model_validator(mode="after")
+    def check_mask(self) -> Self:
+        """Refuse to separate documents by a byte that is in them."""
+        if self.document_mask and self.tokenizer == "bytes":
+            raise ValueError('document_mask = true needs a tokenizer with an end-of-text token, not "bytes"')
         return self
 
     def parts(self) -> list[tuple[float, DataSection]]:
@@ -480,6 +490,8 @@ class RunConfig(Section):
             raise ValueError(f"pipeline.stages = {stages} needs as many blocks: model.layers = {self.model.layers}")
         if stages > max(self.run.sites, 1):
             raise ValueError(f"pipeline.stages = {stages} needs as many sites: run.sites = {self.run.sites}")
+        if stages > 1 and self.data.document_mask:
+            raise ValueError("data.document_mask is not there for the stages of a pipeline: leave it out")
         if stages > 1 and (flaw := outer_flaw(self.outer)):
             raise ValueError(flaw)
         return self

@@ -71,6 +71,13 @@ class Ready:
     A program that announces "moments" has its first weights from the daemon: it is ready for requests.
     """
 
+    device: str = ""
+    """What it trains on, in words; "": it does not tell."""
+    full_speed: float = 0.0
+    """Tokens per second of the model's FLOPs at the devices' peak; 0: not known."""
+    fallback: str = ""
+    """Why what it trains on is probably not what the site's owner wants; "" if it is."""
+
 
 @dataclass(frozen=True, config=_STRICT)
 class Train:

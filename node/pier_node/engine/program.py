@@ -31,6 +31,7 @@ from pier_node.base.tasks import Hearing
 from pier_node.base.units import amount
 from pier_node.config.program import first_difference
 from pier_node.config.run import RunConfig
+from pier_node.engine.device import Device
 from pier_node.engine.messages import (
     LINE_LIMIT,
     VERSION,
@@ -172,6 +173,7 @@ class Program:
         self._socket = socket
         self._process = TrainingProcess(command, socket, self._fail) if command else None
         self.attach: Attach | None = None
+        self.device = Device()
         self.outbox = SharedVector(0)
         self.recover_moments: Callable[[], Moments | None] = lambda: None
         self._moments = SharedMoments(0, lambda: None)
@@ -523,6 +525,7 @@ class Program:
                 self._answer = message
             case Ready(), request:
                 self._ready = True
+                self.device.told(message)
                 if request is not None:
                     self._hand_out(request)
             case Tokenizing(), _:
@@ -537,7 +540,7 @@ class Program:
             case Done(), Train() as train if message.job == train.id:
                 if train.publish == "weights":
                     self._moments.accept(message.adam_step)
-                self._answer = message
+                self._answer, self.device.peak_bytes = message, message.peak_bytes
                 if self._process is not None:
                     self._process.progressed()
             case Evaluated(), Evaluate() as request if message.id == request.id:

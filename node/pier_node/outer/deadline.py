@@ -1,4 +1,4 @@
-"""Deadlines learned from past waits: median + k·MAD, never only a constant.
+"""Deadlines learned from past waits: median + k·MAD, never only a constant; and pauses between attempts.
 
 MAD is the median absolute deviation; a quarter of the samples can be outliers without moving either value by much.
 rounds/leader.py decides with it how long a round waits for members.
@@ -6,14 +6,23 @@ rounds/leader.py decides with it how long a round waits for members.
 
 from __future__ import annotations
 
+import asyncio
+import logging
+import math
 from collections import deque
 from statistics import median
+
+from pier_node.base.units import span
 
 SPREAD = 6.0
 """k: about four standard deviations of a normal distribution."""
 FEW = 8
 """Number of waits that must be known before they count."""
 MEMORY = 64
+TELL_SECONDS = 15.0
+"""How often the log says what is still being tried."""
+
+log = logging.getLogger(__name__)
 
 
 class Deadline:
@@ -52,3 +61,27 @@ class Backoff:
         """The next pause in seconds."""
         pause, self._next = self._next, min(2 * self._next, self._last)
         return pause
+
+
+class Attempts:
+    """Attempts to reach something that may not be there yet. The log says what is tried, and for how long.
+
+    Args:
+        what: does not answer, as the log calls it.
+        patience: seconds for all attempts together.
+    """
+
+    def __init__(self, what: str, patience: float) -> None:
+        self._what, self._clock = what, asyncio.get_running_loop().time
+        self._end, self._told, self._backoff = self._clock() + patience, -math.inf, Backoff(last=2.0)
+
+    async def failed(self, why: str) -> bool:
+        """Pause after a failed attempt. Returns whether there is time for another one."""
+        now = self._clock()
+        if now > self._end:
+            return False
+        if now - self._told >= TELL_SECONDS:
+            self._told = now
+            log.warning("%s does not answer yet: %s; trying for %s more", self._what, why, span(self._end - now))
+        await asyncio.sleep(self._backoff.seconds())
+        return True

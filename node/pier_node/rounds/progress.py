@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, field
 
+from pier_node.engine.device import Device
 from pier_node.outer.times import Spans, Times
 from pier_proto.v1.peer_pb2 import Phase
 
@@ -24,6 +25,7 @@ class Progress:
         members_loss: mean validation loss of the models that were merged at the end.
         training_for: the round that the current inner steps count for; `steps`: how many steps (fewer at a slow site).
         metrics: what the site's program has logged last, by name: see engine/metrics.py.
+        device: what the site trains on.
         spread: standard deviation between replicas in this site's last pair; not known where all replicas are equal.
     """
 
@@ -44,4 +46,5 @@ class Progress:
     spread: float = math.nan
     members_loss: float = math.nan
     expert: str = ""
+    device: Device = field(default_factory=Device)
     metrics: dict[str, float | str] = field(default_factory=dict)

@@ -120,6 +120,7 @@ class Daemon:
             await site.finish()
         self._say(f"The run is finished: {total_rounds(joined.config)} rounds.")
         if isinstance(site, Replica):
+            self._say(site.conclusion())
             await site.train_experts()
 
     async def _join(self, stack: AsyncExitStack) -> Joined:

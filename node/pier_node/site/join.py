@@ -22,6 +22,7 @@ from pier_node.config.run import RunConfig, config_changes, from_canonical, load
 from pier_node.identity.certificates import Credentials, credentials
 from pier_node.identity.invite import Invite
 from pier_node.identity.node import TOKEN_VARIABLE, Identity, Token
+from pier_node.outer.deadline import Attempts
 from pier_node.rounds.double_votes import CONVICTED_FILE, Convicted
 from pier_node.rounds.folder import EVENTS_FILE, RUN_FILE, SITE_FILE, SiteRecord, load_run, save_run
 from pier_node.rounds.proofs import EARLIER_FILE, PROOFS_FILE
@@ -294,9 +295,8 @@ async def first_answer(carrier: SiteCarrier, addresses: Iterable[str], request: 
         PierError: all of them refuse this site, or none answers within PATIENCE seconds. The text has each one's
             reason.
     """
-    loop = asyncio.get_running_loop()
-    deadline, told, problems = loop.time() + PATIENCE, False, [""]
-    while loop.time() < deadline:
+    attempts = Attempts("the run", PATIENCE)
+    while True:
         losses: list[PeerLost] = []
         for address in addresses:
             try:
@@ -309,15 +309,12 @@ async def first_answer(carrier: SiteCarrier, addresses: Iterable[str], request: 
                 f"no peer lets this site in: {'; '.join(problems)}",
                 "Start it with the --token that the first site of the run printed, and with the same version of Pier.",
             )
-        if not told:
-            log.warning("no peer answers yet, still trying: %s", "; ".join(problems))
-        told = True
-        await asyncio.sleep(1.0)
-    raise PierError(
-        f"no peer answered for {PATIENCE:.0f} s: {'; '.join(problems)}",
-        "Check that a site is running there, that its port is open and that the token is right. `pier-node doctor` "
-        "tells more.",
-    )
+        if not await attempts.failed("; ".join(problems)):
+            raise PierError(
+                f"no peer answered for {PATIENCE:.0f} s: {'; '.join(problems)}",
+                "Check that a site is running there, that its port is open and that the token is right. `pier-node "
+                "doctor` tells more.",
+            )
 
 
 def _said(lost: PeerLost) -> str:

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
+import shlex
 from collections.abc import Sequence
 from contextlib import AsyncExitStack
 from functools import partial
 from typing import NamedTuple
 
 from pier_node.base.shared import Vector
+from pier_node.base.units import count
 from pier_node.engine.messages import Logged
 from pier_node.engine.metrics import newest
 from pier_node.engine.moments import Moments
@@ -98,6 +101,17 @@ class Replica:
         if self._joined.config.program:
             await self._trainer.finish(self.rounds.state.tensors[ANCHOR])
 
+    def conclusion(self) -> str:
+        """What was learnt, and what can be done with it now."""
+        joined, progress = self._joined, self._joined.progress
+        loss = "" if math.isnan(progress.validation_loss) else f"validation loss {progress.validation_loss:.4f}; "
+        learnt = f"{loss}{count(progress.tokens)} tokens trained on here."
+        if joined.config.program:  # its program has the model
+            return learnt
+        data = f"--data {shlex.quote(str(joined.settings.folder))}"
+        words = ("evaluate", "generate 'Once upon a time'", "export MODEL")
+        return "\n".join((learnt, "Next:", "", *(f"  pier-node {it} {data}" for it in words), ""))
+
     async def train_experts(self) -> None:
         """Train experts from the run's last state, if they are ordered."""
         joined = self._joined
@@ -163,6 +177,7 @@ async def prepare(joined: Joined, program: Program | None, stack: AsyncExitStack
         settings = joined.settings
         trainer = own_trainer(config, node, joined.data, folder, settings.workers, settings.parallel)
         stack.push_async_callback(trainer.stop)
+    joined.progress.device = trainer.device
     starting = asyncio.create_task(trainer.start())
     stack.callback(starting.cancel)
     if program:

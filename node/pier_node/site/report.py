@@ -239,6 +239,9 @@ class Reporter:
             "round_steps": progress.steps,
             "iteration": asdict(progress.spans) if progress.spans else {},
             "utilisation": progress.compute / busy if busy else math.nan,
+            "device": progress.device.words,
+            "device_bytes": progress.device.peak_bytes,
+            "mfu": progress.device.mfu(progress.tokens_per_second),
             "clipped": dict(self.rounds.clipped) if isinstance(self.rounds, Rounds) else {},
         }
 
@@ -294,6 +297,8 @@ METRICS = {
     "bytes_sent": "payload bytes sent to other sites",
     "round_seconds": "duration of the last outer round",
     "utilisation": "fraction of the time spent in inner steps",
+    "device_bytes": "peak memory of one GPU, bytes",
+    "mfu": "fraction of the GPUs' peak FLOPs that the model takes",
 }
 
 

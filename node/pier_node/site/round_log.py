@@ -8,7 +8,7 @@ import time
 from collections import deque
 from collections.abc import Callable
 
-from pier_node.base.units import amount, count, seconds, span
+from pier_node.base.units import amount, count, percent, seconds, span
 from pier_node.outer.state import OuterState
 from pier_node.rounds.progress import Progress
 from pier_node.wire.carrier import Carrier
@@ -47,6 +47,8 @@ class RoundLog:
             "" if math.isnan(progress.loss) else f"loss {progress.loss:.4f}",
             f"validation loss {progress.validation_loss:.4f}" if fresh else "",
             f"{count(progress.tokens_per_second)} tokens/s" if progress.tokens_per_second else "",
+            f"MFU {percent(progress.device.mfu(progress.tokens_per_second))}" if progress.device.full_speed else "",
+            f"{amount(progress.device.peak_bytes)} of GPU memory" if progress.device.peak_bytes else "",
         ]
 
     def _round(self) -> list[str]:

@@ -1,9 +1,14 @@
-"""The devices of this machine: the number of workers, and how each one computes."""
+"""The devices of this machine: the number of workers, how each one computes, and how fast it could.
+
+MFU, model FLOPs utilisation, is the part of the devices' peak that the model's own FLOPs take (PaLM, arXiv 2204.02311,
+appendix B). Peaks are those of NVIDIA's data sheets: dense matrix products in bfloat16, summed in fp32.
+"""
 
 from __future__ import annotations
 
 import os
 import time
+from pathlib import Path
 
 import torch
 
@@ -41,6 +46,60 @@ def uses_bf16(device: torch.device, precision: str) -> bool:
     if precision != "auto":
         return precision == "bf16"
     return device.type == "cuda" and torch.cuda.is_bf16_supported(including_emulation=False)
+
+
+PEAKS = {
+    "B200": 2250e12,
+    "H200": 989e12,
+    "GH200": 989e12,
+    "H100 NVL": 835e12,
+    "H100 PCIe": 756e12,
+    "H100": 989e12,
+    "A100": 312e12,
+    "L40S": 362e12,
+    "A10": 125e12,
+    "L4": 121e12,
+    "RTX 4090": 165e12,
+    "RTX 3090": 71e12,
+}
+"""FLOP/s in bfloat16 by a part of the device's name; the first that fits counts."""
+
+
+def peak_flops(name: str) -> float:
+    """Peak FLOP/s of a device in bfloat16; 0: not known."""
+    words = name.replace("-", " ").split()
+    return next((peak for part, peak in PEAKS.items() if all(word in words for word in part.split())), 0.0)
+
+
+def describe(device: torch.device, workers: int, bf16: bool) -> str:
+    """The devices of a site in words, such as "8 x NVIDIA H100 80GB HBM3 (79 GiB each), bf16"."""
+    precision = "bf16" if bf16 else "fp32"
+    if device.type != "cuda":
+        return f"{workers} x CPU ({torch.get_num_threads()} threads each), {precision}"
+    memory = torch.cuda.get_device_properties(device).total_memory
+    return f"{workers} x {torch.cuda.get_device_name(device)} ({memory / 2**30:.0f} GiB each), {precision}"
+
+
+def full_speed(device: torch.device, workers: int, bf16: bool, token: float) -> float:
+    """Tokens per second if the devices did nothing but a token's `token` FLOPs, at their peak; 0: not known."""
+    if device.type != "cuda" or not bf16:
+        return 0.0
+    return workers * peak_flops(torch.cuda.get_device_name(device)) / token
+
+
+DRIVER = Path("/dev/nvidiactl")
+"""Is there where NVIDIA's driver runs."""
+
+
+def fallback(device: torch.device) -> str:
+    """Why training on this CPU is probably a mistake; "": there is no sign of a GPU."""
+    if device.type != "cpu":
+        return ""
+    if DRIVER.exists():
+        return f"this machine has an NVIDIA GPU, but PyTorch {torch.__version__} does not see it"
+    if torch.version.cuda:
+        return f"PyTorch is built for CUDA {torch.version.cuda}, but sees no GPU"
+    return ""
 
 
 def peak_bytes(device: torch.device) -> int:

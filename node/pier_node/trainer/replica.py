@@ -29,6 +29,7 @@ from pier_node.outer.inner_optimizer import Moments, take_step
 from pier_node.outer.layout import Layout
 from pier_node.trainer import devices
 from pier_node.trainer.data.corpus import Batch
+from pier_node.trainer.data.tokens import document_separator
 from pier_node.trainer.model.decoder import Decoder
 from pier_node.trainer.model.evaluate import Losses, row_losses, summed_losses
 from pier_node.trainer.model.loss import NO_TOKEN
@@ -143,6 +144,7 @@ class Replica:
             self.shares = Shares(mesh.size(), mesh.get_local_rank(), mesh.get_group(), sharded=True)
         else:
             self._model = _undefined(config.model, self.layout, device)
+        self._model.separator = document_separator(config.data)
         if parallel.checkpointing != "none":
             _checkpoint(self._model, parallel.checkpointing)
         self._parameters = trained(self._model)

@@ -66,7 +66,7 @@ from pier_node.trainer import devices
 from pier_node.trainer.command import Setup
 from pier_node.trainer.data.corpus import Batch, Corpus, Windows, open_corpus, share
 from pier_node.trainer.data.tokens import check_vocab
-from pier_node.trainer.model.cost import chosen
+from pier_node.trainer.model.cost import chosen, flops_per_token
 from pier_node.trainer.parallel import DDP, Parallel
 from pier_node.trainer.replica import Replica
 
@@ -257,13 +257,20 @@ def _serve(link: Link, ranks: Ranks, setup: Setup, parallel: Parallel) -> None:
     place = link.receive()
     if not isinstance(place, Attached):
         raise PierError(f"a worker is given its place before anything else, but the daemon sent {place}")
-    link.send(Ready())
+    link.send(_ready(config, ranks))
     corpus = open_data(config, setup, place, link, ranks.own)
     windows = Windows(corpus, config.model.context, config.run.seed, setup.node)
     parallel.check(config, ranks.count)
     worker = Worker(link, ranks, place, config, windows, parallel)
     while True:
         worker.obey(link.receive())
+
+
+def _ready(config: RunConfig, ranks: Ranks) -> Ready:
+    device, count = devices.pick(ranks.own, ranks.count), ranks.count
+    bf16 = devices.uses_bf16(device, config.inner.precision)
+    full = devices.full_speed(device, count, bf16, flops_per_token(config.model))
+    return Ready(devices.describe(device, count, bf16), full, devices.fallback(device))
 
 
 def open_data(config: RunConfig, setup: Setup, place: Attached, link: Link, rank: int) -> Corpus:

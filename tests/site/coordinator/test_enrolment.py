@@ -62,7 +62,7 @@ async def test_an_invite_that_the_coordinator_never_made(tmp_path: Path) -> None
 
 async def test_a_coordinator_that_stays_away_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(enrolment, "PATIENCE", 0.0)
-    monkeypatch.setattr(enrolment, "Backoff", lambda: Backoff(first=0.0))
+    monkeypatch.setattr("pier_node.outer.deadline.Backoff", lambda **_: Backoff(first=0.0))
     with pytest.raises(PierError, match=r"the coordinator does not answer: 127\.0\.0\.1:1: Connection refused"):
         await enrol_patiently("127.0.0.1:1", Invite.new(OWN.key.public_key()), ALICE, "lab-a")
 

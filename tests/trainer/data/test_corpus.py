@@ -21,7 +21,7 @@ from pier_node.base.errors import PierError
 from pier_node.config.run import DataSection, RunConfig
 from pier_node.trainer.data import tokenizing as module
 from pier_node.trainer.data.corpus import Batch, Corpus, Part, SiteData, Windows, check_data, open_corpus, share
-from pier_node.trainer.data.shards import Manifest, ShardWriter, Stream
+from pier_node.trainer.data.shards import ShardWriter, Stream, TokenManifest
 from pier_node.trainer.data.sources import open_source
 from pier_node.trainer.data.tokenizing import Text, tokenize
 
@@ -152,7 +152,7 @@ def test_of_several_processes_one_tokenizes_and_the_others_wait(
     with ThreadPoolExecutor() as pool:
         others: list[Future[Corpus]] = []
 
-        def build(text: Any, folder: Path, told: Any) -> Manifest:
+        def build(text: Any, folder: Path, told: Any) -> TokenManifest:
             built.append(folder)
             others.extend(pool.submit(open_slot, data, cache) for _ in range(3))
             assert not [other for other in others if other.done()]

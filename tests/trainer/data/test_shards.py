@@ -18,11 +18,11 @@ from pier_node.trainer.data.shards import (
     HEADER,
     LLM_C,
     MANIFEST,
-    Manifest,
-    Shard,
     ShardWriter,
     Stream,
     TokenFile,
+    TokenManifest,
+    TokenShard,
     TokenWriter,
     count,
     fingerprint,
@@ -80,7 +80,7 @@ def test_a_fingerprint_looks_at_a_whole_file_of_16_mib_and_at_both_ends_of_a_lar
         assert len(prints) == 1 + len(places), f"of {size} bytes"
 
 
-EMPTY = Manifest(key="k", tokenizer="t", vocab_size=300, separator=None)
+EMPTY = TokenManifest(key="k", tokenizer="t", vocab_size=300, separator=None)
 
 lists = st.lists(st.lists(st.integers(0, 299), max_size=6), max_size=6)
 
@@ -110,7 +110,7 @@ def test_what_is_committed_is_read_from_any_place_to_any_place(
         if data.draw(st.booleans()):
             writer.commit(number, 10 * number)
     writer.commit(len(parts), 10 * len(parts), complete=True)
-    manifest, joined = Manifest.load(folder), list(chain(*parts))
+    manifest, joined = TokenManifest.load(folder), list(chain(*parts))
     assert manifest == writer.manifest
     assert (manifest.documents, manifest.complete) == (len(parts), True)
     manifest.check(folder)
@@ -135,7 +135,7 @@ def test_a_changed_manifest_is_torn(tmp_path_factory: pytest.TempPathFactory, by
     after = before[:place] + bytes_ + before[place + len(bytes_) :]
     path.write_bytes(after)
     try:
-        assert Manifest.load(folder) == writer.manifest
+        assert TokenManifest.load(folder) == writer.manifest
         assert json.loads(after) == json.loads(before), "only white space may change"
     except Torn:
         assert after != before
@@ -144,9 +144,9 @@ def test_a_changed_manifest_is_torn(tmp_path_factory: pytest.TempPathFactory, by
 def test_a_manifest_of_nonsense_is_torn(tmp_path: Path) -> None:
     (tmp_path / MANIFEST).write_text('{"train": 3}')
     with pytest.raises(Torn, match="checksum"):
-        Manifest.load(tmp_path)
+        TokenManifest.load(tmp_path)
     with pytest.raises(ValueError, match="pattern"):
-        Shard(name="../../etc/passwd", tokens=1, check="")
+        TokenShard(name="../../etc/passwd", tokens=1, check="")
 
 
 def test_only_files_with_the_wanted_tokens_are_opened(tmp_path: Path) -> None:

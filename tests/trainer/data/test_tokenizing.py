@@ -22,7 +22,7 @@ from pier_node.base.errors import PierError
 from pier_node.config.run import DataSection
 from pier_node.trainer.data import tokenizing as module
 from pier_node.trainer.data.corpus import open_corpus
-from pier_node.trainer.data.shards import Manifest, Split, count, opened
+from pier_node.trainer.data.shards import Split, TokenManifest, count, opened
 from pier_node.trainer.data.tokenizing import Batch, Text, batches, cached, encoded, tokenize, whole
 
 
@@ -46,7 +46,7 @@ def section_of(folder: Path, documents: int, words: int = 5, **keys: Any) -> Dat
     )
 
 
-def tokens(folder: Path, manifest: Manifest, split: Split) -> Any:
+def tokens(folder: Path, manifest: TokenManifest, split: Split) -> Any:
     files = manifest.files(folder, split)
     return np.asarray(opened(files, 0, count(files)))
 
@@ -112,7 +112,7 @@ def test_a_resumed_run_encodes_only_what_follows_the_last_shard(
     monkeypatch.setattr(module, "encoded", watched)
     with pytest.raises(PierError, match="enough"):
         tokenize(text, tmp_path / "out", silent)
-    begun = Manifest.load(tmp_path / "out")
+    begun = TokenManifest.load(tmp_path / "out")
     assert not begun.complete
     assert 0 < begun.documents <= 50
     on_disk = {path.name for path in (tmp_path / "out").glob("*.npy")}
@@ -226,7 +226,7 @@ def test_a_real_process_that_is_killed_continues_after_its_last_shard(tmp_path: 
     if killed:
         os.kill(program.pid, signal.SIGKILL)
     program.wait(60)
-    begun = Manifest.load(out)
+    begun = TokenManifest.load(out)
     assert begun.complete or begun.train
     straight = tokenize(text, tmp_path / "straight", silent)
     resumed = tokenize(text, out, silent)

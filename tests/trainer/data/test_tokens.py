@@ -10,7 +10,16 @@ from tokenizers import Tokenizer as Library
 from tokenizers import decoders, models, pre_tokenizers, processors, trainers
 
 from pier_node.base.errors import PierError
-from pier_node.trainer.data.tokens import BROKEN, ByteTokenizer, FileTokenizer, Spelling, check_vocab, open_tokenizer
+from pier_node.config.run import DataSection
+from pier_node.trainer.data.tokens import (
+    BROKEN,
+    ByteTokenizer,
+    FileTokenizer,
+    Spelling,
+    check_vocab,
+    document_separator,
+    open_tokenizer,
+)
 
 TEXT = "the pier reaches out into the sea, and the sea reaches the pier. é 🙂\n"
 
@@ -104,6 +113,16 @@ def test_a_model_must_have_room_for_every_token() -> None:
     check_vocab(256, 256)
     with pytest.raises(PierError, match=r"model\.vocab_size = 256: the tokenizer has 300 tokens; allowed: 300 or more"):
         check_vocab(300, 256)
+
+
+def test_documents_are_separated_by_a_token_that_the_tokenizer_has(tmp_path: Path) -> None:
+    paths = [str(train_tokenizer(tmp_path / f"{len(end)}.json", end)) for end in ([], ["<pad>", "</s>"])]
+    without, with_end = (DataSection(tokenizer=path, document_mask=True) for path in paths)
+    assert document_separator(with_end) == 1
+    assert document_separator(DataSection(tokenizer=paths[0])) is None
+    with pytest.raises(PierError, match="has no token that separates documents") as caught:
+        document_separator(without)
+    assert "<|endoftext|>" in caught.value.remedy
 
 
 @given(before=st.binary(max_size=8), made=st.binary(max_size=30))

@@ -52,6 +52,32 @@ def test_the_two_gradients_of_a_tied_embedding_add_up_to_that_of_the_whole_model
         torch.testing.assert_close(sum(gradients), parameter.grad, rtol=1e-4, atol=1e-6)
 
 
+def test_documents_that_a_separator_begins_do_not_see_each_other(model: Decoder, tokens: Tensor) -> None:
+    """What is before a document changes nothing in it, but positions go on; without a separator it does."""
+    model.separator = 7
+    tokens = tokens.clamp(min=8)
+    tokens[:, 9] = 7
+    changed = tokens.clone()
+    changed[:, :9] = changed[:, :9].roll(1, dims=1) ^ 1
+    logits, after = model(tokens), model(changed)
+    assert torch.equal(logits[:, 9:], after[:, 9:])
+    assert not torch.allclose(logits[:, 8], after[:, 8])
+    model.separator = None
+    assert torch.equal(model(tokens)[:, :9], model(tokens[:, :9])) or torch.allclose(
+        model(tokens)[:, :9], logits[:, :9], atol=1e-5
+    )
+    assert not torch.allclose(model(tokens)[:, 9:], model(changed)[:, 9:])
+
+
+def test_a_document_in_a_sequence_has_the_logits_of_one_alone(model: Decoder, tokens: Tensor) -> None:
+    if model.config.form == "gpt2":
+        torch.nn.init.zeros_(model.positions.weight)  # they are counted from the start of the sequence
+    model.separator = 7
+    tokens = tokens.clamp(min=8)
+    tokens[:, 9] = 7
+    torch.testing.assert_close(model(tokens)[:, 9:], model(tokens[:, 9:]), rtol=1e-4, atol=1e-5)
+
+
 def test_a_later_token_never_changes_an_earlier_logit(model: Decoder, tokens: Tensor) -> None:
     logits = model(tokens)
     for position in (1, 11, 23):

@@ -25,7 +25,7 @@ from pier_node.identity.certificates import Credentials, check_issued
 from pier_node.identity.invite import Invite, pin
 from pier_node.identity.node import Identity, key_pem, node_id
 from pier_node.identity.tls import certificate_at
-from pier_node.outer.deadline import Backoff
+from pier_node.outer.deadline import Attempts
 from pier_node.site.coordinator.link import Link, Refused, Unreachable
 from pier_node.wire.carrier import PROTOCOL
 from pier_proto.v1.coordinator_pb2 import EnrolReply, EnrolRequest
@@ -78,20 +78,16 @@ class Enrolment:
 
 async def enrol_patiently(address: str, invite: Invite, identity: Identity, name: str) -> tuple[Enrolment, RunConfig]:
     """Call `enrol` until the coordinator answers or PATIENCE seconds have passed. Raises PierError."""
-    deadline, backoff, told = time.monotonic() + PATIENCE, Backoff(), False
+    attempts = Attempts("the coordinator", PATIENCE)
     while True:
         try:
             return await enrol(address, invite, identity, name)
         except Unreachable as problem:
-            if time.monotonic() > deadline:
+            if not await attempts.failed(str(problem)):
                 raise PierError(
                     f"the coordinator does not answer: {problem}",
                     "Does it run, is its port open to this machine, and is the address right?",
                 ) from problem
-            if not told:
-                log.warning("the coordinator does not answer yet, still trying: %s", problem)
-            told = True
-        await asyncio.sleep(backoff.seconds())
 
 
 async def enrol(address: str, invite: Invite, identity: Identity, name: str) -> tuple[Enrolment, RunConfig]:

@@ -25,10 +25,10 @@ import numpy.typing as npt
 from pier_node.base.durable import Torn
 from pier_node.base.errors import PierError
 from pier_node.config.run import DataSection, RunConfig
-from pier_node.trainer.data.shards import MANIFEST, Manifest, Stream, TokenFile, count, foreign, opened
+from pier_node.trainer.data.shards import MANIFEST, Stream, TokenFile, TokenManifest, count, foreign, opened
 from pier_node.trainer.data.sources import find_entries, no_text, open_source
 from pier_node.trainer.data.tokenizing import Text, Told, cached, told_by_log
-from pier_node.trainer.data.tokens import Tokenizer, check_vocab, open_tokenizer
+from pier_node.trainer.data.tokens import Tokenizer, check_vocab, document_separator, open_tokenizer
 
 
 @dataclass(frozen=True)
@@ -88,6 +88,7 @@ def check_data(config: RunConfig, dataset: str | None) -> None:
     """
     tokenizer = open_tokenizer(config.data.tokenizer)
     check_vocab(tokenizer.vocab_size, config.model.vocab_size)
+    document_separator(config.data)
     for _, data in [(1.0, config.data)] if dataset else config.data.parts():
         if data.source == "tokens":
             _token_files(data, dataset, tokenizer)
@@ -184,7 +185,7 @@ def _token_files(data: DataSection, path: str | None, tokenizer: Tokenizer) -> t
         held_out = [file for file in files if len(files) > 1 and "val" in file.name]
         return [foreign(file) for file in files if file not in held_out], [foreign(file) for file in held_out]
     try:
-        manifest = Manifest.load(root)
+        manifest = TokenManifest.load(root)
     except Torn as error:
         raise PierError(f"{root}: {error}", "Copy this file again, or run `pier-node tokenize` again.") from error
     if not manifest.complete:

@@ -14,6 +14,7 @@ import json
 import os
 import zlib
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
@@ -47,7 +48,7 @@ def fingerprint(path: Path) -> str:
     return f"{size}-{crc:08x}"
 
 
-class Shard(Section):
+class TokenShard(Section):
     """A file of tokens."""
 
     name: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")]
@@ -56,7 +57,7 @@ class Shard(Section):
     """Its fingerprint."""
 
 
-class Manifest(Section):
+class TokenManifest(Section):
     """What a folder of tokens has. Shards follow each other in this order."""
 
     key: str
@@ -72,8 +73,8 @@ class Manifest(Section):
     """Documents of the source that have been read, also those of other sites; a resumed run continues behind them."""
     read: Annotated[int, Field(ge=0)] = 0
     """Bytes of UTF-8 text in them."""
-    train: tuple[Shard, ...] = ()
-    validation: tuple[Shard, ...] = ()
+    train: tuple[TokenShard, ...] = ()
+    validation: tuple[TokenShard, ...] = ()
 
     @classmethod
     def load(cls, folder: Path) -> Self:
@@ -102,7 +103,7 @@ class Manifest(Section):
 class ShardWriter:
     """Appends tokens to new shards in a folder, after those of its manifest."""
 
-    def __init__(self, folder: Path, manifest: Manifest) -> None:
+    def __init__(self, folder: Path, manifest: TokenManifest) -> None:
         self._folder, self.manifest = folder, manifest
         self._dtype = np.min_scalar_type(max(manifest.vocab_size - 1, 0))
         self._open: dict[Split, TokenWriter] = {}
@@ -120,15 +121,20 @@ class ShardWriter:
 
     def commit(self, documents: int, read: int, complete: bool = False) -> None:
         """Close the open shards; return when they and the manifest that names them are on disk. Raises OSError."""
-        shards: dict[str, tuple[Shard, ...]] = {}
+        shards: dict[str, tuple[TokenShard, ...]] = {}
         for split, writer in self._open.items():
             writer.close()
-            shard = Shard(name=writer.path.name, tokens=writer.length, check=fingerprint(writer.path))
+            shard = TokenShard(name=writer.path.name, tokens=writer.length, check=fingerprint(writer.path))
             shards[split] = (*getattr(self.manifest, split), shard)
         update = {"documents": documents, "read": read, "complete": complete, **shards}
         self.manifest = self.manifest.model_copy(update=update)
         self.manifest.save(self._folder)
         self._open, self.pending = {}, 0
+
+    def abandon(self) -> None:
+        """Close the open shards, which stay unfinished."""
+        for writer in self._open.values():
+            writer.abandon()
 
 
 class TokenWriter:
@@ -152,6 +158,11 @@ class TokenWriter:
         self._file.flush()
         os.fsync(self._file.fileno())
         self._file.close()
+
+    def abandon(self) -> None:
+        """Close the file, which stays unfinished."""
+        with suppress(OSError):
+            self._file.close()
 
     def _write_header(self) -> None:
         description = np.lib.format.dtype_to_descr(self._dtype)

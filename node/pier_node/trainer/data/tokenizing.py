@@ -32,7 +32,7 @@ from pier_node.base.errors import PierError
 from pier_node.base.processes import die_with_parent
 from pier_node.base.units import amount
 from pier_node.config.run import DataSection
-from pier_node.trainer.data.shards import MANIFEST, Manifest, Shard, ShardWriter, Split
+from pier_node.trainer.data.shards import MANIFEST, ShardWriter, Split, TokenManifest, TokenShard
 from pier_node.trainer.data.sources import VALIDATION, Source, no_text, open_source
 from pier_node.trainer.data.tokens import Tokenizer, Tokens, open_tokenizer
 
@@ -80,10 +80,10 @@ class Text:
         terms = (FORMAT, config, self.tokenizer.fingerprint, self.slot, self.slots, self.source.state())
         return hashlib.sha256(repr(terms).encode()).hexdigest()[:32]
 
-    def nothing_yet(self) -> Manifest:
+    def nothing_yet(self) -> TokenManifest:
         """The manifest of a folder without shards."""
         tokenizer = self.tokenizer
-        return Manifest(
+        return TokenManifest(
             key=self.key(),
             tokenizer=tokenizer.fingerprint,
             vocab_size=tokenizer.vocab_size,
@@ -92,7 +92,7 @@ class Text:
 
     def _unused(self) -> set[str]:
         """Keys that decide nothing here, or that did not exist when the first tokens were cached."""
-        unused = {"dealt", "mixture"}
+        unused = {"dealt", "document_mask", "mixture"}
         return unused | {key for key in ("subset", "split", "limit") if not self._decides(key)}
 
     def _decides(self, key: str) -> bool:
@@ -204,7 +204,7 @@ def useful_processes(text: Text) -> int:
     return 0 if small or text.tokenizer.fingerprint == "bytes" else len(os.sched_getaffinity(0))
 
 
-def tokenize(text: Text, folder: Path, told: Told, processes: int | None = None, tell: float = TELL) -> Manifest:
+def tokenize(text: Text, folder: Path, told: Told, processes: int | None = None, tell: float = TELL) -> TokenManifest:
     """Write the tokens of a text into a folder, or continue to; nobody else may do so meanwhile. Returns its manifest.
 
     Args:
@@ -226,28 +226,31 @@ def tokenize(text: Text, folder: Path, told: Told, processes: int | None = None,
             return _write(text, ShardWriter(folder, manifest), told, processes, tell)
         except BaseException:
             with suppress(OSError, Torn):
-                _sweep(folder, Manifest.load(folder))
+                _sweep(folder, TokenManifest.load(folder))
             raise
     except OSError as error:
         raise PierError(f"{folder}: {error.strerror}", "Free some space, or use another data directory.") from error
 
 
-def _write(text: Text, writer: ShardWriter, told: Told, processes: int, tell: float) -> Manifest:
+def _write(text: Text, writer: ShardWriter, told: Told, processes: int, tell: float) -> TokenManifest:
     found = batches(text, writer.manifest.documents, told, tell)
-    for batch, tokens in encoded(text, found, processes):
-        for split, some in tokens.items():
-            writer.append(split, some)
-        if writer.pending >= SHARD:
-            writer.commit(batch.documents, batch.read)
-    writer.commit(batch.documents, batch.read, complete=True)
+    try:
+        for batch, tokens in encoded(text, found, processes):
+            for split, some in tokens.items():
+                writer.append(split, some)
+            if writer.pending >= SHARD:
+                writer.commit(batch.documents, batch.read)
+        writer.commit(batch.documents, batch.read, complete=True)
+    finally:
+        writer.abandon()
     return writer.manifest
 
 
-def _begun(text: Text, folder: Path) -> Manifest:
+def _begun(text: Text, folder: Path) -> TokenManifest:
     """The manifest to continue from: that of an unfinished folder, or an empty one."""
     empty = text.nothing_yet()
     try:
-        found = Manifest.load(folder)
+        found = TokenManifest.load(folder)
         if found.key == empty.key and not found.complete:
             found.check(folder)
             return found
@@ -256,7 +259,7 @@ def _begun(text: Text, folder: Path) -> Manifest:
     return empty
 
 
-def _sweep(folder: Path, manifest: Manifest) -> None:
+def _sweep(folder: Path, manifest: TokenManifest) -> None:
     """Remove shards that are not in the manifest: unfinished ones, and those of older tokens."""
     named = {shard.name for shard in (*manifest.train, *manifest.validation)}
     for path in folder.glob("*.npy"):
@@ -264,12 +267,12 @@ def _sweep(folder: Path, manifest: Manifest) -> None:
             path.unlink()
 
 
-def whole(folder: Path, key: str) -> Manifest | None:
+def whole(folder: Path, key: str) -> TokenManifest | None:
     """The manifest of a folder with all tokens that `key` names; None: they are not there, unfinished or damaged."""
     if not (folder / MANIFEST).exists():
         return None
     try:
-        manifest = Manifest.load(folder)
+        manifest = TokenManifest.load(folder)
         if manifest.key != key or not manifest.complete:
             return None
         manifest.check(folder)
@@ -285,7 +288,7 @@ CHECK = "check.json"
 """The fingerprints of a folder that was made when there were no manifests: of train.npy and validation.npy."""
 
 
-def cached(text: Text, cache: Path, told: Told, tokenizes: bool = True) -> tuple[Path, Manifest]:
+def cached(text: Text, cache: Path, told: Told, tokenizes: bool = True) -> tuple[Path, TokenManifest]:
     """The folder with the tokens of a text, below `cache`, and its manifest. They are made if they are not there.
 
     If several processes call this at once, one does the work, however long it takes, and the others wait.
@@ -336,11 +339,11 @@ def _adopt(text: Text, folder: Path) -> None:
     """Give a folder that was made when there were no manifests the one that describes it."""
     if not (folder / CHECK).exists():
         return
-    shards: dict[str, tuple[Shard, ...]] = {}
+    shards: dict[str, tuple[TokenShard, ...]] = {}
     try:
         for name, check in json.loads((folder / CHECK).read_text()).items():
             if tokens := len(np.load(folder / name, mmap_mode="r")):
-                shards[name.removesuffix(".npy")] = (Shard(name=name, tokens=tokens, check=check),)
+                shards[name.removesuffix(".npy")] = (TokenShard(name=name, tokens=tokens, check=check),)
         text.nothing_yet().model_copy(update={**shards, "complete": True}).save(folder)
         log.info("%s has tokens of an older version of Pier; they are used as they are", folder)
     except (OSError, ValueError) as error:

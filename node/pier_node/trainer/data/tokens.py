@@ -14,6 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from pier_node.base.errors import PierError
+from pier_node.config.run import DataSection
 
 Tokens = npt.NDArray[np.unsignedinteger[Any]]
 
@@ -109,6 +110,19 @@ def check_vocab(tokens: int, vocab_size: int) -> None:
             f"model.vocab_size = {vocab_size}: the tokenizer has {tokens} tokens; allowed: {tokens} or more",
             f"Set vocab_size = {tokens} in [model], or choose another [data] tokenizer.",
         )
+
+
+def document_separator(config: DataSection) -> int | None:
+    """The token between documents that do not see each other; None: they do. Raises PierError: there is none."""
+    if not config.document_mask:
+        return None
+    separator = open_tokenizer(config.tokenizer).separator
+    if separator is None:
+        raise PierError(
+            f"data.document_mask = true: {config.tokenizer} has no token that separates documents",
+            f"Leave document_mask out, or give a tokenizer with one of {', '.join(END_OF_TEXT)}.",
+        )
+    return separator
 
 
 BROKEN = "\ufffd"

@@ -88,6 +88,7 @@ class Decoder(nn.Module):
         self.embeds = 0 in blocks if ends is None else ends
         self.predicts = config.layers - 1 in blocks if ends is None else ends
         self._angles: dict[torch.device, tuple[Tensor, Tensor]] = {}
+        self.separator: int | None = None  # of documents that do not see each other: see `documents`
         self.sequence_parts = 1  # trainer/sharding.py divides the positions between blocks among workers
         if self.embeds or (self.predicts and config.tie_embeddings):
             self.embedding = _embedding(config.vocab_size, config.dim)
@@ -108,7 +109,8 @@ class Decoder(nn.Module):
         `targets`, [batch, time] token ids, the result is their `summed_loss`.
         """
         start = past.begin(x.shape[1]) if past else 0
-        x = self.through(self.embed(x, start) if self.embeds else x, past=past, start=start)
+        documents = self.documents(x) if self.embeds and past is None else None
+        x = self.through(self.embed(x, start) if self.embeds else x, past=past, start=start, documents=documents)
         if targets is not None:
             return self.loss(x, targets, z_loss)
         return self.predict(x) if self.predicts else x
@@ -120,12 +122,29 @@ class Decoder(nn.Module):
             x = x + self.positions(torch.arange(start, start + tokens.shape[1], device=tokens.device))
         return x
 
-    def through(self, x: Tensor, without: Collection[int] = (), past: Past | None = None, start: int = 0) -> Tensor:
+    def documents(self, tokens: Tensor) -> Tensor | None:
+        """[batch, time] token ids -> which tokens each token sees, [batch, 1, time, time]; None: all before it.
+
+        With a `separator`, which begins a document, it sees those of its own document. Positions go on.
+        """
+        if self.separator is None:
+            return None
+        number = (tokens == self.separator).cumsum(dim=1)
+        return (number[:, :, None] == number[:, None, :]).tril()[:, None]
+
+    def through(
+        self,
+        x: Tensor,
+        without: Collection[int] = (),
+        past: Past | None = None,
+        start: int = 0,
+        documents: Tensor | None = None,
+    ) -> Tensor:
         """The blocks, except `without`: [batch, time, dim] -> [batch, time, dim]; `start`: positions before them."""
         rotation = self._rotation(x, start) if self.config.form == "llama" else None
         for name, block in self.blocks.items():
             if not without or int(name) not in without:
-                x = block(x, rotation, past.layer(name) if past else None)
+                x = block(x, rotation, past.layer(name) if past else None, documents)
         return x
 
     def predict(self, x: Tensor) -> Tensor:
@@ -166,9 +185,15 @@ class Block(nn.Module):
         self.mlp_norm = _norm(config)
         self.mlp = SwiGLU(config) if config.form == "llama" else GELU(config)
 
-    def forward(self, x: Tensor, rotation: tuple[Tensor, Tensor] | None, past: LayerPast | None = None) -> Tensor:
-        """[batch, time, dim] -> [batch, time, dim]."""
-        x = x + self.attention(self.attention_norm(x), rotation, past)
+    def forward(
+        self,
+        x: Tensor,
+        rotation: tuple[Tensor, Tensor] | None,
+        past: LayerPast | None = None,
+        documents: Tensor | None = None,
+    ) -> Tensor:
+        """[batch, time, dim] -> [batch, time, dim]; see `Decoder.documents`."""
+        x = x + self.attention(self.attention_norm(x), rotation, past, documents=documents)
         out: Tensor = x + self.mlp(self.mlp_norm(x))
         return out
 
@@ -186,17 +211,23 @@ class Attention(nn.Module):
         self.value = nn.Linear(config.dim, config.kv_heads * self.head_dim, bias=bias)
         self.output = nn.Linear(config.dim, config.dim, bias=bias)
 
-    def forward(self, x: Tensor, rotation: tuple[Tensor, Tensor] | None, past: LayerPast | None = None) -> Tensor:
-        """[batch, time, dim] -> [batch, time, dim]."""
+    def forward(
+        self,
+        x: Tensor,
+        rotation: tuple[Tensor, Tensor] | None,
+        past: LayerPast | None = None,
+        documents: Tensor | None = None,
+    ) -> Tensor:
+        """[batch, time, dim] -> [batch, time, dim]; see `Decoder.documents`."""
         query, key, value = (self._split(part(x)) for part in (self.query, self.key, self.value))
         if rotation is not None:
             query, key = _rotate(query, rotation), _rotate(key, rotation)
-        mask = None
+        mask = documents
         if past is not None:
             key, value = past.extended(key, value)
             mask = _later(query.shape[2], key.shape[2], x.device)
         x = functional.scaled_dot_product_attention(
-            query, key, value, attn_mask=mask, is_causal=past is None, enable_gqa=self.grouped
+            query, key, value, attn_mask=mask, is_causal=past is None and documents is None, enable_gqa=self.grouped
         )
         merged: Tensor = self.output(x.transpose(1, 2).flatten(2))
         return merged

@@ -128,4 +128,5 @@ class _Shortened(nn.Module):
 
     def forward(self, tokens: Tensor, targets: Tensor) -> Tensor:
         model = self.model
-        return model.loss(model.through(model.embed(tokens), without=self._missing), targets)
+        x = model.through(model.embed(tokens), without=self._missing, documents=model.documents(tokens))
+        return model.loss(x, targets)
