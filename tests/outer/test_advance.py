@@ -118,16 +118,13 @@ def test_the_first_local_round_drops_the_moments() -> None:
 
 def test_who_is_alone_keeps_its_weights_to_the_last_bit_if_the_step_is_the_identity() -> None:
     before, weights = state([1.0, -3.0], [0.0, 0.0]), np.array([1e-9, 7.0], np.float32)
-    for lr, kept in ((1.0, True), (0.5, False)):
+
+    def after(lr: float, alone: Vector | None) -> list[float]:
         plan = round_plan(config(algorithm="diloco", momentum=0.0, lr=lr), 1)
-        after = advance(before, before.anchor - weights, {"a": 5}, plan, LAYOUT, CONFIG.inner, weights)
-        assert (after.anchor.tolist() == weights.tolist()) is kept
-    rounded = advance(
-        before,
-        before.anchor - weights,
-        {"a": 5},
-        round_plan(config(algorithm="diloco", momentum=0.0, lr=1.0), 1),
-        LAYOUT,
-        CONFIG.inner,
-    )
-    assert rounded.anchor[0] == 0.0
+        return list(advance(before, before.anchor - weights, {"a": 5}, plan, LAYOUT, CONFIG.inner, alone).anchor)
+
+    assert after(1.0, None) == [0.0, 7.0], "rounded"
+    assert after(1.0, weights) == [*weights]
+    assert after(0.5, weights) == [0.5, 2.0]
+    stale = np.array([0.5, 7.0], np.float32)  # of steps before it caught up with another state
+    assert after(1.0, stale) == [0.0, 7.0]

@@ -15,7 +15,7 @@ from pier_node.outer.layout import Layout
 from pier_node.outer.noloco import noloco_step
 from pier_node.outer.pier import accumulate, outer_step
 from pier_node.outer.schedule import Kind, RoundPlan, entry
-from pier_node.outer.state import ADAM_M, ADAM_V, ANCHOR, MOMENTUM, OuterState
+from pier_node.outer.state import ADAM_M, ADAM_V, ANCHOR, MOMENTUM, PIECE, OuterState
 
 
 def get_ready(config: RunConfig) -> None:
@@ -40,19 +40,26 @@ def advance(
             fragment]: the weights (solo), the gradient (sync) or the pseudo-gradient (local); overwritten as scratch
             memory.
         tokens: tokens that each member of the round trained on.
-        alone: weights of the only member, shape [parameters]: if the outer step is the identity, they are the new
-            anchor to the last bit, where φ − (φ − θ) would be rounded.
+        alone: weights θ of the only member, shape [parameters]: if the outer step is the identity, the new anchor is θ
+            to the last bit wherever the mean is φ − θ.
     """
     step = {Kind.SOLO: _solo, Kind.SYNC: _sync, Kind.LOCAL: _local}[plan.kind]
     tensors = step(state, mean, plan, layout, inner)
     if alone is not None and plan.kind is Kind.LOCAL and (plan.momentum, plan.lr, plan.fragments) == (0, 1, 1):
-        tensors[ANCHOR].array[:] = alone
+        _undo_rounding(tensors[ANCHOR].array, state.anchor, mean, alone)
     ledger = dict(state.ledger)
     for node, count in tokens.items():
         key = entry(node, plan.fragment)
         ledger[key] = ledger.get(key, 0) + count
     adam_step = state.adam_step + 1 if ADAM_M in tensors else 0
     return OuterState(state.round + 1, tuple(sorted(tokens)), tensors, ledger, adam_step)
+
+
+def _undo_rounding(result: Vector, anchor: Vector, delta: Vector, weights: Vector) -> None:
+    """θ in place of φ − Δ, which is rounded, where Δ = φ − θ."""
+    for start in range(0, len(result), PIECE):
+        part = slice(start, start + PIECE)
+        np.copyto(result[part], weights[part], where=anchor[part] - weights[part] == delta[part])
 
 
 def advance_pair(
