@@ -12,6 +12,7 @@ docs/results/convergence, written when it is complete, so `run` can be stopped a
 from __future__ import annotations
 
 import json
+import subprocess
 import time
 from pathlib import Path
 from statistics import fmean, stdev
@@ -51,7 +52,17 @@ def measure(cell: Cell) -> dict[str, Any]:
         "ddp_bytes": round(ddp_bytes(config)),
         "cpu_seconds": round(time.process_time() - began, 1),
         "torch": torch.__version__,
+        "code": version(),
     }
+
+
+def version() -> str:
+    """The commit that is checked out; "": there is no git here."""
+    try:
+        found = subprocess.run(["git", "describe", "--always", "--dirty"], capture_output=True, text=True, check=False)
+    except OSError:
+        return ""
+    return found.stdout.strip()
 
 
 def written(values: Values) -> str:
