@@ -76,7 +76,7 @@ def main() -> None:
         section = DataSection(source="jsonl", path=str(path), tokenizer=str(folder / "tokenizer.json"))
         corpus, numbers = Text.of(section, 0, 1, None), count()
 
-        def raw() -> None:
+        def library_alone() -> None:
             some = iter(texts)
             while batch := list(islice(some, BATCH)):
                 library.encode_batch_fast(batch, add_special_tokens=False)
@@ -88,13 +88,18 @@ def main() -> None:
         load, processes = os.getloadavg()[0], useful_processes(corpus)
         print(f"{size / 1e6:.1f} MB of text, {cores} cores, load {load:.1f}; Pier uses {processes} processes")
         speeds: dict[str, list[float]] = {"tokenizers": [], "pier": []}
+        used: dict[str, list[float]] = {"tokenizers": [], "pier": []}
         for turn in range(options.turns):
-            for who, work in (("tokenizers", raw), ("pier", pier)):
-                seconds, used = timed(work)
+            both = [("tokenizers", library_alone), ("pier", pier)]
+            for who, work in both[:: 1 if turn % 2 else -1]:
+                seconds, busy = timed(work)
                 speeds[who].append(size / 1e6 / seconds)
-                print(f"turn {turn + 1}  {who:10}  {speeds[who][-1]:6.2f} MB/s  {used:6.1f} s of CPU", flush=True)
+                used[who].append(busy)
+                print(f"turn {turn + 1}  {who:10}  {speeds[who][-1]:6.2f} MB/s  {busy:6.1f} s of CPU", flush=True)
         alone, ours = (statistics.median(speeds[who]) for who in ("tokenizers", "pier"))
-        print(f"median: tokenizers {alone:.2f} MB/s, Pier {ours:.2f} MB/s: {ours / alone:.2f} of it")
+        pairs = statistics.median(own / raw for own, raw in zip(speeds["pier"], speeds["tokenizers"]))
+        cpu = statistics.median(used["pier"]) / statistics.median(used["tokenizers"])
+        print(f"medians: tokenizers {alone:.2f} MB/s, Pier {ours:.2f} MB/s; of a turn {pairs:.2f}; CPU {cpu:.2f}")
 
 
 if __name__ == "__main__":

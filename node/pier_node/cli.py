@@ -296,7 +296,7 @@ def doctor(peers: tuple[str, ...], as_json: bool, **options: Any) -> None:
 )
 @click.option("--dataset", help="Text to use instead of data.path of run.toml. [default: that of run.toml]")
 @click.option(
-    "--processes", type=click.IntRange(0), default=0, help="Number of processes. [default: one per core, or none]"
+    "--processes", type=click.IntRange(0), default=0, help="Number of processes. [default: one for every two cores]"
 )
 @explained
 def tokenize(run: Path, out: Path, dataset: str | None, processes: int) -> None:

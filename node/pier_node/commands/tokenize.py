@@ -27,7 +27,7 @@ def tokenize_run(run: Path, out: Path, dataset: str | None, processes: int) -> I
 
     Args:
         out: folder of the tokens; one that is unfinished is continued. With a mixture, it gets a folder per source.
-        processes: 0: one per core, or none if the text is small.
+        processes: 0: one for every two cores, or none if the text is small.
 
     Raises:
         PierError: the data cannot be read, or `out` has something else.

@@ -38,9 +38,12 @@ from pier_node.trainer.data.tokens import Tokenizer, Tokens, open_tokenizer
 
 FORMAT = 1
 """Version of the tokens; changed whenever the same files give different tokens."""
-BATCH = 256
-BATCH_TEXT = 1 << 20
+BATCH = 1024
+BATCH_TEXT = 1 << 22
 """A batch ends after this many documents, or characters: what one process encodes at once."""
+THREADS = 2
+"""Cores for each process: threads share the tokenizer's tables in the caches of a CPU, but wait while ids are copied.
+"""
 SHARD = 1 << 26
 """Tokens after which the open shards are closed; a kill loses at most the work on as many."""
 SMALL = 1 << 23
@@ -123,10 +126,10 @@ _own: list[Encoder] = []
 """That of this process, if it is one of a pool."""
 
 
-def _begin(tokenizer: str) -> None:
+def _begin(tokenizer: str, threads: int) -> None:
     die_with_parent()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl+C is for the process that started this one
-    os.environ["TOKENIZERS_PARALLELISM"] = "false"  # each process of the pool has one core
+    os.environ["RAYON_NUM_THREADS"] = str(threads)
     _own[:] = [_encoder(open_tokenizer(tokenizer))]
 
 
@@ -183,7 +186,8 @@ def encoded(text: Text, found: Iterator[Batch], processes: int) -> Iterator[tupl
         yield from ((batch, encoder.encode(batch.splits, batch.texts)) for batch in found)
         return
     waiting: deque[tuple[Batch, Future[dict[Split, Tokens]]]] = deque()
-    pool = ProcessPoolExecutor(processes, get_context("spawn"), _begin, (text.config.tokenizer,))
+    threads = max(1, len(os.sched_getaffinity(0)) // processes)
+    pool = ProcessPoolExecutor(processes, get_context("spawn"), _begin, (text.config.tokenizer, threads))
     try:
         for batch in found:
             waiting.append((batch, pool.submit(_encode, batch.splits, batch.texts)))
@@ -199,9 +203,10 @@ def encoded(text: Text, found: Iterator[Batch], processes: int) -> Iterator[tupl
 
 
 def useful_processes(text: Text) -> int:
-    """How many processes besides this one encode a text: one for each core, or none if that is quicker."""
+    """How many processes besides this one encode a text: one for every two cores, or none if that is quicker."""
     small = 0 < text.source.size() < SMALL
-    return 0 if small or text.tokenizer.fingerprint == "bytes" else len(os.sched_getaffinity(0))
+    alone = small or text.tokenizer.fingerprint == "bytes"
+    return 0 if alone else max(1, len(os.sched_getaffinity(0)) // THREADS)
 
 
 def tokenize(text: Text, folder: Path, told: Told, processes: int | None = None, tell: float = TELL) -> TokenManifest:
