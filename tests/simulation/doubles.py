@@ -6,7 +6,6 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from simulation.cluster import LENGTH, FakeTrainer
@@ -17,6 +16,7 @@ from simulation.wire import HuntCarrier
 from pier_node.base.faults import Faults
 from pier_node.base.shared import SharedVector
 from pier_node.config.run import RunConfig
+from pier_node.engine.device import Device
 from pier_node.gossip.pairs import Pairs
 from pier_node.outer.layout import Layout
 from pier_node.outer.state import ANCHOR, MOMENTUM, OuterState
@@ -30,7 +30,6 @@ from pier_node.site.membership import pairs_of_two, rounds_of_all
 from pier_node.site.orders import Orders
 from pier_node.site.replica import Replica
 from pier_node.site.settings import Settings
-from pier_node.trainer.data.corpus import SiteData
 from pier_node.wire.carrier import GREETING, PROTOCOL, PeerLost
 from pier_proto.v1.peer_pb2 import HelloRequest, Site
 
@@ -102,12 +101,12 @@ class Ordered:
 class HuntWorkers(FakeTrainer):
     """Stands for Pier's own trainer: trainer/command.py."""
 
-    def __init__(self, config: RunConfig, node: str, data: SiteData, folder: Path, count: int) -> None:
+    def __init__(self, *_: Any) -> None:
         here = this_process()
         world = here.world
         dice = world.dice_of(f"{here.site} {here.number}")
         super().__init__(world.names.index(here.site), world.paces[here.site], dice)
-        self.adam_step = 0
+        self.adam_step, self.device = 0, Device()
         self.recover_moments: Callable[[], Any] = lambda: None
         here.trainer = self
 
