@@ -60,13 +60,18 @@ class _Chunked(torch.autograd.Function):
             loss += ((nats + z_loss * total.square()) * counts[:, None]).sum()
             if by_hidden is None and by_head is None:
                 continue
-            slope = logits.sub_(total).exp_().mul_(1 + 2 * z_loss * total)
+            slope = logits.sub_(total).exp_()
+            if z_loss:
+                slope.mul_(1 + 2 * z_loss * total)
             slope.scatter_add_(1, wanted, slope.new_full(wanted.shape, -1.0))
             slope = slope.mul_(counts[:, None]).to(dtype)
             if by_hidden is not None:
                 by_hidden[chosen] = slope @ factor
             if by_head is not None:
-                by_head += slope.T @ states
+                if dtype == by_head.dtype:
+                    by_head.addmm_(slope.T, states)
+                else:
+                    by_head += slope.T @ states
         ctx.save_for_backward(by_hidden, by_head)
         ctx.dtype = head.dtype
         return loss

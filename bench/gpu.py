@@ -1,0 +1,116 @@
+"""What a GPU does with Pier's own trainer: tokens per second, MFU, memory, and how fast weights come and go.
+
+    python -m bench.gpu [--presets gpt2-small,llama-1b] [--seconds 20] [--compile] [--optimizer adamw]
+
+For GPT-2 a plain loop like nanoGPT's takes turns with it (bench/trainer.py). The boundary is what a worker does at the
+end of a round: publish weights and moments to shared memory, and load them again.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+
+from bench.trainer import Turn, piers, plain_loop
+from pier_node.base.shared import SharedVector
+from pier_node.config.run import RunConfig
+from pier_node.trainer import devices
+from pier_node.trainer.data.corpus import Windows, open_corpus
+from pier_node.trainer.model.cost import flops_per_token
+from pier_node.trainer.model.initial import initial_weights
+from pier_node.trainer.replica import Replica
+
+BATCHES = {"gpt2-small": 16, "llama-1b": 4}
+"""Sequences of an inner step, by preset; 4 for others."""
+
+
+def pace(turn: Turn, seconds: float, first: int) -> tuple[float, int]:
+    """Steps per second, and the number of the next step."""
+    began, step = time.perf_counter(), first
+    while time.perf_counter() - began < seconds:
+        turn(step, step + 5)
+        torch.cuda.synchronize()
+        step += 5
+    return (step - first) / (time.perf_counter() - began), step
+
+
+def speed(turns: list[Turn], seconds: float, tokens: int) -> list[float]:
+    """Best tokens per second of each of three turns, after one that does not count."""
+    best, step = [0.0] * len(turns), 0
+    for number in range(4):
+        for index, turn in enumerate(turns):
+            steps, step = pace(turn, seconds / 4, step)
+            best[index] = max(best[index], steps * tokens) if number else 0.0
+    return best
+
+
+def boundary(config: RunConfig, device: torch.device) -> tuple[float, float]:
+    """GB/s of weights and moments on the way to the daemon and back."""
+    replica = Replica(config, device, workers=1)
+    replica.load_weights(initial_weights(config.model, 1))
+    vectors = [torch.from_numpy(SharedVector(replica.layout.length).array) for _ in range(3)]
+
+    def out() -> None:
+        replica.store_weights(vectors[0])
+        replica.store_moments(vectors[1], vectors[2])
+
+    def back() -> None:
+        replica.load_weights(vectors[0])
+        replica.load_moments(vectors[1], vectors[2], 1)
+        torch.cuda.synchronize()
+
+    size = 3 * 4 * replica.layout.length / 1e9
+    return size / _seconds(out), size / _seconds(back)
+
+
+def _seconds(what: Callable[[], None]) -> float:
+    found = []
+    for _ in range(4):
+        began = time.perf_counter()
+        what()
+        found.append(time.perf_counter() - began)
+    return min(found[1:])
+
+
+def main() -> None:
+    """Measure, and print a line for each figure."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--presets", default="gpt2-small,llama-1b")
+    parser.add_argument("--seconds", type=float, default=20.0)
+    parser.add_argument("--compile", action="store_true")
+    parser.add_argument("--optimizer", default="adamw")
+    options = parser.parse_args()
+    if not torch.cuda.is_available():
+        sys.exit("no CUDA device here: nothing was measured")
+    device = devices.pick()
+    for preset in options.presets.split(","):
+        inner = {"batch_size": BATCHES.get(preset, 4), "compile": options.compile, "optimizer": options.optimizer}
+        config = RunConfig.model_validate({"model": {"preset": preset}, "inner": inner})
+        tokens = config.inner.batch_size * config.model.context
+        bf16 = devices.uses_bf16(device, "auto")
+        full = devices.full_speed(device, 1, bf16, flops_per_token(config.model))
+        print(f"{preset} on {devices.describe(device, 1, bf16)}, {tokens} tokens a step")
+        with tempfile.TemporaryDirectory() as folder:
+            corpus = open_corpus(config.data, 0, 1, None, Path(folder))
+            windows = Windows(corpus, config.model.context, config.run.seed, "site")
+            turns = {"Pier": piers(config, windows, device)}
+            if config.model.form == "gpt2":
+                turns["plain loop"] = plain_loop(config, windows, device)
+            for name, found in zip(turns, speed([*turns.values()], options.seconds, tokens)):
+                mfu = f", MFU {found / full:.1%}" if full else ""
+                print(f"  {name:10} {found:12,.0f} tokens/s{mfu}")
+            print(f"  peak memory of all turns: {devices.peak_bytes(device) / 1e9:.1f} GB")
+            del turns
+        torch.cuda.empty_cache()
+        out, back = boundary(config, device)
+        print(f"  boundary: {out:.1f} GB/s out, {back:.1f} GB/s back")
+
+
+if __name__ == "__main__":
+    main()
