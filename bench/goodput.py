@@ -10,7 +10,7 @@ model, over that of the same sites without faults.
 
 Two peers go through the same faults. They are Pier too, so that only what they do about a fault differs: one that waits
 for everybody takes no round without all sites (goodput_hook/); one that restarts the whole job does likewise, and each
-fault kills all sites, as when a collective fails. It notices at once, and goes on from the last round: more than most
+fault kills all sites, as when a collective fails. It notices at once, and continues from the last round: more than most
 such jobs do.
 """
 

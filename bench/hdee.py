@@ -10,7 +10,7 @@ Models of 3 layers, dim 64, context 128, bytes: S 0.14 M parameters, M 0.21 M, L
 2 M to the FLOP, as the paper's "Small"). For each of three seeds one seed model, S, 600 steps on all domains alike;
 all arms branch from it, M and L by widening. The arms are the planner's own recipes, from n-gram difficulty: MHo-IHo
 (M, 300 steps of 8 x 128 bytes each), MHo-IHe (M; 225, 300 or 375 steps), MHe-IHo (S, M or L; 300 steps), auto. Equal
-cells (domain, size, steps, seed) are trained once. Beside them one dense model that goes on from the same seed model
+cells (domain, size, steps, seed) are trained once. Beside them one dense model that continues from the same seed model
 with all domains in every batch, for the FLOPs of all experts together: M, and, trained last, L. The gate holds: an
 expert that is refused is replaced by the seed model.
 

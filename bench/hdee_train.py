@@ -166,7 +166,7 @@ class Shop:
         return place
 
     def dense(self, size: str) -> Path:
-        """The cell of a single model that goes on from the seed with all domains, for all experts' compute."""
+        """The cell of a single model that continues from the seed with all domains, for all experts' compute."""
         place = self._folder / f"dense-{size}"
         if self._is_missing(place):
             first, began = self._arms.jobs("MHo-IHo", self._seed)[self._arms.setting.domains[0]], time.process_time()

@@ -52,7 +52,7 @@ async def test_the_ensemble_is_scored_and_asked(tmp_path: Path) -> None:
     assert set(report["domains"]) == {"topics", "network"}
     shown = console.export_text()
     assert f"decay {report['mean']['decay']['bits_per_byte']:.3f}" in shown
-    assert "It goes on from 'import '" in shown
+    assert "It continues 'import '" in shown
     assert "Colours: topics network" in shown
     assert f"pier-node serve --experts {tmp_path / 'mine'}" in shown
 

@@ -19,4 +19,4 @@ def test_the_tutorial_of_an_example_quotes_it(example: str) -> None:
     quoted = QUOTED[example].splitlines()
     assert 2 <= len(quoted) <= 8
     code = iter((ROOT / "examples" / f"{example}.py").read_text().splitlines())
-    assert [line for line in quoted if line not in code] == []  # `in` goes on from where it found the line before
+    assert [line for line in quoted if line not in code] == []  # `in` continues from where it found the line before

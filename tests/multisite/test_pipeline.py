@@ -41,7 +41,7 @@ def test_a_site_that_dies_anywhere_in_an_iteration_costs_one_at_most(world: Make
         assert empty(run[others[0]], before) <= 1, phase
     victim.start()
     take_steps(run)
-    assert any(f"paths over {len(others)} sites, planned anew" in site.output for site in run.sites.values())
+    assert any(f"paths over {len(others)} sites, planned again" in site.output for site in run.sites.values())
     for text in (f"{victim} does not answer", "is tried again"):
         wait_until("the operator hears of it", lambda text=text: run.told(text))  # type: ignore[misc]
     loss_falls(run)

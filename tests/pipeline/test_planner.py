@@ -1,4 +1,4 @@
-"""Who is planned in, and when paths are planned anew."""
+"""Who is planned in, and when paths are planned again."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The problem that a run poses for its sites: times measured or taken for others, and when to plan anew."""
+"""The problem that a run poses for its sites: times measured or taken for others, and when to plan again."""
 
 from __future__ import annotations
 

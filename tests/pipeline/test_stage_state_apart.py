@@ -1,4 +1,4 @@
-"""A replica that steps by itself: what it keeps, what it brings to an outer round, and what it goes on from."""
+"""A replica that steps by itself: what it keeps, what it brings to an outer round, and what it continues from."""
 
 from __future__ import annotations
 

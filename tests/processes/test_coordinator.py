@@ -41,7 +41,7 @@ def test_a_coordinator_that_is_killed_loses_nothing_and_stops_nobody(tmp_path: P
         for site in run.sites:
             reported, committed = run.rounds(site), [event["round"] for event in site.events()]
             assert reported == committed[: len(reported)]
-            assert site.output.count("the coordinator does not answer; training goes on without it") == 1
+            assert site.output.count("the coordinator does not answer; training continues without it") == 1
             assert site.output.count("the coordinator is back") == 1
         polite(run)
 

@@ -92,7 +92,7 @@ def test_a_killed_site_goes_on_and_a_lost_one_s_experts_are_trained_by_another(t
         beta.wait("a checkpoint of its expert", lambda: working(beta))
         assert len({site.digests()[LAST] for site in run.sites}) == 1  # all branch from the same bits
         wait_until("alpha has its expert", lambda: any(alpha.folder.glob("experts/*/expert.json")))
-        assert "the expert of sea goes on at step" in alpha.log.read_text()
+        assert "the expert of sea continues at step" in alpha.log.read_text()
         wait_until("the coordinator keeps a checkpoint of sky", lambda: kept(run, 1) > 0)
         beta.kill()
         step = kept(run, 1)

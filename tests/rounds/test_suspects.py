@@ -50,7 +50,7 @@ def test_a_member_that_is_mute_in_round_after_round_is_left_out_for_longer_each_
         suspects.forgive("ab")
         suspects.add("a", mute_in=12)
         suspects.clear()
-        assert not suspects.now(), "it took part to the end: it begins anew"
+        assert not suspects.now(), "it took part to the end: it starts again"
 
     run(main())
 

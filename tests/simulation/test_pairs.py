@@ -132,4 +132,4 @@ def test_storms(batch: int, caplog: pytest.LogCaptureFixture) -> None:
     for seed in range(batch, batch + BATCH):
         seen.update(weathered(seed))
     assert seen["in pairs"] > seen["rounds"] / 2
-    assert seen["adopted"] <= BATCH / 8, "a live site goes on from another's state only when it has to"
+    assert seen["adopted"] <= BATCH / 8, "a live site continues from another's state only when it has to"

@@ -419,5 +419,5 @@ def test_a_coordinator_that_is_away_is_waited_for_and_not_for_ever(
         assert not await site.of(kept).fetched(tmp_path, NAME, LENGTH, 0)
 
     run(story())
-    assert "the expert of network goes on at step 20: its checkpoint cannot be used: gone" in caplog.text
+    assert "the expert of network continues at step 20: its checkpoint cannot be used: gone" in caplog.text
     assert "begins again: its checkpoint cannot be used: no checkpoint of that expert is kept" in caplog.text

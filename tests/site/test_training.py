@@ -82,7 +82,7 @@ AHEAD = {"other": Pulse(phase=Phase.PHASE_TRAINING, round=1, inner_step=4, diges
 
 
 def test_what_a_round_did_not_take_goes_into_the_next_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The site goes on from φ_new − Δ, and brings both parts to the next round."""
+    """The site continues from φ_new − Δ, and brings both parts to the next round."""
     asked = caught_up_with(monkeypatch, later(1, 50.0))
     site = Site(local(2), Rounds(begin(), Behind(["other"])), Roster([[], ["other"], ["other"]], AHEAD))
     site.run()
@@ -175,7 +175,7 @@ def test_a_stop_during_inner_steps_leaves_nothing_to_be_saved() -> None:
 
 
 def test_with_overlap_a_result_is_loaded_one_interval_later() -> None:
-    """From φ = 100 with η = 1: the second interval goes on from the first one's end, and every step counts once."""
+    """From φ = 100 with η = 1: the second interval continues from the first one's end, and every step counts once."""
     site = Site(overlapping(3), Rounds(begin()))
     site.run()
     assert [job.start for job in site.trainer.jobs] == [100.0, 96.0, 92.0]

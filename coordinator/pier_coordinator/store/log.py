@@ -130,7 +130,7 @@ class LogWriter:
                     self._log.append(lasting_facts(self._connection, before=facts[0].number))
                 self._log.append(facts)
         except (OSError, ValueError) as error:
-            log.error("%s: %s; the database goes on without it", self._path, error)
+            log.error("%s: %s; the database continues without it", self._path, error)
             self.close()
 
     def close(self) -> None:

@@ -118,7 +118,7 @@ def _stubborn(running: Running, timeout: float) -> PierError:
     return PierError(
         f"the daemon (process {running.pid}) was asked to leave and has not ended within {timeout:g} s",
         f"Its log says what it waits for. Run `pier-node stop --data {running.folder}` again: asked twice, it ends "
-        f"at once and goes on from its last checkpoint when started again. As a last resort: kill -9 {running.pid}",
+        f"at once and continues from its last checkpoint when started again. As a last resort: kill -9 {running.pid}",
     )
 
 

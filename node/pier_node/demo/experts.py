@@ -213,7 +213,7 @@ def _coloured(logs: dict[str, Any]) -> Text:
     """The sample with each token in the colour of the expert that contributed most to it, and a legend."""
     names = list(logs["posterior"][0])
     colours = dict(zip(names, COLOURS * len(names)))
-    text = Text(f"It goes on from {PROMPT!r}: ")
+    text = Text(f"It continues {PROMPT!r}: ")
     for token, parts in zip(logs["tokens"], logs["posterior"]):
         text.append(token, colours[max(parts, key=parts.__getitem__)])
     text.append("\nColours: ")

@@ -169,7 +169,7 @@ class _Training:
         self.killed, stage = drawn.victim()
         next(site for site in self.demo.sites.all if site.name == self.killed).kill()
         said = (
-            f"Killed {self.killed}, which held stage {stage}, after step {self.step}: the others plan anew without it."
+            f"Killed {self.killed}, which held stage {stage}, after step {self.step}: the others plan again without it."
         )
         self.demo.console.print(said, style="bold red", highlight=False)
 
@@ -215,4 +215,4 @@ def _report(result: PipelineResult, text: str, model: Path) -> Group:
         Text(f"training loss, step 0 to {result.steps}", "dim"),
     ]
     wrote = Padding(Text(text, "cyan"), (0, 2))
-    return Group(*lines, Text("\nthe model goes on from a prompt:", "dim"), wrote, Text(f"\nmodel  {model}"))
+    return Group(*lines, Text("\nthe model continues from a prompt:", "dim"), wrote, Text(f"\nmodel  {model}"))

@@ -167,7 +167,7 @@ def report(result: Result, text: str, files: dict[str, Path]) -> RenderableType:
         files: description -> path.
     """
     title = f"[b]Pier[/b]  trained {result.parameters:,} parameters at {len(result.sites)} sites"
-    heading, sample = Text("the model goes on from a prompt:", "dim"), Padding(Text(text, "cyan"), (0, 2))
+    heading, sample = Text("the model continues a prompt:", "dim"), Padding(Text(text, "cyan"), (0, 2))
     body = Group(_summary(result), Text(), _sites(result), Text(), heading, sample, Text(), _files(files))
     return Panel(body, title=title, width=WIDTH, padding=(1, 1), border_style="green")
 

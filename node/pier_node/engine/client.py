@@ -397,4 +397,4 @@ class Site:
             groups = self._optimizer.state_dict()["param_groups"]
             self._optimizer.load_state_dict({**kept["state"], "param_groups": groups})
         except Exception as error:  # whatever is wrong with it, the site can go on without
-            log.warning("the optimizer begins anew: %s cannot be used: %s", self._optimizer_file, error)
+            log.warning("the optimizer starts again: %s cannot be used: %s", self._optimizer_file, error)

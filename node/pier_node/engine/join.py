@@ -97,7 +97,7 @@ def join(
         config: found a run: tables as of a run.toml, or its path; see docs/program.md.
         peers: join a run: addresses, HOST:PORT, of its sites.
         token, token_file: what the first site printed.
-        folder: this site's data folder; with neither config nor peers it goes on with the run that is in there.
+        folder: this site's data folder; with neither config nor peers it continues the run that is in there.
         patience: seconds that may pass between two steps, such as for a validation or a checkpoint, before the program
             counts as hung. Long steps make it longer; while their length is not known yet, it is half an hour.
         options: any other option of `pier-node start`, such as listen="0.0.0.0:7700"; flags are True.

@@ -590,4 +590,6 @@ class Program:
         if self._stopping or self._over or isinstance(self._request, Over) or self._hearing.error:
             return
         why = "".join(f": {who}" for who in self._table.dead(1)[:1])  # torchrun ends rank 0 with any other
-        self._fail(PierError(f"the training program has ended{why}", "Start it again: it goes on from its last round."))
+        self._fail(
+            PierError(f"the training program has ended{why}", "Start it again: it continues from its last round.")
+        )

@@ -215,7 +215,7 @@ class _Training:
         if kept is not None:
             for vector, found in zip(vectors, (kept.weights, kept.adam_m, kept.adam_v), strict=True):
                 vector[:] = found
-            log.info("the expert of %s goes on at step %d", self.job.domain.name, kept.step)
+            log.info("the expert of %s continues at step %d", self.job.domain.name, kept.step)
             state = replace(kept, weights=vectors[0], adam_m=vectors[1], adam_v=vectors[2])
         steps = PROBE
         while state.step < self.job.steps:

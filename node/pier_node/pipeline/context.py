@@ -102,7 +102,7 @@ class Tools:
             log.error("computing hangs: this site takes no part until it ends; if it never does, start the site again")
             await asyncio.wait([self._stuck])
             self._stuck = None  # it may hold much memory
-            log.info("computing has ended: this site goes on")
+            log.info("computing has ended: this site continues")
 
 
 class Position:

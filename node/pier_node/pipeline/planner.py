@@ -142,7 +142,7 @@ class Planner:
 
     async def _planned(self, round: int, step: int, crew: Crew) -> Plan:
         if self._section.paths == "random":
-            problem, plan = self._anew(round, crew)
+            problem, plan = self._planned_again(round, crew)
             problem, plan = _permuted(problem, plan.stages, self.seed, step)
         else:
             problem, plan = await self._sought(round, crew)
@@ -153,11 +153,11 @@ class Planner:
         """The best paths known. If the sites' times have changed, a search for better ones begins."""
         seconds = self._section.plan_seconds
         if self._last is None or self._last[0] != crew:
-            problem, plan = self._anew(round, crew)
+            problem, plan = self._planned_again(round, crew)
             await self.searching.begin(problem, self.seed, seconds, plan)
             await self.searching.wait(seconds + PROMPT)
             self._last = crew, problem, self.searching.found() or plan
-            log.info("round %d: paths over %d sites, planned anew", round, len(crew.held))
+            log.info("round %d: paths over %d sites, planned again", round, len(crew.held))
             return self._last[1:]
         _, searched, plan = self._last
         problem = with_times(searched, crew.places, crew.round_trips)
@@ -170,7 +170,7 @@ class Planner:
             await self.searching.begin(problem, self.seed, seconds, plan)
         return problem, plan
 
-    def _anew(self, round: int, crew: Crew) -> tuple[Problem, Plan]:
+    def _planned_again(self, round: int, crew: Crew) -> tuple[Problem, Plan]:
         """The problem of a crew, with any valid plan."""
         sizes, seed = tuple(len(sites) for sites in crew.stages), self.seed + TRIES * round
         return drawn(self._section, sizes, crew.places, crew.round_trips, crew.stages, seed)

@@ -162,7 +162,7 @@ class JobCheckpoints:
             step, path = await self._patiently(self._kept, arriving, name, length)
             path.replace(folder / FILE)
         except (NoLease, Refused, Unreachable, ValueError, OSError) as problem:
-            begins = f"goes on at step {own}" if own else "begins again"
+            begins = f"continues at step {own}" if own else "begins again"
             self._site.note(logging.WARNING, f"{called} {begins}: its checkpoint cannot be used: {problem}")
             arriving.drop()
             return False

@@ -144,7 +144,7 @@ async def test_one_that_nobody_needs_any_more_is_not_kept_and_one_that_is_writte
         await kept.take(NODE, meant(raw, 3), LENGTH, pieces(raw), lambda: False)
     answers = iter([True, False])
     await kept.take(NODE, meant(raw, 3), LENGTH, pieces(raw), lambda: next(answers))
-    assert kept.step(0) == 3, "the job has gone to another site, which goes on from it"
+    assert kept.step(0) == 3, "the job has gone to another site, which continues from it"
 
 
 async def test_a_site_sends_one_at_a_time_and_not_for_ever(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -129,7 +129,7 @@ def test_damage_is_found_and_mended(
         path.write_bytes(content[:-3] if harm == "cut" else content[:-3] + bytes([content[-3] ^ 1]) + content[-2:])
     with caplog.at_level(logging.WARNING):
         assert text_of(open_slot(data, cache).train) == before
-    assert ("is damaged; it is made anew" in caplog.text) == ((name, harm) != ("manifest.json", "remove"))
+    assert ("is damaged; it is made again" in caplog.text) == ((name, harm) != ("manifest.json", "remove"))
     assert path.read_bytes() == content
 
 

@@ -172,7 +172,7 @@ def test_a_cache_that_an_older_version_made_is_used_unless_it_is_damaged(
     with caplog.at_level(logging.INFO):
         corpus = open_corpus(config, 0, 1, None, cache)
     assert np.asarray(corpus.train).tolist() == expected.tolist()
-    said = "is damaged; it is made anew" if harm else "tokens of an older version of Pier; they are used as they are"
+    said = "is damaged; it is made again" if harm else "tokens of an older version of Pier; they are used as they are"
     assert said in caplog.text
     assert ("train.npy" in [path.name for path in folder.iterdir()]) == (not harm)
     assert [path.name for path in cache.iterdir()] == [folder.name]

@@ -1,4 +1,4 @@
-// The line to the coordinator. A browser's own reconnecting gives up on some errors: then this begins anew.
+// The line to the coordinator. A browser's own reconnecting gives up on some errors: then this starts over.
 const LONGEST = 15_000;
 
 export function follow(onBoard, onState) {

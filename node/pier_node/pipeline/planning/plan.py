@@ -78,7 +78,7 @@ def plan_from_dict(problem: Problem, body: dict[str, Any]) -> Plan:
         stages = tuple(tuple(number[name] for name in sites) for sites in body["stages"])
         waves = tuple(tuple(tuple(number[name] for name in path) for path in wave) for wave in body["waves"])
     except (KeyError, TypeError) as error:
-        raise PierError(f"this is no plan for these sites: {error}", "Plan anew without it.") from error
+        raise PierError(f"this is no plan for these sites: {error}", "Plan again without it.") from error
     return Plan(stages, waves)
 
 

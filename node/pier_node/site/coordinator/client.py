@@ -293,7 +293,7 @@ class CoordinatorClient:
 
     async def _missed(self, problem: Exception) -> None:
         if not self._away:
-            log.warning("the coordinator does not answer; training goes on without it: %s", problem)
+            log.warning("the coordinator does not answer; training continues without it: %s", problem)
         self._away = True
         await asyncio.sleep(_spread(self._backoff.seconds()))
 

@@ -283,7 +283,7 @@ def whole(folder: Path, key: str) -> TokenManifest | None:
         manifest.check(folder)
         return manifest
     except (OSError, Torn) as error:
-        log.warning("%s is damaged; it is made anew: %s", folder, error)
+        log.warning("%s is damaged; it is made again: %s", folder, error)
         return None
 
 
@@ -352,5 +352,5 @@ def _adopt(text: Text, folder: Path) -> None:
         text.nothing_yet().model_copy(update={**shards, "complete": True}).save(folder)
         log.info("%s has tokens of an older version of Pier; they are used as they are", folder)
     except (OSError, ValueError) as error:
-        log.warning("%s is damaged; it is made anew: %s", folder, error)
+        log.warning("%s is damaged; it is made again: %s", folder, error)
     (folder / CHECK).unlink()
