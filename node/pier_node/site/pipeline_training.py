@@ -342,7 +342,7 @@ class PipelineTraining:
     # --- left behind -----------------------------------------------------------------------------
 
     async def _align(self) -> None:
-        """Get the version of the stage state that counts, from disk or a replica; otherwise the run continues without."""
+        """Get the version of the stage state that counts, from disk or a replica, or let the run continue without."""
         stage_state = self._stage_state
         if stage_state.stage is None:
             return
