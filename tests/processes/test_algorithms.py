@@ -88,15 +88,18 @@ def trained_in_one_process(run: Run, cache: Path) -> Vector:
             inputs, targets = (torch.from_numpy(part) for part in site.batch(step, config.inner.batch_size))
             loss = F.cross_entropy(model(inputs).flatten(0, 1), targets.flatten())
             torch.autograd.backward(loss / len(windows))
-        take_step(parameters, Moments(first, second, step), step, config.inner)
+        take_step(parameters, Moments(first, second, step), step, config.inner, exact=True)
     weights = torch.empty(layout.length)
     layout.store(parameters, weights)
     return weights.numpy()
 
 
 @pytest.mark.usefixtures("one_thread")
-def test_synchronous_training_is_that_of_one_process_to_the_last_bit(found: Found, tmp_path: Path) -> None:
-    run = found(2, inner={"total_steps": SYNC_STEPS}, outer={"algorithm": "sync"})
+@pytest.mark.parametrize("optimizer", ["adamw", "muon"])
+def test_synchronous_training_is_that_of_one_process_to_the_last_bit(
+    found: Found, tmp_path: Path, optimizer: str
+) -> None:
+    run = found(2, inner={"total_steps": SYNC_STEPS, "optimizer": optimizer}, outer={"algorithm": "sync"})
     run.start()
     run.finish()
     state = load_file(run.sites[0].folder / "checkpoints" / f"round-{SYNC_STEPS:08d}" / "state.safetensors")
