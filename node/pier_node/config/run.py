@@ -283,8 +283,9 @@ class InnerSection(Section):
     """Sequences that a worker computes at once; 0: its whole share (no gradient accumulation)."""
     optimizer: Annotated[Literal["adamw", "muon", "sgd"], LATER] = "adamw"
     """How weights follow gradients. muon: Muon for the matrices inside the blocks, AdamW for all other parameters, with
-    one learning rate for both, as large as AdamW's. sgd: stochastic gradient descent with momentum. In synchronous
-    rounds the daemon takes the step on its CPU, where muon's takes seconds with more than 100 million parameters."""
+    one learning rate for both: AdamW's for large models, several times that for small ones. sgd: stochastic gradient
+    descent with momentum. In synchronous rounds the daemon takes the step on its CPU, where muon's takes seconds with
+    more than 100 million parameters."""
     lr: Annotated[float, Field(gt=0)] = 1e-3
     """Peak learning rate, after the warmup."""
     min_lr: Annotated[float, Field(ge=0)] = 1e-4
