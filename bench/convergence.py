@@ -14,6 +14,8 @@ from __future__ import annotations
 import json
 import subprocess
 import time
+from collections.abc import Iterable
+from itertools import chain
 from pathlib import Path
 from statistics import fmean, stdev
 from typing import Any
@@ -106,7 +108,7 @@ def sweep_of(name: str, found: Found) -> Table:
     for seed in TUNING:
         shown.add_column(str(seed), justify="right")
     for method in dict.fromkeys(METHODS[method].like or method for method in methods):
-        for values in (values for candidates in found.trials(where, method) for values in candidates):
+        for values in unique(chain(*found.trials(where, method))):
             losses = found.losses(where, method, values, TUNING)
             chosen = " *" if values == found.tuned(where, method) else ""
             if losses:
@@ -114,6 +116,11 @@ def sweep_of(name: str, found: Found) -> Table:
                     method, written(values) + chosen, *(f"{losses[s]:.4f}" if s in losses else "" for s in TUNING)
                 )
     return shown
+
+
+def unique(values: Iterable[Values]) -> list[Values]:
+    """Each once: axes begin at the best of the one before."""
+    return list({written(each): each for each in values}.values())
 
 
 def measured(found: Found, setting: str, method: str) -> dict[int, dict[str, Any]]:
