@@ -6,6 +6,7 @@ from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
 
 import numpy as np
+import psutil
 import pytest
 import torch
 import torch.distributed as dist
@@ -17,6 +18,7 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 from pier_node.base.errors import PierError
 from pier_node.base.shared import SharedVector
 from pier_node.config.run import RunConfig
+from pier_node.engine.messages import Progress
 from pier_node.engine.parameters import local
 from pier_node.engine.program import Program
 from pier_node.trainer.command import own_trainer
@@ -25,6 +27,7 @@ from pier_node.trainer.model.decoder import Decoder
 from pier_node.trainer.parallel import Parallel
 from pier_node.trainer.replica import Replica
 from pier_node.trainer.sharding import spread
+from pier_node.trainer.worker import WORKER
 
 BATCH, STEPS = 5, 10
 Configure = Callable[..., RunConfig]
@@ -156,3 +159,24 @@ def test_each_worker_holds_its_part(
 def test_what_workers_cannot_do_is_refused(workers: int, parallel: Parallel, words: str, config: RunConfig) -> None:
     with pytest.raises(PierError, match=words):
         parallel.check(config, workers)
+
+
+@pytest.mark.processes
+async def test_all_workers_are_restarted_when_one_with_a_part_dies(
+    config: RunConfig, start: Start, weights: SharedVector
+) -> None:
+    trainer, victims = start(config, 2, Parallel("fsdp")), list[psutil.Process]()
+    await trainer.start()
+    await trainer.run(0, 2 * STEPS, BATCH, "weights", weights)
+    undisturbed = trainer.outbox.array.copy()
+
+    def kill(_: Progress) -> None:
+        if not victims:
+            children = psutil.Process().children(recursive=True)
+            victims.append([child for child in children if child.name() == WORKER][-1])
+            victims[0].kill()
+
+    trainer.adam_m.array[:], trainer.adam_v.array[:] = 0.0, 0.0
+    done = await trainer.run(0, 2 * STEPS, BATCH, "weights", weights, 0, on_progress=kill)
+    assert (len(victims), done.adam_step) == (1, 2 * STEPS)
+    np.testing.assert_allclose(trainer.outbox.array, undisturbed, rtol=0, atol=1e-6)

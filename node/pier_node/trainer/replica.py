@@ -95,10 +95,10 @@ def mean_gradient(
     tokens = sequences * inputs.shape[1]
     model.zero_grad(set_to_none=True)
     loss = torch.zeros((), device=inputs.device)
-    size = inner.micro_batch or len(inputs)
+    most = -(-sequences // shares.count)  # rows of a worker
+    size = inner.micro_batch or most
     pieces = [*zip(torch.split(inputs, size), torch.split(targets, size))]
     if shares.sharded:  # all compute the same number of pieces, because they gather blocks together
-        most = -(-sequences // shares.count)
         pieces += [(inputs[:1], torch.full_like(targets[:1], NO_TOKEN))] * (-(-most // size) - len(pieces))
     for index, (some_inputs, some_targets) in enumerate(pieces):
         with _reduced(model, index == len(pieces) - 1):
@@ -145,12 +145,10 @@ class Replica:
         else:
             self._model = _undefined(config.model, self.layout, device)
         self._model.separator = document_separator(config.data)
-        if parallel.checkpointing != "none":
-            _checkpoint(self._model, parallel.checkpointing)
         self._parameters = trained(self._model)
         self._vectors = Vectors(self._model, own)
-        if config.inner.compile:
-            self._model.compile()
+        for block in self._model.blocks.values():
+            _prepare(block, parallel.checkpointing, config.inner.compile)
         self._trained = _joined(self._model) if workers > 1 and not self.shares.sharded else self._model
 
     def load_weights(self, flat: Tensor) -> None:
@@ -246,11 +244,19 @@ def _undefined(config: ModelSection, layout: Layout, device: torch.device) -> De
     return model
 
 
-def _checkpoint(model: Decoder, kind: Checkpointing) -> None:
-    contexts = partial(create_selective_checkpoint_contexts, PRODUCTS) if kind == "selective" else noop_context_fn
-    for block in model.blocks.values():
-        forward = partial(checkpoint, block.forward, use_reentrant=False, context_fn=contexts)
-        setattr(block, "forward", forward)  # noqa: B010 - a method, for mypy
+def _prepare(block: nn.Module, checkpointing: Checkpointing, compiled: bool) -> None:
+    """Compile a block, and have it compute again what it does not keep for its backward pass."""
+    if checkpointing == "none":
+        if compiled:
+            block.compile()
+        return
+    forward, contexts = block.forward, noop_context_fn
+    if checkpointing == "selective":  # the compiler would hide the products
+        contexts = partial(create_selective_checkpoint_contexts, PRODUCTS)
+    elif compiled:
+        forward = torch.compile(forward)
+    again = partial(checkpoint, forward, use_reentrant=False, context_fn=contexts)
+    setattr(block, "forward", again)  # noqa: B010 - a method, for mypy
 
 
 def _joined(model: nn.Module) -> nn.Module:
