@@ -10,6 +10,9 @@ from datetime import UTC, datetime
 from rich.console import Console
 from rich.logging import RichHandler
 
+LEVELS = {getattr(logging, name): name for name in ("DEBUG", "INFO", "WARNING", "ERROR", "CRITICAL")}
+"""Python's own names: hivemind gives levels others."""
+
 log = logging.getLogger(__name__)
 
 
@@ -19,7 +22,7 @@ class _Json(logging.Formatter):
     def format(self, record: logging.LogRecord) -> str:
         told = {
             "time": datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds"),
-            "level": record.levelname,
+            "level": LEVELS.get(record.levelno, record.levelname),
             "logger": record.name,
             "message": record.getMessage(),
         }
