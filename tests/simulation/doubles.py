@@ -106,7 +106,7 @@ class HuntWorkers(FakeTrainer):
         world = here.world
         dice = world.dice_of(f"{here.site} {here.number}")
         super().__init__(world.names.index(here.site), world.paces[here.site], dice)
-        self.adam_step, self.device = 0, Device()
+        self.device = Device()
         self.recover_moments: Callable[[], Any] = lambda: None
         here.trainer = self
 
@@ -116,17 +116,6 @@ class HuntWorkers(FakeTrainer):
 
     async def stop(self) -> None:
         """They end at once."""
-
-    async def run(self, *parts: Any, **named: Any) -> Any:
-        """See FakeTrainer."""
-        report = await super().run(*parts, **named)
-        if named["payload"] == "weights":
-            self.adam_step = report.adam_step
-        return report
-
-    def moments(self) -> tuple[SharedVector, SharedVector, int] | None:
-        """See Program."""
-        return (self.adam_m, self.adam_v, self.adam_step) if self.adam_step else None
 
 
 class WatchedRounds(Rounds):

@@ -6,7 +6,7 @@ import asyncio
 from typing import Any
 
 import numpy as np
-from simulation.cluster import LENGTH, TinyLayout
+from simulation.cluster import LENGTH
 from simulation.network import Network, Weather
 from simulation.virtual_time import run
 
@@ -21,7 +21,6 @@ from pier_proto.v1.peer_pb2 import Phase, Pulse, Site
 
 TINY: dict[str, Any] = {"model": {"preset": "llama-tiny"}, "inner": {"total_steps": 100}}
 CONFIG = RunConfig.model_validate({**TINY, "outer": {"inner_steps": 10, "start": "solo", "start_fraction": 0.2}})
-LAYOUT: Any = TinyLayout()
 
 
 def test_the_founder_begins_from_the_seed() -> None:

@@ -230,8 +230,7 @@ class _Transfer:
     """The peers of one transfer, and why some of them were dropped.
 
     Args:
-        patience: seconds for a state that not all peers have, unless it arrives at the minimum rate; for moments, four
-            times as long as the state took from each of its peers, if that is longer.
+        patience: seconds for a state that not all peers have, unless it arrives at the minimum rate.
     """
 
     def __init__(self, carrier: Carrier, peers: Sequence[str], wanted: Wanted, timeout: float, patience: float) -> None:
@@ -267,8 +266,7 @@ class _Transfer:
     async def _state(self, target: Description, partial: Partial, progress: Progress) -> dict[str, SharedVector]:
         """Pull a whole state from all peers that hold it. Raises PeerLost."""
         partial.aim(target.state, self._wanted.length)
-        loop, givers, request = asyncio.get_running_loop(), len(self._peers), self._request(target.round)
-        began = loop.time()
+        request = self._request(target.round)
 
         async def work(peer: str) -> None:
             try:
@@ -280,7 +278,6 @@ class _Transfer:
         await _until_complete(partial, [work(peer) for peer in self._peers])
         if not partial.complete:
             raise self._nobody()
-        self._patience = max(self._patience, 4 * givers * (loop.time() - began))
         return partial.hand_over()
 
     def _request(self, round: int) -> StateRequest:

@@ -63,8 +63,7 @@ async def from_peers(
     Args:
         trust: returns what this site trusts; None: it accepts any state.
     """
-    wanted = lambda: Wanted(length, trust=trust())  # noqa: E731
-    fetched = await first_state(carrier, roster, wanted, _first_to_join(config))
+    fetched = await first_state(carrier, roster, lambda: Wanted(length, trust=trust()), _first_to_join(config))
     return Checkpoint(fetched.state), fetched.proof
 
 
