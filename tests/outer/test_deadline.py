@@ -55,7 +55,7 @@ def test_pauses_double_up_to_a_bound() -> None:
 
 def test_the_log_says_every_quarter_of_a_minute_what_is_tried(caplog: pytest.LogCaptureFixture) -> None:
     async def main() -> int:
-        attempts, failures = Attempts("the run", 60.0), 1
+        attempts, failures = Attempts("no peer answers yet", 60.0), 1
         while await attempts.failed("10.0.0.1:7700: connection refused"):
             failures += 1
         assert 60 < asyncio.get_running_loop().time() < 63
@@ -63,5 +63,5 @@ def test_the_log_says_every_quarter_of_a_minute_what_is_tried(caplog: pytest.Log
 
     assert 25 < run(main()) < 45
     said = [record.getMessage() for record in caplog.records]
-    assert said[0] == "the run does not answer yet: 10.0.0.1:7700: connection refused; trying for 60 s more"
+    assert said[0] == "no peer answers yet: 10.0.0.1:7700: connection refused; trying for 60 s more"
     assert len(said) == 4, said

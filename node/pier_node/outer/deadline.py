@@ -67,7 +67,7 @@ class Attempts:
     """Attempts to reach something that may not be there yet. The log says what is tried, and for how long.
 
     Args:
-        what: does not answer, as the log calls it.
+        what: is the matter, as the log says it: "no peer answers yet".
         patience: seconds for all attempts together.
     """
 
@@ -82,6 +82,6 @@ class Attempts:
             return False
         if now - self._told >= TELL_SECONDS:
             self._told = now
-            log.warning("%s does not answer yet: %s; trying for %s more", self._what, why, span(self._end - now))
+            log.warning("%s: %s; trying for %s more", self._what, why, span(self._end - now))
         await asyncio.sleep(self._backoff.seconds())
         return True

@@ -295,7 +295,7 @@ async def first_answer(carrier: SiteCarrier, addresses: Iterable[str], request: 
         PierError: all of them refuse this site, or none answers within PATIENCE seconds. The text has each one's
             reason.
     """
-    attempts = Attempts("the run", PATIENCE)
+    attempts = Attempts("no peer answers yet", PATIENCE)
     while True:
         losses: list[PeerLost] = []
         for address in addresses:

@@ -78,7 +78,7 @@ class Enrolment:
 
 async def enrol_patiently(address: str, invite: Invite, identity: Identity, name: str) -> tuple[Enrolment, RunConfig]:
     """Call `enrol` until the coordinator answers or PATIENCE seconds have passed. Raises PierError."""
-    attempts = Attempts("the coordinator", PATIENCE)
+    attempts = Attempts("the coordinator does not answer yet", PATIENCE)
     while True:
         try:
             return await enrol(address, invite, identity, name)
