@@ -15,8 +15,10 @@ from safetensors.numpy import load_file
 
 from pier_node.base.shared import Vector
 from pier_node.config.run import load
+from pier_node.outer.clip import clip_factors
 from pier_node.outer.inner_optimizer import Moments, take_step
 from pier_node.outer.layout import Layout
+from pier_node.outer.state import l2_norm
 from pier_node.trainer.data.corpus import Windows, open_corpus
 from pier_node.trainer.model.decoder import Decoder
 from pier_node.trainer.model.initial import initial_weights
@@ -78,16 +80,22 @@ def trained_in_one_process(run: Run, cache: Path) -> Vector:
     layout.load(model, initial_weights(config.model, config.run.seed))
     parameters = dict(model.named_parameters())
     first, second = ({name: torch.zeros_like(it) for name, it in parameters.items()} for _ in range(2))
+    gradients = [torch.empty(layout.length) for _ in run.sites]
     windows = [
         Windows(open_corpus(config.data, slot, 2, str(CORPUS), cache), config.model.context, config.run.seed, site.node)
         for slot, site in enumerate(run.sites)
     ]
     for step in range(SYNC_STEPS):
-        model.zero_grad()
-        for site in windows:
+        for site, gradient in zip(windows, gradients, strict=True):
             inputs, targets = (torch.from_numpy(part) for part in site.batch(step, config.inner.batch_size))
             loss = F.cross_entropy(model(inputs).flatten(0, 1), targets.flatten())
-            torch.autograd.backward(loss / len(windows))
+            found = torch.autograd.grad(loss, list(parameters.values()))
+            layout.store(dict(zip(parameters, found, strict=True)), gradient)
+        norms = [l2_norm(gradient.numpy()) for gradient in gradients]
+        factors = clip_factors(norms, [1] * len(norms), 1)  # now and then one batch's gradient is unusually long
+        mean = torch.stack([it * by for it, by in zip(gradients, factors, strict=True)]).mean(dim=0)
+        for name, view in layout.views(mean).items():
+            parameters[name].grad = view
         take_step(parameters, Moments(first, second, step), step, config.inner, exact=True)
     weights = torch.empty(layout.length)
     layout.store(parameters, weights)
