@@ -6,6 +6,7 @@ import asyncio
 import re
 import time
 from typing import TYPE_CHECKING
+from unittest.mock import ANY
 
 import pytest
 from coordinator.page_cases import TOKEN, Recorded, serving
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
 pytest.importorskip("playwright", reason="no Chromium, or no playwright here: the page was NOT looked at")
 
 from browser.looking import A, B, C, looking, run_of_three
+from browser.proxied import proxied
 from playwright.async_api import expect
 
 pytestmark = pytest.mark.browser
@@ -95,7 +97,7 @@ async def test_a_revoked_site_is_marked_and_its_links_vanish(chromium: Browser) 
         await expect(look.page.locator("#sites tbody tr").nth(2).locator(".state")).to_have_text("revoked")
         await expect(look.page.locator("#links tbody tr")).to_have_count(2)
         await expect(look.page.locator("#map svg path")).to_have_count(2)
-        left = LABS[0].speed + LABS[1].speed
+        left = LABS[0].speed  # lab-b catches up
         await expect(look.page.locator("#t-speed")).to_have_text(f"{left:,.0f}")
         await expect(look.page.locator("#c-speed .keys b").first).to_have_text(f"{left:,.0f}")
         assert look.errors == []
@@ -149,12 +151,15 @@ async def test_without_a_token_nothing_can_be_done(chromium: Browser) -> None:
 
 async def test_the_operator_acts(chromium: Browser) -> None:
     actions = Recorded()
-    async with serving(run_of_three(), actions) as address, looking(chromium, address) as look:
+    may = ["clipboard-read", "clipboard-write"]
+    async with serving(run_of_three(), actions) as address, looking(chromium, address, permissions=may) as look:
         page = look.page
         await page.locator("#operator").click()
         await page.locator("#token").fill(TOKEN)
         await page.keyboard.press("Enter")
         await page.locator("[data-act=pause]").click()
+        await expect(page.locator("#dialog")).to_contain_text("Pause all sites?")
+        await page.locator("#dialog-ok").click()
         await expect(page.locator("#toast")).to_have_text("All sites: will pause at the next round boundary")
         await page.locator("[data-act=stop]").click()
         await page.locator("#dialog-cancel").click()
@@ -162,13 +167,58 @@ async def test_the_operator_acts(chromium: Browser) -> None:
         await page.get_by_role("button", name="Revoke").click()
         await expect(page.locator("#dialog")).to_contain_text("it can come back with a new invite only")
         await page.locator("#dialog-ok").click()
-        await expect(page.locator("#toast")).to_have_text("lab-b: is not of the run any more")
+        await expect(page.locator("#toast")).to_have_text("lab-b: is no longer part of the run")
         await page.locator("[data-act=invite]").click()
         await page.get_by_label("Name").fill("lab-d")
         await page.locator("#dialog-ok").click()
         await expect(page.locator("#dialog pre")).to_contain_text("pier-node start --coordinator")
+        await page.get_by_role("button", name="Copy").click()
+        await expect(page.get_by_role("button", name="Copied")).to_be_visible()
+        assert await page.evaluate("navigator.clipboard.readText()") == await page.locator("#dialog pre").inner_text()
         assert actions.asked == [("pause", []), ("revoke", B), ("invite", "lab-d", 86400.0, 1)]
         assert look.errors == []
+
+
+async def test_it_works_behind_a_proxy_that_sends_another_host(chromium: Browser) -> None:
+    actions, names = Recorded(), ["localhost"]
+    async with (
+        serving(run_of_three(), actions, hosts=names) as page,
+        proxied(page) as port,
+        looking(chromium, f"http://localhost:{port}") as look,
+    ):
+        await expect(look.page.locator("#connection")).to_have_text("live")
+        await look.page.locator("#operator").click()
+        await look.page.locator("#token").fill(TOKEN)
+        await look.page.keyboard.press("Enter")
+        await expect(look.page.locator("#dialog-problem")).to_contain_text(f"--host localhost:{port}")
+        names.append(f"localhost:{port}")
+        await look.page.locator("#dialog-ok").click()
+        await look.page.locator("[data-act=resume]").click()
+        await expect(look.page.locator("#toast")).to_have_text("All sites: will train on")
+        assert actions.asked == [("train", [])]
+
+
+async def test_a_finished_run_says_so_and_what_comes_next(chromium: Browser) -> None:
+    board = run_of_three(rounds=99, late=0)
+    async with serving(board) as address, looking(chromium, address) as look:
+        await expect(look.page.locator("#t-round")).to_have_text("99 of 100")
+        await expect(look.page.locator("#finished")).to_be_hidden()
+        board.apply(Fact(time.time(), "round", A, {"round": 100, "compute": 20.0, "validation_loss": 2.125}))
+        await expect(look.page.locator("#finished")).to_contain_text("Finished100 rounds")
+        await expect(look.page.locator("#finished")).to_contain_text("validation loss 2.125")
+        await expect(look.page.locator("#finished")).to_contain_text("pier-node export")
+        assert look.errors == []
+
+
+async def test_a_number_that_is_shown_twice_is_the_same(chromium: Browser) -> None:
+    async with serving(run_of_three()) as address, looking(chromium, address) as look:
+        await expect(look.page.locator("#c-loss .keys li")).to_have_count(4)
+        for title, box in (("t-loss", "c-loss"), ("t-validation", "c-validation"), ("t-speed", "c-speed")):
+            tile = await look.page.locator(f"#{title}").inner_text()
+            await expect(look.page.locator(f"#{box} .keys b").first).to_have_text(tile)
+        for column, box in ((5, "c-speed"), (6, "c-loss")):
+            cells = await look.page.locator(f"#sites tbody td:nth-child({column})").all_inner_texts()
+            assert await look.page.locator(f"#{box} .keys b").all_inner_texts() == [ANY, *cells]
 
 
 async def test_the_token_stays_for_this_tab_until_it_is_locked(chromium: Browser) -> None:

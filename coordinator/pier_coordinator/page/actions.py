@@ -135,11 +135,11 @@ class Guard:
     def check(self, request: web.Request) -> None:
         """Check a request. Raises HTTPForbidden, HTTPUnauthorized."""
         if has_other_origin(request, self._hosts):
-            origin = request.headers["Origin"][:100]
+            origin = ascii(request.headers["Origin"][:100])[1:-1]
             raise _no(
                 web.HTTPForbidden,
-                f"this request comes from another page, {origin!a}; if that is this page behind a proxy, start the "
-                "coordinator with that name: pier-coordinator start --host NAME[:PORT]",
+                f"this request comes from another page, {origin}; if that is this page behind a proxy, start the "
+                f"coordinator with that name: pier-coordinator start --host {origin.partition('://')[2] or 'NAME'}",
             )
         scheme, _, token = request.headers.get("Authorization", "").partition(" ")
         right = secrets.compare_digest(token.strip().encode(errors="replace"), self._token)

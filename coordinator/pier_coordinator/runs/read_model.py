@@ -180,6 +180,8 @@ class ReadModel:
         self._speeds, self._losses = Latest(), Latest()
         self.now = clock
         self._started = clock()
+        self._trained: tuple[float, float] | None = None
+        """When the first and the last report of training were made, in seconds since the epoch."""
 
     # --- input ---------------------------------------------------------------------------------
 
@@ -203,8 +205,10 @@ class ReadModel:
                 site.registered(fact.body)
             case "sample":
                 self._sample(site, fact.time, fact.body)
+                self._trains(fact.time)
             case "round":
                 self._round(site, fact.time, fact.body)
+                self._trains(fact.time)
             case "link":
                 self.links.take(site.node, fact.body, self.stamp)
             case "order":
@@ -216,6 +220,10 @@ class ReadModel:
                     self.links.revoke(site.node)
                     self._rest(site)
                 site.dropped = max(site.dropped, whole(fact.body, "dropped") or 0)
+
+    def _trains(self, when: float) -> None:
+        first, last = self._trained or (when, when)
+        self._trained = min(first, when), max(last, when)
 
     def _sample(self, site: Site, when: float, body: Mapping[str, Any]) -> None:
         site.measured(body)
@@ -360,12 +368,19 @@ class ReadModel:
             "paused": len(live) - len(moving),
             "tokens": sum(site.tokens or 0 for site in self.sites.values()),
             "tokens_per_second": rounded(sum(site.speed or 0 for site in moving)),
-            "loss": rounded(self.curves["loss"].last()),
+            "loss": rounded(self._loss(live)),
             "validation_loss": rounded(self.curves["validation_loss"].last()),
             "bytes_sent": sum(site.bytes_sent or 0 for site in self.sites.values()),
             "round_seconds": rounded(duration),
+            "seconds": rounded(self._trained[1] - self._trained[0]) if self._trained else None,
             "seconds_left": rounded(duration * left) if duration and left else None,
         }
+
+    def _loss(self, live: list[Site]) -> float | None:
+        """The mean of the training losses that the table of sites shows: of those that train, else of all."""
+        training = [site.loss for site in live if site.shown not in IDLE and site.loss is not None]
+        last = training or [site.loss for site in self.known() if site.loss is not None]
+        return sum(last) / len(last) if last else None
 
     def known(self) -> list[Site]:
         """All sites that ever joined, except revoked ones."""

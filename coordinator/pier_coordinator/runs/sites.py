@@ -19,7 +19,7 @@ SILENT_AFTER = 60.0
 LIVE = ("inner_step", "tokens", "tokens_per_second", "loss", "validation_loss", "bytes_sent", "utilisation", "memory")
 REVOKED = "revoked"
 GONE = ("done", "leaving", "left", REVOKED)
-IDLE = ("silent", "paused", *GONE)
+IDLE = ("silent", "paused", "starting", "catching up", *GONE)
 """States of a site that does not train, whatever speed it reported last."""
 
 

@@ -64,7 +64,13 @@ def test_a_run_is_summed_up() -> None:
     board = played(rounds=60)
     told = board.snapshot()
     assert told["run"]["name"] == "atlantic"
-    assert told["totals"] | {"loss": 0, "seconds_left": 0, "round_seconds": 0, "tokens_per_second": 0} == {
+    assert told["totals"] | {
+        "loss": 0,
+        "seconds": 0,
+        "seconds_left": 0,
+        "round_seconds": 0,
+        "tokens_per_second": 0,
+    } == {
         "round": 60,
         "sites": 3,
         "alive": 3,
@@ -75,6 +81,7 @@ def test_a_run_is_summed_up() -> None:
         "validation_loss": pytest.approx(2.2855, abs=1e-3),
         "bytes_sent": 3 * 60 * 10_600_000,
         "round_seconds": 0,
+        "seconds": 0,
         "seconds_left": 0,
     }
     assert told["totals"]["tokens_per_second"] == pytest.approx(25_400, rel=0.03)
@@ -152,7 +159,10 @@ def test_a_pulse_is_what_is_live_only() -> None:
     board.pulse(A, pulse(LABS[0], 7, 3.0, "PHASE_CATCHING_UP"), alive=True)
     told = board.snapshot()
     assert (told["sites"][0]["state"], told["sites"][0]["round"]) == ("catching up", 7)
-    assert told["totals"]["tokens_per_second"] == LABS[0].speed
+    assert (told["sites"][0]["tokens_per_second"], told["totals"]["tokens_per_second"]) == (0, 0)  # it does not train
+    board.pulse(A, pulse(LABS[0], 7, 3.0), alive=True)
+    told = board.snapshot()
+    assert told["sites"][0]["tokens_per_second"] == told["totals"]["tokens_per_second"] == LABS[0].speed
     assert board.sites[A].offset == 3.0
     assert board.sites[A].heard == now
 

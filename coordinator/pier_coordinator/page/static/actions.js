@@ -3,7 +3,11 @@ import { $, make, say } from "./dom.js";
 import { openDialog } from "./dialog.js";
 
 const KEY = "pier-operator-token";
-const DONE = { pause: "will pause at the next round boundary", resume: "trains on", stop: "will leave the run and end", revoke: "is not of the run any more" };
+const ALL = {
+  pause: ["Pause all sites?", "They finish the round under way, then wait until somebody resumes them.", "Pause all"],
+  stop: ["Stop all sites?", "They leave the run at the next round boundary, and end. To resume, start each of them again.", "Stop all"],
+};
+const DONE = { pause: "will pause at the next round boundary", resume: "will train on", stop: "will leave the run and end", revoke: "is no longer part of the run" };
 
 export class Operator {
   constructor(onChange) {
@@ -52,8 +56,10 @@ export class Operator {
 
   onAll(action) {
     if (action === "invite") return this.invite();
-    if (action !== "stop") return this.act(action, { nodes: [] }, "All sites");
-    return openDialog("Stop all sites?", [make("p", { textContent: "They leave the run at the next round boundary, and end. Start them again to resume." })], "Stop all", () => this.act(action, { nodes: [] }, "Every site"));
+    const act = () => this.act(action, { nodes: [] }, "All sites");
+    if (!ALL[action]) return act();
+    const [title, warning, ok] = ALL[action];
+    return openDialog(title, [make("p", { textContent: warning })], ok, act);
   }
 
   onSite(site) {
@@ -87,9 +93,25 @@ export class Operator {
     const uses = make("input", { type: "number", min: 1, max: 10000, value: 1 });
     openDialog("Invite a site", [make("label", {}, "Name", name), make("label", {}, "Expires after hours", hours), make("label", {}, "Sites that may use it", uses)], "Invite", async () => {
       const told = await this.post("invite", { name: name.value.trim(), expires_seconds: 3600 * Number(hours.value), uses: Number(uses.value) });
-      openDialog("Paste this at the site", [make("pre", { textContent: told.command })]);
+      const command = make("pre", { textContent: told.command });
+      openDialog("Paste this at the site", [command, make("div", { className: "bar end" }, copyButton(command))]);
     });
   }
+}
+
+// Copies the text of an element. Browsers offer their clipboard to pages over https and on this machine only.
+function copyButton(source) {
+  const button = make("button", { type: "button", className: "primary", textContent: "Copy" });
+  button.addEventListener("click", async () => {
+    try {
+      await navigator.clipboard.writeText(source.textContent);
+      say(button, "Copied");
+    } catch {
+      getSelection().selectAllChildren(source);
+      say(button, document.execCommand("copy") ? "Copied" : "Selected: press Ctrl+C");
+    }
+  });
+  return button;
 }
 
 const besides = ({ invite, sites }) =>

@@ -7,8 +7,8 @@ import { inOrder, joined, nameOf } from "./store.js";
 const HEIGHT = 220;
 
 class Chart {
-  constructor(box, total, format, byTime, fromZero) {
-    Object.assign(this, { total, format, byTime, fromZero, names: "", plot: null });
+  constructor(box, total, format, axis, byTime) {
+    Object.assign(this, { total, format, axis, byTime, fromZero: format === speed, names: "", plot: null });
     this.box = make("div", { className: "plot-box" });
     this.keys = make("ul", { className: "keys" });
     box.append(this.box, this.keys);
@@ -17,7 +17,7 @@ class Chart {
   }
 
   // lines: [{ name, colour, points: [[x, [mean, min, max]]], now }], the first one that of all sites.
-  // now: the newest value, where that is known better than by the mean of the last point.
+  // now: the newest value, as the table and the tiles show it; the last point is a mean.
   show(lines, again) {
     const [all, ...others] = lines;
     const tables = [columns(all.points, [0, 1, 2]), ...others.map((line) => columns(line.points, [0]))];
@@ -45,7 +45,7 @@ class Chart {
       cursor: { y: false, points: { size: 5 } },
       scales: { x: { time: this.byTime }, y: this.fromZero ? { range: (_, __, most) => [0, 1.1 * (most || 1)] } : {} },
       axes: [{ ...axis, grid: { show: false }, size: 30, space: 64, values: (_, values, _axis, _space, step) => values.map((it) => this.place(it, step)) },
-        { ...axis, size: 54, values: (_, values) => values.map(this.format) }],
+        { ...axis, size: 54, values: (_, values) => values.map(this.axis) }],
       series: [{}, line(all, 2), quiet, quiet, ...others.map((it) => line(it, 1.25))],
       bands: [{ series: [3, 2], fill: `${all.colour}1c` }],
       hooks: { setCursor: [(plot) => this.tell(this.lines, plot.cursor.idx)] },
@@ -76,13 +76,14 @@ function near(column, at) {
 
 const columns = (points, picks) => [points.map(([x]) => x), ...picks.map((pick) => points.map(([, values]) => values[pick]))];
 
-const KINDS = [["c-loss", "loss", "Training loss", (it) => fixed(it, 2), true], ["c-validation", "validation_loss", "Validation loss", (it) => fixed(it, 2), false],
-  ["c-speed", "tokens_per_second", "Tokens a second", speed, true]];
+const [loss, tick] = [(it) => fixed(it, 3), (it) => fixed(it, 2)];
+const KINDS = [["c-loss", "loss", "Training loss", loss, tick, true], ["c-validation", "validation_loss", "Validation loss", loss, tick, false],
+  ["c-speed", "tokens_per_second", "Tokens a second", speed, speed, true]];
 
 export class Charts {
   constructor(chosen) {
     this.chosen = chosen;
-    this.charts = KINDS.map(([box, curve, title, format, byTime]) => [curve, new Chart($(box), title, format, byTime, format === speed)]);
+    this.charts = KINDS.map(([box, curve, title, format, axis, byTime]) => [curve, new Chart($(box), title, format, axis, byTime)]);
     this.sites = new Map();
     this.seen = 0;
     this.boot = "";
@@ -113,10 +114,8 @@ export class Charts {
     for (const [curve, chart] of this.charts) {
       const all = { name: curve === "tokens_per_second" ? "sum" : "mean", colour: colour("text"), points: inOrder(this.state.curves[curve] ?? new Map()) };
       const lines = [all, ...this.chosen.nodes().map((node) => this.line(node, curve))];
-      if (curve === "tokens_per_second") {
-        all.now = this.state.totals.tokens_per_second;
-        this.chosen.nodes().forEach((node, at) => (lines[at + 1].now = this.state.sites.get(node)?.tokens_per_second));
-      }
+      all.now = this.state.totals[curve];
+      this.chosen.nodes().forEach((node, at) => (lines[at + 1].now = this.state.sites.get(node)?.[curve]));
       chart.show(lines, again);
     }
   }

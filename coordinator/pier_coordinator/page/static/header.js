@@ -1,6 +1,6 @@
 // The run in numbers, and what is wrong with it in words.
 import { $, make, order, say } from "./dom.js";
-import { age, big, bytes, count, fixed, seconds, speed } from "./format.js";
+import { age, big, bytes, count, fixed, seconds, several, span, speed } from "./format.js";
 
 export function showHeader(state) {
   const { run, totals } = state;
@@ -19,7 +19,20 @@ export function showHeader(state) {
   say($("t-expected"), totals.paused ? `there now, ${totals.paused === totals.alive ? "all" : count(totals.paused)} paused` : "there now");
   say($("t-sent"), bytes(totals.bytes_sent));
   say($("t-seconds"), totals.round_seconds ? `${seconds(totals.round_seconds)} a round` : "between sites");
+  showFinished(state);
   showProgress(run.rounds ? (100 * totals.round) / run.rounds : 0);
+}
+
+// The run itself is over; experts, if any are planned, are trained after that.
+function showFinished({ run, totals, experts }) {
+  const over = run.rounds > 0 && totals.round >= run.rounds;
+  $("finished").hidden = !over;
+  if (!over) return;
+  const loss = totals.validation_loss === null ? "" : `, validation loss ${fixed(totals.validation_loss, 3)}`;
+  const time = totals.seconds ? ` in ${span(totals.seconds)}` : "";
+  const busy = experts && !experts.rows.every((row) => ["accepted", "refused", "nobody"].includes(row.state));
+  say($("finished-words"), `${several(run.rounds, "round")}, ${big(totals.tokens)} tokens${time}${loss}.`);
+  say($("finished-next"), busy ? "The sites train the experts now." : "Use the model at any site: pier-node generate, pier-node evaluate, pier-node export.");
 }
 
 function showProgress(percent) {
