@@ -170,6 +170,8 @@ async def _check(_body: dict[str, Any]) -> None:
 
 
 def _handler(act: Act, guard: Guard) -> Callable[[web.Request], Awaitable[web.Response]]:
+    """One action of the operator; the body is a small JSON object."""
+
     async def handle(request: web.Request) -> web.Response:
         guard.check(request)
         body = await _body(request)

@@ -87,6 +87,7 @@ def make_app(
 
 
 async def _index(_request: web.Request) -> web.StreamResponse:
+    """The page."""
     return web.FileResponse(STATIC / "index.html")
 
 
@@ -106,7 +107,7 @@ class Api:
         self._board, self._watch, self._health = board, watch, health
 
     async def healthz(self, _request: web.Request) -> web.Response:
-        """GET /healthz: 200 if the coordinator works, else 503."""
+        """200 if the coordinator works, else 503."""
         health = self._health()
         return web.json_response(health, status=200 if health["ok"] else 503)
 
@@ -227,7 +228,7 @@ class Stream:
             tick.set_result(None)
 
     async def answer(self, request: web.Request) -> web.StreamResponse:
-        """GET /api/stream."""
+        """Server-sent events: what changes, at most twice a second."""
         if self._viewers >= MOST_VIEWERS:
             raise web.HTTPServiceUnavailable(text="too many watch this page: close some of them")
         stream = web.StreamResponse(headers={"Content-Type": "text/event-stream", "X-Accel-Buffering": "no"})
@@ -330,7 +331,7 @@ class Metrics(Collector):
             yield family
 
     async def answer(self, _request: web.Request) -> web.Response:
-        """GET /metrics."""
+        """The metrics below, for Prometheus."""
         return web.Response(body=generate_latest(self._registry), headers={"Content-Type": CONTENT_TYPE_LATEST})
 
 

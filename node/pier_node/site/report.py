@@ -336,12 +336,15 @@ class StatusServer:
             await self._runner.cleanup()
 
     async def _healthz(self, _request: web.Request) -> web.Response:
+        """Healthy as long as the daemon answers; `phase` says what it is doing."""
         return web.json_response({"ok": True, "phase": self._status()["phase"]})
 
     async def _json(self, _request: web.Request) -> web.Response:
+        """What `pier-node status --json` prints."""
         return web.json_response(finite(self._status()))
 
     async def _metrics(self, _request: web.Request) -> web.Response:
+        """The metrics below, for Prometheus."""
         status = self._status()
         for name, gauge in self._gauges.items():
             value = status.get(name)

@@ -132,6 +132,7 @@ async def _explained(request: web.Request, handler: Handler) -> web.StreamRespon
 
 
 async def _index(_request: web.Request) -> web.StreamResponse:
+    """A page that takes prompts."""
     return web.FileResponse(STATIC / "index.html")
 
 
