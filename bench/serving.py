@@ -22,10 +22,11 @@ from aiohttp import web
 from rich.console import Console
 from rich.table import Table
 
-from pier_node.commands.ensemble import ServeOptions, open_ensemble
+from pier_node.commands.serve import ServeOptions, open_models
 from pier_node.config.run import ModelSection
 from pier_node.experts.serving.app import make_app
 from pier_node.outer.layout import Layout
+from pier_node.rounds.saved_model import exported_weights
 from pier_node.trainer.model.decoder import stream
 from pier_node.trainer.model.export import export
 
@@ -54,7 +55,7 @@ def make(folder: Path, preset: str, experts: int) -> None:
 
 async def measured(folder: Path, top_k: int, tokens: int) -> Run:
     """Serve it, and ask."""
-    asking = open_ensemble(ServeOptions(folder, "127.0.0.1:0", top_k, 0.0, "decay", "cpu"))
+    asking = open_models(ServeOptions(None, folder, "127.0.0.1:0", top_k, 0.0, "decay", "cpu"))
     runner = web.AppRunner(make_app(asking), access_log=None)
     await runner.setup()
     await web.TCPSite(runner, "127.0.0.1", 0).start()
@@ -80,8 +81,7 @@ async def measured(folder: Path, top_k: int, tokens: int) -> Run:
 
 def without_cache(folder: Path) -> float:
     """Milliseconds for a token of one expert that computes its window anew each time."""
-    asking = open_ensemble(ServeOptions(folder, "127.0.0.1:0", 0, 0.0, "decay", "cpu"))
-    model, count = asking.experts[0].load(), 10
+    model, count = exported_weights(folder / "e0").model(torch.device("cpu")), 10
     began = time.perf_counter()
     list(stream(model, list(PROMPT.encode()), count))
     return 1e3 * (time.perf_counter() - began) / count

@@ -39,8 +39,14 @@ from pier_node.commands.options import (
 
 @click.command()
 @click.option(
-    "--experts",
+    "--model",
     type=click.Path(path_type=Path, file_okay=False, exists=True),
+    help="Folder of a single model in Hugging Face's format, for example one that `pier-node export` wrote. "
+    "[default: the ensemble in --experts]",
+)
+@click.option(
+    "--experts",
+    type=click.Path(path_type=Path, file_okay=False),
     default=Path("ensemble"),
     show_default=True,
     help="Folder of the ensemble: ensemble.json and one folder per expert.",
@@ -72,12 +78,12 @@ from pier_node.commands.options import (
 @click.option("--quiet", is_flag=True, help="Print only warnings and errors. [default: print progress too]")
 @explained
 def serve(quiet: bool, **options: Any) -> None:
-    """Serve an ensemble of experts over HTTP.
+    """Serve a model, or an ensemble of experts, over HTTP.
 
-    Clients of the completions protocol (/v1/completions) work unchanged. The page at / takes prompts. Press Ctrl+C to
-    stop.
+    Clients of OpenAI's protocol (/v1/completions, /v1/chat/completions) work unchanged. The page at / takes prompts.
+    Press Ctrl+C to stop.
     """
-    from pier_node.commands.ensemble import ServeOptions, run_server
+    from pier_node.commands.serve import ServeOptions, run_server
 
     run_server(ServeOptions(**options), quiet)
 

@@ -1,115 +1,33 @@
-"""`pier-node serve` and `score`: what is done with an ensemble of experts.
+"""`pier-node score`: how well the experts of an ensemble and their mixtures predict every domain.
 
-serve answers over the completions protocol until Ctrl+C. score shows how well the experts and their mixtures predict
-every domain, as tables and a plot. The tables mark the best method of each domain and those tied with it, and the plot
+It prints tables and draws a plot. The tables mark the best method of each domain and those tied with it, and the plot
 shows how far each method is behind the best. The folder of a single expert is scored for others: its sheets are saved
 for `pier-coordinator evaluate`.
 """
 
 from __future__ import annotations
 
-import asyncio
 import json
-import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-from aiohttp import web
 from rich.console import Console, Group, RenderableType
 from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
-from pier_node.base.address import format_address, parse_address
 from pier_node.base.errors import PierError
-from pier_node.base.http import GOODBYE
-from pier_node.base.log import log_to
-from pier_node.base.tasks import until_stopped
-from pier_node.base.units import amount, count
+from pier_node.base.units import count
 from pier_node.experts.card import ENSEMBLE_FILE, load_ensemble
 from pier_node.experts.comparison import UNRANKED, Report, Standing, evaluated
 from pier_node.experts.config import DomainSection, load
-from pier_node.experts.mixture import Kind, rule
 from pier_node.experts.scoring import Parents, expert_in, parent_of, sheets_of, texts_of
-from pier_node.experts.serving.app import make_app
-from pier_node.experts.serving.models import Pool, read_shelf
-from pier_node.experts.serving.queue import Asking
 from pier_node.experts.sheet import Sheet
 from pier_node.rounds.saved_model import pick_device
 from pier_node.trainer.model.export import read_config
-
-PORT = 7720
-GB = 1_000_000_000
-
-log = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True)
-class ServeOptions:
-    """The options of `pier-node serve`.
-
-    Attributes:
-        experts: folder of the ensemble.
-        listen: HOST:PORT.
-        top_k: number of experts that answer a request; 0: all.
-        memory: GB for weights; 0: no limit.
-        posterior: the rule of the mixture.
-    """
-
-    experts: Path
-    listen: str
-    top_k: int
-    memory: float
-    posterior: Kind
-    device: str
-
-
-def run_server(options: ServeOptions, quiet: bool) -> None:
-    """Serve until stopped. Raises PierError."""
-    console = Console()
-    log_to(console, quiet)
-    asyncio.run(until_stopped(_serve(open_ensemble(options), options.listen, console)))
-    console.print("Stopped.")
-
-
-def open_ensemble(options: ServeOptions) -> Asking:
-    """The ensemble of a folder, ready for requests. Raises PierError."""
-    experts, tokenizer = read_shelf(options.experts, pick_device(options.device))
-    pool = Pool(experts, int(options.memory * GB))
-    pool.check_room(options.top_k)
-    name = options.experts.resolve().name or "ensemble"
-    return Asking(name, experts, tokenizer, pool, rule(options.posterior), options.top_k)
-
-
-async def _serve(asking: Asking, listen: str, console: Console) -> None:
-    host, port = parse_address(listen, PORT)
-    runner = web.AppRunner(make_app(asking), access_log=None, shutdown_timeout=GOODBYE, handler_cancellation=True)
-    await runner.setup()
-    try:
-        await web.TCPSite(runner, host, port).start()
-        _tell(asking, host, runner.addresses[0][1], console)
-        await asyncio.Event().wait()
-    except OSError as error:
-        raise PierError(
-            f"cannot listen at {listen}: {error.strerror}", "Choose another address with --listen HOST:PORT."
-        ) from error
-    finally:
-        await runner.cleanup()
-        asking.close()
-
-
-def _tell(asking: Asking, host: str, port: int, console: Console) -> None:
-    here = f"http://{format_address('127.0.0.1' if host in ('0.0.0.0', '::') else host, port)}"
-    for expert in asking.experts:
-        log.info("expert of %s: %s, %.3g GFLOPs a token", expert.name, amount(expert.size), expert.flops / 1e9)
-    if host not in ("127.0.0.1", "::1", "localhost"):
-        log.warning("whoever reaches %s can ask: there is no password", format_address(host, port))
-    console.print(f"The page:  {here}/", highlight=False, soft_wrap=True)
-    console.print(f"Clients:   base_url = {here}/v1, model = {asking.name}", highlight=False, soft_wrap=True)
-
 
 WIDTH = 0.8
 """Fraction of the space between two domains that the points of one domain occupy."""

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from aiohttp import web
 
-from pier_node.commands.ensemble import ServeOptions, open_ensemble
+from pier_node.commands.serve import ServeOptions, open_models
 from pier_node.config.run import ModelSection
 from pier_node.experts.serving.app import make_app
 from pier_node.experts.serving.queue import Asking
@@ -48,7 +48,7 @@ def make_ensemble(folder: Path, names: Sequence[str] = NAMES) -> Path:
 def opened(folder: Path, **changed: Any) -> Asking:
     """The ensemble of a folder, as `pier-node serve` would open it."""
     told = {"listen": "127.0.0.1:0", "top_k": 0, "memory": 0.0, "posterior": "decay", "device": "cpu", **changed}
-    return open_ensemble(ServeOptions(experts=folder, **told))
+    return open_models(ServeOptions(**{"model": None, "experts": folder, **told}))
 
 
 @asynccontextmanager

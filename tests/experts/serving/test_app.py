@@ -122,10 +122,10 @@ async def test_it_says_whether_it_is_well(folder: Path) -> None:
 
 @pytest.mark.parametrize("stream", [False, True])
 async def test_a_refusal_is_an_error_of_the_protocol(server: str, stream: bool) -> None:
-    status, told = await post(server, {"prompt": "x", "n": 3, "stream": stream})
+    status, told = await post(server, {"prompt": "x", "best_of": 3, "stream": stream})
     assert status == 400
     assert set(told["error"]) == {"message", "type", "param", "code"}
-    assert (told["error"]["type"], told["error"]["param"]) == ("invalid_request_error", "n")
+    assert (told["error"]["type"], told["error"]["param"]) == ("invalid_request_error", "best_of")
     status, told = await post(server, {"model": "gpt-4", "prompt": "x", "stream": stream})
     assert (status, told["error"]["code"]) == (404, "model_not_found")
 
@@ -143,7 +143,8 @@ async def test_what_goes_wrong_within_a_stream_is_its_last_event(folder: Path) -
 
 
 async def test_paths_methods_and_sizes_that_are_wrong_are_errors_of_the_protocol(server: str) -> None:
-    assert (await get(server, "/v1/chat/completions"))[0] == 404
+    assert (await get(server, "/v1/embeddings"))[0] == 404
+    assert (await get(server, "/v1/chat/completions"))[0] == 405
     assert (await get(server, "/v1/completions"))[1]["error"]["message"].startswith("GET /v1/completions")
     status, told = await post(server, {"prompt": "x" * (1 << 21)})
     assert (status, told["error"]["message"]) == (413, "the request is too long")

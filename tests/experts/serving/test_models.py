@@ -16,11 +16,11 @@ from pier_node.base.errors import PierError
 from pier_node.config.run import ModelSection
 from pier_node.experts.comparison import chosen, even
 from pier_node.experts.mixture import Array, Kind, follow, mixed, rule, score
-from pier_node.experts.serving.models import Heard, Lost, MixtureDecoder, NoExperts, Pool, Reader, likeliest
+from pier_node.experts.serving.models import Heard, Lost, MixtureDecoder, NoExperts, OwnReader, Pool, Reader, likeliest
 from pier_node.experts.serving.queue import Asking
 from pier_node.trainer.model.decoder import Decoder
 
-MODEL = Decoder(ModelSection(preset="llama-tiny"))
+MODEL = OwnReader(Decoder(ModelSection(preset="llama-tiny")))
 
 
 @dataclass
@@ -32,7 +32,7 @@ class Book:
     broken: bool = False
     read: list[str] = field(default_factory=list)
 
-    def load(self) -> Decoder:
+    def load(self) -> OwnReader:
         if self.broken:
             raise OSError("the disk has gone\nand more")
         self.read.append(self.name)
@@ -129,7 +129,7 @@ SAID = list(b" jumps")
 @torch.no_grad()
 def dense(asking: Asking, tokens: list[int]) -> Array:
     """What every expert predicts after each token, in one forward pass: log p [experts, tokens, vocabulary]."""
-    models = [expert.load() for expert in asking.experts]
+    models = [cast(OwnReader, expert.load()).model for expert in asking.experts]
     return np.stack([torch.log_softmax(model(torch.tensor([tokens]))[0].double(), -1).numpy() for model in models])
 
 
@@ -154,7 +154,9 @@ def test_token_by_token_it_is_the_dense_mixture(folder: Path, kind: Kind) -> Non
         assert np.exp(speakers.predict()).sum() == pytest.approx(1, abs=1e-5)
         assert sum(speakers.say(token).values()) == pytest.approx(1, abs=1e-9)
     np.testing.assert_allclose(speakers.posterior, np.exp(weights[:, len(text)]), atol=1e-5)
-    np.testing.assert_allclose(speakers.prompt_scores, score(rule(kind), even(3), given)[: len(PROMPT)], atol=1e-5)
+    np.testing.assert_allclose(
+        [scored.log_prob for scored in speakers.prompt], score(rule(kind), even(3), given)[: len(PROMPT)], atol=1e-5
+    )
 
 
 def test_one_expert_of_top_k_is_the_likeliest_one_alone(folder: Path) -> None:
@@ -199,7 +201,7 @@ def test_a_lost_expert_leaves_its_weight_to_the_others(folder: Path) -> None:
 
 def test_what_is_no_number_is_never_mixed_in(folder: Path) -> None:
     asking = opened(folder)
-    model = asking.pool.model(2)
+    model = cast(OwnReader, asking.pool.model(2)).model
     speakers = MixtureDecoder(rule("decay"), even(3), heard(asking, PROMPT, [0, 1, 2]))
     with torch.no_grad():
         next(model.parameters()).fill_(torch.nan)

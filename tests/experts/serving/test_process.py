@@ -9,6 +9,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from queue import Queue
@@ -48,8 +49,13 @@ def _read(out: Iterable[str], lines: Queue[str]) -> None:
 
 @pytest.fixture
 def server(folder: Path) -> Iterator[Server]:
-    words = [PROGRAM, "serve", "--experts", str(folder), "--listen", "127.0.0.1:0"]
-    words += ["--top-k", "2", "--memory", "1"]
+    with started("--experts", str(folder), "--top-k", "2", "--memory", "1") as made:
+        yield made
+
+
+@contextmanager
+def started(*options: str) -> Iterator[Server]:
+    words = [PROGRAM, "serve", "--listen", "127.0.0.1:0", *options]
     lines: Queue[str] = Queue()
     environment = {**os.environ, "COLUMNS": "200", "OMP_NUM_THREADS": "1"}
     with subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=environment) as made:
@@ -77,8 +83,8 @@ def test_the_official_client_works_as_it_is(server: Server) -> None:
     assert sum(posterior.values()) == pytest.approx(1)
     parts = client.completions.create(model="mine", prompt="import", max_tokens=10, seed=1, stream=True)
     assert "".join(part.choices[0].text for part in parts) == choice.text
-    with pytest.raises(openai.BadRequestError, match="one answer a request"):
-        client.completions.create(model="mine", prompt="x", n=2)
+    with pytest.raises(openai.BadRequestError, match="best_of is not supported"):
+        client.completions.create(model="mine", prompt="x", best_of=2)
     with pytest.raises(openai.NotFoundError, match="there is no model"):
         client.completions.create(model="gpt-4", prompt="x")
 
@@ -88,8 +94,25 @@ def test_it_ends_in_seconds_in_the_middle_of_an_answer(server: Server, number: s
     stream = server.client().completions.create(model="mine", prompt="x", max_tokens=4096, stream=True)
     next(iter(stream))
     server.process.send_signal(number)
-    assert server.process.wait(10) == 0
+    assert server.process.wait(30) == 0
     server.said("Stopped")
+
+
+def test_a_model_is_served_like_an_ensemble(folder: Path) -> None:
+    with started("--model", str(folder / "e0")) as server:
+        client = server.client()
+        told = client.completions.create(model="e0", prompt=["import", "def"], max_tokens=5, n=2)
+        assert [choice.index for choice in told.choices] == [0, 1, 2, 3]
+        with pytest.raises(openai.BadRequestError, match="no chat template"):
+            client.chat.completions.create(model="e0", messages=[{"role": "user", "content": "x"}])
+        server.process.send_signal(signal.SIGTERM)
+        assert server.process.wait(WAIT) == 0
+
+
+def test_an_ensemble_given_as_a_model_is_said(folder: Path) -> None:
+    words = [PROGRAM, "serve", "--model", str(folder)]
+    done = subprocess.run(words, capture_output=True, text=True, timeout=WAIT, check=False)
+    assert (done.returncode, f"--experts {folder}" in done.stderr) == (1, True)
 
 
 def test_an_address_that_is_taken_is_said(server: Server, folder: Path) -> None:

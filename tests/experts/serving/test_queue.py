@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import shutil
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -18,10 +20,11 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from pier_node.base.errors import PierError
 from pier_node.config.run import ModelSection
+from pier_node.experts.serving.models import OwnReader
 from pier_node.experts.serving.queue import Answer, Asking, Limits, Telling, Token, pick, top
 from pier_node.experts.serving.request import CompletionRequest, Refusal
 from pier_node.outer.layout import Layout
-from pier_node.trainer.model.export import byte_tokenizer, export
+from pier_node.trainer.model.export import byte_tokenizer, export, read_config
 
 PROMPT = "def main(argv):\n    return"
 
@@ -30,8 +33,15 @@ def request(**fields: Any) -> CompletionRequest:
     return CompletionRequest(**{"prompt": PROMPT, "max_tokens": 8, "seed": 3, **fields})
 
 
+@asynccontextmanager
+async def begun(asking: Asking, **fields: Any) -> AsyncIterator[Answer]:
+    """The only answer to a request."""
+    async with asking.begin(request(**fields)) as answers:
+        yield await anext(answers)
+
+
 async def made(asking: Asking, **fields: Any) -> tuple[str, Answer]:
-    async with asking.begin(request(**fields)) as answer:
+    async with begun(asking, **fields) as answer:
         text = "".join(token.text for token in answer.echoed())
         while not answer.finish:
             text += "".join(token.text for token in await asking.compute(answer.step))
@@ -62,7 +72,7 @@ async def test_one_expert_of_top_k_answers_as_it_does_alone(folder: Path) -> Non
 @pytest.mark.parametrize("top_k", [1, 2, 0])
 async def test_a_token_costs_what_the_experts_that_speak_cost(folder: Path, top_k: int) -> None:
     asking = opened(folder, top_k=top_k)
-    async with asking.begin(request()) as answer:
+    async with begun(asking) as answer:
         names = set(answer.posterior)
         with FlopCounterMode(display=False) as counted:
             answer.step()
@@ -70,11 +80,8 @@ async def test_a_token_costs_what_the_experts_that_speak_cost(folder: Path, top_
         assert len(names) == (top_k or 3)
         assert answer.flops_per_token == pytest.approx(sum(flops[name] for name in names))
         # PyTorch does not count the scores and sums of a fused attention, which are 4 · layers · dim · context.
-        attention = sum(
-            4 * expert.config.layers * expert.config.dim * expert.config.context
-            for expert in asking.experts
-            if expert.name in names
-        )
+        configs = [read_config(expert.folder) for expert in asking.experts if expert.name in names]
+        attention = sum(4 * config.layers * config.dim * config.context for config in configs)
         assert counted.get_total_flops() == pytest.approx(answer.flops_per_token - attention, rel=0.01)
 
 
@@ -147,15 +154,15 @@ async def test_the_seed_decides(folder: Path) -> None:
 
 async def test_echo_repeats_the_prompt_and_says_what_it_was_worth(folder: Path) -> None:
     asking = opened(folder)
-    async with asking.begin(request(echo=True, logprobs=0, max_tokens=0)) as answer:
+    async with begun(asking, echo=True, logprobs=0, max_tokens=0) as answer:
         tokens = answer.echoed()
     assert "".join(token.text for token in tokens) == PROMPT
     assert tokens[0].log_prob is None
-    model = asking.experts[0].load()
+    model = cast(OwnReader, asking.experts[0].load()).model
     ids = torch.tensor([list(PROMPT.encode())])
     with torch.no_grad():
         logs = torch.log_softmax(model(ids)[0], -1)[:-1].gather(1, ids[0, 1:, None])[:, 0]
-    async with opened(folder).begin(request(echo=True, logprobs=0, max_tokens=0, model=NAMES[0])) as alone:
+    async with begun(opened(folder), echo=True, logprobs=0, max_tokens=0, model=NAMES[0]) as alone:
         told = [token.log_prob for token in alone.echoed()][1:]
     np.testing.assert_allclose(np.array(told, dtype=float), logs.numpy(), atol=1e-5)
 
@@ -214,7 +221,7 @@ def test_one_that_cannot_be_read_at_all_is_left_out(folder: Path, caplog: pytest
     asking = opened(folder)
     assert [expert.name for expert in asking.experts] == ["encodings", "network"]
     assert "the expert of topics is left out" in caplog.text
-    assert asking.experts[0].size == 4 * Layout.of(asking.experts[0].config).length
+    assert asking.experts[0].size == 4 * Layout.of(read_config(asking.experts[0].folder)).length
 
 
 LOGS = np.log([0.1, 0.5, 0.15, 0.25])

@@ -1,116 +1,101 @@
-"""The web application: the completions protocol under /v1, an input page, and a health check.
+"""The web application: OpenAI's protocol under /v1, an input page, health checks and metrics.
 
-Answers use the JSON of the completions protocol, complete or as server-sent events. Three fields extend the protocol:
-`posterior` of a choice, the weights of its experts at the end; `posterior` in `logprobs`, each expert's share of each
-token's probability; and `flops_per_token` of the answer.
+Answers come complete or as server-sent events; form.py says what they contain.
 """
 
 from __future__ import annotations
 
 import asyncio
-import json
 import logging
-import secrets
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable
+from contextlib import aclosing
 from pathlib import Path
-from typing import Any
 
 from aiohttp import web
+from aiohttp.typedefs import Middleware
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
 
 from pier_node.base.http import add_headers, is_from_elsewhere
+from pier_node.experts.serving.form import ChatForm, CompletionForm, event
 from pier_node.experts.serving.queue import Answer, Asking, Token
-from pier_node.experts.serving.request import CompletionRequest, Refusal, parse
+from pier_node.experts.serving.request import ChatRequest, CompletionRequest, Refusal, Request, parse
 
-Json = dict[str, Any]
 DONE = b"data: [DONE]\n\n"
-
-
-class Form:
-    """What all parts of one answer share.
-
-    Args:
-        model: name of the model.
-        logprobs: whether they were requested.
-    """
-
-    def __init__(self, model: str, logprobs: bool) -> None:
-        self._head = {
-            "id": f"cmpl-{secrets.token_hex(12)}",
-            "object": "text_completion",
-            "created": int(time.time()),
-            "model": model,
-        }
-        self._logprobs, self._offset = logprobs, 0
-
-    def whole(self, tokens: Sequence[Token], answer: Answer) -> Json:
-        """The complete answer."""
-        return {**self.part(tokens, answer), "usage": usage(answer), "flops_per_token": answer.flops_per_token}
-
-    def part(self, tokens: Sequence[Token], answer: Answer) -> Json:
-        """A part of the answer; the last one contains the finish reason."""
-        choice: Json = {
-            "index": 0,
-            "text": "".join(token.text for token in tokens),
-            "logprobs": self._logs(tokens) if self._logprobs else None,
-            "finish_reason": answer.finish or None,
-        }
-        if answer.finish:
-            choice["posterior"] = answer.posterior
-        return {**self._head, "choices": [choice]}
-
-    def counts(self, answer: Answer) -> Json:
-        """The end of a stream, if its usage was requested."""
-        return {**self._head, "choices": [], "usage": usage(answer)}
-
-    def _logs(self, tokens: Sequence[Token]) -> Json:
-        offsets = []
-        for token in tokens:
-            offsets.append(self._offset)
-            self._offset += len(token.text)
-        return {
-            "tokens": [token.text for token in tokens],
-            "token_logprobs": [token.log_prob for token in tokens],
-            "top_logprobs": [token.top for token in tokens],
-            "text_offset": offsets,
-            "posterior": [token.parts for token in tokens],
-        }
-
-
-def usage(answer: Answer) -> Json:
-    """Token counts of an answer."""
-    total = answer.prompt_tokens + answer.made
-    return {"prompt_tokens": answer.prompt_tokens, "completion_tokens": answer.made, "total_tokens": total}
-
-
-def event(told: Json) -> bytes:
-    """A server-sent event."""
-    return f"data: {json.dumps(told)}\n\n".encode()
-
-
 STATIC = Path(__file__).parent / "static"
 BODY_SECONDS = 30.0
 STREAM = {"Content-Type": "text/event-stream", "X-Accel-Buffering": "no"}
 
 log = logging.getLogger(__name__)
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+SECONDS = (0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 100.0, 300.0)
+
+
+class Metrics:
+    """What Prometheus reads at /metrics."""
+
+    def __init__(self, asking: Asking) -> None:
+        self.registry = CollectorRegistry()
+        self.requests = Counter(
+            "pier_serve_requests", "requests by path and HTTP status", ["path", "status"], registry=self.registry
+        )
+        self.tokens = Counter("pier_serve_tokens", "tokens read and generated", ["kind"], registry=self.registry)
+        self.seconds = self._seconds("pier_serve_request_seconds", "from a request to the end of its answer")
+        self.prompt_seconds = self._seconds("pier_serve_prompt_seconds", "until the first prompt of a request is read")
+        gauges: dict[str, tuple[str, Callable[[], float]]] = {
+            "pier_serve_requests_in_work": ("requests that are being answered", lambda: asking.in_work),
+            "pier_serve_models_lost": (
+                "models that cannot be asked any more",
+                lambda: len(asking.experts) - len(asking.pool.alive),
+            ),
+        }
+        for name, (text, value) in gauges.items():
+            Gauge(name, text, registry=self.registry).set_function(value)
+
+    def _seconds(self, name: str, text: str) -> Histogram:
+        return Histogram(name, text, buckets=SECONDS, registry=self.registry)
 
 
 def make_app(asking: Asking) -> web.Application:
-    """The web application of an ensemble."""
-    app = web.Application(client_max_size=asking.limits.body, middlewares=[_explained])
+    """The web application of an ensemble or a single model."""
+    metrics = Metrics(asking)
+    app = web.Application(client_max_size=asking.limits.body, middlewares=[_counted(metrics), _explained])
     app.on_response_prepare.append(add_headers)
-    service = _Service(asking)
+    service = _Service(asking, metrics)
     app.add_routes(
         [
             web.get("/", _index),
             web.static("/static", STATIC),
             web.get("/healthz", service.healthz),
+            web.get("/health", service.healthz),
+            web.get("/metrics", service.metrics),
             web.get("/v1/models", service.models),
             web.post("/v1/completions", service.completions),
+            web.post("/v1/chat/completions", service.chat),
         ]
     )
     return app
+
+
+def _counted(metrics: Metrics) -> Middleware:
+    """Count the requests under /v1 that a route exists for."""
+
+    @web.middleware
+    async def count(request: web.Request, handler: Handler) -> web.StreamResponse:
+        resource = request.match_info.route.resource
+        path = resource.canonical if resource else ""
+        begin, status = time.monotonic(), 499  # unless it ends otherwise, the client went away
+        try:
+            answer = await handler(request)
+            status = answer.status
+            return answer
+        finally:
+            if path.startswith("/v1/"):
+                metrics.requests.labels(path, status).inc()
+                metrics.seconds.observe(time.monotonic() - begin)
+
+    return count
 
 
 @web.middleware
@@ -136,7 +121,12 @@ async def _index(_request: web.Request) -> web.StreamResponse:
     return web.FileResponse(STATIC / "index.html")
 
 
-async def _body(request: web.Request) -> bytes:
+async def _json(request: web.Request) -> bytes:
+    """The body of a request that may be answered. Raises Refusal."""
+    if is_from_elsewhere(request):
+        raise Refusal(403, "this request comes from another page")
+    if request.content_type != "application/json":
+        raise Refusal(415, "the body must be sent as application/json")
     try:
         async with asyncio.timeout(BODY_SECONDS):
             return await request.read()
@@ -145,8 +135,8 @@ async def _body(request: web.Request) -> bytes:
 
 
 class _Service:
-    def __init__(self, asking: Asking) -> None:
-        self._asking = asking
+    def __init__(self, asking: Asking, metrics: Metrics) -> None:
+        self._asking, self._metrics = asking, metrics
 
     async def healthz(self, _request: web.Request) -> web.Response:
         """Healthy as long as an expert can be asked."""
@@ -154,36 +144,51 @@ class _Service:
         body = {"ok": bool(alive), "experts": len(all_of_them), "lost": len(all_of_them) - len(alive)}
         return web.json_response(body, status=200 if alive else 503)
 
+    async def metrics(self, _request: web.Request) -> web.Response:
+        """For Prometheus."""
+        body = generate_latest(self._metrics.registry)
+        return web.Response(body=body, headers={"Content-Type": CONTENT_TYPE_LATEST})
+
     async def models(self, _request: web.Request) -> web.Response:
         """The ensemble, and each expert by itself."""
         models = [{"id": name, "object": "model", "created": 0, "owned_by": "pier"} for name in self._asking.models]
         return web.json_response({"object": "list", "data": models})
 
     async def completions(self, request: web.Request) -> web.StreamResponse:
-        """Continue a prompt."""
-        if is_from_elsewhere(request):
-            raise Refusal(403, "this request comes from another page")
-        if request.content_type != "application/json":
-            raise Refusal(415, "the body must be sent as application/json")
-        wanted = parse(await _body(request))
-        form = Form(wanted.model or self._asking.name, wanted.logprobs is not None)
+        """Continue prompts."""
+        wanted = parse(await _json(request), CompletionRequest)
+        return await self._answer(request, wanted, CompletionForm(self._name(wanted), wanted.best is not None))
+
+    async def chat(self, request: web.Request) -> web.StreamResponse:
+        """Answer the last message of a chat."""
+        wanted = parse(await _json(request), ChatRequest)
+        return await self._answer(request, wanted, ChatForm(self._name(wanted), wanted.best is not None))
+
+    def _name(self, wanted: Request) -> str:
+        return wanted.model or self._asking.name
+
+    async def _answer(self, request: web.Request, wanted: Request, form: CompletionForm) -> web.StreamResponse:
         if wanted.stream:
             return await self._stream(request, wanted, form)
-        async with self._asking.begin(wanted) as answer:
-            tokens = [token async for some in self._told(answer) for token in some]
-            return web.json_response(form.whole(tokens, answer))
+        told: dict[Answer, list[Token]] = {}
+        async with aclosing(self._told(wanted)) as parts:
+            async for answer, tokens in parts:
+                told.setdefault(answer, []).extend(tokens)
+        return web.json_response(form.whole(told))
 
-    async def _stream(self, request: web.Request, wanted: CompletionRequest, form: Form) -> web.StreamResponse:
-        """Errors before the prompt is read are normal responses; afterwards they are events."""
-        stream = web.StreamResponse(headers=STREAM)
+    async def _stream(self, request: web.Request, wanted: Request, form: CompletionForm) -> web.StreamResponse:
+        """Errors before the first token are normal responses; afterwards they are events."""
+        stream, told = web.StreamResponse(headers=STREAM), dict[Answer, list[Token]]()
         try:
-            async with self._asking.begin(wanted) as answer:
-                await stream.prepare(request)
-                async for tokens in self._told(answer):
+            async with aclosing(self._told(wanted)) as parts:
+                async for answer, tokens in parts:
+                    if not stream.prepared:
+                        await stream.prepare(request)
+                    told[answer] = []
                     await stream.write(event(form.part(tokens, answer)))
-                if wanted.stream_options.include_usage:
-                    await stream.write(event(form.counts(answer)))
-                await stream.write(DONE)
+            if wanted.stream_options.include_usage:
+                await stream.write(event(form.counts(told)))
+            await stream.write(DONE)
         except ConnectionResetError:
             log.info("somebody went away before the end")
         except Refusal as refusal:
@@ -192,11 +197,18 @@ class _Service:
             await stream.write(event(refusal.body()))
         return stream
 
-    async def _told(self, answer: Answer) -> AsyncIterator[list[Token]]:
+    async def _told(self, wanted: Request) -> AsyncGenerator[tuple[Answer, list[Token]], None]:
         """Tokens as they can be released; the last ones come when it is known why the text ended."""
-        if echoed := answer.echoed():
-            yield echoed
-        while not answer.finish:
-            tokens = await self._asking.compute(answer.step)
-            if tokens or answer.finish:
-                yield tokens
+        begin = time.monotonic()
+        async with self._asking.begin(wanted) as answers:
+            async for answer in answers:
+                if answer.index == 0:
+                    self._metrics.prompt_seconds.observe(time.monotonic() - begin)
+                if echoed := answer.echoed():
+                    yield answer, echoed
+                while not answer.finish:
+                    tokens = await self._asking.compute(answer.step)
+                    if tokens or answer.finish:
+                        yield answer, tokens
+                self._metrics.tokens.labels("prompt").inc(0 if answer.index % wanted.n else answer.prompt_tokens)
+                self._metrics.tokens.labels("completion").inc(answer.made)

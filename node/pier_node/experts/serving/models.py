@@ -1,4 +1,4 @@
-"""Experts on disk, in memory, and as readers of one text that they follow together.
+"""Experts on disk, in memory, and as readers of one text that they follow together. A single model is one expert.
 
 Experts are loaded when first asked; the least recently asked are evicted when memory is full. A request reserves all
 its experts at once, and waits until they fit next to the experts that are in use. No request holds some experts while
@@ -13,12 +13,14 @@ context / 2 tokens, at twice the cost per token at most.
 
 from __future__ import annotations
 
+import copy
 import logging
 from collections import Counter, OrderedDict
 from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any, Protocol
 
 import numpy as np
 import torch
@@ -28,11 +30,12 @@ from pier_node.base.errors import PierError
 from pier_node.base.tasks import Signal
 from pier_node.base.units import amount
 from pier_node.config.run import ModelSection
-from pier_node.experts.card import CARD_FILE, load_card, load_ensemble
+from pier_node.experts.card import CARD_FILE, ENSEMBLE_FILE, load_card, load_ensemble
 from pier_node.experts.mixture import Array, Mixture, Rule, mixed, normalised
+from pier_node.experts.serving.hub import find_hub_model
+from pier_node.experts.serving.tokenizer import ModelTokenizer
 from pier_node.outer.layout import Layout
 from pier_node.rounds.saved_model import exported_weights
-from pier_node.trainer.data.tokens import FileTokenizer, Tokenizer
 from pier_node.trainer.model.cost import forward_flops_per_token
 from pier_node.trainer.model.decoder import Decoder, Past
 from pier_node.trainer.model.export import read_config
@@ -42,13 +45,71 @@ FP32 = 4
 log = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True)
-class Expert:
-    """An expert on disk.
+class LanguageModel(Protocol):
+    """A model in memory."""
 
-    Attributes:
-        domains: the domains that it is for: several if it is the parent that stands in for their experts.
-    """
+    @property
+    def context(self) -> int:
+        """Maximum number of tokens that it sees."""
+
+    def follow(self, tokens: list[int], past: Any) -> tuple[Tensor, Any]:
+        """Read more tokens.
+
+        Args:
+            past: what the model keeps of the tokens before them, as the last call returned it; None: there are none.
+
+        Returns:
+            The logits after each token, [tokens, vocab], and the new past.
+        """
+
+
+class Expert(Protocol):
+    """A model on disk."""
+
+    @property
+    def domains(self) -> tuple[str, ...]:
+        """The domains that it is for: several if it is the parent that stands in for their experts."""
+
+    @property
+    def name(self) -> str:
+        """Its name for people."""
+
+    @property
+    def folder(self) -> Path:
+        """Where its files are."""
+
+    @property
+    def vocab_size(self) -> int:
+        """Number of tokens that it predicts."""
+
+    @property
+    def size(self) -> int:
+        """Bytes of its weights in memory."""
+
+    @property
+    def flops(self) -> float:
+        """FLOPs of predicting a token."""
+
+    def load(self) -> LanguageModel:
+        """Load the weights. Raises PierError."""
+
+
+class OwnReader:
+    """Pier's decoder in memory; see `LanguageModel`."""
+
+    def __init__(self, model: Decoder) -> None:
+        self.model, self.context = model, model.config.context
+
+    def follow(self, tokens: list[int], past: Past | None) -> tuple[Tensor, Past]:
+        """See LanguageModel."""
+        device = next(self.model.parameters()).device
+        past = past or Past(self.model.config, device)
+        return self.model(torch.tensor([tokens], device=device), past)[0], past
+
+
+@dataclass(frozen=True)
+class OwnModel:
+    """A model on disk that Pier's decoder knows; see `Expert`."""
 
     domains: tuple[str, ...]
     folder: Path
@@ -61,6 +122,11 @@ class Expert:
         return "+".join(self.domains)
 
     @property
+    def vocab_size(self) -> int:
+        """Number of tokens that it predicts."""
+        return self.config.vocab_size
+
+    @property
     def size(self) -> int:
         """Bytes of its weights in memory, fp32."""
         return FP32 * Layout.of(self.config).length
@@ -70,31 +136,51 @@ class Expert:
         """FLOPs of predicting a token."""
         return forward_flops_per_token(self.config)
 
-    def load(self) -> Decoder:
+    def load(self) -> OwnReader:
         """Load the weights; with a card, they must be those that it names. Raises PierError."""
         if (self.folder / CARD_FILE).exists():
             load_card(self.folder)
         weights = exported_weights(self.folder)
         if weights.config != self.config:
             raise PierError(f"{self.folder}: config.json has changed", "Start `pier-node serve` again.")
-        return weights.model(self.device)
+        return OwnReader(weights.model(self.device))
 
 
-def read_shelf(folder: Path, device: torch.device) -> tuple[list[Expert], Tokenizer]:
+def read_model(folder: Path, device: torch.device) -> tuple[Expert, ModelTokenizer]:
+    """The single model in a folder and its tokenizer: Pier's decoder computes it if it can, else transformers.
+
+    Raises:
+        PierError: neither can, or there is no tokenizer.
+    """
+    if not (folder / "config.json").exists():
+        ensemble = (folder / ENSEMBLE_FILE).exists()
+        raise PierError(
+            f"{folder} is no model: it has no config.json",
+            f"It is an ensemble: give it as --experts {folder}." if ensemble else "Write one with: pier-node export",
+        )
+    tokenizer = ModelTokenizer(folder, begin=True)
+    try:
+        return OwnModel((folder.resolve().name,), folder, read_config(folder), device), tokenizer
+    except PierError as unknown:
+        log.info("transformers computes this model, as Pier's decoder does not know it: %s", unknown.problem)
+        return find_hub_model(folder, device), tokenizer
+
+
+def read_shelf(folder: Path, device: torch.device) -> tuple[list[Expert], ModelTokenizer]:
     """The experts in an ensemble's folder and their common tokenizer. Unreadable experts are left out with a warning.
 
     Raises:
         PierError: there is no ensemble, none of its experts can be read, or two have different tokenizers.
     """
-    found: list[tuple[Expert, Tokenizer]] = []
+    found: list[tuple[Expert, ModelTokenizer]] = []
     domains: dict[str, list[str]] = {}
     for member in load_ensemble(folder).members:
         domains.setdefault(member.folder, []).append(member.domain)
     for name, its in domains.items():
         place = folder / name
         try:
-            expert = Expert(tuple(its), place, read_config(place), device)
-            found.append((expert, FileTokenizer(place / "tokenizer.json")))
+            expert = OwnModel(tuple(its), place, read_config(place), device)
+            found.append((expert, ModelTokenizer(place)))
         except PierError as error:
             log.warning("the expert of %s is left out: %s", " and ".join(its), error.problem)
     if not found:
@@ -109,11 +195,11 @@ def even_prior(experts: Sequence[Expert]) -> Array:
     return np.asarray(counts / counts.sum())
 
 
-def _check_alike(found: Sequence[tuple[Expert, Tokenizer]]) -> None:
+def _check_alike(found: Sequence[tuple[Expert, ModelTokenizer]]) -> None:
     """All experts must predict the same tokens, so that their probabilities can be added."""
     first, tokenizer = found[0]
     for expert, own in found[1:]:
-        if own.fingerprint != tokenizer.fingerprint or expert.config.vocab_size != first.config.vocab_size:
+        if own.fingerprint != tokenizer.fingerprint or expert.vocab_size != first.vocab_size:
             raise PierError(
                 f"{expert.folder} and {first.folder} have unlike tokenizers", "Experts that are mixed share one."
             )
@@ -138,7 +224,7 @@ class Pool:
         self.lost: set[int] = set()
         self._experts, self._memory = experts, memory
         self._sizes = [expert.size for expert in experts]
-        self._models: OrderedDict[int, Decoder] = OrderedDict()  # the least recently asked first
+        self._models: OrderedDict[int, LanguageModel] = OrderedDict()  # the least recently asked first
         self._users: Counter[int] = Counter()
         self._changed = Signal()
 
@@ -168,7 +254,7 @@ class Pool:
             self._users.subtract(experts)
             self._changed.notify()
 
-    def model(self, index: int) -> Decoder:
+    def model(self, index: int) -> LanguageModel:
         """The model of an expert whose memory is reserved. Always called from the same thread.
 
         Raises:
@@ -223,12 +309,17 @@ class Reader:
 
     def __init__(self) -> None:
         self.next: Tensor | None = None
-        self._past: Past | None = None
+        self._past: Any = None
+        self._length = 0  # tokens in the past
         self._tail: list[int] = []  # the beginning of a new window
 
     @torch.no_grad()
-    def read(self, model: Decoder, tokens: Sequence[int]) -> Tensor:
+    def read(self, model: LanguageModel, tokens: Sequence[int], rows: list[Tensor] | None = None) -> Tensor:
         """Read more tokens.
+
+        Args:
+            rows: gets the distributions that predicted the tokens, log p [some tokens, vocab] in each item; zeros for
+                the first token of a text.
 
         Returns:
             log p of each token given the tokens before it, fp32 [tokens]; 0 for the first of a text, which nothing
@@ -238,27 +329,28 @@ class Reader:
         while left:
             room = self._make_room(model)
             part, left = left[:room], left[room:]
-            given.append(self._follow(model, part))
+            given.append(self._follow(model, part, rows))
         return torch.cat(given) if given else torch.empty(0)
 
-    def _make_room(self, model: Decoder) -> int:
+    def _make_room(self, model: LanguageModel) -> int:
         """Make room for tokens. Returns how many fit."""
-        context, device = model.config.context, next(model.parameters()).device
-        if self._past is None:
-            self._past = Past(model.config, device)
-        if self._past.length == context:
-            self._past.clear()
+        if self._length >= model.context:
+            self._past, self._length = None, len(self._tail)
             if self._tail:
-                model(torch.tensor([self._tail], device=device), self._past)
-        return context - self._past.length
+                _, self._past = model.follow(self._tail, None)
+        return model.context - self._length
 
-    def _follow(self, model: Decoder, part: list[int]) -> Tensor:
-        inputs = torch.tensor([part], device=next(model.parameters()).device)
-        logs = torch.log_softmax(model(inputs, self._past)[0].float(), dim=-1)  # [tokens, vocab]
-        within = logs[:-1].gather(1, inputs[0, 1:, None])[:, 0].cpu()
+    def _follow(self, model: LanguageModel, part: list[int], rows: list[Tensor] | None) -> Tensor:
+        logits, self._past = model.follow(part, self._past)
+        self._length += len(part)
+        logs = torch.log_softmax(logits.float(), dim=-1)  # [tokens, vocab]
+        within = logs[:-1].gather(1, torch.tensor(part[1:], device=logs.device)[:, None])[:, 0].cpu()
         first = torch.zeros(1) if self.next is None else self.next[part[0]].reshape(1)
+        if rows is not None:
+            before = torch.zeros(logs.shape[1]) if self.next is None else self.next
+            rows.append(torch.cat([before[None], logs[:-1].cpu()]))
         self.next = logs[-1].cpu()
-        keep = model.config.context // 2
+        keep = model.context // 2
         self._tail = [*self._tail, *part][-keep:] if keep else []
         return torch.cat([first, within])
 
@@ -276,13 +368,13 @@ class Heard:
 
     def __init__(self, pool: Pool, expert: int) -> None:
         self.given: list[Array] = []
-        self._pool, self._expert, self._reader = pool, expert, Reader()
+        self.pool, self._expert, self._reader = pool, expert, Reader()
 
-    def read(self, tokens: Sequence[int]) -> None:
-        """Read more tokens. Raises Lost."""
-        given = self._reader.read(self._pool.model(self._expert), tokens)
+    def read(self, tokens: Sequence[int], rows: list[Tensor] | None = None) -> None:
+        """Read more tokens; `rows` is as in `Reader.read`. Raises Lost."""
+        given = self._reader.read(self.pool.model(self._expert), tokens, rows)
         if not (torch.isfinite(given).all() and torch.isfinite(self.next).all()):
-            self._pool.lose(self._expert, "what it predicts is no number")
+            self.pool.lose(self._expert, "what it predicts is no number")
             raise Lost
         self.given.append(given.double().numpy())
 
@@ -293,17 +385,31 @@ class Heard:
         return self._reader.next
 
 
+@dataclass(frozen=True)
+class Scored:
+    """What was predicted of a token of a prompt. The first token of a prompt has no meaning here.
+
+    Attributes:
+        log_prob: the mixture's log p.
+        parts: each expert's share of the probability, by its index.
+        top: the likeliest tokens and their log p, the likeliest first; empty if not requested.
+    """
+
+    log_prob: float
+    parts: Mapping[int, float]
+    top: Sequence[tuple[int, float]] = ()
+
+
 class MixtureDecoder:
     """Experts that have all read the same prompt and continue together.
 
     Args:
         prior: of all experts of the pool, [experts].
-        heard: the experts that take part, by index; each has read the prompt.
+        heard: the experts that take part, by index; all have read the prompt, or none has read anything.
 
     Attributes:
         experts: indices of the experts that take part now.
-        prompt_scores: the mixture's log p of the prompt's tokens, [tokens]; the first value has no meaning.
-        prompt_parts: each expert's share of these probabilities, [experts, tokens].
+        prompt: what was predicted of each token of the prompt.
     """
 
     def __init__(self, rule: Rule, prior: Array, heard: Mapping[int, Heard]) -> None:
@@ -313,13 +419,52 @@ class MixtureDecoder:
         self._heard = [heard[expert] for expert in self.experts]
         own = prior[self.experts]
         self._mixture = Mixture(rule, own / own.sum())
-        given = np.stack([np.concatenate(each.given) for each in self._heard])  # [experts, tokens]
+        self.prompt: list[Scored] = []
+        if all(each.given for each in self._heard):
+            given = np.stack([np.concatenate(each.given) for each in self._heard])  # [experts, tokens]
+            weights = self._weights(given)
+            self._note(mixed(weights, given), weights + given)
+
+    def read(self, tokens: Sequence[int], best: int) -> None:
+        """Read a part of the prompt, all experts together, and note the `best` likeliest tokens at each place.
+
+        Raises:
+            NoExperts: the last expert was lost.
+        """
+        every: list[Tensor] = []
+        for expert, heard in list(zip(self.experts, self._heard)):
+            rows: list[Tensor] = []
+            try:
+                heard.read(tokens, rows)
+                every.append(torch.cat(rows))
+            except Lost:
+                self._drop(expert)
+        logs = torch.stack(every).double()  # [experts, tokens, vocab]
+        ids = torch.tensor(tokens)
+        given = logs[:, torch.arange(len(ids)), ids].numpy()
+        weights = self._weights(given)
+        whole = torch.logsumexp(torch.from_numpy(weights)[..., None] + logs, dim=0)  # [tokens, vocab]
+        scores, found = whole[torch.arange(len(ids)), ids].numpy(), whole.topk(min(best, whole.shape[1]))
+        tops = [list(zip(*row)) for row in zip(found.indices.tolist(), found.values.tolist())]
+        self._note(scores, weights + given, tops)
+
+    def _weights(self, given: Array) -> Array:
+        """log weights at each token; both [experts, tokens]."""
         weights = np.empty_like(given)
         for token in range(given.shape[1]):
             weights[:, token] = self._mixture.log_weights
             self._mixture.observe(given[:, token])
-        self.prompt_scores = mixed(weights, given)
-        self.prompt_parts = np.exp(normalised(weights + given))
+        return weights
+
+    def _note(self, scores: Array, joint: Array, tops: Sequence[Sequence[tuple[int, float]]] = ()) -> None:
+        parts = np.exp(normalised(joint)).T.tolist()
+        for at, score in enumerate(scores.tolist()):
+            self.prompt.append(Scored(score, dict(zip(self.experts, parts[at])), tops[at] if tops else ()))
+
+    def fork(self) -> MixtureDecoder:
+        """The same experts at the same place, to continue the text in another way."""
+        shared = [self.prompt, *(heard.pool for heard in self._heard)]
+        return copy.deepcopy(self, memo={id(each): each for each in shared})
 
     @property
     def posterior(self) -> Array:

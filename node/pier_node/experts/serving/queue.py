@@ -1,7 +1,10 @@
-"""Schedules requests to the experts, within limits, and generates their answers token by token.
+"""Schedules requests to a model or to experts, within limits, and generates their answers token by token.
 
 One thread does all computation, alternating between answers token by token. With top-k, all experts read the prompt one
 after the other, and the likeliest ones answer. The others cost nothing from then on.
+
+A request may have several prompts and want several answers to each (`n`). They are made one after the other, so that a
+request keeps the keys and values of two texts at most.
 
 An answer is the echoed prompt, if requested, then one token after the other. Sampling uses a temperature and the
 smallest set of tokens with enough probability (Holtzman, 2020). Text that could be the beginning of a stop sequence is
@@ -11,9 +14,9 @@ held back.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import asynccontextmanager
+from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
@@ -21,8 +24,9 @@ import numpy as np
 
 from pier_node.experts.mixture import Array, Rule, rule
 from pier_node.experts.serving.models import Expert, Heard, Lost, MixtureDecoder, NoExperts, Pool, even_prior, likeliest
-from pier_node.experts.serving.request import CompletionRequest, Refusal
-from pier_node.trainer.data.tokens import BROKEN, Spelling, Tokenizer
+from pier_node.experts.serving.request import MOST_CHOICES, Refusal, Request
+from pier_node.experts.serving.tokenizer import ModelTokenizer
+from pier_node.trainer.data.tokens import BROKEN, Spelling
 
 PIECE = 256
 """Tokens of a prompt that are read at a time; other requests' tokens are computed in between."""
@@ -51,10 +55,10 @@ class Limits:
 
 
 class Asking:
-    """An ensemble that answers requests.
+    """An ensemble or a single model that answers requests.
 
     Args:
-        name: model name of the ensemble.
+        name: model name of the ensemble, or of the single model.
         mixing: the rule that updates the experts' weights.
         top_k: number of experts that answer a request; 0: all.
     """
@@ -63,7 +67,7 @@ class Asking:
         self,
         name: str,
         experts: Sequence[Expert],
-        tokenizer: Tokenizer,
+        tokenizer: ModelTokenizer,
         pool: Pool,
         mixing: Rule,
         top_k: int = 0,
@@ -78,24 +82,52 @@ class Asking:
     @property
     def models(self) -> list[str]:
         """The available models by name: the ensemble, and each expert that is not lost."""
-        return [self.name, *(self.experts[index].name for index in self.pool.alive)]
+        return [*dict.fromkeys([self.name, *(self.experts[index].name for index in self.pool.alive)])]
+
+    @property
+    def in_work(self) -> int:
+        """Number of requests that are being answered."""
+        return self._in_work
+
+    async def load(self) -> None:
+        """Load all weights now, rather than when they are first needed. Raises Lost: an expert cannot be loaded."""
+        for index in range(len(self.experts)):
+            async with self.pool.reserved([index]):
+                await self.compute(self.pool.model, index)
 
     @asynccontextmanager
-    async def begin(self, request: CompletionRequest) -> AsyncIterator[Answer]:
-        """The answer to a request, once the prompt is read. Raises Refusal."""
-        candidates, ids = self._candidates(request.model), self._prompt(request)
+    async def begin(self, request: Request) -> AsyncIterator[AsyncIterator[Answer]]:
+        """The answers to a request, each once its prompt is read. Finish each before the next. Raises Refusal."""
+        candidates = self._candidates(request.model)
+        prompts = request.prompts(self._tokenizer)
+        self._check(request, prompts)
         if self._in_work >= self.limits.at_once:
             raise Refusal(429, f"{self._in_work} requests are in work; try again", "rate_limit_exceeded", None, 1)
         self._in_work += 1
         try:
-            async with asyncio.timeout(self.limits.seconds), self._speakers(candidates, ids) as speakers:
-                yield Answer(request, ids, speakers, self.experts, self._tokenizer)
+            async with (
+                asyncio.timeout(self.limits.seconds),
+                aclosing(self._answers(request, candidates, prompts)) as all,
+            ):
+                yield all
         except TimeoutError:
             raise Refusal(504, f"not done within {self.limits.seconds:g} s; ask for less", "timeout") from None
         except NoExperts:
             raise Refusal(503, "no expert is left that can be read; the log says why", "no_experts") from None
         finally:
             self._in_work -= 1
+
+    async def _answers(
+        self, request: Request, candidates: list[int], prompts: list[list[int]]
+    ) -> AsyncGenerator[Answer, None]:
+        for number, given in enumerate(prompts):
+            ids = given or self._beginning()
+            best = (request.best or 0) if request.echo else 0
+            async with self._speakers(candidates, ids, best) as speakers:
+                for choice in range(request.n):
+                    last = choice == request.n - 1
+                    own = speakers if last else await self.compute(speakers.fork)
+                    yield Answer(request, number * request.n + choice, ids, own, self.experts, self._tokenizer)
 
     async def compute(self, work: Callable[..., T], *args: Any) -> T:
         """Run a function in the compute thread."""
@@ -106,7 +138,7 @@ class Asking:
         self._thread.shutdown(wait=False, cancel_futures=True)
 
     @asynccontextmanager
-    async def _speakers(self, candidates: list[int], ids: list[int]) -> AsyncIterator[MixtureDecoder]:
+    async def _speakers(self, candidates: list[int], ids: list[int], best: int) -> AsyncIterator[MixtureDecoder]:
         heard: dict[int, Heard] = {}
         if self._top_k and self._top_k < len(candidates):
             for expert in candidates:
@@ -114,6 +146,13 @@ class Asking:
                     heard.update(await self._hear([expert], ids))
             candidates = await self.compute(likeliest, self._prior, heard, CHOOSING, self._top_k)
         async with self.pool.reserved(candidates):
+            if best:  # the mixture's likeliest tokens of a prompt need what all experts predict at the same time
+                fresh = {expert: Heard(self.pool, expert) for expert in candidates}
+                speakers = MixtureDecoder(self._mixing, self._prior, fresh)
+                for start in range(0, len(ids), PIECE):
+                    await self.compute(speakers.read, ids[start : start + PIECE], best)
+                yield speakers
+                return
             heard = {expert: heard[expert] for expert in candidates} if heard else await self._hear(candidates, ids)
             yield await self.compute(MixtureDecoder, self._mixing, self._prior, heard)
 
@@ -138,23 +177,23 @@ class Asking:
             raise Refusal(404, problem, "model_not_found", "model")
         return found
 
-    def _prompt(self, request: CompletionRequest) -> list[int]:
-        text = request.text
-        ids = [int(id) for id in self._tokenizer.encode(text)] if isinstance(text, str) else list(text)
+    def _check(self, request: Request, prompts: list[list[int]]) -> None:
         if request.max_tokens > self.limits.made:
             raise Refusal(400, f"max_tokens: {self.limits.made} at most", None, "max_tokens")
-        if len(ids) > self.limits.prompt:
-            problem = f"the prompt has {len(ids)} tokens; {self.limits.prompt} at most"
+        if len(prompts) * request.n > MOST_CHOICES:
+            raise Refusal(400, f"n: {MOST_CHOICES} answers a request at most, to all prompts together", None, "n")
+        longest = max(map(len, prompts))
+        if longest > self.limits.prompt:
+            problem = f"the prompt has {longest} tokens; {self.limits.prompt} at most"
             raise Refusal(400, problem, "context_length_exceeded", "prompt")
-        vocabulary = self.experts[0].config.vocab_size
-        if any(id >= vocabulary for id in ids):
+        vocabulary = self.experts[0].vocab_size
+        if any(id >= vocabulary for ids in prompts for id in ids):
             raise Refusal(400, f"prompt: tokens are below {vocabulary}", None, "prompt")
-        return ids or self._beginning()
 
     def _beginning(self) -> list[int]:
         """The token before a text, from which an empty prompt continues."""
         separator = self._tokenizer.separator
-        return [separator] if separator is not None else [int(id) for id in self._tokenizer.encode("\n")]
+        return [separator] if separator is not None else self._tokenizer.prompt("\n")
 
 
 def pick(log_probs: Array, temperature: float, top_p: float, random: np.random.Generator) -> int:
@@ -259,27 +298,31 @@ class Telling:
 
 
 class Answer:
-    """The answer to a request.
+    """An answer to a request.
 
     Attributes:
+        index: its number in the request.
+        prompt: number of the prompt that it answers.
         prompt_tokens, made: numbers of tokens; the token that ends a text counts.
         finish: why it ended: "stop" or "length"; "" before the end.
     """
 
     def __init__(
         self,
-        request: CompletionRequest,
+        request: Request,
+        index: int,
         ids: Sequence[int],
         speakers: MixtureDecoder,
         experts: Sequence[Expert],
-        tokenizer: Tokenizer,
+        tokenizer: ModelTokenizer,
     ) -> None:
+        self.index, self.prompt = index, index // request.n
         self.prompt_tokens, self.made, self.finish = len(ids), 0, ""
         self._request, self._ids, self._speakers = request, ids, speakers
         self._experts, self._tokenizer = experts, tokenizer
         self._spelling = Spelling(tokenizer, [] if request.echo else ids)
         self._telling = Telling(request.stops)
-        self._random = np.random.default_rng(None if request.seed is None else abs(request.seed))
+        self._random = np.random.default_rng(None if request.seed is None else [abs(request.seed), index % request.n])
 
     @property
     def posterior(self) -> dict[str, float]:
@@ -297,11 +340,10 @@ class Answer:
         """The prompt's tokens, if requested."""
         if not self._request.echo:
             return []
-        scores, parts = self._speakers.prompt_scores, self._speakers.prompt_parts
         told = [Token(self._spelling.push(self._ids[0]))]
-        for at in range(1, len(self._ids)):
-            whose = self._named(dict(zip(self._speakers.experts, parts[:, at].tolist())))
-            told.append(Token(self._spelling.push(self._ids[at]), float(scores[at]), None, whose))
+        for id, scored in zip(self._ids[1:], self._speakers.prompt[1:]):
+            likeliest = self._tops(scored.top) if self._request.best else None
+            told.append(Token(self._spelling.push(id), scored.log_prob, likeliest, self._named(scored.parts)))
         return told
 
     def step(self) -> list[Token]:
@@ -311,7 +353,7 @@ class Answer:
         log_probs = self._speakers.predict()
         id = pick(log_probs, self._request.temperature, self._request.top_p, self._random)
         self.made += 1
-        ends = id == self._tokenizer.separator and self._tokenizer.fingerprint != "bytes"
+        ends = id in self._tokenizer.ends
         last = ends or self.made >= self._request.max_tokens
         parts = self._named(self._speakers.say(id, last))
         text = "" if ends else self._spelling.push(id)
@@ -331,9 +373,16 @@ class Answer:
         return {self._experts[index].name: part for index, part in parts.items()}
 
     def _top(self, log_probs: Array) -> dict[str, float] | None:
-        if not self._request.logprobs:
+        if not self._request.best:
             return None
-        return {self._shown(id): float(log_probs[id]) for id in top(log_probs, self._request.logprobs)}
+        return self._tops([(id, float(log_probs[id])) for id in top(log_probs, self._request.best)])
+
+    def _tops(self, likeliest: Sequence[tuple[int, float]]) -> dict[str, float]:
+        """By text. Of tokens with the same text, the likeliest counts."""
+        found: dict[str, float] = {}
+        for id, log_prob in likeliest:
+            found.setdefault(self._shown(id), log_prob)
+        return found
 
     def _shown(self, id: int) -> str:
         """A single token as text; one that is only part of a character as its number."""

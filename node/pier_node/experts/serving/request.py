@@ -1,15 +1,15 @@
-"""Parses POST /v1/completions: checks its shape, its bounds and unsupported fields before any computation.
+"""Parses POST /v1/completions and /v1/chat/completions: checks shape, bounds and unsupported fields first.
 
-Source: the reference of the completions protocol (platform.openai.com/docs/api-reference/completions). Refusals have
-the form that its clients expect.
+Source: the reference of OpenAI's protocol (platform.openai.com/docs/api-reference). Refusals have the form that its
+clients expect.
 """
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, Protocol, TypeVar
 
 from aiohttp import web
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 from pydantic_core import from_json
 
 INVALID = "invalid_request_error"
@@ -46,11 +46,27 @@ class Refusal(Exception):
 
 MOST_STOPS, LONGEST_STOP = 4, 256
 MOST_TOP = 5
-NOT_DONE = "is not done here"
+MOST_CHAT_TOP = 20
+MOST_PROMPTS, MOST_CHOICES = 64, 64
+MOST_MESSAGES = 1024
+CHAT_TOKENS = 512
+"""Tokens of a chat's answer if the request sets no limit."""
+NOT_DONE = "is not supported"
 
 Count = Annotated[int, Field(ge=0, lt=2**31)]
 Stop = Annotated[str, Field(min_length=1, max_length=LONGEST_STOP)]
 Ids = list[Count]
+Chat = list[dict[str, str]]
+
+
+class ToTokens(Protocol):
+    """What a request needs of a tokenizer."""
+
+    def prompt(self, text: str) -> list[int]:
+        """The tokens of a prompt."""
+
+    def chat(self, messages: Chat) -> list[int]:
+        """The tokens of a chat, up to where the answer begins."""
 
 
 class StreamOptions(BaseModel):
@@ -61,31 +77,27 @@ class StreamOptions(BaseModel):
     include_usage: bool = False
 
 
-class CompletionRequest(BaseModel):
-    """The request body. A null field counts as absent."""
+class Request(BaseModel):
+    """The fields that both kinds of request have. A null field counts as absent."""
 
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
 
     model: Annotated[str, Field(max_length=256)] = ""
-    prompt: str | Ids | list[str] | list[Ids] = ""
     max_tokens: Count = 16
     temperature: Annotated[float, Field(ge=0, le=2)] = 1.0
     top_p: Annotated[float, Field(ge=0, le=1)] = 1.0
     seed: Annotated[int, Field(ge=-(2**63), lt=2**63)] | None = None
     stop: Stop | Annotated[list[Stop], Field(max_length=MOST_STOPS)] = Field(default_factory=list)
-    logprobs: Annotated[int, Field(ge=0, le=MOST_TOP)] | None = None
     echo: bool = False
     stream: bool = False
     stream_options: StreamOptions = StreamOptions()
     user: Annotated[str, Field(max_length=1024)] = ""
-    n: Literal[1] = 1
-    best_of: Literal[1] = 1
+    n: Annotated[int, Field(ge=1, le=MOST_CHOICES)] = 1
     presence_penalty: float = 0.0
     frequency_penalty: float = 0.0
     logit_bias: dict[str, float] = Field(default_factory=dict)
-    suffix: str = ""
 
-    @field_validator("presence_penalty", "frequency_penalty", "logit_bias", "suffix")
+    @field_validator("presence_penalty", "frequency_penalty", "logit_bias")
     @classmethod
     def check_unused(cls, value: Any) -> Any:
         """Refuse unsupported fields that would change the answer."""
@@ -93,29 +105,113 @@ class CompletionRequest(BaseModel):
             raise ValueError(NOT_DONE)
         return value
 
-    @field_validator("prompt")
-    @classmethod
-    def check_one(cls, prompt: str | Ids | list[str] | list[Ids]) -> str | Ids | list[str] | list[Ids]:
-        """A list of prompts must have one entry."""
-        if isinstance(prompt, list) and prompt and not isinstance(prompt[0], int) and len(prompt) > 1:
-            raise ValueError("one prompt a request")
-        return prompt
-
-    @property
-    def text(self) -> str | Ids:
-        """The prompt itself: its text or its tokens."""
-        if isinstance(self.prompt, str):
-            return self.prompt
-        first = self.prompt[0] if self.prompt else ""
-        return [int(id) for id in self.prompt if isinstance(id, int)] if isinstance(first, int) else first
-
     @property
     def stops(self) -> list[str]:
         """The sequences at which the text ends."""
         return [self.stop] if isinstance(self.stop, str) else self.stop
 
+    @property
+    def best(self) -> int | None:
+        """How many of the likeliest tokens to report at each position; None: no log-probabilities at all."""
+        raise NotImplementedError
 
-def parse(body: bytes) -> CompletionRequest:
+    def prompts(self, tokenizer: ToTokens) -> list[list[int]]:
+        """The tokens of each prompt."""
+        raise NotImplementedError
+
+
+class CompletionRequest(Request):
+    """The body of POST /v1/completions."""
+
+    prompt: str | Ids | list[str] | list[Ids] = ""
+    logprobs: Annotated[int, Field(ge=0, le=MOST_TOP)] | None = None
+    best_of: Literal[1] = 1
+    suffix: Literal[""] = ""
+
+    @field_validator("prompt")
+    @classmethod
+    def check_number(cls, prompt: str | Ids | list[str] | list[Ids]) -> str | Ids | list[str] | list[Ids]:
+        """Bound the number of prompts."""
+        if isinstance(prompt, list) and prompt and not isinstance(prompt[0], int) and len(prompt) > MOST_PROMPTS:
+            raise ValueError(f"{MOST_PROMPTS} prompts a request at most")
+        return prompt
+
+    @property
+    def best(self) -> int | None:
+        """See Request."""
+        return self.logprobs
+
+    def prompts(self, tokenizer: ToTokens) -> list[list[int]]:
+        """See Request."""
+        given = self.prompt or ""
+        several = given if isinstance(given, list) and not isinstance(given[0], int) else [given]
+        return [tokenizer.prompt(each) if isinstance(each, str) else [*each] for each in several]
+
+
+class Part(BaseModel):
+    """A part of a message's content."""
+
+    model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
+
+    type: Literal["text"]
+    text: str
+
+
+class Message(BaseModel):
+    """A message of a chat."""
+
+    model_config = ConfigDict(extra="ignore", strict=True, frozen=True)
+
+    role: Literal["system", "developer", "user", "assistant"]
+    content: str | list[Part]
+
+    def plain(self) -> dict[str, str]:
+        """What a chat template gets."""
+        content = self.content if isinstance(self.content, str) else "".join(part.text for part in self.content)
+        return {"role": self.role, "content": content}
+
+
+class ChatRequest(Request):
+    """The body of POST /v1/chat/completions."""
+
+    messages: Annotated[list[Message], Field(min_length=1, max_length=MOST_MESSAGES)]
+    max_tokens: Count = CHAT_TOKENS
+    max_completion_tokens: Count | None = None  # the new name of max_tokens
+    echo: Literal[False] = False
+    logprobs: bool = False
+    top_logprobs: Annotated[int, Field(ge=0, le=MOST_CHAT_TOP)] = 0
+    response_format: Annotated[dict[str, Any], Field(max_length=8)] = Field(default_factory=dict)
+
+    @field_validator("response_format")
+    @classmethod
+    def check_format(cls, value: dict[str, Any]) -> dict[str, Any]:
+        """Only text comes out."""
+        if value.get("type", "text") != "text":
+            raise ValueError(NOT_DONE)
+        return value
+
+    @model_validator(mode="before")
+    @classmethod
+    def name_limit(cls, fields: Any) -> Any:
+        """Read max_completion_tokens as max_tokens."""
+        if isinstance(fields, dict) and "max_completion_tokens" in fields:
+            return {**fields, "max_tokens": fields["max_completion_tokens"]}
+        return fields
+
+    @property
+    def best(self) -> int | None:
+        """See Request."""
+        return self.top_logprobs if self.logprobs else None
+
+    def prompts(self, tokenizer: ToTokens) -> list[list[int]]:
+        """See Request."""
+        return [tokenizer.chat([message.plain() for message in self.messages])]
+
+
+R = TypeVar("R", bound=Request)
+
+
+def parse(body: bytes, kind: type[R]) -> R:
     """Parse a request body. Raises Refusal."""
     try:
         fields = from_json(body, allow_inf_nan=False)
@@ -124,7 +220,7 @@ def parse(body: bytes) -> CompletionRequest:
     if not isinstance(fields, dict):
         raise Refusal(400, "the body is JSON, but not an object with fields")
     try:
-        return CompletionRequest.model_validate({key: value for key, value in fields.items() if value is not None})
+        return kind.model_validate({key: value for key, value in fields.items() if value is not None})
     except ValidationError as error:
         raise _refusal(error) from error
 
@@ -136,6 +232,6 @@ def _refusal(error: ValidationError) -> Refusal:
     name = str(found["loc"][0]) if found["loc"] else ""
     if found["type"] == "extra_forbidden":
         return Refusal(400, f"unknown field {name[:64]!a}", "unknown_parameter", name[:64])
-    if name in ("n", "best_of"):
-        return Refusal(400, f"{name}: one answer a request; ask again, with another seed, for another", None, name)
+    if name in ("best_of", "suffix"):
+        return Refusal(400, f"{name} {NOT_DONE}", None, name)
     return Refusal(400, f"{name}: {found['msg'].removeprefix('Value error, ')}", None, name)

@@ -18,18 +18,28 @@ from pier_node.base.errors import PierError
 from pier_node.config.run import ModelSection
 from pier_node.trainer.model.loss import summed_loss
 
+GROWTH = 256
+"""Smallest number of tokens that a KV cache gets room for."""
+
 
 class LayerPast:
-    """The KV cache of one block: keys and values, [1, kv_heads, context, head_dim] each; `length` positions are set."""
+    """The KV cache of one block: keys and values, [1, kv_heads, room, head_dim] each; `length` positions are set.
+
+    The room grows with the text, up to the context.
+    """
 
     def __init__(self, config: ModelSection, device: torch.device) -> None:
-        shape = (1, config.kv_heads, config.context, config.dim // config.heads)
+        self._context = config.context
+        shape = (1, config.kv_heads, min(GROWTH, config.context), config.dim // config.heads)
         self._keys, self._values = (torch.empty(shape, device=device) for _ in range(2))
         self.length = 0
 
     def extended(self, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
         """Append the keys and values of new tokens, [1, kv_heads, tokens, head_dim]. Returns all that are known."""
         end = self.length + keys.shape[2]
+        if end > self._keys.shape[2]:
+            more = min(max(end, 2 * self._keys.shape[2]), self._context) - self._keys.shape[2]
+            self._keys, self._values = (functional.pad(old, (0, 0, 0, more)) for old in (self._keys, self._values))
         self._keys[:, :, self.length : end] = keys
         self._values[:, :, self.length : end] = values
         self.length = end
@@ -37,7 +47,7 @@ class LayerPast:
 
 
 class Past:
-    """The KV cache of a complete decoder for one text; 8 · layers · context · dim · kv_heads / heads bytes."""
+    """The KV cache of a complete decoder for one text; at most 8 · layers · context · dim · kv_heads / heads bytes."""
 
     def __init__(self, config: ModelSection, device: torch.device, blocks: Iterable[int] | None = None) -> None:
         names = range(config.layers) if blocks is None else blocks

@@ -66,8 +66,9 @@ let names = [];
 async function begin() {
   const { data } = await (await fetch("/v1/models")).json();
   const [all, ...each] = data.map((model) => model.id);
-  names = each;
+  names = each.length ? each : [all];
   $("name").textContent = all;
-  $("model").append(new Option(`all (${each.length})`, all), ...each.map((name) => new Option(`only ${name}`, name)));
+  const whole = each.length ? `all (${each.length})` : all;
+  $("model").append(new Option(whole, all), ...each.map((name) => new Option(`only ${name}`, name)));
 }
 begin().catch((error) => complain(`The server does not answer: ${error.message}`));

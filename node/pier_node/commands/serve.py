@@ -1,0 +1,114 @@
+"""`pier-node serve`: answers over OpenAI's protocol until Ctrl+C, from a single model or an ensemble of experts."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+from aiohttp import web
+from rich.console import Console
+
+from pier_node.base.address import format_address, parse_address
+from pier_node.base.errors import PierError
+from pier_node.base.http import GOODBYE
+from pier_node.base.log import log_to
+from pier_node.base.tasks import until_stopped
+from pier_node.base.units import amount
+from pier_node.experts.mixture import Kind, rule
+from pier_node.experts.serving.app import make_app
+from pier_node.experts.serving.models import Lost, Pool, read_model, read_shelf
+from pier_node.experts.serving.queue import Asking
+from pier_node.rounds.saved_model import pick_device
+
+PORT = 7720
+GB = 1_000_000_000
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class ServeOptions:
+    """The options of `pier-node serve`.
+
+    Attributes:
+        model: folder of a single model; None: an ensemble is served.
+        experts: folder of the ensemble.
+        listen: HOST:PORT.
+        top_k: number of experts that answer a request; 0: all.
+        memory: GB for weights; 0: no limit.
+        posterior: the rule of the mixture.
+    """
+
+    model: Path | None
+    experts: Path
+    listen: str
+    top_k: int
+    memory: float
+    posterior: Kind
+    device: str
+
+
+def run_server(options: ServeOptions, quiet: bool) -> None:
+    """Serve until stopped. Raises PierError."""
+    console = Console()
+    log_to(console, quiet)
+    asyncio.run(until_stopped(_serve(options, console)))
+    console.print("Stopped.")
+    sys.stdout.flush()
+    os._exit(0)  # the compute thread may be busy for long, and cannot be interrupted
+
+
+def open_models(options: ServeOptions) -> Asking:
+    """The model, or the ensemble, of a folder, ready for requests. Raises PierError."""
+    device = pick_device(options.device)
+    if options.model:
+        expert, tokenizer = read_model(options.model, device)
+        experts, name = [expert], expert.name
+    else:
+        if not options.experts.is_dir():
+            raise PierError(
+                f"{options.experts}: no such folder",
+                "Serve a model with --model DIR, or an ensemble with --experts DIR.",
+            )
+        experts, tokenizer = read_shelf(options.experts, device)
+        name = options.experts.resolve().name or "ensemble"
+    pool = Pool(experts, int(options.memory * GB))
+    pool.check_room(options.top_k)
+    return Asking(name, experts, tokenizer, pool, rule(options.posterior), options.top_k)
+
+
+async def _serve(options: ServeOptions, console: Console) -> None:
+    asking = open_models(options)
+    host, port = parse_address(options.listen, PORT)
+    runner = web.AppRunner(make_app(asking), access_log=None, shutdown_timeout=GOODBYE, handler_cancellation=True)
+    await runner.setup()
+    try:
+        if options.model:  # so that whoever reaches the port is answered
+            await asking.load()
+        await web.TCPSite(runner, host, port).start()
+        _tell(asking, host, runner.addresses[0][1], console)
+        await asyncio.Event().wait()
+    except Lost as lost:
+        raise PierError(f"{options.model} cannot be loaded: {lost.__cause__}", "Copy the folder again.") from lost
+    except OSError as error:
+        raise PierError(
+            f"cannot listen at {options.listen}: {error.strerror}",
+            "Choose another address with --listen HOST:PORT.",
+        ) from error
+    finally:
+        await runner.cleanup()
+        asking.close()
+
+
+def _tell(asking: Asking, host: str, port: int, console: Console) -> None:
+    here = f"http://{format_address('127.0.0.1' if host in ('0.0.0.0', '::') else host, port)}"
+    for expert in asking.experts:
+        log.info("%s: %s, %.3g GFLOPs a token", expert.name, amount(expert.size), expert.flops / 1e9)
+    if host not in ("127.0.0.1", "::1", "localhost"):
+        log.warning("whoever reaches %s can ask: there is no password", format_address(host, port))
+    console.print(f"The page:  {here}/", highlight=False, soft_wrap=True)
+    console.print(f"Clients:   base_url = {here}/v1, model = {asking.name}", highlight=False, soft_wrap=True)
