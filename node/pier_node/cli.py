@@ -130,7 +130,7 @@ def score(as_json: bool, **options: Any) -> None:
 def main() -> None:
     """Train one language model across sites that share nothing but the internet.
 
-    First site:   pier-node init && pier-node start --run run.toml
+    First site:   pier-node init --sites 2 && pier-node start
 
     Other sites:  the command that the first one prints
     """
@@ -145,6 +145,7 @@ main.add_command(serve)
 
 @main.command()
 @click.argument("file", type=click.Path(path_type=Path, dir_okay=False), default=Path("run.toml"))
+@click.option("--sites", type=click.IntRange(min=1), help="Number of sites to wait for. [default: 1]")
 @preset("Model size.")
 @click.option(
     "--from",
@@ -159,14 +160,14 @@ main.add_command(serve)
 )
 @FORCE
 @explained
-def init(file: Path, preset: str, weights: Path | None, steps: int | None, force: bool) -> None:
+def init(file: Path, force: bool, steps: int | None, sites: int | None, **options: Any) -> None:
     """Write a run.toml with all settings, meanings and defaults.
 
     FILE is the file to write. [default: run.toml]
     """
     from pier_node.commands.init import init
 
-    click.echo(init(file, preset, force, weights=weights, steps=steps or 0))
+    click.echo(init(file, force=force, steps=steps or 0, run={"sites": sites} if sites else {}, **options))
 
 
 @main.command()
@@ -225,8 +226,8 @@ def init(file: Path, preset: str, weights: Path | None, steps: int | None, force
 def start(peers: tuple[str, ...], quiet: bool, log_json: bool, **options: Any) -> None:
     """Found a run, join one, or resume one.
 
-    --run founds a run. --peers or --coordinator joins one. Without these options, the run in --data resumes. Ctrl+C
-    leaves the run cleanly; the same command resumes it later.
+    --run founds a run. --peers or --coordinator joins one. Without these options, the run in --data resumes, or the one
+    of run.toml here begins. Ctrl+C leaves the run cleanly; the same command resumes it later.
     """
     from pier_node.commands.daemon import run_site
     from pier_node.site.settings import Settings

@@ -17,7 +17,7 @@ def test_it_writes_run_toml_where_one_is(call: Call, tmp_path: Path, monkeypatch
     monkeypatch.chdir(tmp_path)
     done = call("init")
     assert done.exit_code == 0
-    assert "pier-node start --run run.toml" in done.output
+    assert "\n  pier-node start\n" in done.output
     assert load(tmp_path / "run.toml") == RunConfig.model_validate({"outer": FEW})
 
 
@@ -29,6 +29,13 @@ def test_the_number_of_rounds_chooses_the_algorithm(call: Call, tmp_path: Path) 
     short = load(tmp_path / "short.toml").outer
     assert (short.algorithm, short.start, short.schedule, short.momentum) == ("diloco", "solo", "constant", 0.8)
     assert "for 100 rounds" in prose(tmp_path / "short.toml")
+
+
+def test_the_number_of_sites_need_not_be_edited(call: Call, tmp_path: Path) -> None:
+    done = call("init", tmp_path / "two.toml", "--sites", "2")
+    assert load(tmp_path / "two.toml").run.sites == 2
+    assert "It is for 2 sites." in done.output
+    assert f"\n  pier-node start --run {tmp_path / 'two.toml'}\n" in done.output
 
 
 def prose(path: Path) -> str:

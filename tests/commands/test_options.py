@@ -1,15 +1,19 @@
 from __future__ import annotations
 
 import errno
+import getpass
 import os
+import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import click
 import pytest
 from click.testing import CliRunner
 
 from pier_node.base.errors import PierError
-from pier_node.commands.options import PEERS, explained, preset, with_token
+from pier_node.commands import options
+from pier_node.commands.options import FOLDER, INSECURE, PEERS, explained, preset, with_token
 from pier_node.config.presets import PRESETS
 
 
@@ -107,3 +111,31 @@ def test_a_token_that_cannot_be_had_is_said(words: list[str], problem: str) -> N
     done = CliRunner().invoke(show, words)
     assert done.exit_code == 1
     assert f"Error: {problem}" in done.output
+
+
+@pytest.mark.parametrize(
+    ("words", "asked"),
+    [
+        (["--peers", "a"], True),
+        (["--peers", "a", "--insecure"], False),
+        (["--peers", "a", "--data", "known"], False),
+        ([], False),
+    ],
+)
+def test_on_a_terminal_a_site_that_joins_is_asked_for_its_token(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, words: list[str], asked: bool
+) -> None:
+    @click.command()
+    @with_token
+    @PEERS
+    @FOLDER
+    @INSECURE
+    def join(token: str | None, **_options: object) -> None:
+        click.echo(str(token))
+
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "known").mkdir()
+    (tmp_path / "known" / "run.token").touch()
+    monkeypatch.setattr(options, "sys", SimpleNamespace(stdin=SimpleNamespace(isatty=lambda: True), exit=sys.exit))
+    monkeypatch.setattr(getpass, "getpass", lambda _prompt: "typed")
+    assert CliRunner().invoke(join, words).output == ("typed\n" if asked else "None\n")

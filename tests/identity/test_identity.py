@@ -100,8 +100,8 @@ def test_case_and_line_breaks_do_not_matter() -> None:
 @pytest.mark.parametrize(
     ("text", "problem"),
     [
-        ("", "starts with pier1-"),
-        ("hunter2", "starts with pier1-"),
+        ("", "starts with pier2-"),
+        ("hunter2", "starts with pier2-"),
         (WRITTEN[:-1], "89 characters, a token has 90"),
         (WRITTEN + "a", "91 characters"),
         (WRITTEN[:20] + "1" + WRITTEN[21:], "only letters and the digits 2 to 7"),

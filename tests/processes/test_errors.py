@@ -83,7 +83,7 @@ def test_a_folder_is_of_one_run_and_of_one_daemon(found: Found) -> None:
     assert honest.status()["node"] == honest.node
     assert honest.stop() == 0
     run.path.write_text(run.path.read_text().replace("seed = 1", "seed = 2"))
-    refused(honest, "belongs to another run than", "Choose another --data folder")
+    refused(honest, "belongs to another run than", "choose another --data folder")
 
 
 def test_a_taken_port_is_named(found: Found) -> None:

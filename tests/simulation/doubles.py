@@ -212,6 +212,7 @@ class _Nothing:
 
 DOUBLES: dict[Any, dict[str, Any]] = {
     daemon: {
+        "check_port": lambda _settings: None,
         "check_start": lambda _settings: None,
         "find_run": find_run,
         "make_carrier": make_carrier,

@@ -93,8 +93,9 @@ async def test_a_founder_gets_a_token_for_its_run(tmp_path: Path) -> None:
 async def test_an_invitation_says_all_that_others_type(tmp_path: Path, transport: Transport) -> None:
     member = await find_run(Settings(tmp_path / "data", run=write_run(tmp_path), transport=transport))
     way = " --transport hivemind" if transport == "hivemind" else ""
-    typed = f"  PIER_TOKEN={member.token} pier-node start --peers 10.0.0.1:7700{way}\n"
-    assert member.invitation("10.0.0.1:7700").endswith(typed)
+    told = member.invitation("10.0.0.1:7700")
+    assert f"\n  pier-node start --peers 10.0.0.1:7700{way}\n" in told
+    assert f"\n  {member.token}\n" in told
     logged = member.invitation("10.0.0.1:7700", kept=Path("/lab/run.token"))
     assert "that has a copy of /lab/run.token:" in logged
     assert logged.endswith(f"  pier-node start --peers 10.0.0.1:7700{way} --token-file run.token\n")

@@ -51,7 +51,8 @@ def init(folder: Path, preset: str) -> str:
             f"Start it with `pier-coordinator start {folder}`, or give another folder.",
         )
     folder.mkdir(parents=True, exist_ok=True)
-    write_run(folder / RUN_FILE, preset, force=False, name=run_name(folder))
+    name = run_name(folder)
+    write_run(folder / RUN_FILE, preset, force=False, run={"name": name} if name else {})
     home = Home(folder)
     _ = home.identity, home.operator
     return (

@@ -29,7 +29,7 @@ from pier_node.base.errors import PierError
 from pier_node.base.log import log_to
 from pier_node.base.processes import die_with_parent
 from pier_node.base.units import UNKNOWN, age, amount, count, number, percent
-from pier_node.rounds.folder import DAEMON_FILE, require_folder
+from pier_node.rounds.folder import DAEMON_FILE, load_run, require_folder
 from pier_node.site.running import Running, Status, find_daemon, on_disk, start_command
 from pier_node.site.settings import Settings
 
@@ -39,7 +39,9 @@ SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 def run_site(settings: Settings, quiet: bool, log_json: bool = False) -> None:
     """Run until the run is finished or the user stops it. Raises PierError."""
-    asyncio.run(_run(settings, log_to(Console(), quiet, log_json)))
+    from pier_node.site.join import with_run_here
+
+    asyncio.run(_run(with_run_here(settings), log_to(Console(), quiet, log_json)))
 
 
 async def _run(settings: Settings, say: Callable[[str], None]) -> None:
@@ -51,6 +53,7 @@ async def _run(settings: Settings, say: Callable[[str], None]) -> None:
 
     def leave() -> None:
         if daemon.stopping:
+            say(f"Left at once. To continue from the last checkpoint:\n\n  {start_command(settings.folder)}\n")
             os._exit(130)
         say("Leaving the run; once more to leave at once.")
         daemon.stop()
@@ -59,6 +62,8 @@ async def _run(settings: Settings, say: Callable[[str], None]) -> None:
         asyncio.get_running_loop().add_signal_handler(wanted, leave)
     try:
         await daemon.run()
+        if daemon.stopping and load_run(settings.folder):
+            say(f"The site has left the run. To continue:\n\n  {start_command(settings.folder)}\n")
     except OSError as error:
         if error.errno not in FULL:
             raise

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from pier_node.base.toml import write_new
 from pier_node.config.choice import choice
 from pier_node.config.commented import run_toml
-from pier_node.config.presets import RECIPES, TOKENIZER
+from pier_node.config.presets import RECIPES, RUN_TOML, TOKENIZER
 from pier_node.config.run import InnerSection, OuterSection
 
 FAMILY = {"llama": "Llama 2 (32,000 tokens)", "gpt2": "GPT-2 (50,257 tokens)"}
@@ -17,17 +18,25 @@ LONGEST = 1024
 """Tokens of a sequence, at most, in the run.toml of a model that was trained on longer ones."""
 
 
-def init(path: Path, preset: str, force: bool, name: str = "", weights: Path | None = None, steps: int = 0) -> str:
-    """Write the file for a run called `name`, of `steps` inner steps (0: the default). Returns a message for the user.
+def init(
+    path: Path,
+    preset: str,
+    force: bool,
+    weights: Path | None = None,
+    steps: int = 0,
+    run: Mapping[str, Any] | None = None,
+) -> str:
+    """Write the file for a run of `steps` inner steps (0: the default), with these keys of [run].
+
+    Returns a message for the user.
 
     Raises:
         PierError: it exists (without `force`), or cannot be written.
     """
-    how, tables = f"  pier-node start --run {path}", recipe(preset if weights is None else "", steps)
+    how, tables = f"  {_start(path)}", recipe(preset if weights is None else "", steps)
     outer, why = choice(tables["inner"]["total_steps"], OuterSection().inner_steps)
     tables["outer"] = outer
-    if name:
-        tables["run"] = {"name": name}
+    tables["run"] = {**(run or {})}
     if weights is None:
         tables["model"] = {"preset": preset} if preset else {}
     else:
@@ -45,9 +54,19 @@ def init(path: Path, preset: str, force: bool, name: str = "", weights: Path | N
     return (
         f"Wrote {path}: every setting of a run, with its meaning.\n"
         f"{_missing(tables)}"
-        "Say in it how many sites there are ([run] sites), then found the run at the first of them:\n\n"
-        f"{how}\n"
+        f"{_how_many(tables['run'].get('sites', 0))}\n\n{how}\n"
     )
+
+
+def _start(path: Path) -> str:
+    return "pier-node start" if path == RUN_TOML else f"pier-node start --run {path}"
+
+
+def _how_many(sites: int) -> str:
+    if not sites:
+        return "Say in it how many sites there are ([run] sites), then found the run at the first of them:"
+    many = "one site" if sites == 1 else f"{sites} sites"
+    return f"It is for {many}. Found the run at the first of them; it prints how others join:"
 
 
 def recipe(preset: str, steps: int = 0) -> dict[str, dict[str, Any]]:

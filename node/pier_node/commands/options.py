@@ -7,7 +7,7 @@ import functools
 import getpass
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, get_args
 
@@ -15,8 +15,8 @@ import click
 
 from pier_node.base.address import with_port
 from pier_node.base.errors import PierError
-from pier_node.config.presets import PRESETS
-from pier_node.identity.node import TOKEN_VARIABLE
+from pier_node.config.presets import DATA, PRESETS
+from pier_node.identity.node import TOKEN_VARIABLE, Token
 from pier_node.trainer.parallel import Checkpointing, Mode, Parallel
 
 FORBIDDEN = (errno.EACCES, errno.EPERM, errno.EROFS)
@@ -25,7 +25,7 @@ FOLDER = click.option(
     "--data",
     "folder",
     type=click.Path(path_type=Path, file_okay=False),
-    default=Path("pier-data"),
+    default=DATA,
     show_default=True,
     help="Folder of this site, with its identity, checkpoints and logs.",
 )
@@ -34,7 +34,7 @@ JSON = click.option("--json", "as_json", is_flag=True, help="Print JSON for scri
 RUN = click.option(
     "--run",
     type=click.Path(path_type=Path, dir_okay=False),
-    help="The run.toml of a run to found. [default: the run in --data, or the one of --peers]",
+    help="The run.toml of a run to found. [default: the run in --data, or the one of --peers, or run.toml here]",
 )
 PEERS = click.option(
     "--peers",
@@ -50,7 +50,7 @@ LONGEST_TOKEN = 4096
 _TOKEN = click.option(
     "--token",
     help="Token that the first site or the invite printed; - asks for it. Other users of this machine can see this "
-    "option, but not the environment variable PIER_TOKEN. [default: PIER_TOKEN, or the token stored in --data]",
+    "option, but not the environment variable PIER_TOKEN. [default: PIER_TOKEN, or the token stored in --data, or ask]",
 )
 _TOKEN_FILE = click.option(
     "--token-file",
@@ -139,7 +139,8 @@ def with_token(command: Callable[..., Any]) -> Callable[..., Any]:
     @explained
     @functools.wraps(command)
     def run(*args: Any, token: str | None, token_file: Path | None, **options: Any) -> Any:
-        return command(*args, token=_given(token, token_file), **options)
+        given = _given(token, token_file)
+        return command(*args, token=_asked() if given is None and _asks(**options) else given, **options)
 
     return _TOKEN(_TOKEN_FILE(run))
 
@@ -162,7 +163,7 @@ def _given(token: str | None, file: Path | None) -> str | None:
     if token is not None and file is not None:
         raise PierError("--token and --token-file exclude each other", "Give only one of them.")
     if token == "-":
-        return getpass.getpass("Token: ") if sys.stdin.isatty() else sys.stdin.readline(LONGEST_TOKEN)
+        return _asked() if sys.stdin.isatty() else sys.stdin.readline(LONGEST_TOKEN)
     if file is None:
         return token or kept or None
     try:
@@ -170,6 +171,26 @@ def _given(token: str | None, file: Path | None) -> str | None:
             return text.read(LONGEST_TOKEN)
     except OSError as error:
         raise PierError(f"{file}: {error.strerror}", "Give a file that contains only the token.") from error
+
+
+def _asks(
+    peers: Sequence[str] = (),
+    coordinator: str | None = None,
+    insecure: bool = False,
+    folder: Path | None = None,
+    program_socket: Path | None = None,
+    **_other: Any,
+) -> bool:
+    """Whether a site that joins a run has to be asked for its token, and somebody is there to answer."""
+    if insecure or program_socket is not None or not (peers or coordinator) or not sys.stdin.isatty():
+        return False
+    from pier_node.site.coordinator.enrolment import FILE
+
+    return folder is None or not (Token.path(folder).exists() or (folder / FILE).exists())
+
+
+def _asked() -> str:
+    return getpass.getpass("Token (it is not shown): ")
 
 
 def _print(error: PierError) -> None:

@@ -10,6 +10,7 @@ clipping at 1, and a cosine to a tenth. The published batch is that of four site
 parameter (Hoffmann et al., arXiv 2203.15556). Sizes below that are for trials, and keep the defaults.
 """
 
+from pathlib import Path
 from typing import Any
 
 _LLAMA: dict[str, Any] = {"form": "llama", "vocab_size": 256, "rope_theta": 10_000.0}
@@ -40,6 +41,8 @@ PRESETS: dict[str, dict[str, Any]] = {
 }
 
 
+DATA, RUN_TOML = Path("pier-data"), Path("run.toml")
+"""The folder of a site, and the run that it founds, where no option names others."""
 TOKENIZER = "tokenizer.json"
 """Of a model that reads tokens: a file beside run.toml, which people have to get."""
 

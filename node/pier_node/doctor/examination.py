@@ -203,7 +203,7 @@ class Standpoint:
         if addresses and token is None and enrolment is None and not settings.insecure:
             raise PierError(
                 f"there is no token in {settings.folder}",
-                "Give PIER_TOKEN, --token-file or --token, or --insecure if the run is.",
+                "Give --token-file FILE, or PIER_TOKEN in the environment, or --insecure if the run is.",
             )
         proof = credentials(identity, token) if token else None
         if enrolment and not settings.insecure:

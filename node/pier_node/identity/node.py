@@ -118,8 +118,12 @@ class Token:
     @classmethod
     def parse(cls, text: str) -> Self:
         """Parse typed or pasted text; case and line breaks do not matter. Raises PierError."""
-        names_founder = "".join(text.split()).lower().startswith(_PREFIX_WITH_FOUNDER)
-        prefix, founder = (_PREFIX_WITH_FOUNDER, _FOUNDER) if names_founder else (_PREFIX, 0)
+        compact = "".join(text.split()).lower()
+        if compact.startswith("pierinvite"):
+            raise PierError(
+                "this is an invite of a coordinator, not the token of a run", "Use it with --coordinator HOST:PORT."
+            )
+        prefix, founder = (_PREFIX, 0) if compact.startswith(_PREFIX) else (_PREFIX_WITH_FOUNDER, _FOUNDER)
         body = read(prefix, _SECRET + _RUN + founder, text)
         return cls(body[:_SECRET], body[_SECRET : _SECRET + _RUN], body[_SECRET + _RUN :].hex())
 

@@ -112,7 +112,7 @@ def claim(folder: Path) -> IO[bytes]:
         file.close()
         raise PierError(
             f"another pier-node runs in {folder}",
-            "Stop it with `pier-node stop`, or give this one its own --data folder.",
+            f"Stop it with `pier-node stop --data {folder}`, or give this one another --data folder and --listen port.",
         ) from error
     return file
 

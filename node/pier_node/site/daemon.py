@@ -34,7 +34,7 @@ from pier_node.rounds.proofs import PROOFS_FILE, Proofs
 from pier_node.rounds.roster import Roster, sign_entry
 from pier_node.rounds.statements import SignedStatements
 from pier_node.site.coordinator.client import Coordination
-from pier_node.site.join import Membership, Reception, check_start, find_run, free_slot
+from pier_node.site.join import Membership, Reception, check_port, check_start, find_run, free_slot
 from pier_node.site.loop import run_work
 from pier_node.site.membership import Joined
 from pier_node.site.replica import Replica, prepare
@@ -128,6 +128,7 @@ class Daemon:
         settings = await self._attach_program(stack) if self._settings.has_program else self._settings
         await asyncio.to_thread(check_start, settings)
         stack.callback((await self._claimed()).close)
+        await asyncio.to_thread(check_port, settings)
         member = await find_run(settings)
         if self._program:
             self._program.check(member.config)

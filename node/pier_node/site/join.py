@@ -17,7 +17,9 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from pier_node.base.address import parse_address
 from pier_node.base.errors import PierError
+from pier_node.config.presets import DATA, RUN_TOML
 from pier_node.config.run import RunConfig, config_changes, from_canonical, load
 from pier_node.identity.certificates import Credentials, credentials
 from pier_node.identity.invite import Invite
@@ -31,8 +33,10 @@ from pier_node.rounds.revocations import Revoked
 from pier_node.rounds.roster import Roster
 from pier_node.site.coordinator.enrolment import Enrolment, enrol_patiently
 from pier_node.site.journal import Journal
+from pier_node.site.running import start_command
 from pier_node.site.settings import Settings
 from pier_node.trainer.data.corpus import check_data
+from pier_node.wire.addresses import free_port
 from pier_node.wire.carrier import GREETING, PROTOCOL, BadMessage, PeerLost, PeerRefused, SiteCarrier
 from pier_node.wire.transport import Transport, check_address, make_carrier
 from pier_proto.v1.peer_pb2 import HelloReply, HelloRequest, Site
@@ -49,6 +53,18 @@ def is_replaced(settings: Settings) -> bool:
     if settings.run:
         return load(settings.run).hash() != stored.hash()
     return bool(settings.peers and settings.token) and not Token.parse(settings.token or "").is_for(stored.hash())
+
+
+def with_run_here(settings: Settings) -> Settings:
+    """The settings, with run.toml of this folder as the run to found if they name neither a run nor a data folder.
+
+    Like --run it may be corrected until the first round; from then on, the run in the data folder counts.
+    """
+    folder, others = settings.folder, settings.run or settings.peers or settings.coordinator or settings.has_program
+    if others or folder != DATA or not RUN_TOML.exists() or Enrolment.load(folder) or took_part(folder):
+        return settings
+    record = SiteRecord.load(folder)
+    return settings if record and not record.founder else replace(settings, run=RUN_TOML)
 
 
 def took_part(folder: Path) -> bool:
@@ -116,7 +132,11 @@ class Membership:
         if self.token is None:
             return f"To join from another machine:\n\n  {command} --insecure\n"
         if kept is None:
-            return f"To join from another machine:\n\n  {TOKEN_VARIABLE}={self.token} {command}\n"
+            return (
+                f"To join from another machine:\n\n  {command}\n\n"
+                f"It asks for the token of this run:\n\n  {self.token}\n\n"
+                f"Where nobody can answer, give it as {TOKEN_VARIABLE}, or in a file: --token-file FILE.\n"
+            )
         return f"To join from another machine that has a copy of {kept}:\n\n  {command} --token-file {kept.name}\n"
 
 
@@ -157,6 +177,12 @@ def check_start(settings: Settings) -> None:
         find_token(settings)
     if config:
         check_needs(config, settings.after(record))
+
+
+def check_port(settings: Settings) -> None:
+    """Check that this site can listen, before its token is printed and other sites hear of it. Raises PierError."""
+    _, record = find_site(settings)
+    free_port(*parse_address(settings.after(record).listen))
 
 
 def check_needs(config: RunConfig, settings: Settings) -> None:
@@ -251,8 +277,8 @@ def find_token(settings: Settings) -> Token | None:
     if token is None and settings.peers:
         raise PierError(
             "--peers needs the --token that the first site printed",
-            "Give it as PIER_TOKEN in the environment, or with --token-file or --token. Start with --insecure only if "
-            "every site does, on a network where everyone is trusted.",
+            "Give it with --token-file FILE, or as PIER_TOKEN in the environment; on a terminal, pier-node asks. "
+            "Start with --insecure only if every site does, on a network where everyone is trusted.",
         )
     return token
 
@@ -265,14 +291,14 @@ def known_config(settings: Settings) -> RunConfig | None:
         raise PierError(
             f"{settings.folder} belongs to another run than {settings.run or 'the program founds'}: "
             f"{config_changes(stored.canonical(), given.canonical())}",
-            "Choose another --data folder, or restore the original run.toml: a run's configuration never changes.",
+            f"A run's configuration never changes. `{start_command(settings.folder)}` continues it; for another run, "
+            "choose another --data folder.",
         )
     if not (stored or given or settings.peers):
         raise PierError(
             "this site does not know which run to join",
-            "Found one with --run run.toml (pier-node init writes one), or join one with `PIER_TOKEN=… pier-node start "
-            "--peers ADDRESS`, or with the command that `pier-coordinator invite` prints. Or give the --data folder of "
-            "a run.",
+            "Found one: `pier-node init`, then `pier-node start`. Or join one with `pier-node start --peers "
+            "ADDRESS`, or with the command that `pier-coordinator invite` prints. Or give the --data folder of a run.",
         )
     return given or stored
 
@@ -295,7 +321,7 @@ async def first_answer(carrier: SiteCarrier, addresses: Iterable[str], request: 
         PierError: all of them refuse this site, or none answers within PATIENCE seconds. The text has each one's
             reason.
     """
-    attempts = Attempts("no peer answers yet", PATIENCE)
+    attempts = Attempts("no peer answers yet (does `pier-node start` run there, and is its port open?)", PATIENCE)
     while True:
         losses: list[PeerLost] = []
         for address in addresses:
@@ -307,13 +333,14 @@ async def first_answer(carrier: SiteCarrier, addresses: Iterable[str], request: 
         if all(isinstance(lost, PeerRefused) for lost in losses):
             raise PierError(
                 f"no peer lets this site in: {'; '.join(problems)}",
-                "Start it with the --token that the first site of the run printed, and with the same version of Pier.",
+                "Start it with the --token that the first site of the run printed, and keeps in run.token of its "
+                "--data folder, and with the same version of Pier.",
             )
         if not await attempts.failed("; ".join(problems)):
             raise PierError(
                 f"no peer answered for {PATIENCE:.0f} s: {'; '.join(problems)}",
                 "Check that a site is running there, that its port is open and that the token is right. `pier-node "
-                "doctor` tells more.",
+                f"doctor --peers {','.join(addresses)}` tells more.",
             )
 
 

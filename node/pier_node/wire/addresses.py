@@ -11,13 +11,16 @@ addresses of one site are written in one text, separated by commas.
 
 from __future__ import annotations
 
+import errno
 import re
 import socket
+from contextlib import suppress
 from dataclasses import dataclass
 
 import psutil
 
 from pier_node.base.address import format_address, is_address, parse_address
+from pier_node.base.errors import PierError
 
 ROUTES = 4
 """Most addresses of one site."""
@@ -82,6 +85,32 @@ def _route(text: str) -> Route:
     if not route or not is_address(format_address(route.host, route.port)) or (":" in route.host) != ("/ip6/" in text):
         raise ValueError(f"{text[:80]!a} is not /ip4/ADDRESS/tcp/PORT/p2p/PEER, nor with ip6 or dns")
     return route
+
+
+def free_port(host: str, port: int) -> int:
+    """The port to listen on, once it is certain that this address can be listened on; 0: the system chooses one.
+
+    Raises:
+        PierError: it cannot; the carriers' own errors do not say why.
+    """
+    try:
+        with socket.create_server((host, port), family=socket.AF_INET6 if ":" in host else socket.AF_INET) as server:
+            return int(server.getsockname()[1])
+    except OSError as error:
+        why, remedy = str(error.strerror).partition(" (")[0], "Choose another address with --listen HOST:PORT."
+        if error.errno == errno.EADDRINUSE:
+            other = format_address(host, port + 1 if port < 65535 else port - 1)
+            remedy = f"Stop {_listener(port)}, or choose another port, for example --listen {other}."
+        raise PierError(f"cannot listen on {format_address(host, port)}: {why}", remedy) from error
+
+
+def _listener(port: int) -> str:
+    """The process that listens on a port, for people."""
+    with suppress(psutil.Error):
+        for it in psutil.net_connections("tcp"):
+            if it.status == psutil.CONN_LISTEN and it.laddr and it.laddr.port == port and it.pid:
+                return f"process {it.pid} ({psutil.Process(it.pid).name()}), which has it"
+    return f"the process that has it (`ss -ltnp 'sport = :{port}'` as root names it)"
 
 
 _ANYWHERE = ("192.0.2.1", "2001:db8::1")

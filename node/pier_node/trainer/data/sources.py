@@ -64,10 +64,11 @@ def find_entries(root: Path, suffix: str = "", left_out: frozenset[str] = frozen
         return [Entry("", root)]
     if not root.is_dir():
         raise PierError(f"data path {root}: no such file or folder", "Correct [data] path, or give --dataset PATH.")
+    remedy = "Put the data there, correct [data] path, or give --dataset PATH."
     found = (path for path in _walk(root, left_out) if path.name.endswith(suffix) and path.is_file())
     entries = sorted(Entry(path.relative_to(root).as_posix(), path) for path in found)
     if not entries:
-        raise PierError(f"data path {root}: the folder has no {suffix or 'visible'} file", "Put the data there.")
+        raise PierError(f"data path {root}: the folder has no {suffix or 'visible'} file", remedy)
     return entries
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import socket
 from collections.abc import AsyncGenerator, AsyncIterator, Coroutine
 from contextlib import aclosing, asynccontextmanager, suppress
 from typing import Any, NoReturn
@@ -17,6 +16,7 @@ from pier_node.base.address import format_address
 from pier_node.base.errors import PierError
 from pier_node.identity import tls
 from pier_node.identity.certificates import Credentials
+from pier_node.wire.addresses import free_port
 from pier_node.wire.carrier import EXCHANGE, FETCH, MESSAGE_BYTES, BadMessage, PeerLost
 from pier_node.wire.grpc.options import END, SERVICE, server_options
 from pier_node.wire.grpc.reasons import brief
@@ -82,9 +82,8 @@ class PeerServer(grpc.GenericRpcHandler):  # type: ignore[type-arg]
         try:
             bound = tls.add_port(self._server, address, self._credentials)
         except RuntimeError as error:
-            raise PierError(
-                f"cannot listen on {address}: {_why_not(host, port)}", "Choose another address with --listen HOST:PORT."
-            ) from error
+            free_port(host, port)  # it says why not, which gRPC does not
+            raise PierError(f"gRPC cannot listen on {address}", "Choose another with --listen HOST:PORT.") from error
         await self._server.start()
         return bound
 
@@ -165,12 +164,3 @@ _STATUSES = {
 def _seen_as(peer: str) -> str:
     """HOST:PORT from gRPC's name of a connection, such as ipv4:10.0.0.1:5000 or ipv6:%5B::1%5D:5000."""
     return unquote(peer.partition(":")[2])
-
-
-def _why_not(host: str, port: int) -> str:
-    """Why listening failed, which gRPC does not say."""
-    try:
-        socket.create_server((host, port), family=socket.AF_INET6 if ":" in host else socket.AF_INET).close()
-    except OSError as error:
-        return str(error.strerror).partition(" (")[0]
-    return "gRPC could not bind it"

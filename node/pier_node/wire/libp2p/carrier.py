@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import socket
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import replace
@@ -17,10 +16,9 @@ from typing import TYPE_CHECKING, NoReturn, TypeVar
 from google.protobuf.message import Message
 
 from pier_node.base.address import format_address, parse_address
-from pier_node.base.errors import PierError
 from pier_node.base.tasks import cancel_and_wait, first_of
 from pier_node.identity.certificates import Credentials
-from pier_node.wire.addresses import Choice, Route, choose_address, first_hop, parse_routes
+from pier_node.wire.addresses import Choice, Route, choose_address, first_hop, free_port, parse_routes
 from pier_node.wire.bounds import parse
 from pier_node.wire.carrier import EXCHANGE, FETCH, MESSAGE_BYTES, BadMessage, Method, PeerLost
 from pier_node.wire.libp2p.host import STREAM_PROTOCOL, Host, NoWay
@@ -268,7 +266,7 @@ class HivemindCarrier(LinkedCarrier):
         """Listen at HOST:PORT, and choose the address to tell others; see wire/interfaces.py. Raises PierError."""
         keep_chunk_memory()
         host, port = parse_address(at)
-        port = _free_port(host, port)
+        port = free_port(host, port)
         key = self._folder / KEY_FILE if self._folder else None
         p2p = await self._host.start(key, host, port, lambda p2p: relays_enough(p2p, host, port))
         choice = choose_address([first_hop(peer) for peer in peers], advertise, format_address(host, port))
@@ -314,19 +312,3 @@ def _use_hivemind() -> None:
 
     use_hivemind_log_handler("nowhere")
     logging.addLevelName(logging.WARNING, "WARNING")  # hivemind renames this level
-
-
-def _free_port(host: str, port: int) -> int:
-    """The port to listen on, once it is certain that p2pd can: p2pd's own errors are not fit for people.
-
-    Raises:
-        PierError: this address cannot be listened on.
-    """
-    try:
-        with socket.create_server((host, port), family=socket.AF_INET6 if ":" in host else socket.AF_INET) as server:
-            return int(server.getsockname()[1])
-    except OSError as error:
-        why = str(error.strerror).partition(" (")[0]
-        raise PierError(
-            f"cannot listen on {format_address(host, port)}: {why}", "Choose another address with --listen HOST:PORT."
-        ) from error
