@@ -222,6 +222,16 @@ def init(folder: Path, preset: str) -> None:
     help="Another host name for the page, such as that of a proxy. Can be repeated. "
     "[default: addresses and this machine's name]",
 )
+@click.option(
+    "--private",
+    is_flag=True,
+    help="Show the page only to people who have the token in viewer.token. [default: to everyone who reaches it]",
+)
+@click.option(
+    "--public",
+    metavar="HOST:PORT",
+    help="Also serve a page for everyone, without actions, addresses and logs. [default: no such page]",
+)
 @click.option("--quiet", is_flag=True, help="Print only warnings and errors. [default: print progress too]")
 @LOG_JSON
 @explained

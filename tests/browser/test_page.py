@@ -198,6 +198,31 @@ async def test_it_works_behind_a_proxy_that_sends_another_host(chromium: Browser
         assert actions.asked == [("train", [])]
 
 
+async def test_a_private_page_asks_for_its_token_once(chromium: Browser) -> None:
+    async with serving(run_of_three(), viewer_token="viewer-secret") as address, looking(chromium, address) as look:
+        page = look.page
+        await expect(page.locator("#dialog")).to_contain_text("viewer.token")
+        await expect(page.locator("#run-name")).to_have_text("…")
+        await page.locator("#token").fill("wrong")
+        await page.locator("#dialog-ok").click()
+        await expect(page.locator("#dialog-problem")).to_contain_text("neither the viewer's nor the operator's token")
+        await page.locator("#token").fill("viewer-secret")
+        await page.locator("#dialog-ok").click()
+        await expect(page.locator("#dialog")).to_be_hidden()
+        await expect(page.locator("#sites tbody tr")).to_have_count(3)
+        await page.reload()
+        await expect(page.locator("#sites tbody tr")).to_have_count(3)
+        await expect(page.locator("#c-speed .keys li")).to_have_count(4)
+
+
+async def test_the_public_page_shows_the_run_and_no_operator(chromium: Browser) -> None:
+    async with serving(run_of_three(), public=True) as address, looking(chromium, address) as look:
+        await expect(look.page.locator("#sites tbody tr")).to_have_count(3)
+        await expect(look.page.locator("#operator")).to_be_hidden()
+        assert "example.org" not in await look.page.content()
+        assert look.errors == []
+
+
 async def test_a_finished_run_says_so_and_what_comes_next(chromium: Browser) -> None:
     board = run_of_three(rounds=99, late=0)
     async with serving(board) as address, looking(chromium, address) as look:

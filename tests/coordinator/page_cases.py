@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Collection
 from contextlib import asynccontextmanager
 from typing import Any
 
 import aiohttp
 from aiohttp import web
 
+from pier_coordinator.page.access import Access
 from pier_coordinator.page.actions import Operator
-from pier_coordinator.page.app import make_app
+from pier_coordinator.page.app import Health, make_app, make_public_app
 from pier_coordinator.runs.read_model import ReadModel
 from pier_coordinator.store.refusals import Refused
 from pier_coordinator.store.rows import Activity
@@ -64,9 +65,18 @@ class Recorded(Operator):
 
 
 @asynccontextmanager
-async def serving(board: ReadModel, actions: Recorded | None = None, port: int = 0, **more: Any) -> AsyncIterator[str]:
-    """The address of the board's page."""
-    app = make_app(board, actions or Recorded(), TOKEN, more.pop("health", lambda: {"ok": True}), **more)
+async def serving(
+    board: ReadModel,
+    actions: Recorded | None = None,
+    port: int = 0,
+    hosts: Collection[str] = (),
+    health: Health = lambda: {"ok": True},
+    viewer_token: str = "",
+    public: bool = False,
+) -> AsyncIterator[str]:
+    """The address of the board's page, or of its public page."""
+    access = Access(TOKEN, hosts, viewer_token)
+    app = make_public_app(board, health, hosts) if public else make_app(board, actions or Recorded(), access, health)
     runner = web.AppRunner(app, access_log=None, shutdown_timeout=2.0)
     await runner.setup()
     try:

@@ -42,12 +42,15 @@ class Client:
 
     def get(self, path: str) -> Answer:
         """GET a path of the page. Raises PierError."""
-        return self._ask(Request(self.http + path))
+        return self._ask(Request(self.http + path, headers=self._token()))
 
     def act(self, action: str, **body: Any) -> Answer:
         """Request an action. Raises PierError."""
-        headers = {"Content-Type": "application/json", "Authorization": f"Bearer {self.home.operator}"}
+        headers = {"Content-Type": "application/json", **self._token()}
         return self._ask(Request(f"{self.http}/api/actions/{action}", json.dumps(body).encode(), headers))
+
+    def _token(self) -> dict[str, str]:
+        return {"Authorization": f"Bearer {self.home.operator}"}
 
     def _ask(self, request: Request) -> Answer:
         try:

@@ -15,9 +15,10 @@ from pathlib import Path
 from aiohttp import web
 from rich.console import Console
 
-from pier_coordinator.identity.home import RUN_FILE, Home
+from pier_coordinator.identity.home import RUN_FILE, VIEWER_FILE, Home
+from pier_coordinator.page.access import Access
 from pier_coordinator.page.actions import Operator
-from pier_coordinator.page.app import make_app
+from pier_coordinator.page.app import make_app, make_public_app
 from pier_coordinator.runs.coordinator import Coordinator
 from pier_coordinator.runs.pipeline import keep_drawn
 from pier_coordinator.runs.read_model import ReadModel
@@ -76,6 +77,8 @@ class Settings:
         advertise: HOST[:PORT] at which sites reach the coordinator; None: choose one.
         page: HOST:PORT of the web page.
         hosts: further names of the page, NAME or NAME:PORT.
+        private: the page needs a token.
+        public: HOST:PORT of a page for everybody, without actions; None: there is none.
     """
 
     home: Home
@@ -83,6 +86,8 @@ class Settings:
     advertise: str | None
     page: str
     hosts: tuple[str, ...] = ()
+    private: bool = False
+    public: str | None = None
 
 
 def run_coordinator(settings: Settings, quiet: bool, log_json: bool = False) -> None:
@@ -111,7 +116,11 @@ async def _run(settings: Settings, say: Callable[[str], None]) -> None:
         page = await _serve_page(stack, settings, board, Operator(coordinator, home, choice.address))
         home.announce(choice.address, page)
         stack.callback(home.leave)
-        _tell(say, home, choice.why, page)
+        say(choice.why.replace("others reach this site", "Sites reach the coordinator", 1))
+        say(f"The page: {page}" + (f", with the token in {home.folder / VIEWER_FILE}" if settings.private else ""))
+        if settings.public:
+            say(f"The public page: {await _serve_public(stack, settings, board)}")
+        say(f"\nInvite a site:\n\n  pier-coordinator invite --data {home.folder} --name NAME\n")
         await asyncio.gather(coordinator.watch_over(), _glance(coordinator, board), keep_drawn(coordinator, board))
 
 
@@ -132,10 +141,26 @@ async def _glance(coordinator: Coordinator, board: ReadModel) -> None:
 
 async def _serve_page(stack: AsyncExitStack, settings: Settings, board: ReadModel, operator: Operator) -> str:
     """Serve the page; return its URL."""
+    home, hosts = settings.home, (parse_address(settings.page)[0], *settings.hosts)
+    access = Access(home.operator, hosts, home.viewer if settings.private else "")
+    return await _serve(stack, make_app(board, operator, access, _health()), settings.page, "--page")
+
+
+async def _serve_public(stack: AsyncExitStack, settings: Settings, board: ReadModel) -> str:
+    """Serve the public page; return its URL."""
+    assert settings.public is not None
+    hosts = (parse_address(settings.public)[0], *settings.hosts)
+    return await _serve(stack, make_public_app(board, _health(), hosts), settings.public, "--public")
+
+
+def _health() -> Callable[[], dict[str, object]]:
     began = time.time()
-    host, port = parse_address(settings.page)
-    health, hosts = lambda: {"ok": True, "since": began}, (host, *settings.hosts)
-    app = make_app(board, operator, settings.home.operator, health, hosts)
+    return lambda: {"ok": True, "since": began}
+
+
+async def _serve(stack: AsyncExitStack, app: web.Application, address: str, option: str) -> str:
+    """Serve an application at HOST:PORT; return its URL. Raises PierError, which names the option to change."""
+    host, port = parse_address(address)
     runner = web.AppRunner(app, access_log=None, shutdown_timeout=GOODBYE)
     await runner.setup()
     stack.push_async_callback(runner.cleanup)
@@ -143,14 +168,8 @@ async def _serve_page(stack: AsyncExitStack, settings: Settings, board: ReadMode
         await web.TCPSite(runner, host, port).start()
     except OSError as error:
         raise PierError(
-            f"cannot show the page at {settings.page}: {error.strerror}",
-            "Choose another address with --page HOST:PORT.",
+            f"cannot show the page at {address}: {error.strerror}",
+            f"Choose another address with {option} HOST:PORT.",
         ) from error
     port = runner.addresses[0][1]
     return f"http://{format_address('127.0.0.1' if host in ('0.0.0.0', '::') else host, port)}"
-
-
-def _tell(say: Callable[[str], None], home: Home, why: str, page: str) -> None:
-    say(why.replace("others reach this site", "Sites reach the coordinator", 1))
-    say(f"The page: {page}")
-    say(f"\nInvite a site:\n\n  pier-coordinator invite --data {home.folder} --name NAME\n")

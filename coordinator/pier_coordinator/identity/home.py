@@ -31,7 +31,8 @@ from pier_node.identity.node import Identity, Token, node_id, write_private
 from pier_node.rounds import revocations
 from pier_proto.v1.peer_pb2 import Revocations
 
-RUN_FILE, DATABASE, OPERATOR_FILE, DAEMON_FILE = "run.toml", "coordinator.db", "operator.token", "daemon.json"
+RUN_FILE, DATABASE, DAEMON_FILE = "run.toml", "coordinator.db", "daemon.json"
+OPERATOR_FILE, VIEWER_FILE = "operator.token", "viewer.token"
 PLAN_FILE = "experts.json"
 SCORES = "scores"
 """Folder of the score sheets that sites sent, with one folder per evaluation."""
@@ -101,7 +102,15 @@ class Home:
     @cached_property
     def operator(self) -> str:
         """The operator's token, which actions need; created at the first use."""
-        path = self.folder / OPERATOR_FILE
+        return self._secret(OPERATOR_FILE)
+
+    @cached_property
+    def viewer(self) -> str:
+        """The viewer's token, which a private page needs; created at the first use."""
+        return self._secret(VIEWER_FILE)
+
+    def _secret(self, name: str) -> str:
+        path = self.folder / name
         if not path.exists():
             write_private(path, f"{secrets.token_urlsafe(24)}\n".encode())
         return path.read_text().strip()

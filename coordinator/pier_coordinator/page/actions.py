@@ -3,20 +3,19 @@
 from __future__ import annotations
 
 import json
-import secrets
 import shlex
-from collections.abc import Awaitable, Callable, Collection
+from collections.abc import Awaitable, Callable
 from typing import Any
 
 from aiohttp import web
 from pydantic import ValidationError
 
 from pier_coordinator.identity.home import PLAN_FILE, SCORES, Home
+from pier_coordinator.page.access import Access, refusal
 from pier_coordinator.runs.coordinator import Coordinator
 from pier_coordinator.store.experts import AcceptedPlan
 from pier_coordinator.store.refusals import Refused
 from pier_coordinator.store.rows import Activity, InviteRow
-from pier_node.base.http import has_other_origin
 from pier_node.base.toml import first_problem
 from pier_node.base.units import several
 from pier_node.experts.config import DomainSection
@@ -121,33 +120,7 @@ class Operator:
         return {"id": invite.id, "token": str(invite), "command": command, "expires": row.expires, "uses": uses}
 
 
-class Guard:
-    """Lets only the operator through.
-
-    Args:
-        operator_token: the token that a request must carry.
-        hosts: names of the page in browsers; see the node's base/http.py.
-    """
-
-    def __init__(self, operator_token: str, hosts: Collection[str]) -> None:
-        self._token, self._hosts = operator_token.encode(), hosts
-
-    def check(self, request: web.Request) -> None:
-        """Check a request. Raises HTTPForbidden, HTTPUnauthorized."""
-        if has_other_origin(request, self._hosts):
-            origin = ascii(request.headers["Origin"][:100])[1:-1]
-            raise _no(
-                web.HTTPForbidden,
-                f"this request comes from another page, {origin}; if that is this page behind a proxy, start the "
-                f"coordinator with that name: pier-coordinator start --host {origin.partition('://')[2] or 'NAME'}",
-            )
-        scheme, _, token = request.headers.get("Authorization", "").partition(" ")
-        right = secrets.compare_digest(token.strip().encode(errors="replace"), self._token)
-        if scheme.lower() != "bearer" or not self._token or not right:
-            raise _no(web.HTTPUnauthorized, "that is not the operator's token")
-
-
-def action_routes(operator: Operator, guard: Guard) -> list[web.RouteDef]:
+def action_routes(operator: Operator, access: Access) -> list[web.RouteDef]:
     """The routes POST /api/actions/NAME, one per action."""
     acts: dict[str, Act] = {
         "pause": lambda body: operator.order("pause", _nodes(body)),
@@ -162,18 +135,18 @@ def action_routes(operator: Operator, guard: Guard) -> list[web.RouteDef]:
         "evaluation": lambda _body: operator.evaluation(),
         "check": _check,
     }
-    return [web.post(f"/api/actions/{name}", _handler(act, guard)) for name, act in acts.items()]
+    return [web.post(f"/api/actions/{name}", _handler(act, access)) for name, act in acts.items()]
 
 
 async def _check(_body: dict[str, Any]) -> None:
     """Do nothing: the page uses it to check whether the token is right."""
 
 
-def _handler(act: Act, guard: Guard) -> Callable[[web.Request], Awaitable[web.Response]]:
+def _handler(act: Act, access: Access) -> Callable[[web.Request], Awaitable[web.Response]]:
     """One action of the operator; the body is a small JSON object."""
 
     async def handle(request: web.Request) -> web.Response:
-        guard.check(request)
+        access.check_action(request)
         body = await _body(request)
         try:
             return web.json_response(await act(body) or {"ok": True})
@@ -258,10 +231,6 @@ def _kind(body: dict[str, Any]) -> tuple[str, int | None]:
     return str(kind), stage
 
 
-def _no(kind: type[web.HTTPForbidden | web.HTTPUnauthorized | web.HTTPBadRequest], problem: str) -> web.HTTPException:
-    return kind(text=web.json_response({"error": problem}).text, content_type="application/json")
-
-
 def bad(problem: str) -> web.HTTPException:
     """The error for an invalid request; `problem` says what is wrong with it."""
-    return _no(web.HTTPBadRequest, problem)
+    return refusal(web.HTTPBadRequest, problem)

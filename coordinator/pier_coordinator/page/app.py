@@ -1,4 +1,4 @@
-"""The web application of the page: the read API, as JSON and without a login, and the stream of what changes.
+"""The web application of the page: the read API, as JSON, and the stream of what changes.
 
 Server-sent events tell open pages what changed, at most twice a second. An event's id is BOOT-STAMP. A browser that
 reconnects with an id gets what has changed since, or everything if the board is a new one (the coordinator was
@@ -21,7 +21,8 @@ from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_l
 from prometheus_client.core import GaugeMetricFamily
 from prometheus_client.registry import Collector
 
-from pier_coordinator.page.actions import Guard, Operator, action_routes, bad
+from pier_coordinator.page.access import Access, public_board, public_events, public_site
+from pier_coordinator.page.actions import Operator, action_routes, bad
 from pier_coordinator.runs.alerts import Watch
 from pier_coordinator.runs.read_model import EVENTS, ReadModel
 from pier_coordinator.runs.sites import GONE, Site
@@ -42,26 +43,34 @@ RETRY_MS = 1000
 Health = Callable[[], dict[str, Any]]
 
 
-def make_app(
-    board: ReadModel,
-    operator: Operator,
-    operator_token: str,
-    health: Health,
-    hosts: Collection[str] = (),
-) -> web.Application:
+def make_app(board: ReadModel, operator: Operator, access: Access, health: Health) -> web.Application:
     """Make the web application for a board.
 
     Args:
         operator: performs the operator's actions.
-        operator_token: the token that actions need, as `Authorization: Bearer TOKEN`.
+        access: who may look and who may act. Its hosts are names of the page besides addresses, localhost and this
+            machine's name: NAME, or NAME:PORT behind a proxy on an unusual port. Requests under other names are refused
+            (DNS rebinding).
         health: the answer to /healthz; if its "ok" is false, the status is 503.
-        hosts: names of the page besides addresses, localhost and this machine's name: NAME, or NAME:PORT behind a
-            proxy on an unusual port. Requests under other names are refused (DNS rebinding).
     """
+    app = _application(board, health, access, public=False)
+    app.add_routes([web.get("/metrics", Metrics(board).answer), web.post("/api/login", access.login)])
+    app.add_routes(action_routes(operator, access))
+    return app
+
+
+def make_public_app(board: ReadModel, health: Health, hosts: Collection[str] = ()) -> web.Application:
+    """Make the web application that everybody may look at: without actions, and without what is private."""
+    return _application(board, health, Access("", hosts), public=True)
+
+
+def _application(board: ReadModel, health: Health, access: Access, public: bool) -> web.Application:
+    """The page and its read API."""
     watch = Watch()
-    stream, api = Stream(board, watch), Api(board, watch, health)
+    stream, api = Stream(board, watch, public), Api(board, watch, health, public)
     remedy = "; if it is, start the coordinator with it: pier-coordinator start --host {}"
-    app = web.Application(client_max_size=LARGEST_BODY, middlewares=[under_known_names(hosts, remedy)])
+    guards = [under_known_names(access.hosts, remedy), access.for_viewers]
+    app = web.Application(client_max_size=LARGEST_BODY, middlewares=guards)
     app.on_response_prepare.append(add_headers)
     app.cleanup_ctx.append(_running(stream))
     app.on_shutdown.append(stream.close)
@@ -70,7 +79,6 @@ def make_app(
             web.get("/", _index),
             web.static("/static", STATIC),
             web.get("/healthz", api.healthz),
-            web.get("/metrics", Metrics(board).answer),
             web.get("/api/board", api.board),
             web.get("/api/nodes", api.nodes),
             web.get("/api/events", api.events),
@@ -80,7 +88,6 @@ def make_app(
             web.get("/api/pipeline", api.pipeline),
             web.get("/api/pipeline/chart.svg", api.chart),
             web.get("/api/stream", stream.answer),
-            *action_routes(operator, Guard(operator_token, hosts)),
         ]
     )
     return app
@@ -101,10 +108,10 @@ def _running(stream: Stream) -> Callable[[web.Application], AsyncIterator[None]]
 
 
 class Api:
-    """Answers requests from a board."""
+    """Answers requests from a board. `public`: what is private is left out."""
 
-    def __init__(self, board: ReadModel, watch: Watch, health: Any) -> None:
-        self._board, self._watch, self._health = board, watch, health
+    def __init__(self, board: ReadModel, watch: Watch, health: Health, public: bool) -> None:
+        self._board, self._watch, self._health, self._public = board, watch, health, public
 
     async def healthz(self, _request: web.Request) -> web.Response:
         """200 if the coordinator works, else 503."""
@@ -113,17 +120,20 @@ class Api:
 
     async def board(self, _request: web.Request) -> web.Response:
         """The whole board, with which the page begins."""
-        return compressed({**self._board.snapshot(), "alerts": self._watch.told(self._board)})
+        told = {**self._board.snapshot(), "alerts": self._watch.told(self._board)}
+        return compressed(public_board(told) if self._public else told)
 
     async def nodes(self, _request: web.Request) -> web.Response:
         """The table of sites."""
         self._board.refresh()
-        return compressed({"sites": [self._board.row(site) for site in self._board.sites.values()]})
+        rows = [self._board.row(site) for site in self._board.sites.values()]
+        return compressed({"sites": [public_site(row) for row in rows] if self._public else rows})
 
     async def events(self, request: web.Request) -> web.Response:
         """?after=NUMBER&limit=COUNT: the first COUNT events stored after NUMBER; without `after`, the last COUNT."""
         after, limit = _whole(request, "after", 0), _whole(request, "limit", EVENTS)
         events = self._board.events(after=after)
+        events = public_events(events) if self._public else events
         later = sorted(events, key=lambda event: event["number"])[:limit]
         return web.json_response({"events": later if after else events[max(0, len(events) - limit) :]})
 
@@ -183,10 +193,10 @@ def _nodes(request: web.Request) -> list[str]:
 
 
 class Stream:
-    """All open pages and the tick that they share."""
+    """All open pages and the tick that they share. `public`: what is private is left out."""
 
-    def __init__(self, board: ReadModel, watch: Watch) -> None:
-        self._board, self._watch = board, watch
+    def __init__(self, board: ReadModel, watch: Watch, public: bool) -> None:
+        self._board, self._watch, self._public = board, watch, public
         self._tick: asyncio.Future[None] | None = None
         self._pulse: asyncio.Task[None] | None = None
         self._alerts: list[dict[str, Any]] = []
@@ -269,6 +279,7 @@ class Stream:
         """The new stamp and an event with what changed since `seen`; pages at the same stamp share one event."""
         if self._made[:2] != (seen, self._board.stamp):
             told = {**self._board.changes(max(0, seen)), "alerts": self._alerts}
+            told = public_board(told) if self._public else told
             event = f"id: {told['boot']}-{told['stamp']}\nevent: board\ndata: {dumps(told)}\n\n"
             self._made = (seen, told["stamp"], event.encode())
         return self._made[1], self._made[2]

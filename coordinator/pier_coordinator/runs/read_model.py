@@ -135,7 +135,7 @@ def said(fact: Fact) -> str:
                 f"run {text(body, 'name')}: {text(body, 'algorithm')}, {several(whole(body, 'rounds') or 0, 'round')}"
             )
         case "site":
-            return f"started: Pier {text(body, 'version')} over {text(body, 'transport')} at {text(body, 'address')}"
+            return f"started: Pier {text(body, 'version')} over {text(body, 'transport')}"
         case "order" | "note" | "event":
             return text(body, "text")
         case _:

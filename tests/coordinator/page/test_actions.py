@@ -19,7 +19,8 @@ from grpc.aio import AioRpcError
 from pier_coordinator.cli import start
 from pier_coordinator.commands.start import init
 from pier_coordinator.identity.home import PLAN_FILE, Home
-from pier_coordinator.page.actions import Guard, Operator
+from pier_coordinator.page.access import Access
+from pier_coordinator.page.actions import Operator
 from pier_coordinator.runs.read_model import ReadModel
 from pier_coordinator.store.refusals import Refused
 from pier_node.config.run import PipelineSection
@@ -189,7 +190,7 @@ async def test_actions_are_never_done_by_looking(page: str) -> None:
 def test_an_empty_token_opens_nothing() -> None:
     request = make_mocked_request("POST", "/", headers={"Authorization": "Bearer ", "Host": "127.0.0.1"})
     with pytest.raises(web.HTTPUnauthorized):
-        Guard("", []).check(request)
+        Access("").check_action(request)
 
 
 async def test_how_far_the_experts_are_is_told(page: str, actions: Recorded) -> None:

@@ -128,9 +128,12 @@ async def test_a_question_that_makes_no_sense_is_told_so(page: str, query: str) 
 
 
 async def test_healthz_says_what_it_was_told() -> None:
-    for health, status in (({"ok": True, "sites": 3}, 200), ({"ok": False, "problem": "disk full"}, 503)):
-        async with serving(ReadModel(), health=lambda health=health: health) as page:
-            assert await get(f"{page}/healthz") == (status, health)
+    health: dict[str, Any] = {}
+    async with serving(ReadModel(), health=lambda: health) as page:
+        for told, status in (({"ok": True, "sites": 3}, 200), ({"ok": False, "problem": "disk full"}, 503)):
+            health.clear()
+            health.update(told)
+            assert await get(f"{page}/healthz") == (status, told)
 
 
 async def test_what_a_site_says_is_only_text() -> None:

@@ -9,6 +9,26 @@ const ALL = {
 };
 const DONE = { pause: "will pause at the next round boundary", resume: "will train on", stop: "will leave the run and end", revoke: "is no longer part of the run" };
 
+// A private page: the token is exchanged for a cookie, with which this browser may look.
+export function askToLook(onDone) {
+  askForToken("This page is private", "Its token is in the file viewer.token of the coordinator's folder. This browser keeps it for 30 days.", "Show", async (token) => {
+    await post("/api/login", {}, token);
+    onDone();
+  });
+}
+
+function askForToken(title, words, ok, onToken) {
+  const input = make("input", { type: "password", required: true, autocomplete: "off", id: "token" });
+  openDialog(title, [make("p", { className: "muted", textContent: words }), make("label", {}, "Token", input)], ok, () => onToken(input.value.trim()));
+}
+
+async function post(path, body, token) {
+  const answer = await fetch(path, { method: "POST", headers: { "Content-Type": "application/json", Authorization: `Bearer ${token}` }, body: JSON.stringify(body) });
+  const told = await answer.json().catch(() => ({}));
+  if (!answer.ok) throw new Error(told.error ?? `the coordinator answered ${answer.status}`);
+  return told;
+}
+
 export class Operator {
   constructor(onChange) {
     this.onChange = onChange;
@@ -37,17 +57,12 @@ export class Operator {
     this.showState();
   }
 
-  async post(action, body, token = this.token) {
-    const answer = await fetch(`/api/actions/${action}`, { method: "POST", headers: { "Content-Type": "application/json", Authorization: `Bearer ${token}` }, body: JSON.stringify(body) });
-    const told = await answer.json().catch(() => ({}));
-    if (!answer.ok) throw new Error(told.error ?? `the coordinator answered ${answer.status}`);
-    return told;
+  post(action, body, token = this.token) {
+    return post(`/api/actions/${action}`, body, token);
   }
 
   askToken() {
-    const input = make("input", { type: "password", required: true, autocomplete: "off", id: "token" });
-    openDialog("Operator's token", [make("p", { className: "muted", textContent: "It is in the file operator.token of the coordinator's folder. It is kept for this tab only." }), make("label", {}, "Token", input)], "Unlock", async () => {
-      const token = input.value.trim();
+    askForToken("Operator's token", "It is in the file operator.token of the coordinator's folder. It is kept for this tab only.", "Unlock", async (token) => {
       await this.post("check", {}, token);
       sessionStorage.setItem(KEY, token);
       this.showState();

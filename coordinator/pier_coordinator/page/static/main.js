@@ -1,9 +1,9 @@
 // Puts the parts together: the feed fills the store, and what is on the screen follows at its own pace.
-import { Operator } from "./actions.js";
+import { Operator, askToLook } from "./actions.js";
 import { Charts } from "./charts.js";
 import { Chosen } from "./chosen.js";
 import { listenToDialog } from "./dialog.js";
-import { $, seldom } from "./dom.js";
+import { $, say, seldom } from "./dom.js";
 import { Events } from "./events.js";
 import { Experts } from "./experts.js";
 import { follow } from "./feed.js";
@@ -36,6 +36,7 @@ function show(told) {
   ready = true;
   $("main").removeAttribute("aria-busy");
   chosen.offer([...state.sites.values()]);
+  $("operator").hidden = state.public;
   showHeader(state);
   showAlerts(state.alerts);
   table.show(state);
@@ -50,5 +51,5 @@ function show(told) {
 }
 
 listenToDialog();
-follow(show, showConnection);
+follow(show, showConnection, (again) => { say($("loading"), "This page is private."); askToLook(again); });
 setInterval(() => ready && table.show(state), 1000);

@@ -101,7 +101,7 @@ export class SitesTable {
   fill(view, site, time) {
     const slot = this.chosen.slot(site.node);
     say(view.name, site.name);
-    view.row.title = `${site.address} ${site.transport} ${site.version}\n${site.node}`;
+    view.row.title = site.address ? `${site.address} ${site.transport} ${site.version}\n${site.node}` : site.node;
     view.box.checked = slot >= 0;
     view.box.setAttribute("aria-label", `show ${site.name} in the charts`);
     view.swatch.className = slot >= 0 ? `swatch s${slot}` : "swatch";
