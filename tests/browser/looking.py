@@ -13,7 +13,13 @@ from coordinator.played import LABS, Played, node, pulse
 from playwright.async_api import Browser, Page
 
 from pier_coordinator.runs.read_model import ReadModel
+from pier_node.config.run import InnerSection, OuterSection, RunConfig, RunSection
 
+CONFIG = RunConfig(
+    run=RunSection(name="atlantic", sites=3),
+    inner=InnerSection(total_steps=5000, warmup_steps=250),
+    outer=OuterSection(codec="bf16"),
+)
 A, B, C = (node(lab.name) for lab in LABS)
 
 
@@ -47,7 +53,7 @@ def run_of_three(rounds: int = 63, late: int = 3, name: str = "atlantic") -> Rea
     """A live board whose run began so long ago that its last round has just ended."""
     made = Played(rounds=rounds, late=late, run={"name": name})
     made.start = time.time() - (made.end - made.start)
-    board = ReadModel()
+    board = ReadModel(config=CONFIG)
     for fact in made.facts():
         board.apply(fact)
     for lab, phase in zip(LABS, ("PHASE_EXCHANGING", "PHASE_CATCHING_UP", "PHASE_TRAINING")):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import re
 import time
+from pathlib import Path
 from typing import TYPE_CHECKING
 from unittest.mock import ANY
 
@@ -16,12 +17,13 @@ from pier_coordinator.runs.read_model import ReadModel
 from pier_coordinator.store.facts import Fact
 
 if TYPE_CHECKING:
-    from playwright.async_api import Browser, Route
+    from playwright.async_api import Browser, Page, Route
 
 pytest.importorskip("playwright", reason="no Chromium, or no playwright here: the page was NOT looked at")
 
 from browser.looking import A, B, C, looking, run_of_three
 from browser.proxied import proxied
+from PIL import Image
 from playwright.async_api import expect
 
 pytestmark = pytest.mark.browser
@@ -196,6 +198,52 @@ async def test_it_works_behind_a_proxy_that_sends_another_host(chromium: Browser
         await look.page.locator("[data-act=resume]").click()
         await expect(look.page.locator("#toast")).to_have_text("All sites: will train on")
         assert actions.asked == [("train", [])]
+
+
+async def test_charts_have_another_axis_are_smoothed_and_saved(chromium: Browser) -> None:
+    board = run_of_three()
+    board.apply(Fact(time.time(), "site", A, {"name": '=1+"a"'}))
+    async with serving(board) as address, looking(chromium, address) as look:
+        page = look.page
+        await expect(page.locator("#c-loss .keys li")).to_have_count(4)
+        for axis, last in (("inner_step", 3150), ("tokens", 39_624_000), ("round", 63)):
+            await page.locator("#axis").select_option(axis)
+            head, *rows = await _saved_csv(page)
+            assert head == f'"{axis}","mean","mean least","mean most","\'=1+""a""","lab-b","lab-c"'
+            places = [float(row.partition(",")[0]) for row in rows]
+            assert places == sorted(places)
+            assert places[-1] == pytest.approx(last, rel=0.02)
+        rough = await page.locator("#c-loss canvas").screenshot()
+        await page.locator("#smoothing").focus()
+        await page.keyboard.press("End")
+        await expect(page.locator("#smoothing-said")).to_have_text("0.98")
+        assert await page.locator("#c-loss canvas").screenshot() != rough
+        assert (await _saved_csv(page))[1:] == rows  # as it was measured
+        async with page.expect_download() as saving:
+            await page.get_by_label("Save Learning rate as PNG").click()
+        picture = Image.open(await (await saving.value).path())
+        assert picture.height > 220
+        assert look.errors == []
+
+
+async def _saved_csv(page: Page) -> list[str]:
+    async with page.expect_download() as saving:
+        await page.get_by_label("Save Training loss as CSV").click()
+    return _lines(await (await saving.value).path())
+
+
+def _lines(path: Path) -> list[str]:
+    return path.read_text().splitlines()
+
+
+async def test_the_configuration_is_shown_but_not_where_data_are_to_everybody(chromium: Browser) -> None:
+    for public in (False, True):
+        async with serving(run_of_three(), public=public) as address, looking(chromium, address) as look:
+            await look.page.locator("summary", has_text="Configuration of the run").click()
+            shown = look.page.locator("#config")
+            await expect(shown).to_contain_text("warmup_steps250")
+            await expect(shown.get_by_text("[data]")).to_have_count(0 if public else 1)
+            assert look.errors == []
 
 
 async def test_a_private_page_asks_for_its_token_once(chromium: Browser) -> None:

@@ -100,7 +100,7 @@ def run_coordinator(settings: Settings, quiet: bool, log_json: bool = False) -> 
 
 
 async def _run(settings: Settings, say: Callable[[str], None]) -> None:
-    home, board = settings.home, ReadModel()
+    home, board = settings.home, ReadModel(config=settings.home.config)
     async with AsyncExitStack() as stack:
         store = Store(home.database, lambda facts: _show(board, facts))
         stack.push_async_callback(store.close)

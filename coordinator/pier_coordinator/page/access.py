@@ -125,11 +125,17 @@ def public_events(events: list[dict[str, Any]]) -> list[dict[str, Any]]:
     return [event for event in events if event["kind"] in PUBLIC_EVENTS]
 
 
+def _public_config(config: Mapping[str, Any] | None) -> dict[str, Any] | None:
+    """A configuration without the section that says where data are."""
+    return None if config is None else {name: section for name, section in config.items() if name != "data"}
+
+
 def public_board(told: Mapping[str, Any]) -> dict[str, Any]:
     """A board, or changes of one, that everybody may read."""
     return {
         **told,
         "public": True,
+        "config": _public_config(told["config"]),
         "sites": [public_site(row) for row in told["sites"]],
         "events": public_events(told["events"]),
         "alerts": [alert for alert in told["alerts"] if alert["kind"] != LOGGED],

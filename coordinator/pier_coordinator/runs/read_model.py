@@ -8,6 +8,7 @@ which counts for one minute.
 
 from __future__ import annotations
 
+import json
 import secrets
 import time
 from bisect import insort
@@ -20,6 +21,8 @@ from pier_coordinator.runs.sites import IDLE, REVOKED, Site
 from pier_coordinator.runs.timings import LATEST, RoundTimings, segment_of, slowness_in_words
 from pier_coordinator.store.facts import Fact, number, text, whole
 from pier_node.base.units import several
+from pier_node.config.run import RunConfig
+from pier_node.outer.learning_rate import learning_rate
 
 WINDOW = 60.0
 """Seconds for which a sample counts."""
@@ -144,6 +147,9 @@ def said(fact: Fact) -> str:
 
 EVENTS = 500
 POINTS = 480
+CURVES = ("loss", "tokens_per_second", "validation_loss", "learning_rate", "inner_step", "tokens", "round")
+"""Curves of the whole run: the validation loss by round, the others by time. The last three also convert a time into
+steps, tokens and rounds."""
 MOST_SITES = 4096
 FEW_SITES = 24
 """Up to this number of sites, the page gets every link and shows every site's rounds."""
@@ -156,6 +162,7 @@ class ReadModel:
 
     Args:
         clock: returns the time in seconds since the epoch.
+        config: the run's configuration; None: it is not shown, and the learning rate is not known.
 
     Attributes:
         round: the newest round that a site has committed.
@@ -163,7 +170,7 @@ class ReadModel:
         now: returns the time in seconds since the epoch.
     """
 
-    def __init__(self, clock: Callable[[], float] = time.time) -> None:
+    def __init__(self, clock: Callable[[], float] = time.time, config: RunConfig | None = None) -> None:
         self.boot = secrets.token_hex(4)
         self.stamp = 0
         self.run: dict[str, Any] = {}
@@ -173,7 +180,9 @@ class ReadModel:
         self._experts_stamp = 0
         self.pipeline = PipelineRows()
         self.timeline = RoundTimings()
-        self.curves = {name: Series(POINTS) for name in ("loss", "tokens_per_second", "validation_loss")}
+        self.curves = {name: Series(POINTS) for name in CURVES}
+        self._config = config
+        self._tokens, self._step = 0.0, 0.0
         self.round = 0
         self.moved = 0.0
         self._events: list[dict[str, Any]] = []
@@ -225,8 +234,26 @@ class ReadModel:
         first, last = self._trained or (when, when)
         self._trained = min(first, when), max(last, when)
 
-    def _sample(self, site: Site, when: float, body: Mapping[str, Any]) -> None:
+    def _measured(self, site: Site, body: Mapping[str, Any]) -> None:
+        before = site.tokens or 0
         site.measured(body)
+        self._tokens += (site.tokens or 0) - before
+        self._step = max(self._step, site.inner_step or 0)
+
+    def _progress(self, when: float) -> None:
+        places = {"inner_step": self._step, "tokens": self._tokens, "round": self.round}
+        for name, place in {**places, "learning_rate": self._learning_rate()}.items():
+            self.curves[name].add(when, place, self.stamp)
+
+    def _learning_rate(self) -> float | None:
+        """The inner learning rate of the newest step; None: it is not known, or a program's own."""
+        if self._config is None or self._config.program is not None:
+            return None
+        return learning_rate(max(0, int(self._step) - 1), self._config.inner)
+
+    def _sample(self, site: Site, when: float, body: Mapping[str, Any]) -> None:
+        self._measured(site, body)
+        self._progress(when)
         if site.phase == "starting" and site.inner_step:
             site.phase = "training"
         for name in ("loss", "tokens_per_second", "utilisation"):
@@ -256,8 +283,10 @@ class ReadModel:
         segment = segment_of(when, body)
         if segment is None:
             return
-        site.measured({key: body[key] for key in ("loss", "tokens", "bytes_sent") if number(body, key) is not None})
+        known = {key: body[key] for key in ("loss", "tokens", "bytes_sent") if number(body, key) is not None}
+        self._measured(site, known)
         self._reached(site, int(segment.round))
+        self._progress(when)
         site.segments.add(segment)
         self.timeline.add(site.node, segment, self.stamp)
         measured = number(body, "validation_loss")
@@ -280,7 +309,7 @@ class ReadModel:
         site.heard = self.now()
         site.offset = site.offset if offset is None else offset
         site.phase = text(pulse, "phase").removeprefix("PHASE_").replace("_", " ").lower() or site.phase
-        site.measured(pulse)
+        self._measured(site, pulse)
         self.pipeline.pulse(node, pulse, self.stamp, self.now())
         self._reached(site, whole(pulse, "round"))
         self._rest(site)
@@ -332,6 +361,7 @@ class ReadModel:
             "full": since == 0,
             "now": self.now(),
             "run": self.run,
+            "config": self._config_shown() if since == 0 else None,
             "totals": self.totals(),
             "sites": [self.row(site, since) for site in self.sites.values() if site.stamp > since],
             "events": self.events(since),
@@ -341,6 +371,13 @@ class ReadModel:
             "experts": self._experts if self._experts_stamp > since else None,
             "pipeline": self.pipeline.changes(since, self.name),
         }
+
+    def _config_shown(self) -> dict[str, Any] | None:
+        """The configuration as the page shows it: sections, and in them keys and values."""
+        if self._config is None:
+            return None
+        sections: dict[str, Any] = json.loads(self._config.canonical())
+        return {name: section for name, section in sections.items() if isinstance(section, dict) and section}
 
     def refresh(self) -> None:
         """Update the state of every site: a site's state also changes when it has been silent for too long."""
@@ -366,7 +403,9 @@ class ReadModel:
             "sites": len(self.known()),
             "alive": len(live),
             "paused": len(live) - len(moving),
-            "tokens": sum(site.tokens or 0 for site in self.sites.values()),
+            "tokens": self._tokens,
+            "inner_step": self._step,
+            "learning_rate": rounded(self._learning_rate()),
             "tokens_per_second": rounded(sum(site.speed or 0 for site in moving)),
             "loss": rounded(self._loss(live)),
             "validation_loss": rounded(self.curves["validation_loss"].last()),

@@ -71,6 +71,8 @@ def test_a_run_is_summed_up() -> None:
         "round_seconds": 0,
         "tokens_per_second": 0,
     } == {
+        "inner_step": 3000,
+        "learning_rate": None,
         "round": 60,
         "sites": 3,
         "alive": 3,
@@ -131,7 +133,9 @@ def test_only_what_changed_is_told_again() -> None:
     board.apply(Fact(Played(rounds=10).end + 1, "sample", A, {"loss": 2.0, "tokens_per_second": 9000.0}))
     told = board.changes(seen)
     assert [(site["node"], "name" in site) for site in told["sites"]] == [(A, False)]
-    assert [len(curve["x"]) for curve in told["curves"].values()] == [1, 1, 0]
+    assert [name for name, curve in told["curves"].items() if curve["x"]] == [
+        *("loss", "tokens_per_second", "inner_step", "tokens", "round")
+    ]
     assert told["events"] == told["links"] == told["rounds"]["rows"] == []
     assert not told["full"]
 

@@ -1,60 +1,69 @@
 // Curves, drawn by uPlot: the run in all (with the span from least to greatest), and the sites that were chosen.
 import { $, colour, make, order, say } from "./dom.js";
-import { clock, count, fixed, moment, speed } from "./format.js";
+import { Axis, smoothed } from "./axis.js";
+import { saveCsv, savePng } from "./export.js";
+import { fixed, speed } from "./format.js";
 import { ask } from "./feed.js";
 import { inOrder, joined, nameOf } from "./store.js";
 
 const HEIGHT = 220;
 
 class Chart {
-  constructor(box, total, format, axis, byTime) {
-    Object.assign(this, { total, format, axis, byTime, fromZero: format === speed, names: "", plot: null });
-    this.box = make("div", { className: "plot-box" });
+  constructor(kind) {
+    Object.assign(this, { ...kind, built: "", plot: null });
+    const box = $(kind.box);
+    this.canvas = make("div", { className: "plot-box" });
     this.keys = make("ul", { className: "keys" });
-    box.append(this.box, this.keys);
-    this.box.setAttribute("role", "img");
-    new ResizeObserver(() => this.plot?.setSize({ width: this.box.clientWidth, height: HEIGHT })).observe(this.box);
+    box.append(this.canvas, this.keys);
+    box.previousElementSibling.append(make("span", { className: "grow" }), this.button("CSV", () => saveCsv(this.title, this.axis, this.raw, this.names())),
+      this.button("PNG", () => savePng(this.title, this.plot.ctx.canvas, this.lines)));
+    this.canvas.setAttribute("role", "img");
+    new ResizeObserver(() => this.plot?.setSize({ width: this.canvas.clientWidth, height: HEIGHT })).observe(this.canvas);
+  }
+
+  button(kind, save) {
+    const made = make("button", { type: "button", className: "quiet small", textContent: kind });
+    made.setAttribute("aria-label", `Save ${this.title} as ${kind}`);
+    made.addEventListener("click", () => this.plot && save());
+    return made;
+  }
+
+  names() {
+    return this.lines.map((line) => line.name);
   }
 
   // lines: [{ name, colour, points: [[x, [mean, min, max]]], now }], the first one that of all sites.
   // now: the newest value, as the table and the tiles show it; the last point is a mean.
-  show(lines, again) {
-    const [all, ...others] = lines;
-    const tables = [columns(all.points, [0, 1, 2]), ...others.map((line) => columns(line.points, [0]))];
-    const data = lines.some((line) => line.points.length) ? uPlot.join(tables) : [[], [], [], [], ...others.map(() => [])];
-    const names = lines.map((line) => line.name).join("\n");
-    if (again || names !== this.names || !this.plot) this.build(lines, data);
+  show(lines, axis, keep, again) {
+    Object.assign(this, { lines, axis, raw: table(lines) });
+    const data = keep ? table(lines.map((line) => ({ ...line, points: smoothed(line.points, keep) }))) : this.raw;
+    const built = [axis.key, ...this.names()].join("\n");
+    if (again || built !== this.built || !this.plot) this.build(lines, data);
     else this.plot.setData(data);
-    Object.assign(this, { names, lines });
+    this.built = built;
     this.tell(lines, null);
   }
 
   build(lines, data) {
     this.plot?.destroy();
-    this.lines = lines;
     order(this.keys, lines.map((line, at) => make("li", {}, make("i", { className: at ? `s${line.slot}` : "s-all" }), line.name, make("b"))));
     const quiet = { show: true, stroke: "transparent", width: 0, points: { show: false }, spanGaps: true };
     const line = ({ colour: stroke }, width) => ({ stroke, width, spanGaps: true, points: { show: false } });
     const axis = { stroke: colour("muted"), grid: { stroke: colour("line"), width: 1 }, ticks: { show: false }, font: "12px system-ui, sans-serif" };
     const [all, ...others] = lines;
     this.plot = new uPlot({
-      width: this.box.clientWidth || 300,
+      width: this.canvas.clientWidth || 300,
       height: HEIGHT,
       padding: [10, 16, 0, 0],
       legend: { show: false },
       cursor: { y: false, points: { size: 5 } },
-      scales: { x: { time: this.byTime }, y: this.fromZero ? { range: (_, __, most) => [0, 1.1 * (most || 1)] } : {} },
-      axes: [{ ...axis, grid: { show: false }, size: 30, space: 64, values: (_, values, _axis, _space, step) => values.map((it) => this.place(it, step)) },
-        { ...axis, size: 54, values: (_, values) => values.map(this.axis) }],
+      scales: { x: { time: this.axis.key === "time" }, y: this.fromZero ? { range: (_, __, most) => [0, 1.1 * (most || 1)] } : {} },
+      axes: [{ ...axis, grid: { show: false }, size: 30, space: 64, values: (_, values, _axis, _space, step) => values.map((it) => this.axis.label(it, step)) },
+        { ...axis, size: 54, values: (_, values) => values.map(this.tick) }],
       series: [{}, line(all, 2), quiet, quiet, ...others.map((it) => line(it, 1.25))],
       bands: [{ series: [3, 2], fill: `${all.colour}1c` }],
       hooks: { setCursor: [(plot) => this.tell(this.lines, plot.cursor.idx)] },
-    }, data, this.box);
-  }
-
-  place(value, step) {
-    if (!this.byTime) return Number.isInteger(value) ? count(value) : "";
-    return step >= 86_400 ? moment(value).slice(0, 5) : clock(value).slice(0, step < 60 ? 8 : 5);
+    }, data, this.canvas);
   }
 
   // Values at the cursor, or the newest ones.
@@ -65,7 +74,7 @@ class Chart {
       return at === null || at === undefined ? column.findLast((it) => it !== null && it !== undefined) : near(column, at);
     });
     values.forEach((value, line) => say(this.keys.children[line].lastElementChild, this.format(value)));
-    this.box.setAttribute("aria-label", `${this.total}: ${lines.map((line, at) => `${line.name} ${this.format(values[at])}`).join(", ")}`);
+    this.canvas.setAttribute("aria-label", `${this.title}: ${lines.map((line, at) => `${line.name} ${this.format(values[at])}`).join(", ")}`);
   }
 }
 
@@ -76,18 +85,29 @@ function near(column, at) {
 
 const columns = (points, picks) => [points.map(([x]) => x), ...picks.map((pick) => points.map(([, values]) => values[pick]))];
 
+function table([all, ...others]) {
+  if (![all, ...others].some((line) => line.points.length)) return [[], [], [], [], ...others.map(() => [])];
+  return uPlot.join([columns(all.points, [0, 1, 2]), ...others.map((line) => columns(line.points, [0]))]);
+}
+
 const [loss, tick] = [(it) => fixed(it, 3), (it) => fixed(it, 2)];
-const KINDS = [["c-loss", "loss", "Training loss", loss, tick, true], ["c-validation", "validation_loss", "Validation loss", loss, tick, false],
-  ["c-speed", "tokens_per_second", "Tokens a second", speed, speed, true]];
+const small = (it) => (it || it === 0 ? String(Number(it.toPrecision(3))) : "-");
+const KINDS = [
+  { box: "c-loss", curve: "loss", title: "Training loss", all: "mean", format: loss, tick },
+  { box: "c-validation", curve: "validation_loss", title: "Validation loss", all: "mean", format: loss, tick, byRound: true },
+  { box: "c-speed", curve: "tokens_per_second", title: "Throughput", all: "sum", format: speed, tick: speed, fromZero: true },
+  { box: "c-rate", curve: "learning_rate", title: "Learning rate", all: "all sites", format: small, tick: small, fromZero: true, alone: true },
+];
 
 export class Charts {
   constructor(chosen) {
     this.chosen = chosen;
-    this.charts = KINDS.map(([box, curve, title, format, axis, byTime]) => [curve, new Chart($(box), title, format, axis, byTime)]);
+    this.charts = KINDS.map((kind) => new Chart(kind));
     this.sites = new Map();
     this.seen = 0;
     this.boot = "";
     matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => this.draw(true));
+    for (const control of ["axis", "smoothing"]) $(control).addEventListener("input", () => this.draw(false));
   }
 
   // Curves of the chosen sites are asked for: they are not sent to everybody.
@@ -111,17 +131,24 @@ export class Charts {
   }
 
   draw(again) {
-    for (const [curve, chart] of this.charts) {
-      const all = { name: curve === "tokens_per_second" ? "sum" : "mean", colour: colour("text"), points: inOrder(this.state.curves[curve] ?? new Map()) };
-      const lines = [all, ...this.chosen.nodes().map((node) => this.line(node, curve))];
-      all.now = this.state.totals[curve];
-      this.chosen.nodes().forEach((node, at) => (lines[at + 1].now = this.state.sites.get(node)?.[curve]));
-      chart.show(lines, again);
+    if (!this.state) return;
+    const [keep, axis] = [Number($("smoothing").value), new Axis(this.state.curves, $("axis").value)];
+    say($("smoothing-said"), keep ? fixed(keep, 2) : "none");
+    $("h-rate").closest("section").hidden = this.state.totals.learning_rate === null;
+    for (const chart of this.charts) {
+      const nodes = chart.alone ? [] : this.chosen.nodes();
+      const all = { name: chart.all, colour: colour("text"), points: this.points(chart, axis, this.state.curves), now: this.state.totals[chart.curve] };
+      chart.show([all, ...nodes.map((node) => this.line(chart, axis, node))], axis, keep, again);
     }
   }
 
-  line(node, curve) {
+  line(chart, axis, node) {
     const slot = this.chosen.slot(node);
-    return { name: nameOf(this.state, node), slot, colour: colour(`s${slot}`), points: inOrder(this.sites.get(node)?.[curve] ?? new Map()) };
+    return { name: nameOf(this.state, node), slot, colour: colour(`s${slot}`), points: this.points(chart, axis, this.sites.get(node)), now: this.state.sites.get(node)?.[chart.curve] };
+  }
+
+  points({ curve, byRound }, axis, curves) {
+    const points = inOrder(curves?.[curve] ?? new Map());
+    return inOrder(new Map(points.map(([x, values]) => [byRound ? axis.ofRound(x) : axis.ofTime(x), values])));
   }
 }

@@ -2,6 +2,7 @@
 import { Operator, askToLook } from "./actions.js";
 import { Charts } from "./charts.js";
 import { Chosen } from "./chosen.js";
+import { showConfig } from "./config.js";
 import { listenToDialog } from "./dialog.js";
 import { $, say, seldom } from "./dom.js";
 import { Events } from "./events.js";
@@ -43,6 +44,7 @@ function show(told) {
   events.show(state);
   experts.show(state);
   pipeline.show(state);
+  showConfig(state);
   rounds.show(state);
   drawCharts();
   drawLinks();

@@ -1,6 +1,6 @@
 // What the page knows: everything once, and after that what changed (see read_model.py, changes).
 export function empty() {
-  return { boot: "", public: false, stamp: 0, now: 0, heardAt: 0, run: {}, totals: {}, sites: new Map(), links: new Map(), experts: null, pipeline: null, events: [], alerts: [], curves: {}, rounds: { width: 1, rows: new Map() } };
+  return { boot: "", public: false, stamp: 0, now: 0, heardAt: 0, run: {}, totals: {}, sites: new Map(), links: new Map(), config: null, experts: null, pipeline: null, events: [], alerts: [], curves: {}, rounds: { width: 1, rows: new Map() } };
 }
 
 const MOST_EVENTS = 500;
@@ -9,6 +9,7 @@ export function take(state, told) {
   if (told.full) Object.assign(state, empty());
   for (const key of ["boot", "stamp", "now", "run", "totals", "alerts"]) state[key] = told[key];
   state.public = Boolean(told.public);
+  if (told.config) state.config = told.config;
   if (told.experts) state.experts = told.experts;
   if (told.pipeline) state.pipeline = told.pipeline;
   state.heardAt = performance.now();
