@@ -37,6 +37,7 @@ from pier_node.engine.messages import (
     Logged,
     Message,
     Progress,
+    Publish,
     Publishing,
     Rate,
     Rated,
@@ -383,8 +384,10 @@ async def test_requests_are_answered(play: Play, tmp_path: Path) -> None:
     actor = await scene.start()
     answer = scene.ask(told=reports.append)
     assert await actor.hear() == scene.train(1, moments=0)
-    for message in (STEP, Publishing(1), _done(1, 5)):
+    for message in (STEP, Publishing(1)):
         actor.say(message)
+    assert await actor.hear() == Publish()
+    actor.say(_done(1, 5))
     assert await answer == _done(1, 5)
     assert reports == [STEP]
     assert scene.program.moments() == (scene.program.adam_m, scene.program.adam_v, 5)
@@ -396,6 +399,22 @@ async def test_requests_are_answered(play: Play, tmp_path: Path) -> None:
     assert await actor.hear() == Rate(3, scene.load.path, str(tmp_path / "rows.npy"))
     actor.say(Rated(3, [1.0, 2.0]))
     assert (await rating).tolist() == [1.0, 2.0]
+
+
+async def test_moments_are_not_published_while_they_are_saved(play: Play) -> None:
+    scene = play()
+    actor = await scene.start()
+    answer = scene.ask()
+    await actor.hear()
+    async with scene.program.moments_unchanged():
+        async with scene.program.moments_unchanged():
+            actor.say(Publishing(1))
+        early = asyncio.create_task(actor.hear())
+        await asyncio.sleep(0.05)
+        assert not early.done()
+    assert await early == Publish()
+    actor.say(_done(1, 5))
+    assert await answer == _done(1, 5)
 
 
 async def test_moments_are_loaded_once_and_when_the_caller_changed_them(play: Play) -> None:
@@ -459,6 +478,7 @@ async def test_torn_moments_are_restored_before_the_steps_begin_again(
     await actor.hear()
     scene.program.adam_m.array[:2] = 99.0
     actor.say(Publishing(1))
+    assert await actor.hear() == Publish()
     actor.die()
     with caplog.at_level(logging.ERROR):
         second = await scene.enter()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
-from contextlib import AsyncExitStack
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -116,6 +116,10 @@ class HuntWorkers(FakeTrainer):
 
     async def stop(self) -> None:
         """They end at once."""
+
+    def moments_unchanged(self) -> AbstractAsyncContextManager[None]:
+        """They have none."""
+        return nullcontext()
 
 
 class WatchedRounds(Rounds):

@@ -20,7 +20,7 @@ from pier_node.rounds.folder import EVENTS_FILE
 from pier_node.rounds.member import Rounds
 from pier_node.rounds.progress import Progress
 from pier_node.rounds.roster import Roster
-from pier_node.site.report import Reporter, phase_name
+from pier_node.site.report import Reporter, note, phase_name
 from pier_proto.v1.peer_pb2 import Phase, Pulse, Site
 
 CONFIG = RunConfig.model_validate({"inner": {"total_steps": 100}, "outer": {"inner_steps": 10}})
@@ -127,7 +127,7 @@ def test_a_committed_round_leaves_a_line(tmp_path: Path) -> None:
         carrier = Network(1, Weather()).join("a")
         reporter = Reporter(CONFIG, Site(node="a", name="lab"), carrier, Progress(inner_step=71))
         state = OuterState(4, ("a", "b"), {ANCHOR: SharedVector(4), MOMENTUM: SharedVector(4)}, {})
-        reporter.note(tmp_path, state, Roster(carrier, reporter.pulse))
+        note(tmp_path, reporter.event(state, Roster(carrier, reporter.pulse)))
         (line,) = (tmp_path / EVENTS_FILE).read_text().splitlines()
         event = json.loads(line)
         assert (event["round"], event["digest"], event["members"]) == (4, state.digest.hex(), ["a", "b"])

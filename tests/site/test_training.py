@@ -13,6 +13,7 @@ import pytest
 from rounds.cases import config, outer_state, shared
 from simulation.cluster import LENGTH
 from simulation.training_cases import LOCAL, ME, Roster, Rounds, Site, begin, local
+from simulation.virtual_time import run
 
 from pier_node.base.errors import PierError
 from pier_node.config.run import RunConfig
@@ -148,18 +149,56 @@ def overlapping(rounds: int) -> RunConfig:
     return config(inner={"total_steps": 4 * rounds, "eval_every": 0}, **{**LOCAL, "overlap": True})
 
 
-def test_a_stop_between_a_commit_and_its_checkpoint_keeps_the_commit() -> None:
+def test_a_stop_while_a_checkpoint_is_saved_loses_nothing() -> None:
     site = Site(local(2), Rounds(begin()))
+    saved: list[int] = []
 
-    async def stop(_checkpoint: Checkpoint) -> None:
-        raise asyncio.CancelledError
+    async def scene() -> None:
+        work = asyncio.create_task(site.work())
 
-    site.on_commit = stop
-    with pytest.raises(asyncio.CancelledError):
-        site.run()
+        async def save(checkpoint: Checkpoint) -> None:
+            await asyncio.sleep(1.0)
+            work.cancel()  # its next inner steps are done by now
+            await asyncio.sleep(1.0)
+            saved.append(checkpoint.state.round)
+
+        site.on_commit = save
+        with pytest.raises(asyncio.CancelledError):
+            await work
+
+    run(scene())
     last = site.training.snapshot()
     assert site.training.resting
-    assert (last.state.round, last.state.ledger[ME], last.tokens) == (1, 40, 40)
+    assert saved == [1]
+    assert (last.state.round, last.state.ledger[ME], last.tokens, last.pending_tokens) == (1, 40, 80, (40,))
+
+
+def test_the_next_inner_steps_are_done_while_a_checkpoint_is_saved() -> None:
+    site = Site(local(3), Rounds(begin(), "out"))
+    seen: list[tuple[int, int, bool]] = []
+
+    async def save(checkpoint: Checkpoint) -> None:
+        before = {*checkpoint.pending.array} if checkpoint.pending else None
+        await asyncio.sleep(1.0)
+        after = {*checkpoint.pending.array} if checkpoint.pending else None
+        seen.append((checkpoint.state.round, len(site.trainer.jobs), before == after))
+
+    site.on_commit = save
+    site.run()
+    assert seen == [(1, 2, True), (2, 3, True), (3, 3, True)]
+
+
+def test_a_checkpoint_that_cannot_be_saved_ends_the_site_and_keeps_its_steps() -> None:
+    site = Site(local(3), Rounds(begin()))
+
+    async def fail(_checkpoint: Checkpoint) -> None:
+        raise PierError("the disk is full")
+
+    site.on_commit = fail
+    with pytest.raises(PierError, match="disk is full"):
+        site.run()
+    last = site.training.snapshot()
+    assert (last.state.round, last.tokens, last.pending_tokens) == (1, 80, (40,))
 
 
 def test_a_stop_during_inner_steps_leaves_nothing_to_be_saved() -> None:

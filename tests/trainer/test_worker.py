@@ -29,6 +29,7 @@ from pier_node.engine.messages import (
     Failed,
     Message,
     Progress,
+    Publish,
     Publishing,
     Ready,
     Train,
@@ -57,6 +58,7 @@ class Rig:
     attach: Attach = field(init=False)
     process: subprocess.Popen[str] = field(init=False)
     connection: socket.socket = field(init=False)
+    asked: str = ""
 
     def start(self, workers: int = 1) -> None:
         path = str(self.folder / "s")
@@ -81,10 +83,16 @@ class Rig:
         assert ready.device
 
     def say(self, message: Message) -> None:
+        if isinstance(message, Train):
+            self.asked = message.publish
         self.connection.sendall(encode(message))
 
     def hear(self) -> Message:
-        return decode(self._lines.readline())
+        """What the program says next; it may publish at once."""
+        message = decode(self._lines.readline())
+        if isinstance(message, Publishing) and self.asked == "weights":
+            self.say(Publish())
+        return message
 
     def hear_until(self, kind: type[Done] | type[Failed] | type[Evaluated]) -> list[Message]:
         heard = [self.hear()]

@@ -15,7 +15,7 @@ from pydantic.dataclasses import dataclass
 from pier_node.base.errors import PierError
 from pier_node.engine.metrics import Metrics
 
-VERSION = 4
+VERSION = 5
 """Of these messages. A program that speaks another version is refused."""
 LINE_LIMIT = 1 << 20
 """Maximum length of a line in bytes, including its end."""
@@ -165,9 +165,17 @@ class Logged:
 
 @dataclass(frozen=True, config=_STRICT)
 class Publishing:
-    """Program: until `Done`, the shared vectors that it publishes are torn."""
+    """Program: until `Done`, the shared vectors that it publishes are torn.
+
+    One that announces "moments" waits for `Publish` before it writes them.
+    """
 
     job: int
+
+
+@dataclass(frozen=True, config=_STRICT)
+class Publish:
+    """Daemon, to a program that announces "moments" and is publishing weights: nothing reads the moments now."""
 
 
 @dataclass(frozen=True, config=_STRICT)
@@ -223,6 +231,7 @@ Message = (
     | Progress
     | Logged
     | Publishing
+    | Publish
     | Done
     | Evaluated
     | Rated

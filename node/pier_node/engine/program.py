@@ -16,7 +16,7 @@ import logging
 import math
 import os
 import time
-from collections.abc import Callable, Coroutine
+from collections.abc import AsyncIterator, Callable, Coroutine
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal, TypeVar
@@ -46,6 +46,7 @@ from pier_node.engine.messages import (
     Message,
     Over,
     Progress,
+    Publish,
     Publishing,
     Rate,
     Rated,
@@ -116,7 +117,10 @@ class Patience:
         now = time.monotonic()
         if self._doing is not None and isinstance(message, Progress | Publishing | Done):
             self._deadline.saw(now - self._since)
-        self._doing, self._since = type(message) if isinstance(message, Train | Progress | Publishing) else None, now
+        self._doing, self._since = (
+            type(message) if isinstance(message, Train | Progress | Publishing | Publish) else None,
+            now,
+        )
 
     @property
     def silent(self) -> float:
@@ -187,6 +191,7 @@ class Program:
         self._writer: asyncio.StreamWriter | None = None
         self._patience = Patience(0.0)
         self._table = RankTable(0)
+        self._readers, self._waits_to_publish = 0, False
         self._diverged = self._over = self._stopping = False
         self._hearing = Hearing()
         self._ids, self._turn = itertools.count(1), asyncio.Lock()
@@ -206,6 +211,21 @@ class Program:
     def moments(self) -> tuple[SharedVector, SharedVector, int] | None:
         """AdamW's moments, and the number of steps behind them; None: none yet, or the program keeps them to itself."""
         return (self.adam_m, self.adam_v, self._moments.step) if self._moments.step else None
+
+    @contextlib.asynccontextmanager
+    async def moments_unchanged(self) -> AsyncIterator[None]:
+        """Meanwhile the program does its steps, but does not publish what they made of the moments."""
+        self._readers += 1
+        try:
+            yield
+        finally:
+            self._readers -= 1
+            self._let_publish()
+
+    def _let_publish(self) -> None:
+        if self._waits_to_publish and not self._readers:
+            self._waits_to_publish, self._moments.torn = False, True
+            self._say(Publish())
 
     def can(self, ability: Ability) -> bool:
         """Whether the program has announced an ability."""
@@ -430,7 +450,7 @@ class Program:
             died_at = min(died_at, now()) if dead else math.inf
             if now() - died_at > DEAD_SECONDS:
                 await self._end_hung(", ".join(dead))
-            elif self._patience.silent > (limit := self._patience.seconds()):
+            elif not self._waits_to_publish and self._patience.silent > (limit := self._patience.seconds()):
                 await self._end_hung(f"it has said nothing for {limit:.0f} seconds, and {self._table.suspects()}")
 
     async def _end_hung(self, why: str) -> None:
@@ -512,7 +532,7 @@ class Program:
         finally:
             writer.close()
             if writer is self._writer:
-                self._writer, self._ready = None, False
+                self._writer, self._ready, self._waits_to_publish = None, False, False
                 self._patience.said(None)
                 self._hearing.hear()
                 self._lost()
@@ -536,7 +556,8 @@ class Program:
             case Logged(), _ if self._ready:
                 self._on_log(message)
             case Publishing(), Train(publish="weights") as train if message.job == train.id:
-                self._moments.torn = self.can("moments")
+                self._waits_to_publish = self.can("moments")
+                self._let_publish()
             case Done(), Train() as train if message.job == train.id:
                 if train.publish == "weights":
                     self._moments.accept(message.adam_step)

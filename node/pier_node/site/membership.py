@@ -92,13 +92,12 @@ class Joined:
         """What this site trusts before it has a state."""
         return first_trust(self.settings.trust, self.record.founded_by, self.statements)
 
-    def note(self, state: OuterState, lines: Mapping[str, float] | None = None) -> None:
-        """Note a round that was committed here, for people and for the coordinator.
+    def committed(self, state: OuterState, lines: Mapping[str, float] | None = None) -> None:
+        """A round is committed here: the coordinator is told of it, and the roster keeps its members.
 
         Args:
             lines: bandwidth to other sites in bytes per second, by node; None: not measured.
         """
-        self.reporter.note(self.settings.folder, state, self.roster)
         self.roster.keep(state.members)
         if self.coordination:
             self.coordination.recorder.round(state, lines)

@@ -32,6 +32,7 @@ from pier_node.rounds.state_store import CHECKPOINTS, Checkpoint, StateStore
 from pier_node.site.bootstrap import first_state
 from pier_node.site.membership import Joined, rounds_of_all
 from pier_node.site.pipeline_training import PipelineTraining, lines
+from pier_node.site.report import note
 from pier_node.site.round_log import RoundLog
 from pier_node.trainer import devices
 from pier_node.trainer.data.corpus import Windows, open_corpus
@@ -137,7 +138,9 @@ class PipelineSite:
 
     async def _committed(self, state: OuterState) -> None:
         trips = self._joined.roster.round_trips()
-        self._joined.note(state, lines(self._pace.transfers(), trips, self._tensor_bytes))
+        joined = self._joined
+        joined.committed(state, lines(self._pace.transfers(), trips, self._tensor_bytes))
+        note(joined.settings.folder, joined.reporter.event(state, joined.roster))
         self._log.committed(state)
 
     async def _ended(self, model: Checkpoint) -> None:

@@ -6,10 +6,10 @@ import asyncio
 import logging
 import math
 import shlex
-from collections.abc import Sequence
+from collections.abc import Coroutine, Sequence
 from contextlib import AsyncExitStack
 from functools import partial
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from pier_node.base.shared import Vector
 from pier_node.base.units import count
@@ -27,6 +27,7 @@ from pier_node.rounds.state_store import CHECKPOINTS, Checkpoint, StateStore
 from pier_node.site.agreement import Agreement, InPairs, OfAll, Peers
 from pier_node.site.bootstrap import beginning, from_pairs, from_peers
 from pier_node.site.membership import Joined, pairs_of_two, rounds_of_all
+from pier_node.site.report import Status, note
 from pier_node.site.round_log import RoundLog
 from pier_node.site.trackers import Trackers, Who
 from pier_node.site.training import Training
@@ -128,14 +129,19 @@ class Replica:
         """What peers may fetch. In a run of pairs each site has its own state; only the merged model is voted on."""
         return (self._of_all if shadow else self.rounds).offer(number, shadow)
 
-    async def committed(self, checkpoint: Checkpoint) -> None:
-        """Save a checkpoint after a round, and tell of the round. Raises PierError."""
-        state, progress = checkpoint.state, self._joined.progress
-        await asyncio.to_thread(self._checkpoints.save, checkpoint)
-        self.saved(state)
-        self._joined.note(state)
-        self._trackers.told(progress, self._joined.reporter.status(self._joined.roster))
+    def committed(self, checkpoint: Checkpoint) -> Coroutine[Any, Any, None]:
+        """Tell of a round that is committed. What is returned saves its checkpoint; it raises PierError."""
+        joined, state = self._joined, checkpoint.state
+        joined.committed(state)
+        self._trackers.told(joined.progress, joined.reporter.status(joined.roster))
         self._log.committed(state)
+        return self._save(checkpoint, joined.reporter.event(state, joined.roster))
+
+    async def _save(self, checkpoint: Checkpoint, event: Status) -> None:
+        async with self._trainer.moments_unchanged():
+            await asyncio.to_thread(self._checkpoints.save, checkpoint)
+        self.saved(checkpoint.state)
+        note(self._joined.settings.folder, event)
 
     async def _keep(self, state: OuterState) -> None:
         """Store a committed state, before this site announces that it has it. Raises PierError."""
@@ -199,7 +205,7 @@ async def prepare(joined: Joined, program: Program | None, stack: AsyncExitStack
     await starting
     if checkpoint.state.round == 0 and config.inner.eval_every:
         await replica.training.validate(checkpoint.state)
-        joined.reporter.note(folder, checkpoint.state, joined.roster)
+        note(folder, joined.reporter.event(checkpoint.state, joined.roster))
     joined.say(f"{how} at round {checkpoint.state.round} as {name} ({node}).")
     return replica
 

@@ -185,13 +185,12 @@ class Reporter:
         told = {"message": message, "mean_spread": self._mean_spread(roster)}
         return {**self._run(), **self._site(), **told, "peers": peers}
 
-    def note(self, folder: Path, state: OuterState, roster: Roster) -> None:
-        """Append the status after a committed round to events.jsonl. With overlap the site may be at a later state."""
+    def event(self, state: OuterState, roster: Roster) -> Status:
+        """The status after a committed round, for `note`. With overlap the site may be at a later state."""
         told = {"round": state.round, "digest": state.digest.hex(), "members": list(state.members)}
         event = {"time": time.time(), "pid": os.getpid(), **self.status(roster), **told}
         event.pop("peers")
-        with (folder / EVENTS_FILE).open("a") as file:
-            file.write(json.dumps(finite(event)) + "\n")
+        return event
 
     def _mean_spread(self, roster: Roster) -> float:
         """Mean over the last reports of live sites: each one sees one partner per round, together they see the run."""
@@ -270,6 +269,12 @@ def _peer(roster: Roster, node: str) -> Status:
 def _finite(loss: float) -> float:
     """A diverged loss is reported as NaN: peers reject infinite numbers."""
     return loss if math.isfinite(loss) else math.nan
+
+
+def note(folder: Path, event: Status) -> None:
+    """Append the status after a committed round to the folder's events.jsonl."""
+    with (folder / EVENTS_FILE).open("a") as file:
+        file.write(json.dumps(finite(event)) + "\n")
 
 
 def finite(value: Any) -> Any:

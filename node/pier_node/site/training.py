@@ -13,8 +13,9 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Callable, Coroutine, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from pier_node.base.shared import SharedVector, Vector
 from pier_node.base.tasks import cancel_and_wait, run_to_end
@@ -59,7 +60,8 @@ class Training:
     """A replica's part in a run, from the state that its agreement holds to the end of the run.
 
     Args:
-        on_commit: awaited after each round with the content of a checkpoint.
+        on_commit: called after each round with the content of a checkpoint; what it returns saves it, while the next
+            inner steps are done. Until then nothing writes to the vectors of the checkpoint.
     """
 
     def __init__(
@@ -69,7 +71,7 @@ class Training:
         agreement: Agreement,
         trainer: Trainer,
         progress: Progress,
-        on_commit: Callable[[Checkpoint], Awaitable[None]],
+        on_commit: Callable[[Checkpoint], Coroutine[Any, Any, None]],
     ) -> None:
         self._config, self._layout, self._agreement = config, layout, agreement
         self._rounds, self.progress, self._on_commit = agreement.rounds, progress, on_commit
@@ -78,6 +80,7 @@ class Training:
         self._unsent = UnsentUpdate(layout.length, outer.fragments, outer.codec != "none", outer.error_decay)
         self._start = NOWHERE
         self._flight: Flight | None = None
+        self._saving: asyncio.Task[None] | None = None
         self._late = False
 
     def restore(self, checkpoint: Checkpoint) -> None:
@@ -145,6 +148,7 @@ class Training:
     async def catch_up(self) -> None:
         """Continue from the newest state of the other sites; the unsent update is kept."""
         before, self._late = self._rounds.state, await self._fetch()
+        await self._saved()
         await asyncio.to_thread(self._carry, before)
 
     async def step(self) -> None:
@@ -153,9 +157,10 @@ class Training:
         await self._round(round_plan(self._config, self._next_round()))
 
     async def rest(self) -> None:
-        """Wait for the update in flight, if any, and save its result."""
+        """Wait for the update in flight, if any, and until its result is saved."""
         if await self._land():
             await self._settled(self.snapshot())
+        await self._saved()
 
     async def finish(self) -> None:
         """End the run: take the last result, and what the sites conclude from it together, if anything."""
@@ -164,11 +169,14 @@ class Training:
             return
         self.progress.phase = Phase.PHASE_WAITING
         if await self._agreement.conclude(self.validate):
-            await self._on_commit(self.snapshot())
-            await self._agreement.faults.reach(self._rounds.state.round, "saved")
+            await self._save(self.snapshot())
 
     async def close(self) -> None:
-        """End the flight, if there is one."""
+        """End the flight, if there is one, and finish saving."""
+        if (saving := self._saving) is not None:
+            await run_to_end(asyncio.wait([saving]))
+            if failure := saving.exception():
+                log.error("the last checkpoint is not saved: %s", failure)
         await self._drop_flight()
 
     def _next_round(self) -> int:
@@ -181,16 +189,15 @@ class Training:
             self._start = await asyncio.to_thread(self._beginning, self._rounds.state)
         tokens = await self._train(plan)
         landed = await self._land()
-        if tokens and plan.kind in APART:
-            await asyncio.to_thread(self._unsent.learn, self._start.array, self._inner.weights, tokens)
+        await run_to_end(self._learn(tokens if plan.kind in APART else 0))
         self._start = NOWHERE
         checkpoint, number = self.snapshot(), self._rounds.coming()
         if number <= total_rounds(self._config):
             await self._launch(round_plan(self._config, number), tokens)
         if landed:
             await self._settled(checkpoint)
-        if not (self._config.outer.overlap and plan.kind in APART):
-            await self.rest()
+        if not (self._config.outer.overlap and plan.kind in APART) and await self._land():
+            await self._settled(self.snapshot())
 
     def _beginning(self, state: OuterState) -> SharedVector:
         """φ − Δ, the weights from which training continues."""
@@ -204,6 +211,14 @@ class Training:
             return 0
         self.progress.phase = Phase.PHASE_TRAINING
         return await self._inner.train(plan, steps, self._start)
+
+    async def _learn(self, tokens: int) -> None:
+        """Add the inner steps just done to the unsent update, once that is saved as it was before them."""
+        try:
+            await self._saved()
+        finally:
+            if tokens:
+                await asyncio.to_thread(self._unsent.learn, self._start.array, self._inner.weights, tokens)
 
     async def _launch(self, plan: RoundPlan, tokens: int) -> None:
         """Bring this site's update to a round."""
@@ -272,6 +287,7 @@ class Training:
         took_part = flight.work is None or await flight.work
         self.progress.times = self._rounds.times
         self.progress.waited += asyncio.get_running_loop().time() - began
+        await self._saved()
         await self._drop_flight()
         self._late = not took_part
         state = self._rounds.state
@@ -289,14 +305,25 @@ class Training:
         await run_to_end(asyncio.to_thread(self._carry, flight.before))
 
     async def _settled(self, checkpoint: Checkpoint) -> None:
-        """Finish a committed round: validate it when due, and save it."""
+        """Finish a committed round: validate it when due, and begin to save it."""
         state = checkpoint.state
         self._agreement.compare(state)
         every, last = self._config.inner.eval_every, state.round == total_rounds(self._config)
         if last or (every and state.round % every == 0):
             await self.validate(state)
+        await self._saved()
+        self._saving = asyncio.create_task(self._save(checkpoint))
+
+    async def _save(self, checkpoint: Checkpoint) -> None:
         await self._on_commit(checkpoint)
-        await self._agreement.faults.reach(state.round, "saved")
+        await self._agreement.faults.reach(checkpoint.state.round, "saved")
+
+    async def _saved(self) -> None:
+        """Wait until the last round's checkpoint is saved. Raises PierError: it cannot be."""
+        if (saving := self._saving) is not None:
+            await asyncio.wait([saving])  # it is not cancelled with us
+            self._saving = None
+            saving.result()
 
     async def validate(self, state: OuterState) -> None:
         """Compute the loss of the state's anchor on the validation split, which is the same at every site."""
@@ -315,6 +342,7 @@ class Training:
             self.progress.phase = phase
         if state is None:
             return False
+        await self._saved()
         await asyncio.to_thread(self._take_moments_of, state)
         log.info("caught up with round %d", state.round)
         return True

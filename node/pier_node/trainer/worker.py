@@ -52,6 +52,7 @@ from pier_node.engine.messages import (
     Failed,
     Message,
     Progress,
+    Publish,
     Publishing,
     Rate,
     Rated,
@@ -172,10 +173,13 @@ class Worker:
 
     def _publish(self, job: Train) -> None:
         self._link.send(Publishing(job.id))
-        self._ranks.meet()  # nobody writes before the daemon was told; all have written before it is told of the end
+        # Nobody writes before the daemon was told; all have written before it is told of the end.
         if job.publish == "gradient":
+            self._ranks.meet()
             self._replica.store_gradient(self._outbox)
         else:
+            if not isinstance(message := self._link.receive(), Publish):
+                raise PierError(f"a worker may publish before anything else, but the daemon sent {message}")
             self._replica.store_weights(self._outbox)
             self._replica.store_moments(self._adam_m, self._adam_v)
         self._ranks.meet()
