@@ -30,6 +30,7 @@ class Roll:
         self.node = node
         self.names = list(names)
         self.phases = dict.fromkeys(names, Phase.PHASE_TRAINING)
+        self.hidden: set[str] = set()
         self.changed = Signal()
 
     def abreast(self, round: int, committed: float) -> list[str]:
@@ -37,6 +38,9 @@ class Roll:
 
     def participants(self) -> dict[str, None]:
         return dict.fromkeys(self.names)
+
+    def address(self, node: str) -> str:
+        return "" if node in self.hidden else f"{node}:1"
 
     def waits(self, node: str) -> bool:
         return self.phases.get(node) == Phase.PHASE_WAITING
@@ -141,6 +145,21 @@ def test_who_comes_after_all_is_waited_for_again() -> None:
         began = now()
         await asyncio.gather(*(desk.ask_until_told(ready(node, 6)) for node in "ab"))
         assert round(now() - began) == COMING
+
+    at_desk(scene)
+
+
+@pytest.mark.parametrize("says_after", [2.0, 1000.0])
+def test_who_has_not_said_where_it_is_reached_gets_a_moment_to_say_so(says_after: float) -> None:
+    async def scene(desk: Desk) -> None:
+        desk.roll.hidden = {"c"}
+        asked = [asyncio.create_task(desk.ask_until_told(ready(node))) for node in "abc"]
+        await asyncio.wait(asked, timeout=says_after)
+        if not asked[0].done():
+            desk.roll.hidden = set()
+            desk.roll.changed.notify()
+        assert group(await asked[0]) == "abc"
+        assert now() == pytest.approx(min(says_after, COMING))
 
     at_desk(scene)
 

@@ -191,7 +191,7 @@ class Leader:
         waited = now - min(arrival.at for arrival in self._arrivals.values())
         if problem := self._lacking(group, view):
             return self._tell(problem, waited)
-        if (left := self._patience_left(readies, waited)) > 0:
+        if (left := max(self._patience_left(readies, waited), self._introductions_left(group, waited))) > 0:
             return left
         self._propose(group, readies, view)
         return None
@@ -219,6 +219,14 @@ class Leader:
         for node in awaited & (idle | strangers):
             self._tardy.add(node, self._round)
         return 0.0
+
+    def _introductions_left(self, group: frozenset[str], waited: float) -> float:
+        """Seconds to wait for members that have not said yet where they are reached: their next beat does.
+
+        A leader that has just been started again would drop them from the round, which would then rest on fewer votes.
+        """
+        known = all(self._roster.address(node) for node in group - {self._node})
+        return 0.0 if known else COMING - waited
 
     def _lacking(self, group: frozenset[str], view: LeaderView) -> str:
         """Why this group cannot start, in words; empty if it can."""
