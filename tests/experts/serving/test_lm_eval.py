@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import importlib
 import json
 import math
 from pathlib import Path
@@ -42,10 +43,9 @@ metric_list: [{{metric: acc}}]
 
 
 def evaluated(address: str, folder: Path, tasks: Path) -> Any:
-    from lm_eval.tasks import TaskManager
-
+    importlib.import_module("lm_eval.tasks")
     asked = f"model=mine,base_url={address}/v1/completions,tokenizer={folder},max_length=64,num_concurrent=1"
-    manager = TaskManager(include_path=str(tasks), include_defaults=False)
+    manager = lm_eval.tasks.TaskManager(include_path=str(tasks), include_defaults=False)
     told = lm_eval.simple_evaluate(
         model="local-completions", model_args=asked, tasks=["texts", "choice"], task_manager=manager, batch_size=2
     )
