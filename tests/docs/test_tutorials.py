@@ -1,0 +1,167 @@
+"""Every command of a tutorial is run, as its page shows it, by two sites on this machine.
+
+A `console` block belongs to a terminal, which its title names. There each `$ command` is run in the folder of that
+machine, when the command before it has ended well, and prints what stands below it. Files are written where a block's
+title says so. Instead of minutes of training there are some steps of the smallest model, and addresses are free ones.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+from processes.program import ENVIRONMENT
+from processes.site import wait_until
+
+from bench.ports import free_port
+
+pytestmark = pytest.mark.processes
+
+FOLDER = Path(__file__).parents[2] / "docs" / "tutorials"
+BLOCK = re.compile(r'^```(\w+) title="([^"]+)"\n(.*?)^```$', re.MULTILINE | re.DOTALL)
+MACHINES = ("first machine", "second machine")
+SMALLER = {"--steps 1000": "--preset llama-tiny --steps 40", "total_steps = 1000": "total_steps = 40"}
+SMALLER |= {"inner_steps = 50": "inner_steps = 10", '"llama-1m"': '"llama-tiny"'}
+
+
+@dataclass
+class Command:
+    """A command of a terminal, and the file with what it prints."""
+
+    text: str
+    process: subprocess.Popen[bytes]
+    log: Path
+
+    def __str__(self) -> str:
+        return f"$ {self.text}\n{self.log.read_text(errors='replace')[-4000:]}"
+
+    def printed(self, line: str) -> bool:
+        """Whether it has printed this."""
+        return line in " ".join(self.log.read_text(errors="replace").split())
+
+    def prints(self, line: str) -> None:
+        """Wait until it has."""
+        wait_until(f"{line!r} of {self}", lambda: self.process.poll() is not None or self.printed(line))
+        assert self.printed(line), f"{line!r} is not in {self}"
+
+    def ends(self) -> None:
+        """Wait until it has ended, well."""
+        wait_until(f"the end of {self}", lambda: self.process.poll() is not None)
+        assert self.process.returncode == 0, str(self)
+
+
+class Tutorial:
+    """A page, and the machines on which its commands run.
+
+    Args:
+        page: its text.
+        folder: takes the machines' folders.
+    """
+
+    def __init__(self, page: str, folder: Path) -> None:
+        self._page, self._folder = page, folder
+        self._ports = {machine: free_port() for machine in MACHINES}
+        self._terminals: dict[str, Command] = {}
+        self.commands: list[Command] = []
+        for machine in MACHINES:
+            self.folder(machine).mkdir()
+
+    def folder(self, machine: str) -> Path:
+        """Where its commands run."""
+        return self._folder / machine.replace(" ", "-")
+
+    def run(self) -> None:
+        """Do what the page says, and wait until the last commands have ended."""
+        for kind, title, text in BLOCK.findall(self._page):
+            if kind == "console":
+                self._type(title, text)
+                continue
+            who, _, file = title.partition(": ")
+            for machine in MACHINES if who == "both machines" else (who,):
+                (self.folder(machine) / file).write_text(self._here(text, machine))
+        for command in self.commands:
+            command.ends()
+
+    def stop(self) -> None:
+        """Kill what still runs."""
+        for command in self.commands:
+            with suppress(ProcessLookupError):
+                os.killpg(command.process.pid, signal.SIGKILL)
+            command.process.wait()
+
+    def _type(self, terminal: str, text: str) -> None:
+        for line in text.splitlines():
+            if line.startswith("$ "):
+                if before := self._terminals.get(terminal):
+                    before.ends()
+                self._terminals[terminal] = self._launch(line[2:], terminal.partition(",")[0])
+            else:
+                self._terminals[terminal].prints(self._here(line, "first machine"))
+
+    def _launch(self, text: str, machine: str) -> Command:
+        self._wait_for(text)
+        log = self._folder / f"{len(self.commands)}.log"
+        text = self._here(text, machine)
+        with log.open("wb") as out:
+            process = subprocess.Popen(
+                ["bash", "-c", text],
+                cwd=self.folder(machine),
+                env={
+                    **ENVIRONMENT,
+                    "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
+                    "HOME": str(self._folder),
+                },
+                stdin=subprocess.DEVNULL,
+                stdout=out,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )
+        self.commands.append(Command(text, process, log))
+        return self.commands[-1]
+
+    def _wait_for(self, text: str) -> None:
+        """Wait as a person would: until other terminals are quiet or train, and a file to be copied is there."""
+        for command in self.commands:
+            if "pier-node start" not in command.text:
+                command.ends()
+        if copied := re.match(r"scp (?:-r )?first-machine:(\S+)", text):
+            wait_until(f"{copied[1]} on the first machine", (self.folder("first machine") / copied[1]).exists)
+
+    def _here(self, text: str, machine: str) -> str:
+        for shown, meant in SMALLER.items():
+            text = text.replace(shown, meant)
+        text = text.replace("203.0.113.7:7700", f"127.0.0.1:{self._ports['first machine']}")
+        text = text.replace("scp -r", "cp -r").replace("scp", "cp").replace("first-machine:", "../first-machine/")
+        return text.replace("pier-node start", f"pier-node start --listen 127.0.0.1:{self._ports[machine]}")
+
+
+def small_files() -> list[Path]:
+    """Enough for a few to be held out for validation, whatever their hashes are."""
+    paths = sorted(Path(argparse.__file__).parent.glob("[a-z]*/*.py"))
+    return [path for path in paths if 500 < path.stat().st_size < 20_000 and path.is_file()][:600]
+
+
+@pytest.fixture
+def tutorial(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Tutorial]:
+    (tmp_path / "my-text").mkdir()
+    for number, path in enumerate(small_files()):
+        shutil.copy(path, tmp_path / "my-text" / f"{number}.txt")
+    made = Tutorial((FOLDER / f"{request.param}.md").read_text(), tmp_path)
+    yield made
+    made.stop()
+
+
+@pytest.mark.parametrize("tutorial", sorted(path.stem for path in FOLDER.glob("*.md")), indirect=True)
+def test_every_command_of_a_tutorial_works(tutorial: Tutorial) -> None:
+    tutorial.run()
+    assert [str(command) for command in tutorial.commands if command.printed("Traceback")] == []
