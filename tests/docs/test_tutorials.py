@@ -30,7 +30,7 @@ pytestmark = pytest.mark.processes
 FOLDER = Path(__file__).parents[2] / "docs" / "tutorials"
 BLOCK = re.compile(r'^```(\w+) title="([^"]+)"\n(.*?)^```$', re.MULTILINE | re.DOTALL)
 MACHINES = ("first machine", "second machine")
-SMALLER = {"--steps 1000": "--preset llama-tiny --steps 40", "total_steps = 1000": "total_steps = 40"}
+SMALLER = {"--steps 1000": "--preset llama-tiny --steps 100", "total_steps = 1000": "total_steps = 40"}
 SMALLER |= {"inner_steps = 50": "inner_steps = 10", '"llama-1m"': '"llama-tiny"'}
 
 
