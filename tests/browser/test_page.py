@@ -43,6 +43,7 @@ async def test_it_shows_the_run_and_complains_of_nothing(chromium: Browser) -> N
         await expect(page.locator("#alerts")).to_contain_text("lab-b: 3 rounds late, uplink 4")
         await expect(page.locator("#alerts")).to_contain_text("try codec int4 or H = 200")
         await expect(page.locator("#rounds-words")).to_contain_text("lab-b was slowest in")
+        await expect(page.locator("#sites .device").first).to_have_text(re.compile("2 x NVIDIA H100.*; 41 GB in use"))
         await expect(page.locator("#map svg circle")).to_have_count(3)
         await expect(page.locator("#map svg path")).to_have_count(6)
         await expect(page.locator("#events li").first).to_contain_text("round 41: lab-b sent nothing")

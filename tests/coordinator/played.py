@@ -150,6 +150,10 @@ class Played:
             "utilisation": dice.uniform(0.6, 0.72),
             "bytes_sent": int(round * PAYLOAD),
             "memory": 2_100_000_000,
+            "device": "2 x NVIDIA H100 80GB HBM3 (79 GiB each), bf16",
+            "device_memory": 41_000_000_000,
+            "mfu": dice.uniform(0.36, 0.41),
+            "cpu": dice.uniform(0.1, 0.3),
         }
 
 

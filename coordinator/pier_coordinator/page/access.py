@@ -127,7 +127,11 @@ def public_events(events: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 def _public_config(config: Mapping[str, Any] | None) -> dict[str, Any] | None:
     """A configuration without the section that says where data are."""
-    return None if config is None else {name: section for name, section in config.items() if name != "data"}
+    return (
+        None
+        if config is None
+        else {name: section for name, section in config.items() if name.partition(".")[0] != "data"}
+    )
 
 
 def public_board(told: Mapping[str, Any]) -> dict[str, Any]:

@@ -309,6 +309,9 @@ SITE: dict[str, tuple[str, Callable[[ReadModel, Site], float | None]]] = {
     "uplink_bytes_per_second": ("measured uplink", lambda board, site: board.links.uplink(site.node)),
     "bytes_sent": ("payload bytes it sent to other sites", lambda _, site: site.bytes_sent),
     "memory_bytes": ("memory of its daemon and workers", lambda _, site: site.memory),
+    "device_memory_bytes": ("most memory that training took of one device", lambda _, site: site.device_memory),
+    "mfu": ("fraction of the devices' peak FLOPs that the model takes", lambda _, site: site.mfu),
+    "cpu": ("fraction of its machine's cores that is busy", lambda _, site: site.cpu),
     "last_heard_timestamp_seconds": ("when something last came from it", lambda _, site: site.heard),
     "reports_dropped": ("reports it lost", lambda _, site: site.dropped),
 }

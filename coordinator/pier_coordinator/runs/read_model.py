@@ -235,8 +235,10 @@ class ReadModel:
         self._trained = min(first, when), max(last, when)
 
     def _measured(self, site: Site, body: Mapping[str, Any]) -> None:
-        before = site.tokens or 0
+        before, device = site.tokens or 0, site.device
         site.measured(body)
+        if site.device != device:
+            site.lasting = self.stamp
         self._tokens += (site.tokens or 0) - before
         self._step = max(self._step, site.inner_step or 0)
 
@@ -377,7 +379,12 @@ class ReadModel:
         if self._config is None:
             return None
         sections: dict[str, Any] = json.loads(self._config.canonical())
-        return {name: section for name, section in sections.items() if isinstance(section, dict) and section}
+        shown: dict[str, Any] = {}
+        for name, section in sections.items():
+            if isinstance(section, dict):
+                shown[name] = {key: value for key, value in section.items() if not isinstance(value, dict)}
+                shown |= {f"{name}.{key}": value for key, value in section.items() if isinstance(value, dict)}
+        return shown
 
     def refresh(self) -> None:
         """Update the state of every site: a site's state also changes when it has been silent for too long."""

@@ -17,6 +17,8 @@ SILENT_AFTER = 60.0
 """Seconds after which a site that never sent a pulse counts as silent: the time of six samples."""
 
 LIVE = ("inner_step", "tokens", "tokens_per_second", "loss", "validation_loss", "bytes_sent", "utilisation", "memory")
+MACHINE = ("device_memory", "mfu", "cpu")
+"""Numbers of a sample about a site's machine; 0: not known."""
 REVOKED = "revoked"
 GONE = ("done", "leaving", "left", REVOKED)
 IDLE = ("silent", "paused", "starting", "catching up", *GONE)
@@ -63,6 +65,10 @@ class Site:
     validation_loss: float | None = None
     utilisation: float | None = None
     bytes_sent: float | None = None
+    device: str = ""
+    device_memory: float | None = None
+    mfu: float | None = None
+    cpu: float | None = None
     shown: str = ""
     curves: dict[str, Series] = field(
         default_factory=lambda: {
@@ -83,6 +89,10 @@ class Site:
         for key in LIVE:
             if key in body:
                 setattr(self, key, number(body, key))
+        for key in MACHINE:
+            if key in body:
+                setattr(self, key, number(body, key) or None)
+        self.device = text(body, "device")[:200] or self.device
         self.dropped = max(self.dropped, whole(body, "dropped") or 0)
         self.first_memory = self.first_memory or self.memory
 
@@ -119,6 +129,7 @@ class Site:
             **{key: rounded(getattr(self, key)) for key in LIVE if key not in ("tokens", "bytes_sent", "memory")},
             "tokens_per_second": rounded(self.speed),
             **{key: getattr(self, key) for key in ("tokens", "bytes_sent", "memory")},
+            **{key: rounded(getattr(self, key)) for key in MACHINE},
             "uplink": rounded(uplink),
             "heard": round(self.heard, 1),
         }
@@ -126,5 +137,5 @@ class Site:
     def _card(self) -> dict[str, Any]:
         return {
             key: getattr(self, key)
-            for key in ("name", "activity", "assignment", "address", "transport", "version", "workers")
+            for key in ("name", "activity", "assignment", "address", "transport", "version", "workers", "device")
         }

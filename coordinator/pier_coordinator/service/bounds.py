@@ -148,6 +148,10 @@ FIELDS = rules.complete(
             "utilisation": FRACTION,
             "bytes_sent": COUNT,
             "memory": COUNT,
+            "device": text(256),
+            "device_memory": COUNT,
+            "mfu": AMOUNT,
+            "cpu": AMOUNT,
         },
         pb.RoundRecord: {
             "round": COUNT,

@@ -5,7 +5,8 @@ A fact is a row of the database and a line of the event log. The fields of its b
     run      name, run_hash, algorithm, codec, inner_steps, stages, rounds, total_steps, sites, parameters: the run,
              as configured; always the first fact
     site     name, address, transport, version, workers: a site has registered
-    sample   inner_step, tokens, tokens_per_second, loss, utilisation, bytes_sent, memory
+    sample   inner_step, tokens, tokens_per_second, loss, utilisation, bytes_sent, memory, device, device_memory,
+             mfu, cpu
     round    round, digest, members, compute, waiting, exchange, retry, steps, tokens, bytes_sent, loss, validation_loss
     link     peer, round_trip, bandwidth, bytes_sent: measured from `node` to `peer`
     expert   plan, job, name, step, training_loss, tokens, flops, seconds, done, loss, parent_loss, standard_error,

@@ -746,6 +746,10 @@ class Sample(_message.Message):
     UTILISATION_FIELD_NUMBER: _builtins.int
     BYTES_SENT_FIELD_NUMBER: _builtins.int
     MEMORY_FIELD_NUMBER: _builtins.int
+    DEVICE_FIELD_NUMBER: _builtins.int
+    DEVICE_MEMORY_FIELD_NUMBER: _builtins.int
+    MFU_FIELD_NUMBER: _builtins.int
+    CPU_FIELD_NUMBER: _builtins.int
     inner_step: _builtins.int
     tokens: _builtins.int
     """trained on since the start of the run"""
@@ -757,6 +761,14 @@ class Sample(_message.Message):
     bytes_sent: _builtins.int
     memory: _builtins.int
     """bytes that the daemon and its workers hold"""
+    device: _builtins.str
+    """what the site trains on, in words; "": not known"""
+    device_memory: _builtins.int
+    """bytes that training took of one device at most; 0: not known"""
+    mfu: _builtins.float
+    """fraction of the devices' peak FLOPs that the model takes; 0: not known"""
+    cpu: _builtins.float
+    """fraction of all cores of the machine that is busy; 0: not known"""
     def __init__(
         self,
         *,
@@ -767,10 +779,14 @@ class Sample(_message.Message):
         utilisation: _builtins.float = ...,
         bytes_sent: _builtins.int = ...,
         memory: _builtins.int = ...,
+        device: _builtins.str = ...,
+        device_memory: _builtins.int = ...,
+        mfu: _builtins.float = ...,
+        cpu: _builtins.float = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["bytes_sent", b"bytes_sent", "inner_step", b"inner_step", "loss", b"loss", "memory", b"memory", "tokens", b"tokens", "tokens_per_second", b"tokens_per_second", "utilisation", b"utilisation"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["bytes_sent", b"bytes_sent", "cpu", b"cpu", "device", b"device", "device_memory", b"device_memory", "inner_step", b"inner_step", "loss", b"loss", "memory", b"memory", "mfu", b"mfu", "tokens", b"tokens", "tokens_per_second", b"tokens_per_second", "utilisation", b"utilisation"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

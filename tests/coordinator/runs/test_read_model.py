@@ -99,6 +99,18 @@ def test_the_loss_of_the_run_is_the_mean_of_all_sites_whoever_told_last() -> Non
     assert curve.last() == pytest.approx(2.0)
 
 
+def test_what_an_older_site_does_not_tell_of_its_machine_is_not_known() -> None:
+    board = ReadModel(clock=lambda: START)
+    board.apply(Fact(START, "sample", A, {"loss": 2.0, "device": "", "device_memory": 0, "mfu": 0.0, "cpu": 0.0}))
+    board.apply(
+        Fact(START, "sample", B, {"loss": 2.0, "device": "8 x H100", "device_memory": 5, "mfu": 0.4, "cpu": 0.5})
+    )
+    rows = {site["node"]: site for site in board.snapshot()["sites"]}
+    keys = ("device", "device_memory", "mfu", "cpu")
+    assert [rows[A][key] for key in keys] == ["", None, None, None]
+    assert [rows[B][key] for key in keys] == ["2 x T4", 5, 0.4, 0.5]
+
+
 def test_a_site_has_its_row() -> None:
     site = row(played(rounds=20, late=3), "lab-b")
     assert (site["node"], site["state"], site["round"], site["lag"]) == (B, "silent", 17, 3)

@@ -75,6 +75,7 @@ def test_an_enrolment_needs_the_protocol_and_a_clock() -> None:
 
 def test_a_record_becomes_a_fact_of_its_kind() -> None:
     sample = Sample(inner_step=1, tokens=2, tokens_per_second=3.5, loss=math.nan, utilisation=0.5, memory=5)
+    sample.MergeFrom(Sample(device="8 x H100", device_memory=6, mfu=0.4))
     assert fact(ALICE.node, Record(time=NOW, sample=sample), NOW) == Fact(
         NOW,
         "sample",
@@ -87,6 +88,10 @@ def test_a_record_becomes_a_fact_of_its_kind() -> None:
             "utilisation": 0.5,
             "bytes_sent": 0,
             "memory": 5,
+            "device": "8 x H100",
+            "device_memory": 6,
+            "mfu": 0.4,
+            "cpu": 0.0,
         },
     )
     link = fact(ALICE.node, Record(time=NOW, link=LinkRecord(peer=BOB.node, round_trip=0.5)), NOW)

@@ -11,7 +11,7 @@ from rounds.cases import outer_state
 
 from pier_node.outer.times import Times
 from pier_node.rounds.progress import Progress
-from pier_node.site.coordinator.records import ENOUGH, LINE, Noting, Recorder, Reports, memory_held
+from pier_node.site.coordinator.records import DEVICE, ENOUGH, LINE, Noting, Recorder, Reports, memory_held
 from pier_proto.v1.coordinator_pb2 import Record
 
 
@@ -98,7 +98,14 @@ def test_what_is_not_known_is_nan() -> None:
     writer, reports = recorder(progress, Played())
     writer.round(outer_state(["me"], round=4))
     writer.sample(memory=1000)
-    round_record, sample = told(reports)
+    progress.device.words, progress.device.full_speed = "8 x H100\n" + "x" * DEVICE, 2000.0
+    progress.tokens_per_second, progress.device.peak_bytes = 800.0, 7
+    writer.sample(memory=1000, cpu=0.25)
+    round_record, sample, known = told(reports)
+    assert (sample.sample.device, sample.sample.mfu, sample.sample.cpu) == ("", 0.0, 0.0)
+    assert known.sample.device.startswith("8 x H100xxx")
+    assert len(known.sample.device) < DEVICE
+    assert (known.sample.device_memory, known.sample.mfu, known.sample.cpu) == (7, 0.4, 0.25)
     assert math.isnan(round_record.round.loss)
     assert math.isnan(round_record.round.validation_loss)
     assert math.isnan(sample.sample.utilisation)

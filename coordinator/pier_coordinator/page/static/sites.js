@@ -6,14 +6,18 @@ import { now } from "./store.js";
 const PAGE = 15;
 const COLUMNS = [
   ["name", "Site"], ["state", "State"], ["round", "Round"], ["lag", "Late"], ["tokens_per_second", "Tokens/s"], ["loss", "Loss"],
-  ["utilisation", "Utilisation"], ["uplink", "Uplink"], ["bytes_sent", "Sent"], ["heard", "Heard"],
+  ["utilisation", "Utilisation"], ["mfu", "MFU"], ["cpu", "CPU"], ["memory", "Memory"], ["uplink", "Uplink"], ["bytes_sent", "Sent"], ["heard", "Heard"],
 ];
+const HINTS = { utilisation: "part of the time spent in inner steps", mfu: "part of the devices' peak FLOPs that the model takes", cpu: "part of the machine's cores that is busy", memory: "of the daemon and its workers, in the machine's main memory" };
 const TEXTS = {
   round: (site) => count(site.round),
   lag: (site) => (site.lag ? several(site.lag, "round") : "-"),
   tokens_per_second: (site) => speed(site.tokens_per_second),
   loss: (site) => fixed(site.loss, 3),
   utilisation: (site) => percent(site.utilisation),
+  mfu: (site) => percent(site.mfu),
+  cpu: (site) => percent(site.cpu),
+  memory: (site) => bytes(site.memory),
   uplink: (site) => rate(site.uplink),
   bytes_sent: (site) => bytes(site.bytes_sent),
 };
@@ -32,7 +36,7 @@ export class SitesTable {
     const heads = COLUMNS.map(([key, title], at) => {
       const button = make("button", { type: "button", textContent: title });
       button.addEventListener("click", () => this.sortBy(key));
-      const head = make("th", { scope: "col", className: at > 1 ? "n" : "" }, button);
+      const head = make("th", { scope: "col", className: at > 1 ? "n" : "", title: HINTS[key] ?? "" }, button);
       head.setAttribute("role", "columnheader");
       return head;
     });
@@ -87,20 +91,21 @@ export class SitesTable {
     const box = make("input", { type: "checkbox" });
     box.addEventListener("change", () => { if (!this.chosen.set(node, box.checked)) box.checked = false; });
     const [swatch, name, word] = [make("span", { className: "swatch" }), make("span"), make("span", { className: "state" })];
-    const label = make("label", {}, box, swatch, name);
+    const [label, device] = [make("label", {}, box, swatch, name), make("small", { className: "device" })];
     const act = make("button", { type: "button", className: "quiet", textContent: "⋯", hidden: true });
     act.addEventListener("click", () => this.onAct(this.state.sites.get(node)));
     const tds = COLUMNS.map(([key, title], at) => cell(title, at > 1 ? "n" : { name: "name", state: "state-cell" }[key]));
-    tds[0].append(label);
+    tds[0].append(label, device);
     tds[1].append(word, " ", act);
     const row = make("tr", {}, ...tds);
     row.setAttribute("role", "row");
-    return { row, tds, box, swatch, name, word, act };
+    return { row, tds, box, swatch, name, device, word, act };
   }
 
   fill(view, site, time) {
     const slot = this.chosen.slot(site.node);
     say(view.name, site.name);
+    say(view.device, [site.device, site.device_memory ? `${bytes(site.device_memory)} in use` : ""].filter(Boolean).join("; "));
     view.row.title = site.address ? `${site.address} ${site.transport} ${site.version}\n${site.node}` : site.node;
     view.box.checked = slot >= 0;
     view.box.setAttribute("aria-label", `show ${site.name} in the charts`);
@@ -110,7 +115,7 @@ export class SitesTable {
     view.act.hidden = !document.body.dataset.operator || site.state === "revoked";
     view.act.setAttribute("aria-label", `actions on ${site.name}`);
     COLUMNS.forEach(([key], at) => { if (TEXTS[key]) say(view.tds[at], TEXTS[key](site)); });
-    say(view.tds[9], site.heard ? `${age(Math.max(0, time - site.heard))} ago` : "-");
+    say(view.tds.at(-1), site.heard ? `${age(Math.max(0, time - site.heard))} ago` : "-");
     view.tds[3].classList.toggle("late", site.lag > 1);
   }
 }

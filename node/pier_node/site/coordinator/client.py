@@ -31,7 +31,7 @@ from pier_node.rounds.revocations import REVOKED, Revoked
 from pier_node.rounds.roster import Roster
 from pier_node.site.coordinator.expert_messages import experts
 from pier_node.site.coordinator.link import DELIVERY, Link, NoLease, Refused, Unreachable
-from pier_node.site.coordinator.records import Noting, Recorder, Reports, memory_held
+from pier_node.site.coordinator.records import Noting, Recorder, Reports, cpu_busy, memory_held
 from pier_node.site.orders import Orders
 from pier_node.site.report import Names, Reporter
 from pier_node.site.settings import Settings
@@ -388,7 +388,7 @@ class Coordination:
     async def sample(self) -> None:
         """Sample the training periodically until cancelled."""
         while True:
-            self.recorder.sample(await asyncio.to_thread(memory_held))
+            self.recorder.sample(await asyncio.to_thread(memory_held), cpu_busy())
             await asyncio.sleep(SAMPLE)
 
     async def close(

@@ -65,6 +65,8 @@ class Reports:
 
 LINE = 2000
 """Maximum length of a note, in characters."""
+DEVICE = 200
+"""Maximum length of what a site trains on, in characters."""
 ENOUGH = 1_000_000
 """Bytes that a round must send for a bandwidth estimate; with fewer, latency dominates the time."""
 
@@ -110,8 +112,13 @@ class Recorder:
         for node in state.members:
             self._link(node, lines.get(node, 0.0))
 
-    def sample(self, memory: int) -> None:
-        """Record the current state of the training; `memory` in bytes, as `memory_held` returns it."""
+    def sample(self, memory: int, cpu: float = 0.0) -> None:
+        """Record the current state of the training.
+
+        Args:
+            memory: in bytes, as `memory_held` returns it.
+            cpu: fraction of the machine's cores that is busy; 0: not known.
+        """
         progress = self._progress
         busy = progress.compute + progress.waited
         record = Sample(
@@ -122,6 +129,10 @@ class Recorder:
             utilisation=progress.compute / busy if busy else math.nan,
             bytes_sent=self._carrier.bytes_sent(),
             memory=memory,
+            device="".join(it for it in progress.device.words[:DEVICE] if it.isprintable()),
+            device_memory=progress.device.peak_bytes,
+            mfu=mfu if math.isfinite(mfu := progress.device.mfu(progress.tokens_per_second)) else 0.0,
+            cpu=cpu,
         )
         self._reports.add(Record(time=time.time(), sample=record))
 
@@ -148,6 +159,11 @@ class Noting(logging.Handler):
     def emit(self, record: logging.LogRecord) -> None:
         """Record it."""
         self._recorder.note(record.levelno, record.getMessage())
+
+
+def cpu_busy() -> float:
+    """Fraction of the machine's cores that was busy since the last call; 0 at the first call."""
+    return float(psutil.cpu_percent(None)) / 100
 
 
 def memory_held() -> int:
