@@ -33,7 +33,7 @@ async def test_it_shows_experts_and_schedule_and_follows_them(chromium: Browser)
         await expect(rows.nth(2)).to_contain_text("60 of 107")
         await expect(rows.nth(5)).to_contain_text("no site can")
         await expect(page.locator("#experts-words")).to_have_text(
-            "2 of 6 experts done, 1 of them refused: what it branched from stands in; "
+            "2 of 6 experts done, 1 of them refused: its parent stands in; "
             "planned to take 56.3 s. No site can train: tools"
         )
         await expect(lanes).to_have_count(3)

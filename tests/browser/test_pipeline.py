@@ -48,12 +48,12 @@ async def test_it_shows_chart_and_stages_and_follows_them(chromium: Browser) -> 
     async with serving(board) as address, looking(chromium, address) as look:
         page = look.page
         rows, gantt = page.locator("#stages tbody tr"), page.locator("#gantt img")
-        await expect(page.locator("#pipeline-words")).to_have_text("No paths are told yet.")
+        await expect(page.locator("#pipeline-words")).to_have_text("No paths are planned yet.")
         await expect(gantt).to_be_hidden()
         board.drawn(DRAWING)
         await expect(gantt).to_be_visible()
         assert await rows.nth(0).locator("td").all_inner_texts() == [
-            *("lab-a", "0", "56 %", "500 ms", "1.25 s", "125 ms", "3")
+            *("lab-a", "0", "56 %", "500 ms", "1.25 s", "125 ms", "3 microbatches")
         ]
         await expect(page.locator("#pipeline-words")).to_have_text(
             "6 microbatches through 2 of 3 stages: an iteration is planned to take 9 s. Paths since round 7."

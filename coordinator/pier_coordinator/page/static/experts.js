@@ -71,7 +71,7 @@ function against(row) {
 
 function words({ rows, seconds }) {
   const [ended, refused] = [rows.filter((row) => ENDED.includes(row.state)), rows.filter((row) => row.state === "refused")];
-  const gate = refused.length ? `, ${count(refused.length)} of them refused: what it branched from stands in` : "";
+  const gate = refused.length ? `, ${count(refused.length)} of them refused: its parent stands in` : "";
   const homeless = rows.filter((row) => row.state === "nobody").map((row) => row.domain);
   const nobody = homeless.length ? `. No site can train: ${homeless.join(", ")}` : "";
   return `${count(ended.length)} of ${several(rows.length, "expert")} done${gate}; planned to take ${span(seconds)}${nobody}`;

@@ -5,7 +5,7 @@ const known = (value) => value !== null && value !== undefined && Number.isFinit
 const three = (value) => (value >= 1000 ? count(value) : String(Number(value.toPrecision(3))));
 
 export const count = (value) => (known(value) ? Math.round(value).toLocaleString("en-US") : UNKNOWN);
-export const several = (value, thing) => `${count(value)} ${thing}${count(value) === "1" ? "" : "s"}`;
+export const several = (value, thing, things = `${thing}s`) => `${count(value)} ${count(value) === "1" ? thing : things}`;
 export const fixed = (value, digits) => (known(value) ? value.toFixed(digits) : UNKNOWN);
 export const percent = (value) => (known(value) ? `${Math.round(100 * value)} %` : UNKNOWN);
 

@@ -1,8 +1,8 @@
 // A pipeline: the schedule of an iteration on the paths in use, drawn by the coordinator, and each site's stage and times.
 import { $, cell, make, order, say } from "./dom.js";
-import { count, fixed, percent, seconds } from "./format.js";
+import { count, fixed, percent, seconds, several } from "./format.js";
 
-const COLUMNS = ["Site", "Stage", "Busy", "Forward", "Backward", "Loss", "Memory"];
+const COLUMNS = ["Site", "Stage", "Busy", "Forward", "Backward", "Loss time", "Holds"];
 
 export class Pipeline {
   constructor() {
@@ -33,14 +33,14 @@ export class Pipeline {
     const { line, tds } = this.rows.get(row.node);
     const busy = row.busy === null ? "-" : percent(row.busy);
     const times = [row.forward, row.backward, row.loss].map((time) => (time ? seconds(time) : "-"));
-    [row.name, String(row.stage), busy, ...times, row.memory === null ? "-" : count(row.memory)].forEach((text, at) => say(tds[at], text));
+    [row.name, String(row.stage), busy, ...times, row.memory === null ? "-" : several(row.memory, "microbatch", "microbatches")].forEach((text, at) => say(tds[at], text));
     return line;
   }
 }
 
 function words({ plan, step_seconds: step }) {
-  const lately = step ? `steps take ${seconds(step)} lately, with averaging, the disk and the vote` : "";
-  if (!plan) return lately ? `No paths are told yet; ${lately}.` : "No paths are told yet.";
+  const lately = step ? `lately it takes ${seconds(step)}, with averaging, the disk and the vote` : "";
+  if (!plan) return lately ? `No paths are planned yet. An iteration: ${lately}.` : "No paths are planned yet.";
   return `${plan.title}: an iteration is planned to take ${seconds(plan.seconds)}${lately ? `; ${lately}` : ""}. Paths since round ${count(plan.round)}.`;
 }
 
