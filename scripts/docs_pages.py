@@ -10,6 +10,8 @@ import posixpath
 import re
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.structure.files import File, Files
@@ -18,6 +20,7 @@ from mkdocs.structure.pages import Page
 from pier_coordinator.commands.experts import experts_toml
 from pier_coordinator.page import app
 from pier_node.config.commented import run_toml
+from pier_node.experts.serving import app as serving
 from pier_node.site import report
 
 ROOT = Path(__file__).parents[1]
@@ -134,12 +137,17 @@ def docstrings(node: ast.Module | ast.ClassDef) -> Iterator[tuple[str, str]]:
 
 
 def metrics() -> Iterator[str]:
-    """A table of the metrics of a site, and of the coordinator."""
+    """A table of the metrics of each program."""
+    nobody: Any = SimpleNamespace(in_work=0, experts=(), pool=SimpleNamespace(alive=()))
     rows = {
         "A site's metrics": [(f"pier_{name}", text) for name, text in report.METRICS.items()],
         "The coordinator's metrics": [
             *((f"pier_run_{name}", text) for name, text in app.RUN.items()),
             *((f"pier_site_{name}", text) for name, (text, _) in app.SITE.items()),
+        ],
+        "Metrics of pier-node serve": [
+            (f"{family.name}_total" if family.type == "counter" else family.name, family.documentation)
+            for family in serving.Metrics(nobody).registry.collect()
         ],
     }
     for title, names in rows.items():

@@ -34,7 +34,10 @@ def test_pages_load_nothing_from_elsewhere(site: Path) -> None:
         ("run-toml", ["inner_steps", "[[data.mixture]]"]),
         ("experts-toml", ["[[domains]]"]),
         ("python", ["pier.join", "step_tokens", "pier.lightning.PierCallback"]),
-        ("http", ["GET /status", "POST /api/actions/{name}", "pier_site_loss", "/v1/completions"]),
+        (
+            "http",
+            ["GET /status", "POST /api/actions/{name}", "pier_site_loss", "/v1/completions", "pier_serve_tokens_total"],
+        ),
         ("messages", ["message HelloRequest", "peer.proto"]),
     ],
 )
