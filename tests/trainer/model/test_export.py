@@ -285,6 +285,30 @@ def test_a_tokenizer_of_ones_own_is_copied(tmp_path: Path) -> None:
     assert json.loads((target / "tokenizer_config.json").read_text())["model_max_length"] == 8
 
 
+@pytest.mark.parametrize("as_file", [False, True])
+def test_the_chat_template_and_the_end_of_a_text_are_kept(tmp_path: Path, as_file: bool) -> None:
+    from transformers import AutoTokenizer
+
+    library = byte_tokenizer()
+    library.add_special_tokens(["<|im_end|>"])
+    library.save(str(tmp_path / "tokenizer.json"))
+    about = {
+        "chat_template": "old",
+        "eos_token": {"content": "<|im_end|>"},
+        "pad_token": "[PAD]",
+        "model_max_length": 9,
+    }
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(about))
+    if as_file:
+        (tmp_path / "chat_template.jinja").write_text("new")
+    target = tmp_path / "model"
+    target.mkdir()
+    write_tokenizer(str(tmp_path / "tokenizer.json"), target, 8)
+    loaded = AutoTokenizer.from_pretrained(target)
+    assert loaded.chat_template == ("new" if as_file else "old")
+    assert (loaded.eos_token_id, loaded.pad_token, len(loaded)) == (256, None, 257)
+
+
 def test_a_missing_tokenizer_is_named(tmp_path: Path) -> None:
     with pytest.raises(PierError, match=r"nowhere\.json: no such tokenizer"):
         write_tokenizer(str(tmp_path / "nowhere.json"), tmp_path, context=8)

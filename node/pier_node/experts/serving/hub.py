@@ -38,7 +38,7 @@ class HubModel:
         transformers = _library(self.folder)
         try:
             model = transformers.AutoModelForCausalLM.from_pretrained(
-                self.folder, torch_dtype="auto", local_files_only=True
+                self.folder, torch_dtype="auto", local_files_only=True, trust_remote_code=False
             )
         except (OSError, ValueError, RuntimeError, ImportError) as error:
             raise _unreadable(self.folder, error) from error
@@ -64,7 +64,7 @@ def find_hub_model(folder: Path, device: torch.device) -> HubModel:
     """Describe the model in a folder without loading its weights. Raises PierError."""
     transformers = _library(folder)
     try:
-        config = transformers.AutoConfig.from_pretrained(folder, local_files_only=True)
+        config = transformers.AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
         with torch.device("meta"):
             model = transformers.AutoModelForCausalLM.from_config(copy.deepcopy(config))
     except (OSError, ValueError, RuntimeError, ImportError, KeyError) as error:

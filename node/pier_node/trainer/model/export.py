@@ -216,7 +216,7 @@ def _explain(error: ValidationError, form: str) -> str:
 
 
 def write_tokenizer(tokenizer: str, folder: Path, context: int) -> None:
-    """Write the tokenizer's two files.
+    """Write the tokenizer's two files. The special tokens and the chat template of a tokenizer.json's folder are kept.
 
     Args:
         tokenizer: `bytes`, or the path of the tokenizer.json that the model was trained with.
@@ -226,16 +226,34 @@ def write_tokenizer(tokenizer: str, folder: Path, context: int) -> None:
     Raises:
         PierError: the tokenizer.json does not exist.
     """
+    kept: dict[str, Any] = {}
     if tokenizer == "bytes":
         byte_tokenizer().save(str(folder / "tokenizer.json"))
     else:
         _copy(Path(tokenizer), folder / "tokenizer.json")
+        kept = _kept(Path(tokenizer))
     about = {
+        **kept,
         "tokenizer_class": "PreTrainedTokenizerFast",
         "model_max_length": context,
         "clean_up_tokenization_spaces": False,
     }
     (folder / "tokenizer_config.json").write_text(json.dumps(about, indent=2) + "\n")
+
+
+def _kept(tokenizer: Path) -> dict[str, Any]:
+    """What the files beside a tokenizer.json say of chats, and of special tokens that it has; nothing without them."""
+    library, template = Tokenizer.from_file(str(tokenizer)), tokenizer.with_name("chat_template.jinja")
+    try:
+        about = dict(json.loads(tokenizer.with_name("tokenizer_config.json").read_text()))
+    except (OSError, ValueError, TypeError):
+        about = {}
+    kept = {key: about[key] for key in about if key == "chat_template"}
+    for key in (key for key in about if key.endswith("_token")):
+        text = about[key].get("content") if isinstance(about[key], dict) else about[key]
+        if isinstance(text, str) and library.token_to_id(text) is not None:
+            kept[key] = text
+    return {**kept, "chat_template": template.read_text()} if template.exists() else kept
 
 
 def byte_tokenizer() -> Tokenizer:
