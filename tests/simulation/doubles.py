@@ -214,6 +214,10 @@ class _Nothing:
         pass
 
 
+async def tell_nothing(*_about: Any) -> None:
+    """There are no tokens to count."""
+
+
 DOUBLES: dict[Any, dict[str, Any]] = {
     daemon: {
         "check_port": lambda _settings: None,
@@ -228,6 +232,7 @@ DOUBLES: dict[Any, dict[str, Any]] = {
     replica: {
         "Replica": HuntReplica,
         "own_trainer": HuntWorkers,
+        "tell_start": tell_nothing,
         "Layout": _OneLayout,
         "beginning": beginning,
         "rounds_of_all": watched_rounds,

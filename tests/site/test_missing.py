@@ -30,7 +30,9 @@ async def _nobody(*_: object) -> OuterState:
     raise AssertionError("nothing is adopted here")
 
 
-def told(members: Sequence[str], alive: Sequence[str], phase: Any, stateless: bool = False) -> list[str]:
+def told(
+    members: Sequence[str], alive: Sequence[str], phase: Any, stateless: bool = False, sites: int = 1
+) -> list[str]:
     """What site b is told until some time after it should have been, now and then."""
 
     async def main() -> list[str]:
@@ -42,6 +44,7 @@ def told(members: Sequence[str], alive: Sequence[str], phase: Any, stateless: bo
         if not stateless:
             tools = Tools(carrier, roster, PlainStatements("b"), Disk(), MemoryProofs(), _nowhere, _nobody)
             reporter.rounds = Rounds(tools, state, lambda _: 4)
+            reporter.rounds.sites, reporter.invitation = sites, "Another site joins with `pier-node start`."
         for node in {*members, *alive} - {"b"}:
             roster.add(Site(node=node, name=f"site-{node}", address=f"{node}:1"))
         for node in alive:  # the test says that they answer
@@ -66,6 +69,14 @@ def told(members: Sequence[str], alive: Sequence[str], phase: Any, stateless: bo
 
 
 WAITING = Phase.PHASE_WAITING
+
+
+def test_a_run_that_waits_for_its_first_sites_says_how_they_join(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO")
+    assert told(["b"], [], WAITING, sites=2) == ["", "Another site joins with `pier-node start`."]
+    assert [record.levelname for record in caplog.records if "joins with" in record.getMessage()] == ["INFO"]
+    assert told(["b"], [], WAITING, sites=1) == [""]
+    assert told(["b"], [], Phase.PHASE_TRAINING, sites=2) == [""]
 
 
 def test_who_waits_for_a_site_that_has_ended_says_which_and_what_to_do(caplog: pytest.LogCaptureFixture) -> None:

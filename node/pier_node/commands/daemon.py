@@ -16,7 +16,7 @@ import signal
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +29,7 @@ from pier_node.base.errors import PierError
 from pier_node.base.log import log_to
 from pier_node.base.processes import die_with_parent
 from pier_node.base.units import UNKNOWN, age, amount, count, number, percent
+from pier_node.commands.live import LiveView
 from pier_node.rounds.folder import DAEMON_FILE, load_run, require_folder
 from pier_node.site.running import Running, Status, find_daemon, on_disk, start_command
 from pier_node.site.settings import Settings
@@ -41,18 +42,24 @@ def run_site(settings: Settings, quiet: bool, log_json: bool = False) -> None:
     """Run until the run is finished or the user stops it. Raises PierError."""
     from pier_node.site.join import with_run_here
 
-    asyncio.run(_run(with_run_here(settings), log_to(Console(), quiet, log_json)))
+    console = Console()
+    say = log_to(console, quiet, log_json)
+    lively = console.is_terminal and not (console.is_dumb_terminal or quiet or log_json or settings.has_program)
+    asyncio.run(_run(with_run_here(settings), say, console if lively else None))
 
 
-async def _run(settings: Settings, say: Callable[[str], None]) -> None:
+async def _run(settings: Settings, say: Callable[[str], None], lively: Console | None) -> None:
     from pier_node.site.daemon import Daemon  # it imports PyTorch, which stop and status do not need
 
     daemon = Daemon(settings, say, on_terminal=sys.stdout.isatty())
+    view = LiveView(lively, daemon.status) if lively else None
     if settings.program_socket:
         die_with_parent(signal.SIGTERM)
 
     def leave() -> None:
         if daemon.stopping:
+            if view:
+                view.stop()
             say(f"Left at once. To continue from the last checkpoint:\n\n  {start_command(settings.folder)}\n")
             os._exit(130)
         say("Leaving the run; once more to leave at once.")
@@ -61,7 +68,8 @@ async def _run(settings: Settings, say: Callable[[str], None]) -> None:
     for wanted in SIGNALS:
         asyncio.get_running_loop().add_signal_handler(wanted, leave)
     try:
-        await daemon.run()
+        async with view.shown() if view else nullcontext():
+            await daemon.run()
         if daemon.stopping and load_run(settings.folder):
             say(f"The site has left the run. To continue:\n\n  {start_command(settings.folder)}\n")
     except OSError as error:

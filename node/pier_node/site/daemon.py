@@ -38,7 +38,7 @@ from pier_node.site.join import Membership, Reception, check_port, check_start, 
 from pier_node.site.loop import run_work
 from pier_node.site.membership import Joined
 from pier_node.site.replica import Replica, prepare
-from pier_node.site.report import Reporter, StatusServer, name_in_logs, tell_of_missing
+from pier_node.site.report import Reporter, Status, StatusServer, name_in_logs, tell_of_missing
 from pier_node.site.settings import Settings
 from pier_node.site.shutdown import wait_for_unfinished
 from pier_node.wire.carrier import HELLO
@@ -71,7 +71,7 @@ class Daemon:
         self._settings, self._say, self._on_terminal = settings, say, on_terminal
         self._stopping = asyncio.Event()
         self._program: Program | None = None
-        self._reporter: Reporter | None = None
+        self._entrance: Entrance | None = None
 
     @property
     def stopping(self) -> bool:
@@ -81,6 +81,10 @@ class Daemon:
     def stop(self) -> None:
         """Leave the run and end `run` within seconds. Ctrl+C and SIGTERM call it: see commands/daemon.py."""
         self._stopping.set()
+
+    def status(self) -> Status | None:
+        """The site's status; None: it has not joined its run yet."""
+        return self._entrance.reporter.status(self._entrance.roster) if self._entrance else None
 
     async def run(self) -> None:
         """Take part in the run until it is finished or `stop` is called.
@@ -92,8 +96,8 @@ class Daemon:
     async def _until_it_may_leave(self) -> None:
         """Return once `stop` was called and no attempt is under way: other members rely on this site in it."""
         await self._stopping.wait()
-        if self._reporter and self._reporter.rounds is not None:
-            await first_of(self._reporter.rounds.at_rest(), asyncio.sleep(LAST_ATTEMPT))
+        if self._entrance and self._entrance.reporter.rounds is not None:
+            await first_of(self._entrance.reporter.rounds.at_rest(), asyncio.sleep(LAST_ATTEMPT))
 
     async def _live(self) -> None:
         async with AsyncExitStack() as stack:
@@ -133,7 +137,7 @@ class Daemon:
         if self._program:
             self._program.check(member.config)
         entrance = Entrance(member, settings.after(member.record), self._say)
-        self._reporter = entrance.reporter
+        self._entrance = entrance
         joined = await entrance.enter(stack, self._coordination(entrance))
         if joined.record.founder and member.enrolment is None:
             kept = None if self._on_terminal else Token.path(settings.folder).absolute()
@@ -244,6 +248,8 @@ class Entrance:
         self._site.address = choice.address
         self._sign_entry()
         self._say(choice.why)
+        command = self.member.command(choice.address)
+        self.reporter.invitation = f"Another site joins with `{command}`."
         await self._serve_status(stack)
         for site in record.sites():
             self.roster.add(site, participant=True)

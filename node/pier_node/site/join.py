@@ -118,19 +118,24 @@ class Membership:
         """The last name of this site; empty: it has none yet."""
         return self.record.name if self.record else ""
 
+    def command(self, address: str) -> str:
+        """The command with which another site joins the run. There is no secret in it."""
+        if self.enrolment:
+            return "pier-coordinator invite"
+        transport = "" if self.transport == "grpc" else f" --transport {self.transport}"
+        program = " --exec 'python train.py'" if self.config.program else ""
+        return f"pier-node start --peers {address}{transport}{program}{'' if self.token else ' --insecure'}"
+
     def invitation(self, address: str, kept: Path | None = None) -> str:
-        """The command with which another machine joins this site.
+        """How another machine joins this site.
 
         Args:
             kept: path of the token, for output that may go to a log and must not contain the token. None: show the
                 token.
         """
-        transport = "" if self.transport == "grpc" else f" --transport {self.transport}"
-        command = f"pier-node start --peers {address}{transport}"
-        if self.config.program:
-            command += " --exec 'python train.py'"
+        command = self.command(address)
         if self.token is None:
-            return f"To join from another machine:\n\n  {command} --insecure\n"
+            return f"To join from another machine:\n\n  {command}\n"
         if kept is None:
             return (
                 f"To join from another machine:\n\n  {command}\n\n"

@@ -28,7 +28,7 @@ from pier_node.site.agreement import Agreement, InPairs, OfAll, Peers
 from pier_node.site.bootstrap import beginning, from_pairs, from_peers
 from pier_node.site.membership import Joined, pairs_of_two, rounds_of_all
 from pier_node.site.report import Status, note
-from pier_node.site.round_log import RoundLog
+from pier_node.site.round_log import RoundLog, tell_start
 from pier_node.site.trackers import Trackers, Who
 from pier_node.site.training import Training
 from pier_node.trainer.command import own_trainer
@@ -203,6 +203,9 @@ async def prepare(joined: Joined, program: Program | None, stack: AsyncExitStack
     replica = Replica(joined, trainer, stores, trackers, layout, state)
     await replica.begin(stack, checkpoint)
     await starting
+    if not program:
+        telling = asyncio.create_task(tell_start(config, joined.data, folder / "cache", joined.progress))
+        stack.callback(telling.cancel)
     if checkpoint.state.round == 0 and config.inner.eval_every:
         await replica.training.validate(checkpoint.state)
         note(folder, joined.reporter.event(checkpoint.state, joined.roster))

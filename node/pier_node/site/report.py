@@ -27,7 +27,7 @@ from pier_node.base.http import under_known_names
 from pier_node.config.run import RunConfig
 from pier_node.engine.program import RunView
 from pier_node.gossip.pairs import Pairs
-from pier_node.outer.schedule import total_rounds
+from pier_node.outer.schedule import round_plan, total_rounds
 from pier_node.outer.state import OuterState
 from pier_node.rounds.certificate import Trusted
 from pier_node.rounds.folder import EVENTS_FILE
@@ -82,15 +82,15 @@ log = logging.getLogger(__name__)
 async def tell_of_missing(reporter: Reporter, roster: Roster) -> None:
     """Report missing sites, once per set of sites, in the log and in `reporter.missing`. Runs until cancelled."""
     now = asyncio.get_running_loop().time
-    found: frozenset[str] = frozenset()
-    since = now()
+    found, since = (frozenset[str](), False), now()
     while True:
-        seen = _missing(reporter, roster)
+        seen = _missing(reporter, roster), _lacks_new_ones(reporter, roster)
         if seen != found:
             found, since, reporter.missing = seen, now(), ""
-        if found and not reporter.missing and now() - since >= PATIENCE:
-            reporter.missing = _said(sorted(map(roster.called, found)))
-            log.warning("%s", reporter.missing)
+        silent, new = found
+        if (silent or new) and not reporter.missing and now() - since >= PATIENCE:
+            reporter.missing = _said(sorted(map(roster.called, silent))) if silent else reporter.invitation
+            log.log(logging.WARNING if silent else logging.INFO, "%s", reporter.missing)
         await asyncio.sleep(LOOK)
 
 
@@ -107,6 +107,12 @@ def _missing(reporter: Reporter, roster: Roster) -> frozenset[str]:
     members, convicted = reporter.rounds.state.members, reporter.rounds.statements.convicted
     here = {node for node in members if roster.alive(node)}
     return frozenset() if has_quorum(here, members, convicted) else frozenset(members) - here - convicted
+
+
+def _lacks_new_ones(reporter: Reporter, roster: Roster) -> bool:
+    """Whether the first round of all sites cannot begin because too few have joined."""
+    rounds, waits = reporter.rounds, reporter.progress.phase == Phase.PHASE_WAITING
+    return isinstance(rounds, Rounds) and waits and len(roster.participants()) < rounds.sites
 
 
 def _said(names: list[str]) -> str:
@@ -132,6 +138,7 @@ class Reporter:
         paths: returns the paths that it planned for a pipeline; None: it planned none.
         wanted: returns the stage that the operator wants it to hold; None: any.
         missing: which sites must be started before this one can continue: see tell_of_missing.
+        invitation: how another site joins the run, in words.
     """
 
     config: RunConfig
@@ -143,6 +150,7 @@ class Reporter:
     paths: Callable[[], Paths | None] = lambda: None
     wanted: Callable[[], int | None] = lambda: None
     missing: str = ""
+    invitation: str = ""
 
     def pulse(self) -> Pulse:
         """The pulse: what other sites may know without asking for more."""
@@ -214,6 +222,14 @@ class Reporter:
         """What a newcomer may be told to trust; None: there is no state yet, or states are not voted on."""
         return self.rounds.trust().state if isinstance(self.rounds, Rounds) else None
 
+    def _steps_done(self) -> int:
+        """Inner steps of the round under way that are done here."""
+        progress = self.progress
+        if not progress.training_for:
+            return 0
+        plan = round_plan(self.config, progress.training_for)
+        return max(0, min(progress.steps, progress.inner_step - (plan.first_step + plan.steps - progress.steps)))
+
     def _site(self) -> Status:
         progress, pulse = self.progress, self.pulse()
         busy = progress.compute + progress.waited
@@ -236,6 +252,7 @@ class Reporter:
             "bytes_sent": pulse.bytes_sent,
             "round_seconds": progress.round_time,
             "round_steps": progress.steps,
+            "round_steps_done": self._steps_done(),
             "iteration": asdict(progress.spans) if progress.spans else {},
             "utilisation": progress.compute / busy if busy else math.nan,
             "device": progress.device.words,

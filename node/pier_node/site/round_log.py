@@ -1,22 +1,63 @@
-"""The line in a site's log for each committed round: how far the run is, how it goes here, how long it will take."""
+"""A site's log: what it is about to train, and a line for each committed round: how far the run is and how it goes."""
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import math
 import time
 from collections import deque
 from collections.abc import Callable
+from functools import partial
+from pathlib import Path
 
 from pier_node.base.units import amount, count, percent, seconds, span
+from pier_node.config.run import RunConfig
+from pier_node.outer.layout import Layout
+from pier_node.outer.schedule import Kind, round_plan, total_rounds
 from pier_node.outer.state import OuterState
 from pier_node.rounds.progress import Progress
+from pier_node.trainer.data.corpus import SiteData, open_corpus
 from pier_node.wire.carrier import Carrier
 
 RECENT = 20
 """Rounds by whose pace the rest of the run is predicted."""
 
 log = logging.getLogger(__name__)
+
+
+async def tell_start(config: RunConfig, data: SiteData, cache: Path, progress: Progress) -> None:
+    """Log what the run is, and on how much data this site trains once that is known.
+
+    Args:
+        cache: folder of the tokens.
+    """
+    parameters = Layout.of(config.model).length
+    log.info("model %s: %s parameters, context %d", config.model.preset, count(parameters), config.model.context)
+    _tell_rounds(config)
+    while True:
+        await asyncio.sleep(1.0)
+        if not math.isnan(progress.loss):  # the workers have made the tokens
+            break
+    open_it = partial(open_corpus, config.data, data.slot, data.slots, data.path, cache, tokenizes=False)
+    corpus = await asyncio.to_thread(open_it)
+    steps, tokens = config.inner.total_steps, len(corpus.train)
+    log.info(
+        "data: %s tokens to train on here, %s for validation; %s steps of %s tokens read it %.2g times",
+        *(count(tokens), count(len(corpus.validation)), count(steps), count(config.step_tokens)),
+        steps * config.step_tokens / tokens,
+    )
+
+
+def _tell_rounds(config: RunConfig) -> None:
+    plans = [round_plan(config, number) for number in range(1, total_rounds(config) + 1)]
+    alone = sum(plan.kind is Kind.SOLO for plan in plans)
+    log.info(
+        "run: %s rounds of up to %d steps%s; sites expected: %d",
+        *(count(len(plans)), max(plan.steps for plan in plans)),
+        f", the first {alone} at one site alone (outer.start)" if alone and config.run.sites > 1 else "",
+        config.run.sites,
+    )
 
 
 class RoundLog:
