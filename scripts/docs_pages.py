@@ -65,6 +65,8 @@ HTTP = """\
 A site answers on 127.0.0.1, at the port that `pier-node status` prints (`pier-node start --http PORT` chooses it). The
 coordinator's page is at 127.0.0.1:7780 (`pier-coordinator start --page`), and `pier-node serve` at 127.0.0.1:7720.
 Actions need the operator's token, as `Authorization: Bearer TOKEN`.
+With `--private`, reading needs that token or the viewer's; `POST /api/login`, with either, gives a browser a cookie.
+The `--public` page answers GET only.
 """
 
 
