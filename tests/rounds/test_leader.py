@@ -39,8 +39,9 @@ class Roll:
     def participants(self) -> dict[str, None]:
         return dict.fromkeys(self.names)
 
-    def address(self, node: str) -> str:
-        return "" if node in self.hidden else f"{node}:1"
+    @property
+    def contacts(self) -> set[str]:
+        return {*self.names, *"abcdefgh"} - self.hidden
 
     def waits(self, node: str) -> bool:
         return self.phases.get(node) == Phase.PHASE_WAITING

@@ -221,12 +221,12 @@ class Leader:
         return 0.0
 
     def _introductions_left(self, group: frozenset[str], waited: float) -> float:
-        """Seconds to wait for members that have not said yet where they are reached: their next beat does.
+        """Seconds to wait for members that this site has not met yet: their next beat says where they are reached.
 
         A leader that has just been started again would drop them from the round, which would then rest on fewer votes.
         """
-        known = all(self._roster.address(node) for node in group - {self._node})
-        return 0.0 if known else COMING - waited
+        met = {self._node, *self._roster.contacts}
+        return 0.0 if group <= met else COMING - waited
 
     def _lacking(self, group: frozenset[str], view: LeaderView) -> str:
         """Why this group cannot start, in words; empty if it can."""

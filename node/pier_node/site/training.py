@@ -176,7 +176,7 @@ class Training:
         if (saving := self._saving) is not None:
             await run_to_end(asyncio.wait([saving]))
             if failure := saving.exception():
-                log.error("the last checkpoint is not saved: %s", failure)
+                log.warning("the last checkpoint is not saved: %s", failure)  # what ended the site is raised
         await self._drop_flight()
 
     def _next_round(self) -> int:

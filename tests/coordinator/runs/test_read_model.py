@@ -108,7 +108,7 @@ def test_what_an_older_site_does_not_tell_of_its_machine_is_not_known() -> None:
     rows = {site["node"]: site for site in board.snapshot()["sites"]}
     keys = ("device", "device_memory", "mfu", "cpu")
     assert [rows[A][key] for key in keys] == ["", None, None, None]
-    assert [rows[B][key] for key in keys] == ["2 x T4", 5, 0.4, 0.5]
+    assert [rows[B][key] for key in keys] == ["8 x H100", 5, 0.4, 0.5]
 
 
 def test_a_site_has_its_row() -> None:
