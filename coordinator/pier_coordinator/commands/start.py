@@ -25,7 +25,7 @@ from pier_coordinator.runs.read_model import ReadModel
 from pier_coordinator.service.service import CoordinatorService
 from pier_coordinator.store.facts import Fact
 from pier_coordinator.store.store import Store
-from pier_node.base.address import format_address, parse_address
+from pier_node.base.address import format_address, local_url, parse_address
 from pier_node.base.errors import PierError
 from pier_node.base.http import GOODBYE
 from pier_node.base.log import log_to
@@ -171,5 +171,4 @@ async def _serve(stack: AsyncExitStack, app: web.Application, address: str, opti
             f"cannot show the page at {address}: {error.strerror}",
             f"Choose another address with {option} HOST:PORT.",
         ) from error
-    port = runner.addresses[0][1]
-    return f"http://{format_address('127.0.0.1' if host in ('0.0.0.0', '::') else host, port)}"
+    return local_url(host, runner.addresses[0][1])

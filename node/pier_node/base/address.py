@@ -10,6 +10,8 @@ from pier_node.base.errors import PierError
 DEFAULT_PORT = 7700
 """Default port of sites."""
 COORDINATOR_PORT = 7790
+WILDCARDS = ("0.0.0.0", "::")
+"""Hosts that mean: all addresses of this machine."""
 
 _WRITTEN = re.compile(r"(?:\[(?P<v6>[^\[\]]+)\]|(?P<name>[^:\[\]]+))(?::(?P<port>[0-9]{1,5}))?")
 _NAME = re.compile(r"(?=.{1,253}$)[A-Za-z0-9_](?:[A-Za-z0-9_-]{0,61}[A-Za-z0-9_])?(?:\.[A-Za-z0-9_-]{1,63})*\.?")
@@ -40,6 +42,11 @@ def with_port(text: str, default_port: int = DEFAULT_PORT) -> str:
 def format_address(host: str, port: int) -> str:
     """HOST:PORT, with brackets around IPv6."""
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
+def local_url(host: str, port: int) -> str:
+    """Where a browser on this machine finds what listens on a host and port."""
+    return f"http://{format_address('127.0.0.1' if host in WILDCARDS else host, port)}"
 
 
 def is_address(text: str) -> bool:

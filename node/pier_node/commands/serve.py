@@ -12,7 +12,7 @@ from pathlib import Path
 from aiohttp import web
 from rich.console import Console
 
-from pier_node.base.address import format_address, parse_address
+from pier_node.base.address import format_address, local_url, parse_address
 from pier_node.base.errors import PierError
 from pier_node.base.http import GOODBYE
 from pier_node.base.log import log_to
@@ -105,7 +105,7 @@ async def _serve(options: ServeOptions, console: Console) -> None:
 
 
 def _tell(asking: Asking, host: str, port: int, console: Console) -> None:
-    here = f"http://{format_address('127.0.0.1' if host in ('0.0.0.0', '::') else host, port)}"
+    here = local_url(host, port)
     for expert in asking.experts:
         log.info("%s: %s, %.3g GFLOPs a token", expert.name, amount(expert.size), expert.flops / 1e9)
     if host not in ("127.0.0.1", "::1", "localhost"):

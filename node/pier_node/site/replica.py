@@ -133,9 +133,10 @@ class Replica:
         """Tell of a round that is committed. What is returned saves its checkpoint; it raises PierError."""
         joined, state = self._joined, checkpoint.state
         joined.committed(state)
-        self._trackers.told(joined.progress, joined.reporter.status(joined.roster))
+        event = joined.reporter.event(state, joined.roster)
+        self._trackers.told(joined.progress, event)
         self._log.committed(state)
-        return self._save(checkpoint, joined.reporter.event(state, joined.roster))
+        return self._save(checkpoint, event)
 
     async def _save(self, checkpoint: Checkpoint, event: Status) -> None:
         async with self._trainer.moments_unchanged():

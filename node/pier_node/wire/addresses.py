@@ -19,7 +19,7 @@ from dataclasses import dataclass
 
 import psutil
 
-from pier_node.base.address import format_address, is_address, parse_address
+from pier_node.base.address import WILDCARDS, format_address, is_address, parse_address
 from pier_node.base.errors import PierError
 
 ROUTES = 4
@@ -115,7 +115,6 @@ def _listener(port: int) -> str:
 
 _ANYWHERE = ("192.0.2.1", "2001:db8::1")
 """Addresses that no host has (RFC 5737, RFC 3849): the route to them is the default route."""
-_WILDCARDS = ("0.0.0.0", "::")
 
 
 @dataclass(frozen=True)
@@ -141,7 +140,7 @@ def choose_address(peers: list[str], advertise: str | None, listen: str) -> Choi
     host, port = parse_address(listen)
     if advertise is not None:
         return _choice(*parse_address(advertise, port), "as --advertise says")
-    if host not in _WILDCARDS:
+    if host not in WILDCARDS:
         return _choice(host, port, "the only address that --listen allows")
     for peer in peers:
         if source := _source(*parse_address(peer)):
