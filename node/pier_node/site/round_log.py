@@ -6,6 +6,7 @@ import asyncio
 import logging
 import math
 import time
+from bisect import bisect_left
 from collections import deque
 from collections.abc import Callable
 from functools import partial
@@ -50,11 +51,12 @@ async def tell_start(config: RunConfig, data: SiteData, cache: Path, progress: P
 
 
 def _tell_rounds(config: RunConfig) -> None:
-    plans = [round_plan(config, number) for number in range(1, total_rounds(config) + 1)]
-    alone = sum(plan.kind is Kind.SOLO for plan in plans)
+    rounds, plan_of = total_rounds(config), partial(round_plan, config)
+    together = bisect_left(range(1, rounds + 1), True, key=lambda it: plan_of(it).kind in (Kind.LOCAL, Kind.PAIR))
+    alone = together if plan_of(1).kind is Kind.SOLO else 0
     log.info(
         "run: %s rounds of up to %d steps%s; sites expected: %d",
-        *(count(len(plans)), max(plan.steps for plan in plans)),
+        *(count(rounds), max(plan_of(it).steps for it in (1, min(together + 1, rounds)))),
         f", the first {alone} at one site alone (outer.start)" if alone and config.run.sites > 1 else "",
         config.run.sites,
     )
