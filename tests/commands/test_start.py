@@ -52,7 +52,8 @@ def test_a_folder_that_cannot_be_made_is_said_in_words(tmp_path: Path) -> None:
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user")
 def test_a_folder_of_another_user_is_said_in_words(tmp_path: Path) -> None:
     run = Path(tempfile.mkdtemp(dir="/tmp")) / "run.toml"
-    run.write_text(f'[data]\nsource = "text"\npath = "{run}"\n')
+    lines = "".join(f"# {number}\n" for number in range(100_000))  # enough for a window, also for validation
+    run.write_text(f'[data]\nsource = "text"\npath = "{run}"\nvalidation = 0.5\n{lines}')
     run.parent.chmod(0o755)
     os.seteuid(NOBODY)
     try:

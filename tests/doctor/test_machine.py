@@ -18,8 +18,10 @@ from processes.run import CORPUS, Run
 
 from bench.device_memory import case
 from pier_node.base import shared
+from pier_node.base.errors import PierError
 from pier_node.base.shared import SharedVector, Vector
 from pier_node.config.run import RunConfig, load
+from pier_node.doctor import machine
 from pier_node.doctor.finding import Verdict
 from pier_node.doctor.machine import (
     CHECKPOINT_BYTES,
@@ -27,6 +29,7 @@ from pier_node.doctor.machine import (
     FLOAT,
     SETTING,
     _container_room,
+    check_machine,
     disk_finding,
     forgets_idle_lines,
     free_disk,
@@ -145,6 +148,38 @@ def test_too_little_memory(free: int, verdict: Verdict) -> None:
     finding = memory_finding(DILOCO, MILLION, cpu_workers=0, held=0, free=free * MILLION)
     assert finding.verdict is verdict
     assert f"Free {48 - free} MB of memory here" in finding.remedy
+
+
+@pytest.mark.parametrize(
+    ("disk", "memory", "problem"), [(0, 10**12, "too little disk: "), (10**12, 0, "too little memory: ")]
+)
+def test_a_site_without_room_does_not_start(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, disk: int, memory: int, problem: str
+) -> None:
+    monkeypatch.setattr(machine, "free_disk", lambda _: disk)
+    monkeypatch.setattr(machine, "free_memory", lambda: memory)
+    monkeypatch.setattr(machine, "DRIVERS", ())
+    with pytest.raises(PierError, match=problem) as caught:
+        check_machine(DILOCO, Settings(tmp_path))
+    assert caught.value.remedy.startswith("Free ")
+    check_machine(RunConfig.model_validate({"run": {"sites": 2}, "pipeline": {"stages": 2}}), Settings(tmp_path))
+
+
+def test_a_site_that_may_run_out_of_memory_is_warned(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    parameters = Layout.of_run(DILOCO).length
+    monkeypatch.setattr(machine, "free_memory", lambda: (FLOAT * vectors(DILOCO).usual + 2 * 16) * parameters)
+    monkeypatch.setattr(machine, "DRIVERS", ())
+    check_machine(DILOCO, Settings(tmp_path, workers=2))
+    [said] = caplog.messages
+    assert said.startswith("memory: up to ")
+    assert "Free " in said
+
+
+def test_gpus_are_looked_at_in_another_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(machine, "DRIVERS", (tmp_path,))
+    check_machine(DILOCO, Settings(tmp_path))
 
 
 def test_workers_on_the_cpu_need_theirs_and_a_daemon_that_runs_has_some() -> None:

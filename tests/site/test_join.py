@@ -23,6 +23,7 @@ from pier_node.rounds.proofs import PROOFS_FILE, Proofs
 from pier_node.rounds.revocations import REVOKED, Revoked, signed
 from pier_node.rounds.roster import Roster, sign_entry
 from pier_node.rounds.statements import SignedStatements
+from pier_node.site import join
 from pier_node.site.coordinator.enrolment import Enrolment
 from pier_node.site.join import Reception, check_start, find_run, find_site, free_slot
 from pier_node.site.journal import Journal
@@ -270,6 +271,18 @@ async def test_another_protocol_is_told_so(tmp_path: Path) -> None:
     async with site(tmp_path, "a") as (_, _, _, me, _), site(tmp_path, "b") as (carrier, *_):
         with pytest.raises(PeerRefused, match="protocol"):
             await carrier.greet(me.address, HelloRequest(protocol=PROTOCOL + 1, site=Site(node=carrier.node)), 5.0)
+
+
+async def test_a_clock_that_is_off_is_said_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with site(tmp_path, "a") as one, site(tmp_path, "b") as other:
+        monkeypatch.setattr(join, "CLOCKS", -1.0)
+        for _ in range(2):
+            assert await one.reception.introduce([other.me.address]) == 1
+    [said] = [it for it in caplog.messages if "clock is" in it]
+    assert said.startswith(f"b ({other.me.address}): its clock is 0 s ")
+    assert "NTP" in said
 
 
 async def test_slots_are_dealt_from_below(tmp_path: Path) -> None:

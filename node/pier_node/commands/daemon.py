@@ -49,9 +49,10 @@ def run_site(settings: Settings, quiet: bool, log_json: bool = False) -> None:
 
 
 async def _run(settings: Settings, say: Callable[[str], None], lively: Console | None) -> None:
-    from pier_node.site.daemon import Daemon  # it imports PyTorch, which stop and status do not need
+    from pier_node.doctor.machine import check_machine
+    from pier_node.site.daemon import Daemon  # with much that stop and status do not need
 
-    daemon = Daemon(settings, say, on_terminal=sys.stdout.isatty())
+    daemon = Daemon(settings, say, sys.stdout.isatty(), check_machine)
     view = LiveView(lively, daemon.status) if lively else None
     if settings.program_socket:
         die_with_parent(signal.SIGTERM)

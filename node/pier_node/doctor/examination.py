@@ -28,7 +28,7 @@ from pier_node.doctor.machine import (
     held_memory,
     idle_finding,
     memory_finding,
-    workers_finding,
+    workers_findings,
 )
 from pier_node.identity.certificates import Credentials, credentials
 from pier_node.identity.node import Identity, Token
@@ -147,20 +147,10 @@ def _of_this_machine(here: Standpoint, config: RunConfig, around: Surroundings) 
     return [
         disk_finding(folder, parameters, free_disk(folder)),
         memory_finding(config, parameters, devices.count() if on_cpu else 0, held, free_memory()),
-        *_workers(here, config),
+        *workers_findings(config, here.settings),
         utilisation_finding(config, parameters, around.sites, around.slowest, speed, measured),
         *idle_finding(forgets_idle_lines(), around.farthest),
     ]
-
-
-def _workers(here: Standpoint, config: RunConfig) -> list[Finding]:
-    """Only Pier's own trainer, of whole models, shares them among workers."""
-    if config.program or config.pipeline.stages > 1:
-        return []
-    settings, device = here.settings, devices.pick()
-    workers, bf16 = settings.workers or devices.count(), devices.uses_bf16(device, config.inner.precision)
-    settings.parallel.check(config, workers)
-    return [workers_finding(config, settings.parallel, workers, devices.memory(), bf16, devices.copy_rate(device))]
 
 
 @dataclass(frozen=True)

@@ -27,6 +27,7 @@ from pier_node.config.run import RunConfig
 from pier_node.doctor.finding import THIS_SITE, Finding, Verdict
 from pier_node.outer.codec import codec, of_means
 from pier_node.rounds.plan import CHUNK
+from pier_node.site.join import SET_CLOCKS, clock_in_words
 from pier_node.wire.addresses import first_hop
 from pier_node.wire.carrier import CHUNK_BYTES, GREETING, PROBE, PROTOCOL, Carrier, PeerLost
 from pier_proto.v1.peer_pb2 import HelloReply, HelloRequest, ProbeReply, ProbeRequest, Site
@@ -159,8 +160,6 @@ def _first(reason: str, signs: tuple[tuple[str, str], ...], otherwise: str) -> s
 
 ANSWER = 30.0
 """Timeout of a probe, in seconds: 64 KiB on a line of 20 kbit/s, or a failing call back."""
-CLOCKS = 10.0
-"""Seconds by which the clocks of two sites may differ. At a difference of a day, certificates are refused."""
 
 
 @dataclass(frozen=True)
@@ -262,12 +261,11 @@ def _line(name: str, link: Link) -> Finding:
 def _clock(name: str, link: Link) -> Finding:
     ahead = link.clock_ahead
     values = {"clock_ahead_seconds": ahead}
-    if abs(ahead) <= CLOCKS:
+    detail = clock_in_words(ahead)
+    if not detail:
         within = seconds(max(abs(ahead), link.round_trip / 2))
         return Finding(name, "clock", Verdict.OK, f"its clock agrees within {within}", values=values)
-    detail = f"its clock is {abs(ahead):,.0f} s {'ahead of' if ahead > 0 else 'behind'} this site's"
-    remedy = "Run NTP at both sites (timedatectl set-ntp true); clocks a day apart refuse each other's certificates."
-    return Finding(name, "clock", Verdict.PROBLEM, detail, remedy, values)
+    return Finding(name, "clock", Verdict.PROBLEM, detail, SET_CLOCKS, values)
 
 
 GOOD, POOR = 0.8, 0.5

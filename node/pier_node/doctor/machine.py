@@ -1,5 +1,7 @@
 """Checks of this machine: memory of devices and host, and disk space, that a site needs, and a kernel setting.
 
+A site makes those that cannot be made up for later before it starts: see check_machine.
+
 The outer state is in the daemon's memory in fp32, as vectors with one element per parameter; `vectors` counts them. By
 default, Linux forgets the speed of an idle connection (`net.ipv4.tcp_slow_start_after_idle`, see tcp(7)), so each round
 starts slowly on a line with latency. docs/operations.md, slow lines, has the cost.
@@ -7,11 +9,15 @@ starts slowly on a line with latency. docs/operations.md, slow lines, has the co
 
 from __future__ import annotations
 
+import logging
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
+from multiprocessing import get_context
 from pathlib import Path
 
 import psutil
 
+from pier_node.base.errors import PierError
 from pier_node.base.units import amount
 from pier_node.config.run import RunConfig
 from pier_node.doctor.finding import THIS_SITE, Finding, Verdict
@@ -19,11 +25,42 @@ from pier_node.gossip.prefetch import HELD
 from pier_node.outer.layout import Layout
 from pier_node.outer.noloco import needs_anchors
 from pier_node.rounds.state_store import KEEP
+from pier_node.site.settings import Settings
 from pier_node.trainer.model.cost import STATE, USABLE, chosen, device_bytes
 from pier_node.trainer.parallel import Parallel
 
 CHECKPOINT_BYTES = 20
 """Maximum bytes per parameter of a checkpoint: anchor, momentum, AdamW's two moments and the unsent update, in fp32."""
+DRIVERS = (Path("/dev/nvidiactl"), Path("/dev/kfd"))
+"""One of them is there where a GPU's driver runs, NVIDIA's or AMD's."""
+
+log = logging.getLogger(__name__)
+
+
+def check_machine(config: RunConfig, settings: Settings) -> None:
+    """Check that this machine can hold a replica, before its site joins; log a warning of what may go wrong.
+
+    Raises:
+        PierError: the disk or the memory is too small, or there are more workers than GPUs.
+    """
+    if config.pipeline.stages > 1:  # a site holds a stage, and which one is settled later
+        return
+    parameters, workers = Layout.of_run(config).length, list[Finding]()
+    gpus = any(driver.exists() for driver in DRIVERS)
+    if gpus:  # PyTorch looks at them, which takes memory that this process keeps free
+        with ProcessPoolExecutor(1, get_context("spawn")) as other:
+            workers = other.submit(workers_findings, config, settings).result()
+    on_cpu = 0 if gpus or config.program else settings.workers or 1
+    room = [
+        disk_finding(settings.folder, parameters, free_disk(settings.folder)),
+        memory_finding(config, parameters, on_cpu, 0, free_memory()),
+    ]
+    for finding in room:
+        if finding.verdict is Verdict.PROBLEM:
+            raise PierError(f"too little {finding.check}: {finding.detail}", finding.remedy)
+    for finding in (*room, *workers):
+        if finding.remedy:
+            log.warning("%s: %s. %s", finding.check, finding.detail, finding.remedy)
 
 
 def disk_finding(folder: Path, parameters: int, free: int) -> Finding:
@@ -144,6 +181,19 @@ def memory_finding(config: RunConfig, parameters: int, cpu_workers: int, held: i
         f"copies of it ({FLOAT * copies.most} bytes a parameter)."
     )
     return Finding(THIS_SITE, "memory", verdict, detail, remedy, values)
+
+
+def workers_findings(config: RunConfig, settings: Settings) -> list[Finding]:
+    """The workers of this site, if they share whole models. Loads PyTorch. Raises PierError: they cannot be started."""
+    if config.program or config.pipeline.stages > 1:
+        return []
+    from pier_node.trainer import devices
+
+    workers = settings.workers or devices.count()
+    device = devices.pick(0, workers)
+    bf16 = devices.uses_bf16(device, config.inner.precision)
+    settings.parallel.check(config, workers)
+    return [workers_finding(config, settings.parallel, workers, devices.memory(), bf16, devices.copy_rate(device))]
 
 
 HANDED = 16

@@ -15,7 +15,7 @@ from pydantic.dataclasses import dataclass
 from pier_node.base.errors import PierError
 from pier_node.engine.metrics import Metrics
 
-VERSION = 5
+VERSION = 6
 """Of these messages. A program that speaks another version is refused."""
 LINE_LIMIT = 1 << 20
 """Maximum length of a line in bytes, including its end."""
@@ -143,6 +143,14 @@ class Tokenizing:
 
 
 @dataclass(frozen=True, config=_STRICT)
+class Opened:
+    """Program: it has its data, with that many tokens to train on and for validation."""
+
+    train: int
+    validation: int
+
+
+@dataclass(frozen=True, config=_STRICT)
 class Progress:
     """Program: step `step` is done.
 
@@ -228,6 +236,7 @@ Message = (
     | Rate
     | Over
     | Tokenizing
+    | Opened
     | Progress
     | Logged
     | Publishing

@@ -44,6 +44,7 @@ from pier_node.engine.messages import (
     Failed,
     Logged,
     Message,
+    Opened,
     Over,
     Progress,
     Publish,
@@ -181,6 +182,7 @@ class Program:
         self.outbox = SharedVector(0)
         self.recover_moments: Callable[[], Moments | None] = lambda: None
         self._moments = SharedMoments(0, lambda: None)
+        self._opened, self._has_opened = Opened(0, 0), asyncio.Event()
         self._place: Attached | None = None
         self._placed = self._ready = False
         self._request: Request | None = None
@@ -241,6 +243,11 @@ class Program:
         await self._expect(lambda: self.attach is not None, ATTACH_SECONDS, "has not called pier.join")
         assert self.attach is not None
         return self.attach
+
+    async def opened(self) -> Opened:
+        """How many tokens it has, once it has told. A program of the site's owner need not tell."""
+        await self._has_opened.wait()
+        return self._opened
 
     def check(self, config: RunConfig) -> None:
         """Refuse a program whose model is not the run's. Raises PierError, which names the first difference."""
@@ -551,6 +558,9 @@ class Program:
             case Tokenizing(), _:
                 size = f"the files have {amount(message.size)}" if message.size else "a stream"
                 log.info("tokenizing: %s of text read; %s", amount(message.read), size)
+            case Opened(), _:
+                self._opened = message
+                self._has_opened.set()
             case Progress(), _ if self._on_progress is not None:
                 self._on_progress(message)
             case Logged(), _ if self._ready:

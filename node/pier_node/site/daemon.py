@@ -65,10 +65,18 @@ class Daemon:
     Args:
         say: prints a message for the user.
         on_terminal: messages go to a terminal and not to a log, so they may contain the run's token.
+        check_machine: called with the run before other sites hear of this one. Raises PierError: it cannot run here.
     """
 
-    def __init__(self, settings: Settings, say: Callable[[str], None] = print, on_terminal: bool = False) -> None:
+    def __init__(
+        self,
+        settings: Settings,
+        say: Callable[[str], None] = print,
+        on_terminal: bool = False,
+        check_machine: Callable[[RunConfig, Settings], None] = lambda *_: None,
+    ) -> None:
         self._settings, self._say, self._on_terminal = settings, say, on_terminal
+        self._check_machine = check_machine
         self._stopping = asyncio.Event()
         self._program: Program | None = None
         self._entrance: Entrance | None = None
@@ -136,7 +144,9 @@ class Daemon:
         member = await find_run(settings)
         if self._program:
             self._program.check(member.config)
-        entrance = Entrance(member, settings.after(member.record), self._say)
+        settings = settings.after(member.record)
+        await asyncio.to_thread(self._check_machine, member.config, settings)
+        entrance = Entrance(member, settings, self._say)
         self._entrance = entrance
         joined = await entrance.enter(stack, self._coordination(entrance))
         if joined.record.founder and member.enrolment is None:

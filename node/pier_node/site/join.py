@@ -13,6 +13,7 @@ import json
 import logging
 import shutil
 import socket
+import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -35,7 +36,7 @@ from pier_node.site.coordinator.enrolment import Enrolment, enrol_patiently
 from pier_node.site.journal import Journal
 from pier_node.site.running import start_command
 from pier_node.site.settings import Settings
-from pier_node.trainer.data.corpus import check_data
+from pier_node.trainer.data.corpus import SiteData, check_data
 from pier_node.wire.addresses import free_port
 from pier_node.wire.carrier import GREETING, PROTOCOL, BadMessage, PeerLost, PeerRefused, SiteCarrier
 from pier_node.wire.transport import Transport, check_address, make_carrier
@@ -90,6 +91,9 @@ PATIENCE = 300.0
 """Seconds to keep trying peers that do not answer."""
 GREETINGS = 16
 """Number of concurrent hellos."""
+CLOCKS = 10.0
+"""Seconds by which the clocks of two sites may differ. At a difference of a day, certificates are refused."""
+SET_CLOCKS = "Run NTP at both sites (timedatectl set-ntp true); clocks a day apart refuse each other's certificates."
 
 log = logging.getLogger(__name__)
 
@@ -157,7 +161,7 @@ async def find_run(settings: Settings) -> Membership:
         token = Token.new(config.hash(), identity.node)
     if config is None:
         config = await _ask_for_config(settings.peers, transport, identity, token)
-        await asyncio.to_thread(check_needs, config, settings.after(record))
+        await asyncio.to_thread(check_needs, config, settings.after(record), record)
     if token is not None:
         token.require_run(config.hash())
     if is_replaced(settings):
@@ -181,7 +185,7 @@ def check_start(settings: Settings) -> None:
     if not by_coordinator:
         find_token(settings)
     if config:
-        check_needs(config, settings.after(record))
+        check_needs(config, settings.after(record), record)
 
 
 def check_port(settings: Settings) -> None:
@@ -190,8 +194,8 @@ def check_port(settings: Settings) -> None:
     free_port(*parse_address(settings.after(record).listen))
 
 
-def check_needs(config: RunConfig, settings: Settings) -> None:
-    """Check that this site can train: it needs data, a tokenizer that fits the model, and a sequence per worker."""
+def check_needs(config: RunConfig, settings: Settings, record: SiteRecord | None) -> None:
+    """Check that this site can train: it needs enough data, a tokenizer that fits, and a sequence per worker."""
     if config.program:
         if not settings.has_program:
             raise PierError(
@@ -210,11 +214,18 @@ def check_needs(config: RunConfig, settings: Settings) -> None:
             f"Start this site with --workers {batch} or fewer, or raise inner.batch_size before the run begins.",
         )
     try:
-        check_data(config, settings.data)
+        check_data(config, _data(config, settings, record))
     except PierError as error:
         if config.pipeline.stages == 1 or settings.data:
             raise
         log.warning("this site cannot hold the first stage, which reads the data: %s", error)
+
+
+def _data(config: RunConfig, settings: Settings, record: SiteRecord | None) -> SiteData:
+    """This site's data; all parts of the run's data if it is still to be told which part it gets."""
+    data = SiteData.of(config, record.slot if record else 0, settings.data, settings.shared_data)
+    joins = record is None and (settings.peers or settings.coordinator)
+    return replace(data, slots=1) if joins else data
 
 
 def check_weights(config: RunConfig, settings: Settings) -> None:
@@ -241,7 +252,7 @@ async def _through_coordinator(
 ) -> Membership:
     enrolment, config = await find_place(settings, identity)
     save_run(settings.folder, config)  # before the check: the invite may be used up, and must not be needed again
-    await asyncio.to_thread(check_needs, config, settings.after(record))
+    await asyncio.to_thread(check_needs, config, settings.after(record), record)
     return Membership(config, identity, None, enrolment.credentials(identity), record, transport, enrolment)
 
 
@@ -353,6 +364,13 @@ def _said(lost: PeerLost) -> str:
     return lost.reason if lost.reason.startswith(lost.node) else f"{lost.node}: {lost.reason}"
 
 
+def clock_in_words(ahead: float) -> str:
+    """How far the clock of a peer is ahead of this site's, in seconds; "": close enough."""
+    if abs(ahead) <= CLOCKS:
+        return ""
+    return f"its clock is {abs(ahead):,.0f} s {'ahead of' if ahead > 0 else 'behind'} this site's"
+
+
 class Reception:
     """Sends and answers hellos: keeps the roster complete and spreads the news of removed sites.
 
@@ -374,6 +392,7 @@ class Reception:
         self._convicted, self._revoked = convicted, revoked
         self._silent: dict[str, PeerLost] = {}  # reason, by address
         self._told: set[str] = set()  # addresses whose silence was already logged
+        self._clocks_told: set[str] = set()  # nodes whose clock was already logged
 
     async def answer(self, sender: str, request: HelloRequest) -> HelloReply:
         """Admit a site, or tell it why not."""
@@ -393,6 +412,7 @@ class Reception:
             roster=[self._me(), *(site for site in self._roster.known() if site.signature)],
             revocations=self._revoked.newest if self._revoked else None,
             double_votes=self._convicted.proven,
+            time=time.time(),
         )
 
     async def introduce(self, addresses: Iterable[str]) -> int:
@@ -431,6 +451,7 @@ class Reception:
             self._silent[address] = lost
             return None
         self._silent.pop(address, None)
+        self._compare_clocks(address, reply)
         if self._revoked:
             self._revoked.take(reply.revocations)
         try:
@@ -438,6 +459,13 @@ class Reception:
         except BadMessage as bad:
             log.warning("%s sent a double vote that proves nothing: %s", address, bad)
         return reply
+
+    def _compare_clocks(self, address: str, reply: HelloReply) -> None:
+        """Log that a peer's clock is off, once; the time that its answer took is within what is allowed."""
+        wrong = clock_in_words(reply.time - time.time()) if reply.time else ""
+        if wrong and reply.site.node not in self._clocks_told:
+            self._clocks_told.add(reply.site.node)
+            log.warning("%s (%s): %s. %s", reply.site.name or reply.site.node, address, wrong, SET_CLOCKS)
 
 
 def free_slot(roster: Roster, slots: int) -> int:

@@ -205,7 +205,7 @@ async def prepare(joined: Joined, program: Program | None, stack: AsyncExitStack
     await replica.begin(stack, checkpoint)
     await starting
     if not program:
-        telling = asyncio.create_task(tell_start(config, joined.data, folder / "cache", joined.progress))
+        telling = asyncio.create_task(tell_start(config, trainer))
         stack.callback(telling.cancel)
     if checkpoint.state.round == 0 and config.inner.eval_every:
         await replica.training.validate(checkpoint.state)

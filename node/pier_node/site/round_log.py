@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import logging
 import math
 import time
@@ -10,15 +9,14 @@ from bisect import bisect_left
 from collections import deque
 from collections.abc import Callable
 from functools import partial
-from pathlib import Path
 
 from pier_node.base.units import amount, count, percent, seconds, span
 from pier_node.config.run import RunConfig
+from pier_node.engine.program import Program
 from pier_node.outer.layout import Layout
 from pier_node.outer.schedule import Kind, round_plan, total_rounds
 from pier_node.outer.state import OuterState
 from pier_node.rounds.progress import Progress
-from pier_node.trainer.data.corpus import SiteData, open_corpus
 from pier_node.wire.carrier import Carrier
 
 RECENT = 20
@@ -27,26 +25,17 @@ RECENT = 20
 log = logging.getLogger(__name__)
 
 
-async def tell_start(config: RunConfig, data: SiteData, cache: Path, progress: Progress) -> None:
-    """Log what the run is, and on how much data this site trains once that is known.
-
-    Args:
-        cache: folder of the tokens.
-    """
+async def tell_start(config: RunConfig, trainer: Program) -> None:
+    """Log what the run is, and on how much data this site trains once its trainer has told."""
     parameters = Layout.of(config.model).length
     log.info("model %s: %s parameters, context %d", config.model.preset, count(parameters), config.model.context)
     _tell_rounds(config)
-    while True:
-        await asyncio.sleep(1.0)
-        if not math.isnan(progress.loss):  # the workers have made the tokens
-            break
-    open_it = partial(open_corpus, config.data, data.slot, data.slots, data.path, cache, tokenizes=False)
-    corpus = await asyncio.to_thread(open_it)
-    steps, tokens = config.inner.total_steps, len(corpus.train)
+    data = await trainer.opened()
+    steps = config.inner.total_steps
     log.info(
         "data: %s tokens to train on here, %s for validation; %s steps of %s tokens read it %.2g times",
-        *(count(tokens), count(len(corpus.validation)), count(steps), count(config.step_tokens)),
-        steps * config.step_tokens / tokens,
+        *(count(data.train), count(data.validation), count(steps), count(config.step_tokens)),
+        steps * config.step_tokens / data.train,
     )
 
 

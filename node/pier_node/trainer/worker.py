@@ -51,6 +51,7 @@ from pier_node.engine.messages import (
     Evaluated,
     Failed,
     Message,
+    Opened,
     Progress,
     Publish,
     Publishing,
@@ -264,6 +265,7 @@ def _serve(link: Link, ranks: Ranks, setup: Setup, parallel: Parallel) -> None:
     link.send(_ready(config, ranks))
     corpus = open_data(config, setup, place, link, ranks.own)
     windows = Windows(corpus, config.model.context, config.run.seed, setup.node)
+    link.send(Opened(len(corpus.train), len(corpus.validation)))
     parallel.check(config, ranks.count)
     worker = Worker(link, ranks, place, config, windows, parallel)
     while True:

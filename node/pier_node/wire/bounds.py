@@ -58,6 +58,7 @@ FIELDS = rules.complete(
             "roster": PARTS,
             "seen_as": or_empty(rules.ADDRESS),
             "double_votes": Many(Part(), DOUBLE_VOTES),
+            "time": AMOUNT,
         },
         peer.DoubleVote: {"one": Part(needed=True), "other": Part(needed=True)},
         peer.Revocations: {

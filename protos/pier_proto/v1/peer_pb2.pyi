@@ -152,12 +152,15 @@ class HelloReply(_message.Message):
     SEEN_AS_FIELD_NUMBER: _builtins.int
     REVOCATIONS_FIELD_NUMBER: _builtins.int
     DOUBLE_VOTES_FIELD_NUMBER: _builtins.int
+    TIME_FIELD_NUMBER: _builtins.int
     protocol: _builtins.int
     run_hash: _builtins.bytes
     run_config: _builtins.str
     """canonical JSON"""
     seen_as: _builtins.str
     """the address that the caller came from"""
+    time: _builtins.float
+    """sender's clock, seconds since the epoch; 0: an earlier version"""
     @_builtins.property
     def site(self) -> Global___Site: ...
     @_builtins.property
@@ -183,10 +186,11 @@ class HelloReply(_message.Message):
         seen_as: _builtins.str = ...,
         revocations: Global___Revocations | None = ...,
         double_votes: _abc.Iterable[Global___DoubleVote] | None = ...,
+        time: _builtins.float = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["revocations", b"revocations", "site", b"site"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["double_votes", b"double_votes", "protocol", b"protocol", "revocations", b"revocations", "roster", b"roster", "run_config", b"run_config", "run_hash", b"run_hash", "seen_as", b"seen_as", "site", b"site"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["double_votes", b"double_votes", "protocol", b"protocol", "revocations", b"revocations", "roster", b"roster", "run_config", b"run_config", "run_hash", b"run_hash", "seen_as", b"seen_as", "site", b"site", "time", b"time"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

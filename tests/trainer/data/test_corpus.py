@@ -5,6 +5,7 @@ import logging
 import os
 from collections import Counter
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import nullcontext
 from functools import partial
 from itertools import pairwise
 from pathlib import Path
@@ -289,7 +290,7 @@ def test_a_site_alone_has_all_of_the_built_in_text() -> None:
 def test_data_without_text_is_refused(tmp_path: Path) -> None:
     (tmp_path / "empty.txt").touch()
     with pytest.raises(PierError, match="the data has no text in it"):
-        check_data(CONFIG, str(tmp_path))
+        check_data(CONFIG, SiteData(path=str(tmp_path)))
 
 
 CONTEXT = 8
@@ -404,6 +405,31 @@ def test_too_little_text_says_what_to_do(train: int, validation: int, problem: s
     with pytest.raises(PierError, match=problem) as caught:
         windows(corpus=corpus_of(np.zeros(train, np.uint8), np.zeros(validation, np.uint8)))
     assert remedy in caught.value.remedy
+
+
+@pytest.mark.parametrize(
+    ("text", "validation", "problem"),
+    [
+        ("short\n", 0.5, "one window of model.context = 32 needs 33"),
+        ("a line that is long enough for a window of 32 tokens\n" * 5, 0.0001, "the validation part of the data has 0"),
+        ("a line\n" * 100_000, 0.5, ""),
+    ],
+)
+def test_too_little_text_is_found_before_the_run(tmp_path: Path, text: str, validation: float, problem: str) -> None:
+    data = {"source": "text", "path": str(tmp_path / "text.txt"), "validation": validation}
+    (tmp_path / "text.txt").write_text(text)
+    config = RunConfig.model_validate({"data": data, "model": {"context": 32}})
+    with pytest.raises(PierError, match=problem) if problem else nullcontext():
+        check_data(config, SiteData())
+
+
+def test_too_few_tokens_are_found_before_the_run(tmp_path: Path) -> None:
+    np.arange(200, dtype=np.uint16).tofile(tmp_path / "some.bin")
+    data = {"source": "tokens", "path": str(tmp_path), "validation": 0.2}
+    config = RunConfig.model_validate({"data": data, "model": {"context": 32}})
+    check_data(config, SiteData(0, 4))
+    with pytest.raises(PierError, match="this site's part of the training data has 32 tokens"):
+        check_data(config, SiteData(0, 5))
 
 
 def ids(*ends: int) -> Stream:
@@ -526,7 +552,10 @@ def test_nanogpts_files_are_read(tmp_path: Path) -> None:
     corpus = tokens_of(tmp_path, 1, 2)
     assert np.asarray(corpus.train).tolist() == list(range(100, 200))
     assert np.asarray(corpus.validation).tolist() == held_out.tolist()
-    check_data(RunConfig.model_validate({"data": {"source": "tokens", "path": str(tmp_path)}}), None)
+    check_data(
+        RunConfig.model_validate({"data": {"source": "tokens", "path": str(tmp_path)}, "model": {"context": 32}}),
+        SiteData(),
+    )
 
 
 def test_tokens_of_another_tokenizer_are_refused(data: Path, tmp_path: Path) -> None:
@@ -553,7 +582,7 @@ def test_tokens_that_are_not_there_are_missed_before_the_run(
     if spoil == "torn":
         (out / "manifest.json").write_text("{")
     with pytest.raises(PierError, match=words):
-        check_data(RunConfig.model_validate({"data": {"source": "tokens", "path": str(out)}}), None)
+        check_data(RunConfig.model_validate({"data": {"source": "tokens", "path": str(out)}}), SiteData())
 
 
 def test_private_data_of_each_site_is_not_divided(tmp_path: Path) -> None:
@@ -572,8 +601,10 @@ def test_a_mixture_is_opened_part_by_part_and_own_data_replace_it(data: Path, tm
         {"source": "text", "path": str(data), "weight": 3},
         {"source": "tokens", "path": str(tmp_path / "some.bin")},
     ]
-    config = RunConfig.model_validate({"data": {"validation": 0.2, "mixture": mixture}, "run": {"sites": 2}})
-    check_data(config, None)
+    config = RunConfig.model_validate(
+        {"data": {"validation": 0.2, "mixture": mixture}, "run": {"sites": 2}, "model": {"context": 16}}
+    )
+    check_data(config, SiteData())
     corpus = open_corpus(config.data, 1, 2, None, tmp_path / "cache")
     assert [part.weight for part in corpus.parts] == [0.75, 0.25]
     assert np.asarray(corpus.parts[1].train).tolist() == list(range(80, 160))
@@ -581,4 +612,4 @@ def test_a_mixture_is_opened_part_by_part_and_own_data_replace_it(data: Path, tm
     alone = open_corpus(config.data, 0, 1, str(data / "00.txt"), tmp_path / "cache")
     assert [part.weight for part in alone.parts] == [1.0]
     with pytest.raises(PierError, match="no such file"):
-        check_data(config, "/nowhere")
+        check_data(config, SiteData(path="/nowhere"))

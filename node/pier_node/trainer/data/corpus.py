@@ -25,8 +25,8 @@ import numpy.typing as npt
 from pier_node.base.durable import Torn
 from pier_node.base.errors import PierError
 from pier_node.config.run import DataSection, RunConfig
-from pier_node.trainer.data.shards import MANIFEST, Stream, TokenFile, TokenManifest, count, foreign, opened
-from pier_node.trainer.data.sources import find_entries, no_text, open_source
+from pier_node.trainer.data.shards import MANIFEST, Split, Stream, TokenFile, TokenManifest, count, foreign, opened
+from pier_node.trainer.data.sources import VALIDATION, find_entries, no_text
 from pier_node.trainer.data.tokenizing import Text, Told, cached, told_by_log
 from pier_node.trainer.data.tokens import Tokenizer, check_vocab, document_separator, open_tokenizer
 
@@ -80,20 +80,61 @@ def _named(data: DataSection) -> str:
     return "the built-in text" if data.source == "stdlib" else f"data.path = {data.path}"
 
 
-def check_data(config: RunConfig, dataset: str | None) -> None:
-    """Check the tokenizer and the first document of each source, or what its tokens say of themselves.
+LOOK = 1 << 24
+"""Characters of a source that are read before a site starts: one that has more is not too small for a window."""
+
+
+def check_data(config: RunConfig, site: SiteData) -> None:
+    """Check the tokenizer, and that each source has text, and enough of it for a window.
 
     Raises:
-        PierError: they cannot be used, there is no text, or the tokenizer has more tokens than the model.
+        PierError: they cannot be used, there is too little text, or the tokenizer has more tokens than the model.
     """
     tokenizer = open_tokenizer(config.data.tokenizer)
     check_vocab(tokenizer.vocab_size, config.model.vocab_size)
     document_separator(config.data)
-    for _, data in [(1.0, config.data)] if dataset else config.data.parts():
+    sources = [(1.0, config.data)] if site.path else config.data.parts()
+    for _, data in sources:
         if data.source == "tokens":
-            _token_files(data, dataset, tokenizer)
-        elif next(open_source(data, dataset).documents(), None) is None:
+            files = _token_files(data, site.path, tokenizer)
+            train, validation = map(len, _dealt(*files, data.validation, site.slot % site.slots, site.slots))
+        else:
+            train, validation = _looked_through(data, site, config.model.context + 1)
+        of = f" ({site.path or _named(data)})" if len(sources) > 1 else ""
+        require_window(train, validation, config.model.context, of)
+
+
+def _looked_through(data: DataSection, site: SiteData, enough: int) -> tuple[int, int]:
+    """Tokens to train on and for validation, counted up to `enough` of each. Raises PierError: there is no text."""
+    text = Text.of(data, site.slot, site.slots, site.path)
+    if not text.source.size():  # a stream: each document comes over the network
+        if next(text.source.documents(), None) is None:
             raise no_text()
+        return enough, enough
+    found: dict[Split, int] = {"train": 0, "validation": 0}
+    read = 0
+    for part, document in text.source.parts(data.validation, text.slot, text.slots, data.limit):
+        read += len(document.text)
+        split: Split = "validation" if part == VALIDATION else "train"
+        if part in (VALIDATION, text.slot) and found[split] < enough:
+            tokens = text.tokenizer.encode_batch([document.text])[0]
+            found[split] += len(tokens) + (text.tokenizer.separator is not None)
+        if min(found.values()) >= enough or read > LOOK:
+            return enough, enough
+    if not read:
+        raise no_text()
+    return found["train"], found["validation"]
+
+
+def require_window(train: int, validation: int, context: int, of: str = "") -> None:
+    """Check that there are tokens enough for a window, of a source that `of` names. Raises PierError."""
+    needs = f"one window of model.context = {context} needs {context + 1}"
+    if train <= context:
+        problem = f"this site's part of the training data{of} has {train} tokens; {needs}"
+        raise PierError(problem, "Add text, deal it to fewer sites (run.sites), or lower model.context.")
+    if validation <= context:
+        problem = f"the validation part of the data{of} has {validation} tokens; {needs}"
+        raise PierError(problem, "Add text, raise data.validation, or lower model.context.")
 
 
 @dataclass(frozen=True)
@@ -247,15 +288,9 @@ class Windows:
         self._validation = [part.validation for part in corpus.parts]
         self._ends = np.cumsum([part.weight for part in corpus.parts])
         self._key = int.from_bytes(hashlib.blake2b(f"{seed} {node}".encode(), digest_size=16).digest(), "big")
-        needs = f"one window of model.context = {context} needs {context + 1}"
         for part in corpus.parts:
             of = f" ({part.name})" if len(corpus.parts) > 1 else ""
-            if len(part.train) <= context:
-                problem = f"this site's part of the training data{of} has {len(part.train)} tokens; {needs}"
-                raise PierError(problem, "Add text, deal it to fewer sites (run.sites), or lower model.context.")
-            if len(part.validation) <= context:
-                problem = f"the validation part of the data{of} has {len(part.validation)} tokens; {needs}"
-                raise PierError(problem, "Add text, raise data.validation, or lower model.context.")
+            require_window(len(part.train), len(part.validation), context, of)
 
     def batch(self, step: int, sequences: int) -> Batch:
         """All windows of a step."""
