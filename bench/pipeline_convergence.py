@@ -38,6 +38,13 @@ ARMS: dict[str, dict[str, Any]] = {
     "skip 50 %, swaps": {"stages": 6, "skip": 0.5, "swaps": 1},
 }
 """Cuts are those of the paper: 25 % are one stage of four, 33 and 50 % two and three of six."""
+CODECS = {
+    "int8": {"activation_codec": "int8", "gradient_codec": "int8"},
+    "int4": {"activation_codec": "int4", "gradient_codec": "int4"},
+    "int4, gradients int8": {"activation_codec": "int4", "gradient_codec": "int8"},
+    "bf16": {"activation_codec": "bf16", "gradient_codec": "bf16"},
+}
+ARMS |= {f"full, {name}": {**ARMS["full"], **codecs} for name, codecs in CODECS.items()}
 SITES = {(6, 6): 6, (4, 3): 9, (6, 4): 20, (6, 3): 15}
 """(stages, path length) -> as many sites as make all stages equally busy."""
 CUTS = {"quarter": (4, 1), "third": (6, 2), "half": (6, 3)}

@@ -36,6 +36,11 @@ class Iteration:
     between: float
 
     @property
+    def whole(self) -> float:
+        """Seconds until the next iteration begins."""
+        return self.measured + self.average + self.total + self.step + self.commit + self.between
+
+    @property
     def error(self) -> float:
         """Of the prediction, as part of what was measured."""
         return self.predicted / self.measured - 1

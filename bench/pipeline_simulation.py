@@ -15,12 +15,14 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from bench.simulation import VALIDATION_SEQUENCES, Point
 from pier_node.base.shared import Vector
 from pier_node.config.run import RunConfig
 from pier_node.outer.layout import Layout
 from pier_node.outer.state import ANCHOR
+from pier_node.pipeline.activation_codec import Formats, TensorFormat
 from pier_node.pipeline.iteration_plan import Plan
 from pier_node.pipeline.joint import square
 from pier_node.pipeline.planner import Planner
@@ -86,6 +88,7 @@ class PipelineSimulation:
         self.validation: list[Batch] = batches
         self._held = [_held(config, stage) for stage in range(config.pipeline.stages)]
         self._adam_steps = [0] * len(self._held)
+        self._formats = Formats.of(config, bf16=False)
         self.visits: dict[tuple[int, ...], int] = {}
 
     def run(self, every: int, tell: Callable[[int], None]) -> list[Point]:
@@ -134,16 +137,22 @@ class PipelineSimulation:
         inputs, targets = map(torch.from_numpy, self._windows.rows(step, number * size, size))
         self.visits[route] = self.visits.get(route, 0) + 1
         first, *later = (self._held[index].stage for index in route)
-        x = first.embed(number, inputs)
+        forms = self._formats
+        x = _sent(forms.activations, first.embed(number, inputs))
         for stage in later:
-            x = stage.forward(number, x)
+            x = _sent(forms.activations, stage.forward(number, x))
         loss, gradient = first.loss(number, x, targets)
         for stage in reversed(later):
-            back = stage.backward(number, gradient)
+            back = stage.backward(number, _sent(forms.gradients, gradient))
             assert back is not None
             gradient = back
-        first.backward(number, gradient)
+        first.backward(number, _sent(forms.gradients, gradient))
         return loss
+
+
+def _sent(form: TensorFormat, tensor: Tensor) -> Tensor:
+    """A tensor as the next stage gets it."""
+    return torch.from_numpy(form.decode(form.encode(tensor.numpy())))
 
 
 def _held(config: RunConfig, stage: int) -> Held:

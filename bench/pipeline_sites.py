@@ -6,8 +6,9 @@ import argparse
 import os
 import sysconfig
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -23,14 +24,45 @@ RATES = (50.0, 25.0, 40.0, 20.0, 30.0, 20.0, 35.0, 25.0, 45.0)
 """Mbit/s of the uplinks."""
 NEAR, FAR = 0.005, 0.03
 """Seconds one way, within a region and between the two."""
+
+
+def regions(source: int, target: int) -> float:
+    """Seconds one way: every other site is in the same region."""
+    return NEAR if source % 2 == target % 2 else FAR
+
+
+@dataclass(frozen=True)
+class Trial:
+    """A pipeline of four stages, and its links.
+
+    Attributes:
+        forward: seconds that a forward is paced to take; a backward takes twice as long, a loss a third.
+        codec: of activations and of gradients.
+        batch_size: sequences of 64 tokens in a microbatch; an activation has 64 values a token.
+        rates: Mbit/s of the uplinks, as many as sites.
+        latency: (from, to) -> seconds one way.
+    """
+
+    paths: str
+    sites: int
+    forward: float
+    microbatches: int
+    codec: tuple[str, str] = ("none", "none")
+    memory: int = 3
+    batch_size: int = 48
+    ffn_dim: int = 64
+    rates: tuple[float, ...] = RATES
+    latency: Callable[[int, int], float] = regions
+
+
 RUN = """
 [run]
-sites = {sites}
+sites = {it.sites}
 [model]
 preset = "llama-tiny"
 dim = 64
 heads = 2
-ffn_dim = 64
+ffn_dim = {it.ffn_dim}
 layers = 4
 context = 64
 [data]
@@ -38,14 +70,17 @@ source = "text"
 path = "{text}"
 [inner]
 total_steps = 1_000_000
-batch_size = 48
+batch_size = {it.batch_size}
+precision = "fp32"
 eval_every = 0
 [pipeline]
 stages = 4
 skip = 0.25
-paths = "{paths}"
-microbatches = {microbatches}
-memory = 3
+paths = "{it.paths}"
+microbatches = {it.microbatches}
+memory = {it.memory}
+activation_codec = "{it.codec[0]}"
+gradient_codec = "{it.codec[1]}"
 """
 LOOK = 0.5
 
@@ -82,18 +117,17 @@ class Watched:
 
 
 @contextmanager
-def running(work: Path, sites: int, paths: str, forward: float) -> Iterator[Watched]:
-    """Sites of a run of their own, started; killed in the end. `forward`: seconds that the task takes."""
+def running(work: Path, trial: Trial) -> Iterator[Watched]:
+    """Sites of a run of their own, started; killed in the end."""
     run = work / "run.toml"
-    text = RUN.format(sites=sites, text=argparse.__file__, paths=paths, microbatches=sites)
-    run.write_text(text)
+    run.write_text(RUN.format(it=trial, text=argparse.__file__))
     paths_ = os.pathsep.join([str(HOOK), *filter(None, [os.environ.get("PYTHONPATH")])])
     plain = {"PYTHONPATH": paths_, "OMP_NUM_THREADS": "1", "COLUMNS": "160", "NO_COLOR": "1"}
-    environment = {**os.environ, **plain, "PIER_BENCH_FORWARD": str(forward)}
+    environment = {**os.environ, **plain, "PIER_BENCH_FORWARD": str(trial.forward)}
     token, program = str(Token.new(load(run).hash())), str(Path(sysconfig.get_path("scripts")) / "pier-node")
     with ExitStack() as stack:
-        spots = stack.enter_context(star(RATES[:sites], latency))
-        made, folders = [], [work / f"site-{number}" for number in range(sites)]
+        spots = stack.enter_context(star(trial.rates[: trial.sites], trial.latency))
+        made, folders = [], [work / f"site-{number}" for number in range(trial.sites)]
         for number, (spot, folder) in enumerate(zip(spots, folders, strict=True)):
             way = ["--peers", f"{spots[0].address}:7700"] if number else ["--run", str(run)]
             command = ["ip", "netns", "exec", spot.namespace, program, "start", *way, "--token", token]
@@ -102,8 +136,3 @@ def running(work: Path, sites: int, paths: str, forward: float) -> Iterator[Watc
             stack.callback(made[-1].kill)
             made[-1].start()
         yield Watched(made, folders)
-
-
-def latency(source: int, target: int) -> float:
-    """Seconds one way: every other site is in the same region."""
-    return NEAR if source % 2 == target % 2 else FAR

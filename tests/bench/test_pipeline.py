@@ -13,9 +13,10 @@ import pytest
 from processes.run import NO_NAMESPACES
 from rich.console import Console
 
-from bench.pipeline import measure, table
+from bench.pipeline import LINKS, link_table, measure, table
 from bench.pipeline_figures import Iteration, Result, iterations, stepped
 from bench.pipeline_hook.sitecustomize import pace
+from bench.pipeline_sites import Trial
 from bench.star import star
 from bench.wan_link import has_latency
 
@@ -57,6 +58,16 @@ def test_the_table_and_the_record_have_the_error() -> None:
     assert "compute is paced" in capture.get()
     record = json.loads(json.dumps(result.record()))
     assert [it["error"] for it in record["iterations"]] == pytest.approx([-1 / 11, 0.09])
+
+
+def test_the_speed_on_a_link_is_that_of_whole_iterations_to_those_without_limits() -> None:
+    both = iterations([A, B], {1: 10.0, 2: 9.81})
+    assert [it.whole for it in both] == [13.0, 13.0]
+    slow = [Iteration(it.round, it.predicted, it.measured + 13.0, 0.5, 0.25, 0.125, 0.625, 0.5) for it in both[:1]]
+    shown = link_table({"no limits": Result("full", 4, both), "int8": Result("full", 4, slow)})
+    assert [[*column.cells] for column in shown.columns][-1] == ["1.00", "0.50"]
+    assert {it.trial().rates for it in LINKS[1:]} == {(80.0,) * 4}
+    assert {2 * it.trial().latency(0, 1) for it in LINKS[1:]} == {0.08}
 
 
 def test_a_task_takes_as_long_as_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -104,7 +115,7 @@ def round_trip(namespace: str, address: str) -> float:
 @pytest.mark.netns
 @pytest.mark.usefixtures("shaped")
 def test_a_run_of_four_sites() -> None:
-    result = measure("skip", 4, 1, forward=0.02, warm=2)
+    result = measure(Trial("skip", 4, forward=0.02, microbatches=4, codec=("int4", "int8")), 1, warm=2)
     (found,) = result.iterations
     assert found.round >= 3
     assert 0 < found.predicted < 60

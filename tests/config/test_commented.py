@@ -147,7 +147,7 @@ def test_what_follows_from_the_preset_the_algorithm_or_the_codec_can_be_left_to_
         ('preset = "llama-1m"', 'preset = "gpt2-small"', {"model": {"preset": "gpt2-small"}}),
         ('algorithm = "pier"', 'algorithm = "diloco"', {"outer": {"algorithm": "diloco"}}),
         ('algorithm = "pier"', 'algorithm = "noloco"', {"outer": {"algorithm": "noloco"}}),
-        ('codec = "none"', 'codec = "topk"', {"outer": {"codec": "topk"}}),
+        ('\ncodec = "none"', '\ncodec = "topk"', {"outer": {"codec": "topk"}}),
     ):
         changed = run_toml().replace(old, new)
         assert RunConfig.model_validate(tomllib.loads(changed)) == RunConfig.model_validate(tables)

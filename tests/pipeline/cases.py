@@ -17,6 +17,7 @@ from pier_node.base.faults import NO_FAULTS, Faults
 from pier_node.base.shared import Vector
 from pier_node.config.run import RunConfig
 from pier_node.outer.layout import Layout
+from pier_node.pipeline.activation_codec import Formats
 from pier_node.pipeline.attempt import Attempt, Worth
 from pier_node.pipeline.context import Rows, Tools
 from pier_node.pipeline.iteration_plan import Plan
@@ -74,14 +75,13 @@ class Worker:
         self.roster = Roster(self.carrier, lambda: pulse)
         self.stage = Stage(run, stage, torch.device("cpu"))
         self.stage.load(torch.from_numpy(scatter(run.model, run.pipeline.stages, whole_weights(run).numpy(), stage)))
-        shape = (BATCH, CONTEXT, run.model.dim)
         self.tools = Tools(
             self.carrier,
             self.roster,
             ThreadPoolExecutor(1),
             lambda step, place: rows(node, step, place),
             run.pipeline.memory,
-            shape,
+            Formats.of(run, bf16=False),
             faults,
         )
         self.attempt = Attempt(self.tools, plan, self.stage)

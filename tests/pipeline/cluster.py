@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from pipeline.cases import BATCH, CONTEXT, rows
+from pipeline.cases import rows
 from rounds.cases import CALM, nonces
 from simulation.cluster import Disk
 from simulation.network import Network, SimCarrier, Weather
@@ -21,6 +21,7 @@ from pier_node.base.shared import Vector
 from pier_node.config.run import RunConfig
 from pier_node.outer.state import OuterState
 from pier_node.pipeline import vote_state
+from pier_node.pipeline.activation_codec import Formats
 from pier_node.pipeline.context import Tools
 from pier_node.pipeline.planning import plan as paths
 from pier_node.pipeline.planning.problem import Problem
@@ -55,10 +56,9 @@ class PipelineNode:
         tools = RoundTools(self.carrier, self.roster, signed, disk, disk.proofs, keep, fetch, faults)
         self.rounds = Rounds(tools, state, lambda _: length, nonces(name + str(next(cluster.incarnations))))
         self.stage_state = StageState(cluster.folder / name, run)
-        shape = (BATCH, CONTEXT, run.model.dim)
-        memory = run.pipeline.memory
+        memory, formats = run.pipeline.memory, Formats.of(run, bf16=False)
         self.thread = Hanging()
-        work = Tools(self.carrier, self.roster, self.thread, self._rows, memory, shape, faults)
+        work = Tools(self.carrier, self.roster, self.thread, self._rows, memory, formats, faults)
         device = torch.device("cpu")
         self.orders = Orders()
         ends = partial(cluster.committed, name), self._end, cluster.planned, self.orders, _searched

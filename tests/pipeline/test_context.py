@@ -11,6 +11,7 @@ from rounds.cases import CALM
 from simulation.network import Network
 from simulation.virtual_time import Hanging, run
 
+from pier_node.pipeline.activation_codec import Formats, TensorFormat
 from pier_node.pipeline.context import Tools
 from pier_node.rounds.progress import Progress
 from pier_node.rounds.roster import Roster
@@ -19,6 +20,8 @@ from pier_proto.v1.peer_pb2 import Phase, Pulse, Site
 
 Story = Callable[[Tools, Hanging], Coroutine[Any, Any, None]]
 
+FORMATS = Formats(TensorFormat("none", (1, 1, 1)), TensorFormat("none", (1, 1, 1)))
+
 
 def told(story: Story) -> None:
     """Run it with the tools of a site, whose thread does what the story says."""
@@ -26,9 +29,8 @@ def told(story: Story) -> None:
     async def main() -> None:
         carrier, thread = Network(1, CALM).join("a"), Hanging()
         roster = Roster(carrier, lambda: Pulse(site=Site(node="a")))
-        await story(
-            Tools(carrier, roster, thread, lambda _step, _place: pytest.fail("nobody asks"), 1, (1, 1, 1)), thread
-        )
+        tools = Tools(carrier, roster, thread, lambda _step, _place: pytest.fail("nobody asks"), 1, FORMATS)
+        await story(tools, thread)
         await roster.stop()
 
     run(main())

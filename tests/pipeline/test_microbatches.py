@@ -18,14 +18,15 @@ from simulation.network import Weather
 from simulation.virtual_time import run
 from torch import Tensor
 
+from pier_node.pipeline.activation_codec import TensorFormat, pieces
 from pier_node.pipeline.attempt import Worth
 from pier_node.pipeline.iteration_plan import Plan
 from pier_node.pipeline.joint import Totals
-from pier_node.pipeline.microbatches import Activations, MicrobatchQueue, activation_of, pieces
+from pier_node.pipeline.microbatches import Activations, MicrobatchQueue
 from pier_node.pipeline.planning.plan import random_routes
 from pier_node.rounds.suspects import Suspicion
 from pier_node.wire.carrier import BadMessage, PeerRefused
-from pier_proto.v1.peer_pb2 import Activation, Chunk, Total
+from pier_proto.v1.peer_pb2 import Chunk, Total
 
 SIX = [0, 0, 1, 1, 2, 3]
 """Stages of the sites a to f."""
@@ -120,8 +121,9 @@ PLAN = Plan.read(iteration_plan([0, 1], [[0, 1], [0, 1]]), 2)
 RIGHT = torch.zeros(BATCH, CONTEXT, RUN.model.dim)
 
 
-def stream(tensor: Tensor, name: bytes = PLAN.name, microbatch: int = 0, hop: int = 1) -> list[Chunk]:
-    return [*pieces(activation_of(name, microbatch, hop, tensor), tensor, 1)]
+def stream(tensor: Tensor, codec: str = "none", microbatch: int = 0, hop: int = 1) -> list[Chunk]:
+    form = TensorFormat(codec, tensor.shape)
+    return [*pieces(form.activation(PLAN.name, microbatch, hop), form.encode(tensor.numpy()), 1)]
 
 
 def cut(chunks: list[Chunk]) -> list[Chunk]:
@@ -135,7 +137,7 @@ def twice(chunks: list[Chunk]) -> list[Chunk]:
 
 REFUSED: dict[str, tuple[Callable[[], list[Chunk]], str]] = {
     "shape": (lambda: stream(RIGHT[:, :-1]), "a tensor of shape"),
-    "dtype": (lambda: stream(RIGHT.bfloat16()), "a tensor of DTYPE_BF16, expected torch.float32"),
+    "codec": (lambda: stream(RIGHT, "int8"), "a tensor of DTYPE_INT8, expected DTYPE_FP32: do all sites"),
     "not finite": (lambda: stream(RIGHT * float("nan")), "a tensor that is not finite"),
     "no such microbatch": (lambda: stream(RIGHT, microbatch=2), "microbatch 2, hop 1: the plan has none"),
     "no such hop": (lambda: stream(RIGHT, hop=5), "microbatch 0, hop 5: the plan has none"),
@@ -212,15 +214,6 @@ def test_a_plan_for_another_model_is_refused() -> None:
         Plan.read(iteration_plan([0, 1], [[0, 1]], meet=True), 4)
     with pytest.raises(BadMessage, match="without microbatches"):
         Plan.read(iteration_plan([0, 1], []), 2)
-
-
-def test_bf16_travels_as_it_is() -> None:
-    values = torch.randn(3, 5, 7).bfloat16()
-    first, *rest = pieces(activation_of(bytes(32), 1, 2, values), values, 1)
-    assert first.activation.dtype == Activation.DTYPE_BF16
-    assert [*first.activation.shape] == [3, 5, 7]
-    raw = b"".join(chunk.data for chunk in rest)
-    assert raw == values.view(torch.uint8).numpy().tobytes()
 
 
 TWO = Plan.read(iteration_plan([0, 1], [[0, 1]] * 4, [2, 2]), 2)

@@ -20,6 +20,7 @@ from pier_coordinator.commands.client import Answer, Client
 from pier_node.base.errors import PierError
 from pier_node.base.units import UNKNOWN, amount, percent, rate, seconds, several
 from pier_node.config.run import PipelineSection, RunConfig
+from pier_node.pipeline.activation_codec import Formats
 from pier_node.pipeline.planning.gantt import gantt_svg
 from pier_node.pipeline.planning.plan import plan_to_dict
 from pier_node.pipeline.planning.policies import Outcome, Policy, plan_paths
@@ -89,8 +90,13 @@ def of_run(folder: Path, policy: Policy | None, seed: int) -> tuple[Problem, Pol
 
 
 def _tensor(config: RunConfig) -> int | None:
-    each = {"fp32": 4, "bf16": 2}.get(config.inner.precision)
-    return each and each * config.inner.batch_size * config.model.context * config.model.dim
+    """Mean bytes of what a site sends to the next; None: they depend on the device."""
+    sizes = {round(Formats.of(config, bf16).mean_size) for bf16 in (True, False) if _may_be(config, bf16)}
+    return sizes.pop() if len(sizes) == 1 else None
+
+
+def _may_be(config: RunConfig, bf16: bool) -> bool:
+    return config.inner.precision in ("auto", "bf16" if bf16 else "fp32")
 
 
 def _require(folder: Path, sites: Sequence[Answer], stages: int) -> None:

@@ -67,6 +67,15 @@ def stationary_spread(alpha: float, beta: float, gamma: float, size: int = 2, si
     return beta**2 * (1 / size - 1 / sites) / (gamma * q * pull)
 
 
+log = logging.getLogger(__name__)
+
+SITES = 1024
+"""Most sites of a run."""
+LATER = "later"
+"""Marks a key that was added when there were runs already. While it has its default, the canonical form does without
+it, so that the hash of a run that does not use it stays what it was."""
+
+
 class PipelineSection(Section):
     """Section [pipeline]: the model in stages (docs/pipeline.md). Without [outer], replicas average at each step."""
 
@@ -82,6 +91,10 @@ class PipelineSection(Section):
     """Microbatches of an iteration, each of inner.batch_size sequences."""
     memory: Annotated[int, Field(ge=1, lt=10_000)] = 3
     """Most microbatches in flight that a site can hold."""
+    activation_codec: Annotated[Literal["none", "bf16", "int8", "int4"], LATER] = "none"
+    """How activations travel between stages: as computed, in fp32 or bf16, or in fewer bits."""
+    gradient_codec: Annotated[Literal["none", "bf16", "int8", "int4"], LATER] = "none"
+    """How the gradients of activations travel back."""
     plan_seconds: Annotated[float, Field(gt=0, le=60)] = 2.0
     """Seconds for the search for paths, whenever there is something to plan again."""
 
@@ -122,15 +135,6 @@ def outer_flaw(outer: OuterSection) -> str:
         if getattr(outer, key) != value:
             return f"outer.{key} = {getattr(outer, key)!r} is not there for the stages of a pipeline: leave it out"
     return ""
-
-
-log = logging.getLogger(__name__)
-
-SITES = 1024
-"""Most sites of a run."""
-LATER = "later"
-"""Marks a key that was added when there were runs already. While it has its default, the canonical form does without
-it, so that the hash of a run that does not use it stays what it was."""
 
 
 class RunSection(Section):

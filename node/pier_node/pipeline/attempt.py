@@ -46,7 +46,7 @@ class Attempt(Joint[Worth]):
     def __init__(self, tools: Tools, plan: Plan, stage: Stage, apart: bool = False) -> None:
         super().__init__(tools, plan)
         self._stage, self._apart = stage, apart
-        self._activations = Activations(tools.carrier, plan, tools.shape, stage.dtype)
+        self._activations = Activations(tools.carrier, plan, tools.formats)
         self._queue = MicrobatchQueue(plan, self._node, tools.memory)
         self._own = [number for number, way in enumerate(plan.ways) if way[0] == self._node]
         self._targets: dict[int, Tensor] = {}
@@ -136,9 +136,10 @@ class Attempt(Joint[Worth]):
 
     async def _push(self, task: Task, tensor: Tensor) -> None:
         """Send tensors one after the other, as the planner expects: sent together on one line, each would be late."""
+        data = await self._activations.encode(task, tensor)
         async with self._uplink:
             began = asyncio.get_running_loop().time()
-            await self._activations.send(task, tensor)
+            await self._activations.send(task, data)
             self._tools.pace.sent(self.plan.ways[task[0]][task[1]], asyncio.get_running_loop().time() - began)
 
     def _was_sent(self, sending: asyncio.Task[None]) -> None:

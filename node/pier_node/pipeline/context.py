@@ -14,6 +14,7 @@ from torch import Tensor
 from pier_node.base.faults import NO_FAULTS, Faults
 from pier_node.config.run import RunConfig
 from pier_node.outer.times import Pace, Silence
+from pier_node.pipeline.activation_codec import Formats
 from pier_node.pipeline.vote_state import Turn, VoteState, turn_of, vote_state_of
 from pier_node.rounds.member import Rounds
 from pier_node.rounds.progress import Progress
@@ -38,7 +39,7 @@ class Tools:
             the thread.
         open_data: opens the data so that `rows` is fast. It blocks, for minutes if text must be tokenized first.
         memory: number of microbatches in flight that the site can hold.
-        shape: of every tensor that travels.
+        formats: of the tensors that travel.
         silence: learns how long the next tensor takes to arrive.
         patience: learns how long the other sites take to finish an iteration after this site has done its part.
         outer_patience: the same for outer rounds, whose means are over whole stages and take much longer.
@@ -51,7 +52,7 @@ class Tools:
     thread: Executor
     rows: Callable[[int, int], Rows]
     memory: int
-    shape: tuple[int, int, int]
+    formats: Formats
     faults: Faults = NO_FAULTS
     open_data: Callable[[], object] = lambda: None
 

@@ -6,20 +6,22 @@ paths return to an earlier stage, microbatches could wait for each other's slots
 microbatch waits until the one at its position in the previous wave is finished.
 
 A site accepts an activation, or its gradient, if the plan says that it arrives at this site at this hop from this
-sender, if it arrives once and in the expected shape and dtype, and if it is finite. Every other tensor is refused with
-a reason and changes nothing. Tensors travel as little-endian fp32 or bf16.
+sender, if it arrives once and in the expected form (pipeline/activation_codec.py), and if it is finite. Every other
+tensor is refused with a reason and changes nothing.
 """
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Sequence
+import asyncio
+from collections.abc import AsyncGenerator, AsyncIterator
 
 import torch
 from torch import Tensor
 
+from pier_node.pipeline.activation_codec import Formats, TensorFormat, pieces
 from pier_node.pipeline.iteration_plan import Plan, Task
 from pier_node.rounds.reduce import send
-from pier_node.wire.carrier import CHUNK_BYTES, BadMessage, Carrier, PeerLost
+from pier_node.wire.carrier import BadMessage, Carrier, PeerLost
 from pier_proto.v1.peer_pb2 import Activation, Chunk
 
 
@@ -93,73 +95,11 @@ class MicrobatchQueue:
         return None
 
 
-DTYPES = {Activation.DTYPE_FP32: torch.float32, Activation.DTYPE_BF16: torch.bfloat16}
-CODES = {dtype: code for code, dtype in DTYPES.items()}
-
-
-def pieces(activation: Activation, tensor: Tensor, round: int) -> Iterator[Chunk]:
-    """Split a tensor into a stream: an empty chunk that identifies the tensor, then its values.
-
-    `offset` counts elements.
-    """
-    flat = tensor.contiguous().view(-1).view(torch.uint8).numpy()
-    size, step = tensor.element_size(), CHUNK_BYTES
-    yield Chunk(round=round, stage=Chunk.STAGE_ACTIVATION, activation=activation)
-    for start in range(0, len(flat), step):
-        data = flat[start : start + step].tobytes()
-        yield Chunk(round=round, stage=Chunk.STAGE_ACTIVATION, offset=start // size, data=data)
-
-
-def activation_of(attempt: bytes, microbatch: int, hop: int, tensor: Tensor) -> Activation:
-    """The description that identifies a tensor in transit."""
-    shape, dtype = [*tensor.shape], CODES[tensor.dtype]
-    return Activation(attempt=attempt, microbatch=microbatch, hop=hop, shape=shape, dtype=dtype)
-
-
-class Arriving:
-    """A tensor whose chunks arrive one after the other.
-
-    Raises BadMessage, which says what is wrong with a chunk or with the whole tensor.
-    """
-
-    def __init__(self, activation: Activation, shape: Sequence[int], dtype: torch.dtype) -> None:
-        if [*activation.shape] != [*shape]:
-            raise BadMessage(f"a tensor of shape {[*activation.shape]}, expected {[*shape]}")
-        if DTYPES.get(activation.dtype) is not dtype:
-            raise BadMessage(f"a tensor of {Activation.Dtype.Name(activation.dtype)}, expected {dtype}")
-        self._tensor = torch.empty(*shape, dtype=dtype)
-        self._bytes = self._tensor.view(-1).view(torch.uint8).numpy()
-        self._size = self._tensor.element_size()
-        self._arrived = 0
-
-    def add(self, chunk: Chunk) -> None:
-        """Add the next chunk. Chunks must be complete, in order and without repeats."""
-        start, end = self._arrived, self._arrived + len(chunk.data)
-        expected = min(CHUNK_BYTES, len(self._bytes) - start)
-        if chunk.offset * self._size != start or len(chunk.data) != expected or not expected:
-            raise BadMessage(f"a chunk at {chunk.offset} of {len(chunk.data)} bytes, expected {expected} at {start}")
-        self._bytes[start:end] = memoryview(chunk.data)
-        self._arrived = end
-
-    def whole(self) -> Tensor:
-        """The complete tensor."""
-        if self._arrived < len(self._bytes):
-            raise BadMessage(f"a stream that ends after {self._arrived} of {len(self._bytes)} bytes")
-        if not bool(torch.isfinite(self._tensor).all()):
-            raise BadMessage("a tensor that is not finite")
-        return self._tensor
-
-
 class Activations:
-    """This site's end of an attempt's streams.
+    """This site's end of an attempt's streams."""
 
-    Args:
-        shape: of every tensor that travels, [sequences, time, dim].
-    """
-
-    def __init__(self, carrier: Carrier, plan: Plan, shape: Sequence[int], dtype: torch.dtype) -> None:
-        self._carrier, self._plan = carrier, plan
-        self._shape, self._dtype = [*shape], dtype
+    def __init__(self, carrier: Carrier, plan: Plan, formats: Formats) -> None:
+        self._carrier, self._plan, self._formats = carrier, plan, formats
         self._taking: set[Task] = set()
         self._here: dict[Task, Tensor] = {}
         self.closed = False
@@ -173,29 +113,40 @@ class Activations:
         """Remove and return the input of a task."""
         return self._here.pop(task)
 
-    async def send(self, task: Task, tensor: Tensor) -> None:
-        """Send the input of a task to the site that does the task. Raises Suspicion."""
+    async def encode(self, task: Task, tensor: Tensor) -> bytes:
+        """Encode the input of a task for another site."""
+        return await asyncio.to_thread(self._format(task).encode, tensor.float().contiguous().numpy())
+
+    async def send(self, task: Task, data: bytes) -> None:
+        """Send the encoded input of a task to the site that does the task. Raises Suspicion."""
         microbatch, hop = task
         node = self._plan.ways[microbatch][hop]
-        chunks = _stream(activation_of(self._plan.name, microbatch, hop, tensor), tensor, self._plan.round)
-        await send(self._carrier, node, chunks)
+        activation = self._format(task).activation(self._plan.name, microbatch, hop)
+        await send(self._carrier, node, _stream(activation, data, self._plan.round))
 
     async def take(self, sender: str, activation: Activation, rest: AsyncIterator[Chunk]) -> Task:
         """Receive a tensor that a site streams. Raises BadMessage, PeerLost."""
         task = self._expected(sender, activation)
-        arriving = Arriving(activation, self._shape, self._dtype)
+        form = self._format(task)
+        arriving = form.arriving(activation)
         self._taking.add(task)
         try:
             async for chunk in rest:
                 arriving.add(chunk)
-            tensor = arriving.whole()
+            values = await asyncio.to_thread(form.decode, arriving.whole())
             if self.closed:
                 raise BadMessage("late: that attempt is over")
         except (BadMessage, PeerLost):
             self._taking.discard(task)
             raise
-        self._here[task] = tensor
+        self._here[task] = torch.from_numpy(values)
         return task
+
+    def _format(self, task: Task) -> TensorFormat:
+        """What comes to the site that computes the loss is the last activation."""
+        microbatch, hop = task
+        forward = hop <= self._plan.length(microbatch)
+        return self._formats.activations if forward else self._formats.gradients
 
     def _expected(self, sender: str, activation: Activation) -> Task:
         """The task that a tensor is for. Raises BadMessage: it is for no task of this site, or not from this sender."""
@@ -215,6 +166,6 @@ class Activations:
         return microbatch, hop
 
 
-async def _stream(activation: Activation, tensor: Tensor, round: int) -> AsyncGenerator[Chunk]:
-    for chunk in pieces(activation, tensor, round):
+async def _stream(activation: Activation, data: bytes, round: int) -> AsyncGenerator[Chunk]:
+    for chunk in pieces(activation, data, round):
         yield chunk

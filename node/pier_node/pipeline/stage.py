@@ -93,7 +93,6 @@ class Stage:
 
     Attributes:
         layout: of its parameters in one vector.
-        dtype: of activations and their gradients in transit.
     """
 
     def __init__(self, config: RunConfig, stage: int, device: torch.device) -> None:
@@ -101,7 +100,7 @@ class Stage:
         self.stage, self.layout = stage, stage_layout(config.model, stages, stage)
         self._device, self._z_loss = device, config.inner.z_loss
         self._bf16 = devices.uses_bf16(device, config.inner.precision)
-        self.dtype = torch.bfloat16 if self._bf16 else torch.float32
+        self._dtype = torch.bfloat16 if self._bf16 else torch.float32
         with torch.device("meta"):
             self._model = Decoder(config.model, stage_blocks(config.model.layers, stages)[stage], ends=stage == 0)
         memory = {it.name: torch.empty(it.shape, device=device) for it in self.layout.entries}
@@ -128,7 +127,7 @@ class Stage:
             return self._sent(microbatch, self._model.through(self._model.embed(tokens.to(self._device))))
 
     def forward(self, microbatch: int, x: Tensor) -> Tensor:
-        """Forward: [sequences, time, dim] -> [sequences, time, dim] in the dtype for transit."""
+        """Forward: [sequences, time, dim] -> [sequences, time, dim]."""
         taken = self._taken(microbatch, x)
         with self._autocast():
             return self._sent(microbatch, self._model.through(taken))
@@ -163,7 +162,7 @@ class Stage:
 
     def _sent(self, microbatch: int, output: Tensor) -> Tensor:
         self._now.outputs[microbatch] = output
-        return output.detach().to("cpu", self.dtype)
+        return output.detach().to("cpu", self._dtype)
 
     def _pull(self, microbatch: int, output: Tensor, taken: Tensor | None, gradient: Tensor | None) -> Tensor:
         """Backward from an output: keeps the parameters' gradients and returns the gradient of the input."""
@@ -175,7 +174,7 @@ class Stage:
             if part is not None:
                 kept[name] = kept[name] + part if name in kept else part
         back = found[-1] if taken is not None else None
-        return torch.empty(0) if back is None else back.to("cpu", self.dtype)
+        return torch.empty(0) if back is None else back.to("cpu", self._dtype)
 
     def _add_up(self) -> None:
         now = self._now

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import math
 from collections.abc import Callable
 from concurrent.futures import Executor, Future
 from contextlib import AsyncExitStack, suppress
@@ -22,6 +21,7 @@ import torch
 
 from pier_node.outer.state import OuterState
 from pier_node.pipeline import vote_state
+from pier_node.pipeline.activation_codec import Formats
 from pier_node.pipeline.context import Rows, Tools
 from pier_node.pipeline.paths_file import PATHS_FILE, LatestPaths
 from pier_node.pipeline.stage_state import StageState
@@ -97,7 +97,8 @@ class PipelineSite:
         config, settings, reporter = joined.config, joined.settings, joined.reporter
         length = vote_state.length(config.pipeline.stages)
         self.rounds: Rounds = rounds_of_all(joined, self._keep, length, state)
-        shape = (config.inner.batch_size, config.model.context, config.model.dim)
+        device = devices.pick()
+        self._formats = Formats.of(config, devices.uses_bf16(device, config.inner.precision))
         self._thread = ComputeThread()
         tools = Tools(
             carrier=joined.carrier,
@@ -105,19 +106,17 @@ class PipelineSite:
             thread=self._thread,
             rows=self._rows,
             memory=config.pipeline.memory,
-            shape=shape,
+            formats=self._formats,
             faults=settings.faults,
             open_data=lambda: self._windows,
         )
         self._log = RoundLog(config.inner.total_steps, joined.progress, joined.carrier)
-        stage_state, device = StageState(settings.folder, config), devices.pick()
-        self._tensor_bytes = math.prod(shape) * (2 if devices.uses_bf16(device, config.inner.precision) else 4)
         self._pace = tools.pace
         paths = LatestPaths(settings.folder / PATHS_FILE)
         self.training = PipelineTraining(
             config,
             self.rounds,
-            stage_state,
+            StageState(settings.folder, config),
             tools,
             joined.progress,
             device,
@@ -139,7 +138,7 @@ class PipelineSite:
     async def _committed(self, state: OuterState) -> None:
         trips = self._joined.roster.round_trips()
         joined = self._joined
-        joined.committed(state, lines(self._pace.transfers(), trips, self._tensor_bytes))
+        joined.committed(state, lines(self._pace.transfers(), trips, self._formats.mean_size))
         note(joined.settings.folder, joined.reporter.event(state, joined.roster))
         self._log.committed(state)
 

@@ -85,11 +85,11 @@ def share(plan: Plan, node: str, each: int) -> int:
     return round(sum(each / plan.length(microbatch) for microbatch in plan.visitors(node)))
 
 
-def lines(transfers: Mapping[str, float], round_trips: Mapping[str, float], size: int) -> dict[str, float]:
+def lines(transfers: Mapping[str, float], round_trips: Mapping[str, float], size: float) -> dict[str, float]:
     """Bandwidth to other sites in bytes per second, by node, for the links whose transfers measure it.
 
     Args:
-        transfers: seconds for a tensor of `size` bytes, by node.
+        transfers: seconds for a tensor of `size` bytes, the mean of both directions, by node.
         round_trips: seconds for an empty message and its answer, by node.
     """
     known = {node: seconds for node, seconds in transfers.items() if node in round_trips}

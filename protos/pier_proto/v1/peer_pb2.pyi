@@ -1362,11 +1362,15 @@ class Activation(_message.Message):
         DTYPE_UNSPECIFIED: Activation._Dtype.ValueType  # 0
         DTYPE_FP32: Activation._Dtype.ValueType  # 1
         DTYPE_BF16: Activation._Dtype.ValueType  # 2
+        DTYPE_INT8: Activation._Dtype.ValueType  # 3
+        DTYPE_INT4: Activation._Dtype.ValueType  # 4
 
     class Dtype(_Dtype, metaclass=_DtypeEnumTypeWrapper): ...
     DTYPE_UNSPECIFIED: Activation.Dtype.ValueType  # 0
     DTYPE_FP32: Activation.Dtype.ValueType  # 1
     DTYPE_BF16: Activation.Dtype.ValueType  # 2
+    DTYPE_INT8: Activation.Dtype.ValueType  # 3
+    DTYPE_INT4: Activation.Dtype.ValueType  # 4
 
     ATTEMPT_FIELD_NUMBER: _builtins.int
     MICROBATCH_FIELD_NUMBER: _builtins.int

@@ -77,19 +77,20 @@ class Int8:
 
     Args:
         rng: generator for stochastic rounding, which is unbiased; None rounds to nearest.
+        block: number of values that share a scale.
     """
 
     name = "int8"
     lossy = True
     sparse = False
 
-    def __init__(self, rng: np.random.Generator | None = None) -> None:
-        self._rng = rng
+    def __init__(self, rng: np.random.Generator | None = None, block: int = INT8_BLOCK) -> None:
+        self._rng, self._block = rng, block
 
     def encode(self, values: Vector) -> bytes:
         """See Codec."""
         check_values(values)
-        blocks = in_blocks(values, INT8_BLOCK)
+        blocks = in_blocks(values, self._block)
         scales = block_maximum(np.abs(blocks)) / np.float32(INT8_LEVELS_BY_CHANCE if self._rng else INT8_LEVELS)
         scales[scales < SMALLEST] = 0
         halves = to_bf16(scales)
@@ -103,19 +104,19 @@ class Int8:
     def decode(self, data: bytes, length: int) -> Vector:
         """See Codec."""
         check_size(self, data, length)
-        count = block_count(length, INT8_BLOCK)
+        count = block_count(length, self._block)
         halves = np.frombuffer(data, "<u2", count)[:, None]
         codes = np.frombuffer(data, np.int8, offset=2 * count)
         if ((halves > _LARGEST_SCALE) | (halves != 0) & (halves < _SMALLEST_SCALE)).any():
             raise BadCode("int8: a scale is out of range")
-        blocks = in_blocks(codes, INT8_BLOCK)
+        blocks = in_blocks(codes, self._block)
         if codes.min() < -INT8_LEVELS or blocks[halves[:, 0] == 0].any():
             raise BadCode("int8: a code is out of range")
         return np.multiply(blocks, from_bf16(halves)).ravel()[:length]
 
     def size(self, length: int) -> int:
         """See Codec."""
-        return 2 * block_count(length, INT8_BLOCK) + length
+        return 2 * block_count(length, self._block) + length
 
 
 INT4_BLOCK = 64
@@ -131,19 +132,20 @@ class Int4:
 
     Args:
         rng: generator for stochastic rounding, which is unbiased; None rounds to nearest.
+        block: number of values that share a step and a zero.
     """
 
     name = "int4"
     lossy = True
     sparse = False
 
-    def __init__(self, rng: np.random.Generator | None = None) -> None:
-        self._rng = rng
+    def __init__(self, rng: np.random.Generator | None = None, block: int = INT4_BLOCK) -> None:
+        self._rng, self._block = rng, block
 
     def encode(self, values: Vector) -> bytes:
         """See Codec."""
         check_values(values)
-        blocks = in_blocks(values, INT4_BLOCK)
+        blocks = in_blocks(values, self._block)
         steps, zeros = self._parameters(blocks)
         divisors = steps.copy()
         divisors[steps == 0] = 1
@@ -168,10 +170,10 @@ class Int4:
     def decode(self, data: bytes, length: int) -> Vector:
         """See Codec."""
         check_size(self, data, length)
-        count = block_count(length, INT4_BLOCK)
+        count = block_count(length, self._block)
         steps, zeros = _read_parameters(np.frombuffer(data, "<u2", count)[:, None])
         codes = _unpack(np.frombuffer(data, np.uint8, offset=2 * count), length)
-        blocks = in_blocks(codes.view(np.int8), INT4_BLOCK)
+        blocks = in_blocks(codes.view(np.int8), self._block)
         if blocks[steps[:, 0] == 0].any():
             raise BadCode("int4: a block without a step is not zero")
         blocks = blocks - zeros
@@ -183,7 +185,7 @@ class Int4:
 
     def size(self, length: int) -> int:
         """See Codec."""
-        return 2 * block_count(length, INT4_BLOCK) + (length + 1) // 2
+        return 2 * block_count(length, self._block) + (length + 1) // 2
 
 
 def _round_up(steps: Vector) -> Vector:

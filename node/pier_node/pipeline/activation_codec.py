@@ -1,0 +1,138 @@
+"""How activations, and their gradients, travel from one stage to the next: coded, in chunks, and checked on arrival.
+
+The codes are those of outer/codec: fp32, bf16, int8 or int4, rounded to nearest. Values that share a scale are of one
+token, because tokens differ in magnitude more than the parts of one do: a group is as long as the codec's blocks, or as
+the largest power of two that divides the model's width, if that is less. What is dropped is not sent later, as the
+outer rounds do: no two microbatches are alike.
+
+A stream is an empty chunk that identifies the tensor, then its code; `offset` counts bytes of the code. The receiver
+knows shape, code and size from the run's configuration, and refuses every other tensor before it allocates any memory.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Self
+
+import numpy as np
+
+from pier_node.base.shared import Vector
+from pier_node.config.run import RunConfig
+from pier_node.outer.codec import CODECS, BadCode, Codec
+from pier_node.outer.codec.blockwise import INT4_BLOCK, INT8_BLOCK, Int4, Int8
+from pier_node.wire.carrier import CHUNK_BYTES, BadMessage
+from pier_proto.v1.peer_pb2 import Activation, Chunk
+
+DTYPES = {
+    "none": Activation.DTYPE_FP32,
+    "bf16": Activation.DTYPE_BF16,
+    "int8": Activation.DTYPE_INT8,
+    "int4": Activation.DTYPE_INT4,
+}
+
+
+class TensorFormat:
+    """The form of all tensors of one kind in transit.
+
+    Args:
+        name: of the codec, from DTYPES.
+        shape: [sequences, time, dim].
+
+    Attributes:
+        size: bytes of a coded tensor.
+    """
+
+    def __init__(self, name: str, shape: Sequence[int]) -> None:
+        self._shape, self._dtype, self._length = [*shape], DTYPES[name], math.prod(shape)
+        self._codec = _codec(name, shape[-1])
+        self.size = self._codec.size(self._length)
+
+    def encode(self, values: Vector) -> bytes:
+        """Encode finite values, shape [sequences, time, dim]."""
+        return self._codec.encode(values.reshape(-1))
+
+    def decode(self, data: bytes) -> Vector:
+        """Decode a tensor, shape [sequences, time, dim]. Raises BadMessage: no encoder produces this."""
+        try:
+            values = self._codec.decode(data, self._length)
+        except BadCode as error:
+            raise BadMessage(f"a tensor that is not finite, or no code: {error}") from error
+        if not self._codec.lossy:  # the others check what they decode
+            if not np.isfinite(values).all():
+                raise BadMessage("a tensor that is not finite")
+            values = values.copy()  # it is a read-only view, which PyTorch warns about
+        return values.reshape(self._shape)
+
+    def activation(self, attempt: bytes, microbatch: int, hop: int) -> Activation:
+        """What identifies a tensor of this form in transit."""
+        return Activation(attempt=attempt, microbatch=microbatch, hop=hop, shape=self._shape, dtype=self._dtype)
+
+    def arriving(self, activation: Activation) -> Arriving:
+        """A place for a tensor that is announced. Raises BadMessage: it has another form."""
+        if [*activation.shape] != self._shape:
+            raise BadMessage(f"a tensor of shape {[*activation.shape]}, expected {self._shape}")
+        if activation.dtype != self._dtype:
+            names = (Activation.Dtype.Name(it) for it in (activation.dtype, self._dtype))
+            raise BadMessage("a tensor of {}, expected {}: do all sites have one version of Pier?".format(*names))
+        return Arriving(self.size)
+
+
+def _codec(name: str, dim: int) -> Codec:
+    if name == "int8":
+        return Int8(block=math.gcd(dim, INT8_BLOCK))
+    return Int4(block=math.gcd(dim, INT4_BLOCK)) if name == "int4" else CODECS[name]
+
+
+class Arriving:
+    """A code whose chunks arrive one after the other.
+
+    Raises BadMessage, which says what is wrong with a chunk or with the whole code.
+    """
+
+    def __init__(self, size: int) -> None:
+        self._size, self._arrived = size, 0
+        self._parts: list[bytes] = []
+
+    def add(self, chunk: Chunk) -> None:
+        """Add the next chunk. Chunks must be complete, in order and without repeats."""
+        start, expected = self._arrived, min(CHUNK_BYTES, self._size - self._arrived)
+        if chunk.offset != start or len(chunk.data) != expected or not expected:
+            raise BadMessage(f"a chunk at {chunk.offset} of {len(chunk.data)} bytes, expected {expected} at {start}")
+        self._parts.append(chunk.data)
+        self._arrived += expected
+
+    def whole(self) -> bytes:
+        """The complete code."""
+        if self._arrived < self._size:
+            raise BadMessage(f"a stream that ends after {self._arrived} of {self._size} bytes")
+        return b"".join(self._parts)
+
+
+def pieces(activation: Activation, data: bytes, round: int) -> Iterator[Chunk]:
+    """Split a code into a stream."""
+    yield Chunk(round=round, stage=Chunk.STAGE_ACTIVATION, activation=activation)
+    for start in range(0, len(data), CHUNK_BYTES):
+        part = data[start : start + CHUNK_BYTES]
+        yield Chunk(round=round, stage=Chunk.STAGE_ACTIVATION, offset=start, data=part)
+
+
+@dataclass(frozen=True)
+class Formats:
+    """The forms of what goes forward and of what comes back."""
+
+    activations: TensorFormat
+    gradients: TensorFormat
+
+    @classmethod
+    def of(cls, config: RunConfig, bf16: bool) -> Self:
+        """The forms in a run at a site that computes in bf16 or fp32; without a codec tensors travel as computed."""
+        section, shape = config.pipeline, (config.inner.batch_size, config.model.context, config.model.dim)
+        names = section.activation_codec, section.gradient_codec
+        return cls(*(TensorFormat("bf16" if bf16 and name == "none" else name, shape) for name in names))
+
+    @property
+    def mean_size(self) -> float:
+        """Mean bytes of a tensor: as many go forward as come back."""
+        return (self.activations.size + self.gradients.size) / 2
