@@ -115,6 +115,7 @@ class Roster:
     lead: list[list[str]] = field(default_factory=list)
     said: Mapping[str, Pulse] = field(default_factory=dict)
     changed: Signal = field(default_factory=Signal)
+    on_tell: Callable[[], None] = lambda: None
 
     def ahead(self, round: int) -> list[str]:
         return self.lead.pop(0) if self.lead else []
@@ -127,6 +128,9 @@ class Roster:
 
     def participants(self) -> Mapping[str, Pulse]:
         return self.said
+
+    def tell(self) -> None:
+        self.on_tell()
 
 
 class Carrier:

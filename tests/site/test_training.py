@@ -93,6 +93,20 @@ def test_what_a_round_did_not_take_goes_into_the_next_one(monkeypatch: pytest.Mo
     assert site.saved[-1].pending is None
 
 
+@pytest.mark.parametrize("overlap", [False, True])
+def test_who_has_caught_up_says_at_once_for_which_round_it_trains(
+    monkeypatch: pytest.MonkeyPatch, overlap: bool
+) -> None:
+    """Its leader would not wait for a site that seems to train for a round that is over."""
+    caught_up_with(monkeypatch, later(3, 50.0))
+    roster = Roster([[], ["other"], ["other"], *[[]] * 9], AHEAD)
+    site = Site(overlapping(6) if overlap else local(6), Rounds(begin(), Behind(["other"])), roster)
+    told: list[tuple[int, int]] = []
+    roster.on_tell = lambda: told.append((site.rounds.state.round, site.training.progress.training_for))
+    site.run()
+    assert told == [(3, 4)]
+
+
 def test_what_is_in_the_new_state_already_is_not_brought_again(monkeypatch: pytest.MonkeyPatch) -> None:
     caught_up_with(monkeypatch, later(1, 50.0, me=40))
     site = Site(local(2), Rounds(begin(), Behind(["other"])), Roster([[], ["other"], ["other"]], AHEAD))

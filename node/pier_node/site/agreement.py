@@ -62,6 +62,10 @@ class Agreement(ABC):
         taking_part = self._roster.participants().items()
         return [pulse for node, pulse in taking_part if node != self.node and self._counts(node)]
 
+    def tell(self) -> None:
+        """Tell the others now where this site is: by the next beat, the coming round may be closed without it."""
+        self._roster.tell()
+
     @abstractmethod
     def _counts(self, node: str) -> bool:
         """Whether the others have accepted a site."""

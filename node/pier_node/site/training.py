@@ -342,6 +342,8 @@ class Training:
             self.progress.phase = phase
         if state is None:
             return False
+        self.progress.training_for = self._rounds.coming()  # inner steps being done meanwhile count for that round
+        self._agreement.tell()
         await self._saved()
         await asyncio.to_thread(self._take_moments_of, state)
         log.info("caught up with round %d", state.round)
