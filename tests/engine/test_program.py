@@ -36,6 +36,7 @@ from pier_node.engine.messages import (
     Failed,
     Logged,
     Message,
+    Opened,
     Progress,
     Publish,
     Publishing,
@@ -230,7 +231,7 @@ def silent(doing: Message, gaps: list[float], monkeypatch: pytest.MonkeyPatch, f
     return patience
 
 
-STEP = Progress(1, 2.0, 8, 0.1)
+STEP = Progress(1, 2.0, 8, 0.1, 0.5)
 
 
 def test_patience_is_learned_from_the_steps(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -384,12 +385,13 @@ async def test_requests_are_answered(play: Play, tmp_path: Path) -> None:
     actor = await scene.start()
     answer = scene.ask(told=reports.append)
     assert await actor.hear() == scene.train(1, moments=0)
-    for message in (STEP, Publishing(1)):
+    for message in (Opened(90, 10), STEP, Publishing(1)):
         actor.say(message)
     assert await actor.hear() == Publish()
     actor.say(_done(1, 5))
     assert await answer == _done(1, 5)
     assert reports == [STEP]
+    assert await scene.program.opened() == Opened(90, 10)
     assert scene.program.moments() == (scene.program.adam_m, scene.program.adam_v, 5)
     evaluation = asyncio.create_task(scene.program.evaluate(scene.load))
     assert await actor.hear() == Evaluate(2, scene.load.path)

@@ -59,6 +59,7 @@ class TinyLayout:
 class Step:
     step: int
     loss: float
+    gradient_norm: float
     tokens: int
     seconds: float
 
@@ -93,7 +94,7 @@ class FakeTrainer:
         seconds = steps * self.pace * (1 + self.noise * (self.dice.random() - 0.5))
         await asyncio.sleep(seconds)
         if on_progress:
-            on_progress(Step(first_step + steps - 1, math.nan, steps, seconds))
+            on_progress(Step(first_step + steps - 1, math.nan, math.nan, steps, seconds))
         with elsewhere():  # its workers are
             self.outbox.array[:] = load.array
             self.outbox.array[self.coordinate] -= 0.01 * steps

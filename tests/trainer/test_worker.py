@@ -28,6 +28,7 @@ from pier_node.engine.messages import (
     Evaluated,
     Failed,
     Message,
+    Opened,
     Progress,
     Publish,
     Publishing,
@@ -88,8 +89,11 @@ class Rig:
         self.connection.sendall(encode(message))
 
     def hear(self) -> Message:
-        """What the program says next; it may publish at once."""
+        """What the program says next, besides how much data it has; it may publish at once."""
         message = decode(self._lines.readline())
+        if isinstance(message, Opened):
+            assert min(message.train, message.validation) > CONTEXT
+            message = decode(self._lines.readline())
         if isinstance(message, Publishing) and self.asked == "weights":
             self.say(Publish())
         return message
@@ -142,7 +146,9 @@ def _tensor(rig: Rig, name: str) -> torch.Tensor:
 def test_jobs_through_shared_memory_have_the_bits_of_a_straight_run(
     rig: Rig, replica: Replica, windows: Windows
 ) -> None:
-    losses = [replica.train(step, windows.batch(step, BATCH), BATCH).item() for step in range(6)]
+    losses = [replica.train(0, windows.batch(0, BATCH), BATCH).item()]
+    norm = replica.gradient_norm.item()
+    losses += [replica.train(step, windows.batch(step, BATCH), BATCH).item() for step in range(1, 6)]
     expected = torch.empty(3, replica.layout.length)
     replica.store_weights(expected[0])
     replica.store_moments(expected[1], expected[2])
@@ -153,6 +159,7 @@ def test_jobs_through_shared_memory_have_the_bits_of_a_straight_run(
     assert isinstance(first, Progress)
     assert isinstance(done, Done)
     assert (first.step, first.tokens) == (0, BATCH * CONTEXT)
+    assert first.gradient_norm == pytest.approx(norm)
     assert first.loss == pytest.approx(losses[0])
     assert publishing == Publishing(1)
     assert (done.tokens, done.adam_step, done.peak_bytes) == (3 * BATCH * CONTEXT, 3, 0)

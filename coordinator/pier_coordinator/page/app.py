@@ -55,6 +55,7 @@ def make_app(board: ReadModel, operator: Operator, access: Access, health: Healt
     """
     app = _application(board, health, access, public=False)
     app.add_routes([web.get("/metrics", Metrics(board).answer), web.post("/api/login", access.login)])
+    app.add_routes([web.get("/api/log", Log(board).answer)])
     app.add_routes(action_routes(operator, access))
     return app
 
@@ -167,6 +168,18 @@ class Api:
         answer = web.Response(text=drawing.svg, content_type="image/svg+xml")
         answer.enable_compression()
         return answer
+
+
+class Log:
+    """Answers with what a site has logged, which is private: the public page lacks it."""
+
+    def __init__(self, board: ReadModel) -> None:
+        self._board = board
+
+    async def answer(self, request: web.Request) -> web.Response:
+        """?node=A: the last lines of a site's log, each with its time, its level (Python's logging) and its text."""
+        lines = self._board.lines_of(request.query.get("node", ""))
+        return compressed({"lines": [dict(zip(("time", "level", "text"), line, strict=True)) for line in lines]})
 
 
 def compressed(told: dict[str, Any]) -> web.Response:
@@ -305,6 +318,7 @@ SITE: dict[str, tuple[str, Callable[[ReadModel, Site], float | None]]] = {
     "inner_step": ("inner steps done", lambda _, site: site.inner_step),
     "tokens_per_second": ("speed of its training, 0 while it does not train", lambda _, site: site.speed),
     "loss": ("its last training loss, nats a token", lambda _, site: site.loss),
+    "gradient_norm": ("norm of its last gradient, before clipping", lambda _, site: site.gradient_norm),
     "utilisation": ("fraction of the time in inner steps", lambda _, site: site.utilisation),
     "uplink_bytes_per_second": ("measured uplink", lambda board, site: board.links.uplink(site.node)),
     "bytes_sent": ("payload bytes it sent to other sites", lambda _, site: site.bytes_sent),

@@ -17,6 +17,7 @@ from typing import Any
 
 from pier_coordinator.runs.pipeline import Drawing, PipelineRows
 from pier_coordinator.runs.series import Series, rounded
+from pier_coordinator.runs.sites import CURVES as SITE_CURVES
 from pier_coordinator.runs.sites import IDLE, REVOKED, Site
 from pier_coordinator.runs.timings import LATEST, RoundTimings, segment_of, slowness_in_words
 from pier_coordinator.store.facts import Fact, number, text, whole
@@ -147,7 +148,10 @@ def said(fact: Fact) -> str:
 
 EVENTS = 500
 POINTS = 480
-CURVES = ("loss", "tokens_per_second", "validation_loss", "learning_rate", "inner_step", "tokens", "round")
+CURVES = (
+    *("loss", "gradient_norm", "tokens_per_second", "validation_loss", "learning_rate"),
+    *("inner_step", "tokens", "round"),
+)
 """Curves of the whole run: the validation loss by round, the others by time. The last three also convert a time into
 steps, tokens and rounds."""
 MOST_SITES = 4096
@@ -186,7 +190,7 @@ class ReadModel:
         self.round = 0
         self.moved = 0.0
         self._events: list[dict[str, Any]] = []
-        self._speeds, self._losses = Latest(), Latest()
+        self._speeds, self._losses, self._norms = Latest(), Latest(), Latest()
         self.now = clock
         self._started = clock()
         self._trained: tuple[float, float] | None = None
@@ -220,6 +224,8 @@ class ReadModel:
                 self._trains(fact.time)
             case "link":
                 self.links.take(site.node, fact.body, self.stamp)
+            case "note":
+                site.lines.append((fact.time, whole(fact.body, "level") or 0, text(fact.body, "text")))
             case "order":
                 site.activity = text(fact.body, "activity").lower().removeprefix("activity_")
                 site.assignment = text(fact.body, "assignment")
@@ -258,7 +264,7 @@ class ReadModel:
         self._progress(when)
         if site.phase == "starting" and site.inner_step:
             site.phase = "training"
-        for name in ("loss", "tokens_per_second", "utilisation"):
+        for name in SITE_CURVES:
             site.curves[name].add(when, number(body, name), self.stamp)
         if self._state(site) in IDLE:  # its speed dates from when it was training
             return
@@ -269,12 +275,16 @@ class ReadModel:
         if loss is not None:
             self._losses.take(site.node, when, loss)
             self.curves["loss"].add(when, self._losses.mean, self.stamp)
+        if norm := number(body, "gradient_norm"):
+            self._norms.take(site.node, when, norm)
+            self.curves["gradient_norm"].add(when, self._norms.mean, self.stamp)
 
     def _rest(self, site: Site) -> None:
         """If a site no longer trains, take it out of the run's speed and loss."""
         if self._state(site) not in IDLE:
             return
         self._losses.forget(site.node)
+        self._norms.forget(site.node)
         if self._speeds.forget(site.node):
             self.curves["tokens_per_second"].add(self.now(), self._speeds.sum, self.stamp)
 
@@ -339,9 +349,8 @@ class ReadModel:
         return self.sites.get(node)
 
     def _tell(self, fact: Fact, site: Site | None) -> None:
-        text_of_it = said(fact)
-        if text_of_it:
-            level = whole(fact.body, "level") or INFO
+        text_of_it, level = said(fact), whole(fact.body, "level") or INFO
+        if text_of_it and (fact.kind != "note" or level > INFO):  # other lines are in `lines_of` only
             node = site.node if site else ""
             event = {"number": fact.number, "time": fact.time, "node": node, "kind": fact.kind, "level": level}
             insort(self._events, event | {"text": text_of_it, "stamp": self.stamp}, key=lambda it: it["time"])
@@ -458,6 +467,10 @@ class ReadModel:
         """The curves of some sites, in the form that `changes` gives those of the run."""
         known = [self.sites[node] for node in nodes if node in self.sites]
         return {site.node: {name: it.points(since) for name, it in site.curves.items()} for site in known}
+
+    def lines_of(self, node: str) -> list[tuple[float, int, str]]:
+        """The last lines of a site's log: when, level as of Python's logging, text."""
+        return list(self.sites[node].lines) if node in self.sites else []
 
     def rounds_of(self, first: int, last: int, nodes: Iterable[str] = ()) -> dict[str, Any]:
         """Rounds first .. last of the named sites, or of the busiest ones, and a text that says which site was slow."""

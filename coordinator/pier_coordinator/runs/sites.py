@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -13,12 +14,17 @@ from pier_coordinator.store.facts import number, text, whole
 SITE_POINTS = 240
 """Maximum number of points of each curve of a site."""
 
+LINES = 50
+"""Lines of a site's log that are kept."""
+
 SILENT_AFTER = 60.0
 """Seconds after which a site that never sent a pulse counts as silent: the time of six samples."""
 
 LIVE = ("inner_step", "tokens", "tokens_per_second", "loss", "validation_loss", "bytes_sent", "utilisation", "memory")
-MACHINE = ("device_memory", "mfu", "cpu")
-"""Numbers of a sample about a site's machine; 0: not known."""
+IF_TOLD = ("device_memory", "mfu", "cpu", "gradient_norm")
+"""Numbers of a sample that are not known if they are 0."""
+CURVES = ("loss", "gradient_norm", "tokens_per_second", "utilisation")
+"""Numbers of a sample that have a curve."""
 REVOKED = "revoked"
 GONE = ("done", "leaving", "left", REVOKED)
 IDLE = ("silent", "paused", "starting", "catching up", *GONE)
@@ -36,6 +42,7 @@ class Site:
         heard: when something last arrived from it, in seconds since the epoch by the coordinator's clock.
         offset: seconds by which its clock is ahead of the coordinator's.
         dropped: number of records that it lost because it could not deliver them for too long.
+        lines: the last lines of its log: when, level as of Python's logging, text.
         first_memory: memory in its first sample since it registered, in bytes.
     """
 
@@ -69,13 +76,13 @@ class Site:
     device_memory: float | None = None
     mfu: float | None = None
     cpu: float | None = None
+    gradient_norm: float | None = None
     shown: str = ""
     curves: dict[str, Series] = field(
-        default_factory=lambda: {
-            name: Series(SITE_POINTS) for name in ("loss", "tokens_per_second", "utilisation", "validation_loss")
-        }
+        default_factory=lambda: {name: Series(SITE_POINTS) for name in (*CURVES, "validation_loss")}
     )
     segments: Segments = field(default_factory=Segments)
+    lines: deque[tuple[float, int, str]] = field(default_factory=lambda: deque(maxlen=LINES))
 
     def registered(self, body: Mapping[str, Any]) -> None:
         """Take in its registration: it has started."""
@@ -89,7 +96,7 @@ class Site:
         for key in LIVE:
             if key in body:
                 setattr(self, key, number(body, key))
-        for key in MACHINE:
+        for key in IF_TOLD:
             if key in body:
                 setattr(self, key, number(body, key) or None)
         self.device = text(body, "device")[:200] or self.device
@@ -129,7 +136,7 @@ class Site:
             **{key: rounded(getattr(self, key)) for key in LIVE if key not in ("tokens", "bytes_sent", "memory")},
             "tokens_per_second": rounded(self.speed),
             **{key: getattr(self, key) for key in ("tokens", "bytes_sent", "memory")},
-            **{key: rounded(getattr(self, key)) for key in MACHINE},
+            **{key: rounded(getattr(self, key)) for key in IF_TOLD},
             "uplink": rounded(uplink),
             "heard": round(self.heard, 1),
         }

@@ -152,6 +152,7 @@ FIELDS = rules.complete(
             "device_memory": COUNT,
             "mfu": AMOUNT,
             "cpu": AMOUNT,
+            "gradient_norm": AMOUNT,
         },
         pb.RoundRecord: {
             "round": COUNT,

@@ -6,6 +6,7 @@ Large data (weights, moments, gradients) is in shared memory; a message refers t
 from __future__ import annotations
 
 import json
+import math
 from dataclasses import asdict
 from typing import Literal, get_args
 
@@ -154,13 +155,15 @@ class Opened:
 class Progress:
     """Program: step `step` is done.
 
-    `loss` is the site's at that step; tokens and seconds count from `Train`.
+    `loss` and `gradient_norm` are the site's at that step, the norm before clipping; NaN: the program does not tell.
+    Tokens and seconds count from `Train`.
     """
 
     step: int
     loss: float
     tokens: int
     seconds: float
+    gradient_norm: float = math.nan
 
 
 @dataclass(frozen=True, config=_STRICT)

@@ -52,8 +52,10 @@ class Moments(NamedTuple):
 @torch.no_grad()
 def take_step(
     parameters: Mapping[str, nn.Parameter], moments: Moments, step: int, config: InnerSection, exact: bool = False
-) -> None:
+) -> Tensor:
     """Clip the parameters' gradients and take a step, all in place. Only matrices have weight decay.
+
+    Returns the norm of all gradients together before they were clipped, a scalar on their device.
 
     Args:
         parameters: by name, with their gradients in `grad`.
@@ -63,16 +65,29 @@ def take_step(
         exact: take a step that has the same bits on every CPU.
     """
     if config.clip_norm:
-        nn.utils.clip_grad_norm_(parameters.values(), config.clip_norm)
+        norm = _total(nn.utils.clip_grad_norm_(parameters.values(), config.clip_norm))
+    else:
+        norm = gradient_norm(parameters)
     if config.optimizer == "adamw":
         _adamw(parameters, moments, step, config)
-        return
-    if config.optimizer == "sgd":
+    elif config.optimizer == "sgd":
         _sgd(parameters, moments.first, step, config)
-        return
-    matrices = {name: it for name, it in parameters.items() if is_hidden_matrix(name, it.shape)}
-    _muon(matrices, moments.first, step, config, exact)
-    _adamw({name: it for name, it in parameters.items() if name not in matrices}, moments, step, config)
+    else:
+        matrices = {name: it for name, it in parameters.items() if is_hidden_matrix(name, it.shape)}
+        _muon(matrices, moments.first, step, config, exact)
+        _adamw({name: it for name, it in parameters.items() if name not in matrices}, moments, step, config)
+    return norm
+
+
+def gradient_norm(parameters: Mapping[str, nn.Parameter]) -> Tensor:
+    """The norm of all gradients together, a scalar on their device."""
+    return _total(nn.utils.get_total_norm([it.grad for it in parameters.values() if it.grad is not None]))
+
+
+def _total(norm: Any) -> Tensor:
+    """A norm of what all processes have: they sum it up together, if their parameters are DTensors."""
+    total: Tensor = norm.full_tensor() if hasattr(norm, "full_tensor") else norm
+    return total
 
 
 def _adamw(parameters: Mapping[str, nn.Parameter], moments: Moments, step: int, config: InnerSection) -> None:

@@ -15,6 +15,7 @@ class Progress:
     """Where this site is in its run. Losses are in nats per token, times in seconds.
 
     Attributes:
+        gradient_norm: of the last step that was reported, before clipping.
         inner_step: inner steps of the run, done here or by the sites that this one caught up from.
         tokens: tokens that this site has trained on, steps under way included.
         compute: seconds spent in inner steps; `waited`: seconds spent in outer rounds, waiting included.
@@ -34,6 +35,7 @@ class Progress:
     tokens: int = 0
     tokens_per_second: float = 0.0
     loss: float = math.nan
+    gradient_norm: float = math.nan
     validation_loss: float = math.nan
     validated_round: int = -1
     compute: float = 0.0

@@ -28,6 +28,10 @@ class Step(Protocol):
         """The site's training loss at that step."""
 
     @property
+    def gradient_norm(self) -> float:
+        """The norm of the site's gradient at that step, before clipping; NaN: not known."""
+
+    @property
     def tokens(self) -> int:
         """Tokens of the job so far."""
 
@@ -152,6 +156,6 @@ class InnerSteps:
 
     def _stepped(self, tokens_before: int, step: Step) -> None:
         progress = self._progress
-        progress.inner_step, progress.loss = step.step + 1, step.loss
+        progress.inner_step, progress.loss, progress.gradient_norm = step.step + 1, step.loss, step.gradient_norm
         progress.tokens = tokens_before + step.tokens
         progress.tokens_per_second = step.tokens / step.seconds if step.seconds > 0 else 0.0

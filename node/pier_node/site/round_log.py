@@ -78,6 +78,7 @@ class RoundLog:
             f"step {count(progress.inner_step)} of {count(self._steps)}",
             "" if math.isnan(progress.loss) else f"loss {progress.loss:.4f}",
             f"validation loss {progress.validation_loss:.4f}" if fresh else "",
+            "" if math.isnan(progress.gradient_norm) else f"gradient norm {progress.gradient_norm:.3g}",
             f"{count(progress.tokens_per_second)} tokens/s" if progress.tokens_per_second else "",
             f"MFU {percent(progress.device.mfu(progress.tokens_per_second))}" if progress.device.full_speed else "",
             f"{amount(progress.device.peak_bytes)} of GPU memory" if progress.device.peak_bytes else "",

@@ -150,6 +150,7 @@ class Trackers:
         """A round is committed: note what is known after it."""
         metrics = {
             "loss": progress.loss,
+            "gradient_norm": progress.gradient_norm,
             "validation_loss": progress.validation_loss if progress.validated_round == status["round"] else math.nan,
             "tokens_per_second": progress.tokens_per_second,
             "tokens": progress.tokens,

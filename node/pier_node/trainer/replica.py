@@ -25,7 +25,7 @@ from torch.utils.checkpoint import checkpoint, create_selective_checkpoint_conte
 
 from pier_node.config.run import InnerSection, ModelSection, RunConfig
 from pier_node.engine.parameters import Vectors, is_sharded, local, trained
-from pier_node.outer.inner_optimizer import Moments, take_step
+from pier_node.outer.inner_optimizer import Moments, gradient_norm, take_step
 from pier_node.outer.layout import Layout
 from pier_node.trainer import devices
 from pier_node.trainer.data.corpus import Batch
@@ -124,11 +124,13 @@ class Replica:
 
     Attributes:
         shares: of the site's batch.
+        gradient_norm: of the last inner step, before it was clipped, a scalar on the device.
     """
 
     def __init__(self, config: RunConfig, device: torch.device, workers: int, parallel: Parallel = DDP) -> None:
         self.layout = Layout.of(config.model)
         self.adam_step = 0
+        self.gradient_norm = torch.tensor(torch.nan)
         self.context = config.model.context
         self._inner, self._device = config.inner, device
         self._bf16 = devices.uses_bf16(device, config.inner.precision)
@@ -184,6 +186,12 @@ class Replica:
             rows: this worker's share of the site's batch.
             sequences: size of the site's batch.
         """
+        loss = self._backward(rows, sequences)
+        with torch.no_grad():
+            self.gradient_norm = gradient_norm(self._parameters)
+        return loss
+
+    def _backward(self, rows: Batch, sequences: int) -> Tensor:
         inputs, targets = (torch.from_numpy(part).to(self._device) for part in rows)
         loss = mean_gradient(self._trained, inputs, targets, sequences, self._inner, self._bf16, self.shares)
         for parameter in self._parameters.values():
@@ -195,9 +203,9 @@ class Replica:
         return loss
 
     def train(self, step: int, rows: Batch, sequences: int) -> Tensor:
-        """Do inner step `step`, counted over the whole run; returns what `gradient` returns."""
-        loss = self.gradient(rows, sequences)
-        take_step(self._parameters, Moments(*self._moments, self.adam_step), step, self._inner)
+        """Do inner step `step`, counted over the whole run; returns the loss, on the device."""
+        loss = self._backward(rows, sequences)
+        self.gradient_norm = take_step(self._parameters, Moments(*self._moments, self.adam_step), step, self._inner)
         self.adam_step += 1
         return loss
 

@@ -159,7 +159,9 @@ class Worker:
             seconds = time.monotonic() - started
             if self._ranks.own == 0 and (index == 0 or seconds - reported > REPORT_INTERVAL):
                 reported = seconds
-                self._link.send(Progress(job.first_step + index, loss.item(), self._tokens(job, index + 1), seconds))
+                done = self._tokens(job, index + 1)
+                norm = self._replica.gradient_norm.item()
+                self._link.send(Progress(job.first_step + index, loss.item(), done, seconds, norm))
         self._publish(job)
         if self._ranks.own == 0:
             peak, seconds = devices.peak_bytes(self._device), time.monotonic() - started

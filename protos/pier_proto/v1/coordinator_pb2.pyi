@@ -750,6 +750,7 @@ class Sample(_message.Message):
     DEVICE_MEMORY_FIELD_NUMBER: _builtins.int
     MFU_FIELD_NUMBER: _builtins.int
     CPU_FIELD_NUMBER: _builtins.int
+    GRADIENT_NORM_FIELD_NUMBER: _builtins.int
     inner_step: _builtins.int
     tokens: _builtins.int
     """trained on since the start of the run"""
@@ -769,6 +770,8 @@ class Sample(_message.Message):
     """fraction of the devices' peak FLOPs that the model takes; 0: not known"""
     cpu: _builtins.float
     """fraction of all cores of the machine that is busy; 0: not known"""
+    gradient_norm: _builtins.float
+    """of the last gradient, before clipping; 0: not known"""
     def __init__(
         self,
         *,
@@ -783,10 +786,11 @@ class Sample(_message.Message):
         device_memory: _builtins.int = ...,
         mfu: _builtins.float = ...,
         cpu: _builtins.float = ...,
+        gradient_norm: _builtins.float = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["bytes_sent", b"bytes_sent", "cpu", b"cpu", "device", b"device", "device_memory", b"device_memory", "inner_step", b"inner_step", "loss", b"loss", "memory", b"memory", "mfu", b"mfu", "tokens", b"tokens", "tokens_per_second", b"tokens_per_second", "utilisation", b"utilisation"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["bytes_sent", b"bytes_sent", "cpu", b"cpu", "device", b"device", "device_memory", b"device_memory", "gradient_norm", b"gradient_norm", "inner_step", b"inner_step", "loss", b"loss", "memory", b"memory", "mfu", b"mfu", "tokens", b"tokens", "tokens_per_second", b"tokens_per_second", "utilisation", b"utilisation"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

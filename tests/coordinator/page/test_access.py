@@ -16,7 +16,7 @@ from pier_coordinator.store.facts import Fact
 VIEWER = "viewer-secret"
 READ = (
     *("/api/board", "/api/nodes", "/api/events", "/api/curves", "/api/rounds", "/api/links", "/api/pipeline"),
-    *("/api/pipeline/chart.svg", "/api/stream", "/metrics"),
+    *("/api/pipeline/chart.svg", "/api/stream", "/metrics", "/api/log"),
 )
 PRIVATE = ("example.org", "secret", "/home/alice")
 
@@ -114,4 +114,5 @@ async def test_the_public_page_has_no_actions_and_nothing_private() -> None:
         assert [word for word in PRIVATE if word.encode() in line] == []
         for path in ("/api/actions/stop", "/api/actions/check", "/api/login"):
             assert (await ask(page + path, "POST", json={}, headers=bearer(TOKEN)))[0] in (404, 405)
-        assert (await ask(f"{page}/metrics"))[0] == 404
+        for path in ("/metrics", "/api/log"):
+            assert (await ask(page + path))[0] == 404

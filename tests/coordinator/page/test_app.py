@@ -85,10 +85,18 @@ async def test_nodes_are_the_table_s_rows(page: str) -> None:
     assert [site["round"] for site in told["sites"]] == [25, 25, 25]
 
 
+async def test_the_log_of_a_site_is_told_but_not_to_everybody() -> None:
+    made = board()
+    made.apply(Fact(Played().end, "note", A, {"level": 20, "text": "<i>hello"}))
+    async with serving(made) as page:
+        assert (await get(f"{page}/api/log?node={A}"))[1]["lines"][-1]["text"] == "<i>hello"
+        assert (await get(f"{page}/api/log?node=nobody"))[1]["lines"] == []
+
+
 async def test_events_come_in_pages() -> None:
     made = board()
     for number in range(1000, 1010):
-        made.apply(Fact(Played().end, "note", A, {"level": 20, "text": str(number)}, number))
+        made.apply(Fact(Played().end, "note", A, {"level": 30, "text": str(number)}, number))
     async with serving(made) as page:
         texts = [
             [event["text"] for event in (await get(f"{page}/api/events{query}"))[1]["events"]]
@@ -128,7 +136,7 @@ async def test_healthz_says_what_it_was_told() -> None:
 
 async def test_what_a_site_says_is_only_text() -> None:
     made = board()
-    made.apply(Fact(Played().end, "note", A, {"level": 20, "text": "<script>alert(1)</script>"}))
+    made.apply(Fact(Played().end, "note", A, {"level": 30, "text": "<script>alert(1)</script>"}))
     async with serving(made) as page:
         status, told = await get(f"{page}/api/events?limit=1")
     assert status == 200

@@ -30,7 +30,7 @@ def board(rounds: int = 10) -> ReadModel:
 
 
 def note(text: str) -> Fact:
-    return Fact(Played().start, "note", A, {"level": 20, "text": text})
+    return Fact(Played().start, "note", A, {"level": 30, "text": text})
 
 
 def texts(told: dict[str, Any]) -> list[str]:

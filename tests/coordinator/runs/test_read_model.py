@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from pier_coordinator.runs import read_model as module
 from pier_coordinator.runs.read_model import EVENTS, FEW_SITES, MOST_SITES, POINTS, WINDOW, Latest, Links, ReadModel
-from pier_coordinator.runs.sites import SILENT_AFTER
+from pier_coordinator.runs.sites import LINES, SILENT_AFTER
 from pier_coordinator.store.facts import Fact, Kind
 
 A, B, C = (node(lab.name) for lab in LABS)
@@ -290,24 +290,24 @@ def test_a_revoked_site_stays_revoked_and_loses_its_links() -> None:
 def test_events_are_the_last_ones_and_have_the_site_s_name() -> None:
     board = played(rounds=1)
     for number in range(1000, 1000 + EVENTS + 50):
-        board.apply(Fact(START + 1, "note", A, {"level": 20, "text": f"note {number}"}, number))
+        board.apply(Fact(START + 1, "note", A, {"level": 30, "text": f"note {number}"}, number))
     events = board.events()
     assert len(events) == EVENTS
-    assert (events[-1]["text"], events[-1]["name"], events[-1]["level"]) == ("note 1549", "lab-a", 20)
+    assert (events[-1]["text"], events[-1]["name"], events[-1]["level"]) == ("note 1549", "lab-a", 30)
     assert [event["number"] for event in board.events(after=1547)] == [1548, 1549]
 
 
 def test_events_come_in_the_order_in_which_they_happened() -> None:
     board = Replayed()
     for text, at in [("late", 5.0), ("early", 1.0), ("between", 3.0), ("late too", 5.0)]:
-        board.apply(Fact(START + at, "note", A, {"text": text}))
+        board.apply(Fact(START + at, "note", A, {"level": 30, "text": text}))
     assert [event["text"] for event in board.events()] == ["early", "between", "late", "late too"]
 
 
 def test_memory_is_bounded_in_sites_and_texts() -> None:
     board = Replayed()
     for number in range(MOST_SITES + 100):
-        board.apply(Fact(START, "note", f"node-{number}", {"text": "x" * 10_000}))
+        board.apply(Fact(START, "note", f"node-{number}", {"level": 30, "text": "x" * 10_000}))
     assert len(board.sites) == MOST_SITES
     assert max(len(event["text"]) for event in board.events()) == 500
 
@@ -329,6 +329,28 @@ def test_each_board_has_a_name_of_its_own() -> None:
     assert ReadModel().boot != ReadModel().boot
 
 
+def test_the_last_lines_of_a_site_s_log_are_kept_and_only_warnings_are_events() -> None:
+    board = Replayed()
+    for number in range(LINES + 5):
+        level = 30 if number == LINES else 20
+        board.apply(Fact(START + number, "note", node("lab-a"), {"level": level, "text": f"<b>{number}\n" * 300}))
+    lines = board.lines_of(node("lab-a"))
+    assert len(lines) == LINES
+    assert lines[0][:2] == (START + 5, 20)
+    assert lines[-1][2].startswith(f"<b>{LINES + 4} <b>")
+    assert len(lines[-1][2]) <= 500
+    assert [event["level"] for event in board.events()] == [30]
+    assert board.lines_of("nobody") == []
+
+
+def test_a_norm_of_gradients_has_a_curve_if_sites_tell_it() -> None:
+    board = Replayed()
+    for name, norm in (("lab-a", 0.5), ("lab-b", 1.5), ("lab-c", 0.0)):  # 0: an earlier version tells none
+        board.apply(Fact(START, "sample", node(name), {"inner_step": 1, "gradient_norm": norm}))
+    assert board.curves["gradient_norm"].means() == [0.75]
+    assert [row["gradient_norm"] for row in board.snapshot()["sites"]] == [0.5, 1.5, None]
+
+
 def test_a_plan_of_experts_is_told_when_it_has_changed() -> None:
     board = Replayed()
     assert board.snapshot()["experts"] is None
@@ -337,7 +359,7 @@ def test_a_plan_of_experts_is_told_when_it_has_changed() -> None:
     seen = board.snapshot()
     assert seen["experts"]["rows"] == [{"domain": "topics", "done": 1, "loss": 0.333333}]
     board.planned(plan)
-    board.apply(Fact(START, "note", node("lab-a"), {"level": 20, "text": "hello"}))
+    board.apply(Fact(START, "note", node("lab-a"), {"level": 30, "text": "hello"}))
     assert board.changes(seen["stamp"])["experts"] is None
     board.planned({**plan, "rows": [{"domain": "topics", "done": 2, "loss": None}]})
     assert board.changes(seen["stamp"])["experts"]["rows"][0]["done"] == 2

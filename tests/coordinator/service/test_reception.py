@@ -92,6 +92,7 @@ def test_a_record_becomes_a_fact_of_its_kind() -> None:
             "device_memory": 6,
             "mfu": 0.4,
             "cpu": 0.0,
+            "gradient_norm": 0.0,
         },
     )
     link = fact(ALICE.node, Record(time=NOW, link=LinkRecord(peer=BOB.node, round_trip=0.5)), NOW)

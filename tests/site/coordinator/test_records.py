@@ -11,7 +11,7 @@ from rounds.cases import outer_state
 
 from pier_node.outer.times import Times
 from pier_node.rounds.progress import Progress
-from pier_node.site.coordinator.records import DEVICE, ENOUGH, LINE, Noting, Recorder, Reports, memory_held
+from pier_node.site.coordinator.records import BATCH, DEVICE, ENOUGH, LINE, Noting, Recorder, Reports, memory_held
 from pier_proto.v1.coordinator_pb2 import Record
 
 
@@ -112,12 +112,15 @@ def test_what_is_not_known_is_nan() -> None:
     assert sample.sample.memory == 1000
 
 
-def test_warnings_become_notes() -> None:
+def test_lines_of_the_log_become_notes_and_those_that_are_no_warnings_wait_for_nobody() -> None:
     writer, reports = recorder(Progress(), Played())
     log = logging.Logger("test")
     log.addHandler(Noting(writer))
-    log.info("not worth a note")
+    for number in range(BATCH + 10):
+        log.info("round %d", number)
     log.warning("lab-b %s", "x" * LINE)
+    assert len(reports) == BATCH + 1
+    reports.stored(BATCH)
     (note,) = told(reports)
     assert (note.note.level, len(note.note.text)) == (logging.WARNING, LINE)
     assert note.note.text.startswith("lab-b xxx")

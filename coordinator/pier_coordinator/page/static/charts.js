@@ -4,6 +4,7 @@ import { Axis, smoothed } from "./axis.js";
 import { saveCsv, savePng } from "./export.js";
 import { fixed, speed } from "./format.js";
 import { ask } from "./feed.js";
+import { Earlier } from "./earlier.js";
 import { inOrder, joined, nameOf } from "./store.js";
 
 const HEIGHT = 220;
@@ -48,7 +49,7 @@ class Chart {
     this.plot?.destroy();
     order(this.keys, lines.map((line, at) => make("li", {}, make("i", { className: at ? `s${line.slot}` : "s-all" }), line.name, make("b"))));
     const quiet = { show: true, stroke: "transparent", width: 0, points: { show: false }, spanGaps: true };
-    const line = ({ colour: stroke }, width) => ({ stroke, width, spanGaps: true, points: { show: false } });
+    const line = ({ colour: stroke, dash }, width) => ({ stroke, width, dash, spanGaps: true, points: { show: false } });
     const axis = { stroke: colour("muted"), grid: { stroke: colour("line"), width: 1 }, ticks: { show: false }, font: "12px system-ui, sans-serif" };
     const [all, ...others] = lines;
     this.plot = new uPlot({
@@ -97,11 +98,13 @@ const KINDS = [
   { box: "c-validation", curve: "validation_loss", title: "Validation loss", all: "mean", format: loss, tick, byRound: true },
   { box: "c-speed", curve: "tokens_per_second", title: "Throughput", all: "sum", format: speed, tick: speed, fromZero: true },
   { box: "c-rate", curve: "learning_rate", title: "Learning rate", all: "all sites", format: small, tick: small, fromZero: true, alone: true },
+  { box: "c-norm", curve: "gradient_norm", title: "Gradient norm", all: "mean", format: small, tick: small, fromZero: true },
 ];
 
 export class Charts {
   constructor(chosen) {
     this.chosen = chosen;
+    this.earlier = new Earlier(() => this.draw(true));
     this.charts = KINDS.map((kind) => new Chart(kind));
     this.sites = new Map();
     this.seen = 0;
@@ -112,7 +115,7 @@ export class Charts {
 
   // Curves of the chosen sites are asked for: they are not sent to everybody.
   async show(state) {
-    this.state = state;
+    this.state = this.earlier.state = state;
     await this.refresh();
     this.draw(false);
   }
@@ -135,11 +138,20 @@ export class Charts {
     const [keep, axis] = [Number($("smoothing").value), new Axis(this.state.curves, $("axis").value)];
     say($("smoothing-said"), keep ? fixed(keep, 2) : "none");
     $("h-rate").closest("section").hidden = this.state.totals.learning_rate === null;
+    $("h-norm").closest("section").hidden = !this.state.curves.gradient_norm?.size;
     for (const chart of this.charts) {
       const nodes = chart.alone ? [] : this.chosen.nodes();
       const all = { name: chart.all, colour: colour("text"), points: this.points(chart, axis, this.state.curves), now: this.state.totals[chart.curve] };
-      chart.show([all, ...nodes.map((node) => this.line(chart, axis, node))], axis, keep, again);
+      chart.show([all, ...nodes.map((node) => this.line(chart, axis, node)), ...this.before(chart, axis)], axis, keep, again);
     }
+  }
+
+  // The earlier run that this one is compared with, if there is one.
+  before(chart, axis) {
+    if (!this.earlier.curves) return [];
+    const curves = this.earlier.shifted(this.state.curves);
+    const points = this.points(chart, new Axis(curves, axis.key), curves);
+    return points.length ? [{ name: this.earlier.name, slot: "-earlier", colour: colour("muted"), dash: [5, 4], points }] : [];
   }
 
   line(chart, axis, node) {

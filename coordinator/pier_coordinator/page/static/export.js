@@ -34,7 +34,7 @@ export function savePng(title, drawn, keys) {
   canvas.toBlob((blob) => save(blob, `${title}.png`));
 }
 
-function save(blob, name) {
+export function save(blob, name) {
   const link = make("a", { href: URL.createObjectURL(blob), download: name.replace(/[^\w.-]+/g, "-") });
   link.click();
   setTimeout(() => URL.revokeObjectURL(link.href), 10_000);

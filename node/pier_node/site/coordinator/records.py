@@ -133,8 +133,14 @@ class Recorder:
             device_memory=progress.device.peak_bytes,
             mfu=mfu if math.isfinite(mfu := progress.device.mfu(progress.tokens_per_second)) else 0.0,
             cpu=cpu,
+            gradient_norm=progress.gradient_norm if math.isfinite(progress.gradient_norm) else 0.0,
         )
         self._reports.add(Record(time=time.time(), sample=record))
+
+    @property
+    def waiting(self) -> int:
+        """Number of records that the coordinator has not stored yet."""
+        return len(self._reports)
 
     def note(self, level: int, text: str) -> None:
         """Record something worth reading."""
@@ -150,15 +156,16 @@ class Recorder:
 
 
 class Noting(logging.Handler):
-    """Records every warning that this site logs as a note."""
+    """Records what this site logs as notes: every warning, and other lines while few records wait to be sent."""
 
     def __init__(self, recorder: Recorder) -> None:
-        super().__init__(logging.WARNING)
+        super().__init__(logging.INFO)
         self._recorder = recorder
 
     def emit(self, record: logging.LogRecord) -> None:
         """Record it."""
-        self._recorder.note(record.levelno, record.getMessage())
+        if record.levelno >= logging.WARNING or self._recorder.waiting < BATCH:
+            self._recorder.note(record.levelno, record.getMessage())
 
 
 def cpu_busy() -> float:
