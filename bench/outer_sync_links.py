@@ -116,7 +116,7 @@ def _ip(*words: str) -> None:
 def _peer(system: str, rank: int, length: int, reps: int, folder: Path) -> None:
     times: list[float] = []
     task = Task(rank, 2, length, reps, PORT, folder, HOSTS)
-    PEERS[system](task, FileGate(folder, rank), times.append)
+    PEERS[system](task, FileGate(folder, rank), lambda cost: times.append(cost.seconds))
     print(json.dumps(times))
 
 

@@ -58,5 +58,6 @@ def _exchanges(spaces: tuple[str, str], length: int, folder: Path) -> list[float
 def _peer(rank: int, space: str, length: int, folder: Path, results: Any) -> None:
     enter(space)
     times: list[float] = []
-    PEERS["pier, TLS"](Task(rank, 2, length, REPS, PORT, folder, HOSTS), FileGate(folder, rank), times.append)
+    task, gate = Task(rank, 2, length, REPS, PORT, folder, HOSTS), FileGate(folder, rank)
+    PEERS["pier, TLS"](task, gate, lambda cost: times.append(cost.seconds))
     results.put(times)
