@@ -163,7 +163,8 @@ async def _pier(system: Pier, task: Task, gate: Gate, report: Report) -> None:
     from pier_node.outer.update import Update
     from pier_node.rounds.plan import Plan
     from pier_node.rounds.reduce import Reduction
-    from pier_proto.v1.peer_pb2 import Ballot, Chunk, Share
+    from pier_node.wire.chunk import Chunk
+    from pier_proto.v1.peer_pb2 import Ballot, Share
 
     run = hashlib.sha256(b"bench").digest()
     identity = Identity.load_or_create(task.folder / f"peer{task.rank}")

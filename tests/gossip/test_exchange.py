@@ -20,7 +20,7 @@ from pier_node.gossip.exchange import Lane, Swap, SwapPlan
 from pier_node.outer.codec import CODECS, Codec
 from pier_node.rounds.suspects import Suspicion
 from pier_node.wire.carrier import BadMessage
-from pier_proto.v1.peer_pb2 import Chunk
+from pier_node.wire.chunk import Chunk
 
 NAME = b"m" * 32
 

@@ -22,7 +22,7 @@ from pier_node.outer.state import OuterState
 from pier_node.outer.token_weights import LIMIT
 from pier_node.outer.update import Update
 from pier_node.wire.carrier import PeerRefused
-from pier_proto.v1.peer_pb2 import Chunk
+from pier_node.wire.chunk import Chunk, Stage
 
 
 def test_alone_a_site_takes_its_own_step() -> None:
@@ -253,7 +253,7 @@ def test_only_what_is_saved_is_offered() -> None:
         (None, "an empty stream"),
     ],
 )
-def test_streams_of_nothing_are_refused(stage: Chunk.Stage.ValueType | None, problem: str) -> None:
+def test_streams_of_nothing_are_refused(stage: Stage | None, problem: str) -> None:
     async def stream() -> AsyncIterator[Chunk]:
         if stage:
             yield Chunk(round=9, stage=stage, meeting=b"m" * 32)

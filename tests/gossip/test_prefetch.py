@@ -18,7 +18,7 @@ from pier_node.outer.codec.plain import Plain
 from pier_node.outer.state import OuterState
 from pier_node.rounds.roster import Roster
 from pier_node.wire.carrier import BadMessage
-from pier_proto.v1.peer_pb2 import Chunk
+from pier_node.wire.chunk import Chunk
 
 RATES = NolocoSection(gamma=0.3)
 DIGEST = b"d" * 32

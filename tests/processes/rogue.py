@@ -33,11 +33,11 @@ from pier_node.rounds.suspects import Behind
 from pier_node.site.join import Reception
 from pier_node.site.journal import Journal
 from pier_node.wire.carrier import GATHER, HELLO, VOTE, PeerLost
+from pier_node.wire.chunk import Chunk
 from pier_node.wire.grpc.carrier import GrpcCarrier
 from pier_node.wire.state_server import StateServer
 from pier_proto.v1.peer_pb2 import (
     Ballot,
-    Chunk,
     HelloReply,
     HelloRequest,
     Link,

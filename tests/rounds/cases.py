@@ -23,12 +23,12 @@ from pier_node.rounds.commitments import Cast, Commitments
 from pier_node.rounds.member import Rounds
 from pier_node.rounds.roster import Roster
 from pier_node.wire.carrier import ABORT, BEAT, DESCRIBE, GATHER, VOTE, PeerLost
+from pier_node.wire.chunk import Chunk
 from pier_node.wire.state_server import StateServer
 from pier_proto.v1.peer_pb2 import (
     AbortNotice,
     Ack,
     Ballot,
-    Chunk,
     Link,
     Manifest,
     Phase,

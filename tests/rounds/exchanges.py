@@ -17,7 +17,7 @@ from pier_node.outer.update import Update
 from pier_node.rounds.plan import Plan
 from pier_node.rounds.reduce import Reduction
 from pier_node.rounds.suspects import Suspicion
-from pier_proto.v1.peer_pb2 import Chunk
+from pier_node.wire.chunk import Chunk
 
 BALLOT = ballot(1)
 SILENCE = 30.0

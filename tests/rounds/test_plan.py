@@ -4,7 +4,8 @@ import pytest
 from rounds.cases import ballot
 
 from pier_node.rounds.plan import Plan
-from pier_proto.v1.peer_pb2 import Chunk, Share
+from pier_node.wire.chunk import Chunk
+from pier_proto.v1.peer_pb2 import Share
 
 SHARES = [
     Share(node="a", tokens=10, norm=2.0, offset=0, length=5),

@@ -19,7 +19,7 @@ from pier_node.outer.codec import codec, of_means
 from pier_node.outer.mean import trimmed_mean, weighted_mean
 from pier_node.rounds.suspects import NOBODY, Suspicion
 from pier_node.wire.carrier import BadMessage
-from pier_proto.v1.peer_pb2 import Chunk
+from pier_node.wire.chunk import Chunk
 
 
 def mean_in_id_order(given: dict[str, Vector], tokens: dict[str, int]) -> Vector:

@@ -19,7 +19,8 @@ from pier_node.rounds.plan import Plan
 from pier_node.rounds.reduce import Reduction
 from pier_node.rounds.suspects import Suspicion
 from pier_node.wire.carrier import BadMessage
-from pier_proto.v1.peer_pb2 import Chunk, Share
+from pier_node.wire.chunk import Chunk
+from pier_proto.v1.peer_pb2 import Share
 
 
 def scatter(*pieces: tuple[int, Vector]) -> list[Chunk]:
@@ -144,7 +145,7 @@ def test_as_many_sparse_codes_as_members_are_owed(codes: int, monkeypatch: pytes
     """Two members, of which b owes the mean of its shard as the codes of both."""
     monkeypatch.setattr("pier_node.rounds.reduce.of_means", lambda *_: None)
     opening = Chunk(round=5, ballot=BALLOT, stage=Chunk.STAGE_GATHER)
-    one = codec("topk").encode(fp32(1, 2))
+    one = bytes(codec("topk").encode(fp32(1, 2)))
     told, suspicion = run(taken_by_a([opening, Chunk(offset=4, data=one * codes)], name="topk"))
     assert f"{codes * len(one)} bytes for 2 codes of 2 values" in told
     assert suspicion.node == "b"

@@ -16,7 +16,8 @@ from pier_node.outer.state import OuterState
 from pier_node.rounds.commitments import Cast, Commitments
 from pier_node.rounds.quorum import LEAP
 from pier_node.wire.carrier import ABORT, VOTE, PeerRefused
-from pier_proto.v1.peer_pb2 import AbortNotice, Ballot, Chunk, Proposal, Ready, Vote
+from pier_node.wire.chunk import Chunk
+from pier_proto.v1.peer_pb2 import AbortNotice, Ballot, Proposal, Ready, Vote
 
 
 def proposal(ready: Ready, **change: Any) -> Proposal:

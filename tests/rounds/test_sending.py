@@ -8,7 +8,7 @@ import pytest
 from pier_node.rounds.reduce import send
 from pier_node.rounds.suspects import NOBODY, Suspicion
 from pier_node.wire.carrier import PeerLost, PeerRefused
-from pier_proto.v1.peer_pb2 import Chunk
+from pier_node.wire.chunk import Chunk
 
 
 class Line:

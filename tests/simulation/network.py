@@ -12,7 +12,9 @@ from typing import Any, Self
 from google.protobuf.message import Message
 
 from pier_node.wire.carrier import HELLO, BadMessage, Handler, Method, PeerLost, PeerRefused, Q, R
-from pier_proto.v1.peer_pb2 import Chunk, FetchRequest, HelloReply, HelloRequest
+from pier_node.wire.chunk import Chunk, split
+from pier_proto.v1 import peer_pb2
+from pier_proto.v1.peer_pb2 import FetchRequest, HelloReply, HelloRequest
 
 END = None
 
@@ -224,5 +226,8 @@ async def _drain(queue: asyncio.Queue[Chunk | PeerLost | None]) -> AsyncIterator
 
 def _copy(message: Any) -> Any:
     """Nothing is shared between nodes: what arrives was parsed from bytes."""
+    if isinstance(message, Chunk):
+        header, data = split(message.encoded())
+        return Chunk.of(peer_pb2.Chunk.FromString(header), data)
     assert isinstance(message, Message)
     return type(message).FromString(message.SerializeToString())

@@ -6,8 +6,10 @@ import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
 from typing import Any
 
+from pier_node.wire.bounds import parse_chunk
 from pier_node.wire.carrier import BadMessage, Handler, Method, PeerLost, PeerRefused, Q, R
-from pier_proto.v1.peer_pb2 import Chunk, FetchRequest, HelloReply, HelloRequest
+from pier_node.wire.chunk import Chunk
+from pier_proto.v1.peer_pb2 import FetchRequest, HelloReply, HelloRequest
 
 Spoil = Callable[[Chunk], Awaitable[Chunk]]
 """What becomes of a chunk on its way: another one, PeerLost, or nothing for ever."""
@@ -66,7 +68,7 @@ class MemoryCarrier:
         self._net.pulled.append((peer, request))
         try:
             async for sent in serve(self.node, request):
-                chunk = Chunk.FromString(sent.SerializeToString())
+                chunk = parse_chunk(sent.encoded())
                 await asyncio.sleep(0)  # lets the other streams move on
                 yield await self._net.spoils[peer](chunk) if peer in self._net.spoils else chunk
         except BadMessage as refusal:

@@ -16,8 +16,9 @@ from pier_node.identity.certificates import credentials
 from pier_node.identity.node import Identity, Token
 from pier_node.wire.addresses import Route, first_hop
 from pier_node.wire.carrier import SiteCarrier
+from pier_node.wire.chunk import Chunk
 from pier_node.wire.transport import Transport, make_carrier
-from pier_proto.v1.peer_pb2 import Ack, Ballot, Chunk, FetchRequest, LeaveRequest
+from pier_proto.v1.peer_pb2 import Ack, Ballot, FetchRequest, LeaveRequest
 
 RUN = hashlib.sha256(b"run").digest()
 TOKEN = Token(hashlib.sha256(b"secret").digest(), RUN[:16])

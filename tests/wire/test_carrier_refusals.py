@@ -36,10 +36,10 @@ from pier_node.wire.carrier import (
     PeerRefused,
     SiteCarrier,
 )
+from pier_node.wire.chunk import Chunk
 from pier_node.wire.metadata import CallMetadata
 from pier_proto.v1.peer_pb2 import (
     Ack,
-    Chunk,
     FetchRequest,
     LeaveRequest,
     Manifest,

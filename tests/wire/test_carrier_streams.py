@@ -7,7 +7,8 @@ import pytest
 from wire.sites import FETCH, LEAVING, MIB, QUICK, Pair, ack, chunks
 
 from pier_node.wire.carrier import LEAVE, BadMessage, PeerLost, PeerRefused, SiteCarrier
-from pier_proto.v1.peer_pb2 import Chunk, FetchRequest
+from pier_node.wire.chunk import Chunk
+from pier_proto.v1.peer_pb2 import FetchRequest
 
 pytestmark = pytest.mark.usefixtures("no_complaints")
 

@@ -42,10 +42,10 @@ from pier_node.wire.carrier import (
     PeerRefused,
     SiteCarrier,
 )
+from pier_node.wire.chunk import Chunk
 from pier_proto.v1.peer_pb2 import (
     AbortNotice,
     Ack,
-    Chunk,
     FetchRequest,
     HelloReply,
     HelloRequest,

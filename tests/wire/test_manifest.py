@@ -13,8 +13,9 @@ from wire.state_cases import PIECE, outer_state
 
 from pier_node.outer import state as states
 from pier_node.wire.carrier import BadMessage
+from pier_node.wire.chunk import Chunk
 from pier_node.wire.manifest import RUN, Partial, Piece, describe, examine, pieces
-from pier_proto.v1.peer_pb2 import Chunk, Manifest, Tensor
+from pier_proto.v1.peer_pb2 import Manifest, Tensor
 
 LENGTH = 5 * PIECE + 1
 

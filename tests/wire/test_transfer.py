@@ -15,7 +15,7 @@ from pier_node.outer import state as states
 from pier_node.outer.state import OuterState
 from pier_node.rounds.catch_up import Fetched, Tries, Wanted, fetch_state
 from pier_node.wire.carrier import PeerLost
-from pier_proto.v1.peer_pb2 import Chunk
+from pier_node.wire.chunk import Chunk
 
 LENGTH = 100 * PIECE + 3
 PIECES = 2 * 101

@@ -16,6 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 Vector = npt.NDArray[np.float32]
+Buffer = bytes | memoryview
 
 
 class SharedVector:

@@ -29,7 +29,8 @@ from pier_node.outer.codec import codec, of_means
 from pier_node.rounds.plan import CHUNK
 from pier_node.site.join import SET_CLOCKS, clock_in_words
 from pier_node.wire.addresses import first_hop
-from pier_node.wire.carrier import CHUNK_BYTES, GREETING, PROBE, PROTOCOL, Carrier, PeerLost
+from pier_node.wire.carrier import GREETING, PROBE, PROTOCOL, Carrier, PeerLost
+from pier_node.wire.chunk import CHUNK_BYTES
 from pier_proto.v1.peer_pb2 import HelloReply, HelloRequest, ProbeReply, ProbeRequest, Site
 
 PINGS = 5

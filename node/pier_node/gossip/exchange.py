@@ -16,14 +16,14 @@ from typing import NoReturn, TypeVar
 import numpy as np
 
 from pier_node.base.faults import NO_FAULTS, Faults
-from pier_node.base.shared import Vector
+from pier_node.base.shared import Buffer, Vector
 from pier_node.base.tasks import first_of
 from pier_node.outer.codec import BadCode, Codec
 from pier_node.rounds.plan import CHUNK
 from pier_node.rounds.reduce import NO_DATA, Meter, send
 from pier_node.rounds.suspects import Suspicion
 from pier_node.wire.carrier import BadMessage, Carrier, PeerLost
-from pier_proto.v1.peer_pb2 import Chunk
+from pier_node.wire.chunk import Chunk
 
 T = TypeVar("T")
 HALF = np.float32(0.5)
@@ -208,7 +208,7 @@ class Swap:
         np.add(mean, part, out=mean)
         np.multiply(mean, HALF, out=mean)
 
-    def _encoded(self, lane: Lane, part: slice) -> tuple[bytes, Vector]:
+    def _encoded(self, lane: Lane, part: slice) -> tuple[Buffer, Vector]:
         """A chunk as it travels, and its values as both sides decode them."""
         values = lane.mine[part]
         data = self._codec.encode(values)

@@ -33,7 +33,8 @@ from pier_node.outer.update import Update
 from pier_node.rounds.attempt import Advance, check_finite, heard_of
 from pier_node.rounds.suspects import Suspicion
 from pier_node.wire.carrier import SETTLE, BadMessage, PeerLost
-from pier_proto.v1.peer_pb2 import Chunk, MeetRequest, SettleReply, SettleRequest
+from pier_node.wire.chunk import Chunk
+from pier_proto.v1.peer_pb2 import MeetRequest, SettleReply, SettleRequest
 
 FOLLOW = 60.0
 """Seconds for which a site tries to take the state of a partner whose record differs from its own."""

@@ -22,7 +22,7 @@ from pier_node.outer.update import norm_limit
 from pier_node.rounds.reduce import NO_DATA
 from pier_node.rounds.roster import Roster
 from pier_node.wire.carrier import BadMessage, Carrier, PeerLost
-from pier_proto.v1.peer_pb2 import Chunk
+from pier_node.wire.chunk import Chunk
 
 HELD = 2
 """Number of anchors kept here: one of this round, and one of the next round from a partner that is ahead."""

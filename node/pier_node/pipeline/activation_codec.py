@@ -18,12 +18,13 @@ from typing import Self
 
 import numpy as np
 
-from pier_node.base.shared import Vector
+from pier_node.base.shared import Buffer, Vector
 from pier_node.config.run import RunConfig
 from pier_node.outer.codec import CODECS, BadCode, Codec
 from pier_node.outer.codec.blockwise import INT4_BLOCK, INT8_BLOCK, Int4, Int8
-from pier_node.wire.carrier import CHUNK_BYTES, BadMessage
-from pier_proto.v1.peer_pb2 import Activation, Chunk
+from pier_node.wire.carrier import BadMessage
+from pier_node.wire.chunk import CHUNK_BYTES, Chunk
+from pier_proto.v1.peer_pb2 import Activation
 
 DTYPES = {
     "none": Activation.DTYPE_FP32,
@@ -51,7 +52,7 @@ class TensorFormat:
 
     def encode(self, values: Vector) -> bytes:
         """Encode finite values, shape [sequences, time, dim]."""
-        return self._codec.encode(values.reshape(-1))
+        return bytes(self._codec.encode(values.reshape(-1)))  # it outlives the tensor, of which it may be a view
 
     def decode(self, data: bytes) -> Vector:
         """Decode a tensor, shape [sequences, time, dim]. Raises BadMessage: no encoder produces this."""
@@ -93,7 +94,7 @@ class Arriving:
 
     def __init__(self, size: int) -> None:
         self._size, self._arrived = size, 0
-        self._parts: list[bytes] = []
+        self._parts: list[Buffer] = []
 
     def add(self, chunk: Chunk) -> None:
         """Add the next chunk. Chunks must be complete, in order and without repeats."""

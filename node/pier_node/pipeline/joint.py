@@ -28,7 +28,7 @@ from typing import Generic, NoReturn, TypeVar
 import numpy as np
 
 from pier_node.base.faults import NO_FAULTS, Faults
-from pier_node.base.shared import Vector
+from pier_node.base.shared import Buffer, Vector
 from pier_node.base.tasks import Signal, first_of
 from pier_node.outer.codec.plain import Plain
 from pier_node.outer.mean import split
@@ -41,7 +41,8 @@ from pier_node.rounds.attempt import heard_of
 from pier_node.rounds.reduce import Reduction
 from pier_node.rounds.suspects import NOBODY, Suspicion
 from pier_node.wire.carrier import DROP, TALLY, BadMessage, Carrier, PeerLost, PeerRefused
-from pier_proto.v1.peer_pb2 import Ack, Ballot, Chunk, Dropped, Share, Total, Worked
+from pier_node.wire.chunk import Chunk, Stage
+from pier_proto.v1.peer_pb2 import Ack, Ballot, Dropped, Share, Total, Worked
 
 log = logging.getLogger(__name__)
 
@@ -71,7 +72,7 @@ class StagePlan(outer.Plan):
 
     name: bytes = b""
 
-    def message(self, stage: Chunk.Stage.ValueType, offset: int, data: bytes) -> Chunk:
+    def message(self, stage: Stage, offset: int, data: Buffer) -> Chunk:
         """A chunk of this attempt."""
         return Chunk(round=self.round, stage=stage, offset=offset, data=data, meeting=self.name)
 

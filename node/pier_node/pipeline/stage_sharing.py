@@ -23,8 +23,9 @@ from pier_node.rounds.catch_up import Wanted, fetch_state
 from pier_node.rounds.member import Rounds
 from pier_node.rounds.state_store import Checkpoint
 from pier_node.wire.carrier import DESCRIBE, BadMessage, Carrier, PeerLost
+from pier_node.wire.chunk import Chunk
 from pier_node.wire.state_server import StateServer
-from pier_proto.v1.peer_pb2 import Chunk, FetchRequest, Manifest, StateRequest
+from pier_proto.v1.peer_pb2 import FetchRequest, Manifest, StateRequest
 
 PATIENCE = 30.0
 """Seconds to wait for a site that has a stage as it is after its last step."""

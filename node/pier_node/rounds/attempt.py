@@ -37,11 +37,11 @@ from pier_node.rounds.roster import Roster
 from pier_node.rounds.statements import Statements
 from pier_node.rounds.suspects import NOBODY, Suspicion
 from pier_node.wire.carrier import ABORT, VOTE, BadMessage, Carrier, Method, PeerLost, Q
+from pier_node.wire.chunk import Chunk
 from pier_proto.v1.peer_pb2 import (
     AbortNotice,
     Ack,
     Ballot,
-    Chunk,
     DoubleVote,
     Handover,
     Link,

@@ -42,8 +42,9 @@ from pier_node.outer.state import OuterState
 from pier_node.rounds.progress_checks import Trust
 from pier_node.rounds.roster import Roster
 from pier_node.wire.carrier import DESCRIBE, BadMessage, Carrier, PeerLost
+from pier_node.wire.chunk import Chunk
 from pier_node.wire.manifest import Description, Partial, Piece, examine
-from pier_proto.v1.peer_pb2 import Chunk, FetchRequest, Link, StateRequest, Value
+from pier_proto.v1.peer_pb2 import FetchRequest, Link, StateRequest, Value
 
 SILENCE = 20.0
 """Seconds for which a peer may be silent."""

@@ -28,7 +28,8 @@ from pier_node.rounds.proposal import Base, flaw
 from pier_node.rounds.quorum import has_quorum, leader_of, order
 from pier_node.rounds.suspects import NOBODY, Behind, Standstill, Suspects, Suspicion
 from pier_node.wire.carrier import ABORT, GATHER, VOTE, BadMessage, PeerLost
-from pier_proto.v1.peer_pb2 import AbortNotice, Ack, Chunk, Link, Proposal, Ready, Signed, Vote
+from pier_node.wire.chunk import Chunk
+from pier_proto.v1.peer_pb2 import AbortNotice, Ack, Link, Proposal, Ready, Signed, Vote
 
 log = logging.getLogger(__name__)
 

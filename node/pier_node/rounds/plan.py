@@ -7,11 +7,12 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from pier_node.base.shared import Buffer
 from pier_node.outer.clip import EXACT, LOSSY, clip_factors, longest_mean
 from pier_node.outer.mean import relative_weights
 from pier_node.outer.token_weights import Weighing, capped
-from pier_node.wire.carrier import CHUNK_BYTES
-from pier_proto.v1.peer_pb2 import Ballot, Chunk, Share
+from pier_node.wire.chunk import CHUNK_BYTES, Chunk, Stage
+from pier_proto.v1.peer_pb2 import Ballot, Share
 
 CHUNK = CHUNK_BYTES // 4
 
@@ -37,7 +38,7 @@ class Plan:
         end = share.offset + share.length
         return [(start, min(start + self.chunk, end)) for start in range(share.offset, end, self.chunk)]
 
-    def message(self, stage: Chunk.Stage.ValueType, offset: int, data: bytes) -> Chunk:
+    def message(self, stage: Stage, offset: int, data: Buffer) -> Chunk:
         """A chunk of this attempt."""
         return Chunk(round=self.round, ballot=self.ballot, stage=stage, offset=offset, data=data)
 

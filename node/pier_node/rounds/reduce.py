@@ -30,14 +30,15 @@ from typing import NamedTuple, TypeVar
 import numpy as np
 
 from pier_node.base.faults import NO_FAULTS, Faults
-from pier_node.base.shared import Vector
+from pier_node.base.shared import Buffer, Vector
 from pier_node.outer.codec import BadCode, Codec, of_means
 from pier_node.outer.mean import Mean, weighted_mean
 from pier_node.outer.update import Update
 from pier_node.rounds.plan import Plan
 from pier_node.rounds.suspects import NOBODY, Suspicion
 from pier_node.wire.carrier import BadMessage, Carrier, PeerLost, PeerRefused
-from pier_proto.v1.peer_pb2 import Chunk, Share
+from pier_node.wire.chunk import Chunk
+from pier_proto.v1.peer_pb2 import Share
 
 METER_SECONDS = 1.0
 """Seconds per window: long enough that what the kernel buffers does not count as sent."""
@@ -85,7 +86,7 @@ T = TypeVar("T")
 class Part(NamedTuple):
     """A member's chunk: as it travels, and what it says."""
 
-    data: bytes
+    data: Buffer
     values: Vector
 
 
@@ -124,7 +125,7 @@ class Reduction:
         self._codec, self._rule = codec, rule
         self._slow = codec.lossy or rule is not weighted_mean
         self._weights, self.clips = plan.weights(), plan.clips()
-        self._codes: dict[int, bytes] = {}
+        self._codes: dict[int, Buffer] = {}
         self._mine = next(share for share in plan.shares if share.node == carrier.node)
         self._whole = plan.over_weight_of(carrier.node) if self._mine.tokens else 0.0
         self._others = [share for share in plan.shares if share.node != carrier.node]
@@ -221,10 +222,10 @@ class Reduction:
             return Part(NO_DATA, self._vector[part])
         return await self._work(lambda: self._part(self._encoded(part), part.stop - part.start))
 
-    def _part(self, data: bytes, length: int) -> Part:
+    def _part(self, data: Buffer, length: int) -> Part:
         return Part(data, self._codec.decode(data, length))
 
-    def _encoded(self, part: slice) -> bytes:
+    def _encoded(self, part: slice) -> Buffer:
         values = self._vector[part]
         data = self._codec.encode(values)
         if self._error is not None:
@@ -251,7 +252,7 @@ class Reduction:
         clipped = [it * np.float32(clips[node]) if node in clips else it for node, it in parts.items()]
         self._rule(clipped, self._weights, out)
 
-    def _decoded_mean(self, data: bytes, length: int) -> Vector:
+    def _decoded_mean(self, data: Buffer, length: int) -> Vector:
         """A chunk of a mean. Raises BadCode."""
         givers = [share.node for share in self._plan.givers()]
         means = of_means(self._codec, len(givers), length)
@@ -322,7 +323,7 @@ class Reduction:
         ranges: Sequence[tuple[int, int]],
         first: Chunk,
         rest: AsyncIterator[Chunk],
-        decode: Callable[[bytes, int], T],
+        decode: Callable[[Buffer, int], T],
     ) -> AsyncIterator[T]:
         """Yield exactly the chunks of these ranges in order; refuse any repeated, missing or differently sized one."""
         if first.data:

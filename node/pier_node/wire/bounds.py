@@ -13,7 +13,8 @@ from google.protobuf.message import Message
 
 from pier_node.config.run import SITES
 from pier_node.wire import rules
-from pier_node.wire.carrier import CHUNK_BYTES
+from pier_node.wire.carrier import BadMessage
+from pier_node.wire.chunk import CHUNK_BYTES, Chunk, split
 from pier_node.wire.rules import AMOUNT, ANY, COUNT, HASH, LOSS, NODE, NODES, REASON, Many, Part, below, or_empty, size
 from pier_proto.v1 import peer_pb2 as peer
 from pier_proto.v1 import stream_pb2 as stream
@@ -280,3 +281,14 @@ def check(message: Message) -> None:
 def parse(kind: type[M], raw: bytes) -> M:
     """Parse and check a message of this kind. Raises BadMessage."""
     return RULES.parse(kind, raw)
+
+
+def parse_chunk(raw: bytes) -> Chunk:
+    """Parse and check a chunk; its data is a view of `raw`. Raises BadMessage."""
+    head, data = split(raw)
+    header = parse(peer.Chunk, head)
+    if data and header.data:
+        raise BadMessage("Chunk.data is there twice")
+    if not rules.VALUES.holds(data):
+        raise BadMessage(f"Chunk.data = {len(data)} bytes: must be {rules.VALUES.allowed}")
+    return Chunk.of(header, data or header.data)

@@ -13,10 +13,10 @@ from typing import Generic, Protocol, TypeVar
 from google.protobuf.message import Message
 
 from pier_node.wire.addresses import Choice
+from pier_node.wire.chunk import CHUNK_BYTES, Chunk
 from pier_proto.v1 import peer_pb2 as pb
 
 PROTOCOL = 4
-CHUNK_BYTES = 1 << 20
 MESSAGE_BYTES = CHUNK_BYTES + (64 << 10)
 """Largest message in bytes: a chunk with the fields that name it."""
 REPLY_BYTES = 2 << 20
@@ -97,19 +97,19 @@ class Carrier(Protocol):
     async def call(self, peer: str, method: Method[Q, R], request: Q, timeout: float) -> R:
         """Ask a peer. Raises PeerLost if no answer comes within `timeout` seconds, PeerRefused if the peer says no."""
 
-    async def push(self, peer: str, chunks: AsyncIterator[pb.Chunk]) -> None:
+    async def push(self, peer: str, chunks: AsyncIterator[Chunk]) -> None:
         """Stream chunks to a peer (Exchange) with back-pressure; return once it took them all. Raises PeerLost."""
 
-    def pull(self, peer: str, request: pb.FetchRequest) -> AsyncGenerator[pb.Chunk]:
+    def pull(self, peer: str, request: pb.FetchRequest) -> AsyncGenerator[Chunk]:
         """Stream a piece of a peer's state (Fetch). The iterator raises PeerLost."""
 
     def serve(self, method: Method[Q, R], handler: Handler[Q, R]) -> None:
         """Answer a method. The handler raises BadMessage to refuse."""
 
-    def serve_push(self, handler: Callable[[str, AsyncIterator[pb.Chunk]], Awaitable[None]]) -> None:
+    def serve_push(self, handler: Callable[[str, AsyncIterator[Chunk]], Awaitable[None]]) -> None:
         """Receive the streams that peers push."""
 
-    def serve_pull(self, handler: Callable[[str, pb.FetchRequest], AsyncIterator[pb.Chunk]]) -> None:
+    def serve_pull(self, handler: Callable[[str, pb.FetchRequest], AsyncIterator[Chunk]]) -> None:
         """Serve the streams that peers pull."""
 
     def bytes_sent(self) -> int:

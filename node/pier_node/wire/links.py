@@ -22,10 +22,11 @@ from typing import Any, Protocol, TypeVar
 
 from google.protobuf.message import Message
 
-from pier_node.wire.bounds import parse
-from pier_node.wire.carrier import CHUNK_BYTES, EXCHANGE, FETCH, HELLO, BadMessage, Handler, Method, PeerLost
+from pier_node.wire.bounds import parse, parse_chunk
+from pier_node.wire.carrier import EXCHANGE, FETCH, HELLO, BadMessage, Handler, Method, PeerLost
+from pier_node.wire.chunk import CHUNK_BYTES, Chunk
 from pier_node.wire.metadata import CallMetadata
-from pier_proto.v1.peer_pb2 import Chunk, FetchRequest, HelloReply, HelloRequest, ProbeRequest
+from pier_proto.v1.peer_pb2 import FetchRequest, HelloReply, HelloRequest, ProbeRequest
 
 _TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3
 
@@ -127,7 +128,7 @@ class Answers:
         chunks = self._pull(caller, parse(FetchRequest, raw))
         try:
             async for chunk in chunks:
-                yield chunk.SerializeToString()
+                yield chunk.encoded()
                 self.sent[caller] += len(chunk.data)
         finally:
             if isinstance(chunks, AsyncGenerator):
@@ -140,7 +141,7 @@ async def _not_yet(_caller: str, _chunks: AsyncIterator[Chunk]) -> None:
 
 async def _parsed(messages: AsyncIterator[bytes]) -> AsyncGenerator[Chunk]:
     async for raw in messages:
-        yield parse(Chunk, raw)
+        yield parse_chunk(raw)
 
 
 class Link(Protocol):

@@ -22,7 +22,8 @@ from pier_node.base.shared import SharedVector, Vector
 from pier_node.outer import state as states
 from pier_node.outer.state import ADAM_M, ADAM_V, ANCHOR, MOMENTUM, OuterState
 from pier_node.wire.carrier import BadMessage
-from pier_proto.v1.peer_pb2 import Chunk, Manifest, Tensor
+from pier_node.wire.chunk import Chunk
+from pier_proto.v1.peer_pb2 import Manifest, Tensor
 
 Hashes = Mapping[str, list[bytes]]
 

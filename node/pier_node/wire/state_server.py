@@ -15,8 +15,9 @@ from pier_node.base.shared import SharedVector
 from pier_node.outer import state as states
 from pier_node.outer.state import OuterState
 from pier_node.wire.carrier import DESCRIBE, BadMessage, Carrier
+from pier_node.wire.chunk import Chunk
 from pier_node.wire.manifest import describe
-from pier_proto.v1.peer_pb2 import Chunk, FetchRequest, Link, Manifest, StateRequest
+from pier_proto.v1.peer_pb2 import FetchRequest, Link, Manifest, StateRequest
 
 HELD = 2
 """Number of described states that are held at once; the least recently used one goes first."""
@@ -83,7 +84,7 @@ class StateServer:
             raise BadMessage(f"elements {request.offset} to {end} are not pieces of a vector of {len(vector)}")
         for start in range(request.offset, end, states.PIECE):
             self._touch(key, held)
-            data = vector[start : min(start + states.PIECE, end)].tobytes()
+            data = vector[start : min(start + states.PIECE, end)].data.cast("B")
             yield Chunk(round=request.round, stage=Chunk.STAGE_STATE, offset=start, data=data)
 
     def _hold(self, number: int, shadow: bool) -> _Held:

@@ -105,7 +105,7 @@ def test_other_densities(name: str, density: int, length: int) -> None:
         count = -(-len(values[part]) // density)
         assert set(np.nonzero(decoded[part])[0]) <= set(np.argsort(-np.abs(values[part]), kind="stable")[:count])
     with pytest.raises(BadCode):
-        codec(name, 64).decode(code, length) if length > 256 else coder.decode(code + b"\0", length)
+        codec(name, 64).decode(code, length) if length > 256 else coder.decode(bytes(code) + b"\0", length)
 
 
 def test_more_than_500_times_less() -> None:

@@ -14,9 +14,10 @@ from wire import samples
 from wire.sites import ALICE, BOB, QUICK, RUN, take_all
 
 from pier_node.wire.carrier import ABORT, BEAT, DESCRIBE, GATHER, HELLO, LEAVE, PROBE, VOTE, BadMessage, Method
+from pier_node.wire.chunk import Chunk
 from pier_node.wire.grpc.carrier import GrpcCarrier
 from pier_node.wire.metadata import CallMetadata
-from pier_proto.v1.peer_pb2 import Ack, Chunk, FetchRequest, Pulse
+from pier_proto.v1.peer_pb2 import Ack, FetchRequest, Pulse
 
 
 class Background:

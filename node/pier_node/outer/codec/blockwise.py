@@ -20,7 +20,7 @@ from typing import TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from pier_node.base.shared import Vector
+from pier_node.base.shared import Buffer, Vector
 from pier_node.outer.codec.interface import LARGEST, SMALLEST, BadCode, check_size, check_values
 from pier_node.outer.codec.plain import from_bf16, to_bf16
 
@@ -101,7 +101,7 @@ class Int8:
         codes = quotients.astype(np.int8).ravel()[: len(values)]
         return halves.astype("<u2", copy=False).tobytes() + codes.tobytes()
 
-    def decode(self, data: bytes, length: int) -> Vector:
+    def decode(self, data: Buffer, length: int) -> Vector:
         """See Codec."""
         check_size(self, data, length)
         count = block_count(length, self._block)
@@ -167,7 +167,7 @@ class Int4:
         below = np.divide(-lowest, steps, out=np.zeros_like(steps), where=steps > 0)
         return steps, np.ceil(below) if self._rng else np.rint(below)
 
-    def decode(self, data: bytes, length: int) -> Vector:
+    def decode(self, data: Buffer, length: int) -> Vector:
         """See Codec."""
         check_size(self, data, length)
         count = block_count(length, self._block)

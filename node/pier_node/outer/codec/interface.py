@@ -14,7 +14,7 @@ from typing import Protocol
 
 import numpy as np
 
-from pier_node.base.shared import Vector
+from pier_node.base.shared import Buffer, Vector
 
 LARGEST = np.finfo(np.float32).max
 SMALLEST = np.finfo(np.float32).tiny
@@ -38,10 +38,10 @@ class Codec(Protocol):
     lossy: bool
     sparse: bool
 
-    def encode(self, values: Vector) -> bytes:
-        """Encode fp32 values, shape [n >= 1]. Raises ValueError if a value is not finite."""
+    def encode(self, values: Vector) -> Buffer:
+        """Encode fp32 values, shape [n >= 1], maybe as a view of them. Raises ValueError if a value is not finite."""
 
-    def decode(self, data: bytes, length: int) -> Vector:
+    def decode(self, data: Buffer, length: int) -> Vector:
         """Decode `length` finite fp32 values, maybe read-only. Raises BadCode for bytes that `encode` cannot produce.
 
         `none` is an exception: it checks no value, neither here nor in `encode`.
@@ -59,7 +59,7 @@ def check_values(values: Vector) -> None:
         raise ValueError("a value to encode is not finite")
 
 
-def check_size(codec: Codec, data: bytes, length: int) -> None:
+def check_size(codec: Codec, data: Buffer, length: int) -> None:
     """Refuse a code whose size does not fit `length` values, before any memory is allocated for them."""
     if length < 1 or len(data) != codec.size(length):
         raise BadCode(f"{codec.name}: {len(data)} bytes for {length} values")

@@ -9,7 +9,7 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-from pier_node.base.shared import Vector
+from pier_node.base.shared import Buffer, Vector
 from pier_node.outer.codec.interface import BadCode, check_size, check_values
 
 
@@ -20,11 +20,11 @@ class Plain:
     lossy = False
     sparse = False
 
-    def encode(self, values: Vector) -> bytes:
-        """See Codec."""
-        return values.astype("<f4", copy=False).tobytes()
+    def encode(self, values: Vector) -> Buffer:
+        """A view of the values: nothing is copied."""
+        return values.astype("<f4", copy=False).data.cast("B")
 
-    def decode(self, data: bytes, length: int) -> Vector:
+    def decode(self, data: Buffer, length: int) -> Vector:
         """A read-only view of `data`: nothing is copied."""
         check_size(self, data, length)
         return np.frombuffer(data, "<f4")
@@ -53,7 +53,7 @@ class Bf16:
         check_values(values)
         return to_bf16(values).astype("<u2", copy=False).tobytes()
 
-    def decode(self, data: bytes, length: int) -> Vector:
+    def decode(self, data: Buffer, length: int) -> Vector:
         """See Codec."""
         check_size(self, data, length)
         halves = np.frombuffer(data, "<u2")

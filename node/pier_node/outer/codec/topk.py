@@ -25,7 +25,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from pier_node.base.shared import Vector
+from pier_node.base.shared import Buffer, Vector
 from pier_node.outer.codec.interface import LARGEST, SMALLEST, BadCode, check_size, check_values
 from pier_node.outer.codec.plain import INFINITY, Halves, from_bf16, to_bf16
 
@@ -155,7 +155,7 @@ class TopK:
         check_values(values)
         return b"".join(self._encode(values[part].reshape(shape)) for part, shape in _parts(len(values)))
 
-    def decode(self, data: bytes, length: int) -> Vector:
+    def decode(self, data: Buffer, length: int) -> Vector:
         """See Codec."""
         check_size(self, data, length)
         values, code = np.zeros(length, np.float32), np.frombuffer(data, np.uint8)

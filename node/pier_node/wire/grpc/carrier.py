@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine, Iterator, Sequence
 from contextlib import contextmanager
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any, TypeVar
 
 import grpc
@@ -20,16 +20,16 @@ from pier_node.base.tasks import first_of
 from pier_node.identity import tls
 from pier_node.identity.certificates import Credentials
 from pier_node.wire.addresses import Choice, choose_address, first_hop
-from pier_node.wire.bounds import parse
+from pier_node.wire.bounds import parse, parse_chunk
 from pier_node.wire.carrier import EXCHANGE, FETCH, BadMessage, Method, PeerLost
+from pier_node.wire.chunk import Chunk
 from pier_node.wire.grpc.options import CHANNEL_OPTIONS, END, SERVICE
 from pier_node.wire.grpc.reasons import Circumstances, lost
 from pier_node.wire.grpc.server import PeerServer
 from pier_node.wire.links import LinkedCarrier, keep_chunk_memory
 from pier_node.wire.metadata import CallMetadata, Headers
-from pier_proto.v1.peer_pb2 import Chunk, FetchRequest
+from pier_proto.v1.peer_pb2 import FetchRequest
 
-M = TypeVar("M", bound=Message)
 Q = TypeVar("Q", bound=Message)
 R = TypeVar("R", bound=Message)
 T = TypeVar("T")
@@ -58,7 +58,7 @@ class Link:
         with self._under_way(call), self._losses(self._questions, timeout):
             raw = await call
             node = self._answerer(headers, await call.initial_metadata())
-        return node, self._parse(method.reply, raw)
+        return node, self._checked(partial(parse, method.reply), raw)
 
     async def push(self, chunks: AsyncIterator[Chunk], count: Callable[[int], None]) -> None:
         """Stream chunks, and `count` their payload bytes; return once the peer took them all. Raises PeerLost."""
@@ -72,7 +72,7 @@ class Link:
                 if answer.done():  # the peer does not want the rest; the status says why
                     break
                 with self._losses(self._streams):
-                    await _write(call, chunk.SerializeToString())
+                    await _write(call, chunk.encoded())
                 count(len(chunk.data))
             else:
                 with self._losses(self._streams):
@@ -96,7 +96,7 @@ class Link:
         with self._under_way(call), self._losses(self._streams):
             async for raw in call:
                 proven = proven or self._answerer(headers, await call.initial_metadata())
-                yield self._parse(Chunk, raw)
+                yield self._checked(parse_chunk, raw)
 
     async def close(self) -> None:
         """Close the connections; all calls in progress raise PeerLost."""
@@ -136,9 +136,9 @@ class Link:
             raise self._lost(f"{self.address}: node {node} answers there")
         return node
 
-    def _parse(self, kind: type[M], raw: bytes) -> M:
+    def _checked(self, parsed: Callable[[bytes], T], raw: bytes) -> T:
         try:
-            return parse(kind, raw)
+            return parsed(raw)
         except BadMessage as error:
             raise self._lost(f"{self.address}: its answer is not valid: {error}") from error
 

@@ -19,8 +19,9 @@ from pier_node.base.address import format_address, parse_address
 from pier_node.base.tasks import cancel_and_wait, first_of
 from pier_node.identity.certificates import Credentials
 from pier_node.wire.addresses import Choice, Route, choose_address, first_hop, free_port, parse_routes
-from pier_node.wire.bounds import parse
+from pier_node.wire.bounds import parse, parse_chunk
 from pier_node.wire.carrier import EXCHANGE, FETCH, MESSAGE_BYTES, BadMessage, Method, PeerLost
+from pier_node.wire.chunk import Chunk
 from pier_node.wire.libp2p.host import STREAM_PROTOCOL, Host, NoWay
 from pier_node.wire.libp2p.p2pd import KEY_FILE
 from pier_node.wire.libp2p.relay import RENEWAL, Places, find_unreached, relays_enough
@@ -28,7 +29,7 @@ from pier_node.wire.libp2p.server import PeerServer
 from pier_node.wire.libp2p.stream import LINE, CutOff, Kind, Stream, answer, ending, held, opening, shown
 from pier_node.wire.links import LinkedCarrier, keep_chunk_memory
 from pier_node.wire.metadata import CallMetadata
-from pier_proto.v1.peer_pb2 import Chunk, FetchRequest
+from pier_proto.v1.peer_pb2 import FetchRequest
 
 if TYPE_CHECKING:
     from hivemind.p2p import P2P
@@ -98,7 +99,7 @@ class Link:
                     return
                 if kind is not Kind.MESSAGE:
                     raise ending(kind, body, self._name)
-                yield parse(Chunk, body)
+                yield parse_chunk(body)
 
     async def close(self) -> None:
         """Close the line; all calls in progress raise PeerLost."""
@@ -229,7 +230,7 @@ async def _poured(
         async for chunk in chunks:
             if verdict.done():
                 return False
-            await stream.send(Kind.MESSAGE, chunk.SerializeToString())
+            await stream.send(Kind.MESSAGE, chunk.encoded())
             count(len(chunk.data))
         await stream.send(Kind.END)
         return True
