@@ -44,7 +44,7 @@ class Recorded(Operator):
 
     async def invite(self, name: str, expires_seconds: float, uses: int) -> dict[str, Any]:
         self._take("invite", name, expires_seconds, uses)
-        return {"command": "PIER_TOKEN=pierinvite1-x pier-node start --coordinator host:7700"}
+        return {"command": "pier-node start --coordinator host:7700", "token": "pierinvite1-x"}
 
     async def assign(self, node: str, kind: str, stage: int | None) -> None:
         self._take("assign", node, kind, stage)

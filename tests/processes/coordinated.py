@@ -63,10 +63,11 @@ class Coordinator(Program):
     def invite(self, site: Site) -> None:
         """Have a site's command bring it in by an invite of its own."""
         made = json.loads(self.say("invite", "--name", site.name, "--json"))
-        secret, *words = made["command"].split()
+        words = made["command"].split()
         assert words[:2] == ["pier-node", "start"]
+        assert made["token"] not in words
         file = site.folder.with_suffix(".token")
-        file.write_text(secret.removeprefix("PIER_TOKEN="))
+        file.write_text(made["token"])
         site.command += [*words[2:], "--token-file", str(file)]
 
     def get(self, path: str) -> dict[str, Any]:

@@ -17,6 +17,7 @@ from rich.text import Text
 from pier_coordinator.commands.client import Answer, Client
 from pier_coordinator.runs.sites import REVOKED
 from pier_node.base.units import UNKNOWN, amount, count, number
+from pier_node.identity.node import TOKEN_VARIABLE
 
 Row = dict[str, Any]
 
@@ -132,7 +133,7 @@ def events(folder: Path, as_json: bool, limit: int, of_sites: bool) -> None:
 
 
 def invite(folder: Path, as_json: bool, name: str, expires: float, uses: int) -> None:
-    """Make an invite and print the command that a site joins with. Raises PierError."""
+    """Make an invite; print the command that a site joins with, and the token that it asks for. Raises PierError."""
     made = Client.of(folder).act("invite", name=name, expires_seconds=expires, uses=uses)
     if as_json:
         print(json.dumps(made))
@@ -142,6 +143,9 @@ def invite(folder: Path, as_json: bool, name: str, expires: float, uses: int) ->
     console = Console()
     console.print(f"Run this at the site; it can be used {often}, until {until}:\n", highlight=False)
     console.print(f"  {made['command']}\n", highlight=False, soft_wrap=True)
+    console.print(f"It asks for this token:\n\n  {made['token']}\n", highlight=False, soft_wrap=True)
+    where = f"Where nobody can answer, give it as {TOKEN_VARIABLE}, or in a file: --token-file FILE.\n"
+    console.print(where, highlight=False, soft_wrap=True)
     console.print(f"To take it back: pier-coordinator revoke --data {folder} {made['id']}", style="dim", soft_wrap=True)
 
 

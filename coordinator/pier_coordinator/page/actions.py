@@ -21,7 +21,6 @@ from pier_node.base.units import several
 from pier_node.experts.config import DomainSection
 from pier_node.experts.sheet import ScoredDomain
 from pier_node.identity.invite import Invite
-from pier_node.identity.node import TOKEN_VARIABLE
 from pier_node.wire.bounds import STAGES
 
 MOST_NODES = 4096
@@ -111,12 +110,12 @@ class Operator:
         return [site.name for site in sites if site.invite == invite and site.revoked_at is None]
 
     async def invite(self, name: str, expires_seconds: float, uses: int) -> dict[str, Any]:
-        """Make an invite and the command that uses it."""
+        """Make an invite, and the command that asks for it: all users of a machine can read what is typed there."""
         invite, now = Invite.new(self._home.identity.key.public_key()), self._coordinator.wall()
         row = InviteRow(invite.id, name or None, now + expires_seconds, uses, invite.certificate, now)
         await self._coordinator.invite(row)
         named = f" --name {shlex.quote(name)}" if name else ""
-        command = f"{TOKEN_VARIABLE}={invite} pier-node start --coordinator {self._address}{named}"
+        command = f"pier-node start --coordinator {self._address}{named}"
         return {"id": invite.id, "token": str(invite), "command": command, "expires": row.expires, "uses": uses}
 
 

@@ -83,3 +83,12 @@ def test_scripts_see_by_the_exit_code_that_a_site_is_silent(
     answers["/api/board"] = {"sites": sites, "run": run, "totals": totals, "alerts": []}
     assert operate.nodes(FOLDER, as_json) == code
     assert operate.status(FOLDER, as_json, watch=False) == code
+
+
+def test_an_invite_is_no_part_of_the_command(answers: dict[str, Answer], capsys: pytest.CaptureFixture[str]) -> None:
+    command = "pier-node start --coordinator host:7790 --name lab-b"
+    answers["invite"] = {"id": "5d1f", "token": "pierinvite1-x", "command": command, "expires": 0.0}
+    operate.invite(FOLDER, as_json=False, name="lab-b", expires=60.0, uses=1)
+    said = capsys.readouterr().out
+    assert f"\n  {command}\n" in said
+    assert "\n  pierinvite1-x\n" in said

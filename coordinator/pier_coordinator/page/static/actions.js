@@ -108,10 +108,16 @@ export class Operator {
     const uses = make("input", { type: "number", min: 1, max: 10000, value: 1 });
     openDialog("Invite a site", [make("label", {}, "Name", name), make("label", {}, "Expires after hours", hours), make("label", {}, "Sites that may use it", uses)], "Invite", async () => {
       const told = await this.post("invite", { name: name.value.trim(), expires_seconds: 3600 * Number(hours.value), uses: Number(uses.value) });
-      const command = make("pre", { textContent: told.command });
-      openDialog("Paste this at the site", [command, make("div", { className: "bar end" }, copyButton(command))]);
+      openDialog("Paste this at the site", [...copied(told.command, "command"), make("p", { textContent: "It asks for this token:" }), ...copied(told.token, "token")]);
     });
   }
+}
+
+function copied(text, what) {
+  const shown = make("pre", { textContent: text });
+  const button = copyButton(shown);
+  button.setAttribute("aria-label", `Copy the ${what}`);
+  return [shown, make("div", { className: "bar end" }, button)];
 }
 
 // Copies the text of an element. Browsers offer their clipboard to pages over https and on this machine only.
