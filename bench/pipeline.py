@@ -65,7 +65,7 @@ class Link:
             codec=self.codec,
             memory=6,
             batch_size=384,
-            ffn_dim=16,
+            part=16,
             rates=(self.rate,) * 4,
             latency=lambda *_: self.latency,
         )
@@ -84,7 +84,7 @@ LINKS = [
         }.items()
     ),
 ]
-LINK_WARM, LINK_COUNT = 2, 4
+LINK_WARM, LINK_COUNT = 2, 3
 
 
 def measure(trial: Trial, count: int, warm: int = WARM) -> Result:
@@ -157,12 +157,12 @@ def main(quick: bool, sites: int, policy: tuple[str, ...], links: bool, json_fil
         for name, trial in trials.items():
             with console.status(name):
                 results[name] = measure(trial, 3 if quick else count, warm)
+            if json_file:
+                records = {name: it.record() for name, it in results.items()}
+                json_file.write_text(json.dumps(records if links else [*records.values()], indent=1) + "\n")
     except (PierError, RuntimeError) as error:
         raise click.ClickException(str(error)) from error
     console.print(link_table(results) if links else table([*results.values()]))
-    if json_file:
-        records = {name: it.record() for name, it in results.items()}
-        json_file.write_text(json.dumps(records if links else [*records.values()], indent=1) + "\n")
 
 
 if __name__ == "__main__":

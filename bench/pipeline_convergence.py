@@ -1,10 +1,12 @@
-"""Does skipping or swapping stages cost loss, and what does it buy? Arms of SkipPipe at equal tokens, and omission.
+"""What do skipped stages and coarser activations cost in loss, and what do they buy? Arms at equal tokens; omission.
 
     python -m bench.pipeline_convergence [--quick] [--folder FOLDER] [--plot FILE.png] [--show]
 
 One model is trained as a pipeline whose microbatches visit all stages, or three quarters, two thirds or half of them,
 in order or with a swap in each path that the planner wants one in (arXiv 2502.19913). All
 see the same windows. Then stages are left out of each model: any quarter, third or half of them, and the last ones.
+Other arms send activations and gradients in fewer bits, or are full pipelines that train for fewer steps: what a run
+that skips has to beat in the same time, or with the same work. bench/pipeline_arms.py lists all arms.
 A cell, an arm with a seed, is a file in the folder, and is not computed again: the command can be stopped and repeated.
 """
 
@@ -22,37 +24,17 @@ import torch
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-from bench.pipeline_report import plot, tables
+from bench.pipeline_arms import ALL, ARMS, CUTS, EXITS, PLAIN, SITES
+from bench.pipeline_report import plot, tables, times
 from bench.pipeline_simulation import PipelineSimulation
 from pier_node.config.run import RunConfig
 from pier_node.pipeline.stage import stage_blocks
 from pier_node.trainer.model.evaluate import choices, early_exits, omissions
 
-ARMS: dict[str, dict[str, Any]] = {
-    "full": {"stages": 6, "paths": "full"},
-    "skip 25 %": {"stages": 4, "skip": 0.25},
-    "skip 33 %": {"stages": 6, "skip": 0.33},
-    "skip 50 %": {"stages": 6, "skip": 0.5},
-    "skip 25 %, swaps": {"stages": 4, "skip": 0.25, "swaps": 1},
-    "skip 33 %, swaps": {"stages": 6, "skip": 0.33, "swaps": 1},
-    "skip 50 %, swaps": {"stages": 6, "skip": 0.5, "swaps": 1},
-}
-"""Cuts are those of the paper: 25 % are one stage of four, 33 and 50 % two and three of six."""
-CODECS = {
-    "int8": {"activation_codec": "int8", "gradient_codec": "int8"},
-    "int4": {"activation_codec": "int4", "gradient_codec": "int4"},
-    "int4, gradients int8": {"activation_codec": "int4", "gradient_codec": "int8"},
-    "bf16": {"activation_codec": "bf16", "gradient_codec": "bf16"},
-}
-ARMS |= {f"full, {name}": {**ARMS["full"], **codecs} for name, codecs in CODECS.items()}
-SITES = {(6, 6): 6, (4, 3): 9, (6, 4): 20, (6, 3): 15}
-"""(stages, path length) -> as many sites as make all stages equally busy."""
-CUTS = {"quarter": (4, 1), "third": (6, 2), "half": (6, 3)}
-"""What is left out of a trained model: (stages, how many of them)."""
+PATHS = Path("docs/results/paths.json")
+"""What bench/paths.py has measured."""
 WIDTH = 160
 """Columns of the tables, however narrow the terminal."""
-EXITS = 6
-"""Stages of the cut of which the last ones are left out."""
 
 
 @dataclass(frozen=True)
@@ -77,7 +59,15 @@ class Setting:
         """The run of an arm with a seed."""
         model = {"dim": self.dim, "layers": self.layers, "heads": 4, "ffn_dim": self.ffn_dim, "context": self.context}
         inner = {key: getattr(self, key) for key in ("batch_size", "total_steps", "lr", "warmup_steps", "eval_batches")}
-        section = {"microbatches": self.microbatches, "memory": 6, "plan_seconds": self.plan_seconds, **pipeline}
+        inner |= {key: value for key, value in pipeline.items() if key in inner}
+        pipeline = {key: value for key, value in pipeline.items() if key not in (*inner, "full_last")}
+        section = {
+            "microbatches": self.microbatches,
+            "memory": 6,
+            "plan_seconds": self.plan_seconds,
+            **PLAIN,
+            **pipeline,
+        }
         tables: dict[str, dict[str, Any]] = {
             "run": {"name": "pipeline", "seed": seed, "sites": 64},
             "model": {"preset": "llama-1m", **model},
@@ -97,14 +87,16 @@ QUICK = Setting(
 
 def cell(setting: Setting, arm: str, seed: int, cache: Path, progress: Progress) -> dict[str, Any]:
     """Train one arm with one seed; what was measured, ready for JSON."""
-    bar = progress.add_task(f"seed {seed}: {arm}", total=setting.total_steps)
-    began = time.process_time()
-    simulation = PipelineSimulation(setting.config(ARMS[arm], seed), cache)
+    config, began = setting.config(ALL[arm], seed), time.process_time()
+    bar = progress.add_task(f"seed {seed}: {arm}", total=config.inner.total_steps)
+    simulation = PipelineSimulation(config, cache, ALL[arm].get("full_last", 0.0))
     curve = simulation.run(setting.eval_steps, lambda done: progress.advance(bar, done))
     progress.remove_task(bar)
     model, layers = simulation.model(), setting.layers
-    left_out = {name: (stages, choices(stages, count)) for name, (stages, count) in CUTS.items()}
-    left_out["early exit"] = EXITS, early_exits(EXITS)
+    left_out: dict[str, Any] = {}
+    if arm in ARMS:
+        left_out = {name: (stages, choices(stages, count)) for name, (stages, count) in CUTS.items()}
+        left_out["early exit"] = EXITS, early_exits(EXITS)
     found = {
         name: omissions(model, simulation.validation, stage_blocks(layers, stages), chosen, bf16=False)
         for name, (stages, chosen) in left_out.items()
@@ -126,7 +118,7 @@ def measure(setting: Setting, folder: Path, console: Console) -> None:
     columns = TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn()
     with tempfile.TemporaryDirectory() as cache, Progress(*columns, console=console) as progress:
         for seed in setting.seeds:
-            for arm in ARMS:
+            for arm in ALL:
                 file = folder / f"{arm.replace(' %', '').replace(',', '').replace(' ', '-')}-{seed}.json"
                 if _is_there(file, setting):
                     continue
@@ -163,7 +155,7 @@ def main(quick: bool, folder: Path, plot_file: Path | None, show: bool) -> None:
     if not show:
         measure(QUICK if quick else Setting(), folder, console)
     cells = [json.loads(file.read_text()) for file in sorted(folder.glob("*.json"))]
-    for shown in tables(cells):
+    for shown in tables(cells, times(PATHS)):
         console.print(shown)
     if plot_file:
         plot(cells, plot_file)

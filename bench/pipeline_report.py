@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import json
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 from rich import box
 from rich.table import Table
+
+from bench.pipeline_arms import ALL, ARMS, CODED, MIXED, STEPS, Arm
+from pier_node.pipeline.activation_codec import TensorFormat
+from pier_node.pipeline.stage import stage_blocks
 
 Cell = dict[str, Any]
 Arms = dict[str, list[Cell]]
@@ -27,10 +33,27 @@ def arms_of(cells: Sequence[Cell]) -> Arms:
     return {name: sorted((it for it in cells if it["arm"] == name), key=lambda it: it["seed"]) for name in names}
 
 
-def tables(cells: Sequence[Cell]) -> list[Table]:
-    """Of the losses, and of what leaving out stages costs."""
+def tables(cells: Sequence[Cell], planned: Mapping[str, float]) -> list[Table]:
+    """Of the losses, of what leaving out stages costs, of codecs, and of equal work and time.
+
+    Args:
+        planned: part of a full pipeline's time that an iteration takes, by the arm that skips: see `times`.
+    """
     arms = arms_of(cells)
-    return [_losses(arms), _omission(arms), _exits(arms)] if arms else []
+    skipping = {name: found for name, found in arms.items() if name in ARMS}
+    if "full" not in skipping:
+        return []
+    kinds = [_losses(skipping), _omission(skipping), _exits(skipping)]
+    return [*kinds, _coded(arms), _judged(arms, planned)]
+
+
+def times(paths: Path) -> dict[str, float]:
+    """From the instances of bench/paths.py: an iteration that skips, to a full pipeline placed by the same search."""
+    found: dict[str, list[float]] = {}
+    for it in json.loads(paths.read_text())["results"]:
+        part = it["name"].split("_")[1]
+        found.setdefault(f"skip {part} %", []).append(it["in_order"]["makespan_s"] / it["full"]["makespan_s"])
+    return {arm: median(ratios) for arm, ratios in found.items()}
 
 
 def differences(arms: Arms, arm: str) -> Floats:
@@ -93,6 +116,65 @@ def _exits(arms: Arms) -> Table:
     return shown
 
 
+def _coded(arms: Arms) -> Table:
+    headings = "bits a value", "seeds", "mean", "to full, by seed", "in per cent", "mean within 1 %"
+    shown = _table("Codecs between stages, full pipeline: final validation loss, nats a byte", *headings)
+    for arm in (name for name in CODED if name in arms):
+        cells, apart = arms[arm], differences(arms, arm)
+        whole = np.mean([_final(it) for it in arms["full"] if it["seed"] in {cell["seed"] for cell in cells}])
+        dim = cells[0]["setting"]["dim"]
+        kinds = (ALL[arm][key] for key in ("activation_codec", "gradient_codec"))
+        bits = " / ".join(f"{8 * TensorFormat(kind, (1, 1, dim)).size / dim:.2f}" for kind in kinds)
+        spread = f"{apart.mean():+.4f} ({apart.min():+.4f} – {apart.max():+.4f})"
+        parts = f"{apart.mean() / whole:+.1%} ({apart.min() / whole:+.1%} – {apart.max() / whole:+.1%})"
+        loss = f"{np.mean([_final(it) for it in cells]):.4f}"
+        shown.add_row(arm, bits, str(len(cells)), loss, spread, parts, "yes" if apart.mean() < 0.01 * whole else "no")
+    return shown
+
+
+def work(cell: Cell) -> float:
+    """Blocks that the microbatches of a run have visited, to those of a full one of as many steps."""
+    stages = stage_blocks(cell["setting"]["layers"], ALL[cell["arm"]]["stages"])
+    visits = {route: sum(len(stages[int(stage)]) for stage in route.split()) for route in cell["visits"]}
+    done = sum(visits[route] * count for route, count in cell["visits"].items())
+    return float(done / (cell["setting"]["layers"] * sum(cell["visits"].values())))
+
+
+def _full_passes(arm: Arm) -> float:
+    """The part of the iterations in which all stages are visited."""
+    return float(arm.get("full_last", 0.0))
+
+
+def shorter(arms: Arms, seed: int, part: float) -> float:
+    """Final loss of a full run with this part of the steps, between the runs that are there; NaN beyond them."""
+    steps = {it: f"full, {it} steps" for it in STEPS}
+    found = {it: _final(cell) for it, name in steps.items() for cell in arms.get(name, []) if cell["seed"] == seed}
+    (whole,) = (cell for cell in arms["full"] if cell["seed"] == seed)
+    total = whole["setting"]["total_steps"]
+    found[total] = _final(whole)
+    known = sorted(found)
+    losses = [found[it] for it in known]
+    return float(np.interp(np.log(part * total), np.log(known), losses, left=np.nan, right=np.nan))
+
+
+def _judged(arms: Arms, planned: Mapping[str, float]) -> Table:
+    """A negative gap: skipping wins."""
+    headings = "seeds", "loss", "work", "to full, equal work", "time", "to full, equal time"
+    shown = _table("Skipping against shorter full pipelines: final validation loss, nats a byte", *headings)
+    seeds = {cell["seed"] for name in (f"full, {it} steps" for it in STEPS) for cell in arms.get(name, [])}
+    for arm in (name for name in ARMS | MIXED if name != "full" and name in arms):
+        cells = [it for it in arms[arm] if it["seed"] in seeds]
+        full, base = _full_passes(ALL[arm]), planned.get(arm.partition(",")[0])
+        if not cells or base is None:
+            continue
+        done, taken = float(np.mean([work(it) for it in cells])), base * (1 - full) + full
+        gaps = (np.array([_final(it) - shorter(arms, it["seed"], part) for it in cells]) for part in (done, taken))
+        said = [f"{it.mean():+.3f} ({it.min():+.3f} – {it.max():+.3f})" for it in gaps]
+        loss = f"{np.mean([_final(it) for it in cells]):.3f}"
+        shown.add_row(arm, str(len(cells)), loss, f"{done:.0%}", said[0], f"{taken:.0%}", said[1])
+    return shown
+
+
 def _table(title: str, *headings: str) -> Table:
     shown = Table("arm", title=title, title_justify="left", box=box.MARKDOWN)
     for heading in headings:
@@ -108,7 +190,8 @@ def plot(cells: Sequence[Cell], file: Path) -> None:
     from matplotlib import pyplot
 
     figure, (losses, omission, exits) = pyplot.subplots(1, 3, figsize=(16, 5))
-    for number, (arm, found) in enumerate(arms_of(cells).items()):
+    shown = {arm: found for arm, found in arms_of(cells).items() if arm in ARMS}
+    for number, (arm, found) in enumerate(shown.items()):
         style = {
             "color": f"C{number % 4}" if number < 4 else f"C{number - 3}",
             "linestyle": "--" if "," in arm else "-",

@@ -39,6 +39,7 @@ class Trial:
         forward: seconds that a forward is paced to take; a backward takes twice as long, a loss a third.
         codec: of activations and of gradients.
         batch_size: sequences of 64 tokens in a microbatch; an activation has 64 values a token.
+        part: one in so many sequences is really computed: the cores are shared.
         rates: Mbit/s of the uplinks, as many as sites.
         latency: (from, to) -> seconds one way.
     """
@@ -50,7 +51,7 @@ class Trial:
     codec: tuple[str, str] = ("none", "none")
     memory: int = 3
     batch_size: int = 48
-    ffn_dim: int = 64
+    part: int = 1
     rates: tuple[float, ...] = RATES
     latency: Callable[[int, int], float] = regions
 
@@ -62,7 +63,7 @@ sites = {it.sites}
 preset = "llama-tiny"
 dim = 64
 heads = 2
-ffn_dim = {it.ffn_dim}
+ffn_dim = 64
 layers = 4
 context = 64
 [data]
@@ -123,7 +124,7 @@ def running(work: Path, trial: Trial) -> Iterator[Watched]:
     run.write_text(RUN.format(it=trial, text=argparse.__file__))
     paths_ = os.pathsep.join([str(HOOK), *filter(None, [os.environ.get("PYTHONPATH")])])
     plain = {"PYTHONPATH": paths_, "OMP_NUM_THREADS": "1", "COLUMNS": "160", "NO_COLOR": "1"}
-    environment = {**os.environ, **plain, "PIER_BENCH_FORWARD": str(trial.forward)}
+    environment = {**os.environ, **plain, "PIER_BENCH_FORWARD": str(trial.forward), "PIER_BENCH_PART": str(trial.part)}
     token, program = str(Token.new(load(run).hash())), str(Path(sysconfig.get_path("scripts")) / "pier-node")
     with ExitStack() as stack:
         spots = stack.enter_context(star(trial.rates[: trial.sites], trial.latency))

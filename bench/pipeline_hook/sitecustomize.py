@@ -1,7 +1,7 @@
 """What bench/pipeline.py changes in the processes of `pier-node`: Python imports this as they start (PYTHONPATH).
 
 A task of a microbatch is done, and then the rest of PIER_BENCH_FORWARD seconds is slept; a backward takes twice as
-long, a loss a third.
+long, a loss a third. Only one in PIER_BENCH_PART of its sequences is computed, and their results stand for the others.
 """
 
 from __future__ import annotations
@@ -18,13 +18,15 @@ if TYPE_CHECKING:
 TIMES = {"embed": 1.0, "forward": 1.0, "loss": 1 / 3, "backward": 2.0}
 
 
-def pace(kind: type[Stage], forward: float) -> None:
-    """Let tasks take so long, if they take less."""
+def pace(kind: type[Stage], forward: float, part: int = 1) -> None:
+    """Let tasks take so long, if they take less; only one in `part` of a microbatch's sequences is really computed."""
 
     def paced(task: Callable[..., Any], seconds: float) -> Callable[..., Any]:
-        def slow(*args: Any) -> Any:
+        def slow(stage: Stage, microbatch: int, *tensors: Any) -> Any:
             over = time.monotonic() + seconds
-            result = task(*args)
+            result = task(stage, microbatch, *(it[: len(it) // part] for it in tensors))
+            if part > 1:
+                result = (result[0], result[1].repeat(part, 1, 1)) if isinstance(result, tuple) else _like(result, part)
             time.sleep(max(0.0, over - time.monotonic()))
             return result
 
@@ -34,7 +36,11 @@ def pace(kind: type[Stage], forward: float) -> None:
         setattr(kind, name, paced(getattr(kind, name), forward * times))
 
 
+def _like(result: Any, part: int) -> Any:
+    return None if result is None else result.repeat(part, 1, 1)
+
+
 if "PIER_BENCH_FORWARD" in os.environ and any(word.endswith("pier-node") for word in sys.orig_argv):
     from pier_node.pipeline.stage import Stage as OfSite
 
-    pace(OfSite, float(os.environ["PIER_BENCH_FORWARD"]))
+    pace(OfSite, float(os.environ["PIER_BENCH_FORWARD"]), int(os.environ["PIER_BENCH_PART"]))

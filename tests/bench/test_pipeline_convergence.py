@@ -11,8 +11,9 @@ import pytest
 from click.testing import CliRunner
 
 from bench import pipeline_convergence
-from bench.pipeline_convergence import ARMS, CUTS, QUICK, SITES, Setting, main
-from bench.pipeline_report import arms_of, differences, tables, worse
+from bench.pipeline_arms import ALL, ARMS, CODED, CUTS, MIXED, SHORTER, SITES
+from bench.pipeline_convergence import PATHS, QUICK, Setting, main
+from bench.pipeline_report import arms_of, differences, shorter, tables, times, work, worse
 
 TINY = Setting(
     dim=16, layers=6, ffn_dim=16, context=16, batch_size=1, microbatches=5, total_steps=2, eval_steps=1,
@@ -22,7 +23,15 @@ TINY = Setting(
 
 def cell(arm: str, seed: int, loss: float, exits: tuple[float, ...] = (), **visits: int) -> dict[str, Any]:
     omission = {"early exit": [[[5], it] for it in exits], **{name: [[[1], 2 * loss], [[2], loss]] for name in CUTS}}
-    return {"arm": arm, "seed": seed, "curve": [[1, 9.0], [2, loss]], "visits": visits, "omission": omission}
+    setting = {"layers": 6, "dim": 64, "total_steps": 400}
+    return {
+        "arm": arm,
+        "seed": seed,
+        "setting": setting,
+        "curve": [[1, 9.0], [2, loss]],
+        "visits": visits,
+        "omission": omission,
+    }
 
 
 @pytest.mark.parametrize("arm", ARMS)
@@ -43,7 +52,7 @@ def test_sites_are_equally_busy() -> None:
 
 def test_cells_are_kept_and_not_computed_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pipeline_convergence, "QUICK", TINY)
-    monkeypatch.setattr(pipeline_convergence, "ARMS", {name: ARMS[name] for name in ("full", "skip 50 %, swaps")})
+    monkeypatch.setattr(pipeline_convergence, "ALL", {name: ARMS[name] for name in ("full", "skip 50 %, swaps")})
     words = ["--quick", "--folder", str(tmp_path), "--plot", str(tmp_path / "it.png")]
     run = CliRunner().invoke(main, words, catch_exceptions=False)
     assert run.exit_code == 0
@@ -81,13 +90,69 @@ def test_tables_say_what_was_swapped_and_left_out() -> None:
         cell("full", 1, float(np.log(2.0)), exits, **{"0 1": 4}),
         cell("skip 25 %", 1, float(np.log(2.0)), exits, **{"0 1 2": 3, "0 2 1": 1}),
     ]
-    losses, omission, early = tables(cells)
+    losses, omission, early, *_ = tables(cells, {})
     columns = [[*column.cells] for column in losses.columns]
     assert columns[0] == ["full", "skip 25 %"]
     assert columns[-1] == ["0%", "25%"]
     assert columns[-2] == ["0.6931", "1.0397"], "of half the model: the mean of ln 4 and ln 2"
     assert next(iter(omission.columns[1].cells)) == "+50.0% (+0.0% – +100.0%)"
     assert [[*column.cells][1] for column in early.columns] == ["skip 25 %", "+50.0%", "+100.0%"]
+
+
+@pytest.mark.parametrize("arm", CODED)
+def test_codecs_are_those_of_the_name(arm: str) -> None:
+    section = Setting().config(ALL[arm], 1).pipeline
+    forward, _, back = arm.removeprefix("full, ").partition(", gradients ")
+    assert (section.activation_codec, section.gradient_codec) == (forward, back or forward)
+
+
+@pytest.mark.parametrize("arm", SHORTER)
+def test_shorter_runs_have_a_whole_schedule(arm: str) -> None:
+    inner = Setting().config(ALL[arm], 1).inner
+    assert f"{inner.total_steps} steps" in arm
+    assert inner.min_lr == inner.lr / 10
+
+
+def test_work_is_in_blocks() -> None:
+    """Stages of 1, 2, 1 and 2 blocks."""
+    assert work(cell("full", 1, 1.0, (), **{"0 1 2 3 4 5": 8})) == 1.0
+    assert work(cell("skip 25 %", 1, 1.0, (), **{"0 1 2": 2, "0 1 3": 2})) == pytest.approx((4 + 5) / 12)
+
+
+def test_a_full_run_of_fewer_steps_is_between_those_that_are_there() -> None:
+    arms = arms_of([cell("full", 1, 1.0), cell("full, 100 steps", 1, 2.0), cell("full, 100 steps", 2, 9.0)])
+    assert shorter(arms, 1, 0.25) == pytest.approx(2.0)
+    assert shorter(arms, 1, 0.5) == pytest.approx(1.5)
+    assert shorter(arms, 1, 1.0) == pytest.approx(1.0)
+    assert np.isnan(shorter(arms, 1, 0.2))
+
+
+def test_skipping_is_judged_at_equal_work_and_time() -> None:
+    mixed = next(iter(MIXED))
+    exits = (1.5,)
+    cells = [cell("full", 1, 1.0, exits, **{"0 1 2 3 4 5": 4}), cell("full, 100 steps", 1, 3.0)]
+    cells += [cell(arm, 1, 1.5, exits, **{"0 1 2": 4}) for arm in ("skip 25 %", mixed)]
+    shown = tables(cells, {"skip 25 %": 0.5})[-1]
+    rows = list(zip(*([*column.cells] for column in shown.columns), strict=True))
+    assert [row[0] for row in rows] == ["skip 25 %", mixed]
+    gap = 1.5 - (3.0 - 2.0 * np.log(4 * 4 / 6) / np.log(4))
+    assert rows[0][3:5] == ("67%", f"{gap:+.3f} ({gap:+.3f} – {gap:+.3f})")
+    assert rows[0][5:] == ("50%", "-0.500 (-0.500 – -0.500)")
+    assert rows[1][5] == "60%", "a fifth of the steps is full"
+
+
+def test_codecs_are_judged_by_the_loss() -> None:
+    cells = [cell("full", 1, 1.0, (1.5,), **{"0 1": 1}), cell("full, int8", 1, 1.005), cell("full, int4", 1, 1.02)]
+    columns = [[*column.cells] for column in tables(cells, {})[-2].columns]
+    assert columns[0] == ["full, int8", "full, int4"]
+    assert columns[1] == ["8.25 / 8.25", "4.25 / 4.25"]
+    assert columns[-1] == ["yes", "no"]
+
+
+def test_iterations_that_skip_take_less_time_in_every_instance() -> None:
+    found = times(PATHS)
+    assert sorted(found) == ["skip 25 %", "skip 33 %", "skip 50 %"]
+    assert all(0.2 < it < 0.7 for it in found.values())
 
 
 def test_quick_is_no_evidence() -> None:

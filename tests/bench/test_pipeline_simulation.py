@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 
+from bench.pipeline_arms import PLAIN
 from bench.pipeline_simulation import PipelineSimulation, Routes
 from bench.simulation import Trainer
 from pier_node.config.run import RunConfig
@@ -23,7 +24,14 @@ MICROBATCHES, SIZE, SITES = 6, 2, 9
 
 
 def config(batch_size: int = SIZE, **pipeline: Any) -> RunConfig:
-    section = {"stages": 4, "microbatches": MICROBATCHES, "memory": MICROBATCHES, "plan_seconds": 0.01, **pipeline}
+    section = {
+        "stages": 4,
+        "microbatches": MICROBATCHES,
+        "memory": MICROBATCHES,
+        "plan_seconds": 0.01,
+        **PLAIN,
+        **pipeline,
+    }
     model = {"dim": 16, "layers": 6, "heads": 2, "ffn_dim": 16, "context": 16}
     inner = {"total_steps": 4, "batch_size": batch_size, "warmup_steps": 1, "lr": 1e-2, "eval_batches": 1}
     tables = {"run": {"sites": SITES, "seed": 3}, "model": {"preset": "llama-tiny", **model}, "inner": inner}
@@ -79,6 +87,13 @@ def test_a_run_learns_and_its_model_is_the_joined_one(cache: Path) -> None:
     replica = Replica(config(), torch.device("cpu"), workers=1)
     loss = replica.evaluate(torch.from_numpy(simulation.weights()), simulation.validation)
     assert curve[-1].loss == pytest.approx(loss, rel=1e-6)
+
+
+def test_the_last_steps_may_visit_all_stages(cache: Path) -> None:
+    simulation = PipelineSimulation(config(skip=0.25), cache, full_last=0.5)
+    simulation.run(4, lambda _: None)
+    assert simulation.visits[0, 1, 2, 3] == 2 * MICROBATCHES
+    assert sum(simulation.visits.values()) == 4 * MICROBATCHES
 
 
 @pytest.mark.parametrize(("paths", "again"), [("skip", True), ("random", False)])

@@ -31,6 +31,8 @@ from pier_node.wire.chunk import Chunk
 from pier_proto.v1.peer_pb2 import Ack, Dropped, IterationPlan, Path, Phase, Pulse, Site, Total, Worked
 
 CONTEXT, BATCH, SEED = 8, 2, 1
+PLAIN = {"activation_codec": "none", "gradient_codec": "none"}
+"""Activations travel as they are computed, so that gradients are those of one process."""
 
 
 def config(stages: int = 4, layers: int = 5, form: str = "llama", tied: bool = True, **pipeline: Any) -> RunConfig:
@@ -40,7 +42,7 @@ def config(stages: int = 4, layers: int = 5, form: str = "llama", tied: bool = T
             "run": {"sites": max(stages, 2), "seed": SEED},
             "model": {"preset": "llama-tiny", "form": form, "tie_embeddings": tied, **model},
             "inner": {"batch_size": BATCH, "total_steps": 6, "warmup_steps": 1, "precision": "fp32"},
-            "pipeline": {"stages": stages, "microbatches": 4, "plan_seconds": 0.01, **pipeline},
+            "pipeline": {"stages": stages, "microbatches": 4, "plan_seconds": 0.01, **PLAIN, **pipeline},
         }
     )
 

@@ -1,0 +1,45 @@
+"""The arms of bench/pipeline_convergence.py: what [pipeline] says in each; `total_steps` is of [inner],
+and `full_last` of the simulation."""
+
+from __future__ import annotations
+
+from typing import Any
+
+Arm = dict[str, Any]
+
+ARMS: dict[str, Arm] = {
+    "full": {"stages": 6, "paths": "full"},
+    "skip 25 %": {"stages": 4, "skip": 0.25},
+    "skip 33 %": {"stages": 6, "skip": 0.33},
+    "skip 50 %": {"stages": 6, "skip": 0.5},
+    "skip 25 %, swaps": {"stages": 4, "skip": 0.25, "swaps": 1},
+    "skip 33 %, swaps": {"stages": 6, "skip": 0.33, "swaps": 1},
+    "skip 50 %, swaps": {"stages": 6, "skip": 0.5, "swaps": 1},
+}
+"""Cuts are those of the paper: 25 % are one stage of four, 33 and 50 % two and three of six."""
+PLAIN = {"activation_codec": "none", "gradient_codec": "none"}
+CODED: dict[str, Arm] = {
+    f"full, {name}": {**ARMS["full"], "activation_codec": forward, "gradient_codec": back}
+    for name, forward, back in (
+        ("bf16", "bf16", "bf16"),
+        ("int8", "int8", "int8"),
+        ("int8, gradients int4", "int8", "int4"),
+        ("int4, gradients int8", "int4", "int8"),
+        ("int4", "int4", "int4"),
+    )
+}
+"""Stages send each other fewer bits."""
+STEPS = (100, 200, 300)
+SHORTER: dict[str, Arm] = {f"full, {steps} steps": {**ARMS["full"], "total_steps": steps} for steps in STEPS}
+"""Shorter runs, with the whole schedule of the learning rate: what a run that skips has to beat."""
+MIXED: dict[str, Arm] = {
+    f"{arm}, the last fifth full": {**ARMS[arm], "full_last": 0.2} for arm in ("skip 25 %", "skip 50 %")
+}
+"""In the last part of the iterations all microbatches visit all stages."""
+ALL = ARMS | CODED | SHORTER | MIXED
+SITES = {(6, 6): 6, (4, 3): 9, (6, 4): 20, (6, 3): 15}
+"""(stages, path length) -> as many sites as make all stages equally busy."""
+CUTS = {"quarter": (4, 1), "third": (6, 2), "half": (6, 3)}
+"""What is left out of a trained model: (stages, how many of them)."""
+EXITS = 6
+"""Stages of the cut of which the last ones are left out."""
