@@ -228,6 +228,37 @@ async def test_charts_have_another_axis_are_smoothed_and_saved(chromium: Browser
         assert look.errors == []
 
 
+async def test_a_run_is_compared_with_an_earlier_one(chromium: Browser, tmp_path: Path) -> None:
+    async with serving(run_of_three()) as address, looking(chromium, address) as look:
+        page, keys = look.page, look.page.locator("#c-loss .keys li")
+        await expect(keys).to_have_count(4)
+        async with page.expect_download() as saving:
+            await page.get_by_role("button", name="Save curves").click()
+        saved, damaged = tmp_path / "saved.json", tmp_path / "damaged.json"
+        saved.write_bytes((await (await saving.value).path()).read_bytes().replace(b'"atlantic"', b'"<i>before"'))
+        damaged.write_text('{"format": "pier-curves-1", "curves": {"loss": [[1, "x"]]}}')
+        await page.locator("#compare-file").set_input_files(damaged)
+        await expect(page.locator("#compare-said")).to_have_text("cannot be compared: a curve in it is damaged")
+        await page.locator("#compare-file").set_input_files(saved)
+        await expect(page.locator("#compare-said")).to_have_text("with <i>before")
+        await expect(keys).to_have_count(5)
+        await expect(keys.last).to_have_text(re.compile("^<i>before[0-9.]+$"))
+        await page.get_by_role("button", name="Stop comparing").click()
+        await expect(keys).to_have_count(4)
+        assert look.errors == []
+
+
+async def test_the_logs_of_the_sites_are_read_when_they_are_opened(chromium: Browser) -> None:
+    board = run_of_three()
+    board.apply(Fact(time.time(), "note", B, {"level": 20, "text": "<b>round 7 committed"}))
+    async with serving(board) as address, looking(chromium, address) as look:
+        await expect(look.page.locator("#log-of option")).to_have_count(3)
+        await look.page.locator("#log summary").click()
+        await look.page.locator("#log-of").select_option(B)
+        await expect(look.page.locator("#log-lines li").last).to_contain_text("<b>round 7 committed")
+        assert look.errors == []
+
+
 async def _saved_csv(page: Page) -> list[str]:
     async with page.expect_download() as saving:
         await page.get_by_label("Save Training loss as CSV").click()

@@ -1,8 +1,9 @@
-"""Every command of a tutorial is run, as its page shows it, by two sites on this machine.
+"""Every command of a tutorial is run, as its page shows it, by sites on this machine.
 
-A `console` block belongs to a terminal, which its title names. There each `$ command` is run in the folder of that
-machine, when the command before it has ended well, and prints what stands below it. Files are written where a block's
-title says so. Instead of minutes of training there are some steps of the smallest model, and addresses are free ones.
+A `console` block belongs to a terminal, which its title names: a machine, and perhaps which terminal of it. There each
+`$ command` is run in the folder of that machine, when the command before it has ended well, and prints what stands
+below it. Files are written where a block's title says so. Instead of minutes of training there are some steps of the
+smallest model, and addresses are free ones.
 """
 
 from __future__ import annotations
@@ -22,16 +23,24 @@ from pathlib import Path
 import pytest
 from processes.program import ENVIRONMENT
 from processes.site import wait_until
+from tokenizers import Tokenizer
+from tokenizers.models import BPE
+from tokenizers.pre_tokenizers import ByteLevel
 
 from bench.ports import free_port
+from pier_node.config.run import RunConfig
+from pier_node.trainer.model.export import export
+from pier_node.trainer.model.initial import initial_weights
 
 pytestmark = pytest.mark.processes
 
 FOLDER = Path(__file__).parents[2] / "docs" / "tutorials"
 BLOCK = re.compile(r'^```(\w+) title="([^"]+)"\n(.*?)^```$', re.MULTILINE | re.DOTALL)
-MACHINES = ("first machine", "second machine")
+ALL = "both machines"
 SMALLER = {"--steps 1000": "--preset llama-tiny --steps 100", "total_steps = 1000": "total_steps = 40"}
-SMALLER |= {"inner_steps = 50": "inner_steps = 10", '"llama-1m"': '"llama-tiny"'}
+SMALLER |= {"total_steps = 200": "total_steps = 8"}
+SMALLER |= {"inner_steps = 50": "inner_steps = 10", '"llama-1m"': '"llama-tiny"', "--steps 2000": "--steps 100"}
+DOWNLOAD = re.compile(r"hf download .* --local-dir (\S+)")
 
 
 @dataclass
@@ -70,10 +79,13 @@ class Tutorial:
 
     def __init__(self, page: str, folder: Path) -> None:
         self._page, self._folder = page, folder
-        self._ports = {machine: free_port() for machine in MACHINES}
+        titles = [title for _, title, _ in BLOCK.findall(page)]
+        machines = [re.split("[,:]", title)[0] for title in titles]
+        self._ports = {machine: free_port() for machine in dict.fromkeys(machines) if machine != ALL}
+        self._first = next(iter(self._ports))
         self._terminals: dict[str, Command] = {}
         self.commands: list[Command] = []
-        for machine in MACHINES:
+        for machine in self._ports:
             self.folder(machine).mkdir()
 
     def folder(self, machine: str) -> Path:
@@ -87,7 +99,7 @@ class Tutorial:
                 self._type(title, text)
                 continue
             who, _, file = title.partition(": ")
-            for machine in MACHINES if who == "both machines" else (who,):
+            for machine in self._ports if who == ALL else (who,):
                 (self.folder(machine) / file).write_text(self._here(text, machine))
         for command in self.commands:
             command.ends()
@@ -106,7 +118,7 @@ class Tutorial:
                     before.ends()
                 self._terminals[terminal] = self._launch(line[2:], terminal.partition(",")[0])
             else:
-                self._terminals[terminal].prints(self._here(line, "first machine"))
+                self._terminals[terminal].prints(self._here(line, self._first))
 
     def _launch(self, text: str, machine: str) -> Command:
         self._wait_for(text)
@@ -134,14 +146,15 @@ class Tutorial:
         for command in self.commands:
             if "pier-node start" not in command.text:
                 command.ends()
-        if copied := re.match(r"scp (?:-r )?first-machine:(\S+)", text):
-            wait_until(f"{copied[1]} on the first machine", (self.folder("first machine") / copied[1]).exists)
+        if copied := re.match(r"scp (?:-r )?([\w-]+):(\S+)", text):
+            wait_until(text, (self.folder(copied[1]) / copied[2]).exists)
 
     def _here(self, text: str, machine: str) -> str:
         for shown, meant in SMALLER.items():
             text = text.replace(shown, meant)
-        text = text.replace("203.0.113.7:7700", f"127.0.0.1:{self._ports['first machine']}")
-        text = text.replace("scp -r", "cp -r").replace("scp", "cp").replace("first-machine:", "../first-machine/")
+        text = text.replace("203.0.113.7:7700", f"127.0.0.1:{self._ports[self._first]}")
+        text = re.sub(r"^scp( -r)? ([\w-]+):", r"cp\1 ../\2/", text)
+        text = DOWNLOAD.sub(r"cp -r ~/pretrained \1", text)
         return text.replace("pier-node start", f"pier-node start --listen 127.0.0.1:{self._ports[machine]}")
 
 
@@ -151,11 +164,21 @@ def small_files() -> list[Path]:
     return [path for path in paths if 500 < path.stat().st_size < 20_000 and path.is_file()][:600]
 
 
+def pretrained(folder: Path) -> None:
+    """A model as one would download it, of the smallest size, whose tokens are bytes."""
+    config = RunConfig.model_validate({"model": {"preset": "llama-tiny"}}).model
+    export(config, initial_weights(config, seed=1), folder)
+    tokenizer = Tokenizer(BPE({letter: id for id, letter in enumerate(sorted(ByteLevel.alphabet()))}, []))
+    tokenizer.pre_tokenizer = ByteLevel(add_prefix_space=False)
+    tokenizer.save(str(folder / "tokenizer.json"))
+
+
 @pytest.fixture
 def tutorial(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Tutorial]:
     (tmp_path / "my-text").mkdir()
     for number, path in enumerate(small_files()):
         shutil.copy(path, tmp_path / "my-text" / f"{number}.txt")
+    pretrained(tmp_path / "pretrained")
     made = Tutorial((FOLDER / f"{request.param}.md").read_text(), tmp_path)
     yield made
     made.stop()
