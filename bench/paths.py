@@ -1,11 +1,13 @@
 """How good are SkipPipe's plans, and how long do they take to find, beside the reference's and the best known?
 
-    python -m bench.paths [--quick] [--json FILE] [--only NAME]
+    python -m bench.paths [--quick] [--json FILE] [--only NAME] [--hundred SECONDS]
 
 Every instance of paths_instances.py: the lower bound for any assignment of sites to stages; a joint search without and
 with the swaps that the instance allows; one whose replicas are no further apart than in the reference's assignment; a
 full pipeline placed by the same search. A search gets a tenth of what the reference's solver took, and 30 s at most, on
 two threads. Makespans are without data-parallel sync, in the event simulator.
+
+--hundred plans for 100 sites instead, and says how far above the bounds the plans are.
 """
 
 from __future__ import annotations
@@ -20,12 +22,13 @@ import click
 from rich.console import Console
 from rich.table import Table
 
-from bench.paths_instances import Instance, instances
+from bench.paths_instances import Instance, hundred, instances
 from pier_node.pipeline.planning.bounds import lower_bounds
-from pier_node.pipeline.planning.plan import violations, worst_intra
+from pier_node.pipeline.planning.plan import random_plan, violations, worst_intra
 from pier_node.pipeline.planning.policies import full_pipeline
 from pier_node.pipeline.planning.problem import Problem
 from pier_node.pipeline.planning.search import search
+from pier_node.pipeline.planning.simulator import makespan
 
 LONGEST = 27.0
 """Seconds asked for, so that 30 are not exceeded."""
@@ -108,15 +111,49 @@ def table(results: list[Result]) -> Table:
     return shown
 
 
+def far(seconds: float, seed: int) -> Table:
+    """Plans for 100 sites: of three networks whose sites are in regions, and of three where no site is near another."""
+    shown = Table(title="100 sites, s", title_justify="left", box=None)
+    for name in (
+        "network",
+        "random",
+        "found",
+        "bound, its stages",
+        "bound, any stages",
+        "gap",
+        "plans",
+        "cpu s",
+        "wall s",
+    ):
+        shown.add_column(name, justify="left" if name == "network" else "right")
+    for name, regions in (("regions", True), ("anywhere", False)):
+        for number in (1, 2, 3):
+            it = hundred(number, regions)
+            began = time.process_time()
+            found = search(it, seed, seconds, deadline=math.inf)
+            took = time.process_time() - began
+            own, bound = lower_bounds(it, found.plan).best_s, lower_bounds(it).best_s
+            first, gap = makespan(it, random_plan(it, seed)), found.makespan_s / bound - 1
+            times = [f"{value:.2f}" for value in (first, found.makespan_s, own, bound)]
+            shown.add_row(
+                f"{name} {number}", *times, f"{gap:.0%}", f"{found.simulated:,}", f"{took:.1f}", f"{found.seconds:.1f}"
+            )
+    return shown
+
+
 @click.command(help=__doc__)
 @click.option("--quick", is_flag=True, help="Next to no search: seconds, and no evidence.")
 @click.option("--json", "json_file", type=click.Path(dir_okay=False, path_type=Path), help="Write all numbers here.")
 @click.option("--only", multiple=True, help="The instance of this name; may be repeated.")
 @click.option("--seed", default=1, show_default=True, help="Of the searches.")
-def main(quick: bool, json_file: Path | None, only: tuple[str, ...], seed: int) -> None:
+@click.option("--hundred", "seconds", type=float, help="100 sites, with this many seconds for a search.")
+def main(quick: bool, json_file: Path | None, only: tuple[str, ...], seed: int, seconds: float | None) -> None:
     """Plan all, and print the table."""
     console, results = Console(), []
     compiling = one(instances()[0].in_order, seed, QUICK)
+    if seconds is not None:
+        console.print(far(seconds, seed))
+        return
     with console.status(f"compiled in {compiling.cpu_s:.0f} s"):
         for it in instances():
             if not only or it.name in only:

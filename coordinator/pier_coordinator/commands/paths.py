@@ -6,6 +6,7 @@ The problem comes from a file, or with `--data RUN` from what the sites of a run
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -194,7 +195,12 @@ def _plan(
         bar = progress.add_task("compiling", total=1.0, best="")
 
         def told(what: str, part: float, best_s: float) -> None:
-            progress.update(bar, description=what, completed=part, best=f"best so far {best_s:.2f} s")
+            progress.update(
+                bar,
+                description=what,
+                completed=part,
+                best=f"best so far {best_s:.2f} s" if math.isfinite(best_s) else "",
+            )
 
         outcome = plan_paths(problem, policy, how.seed, how.seconds, told)
     if svg:

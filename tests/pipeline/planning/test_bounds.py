@@ -82,3 +82,11 @@ def test_slow_sites_share_the_work() -> None:
         "the origin; 4 / (1 / 2.5 + 1 / 7.5) for the others"
     )
     assert lower_bounds(it).work_s == pytest.approx(4 * 2 / (2 / 2.5 + 1 / 7.5))
+
+
+def test_a_path_never_goes_straight_back_in_a_bound() -> None:
+    """Two near sites would otherwise be visited in turn; the third is far from both."""
+    wire = tuple(tuple(0.0 if a == b else 0.1 if {a, b} <= {0, 1, 2} else 9.0 for b in range(4)) for a in range(4))
+    sites = tuple(site(f"s{at}", memory=9) for at in range(4))
+    it = Problem(sites, wire, (1, 1, 1, 1), 4, 1)
+    assert lower_bounds(it).memory_s == pytest.approx(2.75 + 3 * 2.5 + 2 * (0.1 + 0.1 + 9.0 + 9.0))

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from pipeline.planning.cases import even, problem, problems, site
 
-from bench.paths_instances import instances
+from bench.paths_instances import hundred, instances
 from pier_node.base.errors import PierError
 from pier_node.pipeline.planning.bounds import lower_bounds
 from pier_node.pipeline.planning.plan import Plan, random_plan, sync_seconds, violations, worst_intra
@@ -113,6 +113,22 @@ def test_gradients_that_are_counted_draw_replicas_together() -> None:
     assert worst_intra(it.transfer_s, found.plan) == 0.1
     assert found.sync_s == sync_seconds(it, found.plan) == pytest.approx(2 * 1 / 2 * 0.1)
     assert found.iteration_s == found.makespan_s + found.sync_s
+
+
+def test_with_many_sites_estimates_lead_far() -> None:
+    """What little can be simulated of 100 sites in that time would come to a tenth less than a random plan."""
+    it = hundred(1, regions=True)
+    found = search(it, 1, seconds=0.5, deadline=600.0)
+    assert violations(it, found.plan) == []
+    assert found.makespan_s < 0.85 * makespan(it, random_plan(it, 1))
+
+
+def test_an_annealing_that_is_late_leaves_slices_out_and_cools_down() -> None:
+    parts: list[float] = []
+    found = search(problem(), 1, 2.0, told=lambda part, _: parts.append(part), deadline=0.05)
+    assert not found.complete
+    assert parts == sorted(parts)
+    assert parts[-1] == 1.0
 
 
 def test_a_deadline_gives_the_best_so_far() -> None:

@@ -25,6 +25,9 @@ Bools = NDArray[np.bool_]
 def cheapest(visit: Floats, hop: Floats, group: Ints, allowed: Bools, origin: int, walk: Ints) -> float:
     """Cost of the cheapest closed walk from a site over L - 1 others; infinite if there is none.
 
+    It never goes straight back to the site that it came from, so each layer has two walks to a site: the cheapest, and
+    the cheapest that comes from elsewhere.
+
     Args:
         visit: [N], cost of visiting a site, except the origin.
         hop: [N, N], cost of going there and back.
@@ -32,26 +35,31 @@ def cheapest(visit: Floats, hop: Floats, group: Ints, allowed: Bools, origin: in
         walk: [L], receives the sites of the walk.
     """
     sites, length = len(visit), len(walk)
-    cost = np.full((length, sites), np.inf)
-    came = np.zeros((length, sites), np.int64)
-    cost[0, origin] = 0.0
+    cost = np.full((2, length, sites), np.inf)
+    came = np.full((2, length, sites), -1, np.int64)
+    cost[0, 0, origin] = 0.0
     for layer in range(1, length):
-        for site in range(sites):
-            if site == origin:
+        for before in range(sites):
+            if cost[0, layer - 1, before] == np.inf:
                 continue
-            for before in range(sites):
-                if before == site or not allowed[group[before], group[site]]:
+            for site in range(sites):
+                if site in (origin, before) or not allowed[group[before], group[site]]:
                     continue
-                total = cost[layer - 1, before] + hop[before, site] + visit[site]
-                if total < cost[layer, site]:
-                    cost[layer, site] = total
-                    came[layer, site] = before
-    last = np.argmin(cost[length - 1] + hop[:, origin])
-    total = cost[length - 1, last] + hop[last, origin]
+                way = 1 if came[0, layer - 1, before] == site else 0
+                total = cost[way, layer - 1, before] + hop[before, site] + visit[site]
+                if total < cost[0, layer, site]:
+                    cost[1, layer, site], came[1, layer, site] = cost[0, layer, site], came[0, layer, site]
+                    cost[0, layer, site], came[0, layer, site] = total, before
+                elif total < cost[1, layer, site]:
+                    cost[1, layer, site], came[1, layer, site] = total, before
+    last = int(np.argmin(cost[0, length - 1] + hop[:, origin]))
+    found = cost[0, length - 1, last] + hop[last, origin]
+    after = -1
     for layer in range(length - 1, -1, -1):
         walk[layer] = last
-        last = came[layer, last]
-    return float(total)
+        before = came[1 if came[0, layer, last] == after else 0, layer, last]
+        after, last = last, before
+    return float(found)
 
 
 ROUNDS = 400

@@ -1,5 +1,8 @@
 """Finds a plan: assigns sites to stages and plans all paths together, by two annealings in a thread each.
 
+Simulations take long with many sites. So an annealing begins with estimates: what the paths and the work of the sites
+in one wave take if nothing waits. An estimate takes some hundredths of the time of a simulation.
+
 The acceptance of a change (pipeline/planning/moves.py) is drawn before the change is simulated, as a limit on its cost.
 A simulation that is certain to exceed the limit stops early, and most do. Work is counted in steps. So a seed gives the
 same plan on every machine that is fast enough for the deadline.
@@ -7,10 +10,11 @@ same plan on every machine that is fast enough for the deadline.
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import NamedTuple
 
@@ -21,7 +25,12 @@ from pier_node.pipeline.planning.moves import Dice, Ground, State, change_paths,
 from pier_node.pipeline.planning.plan import Plan, random_plan, stage_loads, sync_seconds, worst_intra
 from pier_node.pipeline.planning.problem import Problem
 from pier_node.pipeline.planning.simulator import (
+    BACKWARD,
     END,
+    FORWARD,
+    GAP,
+    LOSS,
+    MEMORY,
     NEVER,
     Ints,
     Scratch,
@@ -33,8 +42,11 @@ from pier_node.pipeline.planning.simulator import (
     scratch,
     tables,
     ticks,
+    unloaded,
 )
 
+HELD, WORK = range(2)
+"""Rows of a scratch table of sites, in an estimate."""
 MEAN = 0.1
 """Weight of the mean end time of microbatches next to the makespan: many plans have the same makespan."""
 SURE = 0.95
@@ -56,7 +68,7 @@ class Course(NamedTuple):
     """A slice of an annealing: steps `start` to `stop` of `total`.
 
     `hot` and `cold` are the first and the last temperature, as fractions of the best cost so far. `joint` is the
-    fraction of steps that move sites. `tied`: all waves repeat the same paths.
+    fraction of steps that move sites. `tied`: all waves repeat the same paths. `estimates`: nothing is simulated.
     """
 
     start: int
@@ -66,6 +78,7 @@ class Course(NamedTuple):
     cold: float
     joint: float
     tied: bool
+    estimates: bool
 
 
 @compiled
@@ -78,7 +91,7 @@ def anneal(
         now, best: the current state, and the cheapest plan seen; `trial` is scratch.
     """
     extra = overhead(apart, now.stage)
-    now.cost[0] = cost(t, d, now, extra, int(NEVER))
+    now.cost[0] = cost(t, d, now, c.estimates, extra, int(NEVER))
     if now.cost[0] < best.cost[0]:
         copy(now, best)
     mean, simulated = mean_end(d.cases), 0
@@ -90,12 +103,11 @@ def anneal(
         heat = best.cost[0] * c.hot * (c.cold / c.hot) ** (step / c.total)
         limit = now.cost[0] - heat * np.log(1.0 - uniform(dice))
         after = overhead(apart, trial.stage) if moves_sites else extra
-        simulated += 1
-        trial.cost[0] = cost(t, d, trial, after, int(limit - MEAN * SURE * mean))
+        simulated += not c.estimates
+        trial.cost[0] = cost(t, d, trial, c.estimates, after, int(limit - MEAN * SURE * mean))
         if trial.cost[0] > limit:
             continue
         extra, mean = after, mean_end(d.cases)
-        trial.last[0] = last_origin(d.cases, trial.paths)
         copy(trial, now)
         if now.cost[0] < best.cost[0]:
             copy(now, best)
@@ -103,12 +115,45 @@ def anneal(
 
 
 @compiled
-def cost(t: Tables, d: Scratch, s: State, extra: int, limit: int) -> int:
-    """The cost of a plan; NEVER if the simulation is abandoned."""
+def cost(t: Tables, d: Scratch, s: State, estimates: bool, extra: int, limit: int) -> int:
+    """The cost of a plan; NEVER if the simulation is abandoned. Sets who ends last."""
+    if estimates:
+        return estimate(t, d, s) + extra
     end = makespan_ns(t, d, s.paths, limit - extra)
     if end == NEVER:
         return NEVER
+    last = 0
+    for it in range(d.cases.shape[1]):
+        if d.cases[END, it] > d.cases[END, last]:
+            last = it
+    s.last[0] = s.paths[last, 0]
     return end + extra + int(MEAN * mean_end(d.cases))
+
+
+@compiled
+def estimate(t: Tables, d: Scratch, s: State) -> int:
+    """Time of the busiest slot of a data node or of the busiest site if nothing waits, plus the mean of the slots."""
+    held, work = d.sites[HELD], d.sites[WORK]
+    held[:] = 0
+    work[:] = 0
+    for row in range(s.paths.shape[0]):
+        origin = s.paths[row, 0]
+        held[origin] += unloaded(t.times, t.wire, s.paths, row)
+        work[origin] += t.times[LOSS, origin]
+        for index in range(s.paths.shape[1]):
+            site = s.paths[row, index]
+            work[site] += t.times[FORWARD, site] + t.times[BACKWARD, site] + 2 * t.gaps[GAP]
+    worst, total, places, last = 0, 0, 0, 0
+    for site in range(len(held)):
+        if held[site] > 0:
+            total += held[site]
+            places += t.times[MEMORY, site]
+            held[site] //= t.times[MEMORY, site]
+        worst = max(worst, work[site], held[site])
+        if held[site] > held[last]:
+            last = site
+    s.last[0] = last
+    return int(worst + total // places)
 
 
 @compiled
@@ -145,23 +190,16 @@ def mean_end(cases: Ints) -> float:
     return float(total / cases.shape[1])
 
 
-@compiled
-def last_origin(cases: Ints, paths: Ints) -> int:
-    """The site whose microbatch ends last."""
-    last = 0
-    for it in range(cases.shape[1]):
-        if cases[END, it] > cases[END, last]:
-            last = it
-    return int(paths[last, 0])
-
-
 FINE = 0.1
 """Minimum fine for replicas that are too far apart, as a fraction of the first plan's makespan."""
 
 
 @dataclass
 class Chain:
-    """The state of an annealing; `best` is the cheapest plan so far."""
+    """The state of an annealing; `best` is the cheapest plan so far.
+
+    `draft` makes the estimates: of paths without swaps, which never deadlock, and of one wave if all waves are equal.
+    """
 
     problem: Problem
     times: Tables
@@ -172,10 +210,21 @@ class Chain:
     trial: State
     best: State
     dice: Dice
+    draft: Chain | None
+    phase: Course | None = None
     simulated: int = 0
 
     @classmethod
-    def of(cls, problem: Problem, plan: Plan, seed: int) -> Chain:
+    def anywhere(cls, problem: Problem, seed: int) -> Chain:
+        """A chain that may begin with estimates, from a random plan. Raises PierError: no plan is valid."""
+        plan, rules = random_plan(problem, seed), replace(problem.rules, max_swaps=0)
+        if equal_waves(problem):
+            one = replace(problem, rules=rules, microbatches=problem.wave_sizes[0], waves=1)
+            return cls.of(problem, plan, seed, cls.of(one, Plan(plan.stages, plan.waves[:1]), seed))
+        return cls.of(problem, plan, seed, cls.of(replace(problem, rules=rules), plan, seed))
+
+    @classmethod
+    def of(cls, problem: Problem, plan: Plan, seed: int, draft: Chain | None = None) -> Chain:
         """A chain that starts from a valid plan."""
         paths, wave = rows(plan)
         times, room = tables(problem), scratch(len(problem.sites), wave)
@@ -185,24 +234,36 @@ class Chain:
         ground = Ground(laws(problem), times.times, first, load, _room(problem), near)
         fine = int(FINE * makespan_ns(times, room, paths, NEVER))
         now, trial, best = (_state(problem, plan, paths) for _ in range(3))
-        return cls(problem, times, room, ground, _apart(problem, fine), now, trial, best, dice(seed))
+        return cls(problem, times, room, ground, _apart(problem, fine), now, trial, best, dice(seed), draft)
 
     def run(self, course: Course) -> None:
         """Continue an annealing; a new one starts from the best plan so far, if any. Unequal waves are not tied."""
-        if course.start == 0 and self.simulated:
-            for mine, best in zip(self.now, self.best, strict=True):
-                mine[:] = best
-        course = course._replace(tied=course.tied and len({*self.problem.wave_sizes}) == 1)
-        if course.tied and course.start == 0:
-            self.now.paths[:] = np.tile(self.now.paths[: self.problem.wave_sizes[0]], (self.problem.waves, 1))
+        phase, before = course._replace(start=0, stop=0), self.phase
+        self.phase = phase
+        if course.estimates and self.draft:
+            self.draft.run(course)
+            drafted = self.draft.best
+            self.best.paths[:] = np.tile(drafted.paths, (len(self.best.paths) // len(drafted.paths), 1))
+            self.best.stage[:], self.best.cost[:] = drafted.stage, drafted.cost
+            return
+        if phase != before:
+            if self.best.cost[0] < NEVER:
+                copy(self.best, self.now)
+            self.best.cost[0] = NEVER  # what another phase reckoned does not compare
+            if course.tied and equal_waves(self.problem):
+                self.now.paths[:] = np.tile(self.now.paths[: self.problem.wave_sizes[0]], (self.problem.waves, 1))
+        course = course._replace(tied=course.tied and equal_waves(self.problem))
         self.simulated += anneal(
             self.times, self.room, self.ground, self.apart, course, self.now, self.trial, self.best, self.dice
         )
 
     @property
     def cost_s(self) -> float:
-        """Cost of the best plan in seconds: about its makespan, its sync and a tenth of the mean end time."""
-        return float(self.best.cost[0]) / 1e9
+        """Cost of the best plan in seconds: about its makespan, its sync and a tenth of the mean end time.
+
+        Infinite as long as there are only estimates.
+        """
+        return float(self.best.cost[0]) / 1e9 if self.simulated else math.inf
 
     @property
     def plan(self) -> Plan:
@@ -214,6 +275,11 @@ class Chain:
         paths = [tuple(path) for path in self.best.paths.tolist()]
         ends = self.ground.first.tolist()
         return Plan(stages, tuple(tuple(paths[a:b]) for a, b in pairwise(ends)))
+
+
+def equal_waves(problem: Problem) -> bool:
+    """Whether all waves have equally many microbatches, so that they can repeat the same paths."""
+    return len({*problem.wave_sizes}) == 1
 
 
 def _state(problem: Problem, plan: Plan, paths: Ints) -> State:
@@ -242,8 +308,11 @@ def _room(problem: Problem) -> bool:
 
 
 SLICES = 100
-SPEED, FIXED_COST = 1.2e9, 30
-"""Work of a thread per second: for each task it looks at all sites, plus a fixed cost equal to 30 sites."""
+SPEED, FIXED_COST, ESTIMATE_COST = 1.2e9, 30, 12
+"""Work of a thread per second: for each task it looks at all sites, plus a fixed cost equal to 30 sites.
+
+An estimate costs as much per task as a look at twelve sites.
+"""
 LEAST = 2000
 Progress = Callable[[float, float], None]
 """Called with the fraction done and the cost of the best plan so far, in seconds."""
@@ -257,12 +326,14 @@ class Phase:
     hot: float
     cold: float
     joint: float
-    tied: bool
+    tied: bool = False
+    estimates: bool = False
 
 
-TIED_FIRST = (Phase(0.5, 0.02, 0.002, 0.3, True), Phase(0.5, 0.006, 0.0005, 0.15, False))
-FREE = (Phase(1.0, 0.01, 0.0005, 0.2, False),)
-PATHS_ONLY = (Phase(1.0, 0.006, 0.0005, 0.0, False),)
+ESTIMATES = Phase(0.35, 0.02, 0.0003, 0.3, estimates=True)
+TIED_FIRST = (ESTIMATES, Phase(0.4, 0.002, 0.0003, 0.05, tied=True), Phase(0.25, 0.001, 0.0002, 0.05))
+FREE = (ESTIMATES, Phase(0.65, 0.008, 0.0004, 0.2))
+PATHS_ONLY = (Phase(1.0, 0.006, 0.0005, 0.0),)
 FROM_ANYWHERE, STAGES_STAY = (TIED_FIRST, FREE), (PATHS_ONLY, PATHS_ONLY)
 """The phases of each thread. The first thread begins with repeating waves, which is better with many sites."""
 
@@ -306,10 +377,9 @@ def search(
     began = time.monotonic()
     ways = FROM_ANYWHERE if current is None else STAGES_STAY
     seeds = [seed * len(ways) + it for it in range(len(ways))]
-    chains = [Chain.of(problem, current or random_plan(problem, it), it) for it in seeds]
-    tasks = problem.microbatches * (2 * problem.path_length + 1)
-    steps = max(LEAST, int(seconds * SPEED / tasks / (FIXED_COST + len(problem.sites))))
-    complete = _run(chains, [[*_courses(way, steps)] for way in ways], began + (deadline or seconds), told)
+    chains = [Chain.of(problem, current, it) if current else Chain.anywhere(problem, it) for it in seeds]
+    courses = [[*_courses(problem, way, seconds)] for way in ways]
+    complete = _run(chains, courses, deadline or seconds, told)
     plan = min(chains, key=lambda it: it.cost_s).plan
     cap, worst = problem.max_intra_s, worst_intra(problem.transfer_s, plan)
     if cap is not None and worst > cap:
@@ -321,22 +391,35 @@ def search(
     return Found(plan, makespan(problem, plan), sync_seconds(problem, plan), simulated, took, complete)
 
 
-def _courses(way: Sequence[Phase], steps: int) -> Iterator[Course]:
+def _courses(problem: Problem, way: Sequence[Phase], seconds: float) -> Iterator[Course]:
     """The slices of a search, SLICES in total."""
+    tasks = problem.microbatches * (2 * problem.path_length + 1)
+    simulation, estimate = (
+        tasks * (FIXED_COST + len(problem.sites)),
+        tasks * ESTIMATE_COST / (problem.waves if equal_waves(problem) else 1),
+    )
     for phase in way:
-        total, slices = int(steps * phase.share), round(SLICES * phase.share)
+        work = estimate if phase.estimates else simulation
+        total, slices = max(LEAST, int(seconds * phase.share * SPEED / work)), round(SLICES * phase.share)
         for index in range(slices):
             start, stop = total * index // slices, total * (index + 1) // slices
-            yield Course(start, stop, total, phase.hot, phase.cold, phase.joint, phase.tied)
+            yield Course(start, stop, total, phase.hot, phase.cold, phase.joint, phase.tied, phase.estimates)
 
 
-def _run(chains: Sequence[Chain], courses: Sequence[Sequence[Course]], deadline: float, told: Progress | None) -> bool:
-    """Run all chains in parallel, slice by slice. Returns whether they completed."""
+def _run(chains: Sequence[Chain], courses: Sequence[Sequence[Course]], seconds: float, told: Progress | None) -> bool:
+    """Run all chains in parallel, slice by slice. Returns whether they did all slices.
+
+    If time runs short, slices are left out all along the way, so that each annealing cools down nevertheless.
+    """
+    for chain, ways in zip(chains, courses, strict=True):
+        chain.run(ways[0]._replace(stop=0))  # compiled before time counts
+    began, done, left_out = time.monotonic(), 0, 0
     with ThreadPoolExecutor(len(chains)) as pool:
-        for done, parts in enumerate(zip(*courses, strict=True), 1):
-            list(pool.map(Chain.run, chains, parts))
+        while done < SLICES:
+            list(pool.map(Chain.run, chains, [ways[done] for ways in courses]))
+            passed = (time.monotonic() - began) / seconds
+            left_out += (skipped := max(0, min(SLICES, int(passed * SLICES)) - done - 1))
+            done += 1 + skipped
             if told:
                 told(done / SLICES, min(it.cost_s for it in chains))
-            if time.monotonic() > deadline:
-                return done == SLICES
-    return True
+    return left_out == 0
