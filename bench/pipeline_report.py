@@ -13,7 +13,7 @@ import numpy.typing as npt
 from rich import box
 from rich.table import Table
 
-from bench.pipeline_arms import ALL, ARMS, CODED, MIXED, STEPS, Arm
+from bench.pipeline_arms import ALL, ARMS, CODED, MIXED, STEPS
 from pier_node.pipeline.activation_codec import TensorFormat
 from pier_node.pipeline.stage import stage_blocks
 
@@ -140,38 +140,49 @@ def work(cell: Cell) -> float:
     return float(done / (cell["setting"]["layers"] * sum(cell["visits"].values())))
 
 
-def _full_passes(arm: Arm) -> float:
-    """The part of the iterations in which all stages are visited."""
-    return float(arm.get("full_last", 0.0))
-
-
 def shorter(arms: Arms, seed: int, part: float) -> float:
     """Final loss of a full run with this part of the steps, between the runs that are there; NaN beyond them."""
     steps = {it: f"full, {it} steps" for it in STEPS}
     found = {it: _final(cell) for it, name in steps.items() for cell in arms.get(name, []) if cell["seed"] == seed}
-    (whole,) = (cell for cell in arms["full"] if cell["seed"] == seed)
+    whole = _of_seed(arms["full"], seed)
     total = whole["setting"]["total_steps"]
     found[total] = _final(whole)
-    known = sorted(found)
-    losses = [found[it] for it in known]
-    return float(np.interp(np.log(part * total), np.log(known), losses, left=np.nan, right=np.nan))
+    return _between(found, part * total)
+
+
+def so_far(arms: Arms, seed: int, part: float) -> float:
+    """Loss of the full run after this part of its steps, at a learning rate with which no run ends."""
+    whole = _of_seed(arms["full"], seed)
+    return _between(dict(whole["curve"]), part * whole["setting"]["total_steps"])
+
+
+def _of_seed(cells: Sequence[Cell], seed: int) -> Cell:
+    return next(cell for cell in cells if cell["seed"] == seed)
+
+
+def _between(losses: Mapping[int, float], step: float) -> float:
+    """A loss between those of some steps, on a line over log steps; NaN beyond them."""
+    known = sorted(losses)
+    values = [losses[it] for it in known]
+    return float(np.interp(np.log(step), np.log(known), values, left=np.nan, right=np.nan))
 
 
 def _judged(arms: Arms, planned: Mapping[str, float]) -> Table:
     """A negative gap: skipping wins."""
-    headings = "seeds", "loss", "work", "to full, equal work", "time", "to full, equal time"
-    shown = _table("Skipping against shorter full pipelines: final validation loss, nats a byte", *headings)
-    seeds = {cell["seed"] for name in (f"full, {it} steps" for it in STEPS) for cell in arms.get(name, [])}
+    headings = "loss", "work", "to full so far, equal work", "shorter", "time", "to full so far, equal time", "shorter"
+    shown = _table("Skipping at equal work and at equal time: final validation loss, nats a byte", *headings)
     for arm in (name for name in ARMS | MIXED if name != "full" and name in arms):
-        cells = [it for it in arms[arm] if it["seed"] in seeds]
-        full, base = _full_passes(ALL[arm]), planned.get(arm.partition(",")[0])
-        if not cells or base is None:
+        base, full = planned.get(arm.partition(",")[0]), float(ALL[arm].get("full_last", 0.0))
+        if base is None:
             continue
-        done, taken = float(np.mean([work(it) for it in cells])), base * (1 - full) + full
-        gaps = (np.array([_final(it) - shorter(arms, it["seed"], part) for it in cells]) for part in (done, taken))
-        said = [f"{it.mean():+.3f} ({it.min():+.3f} – {it.max():+.3f})" for it in gaps]
-        loss = f"{np.mean([_final(it) for it in cells]):.3f}"
-        shown.add_row(arm, str(len(cells)), loss, f"{done:.0%}", said[0], f"{taken:.0%}", said[1])
+        cells, cut = arms[arm], [f"{np.mean([_final(it) for it in arms[arm]]):.3f}"]
+        for part in (float(np.mean([work(it) for it in cells])), base * (1 - full) + full):
+            cut.append(f"{part:.0%}")
+            for reference in (so_far, shorter):
+                gaps = np.array([_final(it) - reference(arms, it["seed"], part) for it in cells])
+                gaps = gaps[np.isfinite(gaps)]
+                cut.append(f"{gaps.mean():+.3f} ({gaps.min():+.3f} – {gaps.max():+.3f})" if len(gaps) else "")
+        shown.add_row(arm, *cut)
     return shown
 
 

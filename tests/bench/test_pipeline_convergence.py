@@ -13,7 +13,7 @@ from click.testing import CliRunner
 from bench import pipeline_convergence
 from bench.pipeline_arms import ALL, ARMS, CODED, CUTS, MIXED, SHORTER, SITES
 from bench.pipeline_convergence import PATHS, QUICK, Setting, main
-from bench.pipeline_report import arms_of, differences, shorter, tables, times, work, worse
+from bench.pipeline_report import arms_of, differences, shorter, so_far, tables, times, work, worse
 
 TINY = Setting(
     dim=16, layers=6, ffn_dim=16, context=16, batch_size=1, microbatches=5, total_steps=2, eval_steps=1,
@@ -125,19 +125,25 @@ def test_a_full_run_of_fewer_steps_is_between_those_that_are_there() -> None:
     assert shorter(arms, 1, 0.5) == pytest.approx(1.5)
     assert shorter(arms, 1, 1.0) == pytest.approx(1.0)
     assert np.isnan(shorter(arms, 1, 0.2))
+    whole = {**cell("full", 1, 1.0), "curve": [[100, 2.5], [400, 1.0]]}
+    assert so_far({"full": [whole]}, 1, 0.25) == 2.5
+    assert so_far({"full": [whole]}, 1, 0.5) == pytest.approx(1.75)
 
 
 def test_skipping_is_judged_at_equal_work_and_time() -> None:
     mixed = next(iter(MIXED))
     exits = (1.5,)
-    cells = [cell("full", 1, 1.0, exits, **{"0 1 2 3 4 5": 4}), cell("full, 100 steps", 1, 3.0)]
+    full = {**cell("full", 1, 1.0, exits, **{"0 1 2 3 4 5": 4}), "curve": [[1, 9.0], [400, 1.0]]}
+    cells = [full, cell("full, 100 steps", 1, 3.0)]
     cells += [cell(arm, 1, 1.5, exits, **{"0 1 2": 4}) for arm in ("skip 25 %", mixed)]
     shown = tables(cells, {"skip 25 %": 0.5})[-1]
     rows = list(zip(*([*column.cells] for column in shown.columns), strict=True))
     assert [row[0] for row in rows] == ["skip 25 %", mixed]
     gap = 1.5 - (3.0 - 2.0 * np.log(4 * 4 / 6) / np.log(4))
-    assert rows[0][3:5] == ("67%", f"{gap:+.3f} ({gap:+.3f} – {gap:+.3f})")
-    assert rows[0][5:] == ("50%", "-0.500 (-0.500 – -0.500)")
+    early = 1.5 - (9.0 - 8.0 * np.log(400 * 4 / 6) / np.log(400))
+    assert rows[0][2:5] == ("67%", *(f"{it:+.3f} ({it:+.3f} – {it:+.3f})" for it in (early, gap)))
+    assert rows[0][5] == "50%"
+    assert rows[0][7] == "-0.500 (-0.500 – -0.500)"
     assert rows[1][5] == "60%", "a fifth of the steps is full"
 
 
