@@ -40,9 +40,11 @@ def weighted_mean(vectors: Sequence[Vector], weights: Sequence[np.float32], out:
     if not vectors:
         out.fill(0)
         return
-    np.multiply(vectors[0], weights[0], out=out)
+    total = vectors[0]
+    if weights[0] != 1 or len(vectors) == 1:
+        total = np.multiply(total, weights[0], out=out)
     for vector, weight in zip(vectors[1:], weights[1:], strict=True):
-        np.add(out, vector if weight == 1 else vector * weight, out=out)
+        total = np.add(total, vector if weight == 1 else vector * weight, out=out)
     np.divide(out, np.float32(sum(weights, start=np.float32(0))), out=out)
 
 

@@ -185,7 +185,7 @@ class Reduction:
         yield self._plan.message(Chunk.STAGE_SCATTER, owner.offset, NO_DATA)
         if self._mine.tokens:
             for start, end in self._plan.ranges(owner):
-                data = await self._work(partial(self._encoded, slice(start, end)))
+                data = (await self._work(partial(self._coded, slice(start, end)))).data
                 yield self._plan.message(Chunk.STAGE_SCATTER, start, data)
                 self.meter.sent(len(data), asyncio.get_running_loop().time())
 
@@ -220,17 +220,18 @@ class Reduction:
         """Our own part as the other members would decode it."""
         if not self._codec.lossy:
             return Part(NO_DATA, self._vector[part])
-        return await self._work(lambda: self._part(self._encoded(part), part.stop - part.start))
+        return await self._work(partial(self._coded, part))
 
     def _part(self, data: Buffer, length: int) -> Part:
         return Part(data, self._codec.decode(data, length))
 
-    def _encoded(self, part: slice) -> Buffer:
+    def _coded(self, part: slice) -> Part:
+        """A part of our vector as it travels and as all decode it; keeps its error."""
         values = self._vector[part]
-        data = self._codec.encode(values)
+        coded = self._part(self._codec.encode(values), len(values))
         if self._error is not None:
-            np.subtract(values, self._codec.decode(data, len(values)), out=self._error[part])
-        return data
+            np.subtract(values, coded.values, out=self._error[part])
+        return coded
 
     def _average(self, part: slice, parts: Mapping[str, Part]) -> None:
         mean = self._mean[part]
