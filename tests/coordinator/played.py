@@ -154,6 +154,7 @@ class Played:
             "device_memory": 41_000_000_000,
             "mfu": dice.uniform(0.36, 0.41),
             "cpu": dice.uniform(0.1, 0.3),
+            "gradient_norm": 0.4 + 1.6 * math.exp(-round / 8) * lab.speed / (lab.speed + 1000),
         }
 
 

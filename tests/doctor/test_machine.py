@@ -177,6 +177,7 @@ def test_a_site_that_may_run_out_of_memory_is_warned(
     assert "Free " in said
 
 
+@pytest.mark.processes
 def test_gpus_are_looked_at_in_another_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(machine, "DRIVERS", (tmp_path,))
     check_machine(DILOCO, Settings(tmp_path))
