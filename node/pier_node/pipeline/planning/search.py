@@ -308,10 +308,9 @@ def _room(problem: Problem) -> bool:
 
 
 SLICES = 100
-SPEED, FIXED_COST, ESTIMATE_COST = 1.2e9, 30, 12
-"""Work of a thread per second: for each task it looks at all sites, plus a fixed cost equal to 30 sites.
-
-An estimate costs as much per task as a look at twelve sites.
+SPEED, FIXED_COST, ESTIMATE_COST = 1.2e9, 40, 12
+"""Work of a thread per second: a task of a simulation costs FIXED_COST and half the number of sites, which are all
+looked at; in an estimate it costs ESTIMATE_COST.
 """
 LEAST = 2000
 Progress = Callable[[float, float], None]
@@ -395,7 +394,7 @@ def _courses(problem: Problem, way: Sequence[Phase], seconds: float) -> Iterator
     """The slices of a search, SLICES in total."""
     tasks = problem.microbatches * (2 * problem.path_length + 1)
     simulation, estimate = (
-        tasks * (FIXED_COST + len(problem.sites)),
+        tasks * (FIXED_COST + len(problem.sites) / 2),
         tasks * ESTIMATE_COST / (problem.waves if equal_waves(problem) else 1),
     )
     for phase in way:

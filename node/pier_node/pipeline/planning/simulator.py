@@ -172,10 +172,12 @@ def _begin(times: Ints, wire: Ints, gaps: Ints, sites: Ints, cases: Ints, queue:
 @inlined
 def _first(sites: Ints) -> int:
     """The site whose next task starts first."""
+    first = NEVER
+    for site in range(sites.shape[1]):
+        first = min(first, sites[DUE, site])
     best = 0
-    for site in range(1, sites.shape[1]):
-        if sites[DUE, site] < sites[DUE, best]:
-            best = site
+    while sites[DUE, best] != first:
+        best += 1
     return best
 
 
