@@ -7,6 +7,7 @@ import subprocess
 import tracemalloc
 import weakref
 from collections import defaultdict
+from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -179,8 +180,30 @@ def test_a_site_that_may_run_out_of_memory_is_warned(
 
 @pytest.mark.processes
 def test_gpus_are_looked_at_in_another_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[ProcessPoolExecutor] = []
+
+    class Counted(ProcessPoolExecutor):
+        def __init__(self, *args: Any) -> None:
+            super().__init__(*args)
+            asked.append(self)
+
     monkeypatch.setattr(machine, "DRIVERS", (tmp_path,))
+    monkeypatch.setattr(machine, "ProcessPoolExecutor", Counted)
     check_machine(DILOCO, Settings(tmp_path))
+    assert len(asked) == 1
+
+
+def test_gpus_that_cannot_be_looked_at_stop_nobody(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    class Dying:
+        def __init__(self, *_: Any) -> None:
+            raise RuntimeError("CUDA is out of memory")
+
+    monkeypatch.setattr(machine, "DRIVERS", (tmp_path,))
+    monkeypatch.setattr(machine, "ProcessPoolExecutor", Dying)
+    check_machine(DILOCO, Settings(tmp_path))
+    assert "CUDA is out of memory" in caplog.text
 
 
 def test_workers_on_the_cpu_need_theirs_and_a_daemon_that_runs_has_some() -> None:

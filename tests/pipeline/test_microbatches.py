@@ -138,7 +138,7 @@ def twice(chunks: list[Chunk]) -> list[Chunk]:
 
 REFUSED: dict[str, tuple[Callable[[], list[Chunk]], str]] = {
     "shape": (lambda: stream(RIGHT[:, :-1]), "a tensor of shape"),
-    "codec": (lambda: stream(RIGHT, "int8"), "a tensor of DTYPE_INT8, expected DTYPE_FP32: do all sites"),
+    "codec": (lambda: stream(RIGHT, "int8"), "a tensor of DTYPE_INT8, expected DTYPE_FP32: have all sites"),
     "not finite": (lambda: stream(RIGHT * float("nan")), "a tensor that is not finite"),
     "no such microbatch": (lambda: stream(RIGHT, microbatch=2), "microbatch 2, hop 1: the plan has none"),
     "no such hop": (lambda: stream(RIGHT, hop=5), "microbatch 0, hop 5: the plan has none"),

@@ -3,7 +3,8 @@
 What is read is what is committed. Readers and the writer never wait for each other. The schema of the database is given
 as numbered steps: step n migrates a database from `user_version` n - 1 to n.
 
-Old samples are thinned out: after a day, one sample per site per five minutes remains. The log keeps all of them.
+Old samples and log lines below warnings are thinned out: after a day, one of each per site per five minutes remains.
+The log keeps all of them.
 """
 
 from __future__ import annotations
@@ -120,11 +121,12 @@ class Store:
         row = self._reading.execute("SELECT value FROM meta WHERE key = ?", (key,)).fetchone()
         return None if row is None else str(row[0])
 
-    def samples(self, after: int, before: float, count: int) -> list[tuple[int, float, str]]:
-        """Number, time and site of the next samples, up to the first one that is not older than `before`."""
+    def passing(self, kind: str, after: int, before: float, count: int) -> list[tuple[int, float, str]]:
+        """Number, time and site of the next samples, or notes below warnings, up to the first one since `before`."""
         rows = self._reading.execute(
-            "SELECT number, time, node FROM facts WHERE kind = 'sample' AND number > ? ORDER BY number LIMIT ?",
-            (after, count),
+            "SELECT number, time, node FROM facts WHERE kind = ? AND number > ? "
+            "AND (kind = 'sample' OR json_extract(body, '$.level') <= 20) ORDER BY number LIMIT ?",
+            (kind, after, count),
         ).fetchall()
         young = next((index for index, row in enumerate(rows) if row["time"] >= before), len(rows))
         return [(row["number"], row["time"], row["node"]) for row in rows[:young]]
@@ -165,27 +167,28 @@ STEP = 1000
 
 
 class Thinning:
-    """Thins out old samples. It continues where it last stopped; after a start, it begins with the first sample."""
+    """Thins out old samples and log lines. It continues where it stopped; after a start, it begins with the first."""
 
     def __init__(self, store: Store) -> None:
         self._store = store
-        self._done = 0
-        self._kept: dict[str, float] = {}
+        self._done = {"sample": 0, "note": 0}
+        self._kept: dict[tuple[str, str], float] = {}
 
     async def run(self, now: float) -> int:
-        """Thin out the samples that are old at `now`; return how many were deleted. Raises sqlite3.Error."""
+        """Thin out what is old at `now`; return how many facts were deleted. Raises sqlite3.Error."""
         count = 0
-        while samples := self._store.samples(self._done, now - DAY, STEP):
-            extra = [number for number, time, node in samples if not self._keeps(time, node)]
-            await self._store.do(_forget, extra)
-            self._done = samples[-1][0]
-            count += len(extra)
+        for kind in self._done:
+            while old := self._store.passing(kind, self._done[kind], now - DAY, STEP):
+                extra = [number for number, time, node in old if not self._keeps((kind, node), time)]
+                await self._store.do(_forget, extra)
+                self._done[kind] = old[-1][0]
+                count += len(extra)
         return count
 
-    def _keeps(self, time: float, node: str) -> bool:
+    def _keeps(self, source: tuple[str, str], time: float) -> bool:
         span = time // SPAN
-        fresh = self._kept.get(node) != span
-        self._kept[node] = span
+        fresh = self._kept.get(source) != span
+        self._kept[source] = span
         return fresh
 
 

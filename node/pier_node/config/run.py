@@ -91,9 +91,9 @@ class PipelineSection(Section):
     """Microbatches of an iteration, each of inner.batch_size sequences."""
     memory: Annotated[int, Field(ge=1, lt=10_000)] = 3
     """Most microbatches in flight that a site can hold."""
-    activation_codec: Annotated[Literal["none", "bf16", "int8", "int4"], LATER] = "int8"
-    """How activations travel between stages; with none as they are computed, in fp32 or bf16."""
-    gradient_codec: Annotated[Literal["none", "bf16", "int8", "int4"], LATER] = "int8"
+    activation_codec: Annotated[Literal["none", "bf16", "int8", "int4"], LATER] = "none"
+    """How activations travel between stages; with none as they are computed, in fp32 or bf16. int8 costs no loss."""
+    gradient_codec: Annotated[Literal["none", "bf16", "int8", "int4"], LATER] = "none"
     """How the gradients of activations travel back."""
     plan_seconds: Annotated[float, Field(gt=0, le=60)] = 2.0
     """Seconds for the search for paths, whenever there is something to plan again."""

@@ -1,6 +1,6 @@
 """Checks of this machine: memory of devices and host, and disk space, that a site needs, and a kernel setting.
 
-A site makes those that cannot be made up for later before it starts: see check_machine.
+A site makes those whose failure it could not repair once it trains before it starts: see check_machine.
 
 The outer state is in the daemon's memory in fp32, as vectors with one element per parameter; `vectors` counts them. By
 default, Linux forgets the speed of an idle connection (`net.ipv4.tcp_slow_start_after_idle`, see tcp(7)), so each round
@@ -46,10 +46,13 @@ def check_machine(config: RunConfig, settings: Settings) -> None:
     if config.pipeline.stages > 1:  # a site holds a stage, and which one is settled later
         return
     parameters, workers = Layout.of_run(config).length, list[Finding]()
-    gpus = any(driver.exists() for driver in DRIVERS)
+    gpus = not config.program and any(driver.exists() for driver in DRIVERS)
     if gpus:  # PyTorch looks at them, which takes memory that this process keeps free
-        with ProcessPoolExecutor(1, get_context("spawn")) as other:
-            workers = other.submit(workers_findings, config, settings).result()
+        try:
+            with ProcessPoolExecutor(1, get_context("spawn")) as other:
+                workers = other.submit(workers_findings, config, settings).result()
+        except RuntimeError as error:  # of CUDA, or because that process has died
+            log.warning("the GPUs cannot be looked at before the start: %s", error)
     on_cpu = 0 if gpus or config.program else settings.workers or 1
     room = [
         disk_finding(settings.folder, parameters, free_disk(settings.folder)),

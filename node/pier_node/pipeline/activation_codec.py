@@ -2,8 +2,8 @@
 
 The codes are those of outer/codec: fp32, bf16, int8 or int4, rounded to nearest. Values that share a scale are of one
 token, because tokens differ in magnitude more than the parts of one do: a group is as long as the codec's blocks, or as
-the largest power of two that divides the model's width, if that is less. What is dropped is not sent later, as the
-outer rounds do: no two microbatches are alike.
+the largest power of two that divides the model's width, if that is less. What is dropped is lost, while outer
+rounds send it later: no two microbatches are alike.
 
 A stream is an empty chunk that identifies the tensor, then its code; `offset` counts bytes of the code. The receiver
 knows shape, code and size from the run's configuration, and refuses every other tensor before it allocates any memory.
@@ -76,7 +76,9 @@ class TensorFormat:
             raise BadMessage(f"a tensor of shape {[*activation.shape]}, expected {self._shape}")
         if activation.dtype != self._dtype:
             names = (Activation.Dtype.Name(it) for it in (activation.dtype, self._dtype))
-            raise BadMessage("a tensor of {}, expected {}: do all sites have one version of Pier?".format(*names))
+            raise BadMessage(
+                "a tensor of {}, expected {}: have all sites one version of Pier and one precision?".format(*names)
+            )
         return Arriving(self.size)
 
 

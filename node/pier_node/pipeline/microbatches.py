@@ -116,7 +116,8 @@ class Activations:
 
     async def encode(self, task: Task, tensor: Tensor) -> bytes:
         """Encode the input of a task for another site."""
-        return await asyncio.to_thread(self._format(task).encode, tensor.float().contiguous().numpy())
+        form = self._format(task)
+        return await asyncio.to_thread(lambda: form.encode(tensor.float().contiguous().numpy()))
 
     async def send(self, task: Task, data: bytes) -> None:
         """Send the encoded input of a task to the site that does the task. Raises Suspicion."""

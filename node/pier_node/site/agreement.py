@@ -63,7 +63,7 @@ class Agreement(ABC):
         return [pulse for node, pulse in taking_part if node != self.node and self._counts(node)]
 
     def tell(self) -> None:
-        """Tell the others now where this site is: by the next beat, the coming round may be closed without it."""
+        """Tell the others now where this site is: otherwise the round may be closed before the next beat."""
         self._roster.tell()
 
     @abstractmethod

@@ -1,6 +1,6 @@
 """How a site stops, on Ctrl+C too: it hands its votes to a site that stays. A finished one waits for those behind it.
 
-`base/tasks.py` turns the signal into the end of the daemon's work (site/daemon.py), which then leaves as this
+`commands/daemon.py` turns the signal into the end of the daemon's work (site/daemon.py), which then leaves as this
 file says.
 
 The handover lets the other members keep a quorum. At any time a vote is held by one site, durably: the giver drops it

@@ -1225,7 +1225,7 @@ class Chunk(_message.Message):
     round: _builtins.int
     stage: Global___Chunk.Stage.ValueType
     offset: _builtins.int
-    """in elements, from the start of the vector"""
+    """in elements, from the start of the vector; of ACTIVATION in bytes of the code"""
     data: _builtins.bytes
     meeting: _builtins.bytes
     """of SWAP: the pair's meeting; of ANCHOR: the digest of the state that it is of;"""

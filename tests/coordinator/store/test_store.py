@@ -360,6 +360,16 @@ async def test_of_old_samples_one_of_a_site_and_five_minutes_stays(tmp_path: Pat
     await store.close()
 
 
+async def test_old_log_lines_are_thinned_out_and_warnings_stay(tmp_path: Path) -> None:
+    store = open_store(tmp_path)
+    begin = NOW - NOW % SPAN
+    for step, level in enumerate((20, 20, 30, 20)):
+        await store.add_facts([Fact(begin + step, "note", ALICE.node, {"level": level, "text": str(step)})])
+    assert await Thinning(store).run(begin + 600 + DAY) == 2
+    assert [fact.body["text"] for fact in of_kind(store, "note")] == ["0", "2"]
+    await store.close()
+
+
 async def test_numbers_are_not_given_again_when_the_newest_facts_are_gone(tmp_path: Path) -> None:
     store = open_store(tmp_path)
     await store.add_facts([sample(NOW, ALICE.node), sample(NOW + 1, ALICE.node)])

@@ -5,7 +5,7 @@ in one wave take if nothing waits. An estimate takes some hundredths of the time
 
 The acceptance of a change (pipeline/planning/moves.py) is drawn before the change is simulated, as a limit on its cost.
 A simulation that is certain to exceed the limit stops early, and most do. Work is counted in steps. So a seed gives the
-same plan on every machine that is fast enough for the deadline.
+same plan on every machine that keeps up with the deadline.
 """
 
 from __future__ import annotations
@@ -312,6 +312,8 @@ SPEED, FIXED_COST, ESTIMATE_COST = 1.2e9, 40, 12
 """Work of a thread per second: a task of a simulation costs FIXED_COST and half the number of sites, which are all
 looked at; in an estimate it costs ESTIMATE_COST.
 """
+SPARE = 5
+"""Slices by which a search may be late before it leaves any out."""
 LEAST = 2000
 Progress = Callable[[float, float], None]
 """Called with the fraction done and the cost of the best plan so far, in seconds."""
@@ -379,7 +381,7 @@ def search(
     chains = [Chain.of(problem, current, it) if current else Chain.anywhere(problem, it) for it in seeds]
     courses = [[*_courses(problem, way, seconds)] for way in ways]
     complete = _run(chains, courses, deadline or seconds, told)
-    plan = min(chains, key=lambda it: it.cost_s).plan
+    plan = min(chains, key=lambda it: (it.cost_s, it.best.cost[0])).plan
     cap, worst = problem.max_intra_s, worst_intra(problem.transfer_s, plan)
     if cap is not None and worst > cap:
         raise PierError(
@@ -393,10 +395,8 @@ def search(
 def _courses(problem: Problem, way: Sequence[Phase], seconds: float) -> Iterator[Course]:
     """The slices of a search, SLICES in total."""
     tasks = problem.microbatches * (2 * problem.path_length + 1)
-    simulation, estimate = (
-        tasks * (FIXED_COST + len(problem.sites) / 2),
-        tasks * ESTIMATE_COST / (problem.waves if equal_waves(problem) else 1),
-    )
+    simulation = tasks * (FIXED_COST + len(problem.sites) / 2)
+    estimate = tasks * ESTIMATE_COST / (problem.waves if equal_waves(problem) else 1)
     for phase in way:
         work = estimate if phase.estimates else simulation
         total, slices = max(LEAST, int(seconds * phase.share * SPEED / work)), round(SLICES * phase.share)
@@ -416,9 +416,10 @@ def _run(chains: Sequence[Chain], courses: Sequence[Sequence[Course]], seconds: 
     with ThreadPoolExecutor(len(chains)) as pool:
         while done < SLICES:
             list(pool.map(Chain.run, chains, [ways[done] for ways in courses]))
-            passed = (time.monotonic() - began) / seconds
-            left_out += (skipped := max(0, min(SLICES, int(passed * SLICES)) - done - 1))
-            done += 1 + skipped
+            due = min(SLICES, int(SLICES * (time.monotonic() - began) / seconds))
+            late = due - done - 1 if due > done + SPARE else 0
+            left_out += late
+            done += 1 + late
             if told:
                 told(done / SLICES, min(it.cost_s for it in chains))
     return left_out == 0
