@@ -138,8 +138,8 @@ def test_what_people_see_of_a_run(run: Answering) -> None:
     for part in (
         "Measured for a microbatch",
         "lab-4      1      5 s       2 s  500 ms       2",
-        "A tensor of 4.35 kB on its way, there and back",
-        "lab-0    lab-5  300 ms  250 ms  0.116 Mbit/s  0.139 Mbit/s           -",
+        "A tensor of 16.4 kB on its way, there and back",
+        "lab-0    lab-5  300 ms  250 ms  0.437 Mbit/s  0.524 Mbit/s           -",
         "skip: 4 microbatches through 2 of 3 stages on 6 sites",
         "the run's own paths, as it planned them",
         "12.50 s       3.125 s                     -",
