@@ -14,6 +14,7 @@ import fcntl
 import sqlite3
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import closing
+from logging import INFO
 from pathlib import Path
 from typing import BinaryIO, Concatenate, ParamSpec, TypeVar
 
@@ -125,8 +126,8 @@ class Store:
         """Number, time and site of the next samples, or notes below warnings, up to the first one since `before`."""
         rows = self._reading.execute(
             "SELECT number, time, node FROM facts WHERE kind = ? AND number > ? "
-            "AND (kind = 'sample' OR json_extract(body, '$.level') <= 20) ORDER BY number LIMIT ?",
-            (kind, after, count),
+            "AND (kind = 'sample' OR json_extract(body, '$.level') <= ?) ORDER BY number LIMIT ?",
+            (kind, after, INFO, count),
         ).fetchall()
         young = next((index for index, row in enumerate(rows) if row["time"] >= before), len(rows))
         return [(row["number"], row["time"], row["node"]) for row in rows[:young]]

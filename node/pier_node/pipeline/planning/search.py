@@ -238,6 +238,7 @@ class Chain:
 
     def run(self, course: Course) -> None:
         """Continue an annealing; a new one starts from the best plan so far, if any. Unequal waves are not tied."""
+        course = course._replace(tied=course.tied and equal_waves(self.problem))
         phase, before = course._replace(start=0, stop=0), self.phase
         self.phase = phase
         if course.estimates and self.draft:
@@ -250,9 +251,8 @@ class Chain:
             if self.best.cost[0] < NEVER:
                 copy(self.best, self.now)
             self.best.cost[0] = NEVER  # what another phase reckoned does not compare
-            if course.tied and equal_waves(self.problem):
+            if course.tied:
                 self.now.paths[:] = np.tile(self.now.paths[: self.problem.wave_sizes[0]], (self.problem.waves, 1))
-        course = course._replace(tied=course.tied and equal_waves(self.problem))
         self.simulated += anneal(
             self.times, self.room, self.ground, self.apart, course, self.now, self.trial, self.best, self.dice
         )
