@@ -52,6 +52,11 @@ class Program:
         return self._process is not None and self._process.poll() is None
 
     @property
+    def exit_code(self) -> int | None:
+        """None while it runs; -N: ended by signal N."""
+        return None if self._process is None else self._process.poll()
+
+    @property
     def daemon(self) -> psutil.Process:
         """Its process, without those that it has started."""
         assert self._process

@@ -125,7 +125,7 @@ class Site(Program):
             return came or ended
 
         wait_until(f"{self}: {what}", seen_or_ended, within)
-        assert came, f"{self} ended with exit code {self._process and self._process.returncode} before: {what}"
+        assert came, f"{self} ended with exit code {self.exit_code} before: {what}"
 
     def reach(self, round: int, within: float = PATIENCE) -> None:
         """Wait until it has committed a round."""
@@ -146,9 +146,9 @@ class Site(Program):
 
     def ended(self, within: float = PATIENCE) -> int:
         """Wait until its process ends; returns the exit code, -N: signal N."""
-        assert self._process
         wait_until(f"{self} ends", lambda: not self.running, within)
-        return int(self._process.returncode)
+        assert self.exit_code is not None
+        return self.exit_code
 
     # --- what is done to it --------------------------------------------------------------------
 

@@ -107,7 +107,10 @@ def test_ranks_on_several_machines_are_one_site(sites: Found, tmp_path: Path, mo
         assert site.ended() == 0
     check_sites(run, apart=False)
     wait_until("the other machine ends too", lambda: not other.running)
-    assert "Traceback" not in other.output
+    assert other.exit_code == 0
+    # The first machine's agent holds torchrun's store; if it leaves first, the other agent logs a broken call.
+    others = [line for line in other.output.splitlines() if "torch/distributed/elastic/agent" not in line]
+    assert "Traceback" not in "\n".join(others)
     own, plain = results(run)
     assert own == plain
 
