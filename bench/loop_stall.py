@@ -20,8 +20,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from bench.wan_site import Sleeper
 from pier_node.base.shared import SharedVector
 from pier_node.config.run import RunConfig
-from pier_node.identity.node import Identity
-from pier_node.identity.signing import Signer
+from pier_node.identity.node import Identity, Signer
 from pier_node.outer.layout import Entry, Layout
 from pier_node.outer.state import ANCHOR, MOMENTUM, OuterState
 from pier_node.rounds.progress import Progress

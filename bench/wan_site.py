@@ -21,8 +21,7 @@ from bench.wan_link import HOSTS, enter
 from pier_node.base.shared import SharedVector
 from pier_node.gossip.pairs import Pairs
 from pier_node.identity.certificates import credentials
-from pier_node.identity.node import Identity, Token
-from pier_node.identity.signing import Signer
+from pier_node.identity.node import Identity, Signer, Token
 from pier_node.outer.layout import Entry, Layout
 from pier_node.outer.state import ANCHOR, MOMENTUM, OuterState
 from pier_node.rounds.member import Rounds

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from click.testing import Result
 
-from pier_node.config.choice import FEW
+from pier_node.commands.init import FEW
 from pier_node.config.run import RunConfig, load
 from pier_node.outer.layout import Layout
 

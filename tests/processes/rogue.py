@@ -14,8 +14,7 @@ from processes.run import Run
 from pier_node.base.shared import SharedVector, Vector
 from pier_node.config.run import load
 from pier_node.identity.certificates import credentials
-from pier_node.identity.node import Identity
-from pier_node.identity.signing import Signer
+from pier_node.identity.node import Identity, Signer
 from pier_node.outer.advance import advance
 from pier_node.outer.layout import Layout
 from pier_node.outer.schedule import round_plan

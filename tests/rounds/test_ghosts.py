@@ -14,8 +14,7 @@ from simulation.statements import MemoryProofs
 from simulation.virtual_time import run
 
 from pier_node.config.run import RunConfig
-from pier_node.identity.node import Identity
-from pier_node.identity.signing import Signer
+from pier_node.identity.node import Identity, Signer
 from pier_node.rounds import roster
 from pier_node.rounds.double_votes import Convicted
 from pier_node.rounds.roster import CONTACTS, HEARSAY, HEARSAY_PER_PEER, Roster, sign_entry

@@ -8,7 +8,7 @@ import pytest
 from rounds.cases import ballot
 from simulation.keys import IDENTITIES, NODES
 
-from pier_node.identity.signing import Signer
+from pier_node.identity.node import Signer
 from pier_node.rounds.statements import SignedStatements
 from pier_node.wire.carrier import BadMessage
 from pier_proto.v1.peer_pb2 import Handover, Ready, Signed, Vote

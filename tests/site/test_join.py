@@ -15,8 +15,7 @@ import pytest
 from pier_node.base.errors import PierError
 from pier_node.config.run import RunConfig
 from pier_node.identity.certificates import authority, authority_key, credentials
-from pier_node.identity.node import Identity, Token
-from pier_node.identity.signing import Signer
+from pier_node.identity.node import Identity, Signer, Token
 from pier_node.rounds.commitments import Commitments
 from pier_node.rounds.double_votes import Convicted
 from pier_node.rounds.folder import SiteRecord, load_run, save_run

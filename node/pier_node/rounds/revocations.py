@@ -18,8 +18,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 
 from pier_node.base import durable
 from pier_node.base.errors import PierError
-from pier_node.identity.node import Identity, node_id
-from pier_node.identity.signing import Signer, is_signed
+from pier_node.identity.node import Identity, Signer, is_signed, node_id
 from pier_node.wire.bounds import parse
 from pier_node.wire.carrier import BadMessage
 from pier_proto.v1.peer_pb2 import Revocations

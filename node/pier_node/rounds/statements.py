@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Protocol, TypeVar
 
-from pier_node.identity.signing import Signer
+from pier_node.identity.node import Signer
 from pier_node.wire.bounds import parse
 from pier_node.wire.carrier import BadMessage
 from pier_proto.v1.peer_pb2 import Handover, Ready, Signed, Vote, Vouch

@@ -23,8 +23,7 @@ from pier_node.base.toml import read_toml, validated
 from pier_node.config.run import RunConfig
 from pier_node.engine.process import Command
 from pier_node.engine.program import Program
-from pier_node.identity.node import Token
-from pier_node.identity.signing import Signer
+from pier_node.identity.node import Signer, Token
 from pier_node.outer.layout import Layout
 from pier_node.outer.schedule import total_rounds
 from pier_node.rounds.double_votes import Convicted

@@ -4,8 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from pier_node.identity.node import Identity
-from pier_node.identity.signing import Signer, is_signed
+from pier_node.identity.node import Identity, Signer, is_signed
 
 RUN = bytes(32)
 
