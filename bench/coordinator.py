@@ -32,8 +32,7 @@ from rich.table import Table
 from bench.coordinator_load import Answers, Member, load
 from pier_coordinator.commands.start import Settings, run_coordinator
 from pier_coordinator.identity.home import DAEMON_FILE, RUN_FILE, Home
-from pier_coordinator.store.rows import InviteRow
-from pier_coordinator.store.sites import add_invite, enrol
+from pier_coordinator.store.sites import InviteRow, add_invite, enrol
 from pier_coordinator.store.store import LOG_NAME, Store
 from pier_node.base.address import parse_address
 from pier_node.identity.certificates import credentials

@@ -161,9 +161,8 @@ async def _pier(system: Pier, task: Task, gate: Gate, report: Report) -> None:
     from pier_node.outer.codec import codec as codec_named
     from pier_node.outer.mean import split
     from pier_node.outer.update import Update
-    from pier_node.rounds.plan import Plan
-    from pier_node.rounds.reduce import Reduction
-    from pier_node.wire.chunk import Chunk
+    from pier_node.rounds.reduce import Plan, Reduction
+    from pier_node.wire.carrier import Chunk
     from pier_proto.v1.peer_pb2 import Ballot, Share
 
     run = hashlib.sha256(b"bench").digest()

@@ -38,7 +38,7 @@ from pier_node.site.report import Reporter
 from pier_node.site.settings import Settings
 from pier_node.site.training import Training
 from pier_node.wire.grpc.carrier import GrpcCarrier
-from pier_node.wire.state_server import StateServer, no_proof
+from pier_node.wire.states import StateServer, no_proof
 from pier_proto.v1.peer_pb2 import Site
 
 PORT = 7800

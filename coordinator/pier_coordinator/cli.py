@@ -143,7 +143,7 @@ def start_experts(file: Path, folder: Path, yes: bool, as_json: bool) -> None:
 
     The sites of the run in --data train them once that run is finished. FILE defaults to experts.toml.
     """
-    from pier_coordinator.commands.experts_run import start
+    from pier_coordinator.commands.experts import start
 
     start(file, folder, yes, as_json)
 
@@ -157,7 +157,7 @@ def status_experts(folder: Path, as_json: bool) -> None:
 
     Exit code: 0 if all experts are there, 3 if some are still missing, 1 if the coordinator does not answer.
     """
-    from pier_coordinator.commands.experts_run import status
+    from pier_coordinator.commands.experts import status
 
     sys.exit(0 if status(folder, as_json) else 3)
 
@@ -175,7 +175,7 @@ def status_experts(folder: Path, as_json: bool) -> None:
 @explained
 def collect_experts(out: Path, folder: Path, sites: tuple[Path, ...]) -> None:
     """Copy the experts of a complete plan into the folder OUT. Adds ensemble.json."""
-    from pier_coordinator.commands.experts_run import collect
+    from pier_coordinator.commands.experts import collect
 
     click.echo(collect(folder, sites, out))
 

@@ -1,4 +1,4 @@
-"""What run_toml and experts_toml have in common; test_run_toml.py has the rest."""
+"""What run_toml and experts_toml have in common; commands/test_init.py has the rest."""
 
 from __future__ import annotations
 

@@ -12,7 +12,7 @@ from pydantic import ValidationError
 from pier_node.config.program import ProgramSection, described, first_difference
 from pier_node.config.run import RunConfig, from_canonical
 from pier_node.outer.layout import Layout
-from pier_node.outer.token_weights import weighing
+from pier_node.outer.mean import weighing
 
 PROGRAM: dict[str, Any] = {"step_tokens": 100, "tensors": ["a.weight 3x4", "scale ", "b 5"]}
 SHAPES = st.lists(

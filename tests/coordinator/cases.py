@@ -19,8 +19,7 @@ from pier_coordinator.identity.home import Authority
 from pier_coordinator.runs.coordinator import Coordinator
 from pier_coordinator.service.service import SERVICE, CoordinatorService, Limits
 from pier_coordinator.store.facts import Fact
-from pier_coordinator.store.rows import InviteRow, Registration
-from pier_coordinator.store.sites import enrol
+from pier_coordinator.store.sites import InviteRow, Registration, enrol
 from pier_coordinator.store.store import Store
 from pier_node.config.run import RunConfig, RunSection
 from pier_node.identity.certificates import Credentials, credentials

@@ -15,8 +15,7 @@ from pier_coordinator.page.access import Access
 from pier_coordinator.page.actions import Operator
 from pier_coordinator.page.app import Health, make_app, make_public_app
 from pier_coordinator.runs.read_model import ReadModel
-from pier_coordinator.store.refusals import Refused
-from pier_coordinator.store.rows import Activity
+from pier_coordinator.store.sites import Activity, Refused
 
 TOKEN = "operator-secret"
 SIGNED = {"Authorization": f"Bearer {TOKEN}"}

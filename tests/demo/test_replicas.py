@@ -16,12 +16,11 @@ from rich.console import Console
 
 from pier_node.base.errors import PierError
 from pier_node.cli import main
-from pier_node.demo import replicas, runner
+from pier_node.demo import replicas, sites
 from pier_node.demo.picture import Screen
 from pier_node.demo.record import Record
 from pier_node.demo.replicas import FEWEST, MOST, Pace, inner_steps, measure, steps_within, train
-from pier_node.demo.runner import RUN_FILE, Demo
-from pier_node.demo.sites import cores, threads_for
+from pier_node.demo.sites import RUN_FILE, Demo, cores, threads_for
 from pier_node.outer.schedule import start_steps, total_rounds
 
 
@@ -197,7 +196,7 @@ def test_signals_end_it(tmp_path: Path, number: int) -> None:
 
 
 def test_silence_is_not_waited_for_forever(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(runner, "STILL", 0.0)
+    monkeypatch.setattr(sites, "STILL", 0.0)
     (tmp_path / RUN_FILE).write_text("")
     with pytest.raises(PierError, match=r"(?s)nothing has happened.*alpha: running; .*alpha\.log ends with"):
         training(Demo(tmp_path, as_json=False))

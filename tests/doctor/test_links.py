@@ -36,8 +36,7 @@ from pier_node.doctor.links import (
 )
 from pier_node.identity.certificates import credentials
 from pier_node.identity.node import Identity
-from pier_node.wire.carrier import HELLO, PROTOCOL, PeerLost
-from pier_node.wire.chunk import CHUNK_BYTES
+from pier_node.wire.carrier import CHUNK_BYTES, HELLO, PROTOCOL, PeerLost
 from pier_node.wire.grpc import reasons
 from pier_node.wire.grpc.carrier import GrpcCarrier
 from pier_proto.v1.peer_pb2 import HelloReply, HelloRequest, ProbeReply, ProbeRequest, Site

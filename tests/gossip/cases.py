@@ -18,7 +18,7 @@ from pier_node.config.run import NolocoSection
 from pier_node.gossip.pair_commit import PairTools, Records
 from pier_node.gossip.pairs import Pairs
 from pier_node.gossip.standing import Standing
-from pier_node.outer.codec.plain import Plain
+from pier_node.outer.codec.interface import Plain
 from pier_node.outer.noloco import PairRun
 from pier_node.outer.state import OuterState
 from pier_node.outer.update import Update

@@ -16,7 +16,7 @@ from simulation.virtual_time import run
 
 from pier_node.gossip.catch_up import CatchUpInPairs, median
 from pier_node.outer.state import OuterState
-from pier_node.wire.state_server import StateServer
+from pier_node.wire.states import StateServer
 
 
 def at(level: float, node: str, round: int, **ledger: int) -> OuterState:

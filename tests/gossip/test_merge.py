@@ -20,7 +20,7 @@ from pier_node.base.faults import PHASES
 from pier_node.base.shared import Vector
 from pier_node.gossip.merge import PATIENCE, merged
 from pier_node.rounds.roster import Roster
-from pier_node.wire.state_server import StateServer
+from pier_node.wire.states import StateServer
 from pier_proto.v1.peer_pb2 import Pulse, Site
 
 NAMES = ["a1", "b2", "c3", "d4"]

@@ -13,7 +13,7 @@ from simulation.network import Network
 from pier_node.base.faults import Faults
 from pier_node.config.run import SITES, NolocoSection
 from pier_node.gossip.pair_commit import merged
-from pier_node.outer.token_weights import LIMIT, Weighing
+from pier_node.outer.mean import LIMIT, Weighing
 from pier_node.wire.carrier import SETTLE
 from pier_proto.v1.peer_pb2 import SettleReply, SettleRequest
 

@@ -17,12 +17,11 @@ from pier_node.base.errors import PierError
 from pier_node.config.run import SITES, NolocoSection
 from pier_node.gossip.pairs import STALE
 from pier_node.outer.advance import advance_pair
+from pier_node.outer.mean import LIMIT
 from pier_node.outer.noloco import groups, partner
 from pier_node.outer.state import OuterState
-from pier_node.outer.token_weights import LIMIT
 from pier_node.outer.update import Update
-from pier_node.wire.carrier import PeerRefused
-from pier_node.wire.chunk import Chunk, Stage
+from pier_node.wire.carrier import Chunk, PeerRefused, Stage
 
 
 def test_alone_a_site_takes_its_own_step() -> None:

@@ -26,8 +26,7 @@ from pier_node.rounds.roster import Roster
 from pier_node.rounds.suspects import Suspicion
 from pier_node.trainer.model.decoder import Decoder
 from pier_node.trainer.model.initial import initial_weights
-from pier_node.wire.carrier import DROP, TALLY
-from pier_node.wire.chunk import Chunk
+from pier_node.wire.carrier import DROP, TALLY, Chunk
 from pier_proto.v1.peer_pb2 import Ack, Dropped, IterationPlan, Path, Phase, Pulse, Site, Total, Worked
 
 CONTEXT, BATCH, SEED = 8, 2, 1

@@ -16,8 +16,7 @@ from simulation.virtual_time import run
 from pier_node.base.shared import Vector
 from pier_node.pipeline.activation_codec import DTYPES, Formats, TensorFormat, pieces
 from pier_node.pipeline.iteration_plan import Plan
-from pier_node.wire.carrier import BadMessage
-from pier_node.wire.chunk import CHUNK_BYTES, Chunk
+from pier_node.wire.carrier import CHUNK_BYTES, BadMessage, Chunk
 from pier_proto.v1.peer_pb2 import Activation
 
 NAMES = st.sampled_from(sorted(DTYPES))

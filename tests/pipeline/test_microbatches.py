@@ -25,8 +25,7 @@ from pier_node.pipeline.joint import Totals
 from pier_node.pipeline.microbatches import Activations, MicrobatchQueue
 from pier_node.pipeline.planning.plan import random_routes
 from pier_node.rounds.suspects import Suspicion
-from pier_node.wire.carrier import BadMessage, PeerRefused
-from pier_node.wire.chunk import Chunk
+from pier_node.wire.carrier import BadMessage, Chunk, PeerRefused
 from pier_proto.v1.peer_pb2 import Total
 
 SIX = [0, 0, 1, 1, 2, 3]

@@ -15,7 +15,7 @@ from simulation.virtual_time import run
 
 from pier_node.config.run import RunConfig
 from pier_node.outer.state import OuterState
-from pier_node.wire.chunk import Chunk
+from pier_node.wire.carrier import Chunk
 
 INTERVAL = 9
 """Iterations before an outer round: so many short waits that they are believed."""

@@ -20,7 +20,7 @@ from pier_node.config.run import RunConfig
 from pier_node.outer.inner_optimizer import Moments, take_step
 from pier_node.outer.layout import Layout
 from pier_node.outer.state import OuterState
-from pier_node.pipeline import stage_sharing, vote_state
+from pier_node.pipeline import stage_state, vote_state
 from pier_node.rounds import catch_up
 from pier_node.trainer.model.decoder import Decoder
 from pier_node.trainer.model.initial import initial_weights
@@ -72,7 +72,7 @@ def test_a_stage_whose_holder_has_not_taken_its_last_step_yet_is_asked_for_again
             raise PeerLost(peers[0], "the state is not held here")
         return await real(carrier, peers, wanted)
 
-    monkeypatch.setattr(stage_sharing, "fetch_state", fetch)
+    monkeypatch.setattr(stage_state, "fetch_state", fetch)
     cluster = PipelineCluster(config(paths="full", microbatches=2), tmp_path)
     run(cluster.run())
     assert len(refused) == 3

@@ -22,19 +22,17 @@ from pier_node.outer.state import ANCHOR, MOMENTUM, OuterState
 from pier_node.outer.update import Update
 from pier_node.rounds.attempt import Advance, Tools
 from pier_node.rounds.catch_up import Wanted, fetch_state
-from pier_node.rounds.certificate import alone
 from pier_node.rounds.double_votes import Convicted
 from pier_node.rounds.member import Rounds
-from pier_node.rounds.proofs import PROOFS_FILE, Proofs
+from pier_node.rounds.proofs import PROOFS_FILE, Proofs, alone
 from pier_node.rounds.roster import Roster, sign_entry
 from pier_node.rounds.statements import SignedStatements
 from pier_node.rounds.suspects import Behind
 from pier_node.site.join import Reception
 from pier_node.site.journal import Journal
-from pier_node.wire.carrier import GATHER, HELLO, VOTE, PeerLost
-from pier_node.wire.chunk import Chunk
+from pier_node.wire.carrier import GATHER, HELLO, VOTE, Chunk, PeerLost
 from pier_node.wire.grpc.carrier import GrpcCarrier
-from pier_node.wire.state_server import StateServer
+from pier_node.wire.states import StateServer
 from pier_proto.v1.peer_pb2 import (
     Ballot,
     HelloReply,

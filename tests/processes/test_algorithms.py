@@ -15,9 +15,9 @@ from safetensors.numpy import load_file
 
 from pier_node.base.shared import Vector
 from pier_node.config.run import load
-from pier_node.outer.clip import clip_factors
 from pier_node.outer.inner_optimizer import Moments, take_step
 from pier_node.outer.layout import Layout
+from pier_node.outer.mean import clip_factors
 from pier_node.outer.state import l2_norm
 from pier_node.trainer.data.corpus import Windows, open_corpus
 from pier_node.trainer.model.decoder import Decoder

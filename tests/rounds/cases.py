@@ -18,13 +18,12 @@ from pier_node.config.run import RunConfig
 from pier_node.outer.state import ANCHOR, MOMENTUM, OuterState
 from pier_node.outer.update import Update
 from pier_node.rounds.attempt import Tools
-from pier_node.rounds.certificate import plan_name
 from pier_node.rounds.commitments import Cast, Commitments
 from pier_node.rounds.member import Rounds
+from pier_node.rounds.proofs import plan_name
 from pier_node.rounds.roster import Roster
-from pier_node.wire.carrier import ABORT, BEAT, DESCRIBE, GATHER, VOTE, PeerLost
-from pier_node.wire.chunk import Chunk
-from pier_node.wire.state_server import StateServer
+from pier_node.wire.carrier import ABORT, BEAT, DESCRIBE, GATHER, VOTE, Chunk, PeerLost
+from pier_node.wire.states import StateServer
 from pier_proto.v1.peer_pb2 import (
     AbortNotice,
     Ack,

@@ -14,10 +14,9 @@ from pier_node.base.shared import Vector
 from pier_node.outer.codec import codec as codec_of
 from pier_node.outer.mean import split, trimmed_mean, weighted_mean
 from pier_node.outer.update import Update
-from pier_node.rounds.plan import Plan
-from pier_node.rounds.reduce import Reduction
+from pier_node.rounds.reduce import Plan, Reduction
 from pier_node.rounds.suspects import Suspicion
-from pier_node.wire.chunk import Chunk
+from pier_node.wire.carrier import Chunk
 
 BALLOT = ballot(1)
 SILENCE = 30.0

@@ -15,8 +15,8 @@ from pier_node.config.run import SITES
 from pier_node.outer.state import MOMENTUM, OuterState
 from pier_node.outer.update import Update
 from pier_node.rounds.attempt import TELLS, Attempt, VoteBook, check_finite
-from pier_node.rounds.certificate import Trusted, follow
 from pier_node.rounds.commitments import Cast
+from pier_node.rounds.proofs import Trusted, follow
 from pier_node.rounds.suspects import NOBODY, Suspicion
 from pier_node.wire.carrier import VOTE
 from pier_proto.v1.peer_pb2 import AbortNotice, Ready, Signed, Value, Vote

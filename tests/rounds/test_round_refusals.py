@@ -15,8 +15,7 @@ from simulation.virtual_time import run
 from pier_node.outer.state import OuterState
 from pier_node.rounds.commitments import Cast, Commitments
 from pier_node.rounds.quorum import LEAP
-from pier_node.wire.carrier import ABORT, VOTE, PeerRefused
-from pier_node.wire.chunk import Chunk
+from pier_node.wire.carrier import ABORT, VOTE, Chunk, PeerRefused
 from pier_proto.v1.peer_pb2 import AbortNotice, Ballot, Proposal, Ready, Vote
 
 

@@ -7,8 +7,7 @@ import pytest
 
 from pier_node.rounds.reduce import send
 from pier_node.rounds.suspects import NOBODY, Suspicion
-from pier_node.wire.carrier import PeerLost, PeerRefused
-from pier_node.wire.chunk import Chunk
+from pier_node.wire.carrier import Chunk, PeerLost, PeerRefused
 
 
 class Line:

@@ -26,10 +26,10 @@ from pier_node.gossip.pairs import Pairs
 from pier_node.gossip.standing import Standing
 from pier_node.outer.codec import codec
 from pier_node.outer.layout import Layout
+from pier_node.outer.mean import weighing
 from pier_node.outer.noloco import PairRun
 from pier_node.outer.schedule import synced, total_rounds
 from pier_node.outer.state import ANCHOR, MOMENTUM, OuterState
-from pier_node.outer.token_weights import weighing
 from pier_node.rounds.attempt import Tools
 from pier_node.rounds.catch_up import shadow_fetcher
 from pier_node.rounds.commitments import Commitments
@@ -42,7 +42,7 @@ from pier_node.site.agreement import Agreement, InPairs, OfAll, Peers
 from pier_node.site.loop import run_work
 from pier_node.site.orders import Orders
 from pier_node.site.training import Training
-from pier_node.wire.state_server import StateServer
+from pier_node.wire.states import StateServer
 from pier_proto.v1.peer_pb2 import Pulse, Site
 
 LENGTH = 12

@@ -11,8 +11,7 @@ from typing import Any, Self
 
 from google.protobuf.message import Message
 
-from pier_node.wire.carrier import HELLO, BadMessage, Handler, Method, PeerLost, PeerRefused, Q, R
-from pier_node.wire.chunk import Chunk, split
+from pier_node.wire.carrier import HELLO, BadMessage, Chunk, Handler, Method, PeerLost, PeerRefused, Q, R, split
 from pier_proto.v1 import peer_pb2
 from pier_proto.v1.peer_pb2 import FetchRequest, HelloReply, HelloRequest
 

@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING, Any
 from simulation.network import Network, SimCarrier, _copy
 
 from pier_node.wire.addresses import Choice
-from pier_node.wire.carrier import BEAT, HELLO, BadMessage, Method, PeerLost, PeerRefused, Q, R
-from pier_node.wire.chunk import Chunk
+from pier_node.wire.carrier import BEAT, HELLO, BadMessage, Chunk, Method, PeerLost, PeerRefused, Q, R
 from pier_proto.v1.peer_pb2 import FetchRequest, HelloReply, HelloRequest
 
 if TYPE_CHECKING:

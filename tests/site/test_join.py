@@ -24,7 +24,7 @@ from pier_node.rounds.revocations import REVOKED, Revoked, signed
 from pier_node.rounds.roster import Roster, sign_entry
 from pier_node.rounds.statements import SignedStatements
 from pier_node.site import join
-from pier_node.site.coordinator.enrolment import Enrolment
+from pier_node.site.coordinator.link import Enrolment
 from pier_node.site.join import Reception, check_start, find_run, find_site, free_slot
 from pier_node.site.journal import Journal
 from pier_node.site.settings import Settings

@@ -7,8 +7,7 @@ from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
 from typing import Any
 
 from pier_node.wire.bounds import parse_chunk
-from pier_node.wire.carrier import BadMessage, Handler, Method, PeerLost, PeerRefused, Q, R
-from pier_node.wire.chunk import Chunk
+from pier_node.wire.carrier import BadMessage, Chunk, Handler, Method, PeerLost, PeerRefused, Q, R
 from pier_proto.v1.peer_pb2 import FetchRequest, HelloReply, HelloRequest
 
 Spoil = Callable[[Chunk], Awaitable[Chunk]]

@@ -7,7 +7,7 @@ from wire.memory_carrier import MemoryNet
 
 from pier_node.base.shared import SharedVector
 from pier_node.outer.state import ADAM_M, ADAM_V, ANCHOR, MOMENTUM, OuterState
-from pier_node.wire.state_server import StateServer
+from pier_node.wire.states import StateServer
 
 PIECE = 8
 """Elements in a piece in these tests."""

@@ -35,8 +35,7 @@ from wire.samples import (
 
 from pier_node.config.run import SITES
 from pier_node.wire.bounds import FIELDS, STATEMENT, check, parse
-from pier_node.wire.carrier import BadMessage
-from pier_node.wire.chunk import CHUNK_BYTES
+from pier_node.wire.carrier import CHUNK_BYTES, BadMessage
 from pier_node.wire.rules import FRAGMENTS, REVOKED, RUN_CONFIG
 from pier_proto.v1 import peer_pb2, stream_pb2
 from pier_proto.v1.peer_pb2 import (

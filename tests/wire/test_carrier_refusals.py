@@ -32,11 +32,11 @@ from pier_node.wire.carrier import (
     MESSAGE_BYTES,
     PROBE,
     PROTOCOL,
+    Chunk,
     PeerLost,
     PeerRefused,
     SiteCarrier,
 )
-from pier_node.wire.chunk import Chunk
 from pier_node.wire.metadata import CallMetadata
 from pier_proto.v1.peer_pb2 import (
     Ack,

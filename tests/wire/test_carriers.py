@@ -37,12 +37,12 @@ from pier_node.wire.carrier import (
     PROBE,
     VOTE,
     Carrier,
+    Chunk,
     Method,
     PeerLost,
     PeerRefused,
     SiteCarrier,
 )
-from pier_node.wire.chunk import Chunk
 from pier_proto.v1.peer_pb2 import (
     AbortNotice,
     Ack,

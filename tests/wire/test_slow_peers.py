@@ -13,9 +13,8 @@ from wire.state_cases import PIECE, Site, outer_state, same_bits
 from pier_node.outer import state as states
 from pier_node.rounds import catch_up as transfer
 from pier_node.rounds.catch_up import PATIENCE, SILENCE, Fetched, Tries, Wanted, fetch_state
-from pier_node.wire.carrier import PeerLost
-from pier_node.wire.chunk import Chunk
-from pier_node.wire.manifest import RUN
+from pier_node.wire.carrier import Chunk, PeerLost
+from pier_node.wire.states import RUN
 
 LENGTH = 100 * PIECE + 3
 PACE = SILENCE - 1

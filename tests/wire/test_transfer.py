@@ -14,8 +14,7 @@ from wire.state_cases import PIECE, Site, outer_state, same_bits
 from pier_node.outer import state as states
 from pier_node.outer.state import OuterState
 from pier_node.rounds.catch_up import Fetched, Tries, Wanted, fetch_state
-from pier_node.wire.carrier import PeerLost
-from pier_node.wire.chunk import Chunk
+from pier_node.wire.carrier import Chunk, PeerLost
 
 LENGTH = 100 * PIECE + 3
 PIECES = 2 * 101
@@ -206,7 +205,7 @@ async def test_peers_with_another_state_of_that_round_do_not_help() -> None:
 
 async def test_an_absurd_manifest_costs_no_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     net, _ = network(outer_state(LENGTH + 1), "a")
-    monkeypatch.setattr("pier_node.wire.manifest.SharedVector", None)
+    monkeypatch.setattr("pier_node.wire.states.SharedVector", None)
     with pytest.raises(PeerLost, match=f"anchor has {LENGTH + 1} elements, this run's model has {LENGTH}"):
         await fetch(net, "a")
 

@@ -15,7 +15,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from pier_coordinator.store.inbox import Inbox
-from pier_coordinator.store.refusals import Refused
+from pier_coordinator.store.sites import Refused
 from pier_node.base import durable
 from pier_node.experts.resume import Kept, check, most_bytes
 from pier_node.wire.files import PART, pieces_of, size_and_digest

@@ -22,7 +22,7 @@ from pier_coordinator.experts.scheduling import Limits, NoPlaceError
 from pier_coordinator.experts.scoring import Evaluation
 from pier_coordinator.store.experts import RESULT, AcceptedPlan, Expert, accept_experts, put_experts
 from pier_coordinator.store.facts import Fact, amount, event, number, text, whole
-from pier_coordinator.store.refusals import Refused
+from pier_coordinator.store.sites import Refused
 from pier_node.experts.resume import Kept
 from pier_node.experts.sheet import ScoredDomain
 from pier_node.outer.layout import Layout

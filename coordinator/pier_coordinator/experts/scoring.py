@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pier_coordinator.store.experts import AcceptedPlan, Expert
-from pier_coordinator.store.refusals import Refused
+from pier_coordinator.store.sites import Refused
 from pier_node.base.errors import PierError
 from pier_node.experts.sheet import ENDING, SCORED, ScoredDomain, ScoringOrder, Sheet, load_sheet, unpacked
 from pier_node.site.coordinator.expert_messages import scoring_fields

@@ -14,8 +14,7 @@ from pier_coordinator.identity.home import PLAN_FILE, SCORES, Home
 from pier_coordinator.page.access import Access, refusal
 from pier_coordinator.runs.coordinator import Coordinator
 from pier_coordinator.store.experts import AcceptedPlan
-from pier_coordinator.store.refusals import Refused
-from pier_coordinator.store.rows import Activity, InviteRow
+from pier_coordinator.store.sites import Activity, InviteRow, Refused
 from pier_node.base.toml import first_problem
 from pier_node.base.units import several
 from pier_node.experts.config import DomainSection

@@ -14,13 +14,17 @@ from collections.abc import Callable, Collection
 from typing import Any
 
 from pier_coordinator.experts.execution import ExpertRun
-from pier_coordinator.runs.registry import Presence, Registry
+from pier_coordinator.runs.sites import Presence, Registry
 from pier_coordinator.store.facts import Fact
-from pier_coordinator.store.refusals import Refused
-from pier_coordinator.store.rows import Activity, InviteRow, OrderRow, SiteRow, Standing
 from pier_coordinator.store.sites import (
     OPERATOR,
     REVOCATIONS,
+    Activity,
+    InviteRow,
+    OrderRow,
+    Refused,
+    SiteRow,
+    Standing,
     add_invite,
     member,
     note_presence,

@@ -23,12 +23,20 @@ from pydantic import ValidationError
 
 from pier_coordinator.identity.home import Authority
 from pier_coordinator.runs.coordinator import Coordinator
-from pier_coordinator.runs.registry import HEARTBEAT_SECONDS, LEASE_SECONDS
+from pier_coordinator.runs.sites import HEARTBEAT_SECONDS, LEASE_SECONDS
 from pier_coordinator.store.facts import Fact
 from pier_coordinator.store.inbox import Inbox
-from pier_coordinator.store.refusals import Refused
-from pier_coordinator.store.rows import OrderRow, Registration, SiteRow
-from pier_coordinator.store.sites import Report, enrol, note_presence, register, take_report
+from pier_coordinator.store.sites import (
+    OrderRow,
+    Refused,
+    Registration,
+    Report,
+    SiteRow,
+    enrol,
+    note_presence,
+    register,
+    take_report,
+)
 from pier_node.base.toml import first_problem
 from pier_node.identity.certificates import Credentials
 from pier_node.identity.node import node_id

@@ -21,7 +21,7 @@ from pier_coordinator.identity.home import Authority
 from pier_coordinator.runs.coordinator import Coordinator
 from pier_coordinator.service.bounds import MESSAGE_BYTES, parse
 from pier_coordinator.service.reception import Reception
-from pier_coordinator.store.refusals import Refused, Stranger, Superseded, TooFast, Unregistered
+from pier_coordinator.store.sites import Refused, Stranger, Superseded, TooFast, Unregistered
 from pier_node.base.address import format_address
 from pier_node.base.errors import PierError
 from pier_node.identity.certificates import Credentials, node_id_of_certificate

@@ -7,7 +7,7 @@ from collections.abc import AsyncIterable, AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 
-from pier_coordinator.store.refusals import Refused, TooFast
+from pier_coordinator.store.sites import Refused, TooFast
 from pier_node.wire.files import Arriving
 
 BUSY = 5.0

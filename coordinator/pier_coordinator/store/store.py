@@ -21,7 +21,7 @@ from typing import BinaryIO, Concatenate, ParamSpec, TypeVar
 from pier_coordinator.store.experts import AcceptedPlan, newest
 from pier_coordinator.store.facts import Fact, fact_of, last_number
 from pier_coordinator.store.log import LogWriter
-from pier_coordinator.store.rows import InviteRow, OrderRow, SiteRow
+from pier_coordinator.store.sites import InviteRow, OrderRow, SiteRow
 from pier_coordinator.store.writer import Told, Transaction, Writer
 from pier_node.base.errors import PierError
 

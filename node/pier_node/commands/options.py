@@ -184,7 +184,7 @@ def _asks(
     """Whether a site that joins a run has to be asked for its token, and somebody is there to answer."""
     if insecure or program_socket is not None or not (peers or coordinator) or not sys.stdin.isatty():
         return False
-    from pier_node.site.coordinator.enrolment import FILE
+    from pier_node.site.coordinator.link import FILE
 
     return folder is None or not (Token.path(folder).exists() or (folder / FILE).exists())
 

@@ -20,8 +20,7 @@ from rich.text import Text
 from pier_node.base.errors import PierError
 from pier_node.base.units import UNKNOWN
 from pier_node.demo.replicas import PRESET
-from pier_node.demo.runner import RUN_FILE, Demo, claimed
-from pier_node.demo.sites import output, started, throttle
+from pier_node.demo.sites import RUN_FILE, Demo, claimed, output, started, throttle
 
 ROWS = "60"
 """Number of rows to score per domain and split."""

@@ -16,7 +16,7 @@ from pier_node.config.run import RunConfig
 from pier_node.demo.picture import CHART_HEIGHT, CHART_WIDTH, LINE_SECONDS, bars, clock
 from pier_node.demo.record import Curve, Record, watching
 from pier_node.demo.replicas import sample
-from pier_node.demo.runner import MODEL_FOLDER, RUN_FILE, Demo, claimed
+from pier_node.demo.sites import MODEL_FOLDER, RUN_FILE, Demo, claimed
 from pier_node.outer.schedule import total_rounds
 from pier_node.pipeline.paths_file import PATHS_FILE, Drawn, read_paths
 from pier_node.rounds.saved_model import newest_weights

@@ -18,8 +18,7 @@ from pier_node.config.run import InnerSection, ModelSection, RunConfig
 from pier_node.demo.picture import Screen, screen_on
 from pier_node.demo.record import Record, watching
 from pier_node.demo.report import draw, measured, report
-from pier_node.demo.runner import MODEL_FOLDER, RESULT_FILE, RUN_FILE, Demo, claimed
-from pier_node.demo.sites import NAMES, PATIENCE, cores, threads_for
+from pier_node.demo.sites import MODEL_FOLDER, NAMES, PATIENCE, RESULT_FILE, RUN_FILE, Demo, claimed, cores, threads_for
 from pier_node.trainer import devices
 from pier_node.trainer.model.initial import initial_weights
 from pier_node.trainer.replica import Replica

@@ -33,7 +33,7 @@ from pier_node.doctor.machine import (
 from pier_node.identity.certificates import Credentials, credentials
 from pier_node.identity.node import Identity, Token
 from pier_node.outer.layout import Layout
-from pier_node.site.coordinator.enrolment import Enrolment
+from pier_node.site.coordinator.link import Enrolment
 from pier_node.site.join import find_site, find_token, known_config
 from pier_node.site.running import Running, Status, find_daemon, last_event
 from pier_node.site.settings import Settings

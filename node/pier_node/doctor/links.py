@@ -26,11 +26,10 @@ from pier_node.base.units import percent, rate, seconds
 from pier_node.config.run import RunConfig
 from pier_node.doctor.finding import THIS_SITE, Finding, Verdict
 from pier_node.outer.codec import codec, of_means
-from pier_node.rounds.plan import CHUNK
+from pier_node.rounds.reduce import CHUNK
 from pier_node.site.join import SET_CLOCKS, clock_in_words
 from pier_node.wire.addresses import first_hop
-from pier_node.wire.carrier import GREETING, PROBE, PROTOCOL, Carrier, PeerLost
-from pier_node.wire.chunk import CHUNK_BYTES
+from pier_node.wire.carrier import CHUNK_BYTES, GREETING, PROBE, PROTOCOL, Carrier, PeerLost
 from pier_proto.v1.peer_pb2 import HelloReply, HelloRequest, ProbeReply, ProbeRequest, Site
 
 PINGS = 5

@@ -21,7 +21,7 @@ from pier_node.base.errors import PierError
 from pier_node.base.units import amount
 from pier_node.config.run import RunConfig
 from pier_node.doctor.finding import THIS_SITE, Finding, Verdict
-from pier_node.gossip.prefetch import HELD
+from pier_node.gossip.exchange import HELD
 from pier_node.outer.layout import Layout
 from pier_node.outer.noloco import needs_anchors
 from pier_node.rounds.state_store import KEEP

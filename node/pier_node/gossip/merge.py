@@ -23,8 +23,8 @@ from pier_node.outer.deadline import Backoff
 from pier_node.outer.state import ANCHOR, MOMENTUM, OuterState
 from pier_node.outer.update import Update
 from pier_node.rounds.catch_up import Arrival, Tries, Wanted, fetch_state
-from pier_node.rounds.certificate import Trusted, follow
 from pier_node.rounds.member import Rounds
+from pier_node.rounds.proofs import Trusted, follow
 from pier_node.rounds.suspects import Behind
 from pier_node.wire.carrier import DESCRIBE, BadMessage, Carrier, PeerLost
 from pier_proto.v1.peer_pb2 import StateRequest

@@ -21,8 +21,8 @@ from dataclasses import replace
 from pier_node.base.errors import PierError
 from pier_node.base.shared import Vector
 from pier_node.base.tasks import run_to_end
+from pier_node.gossip.exchange import Prefetch
 from pier_node.gossip.pair_commit import Doubt, Outcome, PairCommit, PairTools
-from pier_node.gossip.prefetch import Prefetch
 from pier_node.gossip.rendezvous import Met, Rendezvous
 from pier_node.gossip.standing import Chain
 from pier_node.outer.advance import advance_pair
@@ -32,8 +32,7 @@ from pier_node.outer.times import Times
 from pier_node.outer.update import Update
 from pier_node.rounds.attempt import Advance, check_finite, heard_of
 from pier_node.rounds.suspects import Suspicion
-from pier_node.wire.carrier import SETTLE, BadMessage, PeerLost
-from pier_node.wire.chunk import Chunk
+from pier_node.wire.carrier import SETTLE, BadMessage, Chunk, PeerLost
 from pier_proto.v1.peer_pb2 import MeetRequest, SettleReply, SettleRequest
 
 FOLLOW = 60.0

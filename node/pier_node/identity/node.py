@@ -4,11 +4,9 @@ A node's id is the hash of its public key, so that nobody can claim another node
 certificates.py derives everything else from it. Secrets have a text form that people can paste: a prefix, base32 in
 lower case, and check digits against typos.
 
-Signatures: a node signs with its key whatever it says that others pass on, or keep as proof.
-
-What is signed is `pier <purpose>`, the hash of the run's configuration and the statement's bytes, so a signature made
-for one purpose or run is worth nothing in another. A node id is the hash of the public key (node.py). So a signature
-travels with its key, and the reader needs no directory of keys.
+A node signs with its key whatever it says that others pass on, or keep as proof. What is signed is `pier <purpose>`,
+the hash of the run's configuration and the statement's bytes, so a signature made for one purpose or run is worth
+nothing in another. A signature travels with its key, so the reader needs no directory of keys.
 """
 
 from __future__ import annotations

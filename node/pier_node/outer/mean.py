@@ -1,9 +1,22 @@
-"""Means of what the members of a round send, and the split of the vector into shards that the members average.
+"""How the updates of a round become one: the weight of each member, clipping, the mean, and the shards of it. Pure.
 
-The plain rule is the token-weighted mean Σ w·x / Σ w, where w is the tokens that a member trained on since its last
-round, capped (weights.py). With equal weights it is the mean of DiLoCo (arXiv 2311.08105) and Pier (arXiv 2511.17849).
-The trimmed mean averages the middle third of the weight in each place, after Yin et al., "Byzantine-Robust Distributed
-Learning: Towards Optimal Statistical Rates" (arXiv 1803.01498), which has equal weights.
+Weights are the tokens that a member trained on since its last round. They are claims, since no site sees another one
+train. Every member bounds a claim by what all members know: the steps, batch size and sequence length of the run so
+far, the tokens that the ledger already counts, and the claims of the others in the round. No claim is refused, since
+that would let a liar stop rounds: an excessive claim counts for less.
+
+Clipping limits how far one member can move the model in a round, by shortening updates much longer than usual. The
+usual norm is the median of the members' norms. Each member counts with its tokens, but with at most the median of the
+tokens. So a single member, whatever it claims, never makes up half of the votes (of two members, the shorter update is
+the usual one). A member with more tokens than the median may bring a proportionally longer update, up to what all inner
+steps of a round allow. Without clipping, a site with 0.6 % of the data moved a model by 5.5 times its own norm
+(MediSwarm, issue 566). Each member announces its norm with its tokens, so all owners of shards clip by the same
+factors. An owner sees only its own shard of an update. It refuses a shard that is longer than the norm announced for
+the whole update: with n shards, a liar gets at most √n times its share through. The owners' means are bounded likewise.
+
+The plain mean is token-weighted, Σ w·x / Σ w. With equal weights it is the mean of DiLoCo (arXiv 2311.08105) and Pier
+(arXiv 2511.17849). The trimmed mean averages the middle third of the weight in each place, after Yin et al.,
+"Byzantine-Robust Distributed Learning: Towards Optimal Statistical Rates" (arXiv 1803.01498), which has equal weights.
 
 Shards are sized to each member's bandwidth. Member i with the fraction f_i of a vector of V bytes sends (1 − f_i)·V to
 the other owners and f_i·V to each of the n − 1 others: V·(1 + f_i·(n − 2)) in all, and receives as much. The slowest
@@ -18,12 +31,84 @@ the same. Compare hivemind's load balancing, which solves the same problem as a 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import math
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
 from itertools import pairwise
 
 import numpy as np
 
 from pier_node.base.shared import Vector
+from pier_node.config.run import SITES, RunConfig
+from pier_node.outer.schedule import Kind, entry, round_plan, start_steps
+
+LIMIT = 2**53 - 1
+"""Most tokens of a site that a ledger counts: a manifest cannot hold more (wire/rules.py)."""
+
+
+@dataclass(frozen=True)
+class Weighing:
+    """The bounds of one round.
+
+    Attributes:
+        claim: most tokens that one site can bring.
+        allowed: most tokens of one site that the ledger can have counted after the round.
+        whole: tokens of a site that does all inner steps between two rounds.
+        most: cap on a site's weight, as a multiple of the members' usual tokens; the cap is `whole` if that is more.
+        fragment: the fragment that the round syncs.
+    """
+
+    claim: int = LIMIT
+    allowed: int = LIMIT
+    whole: int = LIMIT
+    most: float = math.inf
+    fragment: int = 0
+
+    def believed(self, claims: Mapping[str, int], ledger: Mapping[str, int]) -> dict[str, int]:
+        """Tokens by site, as far as they can be true; with these, no count in the ledger exceeds `allowed`."""
+        room = min(self.allowed, LIMIT)
+        return {
+            node: max(0, min(claimed, self.claim, room - ledger.get(entry(node, self.fragment), 0)))
+            for node, claimed in claims.items()
+        }
+
+    def plausible(self, ledger: Mapping[str, int], first: Collection[str]) -> dict[str, int]:
+        """The ledger of a run of pairs, as far as it can be true, and small enough for other sites to accept.
+
+        Args:
+            first: sites that are kept first if there are too many.
+        """
+        others = sorted(node for node in ledger if node not in first and "/" not in node)
+        most = min(self.allowed, LIMIT)
+        return {node: min(ledger[node], most) for node in sorted([*first, *others[: SITES - len(first)]])}
+
+
+ONE_EACH = Weighing(claim=1, whole=1, most=1.0)
+"""Every member counts the same: in the merge of a run of pairs, and in the rounds of a pipeline."""
+
+
+def weighing(config: RunConfig, number: int) -> Weighing:
+    """The bounds of round `number`. A site that missed rounds brings what it trained on meanwhile."""
+    outer, plan = config.outer, round_plan(config, number)
+    done = plan.first_step + plan.steps
+    alone = min(done, start_steps(config)) if outer.start == "solo" else 0
+    step, batches = config.step_tokens, done + (config.run.sites - 1) * alone
+    whole = step * (1 if plan.kind is Kind.SYNC else outer.inner_steps)
+    allowed = min(step * batches, LIMIT)
+    return Weighing(allowed=allowed, whole=whole, most=outer.max_weight, fragment=plan.fragment)
+
+
+def usual_tokens(tokens: Sequence[int]) -> int:
+    """The median of the nonzero token counts; the lower one of the two middle counts if their number is even."""
+    some = sorted(count for count in tokens if count)
+    return some[(len(some) - 1) // 2] if some else 0
+
+
+def capped(tokens: Sequence[int], whole: int, most: float) -> list[float]:
+    """Each member's weight in the mean, in tokens: at most `most` times the usual, or `whole` if that is more."""
+    cap = max(float(whole), most * usual_tokens(tokens)) if any(tokens) else 0.0
+    return [min(float(count), cap) for count in tokens]
+
 
 Mean = Callable[[Sequence[Vector], Sequence[np.float32], Vector], None]
 """(vectors of equal length, relative weights, out)."""
@@ -110,3 +195,49 @@ def _plausible(bandwidths: Sequence[float]) -> list[float]:
     known = sorted(rate for rate in bandwidths if rate >= 1)
     typical = known[len(known) // 2] if known else 1.0
     return [min(max(rate, typical / TALLEST), typical * TALLEST) if rate >= 1 else typical for rate in bandwidths]
+
+
+LONGEST = 3.0
+"""Limit as a multiple of the median norm, for members with no more tokens than the median."""
+EXACT, LOSSY = 1.01, 2.0
+"""How much longer than announced an update may appear: with rounding only, and with a lossy codec."""
+
+
+def median_norm(norms: Sequence[float], tokens: Sequence[int]) -> float:
+    """The usual norm: the smallest norm that covers half of the counted tokens, or 0 if no update has a length.
+
+    Each member counts with at most the median of the members' tokens.
+    """
+    usual = usual_tokens(tokens)
+    pairs = sorted((norm, min(count, usual)) for norm, count in zip(norms, tokens, strict=True) if norm and count)
+    half, done = sum(count for _, count in pairs) / 2, 0
+    for norm, count in pairs:
+        done += count
+        if done >= half:
+            return norm
+    return 0.0
+
+
+def longest_updates(norms: Sequence[float], tokens: Sequence[int], whole: int) -> list[float]:
+    """Largest allowed norm of each member's update.
+
+    Args:
+        whole: tokens of a site that does all inner steps of a round.
+    """
+    longest, usual = LONGEST * median_norm(norms, tokens), usual_tokens(tokens)
+    return [longest * max(1.0, min(count, whole) / usual) if usual else longest for count in tokens]
+
+
+def clip_factors(norms: Sequence[float], tokens: Sequence[int], whole: int) -> list[float]:
+    """The factor that each member's update is multiplied by, at most 1."""
+    limits = longest_updates(norms, tokens, whole)
+    return [
+        limit / norm if count and norm > limit * EXACT else 1.0
+        for norm, count, limit in zip(norms, tokens, limits, strict=True)
+    ]
+
+
+def longest_mean(norms: Sequence[float], tokens: Sequence[int], whole: int) -> float:
+    """Largest L2 norm that a mean of the clipped updates can have, weighted or trimmed."""
+    longest = max(longest_updates(norms, tokens, whole), default=0.0)
+    return longest * math.sqrt(np.count_nonzero(tokens))

@@ -22,8 +22,7 @@ from pier_node.base.shared import Buffer, Vector
 from pier_node.config.run import RunConfig
 from pier_node.outer.codec import CODECS, BadCode, Codec
 from pier_node.outer.codec.blockwise import INT4_BLOCK, INT8_BLOCK, Int4, Int8
-from pier_node.wire.carrier import BadMessage
-from pier_node.wire.chunk import CHUNK_BYTES, Chunk
+from pier_node.wire.carrier import CHUNK_BYTES, BadMessage, Chunk
 from pier_proto.v1.peer_pb2 import Activation
 
 DTYPES = {

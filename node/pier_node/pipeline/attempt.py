@@ -23,7 +23,7 @@ from pier_node.pipeline.joint import Diverged, Joint, square
 from pier_node.pipeline.microbatches import Activations, MicrobatchQueue
 from pier_node.pipeline.stage import Stage
 from pier_node.rounds.suspects import NOBODY, Suspicion
-from pier_node.wire.chunk import Chunk
+from pier_node.wire.carrier import Chunk
 from pier_proto.v1.peer_pb2 import Total
 
 log = logging.getLogger(__name__)

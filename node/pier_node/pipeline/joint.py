@@ -30,18 +30,17 @@ import numpy as np
 from pier_node.base.faults import NO_FAULTS, Faults
 from pier_node.base.shared import Buffer, Vector
 from pier_node.base.tasks import Signal, first_of
-from pier_node.outer.codec.plain import Plain
+from pier_node.outer.codec.interface import Plain
 from pier_node.outer.mean import split
 from pier_node.outer.times import Spans
 from pier_node.outer.update import Update
 from pier_node.pipeline.context import Tools
 from pier_node.pipeline.iteration_plan import Plan
-from pier_node.rounds import plan as outer
+from pier_node.rounds import reduce as outer
 from pier_node.rounds.attempt import heard_of
 from pier_node.rounds.reduce import Reduction
 from pier_node.rounds.suspects import NOBODY, Suspicion
-from pier_node.wire.carrier import DROP, TALLY, BadMessage, Carrier, PeerLost, PeerRefused
-from pier_node.wire.chunk import Chunk, Stage
+from pier_node.wire.carrier import DROP, TALLY, BadMessage, Carrier, Chunk, PeerLost, PeerRefused, Stage
 from pier_proto.v1.peer_pb2 import Ack, Ballot, Dropped, Share, Total, Worked
 
 log = logging.getLogger(__name__)

@@ -21,8 +21,7 @@ from torch import Tensor
 from pier_node.pipeline.activation_codec import Formats, TensorFormat, pieces
 from pier_node.pipeline.iteration_plan import Plan, Task
 from pier_node.rounds.reduce import send
-from pier_node.wire.carrier import BadMessage, Carrier, PeerLost
-from pier_node.wire.chunk import Chunk
+from pier_node.wire.carrier import BadMessage, Carrier, Chunk, PeerLost
 from pier_proto.v1.peer_pb2 import Activation
 
 

@@ -41,9 +41,8 @@ from pier_node.outer.deadline import Backoff
 from pier_node.outer.state import OuterState
 from pier_node.rounds.progress_checks import Trust
 from pier_node.rounds.roster import Roster
-from pier_node.wire.carrier import DESCRIBE, BadMessage, Carrier, PeerLost
-from pier_node.wire.chunk import Chunk
-from pier_node.wire.manifest import Description, Partial, Piece, examine
+from pier_node.wire.carrier import DESCRIBE, BadMessage, Carrier, Chunk, PeerLost
+from pier_node.wire.states import Description, Partial, Piece, examine
 from pier_proto.v1.peer_pb2 import FetchRequest, Link, StateRequest, Value
 
 SILENCE = 20.0

@@ -19,16 +19,15 @@ from pier_node.outer.state import OuterState
 from pier_node.outer.times import Times
 from pier_node.outer.update import Update
 from pier_node.rounds.attempt import Advance, Attempt, Streams, Tools, check_finite
-from pier_node.rounds.certificate import Trusted, alone
 from pier_node.rounds.commitments import Promises, Superseded
-from pier_node.rounds.disputes import Disputes
+from pier_node.rounds.double_votes import Disputes
 from pier_node.rounds.leader import BUSY, POLL, Leader, LeaderView, read_announcement, waiting_level
 from pier_node.rounds.progress_checks import ProgressChecks, Trust
+from pier_node.rounds.proofs import Trusted, alone
 from pier_node.rounds.proposal import Base, flaw
 from pier_node.rounds.quorum import has_quorum, leader_of, order
 from pier_node.rounds.suspects import NOBODY, Behind, Standstill, Suspects, Suspicion
-from pier_node.wire.carrier import ABORT, GATHER, VOTE, BadMessage, PeerLost
-from pier_node.wire.chunk import Chunk
+from pier_node.wire.carrier import ABORT, GATHER, VOTE, BadMessage, Chunk, PeerLost
 from pier_proto.v1.peer_pb2 import AbortNotice, Ack, Link, Proposal, Ready, Signed, Vote
 
 log = logging.getLogger(__name__)

@@ -1,6 +1,6 @@
 """Progress checks: which sites say that they have committed a later round than this site, and have proved it.
 
-A pulse is only a claim. A site that makes one is asked for its proof (certificate.py) in the background; until it has
+A pulse is only a claim. A site that makes one is asked for its proof (proofs.py) in the background; until it has
 given it, this site continues as before. A site whose proof fails is asked again after a pause that doubles each time.
 """
 
@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 
 from pier_node.base.errors import PierError
 from pier_node.base.tasks import cancel_and_wait
-from pier_node.rounds.certificate import Trusted, follow
+from pier_node.rounds.proofs import Trusted, follow
 from pier_node.rounds.roster import Roster
 from pier_node.rounds.statements import Statements
 from pier_node.wire.carrier import DESCRIBE, BadMessage, Carrier, PeerLost

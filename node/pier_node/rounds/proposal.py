@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
-from pier_node.rounds.handovers import carried, holders
 from pier_node.rounds.quorum import LEAP, Adopt, Blocked, choose_value, has_quorum, next_ballot, order
+from pier_node.rounds.statements import carried, holders
 from pier_proto.v1.peer_pb2 import Handover, Proposal, Ready, Share
 
 

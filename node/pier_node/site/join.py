@@ -32,7 +32,7 @@ from pier_node.rounds.proofs import EARLIER_FILE, PROOFS_FILE
 from pier_node.rounds.revocations import FILE as REVOKED_FILE
 from pier_node.rounds.revocations import Revoked
 from pier_node.rounds.roster import Roster
-from pier_node.site.coordinator.enrolment import Enrolment, enrol_patiently
+from pier_node.site.coordinator.link import Enrolment, enrol_patiently
 from pier_node.site.journal import Journal
 from pier_node.site.running import start_command
 from pier_node.site.settings import Settings

@@ -14,11 +14,10 @@ from pier_node.gossip.pair_commit import PairTools
 from pier_node.gossip.pairs import Pairs
 from pier_node.gossip.standing import Standing
 from pier_node.outer.codec import codec
-from pier_node.outer.mean import trimmed_mean, weighted_mean
+from pier_node.outer.mean import ONE_EACH, trimmed_mean, weighing, weighted_mean
 from pier_node.outer.noloco import PairRun
 from pier_node.outer.schedule import synced, total_rounds
 from pier_node.outer.state import OuterState
-from pier_node.outer.token_weights import ONE_EACH, weighing
 from pier_node.rounds.attempt import Tools
 from pier_node.rounds.catch_up import shadow_fetcher
 from pier_node.rounds.folder import SiteRecord

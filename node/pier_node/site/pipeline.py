@@ -26,8 +26,8 @@ from pier_node.pipeline.context import Rows, Tools
 from pier_node.pipeline.paths_file import PATHS_FILE, LatestPaths
 from pier_node.pipeline.stage_state import StageState
 from pier_node.rounds.catch_up import Wanted
-from pier_node.rounds.certificate import alone
 from pier_node.rounds.member import Rounds
+from pier_node.rounds.proofs import alone
 from pier_node.rounds.state_store import CHECKPOINTS, Checkpoint, StateStore
 from pier_node.site.bootstrap import first_state
 from pier_node.site.membership import Joined, rounds_of_all

@@ -34,8 +34,7 @@ from pier_node.pipeline.path_search import Search, search_apart
 from pier_node.pipeline.plan_delivery import Routing
 from pier_node.pipeline.planner import Planner, Told
 from pier_node.pipeline.stage import Stage
-from pier_node.pipeline.stage_sharing import StateSharing, holders, joined
-from pier_node.pipeline.stage_state import StageState
+from pier_node.pipeline.stage_state import StageState, StateSharing, holders, joined
 from pier_node.pipeline.vote_state import Turn
 from pier_node.rounds.catch_up import CatchUp
 from pier_node.rounds.member import Rounds

@@ -21,8 +21,8 @@ from pier_node.gossip.pairs import Pairs
 from pier_node.outer.advance import get_ready
 from pier_node.outer.layout import Layout
 from pier_node.outer.state import ANCHOR, OuterState
-from pier_node.rounds.certificate import alone
 from pier_node.rounds.progress import Progress
+from pier_node.rounds.proofs import alone
 from pier_node.rounds.state_store import CHECKPOINTS, Checkpoint, StateStore
 from pier_node.site.agreement import Agreement, InPairs, OfAll, Peers
 from pier_node.site.bootstrap import beginning, from_pairs, from_peers
@@ -32,7 +32,7 @@ from pier_node.site.round_log import RoundLog, tell_start
 from pier_node.site.trackers import Trackers, Who
 from pier_node.site.training import Training
 from pier_node.trainer.command import own_trainer
-from pier_node.wire.state_server import StateServer
+from pier_node.wire.states import StateServer
 from pier_proto.v1.peer_pb2 import Link, Phase
 
 STATES = "states"

@@ -29,10 +29,10 @@ from pier_node.engine.program import RunView
 from pier_node.gossip.pairs import Pairs
 from pier_node.outer.schedule import round_plan, total_rounds
 from pier_node.outer.state import OuterState
-from pier_node.rounds.certificate import Trusted
 from pier_node.rounds.folder import EVENTS_FILE
 from pier_node.rounds.member import Rounds
 from pier_node.rounds.progress import Progress
+from pier_node.rounds.proofs import Trusted
 from pier_node.rounds.quorum import has_quorum
 from pier_node.rounds.roster import Roster
 from pier_node.wire.carrier import Carrier

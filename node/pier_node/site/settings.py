@@ -22,7 +22,7 @@ class Settings:
     Attributes:
         folder: the data directory.
         run: path of run.toml.
-        listen, advertise: HOST:PORT; see wire/interfaces.py. Empty, or None: as before.
+        listen, advertise: HOST:PORT; see wire/addresses.py. Empty, or None: as before.
         data: this site's own text, instead of data.path of run.toml; None: as before.
         shared_data: `data` holds the same text as at the other sites: see trainer/data/corpus.py.
         workers: number of worker processes; 0: one per device.

@@ -5,7 +5,7 @@ file says.
 
 The handover lets the other members keep a quorum. At any time a vote is held by one site, durably: the giver drops it
 on disk before it sends it, and the heir stores it before it answers. If the answer is lost, it is not known which of
-the two holds the vote. It then counts where both are present (rounds/handovers.py), until the next committed round
+the two holds the vote. It then counts where both are present (rounds/statements.py), until the next committed round
 gives every member one vote of its own.
 """
 
@@ -18,9 +18,9 @@ from contextlib import suppress
 from pier_node.base.errors import PierError
 from pier_node.config.run import RunConfig
 from pier_node.outer.schedule import total_rounds
-from pier_node.rounds.handovers import received
 from pier_node.rounds.member import Rounds
 from pier_node.rounds.roster import Roster
+from pier_node.rounds.statements import received
 from pier_node.wire.carrier import LEAVE, BadMessage, Carrier, PeerLost
 from pier_proto.v1.peer_pb2 import Ack, Handover, LeaveRequest, Phase, Pulse
 

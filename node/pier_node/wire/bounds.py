@@ -13,8 +13,7 @@ from google.protobuf.message import Message
 
 from pier_node.config.run import SITES
 from pier_node.wire import rules
-from pier_node.wire.carrier import BadMessage
-from pier_node.wire.chunk import CHUNK_BYTES, Chunk, split
+from pier_node.wire.carrier import CHUNK_BYTES, BadMessage, Chunk, split
 from pier_node.wire.rules import AMOUNT, ANY, COUNT, HASH, LOSS, NODE, NODES, REASON, Many, Part, below, or_empty, size
 from pier_proto.v1 import peer_pb2 as peer
 from pier_proto.v1 import stream_pb2 as stream

@@ -23,8 +23,7 @@ from typing import Any, Protocol, TypeVar
 from google.protobuf.message import Message
 
 from pier_node.wire.bounds import parse, parse_chunk
-from pier_node.wire.carrier import EXCHANGE, FETCH, HELLO, BadMessage, Handler, Method, PeerLost
-from pier_node.wire.chunk import CHUNK_BYTES, Chunk
+from pier_node.wire.carrier import CHUNK_BYTES, EXCHANGE, FETCH, HELLO, BadMessage, Chunk, Handler, Method, PeerLost
 from pier_node.wire.metadata import CallMetadata
 from pier_proto.v1.peer_pb2 import FetchRequest, HelloReply, HelloRequest, ProbeRequest
 

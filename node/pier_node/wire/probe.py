@@ -18,8 +18,7 @@ from ipaddress import IPv4Address, IPv6Address, ip_address
 
 from pier_node.base.address import format_address, is_address, parse_address
 from pier_node.wire.addresses import are_routes, parse_routes
-from pier_node.wire.carrier import PROBE, PROTOCOL, BadMessage, Carrier, PeerLost
-from pier_node.wire.chunk import CHUNK_BYTES
+from pier_node.wire.carrier import CHUNK_BYTES, PROBE, PROTOCOL, BadMessage, Carrier, PeerLost
 from pier_proto.v1.peer_pb2 import HelloRequest, ProbeReply, ProbeRequest, Site
 
 ALLOWANCE = 256 << 20

@@ -19,8 +19,7 @@ from pier_node.base.address import is_address
 from pier_node.config.run import SITES
 from pier_node.outer.state import ADAM_M, ADAM_V, ANCHOR, MOMENTUM
 from pier_node.wire.addresses import are_routes
-from pier_node.wire.carrier import BadMessage
-from pier_node.wire.chunk import CHUNK_BYTES
+from pier_node.wire.carrier import CHUNK_BYTES, BadMessage
 
 
 @dataclass(frozen=True)

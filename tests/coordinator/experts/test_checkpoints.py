@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from pier_coordinator.experts.checkpoints import FOLDER, Checkpoints
-from pier_coordinator.store.refusals import Refused, TooFast
+from pier_coordinator.store.sites import Refused, TooFast
 from pier_node.experts.resume import FILE, Kept, ResumeState, most_bytes
 from pier_proto.v1.coordinator_pb2 import CheckpointPart
 

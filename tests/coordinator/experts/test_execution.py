@@ -17,9 +17,9 @@ from google.protobuf.json_format import ParseDict
 
 from pier_coordinator.experts import execution
 from pier_coordinator.experts.replan import replanned
-from pier_coordinator.runs.registry import LEASE_SECONDS
+from pier_coordinator.runs.sites import LEASE_SECONDS
 from pier_coordinator.service.bounds import RULES
-from pier_coordinator.store.refusals import Refused
+from pier_coordinator.store.sites import Refused
 from pier_node.site.coordinator.expert_messages import experts
 from pier_node.site.orders import Experts
 from pier_proto.v1.coordinator_pb2 import Assignment

@@ -13,9 +13,9 @@ from coordinator.cases import ALICE, AUTHORITY, BOB, CONFIG, OWN, TOKEN, Running
 from coordinator.expert_cases import DONE, accepted_job, accepted_plan, said
 from coordinator.experts.test_execution import numbers, ordered, two_sites
 
-from pier_coordinator.runs.registry import LEASE_SECONDS
+from pier_coordinator.runs.sites import LEASE_SECONDS
 from pier_coordinator.service import reception
-from pier_coordinator.store.refusals import Refused
+from pier_coordinator.store.sites import Refused
 from pier_node.experts.resume import FILE, Kept, ResumeState
 from pier_node.identity.certificates import credentials
 from pier_node.identity.node import Identity

@@ -18,7 +18,7 @@ from pier_coordinator.experts.recipe import Job
 from pier_coordinator.experts.replan import ExpertSites, OpenWork, Paces, Remainder, outdated, replanned
 from pier_coordinator.experts.scheduling import Limits, NoPlaceError
 from pier_coordinator.experts.task import Site
-from pier_coordinator.runs.registry import LEASE_SECONDS
+from pier_coordinator.runs.sites import LEASE_SECONDS
 from pier_coordinator.store.experts import Expert
 
 EXACT = Limits(20.0, 0.0)

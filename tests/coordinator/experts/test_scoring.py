@@ -15,9 +15,9 @@ from coordinator.expert_cases import DONE, WEIGHTS, accepted_job, accepted_plan,
 from coordinator.experts.test_execution import ordered, two_sites
 
 from pier_coordinator.experts.scoring import ScoredExpert, Scoring, scoring_id
-from pier_coordinator.runs.registry import LEASE_SECONDS
+from pier_coordinator.runs.sites import LEASE_SECONDS
 from pier_coordinator.service import reception
-from pier_coordinator.store.refusals import Refused
+from pier_coordinator.store.sites import Refused
 from pier_node.experts.config import DomainSection
 from pier_node.experts.sheet import ScoredDomain, Sheet, load_sheet
 from pier_node.identity.certificates import credentials

@@ -22,7 +22,7 @@ from pier_coordinator.identity.home import PLAN_FILE, Home
 from pier_coordinator.page.access import Access
 from pier_coordinator.page.actions import Operator
 from pier_coordinator.runs.read_model import ReadModel
-from pier_coordinator.store.refusals import Refused
+from pier_coordinator.store.sites import Refused
 from pier_node.config.run import PipelineSection
 from pier_proto.v1.peer_pb2 import Place
 

@@ -7,9 +7,8 @@ import pytest
 from coordinator.cases import ALICE, BOB, CAROL, CONFIG, NOW, Clock, Ticket, open_store, registration, running
 
 from pier_coordinator.runs.coordinator import Coordinator
-from pier_coordinator.runs.registry import LEASE_SECONDS
-from pier_coordinator.store.refusals import Refused
-from pier_coordinator.store.sites import enrol, register, trusted
+from pier_coordinator.runs.sites import LEASE_SECONDS
+from pier_coordinator.store.sites import Refused, enrol, register, trusted
 from pier_node.base.errors import PierError
 from pier_node.config.run import RunConfig, RunSection
 from pier_proto.v1.coordinator_pb2 import Paths

@@ -27,11 +27,11 @@ from coordinator.cases import (
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pier_coordinator.runs.registry import HEARTBEAT_SECONDS
+from pier_coordinator.runs.sites import HEARTBEAT_SECONDS
 from pier_coordinator.service import service as limits
 from pier_coordinator.service.bounds import MESSAGE_BYTES
 from pier_coordinator.service.service import PUSHBACK, RATES, CoordinatorService, Limits, Rate
-from pier_coordinator.store.refusals import TooFast
+from pier_coordinator.store.sites import TooFast
 from pier_node.base.errors import PierError
 from pier_node.config.run import from_canonical
 from pier_node.identity.certificates import credentials, node_id_of_certificate

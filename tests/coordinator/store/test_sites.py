@@ -6,7 +6,7 @@ from pathlib import Path
 
 from coordinator.cases import ALICE, running
 
-from pier_coordinator.store.rows import REPLICA
+from pier_coordinator.store.sites import REPLICA
 
 
 async def test_an_order_is_told_in_words(tmp_path: Path) -> None:

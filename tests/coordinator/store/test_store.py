@@ -16,11 +16,13 @@ from hypothesis import strategies as st
 
 from pier_coordinator.store import sites
 from pier_coordinator.store.facts import Fact
-from pier_coordinator.store.refusals import Refused, Stranger
-from pier_coordinator.store.rows import REPLICA, Standing
 from pier_coordinator.store.sites import (
+    REPLICA,
     STREAMS,
+    Refused,
     Report,
+    Standing,
+    Stranger,
     add_invite,
     enrol,
     put_meta,

@@ -9,7 +9,7 @@ from rounds.cases import fp32
 
 from pier_node.base.shared import Vector
 from pier_node.outer.codec import BadCode
-from pier_node.outer.codec.plain import Bf16, from_bf16, to_bf16
+from pier_node.outer.codec.interface import Bf16, from_bf16, to_bf16
 
 LARGEST_BF16 = float.fromhex("0x1.fep127")
 

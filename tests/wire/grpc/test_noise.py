@@ -13,8 +13,7 @@ from hypothesis import strategies as st
 from wire import samples
 from wire.sites import ALICE, BOB, QUICK, RUN, take_all
 
-from pier_node.wire.carrier import ABORT, BEAT, DESCRIBE, GATHER, HELLO, LEAVE, PROBE, VOTE, BadMessage, Method
-from pier_node.wire.chunk import Chunk
+from pier_node.wire.carrier import ABORT, BEAT, DESCRIBE, GATHER, HELLO, LEAVE, PROBE, VOTE, BadMessage, Chunk, Method
 from pier_node.wire.grpc.carrier import GrpcCarrier
 from pier_node.wire.metadata import CallMetadata
 from pier_proto.v1.peer_pb2 import Ack, FetchRequest, Pulse

@@ -2,8 +2,7 @@ from __future__ import annotations
 
 import json
 
-from pier_node.wire.carrier import DESCRIBE, MANIFEST_BYTES, MESSAGE_BYTES
-from pier_node.wire.chunk import CHUNK_BYTES
+from pier_node.wire.carrier import CHUNK_BYTES, DESCRIBE, MANIFEST_BYTES, MESSAGE_BYTES
 from pier_node.wire.grpc.options import CHANNEL_OPTIONS, SERVICE, server_options
 
 SERVER, CHANNEL = dict(server_options(MESSAGE_BYTES)), dict(CHANNEL_OPTIONS)

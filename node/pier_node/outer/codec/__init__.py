@@ -8,8 +8,7 @@ from __future__ import annotations
 
 from pier_node.base.errors import PierError
 from pier_node.outer.codec.blockwise import Int4, Int8
-from pier_node.outer.codec.interface import BadCode, Codec
-from pier_node.outer.codec.plain import Bf16, Plain
+from pier_node.outer.codec.interface import BadCode, Bf16, Codec, Plain
 from pier_node.outer.codec.topk import DENSITY, TopK
 
 __all__ = ["CODECS", "BadCode", "Codec", "codec", "of_means"]

@@ -21,8 +21,7 @@ import numpy as np
 import numpy.typing as npt
 
 from pier_node.base.shared import Buffer, Vector
-from pier_node.outer.codec.interface import LARGEST, SMALLEST, BadCode, check_size, check_values
-from pier_node.outer.codec.plain import from_bf16, to_bf16
+from pier_node.outer.codec.interface import LARGEST, SMALLEST, BadCode, check_size, check_values, from_bf16, to_bf16
 
 Number = TypeVar("Number", bound=np.generic)
 

@@ -26,8 +26,17 @@ import numpy as np
 import numpy.typing as npt
 
 from pier_node.base.shared import Buffer, Vector
-from pier_node.outer.codec.interface import LARGEST, SMALLEST, BadCode, check_size, check_values
-from pier_node.outer.codec.plain import INFINITY, Halves, from_bf16, to_bf16
+from pier_node.outer.codec.interface import (
+    INFINITY,
+    LARGEST,
+    SMALLEST,
+    BadCode,
+    Halves,
+    check_size,
+    check_values,
+    from_bf16,
+    to_bf16,
+)
 
 DENSITY = 64
 """One value in this many is kept, unless another density is asked for."""

@@ -20,8 +20,7 @@ from pier_node.base.tasks import cancel_and_wait, first_of
 from pier_node.identity.certificates import Credentials
 from pier_node.wire.addresses import Choice, Route, choose_address, first_hop, free_port, parse_routes
 from pier_node.wire.bounds import parse, parse_chunk
-from pier_node.wire.carrier import EXCHANGE, FETCH, MESSAGE_BYTES, BadMessage, Method, PeerLost
-from pier_node.wire.chunk import Chunk
+from pier_node.wire.carrier import EXCHANGE, FETCH, MESSAGE_BYTES, BadMessage, Chunk, Method, PeerLost
 from pier_node.wire.libp2p.host import STREAM_PROTOCOL, Host, NoWay
 from pier_node.wire.libp2p.p2pd import KEY_FILE
 from pier_node.wire.libp2p.relay import RENEWAL, Places, find_unreached, relays_enough
@@ -238,7 +237,7 @@ async def _poured(
 
 
 class HivemindCarrier(LinkedCarrier):
-    """A Carrier over libp2p. Addresses are multiaddrs; see wire/multiaddr.py.
+    """A Carrier over libp2p. Addresses are multiaddrs; see wire/addresses.py.
 
     Args:
         node: this node's id.
@@ -264,7 +263,7 @@ class HivemindCarrier(LinkedCarrier):
         await self._server.stop()
 
     async def listen(self, at: str, advertise: str | None, peers: Sequence[str]) -> Choice:
-        """Listen at HOST:PORT, and choose the address to tell others; see wire/interfaces.py. Raises PierError."""
+        """Listen at HOST:PORT, and choose the address to tell others; see wire/addresses.py. Raises PierError."""
         keep_chunk_memory()
         host, port = parse_address(at)
         port = free_port(host, port)

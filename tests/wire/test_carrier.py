@@ -6,8 +6,7 @@ import numpy as np
 import pytest
 
 from pier_node.wire.bounds import parse_chunk
-from pier_node.wire.carrier import BadMessage
-from pier_node.wire.chunk import CHUNK_BYTES, Chunk
+from pier_node.wire.carrier import CHUNK_BYTES, BadMessage, Chunk
 from pier_proto.v1 import peer_pb2 as pb
 
 BALLOT = pb.Ballot(number=3, leader="a" * 16)

@@ -5,7 +5,7 @@ from hypothesis import given
 from outer.codec.samples import VECTORS
 
 from pier_node.base.shared import Vector
-from pier_node.outer.codec.plain import Plain
+from pier_node.outer.codec.interface import Plain
 
 
 @given(VECTORS)

@@ -10,7 +10,7 @@ from wire.sites import ALICE, BOB, CAROL, LEAVING, OTHER_TOKEN, QUICK, RUN, TOKE
 
 from pier_node.identity.certificates import Credentials, credentials
 from pier_node.wire.carrier import LEAVE
-from pier_node.wire.grpc import server
+from pier_node.wire.grpc import carrier
 from pier_node.wire.metadata import CallMetadata
 from pier_proto.v1.peer_pb2 import Ack
 
@@ -36,7 +36,7 @@ async def test_under_tls_a_caller_without_the_token_gets_nowhere(shown: Credenti
 
 
 async def test_a_refused_caller_that_goes_on_sending_is_cut_off(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(server, "PATIENCE", 0.1)
+    monkeypatch.setattr(carrier, "PATIENCE", 0.1)
     async with INSECURE.listening(BOB) as (bob, address):
         channel = grpc.aio.insecure_channel(address)
         headers = grpc.aio.Metadata(*CallMetadata(ALICE.node, b"\xee" * 32).call(bob.node).items())

@@ -5,10 +5,9 @@ from dataclasses import replace
 import pytest
 from coordinator.cases import ALICE, BOB, NOW, Clock, pulse
 
-from pier_coordinator.runs.registry import LEASE_SECONDS, Registry
+from pier_coordinator.runs.sites import LEASE_SECONDS, Registry
 from pier_coordinator.store.facts import event
-from pier_coordinator.store.refusals import Superseded, Unregistered
-from pier_coordinator.store.rows import SiteRow
+from pier_coordinator.store.sites import SiteRow, Superseded, Unregistered
 from pier_proto.v1.peer_pb2 import Phase
 
 SITE = SiteRow(ALICE.node, "lab-a", NOW, "invite", lease=b"one", gone=False)
