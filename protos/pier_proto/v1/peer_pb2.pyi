@@ -823,7 +823,7 @@ class Vote(_message.Message):
     digest: _builtins.bytes
     """of the staged state"""
     plan: _builtins.bytes
-    """hash of base, ballot, group and the state's members: rounds/certificate.py"""
+    """hash of base, ballot, group and the state's members: rounds/proofs.py"""
     prior_digest: _builtins.bytes
     """that it voted for there: two votes of which the later one does not know of the earlier"""
     @_builtins.property
