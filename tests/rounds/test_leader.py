@@ -10,10 +10,10 @@ from rounds.cases import ballot, ready, value, voter
 from simulation.statements import PlainStatements
 from simulation.virtual_time import run
 
+from pier_node.base.patience import Deadline
 from pier_node.base.tasks import Signal
-from pier_node.config.run import SITES
-from pier_node.outer.deadline import Deadline
-from pier_node.rounds.leader import BUSY, COMING, POLL, Leader, LeaderView
+from pier_node.rounds.deadline import COMING
+from pier_node.rounds.leader import BUSY, POLL, Leader, LeaderView
 from pier_node.wire.carrier import BadMessage
 from pier_proto.v1.peer_pb2 import Handover, Phase, Proposal, Ready, Signed
 
@@ -406,23 +406,5 @@ def test_a_new_round_starts_from_nothing() -> None:
         assert (await old).verdict == Proposal.VERDICT_BEHIND
         answers = await asyncio.gather(*(desk.ask(ready(node, 6)) for node in "abc"))
         assert (group(answers[0]), answers[0].round) == ("abc", 6)
-
-    at_desk(scene)
-
-
-def test_fresh_names_and_announcements_take_no_more_memory() -> None:
-    async def scene(desk: Desk) -> None:
-        desk.roll.names += ["b"]
-        desk.ask(ready("b", tokens=10))
-        await asyncio.sleep(1.0)
-        came = desk.leader._since["b"]
-        for number in range(2 * SITES):
-            for nonce in (b"1", b"2"):
-                announced = ready(f"s{number}", tokens=10)
-                announced.nonce = nonce
-                desk.ask(announced)
-        await asyncio.sleep(1.0)
-        assert len(desk.leader._since) <= SITES
-        assert desk.leader._since["b"] == came, "members keep their place"
 
     at_desk(scene)

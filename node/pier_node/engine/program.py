@@ -25,6 +25,7 @@ import numpy as np
 import numpy.typing as npt
 
 from pier_node.base.errors import PierError
+from pier_node.base.patience import Deadline
 from pier_node.base.processes import SocketFolder
 from pier_node.base.shared import SharedVector
 from pier_node.base.tasks import Hearing
@@ -60,7 +61,6 @@ from pier_node.engine.messages import (
 from pier_node.engine.moments import Moments, SharedMoments
 from pier_node.engine.process import Command, TrainingProcess
 from pier_node.engine.ranks import RankTable
-from pier_node.outer.deadline import Deadline
 from pier_node.outer.layout import Layout
 
 ATTACH_SECONDS = 600.0

@@ -16,10 +16,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import NoReturn
 
+from pier_node.base.patience import Backoff
 from pier_node.base.shared import SharedVector, Vector
 from pier_node.base.tasks import first_of
 from pier_node.gossip.standing import Standing
-from pier_node.outer.deadline import Backoff
 from pier_node.outer.state import ANCHOR, MOMENTUM, OuterState
 from pier_node.outer.update import Update
 from pier_node.rounds.catch_up import Arrival, Tries, Wanted, fetch_state

@@ -21,6 +21,7 @@ from typing import Protocol, TypeVar
 import numpy as np
 
 from pier_node.base.faults import NO_FAULTS, Faults
+from pier_node.base.patience import Backoff, Deadline
 from pier_node.base.shared import Vector
 from pier_node.base.tasks import Signal, first_of, run_to_end
 from pier_node.config.run import NolocoSection
@@ -29,7 +30,6 @@ from pier_node.gossip.rendezvous import Met, meeting_name
 from pier_node.gossip.standing import Chain, Standing
 from pier_node.outer.advance import advance_pair
 from pier_node.outer.codec import Codec
-from pier_node.outer.deadline import Backoff, Deadline
 from pier_node.outer.mean import Weighing
 from pier_node.outer.noloco import needs_anchors
 from pier_node.outer.state import OuterState, piece_hashes, state_digest

@@ -16,9 +16,9 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Self
 
+from pier_node.base.patience import Deadline
 from pier_node.base.tasks import Signal, first_of
 from pier_node.gossip.standing import Standing
-from pier_node.outer.deadline import Deadline
 from pier_node.outer.noloco import groups, partner
 from pier_node.rounds.leader import POLL
 from pier_node.wire.carrier import MEET, Carrier, PeerLost

@@ -15,11 +15,11 @@ from typing import Any, NoReturn, TypeVar
 import numpy as np
 
 from pier_node.base.faults import NO_FAULTS, Faults
+from pier_node.base.patience import Deadline
 from pier_node.base.shared import Vector
 from pier_node.base.tasks import Signal, first_of, run_to_end
 from pier_node.config.run import SITES
 from pier_node.outer.codec.interface import Codec, Plain
-from pier_node.outer.deadline import Deadline
 from pier_node.outer.mean import Mean, Weighing, weighted_mean
 from pier_node.outer.state import ANCHOR, OuterState, distance, l2_norm
 from pier_node.outer.update import Update, norm_limit

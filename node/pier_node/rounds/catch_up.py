@@ -34,10 +34,10 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 from pier_node.base.faults import Faults
+from pier_node.base.patience import Backoff
 from pier_node.base.shared import SharedVector
 from pier_node.base.tasks import cancel_and_wait
 from pier_node.base.units import age, amount, rate
-from pier_node.outer.deadline import Backoff
 from pier_node.outer.state import OuterState
 from pier_node.rounds.progress_checks import Trust
 from pier_node.rounds.roster import Roster

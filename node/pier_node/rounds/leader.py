@@ -1,4 +1,4 @@
-"""The leader's side of a round: collect announcements, decide when to stop waiting, and propose the group.
+"""The leader's side of a round: collect announcements until its deadline (deadline.py), and propose the group.
 
 Every node can lead; of the live participants, the one with the lowest id does. The leader shows members the
 announcements, and each member repeats all of its decisions (proposal.py).
@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 
-from pier_node.config.run import SITES
-from pier_node.outer.deadline import Deadline
+from pier_node.base.patience import Deadline
 from pier_node.outer.mean import split
+from pier_node.rounds.deadline import RoundDeadline
 from pier_node.rounds.double_votes import refutes
 from pier_node.rounds.proposal import Announcement, voters_of, votes_of
 from pier_node.rounds.quorum import (
@@ -29,14 +29,11 @@ from pier_node.rounds.quorum import (
 )
 from pier_node.rounds.roster import Roster
 from pier_node.rounds.statements import Statements
-from pier_node.rounds.suspects import Suspects
 from pier_node.wire.carrier import BadMessage
 from pier_proto.v1.peer_pb2 import Handover, Proposal, Ready, Share, Signed, Vote
 
 POLL = 10.0
 """Seconds for which a question is held open before the member asks again."""
-COMING = 10.0
-"""Seconds within which a site that says it waits for a round has reached its leader."""
 UNREMARKABLE = 5.0
 """Seconds for which something may be missing before the log says so."""
 BUSY = "most of the last round's members are still training"
@@ -91,15 +88,12 @@ class Leader:
         self._node, self._roster = roster.node, roster
         self._statements = statements
         self._view = view
-        self._patience = patience
+        self._deadline = RoundDeadline(roster, patience)
         self._arrivals: dict[str, Arrival] = {}
         self._round = 0
         self._last = Proposal()
         self._answered: dict[str, bytes] = {}
         self._told = ""
-        self._since: dict[str, tuple[bytes, float]] = {}
-        self._absent: set[str] = set()
-        self._tardy = Suspects()
 
     async def gather(self, sender: str, signed: Signed) -> Proposal:
         """Answer a member that is ready, once there is an answer."""
@@ -107,7 +101,7 @@ class Leader:
         ready, view = announced.ready, self._view()
         if ready.node != sender:
             raise BadMessage(f"an announcement in the name of {ready.node}")
-        self._absent.discard(sender)
+        self._deadline.heard(sender)
         if refusal := self._refuse(ready, self._abreast()):
             return refusal
         if ready.base != view.digest:
@@ -145,25 +139,15 @@ class Leader:
         return None if better == self._node else _not_leader(ready, better, "another site leads this round")
 
     def _admit(self, announced: Announcement, signed: Signed) -> Arrival:
-        ready, now = announced.ready, asyncio.get_running_loop().time()
+        ready = announced.ready
         if ready.round != self._round:
-            self._round, self._arrivals, self._since = ready.round, {}, {}
-        at = self._first_came(ready, now)
+            self._round, self._arrivals = ready.round, {}
+            self._deadline.begin()
+        at = self._deadline.arrived(ready, self._view().base)
         answer = asyncio.get_running_loop().create_future()
         arrival = self._arrivals[ready.node] = Arrival(announced, signed, at, answer)
         self._roster.changed.notify()
         return arrival
-
-    def _first_came(self, ready: Ready, now: float) -> float:
-        """When this announcement first arrived: a member keeps asking with the same one."""
-        nonce, at = self._since.pop(ready.node, (b"", now))
-        if len(self._since) >= SITES:
-            base = self._view().base
-            strangers = (node for node in self._since if node not in base)
-            del self._since[next(strangers, next(iter(self._since)))]
-        at = at if nonce == ready.nonce else now
-        self._since[ready.node] = ready.nonce, at
-        return at
 
     def _send_on(self) -> None:
         """Answer members that have come to the wrong leader, by what is known now."""
@@ -191,42 +175,14 @@ class Leader:
         waited = now - min(arrival.at for arrival in self._arrivals.values())
         if problem := self._lacking(group, view):
             return self._tell(problem, waited)
-        if (left := max(self._patience_left(readies, waited), self._introductions_left(group, waited))) > 0:
+        left = self._deadline.left(readies, waited, view.base, self._abreast())
+        if (left := max(left, self._deadline.introductions_left(group, waited))) > 0:
             return left
         self._propose(group, readies, view)
         return None
 
     def _voters(self, nodes: Collection[str]) -> frozenset[str]:
         return voters_of({node: self._arrivals[node].announced for node in nodes}, self._view().base)
-
-    def _patience_left(self, readies: Mapping[str, Ready], waited: float) -> float:
-        """Seconds to wait for members that may still arrive.
-
-        A site that says it is waiting but does not arrive is waited for once: not again until it trains or arrives. If
-        that happens round after round, it is not waited for at all for a while, and that while grows. A site that was
-        not a member of the last round is never waited for longer than COMING, whatever it says.
-        """
-        suspects = {node for ready in readies.values() for node in ready.suspects}
-        awaited = set(self._abreast()) - suspects - set(readies) - self._tardy.left_out()
-        idle = {node for node in awaited | self._absent if self._roster.waits(node)}
-        self._absent &= idle
-        awaited -= self._absent
-        strangers = awaited - {*self._view().base}
-        patience = self._patience.seconds() if awaited - idle - strangers else min(self._patience.seconds(), COMING)
-        if awaited and waited < patience:
-            return patience - waited
-        self._absent |= awaited & idle
-        for node in awaited & (idle | strangers):
-            self._tardy.add(node, self._round)
-        return 0.0
-
-    def _introductions_left(self, group: frozenset[str], waited: float) -> float:
-        """Seconds to wait for members that this site has not met yet: their next beat says where they are reached.
-
-        A leader that has just been started again would drop them from the round, which would then rest on fewer votes.
-        """
-        met = {self._node, *self._roster.contacts}
-        return 0.0 if group <= met else COMING - waited
 
     def _lacking(self, group: frozenset[str], view: LeaderView) -> str:
         """Why this group cannot start, in words; empty if it can."""
@@ -262,7 +218,6 @@ class Leader:
             proposal.adopt.CopyFrom(decision.value)
             proposal.holders.extend(decision.holders)
         self._last, self._answered = proposal, {node: readies[node].nonce for node in group}
-        self._tardy.forgive(group)
         self._answer(group, proposal)
 
     def _bandwidths(self, readies: Sequence[Ready], view: LeaderView) -> list[float]:
@@ -274,8 +229,8 @@ class Leader:
         excluded = Proposal(
             verdict=Proposal.VERDICT_EXCLUDED, round=self._round, reason="other members could not reach or trust it"
         )
+        self._deadline.closed(group, [arrival.at - first for arrival in self._arrivals.values()])
         for node, arrival in self._arrivals.items():
-            self._patience.saw(arrival.at - first)
             if not arrival.answer.done():
                 arrival.answer.set_result(proposal if node in group else excluded)
         self._arrivals = {}

@@ -13,8 +13,8 @@ import math
 import secrets
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 
+from pier_node.base.patience import Backoff, Deadline
 from pier_node.base.tasks import first_of, run_to_end
-from pier_node.outer.deadline import Backoff, Deadline
 from pier_node.outer.state import OuterState
 from pier_node.outer.times import Times
 from pier_node.outer.update import Update

@@ -18,10 +18,10 @@ from collections.abc import Callable, Iterable
 from contextlib import suppress
 from dataclasses import dataclass, field
 
+from pier_node.base.patience import Deadline
 from pier_node.base.tasks import Signal, cancel_and_wait
 from pier_node.config.run import SITES
 from pier_node.identity.node import Signer
-from pier_node.outer.deadline import Deadline
 from pier_node.wire.carrier import BEAT, Carrier, PeerLost
 from pier_proto.v1.peer_pb2 import Phase, Pulse, Site
 

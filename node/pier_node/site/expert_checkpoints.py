@@ -17,10 +17,10 @@ from io import BufferedReader
 from pathlib import Path
 from typing import Protocol
 
+from pier_node.base.patience import Backoff
 from pier_node.base.tasks import cancel_and_wait
 from pier_node.experts.job import ExpertJob
 from pier_node.experts.resume import FILE, Kept, check, most_bytes
-from pier_node.outer.deadline import Backoff
 from pier_node.site.coordinator.expert_messages import kept as kept_of
 from pier_node.site.coordinator.expert_messages import note_record
 from pier_node.site.coordinator.link import NoLease, Refused, Unreachable

@@ -20,12 +20,12 @@ from pathlib import Path
 
 from pier_node.base.address import parse_address
 from pier_node.base.errors import PierError
+from pier_node.base.patience import Attempts
 from pier_node.config.presets import DATA, RUN_TOML
 from pier_node.config.run import RunConfig, config_changes, from_canonical, load
 from pier_node.identity.certificates import Credentials, credentials
 from pier_node.identity.invite import Invite
 from pier_node.identity.node import TOKEN_VARIABLE, Identity, Token
-from pier_node.outer.deadline import Attempts
 from pier_node.rounds.double_votes import CONVICTED_FILE, Convicted
 from pier_node.rounds.folder import EVENTS_FILE, RUN_FILE, SITE_FILE, SiteRecord, load_run, save_run
 from pier_node.rounds.proofs import EARLIER_FILE, PROOFS_FILE

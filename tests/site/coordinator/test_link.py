@@ -11,9 +11,9 @@ from coordinator.cases import ALICE, BOB, CONFIG, OWN, TOKEN, Running, pulse, re
 
 from pier_coordinator.store.sites import InviteRow
 from pier_node.base.errors import PierError
+from pier_node.base.patience import Backoff
 from pier_node.identity.certificates import credentials, node_id_of_certificate
 from pier_node.identity.invite import Invite
-from pier_node.outer.deadline import Backoff
 from pier_node.site.coordinator import link
 from pier_node.site.coordinator.link import Enrolment, Link, NoLease, Refused, Unreachable, enrol, enrol_patiently
 from pier_proto.v1.coordinator_pb2 import HeartbeatRequest, WatchRequest
@@ -142,7 +142,7 @@ async def test_an_invite_that_the_coordinator_never_made(tmp_path: Path) -> None
 
 async def test_a_coordinator_that_stays_away_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(link, "PATIENCE", 0.0)
-    monkeypatch.setattr("pier_node.outer.deadline.Backoff", lambda **_: Backoff(first=0.0))
+    monkeypatch.setattr("pier_node.base.patience.Backoff", lambda **_: Backoff(first=0.0))
     with pytest.raises(PierError, match=r"the coordinator does not answer: 127\.0\.0\.1:1: Connection refused"):
         await enrol_patiently("127.0.0.1:1", Invite.new(OWN.key.public_key()), ALICE, "lab-a")
 

@@ -22,10 +22,10 @@ from typing import TYPE_CHECKING, Protocol
 
 from pier_node import __version__
 from pier_node.base.errors import PierError
+from pier_node.base.patience import Backoff
 from pier_node.base.tasks import cancel_and_wait
 from pier_node.base.units import amount
 from pier_node.experts.resume import Kept
-from pier_node.outer.deadline import Backoff
 from pier_node.rounds.folder import SiteRecord
 from pier_node.rounds.revocations import REVOKED, Revoked
 from pier_node.rounds.roster import Roster

@@ -24,13 +24,13 @@ from google.protobuf.message import DecodeError, Message
 
 from pier_node.base import durable
 from pier_node.base.errors import PierError
+from pier_node.base.patience import Attempts
 from pier_node.config.run import RunConfig, from_canonical
 from pier_node.identity import tls
 from pier_node.identity.certificates import Credentials, check_issued
 from pier_node.identity.invite import Invite, pin
 from pier_node.identity.node import Identity, key_pem, node_id
 from pier_node.identity.tls import certificate_at
-from pier_node.outer.deadline import Attempts
 from pier_node.wire.carrier import PROTOCOL
 from pier_node.wire.grpc.options import CHANNEL_OPTIONS, NO_PROBES
 from pier_node.wire.grpc.reasons import Circumstances, lost

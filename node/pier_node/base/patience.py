@@ -1,7 +1,7 @@
-"""Deadlines learned from past waits: median + k·MAD, never only a constant; and pauses between attempts.
+"""How long to wait: limits learned from past waits, median + k·MAD, never only a constant; and pauses between attempts.
 
 MAD is the median absolute deviation; a quarter of the samples can be outliers without moving either value by much.
-rounds/leader.py decides with it how long a round waits for members.
+rounds/deadline.py decides with it how long a round waits for members.
 """
 
 from __future__ import annotations

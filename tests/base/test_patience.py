@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from simulation.virtual_time import run
 
-from pier_node.outer.deadline import FEW, MEMORY, SPREAD, Attempts, Backoff, Deadline
+from pier_node.base.patience import FEW, MEMORY, SPREAD, Attempts, Backoff, Deadline
 
 WAITS = st.lists(st.floats(0, 1e4), min_size=FEW, max_size=MEMORY)
 
