@@ -6,12 +6,11 @@ import asyncio
 import logging
 import math
 import shlex
-from collections.abc import Coroutine, Sequence
+from collections.abc import Coroutine
 from contextlib import AsyncExitStack
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
-from pier_node.base.shared import Vector
 from pier_node.base.units import count
 from pier_node.engine.messages import Logged
 from pier_node.engine.metrics import newest
@@ -22,30 +21,19 @@ from pier_node.outer.advance import get_ready
 from pier_node.outer.layout import Layout
 from pier_node.outer.state import ANCHOR, OuterState
 from pier_node.rounds.progress import Progress
-from pier_node.rounds.proofs import alone
-from pier_node.rounds.state_store import CHECKPOINTS, Checkpoint, StateStore
+from pier_node.rounds.state_store import Checkpoint
 from pier_node.site.agreement import Agreement, InPairs, OfAll, Peers
-from pier_node.site.bootstrap import beginning, from_pairs, from_peers
 from pier_node.site.membership import Joined, pairs_of_two, rounds_of_all
 from pier_node.site.report import Status, note
+from pier_node.site.resume import Stores, resume
 from pier_node.site.round_log import RoundLog, tell_start
 from pier_node.site.trackers import Trackers, Who
 from pier_node.site.training import Training
 from pier_node.trainer.command import own_trainer
 from pier_node.wire.states import StateServer
-from pier_proto.v1.peer_pb2 import Link, Phase
-
-STATES = "states"
-"""Folder of the committed states that other sites rely on."""
+from pier_proto.v1.peer_pb2 import Phase
 
 log = logging.getLogger(__name__)
-
-
-class Stores(NamedTuple):
-    """A replica's committed states and its checkpoints, on disk."""
-
-    states: StateStore
-    checkpoints: StateStore
 
 
 class Replica:
@@ -190,17 +178,8 @@ async def prepare(joined: Joined, program: Program | None, stack: AsyncExitStack
     if program:
         await starting  # a founder begins with its weights
     await asyncio.to_thread(get_ready, config)
-    states = StateStore(folder / STATES, config.hash())
-    stores = Stores(states, StateStore(folder / CHECKPOINTS, config.hash(), shares=states))
-    await joined.roster.settled()
-    checkpoint = await asyncio.to_thread(stores.checkpoints.newest)
-    how = "Resuming" if checkpoint else "Starting"
-    if checkpoint is None:
-        checkpoint = await _first(joined, layout, states, program)
-        await asyncio.to_thread(states.keep, checkpoint.state)
-    state = await asyncio.to_thread(states.after, checkpoint.state.round) or checkpoint.state
-    joined.roster.keep(state.members)
-    await asyncio.to_thread(lambda: (state.digest, state.norm))
+    stores = Stores.of(folder, config)
+    checkpoint, state, how = await resume(joined, layout, stores, program)
     replica = Replica(joined, trainer, stores, trackers, layout, state)
     await replica.begin(stack, checkpoint)
     await starting
@@ -218,36 +197,3 @@ def _log(progress: Progress, trackers: Trackers, logged: Logged) -> None:
     """Take note of metrics of the program's own."""
     progress.metrics = newest(progress.metrics, logged.metrics)
     trackers.logged(logged.metrics, logged.step)
-
-
-async def _first(joined: Joined, layout: Layout, states: StateStore, program: Program | None) -> Checkpoint:
-    """The first checkpoint of a site that has none on disk."""
-    kept = await asyncio.to_thread(states.after, -1)
-    if kept:
-        return Checkpoint(kept)
-    config, carrier = joined.config, joined.carrier
-    proof: Sequence[Link]
-    if joined.record.founder:
-        weights = program.outbox.array if program else await asyncio.to_thread(_given_weights, joined)
-        checkpoint = await asyncio.to_thread(beginning, config, layout, carrier.node, weights)
-        proof = [alone(checkpoint.state, b"", joined.statements)]
-    else:
-        joined.progress.phase = Phase.PHASE_CATCHING_UP
-        if config.outer.algorithm == "noloco":
-            return await from_pairs(config, layout.length, carrier, joined.standing)
-        checkpoint, proof = await from_peers(config, layout.length, carrier, joined.roster, joined.first_trust)
-    await asyncio.to_thread(joined.proofs.add, proof)
-    return checkpoint
-
-
-def _given_weights(joined: Joined) -> Vector | None:
-    """The weights to found a run from, if they are not those of its seed. Raises PierError."""
-    folder = joined.settings.weights
-    if folder is None:
-        return None
-    from pier_node.trainer.model.export import import_weights  # with torch, which the daemon otherwise avoids
-
-    _, flat = import_weights(folder)
-    joined.say(f"The run starts from the weights in {folder}.")
-    weights: Vector = flat.numpy()
-    return weights
