@@ -12,8 +12,7 @@ import numpy as np
 
 from pier_node.base.shared import Vector
 from pier_node.outer.codec import Codec, of_means
-from pier_node.outer.mean import relative_weights, weighted_mean
-from pier_node.outer.update import Update
+from pier_node.outer.mean import Update, relative_weights, weighted_mean
 from pier_node.rounds.reduce import CHUNK
 
 

@@ -30,11 +30,10 @@ from pier_node.config.run import ModelSection, RunConfig
 from pier_node.outer.codec import codec
 from pier_node.outer.inner_optimizer import Moments, take_step
 from pier_node.outer.layout import Layout
-from pier_node.outer.mean import relative_weights, weighted_mean
+from pier_node.outer.mean import Update, relative_weights, weighted_mean
 from pier_node.outer.noloco import groups, needs_anchors, noloco_step
 from pier_node.outer.pier import accumulate, outer_step, pseudo_gradient
 from pier_node.outer.schedule import Kind, RoundPlan, round_plan, total_rounds
-from pier_node.outer.update import Update
 from pier_node.site.error_feedback import UnsentUpdate
 from pier_node.trainer.data.corpus import Batch, Windows, open_corpus
 from pier_node.trainer.data.sources import FAMILIES

@@ -7,7 +7,7 @@ from simulation.virtual_time import run
 
 from bench.exchange import exchanged
 from pier_node.outer.codec import CODECS
-from pier_node.outer.update import Update
+from pier_node.outer.mean import Update
 
 
 @pytest.mark.parametrize("name", CODECS)

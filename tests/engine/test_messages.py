@@ -9,8 +9,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pier_node.base.errors import PierError
-from pier_node.engine.messages import LINE_LIMIT, Evaluated, Failed, Logged, Message, Progress, decode, encode
-from pier_node.engine.metrics import NAME, WORDS
+from pier_node.engine.messages import (
+    LINE_LIMIT,
+    NAME,
+    WORDS,
+    Evaluated,
+    Failed,
+    Logged,
+    Message,
+    Progress,
+    decode,
+    encode,
+)
 
 NAMES = st.from_regex(NAME, fullmatch=True).filter(lambda name: not name.endswith("\n"))
 METRICS = st.dictionaries(NAMES, st.floats(allow_nan=False, allow_infinity=False) | st.text(max_size=WORDS), max_size=8)

@@ -19,9 +19,9 @@ from pier_node.gossip.pair_commit import PairTools, Records
 from pier_node.gossip.pairs import Pairs
 from pier_node.gossip.standing import Standing
 from pier_node.outer.codec.interface import Plain
+from pier_node.outer.mean import Update
 from pier_node.outer.noloco import PairRun
 from pier_node.outer.state import OuterState
-from pier_node.outer.update import Update
 from pier_node.rounds.roster import Roster
 from pier_proto.v1.peer_pb2 import Phase, Pulse, Site
 

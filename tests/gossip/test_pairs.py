@@ -17,10 +17,9 @@ from pier_node.base.errors import PierError
 from pier_node.config.run import SITES, NolocoSection
 from pier_node.gossip.pairs import STALE
 from pier_node.outer.advance import advance_pair
-from pier_node.outer.mean import LIMIT
+from pier_node.outer.mean import LIMIT, Update
 from pier_node.outer.noloco import groups, partner
 from pier_node.outer.state import OuterState
-from pier_node.outer.update import Update
 from pier_node.wire.carrier import Chunk, PeerRefused, Stage
 
 

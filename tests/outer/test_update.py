@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 from rounds.cases import config, fp32
 
 from pier_node.base.errors import PierError
+from pier_node.outer.mean import NORM_LIMIT, Update, norm_limit, worth_sending
 from pier_node.outer.schedule import round_plan
 from pier_node.outer.state import l2_norm
-from pier_node.outer.update import NORM_LIMIT, Update, norm_limit, worth_sending
 
 SOLO, LOCAL = (round_plan(config(inner={"total_steps": 40}, inner_steps=4), number) for number in (1, 2))
 

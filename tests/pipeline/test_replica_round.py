@@ -19,9 +19,9 @@ from pier_node.base.shared import Vector
 from pier_node.config.run import RunConfig
 from pier_node.outer.inner_optimizer import step_vectors
 from pier_node.outer.layout import Layout
+from pier_node.outer.mean import Update
 from pier_node.outer.schedule import lr_at, momentum_at, total_rounds
 from pier_node.outer.state import ANCHOR, MOMENTUM, OuterState
-from pier_node.outer.update import Update
 from pier_node.pipeline import vote_state
 from pier_node.pipeline.iteration_plan import Plan
 from pier_node.pipeline.stage import Stage, gather, scatter, stage_blocks, stage_layout

@@ -12,10 +12,9 @@ from hypothesis import strategies as st
 from pipeline.cases import config, iteration_plan
 
 from pier_node.config.run import RunConfig
-from pier_node.outer.mean import weighted_mean
+from pier_node.outer.mean import Update, norm_limit, weighted_mean
 from pier_node.outer.schedule import total_rounds
 from pier_node.outer.state import OuterState
-from pier_node.outer.update import Update, norm_limit
 from pier_node.pipeline import vote_state
 from pier_node.pipeline.iteration_plan import Plan
 from pier_node.pipeline.vote_state import Turn, VoteState, turn_of

@@ -17,9 +17,9 @@ from pier_node.identity.certificates import credentials
 from pier_node.identity.node import Identity, Signer
 from pier_node.outer.advance import advance
 from pier_node.outer.layout import Layout
+from pier_node.outer.mean import Update
 from pier_node.outer.schedule import round_plan
 from pier_node.outer.state import ANCHOR, MOMENTUM, OuterState
-from pier_node.outer.update import Update
 from pier_node.rounds.attempt import Advance, Tools
 from pier_node.rounds.catch_up import Wanted, fetch_state
 from pier_node.rounds.double_votes import Convicted

@@ -14,7 +14,7 @@ from processes.rogue import Lie, Rogue, astray
 from processes.run import ENDLESS, Found, Run
 from processes.site import Site
 
-from pier_node.outer.update import Update
+from pier_node.outer.mean import Update
 from pier_node.rounds.double_votes import VOTED_TWICE
 from pier_node.rounds.roster import HEARSAY_PER_PEER
 

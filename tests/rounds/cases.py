@@ -15,8 +15,8 @@ from pier_node.base.faults import NO_FAULTS, Faults
 from pier_node.base.shared import SharedVector, Vector
 from pier_node.base.tasks import Signal
 from pier_node.config.run import RunConfig
+from pier_node.outer.mean import Update
 from pier_node.outer.state import ANCHOR, MOMENTUM, OuterState
-from pier_node.outer.update import Update
 from pier_node.rounds.attempt import Tools
 from pier_node.rounds.commitments import Cast, Commitments
 from pier_node.rounds.member import Rounds

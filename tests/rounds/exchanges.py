@@ -12,8 +12,7 @@ from simulation.network import Network
 
 from pier_node.base.shared import Vector
 from pier_node.outer.codec import codec as codec_of
-from pier_node.outer.mean import split, trimmed_mean, weighted_mean
-from pier_node.outer.update import Update
+from pier_node.outer.mean import Update, split, trimmed_mean, weighted_mean
 from pier_node.rounds.reduce import Plan, Reduction
 from pier_node.rounds.suspects import Suspicion
 from pier_node.wire.carrier import Chunk

@@ -24,8 +24,7 @@ from itertools import chain, combinations
 from typing import Generic, NamedTuple, TypeVar
 
 from pier_node.rounds.commitments import NO_BALLOT, BallotName, Cast, Commitments, as_ballot
-from pier_node.rounds.quorum import Adopt, Blocked, Fresh, choose_value, has_quorum
-from pier_node.rounds.statements import carried
+from pier_node.rounds.quorum import Adopt, Blocked, Fresh, carried, choose_value, has_quorum
 from pier_proto.v1.peer_pb2 import Handover, Ready
 
 T = TypeVar("T", bound=Hashable)

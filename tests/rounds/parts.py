@@ -14,8 +14,8 @@ from simulation.statements import PlainStatements
 from simulation.virtual_time import run
 
 from pier_node.base.faults import Faults
+from pier_node.outer.mean import Update
 from pier_node.outer.state import OuterState
-from pier_node.outer.update import Update
 from pier_node.rounds.attempt import Attempt
 from pier_node.rounds.commitments import Cast
 from pier_node.rounds.suspects import Suspicion

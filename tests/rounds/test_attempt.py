@@ -12,8 +12,8 @@ from simulation.statements import PlainStatements
 from simulation.virtual_time import run
 
 from pier_node.config.run import SITES
+from pier_node.outer.mean import Update
 from pier_node.outer.state import MOMENTUM, OuterState
-from pier_node.outer.update import Update
 from pier_node.rounds.attempt import TELLS, Attempt, VoteBook, check_finite
 from pier_node.rounds.commitments import Cast
 from pier_node.rounds.proofs import Trusted, follow

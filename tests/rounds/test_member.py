@@ -24,11 +24,11 @@ from simulation.network import Network
 from simulation.virtual_time import run
 
 from pier_node.base.faults import Faults
+from pier_node.outer.mean import Update
 from pier_node.outer.state import OuterState
-from pier_node.outer.update import Update
 from pier_node.rounds.commitments import Cast, as_ballot
 from pier_node.rounds.leader import POLL
-from pier_node.rounds.progress_checks import ProgressChecks
+from pier_node.rounds.proofs import ProgressChecks
 from pier_node.rounds.suspects import EXPIRY, STANDSTILL, Behind
 from pier_node.wire.carrier import BEAT, VOTE
 from pier_proto.v1.peer_pb2 import Ack, Phase, Proposal, Signed

@@ -13,8 +13,7 @@ from simulation.statements import PlainStatements
 from simulation.virtual_time import run
 
 from pier_node.base.errors import PierError
-from pier_node.rounds.progress_checks import FIRST_PAUSE, LAST_PAUSE, LOOK, TIMEOUT, Trust
-from pier_node.rounds.proofs import Trusted
+from pier_node.rounds.proofs import FIRST_PAUSE, LAST_PAUSE, LOOK, TIMEOUT, Trust, Trusted
 from pier_node.wire.carrier import DESCRIBE, BadMessage
 from pier_proto.v1.peer_pb2 import Link, Manifest
 

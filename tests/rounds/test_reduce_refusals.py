@@ -14,7 +14,7 @@ from simulation.virtual_time import run
 
 from pier_node.base.shared import Vector
 from pier_node.outer.codec import codec
-from pier_node.outer.update import Update
+from pier_node.outer.mean import Update
 from pier_node.rounds.reduce import Plan, Reduction
 from pier_node.rounds.suspects import Suspicion
 from pier_node.wire.carrier import BadMessage, Chunk

@@ -14,8 +14,8 @@ from simulation.cluster import Cluster, Node
 from pier_node.base.shared import Vector
 from pier_node.config.run import RunConfig
 from pier_node.gossip.pairs import Pairs
+from pier_node.outer.mean import Update
 from pier_node.outer.state import OuterState
-from pier_node.outer.update import Update
 
 
 @dataclass

@@ -15,9 +15,9 @@ from simulation.virtual_time import run
 from pier_node.base.shared import SharedVector
 from pier_node.base.tasks import Signal
 from pier_node.config.run import RunConfig
+from pier_node.outer.mean import Update
 from pier_node.outer.state import OuterState
 from pier_node.outer.times import Times
-from pier_node.outer.update import Update
 from pier_node.rounds.progress import Progress
 from pier_node.rounds.state_store import Checkpoint
 from pier_node.site.agreement import OfAll, Peers

@@ -17,9 +17,9 @@ from simulation.virtual_time import run
 from pier_node.config.run import RunConfig
 from pier_node.gossip.standing import Standing
 from pier_node.outer.advance import advance_pair
+from pier_node.outer.mean import Update
 from pier_node.outer.state import OuterState
 from pier_node.outer.times import Times
-from pier_node.outer.update import Update
 from pier_node.rounds.catch_up import Fetched
 from pier_node.rounds.progress import Progress
 from pier_node.rounds.state_store import Checkpoint

@@ -19,8 +19,8 @@ from pier_node.outer.state import ANCHOR, MOMENTUM, OuterState
 from pier_node.rounds.attempt import Tools
 from pier_node.rounds.commitments import Gift
 from pier_node.rounds.member import Rounds
+from pier_node.rounds.quorum import carried
 from pier_node.rounds.roster import Roster
-from pier_node.rounds.statements import carried
 from pier_node.site.journal import Journal
 from pier_node.site.shutdown import Leave
 from pier_node.wire.carrier import LEAVE, PeerRefused

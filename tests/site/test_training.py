@@ -17,8 +17,8 @@ from simulation.virtual_time import run
 
 from pier_node.base.errors import PierError
 from pier_node.config.run import RunConfig
+from pier_node.outer.mean import Update
 from pier_node.outer.state import ADAM_M, ADAM_V, OuterState
-from pier_node.outer.update import Update
 from pier_node.rounds.catch_up import Fetched, Tries, Wanted
 from pier_node.rounds.state_store import Checkpoint
 from pier_node.rounds.suspects import Behind

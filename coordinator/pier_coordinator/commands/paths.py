@@ -22,11 +22,11 @@ from pier_node.base.errors import PierError
 from pier_node.base.units import UNKNOWN, amount, percent, rate, seconds, several
 from pier_node.config.run import PipelineSection, RunConfig
 from pier_node.pipeline.activation_codec import Formats
+from pier_node.pipeline.planner import posed
 from pier_node.pipeline.planning.gantt import gantt_svg
 from pier_node.pipeline.planning.plan import plan_to_dict
 from pier_node.pipeline.planning.policies import Outcome, Policy, plan_paths
 from pier_node.pipeline.planning.problem import Problem, problem_from_json
-from pier_node.pipeline.problem import posed
 from pier_proto.v1.peer_pb2 import Place
 
 MOST_LINES = 24

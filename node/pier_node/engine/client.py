@@ -37,10 +37,10 @@ from pier_node.engine.messages import (
     Publishing,
     Ready,
     Train,
+    Waiting,
     decode,
     encode,
 )
-from pier_node.engine.metrics import Waiting
 from pier_node.engine.ranks import COLUMNS, STEPS, enter
 
 if TYPE_CHECKING:  # it loads DTensor, which Pier's own trainer does without

@@ -17,8 +17,8 @@ import numpy as np
 from pier_node.base.faults import NO_FAULTS, Faults
 from pier_node.base.shared import SharedVector
 from pier_node.gossip.standing import Standing
+from pier_node.outer.mean import norm_limit
 from pier_node.outer.state import PIECE, OuterState
-from pier_node.outer.update import norm_limit
 from pier_node.rounds.catch_up import Arrival, Tries, Wanted, fetch_state, persist
 from pier_node.wire.carrier import Carrier, PeerLost
 

@@ -25,8 +25,8 @@ from pier_node.base.faults import NO_FAULTS, Faults
 from pier_node.base.shared import Buffer, Vector
 from pier_node.base.tasks import cancel_and_wait, first_of
 from pier_node.outer.codec import BadCode, Codec
+from pier_node.outer.mean import norm_limit
 from pier_node.outer.state import OuterState
-from pier_node.outer.update import norm_limit
 from pier_node.rounds.reduce import CHUNK, NO_DATA, Meter, send
 from pier_node.rounds.roster import Roster
 from pier_node.rounds.suspects import Suspicion

@@ -20,8 +20,8 @@ from pier_node.base.patience import Backoff
 from pier_node.base.shared import SharedVector, Vector
 from pier_node.base.tasks import first_of
 from pier_node.gossip.standing import Standing
+from pier_node.outer.mean import Update
 from pier_node.outer.state import ANCHOR, MOMENTUM, OuterState
-from pier_node.outer.update import Update
 from pier_node.rounds.catch_up import Arrival, Tries, Wanted, fetch_state
 from pier_node.rounds.member import Rounds
 from pier_node.rounds.proofs import Trusted, follow

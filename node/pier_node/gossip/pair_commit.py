@@ -30,10 +30,9 @@ from pier_node.gossip.rendezvous import Met, meeting_name
 from pier_node.gossip.standing import Chain, Standing
 from pier_node.outer.advance import advance_pair
 from pier_node.outer.codec import Codec
-from pier_node.outer.mean import Weighing
+from pier_node.outer.mean import Update, Weighing, norm_limit
 from pier_node.outer.noloco import needs_anchors
 from pier_node.outer.state import OuterState, piece_hashes, state_digest
-from pier_node.outer.update import Update, norm_limit
 from pier_node.rounds.attempt import check_finite
 from pier_node.rounds.reduce import CHUNK
 from pier_node.rounds.roster import Roster

@@ -26,10 +26,10 @@ from pier_node.gossip.pair_commit import Doubt, Outcome, PairCommit, PairTools
 from pier_node.gossip.rendezvous import Met, Rendezvous
 from pier_node.gossip.standing import Chain
 from pier_node.outer.advance import advance_pair
+from pier_node.outer.mean import Update
 from pier_node.outer.noloco import PairRun, needs_anchors
 from pier_node.outer.state import OuterState
 from pier_node.outer.times import Times
-from pier_node.outer.update import Update
 from pier_node.rounds.attempt import Advance, check_finite, heard_of
 from pier_node.rounds.suspects import Suspicion
 from pier_node.wire.carrier import SETTLE, BadMessage, Chunk, PeerLost

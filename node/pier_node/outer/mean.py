@@ -1,9 +1,10 @@
-"""How the updates of a round become one: the weight of each member, clipping, the mean, and the shards of it. Pure.
+"""How the updates of a round become one: what a site brings, its weight, clipping, the mean, and the shards of it.
 
-Weights are the tokens that a member trained on since its last round. They are claims, since no site sees another one
-train. Every member bounds a claim by what all members know: the steps, batch size and sequence length of the run so
-far, the tokens that the ledger already counts, and the claims of the others in the round. No claim is refused, since
-that would let a liar stop rounds: an excessive claim counts for less.
+A site checks its own update first, and drops one that the others would refuse. Weights are the tokens that a member
+trained on since its last round. They are claims, since no site sees another one train. Every member bounds a claim by
+what all members know: the steps, batch size and sequence length of the run so far, the tokens that the ledger already
+counts, and the claims of the others in the round. No claim is refused, since that would let a liar stop rounds: an
+excessive claim counts for less.
 
 Clipping limits how far one member can move the model in a round, by shortening updates much longer than usual. The
 usual norm is the median of the members' norms. Each member counts with its tokens, but with at most the median of the
@@ -31,16 +32,20 @@ the same. Compare hivemind's load balancing, which solves the same problem as a 
 
 from __future__ import annotations
 
+import logging
 import math
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import pairwise
 
 import numpy as np
 
+from pier_node.base.errors import PierError
 from pier_node.base.shared import Vector
 from pier_node.config.run import SITES, RunConfig
-from pier_node.outer.schedule import Kind, entry, round_plan, start_steps
+from pier_node.outer.schedule import Kind, RoundPlan, entry, round_plan, start_steps
+from pier_node.outer.state import l2_norm
 
 LIMIT = 2**53 - 1
 """Most tokens of a site that a ledger counts: a manifest cannot hold more (wire/rules.py)."""
@@ -241,3 +246,50 @@ def longest_mean(norms: Sequence[float], tokens: Sequence[int], whole: int) -> f
     """Largest L2 norm that a mean of the clipped updates can have, weighted or trimmed."""
     longest = max(longest_updates(norms, tokens, whole), default=0.0)
     return longest * math.sqrt(np.count_nonzero(tokens))
+
+
+NORM_LIMIT = 100.0
+"""Limit on the norm of an update, as a multiple of the norm of the model."""
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Update:
+    """A vector of the length that the round syncs, with its weight in tokens.
+
+    Attributes:
+        error: receives what a lossy codec drops of the vector, same shape; None with a lossless codec.
+    """
+
+    vector: Vector
+    tokens: int
+    error: Vector | None = None
+
+    @cached_property
+    def norm(self) -> float:
+        """L2 norm of what is sent; 0 for an update without tokens, which is not sent."""
+        return l2_norm(self.vector) if self.tokens else 0.0
+
+
+def norm_limit(norm: float) -> float:
+    """The largest L2 norm of an update to the round that follows an anchor of this norm."""
+    return NORM_LIMIT * max(1.0, norm)
+
+
+def worth_sending(plan: RoundPlan, update: Update, anchor: Vector) -> Update:
+    """The update, or an empty one (which is logged) if training diverged.
+
+    Raises:
+        PierError: training diverged in a solo start, where no other site has an update either.
+    """
+    norm, limit = update.norm, norm_limit(l2_norm(anchor))
+    if plan.kind is Kind.SOLO and not math.isfinite(norm):
+        raise PierError(
+            f"round {plan.round}: training diverged: the weights are not finite any more",
+            "Found a new run with a lower inner.lr; this one's last checkpoint is as it was.",
+        )
+    if plan.kind is Kind.SOLO or norm <= limit:
+        return update
+    log.error("round %d: this site's update is dropped: its norm is %.3g: lower inner.lr?", plan.round, norm)
+    return Update(np.zeros_like(update.vector), 0)

@@ -31,9 +31,8 @@ from pier_node.base.faults import NO_FAULTS, Faults
 from pier_node.base.shared import Buffer, Vector
 from pier_node.base.tasks import Signal, first_of
 from pier_node.outer.codec.interface import Plain
-from pier_node.outer.mean import split
+from pier_node.outer.mean import Update, split
 from pier_node.outer.times import Spans
-from pier_node.outer.update import Update
 from pier_node.pipeline.context import Tools
 from pier_node.pipeline.iteration_plan import Plan
 from pier_node.rounds import reduce as outer

@@ -10,9 +10,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from pier_node.base import durable
+from pier_node.pipeline.planner import drifted
 from pier_node.pipeline.planning.plan import Plan, plan_from_dict, plan_to_dict
 from pier_node.pipeline.planning.problem import Problem, problem_from_json, problem_to_json
-from pier_node.pipeline.problem import drifted
 from pier_proto.v1.coordinator_pb2 import Paths
 
 MOST_BYTES = 128 << 10

@@ -31,10 +31,10 @@ from pier_node.base.shared import SharedVector, Vector
 from pier_node.config.run import InnerSection, RunConfig
 from pier_node.outer.inner_optimizer import step_vectors
 from pier_node.outer.layout import Layout
+from pier_node.outer.mean import norm_limit
 from pier_node.outer.pier import accumulate
 from pier_node.outer.schedule import round_plan
 from pier_node.outer.state import ADAM_M, ADAM_V, ANCHOR, MOMENTUM, OuterState, l2_norm
-from pier_node.outer.update import norm_limit
 from pier_node.pipeline.context import Tools
 from pier_node.pipeline.outer_step import OuterStep, Tensors
 from pier_node.pipeline.stage import gather, stage_layout

@@ -26,9 +26,9 @@ import numpy as np
 
 from pier_node.base.shared import SharedVector, Vector
 from pier_node.config.run import RunConfig
+from pier_node.outer.mean import Update
 from pier_node.outer.schedule import stepwise
 from pier_node.outer.state import ANCHOR, MOMENTUM, OuterState
-from pier_node.outer.update import Update
 from pier_node.pipeline.iteration_plan import Plan
 from pier_proto.v1.peer_pb2 import Total
 

@@ -20,16 +20,15 @@ from pier_node.base.shared import Vector
 from pier_node.base.tasks import Signal, first_of, run_to_end
 from pier_node.config.run import SITES
 from pier_node.outer.codec.interface import Codec, Plain
-from pier_node.outer.mean import Mean, Weighing, weighted_mean
+from pier_node.outer.mean import Mean, Update, Weighing, norm_limit, weighted_mean
 from pier_node.outer.state import ANCHOR, OuterState, distance, l2_norm
-from pier_node.outer.update import Update, norm_limit
 from pier_node.rounds.commitments import BallotName, Cast, Journal, Promises
 from pier_node.rounds.double_votes import contradict, remembers
 from pier_node.rounds.proofs import Proofs, plan_name
-from pier_node.rounds.quorum import order
+from pier_node.rounds.quorum import needed, order
 from pier_node.rounds.reduce import CHUNK, Plan, Reduction
 from pier_node.rounds.roster import Roster
-from pier_node.rounds.statements import Statements, needed
+from pier_node.rounds.statements import Statements
 from pier_node.rounds.suspects import NOBODY, Suspicion
 from pier_node.wire.carrier import ABORT, VOTE, BadMessage, Carrier, Chunk, Method, PeerLost, Q
 from pier_proto.v1.peer_pb2 import (

@@ -39,7 +39,7 @@ from pier_node.base.shared import SharedVector
 from pier_node.base.tasks import cancel_and_wait
 from pier_node.base.units import age, amount, rate
 from pier_node.outer.state import OuterState
-from pier_node.rounds.progress_checks import Trust
+from pier_node.rounds.proofs import Trust
 from pier_node.rounds.roster import Roster
 from pier_node.wire.carrier import DESCRIBE, BadMessage, Carrier, Chunk, PeerLost
 from pier_node.wire.states import Description, Partial, Piece, examine

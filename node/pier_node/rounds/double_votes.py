@@ -22,8 +22,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from pier_node.base import durable
-from pier_node.rounds.progress_checks import TIMEOUT, ProgressChecks
-from pier_node.rounds.proofs import Proofs, follow
+from pier_node.rounds.proofs import TIMEOUT, ProgressChecks, Proofs, follow
 from pier_node.rounds.quorum import order
 from pier_node.rounds.roster import Roster
 from pier_node.rounds.statements import Statements

@@ -1,7 +1,7 @@
 """The leader's side of a round: collect announcements until its deadline (deadline.py), and propose the group.
 
 Every node can lead; of the live participants, the one with the lowest id does. The leader shows members the
-announcements, and each member repeats all of its decisions (proposal.py).
+announcements, and each member repeats all of its decisions (quorum.py).
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ from pier_node.base.patience import Deadline
 from pier_node.outer.mean import split
 from pier_node.rounds.deadline import RoundDeadline
 from pier_node.rounds.double_votes import refutes
-from pier_node.rounds.proposal import Announcement, voters_of, votes_of
 from pier_node.rounds.quorum import (
     LEAP,
     Adopt,
+    Announcement,
     Blocked,
     Fresh,
     choose_group,
@@ -26,6 +26,8 @@ from pier_node.rounds.quorum import (
     has_quorum,
     leader_of,
     next_ballot,
+    voters_of,
+    votes_of,
 )
 from pier_node.rounds.roster import Roster
 from pier_node.rounds.statements import Statements

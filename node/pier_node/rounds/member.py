@@ -15,17 +15,15 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 
 from pier_node.base.patience import Backoff, Deadline
 from pier_node.base.tasks import first_of, run_to_end
+from pier_node.outer.mean import Update
 from pier_node.outer.state import OuterState
 from pier_node.outer.times import Times
-from pier_node.outer.update import Update
 from pier_node.rounds.attempt import Advance, Attempt, Streams, Tools, check_finite
 from pier_node.rounds.commitments import Promises, Superseded
 from pier_node.rounds.double_votes import Disputes
 from pier_node.rounds.leader import BUSY, POLL, Leader, LeaderView, read_announcement, waiting_level
-from pier_node.rounds.progress_checks import ProgressChecks, Trust
-from pier_node.rounds.proofs import Trusted, alone
-from pier_node.rounds.proposal import Base, flaw
-from pier_node.rounds.quorum import has_quorum, leader_of, order
+from pier_node.rounds.proofs import ProgressChecks, Trust, Trusted, alone
+from pier_node.rounds.quorum import Base, flaw, has_quorum, leader_of, order
 from pier_node.rounds.suspects import NOBODY, Behind, Standstill, Suspects, Suspicion
 from pier_node.wire.carrier import ABORT, GATHER, VOTE, BadMessage, Chunk, PeerLost
 from pier_proto.v1.peer_pb2 import AbortNotice, Ack, Link, Proposal, Ready, Signed, Vote

@@ -1,18 +1,27 @@
-"""Who may decide a round, and what: the rules that keep two groups from committing different bits.
+"""Who may decide a round, and what: the rules that keep two groups from committing different bits. Pure.
 
 A round is one decision of Paxos (Lamport, "Paxos Made Simple", 2001); its value is the digest of the next state. A
 commit needs the vote of *every* member of a group that holds a majority of the last round's members. Any two such
 groups share a member. That member tells the leader of the later attempt what it voted for in the earlier one, and the
 later attempt finishes that result (adopts it) instead of computing another. docs/protocol.md has the full argument.
+
+Handovers say who holds whose vote. Each member of a round has one vote, and a site that stops politely gives all votes
+that it holds to an heir. Gifts are signed, numbered statements (Handover), so a vote can be followed from its owner:
+the n-th time it comes to a site, it leaves with the n-th of that site's gifts that contains it. Where this path ends,
+there the vote is, whether or not the last heir has heard of the gift. A group carries the votes whose last heir is in
+it, because that heir shows all of its own gifts. So any two groups that carry the same vote share a member.
+
+A leader proposes by these rules, and each member repeats its decision (`flaw`): it trusts nobody's word. A proposal
+carries the signed announcements of its members, whose signatures are checked before.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from pier_proto.v1.peer_pb2 import Ballot, Ready, Value
+from pier_proto.v1.peer_pb2 import Ballot, Handover, Proposal, Ready, Share, Value
 
 
 @dataclass(frozen=True)
@@ -135,3 +144,167 @@ def choose_group(readies: Mapping[str, Ready], accusers: Collection[str] | None 
         named = Counter(node for pair in pairs for node in pair)
         suspected = Counter(node for _, node in pairs)
         group.remove(max(named, key=lambda node: (named[node], not readies[node].tokens, suspected[node], node)))
+
+
+def carried(group: Collection[str], handovers: Iterable[Handover]) -> frozenset[str]:
+    """The votes that a group carries.
+
+    Args:
+        handovers: those that its members show for the round in question; each member shows all of its own gifts, and
+            those by which it got votes. Their signatures have been checked.
+    """
+    told = list(handovers)
+    votes = {*group, *(vote for it in told for vote in it.votes)}
+    return frozenset(vote for vote, holder in holders(votes, told).items() if holder in group)
+
+
+def holders(votes: Iterable[str], handovers: Iterable[Handover]) -> dict[str, str]:
+    """The holder of each of these votes, as far as the handovers tell."""
+    gifts = _by_giver(handovers)
+    return {vote: _holder(vote, gifts) for vote in votes}
+
+
+def received(handovers: Iterable[Handover], gift: Handover) -> frozenset[str]:
+    """Those votes of a gift that reached its heir by this gift.
+
+    Args:
+        handovers: those that the giver shows, this gift among them.
+    """
+    gifts = _by_giver(handovers)
+    return frozenset(vote for vote in gift.votes if _holder(vote, gifts) == gift.heir)
+
+
+def needed(group: Collection[str], base: Collection[str], handovers: Iterable[Handover]) -> list[Handover]:
+    """The few handovers that show a group's quorum, if it has one; members could make up any number of others.
+
+    Args:
+        base: members of the last committed round.
+        handovers: as for `carried`.
+    """
+    told = list(handovers)
+    gifts, shown = _by_giver(told), dict[bytes, Handover]()
+    ways = sorted((way for vote in {*base} - {*group} if (way := _way(vote, gifts)) and way[-1].heir in group), key=len)
+    for way in [[], *ways]:
+        shown |= {it.SerializeToString(): it for it in way}
+        if has_quorum(carried(group, shown.values()), base):
+            return list(shown.values())
+    return told
+
+
+def _by_giver(handovers: Iterable[Handover]) -> dict[str, list[Handover]]:
+    gifts: dict[str, dict[int, Handover]] = {}
+    for it in handovers:
+        gifts.setdefault(it.node, {})[it.number] = it
+    return {node: [given[number] for number in sorted(given)] for node, given in gifts.items()}
+
+
+def _holder(vote: str, gifts: Mapping[str, Sequence[Handover]]) -> str:
+    """The site where a vote's path ends."""
+    way = _way(vote, gifts)
+    return way[-1].heir if way else vote
+
+
+def _way(vote: str, gifts: Mapping[str, Sequence[Handover]]) -> list[Handover]:
+    """The gifts by which a vote went from hand to hand."""
+    node, visits, way = vote, Counter[str](), list[Handover]()
+    while True:
+        leaves = [it for it in gifts.get(node, ()) if vote in it.votes]
+        if visits[node] == len(leaves):
+            return way
+        way.append(leaves[visits[node]])
+        visits[node] += 1
+        node = way[-1].heir
+
+
+@dataclass(frozen=True)
+class Announcement:
+    """A member's announcement with the handovers that it rests on; all their signatures have been checked."""
+
+    ready: Ready
+    handovers: Sequence[Handover] = ()
+
+
+@dataclass(frozen=True)
+class Base:
+    """Members of the last committed round, and the nodes that have voted twice."""
+
+    members: Collection[str]
+    convicted: Collection[str] = ()
+
+
+def votes_of(announced: Mapping[str, Announcement]) -> frozenset[str]:
+    """The votes of the last round's members that a group carries."""
+    return carried(announced, _shown(announced))
+
+
+def voters_of(announced: Mapping[str, Announcement], base: Collection[str]) -> frozenset[str]:
+    """Nodes whose word about earlier votes counts: members of the last round, and holders of their votes."""
+    return frozenset({*base, *holders(base, _shown(announced)).values()} & {*announced})
+
+
+def _shown(announced: Mapping[str, Announcement]) -> list[Handover]:
+    return [
+        it
+        for by in announced.values()
+        for it in by.handovers
+        if (it.round + 1, it.base) == (by.ready.round, by.ready.base)
+    ]
+
+
+def flaw(proposal: Proposal, mine: Ready, announced: Mapping[str, Announcement], base: Base, length: int) -> str:
+    """Why a member must not take part, in words; empty if it may.
+
+    Args:
+        mine: what the member announced; the proposal must rest on exactly that.
+        announced: announcements of the proposal's members.
+        base: the members whose votes a quorum needs.
+        length: number of parameters.
+    """
+    group = [share.node for share in proposal.shares]
+    if proposal.round != mine.round:
+        return "another round"
+    if order(proposal.ballot) <= order(mine.seen):
+        return "an old ballot"
+    if group != sorted(set(group)) or group != [*announced]:
+        return "members out of order"
+    if mine.node not in announced or announced[mine.node].ready.nonce != mine.nonce:
+        return "stale"
+    return _flaw_of_group(proposal, mine, announced, base) or _flaw_of_shares(proposal, announced, length)
+
+
+def _flaw_of_group(proposal: Proposal, mine: Ready, announced: Mapping[str, Announcement], base: Base) -> str:
+    readies = [it.ready for it in announced.values()]
+    if any((ready.round, ready.base) != (mine.round, mine.base) for ready in readies):
+        return "members at another state"
+    if not has_quorum(votes_of(announced), base.members, base.convicted):
+        return "no quorum"
+    leader = proposal.ballot.leader
+    if leader not in base.members and not {*base.members}.isdisjoint(announced):
+        return "a leader that was no member of the last round, though members are here"
+    if proposal.ballot != next_ballot(readies, leader):
+        return "a ballot that does not follow"
+    if proposal.ballot.number > mine.seen.number + LEAP:
+        return "a ballot far above all that this site has seen"
+    decision = choose_value(readies, voters_of(announced, base.members), base.convicted)
+    if isinstance(decision, Blocked):
+        return "a result may have been committed by others"
+    adopts = decision.value if isinstance(decision, Adopt) else None
+    told = proposal.adopt if proposal.HasField("adopt") else None
+    return "" if told == adopts else "another result than the announcements ask for"
+
+
+def _flaw_of_shares(proposal: Proposal, announced: Mapping[str, Announcement], length: int) -> str:
+    for share in proposal.shares:
+        ready = announced[share.node].ready
+        if (share.tokens, share.norm) != (ready.tokens, ready.norm):
+            return "other tokens, or another norm, than were announced"
+    return "" if _covers(proposal.shares, length) else "shards do not cover the vector"
+
+
+def _covers(shares: Collection[Share], length: int) -> bool:
+    done = 0
+    for share in shares:
+        if share.offset != done:
+            return False
+        done += share.length
+    return done == length

@@ -38,6 +38,7 @@ from pier_node.outer.mean import (
     EXACT,
     LOSSY,
     Mean,
+    Update,
     Weighing,
     capped,
     clip_factors,
@@ -45,7 +46,6 @@ from pier_node.outer.mean import (
     relative_weights,
     weighted_mean,
 )
-from pier_node.outer.update import Update
 from pier_node.rounds.suspects import NOBODY, Suspicion
 from pier_node.wire.carrier import CHUNK_BYTES, BadMessage, Carrier, Chunk, PeerLost, PeerRefused, Stage
 from pier_proto.v1.peer_pb2 import Ballot, Share

@@ -15,9 +15,9 @@ from pier_node.base.faults import NO_FAULTS, Faults
 from pier_node.gossip.catch_up import CatchUpInPairs
 from pier_node.gossip.merge import Merge
 from pier_node.gossip.pairs import Pairs
+from pier_node.outer.mean import Update
 from pier_node.outer.schedule import RoundPlan
 from pier_node.outer.state import OuterState
-from pier_node.outer.update import Update
 from pier_node.rounds.attempt import Advance
 from pier_node.rounds.catch_up import CatchUp
 from pier_node.rounds.member import Rounds

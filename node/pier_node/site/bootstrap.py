@@ -13,8 +13,7 @@ from pier_node.outer.layout import Layout
 from pier_node.outer.schedule import start_steps
 from pier_node.outer.state import ANCHOR, MOMENTUM, OuterState
 from pier_node.rounds.catch_up import Arrival, Fetched, Tries, Wanted, fetch_state
-from pier_node.rounds.progress_checks import Trust
-from pier_node.rounds.proofs import Trusted
+from pier_node.rounds.proofs import Trust, Trusted
 from pier_node.rounds.roster import Roster
 from pier_node.rounds.state_store import Checkpoint
 from pier_node.rounds.statements import Statements

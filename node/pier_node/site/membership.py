@@ -23,8 +23,7 @@ from pier_node.rounds.catch_up import shadow_fetcher
 from pier_node.rounds.folder import SiteRecord
 from pier_node.rounds.member import Rounds
 from pier_node.rounds.progress import Progress
-from pier_node.rounds.progress_checks import Trust
-from pier_node.rounds.proofs import Proofs
+from pier_node.rounds.proofs import Proofs, Trust
 from pier_node.rounds.roster import Roster
 from pier_node.rounds.statements import Statements
 from pier_node.site.bootstrap import first_trust

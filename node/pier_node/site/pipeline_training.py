@@ -21,9 +21,9 @@ import torch
 from pier_node.base.errors import PierError
 from pier_node.base.tasks import Signal
 from pier_node.config.run import RunConfig
+from pier_node.outer.mean import Update
 from pier_node.outer.state import OuterState
 from pier_node.outer.times import Spans, Times
-from pier_node.outer.update import Update
 from pier_node.pipeline import vote_state
 from pier_node.pipeline.attempt import Attempt, Worth
 from pier_node.pipeline.context import Position, Tools

@@ -12,8 +12,7 @@ from functools import partial
 from typing import Any
 
 from pier_node.base.units import count
-from pier_node.engine.messages import Logged
-from pier_node.engine.metrics import newest
+from pier_node.engine.messages import Logged, newest
 from pier_node.engine.moments import Moments
 from pier_node.engine.program import Program
 from pier_node.gossip.pairs import Pairs

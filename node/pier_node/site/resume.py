@@ -1,4 +1,4 @@
-"""How a site comes back: after a crash, just as after a stop, it resumes from its disk; it starts only if that is empty.
+"""How a site comes back: it resumes from its disk, after a crash as after a stop, and starts only if that is empty.
 
 On disk are its checkpoints, and the committed states that other sites rely on (rounds/state_store.py): a state may be
 there before its checkpoint is. What the site has promised and voted is in its journal (journal.py), which its rounds

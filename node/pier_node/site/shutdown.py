@@ -19,8 +19,8 @@ from pier_node.base.errors import PierError
 from pier_node.config.run import RunConfig
 from pier_node.outer.schedule import total_rounds
 from pier_node.rounds.member import Rounds
+from pier_node.rounds.quorum import received
 from pier_node.rounds.roster import Roster
-from pier_node.rounds.statements import received
 from pier_node.wire.carrier import LEAVE, BadMessage, Carrier, PeerLost
 from pier_proto.v1.peer_pb2 import Ack, Handover, LeaveRequest, Phase, Pulse
 

@@ -22,9 +22,9 @@ from pier_node.base.tasks import cancel_and_wait, run_to_end
 from pier_node.config.run import RunConfig
 from pier_node.outer.advance import advance
 from pier_node.outer.layout import Layout
+from pier_node.outer.mean import Update, worth_sending
 from pier_node.outer.schedule import Kind, RoundPlan, entry, round_plan, total_rounds
 from pier_node.outer.state import ADAM_M, ADAM_V, ANCHOR, OuterState
-from pier_node.outer.update import Update, worth_sending
 from pier_node.rounds.attempt import Advance
 from pier_node.rounds.progress import Progress
 from pier_node.rounds.state_store import Checkpoint

@@ -18,9 +18,9 @@ from pier_coordinator.cli import main
 from pier_coordinator.commands.client import Client
 from pier_coordinator.commands.paths import MOST_LINES, Measured
 from pier_node.config.run import PipelineSection
+from pier_node.pipeline.planner import posed
 from pier_node.pipeline.planning.plan import plan_from_dict, violations
 from pier_node.pipeline.planning.problem import problem_to_json
-from pier_node.pipeline.problem import posed
 
 IT = problem(link_s=1.0)
 WORDS = ["paths", "plan", "--seconds", "0.1", "--problem"]
