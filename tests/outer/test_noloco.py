@@ -11,10 +11,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 from outer.replicas import Replicas, mean_of, stay
+from outer.stability import gamma_limit, recursion, stationary_spread
 from rounds.cases import fp32
 
 from pier_node.base.shared import Vector
-from pier_node.config.run import NolocoSection, gamma_limit, recursion, stationary_spread
+from pier_node.config.run import NolocoSection
 from pier_node.outer.noloco import PIECE, needs_anchors, noloco_step
 
 PHI = [fp32(1, -2, 0.5), fp32(3, 0, -1.5)]

@@ -37,7 +37,7 @@ from pier_node.wire.carrier import (
     PeerRefused,
     SiteCarrier,
 )
-from pier_node.wire.metadata import CallMetadata
+from pier_node.wire.links import CallMetadata
 from pier_proto.v1.peer_pb2 import (
     Ack,
     FetchRequest,

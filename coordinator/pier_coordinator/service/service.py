@@ -27,7 +27,7 @@ from pier_node.base.errors import PierError
 from pier_node.identity.certificates import Credentials, node_id_of_certificate
 from pier_node.identity.tls import Trust, caller_certificate, der
 from pier_node.wire.carrier import BadMessage
-from pier_node.wire.grpc.options import NO_PROBES, server_options
+from pier_node.wire.grpc.carrier import NO_PROBES, server_options
 from pier_node.wire.grpc.reasons import brief
 from pier_node.wire.links import GRACE
 from pier_proto.v1 import coordinator_pb2 as pb

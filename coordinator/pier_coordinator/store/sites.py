@@ -13,7 +13,7 @@ import json
 import sqlite3
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import asdict, dataclass, field
-from typing import Any, Literal, get_args
+from typing import Any, Literal
 
 from pier_coordinator.store.facts import Fact, event
 from pier_coordinator.store.writer import Transaction
@@ -45,7 +45,6 @@ class TooFast(Exception):
 
 
 Activity = Literal["train", "pause", "stop"]
-ACTIVITIES: tuple[Activity, ...] = get_args(Activity)
 REPLICA: dict[str, Any] = {"replica": {}}
 """The default assignment of a site, in the JSON form of the Assignment message."""
 

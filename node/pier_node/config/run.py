@@ -4,15 +4,6 @@ Settings of one site (addresses, devices, data directory) are flags of `pier-nod
 
 The [pipeline] section follows SkipPipe (arXiv 2502.19913). `config_changes` lists the differences between two
 configurations of a run, key by key, for people who changed run.toml by mistake.
-
-The stability functions say exactly how far replicas drift apart under NoLoCo, derived from its outer step (arXiv
-2506.10911, Eq. 2). X, C, Y are the means over replicas of φ̃², φ̃δ̃ and δ̃², where ~ is the deviation from the mean
-over all replicas. Without gradients, with groups of n drawn at random among N sites in every round and
-q = ((n − 1)/n)·(N/(N − 1)):
-
-    Y' = α²Y − 2αγq·C + γ²q·X;   C' = αC − γq·X + Y';   X' = X + 2αC − 2γq·X + Y'
-
-The bound that the paper prints (Eq. 74) is neither necessary nor sufficient, and is not used.
 """
 
 from __future__ import annotations
@@ -31,41 +22,6 @@ from pier_node.base.errors import PierError
 from pier_node.base.toml import Fraction, PositiveInt, Section, read_toml, validated
 from pier_node.config.presets import PRESETS
 from pier_node.config.program import ProgramSection, outer_of_program
-
-
-def mixing(size: int = 2, sites: float = math.inf) -> float:
-    """q: the part of the replicas' variance that lies within a group of `size`, times N / (N − 1)."""
-    others = 1.0 if math.isinf(sites) else sites / (sites - 1)
-    return (size - 1) / size * others
-
-
-def gamma_limit(alpha: float, size: int = 2, sites: float = math.inf) -> float:
-    """The γ at and above which the spread of the replicas grows without limit."""
-    return 2 * (1 - alpha**2) / (1 + alpha * (1 - 2 * mixing(size, sites)))
-
-
-def recursion(alpha: float, gamma: float, size: int = 2, sites: float = math.inf) -> list[list[float]]:
-    """The matrix that maps (X, C, Y) to the next round."""
-    q = mixing(size, sites)
-    delta = [gamma**2 * q, -2 * alpha * gamma * q, alpha**2]
-    cross = [-gamma * q + delta[0], alpha + delta[1], delta[2]]
-    anchor = [1 - 2 * gamma * q + delta[0], 2 * alpha + delta[1], delta[2]]
-    return [anchor, cross, delta]
-
-
-def contraction(alpha: float, gamma: float, size: int = 2, sites: float = math.inf) -> float:
-    """The factor by which the replicas' variance changes per round in the long run, without gradients."""
-    import numpy as np
-
-    return float(np.abs(np.linalg.eigvals(recursion(alpha, gamma, size, sites))).max())
-
-
-def stationary_spread(alpha: float, beta: float, gamma: float, size: int = 2, sites: float = math.inf) -> float:
-    """X∞ / s²: the replicas' final variance if each Δ carries noise of variance s² and the loss is flat."""
-    q = mixing(size, sites)
-    pull = 2 * (1 - alpha) - gamma * (1 + alpha - 2 * alpha * q) / (1 + alpha)
-    return beta**2 * (1 / size - 1 / sites) / (gamma * q * pull)
-
 
 log = logging.getLogger(__name__)
 
@@ -342,8 +298,12 @@ class NolocoSection(Section):
 
     @model_validator(mode="after")
     def check_stability(self) -> Self:
-        """Refuse a γ with which replicas drift apart; the limit holds for pairs in a run of any size."""
-        if self.gamma >= (limit := gamma_limit(self.alpha)):
+        """Refuse a γ with which replicas drift apart; the limit holds for pairs in a run of any size.
+
+        It follows from the outer step (arXiv 2506.10911, Eq. 2), and tests/outer/stability.py derives it. The bound
+        that the paper prints (Eq. 74) is neither necessary nor sufficient.
+        """
+        if self.gamma >= (limit := 2 * (1 - self.alpha**2)):
             raise ValueError(
                 f"gamma = {self.gamma:g} must be below 2(1 - alpha²) = {limit:.4g} for alpha = {self.alpha:g}: "
                 "from there on the replicas of pairs drift apart without end"

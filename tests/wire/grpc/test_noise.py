@@ -15,7 +15,7 @@ from wire.sites import ALICE, BOB, QUICK, RUN, take_all
 
 from pier_node.wire.carrier import ABORT, BEAT, DESCRIBE, GATHER, HELLO, LEAVE, PROBE, VOTE, BadMessage, Chunk, Method
 from pier_node.wire.grpc.carrier import GrpcCarrier
-from pier_node.wire.metadata import CallMetadata
+from pier_node.wire.links import CallMetadata
 from pier_proto.v1.peer_pb2 import Ack, FetchRequest, Pulse
 
 

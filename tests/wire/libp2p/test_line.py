@@ -9,8 +9,8 @@ from wire.sites import ALICE, BOB, QUICK, RUN
 from pier_node.wire.carrier import PROTOCOL, BadMessage, PeerLost, PeerRefused
 from pier_node.wire.libp2p import stream
 from pier_node.wire.libp2p.stream import Kind, Stream, answer, ending, headers, held, opening
-from pier_node.wire.metadata import FROM, PROTOCOL_KEY, TO, CallMetadata
-from pier_node.wire.metadata import RUN as RUN_KEY
+from pier_node.wire.links import FROM, PROTOCOL_KEY, TO, CallMetadata
+from pier_node.wire.links import RUN as RUN_KEY
 from pier_proto.v1.stream_pb2 import IdentityProof
 
 

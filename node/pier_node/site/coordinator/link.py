@@ -32,7 +32,7 @@ from pier_node.identity.invite import Invite, pin
 from pier_node.identity.node import Identity, key_pem, node_id
 from pier_node.identity.tls import certificate_at
 from pier_node.wire.carrier import PROTOCOL
-from pier_node.wire.grpc.options import CHANNEL_OPTIONS, NO_PROBES
+from pier_node.wire.grpc.carrier import CHANNEL_OPTIONS, NO_PROBES
 from pier_node.wire.grpc.reasons import Circumstances, lost
 from pier_proto.v1 import coordinator_pb2 as pb
 from pier_proto.v1.coordinator_pb2 import EnrolReply, EnrolRequest

@@ -26,8 +26,7 @@ from pier_node.wire.libp2p.p2pd import KEY_FILE
 from pier_node.wire.libp2p.relay import RENEWAL, Places, find_unreached, relays_enough
 from pier_node.wire.libp2p.server import PeerServer
 from pier_node.wire.libp2p.stream import LINE, CutOff, Kind, Stream, answer, ending, held, opening, shown
-from pier_node.wire.links import LinkedCarrier, keep_chunk_memory
-from pier_node.wire.metadata import CallMetadata
+from pier_node.wire.links import CallMetadata, LinkedCarrier, keep_chunk_memory
 from pier_proto.v1.peer_pb2 import FetchRequest
 
 if TYPE_CHECKING:

@@ -26,7 +26,7 @@ from pier_node.wire.addresses import Route
 from pier_node.wire.libp2p.discovery import Discovery
 from pier_node.wire.libp2p.p2pd import ASKING, P2pd, listening
 from pier_node.wire.libp2p.stream import Kind, Stream
-from pier_node.wire.metadata import CallMetadata
+from pier_node.wire.links import CallMetadata
 from pier_proto.v1.stream_pb2 import IdentityProof
 
 if TYPE_CHECKING:

@@ -16,8 +16,7 @@ from pier_node.wire.carrier import EXCHANGE, FETCH, HELLO, KEEPALIVE, MESSAGE_BY
 from pier_node.wire.grpc.reasons import brief
 from pier_node.wire.libp2p.host import Host
 from pier_node.wire.libp2p.stream import LINE, NAME_BYTES, OPENING_BYTES, CutOff, Kind, Stream, headers
-from pier_node.wire.links import CALLS, GRACE, PATIENCE, Answers, Busy
-from pier_node.wire.metadata import Headers, NotAdmitted
+from pier_node.wire.links import CALLS, GRACE, PATIENCE, Answers, Busy, Headers, NotAdmitted
 from pier_proto.v1.stream_pb2 import Opening
 
 STRANGERS = 256

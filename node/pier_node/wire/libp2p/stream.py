@@ -18,7 +18,7 @@ from enum import IntEnum
 
 from pier_node.wire.bounds import parse
 from pier_node.wire.carrier import KEEPALIVE, BadMessage, PeerLost, PeerRefused
-from pier_node.wire.metadata import FROM, PROTOCOL_KEY, RUN, TO, CallMetadata, Headers
+from pier_node.wire.links import FROM, PROTOCOL_KEY, RUN, TO, CallMetadata, Headers
 from pier_proto.v1.stream_pb2 import IdentityProof, Opening
 
 _HEADER = struct.Struct(">IB")

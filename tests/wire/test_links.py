@@ -7,8 +7,8 @@ from wire.sites import ALICE, BOB, CAROL, RUN, TOKEN, impostor
 from pier_node.identity.certificates import credentials
 from pier_node.identity.node import Identity, Token
 from pier_node.wire.carrier import PROTOCOL
-from pier_node.wire.metadata import FROM, NONCE, PROOF, PROTOCOL_KEY, TO, CallMetadata, Headers, NotAdmitted
-from pier_node.wire.metadata import RUN as RUN_KEY
+from pier_node.wire.links import FROM, NONCE, PROOF, PROTOCOL_KEY, TO, CallMetadata, Headers, NotAdmitted
+from pier_node.wire.links import RUN as RUN_KEY
 
 OTHER_RUN = b"\xee" * 32
 
