@@ -18,18 +18,9 @@ from rich.console import Console
 
 from pier_node.base.errors import PierError
 from pier_node.config.run import RunConfig, from_canonical
+from pier_node.doctor import machine
 from pier_node.doctor.finding import THIS_SITE, Finding, Verdict, as_fields, is_wrong, show
 from pier_node.doctor.links import Link, Round, go_round, missed, utilisation_finding, visit
-from pier_node.doctor.machine import (
-    disk_finding,
-    forgets_idle_lines,
-    free_disk,
-    free_memory,
-    held_memory,
-    idle_finding,
-    memory_finding,
-    workers_findings,
-)
 from pier_node.identity.certificates import Credentials, credentials
 from pier_node.identity.node import Identity, Token
 from pier_node.outer.layout import Layout
@@ -142,14 +133,14 @@ async def _listen(here: Standpoint, config: RunConfig, carrier: SiteCarrier) -> 
 def _of_this_machine(here: Standpoint, config: RunConfig, around: Surroundings) -> list[Finding]:
     parameters, folder = Layout.of_run(config).length, here.settings.folder
     on_cpu = devices.pick().type == "cpu" and here.daemon is None
-    held = held_memory(here.daemon.pid) if here.daemon else 0
+    held = machine.held_memory(here.daemon.pid) if here.daemon else 0
     speed, measured = here.status.get("tokens_per_second") or 0.0, here.status.get("utilisation")
     return [
-        disk_finding(folder, parameters, free_disk(folder)),
-        memory_finding(config, parameters, devices.count() if on_cpu else 0, held, free_memory()),
-        *workers_findings(config, here.settings),
+        machine.disk_finding(folder, parameters, machine.free_disk(folder)),
+        machine.memory_finding(config, parameters, devices.count() if on_cpu else 0, held, machine.free_memory()),
+        *machine.workers_findings(config, here.settings),
         utilisation_finding(config, parameters, around.sites, around.slowest, speed, measured),
-        *idle_finding(forgets_idle_lines(), around.farthest),
+        *machine.idle_finding(machine.forgets_idle_lines(), around.farthest),
     ]
 
 

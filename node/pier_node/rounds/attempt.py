@@ -31,20 +31,7 @@ from pier_node.rounds.roster import Roster
 from pier_node.rounds.statements import Statements
 from pier_node.rounds.suspects import NOBODY, Suspicion
 from pier_node.wire.carrier import ABORT, VOTE, BadMessage, Carrier, Chunk, Method, PeerLost, Q
-from pier_proto.v1.peer_pb2 import (
-    AbortNotice,
-    Ack,
-    Ballot,
-    DoubleVote,
-    Handover,
-    Link,
-    Proposal,
-    Ready,
-    Share,
-    Signed,
-    Value,
-    Vote,
-)
+from pier_proto.v1 import peer_pb2 as pb
 
 T = TypeVar("T")
 
@@ -67,18 +54,18 @@ class VoteBook:
     """Number of votes kept per sender."""
 
     def __init__(self) -> None:
-        self._votes: dict[str, dict[BallotName, tuple[Vote, Signed]]] = {}
+        self._votes: dict[str, dict[BallotName, tuple[pb.Vote, pb.Signed]]] = {}
 
-    def of(self, ballot: Ballot) -> dict[str, Vote]:
+    def of(self, ballot: pb.Ballot) -> dict[str, pb.Vote]:
         """Votes in a ballot, by node."""
         name = order(ballot)
         return {node: votes[name][0] for node, votes in self._votes.items() if name in votes}
 
-    def signed(self, ballot: Ballot, group: Iterable[str]) -> list[Signed]:
+    def signed(self, ballot: pb.Ballot, group: Iterable[str]) -> list[pb.Signed]:
         """The votes of these members in a ballot, as they signed them."""
         return [self._votes[node][order(ballot)][1] for node in group]
 
-    def count(self, vote: Vote, signed: Signed, welcome: Collection[str]) -> DoubleVote | None:
+    def count(self, vote: pb.Vote, signed: pb.Signed, welcome: Collection[str]) -> pb.DoubleVote | None:
         """Note a vote. When the book is full, unwelcome senders make room for welcome ones.
 
         Returns a proof that the node lies, if this vote contradicts one of its earlier votes.
@@ -93,9 +80,9 @@ class VoteBook:
         votes[order(vote.ballot)] = vote, signed
         if len(votes) > self.EACH:
             del votes[min(votes)]
-        return DoubleVote(one=against[0], other=signed) if against else None
+        return pb.DoubleVote(one=against[0], other=signed) if against else None
 
-    def refutation(self, ballot: Ballot, value: Value) -> Signed | None:
+    def refutation(self, ballot: pb.Ballot, value: pb.Value) -> pb.Signed | None:
         """A vote that refutes a result: by a member of the attempt that computed it, for another; None if none does."""
         if order(ballot) != order(value.origin):
             return None
@@ -130,13 +117,13 @@ class Tools:
     journal: Journal
     proofs: Proofs
     keep: Callable[[OuterState], Awaitable[None]]
-    fetch_shadow: Callable[[Collection[str], int, Value], Awaitable[OuterState]]
+    fetch_shadow: Callable[[Collection[str], int, pb.Value], Awaitable[OuterState]]
     faults: Faults = NO_FAULTS
     codec: Codec = field(default_factory=Plain)
     chunk: int = CHUNK
     mean: Mean = weighted_mean
     weighing: Callable[[int], Weighing] = lambda _: Weighing()
-    convict: Callable[[DoubleVote], None] = lambda _: None
+    convict: Callable[[pb.DoubleVote], None] = lambda _: None
 
     def __post_init__(self) -> None:
         self.node = self.carrier.node
@@ -152,7 +139,7 @@ class Tools:
             self._scratch = np.zeros(length, np.float32)
         return self._scratch
 
-    async def tell(self, node: str, method: Method[Q, Ack], message: Q) -> None:
+    async def tell(self, node: str, method: Method[Q, pb.Ack], message: Q) -> None:
         """Send a message, again if it is lost; a node that still misses it learns so when it asks the leader again."""
         for _ in range(TELLS):
             try:
@@ -171,7 +158,9 @@ class Attempt:
         mine: what this site announced.
     """
 
-    def __init__(self, tools: Tools, state: OuterState, promises: Promises, proposal: Proposal, mine: Ready) -> None:
+    def __init__(
+        self, tools: Tools, state: OuterState, promises: Promises, proposal: pb.Proposal, mine: pb.Ready
+    ) -> None:
         self._tools, self._state, self._promises, self._proposal = tools, state, promises, proposal
         self.ballot, self._mine = proposal.ballot, mine
         self.group = tuple(share.node for share in proposal.shares)
@@ -186,19 +175,19 @@ class Attempt:
         """Clipping factor by node, for members whose update is longer than allowed."""
         return self.reduction.clips if self.reduction else {}
 
-    async def run(self, update: Update, advance: Advance) -> tuple[OuterState, Link]:
+    async def run(self, update: Update, advance: Advance) -> tuple[OuterState, pb.Link]:
         """The decided shadow and the votes that prove it. Raises Suspicion."""
         mean = await self._unless_aborted(self._exchange(update))
         if self._proposal.HasField("adopt"):
             adopted = self._proposal.adopt
             shadow = await self._adopted(adopted)
             known = sorted({*adopted.members, *self.group})
-            value = Value(origin=adopted.origin, digest=adopted.digest, members=known)
+            value = pb.Value(origin=adopted.origin, digest=adopted.digest, members=known)
         else:
             step = asyncio.to_thread(advance, self._state, mean, self._tokens)
             shadow = await run_to_end(step)  # otherwise the next attempt would use `mean` at the same time
             await check_finite(shadow)
-            value = Value(origin=self.ballot, digest=shadow.digest, members=shadow.members)
+            value = pb.Value(origin=self.ballot, digest=shadow.digest, members=shadow.members)
         await self._tools.faults.reach(shadow.round, "staged")
         await self._cast(value, shadow)
         await self._unless_aborted(self._await_votes())
@@ -206,7 +195,7 @@ class Attempt:
             log.warning("round %d: the update of %s was clipped to %.2g of its length", shadow.round, node, factor)
         return shadow, self._link(shadow)
 
-    def abort(self, sender: str, notice: AbortNotice) -> None:
+    def abort(self, sender: str, notice: pb.AbortNotice) -> None:
         """Note that another member gave up."""
         self._aborted = Suspicion(NOBODY, f"{sender} gave up: {notice.suspect or 'itself'}: {notice.reason}")
         self._tools.news.notify()
@@ -215,7 +204,7 @@ class Attempt:
         """Tell the others why we give up, so that they do not wait for us."""
         if self._aborted is not None:
             return
-        notice = AbortNotice(
+        notice = pb.AbortNotice(
             node=self._tools.node,
             round=self._proposal.round,
             ballot=self.ballot,
@@ -231,7 +220,7 @@ class Attempt:
         plan = Plan(
             round=self._proposal.round,
             ballot=self.ballot,
-            shares=[Share(node=node) for node in self.group] if adopts else self._believed(),
+            shares=[pb.Share(node=node) for node in self.group] if adopts else self._believed(),
             norm_limit=norm_limit(self._state.norm),
             silence=tools.silence.seconds(),
             chunk=tools.chunk,
@@ -246,14 +235,14 @@ class Attempt:
             tools.bandwidth = self.reduction.meter.rate()
         return mean
 
-    def _believed(self) -> list[Share]:
+    def _believed(self) -> list[pb.Share]:
         """The shares, with tokens reduced to what can be true: every member gets the same ones."""
-        shares = [Share.FromString(share.SerializeToString()) for share in self._proposal.shares]
+        shares = [pb.Share.FromString(share.SerializeToString()) for share in self._proposal.shares]
         for share in shares:
             share.tokens = self._tokens[share.node]
         return shares
 
-    async def _adopted(self, value: Value) -> OuterState:
+    async def _adopted(self, value: pb.Value) -> OuterState:
         held = self._promises.shadow
         if held and held.digest == value.digest:
             return held
@@ -265,7 +254,7 @@ class Attempt:
         await self._check_length_of_step(shadow)
         return shadow
 
-    def _check_members(self, shadow: OuterState, value: Value) -> None:
+    def _check_members(self, shadow: OuterState, value: pb.Value) -> None:
         """Refuse a result whose members took part in no attempt at it, or with tokens of ours that we did not bring."""
         strange = {*shadow.members} - {*value.members} or {*self._state.members}.isdisjoint(value.members)
         ours = [key for key in {*shadow.ledger, *self._state.ledger} if key.partition("/")[0] == self._tools.node]
@@ -285,12 +274,12 @@ class Attempt:
             holder = self._proposal.holders[0]
             raise Suspicion(holder, f"its result is a step of {found:.3g}; a round can take at most {limit:.3g}")
 
-    async def _cast(self, value: Value, shadow: OuterState) -> None:
+    async def _cast(self, value: pb.Value, shadow: OuterState) -> None:
         """Vote: write the vote to disk first, then tell everyone."""
         tools, ballot = self._tools, self.ballot
         await self._promises.cast(Cast.of(ballot, value), shadow)
         await tools.faults.reach(shadow.round, "journaled")
-        vote = self._vote = Vote(
+        vote = self._vote = pb.Vote(
             node=tools.node,
             round=shadow.round,
             ballot=ballot,
@@ -322,20 +311,20 @@ class Attempt:
         if wrong:
             raise Suspicion(wrong[0], "voted for a different result than ours")
         statements = tools.statements
-        told = {signed.node: statements.read(Ready, signed) for signed in self._proposal.readies}
+        told = {signed.node: statements.read(pb.Ready, signed) for signed in self._proposal.readies}
         if forgetful := [node for node in self.group if not remembers(votes[node], told[node])]:
             raise Suspicion(forgetful[0], "its vote and its announcement name different earlier votes")
 
-    def _link(self, shadow: OuterState) -> Link:
+    def _link(self, shadow: OuterState) -> pb.Link:
         """The link: the votes of all members, as proof for others."""
         votes = self._tools.votes.signed(self.ballot, self.group)
         read = self._tools.statements.read
-        announced = [read(Ready, it) for it in self._proposal.readies]
+        announced = [read(pb.Ready, it) for it in self._proposal.readies]
         signed = {it.statement: it for ready in announced for it in ready.handovers}
-        told = {name: read(Handover, it) for name, it in signed.items()}
+        told = {name: read(pb.Handover, it) for name, it in signed.items()}
         ours = [it for it in told.values() if (it.round + 1, it.base) == (shadow.round, self._mine.base)]
         few = needed(self.group, self._state.members, ours)
-        return Link(
+        return pb.Link(
             round=shadow.round,
             digest=shadow.digest,
             base=self._mine.base,

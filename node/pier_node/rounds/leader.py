@@ -13,22 +13,9 @@ from dataclasses import dataclass
 
 from pier_node.base.patience import Deadline
 from pier_node.outer.mean import split
+from pier_node.rounds import quorum
 from pier_node.rounds.deadline import RoundDeadline
 from pier_node.rounds.double_votes import refutes
-from pier_node.rounds.quorum import (
-    LEAP,
-    Adopt,
-    Announcement,
-    Blocked,
-    Fresh,
-    choose_group,
-    choose_value,
-    has_quorum,
-    leader_of,
-    next_ballot,
-    voters_of,
-    votes_of,
-)
 from pier_node.rounds.roster import Roster
 from pier_node.rounds.statements import Statements
 from pier_node.wire.carrier import BadMessage
@@ -66,7 +53,7 @@ class LeaderView:
 class Arrival:
     """A member that is ready and waits for its answer."""
 
-    announced: Announcement
+    announced: quorum.Announcement
     signed: Signed
     at: float
     answer: asyncio.Future[Proposal]
@@ -108,7 +95,7 @@ class Leader:
             return refusal
         if ready.base != view.digest:
             raise BadMessage(f"after round {view.committed} it holds different bits than this site")
-        if ready.seen.number > view.seen + LEAP // 2:
+        if ready.seen.number > view.seen + quorum.LEAP // 2:
             raise BadMessage(f"ballot {ready.seen.number} is far above all proposed ballots")
         if self._last.round == ready.round and self._answered.get(ready.node) == ready.nonce:
             return self._last
@@ -137,10 +124,10 @@ class Leader:
             return Proposal(verdict=Proposal.VERDICT_BEHIND, round=committed, other=self._node)
         if ready.round > committed + 1:
             return _not_leader(ready, "", BUSY)
-        better = leader_of({self._node} | {*abreast} - {*ready.suspects}, self._view().base)
+        better = quorum.leader_of({self._node} | {*abreast} - {*ready.suspects}, self._view().base)
         return None if better == self._node else _not_leader(ready, better, "another site leads this round")
 
-    def _admit(self, announced: Announcement, signed: Signed) -> Arrival:
+    def _admit(self, announced: quorum.Announcement, signed: Signed) -> Arrival:
         ready = announced.ready
         if ready.round != self._round:
             self._round, self._arrivals = ready.round, {}
@@ -168,7 +155,7 @@ class Leader:
             return None
         readies = {node: arrival.ready for node, arrival in self._arrivals.items()}
         voters = self._voters(readies)
-        group = choose_group(readies, voters)
+        group = quorum.choose_group(readies, voters)
         if self._lacking(group, view):
             group = frozenset(readies)
         if self._last.round == self._round:  # that attempt failed: a site that comes only now may make each one fail
@@ -184,19 +171,19 @@ class Leader:
         return None
 
     def _voters(self, nodes: Collection[str]) -> frozenset[str]:
-        return voters_of({node: self._arrivals[node].announced for node in nodes}, self._view().base)
+        return quorum.voters_of({node: self._arrivals[node].announced for node in nodes}, self._view().base)
 
     def _lacking(self, group: frozenset[str], view: LeaderView) -> str:
         """Why this group cannot start, in words; empty if it can."""
-        votes = votes_of({node: self._arrivals[node].announced for node in group})
-        if not has_quorum(votes, view.base, self._statements.convicted):
+        votes = quorum.votes_of({node: self._arrivals[node].announced for node in group})
+        if not quorum.has_quorum(votes, view.base, self._statements.convicted):
             absent = ", ".join(sorted(set(view.base) - votes - {*self._roster.participants()}))
             return f"no majority of the last round's members is here; absent: {absent}" if absent else BUSY
         readies = [self._arrivals[node].ready for node in group]
-        decision = choose_value(readies, self._voters(group), self._statements.convicted)
-        if isinstance(decision, Blocked):
+        decision = quorum.choose_value(readies, self._voters(group), self._statements.convicted)
+        if isinstance(decision, quorum.Blocked):
             return f"a result may have been committed by sites that are not here: {', '.join(decision.missing)}"
-        if isinstance(decision, Fresh) and len(group) < view.sites:
+        if isinstance(decision, quorum.Fresh) and len(group) < view.sites:
             return f"waiting for {view.sites - len(group)} more of the run's {view.sites} sites"
         return ""
 
@@ -206,7 +193,7 @@ class Leader:
         proposal = Proposal(
             verdict=Proposal.VERDICT_GO,
             round=self._round,
-            ballot=next_ballot(chosen, self._node),
+            ballot=quorum.next_ballot(chosen, self._node),
             shares=[
                 _share(ready, offset, length)
                 for ready, (offset, length) in zip(
@@ -215,8 +202,8 @@ class Leader:
             ],
             readies=[self._arrivals[node].signed for node in members],
         )
-        decision = choose_value(chosen, self._voters(group), self._statements.convicted)
-        if isinstance(decision, Adopt):
+        decision = quorum.choose_value(chosen, self._voters(group), self._statements.convicted)
+        if isinstance(decision, quorum.Adopt):
             proposal.adopt.CopyFrom(decision.value)
             proposal.holders.extend(decision.holders)
         self._last, self._answered = proposal, {node: readies[node].nonce for node in group}
@@ -256,7 +243,7 @@ def _share(ready: Ready, offset: int, length: int) -> Share:
     return Share(node=ready.node, tokens=ready.tokens, norm=ready.norm, offset=offset, length=length)
 
 
-def read_announcement(signed: Signed, statements: Statements) -> Announcement:
+def read_announcement(signed: Signed, statements: Statements) -> quorum.Announcement:
     """A member's announcement with the handovers that it shows.
 
     Raises:
@@ -265,7 +252,7 @@ def read_announcement(signed: Signed, statements: Statements) -> Announcement:
     ready = statements.read(Ready, signed)
     if ready.HasField("refutation") and not refutes(statements.read(Vote, ready.refutation), ready):
         raise BadMessage(f"the announcement of {ready.node} has a vote that does not refute its own")
-    return Announcement(ready, [statements.read(Handover, it) for it in ready.handovers])
+    return quorum.Announcement(ready, [statements.read(Handover, it) for it in ready.handovers])
 
 
 def _not_leader(ready: Ready, other: str, reason: str) -> Proposal:

@@ -39,28 +39,9 @@ from pier_node.base.processes import call_process, die_with_parent, spin_little
 from pier_node.base.shared import attach
 from pier_node.config.program import described
 from pier_node.config.run import RunConfig, from_canonical
+from pier_node.engine import messages
 from pier_node.engine.client import Link
 from pier_node.engine.machines import Ranks
-from pier_node.engine.messages import (
-    VERSION,
-    Ability,
-    Attach,
-    Attached,
-    Done,
-    Evaluate,
-    Evaluated,
-    Failed,
-    Message,
-    Opened,
-    Progress,
-    Publish,
-    Publishing,
-    Rate,
-    Rated,
-    Ready,
-    Tokenizing,
-    Train,
-)
 from pier_node.engine.process import ENGINE_VARIABLE
 from pier_node.engine.ranks import STEPS, enter
 from pier_node.outer.layout import Layout
@@ -122,7 +103,7 @@ class Worker:
         self,
         link: Link,
         ranks: Ranks,
-        place: Attached,
+        place: messages.Attached,
         config: RunConfig,
         windows: Windows,
         parallel: Parallel = DDP,
@@ -134,19 +115,19 @@ class Worker:
         self._outbox, self._adam_m, self._adam_v = map(self._attach, (place.outbox, place.adam_m, place.adam_v))
         self._row = enter(place.table, ranks.count, ranks.own)
 
-    def obey(self, message: Message) -> None:
+    def obey(self, message: messages.Message) -> None:
         """Execute a request of the daemon."""
         match message:
-            case Train():
+            case messages.Train():
                 self._work(message)
-            case Evaluate():
+            case messages.Evaluate():
                 self._evaluate(message)
-            case Rate():
+            case messages.Rate():
                 self._rate(message)
             case _:
                 raise PierError(f"a worker cannot obey {message}")
 
-    def _work(self, job: Train) -> None:
+    def _work(self, job: messages.Train) -> None:
         started, reported = time.monotonic(), 0.0
         self._replica.load_weights(self._attach(job.load))
         if job.moments is not None:
@@ -161,42 +142,42 @@ class Worker:
                 reported = seconds
                 done = self._tokens(job, index + 1)
                 norm = self._replica.gradient_norm.item()
-                self._link.send(Progress(job.first_step + index, loss.item(), done, seconds, norm))
+                self._link.send(messages.Progress(job.first_step + index, loss.item(), done, seconds, norm))
         self._publish(job)
         if self._ranks.own == 0:
             peak, seconds = devices.peak_bytes(self._device), time.monotonic() - started
             tokens, loss_mean = self._tokens(job, job.steps), total.item() / job.steps
-            self._link.send(Done(job.id, tokens, loss_mean, self._replica.adam_step, seconds, peak))
+            self._link.send(messages.Done(job.id, tokens, loss_mean, self._replica.adam_step, seconds, peak))
 
-    def _step(self, job: Train, step: int) -> Tensor:
+    def _step(self, job: messages.Train, step: int) -> Tensor:
         rows = self._rows(step, job.sequences)
         if job.publish == "gradient":
             return self._replica.gradient(rows, job.sequences)
         return self._replica.train(step, rows, job.sequences)
 
-    def _publish(self, job: Train) -> None:
-        self._link.send(Publishing(job.id))
+    def _publish(self, job: messages.Train) -> None:
+        self._link.send(messages.Publishing(job.id))
         # Nobody writes before the daemon was told; all have written before it is told of the end.
         if job.publish == "gradient":
             self._ranks.meet()
             self._replica.store_gradient(self._outbox)
         else:
-            if not isinstance(message := self._link.receive(), Publish):
+            if not isinstance(message := self._link.receive(), messages.Publish):
                 raise PierError(f"a worker may publish before anything else, but the daemon sent {message}")
             self._replica.store_weights(self._outbox)
             self._replica.store_moments(self._adam_m, self._adam_v)
         self._ranks.meet()
 
-    def _evaluate(self, request: Evaluate) -> None:
+    def _evaluate(self, request: messages.Evaluate) -> None:
         inner, shares = self._inner, self._replica.shares
         own = self._windows.validation(inner.eval_batches, inner.batch_size, self._at_once, shares.own, shares.count)
-        self._link.send(Evaluated(request.id, self._replica.evaluate(self._attach(request.weights), own)))
+        self._link.send(messages.Evaluated(request.id, self._replica.evaluate(self._attach(request.weights), own)))
 
-    def _rate(self, request: Rate) -> None:
+    def _rate(self, request: messages.Rate) -> None:
         if self._ranks.own != 0:
             return
         losses = self._replica.rate(self._attach(request.weights), np.load(request.rows), self._at_once)
-        self._link.send(Rated(request.id, losses.tolist()))
+        self._link.send(messages.Rated(request.id, losses.tolist()))
 
     def _rows(self, step: int, sequences: int) -> Batch:
         shares = self._replica.shares
@@ -213,7 +194,7 @@ class Worker:
         own = max(1, self._inner.batch_size // self._replica.shares.count)
         return min(own, self._inner.micro_batch or own)
 
-    def _tokens(self, job: Train, steps: int) -> int:
+    def _tokens(self, job: messages.Train, steps: int) -> int:
         return steps * job.sequences * self._replica.context
 
     def _attach(self, path: str) -> Tensor:
@@ -233,7 +214,7 @@ def serve(place: Place) -> None:
     except PierError as error:
         # A restart would meet the same error, and so do all ranks. The daemon ends this program after reporting it.
         with contextlib.suppress(PierError):
-            link.send(Failed(error.problem, error.remedy))
+            link.send(messages.Failed(error.problem, error.remedy))
         time.sleep(FAILED_SECONDS)
         raise
 
@@ -259,36 +240,36 @@ def _connected(path: str) -> socket.socket:
 def _serve(link: Link, ranks: Ranks, setup: Setup, parallel: Parallel) -> None:
     config = from_canonical(setup.config)
     tensors = described((entry.name, entry.shape) for entry in Layout.of(config.model).entries)
-    step_tokens, abilities = config.inner.batch_size * config.model.context, [*get_args(Ability)]
-    link.send(Attach(VERSION, [*tensors], step_tokens, "", ranks.count, PATIENCE, abilities))
+    step_tokens, abilities = config.inner.batch_size * config.model.context, [*get_args(messages.Ability)]
+    link.send(messages.Attach(messages.VERSION, [*tensors], step_tokens, "", ranks.count, PATIENCE, abilities))
     place = link.receive()
-    if not isinstance(place, Attached):
+    if not isinstance(place, messages.Attached):
         raise PierError(f"a worker is given its place before anything else, but the daemon sent {place}")
     link.send(_ready(config, ranks))
     corpus = open_data(config, setup, place, link, ranks.own)
     windows = Windows(corpus, config.model.context, config.run.seed, setup.node)
-    link.send(Opened(len(corpus.train), len(corpus.validation)))
+    link.send(messages.Opened(len(corpus.train), len(corpus.validation)))
     parallel.check(config, ranks.count)
     worker = Worker(link, ranks, place, config, windows, parallel)
     while True:
         worker.obey(link.receive())
 
 
-def _ready(config: RunConfig, ranks: Ranks) -> Ready:
+def _ready(config: RunConfig, ranks: Ranks) -> messages.Ready:
     device, count = devices.pick(ranks.own, ranks.count), ranks.count
     bf16 = devices.uses_bf16(device, config.inner.precision)
     full = devices.full_speed(device, count, bf16, flops_per_token(config.model))
-    return Ready(devices.describe(device, count, bf16), full, devices.fallback(device))
+    return messages.Ready(devices.describe(device, count, bf16), full, devices.fallback(device))
 
 
-def open_data(config: RunConfig, setup: Setup, place: Attached, link: Link, rank: int) -> Corpus:
+def open_data(config: RunConfig, setup: Setup, place: messages.Attached, link: Link, rank: int) -> Corpus:
     """The tokens of the site. Rank 0 creates them if necessary, and the daemon hears of the progress.
 
     That may take hours, so the other ranks wait for the files, not in a collective, which has a deadline.
     """
 
     def told(read: int, size: int) -> None:
-        link.send(Tokenizing(read, size))
+        link.send(messages.Tokenizing(read, size))
 
     corpus = open_corpus(config.data, place.slot, place.slots, setup.data_path, Path(place.folder), told, rank == 0)
     check_vocab(corpus.vocab_size, config.model.vocab_size)

@@ -25,6 +25,7 @@ from pier_node.base.errors import PierError
 from pier_node.base.tasks import first_of
 from pier_node.identity import tls
 from pier_node.identity.certificates import Credentials
+from pier_node.wire import links
 from pier_node.wire.addresses import Choice, choose_address, first_hop, free_port
 from pier_node.wire.bounds import parse, parse_chunk
 from pier_node.wire.carrier import (
@@ -41,18 +42,6 @@ from pier_node.wire.carrier import (
     PeerLost,
 )
 from pier_node.wire.grpc.reasons import Circumstances, brief, lost
-from pier_node.wire.links import (
-    CALLS,
-    GRACE,
-    PATIENCE,
-    Answers,
-    Busy,
-    CallMetadata,
-    Headers,
-    LinkedCarrier,
-    NotAdmitted,
-    keep_chunk_memory,
-)
 from pier_proto.v1.peer_pb2 import Ack, FetchRequest
 
 log = logging.getLogger(__name__)
@@ -124,7 +113,7 @@ class PeerServer(grpc.GenericRpcHandler):  # type: ignore[type-arg]
         credentials: this node's credentials; None serves without TLS.
     """
 
-    def __init__(self, answers: Answers, metadata: CallMetadata, credentials: Credentials | None) -> None:
+    def __init__(self, answers: links.Answers, metadata: links.CallMetadata, credentials: Credentials | None) -> None:
         self._answers, self._metadata, self._credentials = answers, metadata, credentials
         self._server: grpc.aio.Server | None = None
 
@@ -160,7 +149,7 @@ class PeerServer(grpc.GenericRpcHandler):  # type: ignore[type-arg]
 
     async def start(self, host: str, port: int) -> int:
         """Listen and return the port; the system chooses one if `port` is 0. Raises PierError."""
-        self._server = grpc.aio.server(options=server_options(MESSAGE_BYTES), maximum_concurrent_rpcs=CALLS)
+        self._server = grpc.aio.server(options=server_options(MESSAGE_BYTES), maximum_concurrent_rpcs=links.CALLS)
         self._server.add_generic_rpc_handlers((self,))
         address = format_address(host, port)
         try:
@@ -174,7 +163,7 @@ class PeerServer(grpc.GenericRpcHandler):  # type: ignore[type-arg]
     async def stop(self) -> None:
         """Stop listening and end all calls."""
         if self._server is not None:
-            await self._server.stop(GRACE)
+            await self._server.stop(links.GRACE)
 
     # --- a call --------------------------------------------------------------------------------
 
@@ -187,7 +176,7 @@ class PeerServer(grpc.GenericRpcHandler):  # type: ignore[type-arg]
         A caller that is still sending would not see the status, so its `stream` is first answered and allowed to end.
         """
         try:
-            headers: Headers = dict(context.invocation_metadata() or ())
+            headers: links.Headers = dict(context.invocation_metadata() or ())
             caller = self._metadata.admit(method, headers, tls.caller_certificate(context))
             with self._answers.place(caller):
                 await context.send_initial_metadata(tuple(self._metadata.answer(caller, headers).items()))
@@ -217,7 +206,7 @@ async def _outliving_the_call(work: Coroutine[Any, Any, None]) -> None:
     try:
         await asyncio.shield(task)
     except asyncio.CancelledError:
-        await asyncio.wait({task}, timeout=GRACE)
+        await asyncio.wait({task}, timeout=links.GRACE)
         if not task.cancel() and not task.cancelled():
             task.exception()
         raise
@@ -226,7 +215,7 @@ async def _outliving_the_call(work: Coroutine[Any, Any, None]) -> None:
 async def _drain(stream: AsyncIterator[bytes]) -> None:
     """Let a caller find out that it was answered early, so that it stops sending."""
     with suppress(TimeoutError):
-        async with asyncio.timeout(PATIENCE):
+        async with asyncio.timeout(links.PATIENCE):
             async for _ in stream:
                 pass
 
@@ -238,9 +227,9 @@ async def _refuse(context: Context, error: Exception) -> NoReturn:
 
 
 _STATUSES = {
-    NotAdmitted: grpc.StatusCode.FAILED_PRECONDITION,
+    links.NotAdmitted: grpc.StatusCode.FAILED_PRECONDITION,
     BadMessage: grpc.StatusCode.INVALID_ARGUMENT,
-    Busy: grpc.StatusCode.RESOURCE_EXHAUSTED,
+    links.Busy: grpc.StatusCode.RESOURCE_EXHAUSTED,
     PeerLost: grpc.StatusCode.ABORTED,
 }
 
@@ -261,7 +250,9 @@ class Link:
     Questions and streams have separate connections, since a full send buffer takes seconds to drain over a slow link.
     """
 
-    def __init__(self, metadata: CallMetadata, credentials: Credentials | None, node: str | None, address: str) -> None:
+    def __init__(
+        self, metadata: links.CallMetadata, credentials: Credentials | None, node: str | None, address: str
+    ) -> None:
         self.node = node
         self.address = address
         self._metadata = metadata
@@ -347,7 +338,7 @@ class Link:
         self._channels.append(channel)
         return channel
 
-    def _answerer(self, headers: Headers, answer: grpc.aio.Metadata) -> str:
+    def _answerer(self, headers: links.Headers, answer: grpc.aio.Metadata) -> str:
         try:
             node = self._metadata.answered(headers, dict(answer))
         except ValueError as error:
@@ -388,7 +379,7 @@ def _path(method: str) -> str:
     return f"/{SERVICE}/{method}"
 
 
-def _metadata(headers: Headers) -> grpc.aio.Metadata:
+def _metadata(headers: links.Headers) -> grpc.aio.Metadata:
     return grpc.aio.Metadata(*headers.items())
 
 
@@ -406,7 +397,7 @@ def _retrieved(work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
     return task
 
 
-class GrpcCarrier(LinkedCarrier):
+class GrpcCarrier(links.LinkedCarrier):
     """A Carrier over gRPC.
 
     Args:
@@ -416,7 +407,7 @@ class GrpcCarrier(LinkedCarrier):
     """
 
     def __init__(self, node: str, run_hash: bytes, credentials: Credentials | None) -> None:
-        super().__init__(CallMetadata(node, run_hash, credentials.key if credentials else None))
+        super().__init__(links.CallMetadata(node, run_hash, credentials.key if credentials else None))
         self._credentials = credentials
         self._server = PeerServer(self, self._metadata, credentials)
 
@@ -430,7 +421,7 @@ class GrpcCarrier(LinkedCarrier):
 
     async def start(self, host: str, port: int) -> int:
         """Listen and return the port; the system chooses one if `port` is 0. Raises PierError."""
-        keep_chunk_memory()
+        links.keep_chunk_memory()
         return await self._server.start(host, port)
 
     async def listen(self, at: str, advertise: str | None, peers: Sequence[str]) -> Choice:
