@@ -13,7 +13,7 @@ from doctor.conftest import CONFIG, TOKEN, Peer
 from bench.ports import free_port
 from pier_node.base.errors import PierError
 from pier_node.config.run import RunConfig
-from pier_node.doctor import examination, links
+from pier_node.doctor import links, machine
 from pier_node.doctor.examination import Standpoint, examine
 from pier_node.doctor.finding import THIS_SITE, Finding, Verdict
 from pier_node.doctor.links import Ask, Link
@@ -122,8 +122,8 @@ async def test_clock_skew(new_site: NewSite, ahead: float, words: str) -> None:
 
 
 async def test_low_disk_and_low_memory(new_site: NewSite, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(examination, "free_disk", lambda folder: 1000)
-    monkeypatch.setattr(examination, "free_memory", lambda: 2000)
+    monkeypatch.setattr(machine, "free_disk", lambda folder: 1000)
+    monkeypatch.setattr(machine, "free_memory", lambda: 2000)
     async with Peer("alpha").running() as address:
         findings = await found(new_site(address))
     assert problems(findings) == [(THIS_SITE, "disk"), (THIS_SITE, "memory")]

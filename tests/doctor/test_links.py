@@ -150,7 +150,7 @@ def test_every_reason_that_the_wire_gives_has_a_remedy_of_its_own(text: str) -> 
 def test_no_remedy_is_for_what_nobody_says() -> None:
     """Reasons come from the wire's translations, from calling cards and from the reception."""
     wire = Path(reasons.__file__).parent.parent
-    files = [wire / name for name in ("grpc/reasons.py", "grpc/carrier.py", "libp2p/host.py", "metadata.py")]
+    files = [wire / name for name in ("grpc/reasons.py", "grpc/carrier.py", "libp2p/host.py", "links.py")]
     said = "".join(path.read_text() for path in [*files, wire.parent / "site/join.py", wire / "probe.py"])
     missing = [sign for sign, _ in _SIGNS if sign not in said]
     assert not missing

@@ -10,8 +10,8 @@ from wire import samples
 from wire.sites import ALICE, BOB, CAROL, LEAVING, OTHER_TOKEN, QUICK, RUN, TOKEN, Sites, ack
 
 from pier_node.identity.certificates import Credentials, credentials
+from pier_node.wire import links
 from pier_node.wire.carrier import CHUNK_BYTES, DESCRIBE, LEAVE, MANIFEST_BYTES, MESSAGE_BYTES
-from pier_node.wire.grpc import carrier
 from pier_node.wire.grpc.carrier import CHANNEL_OPTIONS, SERVICE, server_options
 from pier_node.wire.links import CallMetadata
 from pier_proto.v1.peer_pb2 import Ack
@@ -38,7 +38,7 @@ async def test_under_tls_a_caller_without_the_token_gets_nowhere(shown: Credenti
 
 
 async def test_a_refused_caller_that_goes_on_sending_is_cut_off(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(carrier, "PATIENCE", 0.1)
+    monkeypatch.setattr(links, "PATIENCE", 0.1)
     async with INSECURE.listening(BOB) as (bob, address):
         channel = grpc.aio.insecure_channel(address)
         headers = grpc.aio.Metadata(*CallMetadata(ALICE.node, b"\xee" * 32).call(bob.node).items())
