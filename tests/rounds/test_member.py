@@ -268,6 +268,28 @@ def test_a_lost_leader_is_gone_around_and_given_another_chance_later() -> None:
     run(main())
 
 
+def test_a_lost_leader_that_is_started_again_leads_again_at_once() -> None:
+    """Without it there is no majority: nobody may go around it for long."""
+
+    async def main() -> None:
+        network = Network(1, CALM)
+        members = assemble(network, "ab", outer_state("abc"))
+        await acquainted(members)
+        network.crash("a")
+        waiting = members["b"].contribute(1.0)
+        await members["b"].roster.changed.until(lambda: not members["b"].roster.alive("a"))
+        await asyncio.sleep(3.0)
+        began = asyncio.get_running_loop().time()
+        back = Member(network, "a", outer_state("abc"))
+        back.meet("b")
+        back.play(back.rounds.run())
+        states = await asyncio.gather(waiting, back.contribute(1.0))
+        assert {state.members for state in states} == {("a", "b")}
+        assert asyncio.get_running_loop().time() - began < 5, "and not only when the suspicion expires"
+
+    run(main())
+
+
 def test_a_leader_that_still_trains_for_an_earlier_round_is_gone_around() -> None:
     """Or the fast sites would wait, round for round, until the slow one with the lowest id has finished its steps."""
 

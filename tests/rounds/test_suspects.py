@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 
 import pytest
 from simulation.virtual_time import run
@@ -20,6 +21,33 @@ def test_a_suspicion_ends_by_itself() -> None:
         assert suspects.now() == {"a", "b"}
         await asyncio.sleep(EXPIRY / 2 + 1)
         assert suspects.now() == {"b"}
+
+    run(main())
+
+
+def test_a_site_that_answers_again_after_a_silence_is_let_in_earlier_but_later_each_time() -> None:
+    async def main() -> None:
+        clock = asyncio.get_running_loop().time
+        back = {"a": -math.inf}
+        suspects, left_out = Suspects(back.__getitem__), list[float]()
+        for _ in range(7):
+            suspects.clear()
+            suspects.add("a")
+            began = clock()
+            await asyncio.sleep(0.1)
+            back["a"] = clock()
+            while suspects.now():  # noqa: ASYNC110 (nobody tells: time passes)
+                await asyncio.sleep(0.1)
+            left_out.append(clock() - began)
+        assert left_out == pytest.approx([1, 2, 4, 8, 16, EXPIRY, EXPIRY], abs=0.11)
+        suspects.forgive("a")
+        suspects.add("a")
+        back["a"] = clock() + 0.1
+        await asyncio.sleep(1.0)
+        assert not suspects.now(), "it took part to the end: it starts again"
+        suspects.add("a")
+        await asyncio.sleep(EXPIRY - 1)
+        assert suspects.now() == {"a"}, "it has not been silent since"
 
     run(main())
 
@@ -76,11 +104,11 @@ def test_fresh_names_take_no_more_memory_and_push_out_nobody_who_was_mute_before
         for number in range(3 * SITES):
             suspects.add(f"lost {number}")
             suspects.add(f"mute {number}", mute_in=4)
-        assert len(suspects._until) + len(suspects._mute) <= 2 * SITES
+        assert len(suspects._doubts) + len(suspects._past) <= 2 * SITES
         assert "a" in suspects.left_out()
         await asyncio.sleep(EXPIRY + 1)
         suspects.add("b")
-        assert suspects._until.keys() == {"b"}, "what is over is forgotten"
+        assert suspects._doubts.keys() == {"b"}, "what is over is forgotten"
 
     run(main())
 

@@ -61,7 +61,7 @@ class Rounds:
         self._tools, self._length, self._new_nonce = tools, length, nonce
         self._roster, self._carrier, self._faults = tools.roster, tools.carrier, tools.faults
         self.promises = Promises(tools.journal, self.node, state.round)
-        self._nonce, self._suspects, self._standstill = b"", Suspects(), Standstill()
+        self._nonce, self._suspects, self._standstill = b"", Suspects(self._roster.back_at), Standstill()
         self._mine = Ready()
         self._attempt: Attempt | None = None
         self.statements = tools.statements
@@ -224,15 +224,14 @@ class Rounds:
         signed = self.statements.seal(ready)
         await self._faults.reach(ready.round, "ready")
         abreast = self._roster.abreast(self.state.round, self._committed_at)
-        leader = leader_of({self.node, *abreast} - self._suspects.now(), self.state.members)
+        leader = leader_of({self.node, *abreast} - {*ready.suspects}, self.state.members)
         try:
-            if leader == self.node:
-                proposal = await self.leader.gather(leader, signed)
-            else:
-                proposal = await self._carrier.call(leader, GATHER, signed, 2 * POLL)
+            proposal = await first_of(self._answer_of(leader, signed), self._until_cleared(ready.suspects))
         except PeerLost as lost:
             log.warning("round %d: the leader %s is lost: %s", ready.round, leader, lost.reason)
             self._suspects.add(leader)
+            return None
+        if proposal is None:
             return None
         if proposal.verdict == Proposal.VERDICT_GO and self._acceptable(proposal, ready):
             return proposal
@@ -242,6 +241,15 @@ class Rounds:
             return None
         self.last_error = proposal.reason
         return proposal if proposal.verdict == Proposal.VERDICT_WAIT else None
+
+    async def _answer_of(self, leader: str, signed: Signed) -> Proposal:
+        if leader == self.node:
+            return await self.leader.gather(leader, signed)
+        return await self._carrier.call(leader, GATHER, signed, 2 * POLL)
+
+    async def _until_cleared(self, suspects: Collection[str]) -> None:
+        """Return once one of these is suspected no more: it may lead, and the announcement accuses it falsely."""
+        await self._roster.changed.until(lambda: not self._suspects.now().issuperset(suspects))
 
     def _watch(self, leader: str, round: int, proposal: Proposal) -> None:
         """Log what another leader waits for; suspect a leader that keeps everyone waiting."""

@@ -77,6 +77,7 @@ class Contact:
     Attributes:
         told_by: the peer that told us of it; "" if we have met it, or if our own notes or our coordinator name it.
         pulse: what it last said of itself, in a call that proved who was speaking.
+        back_at: when it last answered after a silence.
         failures: failed calls in a row, in either direction, since it was last heard.
         unanswered: questions in a row that it did not answer.
         participant: whether it was ever in a phase in which it takes part in rounds, in this start or an earlier one.
@@ -87,6 +88,7 @@ class Contact:
     told_by: str = ""
     pulse: Pulse | None = None
     heard_at: float = 0.0
+    back_at: float = -math.inf
     failures: int = 0
     unanswered: int = 0
     participant: bool = False
@@ -270,6 +272,11 @@ class Roster:
             return False
         return asyncio.get_running_loop().time() - contact.heard_at <= contact.limit.seconds()
 
+    def back_at(self, node: str) -> float:
+        """When a site last answered after a silence, in seconds of the loop's clock; -inf: it never has."""
+        contact = self.contacts.get(node)
+        return contact.back_at if contact else -math.inf
+
     def round_trips(self) -> dict[str, float]:
         """Seconds from question to answer, for each peer that has answered."""
         return {node: it.round_trip for node, it in self.contacts.items() if it.round_trip}
@@ -399,6 +406,7 @@ class Roster:
         contact.heard_at, contact.pulse, contact.told_by = now, pulse, ""
         contact.participant |= pulse.phase in ACTIVE
         if pulse.phase != Phase.PHASE_LEAVING:
+            contact.back_at = now if contact.failures else contact.back_at
             contact.failures = 0
         self.changed.notify()
 

@@ -1,15 +1,17 @@
 """Suspicions: which members the next attempt should do without, and how an attempt or a pair's meeting fails here.
 
 A member is suspected when it was lost, or when what it sent was refused. A suspicion counts for one attempt: it is
-forgotten when an attempt begins, or after EXPIRY seconds if none does. A member that keeps the others waiting round
-after round, without ever taking part to the end, is left out for longer each time.
+forgotten when an attempt begins, or after EXPIRY seconds if none does. If the member falls silent and then answers
+again, it was probably restarted, and is let in earlier: after 1, 2, 4, ... seconds for each suspicion since it last
+took part in a round to the end. A member that keeps the others waiting round after round, without ever taking part to
+the end, is left out for longer each time.
 """
 
 from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import Collection, Iterable
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass
 
 from pier_node.config.run import SITES
@@ -48,21 +50,46 @@ STANDSTILL = 30.0
 
 
 @dataclass
-class _Mute:
-    """How often a site kept others waiting."""
+class _Past:
+    """What a site has done since it last took part in a round to its end.
 
-    rounds: int = 0
+    Attributes:
+        doubts: how often it was suspected.
+        mute: in how many rounds it kept others waiting; `last` is the last of them.
+        until: when it is let in again after that, in seconds of the loop's clock.
+    """
+
+    doubts: int = 0
+    mute: int = 0
     last: int = 0
     until: float = 0.0
-    """When the site is let in again, in seconds of the loop's clock."""
+
+
+@dataclass(frozen=True)
+class _Doubt:
+    """One suspicion; times are seconds of the loop's clock.
+
+    Attributes:
+        earliest: when the site is let in if it has been silent since and answers again.
+        until: when it is let in anyway.
+    """
+
+    since: float
+    earliest: float
+    until: float
 
 
 class Suspects:
-    """One member's suspicions in a round: at most as many as a run has sites, since strangers come under any name."""
+    """One member's suspicions in a round: at most as many as a run has sites, since strangers come under any name.
 
-    def __init__(self) -> None:
-        self._until: dict[str, float] = {}
-        self._mute: dict[str, _Mute] = {}
+    Args:
+        back_at: when a site last answered after a silence, in seconds of the loop's clock.
+    """
+
+    def __init__(self, back_at: Callable[[str], float] = lambda _: -math.inf) -> None:
+        self._back_at = back_at
+        self._doubts: dict[str, _Doubt] = {}
+        self._past: dict[str, _Past] = {}
 
     def add(self, node: str, mute_in: int = 0) -> None:
         """Suspect a member from now on.
@@ -71,39 +98,39 @@ class Suspects:
             mute_in: the round in which it kept the others waiting.
         """
         now = asyncio.get_running_loop().time()
-        self._until = {name: until for name, until in self._until.items() if until > now}
-        self._until[node] = now + EXPIRY
-        if len(self._until) > SITES:
-            del self._until[min(self._until, key=self._until.__getitem__)]
-        if mute_in:
-            self._add_mute(node, mute_in, now)
-
-    def _add_mute(self, node: str, round: int, now: float) -> None:
-        mute = self._mute.setdefault(node, _Mute())
-        if round > mute.last:
-            mute.rounds, mute.last = mute.rounds + 1, round
-            mute.until = now + min(EXPIRY * 2 ** (mute.rounds - 1), LONGEST) if mute.rounds > 1 else now
-        if len(self._mute) > SITES:
-            del self._mute[min(self._mute, key=lambda name: (self._mute[name].rounds, self._mute[name].last))]
+        past = self._past.setdefault(node, _Past())
+        past.doubts += 1
+        if mute_in > past.last:
+            past.mute, past.last = past.mute + 1, mute_in
+            past.until = now + min(EXPIRY * 2 ** (past.mute - 1), LONGEST) if past.mute > 1 else now
+        if len(self._past) > SITES:
+            del self._past[min(self._past, key=lambda name: (self._past[name].mute, self._past[name].last))]
+        self._doubts = {name: doubt for name, doubt in self._doubts.items() if doubt.until > now}
+        self._doubts[node] = _Doubt(now, now + min(2.0 ** min(past.doubts - 1, 10), EXPIRY), now + EXPIRY)
+        if len(self._doubts) > SITES:
+            del self._doubts[min(self._doubts, key=lambda name: self._doubts[name].until)]
 
     def now(self) -> set[str]:
         """Nodes under suspicion now."""
+        return {node for node, doubt in self._doubts.items() if self._holds(node, doubt)} | self.left_out()
+
+    def _holds(self, node: str, doubt: _Doubt) -> bool:
         now = asyncio.get_running_loop().time()
-        return {node for node, until in self._until.items() if until > now} | self.left_out()
+        return now < (doubt.earliest if self._back_at(node) > doubt.since else doubt.until)
 
     def left_out(self) -> set[str]:
         """Nodes that are left out because they kept others waiting again and again."""
         now = asyncio.get_running_loop().time()
-        return {node for node, mute in self._mute.items() if mute.until > now}
+        return {node for node, past in self._past.items() if past.until > now}
 
     def clear(self) -> None:
         """Forget all suspicions of one attempt."""
-        self._until.clear()
+        self._doubts.clear()
 
     def forgive(self, members: Iterable[str]) -> None:
         """Forgive these members: they took part in a round to its end."""
         for node in members:
-            self._mute.pop(node, None)
+            self._past.pop(node, None)
 
 
 class Standstill:
