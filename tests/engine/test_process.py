@@ -1,9 +1,11 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import sys
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
+from signal import SIGKILL
 
 import psutil
 import pytest
@@ -11,7 +13,7 @@ import pytest
 from pier_node.base.errors import PierError
 from pier_node.base.tasks import Hearing
 from pier_node.engine import process
-from pier_node.engine.process import ENGINE_VARIABLE, Command, TrainingProcess
+from pier_node.engine.process import ENGINE_VARIABLE, Child, Command, TrainingProcess
 
 STUBBORN = """
 import signal, subprocess, sys, time
@@ -127,3 +129,25 @@ async def test_stopping_ends_what_ignores_sigterm_and_its_children(play: Play) -
     await scene.tended.stop(0.2)
     _, alive = psutil.wait_procs([child, parent], timeout=30)
     assert alive == []
+
+
+async def test_a_spare_waits_for_its_environment_and_is_used_once(tmp_path: Path) -> None:
+    words = (sys.executable, "-c", "import os, sys; print(sys.stdin.read(), os.getppid(), flush=True)")
+    spare = Child(words, tmp_path / "spare", None)
+    command = Command(words, {"WORD": "mole"}, tmp_path / "log", spare)
+    assert spare.waits
+    first, second = command.start(tmp_path / "socket"), command.start(tmp_path / "socket")
+    assert first is spare
+    assert not spare.waits
+    assert second is not spare, "whatever has ended is started again as it is everywhere"
+    assert [await first.wait(), await second.wait()] == [0, 0]
+    told = {"WORD": "mole", ENGINE_VARIABLE: str(tmp_path / "socket")}
+    assert (tmp_path / "spare").read_text().startswith(json.dumps(told))
+    assert not (tmp_path / "log").read_text().startswith("{")
+
+
+async def test_a_spare_that_has_died_is_none(tmp_path: Path) -> None:
+    spare = Child(("sh", "-c", "kill -9 $$"), tmp_path / "spare", None)
+    assert await spare.wait() == -SIGKILL
+    assert not spare.waits
+    assert await Command(("true",), spare=spare).start(tmp_path / "socket").wait() == 0

@@ -282,7 +282,7 @@ def test_a_lost_leader_that_is_started_again_leads_again_at_once() -> None:
         began = asyncio.get_running_loop().time()
         back = Member(network, "a", outer_state("abc"))
         back.meet("b")
-        back.play(back.rounds.run())
+        back.carrier.spawn(back.rounds.run())
         states = await asyncio.gather(waiting, back.contribute(1.0))
         assert {state.members for state in states} == {("a", "b")}
         assert asyncio.get_running_loop().time() - began < 5, "and not only when the suspicion expires"

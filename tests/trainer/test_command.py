@@ -16,7 +16,7 @@ from pier_node.engine import process
 from pier_node.engine.messages import Progress
 from pier_node.engine.process import ENGINE_VARIABLE
 from pier_node.engine.program import Program
-from pier_node.trainer.command import own_trainer
+from pier_node.trainer.command import Workers, own_trainer
 from pier_node.trainer.data.corpus import SiteData, Windows, open_corpus
 from pier_node.trainer.replica import Replica
 from pier_node.trainer.worker import WORKER
@@ -32,7 +32,7 @@ async def open_trainer(config: RunConfig, tmp_path: Path) -> AsyncIterator[Open]
     opened: list[Program] = []
 
     def build(count: int = 1, run: RunConfig = config, data_path: str | None = None) -> Program:
-        opened.append(own_trainer(run, "node-a", SiteData(path=data_path), tmp_path / "node", count))
+        opened.append(own_trainer(run, "node-a", SiteData(path=data_path), tmp_path / "node", Workers(count)))
         return opened[-1]
 
     yield build

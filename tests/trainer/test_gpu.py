@@ -20,7 +20,7 @@ from pier_node.config.run import InnerSection, ModelSection, RunConfig
 from pier_node.engine.program import Program
 from pier_node.outer.inner_optimizer import Moments, take_step
 from pier_node.trainer import devices
-from pier_node.trainer.command import own_trainer
+from pier_node.trainer.command import Workers, own_trainer
 from pier_node.trainer.data.corpus import SiteData, Windows
 from pier_node.trainer.model import loss as loss_module
 from pier_node.trainer.model.cost import CHUNK
@@ -42,7 +42,7 @@ def cuda() -> torch.device:
 @pytest.fixture
 async def trainer(configure: Configure, tmp_path: Path) -> AsyncIterator[Program]:
     """The trainer of a site with one GPU, as its daemon starts it."""
-    program = own_trainer(configure(precision="fp32"), "node-a", SiteData(), tmp_path / "node", 1)
+    program = own_trainer(configure(precision="fp32"), "node-a", SiteData(), tmp_path / "node", Workers(1))
     await program.start()
     yield program
     await program.stop()

@@ -21,7 +21,7 @@ from pier_node.config.run import RunConfig
 from pier_node.engine.messages import Progress
 from pier_node.engine.parameters import local
 from pier_node.engine.program import Program
-from pier_node.trainer.command import own_trainer
+from pier_node.trainer.command import Workers, own_trainer
 from pier_node.trainer.data.corpus import SiteData, Windows, open_corpus
 from pier_node.trainer.model.decoder import Decoder
 from pier_node.trainer.parallel import Parallel
@@ -39,7 +39,7 @@ async def start(tmp_path: Path) -> AsyncIterator[Start]:
     started: list[Program] = []
 
     def build(config: RunConfig, workers: int, parallel: Parallel) -> Program:
-        started.append(own_trainer(config, "node-a", SiteData(), tmp_path / "node", workers, parallel))
+        started.append(own_trainer(config, "node-a", SiteData(), tmp_path / "node", Workers(workers, parallel)))
         return started[-1]
 
     yield build

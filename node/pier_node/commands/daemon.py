@@ -45,7 +45,11 @@ def run_site(settings: Settings, quiet: bool, log_json: bool = False) -> None:
     console = Console()
     say = log_to(console, quiet, log_json)
     lively = console.is_terminal and not (console.is_dumb_terminal or quiet or log_json or settings.has_program)
-    asyncio.run(_run(with_run_here(settings), say, console if lively else None))
+    try:
+        asyncio.run(_run(with_run_here(settings), say, console if lively else None))
+    finally:
+        if settings.spare and settings.spare.waits:
+            settings.spare.tell({})
 
 
 async def _run(settings: Settings, say: Callable[[str], None], lively: Console | None) -> None:

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
+import json
 import logging
 import os
 import shlex
 import shutil
+import subprocess
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Self
@@ -31,6 +33,69 @@ TAIL_BYTES = 3000
 log = logging.getLogger(__name__)
 
 
+class Child:
+    """A program that runs, in a session of its own: Ctrl+C in the daemon's terminal is the daemon's to decide about.
+
+    It does not outlive this process. Raises OSError or ValueError: it cannot be started.
+
+    Args:
+        words: the program and its arguments.
+        log: file for its output; None: this process's own.
+        environment: its variables; None: it waits for them on stdin, as a line of JSON, until `tell`.
+    """
+
+    def __init__(self, words: Sequence[str], log: Path | None, environment: Mapping[str, str] | None) -> None:
+        program, *rest = words
+        self._waits = environment is None
+        with ExitStack() as stack:
+            output = None
+            if log is not None:
+                log.parent.mkdir(parents=True, exist_ok=True)
+                output = stack.enter_context(log.open("ab"))
+            self._popen = subprocess.Popen(
+                [sys.executable, "-m", "pier_node.base.processes", shutil.which(program) or program, *rest],
+                stdin=subprocess.PIPE if self._waits else subprocess.DEVNULL,
+                stdout=output,
+                stderr=output,
+                env={**os.environ, **(environment or {})},
+                start_new_session=True,
+            )
+        self.pid = self._popen.pid
+
+    @property
+    def waits(self) -> bool:
+        """Whether it waits for its variables."""
+        return self._waits and self.code is None
+
+    @property
+    def code(self) -> int | None:
+        """Its exit code, -N: ended by signal N; None: it runs."""
+        return self._popen.poll()
+
+    def tell(self, environment: Mapping[str, str]) -> None:
+        """Give it the variables that it waits for; without any it ends."""
+        self._waits = False
+        assert self._popen.stdin
+        with suppress(BrokenPipeError), self._popen.stdin as pipe:  # it has died: `wait` tells
+            pipe.write(json.dumps(dict(environment)).encode() if environment else b"")
+
+    def terminate(self) -> None:
+        """Send it SIGTERM, if it still runs."""
+        self._popen.terminate()
+
+    async def wait(self) -> int:
+        """Its exit code, once it has ended."""
+        if self.code is None:
+            ended, handle = asyncio.Event(), os.pidfd_open(self.pid)
+            asyncio.get_running_loop().add_reader(handle, ended.set)
+            try:
+                await ended.wait()
+            finally:
+                asyncio.get_running_loop().remove_reader(handle)
+                os.close(handle)
+        return self._popen.wait()
+
+
 @dataclass(frozen=True)
 class Command:
     """How a training program is started.
@@ -39,11 +104,21 @@ class Command:
         words: the program and its arguments.
         environment: variables besides those of the daemon.
         log: file for its output; None: the daemon's own.
+        spare: a process of it that runs already and waits for its environment.
     """
 
     words: tuple[str, ...]
     environment: Mapping[str, str] = field(default_factory=dict)
     log: Path | None = None
+    spare: Child | None = None
+
+    def start(self, socket: Path) -> Child:
+        """Start it for a daemon that listens there. Raises OSError or ValueError."""
+        environment = {**self.environment, ENGINE_VARIABLE: str(socket)}
+        if self.spare and self.spare.waits:
+            self.spare.tell(environment)
+            return self.spare
+        return Child(self.words, self.log, environment)
 
     @classmethod
     def parse(cls, line: str) -> Self:
@@ -86,7 +161,7 @@ class TrainingProcess:
         self.command, self._socket, self._fail = command, socket, fail
         self.over = False
         self._deaths, self._alive = 0, False
-        self._child: asyncio.subprocess.Process | None = None
+        self._child: Child | None = None
         self._keeping: asyncio.Task[None] | None = None
         self._ending: asyncio.Task[None] | None = None
 
@@ -118,7 +193,7 @@ class TrainingProcess:
 
     async def ended(self, patience: float) -> None:
         """Return when the command has ended by itself, or after `patience` seconds."""
-        if self._child is not None and self._child.returncode is None:
+        if self._child is not None and self._child.code is None:
             await _ended(self._child, patience)
 
     async def stop(self, patience: float) -> None:
@@ -132,7 +207,7 @@ class TrainingProcess:
     async def _keep_running(self) -> None:
         while True:
             try:
-                self._child = await self._started()
+                self._child = self.command.start(self._socket)
             except (OSError, ValueError) as error:
                 self._fail(_not_runnable(shlex.join(self.command.words), error))
                 return
@@ -148,44 +223,27 @@ class TrainingProcess:
             log.warning("the training program ended with exit code %d; it is started again", code)
             await asyncio.sleep(RESTART_SECONDS)
 
-    async def _started(self) -> asyncio.subprocess.Process:
-        program, *words = self.command.words
-        with contextlib.ExitStack() as stack:
-            output = None
-            if self.command.log is not None:
-                self.command.log.parent.mkdir(parents=True, exist_ok=True)
-                output = stack.enter_context(self.command.log.open("ab"))
-            return await asyncio.create_subprocess_exec(
-                *(sys.executable, "-m", "pier_node.base.processes", shutil.which(program) or program, *words),
-                stdin=asyncio.subprocess.DEVNULL,
-                stdout=output,
-                stderr=output,
-                env={**os.environ, **self.command.environment, ENGINE_VARIABLE: str(self._socket)},
-                start_new_session=True,  # Ctrl+C in the daemon's terminal is the daemon's to decide about
-            )
 
-
-async def end(process: asyncio.subprocess.Process, patience: float) -> None:
+async def end(child: Child, patience: float) -> None:
     """End a child: let it end by itself, then send SIGTERM, then SIGKILL to it and its descendants.
 
     Args:
         patience: seconds that each of the first two steps may take.
     """
-    family = _family(process.pid) if process.returncode is None else []
-    if not await _ended(process, patience):
-        with contextlib.suppress(ProcessLookupError):
-            process.terminate()
-        await _ended(process, patience)
+    family = _family(child.pid) if child.code is None else []
+    if not await _ended(child, patience):
+        child.terminate()
+        await _ended(child, patience)
     for relative in family:
-        with contextlib.suppress(psutil.NoSuchProcess):
+        with suppress(psutil.NoSuchProcess):
             relative.kill()
-    await process.wait()
+    await child.wait()
 
 
-async def _ended(process: asyncio.subprocess.Process, patience: float) -> bool:
-    with contextlib.suppress(TimeoutError):
-        await asyncio.wait_for(process.wait(), patience)
-    return process.returncode is not None
+async def _ended(child: Child, patience: float) -> bool:
+    with suppress(TimeoutError):
+        await asyncio.wait_for(child.wait(), patience)
+    return child.code is not None
 
 
 def _family(pid: int) -> list[psutil.Process]:

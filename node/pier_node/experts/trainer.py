@@ -33,7 +33,7 @@ from pier_node.experts.job import ExpertJob
 from pier_node.experts.mixture import Array
 from pier_node.experts.resume import FILE, ResumeState
 from pier_node.outer.layout import Layout
-from pier_node.trainer.command import own_trainer
+from pier_node.trainer.command import Workers, own_trainer
 from pier_node.trainer.data.corpus import SiteData
 from pier_node.trainer.model.cost import flops_per_token
 from pier_node.trainer.model.export import export
@@ -190,7 +190,8 @@ class _Training:
     async def run(self) -> tuple[ResumeState, Verdict]:
         async with AsyncExitStack() as stack:
             # The seed and the text decide the order of the rows, not the site.
-            trainer = own_trainer(self.config, self.job.domain_hash, SiteData(), self.shop.folder, self.shop.workers)
+            workers = Workers(self.shop.workers)
+            trainer = own_trainer(self.config, self.job.domain_hash, SiteData(), self.shop.folder, workers)
             stack.push_async_callback(trainer.stop)
             await trainer.start()
             self._weights.array[:] = await asyncio.to_thread(self._branched)

@@ -28,7 +28,7 @@ from pier_node.site.resume import Stores, resume
 from pier_node.site.round_log import RoundLog, tell_start
 from pier_node.site.trackers import Trackers, Who
 from pier_node.site.training import Training
-from pier_node.trainer.command import own_trainer
+from pier_node.trainer.command import Workers, own_trainer
 from pier_node.wire.states import StateServer
 from pier_proto.v1.peer_pb2 import Phase
 
@@ -169,7 +169,8 @@ async def prepare(joined: Joined, program: Program | None, stack: AsyncExitStack
         program.place(config, joined.record.slot % slots, slots, folder / "program", view, on_log)
     else:
         settings = joined.settings
-        trainer = own_trainer(config, node, joined.data, folder, settings.workers, settings.parallel)
+        workers = Workers(settings.workers, settings.parallel, settings.spare)
+        trainer = own_trainer(config, node, joined.data, folder, workers)
         stack.push_async_callback(trainer.stop)
     joined.progress.device = trainer.device
     starting = asyncio.create_task(trainer.start())

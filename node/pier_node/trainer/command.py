@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import json
 import os
-import sys
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Self
 
 from pier_node.config.run import RunConfig
-from pier_node.engine.process import Command
+from pier_node.engine.process import Child, Command
 from pier_node.engine.program import Program
 from pier_node.trainer.data.corpus import SiteData
 from pier_node.trainer.parallel import DDP, Parallel
+from pier_node.trainer.spare import log_file, words
 
 SETUP_VARIABLE = "PIER_TRAINER"
 """Environment variable: the trainer's Setup, as JSON."""
@@ -46,19 +46,30 @@ class Setup:
         return {SETUP_VARIABLE: json.dumps(asdict(self))}
 
 
-def own_trainer(
-    config: RunConfig, node: str, data: SiteData, folder: Path, count: int, parallel: Parallel = DDP
-) -> Program:
+@dataclass(frozen=True)
+class Workers:
+    """The workers of a site, as its operator wants them.
+
+    Attributes:
+        count: how many; 0: one per device.
+        parallel: how they share the model.
+        spare: see spare.py.
+    """
+
+    count: int = 0
+    parallel: Parallel = DDP
+    spare: Child | None = None
+
+
+def own_trainer(config: RunConfig, node: str, data: SiteData, folder: Path, workers: Workers) -> Program:
     """Pier's own trainer at a site, with its place in the run; it is not started yet.
 
     Args:
         node: this site's node id.
         folder: this node's folder; receives `logs/workers.log` and `cache`.
-        count: number of workers to start; 0: one per device.
-        parallel: how they share the model.
     """
-    setup = Setup(config.canonical(), node, data.path, parallel)
-    words = (sys.executable, "-m", "pier_node.trainer.worker", "--workers", str(count))
-    program = Program(None, Command(words, setup.environment(), folder / "logs" / "workers.log"))
+    setup = Setup(config.canonical(), node, data.path, workers.parallel)
+    command = Command(words(workers.count), setup.environment(), log_file(folder), workers.spare)
+    program = Program(None, command)
     program.place(config, data.slot, data.slots, folder / "cache")
     return program

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import json
 import os
 import select
 import signal
@@ -289,6 +290,10 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--workers", type=int, default=0, help="0: one for each device")
     workers = parser.parse_args().workers
+    if ENGINE_VARIABLE not in os.environ:  # a spare: see spare.py
+        if not (told := sys.stdin.read()):
+            return
+        os.environ.update(json.loads(told))
     _set_environment()
     with _FORK.Pool(1) as pool:  # not here: a driver that is loaded before a fork does not work after it
         world, parallel = pool.apply(_plan, (Setup.of_environment(), workers))
