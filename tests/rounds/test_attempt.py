@@ -90,6 +90,19 @@ def test_who_stops_has_told_no_more_than_it_has_written_down(phase: str, recorde
     scene(play, c=stop_at(phase))
 
 
+def test_a_member_that_was_started_again_is_not_waited_for() -> None:
+    async def play(members: dict[str, Member]) -> None:
+        parts = {node: Part(member, fresh(*"abc")) for node, member in members.items()}
+        await asyncio.sleep(5)
+        contact = members["b"].roster.contacts["c"]
+        contact.started_at = asyncio.get_running_loop().time()
+        suspicion = await parts["b"].suspicion()
+        assert (suspicion.node, suspicion.reason) == ("c", "lost before it voted")
+        assert asyncio.get_running_loop().time() - contact.started_at < 5
+
+    scene(play, c=stop_at("journaled"))
+
+
 def test_a_member_that_does_not_vote_is_named_after_the_deadline() -> None:
     async def play(members: dict[str, Member]) -> None:
         parts = {node: Part(member, fresh(*"abc")) for node, member in members.items()}

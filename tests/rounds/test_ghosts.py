@@ -194,6 +194,20 @@ def test_a_newer_entry_replaces_an_older_one_and_nothing_else_does() -> None:
     among(scene)
 
 
+def test_a_site_that_was_started_again_is_known_by_its_newer_entry() -> None:
+    async def scene(_network: Network, honest: list[Honest]) -> None:
+        here, b, began = honest[0].roster, honest[1], asyncio.get_running_loop().time()
+        await asyncio.sleep(5)
+        assert here.stayed(b.node, began)
+        b.me = sign_entry(Site(node=b.node, address=b.node), signer(1), version=2)
+        await asyncio.sleep(5)
+        assert here.alive(b.node)
+        assert not here.stayed(b.node, began)
+        assert here.stayed(b.node, asyncio.get_running_loop().time())
+
+    among(scene)
+
+
 def test_a_site_that_others_tell_of_takes_part_once_it_has_answered() -> None:
     async def scene(network: Network, honest: list[Honest]) -> None:
         newcomer = Honest(network, 5)

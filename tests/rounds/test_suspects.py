@@ -25,29 +25,32 @@ def test_a_suspicion_ends_by_itself() -> None:
     run(main())
 
 
-def test_a_site_that_answers_again_after_a_silence_is_let_in_earlier_but_later_each_time() -> None:
+def test_a_site_that_was_started_again_is_let_in_earlier_but_later_each_time() -> None:
     async def main() -> None:
         clock = asyncio.get_running_loop().time
-        back = {"a": -math.inf}
-        suspects, left_out = Suspects(back.__getitem__), list[float]()
+        started = {"a": -math.inf}
+        suspects, left_out = Suspects(started.__getitem__), list[float]()
         for _ in range(7):
             suspects.clear()
             suspects.add("a")
             began = clock()
             await asyncio.sleep(0.1)
-            back["a"] = clock()
+            started["a"] = clock()
             while suspects.now():  # noqa: ASYNC110 (nobody tells: time passes)
                 await asyncio.sleep(0.1)
             left_out.append(clock() - began)
         assert left_out == pytest.approx([1, 2, 4, 8, 16, EXPIRY, EXPIRY], abs=0.11)
         suspects.forgive("a")
         suspects.add("a")
-        back["a"] = clock() + 0.1
+        started["a"] = clock() + 0.1
         await asyncio.sleep(1.0)
         assert not suspects.now(), "it took part to the end: it starts again"
         suspects.add("a")
         await asyncio.sleep(EXPIRY - 1)
-        assert suspects.now() == {"a"}, "it has not been silent since"
+        assert suspects.now() == {"a"}, "it has not been started again since"
+        suspects.add("a", refused=True)
+        await asyncio.sleep(4.1)
+        assert not suspects.now(), "the third time: it is asked again, whatever it has done since"
 
     run(main())
 

@@ -273,7 +273,7 @@ class PairCommit:
         tools, loop = self._tools, asyncio.get_running_loop()
         began = loop.time()
         while self._vote is None:
-            if not tools.roster.alive(self.partner):
+            if not tools.roster.stayed(self.partner, began):
                 raise Suspicion(self.partner, "lost before it voted")
             if loop.time() - began > tools.silence.seconds():
                 raise Suspicion(self.partner, f"did not vote for {tools.silence.seconds():.0f} s")

@@ -300,7 +300,7 @@ class Attempt:
         tools, loop = self._tools, asyncio.get_running_loop()
         began = loop.time()
         while missing := [node for node in self.group if node not in tools.votes.of(self.ballot)]:
-            if dead := [node for node in missing if not tools.roster.alive(node)]:
+            if dead := [node for node in missing if not tools.roster.stayed(node, began)]:
                 raise Suspicion(dead[0], "lost before it voted")
             if loop.time() - began > tools.silence.seconds():
                 raise Suspicion(missing[0], f"did not vote for {tools.silence.seconds():.0f} s", mute=True)

@@ -28,6 +28,9 @@ from pier_node.rounds.suspects import NOBODY, Behind, Standstill, Suspects, Susp
 from pier_node.wire.carrier import ABORT, GATHER, VOTE, BadMessage, Chunk, PeerLost
 from pier_proto.v1.peer_pb2 import AbortNotice, Ack, Link, Proposal, Ready, Signed, Vote
 
+REFUSED = 1.0
+"""A call that fails within so many seconds was refused, and not left without an answer."""
+
 log = logging.getLogger(__name__)
 
 
@@ -61,7 +64,8 @@ class Rounds:
         self._tools, self._length, self._new_nonce = tools, length, nonce
         self._roster, self._carrier, self._faults = tools.roster, tools.carrier, tools.faults
         self.promises = Promises(tools.journal, self.node, state.round)
-        self._nonce, self._suspects, self._standstill = b"", Suspects(self._roster.back_at), Standstill()
+        self._suspects, self._standstill = Suspects(self._roster.started_at), Standstill()
+        self._nonce = b""
         self._mine = Ready()
         self._attempt: Attempt | None = None
         self.statements = tools.statements
@@ -225,15 +229,15 @@ class Rounds:
         await self._faults.reach(ready.round, "ready")
         abreast = self._roster.abreast(self.state.round, self._committed_at)
         leader = leader_of({self.node, *abreast} - {*ready.suspects}, self.state.members)
+        clock = asyncio.get_running_loop().time
+        asked_at = clock()
         try:
             proposal = await first_of(self._answer_of(leader, signed), self._until_cleared(ready.suspects))
         except PeerLost as lost:
             log.warning("round %d: the leader %s is lost: %s", ready.round, leader, lost.reason)
-            self._suspects.add(leader)
+            self._suspects.add(leader, refused=clock() - asked_at < REFUSED)
             return None
-        if proposal is None:
-            return None
-        if proposal.verdict == Proposal.VERDICT_GO and self._acceptable(proposal, ready):
+        if proposal is None or (proposal.verdict == Proposal.VERDICT_GO and self._acceptable(proposal, ready)):
             return proposal
         if leader != self.node:
             self._watch(leader, ready.round, proposal)

@@ -77,7 +77,7 @@ class Contact:
     Attributes:
         told_by: the peer that told us of it; "" if we have met it, or if our own notes or our coordinator name it.
         pulse: what it last said of itself, in a call that proved who was speaking.
-        back_at: when it last answered after a silence.
+        started_at: when it gave a newer entry, as it does when it is started; in seconds of the loop's clock.
         failures: failed calls in a row, in either direction, since it was last heard.
         unanswered: questions in a row that it did not answer.
         participant: whether it was ever in a phase in which it takes part in rounds, in this start or an earlier one.
@@ -88,7 +88,7 @@ class Contact:
     told_by: str = ""
     pulse: Pulse | None = None
     heard_at: float = 0.0
-    back_at: float = -math.inf
+    started_at: float = -math.inf
     failures: int = 0
     unanswered: int = 0
     participant: bool = False
@@ -196,6 +196,8 @@ class Roster:
                 self._carrier.introduce(site.node, site.address)
             contact.task = asyncio.create_task(self._follow(contact), name=f"beat {site.node}")
         elif site.address and self._is_newer(site, contact.site):
+            if site.version > contact.site.version:
+                contact.started_at = asyncio.get_running_loop().time()
             contact.site = site
             self._carrier.introduce(site.node, site.address)
         return contact
@@ -272,10 +274,14 @@ class Roster:
             return False
         return asyncio.get_running_loop().time() - contact.heard_at <= contact.limit.seconds()
 
-    def back_at(self, node: str) -> float:
-        """When a site last answered after a silence, in seconds of the loop's clock; -inf: it never has."""
+    def started_at(self, node: str) -> float:
+        """When this site heard that another one was started again, in seconds of the loop's clock; -inf: never."""
         contact = self.contacts.get(node)
-        return contact.back_at if contact else -math.inf
+        return contact.started_at if contact else -math.inf
+
+    def stayed(self, node: str, since: float) -> bool:
+        """Whether a site has answered lately, and was not started again since that time of the loop's clock."""
+        return self.alive(node) and self.started_at(node) <= since
 
     def round_trips(self) -> dict[str, float]:
         """Seconds from question to answer, for each peer that has answered."""
@@ -406,7 +412,6 @@ class Roster:
         contact.heard_at, contact.pulse, contact.told_by = now, pulse, ""
         contact.participant |= pulse.phase in ACTIVE
         if pulse.phase != Phase.PHASE_LEAVING:
-            contact.back_at = now if contact.failures else contact.back_at
             contact.failures = 0
         self.changed.notify()
 

@@ -1,10 +1,10 @@
 """Suspicions: which members the next attempt should do without, and how an attempt or a pair's meeting fails here.
 
 A member is suspected when it was lost, or when what it sent was refused. A suspicion counts for one attempt: it is
-forgotten when an attempt begins, or after EXPIRY seconds if none does. If the member falls silent and then answers
-again, it was probably restarted, and is let in earlier: after 1, 2, 4, ... seconds for each suspicion since it last
-took part in a round to the end. A member that keeps the others waiting round after round, without ever taking part to
-the end, is left out for longer each time.
+forgotten when an attempt begins, or after EXPIRY seconds if none does. A member that has been started again since, or
+that merely refused a connection, is let in earlier: after 1, 2, 4, ... seconds for each suspicion since it last took
+part in a round to the end. A member that keeps the others waiting round after round, without ever taking part to the
+end, is left out for longer each time.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ class _Doubt:
     """One suspicion; times are seconds of the loop's clock.
 
     Attributes:
-        earliest: when the site is let in if it has been silent since and answers again.
+        earliest: when the site is let in if it has been started again since.
         until: when it is let in anyway.
     """
 
@@ -83,19 +83,20 @@ class Suspects:
     """One member's suspicions in a round: at most as many as a run has sites, since strangers come under any name.
 
     Args:
-        back_at: when a site last answered after a silence, in seconds of the loop's clock.
+        started_at: when a site was last started again, in seconds of the loop's clock.
     """
 
-    def __init__(self, back_at: Callable[[str], float] = lambda _: -math.inf) -> None:
-        self._back_at = back_at
+    def __init__(self, started_at: Callable[[str], float] = lambda _: -math.inf) -> None:
+        self._started_at = started_at
         self._doubts: dict[str, _Doubt] = {}
         self._past: dict[str, _Past] = {}
 
-    def add(self, node: str, mute_in: int = 0) -> None:
+    def add(self, node: str, mute_in: int = 0, refused: bool = False) -> None:
         """Suspect a member from now on.
 
         Args:
             mute_in: the round in which it kept the others waiting.
+            refused: it could not be reached at all, as a site that is being started.
         """
         now = asyncio.get_running_loop().time()
         past = self._past.setdefault(node, _Past())
@@ -106,7 +107,8 @@ class Suspects:
         if len(self._past) > SITES:
             del self._past[min(self._past, key=lambda name: (self._past[name].mute, self._past[name].last))]
         self._doubts = {name: doubt for name, doubt in self._doubts.items() if doubt.until > now}
-        self._doubts[node] = _Doubt(now, now + min(2.0 ** min(past.doubts - 1, 10), EXPIRY), now + EXPIRY)
+        earliest = now + min(2.0 ** min(past.doubts - 1, 10), EXPIRY)
+        self._doubts[node] = _Doubt(now, earliest, earliest if refused else now + EXPIRY)
         if len(self._doubts) > SITES:
             del self._doubts[min(self._doubts, key=lambda name: self._doubts[name].until)]
 
@@ -116,7 +118,7 @@ class Suspects:
 
     def _holds(self, node: str, doubt: _Doubt) -> bool:
         now = asyncio.get_running_loop().time()
-        return now < (doubt.earliest if self._back_at(node) > doubt.since else doubt.until)
+        return now < (doubt.earliest if self._started_at(node) > doubt.since else doubt.until)
 
     def left_out(self) -> set[str]:
         """Nodes that are left out because they kept others waiting again and again."""
