@@ -6,6 +6,7 @@ It says where it is as each round's inner steps begin, and runs until it is kill
 from __future__ import annotations
 
 import asyncio
+import math
 import os
 import time
 import traceback
@@ -19,6 +20,7 @@ import numpy as np
 from bench.wan_grid import Task
 from bench.wan_link import HOSTS, enter
 from pier_node.base.shared import SharedVector
+from pier_node.engine.messages import Done
 from pier_node.gossip.pairs import Pairs
 from pier_node.identity.certificates import credentials
 from pier_node.identity.node import Identity, Signer, Token
@@ -59,15 +61,6 @@ class Mark:
     exchange: float
 
 
-@dataclass(frozen=True)
-class Report:
-    """What a job of the sleeper says."""
-
-    tokens: int
-    seconds: float
-    adam_step: int
-
-
 class Sleeper:
     """A trainer whose inner steps take their time and nothing else; then it publishes other weights, as workers do."""
 
@@ -84,13 +77,13 @@ class Sleeper:
         load: SharedVector,
         adam_step: int | None = None,  # noqa: ARG002
         on_progress: Callable[[Any], None] | None = None,  # noqa: ARG002
-    ) -> Report:
+    ) -> Done:
         """Sleep; publish weights that are a little smaller, or a gradient that has the same effect."""
         self._begins()
         await asyncio.sleep(steps * self._step_seconds)
         factor = np.float32(0.999 if payload == "weights" else 0.001)
         await asyncio.to_thread(np.multiply, load.array, factor, out=self.outbox.array)
-        return Report(steps, steps * self._step_seconds, first_step + steps)
+        return Done(0, steps, math.nan, first_step + steps, steps * self._step_seconds, 0)
 
     async def evaluate(self, weights: SharedVector) -> float:
         """There is nothing to evaluate."""

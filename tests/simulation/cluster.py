@@ -21,6 +21,7 @@ from simulation.virtual_time import elsewhere
 from pier_node.base.faults import Faults
 from pier_node.base.shared import SharedVector
 from pier_node.config.run import RunConfig
+from pier_node.engine import messages
 from pier_node.gossip.pair_commit import PairTools, Records
 from pier_node.gossip.pairs import Pairs
 from pier_node.gossip.standing import Standing
@@ -55,22 +56,6 @@ class TinyLayout:
     length = LENGTH
 
 
-@dataclass
-class Step:
-    step: int
-    loss: float
-    gradient_norm: float
-    tokens: int
-    seconds: float
-
-
-@dataclass
-class Report:
-    tokens: int
-    adam_step: int
-    seconds: float = 1.0
-
-
 class FakeTrainer:
     """Counts its inner steps: each takes some virtual time."""
 
@@ -90,16 +75,16 @@ class FakeTrainer:
         load: SharedVector,
         adam_step: int | None = None,
         on_progress: Any = None,
-    ) -> Report:
+    ) -> messages.Done:
         seconds = steps * self.pace * (1 + self.noise * (self.dice.random() - 0.5))
         await asyncio.sleep(seconds)
         if on_progress:
-            on_progress(Step(first_step + steps - 1, math.nan, math.nan, steps, seconds))
+            on_progress(messages.Progress(first_step + steps - 1, math.nan, steps, seconds))
         with elsewhere():  # its workers are
             self.outbox.array[:] = load.array
             self.outbox.array[self.coordinate] -= 0.01 * steps
         self.steps_done += steps
-        return Report(steps, first_step + steps)
+        return messages.Done(0, steps, math.nan, first_step + steps, 1.0, 0)
 
     async def evaluate(self, weights: SharedVector) -> float:
         with elsewhere():

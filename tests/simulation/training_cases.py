@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 from rounds.cases import config, outer_state
-from simulation.cluster import LENGTH, Report, TinyLayout
+from simulation.cluster import LENGTH, TinyLayout
 from simulation.virtual_time import run
 
 from pier_node.base.shared import SharedVector
 from pier_node.base.tasks import Signal
 from pier_node.config.run import RunConfig
+from pier_node.engine.messages import Done
 from pier_node.outer.mean import Update
 from pier_node.outer.state import OuterState
 from pier_node.outer.times import Times
@@ -58,13 +60,13 @@ class Trainer:
         load: SharedVector,
         adam_step: int | None = None,
         on_progress: Any = None,
-    ) -> Report:
+    ) -> Done:
         start = float(load.array[0])
         self.jobs.append(Job(first_step, steps, sequences, payload, start, adam_step, float(self.adam_m.array[0])))
         await asyncio.sleep(1.0)
         self.outbox.array[:] = start - steps if self.lands is None else self.lands
         self.adam_m.array += 1
-        return Report(tokens=10 * steps, adam_step=first_step + steps)
+        return Done(0, 10 * steps, math.nan, first_step + steps, 1.0, 0)
 
     async def evaluate(self, weights: SharedVector) -> float:
         return float(weights.array[0])

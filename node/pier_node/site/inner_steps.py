@@ -8,52 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from typing import Any, Literal, Protocol
+from typing import Literal, Protocol
 
 from pier_node.base.shared import SharedVector, Vector
 from pier_node.config.run import RunConfig
+from pier_node.engine import messages
 from pier_node.outer.schedule import Kind, RoundPlan
 from pier_node.rounds.progress import Progress
-
-
-class Step(Protocol):
-    """Progress that the workers report from time to time during a job."""
-
-    @property
-    def step(self) -> int:
-        """The inner step just done, counted from 0 over the run."""
-
-    @property
-    def loss(self) -> float:
-        """The site's training loss at that step."""
-
-    @property
-    def gradient_norm(self) -> float:
-        """The norm of the site's gradient at that step, before clipping; NaN: not known."""
-
-    @property
-    def tokens(self) -> int:
-        """Tokens of the job so far."""
-
-    @property
-    def seconds(self) -> float:
-        """Seconds of the job so far."""
-
-
-class Report(Protocol):
-    """The workers' report of a finished job."""
-
-    @property
-    def tokens(self) -> int:
-        """Tokens trained on."""
-
-    @property
-    def seconds(self) -> float:
-        """Duration in seconds."""
-
-    @property
-    def adam_step(self) -> int:
-        """Number of AdamW steps behind the published moments."""
 
 
 class Trainer(Protocol):
@@ -79,8 +40,8 @@ class Trainer(Protocol):
         payload: Literal["weights", "gradient"],
         load: SharedVector,
         adam_step: int | None = None,
-        on_progress: Callable[[Any], None] | None = None,
-    ) -> Report:
+        on_progress: Callable[[messages.Progress], None] | None = None,
+    ) -> messages.Done:
         """Train from the weights in `load` and publish into `outbox`; with `adam_step`, load the moments first."""
 
     async def evaluate(self, weights: SharedVector) -> float:
@@ -154,7 +115,7 @@ class InnerSteps:
             vector.array.fill(0)
         self.adam_step, self._load_moments = 0, True
 
-    def _stepped(self, tokens_before: int, step: Step) -> None:
+    def _stepped(self, tokens_before: int, step: messages.Progress) -> None:
         progress = self._progress
         progress.inner_step, progress.loss, progress.gradient_norm = step.step + 1, step.loss, step.gradient_norm
         progress.tokens = tokens_before + step.tokens
