@@ -15,25 +15,8 @@ from typing import Any
 
 from pier_coordinator.experts.execution import ExpertRun
 from pier_coordinator.runs.sites import Presence, Registry
+from pier_coordinator.store import sites as stored
 from pier_coordinator.store.facts import Fact
-from pier_coordinator.store.sites import (
-    OPERATOR,
-    REVOCATIONS,
-    Activity,
-    InviteRow,
-    OrderRow,
-    Refused,
-    SiteRow,
-    Standing,
-    add_invite,
-    member,
-    note_presence,
-    put_meta,
-    revoke,
-    revoke_invite,
-    set_order,
-    trusted,
-)
 from pier_coordinator.store.store import Store, Thinning
 from pier_node.base.errors import PierError
 from pier_node.config.run import RunConfig, config_changes
@@ -56,7 +39,7 @@ PULSE_KEYS = (
 )
 
 
-def row(site: SiteRow, presence: Presence | None, order: OrderRow, newest: int) -> dict[str, Any]:
+def row(site: stored.SiteRow, presence: Presence | None, order: stored.OrderRow, newest: int) -> dict[str, Any]:
     """A site's identity, state and order as a row of a table; what is not known is None.
 
     `lag` is in rounds behind `newest`, the newest round that a live site has committed. `order` is the epoch of the
@@ -144,11 +127,11 @@ class Coordinator:
         self.run_hash = config.hash()
         self.wall, self.clock = wall, clock
         self.registry = Registry(clock, wall)
-        self.sites: dict[str, SiteRow] = {site.node: site for site in store.sites()}
-        self.orders: dict[str, OrderRow] = {order.node: order for order in store.orders()}
+        self.sites: dict[str, stored.SiteRow] = {site.node: site for site in store.sites()}
+        self.orders: dict[str, stored.OrderRow] = {order.node: order for order in store.orders()}
         self.revoked = store.revoked()
-        self.revocations = int(store.meta(REVOCATIONS) or 0)
-        self.invites: dict[bytes, InviteRow] = {}
+        self.revocations = int(store.meta(stored.REVOCATIONS) or 0)
+        self.invites: dict[bytes, stored.InviteRow] = {}
         self.invites_changed: Callable[[Collection[bytes]], None] = lambda _: None
         self.experts = ExpertRun(self)
         self.look_at_invites()
@@ -158,7 +141,7 @@ class Coordinator:
         """Store the run's configuration, or check that it is the one in the database. Raises PierError."""
         known = self.store.meta(CONFIG)
         if known is None:
-            await self.store.do(put_meta, CONFIG, self.config.canonical())
+            await self.store.do(stored.put_meta, CONFIG, self.config.canonical())
             await self.store.add_facts([run_fact(self.config, self.wall())])
         elif known != self.config.canonical():
             raise PierError(
@@ -194,13 +177,13 @@ class Coordinator:
     async def expire(self) -> None:
         """Record the sites that have fallen silent."""
         if events := self.registry.expire():
-            await self.store.do(note_presence, True, events)
+            await self.store.do(stored.note_presence, True, events)
 
     # --- the operator's actions ----------------------------------------------------------------
 
     async def order(
-        self, activity: Activity, sites: Collection[str] | None = None, by: str = OPERATOR
-    ) -> list[OrderRow]:
+        self, activity: stored.Activity, sites: Collection[str] | None = None, by: str = stored.OPERATOR
+    ) -> list[stored.OrderRow]:
         """Order sites to pause at the next round boundary, to train, or to leave the run and end.
 
         Args:
@@ -212,28 +195,28 @@ class Coordinator:
         """
         return await self._order(sites, activity, None, by)
 
-    async def assign(self, assignment: dict[str, Any], sites: Collection[str] | None = None) -> list[OrderRow]:
+    async def assign(self, assignment: dict[str, Any], sites: Collection[str] | None = None) -> list[stored.OrderRow]:
         """Give sites another assignment, in the JSON form of the message. Raises Refused."""
-        return await self._order(sites, None, assignment, OPERATOR)
+        return await self._order(sites, None, assignment, stored.OPERATOR)
 
-    async def revoke(self, site: str) -> SiteRow:
+    async def revoke(self, site: str) -> stored.SiteRow:
         """Revoke a site, by name or node id, for good, and the invite that it joined with. Raises Refused."""
         (node,) = self._nodes([site])
-        revoked = self.sites[node] = await self.store.do(revoke, node, self.wall())
+        revoked = self.sites[node] = await self.store.do(stored.revoke, node, self.wall())
         self.revoked.append(node)
-        self.revocations = int(self.store.meta(REVOCATIONS) or 0)
+        self.revocations = int(self.store.meta(stored.REVOCATIONS) or 0)
         self.registry.remove(node)
         self.look_at_invites()
         return revoked
 
-    async def invite(self, invite: InviteRow) -> None:
+    async def invite(self, invite: stored.InviteRow) -> None:
         """Add an invite. Raises Refused: too many invites are open, or one for a site of this name is."""
-        await self.store.do(add_invite, invite)
+        await self.store.do(stored.add_invite, invite)
         self.look_at_invites()
 
-    async def revoke_invite(self, invite: str) -> InviteRow:
+    async def revoke_invite(self, invite: str) -> stored.InviteRow:
         """Revoke an invite. Raises Refused."""
-        revoked = await self.store.do(revoke_invite, invite, self.wall())
+        revoked = await self.store.do(stored.revoke_invite, invite, self.wall())
         self.look_at_invites()
         return revoked
 
@@ -259,12 +242,12 @@ class Coordinator:
     async def _order(
         self,
         sites: Collection[str] | None,
-        activity: Activity | None,
+        activity: stored.Activity | None,
         assignment: dict[str, Any] | None,
         by: str,
-    ) -> list[OrderRow]:
+    ) -> list[stored.OrderRow]:
         nodes = None if sites is None else self._nodes(sites)
-        orders = await self.store.do(set_order, nodes, activity, assignment, self.wall(), by)
+        orders = await self.store.do(stored.set_order, nodes, activity, assignment, self.wall(), by)
         for order in orders:
             self.orders[order.node] = order
             if presence := self.registry.get(order.node):
@@ -273,7 +256,7 @@ class Coordinator:
 
     def look_at_invites(self) -> None:
         """Reload the invites after some were made, used or revoked."""
-        self.invites = {der(each.certificate): each for each in trusted(self.store.invites(), self.wall())}
+        self.invites = {der(each.certificate): each for each in stored.trusted(self.store.invites(), self.wall())}
         self.invites_changed(self.invited())
 
     def invited(self) -> list[bytes]:
@@ -285,18 +268,18 @@ class Coordinator:
         nodes = {node: node for node in by_name.values()} | by_name
         for site in sites:
             if site not in nodes:
-                raise Refused(
+                raise stored.Refused(
                     f"there is no site {site!a} in this run: {', '.join(sorted(by_name)) or 'it has none yet'}"
                 )
         return [nodes[site] for site in sites]
 
     # --- what sites need -----------------------------------------------------------------------
 
-    def member(self, node: str) -> SiteRow:
+    def member(self, node: str) -> stored.SiteRow:
         """The site with this node id, which must be of the run. Raises Stranger."""
-        return member(self.sites.get(node), node)
+        return stored.member(self.sites.get(node), node)
 
-    def stands(self, standing: Standing) -> SiteRow:
+    def stands(self, standing: stored.Standing) -> stored.SiteRow:
         """Update a site and its order from the database; return the site."""
         self.orders[standing.site.node] = standing.order
         self.sites[standing.site.node] = standing.site
