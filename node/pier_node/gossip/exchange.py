@@ -32,6 +32,8 @@ from pier_node.rounds.roster import Roster
 from pier_node.rounds.suspects import Suspicion
 from pier_node.wire.carrier import BadMessage, Carrier, Chunk, PeerLost
 
+log = logging.getLogger(__name__)
+
 T = TypeVar("T")
 HALF = np.float32(0.5)
 GLANCE = 1.0
@@ -231,8 +233,6 @@ class Swap:
 
 HELD = 2
 """Number of anchors kept here: one of this round, and one of the next round from a partner that is ahead."""
-
-log = logging.getLogger(__name__)
 
 
 @dataclass

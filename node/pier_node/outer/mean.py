@@ -47,6 +47,8 @@ from pier_node.config.run import SITES, RunConfig
 from pier_node.outer.schedule import Kind, RoundPlan, entry, round_plan, start_steps
 from pier_node.outer.state import l2_norm
 
+log = logging.getLogger(__name__)
+
 LIMIT = 2**53 - 1
 """Most tokens of a site that a ledger counts: a manifest cannot hold more (wire/rules.py)."""
 
@@ -250,8 +252,6 @@ def longest_mean(norms: Sequence[float], tokens: Sequence[int], whole: int) -> f
 
 NORM_LIMIT = 100.0
 """Limit on the norm of an update, as a multiple of the norm of the model."""
-
-log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)

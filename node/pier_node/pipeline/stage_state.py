@@ -47,10 +47,10 @@ from pier_node.wire.carrier import DESCRIBE, BadMessage, Carrier, Chunk, PeerLos
 from pier_node.wire.states import StateServer
 from pier_proto.v1.peer_pb2 import FetchRequest, Manifest, StateRequest, Total
 
+log = logging.getLogger(__name__)
+
 BASE, MICROBATCHES = "base", "microbatches"
 """Entries of a state's ledger: the version that it began from, and the number of microbatches since then."""
-
-log = logging.getLogger(__name__)
 
 
 class Own:

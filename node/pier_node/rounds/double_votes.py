@@ -30,6 +30,8 @@ from pier_node.wire.bounds import DOUBLE_VOTES, parse
 from pier_node.wire.carrier import DESCRIBE, BadMessage, Carrier, PeerLost
 from pier_proto.v1.peer_pb2 import Ballot, DoubleVote, Link, Pulse, Ready, StateRequest, Vote
 
+log = logging.getLogger(__name__)
+
 
 def contradict(one: Vote, other: Vote) -> bool:
     """Whether no honest node casts both of these votes."""
@@ -76,8 +78,6 @@ def remembers(vote: Vote, ready: Ready) -> bool:
 
 VOTED_TWICE = "voted for two results of one round, as only a site does that lies or has lost its journal"
 CONVICTED_FILE = "double-votes.json"
-
-log = logging.getLogger(__name__)
 
 
 class Convicted:
@@ -138,8 +138,6 @@ FIRST_PAUSE, LAST_PAUSE = 5.0, 600.0
 """Seconds until a site is asked again: the first pause, and the longest."""
 LOOK = 5.0
 """Seconds between two comparisons of digests, if no pulse brings news earlier."""
-
-log = logging.getLogger(__name__)
 
 
 @dataclass

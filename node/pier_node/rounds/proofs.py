@@ -82,7 +82,7 @@ def follow(trusted: Trusted, link: Link, statements: Statements) -> Trusted:
         raise BadMessage(f"a proof of round {link.round} with votes for something else")
     if not has_quorum(_carried(votes, link, statements), base, convicted):
         raise BadMessage(f"a proof of round {link.round} without a majority of the members of round {trusted.round}")
-    return Trusted(link.round, bytes(link.digest), tuple(link.members))
+    return _proven(link)
 
 
 def _carried(votes: Iterable[Vote], link: Link, statements: Statements) -> frozenset[str]:
@@ -290,8 +290,6 @@ AT_ONCE = 3
 LOOK = 5.0
 """Seconds between two searches for claims, if no pulse brings news earlier."""
 
-log = logging.getLogger(__name__)
-
 
 @dataclass
 class Trust:
@@ -324,7 +322,7 @@ class Trust:
         for link in links:
             if not self.given:
                 self.state = follow(self.state, link, self.statements)
-            elif (first := Trusted(link.round, bytes(link.digest), tuple(link.members))).fingerprint == self.given:
+            elif (first := _proven(link)).fingerprint == self.given:
                 self.state, self.given = first, ""
             else:
                 raise BadMessage(f"its state of round {link.round} is not the one that this site was told to trust")

@@ -37,6 +37,8 @@ from pier_node.wire.grpc.reasons import Circumstances, lost
 from pier_proto.v1 import coordinator_pb2 as pb
 from pier_proto.v1.coordinator_pb2 import EnrolReply, EnrolRequest
 
+log = logging.getLogger(__name__)
+
 SERVICE = "pier.v1.Coordinator"
 DELIVERY = 300.0
 """Longest duration of delivering a score sheet, in seconds."""
@@ -211,8 +213,6 @@ LOOK = 10.0
 ANSWER = 20.0
 PATIENCE = 300.0
 """Seconds to keep trying a coordinator that does not answer."""
-
-log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
