@@ -14,7 +14,7 @@ from pier_node.pipeline import vote_state
 from pier_node.pipeline.paths_file import PATHS_FILE, Drawn, read_paths
 from pier_node.pipeline.stage_state import StageState
 from pier_node.rounds.state_store import StateStore
-from pier_node.site.pipeline import TALLIES
+from pier_node.site.pipeline import VOTE_STATES
 
 FIVE = {"a": 100.0, "b": 50.0, "c": 30.0, "d": 50.0, "e": 50.0}
 """Uplinks in Mbit/s, of sites for three stages: 2, 2 and 1 of them."""
@@ -93,8 +93,8 @@ def replicas_are_equal(run: World) -> None:
     """Kill all; sites of a stage have the same bits of it on their disks."""
     run.kill()
     config, held = run.config, dict[int, list[StageState]]()
-    tallies = [StateStore(site.folder / TALLIES, config.hash()).newest_state() for site in run.sites.values()]
-    versions = min((vote_state.vote_state_of(state) for state in tallies if state), key=lambda it: it.steps).versions
+    voted = [StateStore(site.folder / VOTE_STATES, config.hash()).newest_state() for site in run.sites.values()]
+    versions = min((vote_state.vote_state_of(state) for state in voted if state), key=lambda it: it.steps).versions
     for site in run.sites.values():
         stage_state = StageState(site.folder, config)
         assert stage_state.stage is not None

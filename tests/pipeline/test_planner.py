@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from pier_node.base.errors import PierError
 from pier_node.config.run import PipelineSection
 from pier_node.pipeline.iteration_plan import Plan
-from pier_node.pipeline.planner import UNKNOWN, Lacking, Planner, drawn, drifted, posed, sites_of, with_times
+from pier_node.pipeline.planner import UNKNOWN, Lacking, Planner, build_problem, drawn, drifted, sites_of, with_times
 from pier_node.pipeline.planning.plan import Plan as Paths
 from pier_node.pipeline.planning.plan import violations
 from pier_node.pipeline.planning.problem import Problem
@@ -242,7 +242,7 @@ def section(**keys: object) -> PipelineSection:
 
 def test_it_is_that_of_the_run_with_what_its_sites_measured() -> None:
     """SkipPipe (arXiv 2502.19913): n_0 : n = 3 : 2 for paths of 3 of 4 stages, as near as six sites come."""
-    problem, plan = posed(section(), SIX_SITES, {}, seed=1)
+    problem, plan = build_problem(section(), SIX_SITES, {}, seed=1)
     assert (problem.stage_sizes, problem.path_length, problem.microbatches) == ((2, 2, 1, 1), 3, 6)
     assert [site.name for site in problem.sites] == [*"abcdef"]
     assert {(it.forward_s, it.backward_s, it.loss_s, it.memory) for it in problem.sites} == {(1.0, 2.0, 0.5, 3)}
@@ -260,10 +260,10 @@ def test_sites_may_keep_their_stages() -> None:
 
 def test_too_few_sites_are_refused_and_little_memory_takes_more_waves() -> None:
     with pytest.raises(PierError, match="3 sites cannot hold 4 stages"):
-        posed(section(), {node: SIX_SITES[node] for node in "abc"}, {}, seed=1)
-    assert posed(section(), SIX_SITES, {}, seed=1)[0].waves == 2
+        build_problem(section(), {node: SIX_SITES[node] for node in "abc"}, {}, seed=1)
+    assert build_problem(section(), SIX_SITES, {}, seed=1)[0].waves == 2
     lean = {node: Place(memory=1) for node in "abcdef"}
-    assert posed(section(), lean, {}, seed=1)[0].waves == 3
+    assert build_problem(section(), lean, {}, seed=1)[0].waves == 3
 
 
 @settings(max_examples=25, deadline=None)
@@ -281,9 +281,9 @@ def test_whatever_is_posed_has_a_plan_that_is_allowed(
     places = {f"s{at}": Place(forward=1.0 + at, backward=2.0, memory=memory) for at in range(sites)}
     if sites < stages:
         with pytest.raises(PierError):
-            posed(asked, places, {}, seed=3)
+            build_problem(asked, places, {}, seed=3)
         return
-    assert violations(*posed(asked, places, {}, seed=3)) == []
+    assert violations(*build_problem(asked, places, {}, seed=3)) == []
 
 
 def place(transfer: dict[str, float], forward: float = 1.0) -> Place:

@@ -22,7 +22,7 @@ from pier_node.base.errors import PierError
 from pier_node.base.units import UNKNOWN, amount, percent, rate, seconds, several
 from pier_node.config.run import PipelineSection, RunConfig
 from pier_node.pipeline.activation_codec import Formats
-from pier_node.pipeline.planner import posed
+from pier_node.pipeline.planner import build_problem
 from pier_node.pipeline.planning.gantt import gantt_svg
 from pier_node.pipeline.planning.plan import plan_to_dict
 from pier_node.pipeline.planning.policies import Outcome, Policy, plan_paths
@@ -50,7 +50,7 @@ class Measured:
 
     def problem(self, section: PipelineSection, seed: int) -> Problem:
         """The planning problem, in which each site may hold any stage. Raises PierError."""
-        return posed(section, self.places(), {}, seed)[0]
+        return build_problem(section, self.places(), {}, seed)[0]
 
     def places(self) -> dict[str, Place]:
         """What each site has measured, by the site's name."""

@@ -101,7 +101,7 @@ STALLED = 60.0
 ERROR_SHOWN = 600.0
 """Seconds for which an error in a site's log is shown."""
 
-LINGER = 5.0
+STAYS = 5.0
 """Seconds for which an alert stays up after its cause was last seen."""
 
 MOST = 20
@@ -147,7 +147,7 @@ class Watch:
         for rule in RULES:
             for alert in rule(board, lambda kind, node: (kind, node) in self._up):
                 self._raise(alert, now)
-        for key in [key for key, seen in self._seen.items() if now - seen > LINGER]:
+        for key in [key for key, seen in self._seen.items() if now - seen > STAYS]:
             del self._seen[key], self._up[key]
         return sorted(self._up.values(), key=lambda alert: (alert.severity != "error", alert.since))[:MOST]
 

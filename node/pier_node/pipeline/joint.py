@@ -308,7 +308,7 @@ Push = Callable[[str, AsyncIterator[Chunk]], Awaitable[None]]
 
 
 class Dispatch:
-    """Serves streams, tallies and drops on a carrier.
+    """Serves streams, totals and drops on a carrier.
 
     Args:
         rounds: receives the streams of rounds.

@@ -103,7 +103,7 @@ TRIES = 16
 """Number of random first plans to try for each number of waves."""
 
 
-def posed(
+def build_problem(
     section: PipelineSection, places: Mapping[str, Place], round_trips: Mapping[str, float], seed: int
 ) -> tuple[Problem, Plan]:
     """The problem of sites that may hold any stage, as at the start of a run, and a valid plan.
@@ -159,8 +159,8 @@ class Lacking(Exception):
 
 
 @dataclass(frozen=True)
-class Crew:
-    """The sites of a plan, with what is known of them. Crews are equal if the same sites hold the same stages.
+class Participants:
+    """The sites of a plan, with what is known of them. They are equal if the same sites hold the same stages.
 
     Attributes:
         held: the stage of each site, by node id, in the order of node ids.
@@ -192,7 +192,7 @@ class Planner:
     def __init__(self, section: PipelineSection, seed: int, told: Told, search: Search = search_apart) -> None:
         self._section, self.seed, self._told, self._search = section, seed, told, search
         self.searching = Searching(search)
-        self._last: tuple[Crew, Problem, Plan] | None = None
+        self._last: tuple[Participants, Problem, Plan] | None = None
 
     async def plan(
         self,
@@ -224,9 +224,9 @@ class Planner:
         well |= {node: Place(stage=stage, memory=self._section.memory) for node, stage in fresh.items()}
         self._require_enough(well, places, meet)
         well = dict(sorted(well.items()))
-        crew = Crew({node: place.stage for node, place in well.items()}, well, round_trips)
-        plan = None if meet else await self._planned(round, voted.steps, crew)
-        message = _message(round, voted.steps, crew.held, plan.waves if plan else ())
+        there = Participants({node: place.stage for node, place in well.items()}, well, round_trips)
+        plan = None if meet else await self._planned(round, voted.steps, there)
+        message = _message(round, voted.steps, there.held, plan.waves if plan else ())
         _admit(message, {node: stage for node, stage in given.items() if node not in fresh})
         return message
 
@@ -238,7 +238,7 @@ class Planner:
         if len(nodes) < section.stages:
             raise Lacking(f"{len(nodes)} sites are here for {section.stages} stages: start the others")
         blank = {node: Place(memory=section.memory) for node in nodes}
-        problem, plan = posed(section, blank, round_trips, self.seed)
+        problem, plan = build_problem(section, blank, round_trips, self.seed)
         if section.paths == "random":
             problem, plan = _permuted(problem, plan.stages, self.seed, voted.steps)
         else:
@@ -262,40 +262,40 @@ class Planner:
         who = f", among them {', '.join(behind)}, which must catch up first" if behind else ""
         raise Lacking(f"stages {', '.join(map(str, absent))} have no site{who}: start those that held them")
 
-    async def _planned(self, round: int, step: int, crew: Crew) -> Plan:
+    async def _planned(self, round: int, step: int, there: Participants) -> Plan:
         if self._section.paths == "random":
-            problem, plan = self._planned_again(round, crew)
+            problem, plan = self._planned_again(round, there)
             problem, plan = _permuted(problem, plan.stages, self.seed, step)
         else:
-            problem, plan = await self._sought(round, crew)
+            problem, plan = await self._sought(round, there)
         self._told(round, problem, plan)
         return plan
 
-    async def _sought(self, round: int, crew: Crew) -> tuple[Problem, Plan]:
+    async def _sought(self, round: int, there: Participants) -> tuple[Problem, Plan]:
         """The best paths known. If the sites' times have changed, a search for better ones begins."""
         seconds = self._section.plan_seconds
-        if self._last is None or self._last[0] != crew:
-            problem, plan = self._planned_again(round, crew)
+        if self._last is None or self._last[0] != there:
+            problem, plan = self._planned_again(round, there)
             await self.searching.begin(problem, self.seed, seconds, plan)
             await self.searching.wait(seconds + PROMPT)
-            self._last = crew, problem, self.searching.found() or plan
-            log.info("round %d: paths over %d sites, planned again", round, len(crew.held))
+            self._last = there, problem, self.searching.found() or plan
+            log.info("round %d: paths over %d sites, planned again", round, len(there.held))
             return self._last[1:]
         _, searched, plan = self._last
-        problem = with_times(searched, crew.places, crew.round_trips)
+        problem = with_times(searched, there.places, there.round_trips)
         if better := self.searching.found():
-            self._last = crew, searched, better
-            log.info("round %d: better paths over %d sites", round, len(crew.held))
+            self._last = there, searched, better
+            log.info("round %d: better paths over %d sites", round, len(there.held))
             return problem, better
         if self.searching.idle and drifted(searched, problem):
-            self._last = crew, problem, plan
+            self._last = there, problem, plan
             await self.searching.begin(problem, self.seed, seconds, plan)
         return problem, plan
 
-    def _planned_again(self, round: int, crew: Crew) -> tuple[Problem, Plan]:
-        """The problem of a crew, with any valid plan."""
-        sizes, seed = tuple(len(sites) for sites in crew.stages), self.seed + TRIES * round
-        return drawn(self._section, sizes, crew.places, crew.round_trips, crew.stages, seed)
+    def _planned_again(self, round: int, there: Participants) -> tuple[Problem, Plan]:
+        """The problem of these sites, with any valid plan."""
+        sizes, seed = tuple(len(sites) for sites in there.stages), self.seed + TRIES * round
+        return drawn(self._section, sizes, there.places, there.round_trips, there.stages, seed)
 
     def _given(self, strangers: Sequence[str], well: Mapping[str, Place], wanted: Mapping[str, int]) -> dict[str, int]:
         """A stage for each site without one: the stage that the operator wants, or else the one with fewest sites."""

@@ -83,7 +83,7 @@ def _do(future: Future[Any], work: Callable[[], Any]) -> None:
             future.set_exception(error)
 
 
-TALLIES = "tallies"
+VOTE_STATES = "tallies"
 """Folder of the checkpoints of the run's state. The joined model is in the same folder as in other runs."""
 
 log = logging.getLogger(__name__)
@@ -92,8 +92,8 @@ log = logging.getLogger(__name__)
 class PipelineSite:
     """A site of a pipeline; `rounds` decide about its iterations."""
 
-    def __init__(self, joined: Joined, state: OuterState, tallies: StateStore) -> None:
-        self._joined, self._tallies = joined, tallies
+    def __init__(self, joined: Joined, state: OuterState, vote_states: StateStore) -> None:
+        self._joined, self._vote_states = joined, vote_states
         config, settings, reporter = joined.config, joined.settings, joined.reporter
         length = vote_state.length(config.pipeline.stages)
         self.rounds: Rounds = rounds_of_all(joined, self._keep, length, state)
@@ -133,7 +133,7 @@ class PipelineSite:
         await asyncio.to_thread(self._thread.shutdown, cancel_futures=True)
 
     async def _keep(self, state: OuterState) -> None:
-        await asyncio.to_thread(self._tallies.save, at_rest(state, self._joined.progress.tokens))
+        await asyncio.to_thread(self._vote_states.save, at_rest(state, self._joined.progress.tokens))
 
     async def _committed(self, state: OuterState) -> None:
         trips = self._joined.roster.round_trips()
@@ -168,9 +168,9 @@ async def prepare(joined: Joined, stack: AsyncExitStack) -> PipelineSite:
     """
     config, progress, proofs = joined.config, joined.progress, joined.proofs
     devices.share_cores(1)
-    tallies = StateStore(joined.settings.folder / TALLIES, config.hash())
+    vote_states = StateStore(joined.settings.folder / VOTE_STATES, config.hash())
     await joined.roster.settled()
-    found = await asyncio.to_thread(tallies.newest)
+    found = await asyncio.to_thread(vote_states.newest)
     if found:
         state, progress.tokens = found.state, found.tokens
     elif joined.record.founder:
@@ -183,8 +183,8 @@ async def prepare(joined: Joined, stack: AsyncExitStack) -> PipelineSite:
         await asyncio.to_thread(proofs.add, fetched.proof)
         state = fetched.state
     joined.roster.keep(state.members)
-    await asyncio.to_thread(tallies.save, at_rest(state, progress.tokens))
-    site = PipelineSite(joined, state, tallies)
+    await asyncio.to_thread(vote_states.save, at_rest(state, progress.tokens))
+    site = PipelineSite(joined, state, vote_states)
     stack.push_async_callback(site.close)
     joined.background.start(stack, site.rounds.run())
     joined.leave_politely(stack, site.rounds)

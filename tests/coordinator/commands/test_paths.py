@@ -18,7 +18,7 @@ from pier_coordinator.cli import main
 from pier_coordinator.commands.client import Client
 from pier_coordinator.commands.paths import MOST_LINES, Measured
 from pier_node.config.run import PipelineSection
-from pier_node.pipeline.planner import posed
+from pier_node.pipeline.planner import build_problem
 from pier_node.pipeline.planning.plan import plan_from_dict, violations
 from pier_node.pipeline.planning.problem import problem_to_json
 
@@ -183,7 +183,7 @@ SITES = st.integers(3, 6).flatmap(
 def test_whatever_was_measured_can_be_planned_and_shown(sites: tuple[dict[str, Any], ...]) -> None:
     measured = Measured([*sites], 1 << 20, None)
     problem = measured.problem(SECTION, seed=1)
-    _, plan = posed(SECTION, measured.places(), {}, seed=1)
+    _, plan = build_problem(SECTION, measured.places(), {}, seed=1)
     assert violations(problem, plan) == []
     assert measured.view()
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from coordinator.played import LABS, START, Played, Replayed, node, pulse
 
-from pier_coordinator.runs.alerts import LINGER, MOST, Alert, Watch, payload, shorter_exchange
+from pier_coordinator.runs.alerts import MOST, STAYS, Alert, Watch, payload, shorter_exchange
 from pier_coordinator.runs.read_model import ReadModel
 from pier_coordinator.runs.timings import Segment
 from pier_coordinator.store.facts import Fact
@@ -42,7 +42,7 @@ class Live:
 
     def rest(self) -> None:
         """Longer than an alert lingers."""
-        self.now += LINGER + 1
+        self.now += STAYS + 1
 
 
 def test_there_is_no_alert_when_all_is_well() -> None:

@@ -47,7 +47,7 @@ ANSWER = 10.0
 """Timeout of a request, in seconds."""
 FLUSH = 2.0
 """Longest delay in seconds before a record is sent."""
-FAREWELL = 1.0
+GOODBYE = 1.0
 """Seconds that a stopping site allows for its last messages to the coordinator."""
 JITTER = 0.5
 """Fraction of a pause that is random, so that sites that lost the coordinator together do not reconnect together."""
@@ -184,7 +184,7 @@ class CoordinatorClient:
         A coordinator that has just come back receives them too.
         """
         with suppress(NoLease, Refused, Unreachable, TimeoutError):
-            async with asyncio.timeout(FAREWELL):
+            async with asyncio.timeout(GOODBYE):
                 if not self._lease.lease:
                     self._lease = await self._link.register(self._here.registration(), ANSWER)
                 await self.flush()
