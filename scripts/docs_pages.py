@@ -140,7 +140,7 @@ def docstrings(node: ast.Module | ast.ClassDef) -> Iterator[tuple[str, str]]:
 
 def metrics() -> Iterator[str]:
     """A table of the metrics of each program."""
-    nobody: Any = SimpleNamespace(in_work=0, experts=(), pool=SimpleNamespace(alive=()))
+    nobody: Any = SimpleNamespace(in_work=0, pool=SimpleNamespace(lost=set(), unplugged=set()))
     rows = {
         "A site's metrics": [(f"pier_{name}", text) for name, text in report.METRICS.items()],
         "The coordinator's metrics": [

@@ -82,3 +82,14 @@ def _name(host: str) -> str:
 def is_from_elsewhere(request: web.Request) -> bool:
     """Whether a browser sent the request for another page, under our name or under a name that is not known here."""
     return "Origin" in request.headers and (has_other_origin(request) or not is_known(request.host))
+
+
+def is_from_here(request: web.Request) -> bool:
+    """Whether a program of this machine sent the request, and no proxy passed it on for others."""
+    if any(header in request.headers for header in ("Forwarded", "X-Forwarded-For")):
+        return False
+    try:
+        address = ipaddress.ip_address((request.remote or "").removeprefix("::ffff:"))
+    except ValueError:
+        return False
+    return address.is_loopback

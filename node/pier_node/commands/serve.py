@@ -7,6 +7,7 @@ import logging
 import os
 import sys
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from aiohttp import web
@@ -21,6 +22,7 @@ from pier_node.base.units import amount
 from pier_node.experts.mixture import Kind, rule
 from pier_node.experts.serving.app import make_app
 from pier_node.experts.serving.models import Lost, Pool, read_model, read_shelf
+from pier_node.experts.serving.plugging import Plugs, Shelf
 from pier_node.experts.serving.queue import Asking
 from pier_node.rounds.saved_model import pick_device
 
@@ -64,9 +66,8 @@ def run_server(options: ServeOptions, quiet: bool) -> None:
 
 def open_models(options: ServeOptions) -> Asking:
     """The model, or the ensemble, of a folder, ready for requests. Raises PierError."""
-    device = pick_device(options.device)
     if options.model:
-        expert, tokenizer = read_model(options.model, device)
+        expert, tokenizer = read_model(options.model, pick_device(options.device))
         experts, name = [expert], expert.name
     else:
         if not options.experts.is_dir():
@@ -74,17 +75,24 @@ def open_models(options: ServeOptions) -> Asking:
                 f"{options.experts}: no such folder",
                 "Serve a model with --model DIR, or an ensemble with --experts DIR.",
             )
-        experts, tokenizer = read_shelf(options.experts, device)
+        experts, tokenizer = shelf_of(options)()
         name = options.experts.resolve().name or "ensemble"
     pool = Pool(experts, int(options.memory * GB))
     pool.check_room(options.top_k)
-    return Asking(name, experts, tokenizer, pool, rule(options.posterior), options.top_k)
+    return Asking(name, tokenizer, pool, rule(options.posterior), options.top_k)
+
+
+def shelf_of(options: ServeOptions) -> Shelf:
+    """Reads the ensemble's folder, again at each call."""
+    return partial(read_shelf, options.experts, pick_device(options.device))
 
 
 async def _serve(options: ServeOptions, console: Console) -> None:
     asking = open_models(options)
+    plugs = None if options.model else Plugs(asking, shelf_of(options))
     host, port = parse_address(options.listen, PORT)
-    runner = web.AppRunner(make_app(asking), access_log=None, shutdown_timeout=GOODBYE, handler_cancellation=True)
+    app = make_app(asking, plugs)
+    runner = web.AppRunner(app, access_log=None, shutdown_timeout=GOODBYE, handler_cancellation=True)
     await runner.setup()
     try:
         if options.model:  # so that whoever reaches the port is answered

@@ -14,6 +14,7 @@ from aiohttp import web
 from pier_node.commands.serve import ServeOptions, open_models
 from pier_node.config.run import ModelSection
 from pier_node.experts.serving.app import make_app
+from pier_node.experts.serving.plugging import Plugs
 from pier_node.experts.serving.queue import Asking
 from pier_node.outer.layout import Layout
 from pier_node.trainer.model.export import export
@@ -45,16 +46,20 @@ def make_ensemble(folder: Path, names: Sequence[str] = NAMES) -> Path:
     return folder
 
 
+def options(folder: Path, **changed: Any) -> ServeOptions:
+    told = {"listen": "127.0.0.1:0", "top_k": 0, "memory": 0.0, "posterior": "decay", "device": "cpu", **changed}
+    return ServeOptions(**{"model": None, "experts": folder, **told})
+
+
 def opened(folder: Path, **changed: Any) -> Asking:
     """The ensemble of a folder, as `pier-node serve` would open it."""
-    told = {"listen": "127.0.0.1:0", "top_k": 0, "memory": 0.0, "posterior": "decay", "device": "cpu", **changed}
-    return open_models(ServeOptions(**{"model": None, "experts": folder, **told}))
+    return open_models(options(folder, **changed))
 
 
 @asynccontextmanager
-async def served(asking: Asking) -> AsyncIterator[str]:
+async def served(asking: Asking, plugs: Plugs | None = None) -> AsyncIterator[str]:
     """The address of an ensemble that is served."""
-    runner = web.AppRunner(make_app(asking), access_log=None, shutdown_timeout=2.0, handler_cancellation=True)
+    runner = web.AppRunner(make_app(asking, plugs), access_log=None, shutdown_timeout=2.0, handler_cancellation=True)
     await runner.setup()
     try:
         await web.TCPSite(runner, "127.0.0.1", 0).start()

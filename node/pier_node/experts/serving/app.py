@@ -17,8 +17,9 @@ from aiohttp.typedefs import Middleware
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
 
-from pier_node.base.http import add_headers, is_from_elsewhere
+from pier_node.base.http import add_headers, is_from_elsewhere, is_from_here
 from pier_node.experts.serving.form import ChatForm, CompletionForm, event
+from pier_node.experts.serving.plugging import Plugs
 from pier_node.experts.serving.queue import Answer, Asking, Token
 from pier_node.experts.serving.request import ChatRequest, CompletionRequest, Refusal, Request, parse
 
@@ -47,7 +48,7 @@ class Metrics:
             "pier_serve_requests_in_work": ("requests that are being answered", lambda: asking.in_work),
             "pier_serve_models_lost": (
                 "models that cannot be asked any more",
-                lambda: len(asking.experts) - len(asking.pool.alive),
+                lambda: len(asking.pool.lost - asking.pool.unplugged),
             ),
         }
         for name, (text, value) in gauges.items():
@@ -57,8 +58,8 @@ class Metrics:
         return Histogram(name, text, buckets=SECONDS, registry=self.registry)
 
 
-def make_app(asking: Asking) -> web.Application:
-    """The web application of an ensemble or a single model."""
+def make_app(asking: Asking, plugs: Plugs | None = None) -> web.Application:
+    """The web application of an ensemble or, without `plugs`, of a single model."""
     metrics = Metrics(asking)
     app = web.Application(client_max_size=asking.limits.body, middlewares=[_counted(metrics), _explained])
     app.on_response_prepare.append(add_headers)
@@ -75,6 +76,15 @@ def make_app(asking: Asking) -> web.Application:
             web.post("/v1/chat/completions", service.chat),
         ]
     )
+    if plugs:
+        switch = _Switch(plugs)
+        app.add_routes(
+            [
+                web.get("/v1/experts", switch.experts),
+                web.post("/v1/experts/{name}/plug", switch.plug),
+                web.post("/v1/experts/{name}/unplug", switch.unplug),
+            ]
+        )
     return app
 
 
@@ -134,14 +144,40 @@ async def _json(request: web.Request) -> bytes:
         raise Refusal(408, f"the body did not come within {BODY_SECONDS:g} s", "timeout") from None
 
 
+class _Switch:
+    """Who answers, and turning experts on and off: only for this machine, as there is no password."""
+
+    def __init__(self, plugs: Plugs) -> None:
+        self._plugs = plugs
+
+    async def experts(self, _request: web.Request) -> web.Response:
+        """All experts, with their states."""
+        return web.json_response({"object": "list", "data": self._plugs.told()})
+
+    async def plug(self, request: web.Request) -> web.Response:
+        """Let an expert answer from the next request on."""
+        await self._plugs.plug(self._name(request))
+        return await self.experts(request)
+
+    async def unplug(self, request: web.Request) -> web.Response:
+        """Let an expert answer no more."""
+        await self._plugs.unplug(self._name(request))
+        return await self.experts(request)
+
+    def _name(self, request: web.Request) -> str:
+        if is_from_elsewhere(request) or not is_from_here(request):
+            raise Refusal(403, "experts are plugged and unplugged from the server's own machine only")
+        return request.match_info["name"]
+
+
 class _Service:
     def __init__(self, asking: Asking, metrics: Metrics) -> None:
         self._asking, self._metrics = asking, metrics
 
     async def healthz(self, _request: web.Request) -> web.Response:
         """Healthy as long as an expert can be asked."""
-        alive, all_of_them = self._asking.pool.alive, self._asking.experts
-        body = {"ok": bool(alive), "experts": len(all_of_them), "lost": len(all_of_them) - len(alive)}
+        alive, lost = self._asking.pool.alive, self._asking.pool.lost - self._asking.pool.unplugged
+        body = {"ok": bool(alive), "experts": len(alive) + len(lost), "lost": len(lost)}
         return web.json_response(body, status=200 if alive else 503)
 
     async def metrics(self, _request: web.Request) -> web.Response:

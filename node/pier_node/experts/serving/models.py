@@ -213,17 +213,20 @@ class Pool:
     """Experts by index, of which as many are in memory as fit.
 
     Args:
-        experts: all of them.
+        experts: those that can be asked at first.
         memory: bytes for weights; 0: no limit.
 
     Attributes:
+        experts: all that there ever were.
         lost: the experts that cannot be asked any more.
+        unplugged: the experts that shall not be asked.
     """
 
     def __init__(self, experts: Sequence[Expert], memory: int = 0) -> None:
+        self.experts = [*experts]
         self.lost: set[int] = set()
-        self._experts, self._memory = experts, memory
-        self._sizes = [expert.size for expert in experts]
+        self.unplugged: set[int] = set()
+        self._memory = memory
         self._models: OrderedDict[int, LanguageModel] = OrderedDict()  # the least recently asked first
         self._users: Counter[int] = Counter()
         self._changed = Signal()
@@ -231,11 +234,12 @@ class Pool:
     @property
     def alive(self) -> list[int]:
         """The experts that can be asked."""
-        return [index for index in range(len(self._experts)) if index not in self.lost]
+        return [index for index in range(len(self.experts)) if index not in self.lost | self.unplugged]
 
-    def check_room(self, most: int) -> None:
-        """Raise PierError unless any `most` experts fit together (0: all)."""
-        sizes = sorted(self._sizes, reverse=True)[: most or None]
+    def check_room(self, most: int, more: Sequence[Expert] = ()) -> None:
+        """Raise PierError unless any `most` experts that can be asked, or are in `more`, fit together (0: all)."""
+        asked = [*(self.experts[index] for index in self.alive), *more]
+        sizes = sorted((expert.size for expert in asked), reverse=True)[: most or None]
         if self._memory and sum(sizes) > self._memory:
             raise PierError(
                 f"--memory {amount(self._memory)} is too little: {len(sizes)} experts take {amount(sum(sizes))}",
@@ -260,8 +264,8 @@ class Pool:
         Raises:
             Lost: it cannot be read; it is not tried again.
         """
-        expert = self._experts[index]
-        if index in self.lost:
+        expert = self.experts[index]
+        if index in self.lost | self.unplugged:
             raise Lost(expert.name)
         if index not in self._models:
             self._make_room(expert)
@@ -278,7 +282,27 @@ class Pool:
         """Stop using an expert."""
         self.lost.add(index)
         self._models.pop(index, None)
-        log.warning("the expert of %s drops out: %s", self._experts[index].name, str(why).splitlines()[0])
+        log.warning("the expert of %s drops out: %s", self.experts[index].name, str(why).splitlines()[0])
+
+    def unplug(self, index: int) -> None:
+        """Do not ask an expert until it is plugged."""
+        self.unplugged.add(index)
+        self._models.pop(index, None)
+        log.info("the expert of %s was unplugged", self.experts[index].name)
+
+    def plug(self, expert: Expert, index: int | None) -> None:
+        """Ask an expert from now on; `index`: that of the expert whose place it takes, if there is one.
+
+        If it is the same expert, its files are read again. Requests in work never meet an expert in place of another.
+        """
+        if index is None or self.experts[index] != expert:
+            if index is not None:
+                self.unplug(index)
+            self.experts.append(expert)
+        else:
+            for gone in (self.lost, self.unplugged):
+                gone.discard(index)
+        log.info("the expert of %s was plugged", expert.name)
 
     @property
     def resident(self) -> list[int]:
@@ -287,17 +311,17 @@ class Pool:
 
     def _fits(self, experts: set[int]) -> bool:
         used = experts | {index for index, users in self._users.items() if users > 0}
-        return not self._memory or sum(self._sizes[index] for index in used) <= self._memory
+        return not self._memory or sum(self.experts[index].size for index in used) <= self._memory
 
     def _make_room(self, expert: Expert) -> None:
-        held = sum(self._sizes[index] for index in self._models)
+        held = sum(self.experts[index].size for index in self._models)
         for index in self.resident:
             if not self._memory or held + expert.size <= self._memory:
                 return
             if self._users[index] <= 0:
                 del self._models[index]
-                held -= self._sizes[index]
-                log.info("the expert of %s makes room for that of %s", self._experts[index].name, expert.name)
+                held -= self.experts[index].size
+                log.info("the expert of %s makes room for that of %s", self.experts[index].name, expert.name)
 
 
 class Reader:

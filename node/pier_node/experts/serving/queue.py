@@ -66,18 +66,35 @@ class Asking:
     def __init__(
         self,
         name: str,
-        experts: Sequence[Expert],
         tokenizer: ModelTokenizer,
         pool: Pool,
         mixing: Rule,
         top_k: int = 0,
         limits: Limits = Limits(),
     ) -> None:
-        self.name, self.experts, self.pool, self.limits = name, experts, pool, limits
+        self.name, self.pool, self.limits = name, pool, limits
         self._tokenizer, self._mixing, self._top_k = tokenizer, mixing, top_k
-        self._prior = even_prior(experts)
         self._thread = ThreadPoolExecutor(1, "experts")
         self._in_work = 0
+
+    @property
+    def experts(self) -> Sequence[Expert]:
+        """All experts that there ever were, by index."""
+        return self.pool.experts
+
+    @property
+    def _prior(self) -> Array:
+        return even_prior(self.experts)
+
+    def speaks(self, tokenizer: ModelTokenizer, vocab_size: int) -> bool:
+        """Whether a model with these tokens can be mixed with the experts."""
+        same = tokenizer.fingerprint == self._tokenizer.fingerprint
+        return same and vocab_size == self.experts[0].vocab_size
+
+    def plug(self, expert: Expert, index: int | None) -> None:
+        """Let an expert take part; see `Pool.plug`. Raises PierError: there is no room for it."""
+        self.pool.check_room(self._top_k, [expert] if index is None or index not in self.pool.alive else [])
+        self.pool.plug(expert, index)
 
     @property
     def models(self) -> list[str]:
