@@ -1,6 +1,6 @@
 """Is an ensemble of unequal experts better than one of equal experts, at equal compute? The paper says: on 20 of 21.
 
-    python -m bench.hdee --cells FOLDER [--quick] [--seeds 3] [--json FILE] [--plot FILE.png]
+    python -m bench.hdee --cells FOLDER [--quick] [--seeds 1-3] [--arm auto …] [--installed] [--json FILE] [--plot FILE]
 
 What is not in FOLDER yet is trained; a run that was broken off goes on. Written down before the first cell of it was
 trained (learning rate and lengths were chosen before, with seed 0 and one domain):
@@ -31,15 +31,20 @@ loses if both lose. The hypothesis is supported if best of two wins more domains
 shown as well; among three equal arms it would come to 2/3 of the domains by luck. The same rule holds for auto and
 dense, each alone. For the mean over domains: better or worse if the interval has no 0 in it and all seeds agree.
 
+**Excluded from training.** Every arm, and the seed model, is also scored on eight domains that no model was trained on
+(INSTALLED in hdee_setting.py), by the same mixture and rule, with a prior fitted on rows of their own prior split.
+`--installed` changes roles: those are trained on, and the built-in ones excluded.
+
 **Sizes permuted** (as a control): for the domains where size pays least, middling and most as
-estimated, all six ways of giving them S, M and L; own experts, 300 steps. Wanted: the way that is predicted to be best
+estimated, all six ways of giving them S, M and L; own experts, 300 steps. Wanted: the way in the order of the estimate
 is within 1 % of the best in mean bits per byte, and better than the mean of six.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
+import logging
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
@@ -50,7 +55,7 @@ import torch
 from rich.console import Console
 
 from bench.hdee_report import report
-from bench.hdee_setting import DENSE, SIZES, Arms, Setting, modes
+from bench.hdee_setting import BASE, DENSE, SEED_MODEL, SIZES, Arms, Setting, every_arm
 from bench.hdee_show import plot, tables
 from bench.hdee_train import MissingError, Shop, Texts
 
@@ -62,11 +67,13 @@ QUICK = Setting(
 Places = dict[str, Path]
 
 
-def ensemble(shop: Shop, arms: Arms, seed: int, mode: str) -> Places:
+def ensemble(shop: Shop, arms: Arms, seed: int, arm: str) -> Places:
     """The cell of each domain's expert in an arm, trained if need be."""
-    if mode in DENSE:
-        return {"dense": shop.dense(mode[-1])}
-    return {domain: shop.expert(job) for domain, job in arms.jobs(mode, seed).items()}
+    if arm in DENSE:
+        return {"dense": shop.dense(arm[-1])}
+    if arm == SEED_MODEL:
+        return {"seed": shop.seed_model()}
+    return {domain: shop.expert(job) for domain, job in arms.jobs(arm, seed).items()}
 
 
 def permutations(shop: Shop, arms: Arms, seed: int) -> dict[tuple[str, str], Path]:
@@ -74,25 +81,25 @@ def permutations(shop: Shop, arms: Arms, seed: int) -> dict[tuple[str, str], Pat
     return {(name, size): shop.expert(arms.of_size(name, size, seed)) for name in arms.permuted for size in SIZES}
 
 
-def work(arms: Arms, shops: dict[int, Shop]) -> Iterator[tuple[str, Callable[[], object]]]:
-    """Everything there is to train, the most important first."""
+def work(arms: Arms, shops: dict[int, Shop], chosen: Sequence[str]) -> Iterator[tuple[str, Callable[[], object]]]:
+    """What there is to train for the chosen arms, and if these are all, for the permutations."""
     for seed, shop in shops.items():
         yield f"seed {seed}", shop.seed_model
-        for mode in (*modes(), DENSE[0]):
-            yield f"seed {seed}: {mode}", partial(ensemble, shop, arms, seed, mode)
-    for seed, shop in shops.items():
+        for arm in chosen:
+            yield f"seed {seed}: {arm}", partial(ensemble, shop, arms, seed, arm)
+    for seed, shop in shops.items() if len(chosen) == len(every_arm()) else ():
         yield f"seed {seed}: permutations", partial(permutations, shop, arms, seed)
-    for seed, shop in shops.items():
-        yield f"seed {seed}: {DENSE[1]}", partial(ensemble, shop, arms, seed, DENSE[1])
 
 
-def whole(arms: Arms, shops: dict[int, Shop]) -> tuple[dict[str, list[Places]], list[dict[tuple[str, str], Path]]]:
+def whole(
+    arms: Arms, shops: dict[int, Shop], chosen: Sequence[str]
+) -> tuple[dict[str, list[Places]], list[dict[tuple[str, str], Path]]]:
     """The cells of each arm, and of the permutations, that all seeds have."""
     experts: dict[str, list[Places]] = {}
     sizes: list[dict[tuple[str, str], Path]] = []
     for shop in shops.values():
         shop.trains = False
-    for arm in (*modes(), *DENSE):
+    for arm in chosen:
         with suppress(MissingError):
             experts[arm] = [ensemble(shop, arms, seed, arm) for seed, shop in shops.items()]
     with suppress(MissingError):
@@ -100,23 +107,46 @@ def whole(arms: Arms, shops: dict[int, Shop]) -> tuple[dict[str, list[Places]], 
     return experts, sizes
 
 
+def span(_context: click.Context, _option: click.Parameter, text: str) -> tuple[int, ...]:
+    """`4-6`: the seeds 4, 5 and 6."""
+    first, _, last = text.partition("-")
+    if not (first.isdigit() and (last or first).isdigit()):
+        raise click.BadParameter(f"{text} is no span of seeds, such as 1-3")
+    return (*range(int(first), int(last or first) + 1),)
+
+
 @click.command(help=__doc__)
 @click.option("--cells", type=click.Path(file_okay=False, path_type=Path), required=True, help="Keeps what is trained.")
 @click.option("--quick", is_flag=True, help="Tiny models and a few steps: no evidence.")
-@click.option("--seeds", type=click.IntRange(1, 9), default=3, show_default=True, help="Seeds 1 to this one.")
+@click.option("--seeds", default="1-3", callback=span, show_default=True, help="First and last seed.")
+@click.option("--arm", "chosen", type=click.Choice(every_arm()), multiple=True, help="[default: all]")
+@click.option("--installed", is_flag=True, help="Train on the domains in files of packages.")
 @click.option("--as-it-is", is_flag=True, help="Train nothing: a table of the arms that all seeds have.")
 @click.option("--json", "json_file", type=click.Path(dir_okay=False, path_type=Path), help="Write all numbers here.")
 @click.option("--plot", "plot_file", type=click.Path(dir_okay=False, path_type=Path), help="Draw the gaps here.")
-def main(cells: Path, quick: bool, seeds: int, as_it_is: bool, json_file: Path | None, plot_file: Path | None) -> None:
+def main(
+    cells: Path,
+    quick: bool,
+    seeds: tuple[int, ...],
+    chosen: tuple[str, ...],
+    installed: bool,
+    as_it_is: bool,
+    json_file: Path | None,
+    plot_file: Path | None,
+) -> None:
     """Train what is missing, and compare."""
+    logging.disable(logging.WARNING)  # folders of packages also hold files that are no text
     torch.set_num_threads(1)
-    console, setting = Console(), replace(QUICK if quick else Setting(), seeds=(*range(1, seeds + 1),))
+    console, setting = Console(), replace(QUICK if quick else Setting(), seeds=seeds)
+    if installed:
+        setting = replace(setting, domains=setting.excluded, excluded=setting.domains)
+    compared = [arm for arm in every_arm() if not chosen or arm in (BASE, *chosen)]
     arms, texts = Arms(setting), Texts(setting, cells / "cache")
     shops = {seed: Shop(arms, texts, seed, cells / f"seed-{seed}") for seed in setting.seeds}
-    for name, train in () if as_it_is else work(arms, shops):
+    for name, train in () if as_it_is else work(arms, shops, compared):
         console.log(name)
         train()
-    found = report(arms, *whole(arms, shops))
+    found = report(arms, *whole(arms, shops, compared))
     console.print(*tables(found), sep="\n")
     if json_file:
         json_file.write_text(json.dumps(found, indent=1) + "\n")

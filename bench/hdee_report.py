@@ -44,7 +44,7 @@ def report(
         "torch": torch.__version__,
         "difficulty": _difficulty(arms),
         "arms": {arm: _arm(arms, arm, ensembles[arm], mixed, own) for arm in ensembles},
-        "best of two": _both(mixed) if {*CHALLENGERS} <= {*mixed} else None,
+        "best of two": _both(mixed, arms.setting.domains) if {*CHALLENGERS} <= {*mixed} else None,
         "permutations": _permuted(arms, sizes) if sizes else None,
     }
 
@@ -52,19 +52,15 @@ def report(
 def _arm(
     arms: Arms, arm: str, seeds: Sequence[Mapping[str, Path]], mixed: Mapping[str, Scores], own: Mapping[str, Scores]
 ) -> dict[str, Any]:
-    scores, base, domains = mixed[arm], mixed[BASE], arms.setting.domains
-    gaps = {domain: gap([scores[domain]], [base[domain]]) for domain in domains}
     cells = [cell_of(place) for places in seeds for place in places.values()]
     found = {
         "flops": sum(cell.flops for cell in cells) / len(seeds),
         "planned_flops": arms.flops(arm),
         "refused": sum(not cell.accepted for cell in cells),
-        "bits": {domain: rows.mean(axis=1).tolist() for domain, rows in scores.items()},
-        "mean": float(np.mean([rows.mean() for rows in scores.values()])),
-        "gaps": {domain: _told(each) for domain, each in gaps.items()},
-        "mean_gap": _told(gap([*scores.values()], [*base.values()])),
-        "sign_test": sign_test([each.verdict for each in gaps.values()]),
+        **_compared(mixed[arm], mixed[BASE], arms.setting.domains),
     }
+    if arms.setting.excluded:
+        found["excluded"] = _compared(mixed[arm], mixed[BASE], arms.setting.excluded)
     if arm in own:
         found["recipe"] = {domain: [job.size, job.steps] for domain, job in arms.jobs(arm, 1).items()}
         alone, others = own[arm], own[BASE]
@@ -74,48 +70,54 @@ def _arm(
     return found
 
 
-def _both(mixed: Mapping[str, Scores]) -> dict[str, Any]:
-    base = mixed[BASE]
+def _compared(scores: Scores, base: Scores, domains: Sequence[str]) -> dict[str, Any]:
+    """An arm's scores on some domains, and its gaps to the base there."""
+    gaps = {domain: gap([scores[domain]], [base[domain]]) for domain in domains}
+    return {
+        "bits": {domain: scores[domain].mean(axis=1).tolist() for domain in domains},
+        "mean": float(np.mean([scores[domain].mean() for domain in domains])),
+        "gaps": {domain: _told(each) for domain, each in gaps.items()},
+        "mean_gap": _told(gap([scores[domain] for domain in domains], [base[domain] for domain in domains])),
+        "sign_test": sign_test([each.verdict for each in gaps.values()]),
+    }
+
+
+def _both(mixed: Mapping[str, Scores], domains: Sequence[str]) -> dict[str, Any]:
     verdicts, lower = {}, {}
-    for domain, rows in base.items():
-        one, other = (gap([mixed[arm][domain]], [rows], OF_TWO) for arm in CHALLENGERS)
+    for domain in domains:
+        one, other = (gap([mixed[arm][domain]], [mixed[BASE][domain]], OF_TWO) for arm in CHALLENGERS)
         verdicts[domain], lower[domain] = best_of_two(one, other), min(one.mean, other.mean) < 0
     supported = sign_test([*verdicts.values()])
     return {"verdicts": verdicts, "lower": lower, "sign_test": supported, "supported": supported < 0.05}
 
 
 def _permuted(arms: Arms, sizes: Sequence[Mapping[tuple[str, str], Path]]) -> dict[str, Any]:
-    """Every way of giving three domains three sizes: predicted, and what came out."""
-    names, curves, choice = arms.permuted, arms.planning.difficulty.curves, arms.planning.task.choice
+    """What every way of giving three domains three sizes came to. They are in the order in which size should pay."""
+    names, predicted = arms.permuted, SIZES
     bits = {key: float(np.mean([_of_cell(seed[key], key[0]).mean() for seed in sizes])) for key in sizes[0]}
-    predicted = np.stack([curves.loss(size, choice.tokens[1]) for size in choice.parameters])  # [sizes, domains]
-    ways = {}
-    for order in permutations(SIZES):
-        expected = [predicted[SIZES.index(size), arms.setting.domains.index(name)] for name, size in zip(names, order)]
-        ways["".join(order)] = float(np.mean(expected)), float(np.mean([bits[each] for each in zip(names, order)]))
-    chosen, best = min(ways, key=lambda way: ways[way][0]), min(ways, key=lambda way: ways[way][1])
-    came, mean = ways[chosen][1], float(np.mean([way[1] for way in ways.values()]))
+    ways = {"".join(order): float(np.mean([bits[each] for each in zip(names, order)])) for order in permutations(SIZES)}
+    best = min(ways, key=lambda way: ways[way])
     return {
         "domains": names,
         "bits": {f"{name} {size}": value for (name, size), value in bits.items()},
         "ways": ways,
-        "predicted": chosen,
+        "predicted": predicted,
         "best": best,
-        "behind": came / ways[best][1] - 1,
-        "better_than_mean": came < mean,
+        "behind": ways[predicted] / ways[best] - 1,
+        "better_than_mean": ways[predicted] < float(np.mean([*ways.values()])),
     }
 
 
 def _difficulty(arms: Arms) -> dict[str, Any]:
     found = arms.planning.difficulty
     gains = {"size": found.size, "steps": found.step}
-    told = {key: (gain.value / gain.value.mean(), steadiness(gain, found.loss)) for key, gain in gains.items()}
+    told = {
+        key: (gain.value / gain.value.mean(), steadiness(gain, found.loss, arms.planning.task.given))
+        for key, gain in gains.items()
+    }
     return {
-        "tells": found.tells,
-        **{
-            domain: {key: [float(pays[index]), float(steady[index])] for key, (pays, steady) in told.items()}
-            for index, domain in enumerate(arms.setting.domains)
-        },
+        domain: {key: [float(pays[index]), float(steady[index])] for key, (pays, steady) in told.items()}
+        for index, domain in enumerate(arms.setting.domains)
     }
 
 

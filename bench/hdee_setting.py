@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sysconfig
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -14,21 +16,42 @@ from pier_coordinator.experts.plan import Plan, accepted
 from pier_coordinator.experts.recipe import MODES
 from pier_coordinator.experts.task import MIDDLE
 from pier_node.config.run import RunConfig
-from pier_node.experts.config import ExpertsConfig
+from pier_node.experts.config import DomainSection, ExpertsConfig
 from pier_node.experts.job import ExpertJob
 from pier_node.trainer.data.sources import FAMILIES
 
 BASE = "MHo-IHo"
 """What all others are compared with."""
 DENSE = "dense M", "dense L"
+SEED_MODEL = "seed model"
 SIZES = "SML"
+INSTALLED = {
+    "headers": "pyarrow/include/arrow",
+    "scripts": "playwright/driver/package/lib",
+    "metrics": "matplotlib/mpl-data/fonts/afm",
+    "vendors": "netaddr/eui",
+    "solvers": "sympy/solvers",
+    "graphs": "networkx/algorithms",
+    "icons": "material/templates/.icons/fontawesome",
+    "stubs": "mypy/typeshed/stdlib",
+}
+"""More domains, in files of packages that the tests and docs need: C++, JavaScript, tables, Python, SVG."""
+
+
+def section(name: str) -> DomainSection:
+    """Where the text of a domain is."""
+    if name in FAMILIES:
+        return DomainSection(name=name)
+    path = Path(sysconfig.get_path("purelib"), INSTALLED[name])
+    return DomainSection(name=name, source="text", path=str(path))
 
 
 @dataclass(frozen=True)
 class Setting:
-    """The same for all seeds; see bench/hdee.py for why."""
+    """The same for all seeds; see bench/hdee.py for why. No model is trained on the domains in `excluded`."""
 
     domains: tuple[str, ...] = FAMILIES
+    excluded: tuple[str, ...] = (*INSTALLED,)
     dim: int = 64
     layers: int = 3
     ffn_dim: int = 128
@@ -60,7 +83,7 @@ class Setting:
             {
                 "experts": {**wanted, "min_lr": self.lr / 10, "seed": seed},
                 "model": self.run(seed).model.model_dump(),
-                "domains": [{"name": name} for name in self.domains],
+                "domains": [section(name) for name in self.domains],
                 "sites": [{"name": f"site{speed}", "tflops": speed / 100} for speed in (1, 2, 3)],
             }
         )
@@ -92,11 +115,12 @@ class Arms:
         return round(self.plan(BASE).budget / flops)
 
     def flops(self, arm: str) -> float:
-        """Of an arm's domain phase."""
-        if arm not in DENSE:
+        """Of an arm's domain phase; of the seed model, its own."""
+        if arm not in (*DENSE, SEED_MODEL):
             return self.plan(arm).flops
-        size, task = arm[-1], self.planning.task
-        return self.dense_steps(size) * task.sizes[SIZES.index(size)].flops * task.step_tokens
+        size, task = (arm[-1], self.planning.task) if arm in DENSE else ("S", self.planning.task)
+        steps = self.dense_steps(size) if arm in DENSE else self.setting.seed_steps
+        return steps * task.sizes[SIZES.index(size)].flops * task.step_tokens
 
     def of_size(self, domain: str, size: str, seed: int) -> ExpertJob:
         """An expert of a domain with the usual steps and a size."""
@@ -115,3 +139,8 @@ class Arms:
 def modes() -> tuple[str, ...]:
     """The planner's modes, the base first."""
     return BASE, *(mode for mode in MODES if mode != BASE)
+
+
+def every_arm() -> Sequence[str]:
+    """All that can be compared, in the order of the tables."""
+    return *modes(), *DENSE, SEED_MODEL

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +17,12 @@ SIGNS = {"win": " ✓", "tie": "", "loss": " ✗"}
 
 def tables(found: Mapping[str, Any]) -> list[RenderableType]:
     """Scores by domain, what they come to, and the permutations."""
-    return [_domains(found), _totals(found), *_lines(found)]
+    arms, setting = found["arms"], found["setting"]
+    shown: list[RenderableType] = [_domains("", arms, setting["domains"])]
+    if setting["excluded"]:
+        untrained = {arm: each["excluded"] for arm, each in arms.items()}
+        shown.append(_domains(" Excluded from training.", untrained, setting["excluded"]))
+    return [*shown, _totals(found), *_lines(found)]
 
 
 def plot(found: Mapping[str, Any], file: Path) -> None:
@@ -49,12 +54,12 @@ def plot(found: Mapping[str, Any], file: Path) -> None:
     figure.savefig(file, dpi=110)
 
 
-def _domains(found: Mapping[str, Any]) -> Table:
-    table = Table("domain", title="Bits per byte, mean of the seeds; ✓ wins against MHo-IHo, ✗ loses", box=MARKDOWN)
-    arms = found["arms"]
+def _domains(kind: str, arms: Mapping[str, Any], domains: Sequence[str]) -> Table:
+    title = f"Bits per byte, mean of the seeds; ✓ wins against {BASE}, ✗ loses.{kind}"
+    table = Table("domain", title=title, box=MARKDOWN)
     for arm in arms:
         table.add_column(arm, justify="right")
-    for domain in found["setting"]["domains"]:
+    for domain in domains:
         table.add_row(domain, *(_score(each, domain) for each in arms.values()))
     table.add_row("mean", *(f"{each['mean']:.3f}{SIGNS[each['mean_gap']['verdict']]}" for each in arms.values()))
     return table

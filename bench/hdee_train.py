@@ -19,9 +19,8 @@ from pydantic import BaseModel, ConfigDict
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from bench.hdee_setting import SIZES, Arms, Setting
+from bench.hdee_setting import SIZES, Arms, Setting, section
 from pier_node.config.run import ModelSection, RunConfig
-from pier_node.experts.config import DomainSection
 from pier_node.experts.domains import HeldOut, judging, read_held_out, rows_of
 from pier_node.experts.job import ExpertJob
 from pier_node.experts.scoring import log_probs, spread
@@ -61,11 +60,11 @@ class Cell(BaseModel):
 
 
 class Texts:
-    """The built-in domains, each read once: to train on, to judge by, and to score on."""
+    """The domains, each read once: to train on, to judge by, and to score on."""
 
     def __init__(self, setting: Setting, cache: Path) -> None:
         self._setting, self._cache = setting, cache
-        self.sections = {name: DomainSection(name=name) for name in setting.domains}
+        self.sections = {name: section(name) for name in setting.domains}
 
     @cached_property
     def corpora(self) -> dict[str, Corpus]:
@@ -75,7 +74,8 @@ class Texts:
     @cached_property
     def held_out(self) -> dict[str, HeldOut]:
         """What no model trains on."""
-        return {name: read_held_out(section) for name, section in self.sections.items()}
+        scored = *self._setting.domains, *self._setting.excluded
+        return {name: read_held_out(section(name)) for name in scored}
 
     @cached_property
     def scored(self) -> dict[tuple[str, Split], Rows]:

@@ -118,6 +118,7 @@ def init_experts(file: Path, preset: str, force: bool) -> None:
 @experts.command("plan")
 @EXPERTS_FILE
 @FOLDER
+@click.option("--dry-run", is_flag=True, expose_value=False, help="Starts nothing; `plan` never does.")
 @JSON
 @explained
 def plan_experts(file: Path, folder: Path, as_json: bool) -> None:
@@ -136,16 +137,17 @@ def plan_experts(file: Path, folder: Path, as_json: bool) -> None:
 @EXPERTS_FILE
 @FOLDER
 @click.option("--yes", is_flag=True, help="Start without asking. [default: show the plan and ask]")
+@click.option("--dry-run", is_flag=True, help="Check and show everything, and start nothing.")
 @JSON
 @explained
-def start_experts(file: Path, folder: Path, yes: bool, as_json: bool) -> None:
+def start_experts(file: Path, folder: Path, as_json: bool, **how: bool) -> None:
     """Show the plan for FILE, and have its experts trained.
 
     The sites of the run in --data train them once that run is finished. FILE defaults to experts.toml.
     """
     from pier_coordinator.commands.experts import start
 
-    start(file, folder, yes, as_json)
+    start(file, folder, as_json, **how)
 
 
 @experts.command("status")

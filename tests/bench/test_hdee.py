@@ -12,7 +12,7 @@ import torch
 from click.testing import CliRunner
 
 from bench import hdee
-from bench.hdee_setting import BASE, DENSE, Arms, Setting, modes
+from bench.hdee_setting import BASE, DENSE, Arms, Setting, every_arm, modes
 from bench.hdee_train import MissingError, Shop, Texts, cell_of, sheets
 from pier_node.experts import trainer
 from pier_node.trainer.model.export import import_weights
@@ -21,8 +21,8 @@ pytestmark = pytest.mark.processes
 
 DOMAINS = ("topics", "numbers", "concurrency")
 TINY = Setting(
-    domains=DOMAINS, dim=16, layers=1, ffn_dim=16, context=32, batch_size=6, steps=(6, 8, 10), seed_steps=4,
-    seed_warmup=1, warmup_steps=1, test_rows=8, prior_rows=4,
+    domains=DOMAINS, excluded=("encodings",), dim=16, layers=1, ffn_dim=16, context=32, batch_size=6, steps=(6, 8, 10),
+    seed_steps=4, seed_warmup=1, warmup_steps=1, test_rows=8, prior_rows=4,
 )  # fmt: skip
 
 
@@ -57,7 +57,7 @@ def test_a_cell_holds_what_a_site_would_train(arms: Arms, tmp_path: Path) -> Non
     assert {sheet.subject.weights for sheet in own} == {hashlib.sha256(flat.numpy().tobytes()).hexdigest()}
     assert (cell.steps, cell.tokens, cell.flops, cell.accepted) == (card.steps, card.tokens, card.flops, card.accepted)
     assert (cell.loss, cell.parent_loss) == pytest.approx((card.loss, card.parent_loss), rel=1e-6)
-    assert len(own) == 2 * len(DOMAINS)
+    assert len(own) == 2 * (len(DOMAINS) + 1), "and on the domain that it was not trained on"
 
 
 def test_what_is_there_is_not_trained_again(arms: Arms, tmp_path: Path) -> None:
@@ -78,14 +78,15 @@ def test_what_is_there_is_not_trained_again(arms: Arms, tmp_path: Path) -> None:
 def test_from_nothing_to_a_table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(hdee, "QUICK", TINY)
     files = "--json", str(tmp_path / "found.json"), "--plot", str(tmp_path / "found.png")
-    words = ["--cells", str(tmp_path / "cells"), "--quick", "--seeds", "2", *files]
+    words = ["--cells", str(tmp_path / "cells"), "--quick", "--seeds", "1-2", *files]
     first = CliRunner(env={"COLUMNS": "200"}).invoke(hdee.main, words)
     assert first.exit_code == 0, first.output
     found = json.loads((tmp_path / "found.json").read_text())
-    assert [*found["arms"]] == [BASE, *(mode for mode in modes() if mode != BASE), *DENSE]
+    assert [*found["arms"]] == [*every_arm()]
     for arm in found["arms"].values():
         assert arm["flops"] == pytest.approx(arm["planned_flops"], rel=1e-9)
         assert {*arm["bits"]} == {*DOMAINS}
+        assert {*arm["excluded"]["bits"]} == {"encodings"}
     base = found["arms"][BASE]
     assert (base["mean_gap"]["mean"], base["mean_gap"]["verdict"]) == (0.0, "tie")
     assert len(found["permutations"]["ways"]) == 6
@@ -93,3 +94,6 @@ def test_from_nothing_to_a_table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     again = CliRunner(env={"COLUMNS": "200"}).invoke(hdee.main, [*words, "--as-it-is"])
     assert again.exit_code == 0, again.output
     assert json.loads((tmp_path / "found.json").read_text()) == found
+    chosen = CliRunner(env={"COLUMNS": "200"}).invoke(hdee.main, [*words, "--as-it-is", "--arm", "auto"])
+    assert chosen.exit_code == 0, chosen.output
+    assert [*json.loads((tmp_path / "found.json").read_text())["arms"]] == [BASE, "auto"]

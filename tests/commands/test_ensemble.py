@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Callable
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -20,8 +21,9 @@ from pier_node.experts.card import Card, artefact_name, digest_of
 from pier_node.experts.config import DomainSection
 from pier_node.experts.domains import read_held_out, rows_of
 from pier_node.experts.scoring import log_probs, spread
-from pier_node.experts.sheet import load_sheet, row_hashes
+from pier_node.experts.sheet import Sheet, Subject, load_sheet, row_hashes
 from pier_node.rounds.saved_model import exported_weights
+from pier_node.trainer.data.sources import Split
 
 Call = Callable[..., Result]
 CPU = torch.device("cpu")
@@ -60,9 +62,32 @@ def test_a_domain_without_an_expert_is_scored_too(call: Call, ensemble: Path, tm
     assert done.exit_code == 0, done.output
     assert "\nnumbers °" in done.output
     assert "\ntopics  " in done.output
-    assert "mean" in done.output
+    rows = {name: done.output.split(f"\n{name} ")[1].split("\n")[0].split() for name in ("numbers °", "mean °", "mean")}
+    assert rows["mean °"] == rows["numbers °"], "it is the only one of which no expert knows"
+    assert rows["mean"] != rows["mean °"]
     assert "against its parent" not in done.output, "it is not there"
     assert (tmp_path / "scores.svg").read_text().startswith("<?xml")
+
+
+def test_in_eighty_columns_names_are_cut_and_no_number_is(tmp_path: Path) -> None:
+    names, random = [letter + "x" * 60 for letter in "abc"], np.random.default_rng(0)
+    splits: tuple[Split, Split] = ("prior", "test")
+    for domain, split in product(names, splits):
+        rows = random.integers(0, 256, (4, 9)).astype(np.uint8)
+        for expert in names[:2]:
+            log_probs = -random.uniform(1, 4, (4, 8)).astype(np.float32)
+            subject = Subject(expert=expert, weights=expert[0] * 64, domain=domain, split=split)
+            Sheet(subject, log_probs, row_hashes(rows)).save(tmp_path)
+    texts = [
+        CliRunner(env={"COLUMNS": columns}).invoke(coordinator, ["evaluate", str(tmp_path)]).output
+        for columns in ("80", "250")
+    ]
+    narrow, wide = (
+        [line.split()[1:] for line in text.splitlines() if line.startswith(("ax", "bx", "cx", "mean"))]
+        for text in texts
+    )
+    assert len(narrow) == 2 * 5
+    assert [line[-8:] for line in narrow] == [line[-8:] for line in wide]
 
 
 def test_the_sites_sheets_together_say_the_same(call: Call, ensemble: Path, tmp_path: Path) -> None:
@@ -103,7 +128,8 @@ def reordered(report: Any) -> Any:
         name: {**found, "prior": found["prior"][::-1], "experts": found["experts"][::-1], "single": 1 - found["single"]}
         for name, found in report["domains"].items()
     }
-    return {"experts": report["experts"][::-1], "domains": approx(domains), "mean": approx(report["mean"])}
+    means = {key: approx(report[key]) for key in ("mean", "excluded")}
+    return {"experts": report["experts"][::-1], "domains": approx(domains), **means}
 
 
 def approx(value: Any) -> Any:

@@ -304,7 +304,7 @@ def test_what_does_not_fit_together_is_said(change: Change, said: str) -> None:
         evaluated(change(sheets()))
 
 
-def test_a_report_has_every_domain_and_their_mean() -> None:
+def test_a_report_has_every_domain_and_means_of_those_with_and_without_experts() -> None:
     report = evaluated(sheets())
     assert report.experts == ["a", "b"]
     own = {domain: result.experts for domain, result in report.domains.items()}
@@ -313,6 +313,7 @@ def test_a_report_has_every_domain_and_their_mean() -> None:
     names = list(report.mean)
     assert names == ["decay", "fixed-share", "bayes", "uniform", "top-1", "top-2", "single", "geometric"]
     for name, standing in report.mean.items():
-        each = [result.standings[name].bits_per_byte for result in report.domains.values()]
-        assert standing.bits_per_byte == pytest.approx(np.mean(each))
+        each = {domain: result.standings[name].bits_per_byte for domain, result in report.domains.items()}
+        assert standing.bits_per_byte == pytest.approx((each["a"] + each["b"]) / 2)
+        assert report.excluded[name].bits_per_byte == pytest.approx(each["other"])
     assert list(evaluated(sheets(), top_k=2).mean)[4:] == ["top-2", "single", "geometric"]

@@ -18,9 +18,9 @@ from rich.table import Table
 from rich.text import Text
 
 from pier_coordinator.commands.client import Client
-from pier_coordinator.commands.experts_view import CAVEAT, Planning, told, view
+from pier_coordinator.commands.experts_view import CAVEAT, CLASSES, Planning, columns, told, view
 from pier_coordinator.experts.allocation import BudgetError
-from pier_coordinator.experts.difficulty import Difficulty, Sample, estimated, probed
+from pier_coordinator.experts.difficulty import ESTIMATED, Difficulty, Sample, estimated, probed
 from pier_coordinator.experts.plan import Plan, UnplacedError, accepted, compared
 from pier_coordinator.experts.recipe import Job
 from pier_coordinator.experts.scheduling import Limits
@@ -125,7 +125,10 @@ def task_of(config: ExpertsConfig, texts: Sequence[DomainText]) -> Task:
     wanted, context = config.experts, config.model.context
     small, medium, large = (_size(name, model) for name, model in zip("SML", config.sized()))
     return Task(
-        tuple(_domain(section, text, context) for section, text in zip(config.domains, texts)),
+        tuple(
+            _domain(section, text, context, wanted.difficulty.get(section.name))
+            for section, text in zip(config.domains, texts)
+        ),
         (small, medium, large),
         wanted.steps,
         wanted.batch_size * context,
@@ -155,9 +158,10 @@ def registered(folder: Path) -> list[Site]:
     return [Site(row["name"], flops * row["tokens_per_second"], line=row["uplink"] or math.inf) for row in rows]
 
 
-def _domain(section: DomainSection, text: DomainText, context: int) -> Domain:
+def _domain(section: DomainSection, text: DomainText, context: int, given: str | None) -> Domain:
     judged = _judged(text, context)
-    return Domain(section.name, section.weight, text.tokens, judged, text.sent, frozenset(section.sites))
+    by_hand = CLASSES.index(given) if given else ESTIMATED
+    return Domain(section.name, section.weight, text.tokens, judged, text.sent, frozenset(section.sites), by_hand)
 
 
 def _judged(text: DomainText, context: int) -> int:
@@ -217,17 +221,27 @@ def _lack(job: Job, site: Site) -> str:
     return "is not available for long enough" if job.fits(site) else "may not see its text"
 
 
-COLUMNS = ("domain", "size", "steps", "site", "done", "planned", "took", "bits/byte before", "after", "± error", "")
+COLUMNS = "domain", "size", "steps", "site", "done", "planned", "took", "before", "after", "±", "expert"
+LEGEND = (
+    "before, after: bits per byte of the parent and of the expert. refused: it is no better, and the parent stands in."
+)
 
 
-def start(file: Path, folder: Path, yes: bool, as_json: bool) -> None:
-    """Plan, ask for confirmation, and let the sites train. Raises PierError."""
+def start(file: Path, folder: Path, as_json: bool, *, yes: bool, dry_run: bool) -> None:
+    """Plan, ask for confirmation, and let the sites train; with `dry_run`, do not ask, and start nothing.
+
+    Raises:
+        PierError: there is no such run, its model is another one, or there is no plan.
+    """
     client, config = Client.of(folder), load(file)
     check_seed(config, client.home.config)
     planning = found(config, folder)
     plan = accepted(config, planning.task, planning.chosen, planning.sites, planning.digests)
     if not as_json:
         Console().print(view(planning))
+    if dry_run:
+        print(json.dumps({"plan": plan.id}) if as_json else "Nothing was started (--dry-run).")
+        return
     if not yes:
         click.confirm("Have the sites train these experts as soon as the run is finished?", abort=True)
     durable.replace(folder / PLAN_FILE, plan.model_dump_json(indent=1).encode())
@@ -245,7 +259,8 @@ def status(folder: Path, as_json: bool) -> bool:
         print("No plan was accepted yet: pier-coordinator experts start")
     else:
         complete = "complete" if known["complete"] else f"planned to take {span(known['seconds'])}"
-        Console().print(Text(f"plan {known['plan'][:8]}, {known['mode']}: {complete}"), experts_table(known["experts"]))
+        head = Text(f"plan {known['plan'][:8]}, {known['mode']}: {complete}")
+        Console().print(head, experts_table(known["experts"]), Text(LEGEND, "dim"), sep="\n")
         if known["complete"]:
             Console().print(f"\nTo have them answer:\n\n  {serving(known['experts'], folder)}\n", soft_wrap=True)
     return bool(known.get("complete"))
@@ -281,13 +296,11 @@ def collect(folder: Path, sites: Sequence[Path], out: Path) -> str:
 
 def experts_table(rows: Sequence[dict[str, Any]]) -> Table:
     """A table with a row per expert: what it is, which site trains it, and its result."""
-    table = Table(box=None, pad_edge=False)
-    for name in COLUMNS:
-        table.add_column(name, justify="left" if name in ("domain", "size", "site", "") else "right", no_wrap=True)
+    table = columns(*COLUMNS)
     for row in rows:
         gate = Text(UNKNOWN)
         if row["name"]:
-            gate = Text("accepted", "green") if row["accepted"] else Text("refused: the parent stands in", "yellow")
+            gate = Text("accepted", "green") if row["accepted"] else Text("refused", "yellow")
         losses = (number(row[key], 3) for key in ("parent_loss", "loss", "standard_error"))
         done = f"{100 * row['done'] / row['steps']:.0f} %"
         times = span(row["planned_seconds"]), UNKNOWN if row["seconds"] is None else span(row["seconds"])

@@ -1,26 +1,33 @@
-"""Shows a plan for experts: to people in a terminal (`view`), and to scripts (`told`)."""
+"""Shows a plan for experts: to people in a terminal of 80 columns or more (`view`), and to scripts (`told`)."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate
-from typing import Any
+from typing import Any, get_args
 
 from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
 from pier_coordinator.experts.allocation import BudgetError
-from pier_coordinator.experts.difficulty import Difficulty, Gain, steadiness
+from pier_coordinator.experts.difficulty import ESTIMATED, Classes, Difficulty, Gain, steadiness
 from pier_coordinator.experts.plan import Plan, UnplacedError
 from pier_coordinator.experts.problem import Array
 from pier_coordinator.experts.recipe import Mode, judging_flops
 from pier_coordinator.experts.task import Site, Task
 from pier_node.base.units import UNKNOWN, amount, count, number, percent, several, span
+from pier_node.experts.config import Difficulty as Class
 
-WIDTH = 64
+WIDTH = 46
 """Length of the longest bar, in terminal cells."""
+CLASSES: tuple[Class, ...] = get_args(Class)
+"""Names of EASY, MEDIUM and HARD."""
+LONGEST_NAME = 14
+"""Cells of a site's name beside its bar."""
+LONGEST_REASON = 26
+"""Cells of the reason why a mode has no plan."""
 STEADY = 0.95
 """A domain that stays in its class in a smaller fraction of the bootstrap draws is marked."""
 WHY = {
@@ -34,24 +41,13 @@ WHY = {
 """Lower bounds in words."""
 
 
-COLUMNS = (
-    "domain",
-    "text",
-    "bits/byte",
-    "size pays",
-    "steps pay",
-    "expert",
-    "steps",
-    "idle",
-    "epochs",
-    "site",
-    "takes",
-)
+NAMES, WORDS, OPTIONAL = ("domain", "site"), ("expert", "mode", "sizes", "size"), ("idle", "by\nhand")
+"""Columns that are cut, columns that stand to the left, and columns that are left out if nothing is in them."""
 ROUNDING = 0.001
 CAVEAT = """\
-size pays, steps pay: times the mean, ? where another sample of the text might tell another class. Gains are those of
-n-grams, which stand in for models: they say how domains differ, and not what training will give.
-idle: steps more that the site could do until the last one is done. predicted: beside MHo-IHo, by the same n-grams.
+size pays, steps pay: times the mean, ? where another sample of the text might tell another class. They are those of \
+n-grams, which stand in for models, and sort the domains into classes for the paper's modes; auto treats all alike.
+idle: additional steps that the site could do until the last one is done.
 This is a plan, nothing has been started: `pier-coordinator experts start` does it."""
 
 
@@ -69,10 +65,8 @@ class Planning:
 
 def view(planning: Planning) -> RenderableType:
     """The chosen plan: its experts, its schedule and what the other modes would give."""
-    alike = "The domains do not differ enough in what they gain: all are treated alike."
     return Group(
         _head(planning),
-        *([Text(alike, "yellow")] if planning.chosen.recipe.abstained else []),
         "",
         experts_table(planning),
         "",
@@ -98,36 +92,50 @@ def _end(plan: Plan) -> Text:
     return Text(f"Done after {span(where.makespan)}, {bound}; sites idle {percent(plan.idle)} of that time.")
 
 
-def experts_table(planning: Planning) -> Table:
-    """A table with a row per domain: its expert, the site, and why."""
-    table = Table(box=None, pad_edge=False)
-    for name in COLUMNS:
-        table.add_column(name, justify="left" if name in ("domain", "expert", "site") else "right", no_wrap=True)
-    gains = planning.difficulty.size, planning.difficulty.step
-    pays = [_pays(gain, planning.difficulty.loss) for gain in gains]
-    for index in range(len(planning.task.domains)):
-        table.add_row(*_expert(planning, index, *(column[index] for column in pays)))
+def columns(*headings: str) -> Table:
+    """An empty table that fits into 80 columns: names are cut if they must be, and numbers never are."""
+    table = Table(box=None, padding=(0, 1, 0, 0), pad_edge=False)
+    for heading in headings:
+        if heading in NAMES:
+            table.add_column(heading, overflow="ellipsis")
+        else:
+            table.add_column(heading, justify="left" if heading in WORDS else "right", no_wrap=True)
     return table
 
 
-def _expert(planning: Planning, index: int, size_pays: str, steps_pay: str) -> list[str | Text]:
+def experts_table(planning: Planning) -> Table:
+    """A table with a row per domain: its expert, the site, and why. What no domain has, has no column."""
+    gains = planning.difficulty.size, planning.difficulty.step
+    pays = [_pays(gain, planning.difficulty.loss, planning.task.given) for gain in gains]
+    rows = [
+        _expert(planning, index, *(column[index] for column in pays)) for index in range(len(planning.task.domains))
+    ]
+    shown = [heading for heading in rows[0] if heading not in OPTIONAL or any(row[heading] != UNKNOWN for row in rows)]
+    table = columns(*shown)
+    for row in rows:
+        table.add_row(*(row[heading] for heading in shown))
+    return table
+
+
+def _expert(planning: Planning, index: int, size_pays: str, steps_pay: str) -> dict[str, str | Text]:
     task, chosen, domain = planning.task, planning.chosen, planning.task.domains[index]
     job = next(number for number, job in enumerate(chosen.jobs) if index in job.domains)
     site = planning.sites[chosen.schedule.places[job]]
     epochs, extra = float(chosen.epochs[index]), int(chosen.extra[index])
-    return [
-        Text(domain.name, "bold"),
-        amount(domain.tokens),
-        number(float(planning.difficulty.loss[index]), 2),
-        size_pays,
-        steps_pay,
-        task.sizes[chosen.recipe.sizes[index]].name,
-        count(int(chosen.recipe.steps[index])),
-        f"+{count(extra)}" if extra else UNKNOWN,
-        Text(number(epochs, 1), "yellow" if epochs > task.max_epochs * (1 + ROUNDING) else ""),
-        site.name,
-        span(_takes(planning, index, site)),
-    ]
+    return {
+        "domain": Text(domain.name, "bold"),
+        "text": amount(domain.tokens),
+        "bits/\nbyte": number(float(planning.difficulty.loss[index]), 2),
+        "size\npays": size_pays,
+        "steps\npay": steps_pay,
+        "by\nhand": UNKNOWN if domain.difficulty == ESTIMATED else CLASSES[domain.difficulty],
+        "expert": task.sizes[chosen.recipe.sizes[index]].name,
+        "steps": count(int(chosen.recipe.steps[index])),
+        "idle": f"+{count(extra)}" if extra else UNKNOWN,
+        "epochs": Text(number(epochs, 1), "yellow" if epochs > task.max_epochs * (1 + ROUNDING) else ""),
+        "site": site.name,
+        "takes": span(_takes(planning, index, site)),
+    }
 
 
 def _takes(planning: Planning, index: int, site: Site) -> float:
@@ -137,20 +145,20 @@ def _takes(planning: Planning, index: int, site: Site) -> float:
     return (float(made.flops(task)[index]) + judging) / site.speed + task.setup
 
 
-def _pays(gain: Gain, loss: Array) -> list[str]:
-    mean, steady = float(gain.value.mean()) or 1.0, steadiness(gain, loss)
-    return [f"{value / mean:.2f} ×{' ' if sure >= STEADY else '?'}" for value, sure in zip(gain.value, steady)]
+def _pays(gain: Gain, loss: Array, given: Classes) -> list[str]:
+    mean, steady = float(gain.value.mean()) or 1.0, steadiness(gain, loss, given)
+    return [f"{value / mean:.2f}{' ' if sure >= STEADY else '?'}" for value, sure in zip(gain.value, steady)]
 
 
 def bars(plan: Plan, sites: Sequence[Site]) -> list[Text]:
     """A line per site: its experts in order, each as long as it takes, and dots where the site idles."""
-    widest = max(len(site.name) for site in sites)
+    widest = min(LONGEST_NAME, max(len(site.name) for site in sites))
     lines = []
     for index, site in enumerate(sites):
         own = plan.held(index)
         ends = accumulate(job.seconds(site) for job in own)
         cells = [0, *(round(WIDTH * end / plan.schedule.makespan) for end in ends)]
-        line = Text(f"{site.name.ljust(widest)}  ")
+        line = Text(f"{_cut(site.name, widest)}  ")
         for turn, (job, first, last) in enumerate(zip(own, cells, cells[1:])):
             line.append(_block(job.name, last - first), "reverse" if turn % 2 else "bold reverse")
         line.append("·" * (WIDTH - cells[-1]), "dim")
@@ -160,33 +168,24 @@ def bars(plan: Plan, sites: Sequence[Site]) -> list[Text]:
     return lines
 
 
+def _cut(name: str, cells: int) -> str:
+    """A name, padded or cut."""
+    return name.ljust(cells) if len(name) <= cells else f"{name[: cells - 1]}…"
+
+
 def _block(name: str, cells: int) -> str:
     """A name padded or cut to a number of cells, with an edge to the next one."""
     return f"{name[: cells - 1]:─<{cells - 1}}│" if cells > 1 else "│" * cells
 
 
 def modes_table(planning: Planning) -> Table:
-    """What each mode would give: time, bound, budget, and its predicted loss minus that of the homogeneous plan."""
-    table = Table(box=None, pad_edge=False)
-    for name in (
-        "mode",
-        "sizes",
-        "steps",
-        "done after",
-        "lower bound",
-        "gap",
-        "FLOPs",
-        "predicted bits/byte",
-        "memory",
-    ):
-        table.add_column(name, justify="left" if name in ("mode", "sizes") else "right", no_wrap=True)
-    base = planning.plans["MHo-IHo"]
+    """What each mode would give: its sizes, time, bound, budget and greatest memory."""
+    table = columns("mode", "sizes", "steps", "done\nafter", "lower\nbound", "gap", "FLOPs", "memory")
     for mode, plan in planning.plans.items():
         called = Text(f"{mode} ←" if plan is planning.chosen else mode, "bold" if plan is planning.chosen else "")
         if not isinstance(plan, Plan):
-            table.add_row(called, Text(str(plan), "yellow"))
+            table.add_row(called, Text(_cut(str(plan), LONGEST_REASON).rstrip(), "yellow"))
             continue
-        change = plan.loss - base.loss if isinstance(base, Plan) else 0.0
         table.add_row(
             called,
             _sizes(planning.task, plan),
@@ -195,7 +194,6 @@ def modes_table(planning: Planning) -> Table:
             span(plan.schedule.bound),
             f"{100 * plan.schedule.gap:.1f} %",
             Text(f"{100 * (plan.flops / plan.budget - 1):+.2f} %", "" if plan.is_equal else "yellow"),
-            f"{change:+.4f}",
             amount(max(job.size.memory for job in plan.jobs)),
         )
     return table
@@ -215,6 +213,7 @@ def told(planning: Planning) -> dict[str, Any]:
             "digest": digest,
             "tokens": domain.tokens,
             "bits_per_byte": float(difficulty.loss[index]),
+            "difficulty": None if domain.difficulty == ESTIMATED else CLASSES[domain.difficulty],
             "size_gain": _gain(difficulty.size.value[index], difficulty.size.interval[:, index]),
             "step_gain": _gain(difficulty.step.value[index], difficulty.step.interval[:, index]),
         }
@@ -234,7 +233,6 @@ def _gain(value: float, interval: Any) -> dict[str, float]:
 
 def _plan(planning: Planning, plan: Plan) -> dict[str, Any]:
     return {
-        "abstained": plan.recipe.abstained,
         "scale": plan.recipe.scale,
         "flops": plan.flops,
         "budget": plan.budget,
@@ -243,7 +241,6 @@ def _plan(planning: Planning, plan: Plan) -> dict[str, Any]:
         "bound_is": plan.schedule.why,
         "gap": plan.schedule.gap,
         "idle": plan.idle,
-        "loss": plan.loss,
         "sites": [_site(planning, plan, index) for index in range(len(planning.sites))],
     }
 

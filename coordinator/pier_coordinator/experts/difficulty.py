@@ -6,13 +6,13 @@ Losses are predicted. The loss of the smallest model, z0, only breaks ties. Inte
 scored rows. HDEE (arXiv 2502.19385) sets difficulty by hand; this estimate is not in the paper.
 
 Short probes of all domains are measured with byte n-grams, which stand in for the models S, M and L. A longer context
-stands for more size, more text for more steps. The n-grams use Witten and Bell's interpolation (IEEE Trans. Information
-Theory 37, 1991),
+stands for more size, more text for more steps. They sort domains into classes, and allocate nothing: what n-grams gain
+from more text was found unrelated to what experts gain from more steps (docs/results.md). The n-grams use Witten and
+Bell's interpolation (IEEE Trans. Information Theory 37, 1991),
 
     p_o(x | c) = (n(c, x) + r(c) · p_{o-1}(x | c')) / (n(c) + r(c)),
 
-where r(c) counts the different bytes that followed c, and c' is c without its first byte. Such measures are weak
-proxies for how domains differ; they do not tell what a transformer would gain.
+where r(c) counts the different bytes that followed c, and c' is c without its first byte.
 
 To the probes of each domain a law is fitted, for a model of N parameters after T tokens:
 
@@ -28,6 +28,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import product
+from typing import Self
 
 import numpy as np
 import numpy.typing as npt
@@ -39,6 +40,8 @@ DRAWS = 200
 INTERVAL = (2.5, 97.5)
 """Percentiles that bound an interval."""
 EASY, MEDIUM, HARD = 0, 1, 2
+ESTIMATED = -1
+"""In place of a class that was set by hand."""
 ORDERS = (2, 3, 4)
 """Bytes of context for S, M and L."""
 PARTS = (0.25, 0.5, 1.0)
@@ -47,6 +50,10 @@ ROW = 512
 """Number of bytes in a scored row."""
 ALPHAS = (0.2, 0.34, 0.5, 0.8)
 BETAS = (0.15, 0.2, 0.28, 0.4, 0.6, 0.9)
+TOKENS_PER_PARAMETER = 20
+"""Tokens of training for which a model has the right size: Hoffmann et al., arXiv 2203.15556, Table 3."""
+EXPONENTS = (0.34, 0.28)
+"""α and β of transformers: the same, Eq. 10."""
 WARM = (0.0, 0.1, 0.3, 1.0, 3.0)
 """The exponents that are tried, and T0 as multiples of the longest probe's tokens."""
 SUBSETS = [[index for index in range(3) if mask >> index & 1] for mask in range(1, 8)]
@@ -172,17 +179,16 @@ class Curves:
         left = self.data / (self.warm + np.asarray(tokens)) ** self.beta
         return np.asarray(self.floor + self.size / np.asarray(parameters) ** self.alpha + left)
 
-    def balanced(self, parameters: float, tokens: float) -> Curves:
-        """Return a copy with A rescaled: for the mean domain, N and T have the same marginal gain at these values.
+    @classmethod
+    def alike(cls, domains: int, parameters: float) -> Self:
+        """A law that all domains share, in units of B, with Hoffmann's exponents.
 
-        Stand-in models show how the gain from size differs between domains, but not how large it is. N and T are
-        therefore assumed to have been chosen well.
+        Stand-ins tell neither which expert gains most from more steps nor how much size gains. So A is such that a
+        model of that many parameters has the right size for `TOKENS_PER_PARAMETER`: N and T gain as much there.
         """
-        of_size = (self.alpha * self.size / parameters**self.alpha).mean(axis=-1, keepdims=True)
-        spread = self.beta * self.data * tokens / (self.warm + tokens) ** (self.beta + 1)
-        of_data = spread.mean(axis=-1, keepdims=True)
-        scale = np.divide(of_data, of_size, out=np.zeros_like(of_size), where=of_size > 0)
-        return replace(self, size=self.size * scale)
+        alpha, beta = EXPONENTS
+        size = beta * parameters**alpha / (alpha * (TOKENS_PER_PARAMETER * parameters) ** beta)
+        return cls(np.zeros(domains), np.full(domains, size), np.ones(domains), alpha, beta, 0.0)
 
 
 def fitted(parameters: Array, tokens: Array, losses: Array) -> Curves:
@@ -258,12 +264,6 @@ class Gain:
         """Lower and upper end of the interval, [2, domains]."""
         return np.asarray(np.percentile(self.draws, INTERVAL, axis=0))
 
-    @property
-    def tells(self) -> bool:
-        """Whether domains differ: some intervals do not overlap."""
-        low, high = self.interval
-        return bool(low.max() > high.min())
-
 
 @dataclass(frozen=True)
 class Difficulty:
@@ -274,14 +274,9 @@ class Difficulty:
     size: Gain
     step: Gain
 
-    @property
-    def tells(self) -> bool:
-        """Whether domains differ in either gain; otherwise all are treated alike."""
-        return self.size.tells or self.step.tells
-
     def of_stand_ins(self, choice: Choice) -> Difficulty:
-        """Return a copy for losses that were measured with stand-in models: see `Curves.balanced`."""
-        return replace(self, curves=self.curves.balanced(float(choice.parameters[1]), float(choice.tokens[1])))
+        """Return a copy for losses that were measured with stand-in models: they rank domains, and allocate nothing."""
+        return replace(self, curves=Curves.alike(len(self.loss), float(choice.parameters[1])))
 
 
 def estimated(probes: Probes, choice: Choice, weights: Array, seed: int = 0) -> Difficulty:
@@ -312,16 +307,23 @@ def step_gain(curves: Curves, choice: Choice, weights: Array) -> Array:
     return np.asarray(weights * gained / ((most - middle) * choice.flops[1]))
 
 
-def classes(gain: Array, loss: Array) -> Classes:
-    """Classes, [domains]: the third with the highest gain is HARD; as many, with the lowest, are EASY."""
+def classes(gain: Array, loss: Array, given: Classes) -> Classes:
+    """Classes, [domains]: the third with the highest gain is HARD; as many, with the lowest, are EASY.
+
+    Args:
+        given: classes set by hand, which count towards these thirds, or ESTIMATED, [domains].
+    """
     third = len(gain) // 3
-    ranked = np.lexsort((-loss, -gain))
-    found = np.full(len(gain), MEDIUM)
-    found[ranked[:third]], found[ranked[len(gain) - third :]] = HARD, EASY
+    ranked = [domain for domain in np.lexsort((-loss, -gain)) if given[domain] == ESTIMATED]
+    hard, easy = (max(0, third - int((given == kind).sum())) for kind in (HARD, EASY))
+    found = np.where(given == ESTIMATED, MEDIUM, given)
+    found[ranked[:hard]] = HARD
+    left = ranked[hard:]
+    found[left[max(0, len(left) - easy) :]] = EASY
     return found
 
 
-def steadiness(gain: Gain, loss: Array) -> Array:
+def steadiness(gain: Gain, loss: Array, given: Classes) -> Array:
     """Fraction of the bootstrap draws in which a domain stays in its class, [domains]."""
-    usual = classes(gain.value, loss)
-    return np.asarray(np.mean([classes(draw, loss) == usual for draw in gain.draws], axis=0))
+    usual = classes(gain.value, loss, given)
+    return np.asarray(np.mean([classes(draw, loss, given) == usual for draw in gain.draws], axis=0))

@@ -1,4 +1,4 @@
-"""The whole plan: what each expert is, which site trains it, how long that takes, and the predicted loss.
+"""The whole plan: what each expert is, which site trains it, and how long that takes.
 
 Stage C fills the time of each site, so that no site idles before a given time. What a site can do until then goes to
 those of its experts where the last FLOP gains most: Stage A's water-filling, site by site. Starting from a plan's
@@ -48,7 +48,6 @@ class Plan:
 
     Attributes:
         jobs: one per expert; `schedule` holds their places.
-        loss: predicted weighted mean over the domains, in bits per byte.
         epochs: how often each domain's text is seen, [domains].
         budget: FLOPs that should be spent.
         flops: FLOPs that are spent.
@@ -61,7 +60,6 @@ class Plan:
     recipe: Recipe
     jobs: list[Job]
     schedule: Schedule
-    loss: float
     epochs: Array
     budget: float
     flops: float
@@ -142,7 +140,7 @@ def _in_time(
     mode: Mode, task: Task, difficulty: Difficulty, made: Recipe, where: Schedule, sites: Sequence[Site]
 ) -> Recipe:
     """Fit the steps so that no site idles before the horizon; in the paper's modes, so that the last site ends then."""
-    if mode != "auto" or made.abstained:
+    if mode != "auto":
         return stretched(task, made, where.places, sites, task.horizon)
     least = np.full_like(made.steps, min(task.steps))
     steps = steps_until(task, difficulty.curves, made, where.places, sites, task.horizon, least)
@@ -165,13 +163,11 @@ def _described(
     if not task.chain:
         full = steps_until(task, difficulty.curves, made, where.places, sites, where.makespan, made.steps)
         extra = np.maximum(full - made.steps, 0)
-    losses = difficulty.curves.loss(task.choice.parameters[made.sizes], tokens)
     return Plan(
         mode,
         made,
         experts,
         where,
-        float((task.weights * losses).mean()),
         tokens / np.array([domain.tokens for domain in task.domains]),
         budget,
         float(made.flops(task).sum()),

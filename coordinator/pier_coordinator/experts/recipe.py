@@ -32,7 +32,6 @@ class Recipe:
         sizes: index of its size, [domains].
         steps: its number of steps, [domains].
         scale: factor by which the mode's steps were multiplied to meet the budget.
-        abstained: domains did not differ enough and are treated alike, although the mode would not.
         rows: the chain of each domain, in the order of `chains`, [domains]; without chains, each domain has its own.
     """
 
@@ -40,7 +39,6 @@ class Recipe:
     steps: Steps
     rows: Classes
     scale: float = 1.0
-    abstained: bool = False
 
     @property
     def chains(self) -> list[tuple[int, ...]]:
@@ -58,15 +56,17 @@ def recipe(mode: Mode, task: Task, difficulty: Difficulty, budget: float, fits: 
     Raises:
         BudgetError: the budget is too small.
     """
-    if mode == "auto" and difficulty.tells:
+    if mode == "auto":
         return _allocated(task, difficulty, budget, fits)
-    of_size, of_steps = (classes(gain.value, difficulty.loss) for gain in (difficulty.size, difficulty.step))
+    of_size, of_steps = (
+        classes(gain.value, difficulty.loss, task.given) for gain in (difficulty.size, difficulty.step)
+    )
     count = len(task.domains)
     sizes = of_size if mode == "MHe-IHo" else np.full(count, MIDDLE)
     menu = of_steps if mode == "MHo-IHe" else np.full(count, MIDDLE)
     rows = (of_steps if mode == "MHo-IHe" else of_size) if task.chain else np.arange(count)
     steps = np.array(task.steps)[_last_only(menu, rows)]
-    return scaled(Recipe(sizes, steps, rows, abstained=mode == "auto"), task, budget)
+    return scaled(Recipe(sizes, steps, rows), task, budget)
 
 
 def scaled(made: Recipe, task: Task, budget: float) -> Recipe:

@@ -8,7 +8,7 @@ from functools import cached_property
 
 import numpy as np
 
-from pier_coordinator.experts.difficulty import Choice
+from pier_coordinator.experts.difficulty import ESTIMATED, Choice, Classes
 from pier_coordinator.experts.problem import Array
 
 SMALL, MIDDLE, LARGE = 0, 1, 2
@@ -24,6 +24,7 @@ class Domain:
         judged: number of tokens that its expert and, before it, its parent are judged on.
         sent: bytes that a site must fetch for it; 0: every site has the text.
         sites: names of the sites that may see it; empty: all sites.
+        difficulty: its class if that is set by hand.
     """
 
     name: str
@@ -32,6 +33,7 @@ class Domain:
     judged: float = 0.0
     sent: float = 0.0
     sites: frozenset[str] = frozenset()
+    difficulty: int = ESTIMATED
 
 
 @dataclass(frozen=True)
@@ -100,6 +102,11 @@ class Task:
         """v_j with mean 1, [domains]."""
         found = np.array([domain.weight for domain in self.domains])
         return np.asarray(found / found.mean())
+
+    @cached_property
+    def given(self) -> Classes:
+        """Classes of difficulty set by hand, [domains]."""
+        return np.array([domain.difficulty for domain in self.domains])
 
     @cached_property
     def choice(self) -> Choice:

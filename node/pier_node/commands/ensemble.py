@@ -42,6 +42,8 @@ def draw(report: Report, file: Path) -> None:
 
     names = [name for name in report.mean if name not in UNRANKED]
     columns = {**{domain: result.standings for domain, result in report.domains.items()}, "mean": report.mean}
+    if report.excluded:
+        columns[f"mean {NEW}"] = report.excluded
     figure, axes = pyplot.subplots(figsize=(max(6, 1.5 * len(columns)), 4.5))
     for number, name in enumerate(names):
         standings = [column[name] for column in columns.values()]
@@ -69,7 +71,7 @@ BEST, TIED, BEHIND, NEW = "*", "=", " ", "°"
 NOTE = (
     f"{BEST} best; {TIED} tied with it: the 95 % interval of the difference has 0 in it (paired bootstrap over rows). "
     f"top-N: decay over the N likeliest experts; single: one expert. The priors, and which experts, are from rows that "
-    f"are not scored. geometric is a diagnostic, no mixture. {NEW} has no expert."
+    f"are not scored. geometric is a diagnostic, no mixture. {NEW} has no expert: none was trained on it."
 )
 FORGOTTEN = (
     "Each expert alone, less what it branched from, on rows that nobody was trained on: above 0 it has forgotten what "
@@ -90,7 +92,7 @@ def _forgotten(report: Report) -> Iterator[RenderableType]:
     """A row for each expert whose parent was also scored; nothing if there is none."""
     table = _columns("bits per byte against its parent")
     for name in ("own domain", "others, mean", "worst", ""):
-        table.add_column(name, justify="left" if not name else "right")
+        table.add_column(name, justify="left" if not name else "right", overflow="ellipsis")
     for index, expert in enumerate(report.experts):
         gaps = {name: gap for name, it in report.domains.items() if (gap := it.forgotten[index]) is not None}
         others = {name: gap for name, gap in gaps.items() if name != expert}
@@ -105,18 +107,20 @@ def _forgotten(report: Report) -> Iterator[RenderableType]:
 def _score_table(report: Report, title: str, shown: Callable[[Standing], str]) -> Table:
     table = _columns(title)
     for name in report.mean:
-        table.add_column(name, justify="right")
+        table.add_column(name, justify="right", no_wrap=True)
     for domain, result in report.domains.items():
         mark = "" if domain in report.experts else f" {NEW}"
         table.add_row(escape(domain) + mark, *(_cell(result.standings[name], shown) for name in report.mean))
     if len(report.domains) > 1:
         table.add_row("mean", *(_cell(standing, shown) for standing in report.mean.values()))
+    if report.excluded:
+        table.add_row(f"mean {NEW}", *(_cell(standing, shown) for standing in report.excluded.values()))
     return table
 
 
 def _columns(first: str) -> Table:
     table = Table(box=None, padding=(0, 1, 0, 0), header_style="bold", pad_edge=False)
-    table.add_column(first, no_wrap=True)
+    table.add_column(first, overflow="ellipsis")
     return table
 
 

@@ -297,12 +297,14 @@ class Report:
     Attributes:
         experts: names, in the order of the arrays in `domains`.
         domains: result of each domain.
-        mean: over the domains, with equal weight.
+        mean: over the domains that have an expert (or, if none has, over all), with equal weight.
+        excluded: over the domains that have none: no expert was trained on them. Empty if there are no such domains.
     """
 
     experts: list[str]
     domains: dict[str, Result]
     mean: dict[str, Standing]
+    excluded: dict[str, Standing]
 
     def as_json(self) -> dict[str, Any]:
         """The report as JSON, for scripts."""
@@ -319,5 +321,12 @@ def evaluated(sheets: Sequence[Sheet], top_k: int = 0) -> Report:
     top = [k for k in ([top_k] if top_k else [1, 2]) if k <= len(experts)]
     compared = {domain: compare(scored, top) for domain, scored in found.items()}
     order = sorted(found)  # the same draws, whatever the order of the sheets
-    mean = standings([compared[domain][1] for domain in order], [found[domain].test.shape[2] for domain in order])
-    return Report(experts, {domain: result for domain, (result, _) in compared.items()}, mean)
+    own = [domain for domain in order if domain in experts] or order
+    groups = own, [domain for domain in order if domain not in own]
+    mean, excluded = (
+        standings([compared[domain][1] for domain in group], [found[domain].test.shape[2] for domain in group])
+        if group
+        else {}
+        for group in groups
+    )
+    return Report(experts, {domain: result for domain, (result, _) in compared.items()}, mean, excluded)

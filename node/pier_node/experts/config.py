@@ -18,6 +18,7 @@ NotNegative = Annotated[float, Field(ge=0)]
 
 MADE_BY = "pier-coordinator experts init"
 SMALLEST, MOST_DOMAINS = 3, 256
+Difficulty = Literal["easy", "medium", "hard"]
 
 
 class ExpertsSection(Section):
@@ -25,7 +26,10 @@ class ExpertsSection(Section):
 
     heterogeneity: Literal["auto", "MHo-IHo", "MHo-IHe", "MHe-IHo"] = "auto"
     """Auto chooses the size and the steps of each expert. The paper's modes: M is for model sizes, I for iterations
-    (steps); Ho means equal, and He means a third each of small, medium and large, by benefit."""
+    (steps); Ho means equal, and He means a third each of small, medium and large, by difficulty."""
+    difficulty: dict[Name, Difficulty] = Field(default_factory=dict)
+    """Difficulty of domains by hand, as in the paper: { topics = "hard", tools = "easy" }, or "medium". Hard domains
+    get the large size or many steps. The others are sorted by an estimate of where size and steps pay."""
     lineage: Literal["all-from-seed", "chain"] = "all-from-seed"
     """One expert for each domain, or one for each class of difficulty, trained on its domains one after the other."""
     sizes: tuple[Positive, Positive, Positive] = (1.0, 1.5, 2.0)
@@ -71,6 +75,8 @@ class ExpertsSection(Section):
             raise ValueError("budget_flops and horizon_s: the horizon takes the budget's place; set one of them")
         if self.lineage == "chain" and self.heterogeneity == "auto":
             raise ValueError('lineage = "chain" needs one of the paper\'s modes: heterogeneity = "MHo-IHo", …')
+        if self.difficulty and self.heterogeneity == "auto":
+            raise ValueError("difficulty: auto treats all domains alike; choose one of the paper's modes: MHo-IHe, …")
         return self
 
 
@@ -141,10 +147,12 @@ class ExpertsConfig(Section):
 
     @model_validator(mode="after")
     def check_names(self) -> Self:
-        """Names must be unique, and the sites that a domain names must exist."""
+        """Names must be unique, and what is named elsewhere must exist."""
         for kind, names in (("domains", [each.name for each in self.domains]), ("sites", [s.name for s in self.sites])):
             if twice := _twice(names):
                 raise ValueError(f"two {kind} are called {twice!r}")
+        if missing := sorted({*self.experts.difficulty} - {domain.name for domain in self.domains}):
+            raise ValueError(f"experts.difficulty: there is no domain {missing[0]!r} in [[domains]]")
         if self.sites:
             known = {site.name for site in self.sites}
             for domain in self.domains:
