@@ -250,13 +250,18 @@ def start(folder: Path, quiet: bool, log_json: bool, **options: Any) -> None:
 @click.option("--name", default="", help="Name of the site. [default: its host name]")
 @click.option("--expires", type=Duration(), default="24h", show_default=True, help="How long the invite is valid.")
 @click.option("--uses", type=click.IntRange(1, 10_000), default=1, show_default=True, help="How many sites can use it.")
+@click.option(
+    "--token-file",
+    type=click.Path(path_type=Path, dir_okay=False),
+    help="Write the token to this file, to be copied to the site. [default: print it]",
+)
 @JSON
 @explained
-def invite(folder: Path, name: str, expires: float, uses: int, as_json: bool) -> None:
+def invite(folder: Path, name: str, expires: float, uses: int, token_file: Path | None, as_json: bool) -> None:
     """Print the command that adds a site to the run."""
     from pier_coordinator.commands.operate import invite
 
-    invite(folder, as_json, name, expires, uses)
+    invite(folder, as_json, token_file, name=name, expires_seconds=expires, uses=uses)
 
 
 @main.command()

@@ -16,8 +16,9 @@ from rich.text import Text
 
 from pier_coordinator.commands.client import Answer, Client
 from pier_coordinator.runs.sites import REVOKED
+from pier_node.base.errors import PierError
 from pier_node.base.units import UNKNOWN, amount, count, number
-from pier_node.identity.node import TOKEN_VARIABLE
+from pier_node.identity.node import TOKEN_VARIABLE, write_private
 
 Row = dict[str, Any]
 
@@ -132,20 +133,39 @@ def events(folder: Path, as_json: bool, limit: int, of_sites: bool) -> None:
         Console().print(events_table(wanted) if wanted else "Nothing yet.")
 
 
-def invite(folder: Path, as_json: bool, name: str, expires: float, uses: int) -> None:
-    """Make an invite; print the command that a site joins with, and the token that it asks for. Raises PierError."""
-    made = Client.of(folder).act("invite", name=name, expires_seconds=expires, uses=uses)
+def invite(folder: Path, as_json: bool, token_file: Path | None, **wanted: str | float) -> None:
+    """Make an invite; print the command that a site joins with, and the token that it asks for.
+
+    Args:
+        token_file: gets the token, which is then not printed.
+        wanted: name, expires_seconds and uses.
+
+    Raises:
+        PierError: no coordinator runs there, or the file cannot be written.
+    """
+    made = Client.of(folder).act("invite", **wanted)
+    if token_file:
+        try:
+            write_private(token_file, f"{made['token']}\n".encode())
+        except OSError as error:
+            remedy = f"Revoke invite {made['id']}, and name a file in a folder that you can write."
+            raise PierError(f"{token_file}: {error.strerror}", remedy) from error
+        made = {**made, "token": "", "command": f"{made['command']} --token-file {token_file.name}"}
     if as_json:
         print(json.dumps(made))
         return
     until = time.strftime("%Y-%m-%d %H:%M", time.localtime(made["expires"]))
-    often = "once" if uses == 1 else f"{uses} times"
+    often = "once" if wanted["uses"] == 1 else f"{wanted['uses']} times"
     console = Console()
     console.print(f"Run this at the site; it can be used {often}, until {until}:\n", highlight=False)
     console.print(f"  {made['command']}\n", highlight=False, soft_wrap=True)
-    console.print(f"It asks for this token:\n\n  {made['token']}\n", highlight=False, soft_wrap=True)
-    where = f"Where nobody can answer, give it as {TOKEN_VARIABLE}, or in a file: --token-file FILE.\n"
-    console.print(where, highlight=False, soft_wrap=True)
+    if token_file:
+        said = f"The token is in {token_file}. Copy that file to the site first, and delete it here.\n"
+        console.print(said, highlight=False, soft_wrap=True)
+    else:
+        console.print(f"It asks for this token:\n\n  {made['token']}\n", highlight=False, soft_wrap=True)
+        where = f"Where nobody can answer, give it as {TOKEN_VARIABLE}, or in a file: --token-file FILE.\n"
+        console.print(where, highlight=False, soft_wrap=True)
     console.print(f"To take it back: pier-coordinator revoke --data {folder} {made['id']}", style="dim", soft_wrap=True)
 
 

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from pier_coordinator.commands import operate
+from pier_node.base.errors import PierError
 
 Answer = dict[str, Any]
 FOLDER = Path("my-run")
@@ -88,7 +89,25 @@ def test_scripts_see_by_the_exit_code_that_a_site_is_silent(
 def test_an_invite_is_no_part_of_the_command(answers: dict[str, Answer], capsys: pytest.CaptureFixture[str]) -> None:
     command = "pier-node start --coordinator host:7790 --name lab-b"
     answers["invite"] = {"id": "5d1f", "token": "pierinvite1-x", "command": command, "expires": 0.0}
-    operate.invite(FOLDER, as_json=False, name="lab-b", expires=60.0, uses=1)
+    operate.invite(FOLDER, False, None, name="lab-b", expires_seconds=60.0, uses=1)
     said = capsys.readouterr().out
     assert f"\n  {command}\n" in said
     assert "\n  pierinvite1-x\n" in said
+
+
+def test_an_invites_token_can_go_to_a_file_that_others_cannot_read(
+    answers: dict[str, Answer], capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    command = "pier-node start --coordinator host:7790 --name lab-b"
+    answers["invite"] = {"id": "5d1f", "token": "pierinvite1-x", "command": command, "expires": 0.0}
+    wanted: dict[str, Any] = {"name": "lab-b", "expires_seconds": 60.0, "uses": 1}
+    file = tmp_path / "lab-b.token"
+    for as_json in (False, True):
+        operate.invite(FOLDER, as_json, file, **wanted)
+        said = capsys.readouterr().out
+        assert f"{command} --token-file lab-b.token" in said
+        assert "pierinvite1-x" not in said
+    assert (file.read_text(), file.stat().st_mode & 0o777) == ("pierinvite1-x\n", 0o600)
+    (tmp_path / "file").write_text("")
+    with pytest.raises(PierError, match="Revoke invite 5d1f"):
+        operate.invite(FOLDER, False, tmp_path / "file" / "lab-b.token", **wanted)
