@@ -2,8 +2,8 @@
 
 A `console` block belongs to a terminal, which its title names: a machine, and perhaps which terminal of it. There each
 `$ command` is run in the folder of that machine, when the command before it has ended well, and prints what stands
-below it. Files are written where a block's title says so. Instead of minutes of training there are some steps of the
-smallest model, and addresses are free ones.
+below it. Files are written where a block's title says so, and servers get a Ctrl+C at the end. Instead of minutes of
+training there are some steps of the smallest model, and addresses are free ones.
 """
 
 from __future__ import annotations
@@ -40,6 +40,8 @@ ALL = "both machines"
 SMALLER = {"--steps 1000": "--preset llama-tiny --steps 100", "total_steps = 1000": "total_steps = 40"}
 SMALLER |= {"total_steps = 200": "total_steps = 8"}
 SMALLER |= {"inner_steps = 50": "inner_steps = 10", '"llama-1m"': '"llama-tiny"', "--steps 2000": "--steps 100"}
+SMALLER |= {"steps = [150, 200, 250]": "steps = [40, 50, 60]"}
+SERVERS = ("pier-coordinator start", "pier-node serve")
 DOWNLOAD = re.compile(r"hf download .* --local-dir (\S+)")
 
 
@@ -63,6 +65,16 @@ class Command:
         wait_until(f"{line!r} of {self}", lambda: self.process.poll() is not None or self.printed(line))
         assert self.printed(line), f"{line!r} is not in {self}"
 
+    @property
+    def serves(self) -> bool:
+        """Whether it runs until Ctrl+C."""
+        return self.text.startswith(SERVERS)
+
+    def interrupt(self) -> None:
+        """Press Ctrl+C."""
+        with suppress(ProcessLookupError):
+            os.killpg(self.process.pid, signal.SIGINT)
+
     def ends(self) -> None:
         """Wait until it has ended, well."""
         wait_until(f"the end of {self}", lambda: self.process.poll() is not None)
@@ -83,6 +95,7 @@ class Tutorial:
         machines = [re.split("[,:]", title)[0] for title in titles]
         self._ports = {machine: free_port() for machine in dict.fromkeys(machines) if machine != ALL}
         self._first = next(iter(self._ports))
+        self._services = {place: free_port() for place in ("7720", "7780", "7790")}
         self._terminals: dict[str, Command] = {}
         self.commands: list[Command] = []
         for machine in self._ports:
@@ -98,9 +111,13 @@ class Tutorial:
             if kind == "console":
                 self._type(title, text)
                 continue
+            self._wait_for(title)
             who, _, file = title.partition(": ")
             for machine in self._ports if who == ALL else (who,):
                 (self.folder(machine) / file).write_text(self._here(text, machine))
+        for command in self.commands:
+            if command.serves:
+                command.interrupt()
         for command in self.commands:
             command.ends()
 
@@ -144,7 +161,7 @@ class Tutorial:
     def _wait_for(self, text: str) -> None:
         """Wait as a person would: until other terminals are quiet or train, and a file to be copied is there."""
         for command in self.commands:
-            if "pier-node start" not in command.text:
+            if "pier-node start" not in command.text and not command.serves:
                 command.ends()
         if copied := re.match(r"scp (?:-r )?([\w-]+):(\S+)", text):
             wait_until(text, (self.folder(copied[1]) / copied[2]).exists)
@@ -153,6 +170,12 @@ class Tutorial:
         for shown, meant in SMALLER.items():
             text = text.replace(shown, meant)
         text = text.replace("203.0.113.7:7700", f"127.0.0.1:{self._ports[self._first]}")
+        service = {place: f"127.0.0.1:{port}" for place, port in self._services.items()}
+        for shown, meant in service.items():
+            text = re.sub(rf"(203\.0\.113\.7|127\.0\.0\.1):{shown}", meant, text)
+        reached = f"--listen {service['7790']} --advertise {service['7790']} --page {service['7780']}"
+        text = text.replace("pier-coordinator start", f"pier-coordinator start {reached}")
+        text = text.replace("pier-node serve", f"pier-node serve --listen {service['7720']}")
         text = re.sub(r"^scp( -r)? ([\w-]+):", r"cp\1 ../\2/", text)
         text = DOWNLOAD.sub(r"cp -r ~/pretrained \1", text)
         return text.replace("pier-node start", f"pier-node start --listen 127.0.0.1:{self._ports[machine]}")
