@@ -23,7 +23,7 @@ from pier_node.outer.state import ANCHOR, MOMENTUM, OuterState
 from pier_node.rounds.folder import SiteRecord
 from pier_node.rounds.member import Rounds
 from pier_node.rounds.state_store import Checkpoint
-from pier_node.site import daemon, replica
+from pier_node.site import daemon, replica, resume
 from pier_node.site.daemon import Daemon
 from pier_node.site.join import Membership
 from pier_node.site.membership import pairs_of_two, rounds_of_all
@@ -234,9 +234,9 @@ DOUBLES: dict[Any, dict[str, Any]] = {
         "own_trainer": HuntWorkers,
         "tell_start": tell_nothing,
         "Layout": _OneLayout,
-        "beginning": beginning,
         "rounds_of_all": watched_rounds,
         "pairs_of_two": watched_pairs,
     },
+    resume: {"beginning": beginning},
 }
 """What these modules of `pier_node.site` find under these names."""
