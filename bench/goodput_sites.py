@@ -8,6 +8,7 @@ import sysconfig
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
+from signal import SIGKILL, Signals
 
 import psutil
 
@@ -48,16 +49,34 @@ class Site:
                 start_new_session=True,  # the kernel's scheduler shares cores out to sessions: as those of services
             )
 
-    def kill(self) -> None:
-        """SIGKILL to the daemon, its launcher and its workers, all at once."""
-        if self._process is None:
-            return
+    def family(self) -> list[psutil.Process]:
+        """Its launcher and its workers, and last its daemon; nothing if that has ended."""
+        if self._process is None or self.ended:
+            return []
         with suppress(psutil.NoSuchProcess):
             daemon = psutil.Process(self._process.pid)
-            for process in [*daemon.children(recursive=True), daemon]:
-                with suppress(psutil.NoSuchProcess):
-                    process.kill()
-        self._process.wait()
+            return [*daemon.children(recursive=True), daemon]
+        return []
+
+    def kill(self) -> None:
+        """SIGKILL to all of them at once."""
+        self.send(SIGKILL)
+        if self._process is not None:
+            self._process.wait()
+
+    def send(self, number: Signals) -> None:
+        """Send all of them a signal."""
+        for process in self.family():
+            with suppress(psutil.NoSuchProcess):
+                process.send_signal(number)
+
+    def leave(self, within: float) -> int | None:
+        """Ask the daemon to leave. Returns its exit code; None: it has not ended within so many seconds."""
+        for process in self.family()[-1:]:
+            process.terminate()
+        with suppress(subprocess.TimeoutExpired):
+            return self._process.wait(within) if self._process else 0
+        return None
 
     def supervise(self) -> None:
         """Start it again if it has ended by itself."""

@@ -6,6 +6,7 @@ due (delay_line.py). Downlinks have no rate.
 
 from __future__ import annotations
 
+import math
 import os
 import socket
 from collections.abc import Callable, Iterator, Sequence
@@ -34,7 +35,7 @@ def star(rates: Sequence[float], latency: Callable[[int, int], float]) -> Iterat
     """Namespaces with uplinks of these rates in Mbit/s; gone after. Raises PierError.
 
     Args:
-        latency: (from, to) -> seconds one way.
+        latency: (from, to) -> seconds one way; inf: the packet is lost. It may change with time.
     """
     spots = [Spot(f"pier-star-{os.getpid()}-{index}", f"{PREFIX}{index + 1}") for index in range(len(rates))]
     with ExitStack() as stack:
@@ -47,7 +48,8 @@ def star(rates: Sequence[float], latency: Callable[[int, int], float]) -> Iterat
 
         def way(file: int, packet: bytes) -> tuple[int, float] | None:
             index = there.get(packet[DESTINATION])
-            return None if index is None else (files[index], latency(number[file], index))
+            seconds = math.inf if index is None else latency(number[file], index)
+            return None if index is None or seconds == math.inf else (files[index], seconds)
 
         stack.enter_context(carried(files, way))
         for spot, rate in zip(spots, rates, strict=True):

@@ -6,7 +6,7 @@ from __future__ import annotations
 import argparse
 
 
-def tiny_run(sites: int, total_steps: int, inner_steps: int, overlap: bool = False) -> str:
+def tiny_run(sites: int, total_steps: int, inner_steps: int, overlap: bool = False, algorithm: str = "diloco") -> str:
     """The text; nothing is validated on the way."""
     return f"""
 [run]
@@ -21,7 +21,7 @@ total_steps = {total_steps}
 batch_size = 2
 eval_every = 0
 [outer]
-algorithm = "diloco"
+algorithm = "{algorithm}"
 inner_steps = {inner_steps}
 overlap = {str(overlap).lower()}
 """

@@ -1,0 +1,346 @@
+"""Does anything break when everything goes wrong at random?
+
+    python -m bench.chaos [--sites N] [--seconds S] [--mean S] [--algorithm NAME] [--overlap] [--seed N] [--json FILE]
+
+Sites are real `pier-node start` in network namespaces (as root, on Linux), with lines of 100 Mbit/s and 10 ms, and
+workers that train the smallest model, a round a second. At each site faults of all kinds (chaos_faults.py) come at
+random times, `--mean` seconds apart on average, and may overlap: kills of all processes, of the daemon, of a worker,
+freezes, polite stops, cuts, slow lines, full disks, jumps of the clock. In the end all faults are healed.
+
+What must hold: no two sites ever committed different bits, or another number of tokens, after the same round; no site
+ended by itself, or with a traceback, or left anything behind; afterwards all sites commit rounds together, with no more
+open files, threads and memory than before. The exit code is 1 if anything does not hold. The longest time without a
+round is reported.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import heapq
+import itertools
+import json
+import math
+import os
+import random
+import re
+import sys
+import sysconfig
+import tempfile
+import time
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass, field
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import click
+from rich.console import Console
+from rich.progress import Progress
+from rich.table import Table
+
+from bench.chaos_faults import (
+    KINDS,
+    LEAVES_WITHIN,
+    Line,
+    Undo,
+    Victim,
+    by_its_own_clock,
+    nothing,
+    small_disk,
+    tidy_clocks,
+)
+from bench.goodput_figures import schedule
+from bench.goodput_sites import HOOK, Site
+from bench.star import star
+from bench.tiny_run import tiny_run
+from bench.wan_link import refuse_without_tools
+from pier_node.base.errors import PierError
+from pier_node.config.run import load
+from pier_node.identity.node import Token
+from pier_node.rounds.folder import EVENTS_FILE, read_events
+
+ALGORITHMS = ("pier", "diloco", "noloco")
+PACE, INNER_STEPS, ENDLESS = 0.05, 20, 10_000_000
+RATE = 100.0
+"""Mbit/s of a site's uplink."""
+DISK = 64
+"""Megabytes of a site's disk."""
+WARM, TOGETHER = 8, 3
+"""Rounds of all sites before faults begin, and after they have been healed."""
+PATIENCE = 180.0
+"""Seconds within which these come."""
+LOOK = 0.1
+MORE_FILES, MORE_THREADS, MORE_BYTES = 16, 16, 64 << 20
+"""What a daemon may hold more in the end than the largest before the faults: connections end some time after a cut."""
+BAD_SIGNS = ("Traceback", "never retrieved", "never awaited", "Unclosed", "was destroyed but it is pending")
+
+
+@dataclass(frozen=True)
+class Setting:
+    """A trial; times are seconds."""
+
+    sites: int
+    seconds: float
+    mean: float
+    seed: int
+    algorithm: str
+    overlap: bool
+
+
+@dataclass
+class Outcome:
+    """What came of it.
+
+    Attributes:
+        faults: how many of each kind.
+        rounds: committed while there were faults.
+        longest: seconds without any commit, at most.
+        back: seconds from the last fault's end until all sites committed a round together.
+        problems: what must not be, in words.
+    """
+
+    faults: Counter[str] = field(default_factory=Counter)
+    rounds: int = 0
+    longest: float = 0.0
+    back: float = math.nan
+    problems: list[str] = field(default_factory=list)
+
+
+class Trial:
+    """Sites under faults."""
+
+    def __init__(self, setting: Setting, victims: Sequence[Victim], tick: Callable[[], None]) -> None:
+        self._setting, self._victims, self._tick = setting, victims, tick
+        self._newest, self._since = 0, time.monotonic()
+        self.outcome = Outcome()
+
+    def run(self) -> Outcome:
+        """Wait for the sites, let it rain, and look at what is left."""
+        self._together(WARM, "before any fault")
+        before = [self._held(victim) for victim in self._victims]
+        first, self._since = self._newest, time.monotonic()
+        self._rain()
+        self.outcome.rounds = self._newest - first
+        began = time.monotonic()
+        self._together(TOGETHER, "after all faults were healed")
+        self.outcome.back = time.monotonic() - began
+        self._check_growth(before)
+        self._end()
+        histories = {victim.folder.name: events(victim) for victim in self._victims}
+        self.outcome.problems += flaws(histories, apart=self._setting.algorithm == "noloco")
+        return self.outcome
+
+    def _rain(self) -> None:
+        """Do each fault at its time, and undo it after a while."""
+        setting, order = self._setting, itertools.count()
+        due: list[tuple[float, int, Undo]] = []
+        began = time.monotonic()
+        for number, fault in enumerate(schedule(setting.seed, setting.sites, setting.mean, setting.seconds)):
+            dice = random.Random(f"{setting.seed}/{number}")
+            kind = dice.choice(KINDS)
+            while due and due[0][0] <= fault.at:
+                at, _, undo = heapq.heappop(due)
+                self._supervise(began + at)
+                undo()
+            self._supervise(began + fault.at)
+            self.outcome.faults[kind.name] += 1
+            undo = kind.do(self._victims[fault.site], dice)
+            heapq.heappush(due, (fault.at + dice.uniform(0.0, kind.longest), next(order), undo))
+        while due:
+            at, _, undo = heapq.heappop(due)
+            self._supervise(began + at)
+            undo()
+
+    def _supervise(self, until: float) -> None:
+        """Start again what has ended, as systemd would, and look at the rounds."""
+        while True:
+            for victim in self._victims:
+                if victim.site.ended and not victim.away:
+                    if not victim.excused:
+                        victim.rude.append("it ended by itself")
+                    victim.site.start()
+            self._look()
+            if (left := until - time.monotonic()) <= 0:
+                return
+            time.sleep(min(left, LOOK))
+
+    def _look(self) -> None:
+        newest = max((event["round"] for victim in self._victims for event in events(victim)[-1:]), default=0)
+        now = time.monotonic()
+        if newest > self._newest:
+            self._newest, self._since = newest, now
+        else:
+            self.outcome.longest = max(self.outcome.longest, now - self._since)
+        self._tick()
+
+    def _together(self, rounds: int, when: str) -> None:
+        """Return when all sites have committed so many rounds with all of them. Raises RuntimeError."""
+        longest, deadline = self.outcome.longest, time.monotonic() + PATIENCE
+        seen = [len(events(victim)) for victim in self._victims]
+        while not all(
+            self._with_all(victim, start) >= rounds for victim, start in zip(self._victims, seen, strict=True)
+        ):
+            if time.monotonic() > deadline:
+                tails = "\n\n".join(victim.site.tail() for victim in self._victims)
+                raise RuntimeError(f"the sites do not come together within {PATIENCE:.0f} s {when}:\n\n{tails}")
+            self._supervise(time.monotonic() + LOOK)
+        self.outcome.longest = longest
+
+    def _with_all(self, victim: Victim, start: int) -> int:
+        return sum(len(event["members"]) == self._setting.sites for event in events(victim)[start:])
+
+    def _held(self, victim: Victim) -> tuple[int, int, int]:
+        """Open files, threads and bytes of memory of its daemon."""
+        daemon = victim.site.family()[-1]
+        return daemon.num_fds(), daemon.num_threads(), daemon.memory_info().rss
+
+    def _check_growth(self, before: Sequence[tuple[int, int, int]]) -> None:
+        most = [max(column) for column in zip(*before, strict=True)]
+        limits = [it + more for it, more in zip(most, (MORE_FILES, MORE_THREADS, MORE_BYTES), strict=True)]
+        for victim in self._victims:
+            for what, held, limit in zip(("open files", "threads", "bytes"), self._held(victim), limits, strict=True):
+                if held > limit:
+                    self.outcome.problems.append(
+                        f"{victim.folder.name} holds {held} {what}; at most {limit} were right"
+                    )
+
+    def _end(self) -> None:
+        """Have all leave at once, and look at what they said and left."""
+        for victim in self._victims:
+            code = victim.site.leave(LEAVES_WITHIN)
+            if code != 0:
+                victim.rude.append(f"it left with exit code {code} in the end")
+            said = victim.folder.with_suffix(".log").read_text(errors="replace")
+            for sign in BAD_SIGNS:
+                if found := re.search(f"{sign}.{{0,300}}", said, re.DOTALL):
+                    victim.rude.append(f"it printed: {found[0]}")
+            self.outcome.problems += [f"{victim.folder.name}: {what}" for what in victim.rude]
+
+
+def flaws(histories: Mapping[str, Sequence[Mapping[str, Any]]], apart: bool) -> list[str]:
+    """What must not be in what sites wrote down of their rounds, in words.
+
+    Args:
+        histories: events by site, in the order in which they were written.
+        apart: the sites have states of their own, so that only each site's own rounds can be compared.
+    """
+    found, told = [], defaultdict[tuple[int, str], set[tuple[str, int]]](set)
+    for name, history in histories.items():
+        for event in history:
+            told[event["round"], name if apart else ""].add((event["digest"], event["tokens_in_anchor"]))
+        for before, after in pairwise(history):
+            if (
+                after["round"] > before["round"]
+                and after["tokens_in_anchor"] < before["tokens_in_anchor"]
+                and not apart
+            ):
+                found.append(f"{name} has lost tokens from round {before['round']} to {after['round']}")
+    return found + [f"FORKED in round {number}: {states}" for (number, _), states in told.items() if len(states) > 1]
+
+
+def events(victim: Victim) -> list[dict[str, Any]]:
+    """What a site wrote down of each round that it committed."""
+    path = victim.folder / EVENTS_FILE
+    return [event for event in read_events(path.read_bytes() if path.exists() else b"") if event["round"]]
+
+
+def leftovers() -> set[str]:
+    """Pier's folders outside all data folders that belong to no living process."""
+    found = set()
+    for lock in Path("/tmp").glob("pier-*/lock"):
+        with suppress(OSError), lock.open("rb") as file:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)  # its process would hold it
+            found.add(str(lock.parent))
+    return found
+
+
+@contextmanager
+def running(work: Path, setting: Setting) -> Iterator[list[Victim]]:
+    """Sites of a run of their own, started; killed in the end."""
+    run = work / "run.toml"
+    run.write_text(tiny_run(setting.sites, ENDLESS, INNER_STEPS, setting.overlap, setting.algorithm))
+    paths = os.pathsep.join([str(HOOK), *filter(None, [os.environ.get("PYTHONPATH")])])
+    plain = {"PYTHONPATH": paths, "OMP_NUM_THREADS": "1", "COLUMNS": "160", "NO_COLOR": "1"}
+    environment = {**os.environ, **plain, "PIER_BENCH_PACE": str(PACE), "PIER_BENCH_WAITS": "0"}
+    token, program = str(Token.new(load(run).hash())), str(Path(sysconfig.get_path("scripts")) / "pier-node")
+    lines = [Line() for _ in range(setting.sites)]
+    with tidy_clocks(), ExitStack() as stack:
+        spots = stack.enter_context(
+            star([RATE] * setting.sites, lambda here, there: max(lines[here].seconds, lines[there].seconds))
+        )
+        victims = []
+        for number, (spot, line) in enumerate(zip(spots, lines, strict=True)):
+            folder = work / f"site-{number}"
+            stack.enter_context(small_disk(folder, DISK))
+            clock = work / f"clock-{number}"
+            way = ["--peers", f"{spots[0].address}:7700"] if number else ["--run", str(run)]
+            command = ["ip", "netns", "exec", spot.namespace, program, "start", *way, "--token", token]
+            command += ["--data", str(folder), "--name", folder.name, "--listen", f"{spot.address}:7700"]
+            victim = Victim(Site(command, folder, {**environment, **by_its_own_clock(clock)}), folder, clock, line)
+            victim.set_clock(0.0)
+            victims.append(victim)
+            stack.callback(victim.site.kill)
+            victim.site.start()
+        yield victims
+
+
+def measure(setting: Setting, tick: Callable[[], None] = nothing) -> Outcome:
+    """One trial. Raises PierError: it cannot be done here; RuntimeError: the sites do not come together."""
+    refuse_without_tools()
+    before = leftovers()
+    with tempfile.TemporaryDirectory() as folder, running(Path(folder), setting) as victims:
+        found = Trial(setting, victims, tick).run()
+    found.problems += [f"left behind: {path}" for path in sorted(leftovers() - before)]
+    return found
+
+
+def table(found: Outcome, setting: Setting) -> Table:
+    """The faults, and what came of them."""
+    title = f"{setting.sites} sites, {setting.algorithm}{' with overlap' * setting.overlap}, {setting.seconds:g} s"
+    shown = Table("", "", title=title, show_header=False)
+    for kind, times in sorted(found.faults.items()):
+        shown.add_row(kind, str(times))
+    shown.add_section()
+    shown.add_row("rounds committed meanwhile", str(found.rounds))
+    shown.add_row("longest time without a round", f"{found.longest:.1f} s")
+    shown.add_row(f"{TOGETHER} rounds of all, after the last fault", f"{found.back:.1f} s")
+    shown.add_row("problems", str(len(found.problems)))
+    return shown
+
+
+@click.command()
+@click.option("--sites", default=4, show_default=True, help="How many.")
+@click.option("--seconds", default=120.0, show_default=True, help="Of faults.")
+@click.option("--mean", default=15.0, show_default=True, help="Seconds between two faults of a site, on average.")
+@click.option("--seed", default=1, show_default=True, help="Of the faults.")
+@click.option(
+    "--algorithm",
+    type=click.Choice(["pier", "diloco", "noloco"]),
+    default="diloco",
+    show_default=True,
+    help="Of the run.",
+)
+@click.option("--overlap/--no-overlap", default=False, show_default=True, help="outer.overlap of the run.")
+@click.option("--json", "json_file", type=click.Path(path_type=Path), help="Write the figures there.")
+def cli(json_file: Path | None, **options: Any) -> None:
+    """Let faults rain on a run."""
+    setting, console = Setting(**options), Console()
+    try:
+        with Progress(console=console) as progress:
+            task = progress.add_task("faults", total=setting.seconds)
+            began = time.monotonic()
+            found = measure(setting, lambda: progress.update(task, completed=time.monotonic() - began))
+    except PierError as error:
+        raise click.ClickException(f"{error.problem}\n{error.remedy}") from error
+    console.print(table(found, setting))
+    for problem in found.problems:
+        console.print(problem, markup=False, style="red")
+    if json_file:
+        json_file.write_text(json.dumps({**vars(setting), **vars(found)}, indent=1) + "\n")
+    sys.exit(1 if found.problems else 0)
+
+
+if __name__ == "__main__":
+    cli()
