@@ -61,7 +61,7 @@ from pier_node.config.run import load
 from pier_node.identity.node import Token
 from pier_node.rounds.folder import EVENTS_FILE, read_events
 
-ALGORITHMS = ("pier", "diloco", "noloco")
+ALGORITHMS = ("diloco", "noloco")
 PACE, INNER_STEPS, ENDLESS = 0.05, 20, 10_000_000
 RATE = 100.0
 """Mbit/s of a site's uplink."""
@@ -87,6 +87,11 @@ class Setting:
     seed: int
     algorithm: str
     overlap: bool
+
+    @property
+    def apart(self) -> bool:
+        """Whether sites have states of their own, and rounds two members."""
+        return self.algorithm == "noloco"
 
 
 @dataclass
@@ -129,7 +134,7 @@ class Trial:
         self._check_growth(before)
         self._end()
         histories = {victim.folder.name: events(victim) for victim in self._victims}
-        self.outcome.problems += flaws(histories, apart=self._setting.algorithm == "noloco")
+        self.outcome.problems += flaws(histories, self._setting.apart)
         return self.outcome
 
     def _rain(self) -> None:
@@ -176,7 +181,7 @@ class Trial:
         self._tick()
 
     def _together(self, rounds: int, when: str) -> None:
-        """Return when all sites have committed so many rounds with all of them. Raises RuntimeError."""
+        """Return when all sites have committed so many rounds with nobody missing. Raises RuntimeError."""
         longest, deadline = self.outcome.longest, time.monotonic() + PATIENCE
         seen = [len(events(victim)) for victim in self._victims]
         while not all(
@@ -189,7 +194,8 @@ class Trial:
         self.outcome.longest = longest
 
     def _with_all(self, victim: Victim, start: int) -> int:
-        return sum(len(event["members"]) == self._setting.sites for event in events(victim)[start:])
+        members = 2 if self._setting.apart else self._setting.sites
+        return sum(len(event["members"]) == members for event in events(victim)[start:])
 
     def _held(self, victim: Victim) -> tuple[int, int, int]:
         """Open files, threads and bytes of memory of its daemon."""
@@ -270,11 +276,12 @@ def running(work: Path, setting: Setting) -> Iterator[list[Victim]]:
         spots = stack.enter_context(
             star([RATE] * setting.sites, lambda here, there: max(lines[here].seconds, lines[there].seconds))
         )
-        victims = []
-        for number, (spot, line) in enumerate(zip(spots, lines, strict=True)):
-            folder = work / f"site-{number}"
+        folders = [work / f"site-{number}" for number in range(setting.sites)]
+        for folder in folders:  # before any site, whose namespaces take them over
             stack.enter_context(small_disk(folder, DISK))
-            clock = work / f"clock-{number}"
+        victims = []
+        for number, (spot, line, folder) in enumerate(zip(spots, lines, folders, strict=True)):
+            clock = folder.with_suffix(".clock")
             way = ["--peers", f"{spots[0].address}:7700"] if number else ["--run", str(run)]
             command = ["ip", "netns", "exec", spot.namespace, program, "start", *way, "--token", token]
             command += ["--data", str(folder), "--name", folder.name, "--listen", f"{spot.address}:7700"]
@@ -317,7 +324,7 @@ def table(found: Outcome, setting: Setting) -> Table:
 @click.option("--seed", default=1, show_default=True, help="Of the faults.")
 @click.option(
     "--algorithm",
-    type=click.Choice(["pier", "diloco", "noloco"]),
+    type=click.Choice(["diloco", "noloco"]),
     default="diloco",
     show_default=True,
     help="Of the run.",

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from signal import SIGCONT, SIGSTOP
+from signal import SIGCONT, SIGSTOP, SIGTERM
 
 import psutil
 
@@ -112,7 +112,7 @@ def leave(victim: Victim, _dice: random.Random) -> Undo:
     """SIGTERM to the daemon, as for an upgrade."""
     victim.site.send(SIGCONT)  # a frozen one cannot leave
     victim.away, code = True, victim.site.leave(LEAVES_WITHIN)
-    if code != 0 and not victim.excused:
+    if code not in (0, -SIGTERM) and not victim.excused:  # -SIGTERM: Python was still starting
         victim.rude.append(f"it did not leave in {LEAVES_WITHIN:.0f} s, or failed: exit code {code}")
 
     def come_back() -> None:
@@ -201,9 +201,11 @@ def tidy_clocks() -> Iterator[None]:
     """Remove what libfaketime leaves in shared memory of processes that are killed."""
     memory = Path("/dev/shm")
     before = {*memory.glob("*faketime*")}
-    yield
-    for path in {*memory.glob("*faketime*")} - before:
-        path.unlink(missing_ok=True)
+    try:
+        yield
+    finally:
+        for path in {*memory.glob("*faketime*")} - before:
+            path.unlink(missing_ok=True)
 
 
 @contextmanager
@@ -211,5 +213,7 @@ def small_disk(folder: Path, megabytes: int) -> Iterator[None]:
     """A folder with a file system of its own, in memory."""
     folder.mkdir()
     subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={megabytes}m", "pier-chaos", str(folder)], check=True)
-    yield
-    subprocess.run(["umount", "--lazy", str(folder)], check=True)
+    try:
+        yield
+    finally:
+        subprocess.run(["umount", str(folder)], check=True)

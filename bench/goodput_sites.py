@@ -21,6 +21,8 @@ from pier_node.rounds.folder import EVENTS_FILE, read_events
 
 HOOK = Path(__file__).with_name("goodput_hook")
 ENDLESS = 10_000_000
+GONE_SECONDS = 10.0
+"""The most that a killed process takes to be gone."""
 
 
 class Site:
@@ -59,10 +61,12 @@ class Site:
         return []
 
     def kill(self) -> None:
-        """SIGKILL to all of them at once."""
+        """SIGKILL to all of them at once; returns when they are gone."""
+        family = self.family()
         self.send(SIGKILL)
         if self._process is not None:
             self._process.wait()
+        psutil.wait_procs(family, GONE_SECONDS)
 
     def send(self, number: Signals) -> None:
         """Send all of them a signal."""
