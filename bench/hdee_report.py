@@ -35,7 +35,7 @@ def report(
         ensembles: by arm, for each seed the cell of each domain's expert, also of those that were refused.
         sizes: for each seed the cells of the permuted domains, by domain and size; none: they are not there.
     """
-    mixed = {arm: _stacked([_mixture(_members(each)) for each in seeds]) for arm, seeds in ensembles.items()}
+    mixed = {arm: _stacked([mixture_of(each) for each in seeds]) for arm, seeds in ensembles.items()}
     own = {
         arm: _stacked([_own(_members(each)) for each in seeds]) for arm, seeds in ensembles.items() if arm in modes()
     }
@@ -126,9 +126,9 @@ def _members(trained: Mapping[str, Path]) -> dict[str, Path]:
     return {name: place if cell_of(place).accepted else place.with_name(SEED_MODEL) for name, place in trained.items()}
 
 
-def _mixture(places: Mapping[str, Path]) -> dict[str, Array]:
-    """By domain, bits per byte of each row, [rows]."""
-    found = gather(sheets(places))
+def mixture_of(trained: Mapping[str, Path]) -> dict[str, Array]:
+    """By domain, bits per byte of each row, [rows]; the seed model stands in for experts that were refused."""
+    found = gather(sheets(_members(trained)))
     return {domain: _bits(losses(scored)[0][METHOD], scored.test.shape[2]) for domain, scored in found.items()}
 
 

@@ -5,13 +5,14 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
 from click.testing import CliRunner
 
-from bench import hdee
+from bench import hdee, hdee_sizes
 from bench.hdee_setting import BASE, DENSE, Arms, Setting, every_arm, modes
 from bench.hdee_train import MissingError, Shop, Texts, cell_of, sheets
 from pier_node.experts import trainer
@@ -97,3 +98,12 @@ def test_from_nothing_to_a_table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     chosen = CliRunner(env={"COLUMNS": "200"}).invoke(hdee.main, [*words, "--as-it-is", "--arm", "auto"])
     assert chosen.exit_code == 0, chosen.output
     assert [*json.loads((tmp_path / "found.json").read_text())["arms"]] == [BASE, "auto"]
+
+
+def test_sizes_at_equal_compute(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(hdee_sizes, "SMALL", replace(TINY, excluded=()))
+    done = CliRunner().invoke(hdee_sizes.main, ["--cells", str(tmp_path), "--seeds", "1"])
+    assert done.exit_code == 0, done.output
+    steps = [int(line.split()[1]) for line in done.output.splitlines()]
+    assert [line[0] for line in done.output.splitlines()] == ["S", "M", "L"]
+    assert steps[0] > steps[1] == TINY.steps[1] > steps[2]

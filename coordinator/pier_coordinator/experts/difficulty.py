@@ -50,8 +50,11 @@ ROW = 512
 """Number of bytes in a scored row."""
 ALPHAS = (0.2, 0.34, 0.5, 0.8)
 BETAS = (0.15, 0.2, 0.28, 0.4, 0.6, 0.9)
-TOKENS_PER_PARAMETER = 20
-"""Tokens of training for which a model has the right size: Hoffmann et al., arXiv 2203.15556, Table 3."""
+TOKENS_PER_PARAMETER = 60.0
+"""Tokens of training for which an expert has the right size. Hoffmann et al., arXiv 2203.15556, find 20 for models that
+are trained from nothing; experts begin as copies of S, widened, and were measured to need more (docs/results.md)."""
+FLOPS_PER_PARAMETER = 6
+"""FLOPs of training for each token and parameter that computes."""
 EXPONENTS = (0.34, 0.28)
 """α and β of transformers: the same, Eq. 10."""
 WARM = (0.0, 0.1, 0.3, 1.0, 3.0)
@@ -276,7 +279,7 @@ class Difficulty:
 
     def of_stand_ins(self, choice: Choice) -> Difficulty:
         """Return a copy for losses that were measured with stand-in models: they rank domains, and allocate nothing."""
-        return replace(self, curves=Curves.alike(len(self.loss), float(choice.parameters[1])))
+        return replace(self, curves=Curves.alike(len(self.loss), float(choice.flops[1]) / FLOPS_PER_PARAMETER))
 
 
 def estimated(probes: Probes, choice: Choice, weights: Array, seed: int = 0) -> Difficulty:

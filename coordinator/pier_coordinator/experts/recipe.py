@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from pier_coordinator.experts.allocation import Allowed, Fits, Sizes, allocated
-from pier_coordinator.experts.difficulty import Classes, Difficulty, classes
+from pier_coordinator.experts.difficulty import FLOPS_PER_PARAMETER, Classes, Difficulty, classes
 from pier_coordinator.experts.problem import Array, Problem
 from pier_coordinator.experts.task import MIDDLE, Domain, Site, Size, Task
 
@@ -92,7 +92,8 @@ def whole(steps: Array, costs: Array, budget: float) -> Steps:
 def _allocated(task: Task, difficulty: Difficulty, budget: float, fits: Fits) -> Recipe:
     choice = task.choice
     least = np.minimum(choice.tokens[0], task.most)
-    allowed = Allowed(choice.parameters, choice.flops, least, task.most, budget, fits)
+    # What counts is the parameters that compute: an embedding costs nothing, and a head costs and gains like a layer.
+    allowed = Allowed(choice.flops / FLOPS_PER_PARAMETER, choice.flops, least, task.most, budget, fits)
     found = allocated(difficulty.curves, task.weights, allowed)
     costs = choice.flops[found.sizes] * task.step_tokens
     steps = whole(found.tokens / task.step_tokens, costs, budget)
