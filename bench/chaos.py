@@ -1,6 +1,6 @@
 """Does anything break when everything goes wrong at random?
 
-    python -m bench.chaos [--sites N] [--seconds S] [--mean S] [--algorithm NAME] [--overlap] [--seed N] [--json FILE]
+    python -m bench.chaos [--sites N] [--seconds S] [--mean S] [--algorithm NAME] [--overlap] [--seed N] [--keep FOLDER]
 
 Sites are real `pier-node start` in network namespaces (as root, on Linux), with lines of 100 Mbit/s and 10 ms, and
 workers that train the smallest model, a round a second. At each site faults of all kinds (chaos_faults.py) come at
@@ -23,6 +23,7 @@ import math
 import os
 import random
 import re
+import shutil
 import sys
 import sysconfig
 import tempfile
@@ -293,11 +294,18 @@ def running(work: Path, setting: Setting) -> Iterator[list[Victim]]:
         yield victims
 
 
-def measure(setting: Setting, tick: Callable[[], None] = nothing) -> Outcome:
-    """One trial. Raises PierError: it cannot be done here; RuntimeError: the sites do not come together."""
+def measure(setting: Setting, tick: Callable[[], None] = nothing, keep: Path | None = None) -> Outcome:
+    """One trial. Raises PierError: it cannot be done here; RuntimeError: the sites do not come together.
+
+    Args:
+        keep: folder for a copy of the sites' folders and logs.
+    """
     refuse_without_tools()
     before = leftovers()
-    with tempfile.TemporaryDirectory() as folder, running(Path(folder), setting) as victims:
+    with tempfile.TemporaryDirectory() as folder, ExitStack() as stack:
+        victims = stack.enter_context(running(Path(folder), setting))
+        if keep:
+            stack.callback(shutil.copytree, folder, keep, dirs_exist_ok=True)
         found = Trial(setting, victims, tick).run()
     found.problems += [f"left behind: {path}" for path in sorted(leftovers() - before)]
     return found
@@ -330,15 +338,16 @@ def table(found: Outcome, setting: Setting) -> Table:
     help="Of the run.",
 )
 @click.option("--overlap/--no-overlap", default=False, show_default=True, help="outer.overlap of the run.")
+@click.option("--keep", type=click.Path(path_type=Path), help="Copy the sites' folders there.")
 @click.option("--json", "json_file", type=click.Path(path_type=Path), help="Write the figures there.")
-def cli(json_file: Path | None, **options: Any) -> None:
+def cli(json_file: Path | None, keep: Path | None, **options: Any) -> None:
     """Let faults rain on a run."""
     setting, console = Setting(**options), Console()
     try:
         with Progress(console=console) as progress:
             task = progress.add_task("faults", total=setting.seconds)
             began = time.monotonic()
-            found = measure(setting, lambda: progress.update(task, completed=time.monotonic() - began))
+            found = measure(setting, lambda: progress.update(task, completed=time.monotonic() - began), keep)
     except PierError as error:
         raise click.ClickException(f"{error.problem}\n{error.remedy}") from error
     console.print(table(found, setting))
