@@ -231,7 +231,7 @@ def test_an_abort_ends_the_attempt_and_is_held_against_nobody() -> None:
     scene(play)
 
 
-def test_the_others_are_told_why_and_the_suspect_is_not() -> None:
+def test_all_are_told_why_the_suspect_too_which_may_be_waiting() -> None:
     async def main() -> None:
         network = Network(1, CALM)
         member = Member(network, "a", outer_state("abc"))
@@ -239,7 +239,7 @@ def test_the_others_are_told_why_and_the_suspect_is_not() -> None:
         parts = member.tools, member.rounds.state, member.rounds.promises
         await Attempt(*parts, fresh(*"abc"), announced(member)).give_up(Suspicion("c", "cut"))
         notice = AbortNotice(node="a", round=1, ballot=BALLOT, suspect="c", reason="cut")
-        assert [puppet.aborts for puppet in puppets] == [[notice], []]
+        assert [puppet.aborts for puppet in puppets] == [[notice], [notice]]
 
     run(main())
 

@@ -201,7 +201,7 @@ class Attempt:
         self._tools.news.notify()
 
     async def give_up(self, suspicion: Suspicion) -> None:
-        """Tell the others why we give up, so that they do not wait for us."""
+        """Tell all others why we give up, so that they do not wait for us; the suspect may be alive and well."""
         if self._aborted is not None:
             return
         notice = pb.AbortNotice(
@@ -211,7 +211,7 @@ class Attempt:
             suspect=suspicion.node,
             reason=suspicion.reason,
         )
-        others = [node for node in self.group if node not in (self._tools.node, suspicion.node)]
+        others = [node for node in self.group if node != self._tools.node]
         await asyncio.gather(*(self._tools.tell(node, ABORT, notice) for node in others))
 
     async def _exchange(self, update: Update) -> Vector:

@@ -11,7 +11,8 @@ import asyncio
 import logging
 import math
 import secrets
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Coroutine, Iterable, Mapping, Sequence
+from typing import Any
 
 from pier_node.base.patience import Backoff, Deadline
 from pier_node.base.tasks import first_of, run_to_end
@@ -66,6 +67,7 @@ class Rounds:
         self.promises = Promises(tools.journal, self.node, state.round)
         self._suspects, self._standstill = Suspects(self._roster.started_at), Standstill()
         self._nonce = b""
+        self._messages: set[asyncio.Task[None]] = set()
         self._mine = Ready()
         self._attempt: Attempt | None = None
         self.statements = tools.statements
@@ -213,7 +215,13 @@ class Rounds:
             log.warning("round %d, attempt %d: given up: %s", proposal.round, proposal.ballot.number, suspicion)
             if suspicion.node not in (NOBODY, self.node):
                 self._suspects.add(suspicion.node, proposal.round if suspicion.mute else 0)
-            await attempt.give_up(suspicion)
+            self._tell(attempt.give_up(suspicion))
+
+    def _tell(self, message: Coroutine[Any, Any, None]) -> None:
+        """Send a message while this site goes on: somebody who does not answer must not hold it up."""
+        task = asyncio.create_task(message)
+        self._messages.add(task)
+        task.add_done_callback(self._messages.discard)
 
     async def _ask(self, update: Update) -> Proposal | None:
         """Announce ourselves to the leader; return its proposal if we can take part in it or shall wait."""
