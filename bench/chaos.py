@@ -175,10 +175,9 @@ class Trial:
     def _look(self) -> None:
         newest = max((event["round"] for victim in self._victims for event in events(victim)[-1:]), default=0)
         now = time.monotonic()
+        self.outcome.longest = max(self.outcome.longest, now - self._since)
         if newest > self._newest:
             self._newest, self._since = newest, now
-        else:
-            self.outcome.longest = max(self.outcome.longest, now - self._since)
         self._tick()
 
     def _together(self, rounds: int, when: str) -> None:

@@ -290,6 +290,39 @@ def test_a_lost_leader_that_is_started_again_leads_again_at_once() -> None:
     run(main())
 
 
+@pytest.mark.parametrize("phase", ["staged", "journaled"])
+def test_a_member_that_is_started_again_in_an_attempt_is_in_the_next_one_at_once(phase: str) -> None:
+    async def main() -> None:
+        network, clock, killed = Network(1, CALM), asyncio.get_running_loop().time, asyncio.Event()
+
+        async def strike(_round: int, reached: str) -> None:
+            if reached == phase and not killed.is_set():
+                killed.set()
+                await asyncio.Event().wait()
+
+        doomed = Member(network, "a", outer_state("ab"), faults=Faults(strike))
+        members = assemble(network, "ab", outer_state("ab"), a=doomed)
+        await acquainted(members)
+        for member in members.values():
+            member.rounds.sites = 2
+        waiting = members["b"].contribute(1.0)
+        doomed.contribute(1.0)
+        await killed.wait()
+        network.crash("a")
+        await asyncio.sleep(0.5)
+        back = Member(network, "a", outer_state("ab"), found=doomed.journal.now)
+        back.meet("b")
+        back.rounds.sites = 2
+        back.carrier.spawn(back.rounds.run())
+        members["b"].held["b"] = back.held["b"] = members["b"].rounds.promises.shadow or outer_state("ab")
+        members["b"].roster.contacts["a"].started_at = began = clock()  # as its newer entry says
+        states = await asyncio.gather(waiting, back.contribute(1.0))
+        assert {state.members for state in states} == {("a", "b")}
+        assert clock() - began < 5
+
+    run(main())
+
+
 def test_a_leader_that_still_trains_for_an_earlier_round_is_gone_around() -> None:
     """Or the fast sites would wait, round for round, until the slow one with the lowest id has finished its steps."""
 

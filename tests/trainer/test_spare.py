@@ -20,7 +20,10 @@ async def test_a_run_with_the_own_trainer_has_a_spare_that_ends_when_it_is_not_n
     assert await spare.wait() == 0
 
 
-@pytest.mark.parametrize("run", [None, {"pipeline": {"stages": 4}}, {"program": {"step_tokens": 1}}])
+OTHERS: list[Any] = [None, [], {"pipeline": None}, {"pipeline": {"stages": 4}}, {"program": {"step_tokens": 1}}]
+
+
+@pytest.mark.parametrize("run", OTHERS)
 def test_other_folders_have_none(tmp_path: Path, run: Any) -> None:
     if run is not None:
         (tmp_path / "run.json").write_text(json.dumps(run))

@@ -172,6 +172,7 @@ class PairCommit:
         weights = update.vector
         self._tools, self._state = tools, state
         self.round, self.partner = met.told.round, met.node
+        self._began = asyncio.get_running_loop().time()
         self.name = meeting_name(self.round, (tools.node, met.told.nonce), (met.node, met.said.nonce))
         self._decides = tools.node < met.node
         told = {tools.node: met.told.ledger, met.node: met.said.ledger}
@@ -273,7 +274,7 @@ class PairCommit:
         tools, loop = self._tools, asyncio.get_running_loop()
         began = loop.time()
         while self._vote is None:
-            if not tools.roster.stayed(self.partner, began):
+            if not tools.roster.stayed(self.partner, self._began):
                 raise Suspicion(self.partner, "lost before it voted")
             if loop.time() - began > tools.silence.seconds():
                 raise Suspicion(self.partner, f"did not vote for {tools.silence.seconds():.0f} s")

@@ -156,6 +156,9 @@ class Attempt:
         state: the last committed state.
         promises: this site's commitments; the proposal's ballot is already promised.
         mine: what this site announced.
+
+    Attributes:
+        began: when it began, in seconds of the loop's clock.
     """
 
     def __init__(
@@ -163,6 +166,7 @@ class Attempt:
     ) -> None:
         self._tools, self._state, self._promises, self._proposal = tools, state, promises, proposal
         self.ballot, self._mine = proposal.ballot, mine
+        self.began = asyncio.get_running_loop().time()
         self.group = tuple(share.node for share in proposal.shares)
         claims = {share.node: share.tokens for share in proposal.shares}
         self._weighing = tools.weighing(proposal.round)
@@ -300,7 +304,7 @@ class Attempt:
         tools, loop = self._tools, asyncio.get_running_loop()
         began = loop.time()
         while missing := [node for node in self.group if node not in tools.votes.of(self.ballot)]:
-            if dead := [node for node in missing if not tools.roster.stayed(node, began)]:
+            if dead := [node for node in missing if not tools.roster.stayed(node, self.began)]:
                 raise Suspicion(dead[0], "lost before it voted")
             if loop.time() - began > tools.silence.seconds():
                 raise Suspicion(missing[0], f"did not vote for {tools.silence.seconds():.0f} s", mute=True)

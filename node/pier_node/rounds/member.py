@@ -214,14 +214,21 @@ class Rounds:
             self.last_error = str(suspicion)
             log.warning("round %d, attempt %d: given up: %s", proposal.round, proposal.ballot.number, suspicion)
             if suspicion.node not in (NOBODY, self.node):
-                self._suspects.add(suspicion.node, proposal.round if suspicion.mute else 0)
+                mute_in = proposal.round if suspicion.mute else 0
+                self._suspects.add(suspicion.node, mute_in, since=attempt.began)
             self._tell(attempt.give_up(suspicion))
 
     def _tell(self, message: Coroutine[Any, Any, None]) -> None:
         """Send a message while this site goes on: somebody who does not answer must not hold it up."""
         task = asyncio.create_task(message)
         self._messages.add(task)
-        task.add_done_callback(self._messages.discard)
+
+        def sent(task: asyncio.Task[None]) -> None:
+            self._messages.discard(task)
+            if not task.cancelled() and (error := task.exception()):
+                log.error("a message to the other members failed: %r", error)
+
+        task.add_done_callback(sent)
 
     async def _ask(self, update: Update) -> Proposal | None:
         """Announce ourselves to the leader; return its proposal if we can take part in it or shall wait."""
@@ -243,7 +250,7 @@ class Rounds:
             proposal = await first_of(self._answer_of(leader, signed), self._until_cleared(ready.suspects))
         except PeerLost as lost:
             log.warning("round %d: the leader %s is lost: %s", ready.round, leader, lost.reason)
-            self._suspects.add(leader, refused=clock() - asked_at < REFUSED)
+            self._suspects.add(leader, refused=clock() - asked_at < REFUSED, since=asked_at)
             return None
         if proposal is None or (proposal.verdict == Proposal.VERDICT_GO and self._acceptable(proposal, ready)):
             return proposal

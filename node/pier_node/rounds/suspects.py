@@ -91,12 +91,14 @@ class Suspects:
         self._doubts: dict[str, _Doubt] = {}
         self._past: dict[str, _Past] = {}
 
-    def add(self, node: str, mute_in: int = 0, refused: bool = False) -> None:
+    def add(self, node: str, mute_in: int = 0, refused: bool = False, since: float = math.inf) -> None:
         """Suspect a member from now on.
 
         Args:
             mute_in: the round in which it kept the others waiting.
             refused: it could not be reached at all, as a site that is being started.
+            since: when that began for which it is suspected, in seconds of the loop's clock; inf: now. If it has been
+                started again after that, its new process is not to blame.
         """
         now = asyncio.get_running_loop().time()
         past = self._past.setdefault(node, _Past())
@@ -108,7 +110,7 @@ class Suspects:
             del self._past[min(self._past, key=lambda name: (self._past[name].mute, self._past[name].last))]
         self._doubts = {name: doubt for name, doubt in self._doubts.items() if doubt.until > now}
         earliest = now + min(2.0 ** min(past.doubts - 1, 10), EXPIRY)
-        self._doubts[node] = _Doubt(now, earliest, earliest if refused else now + EXPIRY)
+        self._doubts[node] = _Doubt(min(since, now), earliest, earliest if refused else now + EXPIRY)
         if len(self._doubts) > SITES:
             del self._doubts[min(self._doubts, key=lambda name: self._doubts[name].until)]
 

@@ -29,5 +29,5 @@ def start_spare(folder: Path, workers: int) -> Child | None:
         if run.get("program") or run.get("pipeline", {}).get("stages", 1) > 1:
             return None
         return Child(words(workers), log_file(folder), None)
-    except (OSError, ValueError):  # the daemon will say what is wrong
+    except (OSError, ValueError, TypeError, AttributeError):  # the daemon will say what is wrong
         return None

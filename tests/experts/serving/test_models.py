@@ -121,6 +121,17 @@ def test_too_little_memory_is_said_before_anybody_asks() -> None:
         pool.check_room(0)
 
 
+def test_what_is_plugged_counts_in_place_of_what_it_replaces() -> None:
+    shelf = books(10, 30)
+    pool = Pool(shelf, memory=45)
+    pool.check_room(0, shelf[1], 1)
+    pool.check_room(0, books(35)[0], 1)
+    with pytest.raises(PierError, match="2 experts take 46 B"):
+        pool.check_room(0, books(36)[0], 1)
+    with pytest.raises(PierError, match="3 experts take 50 B"):
+        pool.check_room(0, books(10)[0])
+
+
 KINDS: list[Kind] = ["decay", "fixed-share", "bayes", "uniform"]
 PROMPT = list(b"The quick brown fox")  # with what is said, shorter than the context
 SAID = list(b" jumps")

@@ -236,9 +236,13 @@ class Pool:
         """The experts that can be asked."""
         return [index for index in range(len(self.experts)) if index not in self.lost | self.unplugged]
 
-    def check_room(self, most: int, more: Sequence[Expert] = ()) -> None:
-        """Raise PierError unless any `most` experts that can be asked, or are in `more`, fit together (0: all)."""
-        asked = [*(self.experts[index] for index in self.alive), *more]
+    def check_room(self, most: int, plugged: Expert | None = None, place: int | None = None) -> None:
+        """Raise PierError unless any `most` experts that can be asked fit together (0: all).
+
+        Args:
+            plugged: as if this one could be asked too, in place of the expert with the index `place`.
+        """
+        asked = [self.experts[index] for index in self.alive if index != place] + ([plugged] if plugged else [])
         sizes = sorted((expert.size for expert in asked), reverse=True)[: most or None]
         if self._memory and sum(sizes) > self._memory:
             raise PierError(
@@ -293,7 +297,8 @@ class Pool:
     def plug(self, expert: Expert, index: int | None) -> None:
         """Ask an expert from now on; `index`: that of the expert whose place it takes, if there is one.
 
-        If it is the same expert, its files are read again. Requests in work never meet an expert in place of another.
+        If it is the same expert, it takes part again, and files that could not be read are tried again. Requests in
+        work never meet an expert in place of another.
         """
         if index is None or self.experts[index] != expert:
             if index is not None:

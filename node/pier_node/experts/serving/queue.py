@@ -93,7 +93,7 @@ class Asking:
 
     def plug(self, expert: Expert, index: int | None) -> None:
         """Let an expert take part; see `Pool.plug`. Raises PierError: there is no room for it."""
-        self.pool.check_room(self._top_k, [expert] if index is None or index not in self.pool.alive else [])
+        self.pool.check_room(self._top_k, expert, index)
         self.pool.plug(expert, index)
 
     @property
