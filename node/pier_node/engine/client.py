@@ -25,22 +25,8 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from pier_node.base.errors import PierError
+from pier_node.engine import messages
 from pier_node.engine.machines import Ranks, Weights
-from pier_node.engine.messages import (
-    Attached,
-    Done,
-    Failed,
-    Logged,
-    Message,
-    Over,
-    Progress,
-    Publishing,
-    Ready,
-    Train,
-    Waiting,
-    decode,
-    encode,
-)
 from pier_node.engine.ranks import COLUMNS, STEPS, enter
 
 if TYPE_CHECKING:  # it loads DTensor, which Pier's own trainer does without
@@ -90,15 +76,15 @@ class Link:
         self._stream, self._ranks = stream, ranks
         self._file = stream.makefile("rb") if stream else None
 
-    def send(self, message: Message) -> None:
+    def send(self, message: messages.Message) -> None:
         """Tell the daemon; ranks but 0 say nothing. Raises PierError: it has ended."""
         if self._stream is not None:
             try:
-                self._stream.sendall(encode(message))
+                self._stream.sendall(messages.encode(message))
             except OSError as error:
                 raise _daemon_gone() from error
 
-    def receive(self) -> Message:
+    def receive(self) -> messages.Message:
         """What the daemon says next, at every rank. Raises PierError: it refuses this program, or has ended."""
         line = b""
         if self._file is not None:
@@ -107,8 +93,8 @@ class Link:
         line = self._ranks.share(line)
         if not line:
             raise _daemon_gone()
-        message = decode(line)
-        if isinstance(message, Failed):
+        message = messages.decode(line)
+        if isinstance(message, messages.Failed):
             raise PierError(message.problem, message.remedy)
         return message
 
@@ -210,11 +196,11 @@ class Site:
         self._weights = Weights(vectors, ranks)
         self._step_tokens, self._steps, self._kept_at = step_tokens, _Steps(), time.monotonic()
         self._hooks: list[Any] = []
-        self._logged = Waiting()
+        self._logged = messages.Waiting()
         self.finished = self._closed = False
         atexit.register(self.close)  # a program that ends without it must not leave its daemon waiting
         place = link.receive()
-        if not isinstance(place, Attached):
+        if not isinstance(place, messages.Attached):
             raise PierError("Pier's daemon could not enter the run", "What it printed says why.")
         self._place = place
         self._row = enter(place.table, ranks.count, ranks.own) if ranks.here else np.zeros(COLUMNS, np.float32)
@@ -222,9 +208,9 @@ class Site:
         self.daemon = place.daemon
         self._restore_optimizer()
         self._publish()
-        link.send(Ready())
+        link.send(messages.Ready())
         self._over = ""
-        self._job = Train(0, self.total_steps, 0, "", forget=False, round=0, sites=1, losses={})
+        self._job = messages.Train(0, self.total_steps, 0, "", forget=False, round=0, sites=1, losses={})
         with contextlib.suppress(StopTraining):  # `step` raises it again
             self._next()
 
@@ -267,7 +253,7 @@ class Site:
         if tell:
             steps.told = now
             tokens = steps.tokens * self._ranks.count
-            self._link.send(Progress(self.step_index - 1, steps.loss, tokens, now - steps.began))
+            self._link.send(messages.Progress(self.step_index - 1, steps.loss, tokens, now - steps.began))
         if steps.done >= steps.look_at:
             news, again = self._link.look(steps.steps_until_look())
             steps.look_at += again
@@ -323,17 +309,17 @@ class Site:
 
     def _exchange(self) -> None:
         steps, job = self._steps, self._job
-        self._link.send(Publishing(job.id))
+        self._link.send(messages.Publishing(job.id))
         self._publish()
         tokens, loss, losses, finite = self._ranks.sums(steps.tokens, steps.loss, *steps.losses)
         seconds, mean = time.monotonic() - steps.began, loss / self._ranks.count
         diverged = 2 * finite < losses
-        self._link.send(Done(job.id, int(tokens), mean, 0, seconds=seconds, peak_bytes=0, diverged=diverged))
+        self._link.send(messages.Done(job.id, int(tokens), mean, 0, seconds=seconds, peak_bytes=0, diverged=diverged))
         self._next()
 
     def _tell_logged(self) -> None:
         if metrics := self._logged.take():
-            self._link.send(Logged(self._logged.step, metrics))
+            self._link.send(messages.Logged(self._logged.step, metrics))
 
     def _publish(self) -> None:
         self._weights.store(self._place.outbox)
@@ -341,19 +327,19 @@ class Site:
     def _next(self) -> None:
         """Wait for the next inner steps, and load what they begin with. Raises StopTraining."""
         match message := self._link.receive():
-            case Train():
+            case messages.Train():
                 self._weights.load(message.load)
                 if message.forget and self._optimizer is not None:
                     self._optimizer.state.clear()
                 self._keep_optimizer(now=message.forget)
                 self._steps, self._job = _Steps(), message
-            case Over():
+            case messages.Over():
                 self._end(message)
                 self._check_over()
             case _:
                 raise PierError(f"the daemon says {type(message).__name__} where inner steps were to come")
 
-    def _end(self, over: Over) -> None:
+    def _end(self, over: messages.Over) -> None:
         self.finished = bool(over.load)
         self._over = "the run is over" if self.finished else "this site leaves the run"
         if self.finished:
@@ -362,7 +348,7 @@ class Site:
             self._keep_optimizer(now=True)
         self._ranks.meet()
         with contextlib.suppress(PierError):
-            self._link.send(Ready())
+            self._link.send(messages.Ready())
 
     def _check_over(self) -> None:
         if self._over:

@@ -32,32 +32,8 @@ from pier_node.base.tasks import Hearing
 from pier_node.base.units import amount
 from pier_node.config.program import first_difference
 from pier_node.config.run import RunConfig
+from pier_node.engine import messages
 from pier_node.engine.device import Device
-from pier_node.engine.messages import (
-    LINE_LIMIT,
-    VERSION,
-    Ability,
-    Attach,
-    Attached,
-    Done,
-    Evaluate,
-    Evaluated,
-    Failed,
-    Logged,
-    Message,
-    Opened,
-    Over,
-    Progress,
-    Publish,
-    Publishing,
-    Rate,
-    Rated,
-    Ready,
-    Tokenizing,
-    Train,
-    decode,
-    encode,
-)
 from pier_node.engine.moments import Moments, SharedMoments
 from pier_node.engine.process import Command, TrainingProcess
 from pier_node.engine.ranks import RankTable
@@ -82,8 +58,8 @@ CLOSE_SECONDS = 3.0
 END_SECONDS = 3600
 """What a program that this daemon has started gets to save its result after the run."""
 
-Request = Train | Evaluate | Rate | Over
-Answer = Done | Evaluated | Rated | Ready
+Request = messages.Train | messages.Evaluate | messages.Rate | messages.Over
+Answer = messages.Done | messages.Evaluated | messages.Rated | messages.Ready
 T = TypeVar("T")
 
 log = logging.getLogger(__name__)
@@ -100,8 +76,8 @@ class Patience:
 
     def __init__(self, floor: float) -> None:
         self._floor, self._factor = floor, 1
-        self._learned: dict[type[Message], Deadline] = {}
-        self._doing: type[Message] | None = None
+        self._learned: dict[type[messages.Message], Deadline] = {}
+        self._doing: type[messages.Message] | None = None
         self._since = time.monotonic()
 
     def forget(self, floor: float) -> None:
@@ -113,15 +89,13 @@ class Patience:
         """Be twice as patient: the next process may need as long for what this one seemed to hang in."""
         self._factor *= 2
 
-    def said(self, message: Message | None) -> None:
+    def said(self, message: messages.Message | None) -> None:
         """A message has come or gone; None: a connection has."""
         now = time.monotonic()
-        if self._doing is not None and isinstance(message, Progress | Publishing | Done):
+        if self._doing is not None and isinstance(message, messages.Progress | messages.Publishing | messages.Done):
             self._deadline.saw(now - self._since)
-        self._doing, self._since = (
-            type(message) if isinstance(message, Train | Progress | Publishing | Publish) else None,
-            now,
-        )
+        takes_time = messages.Train | messages.Progress | messages.Publishing | messages.Publish
+        self._doing, self._since = type(message) if isinstance(message, takes_time) else None, now
 
     @property
     def silent(self) -> float:
@@ -134,7 +108,7 @@ class Patience:
 
     @property
     def _deadline(self) -> Deadline:
-        doing = self._doing or Train
+        doing = self._doing or messages.Train
         return self._learned.setdefault(doing, Deadline(FIRST_SECONDS, self._floor))
 
 
@@ -177,19 +151,19 @@ class Program:
             socket = self._folder.path / "socket"
         self._socket = socket
         self._process = TrainingProcess(command, socket, self._fail) if command else None
-        self.attach: Attach | None = None
+        self.attach: messages.Attach | None = None
         self.device = Device()
         self.outbox = SharedVector(0)
         self.recover_moments: Callable[[], Moments | None] = lambda: None
         self._moments = SharedMoments(0, lambda: None)
-        self._opened, self._has_opened = Opened(0, 0), asyncio.Event()
-        self._place: Attached | None = None
+        self._opened, self._has_opened = messages.Opened(0, 0), asyncio.Event()
+        self._place: messages.Attached | None = None
         self._placed = self._ready = False
         self._request: Request | None = None
         self._answer: Answer | None = None
-        self._on_progress: Callable[[Progress], None] | None = None
+        self._on_progress: Callable[[messages.Progress], None] | None = None
         self._view: Callable[[], RunView] = alone
-        self._on_log: Callable[[Logged], None] = lambda _: None
+        self._on_log: Callable[[messages.Logged], None] = lambda _: None
         self._writer: asyncio.StreamWriter | None = None
         self._patience = Patience(0.0)
         self._table = RankTable(0)
@@ -227,24 +201,24 @@ class Program:
     def _let_publish(self) -> None:
         if self._waits_to_publish and not self._readers:
             self._waits_to_publish, self._moments.torn = False, True
-            self._say(Publish())
+            self._say(messages.Publish())
 
-    def can(self, ability: Ability) -> bool:
+    def can(self, ability: messages.Ability) -> bool:
         """Whether the program has announced an ability."""
         return self.attach is not None and ability in self.attach.can
 
     # --- coming and going ----------------------------------------------------------------------
 
-    async def attached(self) -> Attach:
+    async def attached(self) -> messages.Attach:
         """Listen, start the command if there is one, and wait until the program is there. Raises PierError."""
-        self._server = await asyncio.start_unix_server(self._accept, path=self._socket, limit=LINE_LIMIT)
+        self._server = await asyncio.start_unix_server(self._accept, path=self._socket, limit=messages.LINE_LIMIT)
         if self._process is not None:
             self._process.start()
         await self._expect(lambda: self.attach is not None, ATTACH_SECONDS, "has not called pier.join")
         assert self.attach is not None
         return self.attach
 
-    async def opened(self) -> Opened:
+    async def opened(self) -> messages.Opened:
         """How many tokens it has, once it has told. A program of the site's owner need not tell."""
         await self._has_opened.wait()
         return self._opened
@@ -270,7 +244,7 @@ class Program:
         slots: int,
         folder: Path,
         view: Callable[[], RunView] = alone,
-        on_log: Callable[[Logged], None] = lambda _: None,
+        on_log: Callable[[messages.Logged], None] = lambda _: None,
     ) -> None:
         """Settle the program's place in a run.
 
@@ -285,7 +259,7 @@ class Program:
         self.outbox = SharedVector(length)
         if config.program is None:
             self._moments = SharedMoments(length, lambda: self.recover_moments())
-        self._place = Attached(
+        self._place = messages.Attached(
             outbox=self.outbox.path,
             table=self._table.path,
             slot=slot,
@@ -310,7 +284,7 @@ class Program:
         async with self._turn:
             if self._process is not None:
                 self._process.over = True
-            await self._ask(Over(weights.path), ATTACH_SECONDS, "has not loaded the finished model")
+            await self._ask(messages.Over(weights.path), ATTACH_SECONDS, "has not loaded the finished model")
         self._over = True
         if self._process is not None:
             log.info("the run is over; the training program has %d minutes to end", END_SECONDS // 60)
@@ -318,7 +292,7 @@ class Program:
 
     def refuse(self, error: PierError) -> None:
         """Tell the program why its site cannot go on."""
-        self._say(Failed(error.problem, error.remedy))
+        self._say(messages.Failed(error.problem, error.remedy))
 
     async def stop(self) -> None:
         """End the program, or let it go if it is not ours, within seconds. Requests in progress are cancelled."""
@@ -328,7 +302,7 @@ class Program:
         if self._process is not None:
             self._process.over = True
         if keeps_state and not self._over:
-            self._say(Over(""))
+            self._say(messages.Over(""))
             with contextlib.suppress(TimeoutError):  # it keeps its optimizer's state, and goes
                 await asyncio.wait_for(self._hearing.until(lambda: self._writer is None), LEAVE_SECONDS)
         if self._writer is not None:
@@ -352,8 +326,8 @@ class Program:
         payload: Literal["weights", "gradient"],
         load: SharedVector,
         adam_step: int | None = None,
-        on_progress: Callable[[Progress], None] | None = None,
-    ) -> Done:
+        on_progress: Callable[[messages.Progress], None] | None = None,
+    ) -> messages.Done:
         """Have the program do inner steps; their result is in `outbox` afterwards, and in `adam_m` and `adam_v`.
 
         Cancelling this does not stop the program, whose result still comes; the next request begins after it.
@@ -374,7 +348,7 @@ class Program:
         if payload == "gradient" and not self.can("gradient"):
             raise PierError("a program publishes weights, not gradients")
         forget, self._diverged = self._diverged or adam_step == 0, False
-        request = Train(
+        request = messages.Train(
             id=next(self._ids),
             first_step=first_step,
             steps=steps,
@@ -393,8 +367,8 @@ class Program:
         """
         if not self.can("evaluate"):
             return math.nan
-        evaluated = await self._shielded(self._judge(Evaluate(next(self._ids), weights.path), weights))
-        assert isinstance(evaluated, Evaluated)
+        evaluated = await self._shielded(self._judge(messages.Evaluate(next(self._ids), weights.path), weights))
+        assert isinstance(evaluated, messages.Evaluated)
         return evaluated.loss
 
     async def rate(self, weights: SharedVector, rows: Path) -> npt.NDArray[np.float64]:
@@ -405,8 +379,8 @@ class Program:
         """
         if not self.can("rate"):
             raise PierError("the training program cannot rate texts")
-        rated = await self._shielded(self._judge(Rate(next(self._ids), weights.path, str(rows)), weights))
-        assert isinstance(rated, Rated)
+        rated = await self._shielded(self._judge(messages.Rate(next(self._ids), weights.path, str(rows)), weights))
+        assert isinstance(rated, messages.Rated)
         return np.array(rated.losses)
 
     async def _shielded(self, work: Coroutine[Any, Any, T]) -> T:
@@ -416,8 +390,12 @@ class Program:
         return await asyncio.shield(task)
 
     async def _train(
-        self, request: Train, _load: SharedVector, adam_step: int | None, told: Callable[[Progress], None] | None
-    ) -> Done:
+        self,
+        request: messages.Train,
+        _load: SharedVector,
+        adam_step: int | None,
+        told: Callable[[messages.Progress], None] | None,
+    ) -> messages.Done:
         # `_load` stays in memory for as long as the steps may have to be handed out again.
         async with self._turn:
             self._on_progress = told
@@ -428,7 +406,7 @@ class Program:
                 done = await self._ask(request, math.inf, "")
             finally:
                 watching.cancel()
-        assert isinstance(done, Done)
+        assert isinstance(done, messages.Done)
         if not done.diverged:
             return done
         self._diverged = True
@@ -439,7 +417,7 @@ class Program:
         )
         return replace(done, tokens=0)
 
-    async def _judge(self, request: Evaluate | Rate, _weights: SharedVector) -> Answer:
+    async def _judge(self, request: messages.Evaluate | messages.Rate, _weights: SharedVector) -> Answer:
         # `_weights` stay in memory for as long as the request may have to be handed out again.
         async with self._turn:
             return await self._ask(request, FIRST_SECONDS, "has said nothing")
@@ -486,7 +464,7 @@ class Program:
         return self._answer
 
     def _hand_out(self, request: Request) -> None:
-        if isinstance(request, Train) and request.publish == "weights" and self.can("moments"):
+        if isinstance(request, messages.Train) and request.publish == "weights" and self.can("moments"):
             request = replace(request, moments=self._moments.due())
         self._say(request)
 
@@ -502,9 +480,9 @@ class Program:
         self._hearing.error = self._hearing.error or error
         self._hearing.hear()
 
-    def _say(self, message: Message) -> None:
+    def _say(self, message: messages.Message) -> None:
         if self._writer is not None:
-            self._writer.write(encode(message))
+            self._writer.write(messages.encode(message))
             self._patience.said(message)
 
     def _enter(self) -> None:
@@ -522,8 +500,8 @@ class Program:
             writer.close()
         try:
             while line := await reader.readline():
-                match decode(line):
-                    case Attach() as attach:
+                match messages.decode(line):
+                    case messages.Attach() as attach:
                         await self._welcome(attach, writer)
                     case message if writer is self._writer:
                         self._hear(message)
@@ -544,46 +522,48 @@ class Program:
                 self._hearing.hear()
                 self._lost()
 
-    def _hear(self, message: Message) -> None:
-        if not isinstance(message, Logged):
+    def _hear(self, message: messages.Message) -> None:
+        if not isinstance(message, messages.Logged):
             self._patience.said(message)
         match message, self._request:
-            case Ready(), Over() if self._ready:
+            case messages.Ready(), messages.Over() if self._ready:
                 self._answer = message
-            case Ready(), request:
+            case messages.Ready(), request:
                 self._ready = True
                 self.device.told(message)
                 if request is not None:
                     self._hand_out(request)
-            case Tokenizing(), _:
+            case messages.Tokenizing(), _:
                 size = f"the files have {amount(message.size)}" if message.size else "a stream"
                 log.info("tokenizing: %s of text read; %s", amount(message.read), size)
-            case Opened(), _:
+            case messages.Opened(), _:
                 self._opened = message
                 self._has_opened.set()
-            case Progress(), _ if self._on_progress is not None:
+            case messages.Progress(), _ if self._on_progress is not None:
                 self._on_progress(message)
-            case Logged(), _ if self._ready:
+            case messages.Logged(), _ if self._ready:
                 self._on_log(message)
-            case Publishing(), Train(publish="weights") as train if message.job == train.id:
+            case messages.Publishing(), messages.Train(publish="weights") as train if message.job == train.id:
                 self._waits_to_publish = self.can("moments")
                 self._let_publish()
-            case Done(), Train() as train if message.job == train.id:
+            case messages.Done(), messages.Train() as train if message.job == train.id:
                 if train.publish == "weights":
                     self._moments.accept(message.adam_step)
                 self._answer, self.device.peak_bytes = message, message.peak_bytes
                 if self._process is not None:
                     self._process.progressed()
-            case Evaluated(), Evaluate() as request if message.id == request.id:
+            case messages.Evaluated(), messages.Evaluate() as request if message.id == request.id:
                 self._answer = message
-            case Rated(), Rate() as request if message.id == request.id:
+            case messages.Rated(), messages.Rate() as request if message.id == request.id:
                 self._answer = message
-            case Failed(), _:
+            case messages.Failed(), _:
                 self._hearing.error = PierError(message.problem, message.remedy)
 
-    async def _welcome(self, attach: Attach, writer: asyncio.StreamWriter) -> None:
-        if attach.version != VERSION:
-            raise PierError(f"it speaks version {attach.version}, this daemon {VERSION}: install one version of Pier")
+    async def _welcome(self, attach: messages.Attach, writer: asyncio.StreamWriter) -> None:
+        if attach.version != messages.VERSION:
+            raise PierError(
+                f"it speaks version {attach.version}, this daemon {messages.VERSION}: install one version of Pier"
+            )
         if self.attach is not None and attach.tensors != self.attach.tensors:
             raise PierError("it came back with another model")
         if self._process is not None:  # it may have been started again before the end of the last one was seen here
@@ -591,7 +571,7 @@ class Program:
                 await asyncio.wait_for(self._hearing.until(lambda: self._writer is None), FOLLOW_SECONDS)
         if self._writer is not None:
             more = "Under torchrun every rank calls pier.join, after torch.distributed.init_process_group()."
-            writer.write(encode(Failed("another program is attached to this daemon already", more)))
+            writer.write(messages.encode(messages.Failed("another program is attached to this daemon already", more)))
             writer.close()
             return
         self._writer, self._placed, self._ready = writer, False, False
@@ -618,7 +598,7 @@ class Program:
         if self._process is not None:
             self._process.died()
             return
-        if self._stopping or self._over or isinstance(self._request, Over) or self._hearing.error:
+        if self._stopping or self._over or isinstance(self._request, messages.Over) or self._hearing.error:
             return
         why = "".join(f": {who}" for who in self._table.dead(1)[:1])  # torchrun ends rank 0 with any other
         self._fail(
