@@ -1,4 +1,6 @@
-"""How a site comes back: it resumes from its disk, after a crash as after a stop, and starts only if that is empty.
+"""How a replica comes back: it resumes from its disk, after a crash as after a stop, and starts only if that is empty.
+
+For a stage of a pipeline see pipeline/stage_state.py, for an expert experts/resume.py.
 
 On disk are its checkpoints, and the committed states that other sites rely on (rounds/state_store.py): a state may be
 there before its checkpoint is. What the site has promised and voted is in its journal (journal.py), which its rounds
