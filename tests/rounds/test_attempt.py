@@ -11,6 +11,7 @@ from simulation.network import Network
 from simulation.statements import PlainStatements
 from simulation.virtual_time import run
 
+from pier_node.base.faults import Faults
 from pier_node.config.run import SITES
 from pier_node.outer.mean import Update
 from pier_node.outer.state import MOMENTUM, OuterState
@@ -88,6 +89,22 @@ def test_who_stops_has_told_no_more_than_it_has_written_down(phase: str, recorde
         assert members["b"].rounds.promises.now.vote, "b stays bound by its vote"
 
     scene(play, c=stop_at(phase))
+
+
+def test_a_member_that_is_cut_off_before_it_votes_does_not_hold_up_who_tells_it_first() -> None:
+    async def play(members: dict[str, Member]) -> None:
+        parts = {node: Part(member, fresh(*"abc")) for node, member in members.items()}
+        await asyncio.sleep(2)
+        members["b"].carrier.network.partition({"a"}, {"b", "c"})
+        began = asyncio.get_running_loop().time()
+        suspicion = await parts["b"].suspicion()
+        assert (suspicion.node, suspicion.reason) == ("a", "lost before it voted")
+        assert asyncio.get_running_loop().time() - began < 15
+
+    async def late(_round: int, phase: str) -> None:
+        await asyncio.sleep(3.0 if phase == "staged" else 0.0)
+
+    scene(play, a=stop_at("staged"), b=Faults(late), c=Faults(late))
 
 
 def test_a_member_that_was_started_again_is_not_waited_for() -> None:

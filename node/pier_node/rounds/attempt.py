@@ -17,7 +17,7 @@ import numpy as np
 from pier_node.base.faults import NO_FAULTS, Faults
 from pier_node.base.patience import Deadline
 from pier_node.base.shared import Vector
-from pier_node.base.tasks import Signal, first_of, run_to_end
+from pier_node.base.tasks import Signal, cancel_and_wait, first_of, run_to_end
 from pier_node.config.run import SITES
 from pier_node.outer.codec.interface import Codec, Plain
 from pier_node.outer.mean import Mean, Update, Weighing, norm_limit, weighted_mean
@@ -193,8 +193,8 @@ class Attempt:
             await check_finite(shadow)
             value = pb.Value(origin=self.ballot, digest=shadow.digest, members=shadow.members)
         await self._tools.faults.reach(shadow.round, "staged")
-        await self._cast(value, shadow)
-        await self._unless_aborted(self._await_votes())
+        vote = await self._cast(value, shadow)
+        await self._unless_aborted(self._exchange_votes(vote))
         for node, factor in self.clipped.items():
             log.warning("round %d: the update of %s was clipped to %.2g of its length", shadow.round, node, factor)
         return shadow, self._link(shadow)
@@ -278,8 +278,8 @@ class Attempt:
             holder = self._proposal.holders[0]
             raise Suspicion(holder, f"its result is a step of {found:.3g}; a round can take at most {limit:.3g}")
 
-    async def _cast(self, value: pb.Value, shadow: OuterState) -> None:
-        """Vote: write the vote to disk first, then tell everyone."""
+    async def _cast(self, value: pb.Value, shadow: OuterState) -> pb.Signed:
+        """Vote, and write that down. Returns the vote for the others."""
         tools, ballot = self._tools, self.ballot
         await self._promises.cast(Cast.of(ballot, value), shadow)
         await tools.faults.reach(shadow.round, "journaled")
@@ -294,11 +294,24 @@ class Attempt:
         )
         signed = tools.statements.seal(vote)
         tools.votes.count(vote, signed, self.group)
+        return signed
+
+    async def _exchange_votes(self, vote: pb.Signed) -> None:
+        """Tell all our vote while we wait for theirs: a member that is gone must not hold up both. Raises Suspicion."""
+        telling = asyncio.create_task(self._tell(vote))
+        try:
+            await self._await_votes()
+            await telling
+        finally:
+            await cancel_and_wait(telling)
+
+    async def _tell(self, vote: pb.Signed) -> None:
+        tools = self._tools
         others = [node for node in self.group if node != tools.node]
         for node in others[:1]:
-            await tools.tell(node, VOTE, signed)
-        await tools.faults.reach(shadow.round, "voting")
-        await asyncio.gather(*(tools.tell(node, VOTE, signed) for node in others[1:]))
+            await tools.tell(node, VOTE, vote)
+        await tools.faults.reach(self._proposal.round, "voting")
+        await asyncio.gather(*(tools.tell(node, VOTE, vote) for node in others[1:]))
 
     async def _await_votes(self) -> None:
         tools, loop = self._tools, asyncio.get_running_loop()
