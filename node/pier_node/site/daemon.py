@@ -54,6 +54,8 @@ FOLLOW_SECONDS = 30.0
 """How long a program's daemon waits for the one before it to leave the folder."""
 GOSSIP = 15.0
 """Seconds between two rounds of hellos, which synchronise rosters."""
+REMEMBER = 0.1
+"""Seconds between two notes of new peers, at least."""
 
 log = logging.getLogger(__name__)
 
@@ -243,6 +245,7 @@ class Entrance:
         else:
             self._say(joined.data.describe(config))
         self._save_record()
+        self._background.start(stack, self._remember_peers())
         self._background.start(stack, tell_of_missing(self.reporter, self.roster))
         if coordination:
             self._background.start(stack, coordination.client.run())
@@ -295,10 +298,20 @@ class Entrance:
         while True:
             await asyncio.sleep(GOSSIP)
             await reception.introduce([*peers, *self.roster.reached_at()])
-            try:
-                self._save_record()
-            except PierError as error:  # the previous peers are good enough
-                log.warning("%s", error.problem)
+            self._try_to_save_record()
+
+    async def _remember_peers(self) -> None:
+        """Write down new peers at once: a site that is killed and back knows where every member is reached."""
+        while True:
+            await self.roster.changed.until(lambda: len(self.roster.known()) > len(self._record.peers))
+            self._try_to_save_record()
+            await asyncio.sleep(REMEMBER)
+
+    def _try_to_save_record(self) -> None:
+        try:
+            self._save_record()
+        except PierError as error:  # the previous peers are good enough
+            log.warning("%s", error.problem)
 
     def _save_record(self) -> None:
         self._record = replace(self._record.with_peers(self.roster.known()), version=self._site.version)
