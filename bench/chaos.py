@@ -20,12 +20,10 @@ import heapq
 import itertools
 import json
 import math
-import os
 import random
 import re
 import shutil
 import sys
-import sysconfig
 import tempfile
 import time
 from collections import Counter, defaultdict
@@ -41,6 +39,7 @@ from rich.console import Console
 from rich.progress import Progress
 from rich.table import Table
 
+from bench import goodput_figures
 from bench.chaos_faults import (
     KINDS,
     LEAVES_WITHIN,
@@ -52,14 +51,11 @@ from bench.chaos_faults import (
     small_disk,
     tidy_clocks,
 )
-from bench.goodput_figures import schedule
-from bench.goodput_sites import HOOK, Site
+from bench.goodput_sites import HOOK, Site, hooked, start_commands
 from bench.star import star
 from bench.tiny_run import tiny_run
 from bench.wan_link import refuse_without_tools
 from pier_node.base.errors import PierError
-from pier_node.config.run import load
-from pier_node.identity.node import Token
 from pier_node.rounds.folder import EVENTS_FILE, read_events
 
 ALGORITHMS = ("diloco", "noloco")
@@ -79,15 +75,10 @@ BAD_SIGNS = ("Traceback", "never retrieved", "never awaited", "Unclosed", "was d
 
 
 @dataclass(frozen=True)
-class Setting:
-    """A trial; times are seconds."""
+class Setting(goodput_figures.Setting):
+    """A trial, and the algorithm of its run."""
 
-    sites: int
-    seconds: float
-    mean: float
-    seed: int
     algorithm: str
-    overlap: bool
 
     @property
     def apart(self) -> bool:
@@ -143,7 +134,7 @@ class Trial:
         setting, order = self._setting, itertools.count()
         due: list[tuple[float, int, Undo]] = []
         began = time.monotonic()
-        for number, fault in enumerate(schedule(setting.seed, setting.sites, setting.mean, setting.seconds)):
+        for number, fault in enumerate(setting.faults()):
             dice = random.Random(f"{setting.seed}/{number}")
             kind = dice.choice(KINDS)
             while due and due[0][0] <= fault.at:
@@ -267,10 +258,7 @@ def running(work: Path, setting: Setting) -> Iterator[list[Victim]]:
     """Sites of a run of their own, started; killed in the end."""
     run = work / "run.toml"
     run.write_text(tiny_run(setting.sites, ENDLESS, INNER_STEPS, setting.overlap, setting.algorithm))
-    paths = os.pathsep.join([str(HOOK), *filter(None, [os.environ.get("PYTHONPATH")])])
-    plain = {"PYTHONPATH": paths, "OMP_NUM_THREADS": "1", "COLUMNS": "160", "NO_COLOR": "1"}
-    environment = {**os.environ, **plain, "PIER_BENCH_PACE": str(PACE), "PIER_BENCH_WAITS": "0"}
-    token, program = str(Token.new(load(run).hash())), str(Path(sysconfig.get_path("scripts")) / "pier-node")
+    environment = hooked(HOOK, PIER_BENCH_PACE=PACE, PIER_BENCH_WAITS=0)
     lines = [Line() for _ in range(setting.sites)]
     with tidy_clocks(), ExitStack() as stack:
         spots = stack.enter_context(
@@ -279,12 +267,10 @@ def running(work: Path, setting: Setting) -> Iterator[list[Victim]]:
         folders = [work / f"site-{number}" for number in range(setting.sites)]
         for folder in folders:  # before any site, whose namespaces take them over
             stack.enter_context(small_disk(folder, DISK))
+        commands = start_commands(run, folders, [f"{spot.address}:7700" for spot in spots])
         victims = []
-        for number, (spot, line, folder) in enumerate(zip(spots, lines, folders, strict=True)):
-            clock = folder.with_suffix(".clock")
-            way = ["--peers", f"{spots[0].address}:7700"] if number else ["--run", str(run)]
-            command = ["ip", "netns", "exec", spot.namespace, program, "start", *way, "--token", token]
-            command += ["--data", str(folder), "--name", folder.name, "--listen", f"{spot.address}:7700"]
+        for spot, line, folder, start in zip(spots, lines, folders, commands, strict=True):
+            clock, command = folder.with_suffix(".clock"), ["ip", "netns", "exec", spot.namespace, *start]
             victim = Victim(Site(command, folder, {**environment, **by_its_own_clock(clock)}), folder, clock, line)
             victim.set_clock(0.0)
             victims.append(victim)
@@ -331,7 +317,7 @@ def table(found: Outcome, setting: Setting) -> Table:
 @click.option("--seed", default=1, show_default=True, help="Of the faults.")
 @click.option(
     "--algorithm",
-    type=click.Choice(["diloco", "noloco"]),
+    type=click.Choice(ALGORITHMS),
     default="diloco",
     show_default=True,
     help="Of the run.",

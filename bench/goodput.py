@@ -28,7 +28,7 @@ import click
 from rich.console import Console
 from rich.table import Table
 
-from bench.goodput_figures import Fault, Lives, Outcome, outcome, schedule, undisturbed
+from bench.goodput_figures import Lives, Outcome, Setting, outcome, undisturbed
 from bench.goodput_sites import Site, running
 
 PACE = 0.05
@@ -58,21 +58,6 @@ WAYS = (
     Way("wait for everybody", waits=True),
     Way("restart the whole job", waits=True, restarts=True),
 )
-
-
-@dataclass(frozen=True)
-class Setting:
-    """What all ways have in common; times are seconds."""
-
-    sites: int
-    seconds: float
-    mean: float
-    seed: int
-    overlap: bool
-
-    def faults(self) -> list[Fault]:
-        """The schedule."""
-        return schedule(self.seed, self.sites, self.mean, self.seconds)
 
 
 def measure(way: Way, setting: Setting) -> Outcome:

@@ -44,6 +44,26 @@ def schedule(seed: int, sites: int, mean: float, seconds: float) -> list[Fault]:
     return sorted(faults, key=lambda fault: fault.at)
 
 
+@dataclass(frozen=True)
+class Setting:
+    """What trials under faults have in common; times are seconds.
+
+    Attributes:
+        mean: between two faults of a site, on average.
+        overlap: outer.overlap of the run.
+    """
+
+    sites: int
+    seconds: float
+    mean: float
+    seed: int
+    overlap: bool
+
+    def faults(self) -> list[Fault]:
+        """The schedule."""
+        return schedule(self.seed, self.sites, self.mean, self.seconds)
+
+
 def tokens_at(commits: Iterable[Commit], when: float) -> int:
     """Tokens in the newest committed model at that time, at whichever site."""
     return max((commit.tokens for commit in commits if commit.time <= when), default=0)

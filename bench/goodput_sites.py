@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sysconfig
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from signal import SIGKILL, Signals
@@ -106,6 +106,23 @@ class Site:
         return "\n".join(self._folder.with_suffix(".log").read_text(errors="replace").splitlines()[-20:])
 
 
+def hooked(hook: Path, **variables: object) -> dict[str, str]:
+    """The environment of sites whose processes import the sitecustomize.py in `hook`, with more variables for it."""
+    paths = os.pathsep.join([str(hook), *filter(None, [os.environ.get("PYTHONPATH")])])
+    plain = {"PYTHONPATH": paths, "OMP_NUM_THREADS": "1", "COLUMNS": "160", "NO_COLOR": "1"}
+    return {**os.environ, **plain, **{name: str(value) for name, value in variables.items()}}
+
+
+def start_commands(run: Path, folders: Sequence[Path], addresses: Sequence[str]) -> list[list[str]]:
+    """`pier-node start` for each folder, at its address; the first site founds the run, which the others join."""
+    token, program = str(Token.new(load(run).hash())), str(Path(sysconfig.get_path("scripts")) / "pier-node")
+    ways = [["--run", str(run)], *(["--peers", addresses[0]] for _ in addresses[1:])]
+    return [
+        [program, "start", *way, "--token", token, "--data", str(folder), "--name", folder.name, "--listen", address]
+        for way, folder, address in zip(ways, folders, addresses, strict=True)
+    ]
+
+
 @contextmanager
 def running(work: Path, count: int, inner_steps: int, pace: float, overlap: bool, waits: bool) -> Iterator[list[Site]]:
     """Sites of a run of their own, started; killed in the end.
@@ -116,18 +133,13 @@ def running(work: Path, count: int, inner_steps: int, pace: float, overlap: bool
     """
     run = work / "run.toml"
     run.write_text(tiny_run(count, ENDLESS, inner_steps, overlap))
-    paths = os.pathsep.join([str(HOOK), *filter(None, [os.environ.get("PYTHONPATH")])])
-    plain = {"PYTHONPATH": paths, "OMP_NUM_THREADS": "1", "COLUMNS": "160", "NO_COLOR": "1"}
-    environment = {**os.environ, **plain, "PIER_BENCH_PACE": str(pace), "PIER_BENCH_WAITS": str(int(waits))}
-    token, addresses = str(Token.new(load(run).hash())), [f"127.0.0.1:{free_port()}" for _ in range(count)]
+    environment = hooked(HOOK, PIER_BENCH_PACE=pace, PIER_BENCH_WAITS=int(waits))
+    folders = [work / f"site-{number}" for number in range(count)]
+    commands = start_commands(run, folders, [f"127.0.0.1:{free_port()}" for _ in folders])
     with ExitStack() as stack:
         sites = []
-        for number, address in enumerate(addresses):
-            way = ["--peers", addresses[0]] if number else ["--run", str(run)]
-            folder = work / f"site-{number}"
-            command = [str(Path(sysconfig.get_path("scripts")) / "pier-node"), "start", *way, "--token", token]
-            command += ["--data", str(folder), "--name", folder.name, "--listen", address, "--workers", "1"]
-            sites.append(Site(command, folder, environment))
+        for folder, command in zip(folders, commands, strict=True):
+            sites.append(Site([*command, "--workers", "1"], folder, environment))
             stack.callback(sites[-1].kill)
             sites[-1].start()
         yield sites

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import os
-import sysconfig
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
@@ -12,10 +10,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from bench.goodput_sites import Site
+from bench.goodput_sites import Site, hooked, start_commands
 from bench.star import star
-from pier_node.config.run import load
-from pier_node.identity.node import Token
 from pier_node.pipeline.paths_file import PATHS_FILE, Drawn, read_paths
 from pier_node.rounds.folder import EVENTS_FILE, read_events
 
@@ -122,17 +118,13 @@ def running(work: Path, trial: Trial) -> Iterator[Watched]:
     """Sites of a run of their own, started; killed in the end."""
     run = work / "run.toml"
     run.write_text(RUN.format(it=trial, text=argparse.__file__))
-    paths_ = os.pathsep.join([str(HOOK), *filter(None, [os.environ.get("PYTHONPATH")])])
-    plain = {"PYTHONPATH": paths_, "OMP_NUM_THREADS": "1", "COLUMNS": "160", "NO_COLOR": "1"}
-    environment = {**os.environ, **plain, "PIER_BENCH_FORWARD": str(trial.forward), "PIER_BENCH_PART": str(trial.part)}
-    token, program = str(Token.new(load(run).hash())), str(Path(sysconfig.get_path("scripts")) / "pier-node")
+    environment = hooked(HOOK, PIER_BENCH_FORWARD=trial.forward, PIER_BENCH_PART=trial.part)
     with ExitStack() as stack:
         spots = stack.enter_context(star(trial.rates[: trial.sites], trial.latency))
         made, folders = [], [work / f"site-{number}" for number in range(trial.sites)]
-        for number, (spot, folder) in enumerate(zip(spots, folders, strict=True)):
-            way = ["--peers", f"{spots[0].address}:7700"] if number else ["--run", str(run)]
-            command = ["ip", "netns", "exec", spot.namespace, program, "start", *way, "--token", token]
-            command += ["--data", str(folder), "--name", folder.name, "--listen", f"{spot.address}:7700"]
+        commands = start_commands(run, folders, [f"{spot.address}:7700" for spot in spots])
+        for spot, folder, start in zip(spots, folders, commands, strict=True):
+            command = ["ip", "netns", "exec", spot.namespace, *start]
             made.append(Site(command, folder, environment))
             stack.callback(made[-1].kill)
             made[-1].start()

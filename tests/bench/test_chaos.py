@@ -43,7 +43,7 @@ def test_the_table_has_what_happened() -> None:
     found.faults[KINDS[0].name] = 3
     console = Console(width=100)
     with console.capture() as capture:
-        console.print(table(found, Setting(4, 60.0, 15.0, 1, "diloco", overlap=True)))
+        console.print(table(found, Setting(4, 60.0, 15.0, 1, overlap=True, algorithm="diloco")))
     shown = [line.strip("│ ").split("│") for line in capture.get().splitlines() if line.startswith("│")]
     told = {left.strip(): right.strip() for left, right in shown}
     assert told["kill all"] == "3"
@@ -61,7 +61,7 @@ def test_nothing_breaks_under_faults_at_random(algorithm: str, overlap: bool) ->
         pytest.skip(NO_NAMESPACES)
     if not has_latency():
         pytest.skip(NO_NAMESPACES)
-    found = measure(Setting(4, 45.0, 6.0, SEED, algorithm, overlap))
+    found = measure(Setting(4, 45.0, 6.0, SEED, overlap, algorithm))
     assert found.problems == []
     assert found.faults.total() >= 20
     assert found.rounds > 0

@@ -10,8 +10,19 @@ from statistics import fmean
 import pytest
 from rich.console import Console
 
-from bench.goodput import WAYS, Setting, expectation, measure, table
-from bench.goodput_figures import Commit, Fault, Lives, Outcome, outcome, returns, schedule, tokens_at, undisturbed
+from bench.goodput import WAYS, expectation, measure, table
+from bench.goodput_figures import (
+    Commit,
+    Fault,
+    Lives,
+    Outcome,
+    Setting,
+    outcome,
+    returns,
+    schedule,
+    tokens_at,
+    undisturbed,
+)
 
 SETTING = Setting(3, 60.0, 15.0, 1, overlap=True)
 
